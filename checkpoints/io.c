@@ -1,0 +1,184 @@
+#include "io.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+enum { BUFFER_BYTES = 1 << 20 };
+
+static bool fail_path(Error *err, const char *path, int why) {
+    return fail(err, "%s: %s", path, strerror(why));
+}
+
+static uint32_t checksum(uint32_t crc, const void *data, size_t bytes) {
+    return (uint32_t)crc32_z(crc, data, bytes);
+}
+
+bool writer_open(FileWriter *w, const char *path, Error *err) {
+    *w = (FileWriter){.file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
+    if (w->file < 0) { return fail_path(err, path, errno); }
+    path_format(w->path, "%s", path);
+    w->buffer = malloc_or_die(BUFFER_BYTES);
+    return true;
+}
+
+static void write_out(FileWriter *w, const unsigned char *data, size_t bytes) {
+    while (bytes > 0 && w->error == 0) {
+        ssize_t written = write(w->file, data, bytes);
+        if (written < 0 && errno == EINTR) { continue; }
+        if (written <= 0) {
+            w->error = written < 0 ? errno : EIO;
+            return;
+        }
+        data += written;
+        bytes -= (size_t)written;
+    }
+}
+
+void writer_write(FileWriter *w, const void *data, size_t bytes) {
+    w->crc = checksum(w->crc, data, bytes);
+    w->bytes += (int64_t)bytes;
+    if (w->used + bytes > BUFFER_BYTES) {
+        write_out(w, w->buffer, w->used);
+        w->used = 0;
+    }
+    if (bytes > BUFFER_BYTES) {
+        write_out(w, data, bytes);
+        return;
+    }
+    memcpy(w->buffer + w->used, data, bytes);
+    w->used += bytes;
+}
+
+bool writer_close(FileWriter *w, Error *err) {
+    write_out(w, w->buffer, w->used);
+    if (w->error == 0 && fsync(w->file) != 0) { w->error = errno; }
+    if (close(w->file) != 0 && w->error == 0) { w->error = errno; }
+    free(w->buffer);
+    w->buffer = NULL;
+    return w->error == 0 || fail(err, "%s: could not be written: %s", w->path, strerror(w->error));
+}
+
+bool file_map(MappedFile *m, const char *path, Error *err) {
+    *m = (MappedFile){0};
+    struct stat info;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) { return fail_path(err, path, errno); }
+    void *map = NULL;
+    bool ok = fstat(file, &info) == 0;
+    int why = errno;
+    if (ok && !S_ISREG(info.st_mode)) {
+        ok = false;
+        why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    }
+    if (ok && info.st_size > 0) {
+        map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+        ok = map != MAP_FAILED;
+        why = errno;
+    }
+    close(file);
+    if (!ok) { return fail_path(err, path, why); }
+    *m = (MappedFile){map, (size_t)info.st_size};
+    return true;
+}
+
+void file_unmap(MappedFile *m) {
+    if (m->data != NULL) { munmap((void *)m->data, m->bytes); }
+    *m = (MappedFile){0};
+}
+
+// The folder a path lies in.
+static void parent_of(char parent[PATH_LENGTH], const char *path) {
+    path_format(parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash == NULL) {
+        strcpy(parent, ".");
+    } else {
+        slash[slash == parent ? 1 : 0] = '\0';
+    }
+}
+
+bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
+    char fresh[PATH_LENGTH], parent[PATH_LENGTH];
+    path_format(fresh, "%s.new", path);
+    parent_of(parent, path);
+    FileWriter w;
+    if (!writer_open(&w, fresh, err)) { return false; }
+    writer_write(&w, data, bytes);
+    if (!writer_close(&w, err)) { return false; }
+    if (rename(fresh, path) != 0) { return fail_path(err, path, errno); }
+    return folder_sync(parent, err);
+}
+
+bool link_replace(const char *link, const char *target, Error *err) {
+    char fresh[PATH_LENGTH], parent[PATH_LENGTH];
+    path_format(fresh, "%s.new", link);
+    parent_of(parent, link);
+    if (unlink(fresh) != 0 && errno != ENOENT) { return fail_path(err, fresh, errno); }
+    if (symlink(target, fresh) != 0) { return fail_path(err, fresh, errno); }
+    if (rename(fresh, link) != 0) { return fail_path(err, link, errno); }
+    return folder_sync(parent, err);
+}
+
+bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err) {
+    MappedFile m;
+    if (!file_map(&m, path, err)) { return false; }
+    *bytes = (int64_t)m.bytes;
+    *crc = m.bytes > 0 ? checksum(0, m.data, m.bytes) : 0;
+    file_unmap(&m);
+    return true;
+}
+
+bool folder_make(const char *path, Error *err) {
+    char part[PATH_LENGTH];
+    path_format(part, "%s", path);
+    for (char *p = part + 1;; p++) {
+        if (*p != '/' && *p != '\0') { continue; }
+        char end = *p;
+        *p = '\0';
+        struct stat info;
+        if (mkdir(part, 0755) != 0 &&
+            (errno != EEXIST || stat(part, &info) != 0 || !S_ISDIR(info.st_mode))) {
+            return fail(err, "%s: the folder could not be made: %s", part,
+                        errno == EEXIST ? "a file of that name is in the way" : strerror(errno));
+        }
+        if (end == '\0') { return true; }
+        *p = end;
+    }
+}
+
+bool folder_sync(const char *path, Error *err) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) { return fail_path(err, path, errno); }
+    bool ok = fsync(folder) == 0;
+    int why = errno;
+    close(folder);
+    return ok || fail_path(err, path, why);
+}
+
+bool folder_remove(const char *path, Error *err) {
+    DIR *folder = opendir(path);
+    if (folder == NULL) { return fail_path(err, path, errno); }
+    bool ok = true;
+    for (struct dirent *entry; ok && (entry = readdir(folder)) != NULL;) {
+        char file[PATH_LENGTH];
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
+        path_format(file, "%s/%s", path, entry->d_name);
+        if (unlink(file) != 0) { ok = fail_path(err, file, errno); }
+    }
+    closedir(folder);
+    if (ok && rmdir(path) != 0) { ok = fail_path(err, path, errno); }
+    return ok;
+}
+
+bool path_exists(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0;
+}

@@ -1,0 +1,319 @@
+#define _GNU_SOURCE // renameat2
+
+#include "checkpoint.h"
+#include "hugging_face.h"
+
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <zlib.h>
+
+// Adds a finished file to meta.json's list.
+static bool close_file(FileWriter *w, cJSON *files, const char *name, Error *err) {
+    int64_t bytes = w->bytes;
+    uint32_t crc = w->crc;
+    if (!writer_close(w, err)) { return false; }
+    char digits[16];
+    snprintf(digits, sizeof(digits), "%08x", crc);
+    cJSON *entry = cJSON_CreateObject();
+    cJSON_AddStringToObject(entry, "name", name);
+    cJSON_AddNumberToObject(entry, "bytes", (double)bytes);
+    cJSON_AddStringToObject(entry, "crc32", digits);
+    cJSON_AddItemToArray(files, entry);
+    return true;
+}
+
+static bool write_model(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
+    char path[PATH_LENGTH];
+    SafeTensorsWriter w = {0};
+    path_format(path, "%s/model.safetensors", folder);
+    hf_declare(&w, s->layout, s->model_dtype);
+    bool ok = safetensors_begin(&w, path, "{\"format\":\"pt\"}", err);
+    if (ok) {
+        hf_write(&w, s->layout, s->model_dtype, s->model);
+        ok = close_file(&w.file, files, "model.safetensors", err);
+    }
+    safetensors_free(&w);
+    if (!ok) { return false; }
+
+    FileWriter file;
+    path_format(path, "%s/config.json", folder);
+    if (!writer_open(&file, path, err)) { return false; }
+    char *config = hf_config(&s->layout->config, s->model_dtype);
+    writer_write(&file, config, strlen(config));
+    free(config);
+    return close_file(&file, files, "config.json", err);
+}
+
+// {"ranges": "begin:end,..."}; to be freed.
+static char *ranges_metadata(const Snapshot *s) {
+    size_t room = 64 + (size_t)s->num_ranges * 48, used;
+    char *text = malloc_or_die(room);
+    used = (size_t)snprintf(text, room, "{\"ranges\":\"");
+    for (int i = 0; i < s->num_ranges; i++) {
+        used += (size_t)snprintf(text + used, room - used, "%s%lld:%lld", i > 0 ? "," : "",
+                                 (long long)s->ranges[i].begin, (long long)s->ranges[i].end);
+    }
+    snprintf(text + used, room - used, "\"}");
+    return text;
+}
+
+static bool write_optimizer(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
+    char path[PATH_LENGTH], name[64];
+    int64_t elements = 0;
+    for (int i = 0; i < s->num_ranges; i++) { elements += s->ranges[i].end - s->ranges[i].begin; }
+    snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", s->rank, s->ranks);
+    path_format(path, "%s/%s", folder, name);
+    SafeTensorsWriter w = {0};
+    safetensors_declare(&w, "master", DTYPE_F32, 1, &elements);
+    safetensors_declare(&w, "exp_avg", s->moment_dtype, 1, &elements);
+    safetensors_declare(&w, "exp_avg_sq", s->moment_dtype, 1, &elements);
+    char *metadata = ranges_metadata(s);
+    bool ok = safetensors_begin(&w, path, metadata, err);
+    free(metadata);
+    if (ok) {
+        size_t moment_bytes = (size_t)elements * (size_t)dtype_bytes(s->moment_dtype);
+        writer_write(&w.file, s->master, (size_t)elements * sizeof(float));
+        writer_write(&w.file, s->exp_avg, moment_bytes);
+        writer_write(&w.file, s->exp_avg_sq, moment_bytes);
+        ok = close_file(&w.file, files, name, err);
+    }
+    safetensors_free(&w);
+    return ok;
+}
+
+static bool write_scaling(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
+    char path[PATH_LENGTH];
+    int64_t slots = fp8_slot_count(s->precision->config);
+    int64_t history[2] = {slots, s->precision->history_length};
+    path_format(path, "%s/scaling.safetensors", folder);
+    SafeTensorsWriter w = {0};
+    safetensors_declare(&w, "scale", DTYPE_F32, 1, &slots);
+    safetensors_declare(&w, "target", DTYPE_F32, 1, &slots);
+    safetensors_declare(&w, "count", DTYPE_I32, 1, &slots);
+    safetensors_declare(&w, "amax_history", DTYPE_F32, 2, history);
+    bool ok = safetensors_begin(&w, path, NULL, err);
+    if (ok) {
+        for (int64_t i = 0; i < slots; i++) {
+            writer_write(&w.file, &s->slots[i].scale, sizeof(float));
+        }
+        for (int i = 0; i < slots; i++) {
+            float target = fp8_slot_target(s->precision, i);
+            writer_write(&w.file, &target, sizeof(target));
+        }
+        for (int64_t i = 0; i < slots; i++) {
+            int32_t count = s->slots[i].count;
+            writer_write(&w.file, &count, sizeof(count));
+        }
+        writer_write(&w.file, s->amax_history, (size_t)(history[0] * history[1]) * sizeof(float));
+        ok = close_file(&w.file, files, "scaling.safetensors", err);
+    }
+    safetensors_free(&w);
+    return ok;
+}
+
+static cJSON *options_json(const Options *options) {
+    cJSON *json = cJSON_CreateObject();
+    char value[OPTION_TEXT];
+    int count;
+    const OptionRow *rows = option_rows(&count);
+    for (int i = 0; i < count; i++) {
+        cJSON_AddStringToObject(json, rows[i].name, option_text(options, &rows[i], value));
+    }
+    return json;
+}
+
+// The text of meta.json, with its own checksum in it; to be freed.
+static char *meta_text(const Snapshot *s, cJSON *files) {
+    const Progress *p = &s->progress;
+    char created[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(created, sizeof(created), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    cJSON *meta = cJSON_CreateObject();
+    cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
+    cJSON_AddNumberToObject(meta, "version", 1);
+    cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
+    cJSON_AddStringToObject(meta, "created", created);
+    cJSON_AddNumberToObject(meta, "step", (double)p->step);
+    cJSON_AddNumberToObject(meta, "samples", (double)p->samples);
+    cJSON_AddNumberToObject(meta, "tokens", (double)p->tokens);
+    cJSON_AddNumberToObject(meta, "skipped", (double)p->skipped);
+    cJSON_AddNumberToObject(meta, "skipped_in_row", p->skipped_in_row);
+    cJSON_AddNumberToObject(meta, "loss", p->loss); // cJSON writes NaN as null
+    cJSON_AddNumberToObject(meta, "valid_loss", p->valid_loss);
+    cJSON_AddNumberToObject(meta, "best_valid_loss", p->best_valid_loss);
+    cJSON_AddNumberToObject(meta, "ranks", s->ranks);
+    cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
+    cJSON_AddNumberToObject(meta, "layout_size", (double)s->layout->size);
+    cJSON_AddNumberToObject(meta, "data_windows", (double)s->data_windows);
+    cJSON_AddItemToObject(meta, "options", options_json(s->options));
+    cJSON_AddItemReferenceToObject(meta, "files", files);
+    cJSON_AddStringToObject(meta, "crc32", "00000000");
+    char *text = cJSON_Print(meta), digits[16];
+    cJSON_Delete(meta);
+    size_t length = strlen(text), at = length - strlen("00000000\"\n}");
+    snprintf(digits, sizeof(digits), "%08x", (unsigned)crc32(0, (const Bytef *)text, (uInt)length));
+    memcpy(text + at, digits, 8);
+    return text;
+}
+
+static bool write_files(const Snapshot *s, const char *folder, Error *err) {
+    cJSON *files = cJSON_CreateArray();
+    bool ok = write_model(s, folder, files, err) && write_optimizer(s, folder, files, err) &&
+              (s->slots == NULL || write_scaling(s, folder, files, err));
+    if (ok) {
+        char path[PATH_LENGTH], *text = meta_text(s, files);
+        path_format(path, "%s/meta.json", folder);
+        ok = file_replace(path, text, strlen(text), err);
+        free(text);
+    }
+    cJSON_Delete(files);
+    return ok;
+}
+
+void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step) {
+    path_format(path, "%s/step_%08lld", save, (long long)step);
+}
+
+// Gives the folder `fresh` the name `path`. One of that name (a run that went back and came here
+// again) is swapped away first, so that a whole checkpoint bears the name at every moment.
+static bool publish(const char *fresh, const char *path, Error *err) {
+    bool swapped = renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) == 0;
+    if (swapped) { return folder_remove(fresh, err); }
+    if (errno != ENOENT && path_exists(path) && !folder_remove(path, err)) { return false; }
+    return rename(fresh, path) == 0 || fail(err, "%s: %s", path, strerror(errno));
+}
+
+static int compare_steps(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : (x > y ? -1 : 0);
+}
+
+int checkpoint_steps(const char *save, int64_t **steps) {
+    int count = 0, room = 16;
+    *steps = malloc_or_die((size_t)room * sizeof(int64_t));
+    DIR *folder = opendir(save);
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;) {
+        long long step;
+        int length;
+        if (sscanf(entry->d_name, "step_%lld%n", &step, &length) != 1 || step < 0 ||
+            entry->d_name[length] != '\0') {
+            continue;
+        }
+        if (count == room) {
+            room *= 2;
+            *steps = realloc_or_die(*steps, (size_t)room * sizeof(int64_t));
+        }
+        (*steps)[count++] = step;
+    }
+    if (folder != NULL) { closedir(folder); }
+    qsort(*steps, (size_t)count, sizeof(int64_t), compare_steps);
+    return count;
+}
+
+// Renamed first, so that a deletion cut short is not taken for a damaged checkpoint.
+static bool delete_checkpoint(const char *save, int64_t step, Error *err) {
+    char path[PATH_LENGTH], doomed[PATH_LENGTH];
+    checkpoint_path(path, save, step);
+    path_format(doomed, "%s/.old-step_%08lld", save, (long long)step);
+    if (rename(path, doomed) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
+    return folder_remove(doomed, err);
+}
+
+static bool prune(const Snapshot *s, Error *err) {
+    const char *save = s->options->save;
+    int64_t *steps;
+    int count = checkpoint_steps(save, &steps), keep = s->options->keep;
+    char link[PATH_LENGTH], best[PATH_LENGTH] = "";
+    path_format(link, "%s/best", save);
+    ssize_t length = readlink(link, best, sizeof(best) - 1);
+    best[length > 0 ? length : 0] = '\0';
+    bool ok = true;
+    for (int i = 0, kept = 0; keep > 0 && ok && i < count; i++) {
+        char name[PATH_LENGTH];
+        path_format(name, "step_%08lld", (long long)steps[i]);
+        if (steps[i] > s->progress.step || strcmp(name, best) == 0) { continue; }
+        if (kept++ >= keep) { ok = delete_checkpoint(save, steps[i], err); }
+    }
+    free(steps);
+    return ok;
+}
+
+static bool verify(const char *path, Error *err) {
+    Checkpoint c;
+    if (!checkpoint_open(&c, path, err)) { return false; }
+    checkpoint_close(&c);
+    return true;
+}
+
+bool checkpoint_save(const Snapshot *s, Error *err) {
+    const char *save = s->options->save;
+    char fresh[PATH_LENGTH], path[PATH_LENGTH], name[PATH_LENGTH], link[PATH_LENGTH];
+    path_format(name, "step_%08lld", (long long)s->progress.step);
+    path_format(fresh, "%s/.tmp-%s", save, name);
+    checkpoint_path(path, save, s->progress.step);
+    if (path_exists(fresh) && !folder_remove(fresh, err)) { return false; }
+    if (!folder_make(fresh, err)) { return false; }
+    if (!write_files(s, fresh, err) || !folder_sync(fresh, err)) {
+        folder_remove(fresh, NULL); // gives a full disk its room back
+        return false;
+    }
+    if (!publish(fresh, path, err) || !folder_sync(save, err) || !verify(path, err)) {
+        return false;
+    }
+    path_format(link, "%s/latest", save);
+    if (!link_replace(link, name, err)) { return false; }
+    path_format(link, "%s/best", save);
+    if (s->best && !link_replace(link, name, err)) { return false; }
+    return prune(s, err);
+}
+
+bool checkpoint_sweep(const char *save, Error *err) {
+    DIR *folder = opendir(save);
+    bool ok = true;
+    for (struct dirent *entry; ok && folder != NULL && (entry = readdir(folder)) != NULL;) {
+        char path[PATH_LENGTH];
+        path_format(path, "%s/%s", save, entry->d_name);
+        if (strncmp(entry->d_name, ".tmp-step_", 10) == 0 ||
+            strncmp(entry->d_name, ".old-step_", 10) == 0) {
+            ok = folder_remove(path, err);
+        }
+    }
+    if (folder != NULL) { closedir(folder); }
+    return ok;
+}
+
+static void *save_in_thread(void *argument) {
+    Saver *saver = argument;
+    double begin = wall_seconds();
+    saver->ok = checkpoint_save(&saver->snapshot, &saver->err);
+    saver->seconds = wall_seconds() - begin;
+    return NULL;
+}
+
+void saver_start(Saver *saver, const Snapshot *snapshot) {
+    saver_wait(saver);
+    saver->snapshot = *snapshot;
+    saver->pending = true;
+    saver->in_thread = pthread_create(&saver->thread, NULL, save_in_thread, saver) == 0;
+    if (!saver->in_thread) { save_in_thread(saver); }
+}
+
+bool saver_wait(Saver *saver) {
+    if (!saver->pending) { return true; }
+    if (saver->in_thread) { pthread_join(saver->thread, NULL); }
+    saver->pending = false;
+    if (!saver->ok) {
+        warn("the checkpoint of step %lld was not saved: %s; earlier checkpoints are as they were",
+             (long long)saver->snapshot.progress.step, saver->err.text);
+    }
+    return saver->ok;
+}

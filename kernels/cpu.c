@@ -1,0 +1,386 @@
+#include "cpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COLUMN_CHUNK = 64 }; // columns a thread owns when it sums over rows
+
+static int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+
+// exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the last place;
+// written so that loops over it vectorise. Outside [-87.3, 88.3] it is clamped; NaN stays NaN.
+static inline float exp_simd(float x) {
+    x = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
+    const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to a whole number
+    float shifted = x * 1.44269504088896341f + magic;
+    float n = shifted - magic;
+    float r = x - n * 0.693359375f - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t exponent = (float_bits(shifted) - float_bits(magic) + 127u) << 23;
+    return p * float_from_bits(exponent);
+}
+
+static inline float sigmoid(float x) {
+    return 1.0f / (1.0f + exp_simd(-x));
+}
+
+static inline float dot(const float *a, const float *b, int n) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) { sum += a[i] * b[i]; }
+    return sum;
+}
+
+// y += a * x
+static inline void axpy(float *__restrict__ y, float a, const float *__restrict__ x, int n) {
+    for (int i = 0; i < n; i++) { y[i] += a * x[i]; }
+}
+
+void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B,
+                       int T, int C) {
+#pragma omp parallel for
+    for (int row = 0; row < B * T; row++) {
+        float *o = out + (size_t)row * C;
+        const float *token = wte + (size_t)tokens[row] * C;
+        const float *position = wpe != NULL ? wpe + (size_t)(row % T) * C : NULL;
+        for (int i = 0; i < C; i++) { o[i] = token[i] + (position != NULL ? position[i] : 0.0f); }
+    }
+}
+
+void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B,
+                        int T, int C) {
+#pragma omp parallel for
+    for (int begin = 0; begin < C; begin += COLUMN_CHUNK) {
+        int n = min_int(COLUMN_CHUNK, C - begin);
+        for (int row = 0; row < B * T; row++) {
+            const float *d = dout + (size_t)row * C + begin;
+            axpy(dwte + (size_t)tokens[row] * C + begin, 1.0f, d, n);
+            if (dwpe != NULL) { axpy(dwpe + (size_t)(row % T) * C + begin, 1.0f, d, n); }
+        }
+    }
+}
+
+void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
+                       const float *bias, int M, int C, float eps) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *in = x + (size_t)row * C;
+        float *o = out + (size_t)row * C;
+        float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < C; i++) { sum += in[i]; }
+        float mu = sum / (float)C;
+#pragma omp simd reduction(+ : squares)
+        for (int i = 0; i < C; i++) { squares += (in[i] - mu) * (in[i] - mu); }
+        float r = 1.0f / sqrtf(squares / (float)C + eps);
+        for (int i = 0; i < C; i++) { o[i] = (in[i] - mu) * r * weight[i] + bias[i]; }
+        mean[row] = mu;
+        rstd[row] = r;
+    }
+}
+
+void layernorm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
+                        const float *weight, const float *mean, const float *rstd, int M, int C) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
+        float *o = dx + (size_t)row * C;
+        float mu = mean[row], r = rstd[row], sum = 0.0f, projected = 0.0f;
+#pragma omp simd reduction(+ : sum, projected)
+        for (int i = 0; i < C; i++) {
+            float g = d[i] * weight[i];
+            sum += g;
+            projected += g * (in[i] - mu) * r;
+        }
+        sum /= (float)C;
+        projected /= (float)C;
+        for (int i = 0; i < C; i++) {
+            o[i] += r * (d[i] * weight[i] - sum - (in[i] - mu) * r * projected);
+        }
+    }
+#pragma omp parallel for
+    for (int begin = 0; begin < C; begin += COLUMN_CHUNK) {
+        int end = min_int(begin + COLUMN_CHUNK, C);
+        for (int row = 0; row < M; row++) {
+            const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
+            float mu = mean[row], r = rstd[row];
+            for (int i = begin; i < end; i++) {
+                dweight[i] += d[i] * (in[i] - mu) * r;
+                dbias[i] += d[i];
+            }
+        }
+    }
+}
+
+void rmsnorm_forward(float *out, float *rstd, const float *x, const float *weight, int M, int C,
+                     float eps) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *in = x + (size_t)row * C;
+        float *o = out + (size_t)row * C;
+        float r = 1.0f / sqrtf(dot(in, in, C) / (float)C + eps);
+        for (int i = 0; i < C; i++) { o[i] = in[i] * r * weight[i]; }
+        rstd[row] = r;
+    }
+}
+
+void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float *x,
+                      const float *weight, const float *rstd, int M, int C) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
+        float *o = dx + (size_t)row * C;
+        float r = rstd[row], projected = 0.0f;
+#pragma omp simd reduction(+ : projected)
+        for (int i = 0; i < C; i++) { projected += d[i] * weight[i] * in[i]; }
+        projected *= r * r / (float)C;
+        for (int i = 0; i < C; i++) { o[i] += r * (d[i] * weight[i] - in[i] * projected); }
+    }
+#pragma omp parallel for
+    for (int begin = 0; begin < C; begin += COLUMN_CHUNK) {
+        int end = min_int(begin + COLUMN_CHUNK, C);
+        for (int row = 0; row < M; row++) {
+            const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
+            for (int i = begin; i < end; i++) { dweight[i] += d[i] * in[i] * rstd[row]; }
+        }
+    }
+}
+
+void rope_table(float *table, int T, int D, float theta) {
+    int half = D / 2;
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < half; i++) {
+            double angle = t * pow((double)theta, -2.0 * i / D);
+            table[(size_t)t * D + i] = (float)cos(angle);
+            table[(size_t)t * D + half + i] = (float)sin(angle);
+        }
+    }
+}
+
+void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse) {
+    int half = D / 2, N = (H + 2 * G) * D;
+    float direction = inverse ? -1.0f : 1.0f;
+#pragma omp parallel for
+    for (int row = 0; row < B * T; row++) {
+        const float *cosine = table + (size_t)(row % T) * D, *sine = cosine + half;
+        for (int head = 0; head < H + G; head++) { // queries, then keys
+            float *x = qkv + (size_t)row * N + (size_t)head * D;
+            for (int i = 0; i < half; i++) {
+                float a = x[i], b = x[i + half], s = direction * sine[i];
+                x[i] = a * cosine[i] - b * s;
+                x[i + half] = b * cosine[i] + a * s;
+            }
+        }
+    }
+}
+
+void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int H, int G,
+                       int D) {
+    int N = (H + 2 * G) * D;
+    float scale = 1.0f / sqrtf((float)D);
+#pragma omp parallel
+    {
+        float *p = malloc((size_t)T * sizeof(float));
+#pragma omp for collapse(2)
+        for (int b = 0; b < B; b++) {
+            for (int h = 0; h < H; h++) {
+                const float *base = qkv + (size_t)b * T * N;
+                const float *k = base + (size_t)(H + h / (H / G)) * D, *v = k + (size_t)G * D;
+                for (int t = 0; t < T; t++) {
+                    const float *q = base + (size_t)t * N + (size_t)h * D;
+                    float *o = out + ((size_t)(b * T + t) * H + h) * D;
+                    float max = -INFINITY, sum = 0.0f;
+                    for (int s = 0; s <= t; s++) {
+                        p[s] = scale * dot(q, k + (size_t)s * N, D);
+                        max = p[s] > max ? p[s] : max;
+                    }
+#pragma omp simd reduction(+ : sum)
+                    for (int s = 0; s <= t; s++) {
+                        p[s] = exp_simd(p[s] - max);
+                        sum += p[s];
+                    }
+                    memset(o, 0, (size_t)D * sizeof(float));
+                    for (int s = 0; s <= t; s++) { axpy(o, p[s] / sum, v + (size_t)s * N, D); }
+                    lse[(size_t)(b * H + h) * T + t] = max + logf(sum);
+                }
+            }
+        }
+        free(p);
+    }
+}
+
+// One query's share of the gradients: dq of its own, and what it adds to the keys and values before
+// it. delta is dot(dout, out), the softmax's correction.
+static void attention_backward_query(float *dq, float *dk, float *dv, const float *dout,
+                                     const float *q, const float *k, const float *v, float lse,
+                                     float delta, float scale, int queries, int N, int D) {
+    for (int s = 0; s < queries; s++) {
+        size_t at = (size_t)s * N;
+        float p = expf(scale * dot(q, k + at, D) - lse);
+        float dscore = p * (dot(dout, v + at, D) - delta) * scale;
+        axpy(dv + at, p, dout, D);
+        axpy(dq, dscore, k + at, D);
+        axpy(dk + at, dscore, q, D);
+    }
+}
+
+void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                        const float *qkv, int B, int T, int H, int G, int D) {
+    int N = (H + 2 * G) * D, heads = H / G;
+    float scale = 1.0f / sqrtf((float)D);
+    memset(dqkv, 0, (size_t)B * T * N * sizeof(float));
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++) {
+        for (int g = 0; g < G; g++) { // a thread owns a key/value head and all queries on it
+            size_t base = (size_t)b * T * N, kat = base + (size_t)(H + g) * D,
+                   vat = kat + (size_t)G * D;
+            for (int h = g * heads; h < (g + 1) * heads; h++) {
+                for (int t = 0; t < T; t++) {
+                    size_t qat = base + (size_t)t * N + (size_t)h * D;
+                    size_t oat = ((size_t)(b * T + t) * H + h) * D;
+                    attention_backward_query(dqkv + qat, dqkv + kat, dqkv + vat, dout + oat,
+                                             qkv + qat, qkv + kat, qkv + vat,
+                                             lse[(size_t)(b * H + h) * T + t],
+                                             dot(dout + oat, out + oat, D), scale, t + 1, N, D);
+                }
+            }
+        }
+    }
+}
+
+// gelu(x) = x/2 (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
+#define GELU_2U(x) (1.5957691216057308f * ((x) + 0.044715f * (x) * (x) * (x)))
+#define GELU_2U_SLOPE(x) (1.5957691216057308f * (1.0f + 3.0f * 0.044715f * (x) * (x)))
+
+void gelu_forward(float *out, const float *x, int64_t n) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) { out[i] = x[i] * sigmoid(GELU_2U(x[i])); }
+}
+
+void gelu_backward(float *dx, const float *dout, const float *x, int64_t n) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) {
+        float s = sigmoid(GELU_2U(x[i]));
+        dx[i] = dout[i] * (s + x[i] * s * (1.0f - s) * GELU_2U_SLOPE(x[i]));
+    }
+}
+
+void swiglu_forward(float *out, const float *x, int M, int F) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *gate = x + (size_t)row * 2 * F, *up = gate + F;
+        float *o = out + (size_t)row * F;
+        for (int i = 0; i < F; i++) { o[i] = gate[i] * sigmoid(gate[i]) * up[i]; }
+    }
+}
+
+void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *gate = x + (size_t)row * 2 * F, *up = gate + F, *d = dout + (size_t)row * F;
+        float *dgate = dx + (size_t)row * 2 * F, *dup = dgate + F;
+        for (int i = 0; i < F; i++) {
+            float s = sigmoid(gate[i]);
+            dgate[i] = d[i] * up[i] * (s + gate[i] * s * (1.0f - s));
+            dup[i] = d[i] * gate[i] * s;
+        }
+    }
+}
+
+void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
+                   float gradient_scale) {
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        float *x = logits + (size_t)row * P;
+        int target = targets[row];
+        losses[row] = 0.0f;
+        if (target < 0) {
+            if (gradient_scale > 0.0f) { memset(x, 0, (size_t)P * sizeof(float)); }
+            continue;
+        }
+        float max = x[0], sum = 0.0f;
+        for (int i = 0; i < V; i++) { max = x[i] > max ? x[i] : max; }
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < V; i++) { sum += exp_simd(x[i] - max); }
+        losses[row] = logf(sum) + max - x[target];
+        if (!(gradient_scale > 0.0f)) { continue; }
+        float scale = gradient_scale / sum;
+        for (int i = 0; i < V; i++) { x[i] = exp_simd(x[i] - max) * scale; }
+        x[target] -= gradient_scale;
+        memset(x + V, 0, (size_t)(P - V) * sizeof(float));
+    }
+}
+
+void bias_backward(float *dbias, const float *dout, int M, int N) {
+#pragma omp parallel for
+    for (int begin = 0; begin < N; begin += COLUMN_CHUNK) {
+        int n = min_int(COLUMN_CHUNK, N - begin);
+        for (int row = 0; row < M; row++) {
+            axpy(dbias + begin, 1.0f, dout + (size_t)row * N + begin, n);
+        }
+    }
+}
+
+void add_forward(float *out, const float *x, int64_t n) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) { out[i] += x[i]; }
+}
+
+void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a) {
+    float correction1 = (float)(1.0 - pow(a.beta1, (double)a.step));
+    float correction2 = (float)(1.0 - pow(a.beta2, (double)a.step));
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) {
+        float g = gradients[i] * a.gradient_scale;
+        m[i] = a.beta1 * m[i] + (1.0f - a.beta1) * g;
+        v[i] = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
+        float step = (m[i] / correction1) / (sqrtf(v[i] / correction2) + a.eps);
+        weights[i] -= a.lr * (step + a.weight_decay * weights[i]);
+    }
+}
+
+double sum_of_squares(const float *x, int64_t n) {
+    enum { BLOCK = 1 << 16 };
+    int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    double *partial = malloc((size_t)blocks * sizeof(double)), total = 0.0;
+#pragma omp parallel for
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t end = (b + 1) * BLOCK < n ? (b + 1) * BLOCK : n;
+        double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = b * BLOCK; i < end; i++) { sum += (double)x[i] * x[i]; }
+        partial[b] = sum;
+    }
+    for (int64_t b = 0; b < blocks; b++) { total += partial[b]; }
+    free(partial);
+    return total;
+}
+
+float tensor_amax(const float *x, int64_t n) {
+    uint32_t max = 0; // the order of non-negative floats is that of their bits, NaN above infinity
+#pragma omp parallel for simd reduction(max : max)
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = float_bits(x[i]) & 0x7fffffffu;
+        max = bits > max ? bits : max;
+    }
+    return float_from_bits(max);
+}
+
+void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) { out[i] = fp8_round(x[i] * scale, type); }
+}
+
+void round_to_bf16(float *out, const float *x, int64_t n) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) { out[i] = bf16_decode(bf16_encode(x[i])); }
+}

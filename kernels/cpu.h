@@ -1,0 +1,97 @@
+// The FP32 definition of every operation, forward and backward. train_gpt.c is built from these,
+// and every GPU kernel is tested against them.
+//
+// Shapes: B sequences of T tokens, M = B * T tokens, C channels, H query heads and G key/value
+// heads of size D, N = (H + 2G) * D the row of a packed query-key-value, F the feed-forward width,
+// V the vocabulary. Everything is row-major. A gradient is named d + its tensor; "+=" marks those
+// that are added to. Results do not depend on the number of threads.
+#ifndef LLM8_CPU_H
+#define LLM8_CPU_H
+
+#include "fp8_format.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL)
+void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B,
+                       int T, int C);
+// dwte += , dwpe += (when not NULL)
+void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B,
+                        int T, int C);
+
+// Ba, Kiros and Hinton, "Layer Normalization" (2016). mean, rstd: [M], kept for backward.
+void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
+                       const float *bias, int M, int C, float eps);
+// dx += , dweight += , dbias +=
+void layernorm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
+                        const float *weight, const float *mean, const float *rstd, int M, int C);
+
+// Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). rstd: [M].
+void rmsnorm_forward(float *out, float *rstd, const float *x, const float *weight, int M, int C,
+                     float eps);
+// dx += , dweight +=
+void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float *x,
+                      const float *weight, const float *rstd, int M, int C);
+
+// Rotary embedding (Su et al., "RoFormer", 2021), in Hugging Face's order: element i of a head is
+// paired with i + D/2. table: [T,D], cosines then sines of position / theta^(2i/D), i < D/2.
+void rope_table(float *table, int T, int D, float theta);
+// Turns queries and keys of qkv [M,N] in place; inverse turns back, which is the gradient.
+void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
+
+// Causal attention with grouped keys and values, softmax(QK'/sqrt(D))V.
+// out: [M,H*D], lse: [B,H,T] the log of each row's sum of exponentials, kept for backward.
+void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int H, int G, int D);
+// dqkv [M,N] is overwritten.
+void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                        const float *qkv, int B, int T, int H, int G, int D);
+
+// Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), the tanh form. n elements.
+void gelu_forward(float *out, const float *x, int64_t n);
+void gelu_backward(float *dx, const float *dout, const float *x, int64_t n); // overwrites dx
+
+// Shazeer, "GLU Variants Improve Transformer" (2020): out[M,F] = silu(gate) * up, where x [M,2F]
+// holds the gate's F columns, then the up-projection's.
+void swiglu_forward(float *out, const float *x, int M, int F);
+void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F); // overwrites dx
+
+// Softmax cross-entropy over the first V of each row's P columns. losses[M] (0 where the target is
+// negative: such rows are left out). With gradient_scale > 0 the logits become their own gradient,
+// (softmax - onehot) * gradient_scale, zero in left-out rows and in the columns from V on.
+void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
+                   float gradient_scale);
+
+// dbias[N] += the column sums of dout [M,N]
+void bias_backward(float *dbias, const float *dout, int M, int N);
+
+// out += x, n elements
+void add_forward(float *out, const float *x, int64_t n);
+
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay;
+    float gradient_scale; // multiplies every gradient: clipping
+    int64_t step;         // from 1, for the bias correction
+} AdamW;
+
+// Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
+void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a);
+
+double sum_of_squares(const float *x, int64_t n);
+
+// The largest |x|: NaN when there is one, else infinity when there is one.
+float tensor_amax(const float *x, int64_t n);
+
+// out = the FP8 value nearest to x * scale, saturated (still multiplied by scale).
+void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
+void round_to_bf16(float *out, const float *x, int64_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

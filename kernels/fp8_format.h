@@ -1,0 +1,139 @@
+// The two 8-bit formats, BF16, and the one rule from amax to scale, in portable C that also
+// compiles for the device: every quantiser on both sides goes by this file.
+//
+// E4M3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): 1 sign, 4 exponent bits (bias
+// 7), 3 mantissa bits; no infinity, NaN only as 0x7f and 0xff; largest 448, smallest 2^-9.
+// E5M2: 1, 5 (bias 15), 2; infinities 0x7c and 0xfc, NaN above; largest 57344, smallest 2^-16.
+//
+// Encoding rounds to nearest, ties to even, and saturates: what exceeds the largest finite value,
+// infinity included, becomes it. NaN becomes 0x7f. This is the GPU's cvt.rn.satfinite.
+#ifndef LLM8_FP8_FORMAT_H
+#define LLM8_FP8_FORMAT_H
+
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Type;
+
+HOST_DEVICE static inline float fp8_max(Fp8Type type) {
+    return type == FP8_E4M3 ? 448.0f : 57344.0f;
+}
+
+HOST_DEVICE static inline uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+HOST_DEVICE static inline float float_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+// The nearest value of the format, as a float; NaN stays NaN. Branch-free where it matters: adding
+// and taking away 1.5 * 2^23 steps rounds to a multiple of the step.
+HOST_DEVICE static inline float fp8_round(float x, Fp8Type type) {
+    uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2;
+    uint32_t smallest_normal = (uint32_t)(type == FP8_E4M3 ? 127 - 6 : 127 - 14) << 23;
+    float max = fp8_max(type);
+    float clamped = x > max ? max : (x < -max ? -max : x);
+    uint32_t exponent = float_bits(clamped) & 0x7f800000u;
+    if (exponent < smallest_normal) { exponent = smallest_normal; }
+    float magic = float_from_bits(exponent + ((23 - mantissa_bits) << 23) + 0x00400000u);
+    float rounded = (clamped + magic) - magic;
+    return float_from_bits((float_bits(rounded) & 0x7fffffffu) | (float_bits(x) & 0x80000000u));
+}
+
+HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
+    if (x != x) { return 0x7f; }
+    uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2, bias = type == FP8_E4M3 ? 7 : 15;
+    uint32_t bits = float_bits(fp8_round(x, type));
+    uint32_t sign = bits >> 24 & 0x80u, exponent = bits >> 23 & 0xffu;
+    uint32_t smallest_normal = 127 - bias + 1;
+    if (exponent >= smallest_normal) {
+        uint32_t code = (bits & 0x7fffffffu) >> (23 - mantissa_bits);
+        return (uint8_t)(sign | (code - ((127 - bias) << mantissa_bits)));
+    }
+    // subnormal: a count of the smallest value
+    float smallest = float_from_bits((smallest_normal - mantissa_bits) << 23);
+    return (uint8_t)(sign | (uint32_t)(float_from_bits(bits & 0x7fffffffu) / smallest));
+}
+
+HOST_DEVICE static inline float fp8_decode(uint8_t code, Fp8Type type) {
+    uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2, bias = type == FP8_E4M3 ? 7 : 15;
+    uint32_t sign = (uint32_t)(code & 0x80) << 24, magnitude = code & 0x7f;
+    uint32_t infinity = type == FP8_E4M3 ? 0x7f : 0x7c; // E4M3 has NaN there, and no infinity
+    if (magnitude >= infinity) {
+        int is_infinity = type == FP8_E5M2 && magnitude == infinity;
+        return float_from_bits(sign | (is_infinity ? 0x7f800000u : 0x7fc00000u));
+    }
+    if (magnitude >> mantissa_bits == 0) {
+        float smallest = float_from_bits((127 - bias + 1 - mantissa_bits) << 23);
+        return float_from_bits(sign | float_bits((float)magnitude * smallest));
+    }
+    return float_from_bits(sign | ((magnitude << (23 - mantissa_bits)) + ((127 - bias) << 23)));
+}
+
+// BF16, round to nearest even; NaN stays NaN.
+HOST_DEVICE static inline uint16_t bf16_encode(float x) {
+    uint32_t bits = float_bits(x);
+    if (x != x) { return (uint16_t)(bits >> 16 | 0x40u); }
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+HOST_DEVICE static inline float bf16_decode(uint16_t code) {
+    return float_from_bits((uint32_t)code << 16);
+}
+
+// The largest magnitude a scaled tensor should have: the format's, less 2^margin of headroom.
+HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
+    float target = fp8_max(type);
+    for (int i = 0; i < margin; i++) { target *= 0.5f; }
+    for (int i = 0; i > margin; i--) { target *= 2.0f; }
+    return target;
+}
+
+// The scale that brings amax to the target. Zero, infinity and NaN say nothing about the tensor:
+// they keep the previous scale.
+HOST_DEVICE static inline float fp8_scale(float amax, float target, float previous) {
+    if (!(amax > 0.0f && amax <= FLT_MAX)) { return previous; }
+    float scale = target / amax;
+    return scale < FLT_MIN ? FLT_MIN : (scale > FLT_MAX ? FLT_MAX : scale);
+}
+
+// What is known of one tensor's range. A delayed slot without history is quantised by the amax of
+// the tensor in hand; `amax` gathers the range of this step until fp8_slot_update.
+typedef struct {
+    float scale_inv; // first, and the struct 16 bytes: cuBLASLt wants its address 16-byte aligned
+    float scale;
+    float amax;
+    int count; // updates that entered the history
+} Fp8Slot;
+
+// Once an optimizer step: this step's amax enters the history (a ring of `length`), and the scale
+// follows from the history's largest or newest entry. A bad amax leaves both as they are.
+HOST_DEVICE static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length,
+                                               float target, int most_recent, int renew_scale) {
+    float amax = slot->amax;
+    slot->amax = 0.0f;
+    if (!(amax > 0.0f && amax <= FLT_MAX)) { return; }
+    history[slot->count % length] = amax;
+    slot->count++;
+    if (!renew_scale && slot->count > 1) { return; }
+    int known = slot->count < length ? slot->count : length;
+    for (int i = 0; !most_recent && i < known; i++) {
+        if (history[i] > amax) { amax = history[i]; }
+    }
+    slot->scale = fp8_scale(amax, target, slot->scale);
+    slot->scale_inv = 1.0f / slot->scale;
+}
+
+#endif

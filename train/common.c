@@ -1,0 +1,105 @@
+#include "common.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+bool fail(Error *err, const char *format, ...) {
+    if (err != NULL) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->text, sizeof(err->text), format, args);
+        va_end(args);
+    }
+    return false;
+}
+
+static void print_tagged(const char *tag, const char *format, va_list args) {
+    fflush(stdout);
+    fputs(tag, stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+}
+
+void die(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_tagged("error: ", format, args);
+    va_end(args);
+    exit(EXIT_FAILURE);
+}
+
+void warn(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_tagged("warning: ", format, args);
+    va_end(args);
+}
+
+void path_format(char path[PATH_LENGTH], const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(path, PATH_LENGTH, format, args);
+    va_end(args);
+    if (length < 0 || length >= PATH_LENGTH) {
+        die("a path is longer than %d characters: %.80s...", PATH_LENGTH - 1, path);
+    }
+}
+
+void *malloc_or_die(size_t bytes) {
+    void *p = malloc(bytes > 0 ? bytes : 1);
+    if (p == NULL) { die("out of memory: %zu bytes could not be allocated", bytes); }
+    return p;
+}
+
+void *calloc_or_die(size_t count, size_t size) {
+    void *p = calloc(count > 0 ? count : 1, size > 0 ? size : 1);
+    if (p == NULL) { die("out of memory: %zu x %zu bytes could not be allocated", count, size); }
+    return p;
+}
+
+void *realloc_or_die(void *old, size_t bytes) {
+    void *p = realloc(old, bytes > 0 ? bytes : 1);
+    if (p == NULL) { die("out of memory: %zu bytes could not be allocated", bytes); }
+    return p;
+}
+
+char *strdup_or_die(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    return memcpy(malloc_or_die(bytes), text, bytes);
+}
+
+double wall_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+const char *format_bytes(char out[32], double bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    while (bytes >= 1024.0 && unit < 4) {
+        bytes /= 1024.0;
+        unit++;
+    }
+    snprintf(out, 32, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
+    return out;
+}
+
+const char *format_duration(char out[32], double seconds) {
+    long s = (long)(seconds + 0.5);
+    if (!(seconds >= 0 && seconds < 1e9)) {
+        snprintf(out, 32, "?");
+    } else if (s < 60) {
+        snprintf(out, 32, "%lds", s);
+    } else if (s < 3600) {
+        snprintf(out, 32, "%ldm%02lds", s / 60, s % 60);
+    } else if (s < 86400) {
+        snprintf(out, 32, "%ldh%02ldm", s / 3600, s % 3600 / 60);
+    } else {
+        snprintf(out, 32, "%ldd%02ldh", s / 86400, s % 86400 / 3600);
+    }
+    return out;
+}

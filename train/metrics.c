@@ -1,0 +1,56 @@
+#include "metrics.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+bool metrics_open(Metrics *m, const char *path, Error *err) {
+    path_format(m->path, "%s", path);
+    m->file = fopen(path, "ae");
+    return m->file != NULL || fail(err, "%s: %s", path, strerror(errno));
+}
+
+void metrics_close(Metrics *m) {
+    if (m->file != NULL) { fclose(m->file); }
+    m->file = NULL;
+}
+
+MetricsRecord *metrics_begin(const char *kind) {
+    cJSON *r = cJSON_CreateObject();
+    cJSON_AddStringToObject(r, "kind", kind);
+    return r;
+}
+
+void metrics_number(MetricsRecord *r, const char *name, double value) {
+    cJSON_AddNumberToObject(r, name, value); // NaN and infinity are printed as null
+    if (!isfinite(value) && !cJSON_HasObjectItem(r, "nonfinite")) {
+        cJSON_AddBoolToObject(r, "nonfinite", true);
+    }
+}
+
+void metrics_text(MetricsRecord *r, const char *name, const char *value) {
+    cJSON_AddStringToObject(r, name, value);
+}
+
+void metrics_options(MetricsRecord *r, const Options *options) {
+    char value[OPTION_TEXT];
+    int count;
+    const OptionRow *rows = option_rows(&count);
+    cJSON *json = cJSON_AddObjectToObject(r, "options");
+    for (int i = 0; i < count; i++) {
+        cJSON_AddStringToObject(json, rows[i].name, option_text(options, &rows[i], value));
+    }
+}
+
+void metrics_end(Metrics *m, MetricsRecord *r) {
+    char *line = m->file != NULL ? cJSON_PrintUnformatted(r) : NULL;
+    cJSON_Delete(r);
+    if (line == NULL) { return; }
+    fprintf(m->file, "%s\n", line);
+    cJSON_free(line);
+    if (fflush(m->file) != 0) {
+        warn("%s: could not be written: %s; no more metrics", m->path, strerror(errno));
+        metrics_close(m);
+    }
+}

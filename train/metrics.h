@@ -1,0 +1,38 @@
+// metrics.jsonl: one JSON object a line, flushed as it is written, appended to when a run resumes.
+//
+// "kind" says which: "run" (first, and again at every resume: options, versions, device, where it
+// starts), "step" (every optimizer step), "eval", "save", "end". After a resume at step N, earlier
+// records of steps beyond N no longer hold. A number that is NaN or infinite is null, and the
+// record has "nonfinite": true.
+#ifndef LLM8_METRICS_H
+#define LLM8_METRICS_H
+
+#include "options.h"
+
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    FILE *file; // NULL: nothing is written
+    char path[PATH_LENGTH];
+} Metrics;
+
+bool metrics_open(Metrics *m, const char *path, Error *err);
+void metrics_close(Metrics *m);
+
+// A record under way. Begin, add fields, end; end writes the line.
+typedef struct cJSON MetricsRecord;
+MetricsRecord *metrics_begin(const char *kind);
+void metrics_number(MetricsRecord *r, const char *name, double value);
+void metrics_text(MetricsRecord *r, const char *name, const char *value);
+void metrics_options(MetricsRecord *r, const Options *options);
+void metrics_end(Metrics *m, MetricsRecord *r);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

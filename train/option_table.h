@@ -1,0 +1,18 @@
+// The data behind options.c: a row per option, a row per preset.
+#ifndef LLM8_OPTION_TABLE_H
+#define LLM8_OPTION_TABLE_H
+
+#include "options.h"
+
+typedef struct {
+    const char *name;
+    const char *help;
+    const char *settings; // "name value name value ..."
+} Preset;
+
+extern const OptionRow option_table[];
+extern const int option_table_count;
+extern const Preset preset_table[];
+extern const int preset_table_count;
+
+#endif

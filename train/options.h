@@ -1,0 +1,125 @@
+// Every option of both trainers, from one table: parsing, --help, --config, the echo, the checks
+// and what is saved with a run all iterate its rows. Adding an option is one field here and one row
+// in options.c.
+//
+// Names are Megatron-LM's wherever it has one. Precedence, lowest first: the table's default, the
+// preset named by --model, the file named by --config, the command line.
+#ifndef LLM8_OPTIONS_H
+#define LLM8_OPTIONS_H
+
+#include "common.h"
+
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The choices of each option, in the order of its row.
+typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
+typedef enum { DECAY_COSINE, DECAY_LINEAR, DECAY_CONSTANT, DECAY_WSD } DecayStyle;
+typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E5M2 } Fp8Format;
+typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE } Fp8Recipe;
+typedef enum { AMAX_MAX, AMAX_MOST_RECENT } AmaxAlgo;
+
+typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
+
+enum { OPTIONS_MAX = 96 };
+
+typedef struct {
+    // model
+    char model[PATH_LENGTH];
+    int arch;
+    int num_layers, hidden_size, num_attention_heads, num_query_groups, ffn_hidden_size;
+    int vocab_size, make_vocab_size_divisible_by, seq_length, max_position_embeddings;
+    bool untie_embeddings_and_output_weights;
+    double norm_epsilon, rope_theta, init_method_std;
+    // data
+    char data[PATH_LENGTH], valid_data[PATH_LENGTH], tokenizer[PATH_LENGTH];
+    bool shuffle;
+    // training
+    int64_t train_iters;
+    int micro_batch_size, global_batch_size;
+    int64_t seed;
+    int max_skipped;
+    // optimizer and learning rate
+    double lr, min_lr, weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
+    int lr_decay_style;
+    int64_t lr_warmup_iters, lr_decay_iters, lr_wsd_decay_iters;
+    // precision
+    bool bf16;
+    int fp8_format, fp8_recipe;
+    int fp8_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
+    bool first_last_layers_bf16;
+    int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
+    bool fp8_lm_head, fp8_wgrad;
+    // evaluation and sampling
+    int64_t eval_interval, eval_iters, sample_interval;
+    int sample_length, sample_top_k;
+    double sample_temperature;
+    int64_t sample_seed;
+    bool sample_only;
+    // checkpoints
+    char save[PATH_LENGTH], resume[PATH_LENGTH];
+    int64_t save_interval;
+    int keep;
+    bool list_checkpoints;
+    // run
+    int64_t log_interval;
+    bool plan;
+    char config[PATH_LENGTH];
+    bool help, version;
+
+    unsigned char source[OPTIONS_MAX]; // OptionSource of each row
+} Options;
+
+typedef enum {
+    OPTION_INT,
+    OPTION_INT64,
+    OPTION_DOUBLE,
+    OPTION_BOOL,
+    OPTION_STRING,
+    OPTION_CHOICE
+} OptionType;
+
+typedef struct {
+    const char *name;
+    OptionType type;
+    size_t offset;        // of the field in Options
+    const char *fallback; // the default, as text
+    double min, max;      // bounds of a number, inclusive
+    const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
+    const char *group;
+    const char *help;
+} OptionRow;
+
+const OptionRow *option_rows(int *count);
+
+// Defaults, preset, config file, command line; then derived values and checks. Answers --help
+// and --version by printing and leaving. Dies with one line on the first fault.
+void options_parse(Options *options, int argc, char **argv);
+
+// The same without leaving the process. Never prints.
+bool options_read(Options *options, int argc, char **argv, Error *err);
+
+// Once the number of ranks is known: fills in --global-batch-size, or refuses it.
+bool options_finish_batch(Options *options, int ranks, Error *err);
+
+// Sets one option from text, unless a stronger source has set it already.
+bool option_set(Options *options, const char *name, const char *value, OptionSource source,
+                Error *err);
+
+enum { OPTION_TEXT = PATH_LENGTH };
+
+// A row's present value as option_set would read it.
+const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
+
+void options_print(const Options *options, FILE *out);        // the echo, as options, by group
+void options_write_config(const Options *options, FILE *out); // a file for --config
+void options_help(FILE *out, const char *program);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,43 @@
+// Memory is planned, then allocated once. Whoever needs a buffer says so here, under a name and a
+// category; plan_print shows the list, and plan_allocate gives every buffer its place in one
+// allocation. Nothing is allocated after that, so evaluation, sampling and saving cannot run out.
+#ifndef LLM8_PLAN_H
+#define LLM8_PLAN_H
+
+#include "common.h"
+
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PLAN_ALIGN = 256 };
+
+typedef struct {
+    const char *name, *category; // string literals
+    int64_t bytes;
+    void **pointer; // where plan_allocate puts the buffer's address
+} PlanRow;
+
+typedef struct {
+    int count, room;
+    PlanRow *rows;
+    int64_t bytes; // all of it
+} Plan;
+
+// *pointer stays NULL until plan_allocate, and for good when bytes is 0.
+void plan_buffer(Plan *plan, const char *category, const char *name, int64_t bytes, void **pointer);
+
+// Buffers by category, largest first within it, and the sums.
+void plan_print(const Plan *plan, FILE *out);
+
+// Gives the buffers their addresses from base on (PLAN_ALIGN aligned, plan->bytes long).
+void plan_assign(Plan *plan, void *base);
+void plan_free(Plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

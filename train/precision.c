@@ -1,0 +1,160 @@
+#include "precision.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    TensorId weight;
+} linears[LINEAR_COUNT] = {
+    {"qkv", TENSOR_QKV_WEIGHT},   {"attention_out", TENSOR_ATTENTION_OUT_WEIGHT},
+    {"fc1", TENSOR_FC1_WEIGHT},   {"fc2", TENSOR_FC2_WEIGHT},
+    {"head", TENSOR_HEAD_WEIGHT},
+};
+
+void linear_shape(const ModelConfig *config, Linear linear, int *outputs, int *inputs) {
+    const TensorRow *row = tensor_row(linears[linear].weight);
+    *outputs = dim_size(config, row->rows);
+    *inputs = dim_size(config, row->cols);
+}
+
+TensorId linear_weight(const ModelConfig *config, Linear linear) {
+    bool tied = linear == LINEAR_HEAD && config->tied_head;
+    return tied ? TENSOR_TOKEN_EMBEDDING : linears[linear].weight;
+}
+
+// Why a layer is not FP8, or NULL when it is.
+static const char *reason_against_fp8(const Options *o, const ModelConfig *c, Linear linear,
+                                      int layer) {
+    int outputs, inputs;
+    linear_shape(c, linear, &outputs, &inputs);
+    if (o->fp8_format == FP8_FORMAT_NONE) { return ""; }
+    if (linear == LINEAR_HEAD && !o->fp8_lm_head) { return "--fp8-lm-head not given"; }
+    bool edge = layer < o->num_layers_at_start_in_bf16 ||
+                layer >= c->num_layers - o->num_layers_at_end_in_bf16;
+    if (linear != LINEAR_HEAD && o->first_last_layers_bf16 && edge) {
+        return "--first-last-layers-bf16";
+    }
+    if (outputs % 16 != 0 || inputs % 16 != 0) { return "a side is not a multiple of 16"; }
+    return NULL;
+}
+
+Precision precision_decide(const Options *o, const ModelConfig *config, Number plain) {
+    Precision p = {
+        .config = config,
+        .format = (Fp8Format)o->fp8_format,
+        .recipe = (Fp8Recipe)o->fp8_recipe,
+        .margin = o->fp8_recipe == FP8_RECIPE_DELAYED ? o->fp8_margin : 0,
+        .interval = o->fp8_interval,
+        .history_length = o->fp8_amax_history_len,
+        .most_recent = o->fp8_amax_compute_algo == AMAX_MOST_RECENT,
+        .count = config->num_layers * LINEAR_HEAD + 1,
+    };
+    p.linear = calloc_or_die((size_t)p.count, sizeof(LinearPrecision));
+    for (int i = 0; i < p.count; i++) {
+        Linear linear = i == p.count - 1 ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
+        LinearPrecision *lp = &p.linear[i];
+        lp->reason = reason_against_fp8(o, config, linear, i / LINEAR_HEAD);
+        lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : plain;
+        if (lp->reason != NULL) { continue; }
+        lp->reason = o->fp8_wgrad ? "" : "--no-fp8-wgrad";
+        if (!o->fp8_wgrad) { lp->wgrad = NUMBER_BF16; }
+        lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
+        lp->type[OPERAND_W] = FP8_E4M3;
+        lp->type[OPERAND_DY] = p.format == FP8_FORMAT_E4M3 ? FP8_E4M3 : FP8_E5M2;
+    }
+    return p;
+}
+
+void precision_free(Precision *p) {
+    free(p->linear);
+    *p = (Precision){0};
+}
+
+double precision_fp8_share(const Precision *p) {
+    double fp8 = 0, all = 0;
+    for (int i = 0; i < p->count; i++) {
+        int outputs, inputs;
+        Linear linear = i == p->count - 1 ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
+        linear_shape(p->config, linear, &outputs, &inputs);
+        double product = (double)outputs * inputs;
+        all += 3 * product;
+        if (p->linear[i].number == NUMBER_FP8) { fp8 += 2 * product; }
+        if (p->linear[i].wgrad == NUMBER_FP8) { fp8 += product; }
+    }
+    return fp8 / all;
+}
+
+const char *precision_name(const Precision *p) {
+    if (precision_fp8_share(p) > 0) { return "FP8"; }
+    return p->linear[0].number == NUMBER_BF16 ? "BF16" : "FP32";
+}
+
+static const char *number_name(Number number, Fp8Type type) {
+    if (number == NUMBER_FP8) { return type == FP8_E4M3 ? "E4M3" : "E5M2"; }
+    return number == NUMBER_BF16 ? "BF16" : "FP32";
+}
+
+static bool same_precision(const LinearPrecision *a, const LinearPrecision *b) {
+    return a->number == b->number && a->wgrad == b->wgrad && strcmp(a->reason, b->reason) == 0;
+}
+
+// One line for `layers` consecutive blocks that treat this layer alike.
+static void print_line(const Precision *p, Linear linear, int first, int layers) {
+    const LinearPrecision *lp = precision_of(p, linear, first);
+    int outputs, inputs;
+    linear_shape(p->config, linear, &outputs, &inputs);
+    char shape[32], where[32] = "";
+    snprintf(shape, sizeof(shape), "%d x %d", outputs, inputs);
+    if (linear != LINEAR_HEAD) {
+        snprintf(where, sizeof(where), layers > 1 ? "%d-%d" : "%d", first, first + layers - 1);
+    }
+    printf("  %-14s %-9s %-16s %-5s %-5s %-5s %-6s %s\n", linears[linear].name, where, shape,
+           number_name(lp->number, lp->type[OPERAND_X]),
+           number_name(lp->number, lp->type[OPERAND_W]),
+           number_name(lp->number, lp->type[OPERAND_DY]),
+           lp->wgrad == NUMBER_FP8 ? "FP8" : number_name(lp->wgrad, FP8_E4M3), lp->reason);
+}
+
+void precision_print(const Precision *p) {
+    printf("Precision\n  %-14s %-9s %-16s %-5s %-5s %-5s %-6s\n", "linear layer", "blocks",
+           "out x in", "X", "W", "dY", "wgrad");
+    for (int linear = 0; linear < LINEAR_HEAD; linear++) {
+        for (int first = 0, next; first < p->config->num_layers; first = next) {
+            const LinearPrecision *lp = precision_of(p, (Linear)linear, first);
+            next = first + 1;
+            while (next < p->config->num_layers &&
+                   same_precision(lp, precision_of(p, (Linear)linear, next))) {
+                next++;
+            }
+            print_line(p, (Linear)linear, first, next - first);
+        }
+    }
+    print_line(p, LINEAR_HEAD, 0, 1);
+    printf("  %.1f%% of the linear layers' FLOPs in FP8", 100 * precision_fp8_share(p));
+    if (p->format != FP8_FORMAT_NONE && p->recipe == FP8_RECIPE_DELAYED) {
+        printf("; delayed scaling, history %d, %s, margin %d, interval %d", p->history_length,
+               p->most_recent ? "most recent" : "max", p->margin, p->interval);
+    } else if (p->format != FP8_FORMAT_NONE) {
+        printf("; tensorwise scaling");
+    }
+    printf("\n");
+}
+
+float fp8_slot_target(const Precision *p, int slot) {
+    return fp8_target(p->linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT], p->margin);
+}
+
+const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]) {
+    static const char *const operands[OPERAND_COUNT] = {"x", "w", "dy"};
+    int index = slot / OPERAND_COUNT;
+    const char *operand = operands[slot % OPERAND_COUNT];
+    if (index == config->num_layers * LINEAR_HEAD) {
+        snprintf(out, 64, "head.%s", operand);
+    } else {
+        snprintf(out, 64, "blocks.%d.%s.%s", index / LINEAR_HEAD, linears[index % LINEAR_HEAD].name,
+                 operand);
+    }
+    return out;
+}

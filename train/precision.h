@@ -1,0 +1,91 @@
+// The one place that decides precision: for each linear layer, the number formats of its operands,
+// and why. The trainers ask; the printed table is the same answer.
+//
+// A linear layer has three products. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
+// output's gradient: forward X W', input gradient dY W, weight gradient dY' X.
+#ifndef LLM8_PRECISION_H
+#define LLM8_PRECISION_H
+
+#include "../kernels/fp8_format.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    LINEAR_QKV,
+    LINEAR_ATTENTION_OUT,
+    LINEAR_FC1,
+    LINEAR_FC2,
+    LINEAR_HEAD, // one, not one a layer
+    LINEAR_COUNT
+} Linear;
+
+typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } Operand;
+
+typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
+
+typedef struct {
+    Number number;               // of the operands in the forward and input-gradient products
+    Number wgrad;                // of the operands in the weight-gradient product
+    Fp8Type type[OPERAND_COUNT]; // where they are FP8
+    const char *reason;
+} LinearPrecision;
+
+typedef struct {
+    const ModelConfig *config;
+    Fp8Format format;
+    Fp8Recipe recipe;
+    int margin, interval, history_length;
+    bool most_recent;
+    int count;               // linear layers: 4 L + 1
+    LinearPrecision *linear; // by precision_index
+} Precision;
+
+// `plain` is what is not FP8: NUMBER_FP32 or NUMBER_BF16. The config must outlive the result.
+Precision precision_decide(const Options *options, const ModelConfig *config, Number plain);
+void precision_free(Precision *precision);
+
+static inline int linear_index(const ModelConfig *config, Linear linear, int layer) {
+    int block = linear == LINEAR_HEAD ? config->num_layers : layer;
+    return block * LINEAR_HEAD + (linear == LINEAR_HEAD ? 0 : (int)linear);
+}
+
+static inline const LinearPrecision *precision_of(const Precision *p, Linear linear, int layer) {
+    return &p->linear[linear_index(p->config, linear, layer)];
+}
+
+// Outputs N and inputs C of a linear layer, and the tensor that is its weight.
+void linear_shape(const ModelConfig *config, Linear linear, int *outputs, int *inputs);
+TensorId linear_weight(const ModelConfig *config, Linear linear);
+
+// Share of the linear layers' floating-point operations done in FP8, 0 to 1.
+double precision_fp8_share(const Precision *precision);
+
+// "FP8", "BF16" or "FP32", for the step's line.
+const char *precision_name(const Precision *precision);
+
+void precision_print(const Precision *precision);
+
+// Every quantised tensor has a slot of scaling state, three to a linear layer, FP8 or not, so that
+// a slot's place does not depend on the policy.
+static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, Operand o) {
+    return linear_index(config, linear, layer) * OPERAND_COUNT + o;
+}
+
+// What the slot's scale aims at.
+float fp8_slot_target(const Precision *precision, int slot);
+
+static inline int fp8_slot_count(const ModelConfig *config) {
+    return (config->num_layers * LINEAR_HEAD + 1) * OPERAND_COUNT;
+}
+
+// "blocks.3.qkv.x", into out, which is returned.
+const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,356 @@
+#include "run.h"
+#include "rng.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t stop_signal; // what a handler can reach
+
+static void request_stop(int number) {
+    stop_signal = number;
+}
+
+// The first signal asks for an end after this step; a second one of its kind ends at once.
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = request_stop,
+                               .sa_flags = SA_RESTART | (int)SA_RESETHAND};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+}
+
+void run_open(Run *run, const Options *options, Number plain) {
+    Error err;
+    *run = (Run){.options = *options, .ranks = 1, .saved_step = -1};
+    run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
+    if (options->list_checkpoints) {
+        if (!checkpoint_list(options->save, &err)) { die("%s", err.text); }
+        exit(EXIT_SUCCESS);
+    }
+    if (!options_finish_batch(&run->options, run->ranks, &err)) { die("%s", err.text); }
+    run->config = model_config(options);
+    run->layout = param_layout(&run->config);
+    run->precision = precision_decide(options, &run->config, plain);
+    options_print(&run->options, stdout);
+    precision_print(&run->precision);
+}
+
+static void open_data(Run *run) {
+    const Options *o = &run->options;
+    Error err;
+    if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
+    if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size, &err)) {
+        die("--data %s", err.text);
+    }
+    if (run->train_data.windows < o->global_batch_size) {
+        die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d",
+            o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
+    }
+    run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
+    printf("  training    %lld tokens in %d shard%s, %lld sequences an epoch\n",
+           (long long)run->train_data.tokens, run->train_data.num_shards,
+           run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
+    if (o->valid_data[0] == '\0') { return; }
+    if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size, &err)) {
+        die("--valid-data %s", err.text);
+    }
+    run->valid = (Loader){&run->valid_data, 0, false};
+    run->has_valid = true;
+    printf("  validation  %lld tokens, %lld sequences an evaluation\n",
+           (long long)run->valid_data.tokens, (long long)run_eval_samples(run));
+}
+
+static void open_tokenizer(Run *run) {
+    const Options *o = &run->options;
+    char path[PATH_LENGTH];
+    Error err;
+    path_format(path, "%s", o->tokenizer);
+    if (o->tokenizer[0] == '\0') {
+        const char *slash = strrchr(o->data, '/');
+        int folder = slash != NULL ? (int)(slash - o->data) + 1 : 0;
+        path_format(path, "%.*stokenizer.bin", folder, o->data);
+        if (!path_exists(path)) { return; }
+    }
+    if (!tokenizer_open(&run->tokenizer, path, &err)) { die("--tokenizer %s", err.text); }
+    if (run->tokenizer.vocab > run->config.vocab) {
+        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
+            run->tokenizer.vocab, run->config.vocab);
+    }
+    run->has_tokenizer = true;
+}
+
+static void open_save_folder(Run *run) {
+    const Options *o = &run->options;
+    Error err;
+    char path[PATH_LENGTH];
+    if (o->save[0] == '\0' || o->sample_only) { return; }
+    if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
+        die("--save %s", err.text);
+    }
+    path_format(path, "%s/config.txt", o->save);
+    FILE *file = fopen(path, "w");
+    if (file == NULL) { die("--save %s: %s", path, strerror(errno)); }
+    options_write_config(o, file);
+    fclose(file);
+    path_format(path, "%s/metrics.jsonl", o->save);
+    if (!metrics_open(&run->metrics, path, &err)) { die("--save %s", err.text); }
+    if (run->has_valid && o->save_interval % o->eval_interval != 0) {
+        printf(
+            "  note: --save-interval %lld is not a multiple of --eval-interval %lld: a checkpoint "
+            "without an evaluation cannot become `best`\n",
+            (long long)o->save_interval, (long long)o->eval_interval);
+    }
+}
+
+void run_start(Run *run, const char *device) {
+    const Options *o = &run->options;
+    printf("Run\n  device      %s\n  model       %lld parameters\n", device,
+           (long long)run->layout.num_parameters);
+    open_data(run);
+    open_tokenizer(run);
+    open_save_folder(run);
+    catch_signals();
+    int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
+    printf("  schedule    %lld steps of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
+           (long long)o->train_iters, (long long)step_tokens, run_micro_batches(run),
+           o->micro_batch_size * o->seq_length, run_micro_batches(run) > 1 ? "es" : "",
+           (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
+    MetricsRecord *r = metrics_begin("run");
+    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
+    metrics_text(r, "device", device);
+    metrics_text(r, "precision", precision_name(&run->precision));
+    metrics_number(r, "parameters", (double)run->layout.num_parameters);
+    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
+    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_options(r, o);
+    metrics_end(&run->metrics, r);
+    fflush(stdout);
+}
+
+int run_close(Run *run) {
+    bool saved = saver_wait(&run->saver);
+    const Progress *p = &run->progress;
+    int status = saved ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (stop_signal != 0 && p->step < run->options.train_iters) { status = EXIT_STOPPED_BY_SIGNAL; }
+    if (p->skipped_in_row >= run->options.max_skipped) { status = EXIT_TOO_MANY_SKIPPED; }
+    MetricsRecord *r = metrics_begin("end");
+    metrics_number(r, "step", (double)p->step);
+    metrics_number(r, "status", status);
+    metrics_end(&run->metrics, r);
+    if (status == EXIT_STOPPED_BY_SIGNAL) {
+        printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)p->step,
+               run->options.save[0] != '\0' && saved ? "; saved; go on with --resume latest" : "");
+    } else if (status == EXIT_TOO_MANY_SKIPPED) {
+        printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
+               p->skipped_in_row);
+    }
+    metrics_close(&run->metrics);
+    dataset_close(&run->train_data);
+    dataset_close(&run->valid_data);
+    if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+    precision_free(&run->precision);
+    param_layout_free(&run->layout);
+    return status;
+}
+
+bool run_restore(Run *run, Checkpoint *checkpoint) {
+    const Options *o = &run->options;
+    Error err;
+    bool found;
+    if (o->resume[0] == '\0') { return false; }
+    if (!checkpoint_resume(checkpoint, o, &found, &err)) { die("%s", err.text); }
+    if (!found) {
+        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+        return false;
+    }
+    run->progress = checkpoint->progress;
+    run->saved_step = checkpoint->progress.step;
+    printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
+           (long long)run->progress.step, (long long)run->progress.tokens);
+    if (!checkpoint_match(checkpoint, o, &run->layout, &err)) { die("%s", err.text); }
+    return true;
+}
+
+int run_micro_batches(const Run *run) {
+    return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
+}
+
+void run_batch(Run *run, int micro, int *inputs, int *targets) {
+    Error err;
+    int B = run->options.micro_batch_size;
+    int64_t sample = run->progress.samples + ((int64_t)micro * run->ranks + run->rank) * B;
+    if (!loader_batch(&run->train, sample, B, INT64_MAX, inputs, targets, &err)) {
+        die("--data %s", err.text);
+    }
+}
+
+int64_t run_eval_samples(const Run *run) {
+    int64_t wanted = run->options.eval_iters * run->options.global_batch_size;
+    return wanted > 0 ? min64(wanted, run->valid_data.windows) : run->valid_data.windows;
+}
+
+void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
+    Error err;
+    if (!loader_batch(&run->valid, sample, run->options.micro_batch_size, run_eval_samples(run),
+                      inputs, targets, &err)) {
+        die("--valid-data %s", err.text);
+    }
+}
+
+bool run_goes_on(const Run *run) {
+    return run->progress.step < run->options.train_iters && stop_signal == 0 &&
+           run->progress.skipped_in_row < run->options.max_skipped;
+}
+
+bool run_finite(double loss, double norm) {
+    return isfinite(loss) && isfinite(norm);
+}
+
+static void print_step(Run *run, StepResult s, double tokens_per_s) {
+    const Progress *p = &run->progress;
+    const Options *o = &run->options;
+    bool live = isatty(STDOUT_FILENO);
+    bool whole = p->step % o->log_interval == 0 || p->step == o->train_iters || s.skipped;
+    if (!whole && (!live || wall_seconds() - run->last_line < 0.2)) { return; }
+    run->last_line = wall_seconds();
+    char eta[32], mfu[32] = "";
+    double flops = tokens_per_s * flops_per_token(&run->config);
+    format_duration(eta, run->step_seconds * (double)(o->train_iters - p->step));
+    if (run->peak_flops > 0) {
+        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / run->peak_flops);
+    }
+    printf("%sstep %5lld/%lld | loss %.4f | lr %.2e | norm %.4f | dt %.2f ms | %.0f tok/s | %.3g "
+           "TFLOP/s%s | ETA %s | %s%s%s",
+           live ? "\r\033[K" : "", (long long)p->step, (long long)o->train_iters, s.loss, s.lr,
+           s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, eta,
+           precision_name(&run->precision), s.skipped ? " | SKIPPED" : "", whole ? "\n" : "");
+    fflush(stdout);
+}
+
+void run_report(Run *run, StepResult s) {
+    Progress *p = &run->progress;
+    const Options *o = &run->options;
+    int64_t tokens = (int64_t)o->global_batch_size * o->seq_length;
+    p->step++;
+    p->samples += o->global_batch_size;
+    p->tokens += tokens;
+    p->loss = s.loss;
+    p->skipped += s.skipped;
+    p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
+    double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
+    run->step_seconds += smooth * (s.seconds - run->step_seconds);
+    print_step(run, s, (double)tokens / s.seconds);
+
+    MetricsRecord *r = metrics_begin("step");
+    metrics_number(r, "step", (double)p->step);
+    metrics_number(r, "tokens", (double)p->tokens);
+    metrics_number(r, "loss", s.loss);
+    metrics_number(r, "norm", s.norm);
+    metrics_number(r, "lr", s.lr);
+    metrics_number(r, "seconds", s.seconds);
+    metrics_number(r, "tokens_per_s", (double)tokens / s.seconds);
+    metrics_number(r, "skipped", s.skipped);
+    metrics_end(&run->metrics, r);
+}
+
+void run_report_eval(Run *run, double loss, double seconds) {
+    Progress *p = &run->progress;
+    p->valid_loss = loss;
+    bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
+    if (best) { p->best_valid_loss = loss; }
+    printf("%seval after step %lld | valid loss %.4f%s | %.1f s\n",
+           isatty(STDOUT_FILENO) ? "\r\033[K" : "", (long long)p->step, loss, best ? " (best)" : "",
+           seconds);
+    fflush(stdout);
+    MetricsRecord *r = metrics_begin("eval");
+    metrics_number(r, "step", (double)p->step);
+    metrics_number(r, "valid_loss", loss);
+    metrics_number(r, "seconds", seconds);
+    metrics_end(&run->metrics, r);
+}
+
+bool run_should_eval(const Run *run) {
+    int64_t step = run->progress.step;
+    bool last = step == run->options.train_iters;
+    return run->has_valid && (step % run->options.eval_interval == 0 || last);
+}
+
+bool run_should_sample(const Run *run) {
+    int64_t interval = run->options.sample_interval;
+    return interval > 0 && run->progress.step % interval == 0;
+}
+
+bool run_should_save(const Run *run) {
+    int64_t step = run->progress.step;
+    if (run->options.save[0] == '\0' || step == run->saved_step) { return false; }
+    return step % run->options.save_interval == 0 || !run_goes_on(run);
+}
+
+void run_save(Run *run, const Snapshot *snapshot) {
+    Snapshot s = *snapshot;
+    const Progress *p = &run->progress;
+    s.options = &run->options;
+    s.layout = &run->layout;
+    s.precision = &run->precision;
+    s.progress = *p;
+    s.data_windows = run->train_data.windows;
+    s.best = run_should_eval(run) && p->valid_loss == p->best_valid_loss;
+    s.rank = run->rank;
+    s.ranks = run->ranks;
+    run->saved_step = p->step;
+    saver_start(&run->saver, &s);
+    MetricsRecord *r = metrics_begin("save");
+    metrics_number(r, "step", (double)p->step);
+    metrics_end(&run->metrics, r);
+}
+
+void run_print_token(const Run *run, int token) {
+    if (!run->has_tokenizer) {
+        printf("%d ", token);
+        return;
+    }
+    int length;
+    const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
+    fwrite(bytes, 1, (size_t)length, stdout);
+    if (token == run->tokenizer.end_of_text) { printf("\n---\n"); }
+}
+
+int run_first_token(const Run *run) {
+    return run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
+}
+
+static int compare_descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? 1 : (x > y ? -1 : 0);
+}
+
+int sample_token(const Options *o, const float *logits, float *scratch, int V, int64_t place) {
+    int likeliest = 0;
+    for (int i = 1; i < V; i++) {
+        if (logits[i] > logits[likeliest]) { likeliest = i; }
+    }
+    if (!(o->sample_temperature > 0)) { return likeliest; }
+    float threshold = -INFINITY;
+    if (o->sample_top_k > 0 && o->sample_top_k < V) {
+        memcpy(scratch, logits, (size_t)V * sizeof(float));
+        qsort(scratch, (size_t)V, sizeof(float), compare_descending);
+        threshold = scratch[o->sample_top_k - 1];
+    }
+    double sum = 0, chosen;
+    for (int i = 0; i < V; i++) {
+        double above = (double)(logits[i] - logits[likeliest]) / o->sample_temperature;
+        scratch[i] = logits[i] >= threshold ? (float)exp(above) : 0.0f;
+        sum += scratch[i];
+    }
+    chosen = sum * rng_uniform((uint64_t)o->sample_seed, (uint64_t)place);
+    for (int i = 0; i < V; i++) {
+        chosen -= scratch[i];
+        if (chosen < 0) { return i; }
+    }
+    return likeliest;
+}

@@ -1,0 +1,87 @@
+// What both trainers do around the model: start-up, data, the step's line, when to evaluate, sample
+// and save, signals, the way a run ends. The trainers keep the model and its mathematics.
+#ifndef LLM8_RUN_H
+#define LLM8_RUN_H
+
+#include "../checkpoints/checkpoint.h"
+#include "../dataloader/loader.h"
+#include "../dataloader/tokenizer.h"
+#include "metrics.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { EXIT_TOO_MANY_SKIPPED = 3, EXIT_STOPPED_BY_SIGNAL = 75 };
+
+typedef struct {
+    Options options;
+    ModelConfig config;
+    ParamLayout layout;
+    Precision precision;
+    Progress progress;
+    int rank, ranks;
+
+    Dataset train_data, valid_data;
+    Loader train, valid;
+    bool has_valid, has_tokenizer;
+    Tokenizer tokenizer;
+
+    Metrics metrics;
+    Saver saver;
+    double peak_flops;   // of the device, 0 when not known
+    double step_seconds; // moving average, for the ETA
+    int64_t saved_step;  // the last step a save was begun for, -1: none
+    double last_line;    // when the live line was last drawn
+} Run;
+
+// What a step hands to its report.
+typedef struct {
+    double loss, norm, lr, seconds;
+    bool skipped;
+} StepResult;
+
+// Model, precision; prints them. --list-checkpoints is answered here. plain: what is not FP8.
+void run_open(Run *run, const Options *options, Number plain);
+// Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
+void run_start(Run *run, const char *device);
+// Waits for the last save; returns the exit status.
+int run_close(Run *run);
+
+// Opens the checkpoint that --resume names, if there is one, and takes its progress over.
+bool run_restore(Run *run, Checkpoint *checkpoint);
+
+// inputs, targets [B,T] of micro-batch `micro` of the present step.
+void run_batch(Run *run, int micro, int *inputs, int *targets);
+int run_micro_batches(const Run *run); // a step
+
+// Evaluation goes over the same windows whatever the batch: eval_samples of them, from 0. The batch
+// from `sample` on; what is past the end is left out.
+int64_t run_eval_samples(const Run *run);
+void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
+
+bool run_goes_on(const Run *run); // neither done nor stopped
+bool run_finite(double loss, double norm);
+
+// Counts the step and its tokens, prints, writes the record. Ends the run with too many skips.
+void run_report(Run *run, StepResult result);
+void run_report_eval(Run *run, double loss, double seconds);
+
+bool run_should_eval(const Run *run);
+bool run_should_sample(const Run *run);
+bool run_should_save(const Run *run);
+// Starts the save and says so.
+void run_save(Run *run, const Snapshot *snapshot);
+
+// Prints one token of a sample as text, or its id where there is no tokenizer.
+void run_print_token(const Run *run, int token);
+int run_first_token(const Run *run); // the end of text, where a sample starts
+
+// The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
+int sample_token(const Options *options, const float *logits, float *scratch, int V, int64_t place);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
