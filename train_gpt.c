@@ -505,6 +505,7 @@ static void train_step(Trainer *t) {
     StepResult result = {.loss = loss / step_tokens,
                          .norm = sqrt(sum_of_squares(t->gradients, run->layout.size)),
                          .lr = learning_rate(o, run->progress.step)};
+    run_maybe_dump(run, t->gradients, result.loss);
     result.skipped = !run_finite(result.loss, result.norm);
     scaling_update(t, result.skipped);
     if (!result.skipped) { model_update(t, result.norm, result.lr); }

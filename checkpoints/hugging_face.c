@@ -183,6 +183,12 @@ char *hf_config(const ModelConfig *c, Dtype dtype) {
         add_llama_config(json, c);
     }
     cJSON_AddNumberToObject(json, "vocab_size", c->vocab);
+    // where text ends, for the two vocabularies that are ours to know
+    int end = c->vocab == 50257 ? 50256 : (c->vocab == 257 ? 256 : -1);
+    cJSON_AddItemToObject(json, "bos_token_id",
+                          end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
+    cJSON_AddItemToObject(json, "eos_token_id",
+                          end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
     cJSON_AddBoolToObject(json, "tie_word_embeddings", c->tied_head);
     cJSON_AddNumberToObject(json, "initializer_range", c->init_std);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");

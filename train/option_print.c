@@ -6,8 +6,8 @@
 // The rows that say what to do now rather than what the run is; a saved configuration leaves them
 // out.
 static bool is_action(const OptionRow *row) {
-    static const char *const actions[] = {"help",   "version",          "plan",
-                                          "config", "list-checkpoints", "sample-only"};
+    static const char *const actions[] = {
+        "help", "version", "plan", "config", "list-checkpoints", "sample-only", "dump-gradients"};
     for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (strcmp(row->name, actions[i]) == 0) { return true; }
     }

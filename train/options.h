@@ -67,6 +67,7 @@ typedef struct {
     // run
     int64_t log_interval;
     bool plan;
+    char dump_gradients[PATH_LENGTH];
     char config[PATH_LENGTH];
     bool help, version;
 

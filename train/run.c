@@ -1,4 +1,5 @@
 #include "run.h"
+#include "../checkpoints/hugging_face.h"
 #include "rng.h"
 
 #include <errno.h>
@@ -209,6 +210,23 @@ bool run_goes_on(const Run *run) {
 
 bool run_finite(double loss, double norm) {
     return isfinite(loss) && isfinite(norm);
+}
+
+void run_maybe_dump(const Run *run, const float *gradients, double loss) {
+    const char *path = run->options.dump_gradients;
+    float value = (float)loss;
+    int64_t one = 1;
+    Error err;
+    if (path[0] == '\0') { return; }
+    SafeTensorsWriter w = {0};
+    safetensors_declare(&w, "loss", DTYPE_F32, 1, &one);
+    hf_declare(&w, &run->layout, DTYPE_F32);
+    if (!safetensors_begin(&w, path, NULL, &err)) { die("--dump-gradients %s", err.text); }
+    writer_write(&w.file, &value, sizeof(value));
+    hf_write(&w, &run->layout, DTYPE_F32, gradients);
+    if (!writer_close(&w.file, &err)) { die("--dump-gradients %s", err.text); }
+    printf("loss %.6f; gradients in %s\n", loss, path);
+    exit(EXIT_SUCCESS);
 }
 
 static void print_step(Run *run, StepResult s, double tokens_per_s) {

@@ -63,7 +63,11 @@ void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
 bool run_goes_on(const Run *run); // neither done nor stopped
 bool run_finite(double loss, double norm);
 
-// Counts the step and its tokens, prints, writes the record. Ends the run with too many skips.
+// --dump-gradients: writes them (FP32, laid out as the parameters) and the loss, and leaves. Does
+// nothing without the option.
+void run_maybe_dump(const Run *run, const float *gradients, double loss);
+
+// Counts the step and its tokens, prints, writes the record.
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
 

@@ -1,0 +1,141 @@
+// A test program is a row of functions, each run by RUN(function); a function fails when one of its
+// checks does, and says which. The comparators are written in the passing form, so that NaN fails;
+// test_harness.c plants a fault in front of each of them.
+//
+//   int main(void) {
+//       RUN(parses_numbers);
+//       return test_summary();
+//   }
+#ifndef LLM8_TEST_H
+#define LLM8_TEST_H
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    int passed, failed, skipped;
+    bool failing, skipping; // the test under way
+    bool quiet;             // test_harness.c expects failures, and does not want to see them
+} test_state;
+
+__attribute__((format(printf, 3, 4))) static inline void test_fail(const char *file, int line,
+                                                                   const char *format, ...) {
+    test_state.failing = true;
+    if (test_state.quiet) { return; }
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "  %s:%d: ", file, line);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+static inline bool test_close(double actual, double expected, double tolerance) {
+    return fabs(actual - expected) <= tolerance;
+}
+
+// ||actual - expected|| / ||expected||, in double; NaN when anything is.
+static inline double test_relative_error(const float *actual, const float *expected, int64_t n) {
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = (double)actual[i] - expected[i];
+        difference += d * d;
+        size += (double)expected[i] * expected[i];
+    }
+    return size > 0 ? sqrt(difference / size) : sqrt(difference);
+}
+
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        if (!(condition)) { test_fail(__FILE__, __LINE__, "not: %s", #condition); } \
+    } while (0)
+
+#define CHECK_EQUAL(actual, expected)                                               \
+    do {                                                                            \
+        long long a_ = (long long)(actual), e_ = (long long)(expected);             \
+        if (!(a_ == e_)) {                                                          \
+            test_fail(__FILE__, __LINE__, "%s is %lld, not %lld", #actual, a_, e_); \
+        }                                                                           \
+    } while (0)
+
+#define CHECK_TEXT(actual, expected)                                                    \
+    do {                                                                                \
+        const char *a_ = (actual), *e_ = (expected);                                    \
+        if (!(strcmp(a_, e_) == 0)) {                                                   \
+            test_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #actual, a_, e_); \
+        }                                                                               \
+    } while (0)
+
+#define CHECK_CONTAINS(text, part)                                                        \
+    do {                                                                                  \
+        const char *a_ = (text), *e_ = (part);                                            \
+        if (!(strstr(a_, e_) != NULL)) {                                                  \
+            test_fail(__FILE__, __LINE__, "%s is \"%s\", without \"%s\"", #text, a_, e_); \
+        }                                                                                 \
+    } while (0)
+
+#define CHECK_CLOSE(actual, expected, tolerance)                                               \
+    do {                                                                                       \
+        double a_ = (actual), e_ = (expected), t_ = (tolerance);                               \
+        if (!test_close(a_, e_, t_)) {                                                         \
+            test_fail(__FILE__, __LINE__, "%s is %.9g, not %.9g within %.3g", #actual, a_, e_, \
+                      t_);                                                                     \
+        }                                                                                      \
+    } while (0)
+
+// Arrays of floats, by test_relative_error.
+#define CHECK_ERROR(actual, expected, n, tolerance)                                              \
+    do {                                                                                         \
+        double error_ = test_relative_error(actual, expected, n), t_ = (tolerance);              \
+        if (!(error_ <= t_)) {                                                                   \
+            test_fail(__FILE__, __LINE__, "%s differs from %s by %.3g, more than %.3g", #actual, \
+                      #expected, error_, t_);                                                    \
+        }                                                                                        \
+    } while (0)
+
+// The same bits.
+#define CHECK_BITS(actual, expected, bytes)                                               \
+    do {                                                                                  \
+        const unsigned char *a_ = (const void *)(actual), *e_ = (const void *)(expected); \
+        size_t n_ = (size_t)(bytes), at_ = 0;                                             \
+        while (at_ < n_ && a_[at_] == e_[at_]) { at_++; }                                 \
+        if (!(at_ == n_)) {                                                               \
+            test_fail(__FILE__, __LINE__, "%s and %s differ at byte %zu of %zu", #actual, \
+                      #expected, at_, n_);                                                \
+        }                                                                                 \
+    } while (0)
+
+static inline void test_skip(const char *why) {
+    test_state.skipping = true;
+    printf("  skipped: %s\n", why);
+}
+
+static inline void test_run(const char *name, void (*test)(void)) {
+    test_state.failing = test_state.skipping = false;
+    test();
+    if (test_state.failing) {
+        test_state.failed++;
+        fprintf(stderr, "  FAILED %s\n", name);
+    } else if (test_state.skipping) {
+        test_state.skipped++;
+    } else {
+        test_state.passed++;
+    }
+}
+
+#define RUN(test) test_run(#test, test)
+
+// The last line, which test/run.sh adds up.
+static inline int test_summary(void) {
+    fflush(stderr);
+    printf("%d passed, %d failed, %d skipped\n", test_state.passed, test_state.failed,
+           test_state.skipped);
+    return test_state.failed > 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+#endif
