@@ -2,6 +2,7 @@
 #
 # make BLAS=openblas   matrix products of the CPU trainer by OpenBLAS instead of our own
 # make NATIVE=         without -march=native, for binaries that run on other machines
+# make train_gptcu     the GPU trainer; ARCHS="90a" builds for one kind of GPU only, faster
 
 CC      ?= gcc
 NATIVE  ?= -march=native
@@ -23,7 +24,10 @@ BUILD   := build
 COMMON  := $(wildcard train/*.c checkpoints/*.c) dataloader/shard.c dataloader/loader.c \
            dataloader/tokenizer.c
 CPU     := kernels/cpu.c kernels/cpu_gemm.c
-PROGRAMS := train_gpt tokenize
+CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
+PROGRAMS := train_gpt tokenize make_corpus
+GPU_C   := kernels/gpu.c kernels/gemm.c kernels/attention.c kernels/verify.c
+GPU_CU  := $(wildcard kernels/*.cu)
 TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
@@ -36,12 +40,42 @@ all: $(PROGRAMS)
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/shard.c dataloader/tokenizer.c \
             checkpoints/io.c train/common.c)
+make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) train/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 $(BUILD)/plain/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -MMD -MP -c $< -o $@
+
+# DATA=any.txt trains on that text instead of our own corpus
+quickstart:
+	@scripts/quickstart.sh
+
+# ---- the GPU half: only code that launches kernels is .cu ------------------------------------------
+
+CUDA_HOME ?= /usr/local/cuda
+NVCC      ?= $(CUDA_HOME)/bin/nvcc
+ARCHS     ?= 80 89 90a
+CUDA_ARCH := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+             -gencode arch=compute_90,code=compute_90
+CUDAFLAGS := -std=c++17 -O3 -lineinfo -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas $(CUDA_ARCH)
+CUDALIBS  := -L$(CUDA_HOME)/lib64 -lcublasLt -lcudnn -lcudart -lstdc++
+
+$(BUILD)/plain/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDAFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+gpu_objects := $(call objects,plain,$(GPU_C)) $(GPU_CU:%.cu=$(BUILD)/plain/%.cu.o)
+$(call objects,plain,$(GPU_C)): CFLAGS += -isystem $(CUDA_HOME)/include
+
+train_gptcu: $(BUILD)/plain/train_gpt.cu.o $(gpu_objects) $(call objects,plain,$(COMMON) $(CPU))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
+
+GPU_TESTS := $(patsubst test/%.cu,$(BUILD)/plain/%,$(wildcard test/*.cu))
+$(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
+                                $(call objects,plain,$(COMMON) $(CPU))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
 # ---- tests: every test/test_NAME.c is a program, built plainly and under the sanitizers ----------
 
@@ -60,11 +94,50 @@ $(BUILD)/asan/test_%: $(BUILD)/asan/test/test_%.c.o $(call objects,asan,$(LIBRAR
 $(BUILD)/asan/train_gpt: $(call objects,asan,train_gpt.c $(COMMON) $(CPU))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 
+# test_corpus.c includes make_corpus.c
+$(BUILD)/plain/test_corpus: $(call objects,plain,$(CORPUS))
+$(BUILD)/asan/test_corpus: $(call objects,asan,$(CORPUS))
+
+# what the shell tests read metrics.jsonl with
+$(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c train/common.c)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+
+# the library under the fuzzer reports which code an input reaches
+FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
+$(BUILD)/fuzz/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE) -fsanitize-coverage=trace-pc $(NATIVE) $(BASE) -MMD -MP -c $< -o $@
+$(BUILD)/asan/fuzz: $(call objects,asan,test/fuzz.c test/fuzz_targets.c) $(FUZZED)
+	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) -Wl,--wrap=die
+
+# SECONDS=600 SEED=2; what it finds is left as build/fuzz-crash
+fuzz: SECONDS ?= 60
+fuzz: $(BUILD)/asan/fuzz
+	@mkdir -p $(BUILD)/fuzz/folder
+	cd $(BUILD)/fuzz/folder && LLM8_ROOT=$(CURDIR) ../../asan/fuzz $(SECONDS) $(SEED)
+
+# test_faults.c makes each of these calls fail
+FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap
+$(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
+
+$(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c checkpoints/safetensors.c \
+                                  checkpoints/io.c train/common.c)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
 .SECONDARY:
 
-test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(TEST_PROGRAMS)
-	test/run.sh $(TEST_PROGRAMS) $(wildcard test/test_*.sh)
+test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
+      $(TEST_PROGRAMS)
+	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(wildcard test/test_*.sh)
+
+# the values that tests compare with; only this needs Python
+golden: train_gpt .venv/golden
+	.venv/bin/python test/golden.py
+.venv/golden: test/requirements.txt
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet -r $<
+	touch $@
 
 clean:
 	rm -rf $(BUILD) $(PROGRAMS)

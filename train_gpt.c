@@ -145,7 +145,12 @@ static void plan_activations(Trainer *t) {
 static void trainer_open(Trainer *t, const Options *options) {
     *t = (Trainer){0};
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
-    run_open(&t->run, options, rounds ? NUMBER_BF16 : NUMBER_FP32);
+    Error err;
+    if (!run_configure(&t->run, options, rounds ? NUMBER_BF16 : NUMBER_FP32, &err)) {
+        die("%s", err.text);
+    }
+    run_announce(&t->run);
+    options_note_gpu_only(options);
     t->whole = (Bucket){0, t->run.layout.size};
     plan_state(t);
     plan_activations(t);
@@ -497,7 +502,7 @@ static void train_step(Trainer *t) {
     double step_tokens = (double)o->global_batch_size * T;
     memset(t->gradients, 0, (size_t)run->layout.size * sizeof(float));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
-        run_batch(run, micro, t->inputs, t->targets);
+        run_batch(run, 0, micro, t->inputs, t->targets);
         model_forward(t, B, T, true);
         loss += head_loss(t, B * T, (float)(1.0 / step_tokens));
         model_backward(t, B, T);

@@ -69,7 +69,7 @@ bool writer_close(FileWriter *w, Error *err) {
 bool file_map(MappedFile *m, const char *path, Error *err) {
     *m = (MappedFile){0};
     struct stat info;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe is refused, not waited for
     if (file < 0) { return fail_path(err, path, errno); }
     void *map = NULL;
     bool ok = fstat(file, &info) == 0;
@@ -171,7 +171,8 @@ bool folder_remove(const char *path, Error *err) {
         char file[PATH_LENGTH];
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
         path_format(file, "%s/%s", path, entry->d_name);
-        if (unlink(file) != 0) { ok = fail_path(err, file, errno); }
+        if (unlink(file) == 0) { continue; }
+        ok = errno == EISDIR ? folder_remove(file, err) : fail_path(err, file, errno);
     }
     closedir(folder);
     if (ok && rmdir(path) != 0) { ok = fail_path(err, path, errno); }

@@ -43,7 +43,7 @@ bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
 
 bool folder_make(const char *path, Error *err); // with its parents; fine if it is there
 bool folder_sync(const char *path, Error *err);
-bool folder_remove(const char *path, Error *err); // with the files in it, which are no folders
+bool folder_remove(const char *path, Error *err); // with everything in it
 bool path_exists(const char *path);
 
 #ifdef __cplusplus

@@ -77,7 +77,7 @@ static bool read_meta(Checkpoint *c, const cJSON *meta, Error *err) {
     c->ranks = (int)ranks;
     const Progress *p = &c->progress;
     if (p->step < 0 || p->samples < 0 || p->tokens < 0 || p->skipped < 0 || skipped_in_row < 0 ||
-        ranks < 1 || ranks > RANKS_MAX || c->layout_size < 0) {
+        skipped_in_row > INT32_MAX || ranks < 1 || ranks > RANKS_MAX || c->layout_size < 0) {
         return fail(err, "%s/meta.json: a number is missing or out of range", c->path);
     }
     snprintf(c->precision, sizeof(c->precision), "%s", meta_text(meta, "precision"));
@@ -92,11 +92,12 @@ static bool check_files(Checkpoint *c, const cJSON *meta, Error *err) {
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files"), *file;
     if (!cJSON_IsArray(files)) { return fail(err, "%s/meta.json: no list of files", c->path); }
     cJSON_ArrayForEach(file, files) {
+        enum { NAME_MAX_LENGTH = 100 };
         const char *name = meta_text(file, "name");
         char path[PATH_LENGTH], crc[16];
         int64_t bytes;
         uint32_t sum;
-        if (name[0] == '\0' || strchr(name, '/') != NULL) {
+        if (name[0] == '\0' || strlen(name) > NAME_MAX_LENGTH || strchr(name, '/') != NULL) {
             return fail(err, "%s/meta.json: a file named '%.80s'", c->path, name);
         }
         path_format(path, "%s/%s", c->path, name);
@@ -142,35 +143,51 @@ static int64_t parse_ranges(OptimizerFile *f, const char *text, int64_t size) {
     return elements;
 }
 
-static bool open_optimizer_file(OptimizerFile *f, const char *path, int64_t size, int64_t *elements,
-                                Error *err) {
+static bool open_optimizer_file(OptimizerFile *f, const char *path, int64_t size, Error *err) {
     if (!safetensors_open(&f->file, path, err)) { return false; }
     cJSON *metadata = f->file.metadata != NULL ? cJSON_Parse(f->file.metadata) : NULL;
-    *elements = parse_ranges(f, meta_text(metadata, "ranges"), size);
+    int64_t elements = parse_ranges(f, meta_text(metadata, "ranges"), size);
     cJSON_Delete(metadata);
-    if (*elements < 0) { return fail(err, "%s: its list of ranges is wrong", path); }
-    return check_flat(&f->file, "master", *elements, err) &&
-           check_flat(&f->file, "exp_avg", *elements, err) &&
-           check_flat(&f->file, "exp_avg_sq", *elements, err);
+    if (elements < 0) { return fail(err, "%s: its list of ranges is wrong", path); }
+    return check_flat(&f->file, "master", elements, err) &&
+           check_flat(&f->file, "exp_avg", elements, err) &&
+           check_flat(&f->file, "exp_avg_sq", elements, err);
+}
+
+static int compare_ranges(const void *a, const void *b) {
+    const Bucket *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+// The ranges of all ranks together must be the parameter space, every element once.
+static bool check_cover(const Checkpoint *c, Error *err) {
+    size_t count = 0;
+    Bucket *all = NULL;
+    for (int r = 0; r < c->ranks; r++) {
+        const OptimizerFile *f = &c->optimizer[r];
+        all = realloc_or_die(all, (count + (size_t)f->num_ranges) * sizeof(Bucket));
+        for (int i = 0; i < f->num_ranges; i++) {
+            if (f->ranges[i].begin < f->ranges[i].end) { all[count++] = f->ranges[i]; }
+        }
+    }
+    qsort(all, count, sizeof(Bucket), compare_ranges);
+    int64_t covered = 0;
+    size_t used = 0;
+    while (used < count && all[used].begin == covered) { covered = all[used++].end; }
+    free(all);
+    return (used == count && covered == c->layout_size) ||
+           fail(err, "%s: its optimizer files do not hold element %lld of %lld exactly once",
+                c->path, (long long)covered, (long long)c->layout_size);
 }
 
 static bool open_optimizer(Checkpoint *c, Error *err) {
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(OptimizerFile));
-    int64_t covered = 0;
     for (int r = 0; r < c->ranks; r++) {
         char path[PATH_LENGTH];
-        int64_t elements;
         path_format(path, "%s/optimizer-%d-of-%d.safetensors", c->path, r, c->ranks);
-        if (!open_optimizer_file(&c->optimizer[r], path, c->layout_size, &elements, err)) {
-            return false;
-        }
-        covered += elements;
+        if (!open_optimizer_file(&c->optimizer[r], path, c->layout_size, err)) { return false; }
     }
-    if (covered < c->layout_size) {
-        return fail(err, "%s: its optimizer files hold %lld of %lld elements", c->path,
-                    (long long)covered, (long long)c->layout_size);
-    }
-    return true;
+    return check_cover(c, err);
 }
 
 static bool open_files(Checkpoint *c, Error *err) {
@@ -220,8 +237,10 @@ static int64_t latest_step(const char *save) {
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err) {
     *found = false;
     if (strcmp(options->resume, "latest") != 0) {
-        *found = checkpoint_open(c, options->resume, err);
-        return *found;
+        Error why;
+        *found = checkpoint_open(c, options->resume, &why);
+        return *found ||
+               fail(err, "--resume %s; --list-checkpoints shows which are whole", why.text);
     }
     int64_t *steps, latest = latest_step(options->save);
     int count = checkpoint_steps(options->save, &steps);

@@ -45,8 +45,10 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
             continue;
         }
         if (is_shape(name, layout->config.arch)) {
-            ok = fail(err, "%s: another model's checkpoint: it has --%s %s, this run %s", c->path,
-                      name, was, now);
+            ok = fail(err,
+                      "%s: another model's checkpoint: it has --%s %s, this run %s; resume with "
+                      "its options",
+                      c->path, name, was, now);
         } else {
             printf("  --%s is %s, was %s in the checkpoint\n", name, *now ? now : "not set",
                    *was ? was : "not set");

@@ -103,11 +103,15 @@ static bool read_entries(SafeTensors *st, const cJSON *header, int64_t data_byte
 
 static bool read_header(SafeTensors *st, Error *err) {
     uint64_t length;
-    if (st->file.bytes < sizeof(length)) { return fail(err, "%s: too short", st->path); }
+    if (st->file.bytes < sizeof(length)) {
+        return fail(err, "%s: %zu bytes, too short for safetensors", st->path, st->file.bytes);
+    }
     memcpy(&length, st->file.data, sizeof(length));
     if (length > st->file.bytes - sizeof(length) || length > HEADER_MAX) {
-        return fail(err, "%s: the header says it is %llu bytes long, the file is %zu", st->path,
-                    (unsigned long long)length, st->file.bytes);
+        return fail(err,
+                    "%s: the header says it is %llu bytes long; the file is %zu, and 100 MiB at "
+                    "most are allowed",
+                    st->path, (unsigned long long)length, st->file.bytes);
     }
     st->data = st->file.data + sizeof(length) + length;
     int64_t data_bytes = (int64_t)(st->file.bytes - sizeof(length) - length);

@@ -130,6 +130,13 @@ static cJSON *options_json(const Options *options) {
     return json;
 }
 
+// Exactly, which cJSON's own numbers are not; NaN, which JSON has not, as null.
+static void add_number(cJSON *json, const char *name, double value) {
+    char digits[40];
+    snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
+    cJSON_AddRawToObject(json, name, digits);
+}
+
 // The text of meta.json, with its own checksum in it; to be freed.
 static char *meta_text(const Snapshot *s, cJSON *files) {
     const Progress *p = &s->progress;
@@ -139,21 +146,21 @@ static char *meta_text(const Snapshot *s, cJSON *files) {
     strftime(created, sizeof(created), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
     cJSON *meta = cJSON_CreateObject();
     cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
-    cJSON_AddNumberToObject(meta, "version", 1);
+    add_number(meta, "version", 1);
     cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
     cJSON_AddStringToObject(meta, "created", created);
-    cJSON_AddNumberToObject(meta, "step", (double)p->step);
-    cJSON_AddNumberToObject(meta, "samples", (double)p->samples);
-    cJSON_AddNumberToObject(meta, "tokens", (double)p->tokens);
-    cJSON_AddNumberToObject(meta, "skipped", (double)p->skipped);
-    cJSON_AddNumberToObject(meta, "skipped_in_row", p->skipped_in_row);
-    cJSON_AddNumberToObject(meta, "loss", p->loss); // cJSON writes NaN as null
-    cJSON_AddNumberToObject(meta, "valid_loss", p->valid_loss);
-    cJSON_AddNumberToObject(meta, "best_valid_loss", p->best_valid_loss);
-    cJSON_AddNumberToObject(meta, "ranks", s->ranks);
+    add_number(meta, "step", (double)p->step);
+    add_number(meta, "samples", (double)p->samples);
+    add_number(meta, "tokens", (double)p->tokens);
+    add_number(meta, "skipped", (double)p->skipped);
+    add_number(meta, "skipped_in_row", p->skipped_in_row);
+    add_number(meta, "loss", p->loss);
+    add_number(meta, "valid_loss", p->valid_loss);
+    add_number(meta, "best_valid_loss", p->best_valid_loss);
+    add_number(meta, "ranks", s->ranks);
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
-    cJSON_AddNumberToObject(meta, "layout_size", (double)s->layout->size);
-    cJSON_AddNumberToObject(meta, "data_windows", (double)s->data_windows);
+    add_number(meta, "layout_size", (double)s->layout->size);
+    add_number(meta, "data_windows", (double)s->data_windows);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
     cJSON_AddItemReferenceToObject(meta, "files", files);
     cJSON_AddStringToObject(meta, "crc32", "00000000");
@@ -254,7 +261,7 @@ static bool verify(const char *path, Error *err) {
     return true;
 }
 
-bool checkpoint_save(const Snapshot *s, Error *err) {
+static bool write_and_publish(const Snapshot *s, Error *err) {
     const char *save = s->options->save;
     char fresh[PATH_LENGTH], path[PATH_LENGTH], name[PATH_LENGTH], link[PATH_LENGTH];
     path_format(name, "step_%08lld", (long long)s->progress.step);
@@ -272,8 +279,16 @@ bool checkpoint_save(const Snapshot *s, Error *err) {
     path_format(link, "%s/latest", save);
     if (!link_replace(link, name, err)) { return false; }
     path_format(link, "%s/best", save);
-    if (s->best && !link_replace(link, name, err)) { return false; }
-    return prune(s, err);
+    return !s->best || link_replace(link, name, err);
+}
+
+bool checkpoint_save(const Snapshot *s, Error *err) {
+    Error why;
+    if (!write_and_publish(s, &why)) {
+        return fail(err, "%s; earlier checkpoints are as they were", why.text);
+    }
+    return prune(s, &why) ||
+           fail(err, "it is saved, but an older one could not be deleted: %s", why.text);
 }
 
 bool checkpoint_sweep(const char *save, Error *err) {
@@ -312,7 +327,7 @@ bool saver_wait(Saver *saver) {
     if (saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
     if (!saver->ok) {
-        warn("the checkpoint of step %lld was not saved: %s; earlier checkpoints are as they were",
+        warn("saving the checkpoint of step %lld failed: %s",
              (long long)saver->snapshot.progress.step, saver->err.text);
     }
     return saver->ok;

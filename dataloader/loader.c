@@ -21,7 +21,9 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
     *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
     glob_t found;
     int status = glob(pattern, 0, NULL, &found);
-    if (status == GLOB_NOMATCH) { return fail(err, "%s: no such file", pattern); }
+    if (status == GLOB_NOMATCH) {
+        return fail(err, "%s: no such file; make shards with ./tokenize", pattern);
+    }
     if (status != 0) { return fail(err, "%s: the files cannot be listed", pattern); }
     bool ok = open_shards(data, &found, err);
     globfree(&found);

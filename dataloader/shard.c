@@ -7,7 +7,9 @@
 static bool check_header(Shard *s, Error *err) {
     int32_t header[4];
     if (s->file.bytes < SHARD_HEADER_BYTES) {
-        return fail(err, "%s: %zu bytes, too short for a token shard (its header alone is %d)",
+        return fail(err,
+                    "%s: %zu bytes, too short for a token shard (its header alone is %d); make "
+                    "shards with ./tokenize",
                     s->path, s->file.bytes, SHARD_HEADER_BYTES);
     }
     memcpy(header, s->file.data, sizeof(header));
@@ -20,8 +22,7 @@ static bool check_header(Shard *s, Error *err) {
                     s->path, header[1]);
     }
     s->token_bytes = header[1] == 1 ? 2 : 4;
-    uint64_t count = (uint32_t)header[2];
-    if (header[1] == 2) { count |= (uint64_t)(uint32_t)header[3] << 32; }
+    uint64_t count = (uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2];
     uint64_t held = (s->file.bytes - SHARD_HEADER_BYTES) / (uint64_t)s->token_bytes;
     uint64_t rest = (s->file.bytes - SHARD_HEADER_BYTES) % (uint64_t)s->token_bytes;
     if (count != held || rest != 0) {

@@ -1,11 +1,10 @@
 // A token shard: one file of tokens, memory-mapped.
 //
 // Layout, little-endian:
-//   bytes 0..1023   256 int32: [0] magic 20240520, [1] version, [2] and [3] the token count,
-//                   the rest 0
+//   bytes 0..1023   256 int32: [0] magic 20240520, [1] version, [2] the token count's low half,
+//                   [3] its high half (both unsigned), the rest 0
 //   from byte 1024  the tokens, nothing after them
-// Version 1 is llm.c's: uint16 tokens, the count in [2], [3] zero. Version 2: uint32 tokens, the
-// count's low half in [2], its high half in [3] (both unsigned).
+// Version 1 has uint16 tokens, version 2 uint32. llm.c's shards are version 1 with [3] zero.
 //
 // shard_open refuses a file that is missing, empty, too short for a header, of another magic or
 // version, or whose size is not what its count says.

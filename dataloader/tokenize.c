@@ -75,8 +75,7 @@ static void close_output(Output *out, const char *prefix, const char *part) {
     bool ok = file != NULL && fwrite(header, sizeof(header), 1, file) == 1;
     ok = file != NULL && fclose(file) == 0 && ok;
     if (!ok || rename(fresh, path) != 0) { die("%s: could not be written", path); }
-    printf("%s: %lld tokens, unigram entropy %.4f\n", path, (long long)out->tokens,
-           entropy);
+    printf("%s: %lld tokens, unigram entropy %.4f\n", path, (long long)out->tokens, entropy);
 }
 
 static void tokenize_files(const char *prefix, double valid_fraction, char **files, int count) {
@@ -115,6 +114,7 @@ int main(int argc, char **argv) {
                                           {0}};
     const char *prefix = NULL;
     double valid_fraction = 0.1;
+    opterr = 0; // the error is ours to print
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
         case 'o': prefix = optarg; break;
@@ -125,7 +125,7 @@ int main(int argc, char **argv) {
                    "them, tokenizer.bin.\n",
                    argv[0]);
             return 0;
-        default: return EXIT_FAILURE;
+        default: die("%s: no such option, or its value is missing (--help)", argv[optind - 1]);
         }
     }
     if (prefix == NULL) { die("--output-prefix is missing (--help)"); }

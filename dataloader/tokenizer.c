@@ -8,9 +8,13 @@ enum { HEADER_INTS = 256 };
 static bool read_entries(Tokenizer *t, const char *path, Error *err) {
     int32_t header[HEADER_INTS];
     const MappedFile *f = &t->file;
-    if (f->bytes < sizeof(header)) { return fail(err, "%s: not a tokenizer.bin", path); }
+    if (f->bytes < sizeof(header)) {
+        return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);
+    }
     memcpy(header, f->data, sizeof(header));
-    if (header[0] != TOKENIZER_MAGIC) { return fail(err, "%s: not a tokenizer.bin", path); }
+    if (header[0] != TOKENIZER_MAGIC) {
+        return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);
+    }
     if (header[1] != 2) {
         return fail(err, "%s: tokenizer version %d; this program reads 2", path, header[1]);
     }

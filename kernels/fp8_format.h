@@ -10,15 +10,10 @@
 #ifndef LLM8_FP8_FORMAT_H
 #define LLM8_FP8_FORMAT_H
 
-#include <float.h>
-#include <stdint.h>
-#include <string.h>
+#include "../train/common.h"
 
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
-#endif
+#include <float.h>
+#include <string.h>
 
 typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Type;
 

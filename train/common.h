@@ -17,6 +17,13 @@ extern "C" {
 
 #define LLM8_VERSION "0.1.0"
 
+// What both the host and kernels call.
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
 typedef struct {

@@ -4,16 +4,31 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
-
-bool metrics_open(Metrics *m, const char *path, Error *err) {
-    path_format(m->path, "%s", path);
-    m->file = fopen(path, "ae");
-    return m->file != NULL || fail(err, "%s: %s", path, strerror(errno));
-}
+#include <unistd.h>
 
 void metrics_close(Metrics *m) {
     if (m->file != NULL) { fclose(m->file); }
     m->file = NULL;
+}
+
+// A run that was killed, or ran out of disk, may have left the beginning of a line at the end.
+static bool cut_torn_line(FILE *file) {
+    if (fseeko(file, 0, SEEK_END) != 0) { return false; }
+    off_t end = ftello(file), whole = end;
+    for (; whole > 0; whole--) {
+        if (fseeko(file, whole - 1, SEEK_SET) != 0) { return false; }
+        if (fgetc(file) == '\n') { break; }
+    }
+    return fseeko(file, 0, SEEK_END) == 0 && (whole == end || ftruncate(fileno(file), whole) == 0);
+}
+
+bool metrics_open(Metrics *m, const char *path, Error *err) {
+    path_format(m->path, "%s", path);
+    m->file = fopen(path, "a+e");
+    if (m->file != NULL && cut_torn_line(m->file)) { return true; }
+    fail(err, "%s: %s", path, strerror(errno));
+    metrics_close(m);
+    return false;
 }
 
 MetricsRecord *metrics_begin(const char *kind) {

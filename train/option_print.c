@@ -7,11 +7,21 @@
 // out.
 static bool is_action(const OptionRow *row) {
     static const char *const actions[] = {
-        "help", "version", "plan", "config", "list-checkpoints", "sample-only", "dump-gradients"};
+        "help",        "version",        "plan",   "config",           "list-checkpoints",
+        "sample-only", "dump-gradients", "verify", "device-memory-gib"};
     for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (strcmp(row->name, actions[i]) == 0) { return true; }
     }
     return false;
+}
+
+void options_note_gpu_only(const Options *options) {
+    for (int i = 0; i < option_table_count; i++) {
+        if (option_table[i].group == option_group_gpu && options->source[i] >= SOURCE_CONFIG) {
+            printf("  note: --%s is for the GPU trainer; it has no effect here\n",
+                   option_table[i].name);
+        }
+    }
 }
 
 void options_print(const Options *options, FILE *out) {

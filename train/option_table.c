@@ -27,6 +27,7 @@ static const char OPTIMIZER[] = "Optimizer and learning rate";
 static const char PRECISION[] = "Precision";
 static const char EVALUATION[] = "Evaluation and sampling";
 static const char CHECKPOINTS[] = "Checkpoints";
+const char option_group_gpu[] = "GPU";
 static const char RUN[] = "Run";
 
 const OptionRow option_table[] = {
@@ -137,6 +138,33 @@ const OptionRow option_table[] = {
          "continue from a checkpoint; latest: the newest whole one under --save, if any"),
     FLAG("list-checkpoints", list_checkpoints, "false", CHECKPOINTS,
          "list those under --save, whole or damaged, and leave"),
+
+    CHOICE(
+        "recompute", recompute, "none", "none|activations|block", option_group_gpu,
+        "computed again in the backward pass, to save memory: the norms' and activations' outputs, "
+        "or whole blocks"),
+    CHOICE("grad-accum-dtype", grad_accum_dtype, "auto", "auto|fp32|bf16", option_group_gpu,
+           "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else "
+           "BF16"),
+    CHOICE("adam-dtype", adam_dtype, "fp32", "fp32|bf16", option_group_gpu,
+           "type of AdamW's moments; BF16 ones are rounded stochastically"),
+    FLAG("cuda-graphs", cuda_graphs, "true", option_group_gpu,
+         "capture the micro-step once and replay it, without launch gaps"),
+    FLAG("deterministic", deterministic, "true", option_group_gpu,
+         "attention's backward in a fixed order too, for some workspace and time"),
+    FLAG("gemm-autotune", gemm_autotune, "false", option_group_gpu,
+         "time cuBLASLt's algorithms once; the choice is kept under --save and used again"),
+    INT("lm-head-chunk-tokens", lm_head_chunk_tokens, "0", 0, 1 << 30, option_group_gpu,
+        "tokens whose logits exist at a time; 0: what 4 GiB hold"),
+    INT("workspace-mib", workspace_mib, "4096", 64, 1 << 20, option_group_gpu,
+        "most workspace for attention"),
+    INT("device", device, "0", 0, 1023, option_group_gpu, "which GPU"),
+    REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6, option_group_gpu,
+         "memory that --plan fits the run into; 0: the GPU's own"),
+    FLAG("profile", profile, "false", option_group_gpu,
+         "after the last step, time one more by kernel family (its update counts for nothing)"),
+    FLAG("verify", verify, "false", option_group_gpu,
+         "check driver, libraries, a product and an attention on this machine, and leave"),
 
     LONG("log-interval", log_interval, "10", 1, COUNT_MAX, RUN,
          "steps between lines (metrics.jsonl has every step)"),

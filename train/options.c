@@ -40,28 +40,37 @@ static int edit_distance(const char *a, const char *b) {
     return rows[m % 3][n];
 }
 
-static bool fail_unknown_option(Error *err, const char *name) {
-    const char *nearest = NULL;
-    int nearest_distance = 1 + (int)strlen(name) / 3;
-    for (int i = 0; i < option_table_count; i++) {
-        int distance = edit_distance(name, option_table[i].name);
-        if (distance < nearest_distance) {
-            nearest_distance = distance;
-            nearest = option_table[i].name;
-        }
-    }
-    if (nearest != NULL) {
-        return fail(err, "unknown option --%s; did you mean --%s? (--help lists all)", name,
-                    nearest);
-    }
-    return fail(err, "unknown option --%s (--help lists all)", name);
-}
-
 static int find_row(const char *name) {
     for (int i = 0; i < option_table_count; i++) {
         if (strcmp(option_table[i].name, name) == 0) { return i; }
     }
     return -1;
+}
+
+// The row of a name that may be a flag's with "no-" before it; -1: unknown.
+static int find_negatable(const char *name, bool *negated) {
+    int row = find_row(name);
+    *negated = row < 0 && strncmp(name, "no-", 3) == 0;
+    return *negated ? find_row(name + 3) : row;
+}
+
+static bool fail_unknown_option(Error *err, const char *name) {
+    bool negated;
+    find_negatable(name, &negated);
+    const char *nearest = NULL, *stem = negated ? name + 3 : name;
+    int nearest_distance = 1 + (int)strlen(stem) / 3;
+    for (int i = 0; i < option_table_count; i++) {
+        int distance = edit_distance(stem, option_table[i].name);
+        if (distance < nearest_distance && (!negated || option_table[i].type == OPTION_BOOL)) {
+            nearest_distance = distance;
+            nearest = option_table[i].name;
+        }
+    }
+    if (nearest != NULL) {
+        return fail(err, "unknown option --%s; did you mean --%s%s? (--help lists all)", name,
+                    negated ? "no-" : "", nearest);
+    }
+    return fail(err, "unknown option --%s (--help lists all)", name);
 }
 
 static bool fail_value(Error *err, const OptionRow *row, const char *value, const char *allowed) {
@@ -161,9 +170,8 @@ static bool read_argument(Options *options, int argc, char **argv, int *i, Error
     memcpy(name, arg + 2, length);
     name[length] = '\0';
 
-    int row = find_row(name);
-    bool negated = row < 0 && strncmp(name, "no-", 3) == 0 && find_row(name + 3) >= 0;
-    if (negated) { row = find_row(name + 3); }
+    bool negated;
+    int row = find_negatable(name, &negated);
     if (row < 0) { return fail_unknown_option(err, name); }
     if (option_table[row].type == OPTION_BOOL && equals == NULL) {
         return option_set(options, option_table[row].name, negated ? "false" : "true",
@@ -176,10 +184,15 @@ static bool read_argument(Options *options, int argc, char **argv, int *i, Error
     return option_set(options, name, equals != NULL ? equals + 1 : argv[*i], SOURCE_COMMAND, err);
 }
 
-// Splits "  --name = value  # note" in place; name is empty where the line says nothing.
+// Splits "  --name = value  # note" in place; both are empty where the line says nothing. A # in
+// the middle of a word belongs to it.
 static void split_config_line(char *line, char **name, char **value) {
-    char *hash = strchr(line, '#');
-    if (hash != NULL) { *hash = '\0'; }
+    for (char *hash = line; (hash = strchr(hash, '#')) != NULL; hash++) {
+        if (hash == line || isspace((unsigned char)hash[-1])) {
+            *hash = '\0';
+            break;
+        }
+    }
     size_t length = strlen(line);
     while (length > 0 && isspace((unsigned char)line[length - 1])) { line[--length] = '\0'; }
     while (isspace((unsigned char)*line)) { line++; }
@@ -191,20 +204,36 @@ static void split_config_line(char *line, char **name, char **value) {
     *value = line;
 }
 
+static bool read_config_line(Options *options, char *line, Error *err) {
+    char *name, *value;
+    bool negated;
+    split_config_line(line, &name, &value);
+    if (*name == '\0' && *value == '\0') { return true; }
+    int row = find_negatable(name, &negated);
+    bool flag = row >= 0 && option_table[row].type == OPTION_BOOL && *value == '\0';
+    if (flag) {
+        return option_set(options, option_table[row].name, negated ? "false" : "true",
+                          SOURCE_CONFIG, err);
+    }
+    if (strcmp(name, "config") == 0) { return fail(err, "--config: a file cannot name another"); }
+    return option_set(options, name, value, SOURCE_CONFIG, err);
+}
+
 static bool read_config(Options *options, const char *path, Error *err) {
     FILE *file = fopen(path, "r");
     if (file == NULL) { return fail(err, "--config %s: %s", path, strerror(errno)); }
-    char line[2 * PATH_LENGTH], *name, *value;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
     bool ok = true;
-    for (int number = 1; ok && fgets(line, sizeof(line), file) != NULL; number++) {
-        split_config_line(line, &name, &value);
-        if (*name == '\0') { continue; }
-        int row = find_row(name);
-        bool flag = row >= 0 && option_table[row].type == OPTION_BOOL && *value == '\0';
+    for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
         Error why;
-        ok = option_set(options, name, flag ? "true" : value, SOURCE_CONFIG, &why);
+        ok = strlen(line) == (size_t)length ? read_config_line(options, line, &why)
+                                            : fail(&why, "a NUL byte; options are text");
         if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }
     }
+    if (ok && ferror(file)) { ok = fail(err, "--config %s: %s", path, strerror(errno)); }
+    free(line);
     fclose(file);
     return ok;
 }
@@ -268,6 +297,10 @@ static bool check_values(const Options *o, Error *err) {
     if (o->seq_length > o->max_position_embeddings) {
         return fail(err, "--seq-length %d: must be at most --max-position-embeddings %d",
                     o->seq_length, o->max_position_embeddings);
+    }
+    if ((int64_t)o->micro_batch_size * o->seq_length > INT32_MAX) {
+        return fail(err, "--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
+                    o->micro_batch_size, o->seq_length);
     }
     if (o->min_lr > o->lr) {
         return fail(err, "--min-lr %g: must be at most --lr %g", o->min_lr, o->lr);

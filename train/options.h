@@ -22,6 +22,10 @@ typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E
 typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE } Fp8Recipe;
 typedef enum { AMAX_MAX, AMAX_MOST_RECENT } AmaxAlgo;
 
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATIONS, RECOMPUTE_BLOCK } Recompute;
+typedef enum { STATE_FP32, STATE_BF16 } StateType;
+typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
+
 typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
 
 enum { OPTIONS_MAX = 96 };
@@ -64,6 +68,12 @@ typedef struct {
     int64_t save_interval;
     int keep;
     bool list_checkpoints;
+    // GPU
+    int recompute, grad_accum_dtype, adam_dtype;
+    bool cuda_graphs, deterministic, gemm_autotune;
+    int lm_head_chunk_tokens, workspace_mib, device;
+    double device_memory_gib;
+    bool verify, profile;
     // run
     int64_t log_interval;
     bool plan;
@@ -114,6 +124,9 @@ enum { OPTION_TEXT = PATH_LENGTH };
 
 // A row's present value as option_set would read it.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
+
+// Says which options on the command line or in the file have no effect without a GPU.
+void options_note_gpu_only(const Options *options);
 
 void options_print(const Options *options, FILE *out);        // the echo, as options, by group
 void options_write_config(const Options *options, FILE *out); // a file for --config

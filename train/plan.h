@@ -1,5 +1,5 @@
 // Memory is planned, then allocated once. Whoever needs a buffer says so here, under a name and a
-// category; plan_print shows the list, and plan_allocate gives every buffer its place in one
+// category; plan_print shows the list, and plan_assign gives every buffer its place in one
 // allocation. Nothing is allocated after that, so evaluation, sampling and saving cannot run out.
 #ifndef LLM8_PLAN_H
 #define LLM8_PLAN_H
@@ -14,19 +14,25 @@ extern "C" {
 
 enum { PLAN_ALIGN = 256 };
 
+// When a buffer is in use. Those of one phase only share their memory with those of another.
+typedef enum { PHASE_ALWAYS, PHASE_BLOCKS, PHASE_HEAD, PHASE_COUNT } PlanPhase;
+
 typedef struct {
     const char *name, *category; // string literals
     int64_t bytes;
-    void **pointer; // where plan_allocate puts the buffer's address
+    PlanPhase phase;
+    void **pointer; // where plan_assign puts the buffer's address
 } PlanRow;
 
 typedef struct {
     int count, room;
     PlanRow *rows;
-    int64_t bytes; // all of it
+    PlanPhase phase;                  // of the buffers that come next
+    int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
+    int64_t bytes;                    // all of it: what is always in use and the largest phase
 } Plan;
 
-// *pointer stays NULL until plan_allocate, and for good when bytes is 0.
+// *pointer stays NULL until plan_assign, and for good when bytes is 0.
 void plan_buffer(Plan *plan, const char *category, const char *name, int64_t bytes, void **pointer);
 
 // Buffers by category, largest first within it, and the sums.

@@ -1,8 +1,6 @@
 #include "run.h"
 #include "../checkpoints/hugging_face.h"
-#include "rng.h"
 
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -24,18 +22,27 @@ static void catch_signals(void) {
     sigaction(SIGUSR1, &action, NULL);
 }
 
-void run_open(Run *run, const Options *options, Number plain) {
-    Error err;
+bool run_configure(Run *run, const Options *options, Number plain, Error *err) {
     *run = (Run){.options = *options, .ranks = 1, .saved_step = -1};
     run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
-    if (options->list_checkpoints) {
-        if (!checkpoint_list(options->save, &err)) { die("%s", err.text); }
-        exit(EXIT_SUCCESS);
-    }
-    if (!options_finish_batch(&run->options, run->ranks, &err)) { die("%s", err.text); }
+    if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
     run->precision = precision_decide(options, &run->config, plain);
+    return true;
+}
+
+void run_free_configuration(Run *run) {
+    precision_free(&run->precision);
+    param_layout_free(&run->layout);
+}
+
+void run_announce(const Run *run) {
+    Error err;
+    if (run->options.list_checkpoints) {
+        if (!checkpoint_list(run->options.save, &err)) { die("%s", err.text); }
+        exit(EXIT_SUCCESS);
+    }
     options_print(&run->options, stdout);
     precision_print(&run->precision);
 }
@@ -48,7 +55,8 @@ static void open_data(Run *run) {
         die("--data %s", err.text);
     }
     if (run->train_data.windows < o->global_batch_size) {
-        die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d",
+        die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
+            "more data or a smaller batch",
             o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
     }
     run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
@@ -92,11 +100,6 @@ static void open_save_folder(Run *run) {
     if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
         die("--save %s", err.text);
     }
-    path_format(path, "%s/config.txt", o->save);
-    FILE *file = fopen(path, "w");
-    if (file == NULL) { die("--save %s: %s", path, strerror(errno)); }
-    options_write_config(o, file);
-    fclose(file);
     path_format(path, "%s/metrics.jsonl", o->save);
     if (!metrics_open(&run->metrics, path, &err)) { die("--save %s", err.text); }
     if (run->has_valid && o->save_interval % o->eval_interval != 0) {
@@ -109,6 +112,7 @@ static void open_save_folder(Run *run) {
 
 void run_start(Run *run, const char *device) {
     const Options *o = &run->options;
+    snprintf(run->device, sizeof(run->device), "%s", device);
     printf("Run\n  device      %s\n  model       %lld parameters\n", device,
            (long long)run->layout.num_parameters);
     open_data(run);
@@ -120,30 +124,20 @@ void run_start(Run *run, const char *device) {
            (long long)o->train_iters, (long long)step_tokens, run_micro_batches(run),
            o->micro_batch_size * o->seq_length, run_micro_batches(run) > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
-    MetricsRecord *r = metrics_begin("run");
-    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
-    metrics_text(r, "device", device);
-    metrics_text(r, "precision", precision_name(&run->precision));
-    metrics_number(r, "parameters", (double)run->layout.num_parameters);
-    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
-    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
-    metrics_number(r, "step", (double)run->progress.step);
-    metrics_options(r, o);
-    metrics_end(&run->metrics, r);
     fflush(stdout);
 }
 
 int run_close(Run *run) {
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
-    int status = saved ? EXIT_SUCCESS : EXIT_FAILURE;
-    if (stop_signal != 0 && p->step < run->options.train_iters) { status = EXIT_STOPPED_BY_SIGNAL; }
+    bool stopped = stop_signal != 0 && p->step < run->options.train_iters;
+    int status = !saved ? EXIT_FAILURE : (stopped ? EXIT_STOPPED_BY_SIGNAL : EXIT_SUCCESS);
     if (p->skipped_in_row >= run->options.max_skipped) { status = EXIT_TOO_MANY_SKIPPED; }
     MetricsRecord *r = metrics_begin("end");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "status", status);
     metrics_end(&run->metrics, r);
-    if (status == EXIT_STOPPED_BY_SIGNAL) {
+    if (stopped) {
         printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)p->step,
                run->options.save[0] != '\0' && saved ? "; saved; go on with --resume latest" : "");
     } else if (status == EXIT_TOO_MANY_SKIPPED) {
@@ -154,12 +148,39 @@ int run_close(Run *run) {
     dataset_close(&run->train_data);
     dataset_close(&run->valid_data);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
-    precision_free(&run->precision);
-    param_layout_free(&run->layout);
+    run_free_configuration(run);
     return status;
 }
 
-bool run_restore(Run *run, Checkpoint *checkpoint) {
+static void save_config(const Options *o) {
+    Error err;
+    char path[PATH_LENGTH], *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    options_write_config(o, file);
+    fclose(file);
+    path_format(path, "%s/config.txt", o->save);
+    if (!file_replace(path, text, bytes, &err)) { die("--save %s", err.text); }
+    free(text);
+}
+
+// Once it is clear that the run can start: before that, what an earlier run wrote stays as it is.
+static void record_start(Run *run) {
+    if (run->metrics.file != NULL) { save_config(&run->options); }
+    MetricsRecord *r = metrics_begin("run");
+    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
+    metrics_text(r, "device", run->device);
+    metrics_text(r, "precision", precision_name(&run->precision));
+    metrics_number(r, "parameters", (double)run->layout.num_parameters);
+    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
+    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_options(r, &run->options);
+    metrics_end(&run->metrics, r);
+}
+
+static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     Error err;
     bool found;
@@ -174,25 +195,38 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     if (!checkpoint_match(checkpoint, o, &run->layout, &err)) { die("%s", err.text); }
+    if (checkpoint->data_windows != run->train_data.windows) {
+        printf(
+            "  --data has %lld sequences, had %lld in the checkpoint: they come in another order\n",
+            (long long)run->train_data.windows, (long long)checkpoint->data_windows);
+    }
     return true;
+}
+
+bool run_restore(Run *run, Checkpoint *checkpoint) {
+    bool restored = restore(run, checkpoint);
+    record_start(run);
+    return restored;
 }
 
 int run_micro_batches(const Run *run) {
     return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
 }
 
-void run_batch(Run *run, int micro, int *inputs, int *targets) {
+void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     Error err;
     int B = run->options.micro_batch_size;
-    int64_t sample = run->progress.samples + ((int64_t)micro * run->ranks + run->rank) * B;
+    int64_t first = run->progress.samples + ahead * run->options.global_batch_size;
+    int64_t sample = first + ((int64_t)micro * run->ranks + run->rank) * B;
     if (!loader_batch(&run->train, sample, B, INT64_MAX, inputs, targets, &err)) {
         die("--data %s", err.text);
     }
 }
 
 int64_t run_eval_samples(const Run *run) {
-    int64_t wanted = run->options.eval_iters * run->options.global_batch_size;
-    return wanted > 0 ? min64(wanted, run->valid_data.windows) : run->valid_data.windows;
+    int64_t all = run->valid_data.windows;
+    int64_t wanted = min64(run->options.eval_iters, all) * run->options.global_batch_size;
+    return wanted > 0 ? min64(wanted, all) : all;
 }
 
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
@@ -236,16 +270,19 @@ static void print_step(Run *run, StepResult s, double tokens_per_s) {
     bool whole = p->step % o->log_interval == 0 || p->step == o->train_iters || s.skipped;
     if (!whole && (!live || wall_seconds() - run->last_line < 0.2)) { return; }
     run->last_line = wall_seconds();
-    char eta[32], mfu[32] = "";
+    char eta[32], mfu[32] = "", memory[48] = "", size[32];
     double flops = tokens_per_s * flops_per_token(&run->config);
     format_duration(eta, run->step_seconds * (double)(o->train_iters - p->step));
     if (run->peak_flops > 0) {
         snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / run->peak_flops);
     }
+    if (run->memory_bytes > 0) {
+        snprintf(memory, sizeof(memory), " | %s", format_bytes(size, run->memory_bytes));
+    }
     printf("%sstep %5lld/%lld | loss %.4f | lr %.2e | norm %.4f | dt %.2f ms | %.0f tok/s | %.3g "
-           "TFLOP/s%s | ETA %s | %s%s%s",
+           "TFLOP/s%s%s | ETA %s | %s%s%s",
            live ? "\r\033[K" : "", (long long)p->step, (long long)o->train_iters, s.loss, s.lr,
-           s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, eta,
+           s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, memory, eta,
            precision_name(&run->precision), s.skipped ? " | SKIPPED" : "", whole ? "\n" : "");
     fflush(stdout);
 }
@@ -292,21 +329,37 @@ void run_report_eval(Run *run, double loss, double seconds) {
     metrics_end(&run->metrics, r);
 }
 
-bool run_should_eval(const Run *run) {
-    int64_t step = run->progress.step;
+static bool eval_is_due(const Run *run, int64_t step) {
     bool last = step == run->options.train_iters;
     return run->has_valid && (step % run->options.eval_interval == 0 || last);
 }
 
-bool run_should_sample(const Run *run) {
+static bool sample_is_due(const Run *run, int64_t step) {
     int64_t interval = run->options.sample_interval;
-    return interval > 0 && run->progress.step % interval == 0;
+    return interval > 0 && step % interval == 0;
+}
+
+static bool save_is_due(const Run *run, int64_t step) {
+    return run->options.save[0] != '\0' && step % run->options.save_interval == 0;
+}
+
+bool run_needs_result(const Run *run, int64_t step) {
+    return eval_is_due(run, step) || sample_is_due(run, step) || save_is_due(run, step) ||
+           step >= run->options.train_iters || stop_signal != 0 || run->progress.skipped_in_row > 0;
+}
+
+bool run_should_eval(const Run *run) {
+    return eval_is_due(run, run->progress.step);
+}
+
+bool run_should_sample(const Run *run) {
+    return sample_is_due(run, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
     int64_t step = run->progress.step;
     if (run->options.save[0] == '\0' || step == run->saved_step) { return false; }
-    return step % run->options.save_interval == 0 || !run_goes_on(run);
+    return save_is_due(run, step) || !run_goes_on(run);
 }
 
 void run_save(Run *run, const Snapshot *snapshot) {
@@ -325,50 +378,4 @@ void run_save(Run *run, const Snapshot *snapshot) {
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
-}
-
-void run_print_token(const Run *run, int token) {
-    if (!run->has_tokenizer) {
-        printf("%d ", token);
-        return;
-    }
-    int length;
-    const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
-    fwrite(bytes, 1, (size_t)length, stdout);
-    if (token == run->tokenizer.end_of_text) { printf("\n---\n"); }
-}
-
-int run_first_token(const Run *run) {
-    return run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
-}
-
-static int compare_descending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? 1 : (x > y ? -1 : 0);
-}
-
-int sample_token(const Options *o, const float *logits, float *scratch, int V, int64_t place) {
-    int likeliest = 0;
-    for (int i = 1; i < V; i++) {
-        if (logits[i] > logits[likeliest]) { likeliest = i; }
-    }
-    if (!(o->sample_temperature > 0)) { return likeliest; }
-    float threshold = -INFINITY;
-    if (o->sample_top_k > 0 && o->sample_top_k < V) {
-        memcpy(scratch, logits, (size_t)V * sizeof(float));
-        qsort(scratch, (size_t)V, sizeof(float), compare_descending);
-        threshold = scratch[o->sample_top_k - 1];
-    }
-    double sum = 0, chosen;
-    for (int i = 0; i < V; i++) {
-        double above = (double)(logits[i] - logits[likeliest]) / o->sample_temperature;
-        scratch[i] = logits[i] >= threshold ? (float)exp(above) : 0.0f;
-        sum += scratch[i];
-    }
-    chosen = sum * rng_uniform((uint64_t)o->sample_seed, (uint64_t)place);
-    for (int i = 0; i < V; i++) {
-        chosen -= scratch[i];
-        if (chosen < 0) { return i; }
-    }
-    return likeliest;
 }

@@ -30,9 +30,11 @@ typedef struct {
     Metrics metrics;
     Saver saver;
     double peak_flops;   // of the device, 0 when not known
+    double memory_bytes; // of the device in use, 0 when not known
     double step_seconds; // moving average, for the ETA
-    int64_t saved_step;  // the last step a save was begun for, -1: none
-    double last_line;    // when the live line was last drawn
+    char device[128];
+    int64_t saved_step; // the last step a save was begun for, -1: none
+    double last_line;   // when the live line was last drawn
 } Run;
 
 // What a step hands to its report.
@@ -41,18 +43,22 @@ typedef struct {
     bool skipped;
 } StepResult;
 
-// Model, precision; prints them. --list-checkpoints is answered here. plain: what is not FP8.
-void run_open(Run *run, const Options *options, Number plain);
+// Model, batch and precision, from the options alone. plain: what is not FP8.
+bool run_configure(Run *run, const Options *options, Number plain, Error *err);
+void run_free_configuration(Run *run);
+// Prints them. --list-checkpoints is answered here.
+void run_announce(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 void run_start(Run *run, const char *device);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 
-// Opens the checkpoint that --resume names, if there is one, and takes its progress over.
+// Opens the checkpoint that --resume names, if there is one, and takes its progress over. Where the
+// run starts goes into metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
 
-// inputs, targets [B,T] of micro-batch `micro` of the present step.
-void run_batch(Run *run, int micro, int *inputs, int *targets);
+// inputs, targets [B,T] of micro-batch `micro` of the present step, or of the one `ahead` steps on.
+void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 int run_micro_batches(const Run *run); // a step
 
 // Evaluation goes over the same windows whatever the batch: eval_samples of them, from 0. The batch
@@ -71,6 +77,9 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss);
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
 
+// Whether something besides the next step waits for the report of step number `step` (counted as
+// progress counts): an evaluation, a sample, a save, the end.
+bool run_needs_result(const Run *run, int64_t step);
 bool run_should_eval(const Run *run);
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);

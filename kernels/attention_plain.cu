@@ -1,0 +1,150 @@
+// Attention without a library, for the shapes that cuDNN refuses: a warp a query (forward, dQ) or a
+// warp a key (dK, dV), FP32 throughout, every sum in a fixed order. It is slow; it is right.
+#include "device.cuh"
+
+#include <math_constants.h>
+
+enum { HEAD_LANES = 8 }; // elements of a head a lane holds: heads of up to 256
+
+struct Shape {
+    int T, H, G, D, N; // N: row of the packed buffer
+    float scale;
+};
+
+// Where a warp's head starts, in the packed buffer and in the output.
+__device__ __forceinline__ const Bf16 *packed_row(const Bf16 *qkv, const Shape &s, int64_t token,
+                                                  int head) {
+    return qkv + token * s.N + (int64_t)head * s.D;
+}
+
+struct Head {
+    float v[HEAD_LANES];
+};
+
+__device__ __forceinline__ Head load_head(const Bf16 *x, int D) {
+    Head h;
+#pragma unroll
+    for (int i = 0; i < HEAD_LANES; i++) {
+        int at = threadIdx.x % WARP + i * WARP;
+        h.v[i] = at < D ? to_float(x[at]) : 0.0f;
+    }
+    return h;
+}
+
+__device__ __forceinline__ void store_head(Bf16 *x, const Head &h, int D) {
+#pragma unroll
+    for (int i = 0; i < HEAD_LANES; i++) {
+        int at = threadIdx.x % WARP + i * WARP;
+        if (at < D) { x[at] = to_bf16(h.v[i]); }
+    }
+}
+
+__device__ __forceinline__ float dot(const Head &a, const Head &b) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < HEAD_LANES; i++) { sum += a.v[i] * b.v[i]; }
+    return warp_sum(sum);
+}
+
+__device__ __forceinline__ void add_scaled(Head &y, float a, const Head &x) {
+#pragma unroll
+    for (int i = 0; i < HEAD_LANES; i++) { y.v[i] += a * x.v[i]; }
+}
+
+// Warp w of the grid: head w % heads of token w / heads.
+__device__ __forceinline__ int64_t warp_of_grid() {
+    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+}
+
+__global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv, int64_t tokens,
+                                         Shape s) {
+    int64_t warp = warp_of_grid(), token = warp / s.H;
+    int h = (int)(warp % s.H), group = s.H + h / (s.H / s.G);
+    if (token >= tokens) { return; }
+    int t = (int)(token % s.T);
+    Head q = load_head(packed_row(qkv, s, token, h), s.D), o = {};
+    float max = -CUDART_INF_F, sum = 0.0f;
+    for (int k = 0; k <= t; k++) {
+        int64_t other = token - t + k;
+        float score = s.scale * dot(q, load_head(packed_row(qkv, s, other, group), s.D));
+        float larger = fmaxf(max, score), shrink = expf(max - larger), p = expf(score - larger);
+        sum = sum * shrink + p;
+#pragma unroll
+        for (int i = 0; i < HEAD_LANES; i++) { o.v[i] *= shrink; }
+        add_scaled(o, p, load_head(packed_row(qkv, s, other, group + s.G), s.D));
+        max = larger;
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_LANES; i++) { o.v[i] /= sum; }
+    store_head(out + warp * s.D, o, s.D);
+    if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
+}
+
+__global__ void attention_dq_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
+                                    const float *lse, const Bf16 *qkv, int64_t tokens, Shape s) {
+    int64_t warp = warp_of_grid(), token = warp / s.H;
+    int h = (int)(warp % s.H), group = s.H + h / (s.H / s.G);
+    if (token >= tokens) { return; }
+    int t = (int)(token % s.T);
+    Head q = load_head(packed_row(qkv, s, token, h), s.D), dq = {};
+    Head dout = load_head(d_out + warp * s.D, s.D);
+    float delta = dot(dout, load_head(out + warp * s.D, s.D));
+    float log_sum = lse[(token / s.T * s.H + h) * s.T + t];
+    for (int k = 0; k <= t; k++) {
+        int64_t other = token - t + k;
+        Head key = load_head(packed_row(qkv, s, other, group), s.D);
+        float p = expf(s.scale * dot(q, key) - log_sum);
+        float dp = dot(dout, load_head(packed_row(qkv, s, other, group + s.G), s.D));
+        add_scaled(dq, p * (dp - delta) * s.scale, key);
+    }
+    store_head(d_qkv + token * s.N + (int64_t)h * s.D, dq, s.D);
+}
+
+__global__ void attention_dkv_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
+                                     const float *lse, const Bf16 *qkv, int64_t tokens, Shape s) {
+    int64_t warp = warp_of_grid(), token = warp / s.G;
+    int g = (int)(warp % s.G), heads = s.H / s.G;
+    if (token >= tokens) { return; }
+    int t = (int)(token % s.T);
+    Head key = load_head(packed_row(qkv, s, token, s.H + g), s.D), dk = {}, dv = {};
+    Head value = load_head(packed_row(qkv, s, token, s.H + s.G + g), s.D);
+    for (int h = g * heads; h < (g + 1) * heads; h++) {
+        for (int later = t; later < s.T; later++) {
+            int64_t other = token - t + later, at = (other * s.H + h) * s.D;
+            Head q = load_head(packed_row(qkv, s, other, h), s.D),
+                 dout = load_head(d_out + at, s.D);
+            float delta = dot(dout, load_head(out + at, s.D));
+            float p = expf(s.scale * dot(q, key) - lse[(other / s.T * s.H + h) * s.T + later]);
+            add_scaled(dv, p, dout);
+            add_scaled(dk, p * (dot(dout, value) - delta) * s.scale, q);
+        }
+    }
+    store_head(d_qkv + token * s.N + (int64_t)(s.H + g) * s.D, dk, s.D);
+    store_head(d_qkv + token * s.N + (int64_t)(s.H + s.G + g) * s.D, dv, s.D);
+}
+
+static Shape shape_of(int T, int H, int G, int D) {
+    if (D > HEAD_LANES * WARP) { die("attention: heads of %d; at most %d", D, HEAD_LANES * WARP); }
+    return {T, H, G, D, (H + 2 * G) * D, 1.0f / sqrtf((float)D)};
+}
+
+void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, int B, int T, int H, int G,
+                             int D, cudaStream_t stream) {
+    int64_t tokens = (int64_t)B * T;
+    attention_forward_kernel<<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(
+        out, lse, qkv, tokens, shape_of(T, H, G, D));
+    LAUNCH_CHECK();
+}
+
+void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
+                              const Bf16 *qkv, int B, int T, int H, int G, int D,
+                              cudaStream_t stream) {
+    int64_t tokens = (int64_t)B * T;
+    Shape s = shape_of(T, H, G, D);
+    attention_dq_kernel<<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(d_qkv, d_out, out,
+                                                                               lse, qkv, tokens, s);
+    LAUNCH_CHECK();
+    attention_dkv_kernel<<<divide_up(tokens * G * WARP, 128), 128, 0, stream>>>(
+        d_qkv, d_out, out, lse, qkv, tokens, s);
+    LAUNCH_CHECK();
+}

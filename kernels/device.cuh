@@ -1,0 +1,117 @@
+// What the kernels share: 16-byte loads and stores of BF16, reductions in a fixed order, partial
+// sums over rows.
+#ifndef LLM8_DEVICE_CUH
+#define LLM8_DEVICE_CUH
+
+#include "kernels.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes
+
+struct Floats8 {
+    float v[VEC];
+};
+
+__device__ __forceinline__ Floats8 unpack8(uint4 packed) {
+    Floats8 out;
+    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&packed);
+#pragma unroll
+    for (int i = 0; i < VEC / 2; i++) {
+        float2 pair = __bfloat1622float2(pairs[i]);
+        out.v[2 * i] = pair.x;
+        out.v[2 * i + 1] = pair.y;
+    }
+    return out;
+}
+
+__device__ __forceinline__ uint4 pack8(const Floats8 &x) {
+    uint4 packed;
+    __nv_bfloat162 *pairs = reinterpret_cast<__nv_bfloat162 *>(&packed);
+#pragma unroll
+    for (int i = 0; i < VEC / 2; i++) {
+        pairs[i] = __floats2bfloat162_rn(x.v[2 * i], x.v[2 * i + 1]);
+    }
+    return packed;
+}
+
+// Vector i of an array of BF16.
+__device__ __forceinline__ Floats8 load8(const Bf16 *x, int64_t i) {
+    return unpack8(reinterpret_cast<const uint4 *>(x)[i]);
+}
+
+__device__ __forceinline__ void store8(Bf16 *out, int64_t i, const Floats8 &x) {
+    reinterpret_cast<uint4 *>(out)[i] = pack8(x);
+}
+
+// The values as they will be read back.
+__device__ __forceinline__ Floats8 rounded8(const Floats8 &x) {
+    return unpack8(pack8(x));
+}
+
+__device__ __forceinline__ float to_float(Bf16 x) {
+    return __uint_as_float((uint32_t)x << 16);
+}
+
+__device__ __forceinline__ Bf16 to_bf16(float x) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+// The same sum in every lane, in an order that does not depend on timing.
+template <typename T> __device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    }
+    return x;
+}
+
+// The same sum in every thread; all threads call it. shared: one T per warp.
+template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    x = warp_sum(x);
+    __syncthreads(); // shared may still be read from the call before
+    if (lane == 0) { shared[warp] = x; }
+    __syncthreads();
+    x = lane < warps ? shared[lane] : T(0);
+    return warp_sum(x);
+}
+
+__device__ __forceinline__ void gradient_store(GradientOut out, int64_t i, float value) {
+    if (out.type == TYPE_F32) {
+        float *p = static_cast<float *>(out.data) + i;
+        *p = out.accumulate ? *p + value : value;
+    } else {
+        Bf16 *p = static_cast<Bf16 *>(out.data) + i;
+        *p = to_bf16(out.accumulate ? to_float(*p) + value : value);
+    }
+}
+
+static inline int divide_up(int64_t a, int64_t b) {
+    return (int)((a + b - 1) / b);
+}
+
+// Partial sums: [PARTIALS, columns] floats.
+enum { PARTIALS = 264 }; // two blocks on each of the H200's multiprocessors
+
+// Up to three kinds of sums, one after another: [kind][count][columns]. Each goes to its out, the
+// sum over `count` partial sums in their order; a kind whose out has no data is not read.
+struct PartialSums {
+    GradientOut outs[3];
+    const float *partials;
+    int count;
+    int64_t columns;
+};
+
+void sum_partials(const PartialSums &sums, cudaStream_t stream);
+
+#define LAUNCH_CHECK() CUDA_CHECK(cudaGetLastError())
+
+#endif

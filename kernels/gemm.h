@@ -1,0 +1,61 @@
+// Matrix products through cuBLASLt: one Gemm in, one call out.
+//
+// Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op is the transposition
+// that trans_a or trans_b asks for. With FP8 operands, both must lie with k contiguous, which is
+// trans_a false and trans_b true (Hopper's tensor cores take no other), and the product is
+// multiplied by *scale_a and *scale_b.
+//
+// The plan (layouts and algorithm) of each shape is made once. Which algorithm: the heuristic's
+// first, or with autotuning the fastest of its first few, timed once; a choice can be written to a
+// file and read back, so that a resumed run computes the same bits.
+#ifndef LLM8_GEMM_H
+#define LLM8_GEMM_H
+
+#include "gpu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    EPILOGUE_NONE,
+    EPILOGUE_BIAS,          // + bias[n]
+    EPILOGUE_GELU_AUX_BIAS, // D = gelu(product + bias), aux[m,n] = product + bias
+    EPILOGUE_DGELU,         // D = product * gelu'(aux)
+    EPILOGUE_COUNT
+} GemmEpilogue;
+
+typedef struct {
+    int m, n, k;
+    const void *a, *b;
+    const void *c; // added with factor beta; D itself, or another buffer of its shape
+    void *d;
+    GpuType type_a, type_b, type_d; // C is of D's type
+    bool trans_a, trans_b;
+    float alpha, beta;
+    GemmEpilogue epilogue;
+    void *bias, *aux;               // BF16
+    const float *scale_a, *scale_b; // FP8 operands': on the device, 16-byte aligned
+    bool fast_accumulation;         // FP8: keep partial sums in the tensor cores
+} Gemm;
+
+void gemm(Gpu *gpu, Gemm g);
+
+// False, with the reason, where cuBLASLt has no algorithm for it.
+bool gemm_supported(Gpu *gpu, Gemm g, Error *err);
+
+GemmCache *gemm_cache_new(void);
+void gemm_cache_free(GemmCache *cache);
+
+// While on, new shapes are timed, which spoils the results of products that add to their own
+// output: for a step whose results are thrown away, and not while a graph is being captured.
+void gemm_autotune(Gpu *gpu, bool on);
+// Choices of another device or library version, and lines that mean nothing, are passed over.
+bool gemm_read_choices(Gpu *gpu, const char *path, Error *err);
+bool gemm_write_choices(Gpu *gpu, const char *path, Error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,134 @@
+#include "gpu.h"
+#include "attention.h"
+#include "gemm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
+    if (status != cudaSuccess) {
+        die("CUDA: %s (%s:%d: %s)", cudaGetErrorString(status), file, line, call);
+    }
+}
+
+void blas_check(cublasStatus_t status, const char *call, const char *file, int line) {
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        die("cuBLASLt: %s (%s:%d: %s)", cublasLtGetStatusString(status), file, line, call);
+    }
+}
+
+void dnn_check(cudnnStatus_t status, const char *call, const char *file, int line) {
+    if (status != CUDNN_STATUS_SUCCESS) {
+        char why[512] = "";
+        cudnnGetLastErrorString(why, sizeof(why));
+        die("cuDNN: %s (%s:%d: %s) %s", cudnnGetErrorString(status), file, line, call, why);
+    }
+}
+
+bool gpu_open(Gpu *gpu, int device, Error *err) {
+    struct cudaDeviceProp info;
+    int count = 0;
+    gpu->device = device;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0) {
+        return fail(err, "no GPU can be used here: %s; ./train_gpt trains on the CPU",
+                    status != cudaSuccess ? cudaGetErrorString(status) : "there is none");
+    }
+    if (device >= count) {
+        return fail(err, "GPU %d is asked for, the machine has %d", device, count);
+    }
+    CUDA_CHECK(cudaGetDeviceProperties(&info, device));
+    gpu->capability = 10 * info.major + info.minor;
+    gpu->sms = info.multiProcessorCount;
+    gpu->memory = info.totalGlobalMem;
+    snprintf(gpu->name, sizeof(gpu->name), "%s", info.name);
+    if (gpu->capability < 80) {
+        return fail(err, "%s has compute capability %d.%d; BF16 training needs 8.0 (A100) or newer",
+                    gpu->name, info.major, info.minor);
+    }
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    BLAS_CHECK(cublasLtCreate(&gpu->blas));
+    DNN_CHECK(cudnnCreate(&gpu->dnn));
+    DNN_CHECK(cudnnSetStream(gpu->dnn, gpu->stream));
+    gpu->gemms = gemm_cache_new();
+    gpu->attentions = attention_cache_new();
+    return true;
+}
+
+void gpu_close(Gpu *gpu) {
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    attention_cache_free(gpu->attentions);
+    gemm_cache_free(gpu->gemms);
+    DNN_CHECK(cudnnDestroy(gpu->dnn));
+    BLAS_CHECK(cublasLtDestroy(gpu->blas));
+    CUDA_CHECK(cudaStreamDestroy(gpu->stream));
+}
+
+enum { PROFILE_EVENTS = 1 << 16 };
+
+struct GpuProfile {
+    int count;
+    cudaEvent_t events[PROFILE_EVENTS];
+    GpuFamily families[PROFILE_EVENTS]; // of what follows each event
+};
+
+const char *gpu_family_name(GpuFamily family) {
+    static const char *const names[FAMILY_COUNT] = {"products",   "head products", "attention",
+                                                    "norms",      "activations",   "loss",
+                                                    "embeddings", "quantize",      "optimizer"};
+    return names[family];
+}
+
+void gpu_family(Gpu *gpu, GpuFamily family) {
+    GpuProfile *p = gpu->profile;
+    if (p == NULL || (p->count > 0 && p->families[p->count - 1] == family)) { return; }
+    if (p->count == PROFILE_EVENTS) {
+        die("profile: more than %d changes of family", PROFILE_EVENTS);
+    }
+    CUDA_CHECK(cudaEventCreate(&p->events[p->count]));
+    CUDA_CHECK(cudaEventRecord(p->events[p->count], gpu->stream));
+    p->families[p->count++] = family;
+}
+
+void gpu_profile_begin(Gpu *gpu) {
+    gpu->profile = calloc_or_die(1, sizeof(GpuProfile));
+}
+
+void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
+    GpuProfile *p = gpu->profile;
+    cudaEvent_t end;
+    memset(ms, 0, FAMILY_COUNT * sizeof(ms[0]));
+    CUDA_CHECK(cudaEventCreate(&end));
+    CUDA_CHECK(cudaEventRecord(end, gpu->stream));
+    CUDA_CHECK(cudaEventSynchronize(end));
+    for (int i = 0; i < p->count; i++) {
+        float part;
+        CUDA_CHECK(
+            cudaEventElapsedTime(&part, p->events[i], i + 1 < p->count ? p->events[i + 1] : end));
+        ms[p->families[i]] += part;
+        CUDA_CHECK(cudaEventDestroy(p->events[i]));
+    }
+    CUDA_CHECK(cudaEventDestroy(end));
+    free(p);
+    gpu->profile = NULL;
+}
+
+double gpu_peak_flops(const Gpu *gpu) {
+    // the first name that is part of the device's wins; sources: the makers' data sheets, dense
+    static const struct {
+        const char *name;
+        double tflops;
+    } peaks[] = {
+        {"B200", 2250}, {"GB200", 2500},     {"B300", 2250},      {"H200", 989},
+        {"GH200", 989}, {"H100 PCIe", 756},  {"H100 NVL", 835},   {"H100", 989},
+        {"H800", 989},  {"H20", 148},        {"A100", 312},       {"A800", 312},
+        {"A40", 149.7}, {"A10", 125},        {"L40S", 362},       {"L40", 181},
+        {"L4", 121},    {"RTX 5090", 209.5}, {"RTX 4090", 165.2}, {"RTX 3090", 71},
+    };
+    for (size_t i = 0; i < sizeof(peaks) / sizeof(peaks[0]); i++) {
+        if (strstr(gpu->name, peaks[i].name) != NULL) { return 1e12 * peaks[i].tflops; }
+    }
+    return 0;
+}

@@ -1,0 +1,86 @@
+// The device a trainer runs on: handles, streams, workspace, and the checks around every call.
+//
+// Everything that takes a Gpu enqueues on gpu->stream and returns; nothing waits for the device
+// unless its comment says so. Device buffers of BF16 are Bf16 * on both sides of the compiler.
+#ifndef LLM8_GPU_H
+#define LLM8_GPU_H
+
+#include "../train/common.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint16_t Bf16;
+
+typedef enum { TYPE_F32, TYPE_BF16, TYPE_E4M3, TYPE_E5M2 } GpuType;
+
+static inline int gpu_type_bytes(GpuType type) {
+    return type == TYPE_F32 ? 4 : (type == TYPE_BF16 ? 2 : 1);
+}
+
+// Where a step's time goes: while profiling, an event is recorded at each change of family.
+typedef enum {
+    FAMILY_PRODUCTS,
+    FAMILY_HEAD_PRODUCTS,
+    FAMILY_ATTENTION,
+    FAMILY_NORMS,
+    FAMILY_ACTIVATIONS, // with RoPE and bias gradients
+    FAMILY_LOSS,
+    FAMILY_EMBEDDINGS,
+    FAMILY_QUANTIZE,
+    FAMILY_OPTIMIZER,
+    FAMILY_COUNT
+} GpuFamily;
+
+typedef struct GpuProfile GpuProfile;
+typedef struct GemmCache GemmCache;
+typedef struct AttentionCache AttentionCache;
+
+typedef struct {
+    int device, sms, capability; // capability: 90 for sm_90
+    char name[256];
+    size_t memory; // of the device, bytes
+    cudaStream_t stream;
+    cublasLtHandle_t blas;
+    cudnnHandle_t dnn;
+    void *workspace, *attention_workspace; // of one product, of one attention; from the plan
+    size_t workspace_bytes, attention_bytes;
+    GemmCache *gemms;
+    AttentionCache *attentions;
+    GpuProfile *profile; // NULL: not profiling
+} Gpu;
+
+// Takes device `device` (the workspaces are the caller's, and left alone); refuses one older than
+// sm_80, or none at all, in one line.
+bool gpu_open(Gpu *gpu, int device, Error *err);
+void gpu_close(Gpu *gpu);
+
+// What is enqueued from here on belongs to the family. Does nothing unless profiling.
+void gpu_family(Gpu *gpu, GpuFamily family);
+const char *gpu_family_name(GpuFamily family);
+void gpu_profile_begin(Gpu *gpu);
+// Waits for the device; milliseconds of each family since gpu_profile_begin.
+void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]);
+
+// The device's dense BF16 peak in FLOP/s by its maker's data sheet, 0 when the name is not known.
+double gpu_peak_flops(const Gpu *gpu);
+
+void cuda_check(cudaError_t status, const char *call, const char *file, int line);
+void blas_check(cublasStatus_t status, const char *call, const char *file, int line);
+void dnn_check(cudnnStatus_t status, const char *call, const char *file, int line);
+
+// They die naming the call, the place and the library's reason.
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+#define BLAS_CHECK(call) blas_check((call), #call, __FILE__, __LINE__)
+#define DNN_CHECK(call) dnn_check((call), #call, __FILE__, __LINE__)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,150 @@
+// What the GPU tests share: device buffers that start poisoned, random BF16 data, and the rule by
+// which a kernel is judged: its error against the FP32 definition may be at most k times that of
+// merely rounding the definition's result to BF16.
+#ifndef LLM8_GPU_TEST_H
+#define LLM8_GPU_TEST_H
+
+#include "../kernels/cpu.h"
+#include "../kernels/kernels.h"
+#include "../train/rng.h"
+#include "test.h"
+
+#include <vector>
+
+typedef std::vector<float> Floats;
+typedef std::vector<int> Ints;
+
+static Gpu gpu;
+
+// A device buffer, filled with 0xff (NaN as BF16 and as FP32) when it is made.
+template <typename T> struct Buffer {
+    T *data = nullptr;
+    size_t count;
+
+    explicit Buffer(size_t n) : count(n) {
+        CUDA_CHECK(cudaMalloc((void **)&data, n * sizeof(T) + 16));
+        poison();
+    }
+    ~Buffer() {
+        cudaFree(data);
+    }
+    Buffer(const Buffer &) = delete;
+    Buffer &operator=(const Buffer &) = delete;
+    void poison() {
+        CUDA_CHECK(cudaMemsetAsync(data, 0xff, count * sizeof(T), gpu.stream));
+    }
+    void put(const T *host) {
+        CUDA_CHECK(
+            cudaMemcpyAsync(data, host, count * sizeof(T), cudaMemcpyHostToDevice, gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    }
+    std::vector<T> get() const {
+        std::vector<T> host(count);
+        CUDA_CHECK(cudaMemcpyAsync(host.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost,
+                                   gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        return host;
+    }
+};
+
+typedef Buffer<Bf16> Bf16Buffer;
+typedef Buffer<float> FloatBuffer;
+
+static inline void put_floats(Bf16Buffer &buffer, const Floats &x) {
+    std::vector<Bf16> codes(x.size());
+    for (size_t i = 0; i < x.size(); i++) { codes[i] = bf16_encode(x[i]); }
+    buffer.put(codes.data());
+}
+
+static inline Floats get_floats(const Bf16Buffer &buffer) {
+    std::vector<Bf16> codes = buffer.get();
+    Floats x(codes.size());
+    for (size_t i = 0; i < x.size(); i++) { x[i] = bf16_decode(codes[i]); }
+    return x;
+}
+
+static uint64_t random_key = 1;
+
+// Normal values that BF16 holds exactly; other ones at each call.
+static inline Floats random_bf16(size_t n, float scale) {
+    Floats x(n);
+    random_key++;
+    for (size_t i = 0; i < n; i++) { x[i] = scale * rng_normal(random_key, i); }
+    round_to_bf16(x.data(), x.data(), (int64_t)n);
+    return x;
+}
+
+// Random BF16 values on the device, and the same on the host.
+struct Input {
+    Floats host;
+    Bf16Buffer device;
+
+    Input(size_t n, float scale) : host(random_bf16(n, scale)), device(n) {
+        put_floats(device, host);
+    }
+};
+
+static inline double bf16_rounding_error(const Floats &x) {
+    Floats rounded(x.size());
+    round_to_bf16(rounded.data(), x.data(), (int64_t)x.size());
+    return test_relative_error(rounded.data(), x.data(), (int64_t)x.size());
+}
+
+static inline bool same_bits(const Floats &a, const Floats &b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+static inline void check_against(const char *what, const Floats &actual, const Floats &expected,
+                                 double k, const char *file, int line) {
+    double error = test_relative_error(actual.data(), expected.data(), (int64_t)expected.size());
+    double allowed = k * bf16_rounding_error(expected);
+    if (!(error <= allowed)) {
+        test_fail(file, line, "%s: error %.3g, allowed %.3g", what, error, allowed);
+    }
+}
+
+// BF16 results against the FP32 definition.
+#define CHECK_BF16(actual, expected, k) \
+    check_against(#actual, actual, expected, k, __FILE__, __LINE__)
+
+// Milliseconds a call takes, the median of a few, over buffers larger than L2.
+template <typename Call> static float time_ms(Call call) {
+    enum { RUNS = 11 };
+    cudaEvent_t begin, end;
+    std::vector<float> times;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    for (int i = 0; i < RUNS + 2; i++) {
+        float ms;
+        CUDA_CHECK(cudaEventRecord(begin, gpu.stream));
+        call();
+        CUDA_CHECK(cudaEventRecord(end, gpu.stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 2) { times.push_back(ms); }
+    }
+    for (size_t i = 1; i < times.size(); i++) {
+        for (size_t j = i; j > 0 && times[j] < times[j - 1]; j--) {
+            std::swap(times[j], times[j - 1]);
+        }
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return times[times.size() / 2];
+}
+
+// Opens the GPU with workspaces; false, and the test is skipped, where there is none.
+static inline bool open_test_gpu(size_t attention_workspace) {
+    Error err;
+    if (!gpu_open(&gpu, 0, &err)) {
+        printf("  skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.text);
+        return false;
+    }
+    gpu.workspace_bytes = (size_t)64 << 20;
+    gpu.attention_bytes = attention_workspace;
+    CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
+    CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));
+    return true;
+}
+
+#endif

@@ -1,0 +1,337 @@
+// Products through cuBLASLt, attention through cuDNN and by the plain kernels, and the optimizer,
+// against cpu.c and FP64.
+#include "../kernels/attention.h"
+#include "../kernels/cpu_gemm.h"
+#include "../kernels/gemm.h"
+#include "gpu_test.h"
+
+// ---- products ----------------------------------------------------------------------------------
+
+// op(A) op(B) in FP64, then rounded to FP32.
+static Floats product(const Gemm &g, const Floats &a, const Floats &b) {
+    Floats d((size_t)g.m * g.n);
+    for (int i = 0; i < g.m; i++) {
+        for (int j = 0; j < g.n; j++) {
+            double sum = 0;
+            for (int p = 0; p < g.k; p++) {
+                float x = g.trans_a ? a[(size_t)p * g.m + i] : a[(size_t)i * g.k + p];
+                float y = g.trans_b ? b[(size_t)j * g.k + p] : b[(size_t)p * g.n + j];
+                sum += (double)x * y;
+            }
+            d[(size_t)i * g.n + j] = (float)(g.alpha * sum);
+        }
+    }
+    return d;
+}
+
+static void check_product(int m, int n, int k, bool trans_a, bool trans_b, bool autotune) {
+    Input a((size_t)m * k, 1), b((size_t)n * k, 1), c((size_t)m * n, 1), bias(n, 1);
+    Bf16Buffer d((size_t)m * n);
+    FloatBuffer wide((size_t)m * n);
+    Gemm g = {.m = m,
+              .n = n,
+              .k = k,
+              .a = a.device.data,
+              .b = b.device.data,
+              .d = d.data,
+              .type_a = TYPE_BF16,
+              .type_b = TYPE_BF16,
+              .type_d = TYPE_BF16,
+              .trans_a = trans_a,
+              .trans_b = trans_b,
+              .alpha = 0.5f};
+    gemm_autotune(&gpu, autotune);
+    Floats expected = product(g, a.host, b.host), sum = expected;
+    gemm(&gpu, g);
+    CHECK_BF16(get_floats(d), expected, 1.05);
+    Gemm to_float = g;
+    to_float.d = wide.data;
+    to_float.type_d = TYPE_F32;
+    gemm(&gpu, to_float);
+    CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), 1e-5);
+
+    gemm_autotune(&gpu, false); // what follows adds to its own output
+    for (size_t i = 0; i < sum.size(); i++) { sum[i] += c.host[i] + bias.host[i % n]; }
+    Gemm added = g; // residual and bias ride along
+    added.c = c.device.data;
+    added.beta = 1.0f;
+    added.epilogue = EPILOGUE_BIAS;
+    added.bias = bias.device.data;
+    d.poison();
+    gemm(&gpu, added);
+    CHECK_BF16(get_floats(d), sum, 1.5); // the library rounds before it adds
+    Gemm accumulated = g;
+    accumulated.c = d.data;
+    accumulated.beta = 1.0f;
+    put_floats(d, c.host);
+    gemm(&gpu, accumulated);
+    for (size_t i = 0; i < sum.size(); i++) { sum[i] = expected[i] + c.host[i]; }
+    CHECK_BF16(get_floats(d), sum, 1.5);
+}
+
+static void products(void) {
+    for (int transposed = 0; transposed < 4; transposed++) {
+        check_product(128, 256, 64, transposed & 1, transposed & 2, false);
+        check_product(200, 136, 72, transposed & 1, transposed & 2, true);
+        check_product(8, 512, 1600, transposed & 1, transposed & 2, false);
+    }
+    check_product(1, 264, 48, false, true, false);
+}
+
+static void gelu_epilogues(void) {
+    const int m = 200, n = 136, k = 72;
+    Input a((size_t)m * k, 1), b((size_t)n * k, 0.3f), bias(n, 1), dout((size_t)m * n, 1);
+    Bf16Buffer d((size_t)m * n), aux((size_t)m * n);
+    Gemm g = {.m = m,
+              .n = n,
+              .k = k,
+              .a = a.device.data,
+              .b = b.device.data,
+              .d = d.data,
+              .type_a = TYPE_BF16,
+              .type_b = TYPE_BF16,
+              .type_d = TYPE_BF16,
+              .trans_b = true,
+              .alpha = 1.0f,
+              .epilogue = EPILOGUE_GELU_AUX_BIAS,
+              .bias = bias.device.data,
+              .aux = aux.data};
+    Floats pre = product(g, a.host, b.host), expected(pre.size());
+    for (size_t i = 0; i < pre.size(); i++) { pre[i] += bias.host[i % n]; }
+    gelu_forward(expected.data(), pre.data(), (int64_t)pre.size());
+    gemm(&gpu, g);
+    CHECK_BF16(get_floats(aux), pre, 1.05);
+    CHECK_BF16(get_floats(d), expected, 1.5); // of the rounded aux
+    // backward: the product of dout-like operands times gelu' of the stored aux
+    Gemm back = g;
+    back.epilogue = EPILOGUE_DGELU;
+    back.bias = NULL;
+    Floats stored = get_floats(aux), plain = product(g, a.host, b.host);
+    gelu_backward(expected.data(), plain.data(), stored.data(), (int64_t)stored.size());
+    d.poison();
+    gemm(&gpu, back);
+    CHECK_BF16(get_floats(d), expected, 1.5);
+}
+
+// ---- attention ---------------------------------------------------------------------------------
+
+// The definition with what BF16 must lose: probabilities and score gradients are rounded to BF16
+// between the products. Its distance from the plain definition is the yardstick.
+struct AttentionCase {
+    AttentionShape s;
+    Input qkv, dout;
+    Floats out, lse, dqkv;
+
+    AttentionCase(AttentionShape shape)
+        : s(shape), qkv((size_t)s.B * s.T * (s.H + 2 * s.G) * s.D, 1),
+          dout((size_t)s.B * s.T * s.H * s.D, 1), out(dout.host.size()),
+          lse((size_t)s.B * s.H * s.T), dqkv(qkv.host.size()) {
+        attention_forward(out.data(), lse.data(), qkv.host.data(), s.B, s.T, s.H, s.G, s.D);
+        attention_backward(dqkv.data(), dout.host.data(), out.data(), lse.data(), qkv.host.data(),
+                           s.B, s.T, s.H, s.G, s.D);
+    }
+};
+
+static void check_attention(AttentionShape s, bool plain) {
+    AttentionCase c(s);
+    Bf16Buffer out(c.out.size()), dqkv(c.dqkv.size());
+    FloatBuffer lse(c.lse.size());
+    if (plain) {
+        attention_plain_forward(out.data, lse.data, c.qkv.device.data, s.B, s.T, s.H, s.G, s.D,
+                                gpu.stream);
+    } else {
+        attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
+    }
+    // k: one rounding of the output in the plain kernel; cuDNN also rounds the probabilities
+    CHECK_BF16(get_floats(out), c.out, plain ? 1.05 : 2.5);
+    CHECK_ERROR(lse.get().data(), c.lse.data(), (int64_t)c.lse.size(), 1e-4);
+    for (int repeat = 0; repeat < 2; repeat++) {
+        Floats first = repeat ? get_floats(dqkv) : Floats();
+        dqkv.poison();
+        if (plain) {
+            attention_plain_backward(dqkv.data, c.dout.device.data, out.data, lse.data,
+                                     c.qkv.device.data, s.B, s.T, s.H, s.G, s.D, gpu.stream);
+        } else {
+            attention_backward_gpu(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data,
+                                   c.qkv.device.data);
+        }
+        CHECK_BF16(get_floats(dqkv), c.dqkv, plain ? 1.5 : 3.0);
+        if (repeat && s.deterministic) { CHECK(same_bits(get_floats(dqkv), first)); }
+    }
+}
+
+static void attention_by_library(void) {
+    AttentionShape shapes[] = {
+        {2, 128, 4, 4, 64, true},  {1, 1, 2, 1, 64, true},     {3, 17, 25, 25, 64, true},
+        {2, 200, 8, 2, 128, true}, {1, 1000, 4, 1, 64, true},  {2, 64, 6, 2, 32, true},
+        {2, 128, 4, 4, 64, false}, {2, 200, 8, 2, 128, false},
+    };
+    for (AttentionShape s : shapes) {
+        Error why;
+        if (!attention_by_cudnn(&gpu, s, &why)) { printf("  by the plain kernel: %s\n", why.text); }
+        check_attention(s, false);
+    }
+}
+
+static void attention_plain(void) {
+    check_attention({1, 1, 2, 1, 64, true}, true);
+    check_attention({2, 17, 25, 25, 64, true}, true);
+    check_attention({2, 50, 6, 2, 20, true}, true);
+    check_attention({1, 33, 4, 1, 256, true}, true);
+}
+
+// Deterministic backward in many pieces gives what it gives in one.
+static void attention_in_pieces(void) {
+    AttentionShape s = {3, 256, 8, 4, 64, true};
+    AttentionCase c(s);
+    Bf16Buffer out(c.out.size()), whole(c.dqkv.size()), pieces(c.dqkv.size());
+    FloatBuffer lse(c.lse.size());
+    size_t all = gpu.attention_bytes;
+    attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
+    attention_backward_gpu(&gpu, s, whole.data, c.dout.device.data, out.data, lse.data,
+                           c.qkv.device.data);
+    gpu.attention_bytes = (size_t)(9.2 * (1 << 20)); // room for a group or two
+    attention_backward_gpu(&gpu, s, pieces.data, c.dout.device.data, out.data, lse.data,
+                           c.qkv.device.data);
+    gpu.attention_bytes = all;
+    CHECK(same_bits(get_floats(pieces), get_floats(whole)));
+}
+
+// ---- optimizer ---------------------------------------------------------------------------------
+
+static void norm_and_decision(void) {
+    const int64_t n = 1000 * 64;
+    Input g(n, 1e-2f);
+    FloatBuffer wide(n);
+    Buffer<StepState> state(1);
+    Buffer<double> scratch(SUM_BLOCKS);
+    StepState start = {.loss = 50.0, .updates = 4, .skips = 1};
+    wide.put(g.host.data());
+    for (int pass = 0; pass < 3; pass++) {
+        state.put(&start);
+        bool bf16 = pass == 1;
+        gpu_sum_of_squares(state.data, scratch.data, bf16 ? (void *)g.device.data : wide.data,
+                           bf16 ? TYPE_BF16 : TYPE_F32, n, false, gpu.stream);
+        gpu_sum_of_squares(state.data, scratch.data, wide.data, TYPE_F32, n / 2, true, gpu.stream);
+        gpu_decide_step(state.data, pass == 2 ? 0.0 : 10.0, 1.0f, gpu.stream); // 50 / 0: infinite
+        StepState s = state.get()[0];
+        double expected = sum_of_squares(g.host.data(), n) + sum_of_squares(g.host.data(), n / 2);
+        CHECK_CLOSE(s.norm_squared, expected, 1e-6 * expected);
+        CHECK_EQUAL(s.skipped, pass == 2);
+        CHECK_EQUAL(s.updates, pass == 2 ? 4 : 5);
+        CHECK_EQUAL(s.skips, pass == 2 ? 2 : 1);
+        CHECK_CLOSE(s.gradient_scale, 1.0 / sqrt(expected), 1e-6);
+    }
+}
+
+static void adamw(GpuType gradient_type, GpuType moment_type) {
+    const int64_t n = 64 * 1001;
+    Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f);
+    FloatBuffer master(n), wide_m(n), wide_v(n), wide_g(n);
+    Bf16Buffer weights(n), narrow_m(n), narrow_v(n);
+    std::vector<uint8_t> flags(n / 64);
+    for (size_t i = 0; i < flags.size(); i++) { flags[i] = i % 3 == 0; }
+    Buffer<uint8_t> decay(flags.size());
+    decay.put(flags.data());
+    Buffer<StepState> state(1);
+    master.put(w.data());
+    bool wide = moment_type == TYPE_F32;
+    wide_m.put(m.data());
+    wide_v.put(v.data());
+    put_floats(narrow_m, m);
+    put_floats(narrow_v, v);
+    for (int step = 1; step <= 5; step++) {
+        Input g(n, 0.1f);
+        wide_g.put(g.host.data());
+        StepState s = {.gradient_scale = 0.5f, .updates = step};
+        state.put(&s);
+        bool float_gradient = gradient_type == TYPE_F32;
+        AdamWUpdate u = {.master = master.data,
+                         .exp_avg = wide ? (void *)wide_m.data : narrow_m.data,
+                         .exp_avg_sq = wide ? (void *)wide_v.data : narrow_v.data,
+                         .moment_type = moment_type,
+                         .weights = weights.data,
+                         .gradients = float_gradient ? (void *)wide_g.data : g.device.data,
+                         .gradient_type = gradient_type,
+                         .decay = decay.data,
+                         .n = n,
+                         .lr = 0.01f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.95f,
+                         .eps = 1e-8f,
+                         .weight_decay = 0.1f,
+                         .seed = (uint64_t)step};
+        gpu_adamw_update(&u, state.data, gpu.stream);
+        AdamW a = {.lr = 0.01f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .gradient_scale = 0.5f,
+                   .step = step};
+        for (int64_t i = 0; i < n; i += 64) {
+            a.weight_decay = flags[i / 64] ? 0.1f : 0.0f;
+            adamw_update(&w[i], &m[i], &v[i], &g.host[i], 64, a);
+        }
+    }
+    // BF16 moments: their rounding is of relative size 2^-8, and unbiased
+    CHECK_ERROR(master.get().data(), w.data(), n, wide ? 1e-6 : 1e-3);
+    Floats rounded = master.get();
+    round_to_bf16(rounded.data(), rounded.data(), n);
+    CHECK(same_bits(get_floats(weights), rounded));
+    if (!wide) {
+        double bias = 0, size = 0;
+        Floats stored = get_floats(narrow_v);
+        for (int64_t i = 0; i < n; i++) {
+            bias += (double)stored[i] - v[i];
+            size += v[i];
+        }
+        CHECK(fabs(bias / size) <= 1e-4); // rounding down would be off by some 2^-9
+    }
+}
+
+static void optimizers(void) {
+    adamw(TYPE_F32, TYPE_F32);
+    adamw(TYPE_BF16, TYPE_F32);
+    adamw(TYPE_BF16, TYPE_BF16);
+}
+
+static void skipped_step_changes_nothing(void) {
+    const int64_t n = 64 * 10;
+    Input g(n, 1), w(n, 1);
+    FloatBuffer master(n), m(n), v(n);
+    Bf16Buffer weights(n);
+    Buffer<uint8_t> decay(n / 64);
+    Buffer<StepState> state(1);
+    StepState s = {.gradient_scale = 1.0f, .skipped = 1, .updates = 1};
+    master.put(w.host.data());
+    state.put(&s);
+    AdamWUpdate u = {.master = master.data,
+                     .exp_avg = m.data,
+                     .exp_avg_sq = v.data,
+                     .moment_type = TYPE_F32,
+                     .weights = weights.data,
+                     .gradients = g.device.data,
+                     .gradient_type = TYPE_BF16,
+                     .decay = decay.data,
+                     .n = n,
+                     .lr = 1.0f,
+                     .beta1 = 0.9f,
+                     .beta2 = 0.9f,
+                     .eps = 1e-8f};
+    gpu_adamw_update(&u, state.data, gpu.stream);
+    CHECK(same_bits(master.get(), w.host));
+    CHECK(isnan(m.get()[0]) && isnan(get_floats(weights)[0])); // still poisoned
+}
+
+int main(void) {
+    if (!open_test_gpu(64 << 20)) { return 0; }
+    RUN(products);
+    RUN(gelu_epilogues);
+    RUN(attention_by_library);
+    RUN(attention_plain);
+    RUN(attention_in_pieces);
+    RUN(norm_and_decision);
+    RUN(optimizers);
+    RUN(skipped_step_changes_nothing);
+    return test_summary();
+}

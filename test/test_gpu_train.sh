@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Whole models on the GPU: loss and gradients against the CPU trainer, runs that must repeat, resume,
+# and give the same bits with recomputation, chunked heads and graphs. Needs the programs in $ROOT
+# (train_gpt, train_gptcu, tokenize) and compare_tensors; prints "N passed, N failed, N skipped" last.
+set -u
+ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
+BIN=${LLM8_BIN:-$ROOT}
+COMPARE=${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}
+passed=0 failed=0
+check() { # name, command...
+    local name=$1
+    shift
+    if "$@" >log 2>&1; then
+        passed=$((passed + 1))
+        echo "  ok   $name${NOTE:-}: $(tail -n 1 log | cut -c1-150)"
+    else
+        failed=$((failed + 1))
+        echo "  FAIL $name"
+        tail -n 15 log | sed 's/^/       /'
+    fi
+}
+summary() {
+    echo "$passed passed, $failed failed, 0 skipped"
+    [[ $failed -eq 0 ]]
+    exit
+}
+if ! "$BIN/train_gptcu" --verify >verify.log 2>&1; then
+    if grep -q "no GPU" verify.log; then
+        echo "  skipped: no GPU"
+        echo "0 passed, 0 failed, 1 skipped"
+        exit 0
+    fi
+    cat verify.log
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+cat verify.log
+
+for i in $(seq 1 3000); do
+    echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
+done >text.txt
+"$BIN/tokenize" --output-prefix d text.txt >/dev/null
+DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
+losses() { # the step records of a run without their times
+    grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
+}
+same_losses() {
+    diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
+}
+same_weights() {
+    cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&
+        same_losses "$1" "$2"
+}
+
+# ---- against the CPU ----
+MODELS=(
+    "--model gpt2-tiny --hidden-size 200 --num-attention-heads 25 --seq-length 17 --max-position-embeddings 17"
+    "--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    "--model llama-tiny --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 344"
+    "--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 8 --num-query-groups 2 --seq-length 100 --max-position-embeddings 100 --untie-embeddings-and-output-weights --vocab-size 301 --make-vocab-size-divisible-by 8"
+)
+against_cpu() { # model options
+    rm -rf start
+    "$BIN/train_gpt" $1 $DATA --train-iters 0 --save start || return 1
+    for run in "fp32 train_gpt" "bf16 train_gpt --bf16" "gpu train_gptcu"; do
+        set -- "$1" $run
+        local name=$2 program=$3 option=${4:-}
+        "$BIN/$program" $1 $DATA --micro-batch-size 3 --global-batch-size 6 --resume start/latest \
+            --dump-gradients "$name.st" $option || return 1
+    done
+    # everything on the GPU is BF16, where the yardstick rounds the linear layers' operands alone
+    "$COMPARE" gpu.st fp32.st bf16.st 4
+}
+for model in "${MODELS[@]}"; do check "gradients, $model" against_cpu "$model"; done
+
+follows_cpu() { # model options
+    rm -rf cpu gpu
+    local options="$1 $DATA --train-iters 50 --micro-batch-size 8 --lr 1e-3 --lr-warmup-iters 5"
+    "$BIN/train_gpt" $options --save cpu || return 1
+    "$BIN/train_gptcu" $options --save gpu || return 1
+    paste <(grep '"kind":"step"' cpu/metrics.jsonl | sed 's/.*"loss":\([^,]*\),.*/\1/') \
+        <(grep '"kind":"step"' gpu/metrics.jsonl | sed 's/.*"loss":\([^,]*\),.*/\1/') |
+        awk '{d = $1 - $2; if (d < 0) d = -d; if (!(d <= 0.02)) bad = 1; if (d > worst) worst = d; n++}
+             END {print n " steps, losses apart by at most " worst; exit bad || n != 50}'
+}
+check "50 steps beside the CPU, GPT-2" follows_cpu "--model gpt2-tiny"
+check "50 steps beside the CPU, Llama" follows_cpu "--model llama-tiny"
+
+# ---- the same bits ----
+RUN="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4 --num-query-groups 2 $DATA
+     --train-iters 12 --micro-batch-size 4 --global-batch-size 8 --eval-interval 4 --save-interval 6 --lr 1e-3"
+GPT="--model gpt2-tiny --num-layers 3 $DATA --train-iters 12 --micro-batch-size 4 --save-interval 6 --lr 1e-3"
+train() { # folder, options
+    local folder=$1
+    shift
+    rm -rf "$folder"
+    "$BIN/train_gptcu" --save "$folder" "$@"
+}
+variant() { # reference, options: the same bits as the reference
+    local reference=$1
+    shift
+    train variant "$@" && same_weights "$reference" variant
+}
+check "reference run, Llama" train llama $RUN
+check "reference run, GPT-2" train gpt2 $GPT
+check "repeat, Llama" variant llama $RUN
+check "repeat, GPT-2" variant gpt2 $GPT
+for recompute in activations block; do
+    check "--recompute $recompute, Llama" variant llama $RUN --recompute $recompute
+    check "--recompute $recompute, GPT-2" variant gpt2 $GPT --recompute $recompute
+done
+check "--no-cuda-graphs" variant llama $RUN --no-cuda-graphs
+resumed() {
+    local reference=$1
+    shift
+    train variant "$@" --train-iters 6 --lr-decay-iters 12 &&
+        "$BIN/train_gptcu" --save variant "$@" --resume latest && same_weights "$reference" variant
+}
+check "resume equals straight, Llama" resumed llama $RUN
+check "resume equals straight, GPT-2" resumed gpt2 $GPT
+check "BF16 moments" train bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
+check "BF16 moments, resumed" resumed bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
+first_loss() {
+    train variant "$@" --train-iters 1 && diff <(losses llama | head -1 | sed 's/"norm.*//') \
+        <(losses variant | head -1 | sed 's/"norm.*//') && echo "the same first loss"
+}
+check "--lm-head-chunk-tokens 100: the same loss" first_loss $RUN --lm-head-chunk-tokens 100
+cpu_reads_gpu() {
+    "$BIN/train_gpt" $RUN --train-iters 14 --save back --resume llama/latest
+}
+check "the CPU goes on from the GPU's checkpoint" cpu_reads_gpu
+sample() {
+    "$BIN/train_gptcu" $RUN --resume llama/latest --sample-only --sample-length 80
+}
+check "sample" sample
+too_large() {
+    ! "$BIN/train_gptcu" --model llama-3-8b --data d_train.bin --micro-batch-size 64 --vocab-size 257 &&
+        grep -q "try --micro-batch-size" log
+}
+check "a run too large is refused with advice" too_large
+summary
