@@ -1,17 +1,6 @@
 // The comparators of test.h, each with a fault that it must catch and a case that it must pass.
 #include "test.h"
 
-// Whether a check fails.
-#define CAUGHT(check)                                                            \
-    (test_state.failing = false, test_state.quiet = true, (void)0, ({ check; }), \
-     test_state.quiet = false, caught())
-
-static bool caught(void) {
-    bool result = test_state.failing;
-    test_state.failing = false;
-    return result;
-}
-
 static int missed;
 
 static void expect(bool right, const char *what) {

@@ -1,0 +1,149 @@
+// What the tests of options, data and checkpoints share: whole files, options from one line of
+// text, and a tiny model whose state is easy to recognise. Files go into the current folder, which
+// test/run.sh has made empty.
+#ifndef LLM8_FIXTURE_H
+#define LLM8_FIXTURE_H
+
+#include "../checkpoints/checkpoint.h"
+#include "test.h"
+
+#include <zlib.h>
+
+typedef struct {
+    unsigned char *bytes;
+    size_t size;
+} Blob;
+
+static inline Blob blob_read(const char *path) {
+    Blob b = {malloc_or_die(1), 0};
+    unsigned char buffer[65536];
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) { die("%s: missing", path); }
+    for (size_t n; (n = fread(buffer, 1, sizeof(buffer), file)) > 0; b.size += n) {
+        b.bytes = realloc_or_die(b.bytes, b.size + n);
+        memcpy(b.bytes + b.size, buffer, n);
+    }
+    fclose(file);
+    return b;
+}
+
+static inline void blob_write(const char *path, const void *bytes, size_t size) {
+    FILE *file = fopen(path, "wb");
+    if (file == NULL || fwrite(bytes, 1, size, file) != size || fclose(file) != 0) {
+        die("%s: could not be written", path);
+    }
+}
+
+static inline void text_write(const char *path, const char *text) {
+    blob_write(path, text, strlen(text));
+}
+
+// options_read of "--name value --name value", as a shell would split it.
+static inline bool read_options(Options *options, const char *text, Error *err) {
+    enum { WORDS = 256 };
+    char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
+    int argc = 1;
+    for (char *word = strtok_r(line, " \n", &state); word != NULL && argc < WORDS;
+         word = strtok_r(NULL, " \n", &state)) {
+        argv[argc++] = word;
+    }
+    bool ok = options_read(options, argc, argv, err);
+    free(line);
+    return ok;
+}
+
+static inline Options options_of(const char *text) {
+    Options options;
+    Error err;
+    if (!read_options(&options, text, &err)) { die("%s: %s", text, err.text); }
+    return options;
+}
+
+// A model small enough that a checkpoint of it is a few kilobytes.
+#define TINY                                                                                     \
+    "--arch llama --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-query-groups 1 " \
+    "--ffn-hidden-size 32 --vocab-size 20 --make-vocab-size-divisible-by 16 --seq-length 8 "
+
+// Must stay where fixture_open has filled it in: its parts point at each other.
+typedef struct {
+    Options options;
+    ModelConfig config;
+    ParamLayout layout;
+    Precision precision;
+    Bucket whole;
+    float *state; // [3, layout.size]: weights, first and second moments
+    Fp8Slot *slots;
+    float *history;
+    Snapshot snapshot; // of all that, as one rank
+} Fixture;
+
+static inline void fixture_open(Fixture *f, const char *options) {
+    *f = (Fixture){.options = options_of(options)};
+    f->config = model_config(&f->options);
+    f->layout = param_layout(&f->config);
+    bool rounds = f->options.bf16 || f->options.fp8_format != FP8_FORMAT_NONE;
+    f->precision = precision_decide(&f->options, &f->config, rounds ? NUMBER_BF16 : NUMBER_FP32);
+    f->whole = (Bucket){0, f->layout.size};
+    int64_t n = f->layout.size;
+    int slots = fp8_slot_count(&f->config), length = f->precision.history_length;
+    f->state = malloc_or_die((size_t)(3 * n) * sizeof(float));
+    f->slots = calloc_or_die((size_t)slots, sizeof(Fp8Slot));
+    f->history = calloc_or_die((size_t)(slots * length), sizeof(float));
+    for (int64_t i = 0; i < 3 * n; i++) { f->state[i] = (float)(i + 1) / 7.0f; }
+    for (int i = 0; i < slots; i++) {
+        f->slots[i] = (Fp8Slot){1.0f / (float)(i + 2), (float)(i + 2), 0.0f, i};
+        for (int put = 0; put < i; put++) {
+            f->history[i * length + put % length] = (float)(1000 * i + put);
+        }
+    }
+    bool delayed = f->precision.format != FP8_FORMAT_NONE &&
+                   f->precision.recipe == FP8_RECIPE_DELAYED;
+    f->snapshot = (Snapshot){
+        .options = &f->options,
+        .layout = &f->layout,
+        .precision = &f->precision,
+        .progress = {.step = 5,
+                     .samples = 40,
+                     .tokens = 320,
+                     .skipped = 1,
+                     .loss = 4.1,
+                     .valid_loss = NAN,
+                     .best_valid_loss = NAN},
+        .data_windows = 77,
+        .ranks = 1,
+        .model = f->state,
+        .num_ranges = 1,
+        .ranges = &f->whole,
+        .master = f->state,
+        .exp_avg = f->state + n,
+        .exp_avg_sq = f->state + 2 * n,
+        .slots = delayed ? f->slots : NULL,
+        .amax_history = delayed ? f->history : NULL,
+    };
+}
+
+static inline void fixture_close(Fixture *f) {
+    free(f->state);
+    free(f->slots);
+    free(f->history);
+    precision_free(&f->precision);
+    param_layout_free(&f->layout);
+}
+
+static inline bool fixture_save(Fixture *f, int64_t step, Error *err) {
+    f->snapshot.progress.step = step;
+    return folder_make(f->options.save, err) && checkpoint_save(&f->snapshot, err);
+}
+
+// Gives an edited meta.json the checksum that it should have.
+static inline void meta_repair(unsigned char *text, size_t size) {
+    static const char tail[] = "00000000\"\n}";
+    size_t tail_bytes = sizeof(tail) - 1;
+    char digits[16];
+    if (size < tail_bytes) { return; }
+    memcpy(text + size - tail_bytes, tail, 8);
+    snprintf(digits, sizeof(digits), "%08x", (unsigned)crc32(0, text, (uInt)size));
+    memcpy(text + size - tail_bytes, digits, 8);
+}
+
+#endif

@@ -1,0 +1,39 @@
+// The files in test/golden/, and random data for tests.
+#ifndef LLM8_TEST_GOLDEN_H
+#define LLM8_TEST_GOLDEN_H
+
+#include "../checkpoints/safetensors.h"
+#include "../train/rng.h"
+
+#include <stdlib.h>
+
+static inline void golden_path(char path[PATH_LENGTH], const char *name) {
+    const char *root = getenv("LLM8_ROOT"); // set by test/run.sh
+    path_format(path, "%s/test/golden/%s", root != NULL ? root : ".", name);
+}
+
+static inline SafeTensors golden_open(const char *name) {
+    char path[PATH_LENGTH];
+    SafeTensors st;
+    Error err;
+    golden_path(path, name);
+    if (!safetensors_open(&st, path, &err)) { die("%s", err.text); }
+    return st;
+}
+
+// The n elements of a tensor.
+static inline const void *golden_data(const SafeTensors *st, const char *name, Dtype dtype,
+                                      int64_t n) {
+    const TensorEntry *e = safetensors_find(st, name);
+    if (e == NULL || e->dtype != dtype || e->end - e->begin != n * dtype_bytes(dtype)) {
+        die("%s: no tensor '%s' of %lld elements", st->path, name, (long long)n);
+    }
+    return st->data + e->begin;
+}
+
+// Normal, standard deviation `size`; the same numbers for the same seed.
+static inline void fill_random(float *x, int64_t n, float size, uint64_t seed) {
+    for (int64_t i = 0; i < n; i++) { x[i] = size * rng_normal(seed, (uint64_t)i); }
+}
+
+#endif

@@ -1,0 +1,97 @@
+"""Writes test/golden/: what ml_dtypes, PyTorch and transformers say about FP8 and about our models.
+
+`make golden` runs it; the tests read the files and need no Python. The models' start checkpoints
+come from our own ./train_gpt, so opening them here also tests that transformers can.
+"""
+
+import os
+import platform
+import subprocess
+import tempfile
+
+import ml_dtypes
+import numpy
+import safetensors
+import torch
+import transformers
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+GOLDEN = os.path.join(ROOT, "test", "golden")
+MODELS = {"gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM}
+
+
+def write_fp8():
+    """All 256 codes decoded, and all 65,536 BF16 values encoded, as ml_dtypes does both."""
+    bf16 = numpy.arange(65536, dtype=numpy.uint16).view(ml_dtypes.bfloat16).astype(numpy.float32)
+    tensors = {}
+    for name, dtype in (("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)):
+        codes = numpy.arange(256, dtype=numpy.uint8).view(dtype)
+        tensors[name + ".values"] = codes.astype(numpy.float32)
+        with numpy.errstate(invalid="ignore"):
+            tensors[name + ".codes"] = bf16.astype(dtype).view(numpy.uint8)
+    save_file(tensors, os.path.join(GOLDEN, "fp8.safetensors"))
+
+
+def write_shard(path, tokens):
+    header = numpy.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    with open(path, "wb") as file:
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
+
+
+def export_start(config, folder):
+    """The model before its first step, saved by our trainer; returns its checkpoint's folder."""
+    shard = os.path.join(folder, "tokens.bin")
+    write_shard(shard, numpy.zeros(1024, dtype=numpy.int64))
+    subprocess.run([os.path.join(ROOT, "train_gpt"), "--config", config, "--data", shard,
+                    "--train-iters", "0", "--save", folder], check=True, stdout=subprocess.DEVNULL)
+    return os.path.join(folder, "latest")
+
+
+def write_model(name):
+    """One model's inputs (weights, tokens, targets) and outputs (logits, loss, gradients)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = export_start(os.path.join(GOLDEN, name + ".config"), folder)
+        model = MODELS[name].from_pretrained(path, dtype=torch.float32,
+                                             attn_implementation="eager")
+    model.eval()
+    generator = torch.Generator().manual_seed(1)
+    # away from the start, where biases are 0, norms 1 and logits near 0: every term shall matter
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
+    batch, length, vocab = 3, 13, model.config.vocab_size
+    tokens = torch.randint(vocab, (batch, length + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    targets[1, 4] = targets[2, 9:] = -100  # left out of the loss, on both sides
+    logits = model(tokens[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    inputs = {"tokens": tokens[:, :-1].int().contiguous(), "targets": targets.int()}
+    outputs = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
+    weights = {key: value.detach() for key, value in model.named_parameters()}
+    gradients = {key: value.grad for key, value in model.named_parameters()}
+    save_torch(inputs | weights, os.path.join(GOLDEN, name + "_inputs.safetensors"))
+    save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_outputs.safetensors"))
+
+
+def write_versions():
+    modules = (torch, transformers, numpy, ml_dtypes, safetensors)
+    lines = ["# Golden values", "",
+             "`make golden` (test/golden.py) makes all of this but the configurations.", "",
+             "| made with | version |", "| --- | --- |",
+             f"| Python | {platform.python_version()} |"]
+    lines += [f"| {module.__name__} | {module.__version__.split('+')[0]} |" for module in modules]
+    with open(os.path.join(GOLDEN, "README.md"), "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    write_fp8()
+    for model_name in MODELS:
+        write_model(model_name)
+    write_versions()

@@ -1,0 +1,380 @@
+// E4M3, E5M2 and BF16 against ml_dtypes (test/golden/fp8.safetensors) and against a search for the
+// nearest value; then the scale rule and the slots.
+//
+// Where ours differs from ml_dtypes, on purpose: what rounds beyond the largest finite value
+// becomes that value (ml_dtypes: NaN in E4M3, infinity in E5M2), and every NaN becomes 0x7f
+// (ml_dtypes keeps its sign, and makes E5M2's 0x7e).
+#include "../kernels/cpu.h"
+#include "golden.h"
+#include "test.h"
+
+enum { CODES = 256, BF16_CODES = 65536, BF16_NAN = 0x7f80 };
+
+static const Fp8Type types[] = {FP8_E4M3, FP8_E5M2};
+
+static struct {
+    const float *values;        // [CODES]
+    const unsigned char *codes; // [BF16_CODES]
+    int largest;                // code of the largest finite value
+} golden[2];
+
+static bool same_float(float a, float b) {
+    return float_bits(a) == float_bits(b) || (isnan(a) && isnan(b));
+}
+
+// ---- the codes --------------------------------------------------------------------------------
+
+static int decode_errors(const float *values, Fp8Type type) {
+    int errors = 0;
+    for (int c = 0; c < CODES; c++) {
+        float x = fp8_decode((uint8_t)c, type);
+        errors += !same_float(x, values[c]) || !!signbit(x) != c >> 7;
+    }
+    return errors;
+}
+
+static void decodes_every_code(void) {
+    for (int f = 0; f < 2; f++) {
+        float wrong[CODES];
+        CHECK_EQUAL(decode_errors(golden[f].values, types[f]), 0);
+        CHECK(golden[f].values[golden[f].largest] == fp8_max(types[f]));
+        memcpy(wrong, golden[f].values, sizeof(wrong));
+        wrong[0x80] = 0.0f; // loses the sign of -0
+        wrong[0x31] = nextafterf(wrong[0x31], 1e30f);
+        wrong[0x7f] = 480.0f;
+        CHECK_EQUAL(decode_errors(wrong, types[f]), 3);
+    }
+}
+
+// ml_dtypes' code for x, made ours.
+static int expected_code(int code, float x, int f) {
+    if (isnan(x)) { return 0x7f; }
+    return (code & 0x7f) > golden[f].largest ? (code & 0x80) | golden[f].largest : code;
+}
+
+static int encode_errors(const unsigned char *codes, int f) {
+    int errors = 0;
+    for (int b = 0; b < BF16_CODES; b++) {
+        float x = bf16_decode((uint16_t)b);
+        errors += fp8_encode(x, types[f]) != expected_code(codes[b], x, f);
+    }
+    return errors;
+}
+
+static void encodes_every_bf16_value(void) {
+    for (int f = 0; f < 2; f++) {
+        unsigned char wrong[BF16_CODES];
+        CHECK_EQUAL(encode_errors(golden[f].codes, f), 0);
+        memcpy(wrong, golden[f].codes, sizeof(wrong));
+        wrong[bf16_encode(1.0f)] ^= 1;
+        wrong[bf16_encode(-0.0f)] = 0;
+        CHECK_EQUAL(encode_errors(wrong, f), 2);
+    }
+}
+
+// Both sides of the largest value that still rounds to the largest finite one: 464 is a tie between
+// 448 and E4M3's absent 480, and 448 is even; 61440 is one between 57344 and E5M2's absent 65536,
+// and 57344 is odd.
+static void saturates_where_ml_dtypes_overflows(void) {
+    static const struct {
+        int f;
+        uint32_t x; // BF16
+        float value;
+        int theirs, ours;
+    } cases[] = {
+        {0, 0x43e0, 448.0f, 0x7e, 0x7e},   {0, 0x43e8, 464.0f, 0x7e, 0x7e},
+        {0, 0x43e9, 466.0f, 0x7f, 0x7e},   {0, 0xc3e9, -466.0f, 0xff, 0xfe},
+        {1, 0x4760, 57344.0f, 0x7b, 0x7b}, {1, 0x476f, 61184.0f, 0x7b, 0x7b},
+        {1, 0x4770, 61440.0f, 0x7c, 0x7b}, {1, 0xc770, -61440.0f, 0xfc, 0xfb},
+        {0, 0x7f80, INFINITY, 0x7f, 0x7e}, {0, 0xff80, -INFINITY, 0xff, 0xfe},
+        {1, 0x7f80, INFINITY, 0x7c, 0x7b}, {1, 0xff80, -INFINITY, 0xfc, 0xfb},
+        {0, 0x7fc0, NAN, 0x7f, 0x7f},      {0, 0xffc0, NAN, 0xff, 0x7f},
+        {1, 0x7fc0, NAN, 0x7e, 0x7f},      {1, 0xffc0, NAN, 0xfe, 0x7f},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        float x = bf16_decode((uint16_t)cases[i].x);
+        CHECK(same_float(x, cases[i].value));
+        CHECK_EQUAL(golden[cases[i].f].codes[cases[i].x], cases[i].theirs);
+        CHECK_EQUAL(fp8_encode(x, types[cases[i].f]), cases[i].ours);
+    }
+    CHECK_EQUAL(fp8_encode(nextafterf(464.0f, 1e30f), FP8_E4M3), 0x7e);
+    CHECK_EQUAL(fp8_encode(FLT_MAX, FP8_E4M3), 0x7e);
+    CHECK_EQUAL(fp8_encode(-FLT_MAX, FP8_E5M2), 0xfb);
+}
+
+static void encode_undoes_decode(void) {
+    for (int f = 0; f < 2; f++) {
+        for (int c = 0; c < CODES; c++) {
+            float x = fp8_decode((uint8_t)c, types[f]);
+            int code = fp8_encode(x, types[f]), magnitude = c & 0x7f;
+            bool nan = isnan(golden[f].values[c]);
+            int finite = magnitude > golden[f].largest ? (c & 0x80) | golden[f].largest : c;
+            CHECK_EQUAL(code, nan ? 0x7f : finite);
+            if (isinf(x)) { continue; }
+            CHECK(same_float(fp8_decode((uint8_t)code, types[f]), x));
+        }
+    }
+}
+
+// ---- arbitrary FP32 inputs --------------------------------------------------------------------
+
+// By search: of the codes with x's sign, the nearest to x, clamped; of two as near, the even one.
+static int nearest_code(float x, int f) {
+    if (isnan(x)) { return 0x7f; }
+    int best = 0;
+    double wanted = fmin(fabs((double)x), fp8_max(types[f])), distance = INFINITY;
+    for (int c = 0; c <= golden[f].largest; c++) {
+        double d = fabs(golden[f].values[c] - wanted);
+        if (d < distance || (d == distance && c % 2 == 0)) { best = c, distance = d; }
+    }
+    return signbit(x) ? best | 0x80 : best;
+}
+
+static bool rounds_right(float x, int code, int f) {
+    float decoded = fp8_decode((uint8_t)code, types[f]), rounded = fp8_round(x, types[f]);
+    return fp8_encode(x, types[f]) == code && same_float(rounded, decoded);
+}
+
+static void rounds_any_float_to_the_nearest(void) {
+    int errors = 0;
+    for (int i = 0; i < 400000; i++) {
+        // half of them any bits, half within the formats' range
+        float x = float_from_bits((uint32_t)rng_bits(1, (uint64_t)i));
+        if (i % 2) {
+            x = ldexpf(rng_normal(2, (uint64_t)i), (int)(rng_bits(3, (uint64_t)i) % 36) - 18);
+        }
+        for (int f = 0; f < 2; f++) { errors += !rounds_right(x, nearest_code(x, f), f); }
+    }
+    CHECK_EQUAL(errors, 0);
+    CHECK(!rounds_right(1.0f, nearest_code(1.0f, 0) + 1, 0));
+    CHECK(!rounds_right(-0.0f, 0, 0));
+}
+
+// The floats at which the code changes, every one of them.
+static void ties_go_to_even(void) {
+    for (int f = 0; f < 2; f++) {
+        for (int c = 0; c < golden[f].largest; c++) {
+            float low = golden[f].values[c], high = golden[f].values[c + 1];
+            float tie = 0.5f * (low + high);
+            for (int sign = 0; sign < 2; sign++) {
+                float s = sign ? -1.0f : 1.0f;
+                CHECK(rounds_right(s * tie, (c + c % 2) | sign << 7, f));
+                CHECK(rounds_right(s * nextafterf(tie, low), c | sign << 7, f));
+                CHECK(rounds_right(s * nextafterf(tie, high), (c + 1) | sign << 7, f));
+            }
+        }
+    }
+}
+
+// ---- BF16 -------------------------------------------------------------------------------------
+
+static uint16_t nearest_bf16(float x) {
+    uint16_t down = (uint16_t)(float_bits(x) >> 16);
+    if (isnan(x)) { return down | 0x40; }
+    if (isinf(x)) { return down; }
+    uint16_t up = (uint16_t)(down + 1); // away from zero
+    bool overflows = (up & 0x7fff) == BF16_NAN;
+    double a = fabs(bf16_decode(down)), b = overflows ? 0x1p128 : fabs(bf16_decode(up));
+    double below = fabs((double)x) - a, above = b - fabs((double)x);
+    if (below == above) { return down % 2 == 0 ? down : up; }
+    return below < above ? down : up;
+}
+
+static void bf16_rounds_to_the_nearest(void) {
+    int errors = 0;
+    for (uint32_t b = 0; b < BF16_CODES; b++) {
+        static const uint32_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff}; // 0x8000: the tie
+        for (int i = 0; i < 7; i++) {
+            uint32_t bits = b << 16 | (i < 6 ? low[i] : (uint32_t)rng_bits(4, b) & 0xffff);
+            float x = float_from_bits(bits), once = bf16_decode(bf16_encode(x));
+            errors += bf16_encode(x) != nearest_bf16(x);
+            errors += isnan(once) != isnan(x) || signbit(once) != signbit(x);
+        }
+        bool nan = (b & 0x7fff) > BF16_NAN;
+        errors += bf16_encode(bf16_decode((uint16_t)b)) != (nan ? b | 0x40 : b);
+    }
+    CHECK_EQUAL(errors, 0);
+    CHECK_EQUAL(bf16_encode(FLT_MAX), BF16_NAN);
+    CHECK_EQUAL(nearest_bf16(1.0f + 0x1p-8f), 0x3f80); // a tie, to even
+    CHECK_EQUAL(nearest_bf16(1.0f + 0x3p-8f), 0x3f82);
+}
+
+// ---- arrays -----------------------------------------------------------------------------------
+
+static void rounds_arrays_as_elements(void) {
+    enum { N = 1003 };
+    float x[N], out[N];
+    fill_random(x, N, 40.0f, 5);
+    x[7] = NAN, x[8] = INFINITY, x[9] = -INFINITY, x[10] = -0.0f, x[11] = 1e-42f;
+    for (int f = 0; f < 2; f++) {
+        const float scale = 3.3f;
+        int errors = 0;
+        round_to_fp8(out, x, N, scale, types[f]);
+        for (int i = 0; i < N; i++) {
+            volatile float scaled = x[i] * scale; // rounded once, whatever the compiler fuses
+            errors += !same_float(out[i], fp8_round(scaled, types[f]));
+        }
+        CHECK_EQUAL(errors, 0);
+    }
+    int errors = 0;
+    round_to_bf16(out, x, N);
+    for (int i = 0; i < N; i++) { errors += !same_float(out[i], bf16_decode(bf16_encode(x[i]))); }
+    CHECK_EQUAL(errors, 0);
+    out[3] = nextafterf(out[3], 0.0f);
+    CHECK(!same_float(out[3], bf16_decode(bf16_encode(x[3]))));
+}
+
+static void amax_sees_nan_and_infinity(void) {
+    float x[77] = {0};
+    CHECK(tensor_amax(x, 77) == 0.0f);
+    x[3] = -1e-45f;
+    CHECK(tensor_amax(x, 77) == 1e-45f);
+    x[76] = -5.0f, x[0] = 4.0f;
+    CHECK(tensor_amax(x, 77) == 5.0f);
+    CHECK(tensor_amax(x, 76) == 4.0f);
+    x[10] = -INFINITY;
+    CHECK(isinf(tensor_amax(x, 77)));
+    x[5] = -NAN;
+    CHECK(isnan(tensor_amax(x, 77)));
+}
+
+// ---- the scale --------------------------------------------------------------------------------
+
+static void margin_is_a_power_of_two(void) {
+    CHECK(fp8_target(FP8_E4M3, 0) == 448.0f);
+    CHECK(fp8_target(FP8_E5M2, 0) == 57344.0f);
+    CHECK(fp8_target(FP8_E4M3, 1) == 224.0f);
+    CHECK(fp8_target(FP8_E5M2, 3) == 7168.0f);
+    CHECK(fp8_target(FP8_E4M3, -2) == 1792.0f);
+    CHECK(fp8_target(FP8_E4M3, 32) == 448.0f * 0x1p-32f);
+    CHECK(fp8_target(FP8_E5M2, -32) == 57344.0f * 0x1p32f);
+}
+
+static void scale_follows_amax(void) {
+    CHECK(fp8_scale(2.0f, 448.0f, 9.0f) == 224.0f);
+    CHECK(fp8_scale(448.0f, 448.0f, 9.0f) == 1.0f);
+    CHECK(fp8_scale(3.0f, 224.0f, 9.0f) == 224.0f / 3.0f);
+    static const float bad[] = {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 6; i++) { CHECK(fp8_scale(bad[i], 448.0f, 9.0f) == 9.0f); }
+    // where the quotient is no normal number, the nearest that is
+    CHECK(fp8_scale(1e-45f, 448.0f, 9.0f) == FLT_MAX);
+    CHECK(fp8_scale(FLT_MIN, 57344.0f, 9.0f) == FLT_MAX);
+    CHECK(fp8_scale(FLT_MAX, 448.0f, 9.0f) == 448.0f / FLT_MAX);
+    CHECK(fp8_scale(FLT_MAX, fp8_target(FP8_E4M3, 32), 9.0f) == FLT_MIN);
+}
+
+// At the scale for its amax a tensor neither saturates nor wastes the top of the range, whatever
+// its size.
+static void scale_brings_amax_to_the_target(void) {
+    for (int exponent = -118; exponent < 127; exponent++) {
+        float amax = ldexpf(1.0f + rng_uniform(6, (uint64_t)(exponent + 200)), exponent);
+        for (int f = 0; f < 2; f++) {
+            float max = fp8_max(types[f]), scale = fp8_scale(amax, max, 1.0f);
+            if (scale >= FLT_MAX) { continue; } // a tensor too small to be brought there
+            CHECK_CLOSE(amax * scale, max, 1.2e-7 * max);
+            CHECK(fp8_round(amax * scale, types[f]) == max);
+            CHECK(isnormal(scale) && isfinite(1.0f / scale));
+        }
+    }
+}
+
+// ---- the slots --------------------------------------------------------------------------------
+
+// One slot over many steps, against a list of every amax that was ever good.
+static int slot_errors(int length, bool most_recent, int interval, float fault) {
+    enum { STEPS = 60 };
+    static const float bad[] = {0.0f, NAN, INFINITY};
+    Fp8Slot slot = {.scale = 1.0f, .scale_inv = 1.0f};
+    float history[STEPS] = {0}, good[STEPS], scale = 1.0f;
+    int count = 0, errors = 0;
+    for (int step = 1; step <= STEPS; step++) {
+        uint64_t dice = rng_bits(7, (uint64_t)(step * 100 + length));
+        bool is_bad = dice % 4 == 0;
+        slot.amax = is_bad ? bad[dice / 4 % 3] : 0.1f + rng_uniform(8, dice);
+        if (!is_bad) {
+            good[count++] = slot.amax;
+            float largest = slot.amax;
+            for (int i = count - length < 0 ? 0 : count - length; i < count && !most_recent; i++) {
+                largest = fmaxf(largest, good[i]);
+            }
+            if (step % interval == 0 || count == 1) { scale = 448.0f / (largest + fault); }
+        }
+        fp8_slot_update(&slot, history, length, 448.0f, most_recent, step % interval == 0);
+        errors += slot.scale != scale || slot.scale_inv != 1.0f / scale;
+        errors += slot.count != count || slot.amax != 0.0f;
+    }
+    for (int i = length; i < STEPS; i++) { errors += history[i] != 0.0f; }
+    return errors;
+}
+
+// cuBLASLt reads scale_inv where it lies, and wants it 16-byte aligned.
+static void slots_are_sixteen_bytes(void) {
+    CHECK_EQUAL(sizeof(Fp8Slot), 16);
+    CHECK_EQUAL(offsetof(Fp8Slot, scale_inv), 0);
+}
+
+static void slots_follow_their_history(void) {
+    static const int lengths[] = {1, 2, 3, 16, 59}, intervals[] = {1, 3};
+    for (int l = 0; l < 5; l++) {
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQUAL(slot_errors(lengths[l], false, intervals[i], 0.0f), 0);
+            CHECK_EQUAL(slot_errors(lengths[l], true, intervals[i], 0.0f), 0);
+        }
+    }
+    CHECK(slot_errors(3, false, 1, 1e-3f) > 0);
+}
+
+static void bad_amax_leaves_the_slot_alone(void) {
+    static const float bad[] = {0.0f, -0.0f, INFINITY, NAN};
+    for (int i = 0; i < 4; i++) {
+        Fp8Slot slot = {.scale_inv = 0.5f, .scale = 2.0f, .amax = bad[i], .count = 5};
+        Fp8Slot expected = {.scale_inv = 0.5f, .scale = 2.0f, .amax = 0.0f, .count = 5};
+        float history[4] = {1, 2, 3, 4}, before[4] = {1, 2, 3, 4};
+        fp8_slot_update(&slot, history, 4, 448.0f, false, true);
+        CHECK_BITS(&slot, &expected, sizeof(slot));
+        CHECK_BITS(history, before, sizeof(history));
+    }
+}
+
+static void the_oldest_amax_leaves_the_ring(void) {
+    Fp8Slot slot = {.scale = 1.0f, .scale_inv = 1.0f};
+    float history[2] = {0};
+    static const float amax[] = {8, 2, 1, 4}, max[] = {8, 8, 2, 4}, recent[] = {8, 2, 1, 4};
+    for (int i = 0; i < 4; i++) {
+        slot.amax = amax[i];
+        fp8_slot_update(&slot, history, 2, 448.0f, false, true);
+        CHECK(slot.scale == 448.0f / max[i]);
+        Fp8Slot other = {.amax = amax[i], .scale = 1.0f, .count = 1};
+        float short_history[1] = {100.0f};
+        fp8_slot_update(&other, short_history, 1, 448.0f, i % 2, true);
+        CHECK(other.scale == 448.0f / recent[i]);
+    }
+}
+
+int main(void) {
+    SafeTensors file = golden_open("fp8.safetensors");
+    golden[0].values = golden_data(&file, "e4m3.values", DTYPE_F32, CODES);
+    golden[0].codes = golden_data(&file, "e4m3.codes", DTYPE_U8, BF16_CODES);
+    golden[0].largest = 0x7e;
+    golden[1].values = golden_data(&file, "e5m2.values", DTYPE_F32, CODES);
+    golden[1].codes = golden_data(&file, "e5m2.codes", DTYPE_U8, BF16_CODES);
+    golden[1].largest = 0x7b;
+    RUN(decodes_every_code);
+    RUN(encodes_every_bf16_value);
+    RUN(saturates_where_ml_dtypes_overflows);
+    RUN(encode_undoes_decode);
+    RUN(rounds_any_float_to_the_nearest);
+    RUN(ties_go_to_even);
+    RUN(bf16_rounds_to_the_nearest);
+    RUN(rounds_arrays_as_elements);
+    RUN(amax_sees_nan_and_infinity);
+    RUN(margin_is_a_power_of_two);
+    RUN(scale_follows_amax);
+    RUN(scale_brings_amax_to_the_target);
+    RUN(slots_are_sixteen_bytes);
+    RUN(slots_follow_their_history);
+    RUN(bad_amax_leaves_the_slot_alone);
+    RUN(the_oldest_amax_leaves_the_ring);
+    safetensors_close(&file);
+    return test_summary();
+}

@@ -1,0 +1,310 @@
+// The table of tensors: sizes of known models, a parameter space without overlaps, initial weights.
+#include "fixture.h"
+
+#include <omp.h>
+
+// ---- sizes ------------------------------------------------------------------------------------
+
+static int64_t count_of(const char *options) {
+    Options o = options_of(options);
+    ModelConfig c = model_config(&o);
+    ParamLayout layout = param_layout(&c);
+    int64_t count = layout.num_parameters;
+    param_layout_free(&layout);
+    return count;
+}
+
+// As their publishers count them.
+static void known_models_have_their_size(void) {
+    CHECK_EQUAL(count_of("--model gpt2-124m"), 124439808);
+    CHECK_EQUAL(count_of("--model gpt2-350m"), 354823168);
+    CHECK_EQUAL(count_of("--model gpt2-774m"), 774030080);
+    CHECK_EQUAL(count_of("--model gpt2-1558m"), 1557611200);
+    CHECK_EQUAL(count_of("--model llama-3-8b"), 8030261248);
+}
+
+// Llama 3.2 1B and Llama 2 7B, by their published dimensions.
+static void other_models_have_their_size(void) {
+    CHECK_EQUAL(count_of("--arch llama --num-layers 16 --hidden-size 2048 --num-attention-heads 32 "
+                         "--num-query-groups 8 --ffn-hidden-size 8192 --vocab-size 128256"),
+                1235814400);
+    CHECK_EQUAL(count_of("--arch llama --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+                         "--ffn-hidden-size 11008 --vocab-size 32000 "
+                         "--untie-embeddings-and-output-weights"),
+                6738415616);
+}
+
+// ---- the parameter space ----------------------------------------------------------------------
+
+static const char *const models[] = {
+    "--arch gpt2 --num-layers 3 --hidden-size 36 --num-attention-heads 3 --vocab-size 61 "
+    "--make-vocab-size-divisible-by 8 --seq-length 13 --max-position-embeddings 17",
+    "--arch gpt2 --num-layers 1 --hidden-size 8 --num-attention-heads 1 --vocab-size 5 "
+    "--make-vocab-size-divisible-by 1 --seq-length 3 --untie-embeddings-and-output-weights",
+    "--arch llama --num-layers 2 --hidden-size 40 --num-attention-heads 10 --num-query-groups 2 "
+    "--ffn-hidden-size 27 --vocab-size 61",
+    "--arch llama --num-layers 5 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 "
+    "--vocab-size 61 --make-vocab-size-divisible-by 16 --untie-embeddings-and-output-weights",
+    "--model llama-3-8b",
+};
+enum { MODELS = 5 };
+
+static ParamLayout layout_of(const char *options) {
+    Options o = options_of(options);
+    ModelConfig c = model_config(&o);
+    return param_layout(&c);
+}
+
+static bool model_should_have(const ModelConfig *c, int id) {
+    const TensorRow *row = tensor_row((TensorId)id);
+    if (id == TENSOR_HEAD_WEIGHT && c->tied_head) { return false; }
+    return c->arch == ARCH_GPT2 ? row->gpt2 : row->llama;
+}
+
+// Tensors that overlap, are not aligned, or are more than a gap apart.
+static int misplaced(const ParamLayout *layout) {
+    int errors = layout->params[0].offset != 0;
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        int64_t end = p->offset + param_size(p);
+        int64_t next = i + 1 < layout->count ? p[1].offset : layout->size;
+        errors += p->offset % PARAM_ALIGN != 0 || next < end || next >= end + PARAM_ALIGN;
+    }
+    return errors;
+}
+
+// Buckets that do not follow each other from 0 to the end, or do not hold what they should: the
+// embeddings, each block, the rest.
+static int wrong_buckets(const ParamLayout *layout) {
+    int last = layout->num_buckets - 1,
+        errors = layout->num_buckets != layout->config.num_layers + 2;
+    errors += layout->buckets[0].begin != 0 || layout->buckets[last].end != layout->size;
+    for (int b = 0; b < last; b++) {
+        errors += layout->buckets[b].end != layout->buckets[b + 1].begin;
+    }
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        TensorPlace place = tensor_row(p->id)->place;
+        int b = place == PLACE_EMBEDDING ? 0 : (place == PLACE_FINAL ? last : p->layer + 1);
+        const Bucket *bucket = &layout->buckets[b];
+        errors += p->offset < bucket->begin || p->offset + param_size(p) > bucket->end;
+    }
+    return errors;
+}
+
+// Tensors that param_find does not find where they are, or finds where there are none.
+static int not_found(const ParamLayout *layout) {
+    const ModelConfig *c = &layout->config;
+    int errors = 0, found = 0;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const TensorRow *row = tensor_row((TensorId)id);
+        bool block = row->place == PLACE_BLOCK, expected = model_should_have(c, id);
+        for (int layer = 0; layer < (block ? c->num_layers : 1); layer++) {
+            const Param *p = param_find(layout, (TensorId)id, layer);
+            errors += (p != NULL) != expected;
+            if (p == NULL) { continue; }
+            found++;
+            errors += p->id != (TensorId)id || p->layer != (block ? layer : -1);
+            errors += p->rows != dim_size(c, row->rows) || p->cols != dim_size(c, row->cols);
+        }
+    }
+    return errors + (found != layout->count);
+}
+
+static void the_space_is_cut_without_overlap(void) {
+    for (int i = 0; i < MODELS; i++) {
+        ParamLayout layout = layout_of(models[i]);
+        CHECK_EQUAL(misplaced(&layout), 0);
+        CHECK_EQUAL(wrong_buckets(&layout), 0);
+        CHECK_EQUAL(not_found(&layout), 0);
+        param_layout_free(&layout);
+    }
+}
+
+static void faults_in_the_space_are_seen(void) {
+    ParamLayout layout = layout_of(models[0]);
+    Param *p = &layout.params[7];
+    p->offset++;
+    CHECK(misplaced(&layout) > 0);
+    p->offset += PARAM_ALIGN - 1; // aligned, but over the next one
+    CHECK(misplaced(&layout) > 0);
+    p->offset -= PARAM_ALIGN;
+    p->layer = 1;
+    CHECK(wrong_buckets(&layout) > 0 && not_found(&layout) > 0);
+    p->layer = 0;
+    p->rows++;
+    CHECK(not_found(&layout) > 0);
+    p->rows--;
+    layout.buckets[2].end -= PARAM_ALIGN;
+    CHECK(wrong_buckets(&layout) > 0);
+    layout.buckets[2].end += PARAM_ALIGN;
+    CHECK(misplaced(&layout) + wrong_buckets(&layout) + not_found(&layout) == 0);
+    param_layout_free(&layout);
+}
+
+// The same in words that a person can check: GPT-2 small's rows by Hugging Face's shapes.
+static void shapes_are_the_published_ones(void) {
+    ParamLayout gpt2 = layout_of("--model gpt2-124m"), llama = layout_of("--model llama-3-8b");
+    static const struct {
+        bool llama;
+        TensorId id;
+        int rows, cols;
+    } shapes[] = {
+        {false, TENSOR_TOKEN_EMBEDDING, 50304, 768},
+        {false, TENSOR_POSITION_EMBEDDING, 1024, 768},
+        {false, TENSOR_QKV_WEIGHT, 2304, 768},
+        {false, TENSOR_QKV_BIAS, 2304, 1},
+        {false, TENSOR_ATTENTION_OUT_WEIGHT, 768, 768},
+        {false, TENSOR_FC1_WEIGHT, 3072, 768},
+        {false, TENSOR_FC2_WEIGHT, 768, 3072},
+        {false, TENSOR_FC2_BIAS, 768, 1},
+        {true, TENSOR_QKV_WEIGHT, 6144, 4096},
+        {true, TENSOR_ATTENTION_OUT_WEIGHT, 4096, 4096},
+        {true, TENSOR_FC1_WEIGHT, 28672, 4096},
+        {true, TENSOR_FC2_WEIGHT, 4096, 14336},
+        {true, TENSOR_HEAD_WEIGHT, 128256, 4096},
+        {true, TENSOR_NORM2_WEIGHT, 4096, 1},
+    };
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        const Param *p = param_find(shapes[i].llama ? &llama : &gpt2, shapes[i].id, 3);
+        CHECK_EQUAL(p->rows, shapes[i].rows);
+        CHECK_EQUAL(p->cols, shapes[i].cols);
+    }
+    CHECK(param_find(&gpt2, TENSOR_HEAD_WEIGHT, 0) == NULL);
+    CHECK(param_find(&llama, TENSOR_QKV_BIAS, 0) == NULL);
+    CHECK(param_find(&llama, TENSOR_POSITION_EMBEDDING, 0) == NULL);
+    param_layout_free(&gpt2);
+    param_layout_free(&llama);
+}
+
+// ---- initial weights --------------------------------------------------------------------------
+
+#define INIT_MODEL                                                                          \
+    "--arch gpt2 --num-layers 3 --hidden-size 66 --num-attention-heads 3 --vocab-size 301 " \
+    "--make-vocab-size-divisible-by 8 --seq-length 30 --untie-embeddings-and-output-weights"
+
+static double expected_std(const ParamLayout *layout, const TensorRow *row) {
+    return row->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * layout->config.num_layers) : 0.02;
+}
+
+// Whether n values look drawn from N(0, std): mean, deviation and the share within one deviation,
+// each within five of its own standard errors, and none beyond six deviations.
+static bool looks_normal(const float *w, int64_t n, double std) {
+    double sum = 0, squares = 0, within = 0, largest = 0, count = (double)n;
+    for (int64_t i = 0; i < n; i++) {
+        sum += w[i];
+        squares += (double)w[i] * w[i];
+        within += fabs(w[i]) < std;
+        largest = fmax(largest, fabs(w[i]));
+    }
+    double share = 0.682689;
+    return fabs(sum / count) <= 5 * std / sqrt(count) && largest <= 6 * std &&
+           fabs(sqrt(squares / count) - std) <= 5 * std / sqrt(2 * count) &&
+           fabs(within / count - share) <= 5 * sqrt(share * (1 - share) / count);
+}
+
+static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
+    float *w = malloc_or_die((size_t)layout->size * sizeof(float));
+    for (int64_t i = 0; i < layout->size; i++) { w[i] = NAN; }
+    model_init(layout, w, seed);
+    return w;
+}
+
+static void weights_start_as_published(void) {
+    ParamLayout layout = layout_of(INIT_MODEL);
+    float *w = initial_weights(&layout, 1);
+    int matrices = 0, errors = 0;
+    for (int i = 0; i < layout.count; i++) {
+        const Param *p = &layout.params[i];
+        const TensorRow *row = tensor_row(p->id);
+        float *x = w + p->offset;
+        int64_t n = (int64_t)(row->rows == DIM_VOCAB ? 301 : p->rows) * p->cols;
+        int64_t end = i + 1 < layout.count ? p[1].offset : layout.size;
+        for (int64_t j = n; j < end - p->offset; j++) { errors += x[j] != 0; }
+        bool weight = strstr(row->name, "weight") != NULL, norm = strstr(row->name, "norm") != NULL;
+        if (weight && !norm) {
+            double std = expected_std(&layout, row);
+            matrices++;
+            CHECK(looks_normal(x, n, std));
+            CHECK(!looks_normal(x, n, 1.2 * std) && !looks_normal(x, n, 0.8 * std));
+        } else {
+            for (int64_t j = 0; j < n; j++) { errors += x[j] != (weight ? 1.0f : 0.0f); }
+        }
+    }
+    CHECK_EQUAL(errors, 0);
+    CHECK_EQUAL(matrices, 3 + 3 * 4);
+    free(w);
+    param_layout_free(&layout);
+}
+
+// Residual projections are smaller, the deeper the model; --init-method-std scales all.
+static void options_scale_the_start(void) {
+    ParamLayout layout = layout_of(INIT_MODEL " --num-layers 8 --init-method-std 0.1");
+    float *w = initial_weights(&layout, 1);
+    const Param *out = param_find(&layout, TENSOR_ATTENTION_OUT_WEIGHT, 7);
+    const Param *fc2 = param_find(&layout, TENSOR_FC2_WEIGHT, 0);
+    const Param *fc1 = param_find(&layout, TENSOR_FC1_WEIGHT, 0);
+    CHECK(looks_normal(w + out->offset, param_size(out), 0.1 / 4));
+    CHECK(looks_normal(w + fc2->offset, param_size(fc2), 0.1 / 4));
+    CHECK(looks_normal(w + fc1->offset, param_size(fc1), 0.1));
+    free(w);
+    param_layout_free(&layout);
+}
+
+// Correlation of two tensors' first n values.
+static double correlation(const float *a, const float *b, int64_t n) {
+    double ab = 0, aa = 0, bb = 0;
+    for (int64_t i = 0; i < n; i++) {
+        ab += (double)a[i] * b[i];
+        aa += (double)a[i] * a[i];
+        bb += (double)b[i] * b[i];
+    }
+    return fabs(ab / sqrt(aa * bb));
+}
+
+static void tensors_and_seeds_are_independent(void) {
+    enum { N = 1980 }; // the smallest matrix, the position embedding; five standard errors: 0.112
+    ParamLayout layout = layout_of(INIT_MODEL);
+    float *w = initial_weights(&layout, 1), *other = initial_weights(&layout, 2);
+    for (int i = 0; i < layout.count; i++) {
+        const Param *p = &layout.params[i];
+        if (tensor_row(p->id)->cols == DIM_NONE) { continue; }
+        CHECK(correlation(w + p->offset, other + p->offset, N) < 0.112);
+        for (int j = 0; j < i; j++) {
+            const Param *q = &layout.params[j];
+            if (tensor_row(q->id)->cols == DIM_NONE) { continue; }
+            CHECK(correlation(w + p->offset, w + q->offset, N) < 0.112);
+        }
+    }
+    CHECK(correlation(w, w, N) > 0.99);
+    free(w);
+    free(other);
+    param_layout_free(&layout);
+}
+
+static void the_start_does_not_depend_on_threads(void) {
+    ParamLayout layout = layout_of(INIT_MODEL);
+    omp_set_num_threads(1);
+    float *one = initial_weights(&layout, 1);
+    for (int threads = 2; threads <= 3; threads++) {
+        omp_set_num_threads(threads);
+        float *more = initial_weights(&layout, 1);
+        CHECK_BITS(more, one, (size_t)layout.size * sizeof(float));
+        free(more);
+    }
+    free(one);
+    param_layout_free(&layout);
+}
+
+int main(void) {
+    RUN(known_models_have_their_size);
+    RUN(other_models_have_their_size);
+    RUN(the_space_is_cut_without_overlap);
+    RUN(faults_in_the_space_are_seen);
+    RUN(shapes_are_the_published_ones);
+    RUN(weights_start_as_published);
+    RUN(options_scale_the_start);
+    RUN(tensors_and_seeds_are_independent);
+    RUN(the_start_does_not_depend_on_threads);
+    return test_summary();
+}

@@ -1,0 +1,149 @@
+// What decides precision (train/precision.c): which layers are FP8, in which formats, and the
+// slots.
+#include "fixture.h"
+
+#define LLAMA                                                                                    \
+    "--arch llama --num-layers 4 --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
+    "--ffn-hidden-size 80 --untie-embeddings-and-output-weights --vocab-size 61 "                \
+    "--make-vocab-size-divisible-by 16 --seq-length 13 "
+
+enum { LAYERS = 4 };
+
+// ---- the policy -------------------------------------------------------------------------------
+
+typedef struct {
+    Options options;
+    ModelConfig config;
+    Precision precision;
+} Policy;
+
+static void decide(Policy *p, const char *options) {
+    p->options = options_of(options);
+    p->config = model_config(&p->options);
+    p->precision = precision_decide(&p->options, &p->config, NUMBER_BF16);
+}
+
+static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};
+
+static void formats_name_their_operands(void) {
+    static const Fp8Type expected[3][OPERAND_COUNT] = {
+        {FP8_E4M3, FP8_E4M3, FP8_E5M2},
+        {FP8_E4M3, FP8_E4M3, FP8_E4M3},
+        {FP8_E5M2, FP8_E4M3, FP8_E5M2},
+    };
+    for (int f = 0; f < 3; f++) {
+        char text[1024];
+        Policy p;
+        snprintf(text, sizeof(text), LLAMA "--fp8-format %s", formats[f]);
+        decide(&p, text);
+        CHECK_TEXT(precision_name(&p.precision), "FP8");
+        for (int l = 0; l < LAYERS * LINEAR_HEAD; l++) {
+            const LinearPrecision *lp = &p.precision.linear[l];
+            CHECK(lp->number == NUMBER_FP8 && lp->wgrad == NUMBER_FP8);
+            CHECK_BITS(lp->type, expected[f], sizeof(lp->type));
+        }
+        CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->number, NUMBER_BF16);
+        precision_free(&p.precision);
+    }
+}
+
+static int count_fp8(const Policy *p) {
+    int count = 0;
+    for (int i = 0; i < p->precision.count; i++) {
+        count += p->precision.linear[i].number == NUMBER_FP8;
+    }
+    return count;
+}
+
+static void options_keep_layers_in_bf16(void) {
+    static const struct {
+        const char *options;
+        int fp8;
+        const char *precision;
+    } cases[] = {
+        {"", 0, "BF16"},
+        {"--fp8-format hybrid", 16, "FP8"},
+        {"--fp8-format hybrid --fp8-lm-head", 17, "FP8"},
+        {"--fp8-format hybrid --first-last-layers-bf16", 8, "FP8"},
+        {"--fp8-format hybrid --num-layers-at-start-in-bf16 3", 16, "FP8"},
+        {"--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 2 "
+         "--num-layers-at-end-in-bf16 0 --fp8-lm-head",
+         9, "FP8"},
+        {"--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 3", 0, "BF16"},
+        {"--fp8-format hybrid --ffn-hidden-size 72", 12, "FP8"}, // not fc2: 72 inputs
+        {"--fp8-format hybrid --fp8-lm-head --make-vocab-size-divisible-by 8 --vocab-size 66", 16,
+         "FP8"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[1024];
+        Policy p;
+        snprintf(text, sizeof(text), LLAMA "%s", cases[i].options);
+        decide(&p, text);
+        CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
+        CHECK_TEXT(precision_name(&p.precision), cases[i].precision);
+        precision_free(&p.precision);
+    }
+}
+
+// The share counts three products a layer, of which --no-fp8-wgrad takes one.
+static void share_of_flops_is_counted(void) {
+    Policy p;
+    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head");
+    CHECK_CLOSE(precision_fp8_share(&p.precision), 1.0, 1e-12);
+    precision_free(&p.precision);
+    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head --no-fp8-wgrad");
+    CHECK_CLOSE(precision_fp8_share(&p.precision), 2.0 / 3, 1e-12);
+    precision_free(&p.precision);
+    decide(&p, LLAMA "--fp8-format hybrid");
+    double blocks = 4 * 48 * (80 + 48 + 160 + 80), head = 48 * 64;
+    CHECK_CLOSE(precision_fp8_share(&p.precision), blocks / (blocks + head), 1e-12);
+    precision_free(&p.precision);
+}
+
+// Every operand of every layer has a slot and a name of its own.
+static void slots_have_their_own_places(void) {
+    enum { SLOTS = (LAYERS * LINEAR_HEAD + 1) * OPERAND_COUNT };
+    Policy p;
+    int uses[SLOTS] = {0};
+    char name[64], other[64];
+    decide(&p, LLAMA "--fp8-format hybrid --fp8-margin 2");
+    CHECK_EQUAL(fp8_slot_count(&p.config), SLOTS);
+    for (int linear = 0; linear < LINEAR_COUNT; linear++) {
+        for (int layer = 0; layer < (linear == LINEAR_HEAD ? 1 : LAYERS); layer++) {
+            for (int o = 0; o < OPERAND_COUNT; o++) {
+                uses[fp8_slot_index(&p.config, (Linear)linear, layer, (Operand)o)]++;
+            }
+        }
+    }
+    for (int i = 0; i < SLOTS; i++) {
+        CHECK_EQUAL(uses[i], 1);
+        fp8_slot_name(&p.config, i, name);
+        for (int j = 0; j < i; j++) {
+            CHECK(strcmp(name, fp8_slot_name(&p.config, j, other)) != 0);
+        }
+    }
+    int slot = fp8_slot_index(&p.config, LINEAR_FC2, 3, OPERAND_DY);
+    CHECK_TEXT(fp8_slot_name(&p.config, slot, name), "blocks.3.fc2.dy");
+    CHECK(fp8_slot_target(&p.precision, slot) == 57344.0f / 4);
+    CHECK(fp8_slot_target(&p.precision, slot - 1) == 448.0f / 4);
+    slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_X);
+    CHECK_TEXT(fp8_slot_name(&p.config, slot, name), "head.x");
+    precision_free(&p.precision);
+}
+
+// Tensorwise scales leave no headroom, whatever the margin.
+static void margin_is_for_delayed_scales(void) {
+    Policy p;
+    decide(&p, LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2");
+    CHECK(fp8_slot_target(&p.precision, 0) == 448.0f);
+    precision_free(&p.precision);
+}
+
+int main(void) {
+    RUN(formats_name_their_operands);
+    RUN(options_keep_layers_in_bf16);
+    RUN(share_of_flops_is_counted);
+    RUN(slots_have_their_own_places);
+    RUN(margin_is_for_delayed_scales);
+    return test_summary();
+}

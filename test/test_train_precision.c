@@ -1,0 +1,334 @@
+// Emulated BF16 and FP8 in the CPU trainer: each product of a linear layer against its definition
+// in double precision, whole steps against FP32's.
+#include "trainer.h"
+
+enum { V = 61, T = 13, B = 4, M = B * T, LAYERS = 4 };
+
+#define GPT2 SMALL_GPT2 "--num-layers 4 "
+#define LLAMA SMALL_LLAMA "--num-layers 4 "
+
+static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};
+
+// ---- the products of one layer ----------------------------------------------------------------
+
+enum { LAYER = 1, N = 160, C = 48 }; // fc1 of LLAMA
+
+typedef struct {
+    float x[M * C], dy[M * N], y[M * N], dx[M * C];
+} Activations;
+
+static double rounded(float x, Number number, Fp8Type type, float scale) {
+    if (number == NUMBER_FP8) {
+        volatile float scaled = x * scale;
+        return (double)fp8_decode(fp8_encode(scaled, type), type) / scale;
+    }
+    return number == NUMBER_BF16 ? bf16_decode(bf16_encode(x)) : x;
+}
+
+// A slot's scale where it has a history, else the one for the tensor in hand.
+static float scale_of(const Trainer *t, Operand operand, const float *x, int n) {
+    int index = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, operand);
+    const Fp8Slot *slot = &t->slots[index];
+    float amax = 0;
+    for (int i = 0; i < n; i++) { amax = fmaxf(amax, fabsf(x[i])); }
+    Fp8Type type = precision_of(&t->run.precision, LINEAR_FC1, LAYER)->type[operand];
+    return slot->count > 0 ? slot->scale : fp8_max(type) / amax;
+}
+
+static void round_all(double *out, const Trainer *t, Operand operand, Number number, const float *x,
+                      int n) {
+    Fp8Type type = precision_of(&t->run.precision, LINEAR_FC1, LAYER)->type[operand];
+    float scale = scale_of(t, operand, x, n);
+    for (int i = 0; i < n; i++) { out[i] = rounded(x[i], number, type, scale); }
+}
+
+// Errors of y, dx and dw, each relative to its norm, if the operands had these precisions.
+static void product_errors(double errors[3], Trainer *t, const Activations *a, Number number,
+                           Number wgrad) {
+    static double x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
+    double off[3] = {0}, size[3] = {0};
+    const float *dw = gradient_of(t, TENSOR_FC1_WEIGHT, LAYER);
+    round_all(x, t, OPERAND_X, number, a->x, M * C);
+    round_all(w, t, OPERAND_W, number, weight_of(t, TENSOR_FC1_WEIGHT, LAYER), N * C);
+    round_all(dy, t, OPERAND_DY, number, a->dy, M * N);
+    round_all(x_wgrad, t, OPERAND_X, wgrad, a->x, M * C);
+    round_all(dy_wgrad, t, OPERAND_DY, wgrad, a->dy, M * N);
+    for (int m = 0; m < M; m++) {
+        for (int n = 0; n < N; n++) {
+            double y = 0;
+            for (int c = 0; c < C; c++) { y += x[m * C + c] * w[n * C + c]; }
+            off[0] += pow(a->y[m * N + n] - y, 2), size[0] += y * y;
+        }
+        for (int c = 0; c < C; c++) {
+            double dx = 0;
+            for (int n = 0; n < N; n++) { dx += dy[m * N + n] * w[n * C + c]; }
+            off[1] += pow(a->dx[m * C + c] - dx, 2), size[1] += dx * dx;
+        }
+    }
+    for (int n = 0; n < N; n++) {
+        for (int c = 0; c < C; c++) {
+            double sum = 0;
+            for (int m = 0; m < M; m++) { sum += dy_wgrad[m * N + n] * x_wgrad[m * C + c]; }
+            off[2] += pow(dw[n * C + c] - sum, 2), size[2] += sum * sum;
+        }
+    }
+    for (int i = 0; i < 3; i++) { errors[i] = sqrt(off[i] / size[i]); }
+}
+
+static void run_products(Trainer *t, Activations *a) {
+    fill_random(a->x, M * C, 3.0f, 1);
+    fill_random(a->dy, M * N, 1e-4f, 2);
+    memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
+    linear_forward(t, LINEAR_FC1, LAYER, a->y, a->x, NULL, NULL, M, true);
+    linear_backward(t, LINEAR_FC1, LAYER, a->dx, NULL, a->dy, a->x, M);
+}
+
+// FP32 sums: 1e-6 of the norm. The same products with other operands are at least a thousand times
+// that away.
+static void check_products(Trainer *t, Number number, Number wgrad) {
+    static Activations a;
+    double errors[3], other[3];
+    run_products(t, &a);
+    product_errors(errors, t, &a, number, wgrad);
+    product_errors(other, t, &a, number == NUMBER_BF16 ? NUMBER_FP32 : NUMBER_BF16,
+                   wgrad == NUMBER_BF16 ? NUMBER_FP32 : NUMBER_BF16);
+    for (int i = 0; i < 3; i++) {
+        CHECK_CLOSE(errors[i], 0, 1e-6);
+        CHECK(other[i] > 1e-3);
+    }
+}
+
+static void products_have_the_operands_they_should(void) {
+    static const struct {
+        const char *options;
+        Number number, wgrad;
+    } cases[] = {
+        {"", NUMBER_FP32, NUMBER_FP32},
+        {"--bf16", NUMBER_BF16, NUMBER_BF16},
+        {"--fp8-format hybrid", NUMBER_FP8, NUMBER_FP8},
+        {"--fp8-format hybrid --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_FP8},
+        {"--fp8-format e4m3 --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_FP8},
+        {"--fp8-format e5m2 --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_FP8},
+        {"--fp8-format hybrid --no-fp8-wgrad", NUMBER_FP8, NUMBER_BF16},
+        {"--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 2",
+         NUMBER_BF16, NUMBER_BF16},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Trainer t;
+        open_trainer(&t, LLAMA "%s", cases[i].options);
+        check_products(&t, cases[i].number, cases[i].wgrad);
+        trainer_close(&t);
+    }
+}
+
+// A slot with a history is used as it is, even where the tensor saturates, and notes what it saw.
+static void delayed_scales_come_from_the_slot(void) {
+    static Activations a;
+    Trainer t;
+    open_trainer(&t, LLAMA "--fp8-format hybrid");
+    Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
+    Fp8Slot *dy = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY)];
+    *x = (Fp8Slot){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3}; // saturates from 6.4 on
+    *dy = (Fp8Slot){.scale = 1e7f, .scale_inv = 1e-7f, .amax = 1.0f, .count = 1};
+    check_products(&t, NUMBER_FP8, NUMBER_FP8);
+    run_products(&t, &a);
+    CHECK(x->scale == 70.0f && dy->scale == 1e7f);
+    CHECK(x->amax == tensor_amax(a.x, M * C) && x->amax > 448 / 70.0f);
+    CHECK(dy->amax == 1.0f); // the largest so far
+    x->amax = 0;
+    linear_forward(&t, LINEAR_FC1, LAYER, a.y, a.x, NULL, NULL, M, false);
+    CHECK(x->amax == 0);
+    trainer_close(&t);
+}
+
+// ---- whole steps ------------------------------------------------------------------------------
+
+// Opens, and does the forward and backward of the first step.
+static void first_step(Trainer *t, const char *model, const char *options) {
+    open_trainer(t, "%s%s", model, options);
+    disturb_weights(t, 0.05f);
+    read_batch(t);
+    t->run.progress.loss = forward_backward(t, M);
+}
+
+// Distance of the first step's gradients from FP32's; that of the losses is checked here.
+static double distance_from(const Trainer *exact, const char *model, const char *options) {
+    Trainer t;
+    first_step(&t, model, options);
+    double loss = fabs(t.run.progress.loss - exact->run.progress.loss);
+    CHECK(loss > 0 && loss < 0.03);
+    double distance = test_relative_error(t.gradients, exact->gradients, t.run.layout.size);
+    trainer_close(&t);
+    return distance;
+}
+
+// Operands rounded to 8, 4 or 3 significant bits put gradients about 1%, 13% and 20% off in four
+// layers; the less of a model is in FP8, the less.
+static void precisions_are_near_fp32(void) {
+    static const char *const models[] = {GPT2, LLAMA};
+    for (int m = 0; m < 2; m++) {
+        Trainer exact;
+        first_step(&exact, models[m], "");
+        double bf16 = distance_from(&exact, models[m], "--bf16");
+        double hybrid = distance_from(&exact, models[m], "--fp8-format hybrid");
+        double e4m3 = distance_from(&exact, models[m], "--fp8-format e4m3");
+        double e5m2 = distance_from(&exact, models[m], "--fp8-format e5m2");
+        double head = distance_from(&exact, models[m], "--fp8-format hybrid --fp8-lm-head");
+        double wgrad = distance_from(&exact, models[m], "--fp8-format hybrid --no-fp8-wgrad");
+        double edges = distance_from(&exact, models[m],
+                                     "--fp8-format hybrid --first-last-layers-bf16");
+        CHECK(1e-3 < bf16 && bf16 < 0.02);
+        CHECK(0.05 < e4m3 && e4m3 < hybrid && hybrid < e5m2 && e5m2 < 0.4);
+        CHECK(bf16 < edges && edges < hybrid && wgrad < hybrid && hybrid < head);
+        trainer_close(&exact);
+    }
+}
+
+// Until a slot has a history its scale comes from the tensor in hand.
+static void delayed_begins_as_tensorwise(void) {
+    for (int f = 0; f < 3; f++) {
+        char options[256];
+        Trainer a, b;
+        snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-recipe delayed",
+                 formats[f]);
+        first_step(&a, LLAMA, options);
+        snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-recipe tensorwise",
+                 formats[f]);
+        first_step(&b, LLAMA, options);
+        CHECK(a.run.progress.loss == b.run.progress.loss);
+        CHECK_BITS(a.gradients, b.gradients, (size_t)a.run.layout.size * sizeof(float));
+        scaling_update(&a, false);
+        for (int i = 0; i < fp8_slot_count(&a.run.config); i++) {
+            CHECK_EQUAL(a.slots[i].count, 1);
+            CHECK(a.slots[i].scale == b.slots[i].scale);
+        }
+        read_batch(&a), read_batch(&b);
+        b.inputs[0] = a.inputs[0] = (a.inputs[0] + 1) % V; // other tokens, other ranges
+        CHECK(forward_backward(&a, M) != forward_backward(&b, M));
+        trainer_close(&a), trainer_close(&b);
+    }
+}
+
+// Scales move at every --fp8-interval-th step, and at the first.
+static void scales_are_renewed_at_the_interval(void) {
+    Trainer t;
+    open_trainer(&t, "%s",
+                 LLAMA "--fp8-format hybrid --fp8-interval 3 --fp8-amax-compute-algo "
+                       "most_recent");
+    int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY);
+    for (int step = 1; step <= 7; step++) {
+        float before = t.slots[slot].scale;
+        train(&t, 1);
+        bool moved = t.slots[slot].scale != before;
+        CHECK(moved == (step == 1 || step % 3 == 0));
+        CHECK_EQUAL(t.slots[slot].count, step);
+        if (!moved) { continue; }
+        float newest = t.amax_history[slot * t.run.precision.history_length + step - 1];
+        CHECK(t.slots[slot].scale == 57344.0f / newest);
+    }
+    trainer_close(&t);
+}
+
+// Whether a layer's weight, as its products see it, is the one of this precision.
+static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
+    int outputs, inputs, errors = 0;
+    linear_shape(&t->run.config, linear, &outputs, &inputs);
+    int64_t n = (int64_t)outputs * inputs;
+    const float *w = weight_of(t, linear_weight(&t->run.config, linear), layer);
+    const float *seen = linear_operand_w(t, linear, layer);
+    const Fp8Slot *slot = &t->slots[fp8_slot_index(&t->run.config, linear, layer, OPERAND_W)];
+    float scale = number == NUMBER_FP8 ? fp8_scale(tensor_amax(w, n), 448.0f, 1.0f) : 1.0f;
+    for (int64_t i = 0; i < n; i++) {
+        double expected = rounded(w[i], number, FP8_E4M3, scale);
+        errors += !(seen[i] / (double)scale == expected);
+    }
+    return errors == 0 && slot->scale == scale;
+}
+
+static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
+    int first = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X);
+    bool untouched = true;
+    for (int o = 0; o < OPERAND_COUNT; o++) {
+        const Fp8Slot *slot = &t->slots[first + o];
+        untouched = untouched && slot->scale == 1 && slot->scale_inv == 1 && slot->amax == 0;
+    }
+    return untouched;
+}
+
+static void layers_kept_in_bf16_are_not_quantised(void) {
+    Trainer t;
+    first_step(&t, GPT2, "--fp8-format hybrid --first-last-layers-bf16");
+    for (int l = 0; l < LAYERS; l++) {
+        bool edge = l == 0 || l == LAYERS - 1;
+        for (int linear = 0; linear < LINEAR_HEAD; linear++) {
+            CHECK(weight_has(&t, (Linear)linear, l, edge ? NUMBER_BF16 : NUMBER_FP8));
+            CHECK(!weight_has(&t, (Linear)linear, l, edge ? NUMBER_FP8 : NUMBER_BF16));
+            CHECK(layer_is_untouched(&t, (Linear)linear, l) == edge);
+        }
+    }
+    CHECK(weight_has(&t, LINEAR_HEAD, 0, NUMBER_BF16) && layer_is_untouched(&t, LINEAR_HEAD, 0));
+    trainer_close(&t);
+    first_step(&t, GPT2, "--fp8-format hybrid --fp8-lm-head");
+    CHECK(weight_has(&t, LINEAR_HEAD, 0, NUMBER_FP8) && !layer_is_untouched(&t, LINEAR_HEAD, 0));
+    trainer_close(&t);
+}
+
+// Only the weight gradients differ: what flows down, and so the norms' gradients, has the same
+// bits.
+static void wgrad_changes_weight_gradients_only(void) {
+    Trainer a, b;
+    first_step(&a, LLAMA, "--fp8-format hybrid");
+    first_step(&b, LLAMA, "--fp8-format hybrid --no-fp8-wgrad");
+    CHECK(a.run.progress.loss == b.run.progress.loss);
+    for (int i = 0; i < a.run.layout.count; i++) {
+        const Param *p = &a.run.layout.params[i];
+        size_t bytes = (size_t)param_size(p) * sizeof(float);
+        bool same = memcmp(a.gradients + p->offset, b.gradients + p->offset, bytes) == 0;
+        bool linear = tensor_row(p->id)->place == PLACE_BLOCK && p->cols > 1;
+        CHECK(same != linear);
+    }
+    trainer_close(&a), trainer_close(&b);
+}
+
+// 30 steps on one batch: every precision learns it.
+static void every_precision_learns(void) {
+    static const char *const precisions[] = {
+        "",
+        "--bf16",
+        "--fp8-format hybrid",
+        "--fp8-format hybrid --fp8-recipe tensorwise",
+        "--fp8-format e4m3",
+        "--fp8-format e4m3 --fp8-recipe tensorwise",
+        "--fp8-format e5m2",
+        "--fp8-format e5m2 --fp8-recipe tensorwise",
+        "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 1 --fp8-interval 4 "
+        "--fp8-margin 1 --fp8-amax-compute-algo most_recent",
+    };
+    for (size_t i = 0; i < sizeof(precisions) / sizeof(precisions[0]); i++) {
+        Trainer t;
+        open_trainer(&t, "%s--data one.bin --lr-decay-style constant %s", i % 2 ? GPT2 : LLAMA,
+                     precisions[i]);
+        train(&t, 1);
+        CHECK(t.run.progress.loss > 3.5);
+        train(&t, 29);
+        CHECK(t.run.progress.loss < 0.5);
+        trainer_close(&t);
+    }
+}
+
+int main(void) {
+    omp_set_num_threads(1);
+    int saved = silence_stdout();
+    write_tokens("train.bin", 2000, V, 1);
+    write_tokens("one.bin", M + 1, V, 2);
+    RUN(products_have_the_operands_they_should);
+    RUN(delayed_scales_come_from_the_slot);
+    RUN(precisions_are_near_fp32);
+    RUN(delayed_begins_as_tensorwise);
+    RUN(scales_are_renewed_at_the_interval);
+    RUN(layers_kept_in_bf16_are_not_quantised);
+    RUN(wgrad_changes_weight_gradients_only);
+    RUN(every_precision_learns);
+    restore_stdout(saved);
+    return test_summary();
+}

@@ -1,0 +1,359 @@
+// The CPU trainer's steps: the update, by its definition; what must not change a result (threads,
+// accumulation, chunks of the head, evaluations) does not, and what must leave no trace
+// (evaluations, skipped steps) leaves none.
+#include "trainer.h"
+
+enum { V = 61, T = 13, B = 4 };
+
+static const char *const models[] = {SMALL_GPT2 "--num-layers 2", SMALL_LLAMA "--num-layers 2"};
+static const char *const precisions[] = {
+    "",
+    "--bf16",
+    "--fp8-format hybrid --fp8-recipe delayed --fp8-lm-head --fp8-amax-history-len 3",
+    "--fp8-format e4m3 --fp8-recipe tensorwise",
+};
+enum { MODELS = 2, PRECISIONS = 4, BOTH = MODELS * PRECISIONS };
+
+static void open_combination(Trainer *t, int i, const char *more) {
+    open_trainer(t, "%s %s %s", models[i % MODELS], precisions[i / MODELS], more);
+}
+
+static size_t space_bytes(const Trainer *t) {
+    return (size_t)t->run.layout.size * sizeof(float);
+}
+
+static float *copy_of(const float *x, size_t bytes) {
+    float *copy = malloc_or_die(bytes);
+    memcpy(copy, x, bytes);
+    return copy;
+}
+
+static void check_same_training(const Trainer *a, const Trainer *b) {
+    CHECK_BITS(a->weights, b->weights, space_bytes(a));
+    CHECK_BITS(a->exp_avg, b->exp_avg, space_bytes(a));
+    CHECK_BITS(a->exp_avg_sq, b->exp_avg_sq, space_bytes(a));
+    CHECK(a->run.progress.loss == b->run.progress.loss);
+}
+
+// ---- what must not change a result ------------------------------------------------------------
+
+static void threads_do_not_change_a_bit(void) {
+    for (int i = 0; i < BOTH; i++) {
+        Trainer one, more;
+        open_combination(&one, i, "");
+        train(&one, 3);
+        for (int threads = 2; threads <= 3; threads++) {
+            omp_set_num_threads(threads);
+            open_combination(&more, i, "");
+            train(&more, 3);
+            omp_set_num_threads(1);
+            check_same_training(&more, &one);
+            trainer_close(&more);
+        }
+        open_combination(&more, i, "--seed 1235");
+        train(&more, 3);
+        CHECK(CAUGHT(check_same_training(&more, &one)));
+        trainer_close(&more);
+        trainer_close(&one);
+    }
+}
+
+// 8 sequences at once or 2 at a time: sums in another order, so FP32's noise, and no more.
+static void accumulation_adds_up(void) {
+    for (int i = 0; i < MODELS; i++) {
+        Trainer whole, parts, fewer;
+        open_combination(&whole, i, "--micro-batch-size 8 --global-batch-size 8");
+        open_combination(&parts, i, "--micro-batch-size 2 --global-batch-size 8");
+        open_combination(&fewer, i, "--micro-batch-size 2 --global-batch-size 6");
+        train(&whole, 1), train(&parts, 1), train(&fewer, 1);
+        int64_t n = whole.run.layout.size;
+        CHECK_ERROR(parts.gradients, whole.gradients, n, 1e-6);
+        CHECK_CLOSE(parts.run.progress.loss, whole.run.progress.loss, 1e-6);
+        CHECK(CAUGHT(CHECK_ERROR(fewer.gradients, whole.gradients, n, 1e-6)));
+        CHECK_EQUAL(parts.run.progress.samples, 8);
+        train(&whole, 1), train(&parts, 1);
+        CHECK_CLOSE(parts.run.progress.loss, whole.run.progress.loss, 1e-4);
+        trainer_close(&whole), trainer_close(&parts), trainer_close(&fewer);
+    }
+}
+
+static void the_head_may_come_in_chunks(void) {
+    for (int i = 0; i < MODELS; i++) {
+        Trainer t;
+        open_combination(&t, i, "");
+        read_batch(&t);
+        CHECK_EQUAL(t.chunk_rows, B * T);
+        double loss = forward_backward(&t, B * T);
+        float *whole = copy_of(t.gradients, space_bytes(&t));
+        t.chunk_rows = 7; // the last chunk is smaller
+        CHECK_CLOSE(forward_backward(&t, B * T), loss, 1e-6);
+        CHECK_ERROR(t.gradients, whole, t.run.layout.size, 1e-6);
+        free(whole);
+        trainer_close(&t);
+    }
+}
+
+static void gaps_and_padding_stay_zero(void) {
+    for (int i = 0; i < BOTH; i++) {
+        Trainer t;
+        open_combination(&t, i, "");
+        CHECK_EQUAL(stray_elements(&t, t.weights), 0);
+        train(&t, 3);
+        CHECK_EQUAL(stray_elements(&t, t.weights), 0);
+        CHECK_EQUAL(stray_elements(&t, t.gradients), 0);
+        CHECK_EQUAL(stray_elements(&t, t.exp_avg), 0);
+        CHECK_EQUAL(stray_elements(&t, t.exp_avg_sq), 0);
+        const Param *embedding = param_find(&t.run.layout, TENSOR_TOKEN_EMBEDDING, 0);
+        const Param *norm = param_find(&t.run.layout, TENSOR_FINAL_NORM_WEIGHT, 0);
+        t.weights[embedding->offset + V * 48] = 1e-30f;
+        t.weights[norm->offset + 48] = NAN;
+        CHECK_EQUAL(stray_elements(&t, t.weights), 2);
+        trainer_close(&t);
+    }
+}
+
+// ---- the update -------------------------------------------------------------------------------
+
+typedef struct {
+    double *w, *m, *v; // [layout.size]
+} Adam;
+
+// One step of the definition, with the gradients that the trainer's step has left.
+static void follow_step(Adam *a, const Trainer *t, int step) {
+    const Options *o = &t->run.options;
+    double norm = sqrt(sum_of_squares(t->gradients, t->run.layout.size));
+    double clip = fmin(1, o->clip_grad / norm), lr = learning_rate(o, step);
+    CHECK(clip < 0.9);
+    for (int i = 0; i < t->run.layout.count; i++) {
+        const Param *p = &t->run.layout.params[i];
+        double decay = p->cols > 1 ? o->weight_decay : 0; // matrices only
+        for (int64_t j = p->offset; j < p->offset + param_size(p); j++) {
+            double g = clip * t->gradients[j];
+            a->m[j] += (1 - o->adam_beta1) * (g - a->m[j]);
+            a->v[j] += (1 - o->adam_beta2) * (g * g - a->v[j]);
+            double m = a->m[j] / (1 - pow(o->adam_beta1, step + 1));
+            double v = a->v[j] / (1 - pow(o->adam_beta2, step + 1));
+            a->w[j] -= lr * (m / (sqrt(v) + o->adam_eps) + decay * a->w[j]);
+        }
+    }
+}
+
+static double weight_error(const Trainer *t, const Adam *a) {
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < t->run.layout.size; i++) {
+        difference += pow(t->weights[i] - a->w[i], 2);
+        size += a->w[i] * a->w[i];
+    }
+    return sqrt(difference / size);
+}
+
+// Warm-up, clipping, decay of matrices only, bias correction: FP32's noise after five steps.
+static void steps_update_by_definition(void) {
+    for (int i = 0; i < MODELS; i++) {
+        Trainer t;
+        open_combination(&t, i, "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01");
+        size_t size = (size_t)t.run.layout.size;
+        Adam a = {calloc_or_die(size, sizeof(double)), calloc_or_die(size, sizeof(double)),
+                  calloc_or_die(size, sizeof(double))};
+        for (size_t j = 0; j < size; j++) { a.w[j] = t.weights[j]; }
+        for (int step = 0; step < 5; step++) {
+            train(&t, 1);
+            follow_step(&a, &t, step);
+        }
+        CHECK_CLOSE(weight_error(&t, &a), 0, 3e-7);
+        follow_step(&a, &t, 5);
+        CHECK(!(weight_error(&t, &a) <= 1e-4));
+        free(a.w), free(a.m), free(a.v);
+        trainer_close(&t);
+    }
+}
+
+// ---- what must leave no trace -----------------------------------------------------------------
+
+// Every byte that later steps depend on.
+typedef struct {
+    float *weights, *exp_avg, *exp_avg_sq, *rounded, *history;
+    Fp8Slot *slots;
+    Progress progress;
+} State;
+
+static size_t history_bytes(const Trainer *t) {
+    size_t entries = (size_t)fp8_slot_count(&t->run.config);
+    return t->amax_history == NULL
+               ? 0
+               : entries * (size_t)t->run.precision.history_length * sizeof(float);
+}
+
+static size_t slot_bytes(const Trainer *t) {
+    return (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Slot);
+}
+
+static State take_state(const Trainer *t) {
+    State s = {.weights = copy_of(t->weights, space_bytes(t)),
+               .exp_avg = copy_of(t->exp_avg, space_bytes(t)),
+               .exp_avg_sq = copy_of(t->exp_avg_sq, space_bytes(t)),
+               .slots = malloc_or_die(slot_bytes(t)),
+               .progress = t->run.progress};
+    memcpy(s.slots, t->slots, slot_bytes(t));
+    if (t->rounded != NULL) { s.rounded = copy_of(t->rounded, space_bytes(t)); }
+    if (t->amax_history != NULL) { s.history = copy_of(t->amax_history, history_bytes(t)); }
+    return s;
+}
+
+static void free_state(State *s) {
+    free(s->weights), free(s->exp_avg), free(s->exp_avg_sq);
+    free(s->rounded), free(s->history), free(s->slots);
+}
+
+static void check_state(const Trainer *t, const State *s) {
+    const Progress *now = &t->run.progress, *then = &s->progress;
+    CHECK_BITS(t->weights, s->weights, space_bytes(t));
+    CHECK_BITS(t->exp_avg, s->exp_avg, space_bytes(t));
+    CHECK_BITS(t->exp_avg_sq, s->exp_avg_sq, space_bytes(t));
+    CHECK_BITS(t->slots, s->slots, slot_bytes(t));
+    if (s->rounded != NULL) { CHECK_BITS(t->rounded, s->rounded, space_bytes(t)); }
+    if (s->history != NULL) { CHECK_BITS(t->amax_history, s->history, history_bytes(t)); }
+    CHECK(now->step == then->step && now->samples == then->samples);
+    CHECK(now->tokens == then->tokens && now->skipped == then->skipped);
+    CHECK(now->skipped_in_row == then->skipped_in_row);
+}
+
+// Each part of the state, altered, is seen.
+static void check_state_is_seen(Trainer *t, const State *s) {
+    float *parts[] = {t->weights,      t->exp_avg,         t->exp_avg_sq,    t->rounded,
+                      t->amax_history, &t->slots[1].scale, &t->slots[0].amax};
+    for (int i = 0; i < 7; i++) {
+        if (parts[i] == NULL) { continue; }
+        float right = parts[i][0];
+        parts[i][0] = right + 1;
+        CHECK(CAUGHT(check_state(t, s)));
+        parts[i][0] = right;
+    }
+    t->run.progress.samples++;
+    CHECK(CAUGHT(check_state(t, s)));
+    t->run.progress.samples--;
+    check_state(t, s);
+}
+
+static void evaluation_leaves_no_trace(void) {
+    for (int i = 0; i < BOTH; i++) {
+        Trainer t, other;
+        open_combination(&t, i, "--valid-data valid.bin --eval-interval 1 --eval-iters 2");
+        open_combination(&other, i, "");
+        for (int steps = 0; steps < 4; steps += 2) {
+            State s = take_state(&t);
+            maybe_evaluate(&t);
+            double loss = t.run.progress.valid_loss;
+            CHECK(loss > 1 && loss < 10);
+            check_state(&t, &s);
+            maybe_evaluate(&t);
+            CHECK(t.run.progress.valid_loss == loss);
+            check_state_is_seen(&t, &s);
+            free_state(&s);
+            train(&t, 2), train(&other, 2);
+        }
+        check_same_training(&t, &other);
+        trainer_close(&t), trainer_close(&other);
+    }
+}
+
+// valid.bin's windows do not fill the last batch, whatever its size.
+static void evaluation_does_not_depend_on_the_batch(void) {
+    double losses[3];
+    for (int i = 0; i < 3; i++) {
+        Trainer t;
+        open_trainer(&t,
+                     SMALL_GPT2
+                     "--num-layers 2 --micro-batch-size %d --valid-data valid.bin --eval-iters 0",
+                     i + 3);
+        maybe_evaluate(&t);
+        losses[i] = t.run.progress.valid_loss;
+        trainer_close(&t);
+    }
+    CHECK_CLOSE(losses[1], losses[0], 1e-6);
+    CHECK_CLOSE(losses[2], losses[0], 1e-6);
+}
+
+// What a skipped step may change: the progress, and the scales of slots without history, which the
+// next use measures anew.
+static void allow_for_a_skipped_step(State *s, const Trainer *t) {
+    s->progress.step++;
+    s->progress.samples += B;
+    s->progress.tokens += B * T;
+    s->progress.skipped++;
+    s->progress.skipped_in_row++;
+    for (int i = 0; i < fp8_slot_count(&t->run.config); i++) {
+        if (s->slots[i].count > 0) { continue; }
+        s->slots[i].scale = t->slots[i].scale;
+        s->slots[i].scale_inv = t->slots[i].scale_inv;
+    }
+}
+
+// A step whose activations are NaN, by a weight that its first token reads.
+static void skipped_step(Trainer *t) {
+    read_batch(t);
+    float *row = weight_of(t, TENSOR_TOKEN_EMBEDDING, 0) +
+                 (int64_t)t->inputs[0] * t->run.config.channels;
+    float right = *row;
+    *row = NAN;
+    State s = take_state(t);
+    train(t, 1);
+    allow_for_a_skipped_step(&s, t);
+    check_state(t, &s);
+    check_state_is_seen(t, &s);
+    CHECK(isnan(t->run.progress.loss));
+    free_state(&s);
+    *row = right;
+}
+
+// one.bin is one batch, so that every step sees the same tokens: good steps with a skipped one
+// among them must give what the good steps alone give, bit for bit.
+static void skipped_steps_leave_no_trace(void) {
+    for (int i = 0; i < BOTH; i++) {
+        for (int good = 0; good < 4; good += 3) {
+            static const char one_batch[] = "--data one.bin --no-shuffle --lr-decay-style constant";
+            Trainer t, other;
+            open_combination(&t, i, one_batch);
+            open_combination(&other, i, one_batch);
+            train(&other, 5);
+            train(&t, good);
+            skipped_step(&t);
+            train(&t, 5 - good);
+            check_same_training(&t, &other);
+            CHECK_EQUAL(t.run.progress.skipped_in_row, 0);
+            CHECK(t.run.progress.loss < 4);
+            trainer_close(&t), trainer_close(&other);
+        }
+    }
+}
+
+static void too_many_skipped_steps_end_the_run(void) {
+    Trainer t;
+    CHECK(!run_finite(NAN, 1) && !run_finite(1, NAN) && !run_finite(1, INFINITY));
+    CHECK(run_finite(1, 0));
+    open_combination(&t, 0, "--max-skipped 2");
+    skipped_step(&t);
+    CHECK(run_goes_on(&t.run));
+    skipped_step(&t);
+    CHECK(!run_goes_on(&t.run));
+    CHECK_EQUAL(trainer_close(&t), EXIT_TOO_MANY_SKIPPED);
+}
+
+int main(void) {
+    omp_set_num_threads(1); // where a thread more or less is the test, it says so
+    int saved = silence_stdout();
+    write_tokens("train.bin", 2000, V, 1);
+    write_tokens("valid.bin", 11 * T + 1, V, 2);
+    write_tokens("one.bin", B * T + 1, V, 3);
+    RUN(threads_do_not_change_a_bit);
+    RUN(accumulation_adds_up);
+    RUN(the_head_may_come_in_chunks);
+    RUN(gaps_and_padding_stay_zero);
+    RUN(steps_update_by_definition);
+    RUN(evaluation_leaves_no_trace);
+    RUN(evaluation_does_not_depend_on_the_batch);
+    RUN(skipped_steps_leave_no_trace);
+    RUN(too_many_skipped_steps_end_the_run);
+    restore_stdout(saved);
+    return test_summary();
+}

@@ -1,0 +1,119 @@
+// The CPU trainer inside a test program, and what a test of it needs: shards, options, silence.
+#ifndef LLM8_TEST_TRAINER_H
+#define LLM8_TEST_TRAINER_H
+
+#define main train_gpt_main
+#include "../train_gpt.c"
+#undef main
+
+#include "../checkpoints/hugging_face.h"
+#include "fixture.h"
+#include "golden.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+// Two small models that FP8 applies to: every side of a linear layer is a multiple of 16. The
+// vocabulary is padded, and the norms' weights leave gaps in the parameter space.
+#define SMALL_SHAPE                                                                           \
+    "--vocab-size 61 --make-vocab-size-divisible-by 16 --seq-length 13 --micro-batch-size 4 " \
+    "--init-method-std 0.1 --lr 3e-3 "
+#define SMALL_GPT2 "--arch gpt2 --hidden-size 48 --num-attention-heads 3 " SMALL_SHAPE
+#define SMALL_LLAMA                                                               \
+    "--arch llama --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
+    "--ffn-hidden-size 80 --untie-embeddings-and-output-weights " SMALL_SHAPE
+
+// A shard of random tokens below vocab, the same for the same seed.
+static inline void write_tokens(const char *path, int count, int vocab, uint64_t seed) {
+    int32_t header[SHARD_HEADER_BYTES / 4];
+    uint16_t *tokens = malloc_or_die(sizeof(header) + (size_t)count * sizeof(uint16_t));
+    shard_header(header, 2, count);
+    memcpy(tokens, header, sizeof(header));
+    for (int i = 0; i < count; i++) {
+        tokens[SHARD_HEADER_BYTES / 2 + i] = (uint16_t)(rng_bits(seed, (uint64_t)i) %
+                                                        (uint64_t)vocab);
+    }
+    blob_write(path, tokens, sizeof(header) + (size_t)count * sizeof(uint16_t));
+    free(tokens);
+}
+
+// The trainer prints to stdout, which a test program keeps for its summary.
+static inline int silence_stdout(void) {
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    close(null);
+    return saved;
+}
+
+static inline void restore_stdout(int saved) {
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+}
+
+// As main() opens it; the training data is train.bin, which the test has written.
+PRINTF_LIKE(2, 3) static inline void open_trainer(Trainer *t, const char *options, ...) {
+    char text[2048] = "--data train.bin ";
+    size_t begin = strlen(text);
+    va_list args;
+    va_start(args, options);
+    vsnprintf(text + begin, sizeof(text) - begin, options, args);
+    va_end(args);
+    Options parsed = options_of(text);
+    trainer_open(t, &parsed);
+    trainer_restore(t);
+}
+
+// The tokens of the step to come, or of its first micro-batch, into t->inputs and t->targets.
+static inline void read_batch(Trainer *t) {
+    run_batch(&t->run, 0, 0, t->inputs, t->targets);
+}
+
+// Forward and backward over t->inputs and t->targets, as train_step does it; returns the mean loss
+// of the `rows` that count.
+static inline double forward_backward(Trainer *t, int rows) {
+    int batch = t->run.options.micro_batch_size, length = t->run.options.seq_length;
+    memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
+    model_forward(t, batch, length, true);
+    double loss = head_loss(t, batch * length, 1.0f / (float)rows);
+    model_backward(t, batch, length);
+    return loss / rows;
+}
+
+static inline void train(Trainer *t, int steps) {
+    for (int i = 0; i < steps; i++) { train_step(t); }
+}
+
+// Rows of a tensor that hold something: a vocabulary's padding does not.
+static inline int64_t used_size(const Trainer *t, const Param *p) {
+    const ModelConfig *c = &t->run.config;
+    int rows = tensor_row(p->id)->rows == DIM_VOCAB ? c->vocab : p->rows;
+    return (int64_t)rows * p->cols;
+}
+
+// Moves the weights away from their start, where biases are 0, norms 1 and logits near 0, so that
+// every term of the model matters.
+static inline void disturb_weights(Trainer *t, float size) {
+    for (int i = 0; i < t->run.layout.count; i++) {
+        const Param *p = &t->run.layout.params[i];
+        for (int64_t j = 0; j < used_size(t, p); j++) {
+            t->weights[p->offset + j] += size * rng_normal((uint64_t)i, (uint64_t)j);
+        }
+    }
+    for (int i = 0; i < fp8_slot_count(&t->run.config); i++) { t->slots[i].amax = 0; }
+    round_weights(t);
+}
+
+// Elements of a parameter space that belong to no weight and are not 0.
+static inline int64_t stray_elements(const Trainer *t, const float *space) {
+    int64_t stray = 0;
+    for (int i = 0; i < t->run.layout.count; i++) {
+        const Param *p = &t->run.layout.params[i];
+        int64_t end = i + 1 < t->run.layout.count ? p[1].offset : t->run.layout.size;
+        for (int64_t j = p->offset + used_size(t, p); j < end; j++) { stray += space[j] != 0.0f; }
+    }
+    return stray;
+}
+
+#endif
