@@ -5,11 +5,13 @@
 set -u
 passed=0 failed=0 skipped=0
 root=$(cd "$(dirname "$0")/.." && pwd)
+export LLM8_ROOT=$root
+export OMP_WAIT_POLICY=passive # threads that spin cost minutes where the cores are busy
 for program in "$@"; do
     folder=$(mktemp -d)
     begin=$(date +%s.%N)
     log=$folder/log
-    (cd "$folder" && LLM8_ROOT=$root "$root/$program") >"$log" 2>&1
+    (cd "$folder" && "$root/$program") >"$log" 2>&1
     status=$?
     took=$(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}')
     summary=$(tail -n 1 "$log")

@@ -58,14 +58,28 @@ void metrics_options(MetricsRecord *r, const Options *options) {
     }
 }
 
+// A full disk may have room again later: until then, records are left out.
+static void reopen(Metrics *m) {
+    char path[PATH_LENGTH];
+    if (!m->failing) {
+        warn("%s: could not be written: %s; records are missing from here on until it can", m->path,
+             strerror(errno));
+    }
+    path_format(path, "%s", m->path);
+    metrics_close(m);
+    metrics_open(m, path, NULL);
+    m->failing = true;
+}
+
 void metrics_end(Metrics *m, MetricsRecord *r) {
     char *line = m->file != NULL ? cJSON_PrintUnformatted(r) : NULL;
     cJSON_Delete(r);
     if (line == NULL) { return; }
-    fprintf(m->file, "%s\n", line);
+    bool ok = fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0;
     cJSON_free(line);
-    if (fflush(m->file) != 0) {
-        warn("%s: could not be written: %s; no more metrics", m->path, strerror(errno));
-        metrics_close(m);
+    if (ok) {
+        m->failing = false;
+    } else {
+        reopen(m);
     }
 }

@@ -16,7 +16,8 @@ extern "C" {
 #endif
 
 typedef struct {
-    FILE *file; // NULL: nothing is written
+    FILE *file;   // NULL: nothing is written
+    bool failing; // the last record could not be written
     char path[PATH_LENGTH];
 } Metrics;
 

@@ -16,10 +16,12 @@ static bool is_action(const OptionRow *row) {
 }
 
 void options_note_gpu_only(const Options *options) {
+    char value[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
-        if (option_table[i].group == option_group_gpu && options->source[i] >= SOURCE_CONFIG) {
-            printf("  note: --%s is for the GPU trainer; it has no effect here\n",
-                   option_table[i].name);
+        const OptionRow *row = &option_table[i];
+        if (row->group == option_group_gpu &&
+            strcmp(option_text(options, row, value), row->fallback) != 0) {
+            printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
         }
     }
 }

@@ -1,0 +1,322 @@
+// The fuzzer: mutates valid files for some seconds a kind, keeps what reaches new code, and leaves
+// with the input that crashed, hung or ended the program. Deterministic but for when it ends.
+//
+//   fuzz [SECONDS [SEED]]   all kinds together; 60 and 1 without
+//   fuzz KIND FILE          one input again
+//
+// The library under it is built with -fsanitize-coverage=trace-pc, so that every edge taken calls
+// __sanitizer_cov_trace_pc.
+#include "fuzz.h"
+#include "../train/rng.h"
+
+#include <sanitizer/common_interface_defs.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { INPUT_MAX = 16384, EDGES = 1 << 16, HANG_SECONDS = 20 };
+
+typedef struct {
+    uint8_t *data;
+    size_t size;
+} Input;
+
+static struct {
+    const FuzzTarget *target;
+    FILE *report; // the terminal: what the library prints goes nowhere
+    uint64_t seed, draws;
+    Input *corpus;
+    int count;
+    uint8_t now[INPUT_MAX];
+    size_t size; // of now
+    int64_t runs, accepted;
+    uint8_t edges[EDGES];
+    uintptr_t last_place;
+    bool new_edge;
+} fuzz;
+
+// ---- what happened ----------------------------------------------------------------------------
+
+void __sanitizer_cov_trace_pc(void);
+void __sanitizer_cov_trace_pc(void) {
+    uintptr_t place = (uintptr_t)__builtin_return_address(0) - (uintptr_t)&__sanitizer_cov_trace_pc;
+    place = (place >> 2) * 2654435761u;
+    uint8_t *edge = &fuzz.edges[(place ^ fuzz.last_place) % EDGES];
+    fuzz.new_edge = fuzz.new_edge || !*edge;
+    *edge = 1;
+    fuzz.last_place = place >> 1;
+}
+
+static void keep_crash(void) {
+    const char *root = getenv("LLM8_ROOT");
+    char path[PATH_LENGTH];
+    snprintf(path, sizeof(path), "%s/build/fuzz-crash", root != NULL ? root : ".");
+    FILE *file = fopen(path, "wb");
+    if (file == NULL) { return; }
+    fwrite(fuzz.now, 1, fuzz.size, file);
+    fclose(file);
+    fprintf(stderr, "\nseed %llu, run %lld: again with: fuzz '%s' %s\n",
+            (unsigned long long)fuzz.seed, (long long)fuzz.runs, fuzz.target->name, path);
+}
+
+static void crash(void) {
+    keep_crash();
+    _exit(EXIT_FAILURE);
+}
+
+static void hang(int number) {
+    (void)number;
+    fprintf(stderr, "an input takes longer than %d seconds\n", HANG_SECONDS);
+    crash();
+}
+
+// The library's die(), which no content of a file may reach (the linker leads it here).
+void __wrap_die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
+void __wrap_die(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputs("\ndie() was reached\n", stderr);
+    keep_crash();
+    _exit(EXIT_FAILURE);
+}
+
+// ---- inputs -----------------------------------------------------------------------------------
+
+static uint64_t draw(uint64_t below) {
+    return rng_bits(fuzz.seed, fuzz.draws++) % below;
+}
+
+void fuzz_seed(const void *data, size_t size) {
+    size = size < INPUT_MAX ? size : INPUT_MAX;
+    fuzz.corpus = realloc_or_die(fuzz.corpus, (size_t)(fuzz.count + 1) * sizeof(Input));
+    uint8_t *copy = malloc_or_die(size);
+    memcpy(copy, data, size);
+    fuzz.corpus[fuzz.count++] = (Input){copy, size};
+}
+
+// Puts bytes at a place of the present input, over or between what is there.
+static void put(size_t at, const void *bytes, size_t n, bool between) {
+    size_t room = INPUT_MAX - at;
+    n = n < room ? n : room;
+    if (between) {
+        size_t moved = fuzz.size - at < room - n ? fuzz.size - at : room - n;
+        memmove(fuzz.now + at + n, fuzz.now + at, moved);
+        fuzz.size = at + n + moved;
+    }
+    memcpy(fuzz.now + at, bytes, n);
+    fuzz.size = at + n > fuzz.size ? at + n : fuzz.size;
+}
+
+// A number that programs stumble over, as 1, 2, 4 or 8 bytes.
+static void put_number(size_t at) {
+    static const int64_t numbers[] = {
+        0,     1,       -1,         16,         64,         100,       127,
+        128,   255,     256,        1024,       32767,      32768,     65535,
+        65536, 1 << 20, 2147483647, 2147483648, 4294967295, INT64_MAX, INT64_MIN};
+    int64_t number = numbers[draw(sizeof(numbers) / sizeof(numbers[0]))];
+    put(at, &number, (size_t)1 << draw(4), draw(4) == 0);
+}
+
+static void put_word(size_t at) {
+    static const char *const words[] = {"0",
+                                        "-1",
+                                        "1e999",
+                                        "1e15",
+                                        "9007199254740993",
+                                        "18446744073709551616",
+                                        "0.5",
+                                        "null",
+                                        "true",
+                                        "{}",
+                                        "[]",
+                                        "[",
+                                        "{",
+                                        "}",
+                                        "]",
+                                        "\"",
+                                        "\\u0000",
+                                        "\\",
+                                        ",",
+                                        ":",
+                                        "/",
+                                        "..",
+                                        " #",
+                                        "\n",
+                                        "=",
+                                        "--",
+                                        "no-",
+                                        "0:0",
+                                        "F32",
+                                        "BF16",
+                                        "I32",
+                                        "\"dtype\"",
+                                        "\"shape\":",
+                                        "\"data_offsets\":",
+                                        "\"__metadata__\":",
+                                        "nan",
+                                        "-0",
+                                        "\xff\xfe",
+                                        "\x00"};
+    const char *word = words[draw(sizeof(words) / sizeof(words[0]))];
+    put(at, word, *word ? strlen(word) : 1, draw(2) == 0);
+}
+
+// Replaces a run of digits by another number.
+static void put_digits(size_t at) {
+    size_t end = at;
+    while (at > 0 && fuzz.now[at - 1] >= '0' && fuzz.now[at - 1] <= '9') { at--; }
+    while (end < fuzz.size && fuzz.now[end] >= '0' && fuzz.now[end] <= '9') { end++; }
+    memmove(fuzz.now + at, fuzz.now + end, fuzz.size - end);
+    fuzz.size -= end - at;
+    put_word(at);
+}
+
+static void mutate(void) {
+    size_t at = fuzz.size > 0 ? draw(fuzz.size) : 0;
+    if (draw(3) == 0) { at %= 64; } // headers are at the beginning
+    size_t n = fuzz.size - at;
+    const Input *other = &fuzz.corpus[draw((uint64_t)fuzz.count)];
+    size_t from = other->size > 0 ? draw(other->size) : 0, length = draw(64) + 1;
+    length = length < other->size - from ? length : other->size - from;
+    uint8_t byte = (uint8_t)draw(256);
+    switch (draw(9)) {
+    case 0:
+        if (n > 0) { fuzz.now[at] ^= (uint8_t)(1 << draw(8)); }
+        break;
+    case 1: put(at, &byte, 1, false); break;
+    case 2: put_number(at); break;
+    case 3: put_word(at); break;
+    case 4: put_digits(at); break;
+    case 5: fuzz.size = draw(4) == 0 ? at : fuzz.size; break;
+    case 6: put(at, other->data + from, length, draw(2) == 0); break; // splice
+    case 7:                                                           // delete
+        length = draw(n + 1) % 64;
+        memmove(fuzz.now + at, fuzz.now + at + length, n - length);
+        fuzz.size -= length;
+        break;
+    default: put(at, &fuzz.now[at], n < 32 ? n : 32, true); break; // repeat
+    }
+}
+
+// ---- running ----------------------------------------------------------------------------------
+
+static void run_input(void) {
+    // at its exact size, so that reading past its end is seen
+    uint8_t *copy = malloc_or_die(fuzz.size);
+    memcpy(copy, fuzz.now, fuzz.size);
+    fuzz.new_edge = false;
+    fuzz.last_place = 0;
+    fuzz.runs++;
+    fuzz.accepted += fuzz.target->accepts(copy, fuzz.size);
+    free(copy);
+}
+
+static void load_input(const Input *input) {
+    memcpy(fuzz.now, input->data, input->size);
+    fuzz.size = input->size;
+}
+
+static void begin_target(const FuzzTarget *target) {
+    fuzz.target = target;
+    fuzz.draws = fuzz.count = fuzz.size = 0;
+    fuzz.runs = fuzz.accepted = 0;
+    memset(fuzz.edges, 0, sizeof(fuzz.edges));
+    target->seeds();
+}
+
+static void end_target(void) {
+    for (int i = 0; i < fuzz.count; i++) { free(fuzz.corpus[i].data); }
+    free(fuzz.corpus);
+    fuzz.corpus = NULL;
+}
+
+// Until the time is over or so many inputs were run. False when the seeds are not accepted, or
+// everything is: then nothing was tested.
+static bool fuzz_target(const FuzzTarget *target, double seconds, int64_t most) {
+    double end = wall_seconds() + seconds;
+    int edges = 0;
+    begin_target(target);
+    int seeds = fuzz.count;
+    for (int i = 0; i < seeds; i++) {
+        load_input(&fuzz.corpus[i]);
+        run_input();
+    }
+    bool seeds_accepted = fuzz.accepted == seeds;
+    while (fuzz.runs < most && (fuzz.runs % 64 != 0 || wall_seconds() < end)) {
+        if (fuzz.runs % 64 == 0) { alarm(HANG_SECONDS); }
+        load_input(&fuzz.corpus[draw((uint64_t)fuzz.count)]);
+        for (uint64_t i = 1 + draw(4); i > 0; i--) { mutate(); }
+        run_input();
+        if (fuzz.new_edge) { fuzz_seed(fuzz.now, fuzz.size); }
+    }
+    alarm(0);
+    for (int i = 0; i < EDGES; i++) { edges += fuzz.edges[i]; }
+    fprintf(fuzz.report, "  %-30s %9lld runs, %8lld accepted, %5d edges, %4d inputs kept\n",
+            target->name, (long long)fuzz.runs, (long long)fuzz.accepted, edges, fuzz.count);
+    fflush(fuzz.report);
+    bool ok = seeds_accepted && fuzz.accepted < fuzz.runs && edges > 50;
+    end_target();
+    return ok;
+}
+
+// Whether the planted fault is found; in a process of its own, which it ends.
+static bool finds_planted_fault(void) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        unsetenv("LLM8_ROOT");
+        if (freopen("planted.log", "w", stderr) == NULL) { _exit(EXIT_SUCCESS); }
+        fuzz.report = stderr;
+        fuzz_target(&fuzz_planted, 10, 100000);
+        _exit(EXIT_SUCCESS);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) != EXIT_SUCCESS;
+}
+
+static int run_again(const char *name, const char *path) {
+    FILE *file = fopen(path, "rb");
+    for (int i = 0; file != NULL && i < fuzz_target_count; i++) {
+        if (strcmp(fuzz_targets[i].name, name) != 0) { continue; }
+        begin_target(&fuzz_targets[i]);
+        fuzz.size = fread(fuzz.now, 1, INPUT_MAX, file);
+        fclose(file);
+        run_input();
+        end_target();
+        fprintf(fuzz.report, "%s\n", fuzz.accepted > 0 ? "accepted" : "refused");
+        return EXIT_SUCCESS;
+    }
+    fprintf(fuzz.report, "fuzz KIND FILE: no such kind or file\n");
+    return EXIT_FAILURE;
+}
+
+int main(int argc, char **argv) {
+    double seconds = argc > 1 ? strtod(argv[1], NULL) : 60;
+    fuzz.seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    fuzz.report = fdopen(dup(STDOUT_FILENO), "w");
+    if (fuzz.report == NULL || freopen("/dev/null", "w", stdout) == NULL) { return EXIT_FAILURE; }
+    __sanitizer_set_death_callback(crash);
+    signal(SIGALRM, hang);
+    if (argc == 3 && seconds <= 0) { return run_again(argv[1], argv[2]); }
+
+    fprintf(fuzz.report, "  seed %llu, %.0f seconds\n", (unsigned long long)fuzz.seed, seconds);
+    int failed = !finds_planted_fault();
+    if (failed) { fprintf(fuzz.report, "  FAILED: the planted fault was not found\n"); }
+    for (int i = 0; i < fuzz_target_count; i++) {
+        if (!fuzz_target(&fuzz_targets[i], seconds / fuzz_target_count, INT64_MAX)) {
+            fprintf(fuzz.report, "  FAILED: %s was not tested\n", fuzz_targets[i].name);
+            failed++;
+        }
+    }
+    fprintf(fuzz.report, "%d passed, %d failed, 0 skipped\n", fuzz_target_count + 1 - failed,
+            failed);
+    fclose(fuzz.report);
+    return failed > 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,24 @@
+// A fuzzer of our own (test/fuzz.c), since libFuzzer comes with clang only, and what it is run on
+// (test/fuzz_targets.c).
+#ifndef LLM8_FUZZ_H
+#define LLM8_FUZZ_H
+
+#include "../train/common.h"
+
+typedef struct {
+    const char *name;
+    // Reads one input as a file of its kind; true when it was accepted. Must not crash, leave by
+    // die(), or take long, whatever the input.
+    bool (*accepts)(const uint8_t *data, size_t size);
+    // Hands valid inputs to fuzz_seed.
+    void (*seeds)(void);
+} FuzzTarget;
+
+extern const FuzzTarget fuzz_targets[];
+extern const int fuzz_target_count;
+// A reader that trusts a length: the fuzzer must find its fault, or it would find none.
+extern const FuzzTarget fuzz_planted;
+
+void fuzz_seed(const void *data, size_t size);
+
+#endif

@@ -1,0 +1,269 @@
+// What the fuzzer is run on: every kind of file that the trainers read. An input becomes the
+// content of a file in memory, which a link in the current folder leads to.
+#define _GNU_SOURCE // memfd_create
+
+#include "../checkpoints/hugging_face.h"
+#include "../dataloader/loader.h"
+#include "../dataloader/tokenizer.h"
+#include "fixture.h"
+#include "fuzz.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+// The smallest model with every kind of tensor, and delayed scaling.
+#define SMALLEST                                                                                \
+    "--arch llama --num-layers 1 --hidden-size 4 --num-attention-heads 2 --num-query-groups 1 " \
+    "--ffn-hidden-size 2 --vocab-size 4 --make-vocab-size-divisible-by 2 --seq-length 4 "       \
+    "--fp8-format hybrid --fp8-amax-history-len 2 --save fuzz "
+
+static volatile unsigned char sink; // what is read is also used
+
+// The file in memory behind `link`, now holding the input.
+static void put_input(const char *link, const void *data, size_t size) {
+    static int file = -1;
+    static char target[64];
+    if (file < 0) {
+        file = memfd_create("input", 0);
+        snprintf(target, sizeof(target), "/proc/self/fd/%d", file);
+    }
+    if (file < 0 || ftruncate(file, 0) != 0 || pwrite(file, data, size, 0) != (ssize_t)size) {
+        die("%s: no file in memory", link);
+    }
+    char now[64] = "";
+    if (readlink(link, now, sizeof(now) - 1) < 0 || strcmp(now, target) != 0) {
+        unlink(link);
+        if (symlink(target, link) != 0) { die("%s: cannot be made", link); }
+    }
+}
+
+static void seed_file(const char *path) {
+    Blob b = blob_read(path);
+    fuzz_seed(b.bytes, b.size);
+    free(b.bytes);
+}
+
+// ---- shards, tokenizers, configurations -------------------------------------------------------
+
+static bool accepts_shard(const uint8_t *data, size_t size) {
+    Dataset set;
+    int inputs[3], targets[3];
+    put_input("input.bin", data, size);
+    if (!dataset_open(&set, "input.bin", 3, 1000, NULL)) { return false; }
+    for (int64_t w = 0; w < set.windows; w++) {
+        sink = dataset_window(&set, w, inputs, targets, NULL);
+    }
+    dataset_close(&set);
+    return true;
+}
+
+static void seed_shards(void) {
+    struct {
+        int32_t header[SHARD_HEADER_BYTES / 4];
+        uint16_t tokens[20];
+    } file;
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        shard_header(file.header, token_bytes, 40 / token_bytes);
+        for (int i = 0; i < 20; i++) { file.tokens[i] = (uint16_t)(token_bytes == 2 ? 60 * i : 0); }
+        fuzz_seed(&file, sizeof(file));
+    }
+}
+
+static bool accepts_tokenizer(const uint8_t *data, size_t size) {
+    Tokenizer t;
+    put_input("input.bin", data, size);
+    if (!tokenizer_open(&t, "input.bin", NULL)) { return false; }
+    for (int id = -1; id <= t.vocab; id++) {
+        int length;
+        const unsigned char *bytes = tokenizer_decode(&t, id, &length);
+        if (length > 0) { sink = (unsigned char)(bytes[0] + bytes[length - 1]); }
+    }
+    tokenizer_close(&t);
+    return true;
+}
+
+static void seed_tokenizers(void) {
+    tokenizer_write_bytes("t.bin", NULL);
+    seed_file("t.bin");
+}
+
+// A file that is accepted must also survive being written and read again.
+static bool accepts_config(const uint8_t *data, size_t size) {
+    char *argv[] = {"fuzz", "--config", "input.bin"}, *texts[2];
+    size_t sizes[2];
+    for (int pass = 0; pass < 2; pass++) {
+        Options o;
+        put_input("input.bin", data, size);
+        if (!options_read(&o, 3, argv, NULL)) {
+            if (pass == 1) { die("what options_write_config wrote is refused:\n%s", texts[0]); }
+            return false;
+        }
+        FILE *file = open_memstream(&texts[pass], &sizes[pass]);
+        options_write_config(&o, file);
+        fclose(file);
+        data = (const uint8_t *)texts[0];
+        size = sizes[0];
+    }
+    if (strcmp(texts[0], texts[1]) != 0) { die("two configurations:\n%s%s", texts[0], texts[1]); }
+    free(texts[0]);
+    free(texts[1]);
+    return true;
+}
+
+static void seed_configs(void) {
+    static const char *const texts[] = {"", "# note\nlr = 1e-3  # x\n--bf16\n no-shuffle\nseed 5"};
+    for (int i = 0; i < 2; i++) { fuzz_seed(texts[i], strlen(texts[i])); }
+    Options o = options_of(SMALLEST);
+    FILE *file = fopen("config.txt", "w");
+    options_write_config(&o, file);
+    fclose(file);
+    seed_file("config.txt");
+}
+
+// ---- checkpoints ------------------------------------------------------------------------------
+
+static bool accepts_safetensors(const uint8_t *data, size_t size) {
+    static Fixture f;
+    SafeTensors st;
+    if (f.state == NULL) { fixture_open(&f, SMALLEST); }
+    put_input("input.bin", data, size);
+    if (!safetensors_open(&st, "input.bin", NULL)) { return false; }
+    for (int i = 0; i < st.count; i++) {
+        const TensorEntry *e = &st.entries[i];
+        float value = 0;
+        int64_t elements = (e->end - e->begin) / dtype_bytes(e->dtype);
+        if (elements == 0 || e->dtype > DTYPE_F16) { continue; }
+        safetensors_read_floats(&st, e, elements - 1, 1, &value);
+        sink = value > 0 && safetensors_find(&st, e->name) != NULL;
+    }
+    sink = hf_read(&st, &f.layout, f.state, NULL);
+    safetensors_close(&st);
+    return true;
+}
+
+static const char folder[] = "fuzz/step_00000001";
+
+// A checkpoint on disk whose meta.json lists no files, so that they may be anything.
+static Fixture *make_checkpoint(void) {
+    static Fixture f;
+    if (f.state != NULL) { return &f; }
+    fixture_open(&f, SMALLEST);
+    if (!fixture_save(&f, 1, NULL)) { die("%s: cannot be made", folder); }
+    return &f;
+}
+
+static void drop_file_list(void) {
+    static const char list[] = "\"files\":\t[";
+    char path[PATH_LENGTH];
+    path_format(path, "%s/meta.json", folder);
+    Blob b = blob_read(path);
+    unsigned char *at = memmem(b.bytes, b.size, list, sizeof(list) - 1);
+    unsigned char *end = at != NULL ? memmem(at, b.size - (size_t)(at - b.bytes), "}]", 2) : NULL;
+    if (end == NULL) { die("%s: no list of files", path); }
+    at += sizeof(list) - 1;
+    end += 1;
+    memmove(at, end, b.size - (size_t)(end - b.bytes));
+    b.size -= (size_t)(end - at);
+    meta_repair(b.bytes, b.size);
+    blob_write(path, b.bytes, b.size);
+    free(b.bytes);
+}
+
+// Opens the checkpoint and does with it what a run does.
+static bool accepts_checkpoint(void) {
+    Fixture *f = make_checkpoint();
+    Checkpoint c;
+    if (!checkpoint_open(&c, folder, NULL)) { return false; }
+    int64_t end = min64(c.layout_size, f->layout.size);
+    sink = checkpoint_match(&c, &f->options, &f->layout, NULL);
+    sink = checkpoint_read(&c, "master", 0, end, f->state, NULL);
+    sink = checkpoint_read(&c, "exp_avg_sq", end / 2, end, f->state, NULL);
+    sink = checkpoint_read_scaling(&c, &f->precision, f->slots, f->history, NULL);
+    checkpoint_close(&c);
+    return true;
+}
+
+static bool accepts_file(const char *name, const uint8_t *data, size_t size) {
+    char path[PATH_LENGTH];
+    make_checkpoint();
+    path_format(path, "%s/%s", folder, name);
+    put_input(path, data, size);
+    return accepts_checkpoint();
+}
+
+static bool accepts_meta(const uint8_t *data, size_t size) {
+    return accepts_file("meta.json", data, size);
+}
+
+static bool accepts_repaired_meta(const uint8_t *data, size_t size) {
+    unsigned char *copy = malloc_or_die(size);
+    memcpy(copy, data, size);
+    meta_repair(copy, size);
+    bool ok = accepts_file("meta.json", copy, size);
+    free(copy);
+    return ok;
+}
+
+static bool accepts_optimizer(const uint8_t *data, size_t size) {
+    return accepts_file("optimizer-0-of-1.safetensors", data, size);
+}
+
+static bool accepts_scaling(const uint8_t *data, size_t size) {
+    return accepts_file("scaling.safetensors", data, size);
+}
+
+static void seed_checkpoint_file(const char *name) {
+    char path[PATH_LENGTH];
+    Error err;
+    Fixture *f = make_checkpoint();
+    if (!fixture_save(f, 1, &err)) { die("%s", err.text); }
+    path_format(path, "%s/%s", folder, name);
+    seed_file(path);
+}
+
+static void seed_safetensors(void) {
+    seed_checkpoint_file("model.safetensors");
+}
+
+static void seed_meta(void) {
+    seed_checkpoint_file("meta.json");
+}
+
+static void seed_optimizer(void) {
+    seed_checkpoint_file("optimizer-0-of-1.safetensors");
+    drop_file_list();
+}
+
+static void seed_scaling(void) {
+    seed_checkpoint_file("scaling.safetensors");
+    drop_file_list();
+}
+
+const FuzzTarget fuzz_targets[] = {
+    {"shard", accepts_shard, seed_shards},
+    {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
+    {"config file", accepts_config, seed_configs},
+    {"safetensors", accepts_safetensors, seed_safetensors},
+    {"meta.json", accepts_meta, seed_meta},
+    {"meta.json, checksum repaired", accepts_repaired_meta, seed_meta},
+    {"optimizer file", accepts_optimizer, seed_optimizer},
+    {"scaling state", accepts_scaling, seed_scaling},
+};
+const int fuzz_target_count = sizeof(fuzz_targets) / sizeof(fuzz_targets[0]);
+
+// ---- the planted fault ------------------------------------------------------------------------
+
+static bool accepts_planted(const uint8_t *data, size_t size) {
+    if (size < 8 || memcmp(data, "LEN:", 4) != 0) { return false; }
+    unsigned char *copy = malloc_or_die(size);
+    memcpy(copy, data, size);
+    sink = copy[data[4] % 64];
+    free(copy);
+    return true;
+}
+
+static void seed_planted(void) {
+    fuzz_seed("LEN:\x03 1234567890", 16);
+}
+
+const FuzzTarget fuzz_planted = {"planted", accepts_planted, seed_planted};

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# What the shell tests share, as test.h is for the C ones: functions that are tests, run by `run`,
+# that call `fail` when something is wrong. Tests run in a folder of their own.
+set -u
+root=${LLM8_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
+export OMP_NUM_THREADS=1 # quicker, for models this small
+mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
+passed=0 failed=0 skipped=0 failing=0 skipping=0
+
+fail() {
+    printf '  %s: %s\n' "${FUNCNAME[1]}" "$*" >&2
+    failing=1
+}
+
+skip() {
+    echo "  skipped: $*"
+    skipping=1
+}
+
+run() {
+    failing=0 skipping=0
+    "$1"
+    if [[ $failing -ne 0 ]]; then
+        echo "  FAILED $1" >&2
+        failed=$((failed + 1))
+    elif [[ $skipping -ne 0 ]]; then
+        skipped=$((skipped + 1))
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+# The last line, which test/run.sh adds up.
+summary() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [[ $failed -eq 0 ]]
+}
+
+# Checks a command's exit status; its output goes to the file `log`.
+expect_status() {
+    local expected=$1 status=0
+    shift
+    "$@" >log 2>&1 || status=$?
+    if [[ $status -ne $expected ]]; then
+        fail "exit status $status, not $expected: $* | $(tail -n 3 log)"
+        return 1
+    fi
+}
+
+# Whether a file contains a text.
+has() {
+    grep -qF -- "$2" "$1"
+}
+
+train_gpt() {
+    "$root/train_gpt" "$@"
+}
+
+# About $2 bytes of text on standard output; the same for the same $1.
+make_text() {
+    awk -v seed="$1" -v size="$2" 'BEGIN {
+        split("Anna Ben Clara David sees finds draws counts three seven red blue apples boats", w)
+        for (n = 0; n < size; ) {
+            line = ""
+            for (i = 0; i < 8; i++) {
+                seed = (seed * 1103515245 + 12345) % 2147483648
+                line = line w[1 + int(seed / 65536) % 14] " "
+            }
+            print line
+            n += length(line) + 1
+        }
+    }'
+}
+
+# The files that say what a checkpoint holds; meta.json has times and paths in it besides.
+same_checkpoint() {
+    local file
+    for file in model.safetensors config.json optimizer-0-of-1.safetensors scaling.safetensors; do
+        if [[ ! -e $1/$file && ! -e $2/$file ]]; then continue; fi
+        cmp -s "$1/$file" "$2/$file" || return 1
+    done
+    cmp -s <(progress_of "$1") <(progress_of "$2")
+}
+
+progress_of() {
+    grep -E '"(step|samples|tokens|skipped|skipped_in_row|loss|valid_loss|best_valid_loss)"' \
+        "$1/meta.json"
+}

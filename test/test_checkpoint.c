@@ -1,0 +1,312 @@
+// Checkpoints that are in order: what is saved comes back, on any number of ranks and in another
+// precision; which ones are kept; which one --resume means. test_damage.c has the others.
+#include "fixture.h"
+
+#include <unistd.h>
+
+#define SAVED TINY "--save s "
+#define DELAYED SAVED "--fp8-format hybrid --fp8-amax-history-len 6 "
+
+static bool same_double(double a, double b) {
+    return memcmp(&a, &b, sizeof(a)) == 0 || (isnan(a) && isnan(b));
+}
+
+static void check_progress(const Progress *a, const Progress *b) {
+    CHECK_EQUAL(a->step, b->step);
+    CHECK_EQUAL(a->samples, b->samples);
+    CHECK_EQUAL(a->tokens, b->tokens);
+    CHECK_EQUAL(a->skipped, b->skipped);
+    CHECK_EQUAL(a->skipped_in_row, b->skipped_in_row);
+    CHECK(same_double(a->loss, b->loss) && same_double(a->valid_loss, b->valid_loss));
+    CHECK(same_double(a->best_valid_loss, b->best_valid_loss));
+}
+
+// Reads the state in `parts` pieces and compares it with the fixture's.
+static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
+    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
+    int64_t n = f->layout.size;
+    float *out = malloc_or_die((size_t)n * sizeof(float));
+    for (int kind = 0; kind < 3; kind++) {
+        memset(out, 0xff, (size_t)n * sizeof(float));
+        for (int i = 0; i < parts; i++) {
+            int64_t begin = n * i / parts, end = n * (i + 1) / parts;
+            CHECK(checkpoint_read(c, kinds[kind], begin, end, out + begin, NULL));
+        }
+        CHECK_BITS(out, f->state + kind * n, (size_t)n * sizeof(float));
+    }
+    free(out);
+}
+
+static void state_comes_back(void) {
+    Fixture f;
+    Checkpoint c;
+    fixture_open(&f, SAVED);
+    Progress *p = &f.snapshot.progress;
+    *p = (Progress){.samples = 1ll << 52,
+                    .tokens = (1ll << 53) - 1,
+                    .skipped = 3,
+                    .skipped_in_row = 2,
+                    .loss = 0.1 + 0.2,
+                    .valid_loss = NAN,
+                    .best_valid_loss = 5e-324};
+    CHECK(fixture_save(&f, 123456789012, NULL));
+    CHECK(checkpoint_open(&c, "s/step_123456789012", NULL));
+    check_progress(&c.progress, p);
+    CHECK_EQUAL(c.data_windows, 77);
+    CHECK_EQUAL(c.layout_size, f.layout.size);
+    CHECK_EQUAL(c.ranks, 1);
+    CHECK_TEXT(c.precision, "FP32");
+    CHECK_CONTAINS(c.options, "\"num-layers\":\"2\"");
+    for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
+    float other;
+    CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other, NULL));
+    checkpoint_close(&c);
+    fixture_close(&f);
+}
+
+// As a GPU run saves: BF16 weights for others, FP32 master, BF16 moments.
+static void bf16_moments_come_back(void) {
+    Fixture f;
+    Checkpoint c;
+    fixture_open(&f, SAVED "--bf16");
+    int64_t n = f.layout.size;
+    uint16_t *codes = malloc_or_die((size_t)(3 * n) * sizeof(uint16_t));
+    for (int64_t i = 0; i < 3 * n; i++) { codes[i] = bf16_encode(f.state[i]); }
+    for (int64_t i = n; i < 3 * n; i++) { f.state[i] = bf16_decode(codes[i]); }
+    f.snapshot.model_dtype = f.snapshot.moment_dtype = DTYPE_BF16;
+    f.snapshot.model = codes;
+    f.snapshot.exp_avg = codes + n;
+    f.snapshot.exp_avg_sq = codes + 2 * n;
+    CHECK(fixture_save(&f, 1, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    check_state(&c, &f, 3);
+    CHECK_EQUAL(c.model.entries[0].dtype, DTYPE_BF16);
+    CHECK_TEXT(c.precision, "BF16");
+    checkpoint_close(&c);
+    free(codes);
+    fixture_close(&f);
+}
+
+// Reads DELAYED's scaling state under other options; `factor`: how the targets differ.
+static void check_scaling(const char *options, float factor) {
+    Fixture f;
+    Checkpoint c;
+    fixture_open(&f, options);
+    int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
+    memset(f.slots, 0, (size_t)slots * sizeof(Fp8Slot));
+    memset(f.history, 0, (size_t)(slots * length) * sizeof(float));
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
+    for (int i = 0; i < slots; i++) {
+        bool gradient = i % OPERAND_COUNT == OPERAND_DY, head = i / OPERAND_COUNT == 8;
+        float scale = (float)(i + 2) * (gradient && !head ? factor : 1.0f);
+        CHECK(f.slots[i].scale == scale && f.slots[i].scale_inv == 1.0f / scale);
+        CHECK_EQUAL(f.slots[i].count, i);
+        CHECK(f.slots[i].amax == 0);
+        int known = (int)min64(i, min64(length, 6));
+        for (int put = i - known; put < i; put++) {
+            CHECK(f.history[i * length + put % length] == (float)(1000 * i + put));
+        }
+    }
+    checkpoint_close(&c);
+    fixture_close(&f);
+}
+
+static void scaling_state_adapts(void) {
+    Fixture f, plain;
+    Checkpoint c;
+    fixture_open(&f, DELAYED);
+    CHECK(fixture_save(&f, 1, NULL));
+    check_scaling(DELAYED, 1.0f);
+    check_scaling(DELAYED "--fp8-amax-history-len 1", 1.0f);
+    check_scaling(DELAYED "--fp8-amax-history-len 4", 1.0f);
+    check_scaling(DELAYED "--fp8-amax-history-len 50", 1.0f);
+    check_scaling(DELAYED "--fp8-format e4m3", 448.0f / 57344.0f);
+
+    fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
+    Fp8Slot before = plain.slots[3];
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history, NULL));
+    CHECK_BITS(&plain.slots[3], &before, sizeof(before));
+    checkpoint_close(&c);
+    CHECK(fixture_save(&plain, 2, NULL)); // has none, and a delayed run keeps what it holds
+    CHECK(!path_exists("s/step_00000002/scaling.safetensors"));
+    CHECK(checkpoint_open(&c, "s/step_00000002", NULL));
+    CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
+    CHECK(f.slots[3].scale == 5.0f && f.slots[3].count == 3);
+    checkpoint_close(&c);
+    fixture_close(&plain);
+    fixture_close(&f);
+}
+
+static void scaling_of_another_depth_is_refused(void) {
+    Fixture f;
+    Checkpoint c;
+    Error err;
+    fixture_open(&f, DELAYED);
+    CHECK(fixture_save(&f, 1, NULL));
+    fixture_close(&f);
+    fixture_open(&f, DELAYED "--num-layers 3");
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(!checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err));
+    CHECK_TEXT(err.text,
+               "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
+    checkpoint_close(&c);
+    fixture_close(&f);
+}
+
+static void refuse_match(const Checkpoint *c, const char *options, const char *expected) {
+    Fixture f;
+    Error err = {""};
+    fixture_open(&f, options);
+    CHECK(!checkpoint_match(c, &f.options, &f.layout, &err));
+    CHECK_CONTAINS(err.text, "s/step_00000001: another model's checkpoint: it has ");
+    CHECK_CONTAINS(err.text, expected);
+    fixture_close(&f);
+}
+
+static void other_models_are_refused(void) {
+    Fixture f;
+    Checkpoint c;
+    fixture_open(&f, SAVED);
+    CHECK(fixture_save(&f, 1, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
+    refuse_match(&c, SAVED "--num-layers 3", "--num-layers 2, this run 3");
+    refuse_match(&c, SAVED "--hidden-size 64", "--hidden-size 32, this run 64");
+    refuse_match(&c, SAVED "--num-attention-heads 4", "--num-attention-heads 2, this run 4");
+    refuse_match(&c, SAVED "--num-query-groups 2", "--num-query-groups 1, this run 2");
+    refuse_match(&c, SAVED "--ffn-hidden-size 48", "--ffn-hidden-size 32, this run 48");
+    refuse_match(&c, SAVED "--vocab-size 21", "--vocab-size 20, this run 21");
+    refuse_match(&c, SAVED "--untie-embeddings-and-output-weights", "false, this run true");
+    refuse_match(&c, SAVED "--arch gpt2 --num-query-groups 2", "--arch llama, this run gpt2");
+    fixture_close(&f);
+    fixture_open(&f, SAVED "--seq-length 16 --lr 1e-5 --fp8-format e4m3 --rope-theta 5e5");
+    CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
+    f.layout.size++;
+    CHECK(!checkpoint_match(&c, &f.options, &f.layout, NULL));
+    checkpoint_close(&c);
+    fixture_close(&f);
+}
+
+// The steps under s, oldest first, as "1 2 3", and where the two links point.
+static const char *shown(void) {
+    static char text[400];
+    int64_t *steps;
+    size_t used = 0;
+    for (int i = checkpoint_steps("s", &steps) - 1; i >= 0; i--) {
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%lld ", (long long)steps[i]);
+    }
+    free(steps);
+    static const char *const links[] = {"latest", "best"};
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_LENGTH], target[64] = "";
+        path_format(path, "s/%s", links[i]);
+        long long step = -1;
+        if (readlink(path, target, sizeof(target) - 1) > 0) { sscanf(target, "step_%lld", &step); }
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s %lld", i > 0 ? ", " : "",
+                                 links[i], step);
+    }
+    return text;
+}
+
+static void save_steps(const char *options, int first, int last, int best) {
+    Fixture f;
+    fixture_open(&f, options);
+    for (int step = first; step <= last; step++) {
+        f.snapshot.best = step == best;
+        CHECK(fixture_save(&f, step, NULL));
+    }
+    fixture_close(&f);
+}
+
+static void newest_and_best_are_kept(void) {
+    folder_remove("s", NULL);
+    save_steps(SAVED "--keep 3", 1, 3, 0);
+    CHECK_TEXT(shown(), "1 2 3 latest 3, best -1");
+    save_steps(SAVED "--keep 3", 4, 10, 4);
+    CHECK_TEXT(shown(), "4 8 9 10 latest 10, best 4");
+    save_steps(SAVED "--keep 3", 11, 11, 11);
+    CHECK_TEXT(shown(), "8 9 10 11 latest 11, best 11");
+    save_steps(SAVED "--keep 1", 12, 12, 0);
+    CHECK_TEXT(shown(), "11 12 latest 12, best 11");
+    save_steps(SAVED "--keep 0", 13, 20, 0);
+    CHECK_TEXT(shown(), "11 12 13 14 15 16 17 18 19 20 latest 20, best 11");
+    save_steps(SAVED "--keep 2", 15, 15, 0); // a run that went back leaves its future alone
+    CHECK_TEXT(shown(), "11 14 15 16 17 18 19 20 latest 15, best 11");
+}
+
+// Saving a step again replaces it.
+static void steps_are_overwritten(void) {
+    Fixture f;
+    Checkpoint c;
+    folder_remove("s", NULL);
+    fixture_open(&f, SAVED);
+    CHECK(fixture_save(&f, 1, NULL));
+    f.state[0] = 42.0f;
+    folder_make("s/step_00000001/of somebody else", NULL);
+    CHECK(fixture_save(&f, 1, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    check_state(&c, &f, 1);
+    CHECK(!path_exists("s/.tmp-step_00000001"));
+    CHECK_TEXT(shown(), "1 latest 1, best -1");
+    checkpoint_close(&c);
+    fixture_close(&f);
+}
+
+static void leftovers_are_swept(void) {
+    static const char *const kept[] = {"s/step_00000003", "s/.mine", "s/step_x", "s/.tmp-other"};
+    static const char *const swept[] = {"s/.tmp-step_00000004", "s/.old-step_00000001",
+                                        "s/.tmp-step_00000005/a folder"};
+    folder_remove("s", NULL);
+    save_steps(SAVED, 3, 3, 3);
+    for (int i = 0; i < 4; i++) { folder_make(kept[i], NULL); }
+    for (int i = 0; i < 3; i++) {
+        char file[PATH_LENGTH];
+        folder_make(swept[i], NULL);
+        path_format(file, "%s/model.safetensors", swept[i]);
+        text_write(file, "half");
+    }
+    CHECK(checkpoint_sweep("s", NULL));
+    for (int i = 0; i < 4; i++) { CHECK(path_exists(kept[i])); }
+    for (int i = 0; i < 3; i++) { CHECK(!path_exists(swept[i])); }
+    CHECK_TEXT(shown(), "3 latest 3, best 3");
+    CHECK(checkpoint_sweep("nowhere", NULL));
+    folder_make("s/.tmp-step_00000004/of a save that failed", NULL);
+    save_steps(SAVED, 4, 4, 0);
+    CHECK(!path_exists("s/step_00000004/of a save that failed"));
+}
+
+static void saving_goes_on_in_a_thread(void) {
+    Fixture f;
+    Saver saver = {0};
+    folder_remove("s", NULL);
+    fixture_open(&f, SAVED "--keep 2");
+    CHECK(saver_wait(&saver)); // nothing to wait for
+    for (int step = 1; step <= 5; step++) {
+        f.snapshot.progress.step = step;
+        saver_start(&saver, &f.snapshot);
+    }
+    CHECK(saver_wait(&saver) && saver_wait(&saver));
+    CHECK_TEXT(shown(), "4 5 latest 5, best -1");
+    strcpy(f.options.save, "s/latest/meta.json");
+    saver_start(&saver, &f.snapshot);
+    CHECK(!saver_wait(&saver));
+    CHECK_CONTAINS(saver.err.text, "s/latest/meta.json: the folder could not be made");
+    CHECK_CONTAINS(saver.err.text, "; earlier checkpoints are as they were");
+    CHECK(saver_wait(&saver)); // said once
+    fixture_close(&f);
+}
+
+int main(void) {
+    RUN(state_comes_back);
+    RUN(bf16_moments_come_back);
+    RUN(scaling_state_adapts);
+    RUN(scaling_of_another_depth_is_refused);
+    RUN(other_models_are_refused);
+    RUN(newest_and_best_are_kept);
+    RUN(steps_are_overwritten);
+    RUN(leftovers_are_swept);
+    RUN(saving_goes_on_in_a_thread);
+    return test_summary();
+}

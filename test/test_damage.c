@@ -1,0 +1,242 @@
+#define _GNU_SOURCE // memmem
+
+// Checkpoints that are not in order: every kind of damage is refused by the name of the file, and
+// --resume latest falls back to the newest whole one.
+#include "fixture.h"
+
+#include <unistd.h>
+
+static const char *const files[] = {"meta.json", "model.safetensors", "config.json",
+                                    "optimizer-0-of-1.safetensors", "scaling.safetensors"};
+enum { FILES = sizeof(files) / sizeof(files[0]) };
+
+#define SAVED TINY "--save s --resume latest --fp8-format hybrid --fp8-amax-history-len 6 --keep 0 "
+
+static void save_steps(int last) {
+    Fixture f;
+    folder_remove("s", NULL);
+    fixture_open(&f, SAVED);
+    for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step, NULL)); }
+    fixture_close(&f);
+}
+
+// The step that --resume latest finds; 0: none yet; -1: it refuses. Its warnings go to "warnings".
+static int64_t resumed(const char *options, Error *err) {
+    Options o = options_of(options);
+    Checkpoint c;
+    bool found;
+    fflush(stderr);
+    int terminal = dup(STDERR_FILENO);
+    if (freopen("warnings", "w", stderr) == NULL) { die("stderr"); }
+    bool ok = checkpoint_resume(&c, &o, &found, err);
+    fflush(stderr);
+    dup2(terminal, STDERR_FILENO);
+    close(terminal);
+    if (!ok || !found) { return ok ? 0 : -1; }
+    int64_t step = c.progress.step;
+    checkpoint_close(&c);
+    return step;
+}
+
+static bool opens(const char *path) {
+    Checkpoint c;
+    bool ok = checkpoint_open(&c, path, NULL);
+    if (ok) { checkpoint_close(&c); }
+    return ok;
+}
+
+// The newest of two checkpoints must be refused by this file's name, and the other one found.
+static void check_refused(const char *file) {
+    Checkpoint c;
+    Error err = {""};
+    CHECK(!checkpoint_open(&c, "s/step_00000002", &err));
+    CHECK_CONTAINS(err.text, "s/step_00000002/");
+    CHECK_CONTAINS(err.text, file);
+}
+
+static void check_falls_back(const char *file) {
+    check_refused(file);
+    CHECK_EQUAL(resumed(SAVED, NULL), 1);
+    Blob b = blob_read("warnings");
+    b.bytes = realloc_or_die(b.bytes, b.size + 1);
+    b.bytes[b.size] = '\0';
+    CHECK_CONTAINS((char *)b.bytes, "warning: s/step_00000002/");
+    CHECK_CONTAINS((char *)b.bytes, file);
+    CHECK_CONTAINS((char *)b.bytes, "; trying an earlier checkpoint\n");
+    free(b.bytes);
+}
+
+// Every byte range: whatever its place, one wrong bit is noticed.
+static void flipped_bits_are_refused(void) {
+    save_steps(2);
+    for (int i = 0; i < FILES; i++) {
+        char path[PATH_LENGTH];
+        path_format(path, "s/step_00000002/%s", files[i]);
+        Blob b = blob_read(path);
+        size_t stride = b.size / 150 + 1;
+        CHECK(opens("s/step_00000002"));
+        for (size_t at = 0; at < b.size; at += stride) {
+            b.bytes[at] ^= (unsigned char)(1 << at % 8);
+            blob_write(path, b.bytes, b.size);
+            check_refused(files[i]);
+            b.bytes[at] ^= (unsigned char)(1 << at % 8);
+        }
+        b.bytes[b.size - 1] ^= 0x80;
+        blob_write(path, b.bytes, b.size);
+        check_falls_back(files[i]);
+        b.bytes[b.size - 1] ^= 0x80;
+        blob_write(path, b.bytes, b.size);
+        free(b.bytes);
+    }
+    CHECK(opens("s/step_00000002"));
+}
+
+static void other_lengths_are_refused(void) {
+    save_steps(2);
+    for (int i = 0; i < FILES; i++) {
+        char path[PATH_LENGTH];
+        path_format(path, "s/step_00000002/%s", files[i]);
+        Blob b = blob_read(path);
+        for (size_t bytes = 0; bytes < b.size; bytes += bytes < 20 ? 1 : b.size / 20 + 1) {
+            blob_write(path, b.bytes, bytes);
+            check_refused(files[i]);
+        }
+        blob_write(path, b.bytes, b.size - 1);
+        check_falls_back(files[i]);
+        b.bytes = realloc_or_die(b.bytes, b.size + 1);
+        b.bytes[b.size] = ' ';
+        blob_write(path, b.bytes, b.size + 1);
+        check_falls_back(files[i]);
+        blob_write(path, b.bytes, b.size);
+        free(b.bytes);
+    }
+    CHECK(opens("s/step_00000002"));
+}
+
+static void missing_files_are_refused(void) {
+    save_steps(2);
+    for (int i = 0; i < FILES; i++) {
+        char path[PATH_LENGTH];
+        path_format(path, "s/step_00000002/%s", files[i]);
+        rename(path, "aside");
+        check_falls_back(files[i]);
+        folder_make(path, NULL);
+        check_falls_back(files[i]);
+        rmdir(path);
+        rename("aside", path);
+    }
+    CHECK(opens("s/step_00000002"));
+}
+
+// Replaces text in meta.json, and gives it the checksum that it should then have.
+static void edit_meta(Blob b, const char *from, const char *to) {
+    char *text = malloc_or_die(b.size + strlen(to) + 1);
+    char *at = memmem(b.bytes, b.size, from, strlen(from));
+    if (at == NULL) { die("meta.json has no %s", from); }
+    size_t before = (size_t)(at - (char *)b.bytes), after = before + strlen(from);
+    size_t size = before + strlen(to) + (b.size - after);
+    memcpy(text, b.bytes, before);
+    memcpy(text + before, to, strlen(to));
+    memcpy(text + before + strlen(to), b.bytes + after, b.size - after);
+    meta_repair((unsigned char *)text, size);
+    blob_write("s/step_00000001/meta.json", text, size);
+    free(text);
+}
+
+static void meta_files_that_lie_are_refused(void) {
+    static const struct {
+        const char *from, *to, *expected;
+    } rows[] = {
+        {"\"version\":\t1", "\"version\":\t2",
+         "meta.json: checkpoint version 2; this program reads 1"},
+        {"\"version\":\t1", "\"version\":\t\"1\"", "checkpoint version nan"},
+        {"llm8.c checkpoint", "llm9.c checkpoint", "meta.json: not an llm8.c checkpoint"},
+        {"\"step\":\t1", "\"stop\":\t1", "meta.json: a number is missing or out of range"},
+        {"\"step\":\t1", "\"step\":\t-1", "a number is missing or out of range"},
+        {"\"step\":\t1", "\"step\":\t1e300", "a number is missing or out of range"},
+        {"\"step\":\t1", "\"step\":\tnull", "a number is missing or out of range"},
+        {"\"samples\":\t40", "\"samples\":\t\"40\"", "a number is missing or out of range"},
+        {"\"skipped_in_row\":\t0", "\"skipped_in_row\":\t-1", "a number is missing or out"},
+        {"\"skipped_in_row\":\t0", "\"skipped_in_row\":\t1e12", "a number is missing or out"},
+        {"\"ranks\":\t1", "\"ranks\":\t0", "a number is missing or out of range"},
+        {"\"ranks\":\t1", "\"ranks\":\t4097", "a number is missing or out of range"},
+        {"\"ranks\":\t1", "\"ranks\":\t2", "optimizer-0-of-2.safetensors: No such file"},
+        {"\"layout_size\":\t", "\"layout_size\":\t1", "do not hold element "},
+        {"\"options\":\t{", "\"opinions\":\t{", "meta.json: no options"},
+        {"\"files\":\t[", "\"fills\":\t[", "meta.json: no list of files"},
+        {"model.safetensors", "../latest/model.safetensors", "meta.json: a file named '../latest"},
+        {"model.safetensors", "..", "s/step_00000001/..: Is a directory"},
+        {"\"model.safetensors\"", "\"\"", "meta.json: a file named ''"},
+        {"\"model.safetensors\"", "17", "meta.json: a file named ''"},
+        {"\"crc32\":\t\"", "\"crc32\":\t\"0", "model.safetensors: damaged: its checksum is "},
+        {"\"bytes\":\t", "\"bytes\":\t1", "model.safetensors: damaged: "},
+        {"{\n", "[\n", "meta.json: damaged (its checksum does not match)"},
+    };
+    save_steps(1);
+    Blob meta = blob_read("s/step_00000001/meta.json");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Error err = {""};
+        Checkpoint c;
+        edit_meta(meta, rows[i].from, rows[i].to);
+        CHECK(!checkpoint_open(&c, "s/step_00000001", &err));
+        CHECK_CONTAINS(err.text, rows[i].expected);
+    }
+    char name[2 * PATH_LENGTH];
+    memset(name, 'n', sizeof(name));
+    name[sizeof(name) - 1] = '\0';
+    edit_meta(meta, "model.safetensors", name);
+    CHECK(!opens("s/step_00000001"));
+    edit_meta(meta, "\"step\":\t1", "\"step\":\t3"); // and an edit that is legal opens
+    CHECK(opens("s/step_00000001"));
+    free(meta.bytes);
+}
+
+// Moves the checkpoint of a step out of the way, or back.
+static void hide(int step, bool hidden) {
+    char there[PATH_LENGTH], aside[PATH_LENGTH];
+    path_format(there, "s/step_%08d", step);
+    path_format(aside, "s/hidden_%08d", step);
+    if (rename(hidden ? there : aside, hidden ? aside : there) != 0) { die("%s", there); }
+}
+
+static void damage(int step) {
+    char path[PATH_LENGTH];
+    path_format(path, "s/step_%08d/config.json", step);
+    text_write(path, "{}");
+}
+
+static void resume_finds_what_latest_means(void) {
+    Error err = {""};
+    save_steps(4);
+    CHECK_EQUAL(resumed(SAVED, &err), 4);
+    link_replace("s/latest", "step_00000002", NULL); // 3 and 4: a run that went back
+    CHECK_EQUAL(resumed(SAVED, &err), 2);
+    hide(2, true);
+    CHECK_EQUAL(resumed(SAVED, &err), 1); // the link dangles
+    unlink("s/latest");
+    CHECK_EQUAL(resumed(SAVED, &err), 4);
+    hide(2, false);
+    damage(4);
+    damage(3);
+    CHECK_EQUAL(resumed(SAVED, &err), 2);
+    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001", &err), 1);
+    CHECK_EQUAL(resumed(SAVED "--save nowhere", &err), 0);
+    damage(2);
+    damage(1);
+    CHECK_EQUAL(resumed(SAVED, &err), -1);
+    CHECK_CONTAINS(err.text, "--resume latest: no whole checkpoint under s; to start afresh, use");
+    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001", &err), -1);
+    CHECK_CONTAINS(err.text, "--resume s/step_00000001/config.json: damaged: 2 bytes, not ");
+    CHECK_CONTAINS(err.text, "; --list-checkpoints shows which are whole");
+    CHECK_EQUAL(resumed(SAVED "--resume s/step_9", &err), -1);
+    CHECK_CONTAINS(err.text, "--resume s/step_9: no such checkpoint; --list-checkpoints shows");
+}
+
+int main(void) {
+    RUN(flipped_bits_are_refused);
+    RUN(other_lengths_are_refused);
+    RUN(missing_files_are_refused);
+    RUN(meta_files_that_lie_are_refused);
+    RUN(resume_finds_what_latest_means);
+    return test_summary();
+}

@@ -1,0 +1,355 @@
+// Shards, windows, the order of samples, tokenizer.bin.
+#include "../dataloader/shuffle.h"
+#include "../train/run.h"
+#include "fixture.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+// A shard of `count` tokens; token i is first + i.
+static void write_shard(const char *path, int token_bytes, int64_t first, int64_t count) {
+    int32_t header[SHARD_HEADER_BYTES / 4];
+    Error err;
+    FileWriter w;
+    if (!writer_open(&w, path, &err)) { die("%s", err.text); }
+    shard_header(header, token_bytes, count);
+    writer_write(&w, header, sizeof(header));
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t token = (uint32_t)(first + i);
+        writer_write(&w, &token, (size_t)token_bytes); // little-endian
+    }
+    if (!writer_close(&w, &err)) { die("%s", err.text); }
+}
+
+static void shards_of_both_versions_read_back(void) {
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        int64_t first = token_bytes == 2 ? 65000 : 70000;
+        int out[500];
+        Shard s;
+        write_shard("a.bin", token_bytes, first, 500);
+        CHECK(shard_open(&s, "a.bin", NULL));
+        CHECK_EQUAL(s.count, 500);
+        CHECK_EQUAL(s.token_bytes, token_bytes);
+        shard_read(&s, 3, 490, out);
+        for (int i = 0; i < 490; i++) { CHECK_EQUAL(out[i], first + 3 + i); }
+        shard_read(&s, 500, 0, out);
+        shard_close(&s);
+    }
+    int out[1];
+    Shard s;
+    write_shard("a.bin", 4, 0xfffffff0u, 1);
+    CHECK(shard_open(&s, "a.bin", NULL));
+    shard_read(&s, 0, 1, out);
+    CHECK_EQUAL(out[0], INT32_MAX); // never negative
+    shard_close(&s);
+}
+
+// More than 2^32 tokens, in a file with a hole.
+static void shards_may_be_larger_than_32_bits(void) {
+    int64_t count = (1ll << 32) + 5;
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        int32_t header[SHARD_HEADER_BYTES / 4];
+        int out[5];
+        Shard s;
+        Error err;
+        shard_header(header, token_bytes, count);
+        blob_write("huge.bin", header, sizeof(header));
+        if (truncate("huge.bin", SHARD_HEADER_BYTES + count * token_bytes) != 0) {
+            test_skip("no file may be that large here");
+            return;
+        }
+        CHECK(shard_open(&s, "huge.bin", &err));
+        CHECK_EQUAL(s.count, count);
+        shard_read(&s, count - 5, 5, out);
+        CHECK_EQUAL(out[4], 0);
+        shard_close(&s);
+        remove("huge.bin");
+    }
+}
+
+static void refuse_shard(const char *path, const char *expected) {
+    Shard s;
+    Error err = {""};
+    CHECK(!shard_open(&s, path, &err));
+    CHECK_CONTAINS(err.text, path);
+    CHECK_CONTAINS(err.text, expected);
+}
+
+// Writes a shard of 10 tokens with one number of the header changed, or cut to some bytes.
+static void damage_shard(int index, int32_t value, size_t bytes) {
+    write_shard("bad.bin", 2, 0, 10);
+    Blob b = blob_read("bad.bin");
+    memcpy(b.bytes + 4 * index, &value, sizeof(value));
+    if (bytes > b.size) { b.bytes = realloc_or_die(b.bytes, bytes); }
+    blob_write("bad.bin", b.bytes, bytes);
+    free(b.bytes);
+}
+
+static void hostile_shards_are_refused(void) {
+    enum { WHOLE = SHARD_HEADER_BYTES + 20 };
+    refuse_shard("missing.bin", "No such file");
+    mkdir("folder.bin", 0755);
+    refuse_shard("folder.bin", "Is a directory");
+    mkfifo("pipe.bin", 0644);
+    refuse_shard("pipe.bin", "");
+    for (size_t bytes = 0; bytes < SHARD_HEADER_BYTES; bytes += 93) {
+        damage_shard(0, SHARD_MAGIC, bytes);
+        refuse_shard("bad.bin", "too short for a token shard");
+    }
+    damage_shard(0, 20240521, WHOLE);
+    refuse_shard("bad.bin", "magic number 20240521, not a token shard's 20240520; make shards");
+    for (int version = -1; version < 9; version++) {
+        if (version == 1 || version == 2) { continue; }
+        damage_shard(1, version, WHOLE);
+        refuse_shard("bad.bin", "this program reads 1 (uint16) and 2 (uint32)");
+    }
+    static const int32_t counts[] = {9, 11, 5, 0, -1, INT32_MAX, INT32_MIN};
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        damage_shard(2, counts[i], WHOLE);
+        refuse_shard("bad.bin", "the file holds 10; it is damaged or cut short");
+        damage_shard(3, counts[i] | 1, WHOLE);
+        refuse_shard("bad.bin", "the file holds 10; it is damaged or cut short");
+    }
+    damage_shard(1, 2, WHOLE);
+    refuse_shard("bad.bin", "the header says 10 tokens, the file holds 5;");
+    damage_shard(0, SHARD_MAGIC, WHOLE - 1);
+    refuse_shard("bad.bin", "the file holds 9 and a part");
+    damage_shard(0, SHARD_MAGIC, WHOLE + 1);
+    refuse_shard("bad.bin", "the file holds 10 and a part");
+    damage_shard(0, SHARD_MAGIC, SHARD_HEADER_BYTES);
+    refuse_shard("bad.bin", "the header says 10 tokens, the file holds 0");
+    damage_shard(2, 0, SHARD_HEADER_BYTES);
+    refuse_shard("bad.bin", "without tokens");
+}
+
+// A stream whose token i is i, over shards of both versions, some of them shorter than a window.
+static Dataset open_stream(int seq_length) {
+    static const int64_t counts[] = {5, 1, 40, 2, 1, 30, 64, 7};
+    Dataset data;
+    Error err;
+    int64_t first = 0;
+    for (int i = 0; i < 8; i++) {
+        char path[32];
+        snprintf(path, sizeof(path), "stream_%d.bin", i);
+        write_shard(path, i % 2 == 0 ? 2 : 4, first, counts[i]);
+        first += counts[i];
+    }
+    if (!dataset_open(&data, "stream_*.bin", seq_length, 1000, &err)) { die("%s", err.text); }
+    return data;
+}
+
+static void windows_cross_shards(void) {
+    int inputs[150], targets[150];
+    for (int T = 1; T < 150; T++) {
+        Dataset data = open_stream(T);
+        CHECK_EQUAL(data.tokens, 150);
+        CHECK_EQUAL(data.windows, 149 / T);
+        for (int64_t w = 0; w < data.windows; w++) {
+            CHECK(dataset_window(&data, w, inputs, targets, NULL));
+            for (int t = 0; t < T; t++) {
+                CHECK_EQUAL(inputs[t], w * T + t);
+                CHECK_EQUAL(targets[t], w * T + t + 1);
+            }
+        }
+        dataset_close(&data);
+    }
+}
+
+static void refuse_dataset(const char *pattern, int T, int vocab, const char *expected) {
+    Dataset data;
+    Error err = {""};
+    CHECK(!dataset_open(&data, pattern, T, vocab, &err));
+    CHECK_CONTAINS(err.text, expected);
+}
+
+static void bad_data_sets_are_refused(void) {
+    Dataset data = open_stream(8);
+    dataset_close(&data);
+    refuse_dataset("nothing_*.bin", 8, 1000, "nothing_*.bin: no such file; make shards with");
+    refuse_dataset("stream_*.bin", 150, 1000, "150 tokens, fewer than one sequence of 150 (--seq-");
+    write_shard("stream_4.bin", 2, 0, 0);
+    refuse_dataset("stream_*.bin", 8, 1000, "stream_4.bin: a shard without tokens");
+}
+
+static void tokens_outside_the_vocabulary_are_named(void) {
+    Dataset data = open_stream(10);
+    int inputs[10], targets[10];
+    Error err = {""};
+    data.vocab = 100;
+    for (int64_t w = 0; w < data.windows; w++) {
+        bool fine = w < 9; // window 9 has target 100
+        CHECK(dataset_window(&data, w, inputs, targets, &err) == fine);
+    }
+    CHECK(!dataset_window(&data, 9, inputs, targets, &err));
+    CHECK_CONTAINS(err.text,
+                   "stream_6.bin: token 21 is 100, outside the vocabulary of 100 (--vocab");
+    dataset_close(&data);
+    write_shard("max.bin", 4, 0xffffffffu, 1);
+    refuse_dataset("max.bin", 1, 10, "fewer than");
+}
+
+// Reads two epochs as run.c does, on `ranks` ranks, and returns how many targets were not
+// seen exactly once an epoch. planted: one rank reads another's samples.
+static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batches, bool shuffle,
+                          bool planted) {
+    enum { EPOCHS = 2 };
+    Run run = {.train = {data, 42, shuffle}, .ranks = ranks};
+    int64_t W = data->windows, wrong = 0;
+    int T = data->seq_length;
+    int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
+    int *inputs = malloc_or_die((size_t)(B * T) * sizeof(int)),
+        *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
+    int step = run.options.global_batch_size = ranks * micro_batches * B;
+    run.options.micro_batch_size = B;
+    for (; run.progress.samples < EPOCHS * W; run.progress.samples += step) {
+        for (int i = 0; i < ranks * micro_batches; i++) {
+            run.rank = planted && i % ranks == ranks - 1 ? 0 : i % ranks;
+            Run ahead = run; // which may also be read from the step before
+            ahead.progress.samples -= step;
+            run_batch(i % 2 == 0 ? &run : &ahead, i % 2, i / ranks, inputs, targets);
+            for (int j = 0; j < B * T; j++) {
+                int64_t sample = run.progress.samples + i * B + j / T;
+                if (sample < EPOCHS * W) { seen[sample / W * data->tokens + targets[j]]++; }
+            }
+        }
+    }
+    for (int64_t i = 0; i < EPOCHS * data->tokens; i++) {
+        int64_t token = i % data->tokens;
+        wrong += seen[i] != (token >= 1 && token <= W * T);
+    }
+    free(seen);
+    free(inputs);
+    free(targets);
+    return wrong;
+}
+
+static void every_token_is_a_target_once_an_epoch(void) {
+    static const int ranks[] = {1, 2, 3, 8};
+    Dataset data = open_stream(4);
+    for (int r = 0; r < 4; r++) {
+        for (int B = 1; B <= 5; B++) {
+            for (int micro_batches = 1; micro_batches <= 3; micro_batches++) {
+                CHECK_EQUAL(miscounted(&data, ranks[r], B, micro_batches, true, false), 0);
+                CHECK_EQUAL(miscounted(&data, ranks[r], B, micro_batches, false, false), 0);
+            }
+        }
+    }
+    CHECK(miscounted(&data, 2, 1, 1, true, true) > 0);
+    CHECK(miscounted(&data, 8, 2, 3, false, true) > 0);
+    dataset_close(&data);
+}
+
+static uint64_t folded(uint64_t key, uint64_t n, uint64_t place) {
+    return (place * 2 + key) % n;
+}
+
+static bool is_permutation(uint64_t (*element)(uint64_t, uint64_t, uint64_t), uint64_t key,
+                           uint64_t n) {
+    unsigned char *seen = calloc_or_die(n, 1);
+    bool ok = true;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t at = element(key, n, i);
+        ok = ok && at < n && !seen[at];
+        if (at < n) { seen[at] = 1; }
+    }
+    free(seen);
+    return ok;
+}
+
+static int compare_u64(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void shuffle_is_a_permutation(void) {
+    enum { SAMPLED = 20000 };
+    static uint64_t at[SAMPLED];
+    for (uint64_t n = 1; n <= 300; n++) { CHECK(is_permutation(shuffle_element, n * 77, n)); }
+    CHECK(is_permutation(shuffle_element, 5, 1000003) && is_permutation(shuffle_element, 5, 65536));
+    CHECK(!is_permutation(folded, 5, 300));
+    static const uint64_t large[] = {(1ull << 32) - 1, (1ull << 32) + 1, (1ull << 53) + 7};
+    for (int i = 0; i < 3; i++) {
+        uint64_t above = 0;
+        for (uint64_t j = 0; j < SAMPLED; j++) {
+            at[j] = shuffle_element(9, large[i], j * (large[i] / SAMPLED));
+            CHECK(at[j] < large[i]);
+            above += at[j] > large[i] / 2;
+        }
+        qsort(at, SAMPLED, sizeof(at[0]), compare_u64);
+        for (int j = 1; j < SAMPLED; j++) { CHECK(at[j] != at[j - 1]); }
+        CHECK_CLOSE((double)above / SAMPLED, 0.5, 0.02); // four standard deviations and more
+    }
+}
+
+// How many of the first n samples two loaders place alike.
+static int64_t agreement(const Loader *a, int64_t from_a, const Loader *b, int64_t from_b, int n) {
+    int64_t same = 0;
+    for (int i = 0; i < n; i++) {
+        same += loader_window(a, from_a + i) == loader_window(b, from_b + i);
+    }
+    return same;
+}
+
+static void order_depends_on_seed_and_epoch_alone(void) {
+    Dataset data = {.windows = 1000, .seq_length = 4};
+    Loader a = {&data, 1, true}, again = a, other = {&data, 2, true}, plain = {&data, 1, false};
+    CHECK_EQUAL(agreement(&a, 0, &again, 0, 3000), 3000);
+    CHECK(agreement(&a, 0, &a, 1000, 1000) < 20);     // the next epoch
+    CHECK(agreement(&a, 0, &other, 0, 1000) < 20);    // another seed
+    CHECK(agreement(&a, 1000, &other, 0, 1000) < 20); // another seed's epochs are not ours, shifted
+    CHECK(agreement(&a, 0, &other, 1000, 1000) < 20);
+    for (int64_t i = 0; i < 3000; i++) { CHECK_EQUAL(loader_window(&plain, i), i % 1000); }
+}
+
+static void reading_resumes_anywhere(void) {
+    enum { B = 3, T = 4, BATCHES = 30 };
+    Dataset data = open_stream(T);
+    Loader loader = {&data, 7, true};
+    int straight[BATCHES][B * T], inputs[B * T], targets[B * T];
+    for (int i = 0; i < BATCHES; i++) {
+        CHECK(loader_batch(&loader, i * B, B, INT64_MAX, straight[i], targets, NULL));
+    }
+    for (int i = BATCHES - 1; i >= 0; i--) {
+        Loader fresh = {&data, 7, true};
+        CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets, NULL));
+        CHECK_BITS(inputs, straight[i], sizeof(inputs));
+    }
+    dataset_close(&data);
+}
+
+static void evaluation_leaves_out_what_is_past_the_end(void) {
+    enum { B = 4, T = 4 };
+    Run run = {.ranks = 1};
+    run.valid_data = open_stream(T);
+    run.valid = (Loader){&run.valid_data, 0, false};
+    run.options.micro_batch_size = B;
+    run.options.global_batch_size = 2;
+    int inputs[B * T], targets[B * T];
+    CHECK_EQUAL(run_eval_samples(&run), 37); // all
+    run.options.eval_iters = 1000;
+    CHECK_EQUAL(run_eval_samples(&run), 37); // not twice
+    run.options.eval_iters = 3;
+    CHECK_EQUAL(run_eval_samples(&run), 6);
+    run_eval_batch(&run, 4, inputs, targets);
+    for (int i = 0; i < B * T; i++) {
+        bool counts = i < 2 * T;
+        CHECK_EQUAL(targets[i], counts ? 4 * T + i + 1 : -1);
+        CHECK_EQUAL(inputs[i], counts ? 4 * T + i : 0);
+    }
+    dataset_close(&run.valid_data);
+}
+
+int main(void) {
+    RUN(shards_of_both_versions_read_back);
+    RUN(shards_may_be_larger_than_32_bits);
+    RUN(hostile_shards_are_refused);
+    RUN(windows_cross_shards);
+    RUN(bad_data_sets_are_refused);
+    RUN(tokens_outside_the_vocabulary_are_named);
+    RUN(every_token_is_a_target_once_an_epoch);
+    RUN(shuffle_is_a_permutation);
+    RUN(order_depends_on_seed_and_epoch_alone);
+    RUN(reading_resumes_anywhere);
+    RUN(evaluation_leaves_out_what_is_past_the_end);
+    return test_summary();
+}

@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# Bad input: each case ends with status 1 and one line on stderr that names what, which value and
+# the remedy; and what was there before is there after.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+common=(--model llama-tiny --micro-batch-size 2 --train-iters 3)
+good=(--data d/x_train.bin)
+
+# check "fragment|fragment" COMMAND...: how it must fail, and what its error must say.
+check() {
+    local fragments=$1 status=0 fragment
+    shift
+    "$@" >out 2>errors || status=$?
+    problem=''
+    if [[ $status -ne 1 ]]; then problem="exit status $status"; fi
+    if [[ $(wc -l <errors) -ne 1 ]] || ! grep -q '^error: ' errors; then
+        problem+=" not one line"
+    fi
+    while IFS= read -r fragment; do
+        if ! has errors "$fragment"; then problem+=" no '$fragment'"; fi
+    done < <(tr '|' '\n' <<<"$fragments")
+    [[ -z $problem ]]
+}
+
+refuses() {
+    check "$@" || fail "$problem: ${*:2} | $(head -n 3 errors)"
+}
+
+prepare() {
+    make_text 1 1500 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+    expect_status 0 train_gpt "${common[@]}" "${good[@]}" --save s || return
+    cp -r s/step_00000003 whole
+}
+
+the_checker_sees_faults() {
+    local command=(train_gpt "${common[@]}" --data no.bin)
+    check 'error: --data no.bin' "${command[@]}" || fail "a right error is refused: $problem"
+    ! check 'error: --data yes.bin' "${command[@]}" || fail "a missing fragment passes"
+    ! check 'error: ' train_gpt --help || fail "success passes"
+    ! check 'error: ' bash -c 'echo error: x >&2; exit 2' || fail "another exit status passes"
+    ! check 'error: ' bash -c 'echo error: x >&2; echo y >&2; exit 1' || fail "two lines pass"
+}
+
+# Overwrites bytes of a file: $1 file, $2 offset, $3 as printf's escapes.
+poke() {
+    printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+shards() {
+    local train=(train_gpt "${common[@]}" --data)
+    refuses '--data missing_*.bin: no such file|make shards with ./tokenize' \
+        "${train[@]}" 'missing_*.bin'
+    : >empty.bin
+    refuses '--data empty.bin: 0 bytes, too short for a token shard' "${train[@]}" empty.bin
+    head -c 1500 d/x_train.bin >cut.bin
+    refuses '--data cut.bin: the header says|the file holds 238|damaged or cut short' \
+        "${train[@]}" cut.bin
+    cp d/x_train.bin magic.bin && poke magic.bin 0 '\1'
+    refuses "--data magic.bin: magic number|not a token shard's 20240520|./tokenize" \
+        "${train[@]}" magic.bin
+    cp d/x_train.bin version.bin && poke version.bin 4 '\7'
+    refuses '--data version.bin: shard version 7|reads 1 (uint16) and 2 (uint32)' \
+        "${train[@]}" version.bin
+    cp d/x_train.bin count.bin && poke count.bin 8 '\377\377\377\377'
+    refuses '--data count.bin: the header says 4294967295 tokens|damaged' "${train[@]}" count.bin
+    refuses '--data text: magic number|./tokenize' "${train[@]}" text
+    refuses '--data d: Is a directory' "${train[@]}" d
+    cp d/x_train.bin alone.bin # without a tokenizer beside it
+    refuses '--data alone.bin: token |outside the vocabulary of 100|--vocab-size' \
+        "${train[@]}" alone.bin --vocab-size 100
+    refuses '--data d/x_train.bin: |sequences of 64 tokens, fewer than|--global-batch-size 500' \
+        "${train[@]}" d/x_train.bin --global-batch-size 500
+    refuses '--data d/x_val.bin: |tokens, fewer than one sequence of 512 (--seq-length)' \
+        "${train[@]}" d/x_val.bin --seq-length 512
+    refuses '--valid-data empty.bin: 0 bytes' "${train[@]}" d/x_train.bin --valid-data empty.bin
+    refuses '--data is missing|--help' train_gpt "${common[@]}"
+    refuses '--tokenizer text: not a tokenizer.bin|./tokenize' \
+        "${train[@]}" d/x_train.bin --tokenizer text
+    refuses "--tokenizer d/tokenizer.bin: vocabulary 257|the model's 250 (--vocab-size)" \
+        "${train[@]}" d/x_train.bin --tokenizer d/tokenizer.bin --vocab-size 250
+}
+
+crc_of() {
+    gzip -1 -c "$1" | tail -c 8 | od -An -tx4 -N4 | tr -d ' '
+}
+
+# Gives meta.json of a folder the checksums that its files, and it, now have.
+repair() {
+    local name old
+    for name in model.safetensors optimizer-0-of-1.safetensors; do
+        old=$(grep -A 2 "\"$name\"" "$1/meta.json" | grep crc32 | grep -oE '[0-9a-f]{8}')
+        sed -i "s/$old/$(crc_of "$1/$name")/" "$1/meta.json"
+    done
+    # its own stands last, and counts as zeros
+    head -c -11 "$1/meta.json" >meta.new
+    { cat meta.new && printf '00000000"\n}'; } >"$1/meta.json"
+    old=$(crc_of "$1/meta.json")
+    { cat meta.new && printf '%s"\n}' "$old"; } >"$1/meta.json"
+}
+
+# A copy of the whole checkpoint to spoil.
+fresh() {
+    rm -rf bad
+    cp -r whole bad
+}
+
+checkpoints() {
+    local resume=(train_gpt "${common[@]}" "${good[@]}" --train-iters 4 --resume)
+    local optimizer=bad/optimizer-0-of-1.safetensors shows='--list-checkpoints shows which'
+    fresh && poke $optimizer 5000 '\252'
+    refuses "--resume $optimizer: damaged: its checksum is|$shows" "${resume[@]}" bad
+    fresh && poke bad/meta.json 100 '\1'
+    refuses "--resume bad/meta.json: damaged (its checksum does not match)|$shows" \
+        "${resume[@]}" bad
+    fresh && rm bad/model.safetensors
+    refuses "--resume bad/model.safetensors: No such file|$shows" "${resume[@]}" bad
+    fresh && truncate -s 4000 $optimizer
+    refuses "--resume $optimizer: damaged: 4000 bytes, not |$shows" "${resume[@]}" bad
+    fresh && LC_ALL=C sed -i '1s/"shape":\[\([0-9]*\)[0-9]\]/"shape":[\11]/' $optimizer
+    repair bad
+    refuses "--resume $optimizer: the header's entry for 'master' is wrong" "${resume[@]}" bad
+    fresh && poke $optimizer 0 '\377\377\377\377\377' && repair bad
+    refuses "--resume $optimizer: the header says it is 1099511627775 bytes" "${resume[@]}" bad
+    fresh && sed -i 's/"version":\t1/"version":\t9/' bad/meta.json && repair bad
+    refuses '--resume bad/meta.json: checkpoint version 9; this program reads 1' "${resume[@]}" bad
+    fresh && repair bad
+    expect_status 0 "${resume[@]}" bad # so it was not the repair
+    refuses "bad: another model's checkpoint: it has --hidden-size 64, this run 32" \
+        "${resume[@]}" bad --hidden-size 32
+    refuses "--resume nowhere: no such checkpoint|$shows" "${resume[@]}" nowhere
+    refuses '--resume latest: needs --save DIR' "${resume[@]}" latest
+    refuses '--list-checkpoints: none under nowhere' train_gpt --save nowhere --list-checkpoints
+}
+
+nothing_is_lost() {
+    local before
+    before=$(cd s && find . -type f -exec cksum {} + | sort)
+    refuses "another model's" train_gpt "${common[@]}" "${good[@]}" --save s --resume latest \
+        --hidden-size 32
+    refuses 'no such file' train_gpt "${common[@]}" --data no.bin --save s
+    refuses 'must divide' train_gpt "${common[@]}" "${good[@]}" --save s --num-attention-heads 3
+    [[ $before == "$(cd s && find . -type f -exec cksum {} + | sort)" ]] || fail "s has changed"
+}
+
+save_folders() {
+    local save=(train_gpt "${common[@]}" "${good[@]}" --save)
+    refuses '--save text: the folder could not be made: a file of that name is in the way' \
+        "${save[@]}" text
+    refuses '--save text: the folder could not be made: a file' "${save[@]}" text/a
+    refuses '--save /proc/llm8: the folder could not be made: ' "${save[@]}" /proc/llm8
+    mkdir -p taken/metrics.jsonl
+    refuses '--save taken/metrics.jsonl: Is a directory' "${save[@]}" taken
+    refuses '--dump-gradients nowhere/g: No such file or directory' train_gpt "${common[@]}" \
+        "${good[@]}" --dump-gradients nowhere/g
+}
+
+options() {
+    refuses '--num-attention-heads 5: must divide --hidden-size 64' train_gpt "${common[@]}" \
+        --num-attention-heads 5
+    refuses '--global-batch-size 3: must be a multiple of --micro-batch-size 2 x 1 rank' \
+        train_gpt "${common[@]}" "${good[@]}" --global-batch-size 3
+    refuses 'unknown option --leaning-rate|--help' train_gpt --leaning-rate 1
+    refuses 'unknown option --num-layer; did you mean --num-layers?' train_gpt --num-layer 1
+    refuses '--lr fast: must be a number from 0 to 100' train_gpt --lr fast
+    refuses '--fp8-format e3m4: must be one of none|hybrid' train_gpt --fp8-format e3m4
+    refuses '--model gpt5: must be one of gpt2-124m, ' train_gpt --model gpt5
+    printf 'lr 1e-3\nlr-decay-stile x\n' >config
+    refuses 'config, line 2: unknown option --lr-decay-stile; did you mean --lr-decay-style' \
+        train_gpt --config config
+}
+
+tokenize() {
+    local program=$root/tokenize
+    refuses '--output-prefix is missing|--help' "$program" text
+    refuses 'no text files given|--help' "$program" --output-prefix e/x
+    refuses 'nothing.txt: No such file' "$program" --output-prefix e/x nothing.txt
+    : >empty.txt
+    refuses 'empty.txt: an empty file' "$program" --output-prefix e/x text empty.txt
+    refuses '--valid-fraction 1: must be a number from 0 to below 1' \
+        "$program" --output-prefix e/x --valid-fraction 1 text
+    refuses '--prefix: no such option|--help' "$program" --prefix e/x text
+    refuses '--output-prefix: |its value is missing|--help' "$program" --output-prefix
+    refuses 'text: the folder could not be made' "$program" --output-prefix text/x text
+}
+
+run prepare
+for test in the_checker_sees_faults shards checkpoints nothing_is_lost save_folders options \
+    tokenize; do
+    run $test
+done
+summary

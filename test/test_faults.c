@@ -1,0 +1,224 @@
+// A disk that fails: every system call of a save made to fail in turn, once, for good, or as a full
+// disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
+// save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
+#include "fixture.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef enum { FAIL_ONCE, FAIL_FROM_THERE, DISK_FULL, MODES } Mode;
+
+static struct {
+    int calls, failing; // the call that fails, 0: none
+    Mode mode;
+    const char *name; // of the first that failed
+} fault;
+
+static void arm(Mode mode, int failing) {
+    fault.calls = 0;
+    fault.failing = failing;
+    fault.mode = mode;
+    fault.name = NULL;
+}
+
+// Counts a call; whether it is to fail. needs_room: a full disk is in its way.
+static bool fails(const char *name, bool needs_room) {
+    fault.calls++;
+    if (fault.failing == 0 || fault.calls < fault.failing) { return false; }
+    if (fault.mode == FAIL_ONCE && fault.calls > fault.failing) { return false; }
+    if (fault.mode == DISK_FULL && !needs_room) { return false; }
+    if (fault.name == NULL) { fault.name = name; }
+    errno = fault.mode == DISK_FULL ? ENOSPC : EIO;
+    return true;
+}
+
+// Declares NAME's replacement, which fails or calls the real one.
+#define WRAP(type, name, room, parameters, arguments)                   \
+    type __real_##name parameters;                                      \
+    type __wrap_##name parameters;                                      \
+    type __wrap_##name parameters {                                     \
+        return fails(#name, room) ? (type)-1 : __real_##name arguments; \
+    }
+
+WRAP(int, rename, false, (const char *from, const char *to), (from, to))
+WRAP(int, renameat2, false, (int a, const char *from, int b, const char *to, unsigned flags),
+     (a, from, b, to, flags))
+WRAP(int, mkdir, true, (const char *path, mode_t mode), (path, mode))
+WRAP(int, symlink, true, (const char *to, const char *path), (to, path))
+WRAP(int, unlink, false, (const char *path), (path))
+WRAP(int, rmdir, false, (const char *path), (path))
+WRAP(int, close, false, (int file), (file))
+WRAP(void *, mmap, false, (void *at, size_t n, int prot, int flags, int file, off_t from),
+     (at, n, prot, flags, file, from))
+
+int __real_open(const char *path, int flags, mode_t mode);
+int __wrap_open(const char *path, int flags, mode_t mode);
+int __wrap_open(const char *path, int flags, mode_t mode) {
+    return fails("open", (flags & O_CREAT) != 0) ? -1 : __real_open(path, flags, mode);
+}
+
+// Half of it is written before a disk is full.
+ssize_t __real_write(int file, const void *bytes, size_t size);
+ssize_t __wrap_write(int file, const void *bytes, size_t size);
+ssize_t __wrap_write(int file, const void *bytes, size_t size) {
+    bool first = fault.name == NULL;
+    if (!fails("write", true)) { return __real_write(file, bytes, size); }
+    return fault.mode == DISK_FULL && first ? __real_write(file, bytes, size / 2) : -1;
+}
+
+// Nothing here outlives the machine, so there is nothing to wait for.
+int __wrap_fsync(int file);
+int __wrap_fsync(int file) {
+    return fails("fsync", false) || file < 0 ? -1 : 0;
+}
+
+typedef bool Save(Fixture *f, int64_t step, Error *err);
+
+static Fixture fixture;
+
+// The first weight tells which step a checkpoint is of.
+static bool save_step(Fixture *f, int64_t step, Error *err) {
+    f->state[0] = (float)step;
+    f->snapshot.best = true;
+    return fixture_save(f, step, err);
+}
+
+// A planted fault: makes room first.
+static bool save_carelessly(Fixture *f, int64_t step, Error *err) {
+    return folder_remove("s/step_00000002", err) && save_step(f, step, err);
+}
+
+static bool holds(const char *path, int64_t step) {
+    Checkpoint c;
+    float first = 0;
+    if (!checkpoint_open(&c, path, NULL)) { return false; }
+    bool ok = checkpoint_read(&c, "master", 0, 1, &first, NULL) && first == (float)step &&
+              c.progress.step == step;
+    checkpoint_close(&c);
+    return ok;
+}
+
+static int64_t resumed_step(void) {
+    Checkpoint c;
+    bool found;
+    if (!checkpoint_resume(&c, &fixture.options, &found, NULL) || !found) { return -1; }
+    int64_t step = c.progress.step;
+    char path[PATH_LENGTH];
+    checkpoint_path(path, "s", step);
+    checkpoint_close(&c);
+    return holds(path, step) ? step : -1;
+}
+
+static int leftovers(void) {
+    int count = 0;
+    DIR *folder = opendir("s");
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        count += strncmp(entry->d_name, ".tmp", 4) == 0 || strncmp(entry->d_name, ".old", 4) == 0;
+    }
+    closedir(folder);
+    return count;
+}
+
+// Saves step 3 with a fault at the n-th call, after 1 and 2 have been saved; `again`: there is a
+// step 3 already, of a run that then went back. Returns what is wrong then, or NULL; *fired: which
+// call failed, NULL when there are fewer.
+static const char *trouble(Save *save, Mode mode, int n, bool again, const char **fired) {
+    Error err = {""};
+    arm(mode, 0);
+    folder_remove("s", NULL);
+    for (int step = 1; step <= 2 + again; step++) { save_step(&fixture, step, NULL); }
+    if (again) { link_replace("s/latest", "step_00000002", NULL); }
+    arm(mode, n);
+    bool saved = save(&fixture, 3, &err);
+    *fired = fault.name;
+    arm(mode, 0);
+    if (!saved && err.text[0] == '\0') { return "no reason is given"; }
+    if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
+    if (again && !holds("s/step_00000003", 3)) {
+        return "neither the old nor the new step 3 is whole";
+    }
+    int64_t step = resumed_step();
+    if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
+    if (!checkpoint_sweep("s", NULL) || leftovers() > 0) { return "leftovers stay"; }
+    if (!save_step(&fixture, 3, &err) || resumed_step() != 3) { return "the next save fails"; }
+    if (leftovers() > 0) { return "the next save leaves something behind"; }
+    return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
+}
+
+static void a_checkpoint_survives_every_failing_call(void) {
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 1 --fp8-format hybrid "
+                                "--fp8-amax-history-len 4");
+    for (int variant = 0; variant < 2 * MODES; variant++) {
+        Mode mode = (Mode)(variant / 2);
+        const char *fired = "";
+        int n = 1;
+        for (; fired != NULL; n++) {
+            const char *wrong = trouble(save_step, mode, n, variant % 2 == 1, &fired);
+            if (wrong != NULL) {
+                test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", mode, n, fired, wrong);
+            }
+        }
+        CHECK(n > 50); // the calls do come this way
+    }
+    fixture_close(&fixture);
+}
+
+static void a_careless_save_is_caught(void) {
+    const char *fired = "";
+    int caught = 0;
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
+    for (int n = 1; fired != NULL; n++) {
+        caught += trouble(save_carelessly, FAIL_ONCE, n, false, &fired) != NULL;
+    }
+    CHECK(caught > 0);
+    fixture_close(&fixture);
+}
+
+static bool replace_file(void) {
+    return file_replace("f", "new", 3, NULL);
+}
+
+static bool replace_link(void) {
+    return link_replace("f", "new", NULL);
+}
+
+// What `f` holds or points to, if it is three letters.
+static const char *content(bool link) {
+    static char text[4];
+    memset(text, 0, sizeof(text));
+    if (link) { return readlink("f", text, 3) == 3 ? text : "none"; }
+    FILE *file = fopen("f", "r");
+    bool whole = file != NULL && fread(text, 1, 3, file) == 3 && fgetc(file) == EOF;
+    if (file != NULL) { fclose(file); }
+    return whole ? text : "none";
+}
+
+static void files_and_links_are_replaced_or_kept(void) {
+    for (int variant = 0; variant < 2 * MODES; variant++) {
+        bool link = variant % 2 == 1, fired = true;
+        for (int n = 1; fired; n++) {
+            arm(FAIL_ONCE, 0);
+            unlink("f");
+            CHECK(link ? link_replace("f", "old", NULL) : file_replace("f", "old", 3, NULL));
+            arm((Mode)(variant / 2), n);
+            bool replaced = link ? replace_link() : replace_file();
+            fired = fault.name != NULL;
+            arm(FAIL_ONCE, 0);
+            const char *now = content(link);
+            CHECK(strcmp(now, "new") == 0 || (!replaced && strcmp(now, "old") == 0));
+            CHECK(link ? replace_link() : replace_file());
+            CHECK_TEXT(content(link), "new");
+        }
+    }
+}
+
+int main(void) {
+    RUN(a_checkpoint_survives_every_failing_call);
+    RUN(a_careless_save_is_caught);
+    RUN(files_and_links_are_replaced_or_kept);
+    return test_summary();
+}

@@ -1,0 +1,104 @@
+// Files that are whole or not there.
+#include "fixture.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void writers_keep_length_and_checksum(void) {
+    enum { SIZE = 5 << 20 };
+    static const size_t pieces[] = {1, 7, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20};
+    unsigned char *data = malloc_or_die(SIZE);
+    for (size_t i = 0; i < SIZE; i++) { data[i] = (unsigned char)(i * i >> 7); }
+    for (size_t p = 0; p < sizeof(pieces) / sizeof(pieces[0]); p++) {
+        size_t size = pieces[p] < 4096 ? 100000 : SIZE;
+        FileWriter w;
+        CHECK(writer_open(&w, "f", NULL));
+        for (size_t at = 0; at < size; at += pieces[p]) {
+            writer_write(&w, data + at, at + pieces[p] < size ? pieces[p] : size - at);
+        }
+        CHECK_EQUAL(w.bytes, size);
+        CHECK_EQUAL(w.crc, crc32_z(0, data, size));
+        CHECK(writer_close(&w, NULL));
+        Blob b = blob_read("f");
+        CHECK_EQUAL(b.size, size);
+        CHECK_BITS(b.bytes, data, size);
+        free(b.bytes);
+        int64_t bytes;
+        uint32_t crc;
+        CHECK(file_checksum("f", &bytes, &crc, NULL));
+        CHECK(bytes == (int64_t)size && crc == crc32_z(0, data, size));
+    }
+    free(data);
+}
+
+static void files_map_whole(void) {
+    MappedFile m;
+    Error err;
+    text_write("f", "");
+    CHECK(file_map(&m, "f", NULL) && m.bytes == 0);
+    file_unmap(&m);
+    text_write("f", "abc");
+    CHECK(file_map(&m, "f", NULL) && m.bytes == 3 && memcmp(m.data, "abc", 3) == 0);
+    file_unmap(&m);
+    file_unmap(&m); // harmless
+    CHECK(!file_map(&m, "missing", &err));
+    CHECK_TEXT(err.text, "missing: No such file or directory");
+    CHECK(!file_map(&m, ".", &err));
+    CHECK_TEXT(err.text, ".: Is a directory");
+}
+
+static void files_are_replaced_at_once(void) {
+    struct stat before, after;
+    Error err;
+    text_write("f", "old");
+    int old = stat("f", &before);
+    FILE *reader = fopen("f", "r");
+    CHECK(file_replace("f", "newer", 5, NULL));
+    char text[8] = "";
+    CHECK(fread(text, 1, 8, reader) == 3 && memcmp(text, "old", 3) == 0); // whoever has it open
+    fclose(reader);
+    CHECK(old == 0 && stat("f", &after) == 0 && before.st_ino != after.st_ino);
+    Blob b = blob_read("f");
+    CHECK(b.size == 5 && memcmp(b.bytes, "newer", 5) == 0);
+    free(b.bytes);
+    CHECK(!path_exists("f.new"));
+    CHECK(!file_replace("no/such/folder", "x", 1, &err));
+    CHECK_CONTAINS(err.text, "no/such/folder");
+}
+
+static void links_are_replaced_at_once(void) {
+    char target[16] = "";
+    Error err;
+    CHECK(link_replace("l", "one", NULL) && link_replace("l", "two", NULL));
+    CHECK(readlink("l", target, sizeof(target)) == 3 && memcmp(target, "two", 3) == 0);
+    CHECK(symlink("left over", "l.new") == 0);
+    CHECK(link_replace("l", "three", NULL) && !path_exists("l.new"));
+    CHECK(!link_replace("no/such", "x", &err));
+    CHECK_CONTAINS(err.text, "no/such");
+}
+
+static void folders_are_made_and_removed(void) {
+    Error err;
+    CHECK(folder_make("a/b//c/", NULL) && folder_make("a/b/c", NULL));
+    text_write("a/b/c/f", "x");
+    CHECK(!folder_make("a/b/c/f/d", &err));
+    CHECK_CONTAINS(err.text, "a/b/c/f: the folder could not be made: a file of that name");
+    CHECK(!folder_make("/proc/none/such", &err));
+    CHECK_CONTAINS(err.text, "/proc/none: the folder could not be made: ");
+    CHECK(symlink("/nowhere", "a/b/dangling") == 0);
+    text_write("outside", "x");
+    CHECK(symlink("../outside", "a/b/link") == 0);
+    CHECK(folder_remove("a", NULL) && !path_exists("a")); // folders in it too
+    CHECK(path_exists("outside"));                        // and not what its links point to
+    CHECK(!folder_remove("a", &err));
+    CHECK_CONTAINS(err.text, "a: No such file");
+}
+
+int main(void) {
+    RUN(writers_keep_length_and_checksum);
+    RUN(files_map_whole);
+    RUN(files_are_replaced_at_once);
+    RUN(links_are_replaced_at_once);
+    RUN(folders_are_made_and_removed);
+    return test_summary();
+}

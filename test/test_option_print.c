@@ -1,0 +1,168 @@
+// What options look like from outside: --help, the echo, the saved configuration, and the learning
+// rates they ask for.
+#include "../train/option_table.h"
+#include "../train/schedule.h"
+#include "fixture.h"
+
+// What a function prints of some options; to be freed.
+static char *printed(void (*print)(const Options *, FILE *), const Options *o) {
+    char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+    print(o, file);
+    fclose(file);
+    return text;
+}
+
+static void print_help(const Options *o, FILE *out) {
+    (void)o;
+    options_help(out, "./train_gpt");
+}
+
+static size_t longest_line(const char *text) {
+    size_t longest = 0;
+    for (const char *line = text; *line != '\0'; line += strspn(line, "\n")) {
+        size_t length = strcspn(line, "\n");
+        if (length > longest) { longest = length; }
+        line += length;
+    }
+    return longest;
+}
+
+// Whether the help text has a row for an option: a line that starts with its name.
+static bool lists_option(const char *help, const char *name) {
+    char plain[100], negatable[100];
+    snprintf(plain, sizeof(plain), "\n  --%s ", name);
+    snprintf(negatable, sizeof(negatable), "\n  --[no-]%s ", name);
+    return strstr(help, plain) != NULL || strstr(help, negatable) != NULL;
+}
+
+static void help_lists_every_option_and_preset(void) {
+    Options o = options_of("");
+    char *help = printed(print_help, &o);
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        CHECK(lists_option(help, row->name));
+        CHECK_CONTAINS(help, row->group);
+        CHECK_CONTAINS(help, row->choices);
+    }
+    for (int i = 0; i < preset_table_count; i++) { CHECK_CONTAINS(help, preset_table[i].name); }
+    CHECK(longest_line(help) <= 100);
+    CHECK_CONTAINS(help, "Exit status: 0 done; 1 error; 3 too many skipped steps; 75 ");
+    CHECK(!lists_option(help, "num-layer")); // the checkers can fail
+    free(help);
+    CHECK_EQUAL(longest_line("12\n12345\n\n1\n"), 5);
+    CHECK_EQUAL(longest_line("12\n123"), 3);
+}
+
+// Options as unlike the defaults as possible.
+static const char *const commands[] = {
+    "",
+    "--model llama-3-8b --fp8-format hybrid --fp8-margin -3 --no-shuffle --bf16 --data a --save s",
+    "--lr 0.12345678901234567 --min-lr 1e-300 --adam-eps 1e-30 --seed 9007199254740991 --keep 0",
+    "--model gpt2-tiny --train-iters 77 --lr-decay-style wsd --fp8-recipe tensorwise --resume x "
+    "--norm-epsilon 3e-7 --first-last-layers-bf16 --fp8-lm-head --no-fp8-wgrad",
+    TINY,
+};
+enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
+
+// The first option in which two differ; NULL when they are the same. Where they came from is not
+// compared.
+static const char *difference(const Options *a, const Options *b) {
+    char x[OPTION_TEXT], y[OPTION_TEXT];
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        if (strcmp(row->name, "config") == 0) { continue; }
+        if (strcmp(option_text(a, row, x), option_text(b, row, y)) != 0) { return row->name; }
+    }
+    return NULL;
+}
+
+static void echo_parses_back(void) {
+    for (int i = 0; i < COMMANDS; i++) {
+        Options o = options_of(commands[i]);
+        char *echo = printed(options_print, &o), *line, *state, command[8192] = "";
+        CHECK(longest_line(echo) <= 100);
+        for (line = strtok_r(echo, "\n", &state); line != NULL;
+             line = strtok_r(NULL, "\n", &state)) {
+            if (line[0] == ' ') { strcat(command, line); } // the others are headings
+        }
+        free(echo);
+        Options back = options_of(command);
+        CHECK(difference(&o, &back) == NULL);
+        back.lr = nextafter(back.lr, 1);
+        CHECK_TEXT(difference(&o, &back), "lr");
+    }
+}
+
+static void config_file_round_trips(void) {
+    for (int i = 0; i < COMMANDS; i++) {
+        Options o = options_of(commands[i]);
+        strcpy(o.data, "a folder/with#signs = and\ttabs/*.bin");
+        FILE *file = fopen("config.txt", "w");
+        options_write_config(&o, file);
+        fclose(file);
+        Options back = options_of("--config config.txt");
+        CHECK(difference(&o, &back) == NULL);
+    }
+}
+
+// What asks for something now is no property of a run.
+static void actions_are_not_saved(void) {
+    Options o = options_of("--plan --sample-only --help --version --dump-gradients x --config y");
+    char *config = printed(options_write_config, &o), *echo = printed(options_print, &o);
+    static const char *const actions[] = {"plan ",    "sample-only ", "help ",
+                                          "version ", "dump-grad",    "config "};
+    for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
+        char in_config[40], in_echo[40];
+        snprintf(in_config, sizeof(in_config), "\n%s", actions[i]);
+        snprintf(in_echo, sizeof(in_echo), "--%s", actions[i]);
+        CHECK(strstr(config, in_config) == NULL);
+        CHECK(strstr(echo, in_echo) == NULL);
+    }
+    free(config);
+    free(echo);
+}
+
+static void check_rate(const char *command, int64_t step, double expected) {
+    Options o = options_of(command);
+    CHECK_CLOSE(learning_rate(&o, step), expected, 1e-15);
+}
+
+static void schedules_at_their_corners(void) {
+#define BASE "--lr 0.8 --min-lr 0.2 --lr-warmup-iters 4 --train-iters 24 --lr-decay-style "
+    static const char *const styles[] = {BASE "cosine", BASE "linear", BASE "constant",
+                                         BASE "wsd --lr-wsd-decay-iters 10"};
+    for (int style = 0; style < 4; style++) {
+        check_rate(styles[style], 0, 0.2); // lr / warmup: the first step already learns
+        check_rate(styles[style], 3, 0.8);
+        check_rate(styles[style], 4, 0.8);
+        check_rate(styles[style], 24, style == DECAY_CONSTANT ? 0.8 : 0.2);
+        check_rate(styles[style], 1000000, style == DECAY_CONSTANT ? 0.8 : 0.2);
+    }
+    check_rate(BASE "cosine", 14, 0.5);
+    check_rate(BASE "cosine", 9, 0.2 + 0.3 * (1 + sqrt(0.5)));
+    check_rate(BASE "linear", 14, 0.5);
+    check_rate(BASE "linear", 9, 0.65);
+    check_rate(BASE "constant", 14, 0.8);
+    check_rate(BASE "wsd --lr-wsd-decay-iters 10", 14, 0.8);
+    check_rate(BASE "wsd --lr-wsd-decay-iters 10", 19, 0.5);
+    check_rate(BASE "wsd", 20, 0.8); // a fifth of 24, whole steps
+    check_rate(BASE "wsd", 22, 0.5);
+    check_rate(BASE "linear --lr-decay-iters 14", 9, 0.5);
+    check_rate(BASE "linear --lr-decay-iters 14", 14, 0.2);
+    check_rate(BASE "linear --lr-decay-iters 3", 3, 0.8); // warm-up outlasts the decay
+    check_rate(BASE "linear --lr-decay-iters 3", 4, 0.2);
+    check_rate("--lr 0.8 --train-iters 10 --lr-decay-style linear", 0, 0.8);
+    check_rate("--lr 0.8 --train-iters 0 --lr-decay-style cosine", 0, 0.0);
+#undef BASE
+}
+
+int main(void) {
+    RUN(help_lists_every_option_and_preset);
+    RUN(echo_parses_back);
+    RUN(config_file_round_trips);
+    RUN(actions_are_not_saved);
+    RUN(schedules_at_their_corners);
+    return test_summary();
+}

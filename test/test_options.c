@@ -1,0 +1,306 @@
+// Options: every row of the table through every way in and out of it. The lists here are of values
+// and messages, never of options: those come from the table.
+#include "../train/option_table.h"
+#include "fixture.h"
+
+#include <float.h>
+#include <math.h>
+
+static Options defaults(void) {
+    return options_of("");
+}
+
+// The error of a command line, or "" when it has none.
+static const char *error_of(const char *command) {
+    static Error err;
+    Options o;
+    return read_options(&o, command, &err) ? "" : err.text;
+}
+
+// A legal value of a row that is not its default.
+static const char *other_value(const OptionRow *row, char out[OPTION_TEXT]) {
+    switch (row->type) {
+    case OPTION_INT:
+    case OPTION_INT64: snprintf(out, OPTION_TEXT, "%.0f", row->min + 3); break;
+    case OPTION_DOUBLE: snprintf(out, OPTION_TEXT, "%.17g", 0.3 * row->min + 0.7 * row->max); break;
+    case OPTION_BOOL: strcpy(out, strcmp(row->fallback, "true") == 0 ? "false" : "true"); break;
+    case OPTION_STRING: strcpy(out, "a/path with spaces#1"); break;
+    case OPTION_CHOICE: strcpy(out, strrchr(row->choices, '|') + 1); break;
+    }
+    return out;
+}
+
+static void every_row_is_well_formed(void) {
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        bool number = row->type == OPTION_INT || row->type == OPTION_INT64 ||
+                      row->type == OPTION_DOUBLE;
+        CHECK(row->name[0] != '\0' && strncmp(row->name, "no-", 3) != 0);
+        CHECK(row->help[0] != '\0' && row->group[0] != '\0');
+        CHECK(!number || row->min < row->max);
+        CHECK(row->type != OPTION_INT || (row->min >= INT32_MIN && row->max <= INT32_MAX));
+        for (int j = 0; j < i; j++) {
+            CHECK(strcmp(row->name, option_table[j].name) != 0);
+            CHECK(row->offset != option_table[j].offset);
+        }
+    }
+}
+
+static void every_row_is_set_by_every_source(void) {
+    char value[OPTION_TEXT], text[OPTION_TEXT];
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        other_value(row, value);
+        for (int source = SOURCE_DEFAULT; source <= SOURCE_COMMAND; source++) {
+            Options o = defaults();
+            o.source[i] = SOURCE_DEFAULT;
+            CHECK(option_set(&o, row->name, value, (OptionSource)source, NULL));
+            double now = strtod(option_text(&o, row, text), NULL);
+            if (row->type == OPTION_DOUBLE) {
+                CHECK(now == strtod(value, NULL));
+            } else {
+                CHECK_TEXT(text, value);
+            }
+            CHECK_EQUAL(o.source[i], source);
+        }
+    }
+}
+
+static void values_come_in_both_spellings(void) {
+    Options a = options_of("--lr 0.25 --num-layers 7 --train-iters 9 --arch llama --data x"),
+            b = options_of("--lr=0.25 --num-layers=7 --train-iters=9 --arch=llama --data=x");
+    CHECK_BITS(&a, &b, sizeof(a));
+    CHECK(a.lr == 0.25 && a.num_layers == 7 && a.train_iters == 9 && a.arch == ARCH_LLAMA);
+    CHECK_TEXT(a.data, "x");
+    CHECK_TEXT(options_of("--data=a=b").data, "a=b");
+    CHECK(options_of("--bf16").bf16 && !options_of("--bf16 --no-bf16").bf16);
+    CHECK(!options_of("--no-shuffle").shuffle && !options_of("--shuffle=off").shuffle);
+    CHECK(options_of("--shuffle=yes").shuffle && options_of("--bf16=1").bf16);
+    CHECK_EQUAL(options_of("--num-layers 3 --num-layers 4").num_layers, 4);
+    CHECK_EQUAL(options_of("--fp8-margin -3").fp8_margin, -3);
+    CHECK_EQUAL(options_of("--train-iters 9007199254740991").train_iters, 9007199254740991);
+}
+
+static void wrong_values_are_refused_by_name(void) {
+    static const char *const wrong[] = {"x",
+                                        "",
+                                        "1x",
+                                        "--",
+                                        "1e",
+                                        "nan",
+                                        "inf",
+                                        "99999999999999999999999",
+                                        "-99999999999999999999999",
+                                        "1.5.5",
+                                        "0x",
+                                        " "};
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        for (size_t j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++) {
+            Options o = defaults(), before = o;
+            Error err;
+            char start[OPTION_TEXT];
+            if (row->type == OPTION_STRING) { continue; }
+            CHECK(!option_set(&o, row->name, wrong[j], SOURCE_COMMAND, &err));
+            snprintf(start, sizeof(start), "--%s %s: must be ", row->name,
+                     *wrong[j] ? wrong[j] : "(nothing)");
+            CHECK_CONTAINS(err.text, start);
+            CHECK_BITS(&o, &before, sizeof(o));
+            if (row->type == OPTION_CHOICE) { CHECK_CONTAINS(err.text, row->choices); }
+        }
+    }
+    CHECK_CONTAINS(error_of("--num-layers 1.5"), "a whole number from 1 to 4096");
+    CHECK_CONTAINS(error_of("--bf16=maybe"), "--bf16 maybe: must be true or false");
+    CHECK_CONTAINS(error_of("--arch gpt3"), "one of gpt2|llama");
+    CHECK_CONTAINS(error_of("--arch gpt"), "--arch gpt: must be");
+    CHECK_CONTAINS(error_of("--model gpt2"), "gpt2-124m, gpt2-350m");
+}
+
+// The outermost allowed values pass, the next ones do not.
+static void bounds_are_inclusive(void) {
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        bool real = row->type == OPTION_DOUBLE;
+        if (!real && row->type != OPTION_INT && row->type != OPTION_INT64) { continue; }
+        double bounds[2] = {row->min, row->max};
+        for (int side = 0; side < 2; side++) {
+            double sign = side == 0 ? -1 : 1, at = bounds[side];
+            double past = real ? nextafter(at, sign * HUGE_VAL) : at + 2 * sign;
+            char inside[64], outside[64];
+            Options o = defaults();
+            snprintf(inside, sizeof(inside), real ? "%.17g" : "%.0f", at);
+            snprintf(outside, sizeof(outside), real ? "%.17g" : "%.0f", past);
+            CHECK(option_set(&o, row->name, inside, SOURCE_COMMAND, NULL));
+            CHECK(!option_set(&o, row->name, outside, SOURCE_COMMAND, NULL));
+        }
+    }
+}
+
+static void unknown_names_suggest_the_nearest(void) {
+    for (int i = 0; i < option_table_count; i++) {
+        const char *name = option_table[i].name;
+        size_t length = strlen(name), middle = length / 2;
+        char typo[80], expected[120];
+        if (length < 6) { continue; }
+        snprintf(expected, sizeof(expected), "did you mean --%s?", name);
+        snprintf(typo, sizeof(typo), "--%.*s%s", (int)middle, name, name + middle + 1); // left out
+        CHECK_CONTAINS(error_of(typo), expected);
+        snprintf(typo, sizeof(typo), "--%.*sq%s", (int)middle, name, name + middle); // put in
+        CHECK_CONTAINS(error_of(typo), expected);
+        snprintf(typo, sizeof(typo), "--%.*s%c%c%s", (int)middle, name, name[middle + 1],
+                 name[middle], name + middle + 2); // swapped
+        CHECK(strcmp(typo + 2, name) == 0 || strstr(error_of(typo), expected) != NULL);
+    }
+    CHECK_CONTAINS(error_of("--zzzzzzzzz 1"), "unknown option --zzzzzzzzz (--help lists all)");
+    CHECK(strstr(error_of("--zzzzzzzzz 1"), "mean") == NULL);
+    CHECK_CONTAINS(error_of("--no-shufle"), "did you mean --no-shuffle?");
+}
+
+static void malformed_arguments_are_refused(void) {
+    CHECK_CONTAINS(error_of("train.bin"), "unexpected argument 'train.bin'");
+    CHECK_CONTAINS(error_of("-lr 1"), "unexpected argument '-lr'");
+    CHECK_CONTAINS(error_of("--"), "unexpected argument '--'");
+    CHECK_CONTAINS(error_of("--lr"), "--lr needs a value");
+    CHECK_CONTAINS(error_of("--no-lr 1"), "only a flag can be negated");
+    CHECK_CONTAINS(error_of("--no-shuffle=true"), "only a flag can be negated");
+    char longest[3 * PATH_LENGTH];
+    memset(longest, 'x', sizeof(longest));
+    memcpy(longest, "--data=", 7);
+    longest[7 + PATH_LENGTH - 1] = '\0';
+    CHECK_TEXT(error_of(longest), "");
+    longest[7 + PATH_LENGTH - 1] = 'x';
+    longest[7 + PATH_LENGTH] = '\0';
+    CHECK_CONTAINS(error_of(longest), "--data: longer than 1023");
+    memset(longest, '-', 2 * PATH_LENGTH);
+    longest[2 * PATH_LENGTH] = '\0';
+    CHECK_CONTAINS(error_of(longest), "option too long");
+}
+
+static void stronger_sources_win(void) {
+    text_write("c", "num-layers 5\nhidden-size 96\nseq-length 32\nmodel llama-tiny\n");
+    Options o = options_of("--config c --num-layers 3");
+    CHECK_EQUAL(o.num_layers, 3);          // command over config
+    CHECK_EQUAL(o.hidden_size, 96);        // config over preset
+    CHECK_EQUAL(o.num_attention_heads, 4); // preset over default
+    CHECK_EQUAL(o.micro_batch_size, 4);    // default
+    CHECK_TEXT(o.model, "llama-tiny");
+    o = options_of("--num-layers 3 --config c --model gpt2-tiny --no-shuffle");
+    CHECK_EQUAL(o.num_layers, 3); // wherever it stands
+    CHECK_EQUAL(o.arch, ARCH_GPT2);
+    text_write("c", "num-layers 0\n");
+    CHECK_CONTAINS(error_of("--config c --num-layers 3"), "c, line 1: --num-layers 0: must be");
+}
+
+static void config_files_say_it_in_any_way(void) {
+    text_write("c", "# a comment\n\n  num-layers 5\nhidden-size=96\n\tseq-length = 32  # T\n"
+                    "--bf16\nshuffle no\r\ndata a#b/c d  #x#y\nsave  = \nlr\t1e-2\nseed 7");
+    Options o = options_of("--config c");
+    CHECK_EQUAL(o.num_layers, 5);
+    CHECK_EQUAL(o.hidden_size, 96);
+    CHECK_EQUAL(o.seq_length, 32);
+    CHECK(o.bf16 && !o.shuffle && o.lr == 1e-2);
+    CHECK_TEXT(o.data, "a#b/c d");
+    CHECK_TEXT(o.save, "");
+    CHECK_EQUAL(o.seed, 7);
+    text_write("c", "no-shuffle\n##\n--no-fp8-wgrad # not yet\n");
+    CHECK(!options_of("--config c").shuffle && !options_of("--config c").fp8_wgrad);
+}
+
+static void config_errors_name_file_and_line(void) {
+    static const struct {
+        const char *text, *expected;
+    } rows[] = {
+        {"num-layers 5\nnum-layer 6\n", "c, line 2: unknown option --num-layer; did you mean"},
+        {"\n\nlr fast\n", "c, line 3: --lr fast: must be a number from 0 to 100"},
+        {"lr\n", "c, line 1: --lr (nothing): must be"},
+        {"arch\n", "c, line 1: --arch (nothing): must be one of gpt2|llama"},
+        {"= 3\n", "c, line 1: unknown option -- ("},
+        {"config d\n", "c, line 1: --config: a file cannot name another"},
+        {"num-layers 5 6\n", "c, line 1: --num-layers 5 6: must be"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        text_write("c", rows[i].text);
+        CHECK_CONTAINS(error_of("--config c"), rows[i].expected);
+    }
+    blob_write("c", "lr 1\nseed 4\0 5\n", 15);
+    CHECK_CONTAINS(error_of("--config c"), "c, line 2: ");
+    CHECK_CONTAINS(error_of("--config nowhere"), "--config nowhere: No such file");
+    CHECK_CONTAINS(error_of("--config ."), "--config .: Is a directory");
+}
+
+static void presets_parse_and_derive(void) {
+    for (int i = 0; i < preset_table_count; i++) {
+        char command[80];
+        snprintf(command, sizeof(command), "--model %s", preset_table[i].name);
+        Options o = options_of(command);
+        CHECK(o.num_query_groups > 0 && o.ffn_hidden_size > 0 && o.max_position_embeddings > 0);
+        for (int j = 0; j < option_table_count; j++) { CHECK(o.source[j] <= SOURCE_COMMAND); }
+        CHECK(preset_table[i].help[0] != '\0');
+    }
+    Options o = options_of("--model gpt2-tiny --train-iters 50");
+    CHECK_EQUAL(o.num_query_groups, 4);
+    CHECK_EQUAL(o.ffn_hidden_size, 256);
+    CHECK_EQUAL(o.max_position_embeddings, 64);
+    CHECK_EQUAL(o.lr_decay_iters, 50);
+    CHECK_EQUAL(o.lr_wsd_decay_iters, 10);
+    o = options_of("--arch llama --hidden-size 96");
+    CHECK_EQUAL(o.ffn_hidden_size, 256); // 8 * 96 / 3, a multiple of 128
+    CHECK_EQUAL(options_of("--arch llama --hidden-size 120").ffn_hidden_size, 384);
+    o = options_of("--lr-decay-iters 30 --lr-wsd-decay-iters 7");
+    CHECK_EQUAL(o.lr_decay_iters, 30);
+    CHECK_EQUAL(o.lr_wsd_decay_iters, 7);
+}
+
+static void contradictions_are_refused(void) {
+    static const struct {
+        const char *command, *expected;
+    } rows[] = {
+        {"--num-attention-heads 7", "--num-attention-heads 7: must divide --hidden-size 768"},
+        {"--arch llama --num-query-groups 5", "--num-query-groups 5: must divide --num-attention"},
+        {"--arch llama --num-query-groups 24", "--num-query-groups 24: must divide"},
+        {"--num-query-groups 4", "--num-query-groups 4: gpt2 has as many"},
+        {"--arch llama --hidden-size 12 --num-attention-heads 4", "an even head size"},
+        {"--model gpt2-124m --seq-length 2048", "--seq-length 2048: must be at most --max-pos"},
+        {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
+        {"--first-last-layers-bf16 --num-layers 1", "at most --num-layers 1 together"},
+        {"--resume latest", "--resume latest: needs --save"},
+        {"--list-checkpoints", "--list-checkpoints: needs --save"},
+        {"--micro-batch-size 1048576 --model llama-3-8b",
+         "--micro-batch-size 1048576 x --seq-length 8192: must be fewer than 2^31 tokens"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        CHECK_CONTAINS(error_of(rows[i].command), rows[i].expected);
+    }
+    CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not in use
+    CHECK_TEXT(error_of("--help --num-attention-heads 7"), "");
+}
+
+static void global_batch_is_filled_in_or_refused(void) {
+    Options o = options_of("--micro-batch-size 3");
+    Error err;
+    CHECK(options_finish_batch(&o, 8, &err) && o.global_batch_size == 24);
+    CHECK(options_finish_batch(&o, 4, &err) && o.global_batch_size == 24);
+    CHECK(!options_finish_batch(&o, 5, &err));
+    CHECK_TEXT(err.text,
+               "--global-batch-size 24: must be a multiple of --micro-batch-size 3 x 5 ranks");
+    o.global_batch_size = 4;
+    CHECK(!options_finish_batch(&o, 1, &err));
+    CHECK_CONTAINS(err.text, "--global-batch-size 4: must be a multiple of --micro-batch-size 3 x");
+}
+
+int main(void) {
+    RUN(every_row_is_well_formed);
+    RUN(every_row_is_set_by_every_source);
+    RUN(values_come_in_both_spellings);
+    RUN(wrong_values_are_refused_by_name);
+    RUN(bounds_are_inclusive);
+    RUN(unknown_names_suggest_the_nearest);
+    RUN(malformed_arguments_are_refused);
+    RUN(stronger_sources_win);
+    RUN(config_files_say_it_in_any_way);
+    RUN(config_errors_name_file_and_line);
+    RUN(presets_parse_and_derive);
+    RUN(contradictions_are_refused);
+    RUN(global_batch_is_filled_in_or_refused);
+    return test_summary();
+}

@@ -1,0 +1,191 @@
+// Checkpoints of many ranks: written here as each rank would, read back whole or in any split.
+#include "fixture.h"
+
+#include <cjson/cJSON.h>
+
+enum { RANKS = 4, RANGES = 16, TEXT = 128 };
+
+// A list of ranges in which N stands for the size of the parameter space.
+static void fill_in(char out[TEXT], const char *text, int64_t n) {
+    int used = 0;
+    for (; *text != '\0'; text++) {
+        used += *text == 'N' ? snprintf(out + used, TEXT - (size_t)used, "%lld", (long long)n)
+                             : snprintf(out + used, TEXT - (size_t)used, "%c", *text);
+    }
+    out[used] = '\0';
+}
+
+static int read_ranges(const char *text, Bucket ranges[RANGES]) {
+    int count = 0, length;
+    long long begin, end;
+    while (count < RANGES && sscanf(text, "%lld:%lld%n", &begin, &end, &length) == 2) {
+        ranges[count++] = (Bucket){begin, end};
+        text += length + (text[length] == ',');
+    }
+    return count;
+}
+
+// A rank's optimizer file: its metadata is `text`, its data what that says, where it says it.
+static void write_part(const Fixture *f, int rank, int ranks, const char *text) {
+    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
+    char path[PATH_LENGTH], metadata[PATH_LENGTH];
+    SafeTensorsWriter w = {0};
+    Bucket ranges[RANGES];
+    int64_t n = f->layout.size, elements = 0;
+    int count = read_ranges(text, ranges);
+    for (int i = 0; i < count; i++) { elements += max64(0, ranges[i].end - ranges[i].begin); }
+    path_format(path, "s/step_00000001/optimizer-%d-of-%d.safetensors", rank, ranks);
+    path_format(metadata, "{\"ranges\":\"%s\"}", text);
+    for (int kind = 0; kind < 3; kind++) {
+        safetensors_declare(&w, kinds[kind], DTYPE_F32, 1, &elements);
+    }
+    safetensors_begin(&w, path, metadata, NULL);
+    for (int i = 0; i < 3 * count; i++) {
+        Bucket r = ranges[i % count];
+        for (int64_t at = r.begin; at < r.end; at++) {
+            float value = at >= 0 && at < n ? f->state[i / count * n + at] : 0.0f;
+            writer_write(&w.file, &value, sizeof(value));
+        }
+    }
+    writer_close(&w.file, NULL);
+    safetensors_free(&w);
+}
+
+// Saves the fixture, then puts the files of several ranks in place of its own.
+static void save_split(Fixture *f, int ranks, const char *const *texts) {
+    static const char meta_path[] = "s/step_00000001/meta.json";
+    CHECK(fixture_save(f, 1, NULL));
+    remove("s/step_00000001/optimizer-0-of-1.safetensors");
+    Blob b = blob_read(meta_path);
+    cJSON *meta = cJSON_ParseWithLength((char *)b.bytes, b.size);
+    cJSON_SetNumberValue(cJSON_GetObjectItem(meta, "ranks"), ranks);
+    cJSON_ReplaceItemInObject(meta, "files", cJSON_CreateArray());
+    char *text = cJSON_Print(meta), ranges[TEXT];
+    meta_repair((unsigned char *)text, strlen(text));
+    text_write(meta_path, text);
+    cJSON_free(text);
+    cJSON_Delete(meta);
+    free(b.bytes);
+    for (int r = 0; r < ranks; r++) {
+        fill_in(ranges, texts[r], f->layout.size);
+        write_part(f, r, ranks, ranges);
+    }
+}
+
+// Whether elements begin..end read back as the fixture's, and nothing is written past them.
+static bool reads(const Checkpoint *c, const Fixture *f, int kind, int64_t begin, int64_t end) {
+    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
+    size_t bytes = (size_t)(end - begin) * sizeof(float);
+    float *out = malloc_or_die(bytes + sizeof(float));
+    memset(out, 0xff, bytes + sizeof(float));
+    bool ok = checkpoint_read(c, kinds[kind], begin, end, out, NULL) &&
+              memcmp(out, f->state + kind * f->layout.size + begin, bytes) == 0 &&
+              isnan(out[end - begin]);
+    free(out);
+    return ok;
+}
+
+static void ranks_are_read_as_one(void) {
+    static const struct {
+        int ranks;
+        const char *texts[RANKS];
+    } splits[] = {
+        {1, {"0:1000,1000:N"}},
+        {2, {"0:64,128:1000,2000:N", "64:128,1000:2000"}},
+        {2, {"2000:N", "0:2000"}},
+        {3, {"", "0:N", "5:5"}},
+        {4, {"0:1,4:5", "1:2,5:N", "2:3", "3:4"}},
+    };
+    Fixture f;
+    fixture_open(&f, TINY "--save s");
+    int64_t n = f.layout.size;
+    for (size_t i = 0; i < sizeof(splits) / sizeof(splits[0]); i++) {
+        Checkpoint c;
+        save_split(&f, splits[i].ranks, splits[i].texts);
+        CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+        CHECK_EQUAL(c.ranks, splits[i].ranks);
+        CHECK(reads(&c, &f, 0, 0, n) && reads(&c, &f, 1, 0, n));
+        for (int64_t begin = 0; begin < n; begin += 331) {
+            for (int64_t end = begin; end <= n; end += 997) { CHECK(reads(&c, &f, 2, begin, end)); }
+        }
+        for (int64_t at = 0; at < 8; at++) { CHECK(reads(&c, &f, 0, at, at + 1)); }
+        f.state[n - 1] += 1;
+        CHECK(!reads(&c, &f, 0, 0, n)); // a difference would be seen
+        f.state[n - 1] -= 1;
+        checkpoint_close(&c);
+    }
+    fixture_close(&f);
+}
+
+static void ranges_that_lie_are_refused(void) {
+    static const struct {
+        const char *texts[2], *expected;
+    } rows[] = {
+        {{"0:64", "64:128"}, "element 128 of"},
+        {{"0:64,128:N", ""}, "element 64 of"},
+        {{"1:N", ""}, "element 0 of"},
+        {{"", ""}, "element 0 of"},
+        {{"0:N", "0:N"}, "exactly once"},
+        {{"0:N", "7:8"}, "exactly once"},
+        {{"0:65", "64:N"}, "element 65 of"},
+        {{"0:64,0:64", "64:N"}, "exactly once"},
+        {{"0:99999", ""}, "optimizer-0-of-2.safetensors: its list of ranges is wrong"},
+        {{"0:N", "-1:0"}, "optimizer-1-of-2.safetensors: its list of ranges is wrong"},
+        {{"9223372036854775807:9223372036854775807", "0:N"}, "list of ranges is wrong"},
+        {{"64:0", "0:N"}, "list of ranges is wrong"},
+        {{"0:N", "all"}, "list of ranges is wrong"},
+        {{"0:N,x", ""}, "list of ranges is wrong"},
+        {{"0-N", ""}, "list of ranges is wrong"},
+    };
+    Fixture f;
+    fixture_open(&f, TINY "--save s");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Checkpoint c;
+        Error err = {""};
+        save_split(&f, 2, rows[i].texts);
+        CHECK(!checkpoint_open(&c, "s/step_00000001", &err));
+        CHECK_CONTAINS(err.text, rows[i].expected);
+    }
+    fixture_close(&f);
+}
+
+// A file that is another length than its ranges, or has no such tensor.
+static void wrong_tensors_are_refused(void) {
+    static const char path[] = "s/step_00000001/optimizer-1-of-2.safetensors";
+    static const char *const texts[] = {"0:64", "64:N"};
+    Fixture f;
+    fixture_open(&f, TINY "--save s");
+    int64_t n = f.layout.size;
+    for (int fault = 0; fault < 5; fault++) {
+        SafeTensorsWriter w = {0};
+        Checkpoint c;
+        Error err = {""};
+        char metadata[TEXT];
+        int64_t rows = n - 64 - (fault == 1), square[2] = {1, n - 64};
+        save_split(&f, 2, texts);
+        snprintf(metadata, sizeof(metadata), "{\"ranges\":\"64:%lld\"}", (long long)n);
+        safetensors_declare(&w, fault == 2 ? "slave" : "master", DTYPE_F32, 1, &rows);
+        safetensors_declare(&w, "exp_avg", fault == 3 ? DTYPE_I32 : DTYPE_F32, 1, &rows);
+        safetensors_declare(&w, "exp_avg_sq", DTYPE_F32, fault == 4 ? 2 : 1,
+                            fault == 4 ? square : &rows);
+        safetensors_begin(&w, path, metadata, NULL);
+        for (int64_t i = 0; i < 3 * rows; i++) { writer_write(&w.file, f.state, sizeof(float)); }
+        writer_close(&w.file, NULL);
+        safetensors_free(&w);
+        CHECK(checkpoint_open(&c, "s/step_00000001", &err) == (fault == 0));
+        if (fault == 0) {
+            checkpoint_close(&c);
+        } else {
+            CHECK_CONTAINS(err.text, path);
+            CHECK_CONTAINS(err.text, "is missing or not ");
+        }
+    }
+    fixture_close(&f);
+}
+
+int main(void) {
+    RUN(ranks_are_read_as_one);
+    RUN(ranges_that_lie_are_refused);
+    RUN(wrong_tensors_are_refused);
+    return test_summary();
+}

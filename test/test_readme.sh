@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# The README against the tree: the table of its section "The house" has a row for every source file
+# and none for what is not there; every `make TARGET` and every --option it names exists.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+readme=$root/README.md
+
+# The names in the first column of the table, which stand in backticks.
+rows_of() {
+    awk '
+        match($0, /^#+ /) {
+            if (RLENGTH <= level) level = 0
+            if ($0 ~ /^#+ The house/) level = RLENGTH
+        }
+        level && /^\|/' "$1" | cut -d '|' -f 2 | grep -oE '`[^`]+`' | tr -d '`' | sort
+}
+
+# What is code in a README: blocks between fences, and words in backticks. Comments are left out.
+code_of() {
+    awk '
+        /^ *```/ { inside = !inside; next }
+        inside { print; next }
+        {
+            while (match($0, /`[^`]+`/)) {
+                print substr($0, RSTART + 1, RLENGTH - 2)
+                $0 = substr($0, RSTART + RLENGTH)
+            }
+        }' "$1" | sed -E 's/(^|[ \t])#.*//'
+}
+
+sources() {
+    git -C "$root" ls-files -- '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.sh' | grep -v '^test/golden/' |
+        sort
+}
+
+missing_rows() {
+    comm -23 <(sources) <(rows_of "$1")
+}
+
+stale_rows() {
+    local row
+    while IFS= read -r row; do
+        if [[ ! -e $root/$row ]]; then echo "$row"; fi
+    done < <(rows_of "$1")
+}
+
+targets_of() {
+    code_of "$1" | grep -oE '(^|[ ;&|(])make( +[A-Z_]+=[^ ]*| +[a-z][a-z0-9-]*)+' |
+        tr ' ' '\n' | grep -xE '[a-z][a-z0-9-]*' | grep -vx make | sort -u
+}
+
+# A target has a recipe or prerequisites; being named in .PHONY is not enough.
+unknown_targets() {
+    make -C "$root" -pRrq : 2>/dev/null | awk -F : '
+        /^$/ { target = "" }
+        /^[a-z][a-z0-9_-]*:/ { target = $1; if ($2 ~ /[a-z]/) print target }
+        /recipe to execute/ && target != "" { print target }' | sort -u >targets
+    comm -23 <(targets_of "$1") targets
+}
+
+# Options of our programs: what follows their names, or stands alone.
+options_of() {
+    code_of "$1" | grep -oE '((train_gpt|train_gptcu|tokenize|make_corpus|scripts/).*|^ *--.*)$' |
+        grep -oE -- '(^|[ =])--[a-z][a-z0-9-]*' | tr -d ' =' | sort -u
+}
+
+unknown_options() {
+    local option name
+    { "$root/train_gpt" --help && "$root/tokenize" --help; } >help
+    while IFS= read -r option; do
+        name=${option#--}
+        if grep -qE -- "--(\[no-\])?$name( |\$)" help; then continue; fi
+        if grep -qF -- "--[no-]${name#no-} " help; then continue; fi
+        # flags that are off by default, and the scripts' own options
+        if [[ $name == no-* ]] && grep -qE -- "^  --${name#no-}(  | *\$)" help; then continue; fi
+        if git -C "$root" grep -qE -e "(--|\")$name\b" -- scripts; then continue; fi
+        echo "$option"
+    done < <(options_of "$1")
+}
+
+# Each check prints what is wrong; nothing is right.
+check() {
+    if ! git -C "$root" ls-files >tracked 2>&1; then
+        skip "not a git checkout: which files are ours is not known"
+        return
+    fi
+    if [[ ! -f $readme ]]; then
+        fail "README.md is missing"
+        return
+    fi
+    local wrong
+    wrong=$("$1" "$readme")
+    [[ -z $wrong ]] || fail "$2: $(tr '\n' ' ' <<<"$wrong")"
+}
+
+every_source_has_a_row() { check missing_rows 'without a row in the table'; }
+every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
+every_target_exists() { check unknown_targets 'not a target of the Makefile'; }
+every_option_exists() { check unknown_options 'not an option'; }
+
+# A README that is right, made from the tree, and that with one fault of each kind.
+faults_are_seen() {
+    if ! git -C "$root" ls-files >tracked 2>&1; then
+        skip "not a git checkout"
+        return
+    fi
+    {
+        printf '# x\n| `no/row` |\n## The house\ntext\n### part\n| file | what |\n| --- | --- |\n'
+        sources | sed 's#.*#| `&` | what `not/it` is |#'
+        printf '| `train/` | a folder |\n## Next\n| `not/here` | x |\n'
+        printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'
+        printf '```\nmake BLAS=own all clean # make war\n./train_gpt --lr 1 \\\n'
+        printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
+    } >right.md
+    local check edit
+    for check in missing_rows stale_rows unknown_targets unknown_options; do
+        [[ -z $($check right.md) ]] || fail "$check: $($check right.md | head -n 3)"
+    done
+    sed '/checkpoints\/io.h/d' right.md >wrong.md
+    [[ $(missing_rows wrong.md) == checkpoints/io.h ]] || fail "a missing row is not seen"
+    sed 's/^| `train\/`/| `trains\/`/' right.md >wrong.md
+    [[ $(stale_rows wrong.md) == trains/ ]] || fail "a stale row is not seen"
+    sed 's/make test/make tests/' right.md >wrong.md
+    [[ $(unknown_targets wrong.md) == tests ]] || fail "a wrong target is not seen"
+    sed 's/own all/own quickest/' right.md >wrong.md
+    [[ $(unknown_targets wrong.md) == quickest ]] || fail "a wrong target in a block is not seen"
+    for edit in 's/--lr 1/--lrr 1/' 's/--no-shuffle/--no-lr/' 's/`--bf16`/`--bf17`/'; do
+        sed "$edit" right.md >wrong.md
+        [[ $(unknown_options wrong.md | wc -l) -eq 1 ]] || fail "a wrong option is not seen: $edit"
+    done
+}
+
+for test in faults_are_seen every_source_has_a_row every_row_exists every_target_exists \
+    every_option_exists; do
+    run $test
+done
+summary

@@ -1,0 +1,254 @@
+// safetensors: round trips, and headers that lie.
+#include "../checkpoints/hugging_face.h"
+#include "fixture.h"
+
+#include <unistd.h>
+
+static void every_dtype_round_trips(void) {
+    static const int64_t shape[TENSOR_DIMS] = {2, 1, 3, 2};
+    static const char *const names[] = {"F32", "BF16", "F16", "I32", "I64", "U8"};
+    unsigned char bytes[12 * 8];
+    for (int dtype = DTYPE_F32; dtype <= DTYPE_U8; dtype++) {
+        SafeTensorsWriter w = {0};
+        SafeTensors st;
+        CHECK_TEXT(dtype_name((Dtype)dtype), names[dtype]);
+        size_t size = 12 * (size_t)dtype_bytes((Dtype)dtype);
+        for (size_t i = 0; i < size; i++) { bytes[i] = (unsigned char)(37 * i + 1); }
+        safetensors_declare(&w, "first \"one\"", (Dtype)dtype, 4, shape);
+        safetensors_declare(&w, "scalar", (Dtype)dtype, 0, NULL);
+        safetensors_declare(&w, "none", (Dtype)dtype, 1, (int64_t[]){0});
+        CHECK(safetensors_begin(&w, "t.st", "{\"key\":\"a \\\"value\\\"\"}", NULL));
+        writer_write(&w.file, bytes, size);
+        writer_write(&w.file, bytes, (size_t)dtype_bytes((Dtype)dtype));
+        CHECK(writer_close(&w.file, NULL));
+        safetensors_free(&w);
+
+        CHECK(safetensors_open(&st, "t.st", NULL));
+        CHECK_EQUAL(st.count, 3);
+        CHECK_EQUAL((st.data - st.file.data) % 8, 0);
+        CHECK_TEXT(st.metadata, "{\"key\":\"a \\\"value\\\"\"}");
+        const TensorEntry *e = safetensors_find(&st, "first \"one\"");
+        if (e == NULL) { die("t.st: the first tensor is missing"); }
+        CHECK(e->dtype == (Dtype)dtype && e->dims == 4);
+        CHECK_BITS(e->shape, shape, sizeof(shape));
+        CHECK_BITS(st.data + e->begin, bytes, size);
+        CHECK_EQUAL(safetensors_find(&st, "scalar")->dims, 0);
+        CHECK(safetensors_find(&st, "first") == NULL);
+        safetensors_close(&st);
+    }
+}
+
+// All codes of the two 16-bit formats against their definition.
+static void sixteen_bit_floats_decode(void) {
+    enum { CODES = 65536 };
+    static uint16_t codes[CODES];
+    static float out[CODES];
+    int64_t shape = CODES;
+    for (int i = 0; i < CODES; i++) { codes[i] = (uint16_t)i; }
+    for (int dtype = DTYPE_BF16; dtype <= DTYPE_F16; dtype++) {
+        int fraction = dtype == DTYPE_BF16 ? 7 : 10, exponents = 15 - fraction;
+        int bias = (1 << (exponents - 1)) - 1;
+        SafeTensorsWriter w = {0};
+        SafeTensors st;
+        safetensors_declare(&w, "codes", (Dtype)dtype, 1, &shape);
+        safetensors_begin(&w, "t.st", NULL, NULL);
+        writer_write(&w.file, codes, sizeof(codes));
+        writer_close(&w.file, NULL);
+        safetensors_free(&w);
+        CHECK(safetensors_open(&st, "t.st", NULL));
+        safetensors_read_floats(&st, &st.entries[0], 5, CODES - 5, out + 5);
+        for (int i = 5; i < CODES; i++) {
+            int exponent = i >> fraction & ((1 << exponents) - 1),
+                mantissa = i & ((1 << fraction) - 1);
+            double sign = i & 0x8000 ? -1 : 1, value = ldexp(mantissa, 1 - bias - fraction);
+            if (exponent > 0) {
+                value = ldexp(mantissa + (1 << fraction), exponent - bias - fraction);
+            }
+            if (exponent == (1 << exponents) - 1) { value = mantissa > 0 ? NAN : INFINITY; }
+            CHECK(isnan(value) ? isnan(out[i]) : out[i] == sign * value);
+        }
+        safetensors_close(&st);
+    }
+}
+
+// A file whose header length says `length`, followed by `text` and `data_bytes` zeros.
+static void write_raw(uint64_t length, const char *text, size_t data_bytes) {
+    size_t size = strlen(text);
+    unsigned char *bytes = calloc_or_die(sizeof(length) + size + data_bytes, 1);
+    memcpy(bytes, &length, sizeof(length));
+    memcpy(bytes + sizeof(length), text, size);
+    blob_write("bad.st", bytes, sizeof(length) + size + data_bytes);
+    free(bytes);
+}
+
+static void refuse(const char *expected) {
+    SafeTensors st;
+    Error err = {""};
+    CHECK(!safetensors_open(&st, "bad.st", &err));
+    CHECK_CONTAINS(err.text, "bad.st: ");
+    CHECK_CONTAINS(err.text, expected);
+}
+
+static void header_lengths_that_lie_are_refused(void) {
+    static const uint64_t lengths[] = {3,          24,         1000,       1ull << 31,
+                                       1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
+    remove("bad.st");
+    refuse("No such file");
+    for (size_t bytes = 0; bytes < 8; bytes++) {
+        blob_write("bad.st", "\0\0\0\0\0\0\0", bytes);
+        refuse("too short");
+    }
+    write_raw(0, "", 0);
+    refuse("not JSON");
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        write_raw(lengths[i], "{}", 0);
+        refuse("the header says it is ");
+    }
+    write_raw(101 << 20, "{}", 0);
+    CHECK(truncate("bad.st", 200 << 20) == 0);
+    refuse("100 MiB at most");
+    write_raw(2, "{}", 0);
+    SafeTensors st;
+    CHECK(safetensors_open(&st, "bad.st", NULL) && st.count == 0);
+    safetensors_close(&st);
+}
+
+#define F32_AT(name, shape, begin, end) \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
+
+static void hostile_headers_are_refused(void) {
+    enum { DATA = 64 };
+    static const struct {
+        const char *header, *expected;
+    } rows[] = {
+        {"", "not JSON"},
+        {"[]", "not JSON"},
+        {"nonsense", "not JSON"},
+        {"{\"a\":", "not JSON"},
+        {"{\"a\":1}", "entry for 'a' is wrong"},
+        {"{\"a\":[]}", "entry for 'a' is wrong"},
+        {"{\"a\":{}}", "entry for 'a' is wrong"},
+        {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", "'a' is wrong"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "'a' is wrong"},
+        {"{\"a\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]}}", "'a' is wrong"},
+        {"{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", "'a' is wrong"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", "'a' is wrong"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", "'a' is wrong"},
+        {"{" F32_AT("a", "1", 0, 4) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[2]", 0, 4) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1]", 0, 8) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1]", 4, 0) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[-1]", 4, 0) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1]", -4, 0) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1.5]", 0, 6) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[\"1\"]", 0, 4) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1,1,1,1,1]", 0, 4) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1]", 64, 68) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[17]", 0, 68) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1]", 9223372036854775807, 3) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1e300]", 0, 4) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[1e999]", 0, 4) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[4611686018427387904,4]", 0, 0) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[9007199254740992,9007199254740992]", 0, 0) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[4294967296,4294967296]", 0, 0) "}", "'a' is wrong"},
+        {"{" F32_AT("a", "[4]", 0, 16) "," F32_AT("b", "[4]", 8, 24) "}", "'a' and 'b' overlap"},
+        {"{" F32_AT("a", "[4]", 8, 24) "," F32_AT("b", "[8]", 0, 32) "}", "'b' and 'a' overlap"},
+        {"{" F32_AT("a", "[4]", 0, 16) "," F32_AT("a", "[4]", 0, 16) "}", "'a' and 'a' overlap"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        write_raw(strlen(rows[i].header), rows[i].header, DATA);
+        refuse(rows[i].expected);
+    }
+    char name[200], header[600];
+    memset(name, 'n', sizeof(name));
+    snprintf(header, sizeof(header),
+             "{\"%.*s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", TENSOR_NAME,
+             name);
+    write_raw(strlen(header), header, DATA);
+    refuse("is wrong");
+    SafeTensors st; // the same rows pass when they are right
+    static const char right[] = "{" F32_AT("b", "[4]", 16, 32) "," F32_AT("a", "[2,2]", 0,
+                                                                          16) "}  ";
+    write_raw(strlen(right), right, DATA);
+    CHECK(safetensors_open(&st, "bad.st", NULL));
+    CHECK_TEXT(st.entries[0].name, "a");
+    safetensors_close(&st);
+}
+
+// Nested deeper than any parser's stack.
+static void deep_nesting_is_refused(void) {
+    enum { DEPTH = 200000 };
+    char *text = malloc_or_die(DEPTH + 1);
+    memset(text, '[', DEPTH);
+    text[DEPTH] = '\0';
+    write_raw(DEPTH, text, 0);
+    refuse("not JSON");
+    free(text);
+}
+
+static void save_model(const char *path, Fixture *f) {
+    SafeTensorsWriter w = {0};
+    hf_declare(&w, &f->layout, DTYPE_F32);
+    safetensors_begin(&w, path, NULL, NULL);
+    hf_write(&w, &f->layout, DTYPE_F32, f->state);
+    writer_close(&w.file, NULL);
+    safetensors_free(&w);
+}
+
+static void models_round_trip_under_hugging_face_names(void) {
+    static const char *const models[] = {TINY, TINY "--untie-embeddings-and-output-weights",
+                                         TINY "--arch gpt2 --num-query-groups 2"};
+    for (int i = 0; i < 3; i++) {
+        Fixture f;
+        SafeTensors st;
+        fixture_open(&f, models[i]);
+        model_init(&f.layout, f.state, 1);
+        save_model("model.st", &f);
+        float *back = malloc_or_die((size_t)f.layout.size * sizeof(float));
+        CHECK(safetensors_open(&st, "model.st", NULL));
+        CHECK(hf_read(&st, &f.layout, back, NULL));
+        CHECK_BITS(back, f.state, (size_t)f.layout.size * sizeof(float));
+        safetensors_close(&st);
+        free(back);
+        fixture_close(&f);
+    }
+}
+
+static void other_models_are_refused(void) {
+    static const struct {
+        const char *model, *expected;
+    } rows[] = {
+        {TINY "--hidden-size 64",
+         "model.st: tensor 'model.embed_tokens.weight' is F32 [20, 32], not"},
+        {TINY "--num-layers 3",
+         "model.st: tensor 'model.layers.2.input_layernorm.weight' is missing"},
+        {TINY "--untie-embeddings-and-output-weights",
+         "model.st: tensor 'lm_head.weight' is missing"},
+        {TINY "--arch gpt2 --num-query-groups 2", "tensor 'transformer.wte.weight' is missing"},
+    };
+    Fixture f;
+    fixture_open(&f, TINY);
+    save_model("model.st", &f);
+    fixture_close(&f);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        SafeTensors st;
+        Error err = {""};
+        fixture_open(&f, rows[i].model);
+        CHECK(safetensors_open(&st, "model.st", NULL));
+        CHECK(!hf_read(&st, &f.layout, f.state, &err));
+        CHECK_CONTAINS(err.text, rows[i].expected);
+        safetensors_close(&st);
+        fixture_close(&f);
+    }
+}
+
+int main(void) {
+    RUN(every_dtype_round_trips);
+    RUN(sixteen_bit_floats_decode);
+    RUN(header_lengths_that_lie_are_refused);
+    RUN(hostile_headers_are_refused);
+    RUN(deep_nesting_is_refused);
+    RUN(models_round_trip_under_hugging_face_names);
+    RUN(other_models_are_refused);
+    return test_summary();
+}

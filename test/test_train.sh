@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# The whole trainer on tiny models: resuming, evaluation, what it prints and writes.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+# 21 windows of 64 tokens and 4 sequences a step: an epoch ends in the middle of every sixth step.
+steps=24
+common=(--data d/x_train.bin --valid-data d/x_val.bin --eval-iters 1 --eval-interval 5
+    --micro-batch-size 2 --global-batch-size 4 --train-iters "$steps" --lr-warmup-iters 3
+    --lr 3e-3 --keep 0 --log-interval 1)
+
+prepare() {
+    make_text 1 1500 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+}
+
+tokenize_keeps_every_byte() {
+    make_text 2 5000 >a
+    head -c 3000 /dev/urandom | tr -d '\0' >b
+    expect_status 0 "$root/tokenize" --output-prefix e/y --valid-fraction 0.25 a b || return
+    # version 1 shards: after the header, two bytes a token, end of text is 256
+    tail -c +1025 e/y_train.bin >train
+    tail -c +1025 e/y_val.bin >valid
+    local bytes
+    bytes=$(cat train valid | od -An -v -tu2 -w2 | awk '$1 < 256' | wc -l)
+    [[ $bytes -eq $(cat a b | wc -c) ]] || fail "$bytes tokens are bytes"
+    cat train valid | od -An -v -tu2 -w2 | awk '$1 > 256 { exit 1 }' || fail "a token above 256"
+    [[ $(cat train valid | od -An -v -tu2 -w2 | grep -c 256) -eq 4 ]] || fail "not 4 documents"
+    head -c 2002 train | tail -c +3 | tr -d '\0' | cmp -s - <(head -c 1000 a) || fail "other bytes"
+}
+
+steps_of() {
+    "$root/build/plain/metrics_tool" "$1/metrics.jsonl" | grep '^step'
+}
+
+# $1: name, the rest: options. Straight through; resumed at 6; that resumed at 9; and one run in
+# three parts. Every step must be the same to the last digit, and every checkpoint to the last bit.
+resume_equals_straight() {
+    local name=$1 step
+    shift
+    expect_status 0 train_gpt "${common[@]}" "$@" --save "$name" --save-interval 3 || return
+    [[ $(steps_of "$name" | wc -l) -eq $steps ]] || fail "$name: not $steps steps in its metrics"
+    expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.6" --save-interval 3 \
+        --resume "$name/step_00000006" || return
+    for ((step = 9; step <= steps; step += 3)); do
+        same_checkpoint "$name/step_$(printf %08d $step)" "$name.6/step_$(printf %08d $step)" ||
+            fail "$name: resumed at 6, step $step differs"
+    done
+    steps_of "$name" | tail -n +7 | cmp -s - <(steps_of "$name.6") || fail "$name: steps differ"
+    expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.9" --save-interval 1000 \
+        --resume "$name.6/step_00000009" || return
+    for step in 1 16 "$steps"; do
+        expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.parts" --save-interval 1000 \
+            --resume latest --train-iters "$step" --lr-decay-iters $steps \
+            --lr-wsd-decay-iters $((steps / 5)) || return
+    done
+    for other in "$name.9" "$name.parts"; do
+        same_checkpoint "$name/step_000000$steps" "$other/step_000000$steps" ||
+            fail "$name: $other ends otherwise"
+    done
+    steps_of "$name" | cmp -s - <(steps_of "$name.parts") || fail "$name: steps of parts differ"
+}
+
+fp32_resumes() { resume_equals_straight fp32 --model llama-tiny; }
+gpt2_resumes() { resume_equals_straight gpt2 --model gpt2-tiny --lr-decay-style linear; }
+bf16_resumes() { resume_equals_straight bf16 --model llama-tiny --bf16 --lr-decay-style wsd; }
+fp8_delayed_resumes() {
+    resume_equals_straight delayed --model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5
+}
+fp8_most_recent_resumes() {
+    resume_equals_straight recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 \
+        --fp8-amax-compute-algo most_recent --fp8-interval 3 --fp8-lm-head --no-fp8-wgrad
+}
+fp8_tensorwise_resumes() {
+    resume_equals_straight tensorwise --model llama-tiny --fp8-format hybrid \
+        --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
+}
+
+comparison_sees_differences() {
+    cp -r fp32/step_00000009 other
+    same_checkpoint fp32/step_00000009 other || fail "equal ones differ"
+    ! same_checkpoint fp32/step_00000009 fp32/step_00000012 || fail "two steps are the same"
+    printf x | dd of=other/model.safetensors bs=1 seek=5000 conv=notrunc status=none
+    ! same_checkpoint fp32/step_00000009 other || fail "a changed byte is not seen"
+}
+
+threads_change_nothing() {
+    OMP_NUM_THREADS=2 expect_status 0 train_gpt "${common[@]}" --model llama-tiny --save threads \
+        --save-interval 1000 || return
+    same_checkpoint fp32/step_000000$steps threads/step_000000$steps || fail "2 threads differ"
+}
+
+# A checkpoint's weights, read by a run in another precision and changed by no step.
+precision_changes_keep_the_weights() {
+    local from to options
+    for pair in delayed:fp32 fp32:delayed delayed:tensorwise tensorwise:delayed; do
+        from=${pair%:*} to=${pair#*:}
+        case $to in
+        fp32) options=() ;;
+        delayed) options=(--fp8-format hybrid) ;;
+        tensorwise) options=(--fp8-format hybrid --fp8-recipe tensorwise) ;;
+        esac
+        if [[ $from == tensorwise ]]; then options+=(--num-layers 3); fi
+        expect_status 0 train_gpt "${common[@]}" --model llama-tiny "${options[@]}" --lr 0 \
+            --weight-decay 0 --resume "$from/step_00000012" --train-iters 13 --save "$from.$to" \
+            --save-interval 1000 || continue
+        cmp -s {"$from/step_00000012","$from.$to/step_00000013"}/model.safetensors ||
+            fail "$from read as $to: other weights"
+        "$root/build/plain/metrics_tool" "$from.$to/metrics.jsonl" >steps || fail "metrics"
+        grep '^step' steps | awk '{ exit !($7 > 1 && $7 < 6) }' || fail "$from.$to: $(cat steps)"
+    done
+    # there and back: the history starts again, and training goes on
+    expect_status 0 train_gpt "${common[@]}" --model llama-tiny --fp8-format hybrid --save back \
+        --resume delayed.fp32/step_00000013 --save-interval 1000
+}
+
+evaluation_leaves_no_trace() {
+    local options=(--model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5)
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --eval-interval 1 --eval-iters 0 \
+        --sample-interval 3 --sample-length 20 --save evals --save-interval 1000 || return
+    cmp -s evals/step_000000$steps/optimizer-0-of-1.safetensors \
+        delayed/step_000000$steps/optimizer-0-of-1.safetensors || fail "other weights"
+    cmp -s {evals,delayed}/step_000000$steps/scaling.safetensors || fail "another scaling state"
+}
+
+step_line_has_its_fields() {
+    expect_status 0 train_gpt "${common[@]}" --model llama-tiny --fp8-format hybrid || return
+    local number='[0-9.e+-]+' line
+    line="^step +[0-9]+/$steps \| loss $number \| lr $number \| norm $number \| dt $number ms"
+    line+=" \| [0-9]+ tok/s \| $number TFLOP/s \| ETA [0-9hms]+ \| FP8$"
+    [[ $(grep -cE "$line" log) -eq $steps ]] || fail "$(grep '^step' log | head -n 1)"
+    grep -qE '^eval after step 5 \| valid loss [0-9.]+ \(best\) \| [0-9.]+ s$' log || fail "no eval"
+    ! grep -qP '[^\x20-\x7e]' log || fail "control characters in a log"
+}
+
+plan_allocates_nothing() {
+    (
+        ulimit -v 1000000 # KiB
+        train_gpt --model llama-3-8b --plan >log 2>&1
+    ) || fail "$(tail -n 1 log)"
+    for word in 'Memory plan' activations gradients optimizer weights ' all '; do
+        has log "$word" || fail "no '$word' in the plan"
+    done
+    grep -qE '^  all +[0-9.]+ GiB$' log || fail "no sum"
+    expect_status 1 bash -c "ulimit -v 1000000; '$root/train_gpt' --model llama-3-8b \
+        --vocab-size 257 --data d/x_train.bin --seq-length 64"
+    has log 'out of memory: the plan needs' || fail "out of memory: $(tail -n 1 log)"
+}
+
+checkpoints_are_listed() {
+    expect_status 0 train_gpt "${common[@]}" --model llama-tiny --save list --save-interval 10 ||
+        return
+    printf x >>list/step_00000020/config.json
+    expect_status 0 train_gpt --save list --list-checkpoints || return
+    grep -qE '^ +10 +[0-9.]+ +[0-9.]+ +FP32 +1 +[0-9.]+ MiB +20[0-9T:-]+Z +whole$' log || fail "10"
+    grep -qE '^ +20 +damaged: list/step_00000020/config.json: damaged: ' log || fail "20"
+    grep -qE '^ +24 +[0-9.]+ .* whole, latest$' log || fail "24: $(tail -n 1 log)"
+    [[ $(wc -l <log) -eq 4 ]] || fail "$(cat log)"
+}
+
+# Learns, then is resumed with a rate that spoils it: the best checkpoint is an old one, and stays.
+best_is_the_lowest_validation_loss() {
+    local options=(--model llama-tiny --eval-interval 3 --save-interval 3 --save best --keep 1)
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 12 || return
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --lr 3 --lr-decay-style constant \
+        --resume latest || return
+    local lowest
+    "$root/build/plain/metrics_tool" best/metrics.jsonl >steps || fail "metrics"
+    lowest=$(awk '/^eval/ { if (low == "" || $5 < low) { low = $5; at = $3 } } END { print at }' \
+        steps)
+    [[ $lowest -le 12 ]] || fail "the rate spoils nothing: $(grep eval steps)"
+    [[ $(readlink best/best) == "$(printf step_%08d "$lowest")" ]] || fail "$(readlink best/best)"
+    [[ -d best/best/ && $(find best/ -name 'step_*' -type d | wc -l) -eq 2 ]] || fail "$(ls best)"
+}
+
+saved_config_starts_the_same_run() {
+    sed 's/^save .*/save again/' fp32/config.txt >config
+    expect_status 0 train_gpt --config config --save-interval 1000 || return
+    same_checkpoint fp32/step_000000$steps again/step_000000$steps || fail "another run"
+}
+
+sanitized_runs_do_it_all() {
+    local asan=$root/build/asan/train_gpt fp8=(--fp8-format hybrid) model
+    for model in llama-tiny gpt2-tiny; do
+        expect_status 0 "$asan" "${common[@]}" --model $model "${fp8[@]}" --save asan.$model \
+            --train-iters 6 --sample-interval 3 --sample-length 8 --save-interval 2 || return
+        expect_status 0 "$asan" "${common[@]}" --model $model --fp8-format e5m2 --save asan.$model \
+            --fp8-recipe tensorwise --train-iters 8 --resume latest || return
+        expect_status 0 "$asan" "${common[@]}" --model $model --save asan.$model --resume latest \
+            --sample-only --sample-length 5 || return
+        expect_status 0 "$asan" "${common[@]}" --model $model --bf16 --resume asan.$model/latest \
+            --dump-gradients asan.$model/gradients || return
+    done
+    expect_status 0 "$asan" --save asan.gpt2-tiny --list-checkpoints || return
+    expect_status 0 "$asan" --model gpt2-124m --plan
+}
+
+run prepare
+for test in tokenize_keeps_every_byte fp32_resumes gpt2_resumes bf16_resumes fp8_delayed_resumes \
+    fp8_most_recent_resumes fp8_tensorwise_resumes comparison_sees_differences \
+    threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
+    step_line_has_its_fields plan_allocates_nothing checkpoints_are_listed \
+    saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
+    sanitized_runs_do_it_all; do
+    run $test
+done
+summary

@@ -1,0 +1,249 @@
+#!/usr/bin/env bash
+# The whole trainer in trouble: killed, stopped, out of disk, out of numbers.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+metrics_tool=$root/build/plain/metrics_tool
+RANDOM=4 # the delays below repeat, as far as delays can
+
+common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
+
+prepare() {
+    make_text 1 1500 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+}
+
+# Trains with --save $1, killed after random times until it has been killed $2 times, then to the
+# end. The rest are options.
+train_killed() {
+    local folder=$1 kills=$2 status
+    shift 2
+    while true; do
+        "$@" --save "$folder" --resume latest >killed.log 2>&1 &
+        local run=$!
+        if [[ $kills -gt 0 ]]; then
+            sleep "0.0$((RANDOM % 90 + 10))"
+            kill -9 $run 2>/dev/null
+        fi
+        status=0
+        wait $run 2>/dev/null || status=$?
+        case $status in
+        0) return ;;
+        137) kills=$((kills - 1)) total_kills=$((total_kills + 1)) ;;
+        *)
+            fail "status $status: $(tail -n 2 killed.log)"
+            return 1
+            ;;
+        esac
+    done
+}
+
+killed_runs_end_as_others_do() {
+    local interval total_kills=0 options
+    for ((round = 0; total_kills < 50 && round < 60; round++)); do
+        interval=$((round % 5 + 1)) options=(--train-iters 60)
+        if ((round % 2 == 1)); then options+=(--fp8-format hybrid --fp8-amax-history-len 7); fi
+        if [[ ! -d straight.$((round % 2)) ]]; then
+            expect_status 0 train_gpt "${common[@]}" "${options[@]}" \
+                --save straight.$((round % 2)) --save-interval 60 || return
+        fi
+        rm -rf killed
+        train_killed killed 8 "$root/train_gpt" "${common[@]}" "${options[@]}" \
+            --save-interval $interval --keep $((round % 3)) || return
+        same_checkpoint straight.$((round % 2))/step_00000060 killed/step_00000060 ||
+            fail "round $round: another end"
+        "$metrics_tool" killed/metrics.jsonl >steps || fail "metrics.jsonl after a kill"
+        "$metrics_tool" straight.$((round % 2))/metrics.jsonl | cmp -s - steps || fail "metrics"
+        if compgen -G 'killed/.tmp*' >found || compgen -G 'killed/.old*' >found; then
+            fail "left over: $(cat found)"
+        fi
+    done
+    [[ $total_kills -ge 50 ]] || fail "only $total_kills kills hit a run"
+}
+
+sanitized_runs_survive_kills() {
+    local total_kills=0
+    rm -rf killed
+    train_killed killed 5 "$root/build/asan/train_gpt" "${common[@]}" --train-iters 60 \
+        --save-interval 2 || return
+    [[ $total_kills -gt 0 ]] || fail "no kill hit"
+    expect_status 0 train_gpt --save killed --list-checkpoints || return
+    ! has log damaged || fail "$(cat log)"
+}
+
+# Waits until a command succeeds, 20 seconds at most.
+wait_until() {
+    local i
+    for ((i = 0; i < 2000; i++)); do
+        if "$@" 2>/dev/null; then return; fi
+        sleep 0.01
+    done
+    fail "waited in vain: $*"
+}
+
+is_gone() {
+    ! kill -0 "$1"
+}
+
+# A run that is sent signal $1 after its first steps; its exit status goes to `status`.
+stop_by() {
+    rm -f stop.log
+    "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save "$1" --save-interval 7 \
+        >stop.log 2>&1 &
+    local run=$!
+    wait_until grep -q '^step ' stop.log
+    kill -"$1" $run
+    wait_until is_gone $run
+    kill -9 $run 2>/dev/null
+    status=0
+    wait $run 2>/dev/null || status=$?
+}
+
+signals_save_and_say_so() {
+    local signal status step
+    for signal in TERM INT USR1; do
+        stop_by $signal
+        [[ $status -eq 75 ]] || fail "$signal: exit status $status"
+        grep -qE '^stopped by signal [0-9]+ after step [0-9]+; saved; go on with --resume latest$' \
+            stop.log || fail "$signal: $(tail -n 1 stop.log)"
+        step=$(readlink "$signal/latest" | sed 's/step_0*//')
+        has stop.log "after step $step;" || fail "$signal: saved step $step"
+        tail -n 1 "$signal/metrics.jsonl" | grep -qF '"status":75' || fail "$signal: metrics"
+        expect_status 0 train_gpt "${common[@]}" --train-iters $((step + 3)) --save "$signal" \
+            --lr-decay-iters 1000000 --lr-wsd-decay-iters 200000 --resume latest || return
+        has log "resuming from $signal/step_" || fail "$signal: not resumed"
+        expect_status 0 train_gpt "${common[@]}" --train-iters $((step + 3)) --save straight \
+            --lr-decay-iters 1000000 --save-interval 1000000 || return
+        same_checkpoint "$signal/latest" straight/latest || fail "$signal: another end"
+        rm -rf straight
+    done
+}
+
+# A rate that makes the weights infinite within some steps.
+diverging=(--lr 100 --weight-decay 100 --clip-grad 0 --lr-decay-style constant --train-iters 200
+    --keep 0 --save-interval 1)
+
+nonfinite_steps_are_skipped_and_counted() {
+    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan || return
+    local last first
+    last=$(readlink nan/latest | sed 's/step_0*//') first=$((last - 5))
+    [[ $(grep -c '^step .* | SKIPPED$' log) -eq 6 ]] || fail "not 6 steps skipped"
+    grep -qE "^step +$first/200 .* SKIPPED$" log || fail "step $first was not the first one"
+    has log 'stopped: 6 steps in a row had a NaN or infinite loss or norm (--max-skipped)' ||
+        fail "$(tail -n 1 log)"
+    "$metrics_tool" nan/metrics.jsonl >steps || fail "metrics"
+    [[ $(grep -c '^step .* nan .* skipped 1$' steps) -eq 6 ]] || fail "$(tail -n 7 steps)"
+    [[ $(grep -c 'null.*"nonfinite":true' nan/metrics.jsonl) -ge 6 ]] || fail "no null with a flag"
+    local before after
+    printf -v before nan/step_%08d $((first - 1))
+    printf -v after nan/step_%08d "$last"
+    cmp -s "$before/model.safetensors" "$after/model.safetensors" || fail "the weights changed"
+    cmp -s {"$before","$after"}/optimizer-0-of-1.safetensors || fail "the moments changed"
+    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan \
+        --resume latest
+    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 8 --save nan \
+        --resume latest || return
+    [[ $(grep -c SKIPPED log) -eq 2 ]] || fail "the count of skipped steps was not resumed"
+}
+
+# The scaling state of FP8 must not learn from steps that are skipped.
+nonfinite_steps_leave_the_scales() {
+    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan8 \
+        --fp8-format hybrid --fp8-amax-history-len 4 || return
+    local last before after
+    last=$(readlink nan8/latest | sed 's/step_0*//')
+    printf -v before nan8/step_%08d $((last - 6))
+    printf -v after nan8/step_%08d "$last"
+    cmp -s {"$before","$after"}/scaling.safetensors || fail "the scaling state changed"
+    cmp -s {"$before","$after"}/optimizer-0-of-1.safetensors || fail "the state changed"
+}
+
+torn_metrics_are_mended() {
+    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save torn || return
+    "$metrics_tool" torn/metrics.jsonl >steps || fail "metrics"
+    printf '{"kind":"step","step":6,"tok' >>torn/metrics.jsonl
+    ! "$metrics_tool" torn/metrics.jsonl >steps 2>&1 || fail "a torn line is not seen"
+    expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save torn --resume latest || return
+    "$metrics_tool" torn/metrics.jsonl >steps || fail "the torn line stayed"
+    [[ $(grep -c '^step' steps) -eq 7 ]] || fail "$(cat steps)"
+}
+
+unwritable_metrics_stop_no_run() {
+    mkdir full_metrics
+    ln -s /dev/full full_metrics/metrics.jsonl
+    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save full_metrics || return
+    [[ $(grep -c '^warning: full_metrics/metrics.jsonl: could not be written' log) -eq 1 ]] ||
+        fail "not one warning: $(grep warning log)"
+    expect_status 0 train_gpt --save full_metrics --list-checkpoints
+}
+
+# The tool that the tests above rely on must refuse what is wrong.
+metrics_tool_sees_faults() {
+    local edit
+    for edit in 's/"loss":[0-9.]*/"loss":nan/' 's/"loss":[0-9.]*/"loss":null/' 's/"norm"/"nrm"/' \
+        's/"skipped":0/"skipped":0,"nonfinite":true/' '3d' 's/"kind":"step"/"kind":"stop"/' \
+        's/}$/}}/' 's/"options"/"option"/' 's/"seconds":[0-9.e-]*/"seconds":"1"/'; do
+        sed "$edit" torn/metrics.jsonl >wrong.jsonl
+        ! "$metrics_tool" wrong.jsonl >steps 2>&1 || fail "passed: $edit"
+    done
+}
+
+# What a run on a full disk must have done: $1 folder, $2 the last whole step before.
+check_full_disk() {
+    [[ $(cat status) -eq 1 ]] || fail "exit status $(cat status)"
+    local warning="^warning: saving the checkpoint of step [0-9]+ failed: $1/.*: could not be "
+    warning+='written: .*; earlier checkpoints are as they were$'
+    grep -qE "$warning" log || fail "no warning: $(tail -n 3 log)"
+    grep -qE '^step +40/40 ' log || fail "the run did not go on: $(tail -n 1 log)"
+    [[ $(readlink "$1/latest") == "step_000000$2" ]] || fail "latest: $(readlink "$1/latest")"
+    expect_status 0 train_gpt --save "$1" --list-checkpoints || return
+    ! has log damaged || fail "$(cat log)"
+    compgen -G "$1/.tmp*" && fail "the failed save was left there"
+}
+
+run_to_40=(--train-iters 40 --keep 0 --save-interval 10)
+
+saving_fails_where_files_may_not_grow() {
+    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save straight || return
+    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save small --train-iters 10 \
+        --lr-decay-iters 40 --lr-wsd-decay-iters 8 || return
+    (
+        ulimit -f 1000 # KiB; the optimizer's file is larger
+        trap '' XFSZ
+        train_gpt "${common[@]}" "${run_to_40[@]}" --save small --resume latest >log 2>&1
+        echo $? >status
+    )
+    check_full_disk small 10
+    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save small --resume latest
+    same_checkpoint small/step_00000040 straight/step_00000040 || fail "another end"
+}
+
+# A disk with room for two checkpoints, in a mount namespace of its own.
+saving_fails_on_a_full_disk() {
+    mkdir -p full
+    if ! unshare -m mount -t tmpfs none full 2>/dev/null; then
+        skip "no disk of one's own can be mounted here"
+        return
+    fi
+    unshare -m bash -c 'mount -t tmpfs -o size=5m none full && "$@" >log 2>&1
+        echo $? >status
+        rm -rf copy && cp -a full copy
+        head -c 9000000 /dev/zero >full/filler 2>>log
+        "$@" --resume latest --train-iters 41 >restart.log 2>&1' _ \
+        "$root/train_gpt" "${common[@]}" "${run_to_40[@]}" --save full
+    grep -q '^error: --save full/config.txt.new: could not be written: No space' restart.log ||
+        fail "restart: $(tail -n 1 restart.log)"
+    rmdir full && mv copy full
+    check_full_disk full 20
+    expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save full --resume latest || return
+    same_checkpoint full/step_00000040 straight/step_00000040 || fail "another end"
+    "$metrics_tool" full/metrics.jsonl >steps || fail "metrics"
+}
+
+run prepare
+for test in killed_runs_end_as_others_do sanitized_runs_survive_kills signals_save_and_say_so \
+    nonfinite_steps_are_skipped_and_counted nonfinite_steps_leave_the_scales \
+    torn_metrics_are_mended unwritable_metrics_stop_no_run metrics_tool_sees_faults \
+    saving_fails_where_files_may_not_grow saving_fails_on_a_full_disk; do
+    run $test
+done
+summary
