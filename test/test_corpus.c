@@ -1,0 +1,253 @@
+// The quick start's corpus: as large as asked, the same everywhere, right in its sums, readable.
+#define main make_corpus_main
+#include "../scripts/make_corpus.c"
+#undef main
+
+#include "test.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <zlib.h>
+
+enum { DEFAULT_BYTES = 1500000, MAX_WORDS = 400000 };
+
+static char *make_corpus(int64_t bytes, uint64_t seed, size_t *length) {
+    char *text = NULL;
+    FILE *out = open_memstream(&text, length);
+    write_corpus(out, bytes, seed);
+    fclose(out);
+    return text;
+}
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+// How the corpus states a sum, word for word: # is a number, in words or digits, * any word. The
+// last number is the first one and the second one, combined.
+static const struct {
+    const char *pattern;
+    char sign;
+} sums[] = {{"# + # = #", '+'},
+            {"# - # = #", '-'},
+            {"# x # = #", '*'},
+            {"# plus # is #", '+'},
+            {"# minus # is #", '-'},
+            {"# times # is #", '*'},
+            {"# and # make #", '+'},
+            {"minus one is # we say #", '='},
+            {"what is # plus # asked simon #", '+'},
+            {"what is # plus # asked simon the teacher #", '+'},
+            {"what is # times # #", '*'},
+            {"# coins said * if you buy # you pay #", '*'},
+            {"costs # coins so # cost #", '*'},
+            {"costs # coins two cost #", '2'},
+            {"costs # coins two cost * coins and three cost #", '3'}};
+enum { SUMS = sizeof(sums) / sizeof(sums[0]) };
+
+// -1: no number.
+static int number_of(const char *word) {
+    static const char *const units[] = {"no",      "one",     "two",       "three",    "four",
+                                        "five",    "six",     "seven",     "eight",    "nine",
+                                        "ten",     "eleven",  "twelve",    "thirteen", "fourteen",
+                                        "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"};
+    static const char *const tens[] = {"twenty", "thirty",  "forty",  "fifty",
+                                       "sixty",  "seventy", "eighty", "ninety"};
+    if (isdigit((unsigned char)*word)) { return atoi(word); }
+    for (int i = 0; i < 20; i++) {
+        if (strcmp(word, units[i]) == 0) { return i; }
+    }
+    for (int i = 0; i < 8; i++) {
+        size_t n = strlen(tens[i]);
+        if (strncmp(word, tens[i], n) != 0) { continue; }
+        if (word[n] == '\0') { return 20 + 10 * i; }
+        if (word[n] == '-') { return 20 + 10 * i + number_of(word + n + 1); }
+    }
+    return -1;
+}
+
+// Cuts text in place into words in lower case, without the punctuation around them.
+static int split_words(char *text, char **words) {
+    static const char marks[] = " \n.,:;!?\"";
+    int count = 0;
+    for (char *p = text; *p != '\0'; p++) { *p = (char)tolower((unsigned char)*p); }
+    for (char *p = strtok(text, marks); p != NULL; p = strtok(NULL, marks)) {
+        char *possessive = strstr(p, "'s");
+        if (possessive != NULL) { *possessive = '\0'; }
+        assert(count < MAX_WORDS);
+        words[count++] = p;
+    }
+    return count;
+}
+
+static bool match(char **words, int count, const char *pattern, int numbers[3]) {
+    char copy[100];
+    int found = 0;
+    snprintf(copy, sizeof(copy), "%s", pattern);
+    for (char *p = strtok(copy, " "); p != NULL; p = strtok(NULL, " "), words++, count--) {
+        if (count == 0) { return false; }
+        if (*p == '#') {
+            numbers[found] = number_of(*words);
+            if (numbers[found++] < 0) { return false; }
+        } else if (*p != '*' && strcmp(p, *words) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_right(char sign, const int n[3]) {
+    switch (sign) {
+    case '+': return n[0] + n[1] == n[2];
+    case '-': return n[0] - n[1] == n[2];
+    case '*': return n[0] * n[1] == n[2];
+    case '=': return n[0] == n[1];
+    default: return n[0] * (sign - '0') == n[1];
+    }
+}
+
+// Counts the sums of each kind; returns how many are wrong, the first of them in `wrong`.
+static int check_sums(char **words, int count, int seen[SUMS], char wrong[200]) {
+    int faults = 0, n[3];
+    memset(seen, 0, SUMS * sizeof(int));
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < SUMS; k++) {
+            if (!match(words + i, count - i, sums[k].pattern, n)) { continue; }
+            seen[k]++;
+            if (is_right(sums[k].sign, n)) { continue; }
+            if (faults++ == 0) { snprintf(wrong, 200, "%s: %d, %d", sums[k].pattern, n[0], n[1]); }
+        }
+    }
+    return faults;
+}
+
+static void planted_wrong_sums_are_found(void) {
+    static const char *const texts[] = {
+        "2 + 3 = 6",
+        "\"Nine minus two is eight,\" he said.",
+        "8 x 7 = 54",
+        "Three and four make eight.",
+        "9 - 4 = 4",
+        "\"What is two plus two?\" asked Simon.\n\"Five,\" said Leo.",
+        "Four times twenty-one is eighty-five",
+        "One costs six coins, so seven cost forty coins."};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        char text[200], wrong[200], *words[50];
+        int seen[SUMS];
+        snprintf(text, sizeof(text), "%s", texts[i]);
+        CHECK_EQUAL(check_sums(words, split_words(text, words), seen, wrong), 1);
+    }
+}
+
+static void every_sum_is_right(void) {
+    size_t length;
+    char *text = make_corpus(DEFAULT_BYTES, 1, &length), wrong[200] = "";
+    char **words = malloc_or_die(MAX_WORDS * sizeof(char *));
+    int seen[SUMS], equations = 0, count = split_words(text, words);
+    check_sums(words, count, seen, wrong);
+    CHECK_TEXT(wrong, "");
+    for (int k = 0; k < SUMS; k++) {
+        if (!(seen[k] >= 40)) { test_fail(__FILE__, __LINE__, "%s: %d", sums[k].pattern, seen[k]); }
+    }
+    for (int i = 0; i < count; i++) { equations += strcmp(words[i], "=") == 0; }
+    CHECK_EQUAL(equations, seen[0] + seen[1] + seen[2]); // none of a kind not looked at
+    free(words);
+    free(text);
+}
+
+// ---- size, repetition, words --------------------------------------------------------------------
+
+static void has_the_size_asked_for(void) {
+    static const int64_t sizes[] = {0, 1, 1000, 100000, DEFAULT_BYTES};
+    for (int i = 0; i < 5; i++) {
+        size_t length;
+        char *text = make_corpus(sizes[i], 1, &length);
+        CHECK((int64_t)length >= sizes[i] && (int64_t)length < sizes[i] + 2000);
+        CHECK(length == 0 || strcmp(text + length - 2, "\n\n") == 0);
+        free(text);
+    }
+}
+
+// The number below changes with the grammar, and with nothing else.
+static void is_the_same_on_every_machine(void) {
+    size_t n, again, longer, other;
+    char *text = make_corpus(50000, 1, &n), *same = make_corpus(50000, 1, &again);
+    char *more = make_corpus(90000, 1, &longer), *different = make_corpus(50000, 2, &other);
+    CHECK_EQUAL(again, n);
+    CHECK(longer > n);
+    CHECK_BITS(same, text, n);
+    CHECK_BITS(more, text, n);
+    CHECK(strncmp(different, text, 1000) != 0);
+    CHECK_EQUAL(crc32(0, (const unsigned char *)text, (unsigned)n), 0);
+    free(text);
+    free(same);
+    free(more);
+    free(different);
+}
+
+static void is_plain_text_with_sentences(void) {
+    size_t length;
+    char *text = make_corpus(DEFAULT_BYTES, 1, &length);
+    for (size_t i = 0; i < length; i++) {
+        CHECK(text[i] == '\n' || (text[i] >= 32 && text[i] < 127));
+    }
+    static const char *const slips[] = {
+        "  ",     " .",   " ,",    "..",   "(",   ")",          "[",        "]",
+        "{",      "}",    "$",     "|",    "`",   " one coins", " a apple", " an hen",
+        "\n\n\n", ". he", ". she", "\nhe", " i ", "sheeps",     "gooses"};
+    for (size_t i = 0; i < sizeof(slips) / sizeof(slips[0]); i++) {
+        char *slip = strstr(text, slips[i]);
+        if (slip != NULL) { test_fail(__FILE__, __LINE__, "\"%s\": %.60s", slips[i], slip); }
+    }
+    free(text);
+}
+
+static int compare_words(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+// A word seen only a few times teaches a small model nothing.
+static void no_word_is_rare(void) {
+    size_t length;
+    char *text = make_corpus(DEFAULT_BYTES, 1, &length);
+    char **words = malloc_or_die(MAX_WORDS * sizeof(char *));
+    int different = 0, count = split_words(text, words);
+    qsort(words, (size_t)count, sizeof(char *), compare_words);
+    for (int i = 0, next; i < count; i = next) {
+        for (next = i; next < count && strcmp(words[i], words[next]) == 0;) { next++; }
+        bool number = number_of(words[i]) >= 0;
+        different += !number;
+        if (!number && next - i < 5) {
+            test_fail(__FILE__, __LINE__, "%s: %d times", words[i], next - i);
+        }
+    }
+    CHECK(different > 500);
+    free(words);
+    free(text);
+}
+
+static void paragraphs_rarely_repeat(void) {
+    size_t length;
+    char *text = make_corpus(DEFAULT_BYTES, 1, &length);
+    char **paragraphs = malloc_or_die(MAX_WORDS * sizeof(char *));
+    int count = 0, repeated = 0;
+    for (char *p = text, *end; (end = strstr(p, "\n\n")) != NULL; p = end + 2) {
+        *end = '\0';
+        paragraphs[count++] = p;
+    }
+    qsort(paragraphs, (size_t)count, sizeof(char *), compare_words);
+    for (int i = 1; i < count; i++) { repeated += strcmp(paragraphs[i - 1], paragraphs[i]) == 0; }
+    CHECK(count > 3000);
+    CHECK(repeated * 100 <= 3 * count);
+    free(paragraphs);
+    free(text);
+}
+
+int main(void) {
+    RUN(planted_wrong_sums_are_found);
+    RUN(every_sum_is_right);
+    RUN(has_the_size_asked_for);
+    RUN(is_the_same_on_every_machine);
+    RUN(is_plain_text_with_sentences);
+    RUN(no_word_is_rare);
+    RUN(paragraphs_rarely_repeat);
+    return test_summary();
+}
