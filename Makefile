@@ -57,9 +57,10 @@ quickstart:
 CUDA_HOME ?= /usr/local/cuda
 NVCC      ?= $(CUDA_HOME)/bin/nvcc
 ARCHS     ?= 80 89 90a
+PTX       ?= 90
 CUDA_ARCH := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
-             -gencode arch=compute_90,code=compute_90
-CUDAFLAGS := -std=c++17 -O3 -lineinfo -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas $(CUDA_ARCH)
+             $(foreach a,$(PTX),-gencode arch=compute_$(a),code=compute_$(a))
+CUDAFLAGS := -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas $(CUDA_ARCH)
 CUDALIBS  := -L$(CUDA_HOME)/lib64 -lcublasLt -lcudnn -lcudart -lstdc++
 
 $(BUILD)/plain/%.cu.o: %.cu
@@ -80,7 +81,7 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
 # ---- tests: every test/test_NAME.c is a program, built plainly and under the sanitizers ----------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# what test_NAME.c needs besides the library; test_model.c includes train_gpt.c
+# what test_NAME.c is linked with; test_train_*.c include train_gpt.c
 LIBRARY := $(COMMON) $(CPU)
 
 $(BUILD)/asan/%.c.o: %.c

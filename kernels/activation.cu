@@ -1,19 +1,6 @@
 // GELU and SwiGLU, and sums over rows: the activations' bias gradients come out of the same pass.
+#include "activation.cuh"
 #include "device.cuh"
-
-__device__ __forceinline__ float sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
-// gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
-__device__ __forceinline__ float gelu(float x) {
-    return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
-}
-
-__device__ __forceinline__ float gelu_slope(float x) {
-    float s = sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
-    return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x * x);
-}
 
 __global__ void gelu_forward_kernel(Bf16 *out, const Bf16 *x, int64_t vectors) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,20 +1,4 @@
-#include "device.cuh"
-
-#include "../train/model.h"
-#include "../train/rng.h"
-
-__device__ __forceinline__ Floats8 load_floats8(const void *x, GpuType type, int64_t i) {
-    if (type == TYPE_BF16) { return load8(static_cast<const Bf16 *>(x), i); }
-    const float4 *p = static_cast<const float4 *>(x) + 2 * i;
-    float4 a = p[0], b = p[1];
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-__device__ __forceinline__ void store_floats8(float *out, int64_t i, const Floats8 &x) {
-    float4 *p = reinterpret_cast<float4 *>(out) + 2 * i;
-    p[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
-    p[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
-}
+#include "adamw.cuh"
 
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       int64_t vectors) {
@@ -61,64 +45,12 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     LAUNCH_CHECK();
 }
 
-// BF16 with a random rounding direction, in proportion to how near each neighbour is: what is too
-// small to change a BF16 moment still moves it on average. Not finite: to nearest.
-__device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
-    uint32_t bits = __float_as_uint(x);
-    bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-    uint32_t rounded = bits + (random16 & 0xffffu);
-    bool overflows = (rounded & 0x7f800000u) == 0x7f800000u;
-    return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
-}
-
-__device__ __forceinline__ void store_moments(void *out, GpuType type, int64_t i, const Floats8 &x,
-                                              uint32_t key) {
-    if (type == TYPE_F32) {
-        store_floats8(static_cast<float *>(out), i, x);
-        return;
-    }
-    uint4 packed;
-    Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
-#pragma unroll
-    for (int j = 0; j < VEC; j += 2) { // 32 random bits serve two values
-        uint32_t bits = rng_bits32(key, (uint64_t)(i * VEC + j));
-        values[j] = stochastic_bf16(x.v[j], bits);
-        values[j + 1] = stochastic_bf16(x.v[j + 1], bits >> 16);
-    }
-    static_cast<uint4 *>(out)[i] = packed;
-}
-
-__device__ __forceinline__ float root(float x) { // within 1 unit in the last place
-    float y;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __global__ void __launch_bounds__(256)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state->skipped) { return; }
+    AdamWFactors f = adamw_factors(u, state, bias1, bias2);
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= u.n / VEC) { return; }
-    float scale = state->gradient_scale;
-    float correction1 = 1.0f / (1.0f - exp2f(bias1 * (float)state->updates));
-    float correction2 = 1.0f / (1.0f - exp2f(bias2 * (float)state->updates));
-    float decay = u.decay[i / (PARAM_ALIGN / VEC)] ? u.weight_decay : 0.0f;
-    Floats8 g = load_floats8(u.gradients, u.gradient_type, i);
-    Floats8 w = load_floats8(u.master, TYPE_F32, i);
-    Floats8 m = load_floats8(u.exp_avg, u.moment_type, i);
-    Floats8 v = load_floats8(u.exp_avg_sq, u.moment_type, i);
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
-        float gradient = g.v[j] * scale;
-        m.v[j] = u.beta1 * m.v[j] + (1.0f - u.beta1) * gradient;
-        v.v[j] = u.beta2 * v.v[j] + (1.0f - u.beta2) * gradient * gradient;
-        float step = __fdividef(m.v[j] * correction1, root(v.v[j] * correction2) + u.eps);
-        w.v[j] -= u.lr * (step + decay * w.v[j]);
-    }
-    store_floats8(u.master, i, w);
-    store_moments(u.exp_avg, u.moment_type, i, m, (uint32_t)rng_mix(u.seed));
-    store_moments(u.exp_avg_sq, u.moment_type, i, v, (uint32_t)rng_mix(u.seed + 1));
-    store8(u.weights, i, w);
+    if (i < u.n / VEC) { store8(u.weights, i, adamw_vector(u, f, i)); }
 }
 
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {

@@ -50,6 +50,19 @@ __device__ __forceinline__ Floats8 rounded8(const Floats8 &x) {
     return unpack8(pack8(x));
 }
 
+__device__ __forceinline__ Floats8 load_floats8(const void *x, GpuType type, int64_t i) {
+    if (type == TYPE_BF16) { return load8(static_cast<const Bf16 *>(x), i); }
+    const float4 *p = static_cast<const float4 *>(x) + 2 * i;
+    float4 a = p[0], b = p[1];
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+
+__device__ __forceinline__ void store_floats8(float *out, int64_t i, const Floats8 &x) {
+    float4 *p = reinterpret_cast<float4 *>(out) + 2 * i;
+    p[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+    p[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
+}
+
 __device__ __forceinline__ float to_float(Bf16 x) {
     return __uint_as_float((uint32_t)x << 16);
 }

@@ -113,22 +113,33 @@ typedef struct {
     int count; // updates that entered the history
 } Fp8Slot;
 
-// Once an optimizer step: this step's amax enters the history (a ring of `length`), and the scale
-// follows from the history's largest or newest entry. A bad amax leaves both as they are.
+// Once an optimizer step: this step's amax enters the history, a ring of `length`. 0 when it is
+// bad: then history and scale stay as they are.
+HOST_DEVICE static inline int fp8_slot_enter(Fp8Slot *slot, float *history, int length) {
+    float amax = slot->amax;
+    slot->amax = 0.0f;
+    if (!(amax > 0.0f && amax <= FLT_MAX)) { return 0; }
+    history[slot->count % length] = amax;
+    slot->count++;
+    return 1;
+}
+
+HOST_DEVICE static inline void fp8_slot_rescale(Fp8Slot *slot, float amax, float target) {
+    slot->scale = fp8_scale(amax, target, slot->scale);
+    slot->scale_inv = 1.0f / slot->scale;
+}
+
+// Both: the scale follows from the history's largest or newest entry.
 HOST_DEVICE static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length,
                                                float target, int most_recent, int renew_scale) {
     float amax = slot->amax;
-    slot->amax = 0.0f;
-    if (!(amax > 0.0f && amax <= FLT_MAX)) { return; }
-    history[slot->count % length] = amax;
-    slot->count++;
+    if (!fp8_slot_enter(slot, history, length)) { return; }
     if (!renew_scale && slot->count > 1) { return; }
     int known = slot->count < length ? slot->count : length;
     for (int i = 0; !most_recent && i < known; i++) {
         if (history[i] > amax) { amax = history[i]; }
     }
-    slot->scale = fp8_scale(amax, target, slot->scale);
-    slot->scale_inv = 1.0f / slot->scale;
+    fp8_slot_rescale(slot, amax, target);
 }
 
 #endif

@@ -40,7 +40,7 @@ void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 
-// ---- norm.cu ----  (bias NULL: RMSNorm, and mean is not used)
+// ---- norm.cu ----  (bias NULL: RMSNorm, and mean is not used; out NULL: the statistics alone)
 void gpu_norm_forward(Bf16 *out, float *mean, float *rstd, const Bf16 *x, const Bf16 *weight,
                       const Bf16 *bias, int M, int C, float eps, cudaStream_t stream);
 
@@ -86,7 +86,15 @@ typedef struct {
     int skipped;          // 1: loss or norm is not finite, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
     int64_t skips;        // steps skipped so far
+    int unmeasured;       // FP8 slots in use that have no history yet
 } StepState;
+
+// What a step needs from the host; sent along, so that a step can be a captured graph.
+typedef struct {
+    double lr;
+    int64_t step;
+    int renew_scale; // delayed FP8 scaling: whether this step renews the scales (--fp8-interval)
+} StepInput;
 
 // state->norm_squared (+)= the sum of squares of n gradients; scratch: SUM_BLOCKS doubles.
 enum { SUM_BLOCKS = 1024 };
@@ -105,8 +113,10 @@ typedef struct {
     GpuType gradient_type;
     const uint8_t *decay; // a flag for each PARAM_ALIGN elements
     int64_t n;
-    float lr, beta1, beta2, eps, weight_decay;
-    uint64_t seed; // of the stochastic rounding of BF16 moments; another one each step
+    int64_t first;          // of the parameter space: the element all of these start at
+    const StepInput *input; // on the device
+    float beta1, beta2, eps, weight_decay;
+    uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 

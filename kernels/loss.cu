@@ -110,7 +110,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // read once. A thread works on what it copied itself, which needs no barrier. It turns its logits
 // into exp(logit - its own maximum), kept in FP16 (whose 11 bits are finer than the BF16 result's
 // 8), so that the exponential is taken once.
-__global__ void __launch_bounds__(1024, 2)
+__global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
                                  int per_block, float gradient_scale) {
 #if __CUDA_ARCH__ >= 900
@@ -214,7 +214,7 @@ void gpu_cross_entropy(float *losses, Bf16 *logits, const int *targets, int M, i
         return;
     }
     int per_block = divide_up(vectors, blocks),
-        threads = min(1024, divide_up(per_block, WARP) * WARP);
+        threads = min(512, divide_up(per_block, WARP) * WARP);
     size_t shared = (size_t)per_block * sizeof(uint4);
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(WARPS *WARP)
 #pragma unroll
     for (int k = 0; k < V; k++) {
         int i = g.lane + k * g.stride;
-        if (i >= vectors) { continue; }
+        if (i >= vectors || out == nullptr) { continue; }
         Floats8 w = load8(weight, i), b = LAYERNORM ? load8(bias, i) : Floats8{};
 #pragma unroll
         for (int j = 0; j < VEC; j++) { v[k].v[j] = (v[k].v[j] - mu) * r * w.v[j] + b.v[j]; }

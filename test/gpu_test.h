@@ -63,6 +63,14 @@ static inline Floats get_floats(const Bf16Buffer &buffer) {
     return x;
 }
 
+// The host's share of a step, on the device.
+struct InputBuffer : Buffer<StepInput> {
+    InputBuffer(double lr, int64_t step) : Buffer<StepInput>(1) {
+        StepInput input = {lr, step, 1};
+        put(&input);
+    }
+};
+
 static uint64_t random_key = 1;
 
 // Normal values that BF16 holds exactly; other ones at each call.

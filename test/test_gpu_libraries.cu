@@ -244,6 +244,7 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         Input g(n, 0.1f);
         wide_g.put(g.host.data());
         StepState s = {.gradient_scale = 0.5f, .updates = step};
+        InputBuffer input(0.01, step);
         state.put(&s);
         bool float_gradient = gradient_type == TYPE_F32;
         AdamWUpdate u = {.master = master.data,
@@ -255,12 +256,12 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
                          .gradient_type = gradient_type,
                          .decay = decay.data,
                          .n = n,
-                         .lr = 0.01f,
+                         .input = input.data,
                          .beta1 = 0.9f,
                          .beta2 = 0.95f,
                          .eps = 1e-8f,
                          .weight_decay = 0.1f,
-                         .seed = (uint64_t)step};
+                         .seed = 1};
         gpu_adamw_update(&u, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
@@ -302,6 +303,7 @@ static void skipped_step_changes_nothing(void) {
     Bf16Buffer weights(n);
     Buffer<uint8_t> decay(n / 64);
     Buffer<StepState> state(1);
+    InputBuffer input(1.0, 0);
     StepState s = {.gradient_scale = 1.0f, .skipped = 1, .updates = 1};
     master.put(w.host.data());
     state.put(&s);
@@ -314,7 +316,7 @@ static void skipped_step_changes_nothing(void) {
                      .gradient_type = TYPE_BF16,
                      .decay = decay.data,
                      .n = n,
-                     .lr = 1.0f,
+                     .input = input.data,
                      .beta1 = 0.9f,
                      .beta2 = 0.9f,
                      .eps = 1e-8f};

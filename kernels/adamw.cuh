@@ -1,0 +1,83 @@
+// AdamW's step on 8 parameters, for the kernels that make it.
+#ifndef LLM8_ADAMW_CUH
+#define LLM8_ADAMW_CUH
+
+#include "../train/model.h"
+#include "../train/rng.h"
+#include "device.cuh"
+
+// BF16 with a random rounding direction, in proportion to how near each neighbour is: what is too
+// small to change a BF16 moment still moves it on average. Not finite: to nearest.
+__device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
+    uint32_t bits = __float_as_uint(x);
+    bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    uint32_t rounded = bits + (random16 & 0xffffu);
+    bool overflows = (rounded & 0x7f800000u) == 0x7f800000u;
+    return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
+}
+
+__device__ __forceinline__ void store_moments(void *out, GpuType type, int64_t i, const Floats8 &x,
+                                              uint32_t key, int64_t first) {
+    if (type == TYPE_F32) {
+        store_floats8(static_cast<float *>(out), i, x);
+        return;
+    }
+    uint4 packed;
+    Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
+#pragma unroll
+    for (int j = 0; j < VEC; j += 2) { // 32 random bits serve two values
+        uint32_t bits = rng_bits32(key, (uint64_t)(first + i * VEC + j));
+        values[j] = stochastic_bf16(x.v[j], bits);
+        values[j + 1] = stochastic_bf16(x.v[j + 1], bits >> 16);
+    }
+    static_cast<uint4 *>(out)[i] = packed;
+}
+
+__device__ __forceinline__ float root(float x) { // within 1 unit in the last place
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What is the same for all parameters.
+struct AdamWFactors {
+    float lr, gradient_scale, correction1, correction2;
+    uint32_t key1, key2; // of the moments' stochastic rounding
+};
+
+// bias1, bias2: the binary logarithms of the betas.
+__device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, const StepState *state,
+                                                      float bias1, float bias2) {
+    float updates = (float)state->updates;
+    uint64_t key = u.seed + 2 * (uint64_t)u.input->step;
+    return {(float)u.input->lr,
+            state->gradient_scale,
+            1.0f / (1.0f - exp2f(bias1 * updates)),
+            1.0f / (1.0f - exp2f(bias2 * updates)),
+            (uint32_t)rng_mix(key),
+            (uint32_t)rng_mix(key + 1)};
+}
+
+// Updates master and moments of vector i; returns the new weights.
+__device__ __forceinline__ Floats8 adamw_vector(const AdamWUpdate &u, const AdamWFactors &f,
+                                                int64_t i) {
+    float decay = u.decay[i / (PARAM_ALIGN / VEC)] ? u.weight_decay : 0.0f;
+    Floats8 g = load_floats8(u.gradients, u.gradient_type, i);
+    Floats8 w = load_floats8(u.master, TYPE_F32, i);
+    Floats8 m = load_floats8(u.exp_avg, u.moment_type, i);
+    Floats8 v = load_floats8(u.exp_avg_sq, u.moment_type, i);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        float gradient = g.v[j] * f.gradient_scale;
+        m.v[j] = u.beta1 * m.v[j] + (1.0f - u.beta1) * gradient;
+        v.v[j] = u.beta2 * v.v[j] + (1.0f - u.beta2) * gradient * gradient;
+        float step = __fdividef(m.v[j] * f.correction1, root(v.v[j] * f.correction2) + u.eps);
+        w.v[j] -= f.lr * (step + decay * w.v[j]);
+    }
+    store_floats8(u.master, i, w);
+    store_moments(u.exp_avg, u.moment_type, i, m, f.key1, u.first);
+    store_moments(u.exp_avg_sq, u.moment_type, i, v, f.key2, u.first);
+    return w;
+}
+
+#endif

@@ -1,0 +1,91 @@
+// The scaling state: one kernel a step, no wait for the host.
+#include "fp8.cuh"
+
+__global__ void amax_kernel(float *amax, const void *x, GpuType type, int64_t vectors) {
+    uint32_t range = 0;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        range = range8(range, load_floats8(x, type, i));
+    }
+    block_amax(amax, range);
+}
+
+void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t stream) {
+    int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
+    amax_kernel<<<blocks, 256, 0, stream>>>(amax, x, type, n / VEC);
+    LAUNCH_CHECK();
+}
+
+__device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
+    s.live[i].scale = s.slots[i].scale;
+    s.live[i].scale_inv = s.slots[i].scale_inv;
+}
+
+// The largest of the history's known entries. All threads of the warp call it.
+__device__ __forceinline__ float largest_known(const float *history, int known) {
+    float largest = 0.0f;
+    for (int i = threadIdx.x; i < known; i += WARP) { largest = fmaxf(largest, history[i]); }
+    return warp_max(largest);
+}
+
+// A warp a slot.
+__global__ void fp8_update_kernel(Fp8Scaling s, StepState *state, const StepInput *input) {
+    int i = blockIdx.x;
+    Fp8Slot *slot = &s.slots[i];
+    bool is_weight = i % 3 == 1; // x, w, dy: train/precision.h
+    if (!s.used[i]) { return; }
+    if (state->skipped) {
+        if (threadIdx.x == 0 && !is_weight) { slot->amax = 0.0f; }
+    } else {
+        float *history = s.history + (int64_t)i * s.history_length, amax = slot->amax;
+        bool entered = false;
+        if (threadIdx.x == 0) { entered = fp8_slot_enter(slot, history, s.history_length); }
+        entered = __shfl_sync(~0u, entered, 0);
+        __syncwarp();
+        int count = slot->count;
+        if (entered && (input->renew_scale || count == 1)) {
+            float largest = s.most_recent ? amax
+                                          : largest_known(history, min(count, s.history_length));
+            if (threadIdx.x == 0) { fp8_slot_rescale(slot, largest, s.targets[i]); }
+        }
+    }
+    if (threadIdx.x != 0) { return; }
+    if (slot->count > 0) {
+        make_live(s, i);
+    } else {
+        atomicAdd(&state->unmeasured, 1);
+    }
+}
+
+__global__ void clear_unmeasured_kernel(StepState *state) {
+    state->unmeasured = 0;
+}
+
+void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput *input,
+                    cudaStream_t stream) {
+    clear_unmeasured_kernel<<<1, 1, 0, stream>>>(state);
+    LAUNCH_CHECK();
+    if (!scaling->delayed) { return; }
+    fp8_update_kernel<<<scaling->count, WARP, 0, stream>>>(*scaling, state, input);
+    LAUNCH_CHECK();
+}
+
+__global__ void load_scales_kernel(Fp8Scaling s) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < s.count) { make_live(s, i); }
+}
+
+void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream) {
+    load_scales_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
+    LAUNCH_CHECK();
+}
+
+__global__ void clear_measured_kernel(Fp8Scaling s) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < s.count) { s.live[i].amax = 0.0f; }
+}
+
+void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream) {
+    clear_measured_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
+    LAUNCH_CHECK();
+}

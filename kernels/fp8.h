@@ -1,0 +1,99 @@
+// FP8 on the GPU: the launchers that write FP8, and the scaling state's update.
+//
+// Hopper's FP8 tensor cores want both operands with the summed dimension contiguous, so a tensor
+// [M,N] is written twice in one pass: as it is ("rows") and transposed ("columns", [N,M]).
+//
+// Where the scale comes from. Given: a delayed slot with a history has its scale before the kernel
+// starts, so the kernel that computes a tensor also quantises it, and on the way gathers its range
+// for the next scale. Measured (tensorwise scaling, and delayed slots without a history): the
+// producer writes BF16 and leaves the range in live->amax; gpu_quantize then derives the scale from
+// it.
+#ifndef LLM8_FP8_H
+#define LLM8_FP8_H
+
+#include "fp8_format.h"
+#include "kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What the products of the present micro-step use. The slots, which are saved, change only between
+// steps.
+typedef struct {
+    float scale_inv; // first, and the struct 16 bytes: cuBLASLt wants its address 16-byte aligned
+    float scale;
+    float amax; // measured in this micro-step
+    float unused;
+} Fp8Live;
+
+// Where a quantised tensor goes.
+typedef struct {
+    uint8_t *rows, *columns; // [M,N], [N,M]; NULL: not wanted
+    Fp8Type type;
+    float target; // what amax * scale aims at
+    Fp8Live *live;
+    Fp8Slot *slot; // NULL: tensorwise scaling
+    bool record;   // the range goes towards the slot's history
+} Fp8Out;
+
+// M must be a multiple of 16 where columns are wanted, N a multiple of 16.
+
+// x [M,N] in BF16. measured: by live->amax, unless the slot has a history; else by live->scale.
+// sums: x's column sums, where wanted.
+void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, float *scratch, int M,
+                  int N, cudaStream_t stream);
+// The same of FP32 weights.
+void gpu_quantize_weights(Fp8Out out, bool measured, const float *x, int M, int N,
+                          cudaStream_t stream);
+// *amax = max(*amax, |x|)
+void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t stream);
+
+// The fused producers; scales given.
+
+// The normalised x, by the statistics that gpu_norm_forward leaves when it has no out; mean NULL:
+// RMSNorm. (A row's statistics need the row whole, a transpose needs a tile of rows: one kernel
+// that does both took longer than two.)
+void gpu_norm_forward_fp8(Fp8Out out, const float *mean, const float *rstd, const Bf16 *x,
+                          const Bf16 *weight, const Bf16 *bias, int M, int C, cudaStream_t stream);
+void gpu_gelu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream);
+void gpu_gelu_backward_fp8(Fp8Out out, GradientOut sums, const Bf16 *dout, const Bf16 *x,
+                           float *scratch, int M, int F, cudaStream_t stream);
+void gpu_swiglu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream);
+void gpu_swiglu_backward_fp8(Fp8Out out, const Bf16 *dout, const Bf16 *x, int M, int F,
+                             cudaStream_t stream);
+// Turns back d_qkv [M,N] (which stays as it is) on the way.
+void gpu_rope_backward_fp8(Fp8Out out, const Bf16 *d_qkv, const float *table, int B, int T, int H,
+                           int G, int D, cudaStream_t stream);
+
+// One matrix of the optimizer's step: updates master and moments [N,C] and quantises the new
+// weights, by the given scale; or, measured, only leaves their range in live->amax. The update's
+// flat fields start at the matrix.
+void gpu_adamw_update_fp8(Fp8Out out, bool measured, const AdamWUpdate *update,
+                          const StepState *state, int N, int C, cudaStream_t stream);
+
+typedef struct {
+    Fp8Slot *slots;
+    Fp8Live *live;
+    float *history; // [count, history_length]
+    float *targets; // [count]
+    uint8_t *used;  // [count] whether a tensor is quantised at all
+    int count, history_length;
+    bool delayed, most_recent;
+} Fp8Scaling;
+
+// Once an optimizer step, after the decision: enters the ranges into the history and renews the
+// scales; after a skipped step forgets those of activations and gradients. state->unmeasured is
+// then the number of slots in use without a history (0 for tensorwise scaling).
+void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput *input,
+                    cudaStream_t stream);
+// live from the slots: at the start of a run.
+void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream);
+// Before a micro-step: no range has been measured.
+void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

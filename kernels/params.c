@@ -1,0 +1,430 @@
+#include "params.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PLAN(plan, category, name, count, pointer)                                    \
+    plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
+                (void **)&(pointer))
+
+static Linear linear_of(const ModelConfig *c, int index) {
+    return index == c->num_layers * LINEAR_HEAD ? LINEAR_HEAD : (Linear)(index % LINEAR_HEAD);
+}
+
+static bool is_fp8(const Run *run, int index) {
+    return run->precision.linear[index].number == NUMBER_FP8;
+}
+
+static const Param *weight_param(const Run *run, int index) {
+    const ModelConfig *c = &run->config;
+    return param_find(&run->layout, linear_weight(c, linear_of(c, index)), index / LINEAR_HEAD);
+}
+
+// Every parameter gets a place among the BF16 copies, unless it is the weight of an FP8 layer alone
+// (a tied embedding is looked up in BF16 too). Returns the copies' size.
+static int64_t place_copies(Params *p) {
+    const ParamLayout *layout = &p->run->layout;
+    int64_t size = 0;
+    p->copy_offset = calloc_or_die((size_t)layout->count, sizeof(int64_t));
+    for (int i = 0; i < p->run->precision.count; i++) {
+        const Param *w = weight_param(p->run, i);
+        if (is_fp8(p->run, i) && w->id != TENSOR_TOKEN_EMBEDDING) {
+            p->copy_offset[w - layout->params] = -1;
+        }
+    }
+    for (int i = 0; i < layout->count; i++) {
+        if (p->copy_offset[i] < 0) { continue; }
+        p->copy_offset[i] = size;
+        size += round_up64(param_size(&layout->params[i]), PARAM_ALIGN);
+    }
+    return size;
+}
+
+static void plan_fp8(Params *p, Plan *plan) {
+    const Run *run = p->run;
+    int count = fp8_slot_count(&run->config);
+    p->codes = calloc_or_die(2 * (size_t)run->precision.count, sizeof(uint8_t *));
+    p->scaling.count = count;
+    p->scaling.history_length = run->precision.history_length;
+    p->scaling.delayed = p->delayed;
+    p->scaling.most_recent = run->precision.most_recent;
+    if (!p->fp8) { return; }
+    for (int i = 0; i < run->precision.count; i++) {
+        if (!is_fp8(run, i)) { continue; }
+        int64_t size = param_size(weight_param(run, i));
+        plan_buffer(plan, "weights", "FP8 weights", size, (void **)&p->codes[2 * i]);
+        plan_buffer(plan, "weights", "FP8 weights, transposed", size,
+                    (void **)&p->codes[2 * i + 1]);
+    }
+    PLAN(plan, "FP8 scaling", "slots", count, p->scaling.slots);
+    PLAN(plan, "FP8 scaling", "scales in use", count, p->scaling.live);
+    PLAN(plan, "FP8 scaling", "targets", count, p->scaling.targets);
+    PLAN(plan, "FP8 scaling", "flags", count, p->scaling.used);
+    PLAN(plan, "FP8 scaling", "amax history",
+         p->delayed ? (int64_t)count * run->precision.history_length : 0, p->scaling.history);
+}
+
+void params_plan(Params *p, const Run *run, Plan *plan) {
+    const Options *o = &run->options;
+    *p = (Params){.run = run, .size = run->layout.size};
+    bool sums = run_micro_batches(run) > 1; // one micro-batch's gradients need no wider sum
+    bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
+                (o->grad_accum_dtype == GRADIENT_AUTO && sums);
+    p->gradient_type = wide ? TYPE_F32 : TYPE_BF16;
+    p->moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
+    p->fp8 = precision_fp8_share(&run->precision) > 0;
+    p->delayed = p->fp8 && run->precision.recipe == FP8_RECIPE_DELAYED;
+    int64_t moment_bytes = p->size * gpu_type_bytes(p->moment_type);
+    PLAN(plan, "weights", "weights, BF16", place_copies(p), p->copies);
+    PLAN(plan, "weights", "master weights", p->size, p->master);
+    plan_buffer(plan, "gradients", "gradients", p->size * gpu_type_bytes(p->gradient_type),
+                &p->gradients);
+    plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
+    plan_buffer(plan, "optimizer", "second moment", moment_bytes, &p->exp_avg_sq);
+    PLAN(plan, "optimizer", "decay flags", p->size / PARAM_ALIGN, p->decay);
+    PLAN(plan, "optimizer", "step state", 1, p->state);
+    PLAN(plan, "optimizer", "norm scratch", SUM_BLOCKS, p->norm_scratch);
+    plan_fp8(p, plan);
+}
+
+void params_free_plan(Params *p) {
+    free(p->copy_offset);
+    free(p->codes);
+}
+
+static void send(Params *p, const void *device, const void *host, size_t bytes) {
+    CUDA_CHECK(
+        cudaMemcpyAsync((void *)device, host, bytes, cudaMemcpyHostToDevice, p->gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+}
+
+static void fetch(Params *p, void *host, const void *device, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, p->gpu->stream));
+}
+
+static void send_decay_flags(Params *p) {
+    const ParamLayout *layout = &p->run->layout;
+    size_t bytes = (size_t)(p->size / PARAM_ALIGN);
+    uint8_t *flags = calloc_or_die(bytes, 1);
+    for (int i = 0; i < layout->count; i++) {
+        const Param *q = &layout->params[i];
+        int64_t begin = q->offset / PARAM_ALIGN,
+                end = (q->offset + param_size(q) - 1) / PARAM_ALIGN;
+        memset(flags + begin, tensor_row(q->id)->decay, (size_t)(end - begin + 1));
+    }
+    send(p, p->decay, flags, bytes);
+    free(flags);
+}
+
+// The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more: its
+// scale is known without measuring.
+static float head_dy_amax(const Run *run) {
+    return (float)(1.0 / ((double)run->options.global_batch_size * run->options.seq_length));
+}
+
+static bool is_head_dy(const Run *run, int slot) {
+    return slot == fp8_slot_index(&run->config, LINEAR_HEAD, 0, OPERAND_DY);
+}
+
+void params_start(Params *p, Gpu *gpu) {
+    const Run *run = p->run;
+    int n = p->scaling.count;
+    p->gpu = gpu;
+    send_decay_flags(p);
+    if (!p->fp8) { return; }
+    float *targets = malloc_or_die((size_t)n * sizeof(float));
+    uint8_t *used = malloc_or_die((size_t)n);
+    Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
+    for (int i = 0; i < n; i++) {
+        targets[i] = fp8_slot_target(&run->precision, i);
+        used[i] = is_fp8(run, i / OPERAND_COUNT) && !is_head_dy(run, i);
+        slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0};
+        if (is_head_dy(run, i)) { fp8_slot_rescale(&slots[i], head_dy_amax(run), targets[i]); }
+    }
+    send(p, p->scaling.targets, targets, (size_t)n * sizeof(float));
+    send(p, p->scaling.used, used, (size_t)n);
+    send(p, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
+    free(targets);
+    free(used);
+    free(slots);
+}
+
+static size_t snapshot_bytes(const Params *p) {
+    return (size_t)p->size * (4 + 2 + 2 * (size_t)gpu_type_bytes(p->moment_type));
+}
+
+void params_allocate_snapshot(Params *p) {
+    const Options *o = &p->run->options;
+    if (o->save[0] == '\0' || o->sample_only) { return; }
+    p->snapshot = malloc_or_die(snapshot_bytes(p));
+    if (cudaHostRegister(p->snapshot, snapshot_bytes(p), cudaHostRegisterDefault) != cudaSuccess) {
+        cudaGetLastError(); // copies are slower then, nothing else
+    }
+    if (!p->delayed) { return; }
+    size_t n = (size_t)p->scaling.count;
+    p->snapshot_slots = malloc_or_die(n * sizeof(Fp8Slot));
+    p->snapshot_history = malloc_or_die(n * (size_t)p->scaling.history_length * sizeof(float));
+}
+
+void params_close(Params *p) {
+    if (p->snapshot != NULL && cudaHostUnregister(p->snapshot) != cudaSuccess) {
+        cudaGetLastError();
+    }
+    free(p->snapshot);
+    free(p->snapshot_slots);
+    free(p->snapshot_history);
+    params_free_plan(p);
+}
+
+// ---- looking up ---------------------------------------------------------------------------------
+
+Bf16 *params_copy(const Params *p, TensorId id, int layer) {
+    const Param *q = param_find(&p->run->layout, id, layer);
+    int64_t offset = q != NULL ? p->copy_offset[q - p->run->layout.params] : -1;
+    return offset >= 0 ? p->copies + offset : NULL;
+}
+
+GradientOut params_gradient(const Params *p, TensorId id, int layer, bool accumulate) {
+    const Param *q = param_find(&p->run->layout, id, layer);
+    if (q == NULL) { return (GradientOut){NULL, p->gradient_type, false}; }
+    char *data = (char *)p->gradients + q->offset * gpu_type_bytes(p->gradient_type);
+    return (GradientOut){data, p->gradient_type, accumulate};
+}
+
+const uint8_t *params_codes(const Params *p, Linear linear, int layer, bool transposed) {
+    return p->codes[2 * linear_index(&p->run->config, linear, layer) + transposed];
+}
+
+const float *params_scale_inv(const Params *p, Linear linear, int layer, Operand operand) {
+    return &p->scaling.live[fp8_slot_index(&p->run->config, linear, layer, operand)].scale_inv;
+}
+
+Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand, uint8_t *rows,
+                      uint8_t *columns, bool record) {
+    const Run *run = p->run;
+    int slot = fp8_slot_index(&run->config, linear, layer, operand);
+    bool delayed = p->delayed && !is_head_dy(run, slot);
+    return (Fp8Out){.rows = rows,
+                    .columns = columns,
+                    .type = precision_of(&run->precision, linear, layer)->type[operand],
+                    .target = fp8_slot_target(&run->precision, slot),
+                    .live = &p->scaling.live[slot],
+                    .slot = delayed ? &p->scaling.slots[slot] : NULL,
+                    .record = delayed && record};
+}
+
+// ---- from the host
+// -------------------------------------------------------------------------------
+
+static void copy_weights(Params *p) {
+    const ParamLayout *layout = &p->run->layout;
+    for (int i = 0; i < layout->count; i++) {
+        const Param *q = &layout->params[i];
+        int64_t n = round_up64(param_size(q), PARAM_ALIGN);
+        if (p->copy_offset[i] < 0) { continue; }
+        gpu_to_bf16(p->copies + p->copy_offset[i], p->master + q->offset, n, p->gpu->stream);
+    }
+}
+
+static Fp8Out weight_out(const Params *p, int index) {
+    const ModelConfig *c = &p->run->config;
+    return params_fp8_out(p, linear_of(c, index), index / LINEAR_HEAD, OPERAND_W,
+                          p->codes[2 * index], p->codes[2 * index + 1], true);
+}
+
+// From master, by the slots' scales where they have a history; the range goes towards it.
+static void quantize_weights(Params *p, bool measure_first) {
+    for (int i = 0; i < p->run->precision.count; i++) {
+        if (!is_fp8(p->run, i)) { continue; }
+        const Param *w = weight_param(p->run, i);
+        Fp8Out out = weight_out(p, i);
+        if (measure_first) {
+            gpu_amax(&out.live->amax, p->master + w->offset, TYPE_F32, param_size(w),
+                     p->gpu->stream);
+        }
+        gpu_quantize_weights(out, true, p->master + w->offset, w->rows, w->cols, p->gpu->stream);
+    }
+}
+
+static void restore_moment(Params *p, const Checkpoint *c, const char *kind, void *device,
+                           float *host) {
+    Error err;
+    if (!checkpoint_read(c, kind, 0, p->size, host, &err)) { die("%s", err.text); }
+    if (p->moment_type == TYPE_BF16) {
+        Bf16 *codes = (Bf16 *)host; // in place: a code is written at or before what it came from
+        for (int64_t i = 0; i < p->size; i++) { codes[i] = bf16_encode(host[i]); }
+    }
+    send(p, device, host, (size_t)(p->size * gpu_type_bytes(p->moment_type)));
+}
+
+// The saved slots, but for the head's fixed one.
+static void restore_scaling(Params *p, const Checkpoint *c) {
+    Error err;
+    size_t n = (size_t)p->scaling.count, history = n * (size_t)p->scaling.history_length;
+    Fp8Slot *slots = malloc_or_die(n * sizeof(Fp8Slot));
+    float *amax = calloc_or_die(history, sizeof(float));
+    fetch(p, slots, p->scaling.slots, n * sizeof(Fp8Slot));
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    Fp8Slot head_dy = slots[n - 1];
+    if (!checkpoint_read_scaling(c, &p->run->precision, slots, amax, &err)) { die("%s", err.text); }
+    slots[n - 1] = head_dy;
+    send(p, p->scaling.slots, slots, n * sizeof(Fp8Slot));
+    send(p, p->scaling.history, amax, history * sizeof(float));
+    free(slots);
+    free(amax);
+}
+
+// Whether a slot in use has no history.
+static bool any_unmeasured(Params *p) {
+    int n = p->scaling.count;
+    bool found = false;
+    Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
+    fetch(p, slots, p->scaling.slots, (size_t)n * sizeof(Fp8Slot));
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    for (int i = 0; i < n; i++) {
+        bool used = is_fp8(p->run, i / OPERAND_COUNT) && !is_head_dy(p->run, i);
+        found = found || (used && slots[i].count == 0);
+    }
+    free(slots);
+    return found;
+}
+
+void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
+    const Run *run = p->run;
+    Error err;
+    float *host = malloc_or_die((size_t)p->size * sizeof(float));
+    if (!resumed) {
+        model_init(&run->layout, host, (uint64_t)run->options.seed);
+    } else if (!checkpoint_read(checkpoint, "master", 0, p->size, host, &err)) {
+        die("%s", err.text);
+    }
+    send(p, p->master, host, (size_t)p->size * sizeof(float));
+    if (resumed) {
+        restore_moment(p, checkpoint, "exp_avg", p->exp_avg, host);
+        restore_moment(p, checkpoint, "exp_avg_sq", p->exp_avg_sq, host);
+    }
+    free(host);
+    copy_weights(p);
+    if (p->fp8) {
+        if (resumed && p->delayed) { restore_scaling(p, checkpoint); }
+        gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
+        quantize_weights(p, true);
+        p->measuring = !p->delayed || any_unmeasured(p);
+    }
+    StepState state = {.updates = run->progress.step - run->progress.skipped,
+                       .skips = run->progress.skipped};
+    send(p, p->state, &state, sizeof(state));
+}
+
+// ---- the optimizer's step
+// -------------------------------------------------------------------------
+
+static AdamWUpdate update_of(const Params *p, const StepInput *input, int64_t first, int64_t n) {
+    const Options *o = &p->run->options;
+    int64_t moment = first * gpu_type_bytes(p->moment_type);
+    return (AdamWUpdate){
+        .master = p->master + first,
+        .exp_avg = (char *)p->exp_avg + moment,
+        .exp_avg_sq = (char *)p->exp_avg_sq + moment,
+        .moment_type = p->moment_type,
+        .gradients = (const char *)p->gradients + first * gpu_type_bytes(p->gradient_type),
+        .gradient_type = p->gradient_type,
+        .decay = p->decay + first / PARAM_ALIGN,
+        .n = n,
+        .first = first,
+        .input = input,
+        .beta1 = (float)o->adam_beta1,
+        .beta2 = (float)o->adam_beta2,
+        .eps = (float)o->adam_eps,
+        .weight_decay = (float)o->weight_decay,
+        .seed = (uint64_t)o->seed,
+    };
+}
+
+// The parameters with BF16 copies, in runs that lie together in both spaces.
+static void update_copies(Params *p, const StepInput *input) {
+    const ParamLayout *layout = &p->run->layout;
+    for (int i = 0, next; i < layout->count; i = next) {
+        next = i + 1;
+        if (p->copy_offset[i] < 0) { continue; }
+        while (next < layout->count && p->copy_offset[next] >= 0) { next++; }
+        int64_t first = layout->params[i].offset;
+        int64_t end = next < layout->count ? layout->params[next].offset : p->size;
+        AdamWUpdate u = update_of(p, input, first, end - first);
+        u.weights = p->copies + p->copy_offset[i];
+        gpu_adamw_update(&u, p->state, p->gpu->stream);
+    }
+}
+
+// The weights of FP8 layers: delayed in one pass, by the scale that was just renewed; measured in
+// two. A tied embedding has been updated with the copies.
+static void update_codes(Params *p, const StepInput *input) {
+    const ParamLayout *layout = &p->run->layout;
+    for (int i = 0; i < p->run->precision.count; i++) {
+        if (!is_fp8(p->run, i)) { continue; }
+        const Param *w = weight_param(p->run, i);
+        Fp8Out out = weight_out(p, i);
+        int64_t n = round_up64(param_size(w), PARAM_ALIGN);
+        AdamWUpdate u = update_of(p, input, w->offset, n);
+        bool updated = p->copy_offset[w - layout->params] >= 0;
+        if (!updated) {
+            gpu_adamw_update_fp8(out, p->measuring, &u, p->state, w->rows, w->cols, p->gpu->stream);
+        } else if (p->measuring) {
+            gpu_amax(&out.live->amax, u.master, TYPE_F32, param_size(w), p->gpu->stream);
+        }
+        if (p->measuring || updated) {
+            gpu_quantize_weights(out, p->measuring, u.master, w->rows, w->cols, p->gpu->stream);
+        }
+    }
+}
+
+void params_update(Params *p, const StepInput *input) {
+    const Options *o = &p->run->options;
+    cudaStream_t stream = p->gpu->stream;
+    gpu_family(p->gpu, FAMILY_OPTIMIZER);
+    gpu_sum_of_squares(p->state, p->norm_scratch, p->gradients, p->gradient_type, p->size, false,
+                       stream);
+    gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
+                    stream);
+    if (p->fp8) {
+        gpu_fp8_update(&p->scaling, p->state, input, stream);
+        gpu_fp8_clear_measured(&p->scaling, stream);
+    }
+    update_copies(p, input);
+    if (p->fp8) { update_codes(p, input); }
+}
+
+// ---- to the host
+// ----------------------------------------------------------------------------------
+
+void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapshot *s) {
+    int64_t moment_bytes = p->size * gpu_type_bytes(p->moment_type);
+    char *master = p->snapshot, *exp_avg = master + 4 * p->size,
+         *exp_avg_sq = exp_avg + moment_bytes;
+    Bf16 *weights = (Bf16 *)(exp_avg_sq + moment_bytes);
+    int64_t chunk = scratch_elements / PARAM_ALIGN * PARAM_ALIGN;
+    fetch(p, master, p->master, (size_t)(4 * p->size));
+    fetch(p, exp_avg, p->exp_avg, (size_t)moment_bytes);
+    fetch(p, exp_avg_sq, p->exp_avg_sq, (size_t)moment_bytes);
+    for (int64_t at = 0; at < p->size; at += chunk) {
+        int64_t n = min64(chunk, p->size - at);
+        gpu_to_bf16(scratch, p->master + at, n, p->gpu->stream);
+        fetch(p, weights + at, scratch, (size_t)n * sizeof(Bf16));
+    }
+    if (p->delayed) {
+        size_t count = (size_t)p->scaling.count;
+        fetch(p, p->snapshot_slots, p->scaling.slots, count * sizeof(Fp8Slot));
+        fetch(p, p->snapshot_history, p->scaling.history,
+              count * (size_t)p->scaling.history_length * sizeof(float));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    s->model_dtype = DTYPE_BF16;
+    s->model = weights;
+    s->moment_dtype = p->moment_type == TYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+    s->master = master;
+    s->exp_avg = exp_avg;
+    s->exp_avg_sq = exp_avg_sq;
+    s->slots = p->delayed ? p->snapshot_slots : NULL;
+    s->amax_history = p->delayed ? p->snapshot_history : NULL;
+}

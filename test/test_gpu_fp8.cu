@@ -1,0 +1,428 @@
+// Every kernel that writes FP8 against cpu.c and fp8_format.h: codes equal bit for bit where the
+// arithmetic before is exact, within one code otherwise; transposes and ranges exact; scales by the
+// one rule. And the FP8 products against FP64 of the dequantised operands.
+#include "../kernels/fp8.h"
+#include "../kernels/gemm.h"
+#include "gpu_test.h"
+
+typedef std::vector<uint8_t> Codes;
+
+// A quantised tensor under test: poisoned outputs, one slot, one live entry.
+struct Quantised {
+    int M, N;
+    Fp8Type type;
+    Buffer<uint8_t> rows, columns;
+    Buffer<Fp8Live> live;
+    Buffer<Fp8Slot> slot;
+    float scale;
+
+    Quantised(int m, int n, Fp8Type t, float given_scale)
+        : M(m), N(n), type(t), rows((size_t)m * n), columns((size_t)m * n), live(1), slot(1),
+          scale(given_scale) {
+        reset(0.0f, 1);
+    }
+    // count: of the slot's history; the live range as a producer would have left it
+    void reset(float measured, int count) {
+        Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
+        Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
+        live.put(&l);
+        slot.put(&s);
+        rows.poison();
+        columns.poison();
+    }
+    Fp8Out out() {
+        return {rows.data, columns.data, type, fp8_max(type), live.data, slot.data, true};
+    }
+};
+
+static uint32_t code_order(uint8_t code) { // codes as numbers that grow with the value
+    return code & 0x80 ? 0x80u - (code & 0x7f) : 0x80u + code;
+}
+
+// Codes against the values that were to be quantised; returns how many differ at all.
+static int check_codes(const Codes &codes, const Floats &values, float scale, Fp8Type type,
+                       int apart) {
+    int differ = 0;
+    for (size_t i = 0; i < values.size(); i++) {
+        uint8_t expected = fp8_encode(values[i] * scale, type);
+        uint32_t a = code_order(codes[i]), b = code_order(expected);
+        differ += codes[i] != expected;
+        if (!((a > b ? a - b : b - a) <= (uint32_t)apart)) {
+            test_fail(__FILE__, __LINE__, "element %zu: code %02x for %g, not %02x", i, codes[i],
+                      values[i], expected);
+            break;
+        }
+    }
+    return differ;
+}
+
+static void check_transpose(Quantised &q) {
+    Codes rows = q.rows.get(), columns = q.columns.get(), turned(rows.size());
+    for (int i = 0; i < q.M; i++) {
+        for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = rows[(size_t)i * q.N + j]; }
+    }
+    CHECK(columns == turned);
+}
+
+// A tensor quantised by a given scale, and its range in the slot. exact: the values are those of
+// cpu.c to the last bit, so the codes must be too, and the range.
+static void check_given(Quantised &q, const Floats &expected, bool exact) {
+    int differ = check_codes(q.rows.get(), expected, q.scale, q.type, exact ? 0 : 1);
+    CHECK(differ <= (int)(expected.size() / 50)); // rounding differs rarely
+    check_transpose(q);
+    float amax = tensor_amax(expected.data(), (int64_t)expected.size());
+    CHECK_CLOSE(q.slot.get()[0].amax, amax, exact ? 0.0 : 1e-4 * amax);
+}
+
+static void cast(int M, int N, Fp8Type type) {
+    Input x((size_t)M * N, 1);
+    FloatBuffer sums(N), scratch(partial_sums_bytes(N) / sizeof(float) + (size_t)M / 16 * N);
+    float amax = tensor_amax(x.host.data(), (int64_t)x.host.size());
+    Quantised q(M, N, type, 37.3f);
+    gpu_quantize(q.out(), false, {sums.data, TYPE_F32, false}, x.device.data, scratch.data, M, N,
+                 gpu.stream);
+    check_given(q, x.host, true);
+    Floats expected_sums(N, 0.0f);
+    bias_backward(expected_sums.data(), x.host.data(), M, N);
+    CHECK_ERROR(sums.get().data(), expected_sums.data(), N, 1e-5);
+
+    // measured, with no history: the scale is amax's
+    q.reset(amax, 0);
+    gpu_quantize(q.out(), true, {}, x.device.data, scratch.data, M, N, gpu.stream);
+    Fp8Live live = q.live.get()[0];
+    float scale = fp8_scale(amax, fp8_max(type), 1.0f);
+    CHECK_CLOSE(live.scale, scale, 0.0);
+    CHECK_CLOSE(live.scale_inv, 1.0f / scale, 0.0);
+    CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
+    CHECK_EQUAL(check_codes(q.rows.get(), x.host, scale, type, 0), 0);
+    check_transpose(q);
+
+    // measured, with a history: the slot's scale stands
+    q.reset(amax, 3);
+    gpu_quantize(q.out(), true, {}, x.device.data, scratch.data, M, N, gpu.stream);
+    CHECK_EQUAL(check_codes(q.rows.get(), x.host, q.scale, type, 0), 0);
+}
+
+static void casts(void) {
+    for (int type = 0; type < 2; type++) {
+        cast(16, 16, (Fp8Type)type);
+        cast(128, 64, (Fp8Type)type);
+        cast(48, 208, (Fp8Type)type);
+        cast(1008, 1600, (Fp8Type)type);
+    }
+}
+
+static void special_values(void) {
+    float specials[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e30f, -1e30f, 1e-30f};
+    Floats x(16 * 16);
+    for (size_t i = 0; i < x.size(); i++) { x[i] = specials[i % 8]; }
+    round_to_bf16(x.data(), x.data(), (int64_t)x.size());
+    for (int type = 0; type < 2; type++) {
+        Bf16Buffer device(x.size());
+        put_floats(device, x);
+        Quantised q(16, 16, (Fp8Type)type, 2.0f);
+        gpu_quantize(q.out(), false, {}, device.data, NULL, 16, 16, gpu.stream);
+        CHECK_EQUAL(check_codes(q.rows.get(), x, q.scale, q.type, 0), 0);
+        CHECK(isnan(q.slot.get()[0].amax)); // and the update will not take it
+    }
+}
+
+static void ranges(void) {
+    Input x(1000 * 8, 1);
+    FloatBuffer amax(1);
+    float before = 0.5f;
+    amax.put(&before);
+    gpu_amax(amax.data, x.device.data, TYPE_BF16, 8000, gpu.stream);
+    CHECK_CLOSE(amax.get()[0], tensor_amax(x.host.data(), 8000), 0.0);
+    before = 1e20f;
+    amax.put(&before);
+    gpu_amax(amax.data, x.device.data, TYPE_BF16, 8000, gpu.stream);
+    CHECK_CLOSE(amax.get()[0], before, 0.0);
+}
+
+static void activations_fp8(int M, int F, Fp8Type type) {
+    size_t n = (size_t)M * F;
+    Input x(n, 2), x2(2 * n, 2), dout(n, 1);
+    FloatBuffer sums(F), scratch(partial_sums_bytes(2 * F) / sizeof(float) + n / 16);
+    Floats y(n), dx(n), dx2(2 * n), expected_sums(F, 0.0f);
+    Quantised q(M, F, type, 50.0f), wide(M, 2 * F, type, 20.0f);
+    gpu_gelu_forward_fp8(q.out(), x.device.data, M, F, gpu.stream);
+    gelu_forward(y.data(), x.host.data(), (int64_t)n);
+    check_given(q, y, false);
+    q.reset(0, 1);
+    gpu_gelu_backward_fp8(q.out(), {sums.data, TYPE_F32, false}, dout.device.data, x.device.data,
+                          scratch.data, M, F, gpu.stream);
+    gelu_backward(dx.data(), dout.host.data(), x.host.data(), (int64_t)n);
+    check_given(q, dx, false);
+    bias_backward(expected_sums.data(), dx.data(), M, F);
+    CHECK_ERROR(sums.get().data(), expected_sums.data(), F, 1e-4);
+    q.reset(0, 1);
+    gpu_swiglu_forward_fp8(q.out(), x2.device.data, M, F, gpu.stream);
+    swiglu_forward(y.data(), x2.host.data(), M, F);
+    check_given(q, y, false);
+    gpu_swiglu_backward_fp8(wide.out(), dout.device.data, x2.device.data, M, F, gpu.stream);
+    swiglu_backward(dx2.data(), dout.host.data(), x2.host.data(), M, F);
+    check_given(wide, dx2, false);
+}
+
+static void activations(void) {
+    activations_fp8(16, 16, FP8_E4M3);
+    activations_fp8(144, 208, FP8_E5M2);
+    activations_fp8(512, 3072, FP8_E4M3);
+}
+
+static void rope_fp8(int B, int T, int H, int G, int D) {
+    int N = (H + 2 * G) * D;
+    Input dqkv((size_t)B * T * N, 1);
+    Floats table((size_t)T * D), expected = dqkv.host;
+    FloatBuffer device_table(table.size());
+    rope_table(table.data(), T, D, 10000.0f);
+    device_table.put(table.data());
+    Quantised q(B * T, N, FP8_E5M2, 100.0f);
+    gpu_rope_backward_fp8(q.out(), dqkv.device.data, device_table.data, B, T, H, G, D, gpu.stream);
+    rope_apply(expected.data(), table.data(), B, T, H, G, D, true);
+    check_given(q, expected, false);
+    CHECK(same_bits(get_floats(dqkv.device), dqkv.host));
+}
+
+static void ropes(void) {
+    rope_fp8(1, 16, 2, 1, 16);
+    rope_fp8(2, 24, 4, 2, 64);
+    rope_fp8(1, 80, 8, 2, 128);
+}
+
+static void norm_fp8(int M, int C, bool layernorm) {
+    size_t n = (size_t)M * C;
+    Input x(n, 2), w(C, 1), b(C, 1);
+    FloatBuffer mean(M), rstd(M);
+    Floats y(n), m(M), r(M);
+    Quantised q(M, C, FP8_E4M3, 60.0f);
+    const Bf16 *bias = layernorm ? b.device.data : NULL;
+    gpu_norm_forward(NULL, mean.data, rstd.data, x.device.data, w.device.data, bias, M, C, 1e-5f,
+                     gpu.stream);
+    gpu_norm_forward_fp8(q.out(), layernorm ? mean.data : NULL, rstd.data, x.device.data,
+                         w.device.data, bias, M, C, gpu.stream);
+    if (layernorm) {
+        layernorm_forward(y.data(), m.data(), r.data(), x.host.data(), w.host.data(), b.host.data(),
+                          M, C, 1e-5f);
+        CHECK_ERROR(mean.get().data(), m.data(), M, 1e-5);
+    } else {
+        rmsnorm_forward(y.data(), r.data(), x.host.data(), w.host.data(), M, C, 1e-5f);
+    }
+    CHECK_ERROR(rstd.get().data(), r.data(), M, 1e-5);
+    check_given(q, y, false);
+}
+
+static void norms(void) {
+    for (int layernorm = 0; layernorm < 2; layernorm++) {
+        norm_fp8(16, 16, layernorm);
+        norm_fp8(80, 208, layernorm);
+        norm_fp8(1008, 768, layernorm);
+        norm_fp8(96, 1600, layernorm);
+        norm_fp8(64, 2048, layernorm);
+        norm_fp8(48, 4096, layernorm);
+        norm_fp8(32, 8192, layernorm);
+    }
+}
+
+static void optimizer(int N, int C) {
+    size_t n = (size_t)round_up64((int64_t)N * C, 64);
+    Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f);
+    Input g(n, 0.1f);
+    FloatBuffer master(n), dm(n), dv(n);
+    Buffer<uint8_t> decay(n / 64);
+    Buffer<StepState> state(1);
+    InputBuffer input(0.01, 0);
+    std::vector<uint8_t> ones(n / 64, 1);
+    StepState s = {.gradient_scale = 1.0f, .updates = 1};
+    AdamWUpdate u = {.master = master.data,
+                     .exp_avg = dm.data,
+                     .exp_avg_sq = dv.data,
+                     .moment_type = TYPE_F32,
+                     .gradients = g.device.data,
+                     .gradient_type = TYPE_BF16,
+                     .decay = decay.data,
+                     .n = (int64_t)n,
+                     .input = input.data,
+                     .beta1 = 0.9f,
+                     .beta2 = 0.95f,
+                     .eps = 1e-8f,
+                     .weight_decay = 0.1f};
+    AdamW a = {.lr = 0.01f,
+               .beta1 = 0.9f,
+               .beta2 = 0.95f,
+               .eps = 1e-8f,
+               .weight_decay = 0.1f,
+               .gradient_scale = 1.0f,
+               .step = 1};
+    decay.put(ones.data());
+    state.put(&s);
+    Floats updated = w;
+    adamw_update(updated.data(), m.data(), v.data(), g.host.data(), (int64_t)n, a);
+    Floats zeros(n, 0.0f);
+    for (int measured = 0; measured < 2; measured++) {
+        Quantised q(N, C, FP8_E4M3, 90.0f);
+        master.put(w.data());
+        dm.put(zeros.data());
+        dv.put(zeros.data());
+        q.reset(0.0f, measured ? 0 : 1);
+        gpu_adamw_update_fp8(q.out(), measured, &u, state.data, N, C, gpu.stream);
+        Floats result = master.get();
+        CHECK_ERROR(result.data(), updated.data(), (int64_t)n, 1e-6);
+        float amax = tensor_amax(result.data(), (int64_t)N * C), scale = q.scale;
+        if (measured) {
+            CHECK_CLOSE(q.live.get()[0].amax, amax, 0.0);
+            gpu_quantize_weights(q.out(), true, master.data, N, C, gpu.stream);
+            scale = fp8_scale(amax, fp8_max(FP8_E4M3), 1.0f);
+        }
+        CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
+        result.resize((size_t)N * C);
+        CHECK_EQUAL(check_codes(q.rows.get(), result, scale, q.type, 0), 0);
+        check_transpose(q);
+    }
+}
+
+static void optimizers(void) {
+    optimizer(16, 16);
+    optimizer(144, 208);
+    optimizer(768, 2304);
+}
+
+// The update kernel against fp8_slot_update, slot by slot, over many steps with bad ranges among
+// them.
+static void scaling_state(void) {
+    enum { SLOTS = 6, LENGTH = 5, STEPS = 17 };
+    for (int variant = 0; variant < 4; variant++) {
+        bool most_recent = variant & 1;
+        int interval = variant & 2 ? 3 : 1;
+        Buffer<Fp8Slot> slots(SLOTS);
+        Buffer<Fp8Live> live(SLOTS);
+        FloatBuffer history(SLOTS * LENGTH), targets(SLOTS);
+        Buffer<uint8_t> used(SLOTS);
+        Buffer<StepState> state(1);
+        Buffer<StepInput> input(1);
+        std::vector<Fp8Slot> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
+        Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
+        uint8_t flags[SLOTS] = {1, 1, 1, 1, 1, 0};
+        targets.put(host_targets.data());
+        history.put(host_history.data());
+        used.put(flags);
+        for (int step = 0; step < STEPS; step++) {
+            for (int i = 0; i < SLOTS; i++) {
+                float bad[] = {0.0f, INFINITY, NAN};
+                host[i].amax = (step + i) % 4 == 1 ? bad[step % 3] : 1.0f + (step * 7 + i * 3) % 11;
+            }
+            slots.put(host.data());
+            StepState s = {.skipped = step == 6};
+            state.put(&s);
+            StepInput in = {0.0, step, (step + 1) % interval == 0};
+            input.put(&in);
+            Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data, used.data,
+                                  SLOTS,      LENGTH,    true,         most_recent};
+            gpu_fp8_update(&scaling, state.data, input.data, gpu.stream);
+            int unmeasured = 0;
+            for (int i = 0; i < SLOTS; i++) {
+                if (!flags[i]) { continue; }
+                if (step == 6) {
+                    if (i % 3 != 1) { host[i].amax = 0.0f; }
+                } else {
+                    fp8_slot_update(&host[i], &host_history[i * LENGTH], LENGTH, 448.0f,
+                                    most_recent, (step + 1) % interval == 0);
+                }
+                unmeasured += host[i].count == 0;
+            }
+            std::vector<Fp8Slot> result = slots.get();
+            std::vector<Fp8Live> now = live.get();
+            CHECK(memcmp(result.data(), host.data(), SLOTS * sizeof(Fp8Slot)) == 0);
+            CHECK(same_bits(history.get(), host_history));
+            CHECK_EQUAL(state.get()[0].unmeasured, unmeasured);
+            for (int i = 0; i < SLOTS; i++) {
+                if (flags[i] && host[i].count > 0) { CHECK(now[i].scale == host[i].scale); }
+            }
+        }
+    }
+}
+
+// One product of FP8 operands, D = A B' scaled by both inverses, in BF16 and FP32, written and
+// added.
+static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast) {
+    Codes a((size_t)m * k), b((size_t)n * k);
+    Floats expected((size_t)m * n);
+    random_key++;
+    for (size_t i = 0; i < a.size(); i++) { a[i] = fp8_encode(50 * rng_normal(random_key, i), ta); }
+    for (size_t i = 0; i < b.size(); i++) {
+        b[i] = fp8_encode(30 * rng_normal(~random_key, i), tb);
+    }
+    Fp8Live scales[2] = {{1.0f / 50, 50, 0, 0}, {1.0f / 30, 30, 0, 0}};
+    for (int i = 0; i < m; i++) {
+        for (int j = 0; j < n; j++) {
+            double sum = 0;
+            for (int p = 0; p < k; p++) {
+                sum += (double)fp8_decode(a[(size_t)i * k + p], ta) *
+                       fp8_decode(b[(size_t)j * k + p], tb);
+            }
+            expected[(size_t)i * n + j] = (float)(sum * scales[0].scale_inv * scales[1].scale_inv);
+        }
+    }
+    Buffer<uint8_t> da(a.size()), db(b.size());
+    Buffer<Fp8Live> live(2);
+    Bf16Buffer d((size_t)m * n);
+    FloatBuffer wide((size_t)m * n);
+    da.put(a.data());
+    db.put(b.data());
+    live.put(scales);
+    GpuType types[] = {TYPE_E4M3, TYPE_E5M2};
+    Gemm g = {.m = m,
+              .n = n,
+              .k = k,
+              .a = da.data,
+              .b = db.data,
+              .d = d.data,
+              .type_a = types[ta],
+              .type_b = types[tb],
+              .type_d = TYPE_BF16,
+              .trans_b = true,
+              .alpha = 1.0f,
+              .scale_a = &live.data[0].scale_inv,
+              .scale_b = &live.data[1].scale_inv,
+              .fast_accumulation = fast};
+    gemm(&gpu, g);
+    CHECK_BF16(get_floats(d), expected, fast ? 2.0 : 1.2);
+    g.d = wide.data;
+    g.type_d = TYPE_F32;
+    gemm(&gpu, g);
+    // Hopper's FP8 tensor cores keep some 14 bits of the sum between promotions
+    CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), fast ? 3e-3 : 5e-4);
+    Floats twice = wide.get();
+    for (float &x : twice) { x *= 2; }
+    g.c = wide.data;
+    g.beta = 1.0f;
+    gemm(&gpu, g);
+    CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)twice.size(), 1e-6);
+}
+
+static void products(void) {
+    for (int fast = 0; fast < 2; fast++) {
+        check_product(128, 256, 64, FP8_E4M3, FP8_E4M3, fast);
+        check_product(208, 144, 1008, FP8_E5M2, FP8_E4M3, fast);
+        check_product(16, 512, 4096, FP8_E4M3, FP8_E5M2, fast);
+    }
+}
+
+int main(void) {
+    if (!open_test_gpu(1 << 20)) { return 0; }
+    if (gpu.capability < 90) {
+        printf("  skipped: FP8 needs compute capability 9.0\n0 passed, 0 failed, 1 skipped\n");
+        return 0;
+    }
+    RUN(casts);
+    RUN(special_values);
+    RUN(ranges);
+    RUN(activations);
+    RUN(ropes);
+    RUN(norms);
+    RUN(optimizers);
+    RUN(scaling_state);
+    RUN(products);
+    return test_summary();
+}
