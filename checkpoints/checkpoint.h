@@ -23,9 +23,14 @@
 // A checkpoint is written as .tmp-step_..., every file synced, then renamed; `latest` moves after
 // that, and only then are older checkpoints deleted. What an interrupted run leaves behind starts
 // with a dot and is swept at the next start.
+//
+// Several ranks: each writes its optimizer file, rank 0 everything else. Rank 0 renames the folder
+// once every rank has said that its file is on the disk; when one could not, the folder is removed,
+// and all ranks know why.
 #ifndef LLM8_CHECKPOINT_H
 #define LLM8_CHECKPOINT_H
 
+#include "../train/group.h"
 #include "../train/model.h"
 #include "../train/precision.h"
 #include "safetensors.h"
@@ -55,8 +60,9 @@ typedef struct {
     int64_t data_windows;
     bool best; // the best validation loss so far was measured at this step
     int rank, ranks;
+    Group *group; // the other ranks; NULL: there are none
     Dtype model_dtype;
-    const void *model; // all weights, for model.safetensors
+    const void *model; // all weights, for model.safetensors; rank 0's alone counts
     int num_ranges;    // of the parameter space this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
@@ -65,7 +71,8 @@ typedef struct {
     const float *amax_history;
 } Snapshot;
 
-// Writes, publishes, verifies, then prunes to --keep.
+// Writes, publishes, verifies, then prunes to --keep. Every rank calls it, and gets the same
+// answer.
 bool checkpoint_save(const Snapshot *snapshot, Error *err);
 
 // Saves in a thread of its own, one at a time.
@@ -80,13 +87,11 @@ typedef struct {
 
 // Waits for the save before this one, if it is still going on.
 void saver_start(Saver *saver, const Snapshot *snapshot);
-// Waits; false when the last save failed, whose reason it has printed.
+// Waits; false when the last save failed, whose reason it has printed (on rank 0).
 bool saver_wait(Saver *saver);
 
 // Removes what interrupted saves left under a --save folder.
 bool checkpoint_sweep(const char *save, Error *err);
-
-enum { RANKS_MAX = 4096 };
 
 // One rank's optimizer file.
 typedef struct {
@@ -110,6 +115,8 @@ typedef struct {
 
 // Opens a checkpoint and checks every byte of it.
 bool checkpoint_open(Checkpoint *c, const char *path, Error *err);
+// One that rank 0 has just checked: reads no more of it than it must.
+bool checkpoint_open_checked(Checkpoint *c, const char *path, Error *err);
 void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or under --save the one that `latest` points to,

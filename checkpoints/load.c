@@ -190,12 +190,12 @@ static bool open_optimizer(Checkpoint *c, Error *err) {
     return check_cover(c, err);
 }
 
-static bool open_files(Checkpoint *c, Error *err) {
+static bool open_files(Checkpoint *c, bool check, Error *err) {
     char path[PATH_LENGTH];
     path_format(path, "%s/meta.json", c->path);
     if (!path_exists(c->path)) { return fail(err, "%s: no such checkpoint", c->path); }
     cJSON *meta = parse_meta(path, err);
-    bool ok = meta != NULL && read_meta(c, meta, err) && check_files(c, meta, err);
+    bool ok = meta != NULL && read_meta(c, meta, err) && (!check || check_files(c, meta, err));
     cJSON_Delete(meta);
     if (!ok || !open_optimizer(c, err)) { return false; }
     path_format(path, "%s/model.safetensors", c->path);
@@ -204,12 +204,20 @@ static bool open_files(Checkpoint *c, Error *err) {
     return !path_exists(path) || safetensors_open(&c->scaling, path, err);
 }
 
-bool checkpoint_open(Checkpoint *c, const char *path, Error *err) {
+static bool open_checkpoint(Checkpoint *c, const char *path, bool check, Error *err) {
     *c = (Checkpoint){0};
     path_format(c->path, "%s", path);
-    if (open_files(c, err)) { return true; }
+    if (open_files(c, check, err)) { return true; }
     checkpoint_close(c);
     return false;
+}
+
+bool checkpoint_open(Checkpoint *c, const char *path, Error *err) {
+    return open_checkpoint(c, path, true, err);
+}
+
+bool checkpoint_open_checked(Checkpoint *c, const char *path, Error *err) {
+    return open_checkpoint(c, path, false, err);
 }
 
 void checkpoint_close(Checkpoint *c) {

@@ -15,18 +15,28 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// Adds a finished file to meta.json's list.
-static bool close_file(FileWriter *w, cJSON *files, const char *name, Error *err) {
-    int64_t bytes = w->bytes;
-    uint32_t crc = w->crc;
-    if (!writer_close(w, err)) { return false; }
+// A finished file, as meta.json lists it.
+typedef struct {
+    char name[64];
+    int64_t bytes;
+    uint32_t crc;
+} FileEntry;
+
+static void list_file(cJSON *files, const FileEntry *f) {
     char digits[16];
-    snprintf(digits, sizeof(digits), "%08x", crc);
+    snprintf(digits, sizeof(digits), "%08x", f->crc);
     cJSON *entry = cJSON_CreateObject();
-    cJSON_AddStringToObject(entry, "name", name);
-    cJSON_AddNumberToObject(entry, "bytes", (double)bytes);
+    cJSON_AddStringToObject(entry, "name", f->name);
+    cJSON_AddNumberToObject(entry, "bytes", (double)f->bytes);
     cJSON_AddStringToObject(entry, "crc32", digits);
     cJSON_AddItemToArray(files, entry);
+}
+
+static bool close_file(FileWriter *w, cJSON *files, const char *name, Error *err) {
+    FileEntry entry = {.bytes = w->bytes, .crc = w->crc};
+    snprintf(entry.name, sizeof(entry.name), "%s", name);
+    if (!writer_close(w, err)) { return false; }
+    list_file(files, &entry);
     return true;
 }
 
@@ -65,12 +75,12 @@ static char *ranges_metadata(const Snapshot *s) {
     return text;
 }
 
-static bool write_optimizer(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
-    char path[PATH_LENGTH], name[64];
+static bool write_optimizer(const Snapshot *s, const char *folder, FileEntry *f, Error *err) {
+    char path[PATH_LENGTH];
     int64_t elements = 0;
     for (int i = 0; i < s->num_ranges; i++) { elements += s->ranges[i].end - s->ranges[i].begin; }
-    snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", s->rank, s->ranks);
-    path_format(path, "%s/%s", folder, name);
+    snprintf(f->name, sizeof(f->name), "optimizer-%d-of-%d.safetensors", s->rank, s->ranks);
+    path_format(path, "%s/%s", folder, f->name);
     SafeTensorsWriter w = {0};
     safetensors_declare(&w, "master", DTYPE_F32, 1, &elements);
     safetensors_declare(&w, "exp_avg", s->moment_dtype, 1, &elements);
@@ -83,7 +93,9 @@ static bool write_optimizer(const Snapshot *s, const char *folder, cJSON *files,
         writer_write(&w.file, s->master, (size_t)elements * sizeof(float));
         writer_write(&w.file, s->exp_avg, moment_bytes);
         writer_write(&w.file, s->exp_avg_sq, moment_bytes);
-        ok = close_file(&w.file, files, name, err);
+        f->bytes = w.file.bytes;
+        f->crc = w.file.crc;
+        ok = writer_close(&w.file, err);
     }
     safetensors_free(&w);
     return ok;
@@ -172,17 +184,26 @@ static char *meta_text(const Snapshot *s, cJSON *files) {
     return text;
 }
 
-static bool write_files(const Snapshot *s, const char *folder, Error *err) {
-    cJSON *files = cJSON_CreateArray();
-    bool ok = write_model(s, folder, files, err) && write_optimizer(s, folder, files, err) &&
-              (s->slots == NULL || write_scaling(s, folder, files, err));
-    if (ok) {
-        char path[PATH_LENGTH], *text = meta_text(s, files);
-        path_format(path, "%s/meta.json", folder);
-        ok = file_replace(path, text, strlen(text), err);
-        free(text);
-    }
-    cJSON_Delete(files);
+static bool write_meta(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
+    char path[PATH_LENGTH], *text = meta_text(s, files);
+    path_format(path, "%s/meta.json", folder);
+    bool ok = file_replace(path, text, strlen(text), err) && folder_sync(folder, err);
+    free(text);
+    return ok;
+}
+
+// All files but meta.json, which lists them; the same answer on every rank.
+static bool write_files(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
+    bool first = s->rank == 0;
+    FileEntry own = {0}, *all = calloc_or_die((size_t)s->ranks, sizeof(FileEntry));
+    bool ok = (!first || write_model(s, folder, files, err)) &&
+              write_optimizer(s, folder, &own, err);
+    if (ok) { list_file(files, &own); }
+    ok = ok && (!first || s->slots == NULL || write_scaling(s, folder, files, err));
+    ok = group_agree(s->group, CHANNEL_SAVE, ok, err);
+    if (ok) { group_gather(s->group, CHANNEL_SAVE, &own, sizeof(own), all); }
+    for (int r = 1; ok && first && r < s->ranks; r++) { list_file(files, &all[r]); }
+    free(all);
     return ok;
 }
 
@@ -261,25 +282,38 @@ static bool verify(const char *path, Error *err) {
     return true;
 }
 
-static bool write_and_publish(const Snapshot *s, Error *err) {
+// Rank 0: makes the folder valid, and gives it its name.
+static bool publish_step(const Snapshot *s, const char *fresh, cJSON *files, Error *err) {
     const char *save = s->options->save;
-    char fresh[PATH_LENGTH], path[PATH_LENGTH], name[PATH_LENGTH], link[PATH_LENGTH];
-    path_format(name, "step_%08lld", (long long)s->progress.step);
-    path_format(fresh, "%s/.tmp-%s", save, name);
+    char path[PATH_LENGTH], link[PATH_LENGTH];
     checkpoint_path(path, save, s->progress.step);
-    if (path_exists(fresh) && !folder_remove(fresh, err)) { return false; }
-    if (!folder_make(fresh, err)) { return false; }
-    if (!write_files(s, fresh, err) || !folder_sync(fresh, err)) {
-        folder_remove(fresh, NULL); // gives a full disk its room back
+    if (!write_meta(s, fresh, files, err) || !publish(fresh, path, err) ||
+        !folder_sync(save, err) || !verify(path, err)) {
         return false;
     }
-    if (!publish(fresh, path, err) || !folder_sync(save, err) || !verify(path, err)) {
-        return false;
-    }
+    const char *name = strrchr(path, '/') + 1;
     path_format(link, "%s/latest", save);
     if (!link_replace(link, name, err)) { return false; }
     path_format(link, "%s/best", save);
     return !s->best || link_replace(link, name, err);
+}
+
+static bool write_and_publish(const Snapshot *s, Error *err) {
+    bool first = s->rank == 0;
+    char fresh[PATH_LENGTH];
+    path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
+    bool ok = !first ||
+              ((!path_exists(fresh) || folder_remove(fresh, err)) && folder_make(fresh, err));
+    if (!group_agree(s->group, CHANNEL_SAVE, ok, err)) { return false; }
+    cJSON *files = cJSON_CreateArray();
+    if (write_files(s, fresh, files, err)) {
+        ok = group_agree(s->group, CHANNEL_SAVE, !first || publish_step(s, fresh, files, err), err);
+    } else {
+        ok = false;
+    }
+    if (!ok && first) { folder_remove(fresh, NULL); } // gives a full disk its room back
+    cJSON_Delete(files);
+    return ok;
 }
 
 bool checkpoint_save(const Snapshot *s, Error *err) {
@@ -287,7 +321,8 @@ bool checkpoint_save(const Snapshot *s, Error *err) {
     if (!write_and_publish(s, &why)) {
         return fail(err, "%s; earlier checkpoints are as they were", why.text);
     }
-    return prune(s, &why) ||
+    bool ok = s->rank > 0 || prune(s, &why);
+    return group_agree(s->group, CHANNEL_SAVE, ok, &why) ||
            fail(err, "it is saved, but an older one could not be deleted: %s", why.text);
 }
 
@@ -326,7 +361,7 @@ bool saver_wait(Saver *saver) {
     if (!saver->pending) { return true; }
     if (saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
-    if (!saver->ok) {
+    if (!saver->ok && saver->snapshot.rank == 0) {
         warn("saving the checkpoint of step %lld failed: %s",
              (long long)saver->snapshot.progress.step, saver->err.text);
     }

@@ -16,11 +16,26 @@ bool fail(Error *err, const char *format, ...) {
     return false;
 }
 
+static char rank_tag[24]; // die() is called where no one knows the rank
+
+void errors_name_rank(int rank) {
+    snprintf(rank_tag, sizeof(rank_tag), "rank %d: ", rank);
+}
+
 static void print_tagged(const char *tag, const char *format, va_list args) {
+    char line[4096];
+    int used = snprintf(line, sizeof(line), "%s%s", rank_tag, tag);
+    vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, args);
+    strcat(line, "\n");
     fflush(stdout);
-    fputs(tag, stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    fputs(line, stderr);
+}
+
+void complain(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_tagged("error: ", format, args);
+    va_end(args);
 }
 
 void die(const char *format, ...) {

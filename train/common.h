@@ -33,11 +33,20 @@ typedef struct {
 // Fills err (when not NULL) and returns false, so that `return fail(err, ...)` reads as what it is.
 bool fail(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 
-// "error: ..." on stderr, exit status 1.
+// "error: ..." on stderr, in one write, so that lines of several processes stay whole.
+void complain(const char *format, ...) PRINTF_LIKE(1, 2);
+
+// complain, and exit status 1.
 void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 
 // "warning: ..." on stderr.
 void warn(const char *format, ...) PRINTF_LIKE(1, 2);
+
+// From here on, errors and warnings begin with "rank N: ".
+void errors_name_rank(int rank);
+
+// Exit statuses besides 0 and 1, which train/launch.c and scripts/restart.sh tell apart.
+enum { EXIT_TOO_MANY_SKIPPED = 3, EXIT_LOST_RANK = 4, EXIT_STOPPED_BY_SIGNAL = 75 };
 
 enum { PATH_LENGTH = 1024 };
 

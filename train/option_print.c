@@ -19,7 +19,7 @@ void options_note_gpu_only(const Options *options) {
     char value[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (row->group == option_group_gpu &&
+        if ((row->group == option_group_gpu || row->group == option_group_ranks) &&
             strcmp(option_text(options, row, value), row->fallback) != 0) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
         }
@@ -116,7 +116,7 @@ void options_help(FILE *out, const char *program) {
     for (int i = 0; i < preset_table_count; i++) {
         fprintf(out, "  %-*s%s\n", INDENT - 2, preset_table[i].name, preset_table[i].help);
     }
-    fputs("\nExit status: 0 done; 1 error; 3 too many skipped steps; 75 stopped by a signal, "
-          "saved.\n",
+    fputs("\nExit status: 0 done; 1 error; 3 too many skipped steps; 4 rank lost; 75 stopped by a "
+          "signal, saved.\n",
           out);
 }

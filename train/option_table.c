@@ -28,6 +28,7 @@ static const char PRECISION[] = "Precision";
 static const char EVALUATION[] = "Evaluation and sampling";
 static const char CHECKPOINTS[] = "Checkpoints";
 const char option_group_gpu[] = "GPU";
+const char option_group_ranks[] = "Several GPUs";
 static const char RUN[] = "Run";
 
 const OptionRow option_table[] = {
@@ -165,6 +166,20 @@ const OptionRow option_table[] = {
          "after the last step, time one more by kernel family (its update counts for nothing)"),
     FLAG("verify", verify, "false", option_group_gpu,
          "check driver, libraries, a product and an attention on this machine, and leave"),
+
+    INT("gpus", gpus, "1", 1, RANKS_MAX, option_group_ranks,
+        "GPUs of this machine to train on, a process (rank) each; leave it out where torchrun, "
+        "srun "
+        "or mpirun starts the ranks"),
+    CHOICE(
+        "zero-stage", zero_stage, "1", "0|1", option_group_ranks,
+        "1: a rank keeps and updates its part of the master weights and moments; 0: all of them"),
+    CHOICE("grad-reduce-dtype", grad_reduce_dtype, "auto", "auto|fp32|bf16", option_group_ranks,
+           "type in which gradients are summed over the ranks; auto: the one they are kept in"),
+    FLAG("fp8-param-gather", fp8_param_gather, "true", option_group_ranks,
+         "with --zero-stage 1, send FP8 layers' new weights as FP8"),
+    INT("distributed-timeout", distributed_timeout, "600", 1, 1 << 20, option_group_ranks,
+        "seconds to wait for ranks to come, and after which one that hangs ends the run"),
 
     LONG("log-interval", log_interval, "10", 1, COUNT_MAX, RUN,
          "steps between lines (metrics.jsonl has every step)"),

@@ -12,7 +12,7 @@ typedef struct {
 
 extern const OptionRow option_table[];
 extern const int option_table_count;
-extern const char option_group_gpu[]; // the group that only the GPU trainer heeds
+extern const char option_group_gpu[], option_group_ranks[]; // which only the GPU trainer heeds
 extern const Preset preset_table[];
 extern const int preset_table_count;
 

@@ -335,6 +335,7 @@ bool options_finish_batch(Options *o, int ranks, Error *err) {
 
 bool options_read(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof(*options));
+    options->ranks = 1;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         if (!option_set(options, row->name, row->fallback, SOURCE_DEFAULT, err)) { return false; }
@@ -346,6 +347,7 @@ bool options_read(Options *options, int argc, char **argv, Error *err) {
     if (options->config[0] != '\0' && !read_config(options, options->config, err)) { return false; }
     if (!apply_preset(options, err)) { return false; }
     derive_values(options);
+    options->ranks = options->gpus;
     return check_values(options, err);
 }
 

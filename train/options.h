@@ -28,7 +28,7 @@ typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
 typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
 
-enum { OPTIONS_MAX = 96 };
+enum { OPTIONS_MAX = 96, RANKS_MAX = 4096 };
 
 typedef struct {
     // model
@@ -74,6 +74,9 @@ typedef struct {
     int lm_head_chunk_tokens, workspace_mib, device;
     double device_memory_gib;
     bool verify, profile;
+    // several GPUs
+    int gpus, zero_stage, grad_reduce_dtype, distributed_timeout;
+    bool fp8_param_gather;
     // run
     int64_t log_interval;
     bool plan;
@@ -82,6 +85,8 @@ typedef struct {
     bool help, version;
 
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
+    // Which of the processes that train together this one is: --gpus, until launch() knows better.
+    int rank, ranks;
 } Options;
 
 typedef enum {

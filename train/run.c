@@ -9,6 +9,15 @@
 
 static volatile sig_atomic_t stop_signal; // what a handler can reach
 
+bool run_wants_stop(void) {
+    return stop_signal != 0;
+}
+
+// Several ranks end when all know it; one, when it does.
+static bool is_stopping(const Run *run) {
+    return run->ranks > 1 ? run->stopping : stop_signal != 0;
+}
+
 static void request_stop(int number) {
     stop_signal = number;
 }
@@ -23,7 +32,8 @@ static void catch_signals(void) {
 }
 
 bool run_configure(Run *run, const Options *options, Number plain, Error *err) {
-    *run = (Run){.options = *options, .ranks = 1, .saved_step = -1};
+    *run = (Run){
+        .options = *options, .rank = options->rank, .ranks = options->ranks, .saved_step = -1};
     run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
@@ -96,7 +106,7 @@ static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
     char path[PATH_LENGTH];
-    if (o->save[0] == '\0' || o->sample_only) { return; }
+    if (o->save[0] == '\0' || o->sample_only || run->rank > 0) { return; }
     if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
         die("--save %s", err.text);
     }
@@ -115,22 +125,29 @@ void run_start(Run *run, const char *device) {
     snprintf(run->device, sizeof(run->device), "%s", device);
     printf("Run\n  device      %s\n  model       %lld parameters\n", device,
            (long long)run->layout.num_parameters);
+    run_beat(run, DOING_WORK, "opening the data");
     open_data(run);
+    ranks_check_data(run);
     open_tokenizer(run);
     open_save_folder(run);
+    ranks_check_folder(run);
     catch_signals();
     int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
+    if (run->ranks > 1) {
+        printf("  ranks       %d, --zero-stage %d\n", run->ranks, o->zero_stage);
+    }
     printf("  schedule    %lld steps of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, (long long)step_tokens, run_micro_batches(run),
-           o->micro_batch_size * o->seq_length, run_micro_batches(run) > 1 ? "es" : "",
+           (long long)o->train_iters, (long long)step_tokens, run_micro_batches(run) * run->ranks,
+           o->micro_batch_size * o->seq_length, run_micro_batches(run) * run->ranks > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
 }
 
 int run_close(Run *run) {
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
-    bool stopped = stop_signal != 0 && p->step < run->options.train_iters;
+    bool stopped = is_stopping(run) && p->step < run->options.train_iters;
     int status = !saved ? EXIT_FAILURE : (stopped ? EXIT_STOPPED_BY_SIGNAL : EXIT_SUCCESS);
     if (p->skipped_in_row >= run->options.max_skipped) { status = EXIT_TOO_MANY_SKIPPED; }
     MetricsRecord *r = metrics_begin("end");
@@ -138,7 +155,9 @@ int run_close(Run *run) {
     metrics_number(r, "status", status);
     metrics_end(&run->metrics, r);
     if (stopped) {
-        printf("stopped by signal %d after step %lld%s\n", (int)stop_signal, (long long)p->step,
+        char by[40] = "a signal to another rank";
+        if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
+        printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
                run->options.save[0] != '\0' && saved ? "; saved; go on with --resume latest" : "");
     } else if (status == EXIT_TOO_MANY_SKIPPED) {
         printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
@@ -149,6 +168,7 @@ int run_close(Run *run) {
     dataset_close(&run->valid_data);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
     run_free_configuration(run);
+    group_close(run->group);
     return status;
 }
 
@@ -185,7 +205,8 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     Error err;
     bool found;
     if (o->resume[0] == '\0') { return false; }
-    if (!checkpoint_resume(checkpoint, o, &found, &err)) { die("%s", err.text); }
+    run_beat(run, DOING_PAUSE, "reading the checkpoint");
+    if (!ranks_find_checkpoint(run, checkpoint, &found, &err)) { die("%s", err.text); }
     if (!found) {
         printf("no checkpoint under %s yet: starting from step 0\n", o->save);
         return false;
@@ -218,9 +239,11 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     int B = run->options.micro_batch_size;
     int64_t first = run->progress.samples + ahead * run->options.global_batch_size;
     int64_t sample = first + ((int64_t)micro * run->ranks + run->rank) * B;
+    run_beat(run, DOING_WORK, "reading data");
     if (!loader_batch(&run->train, sample, B, INT64_MAX, inputs, targets, &err)) {
         die("--data %s", err.text);
     }
+    run_beat(run, DOING_WAIT, "in a step");
 }
 
 int64_t run_eval_samples(const Run *run) {
@@ -231,14 +254,16 @@ int64_t run_eval_samples(const Run *run) {
 
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
     Error err;
+    run_beat(run, DOING_WORK, "reading data");
     if (!loader_batch(&run->valid, sample, run->options.micro_batch_size, run_eval_samples(run),
                       inputs, targets, &err)) {
         die("--valid-data %s", err.text);
     }
+    run_beat(run, DOING_WAIT, "in an evaluation");
 }
 
 bool run_goes_on(const Run *run) {
-    return run->progress.step < run->options.train_iters && stop_signal == 0 &&
+    return run->progress.step < run->options.train_iters && !is_stopping(run) &&
            run->progress.skipped_in_row < run->options.max_skipped;
 }
 
@@ -252,6 +277,7 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     int64_t one = 1;
     Error err;
     if (path[0] == '\0') { return; }
+    if (run->rank > 0) { ranks_leave(run); }
     SafeTensorsWriter w = {0};
     safetensors_declare(&w, "loss", DTYPE_F32, 1, &one);
     hf_declare(&w, &run->layout, DTYPE_F32);
@@ -260,7 +286,7 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     hf_write(&w, &run->layout, DTYPE_F32, gradients);
     if (!writer_close(&w.file, &err)) { die("--dump-gradients %s", err.text); }
     printf("loss %.6f; gradients in %s\n", loss, path);
-    exit(EXIT_SUCCESS);
+    ranks_leave(run);
 }
 
 static void print_step(Run *run, StepResult s, double tokens_per_s) {
@@ -297,6 +323,7 @@ void run_report(Run *run, StepResult s) {
     p->loss = s.loss;
     p->skipped += s.skipped;
     p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
+    ranks_report(run, s);
     double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
     run->step_seconds += smooth * (s.seconds - run->step_seconds);
     print_step(run, s, (double)tokens / s.seconds);
@@ -345,7 +372,7 @@ static bool save_is_due(const Run *run, int64_t step) {
 
 bool run_needs_result(const Run *run, int64_t step) {
     return eval_is_due(run, step) || sample_is_due(run, step) || save_is_due(run, step) ||
-           step >= run->options.train_iters || stop_signal != 0 || run->progress.skipped_in_row > 0;
+           step >= run->options.train_iters || is_stopping(run) || run->progress.skipped_in_row > 0;
 }
 
 bool run_should_eval(const Run *run) {
@@ -353,7 +380,7 @@ bool run_should_eval(const Run *run) {
 }
 
 bool run_should_sample(const Run *run) {
-    return sample_is_due(run, run->progress.step);
+    return run->rank == 0 && sample_is_due(run, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
@@ -373,7 +400,9 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.best = run_should_eval(run) && p->valid_loss == p->best_valid_loss;
     s.rank = run->rank;
     s.ranks = run->ranks;
+    s.group = run->group;
     run->saved_step = p->step;
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_start(&run->saver, &s);
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);

@@ -6,13 +6,12 @@
 #include "../checkpoints/checkpoint.h"
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"
+#include "group.h"
 #include "metrics.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { EXIT_TOO_MANY_SKIPPED = 3, EXIT_STOPPED_BY_SIGNAL = 75 };
 
 typedef struct {
     Options options;
@@ -21,6 +20,7 @@ typedef struct {
     Precision precision;
     Progress progress;
     int rank, ranks;
+    Group *group; // the other ranks; NULL: there are none
 
     Dataset train_data, valid_data;
     Loader train, valid;
@@ -35,12 +35,15 @@ typedef struct {
     char device[128];
     int64_t saved_step; // the last step a save was begun for, -1: none
     double last_line;   // when the live line was last drawn
+    bool stopping;      // several ranks: they have agreed to end
 } Run;
 
-// What a step hands to its report.
+// What a step hands to its report. Several ranks: the same on all, but for own_loss.
 typedef struct {
     double loss, norm, lr, seconds;
     bool skipped;
+    bool stop;       // several ranks: run_wants_stop() was true on one of them
+    double own_loss; // several ranks: the mean of this rank's sequences
 } StepResult;
 
 // Model, batch and precision, from the options alone. plain: what is not FP8.
@@ -49,6 +52,7 @@ void run_free_configuration(Run *run);
 // Prints them. --list-checkpoints is answered here.
 void run_announce(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
+// Several ranks: run->group is set by then, and data and folder must be the same on all.
 void run_start(Run *run, const char *device);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
@@ -62,11 +66,21 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 int run_micro_batches(const Run *run); // a step
 
 // Evaluation goes over the same windows whatever the batch: eval_samples of them, from 0. The batch
-// from `sample` on; what is past the end is left out.
+// from `sample` on; what is past the end is left out. Several ranks share them: each begins at
+// run_eval_first() and goes on by run_eval_stride(), and they add up their sums.
 int64_t run_eval_samples(const Run *run);
+static inline int64_t run_eval_first(const Run *run) {
+    return (int64_t)run->rank * run->options.micro_batch_size;
+}
+static inline int64_t run_eval_stride(const Run *run) {
+    return (int64_t)run->ranks * run->options.micro_batch_size;
+}
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
 
 bool run_goes_on(const Run *run); // neither done nor stopped
+// Whether a signal has asked this process to end. Several ranks: a step hands it to the others, so
+// that all end after the same one (StepResult.stop).
+bool run_wants_stop(void);
 bool run_finite(double loss, double norm);
 
 // --dump-gradients: writes them (FP32, laid out as the parameters) and the loss, and leaves. Does
@@ -92,6 +106,22 @@ int run_first_token(const Run *run); // the end of text, where a sample starts
 
 // The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
 int sample_token(const Options *options, const float *logits, float *scratch, int V, int64_t place);
+
+// ---- run_ranks.c: what a run does because it is several ranks; nothing, where it is one ----
+
+// What the main thread begins to do, for the watchdog (train/watch.h). The calls above say it
+// themselves; whatever else may take long must. what: a string literal.
+void run_beat(const Run *run, Doing doing, const char *what);
+
+// Refuses data, or a --save folder, that is not the same for every rank.
+void ranks_check_data(const Run *run);
+void ranks_check_folder(const Run *run);
+// --resume: rank 0 finds and checks the checkpoint, the others open the same one.
+bool ranks_find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *err);
+// Takes over what the ranks have agreed on; a rank whose own loss is not finite says so.
+void ranks_report(Run *run, StepResult result);
+// Exits with success, once all ranks do.
+void ranks_leave(const Run *run) __attribute__((noreturn));
 
 #ifdef __cplusplus
 }
