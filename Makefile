@@ -132,6 +132,22 @@ test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/a
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(wildcard test/test_*.sh)
 
+# ranks without GPUs: kernels/comm.c as it is, over stand-ins for NCCL and CUDA
+ON_STANDIN := kernels/comm.c kernels/nccl.c test/rank_trainer.c
+$(BUILD)/plain/standin/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@
+$(BUILD)/asan/standin/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@
+$(BUILD)/standin/libnccl.so.2: test/standin/nccl.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(BASE) -Itest/standin -fPIC -shared $< -o $@ -lpthread
+$(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) $(call objects,plain,$(LIBRARY))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+$(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) $(call objects,asan,$(LIBRARY))
+	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
+
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden
 	.venv/bin/python test/golden.py

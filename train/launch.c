@@ -71,6 +71,7 @@ void launch(Ranks *r, Group *group, Options *options, char **argv) {
     double seconds = options->distributed_timeout;
     if (!meet(group, r, listener, identity, seconds, &err)) { die("%s", err.text); }
     free(identity);
+    options->group = group;
     group->watch = watch_start(group, seconds);
 }
 

@@ -26,6 +26,8 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATIONS, RECOMPUTE_BLOCK } Recomput
 typedef enum { STATE_FP32, STATE_BF16 } StateType;
 typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
+struct Group;
+
 typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
 
 enum { OPTIONS_MAX = 96, RANKS_MAX = 4096 };
@@ -85,8 +87,10 @@ typedef struct {
     bool help, version;
 
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
-    // Which of the processes that train together this one is: --gpus, until launch() knows better.
+    // Which of the processes that train together this one is, and the others: what launch() says;
+    // until then, as many as --gpus.
     int rank, ranks;
+    struct Group *group;
 } Options;
 
 typedef enum {

@@ -32,8 +32,10 @@ static void catch_signals(void) {
 }
 
 bool run_configure(Run *run, const Options *options, Number plain, Error *err) {
-    *run = (Run){
-        .options = *options, .rank = options->rank, .ranks = options->ranks, .saved_step = -1};
+    *run = (Run){.options = *options, .saved_step = -1};
+    run->rank = options->rank;
+    run->ranks = options->ranks;
+    run->group = options->group;
     run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);

@@ -52,7 +52,7 @@ void run_free_configuration(Run *run);
 // Prints them. --list-checkpoints is answered here.
 void run_announce(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
-// Several ranks: run->group is set by then, and data and folder must be the same on all.
+// Several ranks: data and folder must be the same on all.
 void run_start(Run *run, const char *device);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);

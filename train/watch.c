@@ -141,8 +141,8 @@ static void receive(Watch *w, int i) {
         }
     }
     if (!p->left) {
-        announce(w, "%s has ended without a goodbye at step %lld (%s)", name_of(w, i, name),
-                 (long long)p->last.step, p->last.text);
+        announce(w, "%s has ended without a goodbye, last heard at step %lld (%s)",
+                 name_of(w, i, name), (long long)p->last.step, p->last.text);
     }
     close(p->file);
     p->file = -1;
@@ -155,8 +155,8 @@ static void judge_silence(Watch *w, double now) {
         Peer *p = &w->peers[i];
         double silent = now - p->heard;
         if (p->file < 0 || p->left || silent <= w->limit + grace) { continue; }
-        announce(w, "%s has been silent for %.0f s, last at step %lld (%s)", name_of(w, i, name),
-                 silent, (long long)p->last.step, p->last.text);
+        announce(w, "%s has been silent for %.0f s, last heard at step %lld (%s)",
+                 name_of(w, i, name), silent, (long long)p->last.step, p->last.text);
     }
 }
 
@@ -262,7 +262,7 @@ static void *watch_thread(void *argument) {
 
 Watch *watch_start(Group *g, double seconds) {
     Watch *w = calloc_or_die(1, sizeof(Watch));
-    double tick = fmin(1, seconds / 8);
+    double tick = fmin(0.25, seconds / 16);
     *w = (Watch){.group = g,
                  .limit = seconds - 3 * tick, // so that all have ended by then
                  .tick = tick,

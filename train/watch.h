@@ -1,5 +1,6 @@
-// The wall-clock watchdog: a thread on every rank that tells rank 0 once a second how far its rank
-// is, and ends the process when some rank is lost. NCCL's own error query misses a rank that hangs.
+// The wall-clock watchdog: a thread on every rank that tells rank 0 four times a second how far its
+// rank is, and ends the process when some rank is lost. NCCL's own error query misses a rank that
+// hangs.
 //
 // Rank 0 judges. A rank is lost when its connection closes without a goodbye (it died), when it has
 // been silent for --distributed-timeout (stopped, or its machine is gone), or when its main thread
@@ -33,7 +34,7 @@ void watch_stop(Watch *w);
 // What this rank's main thread begins to do, at which step. what: a string literal. w may be NULL.
 void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
 
-// Called once a second; ends the run where it returns false (NCCL's asynchronous errors).
+// Called as often; ends the run where it returns false (NCCL's asynchronous errors).
 typedef bool WatchProbe(void *argument, Error *err);
 void watch_probe(Watch *w, WatchProbe *probe, void *argument);
 

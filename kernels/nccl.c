@@ -1,0 +1,38 @@
+#include "nccl.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+// dlsym's pointer to data, as the pointer to a function that it is.
+static bool find(void *library, const char *name, void *function) {
+    void *found = dlsym(library, name);
+    memcpy(function, &found, sizeof(found));
+    return found != NULL;
+}
+
+bool nccl_load(Nccl *n, Error *err) {
+    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        return fail(err,
+                    "several GPUs need NCCL: %s; install it (Debian and Ubuntu: libnccl2; pip: "
+                    "nvidia-nccl-cu13), or add the folder of libnccl.so.2 to LD_LIBRARY_PATH",
+                    dlerror());
+    }
+    bool ok = find(library, "ncclGetVersion", &n->GetVersion) &&
+              find(library, "ncclGetUniqueId", &n->GetUniqueId) &&
+              find(library, "ncclCommInitRank", &n->CommInitRank) &&
+              find(library, "ncclCommDestroy", &n->CommDestroy) &&
+              find(library, "ncclCommGetAsyncError", &n->CommGetAsyncError) &&
+              find(library, "ncclGetErrorString", &n->GetErrorString) &&
+              find(library, "ncclAllReduce", &n->AllReduce) &&
+              find(library, "ncclReduceScatter", &n->ReduceScatter) &&
+              find(library, "ncclAllGather", &n->AllGather) &&
+              find(library, "ncclGroupStart", &n->GroupStart) &&
+              find(library, "ncclGroupEnd", &n->GroupEnd);
+    int version = 0;
+    if (!ok || n->GetVersion(&version) != NCCL_SUCCESS || version < NCCL_OLDEST) {
+        return fail(err, "libnccl.so.2 is version %d.%d; 2.10 or newer is needed", version / 10000,
+                    version / 100 % 100);
+    }
+    return true;
+}

@@ -1,0 +1,96 @@
+#include "zero.h"
+
+#include <stdlib.h>
+
+// What a parameter takes of the space, its gap included.
+static int64_t extent(const Param *p) {
+    return round_up64(param_size(p), PARAM_ALIGN);
+}
+
+static bool is_codes(const ZeroLayout *z, const bool *codes, int param) {
+    return z->ranks > 1 && codes != NULL && codes[param];
+}
+
+// The parameters of a bucket that are, or are not, codes, as one segment, if there are any.
+static void append_segment(ZeroLayout *z, int bucket, const bool *codes, bool wanted) {
+    const ParamLayout *layout = z->layout;
+    Bucket b = layout->buckets[bucket];
+    int64_t begin = z->size;
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        if (p->offset < b.begin || p->offset >= b.end) { continue; }
+        if (is_codes(z, codes, i) != wanted) { continue; }
+        z->place[i] = z->size;
+        z->segment[i] = z->count;
+        z->size += extent(p);
+    }
+    if (z->size == begin) { return; }
+    int64_t part = round_up64((z->size - begin + z->ranks - 1) / z->ranks, PARAM_ALIGN);
+    z->segments[z->count++] = (ZeroSegment){bucket, wanted, begin, part, z->kept};
+    z->size = begin + part * z->ranks;
+    z->kept += part;
+}
+
+ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const bool *codes) {
+    ZeroLayout z = {.layout = layout, .ranks = ranks};
+    z.segments = calloc_or_die(2 * (size_t)layout->num_buckets, sizeof(ZeroSegment));
+    z.first = calloc_or_die((size_t)layout->num_buckets + 1, sizeof(int));
+    z.place = calloc_or_die((size_t)layout->count, sizeof(int64_t));
+    z.segment = calloc_or_die((size_t)layout->count, sizeof(int));
+    for (int b = 0; b < layout->num_buckets; b++) {
+        append_segment(&z, b, codes, true);
+        append_segment(&z, b, codes, false);
+        z.first[b + 1] = z.count;
+    }
+    return z;
+}
+
+void zero_free(ZeroLayout *z) {
+    free(z->segments);
+    free(z->first);
+    free(z->place);
+    free(z->segment);
+    *z = (ZeroLayout){0};
+}
+
+static bool continues(const ZeroLayout *z, const ZeroRange *last, const ZeroRange *next) {
+    return last->segment == next->segment && last->end == next->begin &&
+           last->place + last->end - last->begin == next->place &&
+           !z->segments[last->segment].codes;
+}
+
+int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
+    const ParamLayout *layout = z->layout;
+    int count = 0;
+    *ranges = calloc_or_die((size_t)layout->count, sizeof(ZeroRange));
+    for (int s = 0; s < z->count; s++) {
+        const ZeroSegment *segment = &z->segments[s];
+        int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;
+        for (int i = 0; i < layout->count; i++) {
+            const Param *p = &layout->params[i];
+            int64_t from = max64(begin, z->place[i]), to = min64(end, z->place[i] + extent(p));
+            if (z->segment[i] != s || from >= to) { continue; }
+            ZeroRange next = {.begin = p->offset + from - z->place[i],
+                              .end = p->offset + to - z->place[i],
+                              .place = from,
+                              .kept = segment->kept + from - begin,
+                              .segment = s,
+                              .param = i};
+            if (count > 0 && continues(z, &(*ranges)[count - 1], &next)) {
+                (*ranges)[count - 1].end = next.end;
+            } else {
+                (*ranges)[count++] = next;
+            }
+        }
+    }
+    return count;
+}
+
+int64_t zero_elements(const ZeroLayout *z, int rank) {
+    ZeroRange *ranges;
+    int count = zero_ranges(z, rank, &ranges);
+    int64_t elements = 0;
+    for (int i = 0; i < count; i++) { elements += ranges[i].end - ranges[i].begin; }
+    free(ranges);
+    return elements;
+}

@@ -1,0 +1,67 @@
+// ZeRO-1: which elements of the parameter space a rank keeps, as pure functions of the layout.
+//
+// A bucket (the embeddings, a block, the final norm with the head) is cut into segments: what is
+// gathered as FP8 codes, and the rest. A segment's parameters lie one after another, padded at the
+// end to ranks * PARAM_ALIGN elements, and rank r keeps the r-th of its equal parts. So for every
+// segment one reduce-scatter and one all-gather of equal counts do, in place: in the gradients, in
+// the BF16 copies, in the codes. The price is that a rank's part begins and ends anywhere in a
+// matrix, at a multiple of PARAM_ALIGN: what works on parts goes by elements, not by tiles, and a
+// transposed copy is made after gathering.
+//
+// That order is the arranged space: the parameter space with each bucket's segments together, and
+// padding between. The padding stays zero, belongs to no parameter, and is in no checkpoint: what a
+// rank saves is ranges of the parameter space. One rank's arranged space is the parameter space.
+#ifndef LLM8_ZERO_H
+#define LLM8_ZERO_H
+
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int bucket;
+    bool codes;    // gathered as FP8 codes
+    int64_t begin; // in the arranged space
+    int64_t part;  // elements a rank: a multiple of PARAM_ALIGN
+    int64_t kept;  // where a rank's part begins in what it keeps
+} ZeroSegment;
+
+typedef struct {
+    const ParamLayout *layout;
+    int ranks;
+    int count; // segments, in order of bucket and of begin
+    ZeroSegment *segments;
+    int *first;     // [num_buckets + 1] each bucket's first segment; the end
+    int64_t *place; // [layout->count] where a parameter begins in the arranged space
+    int *segment;   // [layout->count] which segment it is in
+    int64_t size;   // of the arranged space: gradients
+    int64_t kept;   // elements that a rank keeps: master weights, moments
+} ZeroLayout;
+
+// codes: [layout->count] which parameters are gathered as FP8 codes; NULL: none.
+ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const bool *codes);
+void zero_free(ZeroLayout *z);
+
+// Elements that lie together in all three: the parameter space, the arranged one, and what the rank
+// keeps. Of one parameter where it is gathered as codes, else of neighbours.
+typedef struct {
+    int64_t begin, end; // of the parameter space
+    int64_t place;      // of `begin` in the arranged space
+    int64_t kept;       // of `begin` in what the rank keeps
+    int segment;
+    int param; // the first one in it
+} ZeroRange;
+
+// A rank's ranges, in order of `kept`; returns how many, to be freed.
+int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
+
+// How many elements they are: a rank's in a checkpoint.
+int64_t zero_elements(const ZeroLayout *z, int rank);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
