@@ -89,6 +89,8 @@ void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput
                     cudaStream_t stream);
 // live from the slots: at the start of a run.
 void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream);
+// Those of activations and gradients since the last update.
+void gpu_fp8_forget_ranges(const Fp8Scaling *scaling, cudaStream_t stream);
 // Before a micro-step: no range has been measured.
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
 
