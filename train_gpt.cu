@@ -549,6 +549,33 @@ static Matrix head_forward(Trainer *t, int row, int rows, Pass pass) {
     return x;
 }
 
+// The losses of the rows whose logits lie there, and with gradient_scale > 0 the logits' gradient,
+// as the head's products read it.
+static Matrix loss_gradient(Trainer *t, int row, int rows, float gradient_scale) {
+    const ModelConfig *c = &t->run.config;
+    const LinearId head = {LINEAR_HEAD, 0, PASS_TRAIN};
+    Activations *a = &t->act;
+    Matrix dy = activations_gradient(&t->params, head, a->logits, &a->head_dy);
+    float *losses = a->losses + row;
+    const int *targets = t->batch.targets + row;
+    gpu_family(&t->gpu, FAMILY_LOSS);
+    if (dy.columns == NULL || !(gradient_scale > 0)) {
+        gpu_cross_entropy(losses, a->logits, targets, rows, c->vocab, c->padded_vocab,
+                          gradient_scale, t->gpu.stream);
+    }
+    if (!(gradient_scale > 0)) { return dy; }
+    if (dy.columns == NULL) { // a product reads the plain gradient
+        linear_quantize(&t->params, head, OPERAND_DY, dy, no_sums, a->partial_sums, rows);
+        return dy;
+    }
+    const LossRows chunk = {a->logits, a->head_lse, targets};
+    gpu_cross_entropy_forward(losses, a->head_lse, a->logits, targets, rows, c->vocab,
+                              c->padded_vocab, t->gpu.stream);
+    gpu_cross_entropy_backward_fp8(linear_out(&t->params, head, OPERAND_DY, dy), &chunk,
+                                   gradient_scale, rows, c->vocab, c->padded_vocab, t->gpu.stream);
+    return dy;
+}
+
 // The LM head and the loss, some rows at a time, so that the logits never exist whole. The sum of
 // the losses goes (or is added) to state->loss. With gradient_scale > 0 also goes backward, into
 // d_norm and the head's weights.
@@ -559,13 +586,8 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     for (int row = 0; row < M; row += a->chunk_rows) {
         int rows = (int)min64(a->chunk_rows, M - row);
         Matrix x = head_forward(t, row, rows, pass);
-        gpu_family(&t->gpu, FAMILY_LOSS);
-        gpu_cross_entropy(a->losses + row, a->logits, t->batch.targets + row, rows, c->vocab,
-                          c->padded_vocab, gradient_scale, t->gpu.stream);
+        Matrix dy = loss_gradient(t, row, rows, gradient_scale);
         if (gradient_scale > 0) {
-            Matrix dy = a->head_dy;
-            dy.plain = a->logits;
-            linear_quantize(&t->params, head, OPERAND_DY, dy, no_sums, a->partial_sums, rows);
             backward(t, head, a->d_norm + (size_t)row * c->channels, dy, x, rows,
                      accumulate || row > 0);
         }

@@ -122,6 +122,7 @@ static void plan_head(Activations *a, const Run *run, Plan *plan, int64_t M) {
     PLAN("scratch of the head", "logits", rows * P, a->logits);
     PLAN("scratch of the head", "input, FP8", fp8 ? rows * C : 0, a->head_x.rows);
     PLAN("scratch of the head", "input, FP8, transposed", wgrad ? rows * C : 0, a->head_x.columns);
+    PLAN("scratch of the head", "log-sum-exp", fp8 ? rows : 0, a->head_lse);
     PLAN("scratch of the head", "d logits, FP8", fp8 ? rows * P : 0, a->head_dy.rows);
     PLAN("scratch of the head", "d logits, FP8, transposed", wgrad ? rows * P : 0,
          a->head_dy.columns);

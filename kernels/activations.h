@@ -52,6 +52,7 @@ typedef struct {
     int chunk_rows;         // of the LM head
     Bf16 *logits;           // [chunk_rows,P]
     Matrix head_x, head_dy; // [chunk_rows,C], [chunk_rows,P]
+    float *head_lse;        // [chunk_rows]
 } Activations;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);

@@ -2,7 +2,7 @@
 #include "fp8.cuh"
 
 __global__ void amax_kernel(float *amax, const void *x, GpuType type, int64_t vectors) {
-    uint32_t range = 0;
+    float range = 0.0f;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
          i += (int64_t)gridDim.x * blockDim.x) {
         range = range8(range, load_floats8(x, type, i));
