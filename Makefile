@@ -79,6 +79,22 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
+# what test/gpu.sh runs
+.PHONY: gpu-programs test-gpu bench
+gpu-programs: train_gpt train_gptcu tokenize $(BUILD)/plain/compare_tensors $(GPU_TESTS)
+
+# SANITIZE_GPU=1: compute-sanitizer besides. LLM8_BIN=FOLDER: run the programs there, build nothing
+test-gpu:
+	@test/gpu.sh --has-gpu
+	@$(if $(LLM8_BIN),,$(MAKE) gpu-programs)
+	@test/gpu.sh
+
+# MODELS= PRECISIONS= ITERS= RESULTS= as scripts/bench says; LLM8_BIN as above
+bench:
+	@test/gpu.sh --has-gpu
+	@$(if $(LLM8_BIN),,$(MAKE) train_gptcu)
+	@scripts/bench
+
 # ---- tests: every test/test_NAME.c is a program, built plainly and under the sanitizers ----------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

@@ -134,6 +134,6 @@ static void products(void) {
 int main(void) {
     if (!open_test_gpu(1 << 20)) { return 0; }
     RUN(scaling_state);
-    RUN(products);
+    RUN_LIBRARY(products);
     return test_summary();
 }
