@@ -64,12 +64,15 @@ sanitizer_says() {
     cat >bin/compute_sanitizer <<END
 #!/bin/sh
 [ "\$LLM8_SANITIZING" = 1 ] || exit 3
-"\$5" || exit
+"\$5"
+status=\$?
 if [ "\$2" = memcheck ]; then
     echo '$1'
-    exit $2
+    [ $2 -eq 0 ] || exit $2
+else
+    echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'
 fi
-echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'
+exit \$status
 END
 }
 
