@@ -145,6 +145,7 @@ TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
+      $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(wildcard test/test_*.sh)
 
@@ -163,6 +164,9 @@ $(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) $(call 
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 $(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) $(call objects,asan,$(LIBRARY))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
+$(call objects,plain,test/test_comm.c) $(call objects,asan,test/test_comm.c): BASE += -Itest/standin
+$(BUILD)/plain/test_comm: $(call objects,plain/standin,kernels/comm.c kernels/nccl.c)
+$(BUILD)/asan/test_comm: $(call objects,asan/standin,kernels/comm.c kernels/nccl.c)
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden

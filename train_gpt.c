@@ -10,6 +10,7 @@
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary.
 #include "kernels/cpu.h"
 #include "kernels/cpu_gemm.h"
+#include "train/launch.h"
 #include "train/plan.h"
 #include "train/run.h"
 #include "train/schedule.h"
@@ -640,6 +641,7 @@ int main(int argc, char **argv) {
     Options options;
     Trainer t;
     options_parse(&options, argc, argv);
+    launch_refuse(&options, argv[0]);
     trainer_open(&t, &options);
     trainer_restore(&t);
     if (options.sample_only) {

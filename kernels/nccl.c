@@ -31,8 +31,9 @@ bool nccl_load(Nccl *n, Error *err) {
               find(library, "ncclGroupEnd", &n->GroupEnd);
     int version = 0;
     if (!ok || n->GetVersion(&version) != NCCL_SUCCESS || version < NCCL_OLDEST) {
-        return fail(err, "libnccl.so.2 is version %d.%d; 2.10 or newer is needed", version / 10000,
-                    version / 100 % 100);
+        int major = version < 10000 ? version / 1000 : version / 10000; // until 2.8, another scale
+        int minor = version < 10000 ? version / 100 % 10 : version / 100 % 100;
+        return fail(err, "libnccl.so.2 is version %d.%d; 2.10 or newer is needed", major, minor);
     }
     return true;
 }

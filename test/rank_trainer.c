@@ -35,7 +35,8 @@ static bool keeps_all(const RankTrainer *r) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// As the GPU trainer would: the weights of FP8 layers, but for a tied embedding.
+// The weights of FP8 layers, but for a tied embedding: as the GPU trainer, whatever it gathers them
+// as, so that the norm's sum has the same order.
 static bool *codes_of(const Run *run) {
     bool *codes = calloc_or_die((size_t)run->layout.count, sizeof(bool));
     for (int i = 0; i < run->precision.count; i++) {
@@ -51,7 +52,7 @@ static bool *codes_of(const Run *run) {
 static void open_ranks(RankTrainer *r, const Options *options) {
     trainer_open(&r->t, options);
     Run *run = &r->t.run;
-    bool *codes = options->fp8_param_gather ? codes_of(run) : NULL;
+    bool *codes = codes_of(run);
     Error err;
     r->zero = zero_layout(&run->layout, run->ranks, codes);
     free(codes);
@@ -197,6 +198,7 @@ static void plant_fault(Run *run, double *loss) {
     int rank, step;
     if (fault == NULL || sscanf(fault, "%7[a-z]:%d:%d", kind, &rank, &step) != 3) { return; }
     if (rank != run->rank || step != run->progress.step) { return; }
+    saver_wait(&run->saver); // so that what is saved by then is certain
     if (strcmp(kind, "nan") == 0) { *loss = NAN; }
     if (strcmp(kind, "kill") == 0) { raise(SIGKILL); }
     if (strcmp(kind, "stop") == 0) { raise(SIGSTOP); }
@@ -222,8 +224,8 @@ static void rank_step(RankTrainer *r) {
     plant_fault(run, &loss);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_batch(run, 0, micro, t->inputs, t->targets);
-        model_forward(t, B, T, true);
-        loss += head_loss(t, B * T, (float)(1.0 / step_tokens));
+        model_forward(t, B, T, PASS_TRAIN);
+        loss += head_loss(t, B * T, (float)(1.0 / step_tokens), PASS_TRAIN);
         model_backward(t, B, T);
     }
     if (isnan(loss)) { t->gradients[0] = NAN; }
@@ -257,11 +259,12 @@ static void rank_evaluate(RankTrainer *r) {
     if (!run_should_eval(run)) { return; }
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     int64_t samples = run_eval_samples(run);
+    Pass pass = eval_pass(&run->options);
     double begin = wall_seconds(), sum = 0;
     for (int64_t sample = run_eval_first(run); sample < samples; sample += run_eval_stride(run)) {
         run_eval_batch(run, sample, t->inputs, t->targets);
-        model_forward(t, B, T, false);
-        sum += head_loss(t, B * T, 0.0f);
+        model_forward(t, B, T, pass);
+        sum += head_loss(t, B * T, 0.0f, pass);
     }
     reduce_all(r, &sum, COMM_F64, COMM_SUM, 1);
     run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
@@ -343,6 +346,7 @@ static void rank_restore(RankTrainer *r) {
              !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err))) {
             die("%s", err.text);
         }
+        fix_head_slot(t);
         checkpoint_close(&c);
     }
     round_weights(t);

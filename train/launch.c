@@ -78,10 +78,11 @@ void launch(Ranks *r, Group *group, Options *options, char **argv) {
 void launch_refuse(const Options *options, const char *program) {
     Ranks r;
     Error err;
-    if (!ranks_read(&r, options, &err)) { die("%s", err.text); }
-    if (r.ranks > 1) {
-        die("%s is one process on the CPU, and %s asks for %d ranks: train_gptcu trains on several "
-            "GPUs",
-            program, r.source, r.ranks);
+    bool ok = ranks_read(&r, options, &err);
+    if (r.ranks > 1) { // whatever else is wrong with them
+        die("%s is one process, on the CPU, and not one of %d ranks (%s): train_gptcu trains on "
+            "several GPUs",
+            program, r.ranks, r.source);
     }
+    if (!ok) { die("%s", err.text); }
 }

@@ -254,14 +254,17 @@ static bool meet_as_other(Group *g, const Ranks *r, const char *identity, double
     double until = wall_seconds() + seconds;
     uint64_t process = own_hello(g, CHANNEL_MAIN, identity).process;
     net_name(place, r->host, r->port);
+    for (int c = 0; c < CHANNELS; c++) { // all, before rank 0 can have a reason to leave
+        g->peers[c][0] = net_connect(r->host, r->port, until, err);
+        if (g->peers[c][0] < 0) { return false; }
+    }
     for (int c = 0; c < CHANNELS; c++) {
         Hello h = own_hello(g, (Channel)c, identity);
         h.process = process;
-        int file = g->peers[c][0] = net_connect(r->host, r->port, until, err);
-        if (file < 0) { return false; }
+        int file = g->peers[c][0];
         if (!net_send(file, &h, sizeof(h)) ||
             (c == CHANNEL_MAIN && !net_send(file, identity, (size_t)h.identity_bytes))) {
-            return fail(err, "rank 0 at %s: %s", place, net_reason());
+            break; // rank 0 says why
         }
     }
     return await_welcome(g, place, until + seconds / 8 + HELLO_SECONDS, err);

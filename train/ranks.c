@@ -11,7 +11,7 @@ typedef struct {
 } Family;
 
 static const Family families[] = {
-    {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", true},
+    {"WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", true},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", true},
     // of the step: a batch script has SLURM_PROCID, and SLURM_NTASKS, before srun starts any
@@ -147,9 +147,9 @@ bool ranks_read(Ranks *r, const Options *options, Error *err) {
     if (alone) { return true; }
     if (gpus > 1 && gpus != r->local_ranks) {
         return fail(err,
-                    "--gpus %d, but %s has started %d ranks already (%s=%s): leave --gpus out, or "
-                    "start one process",
-                    gpus, r->source, r->ranks, family->ranks, variable(family->ranks));
+                    "--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or start "
+                    "one process",
+                    gpus, r->ranks, family->ranks, variable(family->ranks));
     }
     return read_meeting(r, err);
 }

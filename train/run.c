@@ -203,7 +203,7 @@ static void save_config(const Options *o) {
 
 // Once it is clear that the run can start: before that, what an earlier run wrote stays as it is.
 static void record_start(Run *run) {
-    if (saves(&run->options)) { save_config(&run->options); }
+    if (run->rank == 0 && saves(&run->options)) { save_config(&run->options); }
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
     metrics_text(r, "device", run->device);

@@ -47,10 +47,11 @@ void ranks_check_folder(const Run *run) {
     Error err;
     if (run->ranks == 1 || o->save[0] == '\0' || o->sample_only) { return; }
     snprintf(name, NAME, ".tmp-step_ranks-%lld-%d", (long long)time(NULL), (int)getpid());
-    group_broadcast(run->group, CHANNEL_MAIN, name, NAME);
     path_format(path, "%s/%s", o->save, name);
     if (run->rank == 0 && !folder_make(path, &err)) { die("--save %s", err.text); }
-    if (run->rank > 0 && !appears(path, 10)) {
+    group_broadcast(run->group, CHANNEL_MAIN, name, NAME); // once it is there to be seen
+    path_format(path, "%s/%s", o->save, name);
+    if (run->rank > 0 && !appears(path, 5)) {
         die("--save %s: this rank does not see what rank 0 writes there: the folder must be on a "
             "file system that all ranks share",
             o->save);

@@ -17,7 +17,7 @@
 // What a rank writes to stderr comes through a pipe, so that the first failure's message can be
 // shown before those of the ranks that it drags along.
 enum { TEXT_MAX = 1 << 16, READ_MAX = 4096 };
-static const double HOLD = 0.2, SETTLE = 0.5, GRACE = 3; // seconds
+static const double HOLD = 0.2, SETTLE = 0.5, GRACE = 1.5; // seconds
 
 typedef struct {
     int rank, errors; // errors: the pipe; -1 once it has ended
@@ -224,25 +224,27 @@ static void wait_for_events(Starter *s, double seconds) {
     free(p);
 }
 
-static bool any_open(const Starter *s) {
+static bool is_over(const Starter *s) {
+    bool over = s->running == 0 && (s->failed == NULL || s->told);
     for (int i = 0; i < s->count; i++) {
-        if (s->children[i].errors >= 0 || s->children[i].used > 0) { return true; }
+        over = over && s->children[i].errors < 0 && s->children[i].used == 0;
     }
-    return false;
+    return over;
 }
 
 // A rank's own children can hold its pipe open; they are ended with their group.
 static void follow(Starter *s) {
     double ended = 0;
-    while (s->running > 0 || (s->failed != NULL && !s->told) || any_open(s)) {
-        wait_for_events(s, attend(s));
+    for (;;) {
+        double next = attend(s);
+        if (is_over(s)) { return; }
+        wait_for_events(s, next);
         reap(s);
         if (s->running > 0) { continue; }
         if (ended == 0) { ended = wall_seconds(); }
         if (wall_seconds() > ended + HOLD) { kill(-s->group, SIGKILL); }
-        if (wall_seconds() > ended + GRACE) { break; }
+        if (wall_seconds() > ended + GRACE) { return; }
     }
-    if (s->failed != NULL && !s->told) { tell_failure(s); }
 }
 
 int starter_run(const Ranks *r, int listener, char **argv) {

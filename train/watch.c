@@ -148,16 +148,33 @@ static void receive(Watch *w, int i) {
     p->file = -1;
 }
 
+static void announce_silence(Watch *w, int i, double now) {
+    const Peer *p = &w->peers[i];
+    char name[GROUP_HOST + 32];
+    announce(w, "%s has been silent for %.1f s, last heard at step %lld (%s)", name_of(w, i, name),
+             now - p->heard, (long long)p->last.step, p->last.text);
+}
+
 static void judge_silence(Watch *w, double now) {
     double grace = w->group->rank == 0 ? 0 : 2 * w->tick; // rank 0's word comes first
-    char name[GROUP_HOST + 32];
     for (int i = 0; i < w->count; i++) {
-        Peer *p = &w->peers[i];
-        double silent = now - p->heard;
-        if (p->file < 0 || p->left || silent <= w->limit + grace) { continue; }
-        announce(w, "%s has been silent for %.0f s, last heard at step %lld (%s)",
-                 name_of(w, i, name), silent, (long long)p->last.step, p->last.text);
+        const Peer *p = &w->peers[i];
+        bool silent = p->file >= 0 && !p->left && now - p->heard > w->limit + grace;
+        if (silent) { announce_silence(w, i, now); }
     }
+}
+
+// That all wait for a rank which has stopped meanwhile.
+static void judge_wait(Watch *w, int rank, const Message *m, double now) {
+    char name[GROUP_HOST + 32];
+    for (int i = 1; i < w->count; i++) {
+        const Peer *p = &w->peers[i];
+        if (!p->left && now - p->heard > 4 * w->tick) { announce_silence(w, i, now); }
+    }
+    announce(w,
+             "no rank has gone on for %.1f s: %s waits at step %lld (%s), as all do; a GPU or the "
+             "network hangs",
+             w->limit, name_of(w, rank, name), (long long)m->step, m->text);
 }
 
 // Rank 0: judges what the ranks last said they do. A rank that works too long is stuck; ranks that
@@ -183,13 +200,10 @@ static void judge_progress(Watch *w, double now) {
         }
     }
     if (longest > 0) {
-        announce(w, "%s has not gone on for %.0f s at step %lld (%s)", name_of(w, rank, name),
+        announce(w, "%s has not gone on for %.1f s at step %lld (%s)", name_of(w, rank, name),
                  longest, (long long)last->step, last->text);
     } else if (all_wait && last != NULL) {
-        announce(w,
-                 "no rank has gone on for %.0f s: %s waits at step %lld (%s), as all do; a GPU "
-                 "or the network hangs",
-                 w->limit, name_of(w, rank, name), (long long)last->step, last->text);
+        judge_wait(w, rank, last, now);
     }
 }
 

@@ -5,11 +5,13 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef enum { cudaSuccess = 0 } cudaError_t;
 typedef struct StandinStream *cudaStream_t;
 typedef struct StandinEvent *cudaEvent_t;
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventWaitExternal = 1 };
 
 #define STANDIN_CALL(name, ...)                   \
@@ -25,6 +27,23 @@ STANDIN_CALL(cudaStreamSynchronize, cudaStream_t s __attribute__((unused)))
 STANDIN_CALL(cudaStreamWaitEvent, cudaStream_t s __attribute__((unused)),
              cudaEvent_t e __attribute__((unused)), unsigned flags __attribute__((unused)))
 #undef STANDIN_CALL
+
+static inline cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+    *pointer = malloc(bytes);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaFree(void *pointer) {
+    free(pointer);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
+                                     enum cudaMemcpyKind kind) {
+    (void)kind;
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
 
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     (void)flags;
@@ -50,10 +69,11 @@ static inline cudaError_t cudaStreamIsCapturing(cudaStream_t s,
     return cudaSuccess;
 }
 
-// The device of a rank; STANDIN_BUS gives all the same one.
+// The device of a rank, by STANDIN_DEVICE or its LOCAL_RANK; STANDIN_BUS gives all the same one.
 static inline cudaError_t cudaGetDevice(int *device) {
-    const char *local = getenv("LOCAL_RANK");
-    *device = local != NULL ? atoi(local) : 0;
+    const char *text = getenv("STANDIN_DEVICE");
+    if (text == NULL) { text = getenv("LOCAL_RANK"); }
+    *device = text != NULL ? atoi(text) : 0;
     return cudaSuccess;
 }
 

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Runs a training command until it is done, from its newest checkpoint after every failure:
+#   scripts/restart.sh [--failures N] [--pause SECONDS] ./train_gptcu --gpus 8 --save DIR ...
+# The command needs --save DIR; --resume latest is added to it, in place of another --resume once
+# there is a checkpoint under DIR.
+#
+# It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
+# with no new checkpoint between them; it does not start again what is done (0), was asked to end
+# (75), or has skipped too many steps (3). SIGTERM, SIGINT and SIGUSR1 are passed on. Its exit status
+# is the last run's. On several machines each rank, or each --gpus, has a loop of its own: when one
+# rank fails all end, and all meet again, within --distributed-timeout.
+set -u -m # -m: the command is a process group of its own, so that ^C comes from here, once
+
+failures=3
+pause=5
+
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+say() {
+    echo "restart: $*" >&2
+}
+
+need_number() {
+    [[ $2 =~ ^[0-9]+$ ]] || die "$1 $2: must be a whole number"
+}
+
+while [[ $# -gt 0 ]]; do
+    case $1 in
+    --failures | --pause)
+        [[ $# -gt 1 ]] || die "$1 needs a value"
+        need_number "$1" "$2"
+        if [[ $1 == --failures ]]; then failures=$2; else pause=$2; fi
+        shift 2
+        ;;
+    --help)
+        sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+    -*) die "unknown option $1 (--failures, --pause; the command comes after them)" ;;
+    *) break ;;
+    esac
+done
+[[ $# -gt 0 ]] || die "no command: scripts/restart.sh [--failures N] [--pause SECONDS] COMMAND..."
+[[ $failures -gt 0 ]] || die "--failures 0: must be at least 1"
+command -v "$1" >/dev/null || die "$1: no such program"
+
+# The last value of an option in the command, in either spelling.
+option() {
+    local name=$1 value='' previous='' word
+    shift
+    for word in "$@"; do
+        case $word in
+        "$name="*) value=${word#*=} ;;
+        *) if [[ $previous == "$name" ]]; then value=$word; fi ;;
+        esac
+        previous=$word
+    done
+    echo "$value"
+}
+
+save=$(option --save "$@")
+[[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen): without " \
+    "checkpoints there is nothing to resume"
+
+# Where the newest checkpoint stands; nothing before the first.
+newest() {
+    readlink "$save/latest" 2>/dev/null
+}
+
+child='' stopped='' interrupted=''
+pass_on() {
+    stopped=$1 interrupted=yes
+    if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; fi
+}
+trap 'pass_on TERM' TERM
+trap 'pass_on INT' INT
+trap 'pass_on USR1' USR1
+
+# A signal ends `wait` early; bash remembers the status of a child that has ended meanwhile.
+run() {
+    "$@" &
+    child=$!
+    interrupted=yes
+    while [[ -n $interrupted ]]; do
+        interrupted=''
+        wait "$child"
+        status=$?
+    done
+    child=''
+}
+
+in_a_row=0
+before=$(newest)
+while true; do
+    if [[ -n $before || -z $(option --resume "$@") ]]; then
+        run "$@" --resume latest
+    else
+        run "$@"
+    fi
+    case $status in
+    0 | 3 | 75 | 126 | 127) exit "$status" ;;
+    esac
+    after=$(newest)
+    if [[ $after != "$before" ]]; then in_a_row=0; fi
+    in_a_row=$((in_a_row + 1))
+    before=$after
+    if [[ -n $stopped ]]; then
+        say "the run ended with status $status after SIG$stopped"
+        exit "$status"
+    fi
+    if [[ $in_a_row -ge $failures ]]; then
+        say "status $status; $in_a_row runs in a row failed at ${after:-the start}: giving up"
+        exit "$status"
+    fi
+    say "status $status at ${after:-the start}, failure $in_a_row of $failures; again in $pause s"
+    sleep "$pause" &
+    wait $!
+    if [[ -n $stopped ]]; then exit 75; fi
+done

@@ -1,0 +1,195 @@
+// What kernels/comm.c must do, whatever is under it: NCCL on GPUs (test_gpu_comm.cu) or the
+// stand-ins (test_comm.c). Every rank makes these calls, and counts what is wrong. The values are
+// small whole numbers, so that a sum has one result in any order and in BF16.
+#ifndef LLM8_COMM_CHECKS_H
+#define LLM8_COMM_CHECKS_H
+
+#include "../kernels/comm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static inline int sample_value(int rank, int64_t i) {
+    return (int)((i * 7 + rank * 3) % 4);
+}
+
+static inline int sample_sum(int ranks, int64_t i) {
+    int sum = 0;
+    for (int r = 0; r < ranks; r++) { sum += sample_value(r, i); }
+    return sum;
+}
+
+static inline int sample_max(int ranks, int64_t i) {
+    int largest = 0;
+    for (int r = 0; r < ranks; r++) {
+        int x = sample_value(r, i);
+        largest = x > largest ? x : largest;
+    }
+    return largest;
+}
+
+static const int comm_type_bytes[] = {4, 2, 8, 4, 1}; // in the order of CommType
+
+// A small whole number as an element of a type.
+static inline void put_element(void *array, CommType type, int64_t i, int value) {
+    char *to = (char *)array + i * comm_type_bytes[type];
+    float f = (float)value;
+    double d = value;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    uint16_t bf16 = (uint16_t)(bits >> 16);
+    uint8_t byte = (uint8_t)value;
+    switch (type) {
+    case COMM_F32:
+    case COMM_U32: memcpy(to, &f, sizeof(f)); break;
+    case COMM_F64: memcpy(to, &d, sizeof(d)); break;
+    case COMM_BF16: memcpy(to, &bf16, sizeof(bf16)); break;
+    case COMM_U8: memcpy(to, &byte, sizeof(byte)); break;
+    }
+}
+
+typedef struct {
+    Comm *comm;
+    CommType type;
+    int64_t count;
+    char *host, *expected, *device; // [count]
+    size_t bytes;
+} Array;
+
+static inline Array array_open(Comm *c, CommType type, int64_t count) {
+    Array a;
+    a.comm = c;
+    a.type = type;
+    a.count = count;
+    a.bytes = (size_t)count * (size_t)comm_type_bytes[type];
+    a.host = (char *)malloc(a.bytes);
+    a.expected = (char *)malloc(a.bytes);
+    cudaMalloc((void **)&a.device, a.bytes);
+    return a;
+}
+
+static inline void array_send(Array *a) {
+    cudaMemcpy(a->device, a->host, a->bytes, cudaMemcpyHostToDevice);
+}
+
+// Whether elements begin..end are as expected.
+static inline int array_is_wrong(Array *a, int64_t begin, int64_t end) {
+    size_t from = (size_t)(begin * comm_type_bytes[a->type]);
+    size_t bytes = (size_t)(end - begin) * (size_t)comm_type_bytes[a->type];
+    cudaStreamSynchronize(a->comm->compute);
+    cudaMemcpy(a->host, a->device, a->bytes, cudaMemcpyDeviceToHost);
+    return memcmp(a->host + from, a->expected + from, bytes) != 0;
+}
+
+static inline void array_close(Array *a) {
+    free(a->host);
+    free(a->expected);
+    cudaFree(a->device);
+}
+
+static inline int check_all_reduce(Comm *c, CommType type, CommOp op, int64_t count) {
+    Array a = array_open(c, type, count);
+    for (int64_t i = 0; i < count; i++) {
+        put_element(a.host, type, i, sample_value(c->rank, i));
+        put_element(a.expected, type, i,
+                    op == COMM_SUM ? sample_sum(c->ranks, i) : sample_max(c->ranks, i));
+    }
+    array_send(&a);
+    comm_begin(c);
+    comm_all_reduce(c, a.device, type, op, count);
+    comm_end(c, 0);
+    comm_wait(c, 0);
+    int wrong = array_is_wrong(&a, 0, count);
+    array_close(&a);
+    return wrong;
+}
+
+// Reduced, scattered and gathered again is the sum everywhere; before gathering, in one's own part.
+static inline int check_scatter_and_gather(Comm *c, CommType type, int64_t part) {
+    int64_t count = part * c->ranks, own = part * c->rank;
+    Array a = array_open(c, type, count);
+    for (int64_t i = 0; i < count; i++) {
+        put_element(a.host, type, i, sample_value(c->rank, i));
+        put_element(a.expected, type, i, sample_sum(c->ranks, i));
+    }
+    array_send(&a);
+    comm_begin(c);
+    comm_reduce_scatter(c, a.device, type, part);
+    comm_end(c, 1);
+    comm_wait(c, 1);
+    int wrong = array_is_wrong(&a, own, own + part);
+    comm_begin(c);
+    comm_all_gather(c, a.device, type, part);
+    comm_end(c, 2);
+    comm_wait(c, 2);
+    wrong += array_is_wrong(&a, 0, count);
+    array_close(&a);
+    return wrong;
+}
+
+// Codes, and what goes with them, as one launch.
+static inline int check_grouped_gathers(Comm *c, int64_t part) {
+    Array codes = array_open(c, COMM_U8, part * c->ranks);
+    Array copies = array_open(c, COMM_BF16, 3 * part * c->ranks);
+    for (int64_t i = 0; i < copies.count; i++) {
+        bool own = i / (3 * part) == c->rank;
+        put_element(copies.expected, COMM_BF16, i, sample_value(1, i));
+        put_element(copies.host, COMM_BF16, i, own ? sample_value(1, i) : 99);
+    }
+    for (int64_t i = 0; i < codes.count; i++) {
+        codes.expected[i] = (char)(i * 11);
+        codes.host[i] = (char)(i / part == c->rank ? i * 11 : 99);
+    }
+    array_send(&codes);
+    array_send(&copies);
+    comm_begin(c);
+    comm_all_gather(c, codes.device, COMM_U8, part);
+    comm_all_gather(c, copies.device, COMM_BF16, 3 * part);
+    comm_end(c, 3);
+    comm_join(c);
+    int wrong = array_is_wrong(&codes, 0, codes.count);
+    wrong += array_is_wrong(&copies, 0, copies.count);
+    array_close(&codes);
+    array_close(&copies);
+    return wrong;
+}
+
+// The largest by bits: NaN above infinity above all numbers.
+static inline int check_amax(Comm *c) {
+    static const uint32_t not_a_number = 0x7fc00000, infinite = 0x7f800000;
+    Array a = array_open(c, COMM_U32, 4);
+    uint32_t *host = (uint32_t *)(void *)a.host, *expected = (uint32_t *)(void *)a.expected;
+    for (int i = 0; i < 4; i++) { put_element(a.host, COMM_U32, i, c->rank); }
+    for (int i = 0; i < 4; i++) { put_element(a.expected, COMM_U32, i, c->ranks - 1); }
+    if (c->rank == 0) { host[1] = infinite, host[2] = not_a_number; }
+    if (c->rank == c->ranks - 1) { host[2] = infinite; }
+    if (c->ranks == 1) { host[2] = not_a_number; }
+    expected[1] = infinite, expected[2] = not_a_number;
+    array_send(&a);
+    comm_begin(c);
+    comm_all_reduce(c, a.device, COMM_U32, COMM_MAX, 4);
+    comm_end(c, 0);
+    comm_wait(c, 0);
+    int wrong = array_is_wrong(&a, 0, 4);
+    array_close(&a);
+    return wrong;
+}
+
+enum { COMM_CHECK_SLOTS = 4 };
+
+static inline int check_collectives(Comm *c) {
+    static const int64_t counts[] = {1, 64, 100000};
+    int wrong = check_amax(c);
+    for (int i = 0; i < 3; i++) {
+        wrong += check_all_reduce(c, COMM_F32, COMM_SUM, counts[i]);
+        wrong += check_all_reduce(c, COMM_F64, COMM_SUM, counts[i]);
+        wrong += check_all_reduce(c, COMM_BF16, COMM_SUM, counts[i]);
+        wrong += check_all_reduce(c, COMM_U32, COMM_MAX, counts[i]);
+        wrong += check_scatter_and_gather(c, COMM_F32, counts[i]);
+        wrong += check_scatter_and_gather(c, COMM_BF16, counts[i]);
+        wrong += check_grouped_gathers(c, counts[i]);
+    }
+    return wrong;
+}
+
+#endif

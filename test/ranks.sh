@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# What the shell tests of several ranks share: test/rank_trainer.c, which is the CPU trainer as
+# ranks over stand-ins for NCCL and CUDA.
+# shellcheck disable=SC2034 # what is defined here is used there
+# shellcheck source=test/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+export LD_LIBRARY_PATH=$root/build/standin
+metrics_tool=$root/build/plain/metrics_tool
+trainer=$root/build/plain/rank_trainer
+sanitized=$root/build/asan/rank_trainer
+
+# 58 windows of 64 tokens, 12 a step: an epoch ends in the middle of every fifth step.
+common=(--model llama-tiny --data d/x_train.bin --global-batch-size 12 --lr 3e-3 --log-interval 1
+    --distributed-timeout 20)
+
+prepare() {
+    make_text 1 4000 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+}
+
+steps_of() {
+    "$metrics_tool" "$1/metrics.jsonl" | grep '^step'
+}
+
+# Waits until a command succeeds, 20 seconds at most.
+wait_until() {
+    local i
+    for ((i = 0; i < 2000; i++)); do
+        if "$@" 2>/dev/null; then return; fi
+        sleep 0.01
+    done
+    fail "waited in vain: $*"
+}
+
+is_gone() {
+    ! kill -0 "$1"
+}
+
+# The processes of the ranks that a starter has started.
+ranks_of() {
+    pgrep -P "$1"
+}
+
+no_one_is_left() {
+    ! pgrep -s 0 -x rank_trainer >/dev/null
+}

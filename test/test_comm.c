@@ -1,0 +1,181 @@
+// kernels/comm.c and nccl.c as they are, over the stand-ins for NCCL and CUDA: every collective
+// with several numbers of ranks, and what is refused before NCCL is asked to join them.
+#include "../train/meet.h"
+#include "comm_checks.h"
+#include "processes.h"
+
+typedef struct {
+    int ranks, listener, port;
+} Place;
+
+static Group *join(int rank, const Place *p) {
+    static Group g;
+    Error err;
+    char local[16];
+    Ranks r = {.rank = rank, .ranks = p->ranks, .port = p->port, .host = "127.0.0.1"};
+    snprintf(local, sizeof(local), "%d", rank);
+    setenv("LOCAL_RANK", local, 1);
+    errors_name_rank(rank);
+    if (!meet(&g, &r, rank == 0 ? p->listener : -1, "", 20, &err)) { die("%s", err.text); }
+    if (p->ranks > 1) { g.watch = watch_start(&g, 20); }
+    return &g;
+}
+
+static void open_or_die(Comm *c, Group *g) {
+    Error err;
+    if (!comm_open(c, g, NULL, COMM_CHECK_SLOTS, &err)) { die("%s", err.text); }
+}
+
+static int all_collectives(int rank, void *argument) {
+    Group *g = join(rank, argument);
+    Comm c;
+    open_or_die(&c, g);
+    int wrong = check_collectives(&c);
+    comm_close(&c);
+    group_close(g);
+    return wrong;
+}
+
+static void run_ranks(Processes *run, int ranks, Body *body) {
+    Place p = {.ranks = ranks, .listener = net_listen("127.0.0.1", 0, NULL)};
+    p.port = net_port(p.listener);
+    unlink("said");
+    processes_start(run, ranks, "said", body, &p);
+    close(p.listener);
+    processes_wait(run);
+}
+
+static void collectives_are_right(void) {
+    for (int ranks = 1; ranks <= 5; ranks++) {
+        Processes run;
+        run_ranks(&run, ranks, all_collectives);
+        for (int r = 0; r < ranks; r++) { CHECK_EQUAL(run.status[r], 0); }
+    }
+}
+
+// A rank that puts in something else: every rank that gets its sum must notice.
+static int a_wrong_value(int rank, void *argument) {
+    Group *g = join(rank, argument);
+    Comm c;
+    open_or_die(&c, g);
+    if (rank == 1) { c.rank = 0; } // as if it held rank 0's values
+    int wrong = check_all_reduce(&c, COMM_F32, COMM_SUM, 100);
+    wrong += check_amax(&c) == 0; // which needs rank 2's share alone
+    c.rank = rank;
+    comm_close(&c);
+    group_close(g);
+    return wrong;
+}
+
+static int other_calls(int rank, void *argument) {
+    Group *g = join(rank, argument);
+    Comm c;
+    open_or_die(&c, g);
+    return check_all_reduce(&c, COMM_F32, COMM_SUM, rank == 2 ? 100 : 101);
+}
+
+static void faults_are_seen(void) {
+    Processes run;
+    run_ranks(&run, 3, a_wrong_value);
+    for (int r = 0; r < 3; r++) { CHECK_EQUAL(run.status[r], 2); }
+    run_ranks(&run, 3, other_calls);
+    char *log = processes_log(&run);
+    CHECK_CONTAINS(log, "stand-in: AllReduce of 100 here, AllReduce of 101 on rank ");
+    free(log);
+}
+
+static int only_opens(int rank, void *argument) {
+    Comm c;
+    open_or_die(&c, join(rank, argument));
+    return 0;
+}
+
+static int with_another_version(int rank, void *argument) {
+    if (rank == 1) { setenv("STANDIN_VERSION", "22700", 1); }
+    return only_opens(rank, argument);
+}
+
+static int with_an_old_version(int rank, void *argument) {
+    setenv("STANDIN_VERSION", "2804", 1);
+    return only_opens(rank, argument);
+}
+
+static int with_one_gpu(int rank, void *argument) {
+    setenv("STANDIN_BUS", "0000:1b:00.", 1);
+    return only_opens(rank, argument);
+}
+
+// Asynchronous errors, which no call returns, end the run through the watch.
+static int with_a_broken_network(int rank, void *argument) {
+    Comm c;
+    open_or_die(&c, join(rank, argument));
+    if (rank == 0) { text_write("standin-error", ""); }
+    pause(); // the watch ends the process
+    return 0;
+}
+
+static void what_cannot_work_is_refused(void) {
+    static const struct {
+        Body *body;
+        int status;
+        const char *expected;
+    } rows[] = {
+        {with_another_version, 1, "has NCCL 22700, rank 0 has 22809: all ranks need the same"},
+        {with_an_old_version, 1, "libnccl.so.2 is version 2.8; 2.10 or newer is needed"},
+        {with_one_gpu, 1, "ranks 0 and 1 both have GPU 0000:1b:00.0 of "},
+        {with_a_broken_network, EXIT_LOST_RANK,
+         "NCCL: remote process exited or there was a network error (NCCL_DEBUG=INFO tells more)"},
+    };
+    for (int i = 0; i < 4; i++) {
+        Processes run;
+        run_ranks(&run, 2, rows[i].body);
+        char *log = processes_log(&run);
+        CHECK_CONTAINS(log, rows[i].expected);
+        CHECK_EQUAL(run.status[0], rows[i].status);
+        free(log);
+    }
+    remove("standin-error");
+}
+
+// What LD_LIBRARY_PATH=. finds; in a process of its own, which has looked for nothing yet.
+static int loads_here(int number, void *argument) {
+    (void)number, (void)argument;
+    setenv("LD_LIBRARY_PATH", ".", 1);
+    execl("/proc/self/exe", "test_comm", "--load", (char *)NULL);
+    return 99;
+}
+
+static void a_missing_library_is_named(void) {
+    Processes run;
+    text_write("libnccl.so.2", "not a library");
+    processes_run(&run, 1, loads_here, NULL);
+    char *log = processes_log(&run);
+    CHECK_EQUAL(run.status[0], 1);
+    CHECK_CONTAINS(log, "error: several GPUs need NCCL: ");
+    CHECK_CONTAINS(log, "LD_LIBRARY_PATH");
+    free(log);
+    remove("libnccl.so.2");
+}
+
+static int load(void) {
+    Nccl nccl;
+    Error err;
+    if (!nccl_load(&nccl, &err)) { die("%s", err.text); }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) { return load(); }
+    const char *root = getenv("LLM8_ROOT"), *path = getenv("LD_LIBRARY_PATH");
+    char standin[PATH_LENGTH];
+    path_format(standin, "%s/build/standin", root != NULL ? root : ".");
+    if (path == NULL || strcmp(path, standin) != 0) { // read when a program starts
+        setenv("LD_LIBRARY_PATH", standin, 1);
+        execv("/proc/self/exe", argv);
+    }
+    RUN(collectives_are_right);
+    RUN(faults_are_seen);
+    RUN(what_cannot_work_is_refused);
+    RUN(a_missing_library_is_named);
+    return test_summary();
+}

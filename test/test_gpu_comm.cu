@@ -1,0 +1,188 @@
+// Collectives over NCCL, on every GPU of this machine: those that test_comm.c tries on the CPU, and
+// what only a GPU can show: two streams, and graphs. Starts its ranks as a trainer does. Skipped
+// where there is one GPU.
+#include "../kernels/comm.h"
+#include "../train/launch.h"
+#include "comm_checks.h"
+#include "test.h"
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#define SAME(ours, theirs) static_assert((int)(ours) == (int)(theirs), #ours)
+SAME(sizeof(NcclId), sizeof(ncclUniqueId));
+SAME(sizeof(int), sizeof(ncclResult_t));
+SAME(sizeof(int), sizeof(ncclDataType_t));
+SAME(sizeof(int), sizeof(ncclRedOp_t));
+SAME(NCCL_SUCCESS, ncclSuccess);
+SAME(NCCL_SYSTEM_ERROR, ncclSystemError);
+SAME(NCCL_INTERNAL_ERROR, ncclInternalError);
+SAME(NCCL_REMOTE_ERROR, ncclRemoteError);
+SAME(NCCL_IN_PROGRESS, ncclInProgress);
+SAME(NCCL_UINT8, ncclUint8);
+SAME(NCCL_UINT32, ncclUint32);
+SAME(NCCL_FLOAT32, ncclFloat32);
+SAME(NCCL_FLOAT64, ncclFloat64);
+SAME(NCCL_BFLOAT16, ncclBfloat16);
+SAME(NCCL_SUM, ncclSum);
+SAME(NCCL_MAX, ncclMax);
+
+// Each call against its declaration; the results and enums are int here.
+template <typename... A> static int arguments(ncclResult_t (*)(A...)) {
+    return sizeof...(A);
+}
+template <typename... A> static int arguments(int (*)(A...)) {
+    return sizeof...(A);
+}
+#endif
+
+static Group group;
+static Comm comm;
+static cudaStream_t stream;
+
+#define CUDA(call)                                                                         \
+    do {                                                                                   \
+        cudaError_t status_ = (call);                                                      \
+        if (status_ != cudaSuccess) { die("%s: %s", #call, cudaGetErrorString(status_)); } \
+    } while (0)
+
+// What is wrong on all ranks together; rank 0 judges.
+static int wrong_anywhere(int wrong) {
+    enum { MOST = 64 };
+    int all[MOST] = {}, sum = 0;
+    group_gather(&group, CHANNEL_MAIN, &wrong, sizeof(wrong), all);
+    for (int r = 0; r < group.ranks; r++) { sum += all[r]; }
+    return group.rank == 0 ? sum : 0;
+}
+
+static void declarations_are_nccls() {
+#if __has_include(<nccl.h>)
+    Nccl n = {};
+    CHECK_EQUAL(arguments(n.GetVersion), arguments(ncclGetVersion));
+    CHECK_EQUAL(arguments(n.GetUniqueId), arguments(ncclGetUniqueId));
+    CHECK_EQUAL(arguments(n.CommInitRank), arguments(ncclCommInitRank));
+    CHECK_EQUAL(arguments(n.CommDestroy), arguments(ncclCommDestroy));
+    CHECK_EQUAL(arguments(n.CommGetAsyncError), arguments(ncclCommGetAsyncError));
+    CHECK_EQUAL(arguments(n.AllReduce), arguments(ncclAllReduce));
+    CHECK_EQUAL(arguments(n.ReduceScatter), arguments(ncclReduceScatter));
+    CHECK_EQUAL(arguments(n.AllGather), arguments(ncclAllGather));
+    CHECK_EQUAL(arguments(n.GroupStart), arguments(ncclGroupStart));
+    CHECK_EQUAL(arguments(n.GroupEnd), arguments(ncclGroupEnd));
+#else
+    test_skip("no nccl.h here");
+#endif
+}
+
+static void collectives_are_right() {
+    CHECK_EQUAL(wrong_anywhere(check_collectives(&comm)), 0);
+}
+
+static void a_wrong_value_is_seen() {
+    comm.rank = 0; // as if every rank held rank 0's values
+    int wrong = check_all_reduce(&comm, COMM_F32, COMM_SUM, 1000);
+    comm.rank = group.rank;
+    int all = wrong_anywhere(wrong);
+    CHECK_EQUAL(all, group.rank == 0 ? group.ranks : 0);
+}
+
+// A large sum on the communication stream, then a graph on the compute stream that waits for it,
+// copies it and sums the copies: each launch must see the sum that was begun before it.
+static void graphs_wait_and_reduce() {
+    const int64_t count = 16 << 20;
+    const size_t bytes = count * sizeof(float);
+    float *x, *y, *host = (float *)malloc_or_die(bytes);
+    cudaGraph_t graph;
+    cudaGraphExec_t launched = NULL;
+    int wrong = 0;
+    CUDA(cudaMalloc(&x, bytes));
+    CUDA(cudaMalloc(&y, bytes));
+    for (int turn = 0; turn < 4; turn++) {
+        for (int64_t i = 0; i < count; i++) { host[i] = (float)(turn + group.rank + i % 3); }
+        CUDA(cudaMemcpy(x, host, bytes, cudaMemcpyHostToDevice));
+        comm_begin(&comm);
+        comm_all_reduce(&comm, x, COMM_F32, COMM_SUM, count);
+        comm_end(&comm, 0);
+        if (launched == NULL) {
+            CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+            comm_wait(&comm, 0);
+            CUDA(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, stream));
+            comm_begin(&comm);
+            comm_all_reduce(&comm, y, COMM_F32, COMM_SUM, count);
+            comm_end(&comm, 1);
+            comm_wait(&comm, 1);
+            comm_join(&comm);
+            CUDA(cudaStreamEndCapture(stream, &graph));
+            CUDA(cudaGraphInstantiate(&launched, graph, 0));
+            CUDA(cudaGraphDestroy(graph));
+        }
+        CUDA(cudaGraphLaunch(launched, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpy(host, y, bytes, cudaMemcpyDeviceToHost));
+        int n = group.ranks, ranks_sum = n * (n - 1) / 2;
+        for (int64_t i = 0; i < count; i++) {
+            float expected = (float)(n * (n * (turn + i % 3) + ranks_sum));
+            wrong += !(host[i] == expected);
+        }
+    }
+    CHECK_EQUAL(wrong_anywhere(wrong), 0);
+    CUDA(cudaGraphExecDestroy(launched));
+    CUDA(cudaFree(x));
+    CUDA(cudaFree(y));
+    free(host);
+}
+
+static void print_bandwidth() {
+    const int64_t part = ((int64_t)256 << 20) / group.ranks;
+    void *buffer;
+    cudaEvent_t begin, end;
+    float ms;
+    CUDA(cudaMalloc(&buffer, (size_t)(part * group.ranks * 2)));
+    CUDA(cudaEventCreate(&begin));
+    CUDA(cudaEventCreate(&end));
+    for (int gather = 0; gather < 2; gather++) {
+        for (int turn = 0; turn < 11; turn++) {
+            if (turn == 1) { CUDA(cudaEventRecord(begin, stream)); }
+            comm_begin(&comm);
+            if (gather) {
+                comm_all_gather(&comm, buffer, COMM_BF16, part);
+            } else {
+                comm_reduce_scatter(&comm, buffer, COMM_BF16, part);
+            }
+            comm_end(&comm, 0);
+            comm_wait(&comm, 0);
+        }
+        CUDA(cudaEventRecord(end, stream));
+        CUDA(cudaEventSynchronize(end));
+        CUDA(cudaEventElapsedTime(&ms, begin, end));
+        double bytes = 2.0 * (double)part * (group.ranks - 1); // over each GPU's links
+        printf("  %s of 512 MiB on %d GPUs: %.0f GB/s\n", gather ? "all-gather" : "reduce-scatter",
+               group.ranks, 10 * bytes / (1e6 * ms));
+    }
+    CUDA(cudaFree(buffer));
+}
+
+int main(int, char **argv) {
+    static Options options;
+    Ranks ranks;
+    Error err;
+    int devices = 0, device;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 2) {
+        printf("  skipped: fewer than two GPUs\n0 passed, 0 failed, 1 skipped\n");
+        return 0;
+    }
+    if (!options_read(&options, 1, argv, &err)) { die("%s", err.text); }
+    options.gpus = devices;
+    options.distributed_timeout = 60;
+    launch(&ranks, &group, &options, argv);
+    if (!ranks_device(&ranks, devices, &device, &err)) { die("%s", err.text); }
+    CUDA(cudaSetDevice(device));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (!comm_open(&comm, &group, stream, COMM_CHECK_SLOTS, &err)) { die("%s", err.text); }
+    RUN(declarations_are_nccls);
+    RUN(collectives_are_right);
+    RUN(a_wrong_value_is_seen);
+    RUN(graphs_wait_and_reduce);
+    print_bandwidth();
+    comm_close(&comm);
+    group_close(&group);
+    return test_summary();
+}

@@ -1,0 +1,180 @@
+// Who a process is, from the variables that its starter sets: every family, what they leave out,
+// and what does not fit together.
+#include "../train/ranks.h"
+#include "fixture.h"
+
+static const char *const variables[] = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_NODELIST",
+};
+
+// "NAME=value NAME=value" becomes the environment's part that matters here.
+static void set_environment(const char *text) {
+    for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++) {
+        unsetenv(variables[i]);
+    }
+    char *copy = strdup_or_die(text), *state;
+    for (char *word = strtok_r(copy, " ", &state); word != NULL;
+         word = strtok_r(NULL, " ", &state)) {
+        char *equals = strchr(word, '=');
+        *equals = '\0';
+        setenv(word, equals + 1, 1);
+    }
+    free(copy);
+}
+
+#define OMPI(rank, size, local, local_size)                      \
+    "OMPI_COMM_WORLD_RANK=" #rank " OMPI_COMM_WORLD_SIZE=" #size \
+    " OMPI_COMM_WORLD_LOCAL_RANK=" #local " OMPI_COMM_WORLD_LOCAL_SIZE=" #local_size " "
+#define TORCH(rank, size, local, local_size) \
+    "RANK=" #rank " WORLD_SIZE=" #size " LOCAL_RANK=" #local " LOCAL_WORLD_SIZE=" #local_size " "
+#define SLURM(rank, size, local)                                                  \
+    "SLURM_PROCID=" #rank " SLURM_STEP_NUM_TASKS=" #size " SLURM_LOCALID=" #local \
+    " SLURM_JOB_ID=1234567 "
+#define MASTER "MASTER_ADDR=node1 MASTER_PORT=1234 "
+
+static void starters_are_understood(void) {
+    static const struct {
+        const char *environment, *options, *host;
+        int rank, ranks, local_rank, local_ranks, port;
+        bool starts;
+    } rows[] = {
+        {"", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
+        {"", "--gpus 8", "127.0.0.1", 0, 8, 0, 8, 0, true},
+        {MASTER, "--gpus 4", "127.0.0.1", 0, 4, 0, 4, 0, true}, // left over; one machine needs none
+        {MASTER "NNODES=3 NODE_RANK=2", "--gpus 4", "node1", 8, 12, 0, 4, 1234, true},
+        {MASTER "NNODES=2 NODE_RANK=1", "", "node1", 1, 2, 0, 1, 1234, true},
+        {TORCH(5, 8, 1, 4) MASTER, "", "node1", 5, 8, 1, 4, 1234, false},
+        {TORCH(5, 8, 1, 4) MASTER, "--gpus 4", "node1", 5, 8, 1, 4, 1234,
+         false}, // as we start them
+        {TORCH(1, 2, 1, 2), "", "127.0.0.1", 1, 2, 1, 2, 29500, false},
+        {TORCH(0, 1, 0, 1) MASTER, "", "127.0.0.1", 0, 1, 0, 1, 0, false},
+        {TORCH(0, 1, 0, 1), "--gpus 2", "127.0.0.1", 0, 2, 0, 2, 0, true},
+        {"WORLD_SIZE=1", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
+        {"RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 " MASTER, "", "node1", 1, 2, 0, 0, 1234, false},
+        {"RANK= WORLD_SIZE=", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
+        {OMPI(3, 4, 3, 4), "", "127.0.0.1", 3, 4, 3, 4, 29500, false},
+        {OMPI(3, 4, 1, 2) MASTER, "", "node1", 3, 4, 1, 2, 1234, false},
+        {OMPI(3, 4, 3, 4) TORCH(1, 2, 1, 2), "", "127.0.0.1", 1, 2, 1, 2, 29500, false},
+        {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8]", "", "n3", 2, 4, 0, 0, 24567, false},
+        {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8] " MASTER, "", "node1", 2, 4, 0, 0, 1234,
+         false},
+        {SLURM(0, 1, 0) "SLURM_STEP_NODELIST=n3", "--gpus 8", "127.0.0.1", 0, 8, 0, 8, 0, true},
+        // a batch script, before srun
+        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Options o = options_of(rows[i].options);
+        Ranks r;
+        Error err = {""};
+        set_environment(rows[i].environment);
+        CHECK(ranks_read(&r, &o, &err));
+        CHECK_TEXT(err.text, "");
+        CHECK_TEXT(r.host, rows[i].host);
+        CHECK_EQUAL(r.rank, rows[i].rank);
+        CHECK_EQUAL(r.ranks, rows[i].ranks);
+        CHECK_EQUAL(r.local_rank, rows[i].local_rank);
+        CHECK_EQUAL(r.local_ranks, rows[i].local_ranks);
+        CHECK_EQUAL(r.port, rows[i].port);
+        CHECK_EQUAL(r.starts, rows[i].starts);
+    }
+}
+
+static void first_hosts_of_lists(void) {
+    static const struct {
+        const char *list, *host;
+    } rows[] = {
+        {"n3", "n3"},
+        {"n3,n4", "n3"},
+        {"gpu-[007-012]", "gpu-007"},
+        {"gpu-[7,9]", "gpu-7"},
+        {"gpu[1-2]-ib,x", "gpu1-ib"},
+        {"gpu[1-2]-ib[3-4]", "gpu1-ib[3-4]"}, // a second bracket is no name we can know
+        {"a[", "a"},
+        {"[1-2]", "1"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Options o = options_of("");
+        Ranks r;
+        set_environment(SLURM(0, 2, 0));
+        setenv("SLURM_STEP_NODELIST", rows[i].list, 1);
+        CHECK(ranks_read(&r, &o, NULL));
+        CHECK_TEXT(r.host, rows[i].host);
+    }
+}
+
+static void what_does_not_fit_is_refused(void) {
+    static const struct {
+        const char *environment, *options, *expected;
+    } rows[] = {
+        {"WORLD_SIZE=4", "", "WORLD_SIZE is set, but RANK is not"},
+        {"RANK=0", "", "RANK is set, but WORLD_SIZE is not"},
+        {"RANK=0 WORLD_SIZE=2 " MASTER, "", "but LOCAL_RANK, which says which GPU"},
+        {TORCH(4, 4, 0, 4), "", "RANK=4: must be a whole number from 0 to 3"},
+        {TORCH(-1, 4, 0, 4), "", "RANK=-1: must be"},
+        {TORCH(1x, 4, 0, 4), "", "RANK=1x: must be"},
+        {TORCH(1, 0, 0, 4), "", "WORLD_SIZE=0: must be a whole number from 1 to 4096"},
+        {TORCH(1, 99999999999, 0, 4), "", "WORLD_SIZE=99999999999: must be"},
+        {TORCH(1, 4, 4, 4), "", "LOCAL_RANK=4: must be a whole number from 0 to 3"},
+        {TORCH(1, 4, 0, 5), "", "LOCAL_WORLD_SIZE=5: must be a whole number from 1 to 4"},
+        {TORCH(1, 4, 1, 2), "", "MASTER_ADDR is not set: 4 ranks"},
+        {TORCH(1, 4, 1, 4) "MASTER_PORT=0", "", "MASTER_PORT=0: must be a whole number from 1 to"},
+        {TORCH(1, 4, 1, 4) "MASTER_PORT=port", "", "MASTER_PORT=port: must be"},
+        {TORCH(1, 4, 1, 4), "--gpus 2", "--gpus 2, but 4 ranks are started already (WORLD_SIZE=4)"},
+        {TORCH(1, 4, 1, 4), "--device 1", "--device 1: of several ranks, each takes the GPU"},
+        {"", "--gpus 2 --device 1", "--device 1: of several ranks"},
+        {"OMPI_COMM_WORLD_RANK=1", "", "but OMPI_COMM_WORLD_SIZE is not"},
+        {OMPI(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
+        {SLURM(1, 4, 0), "", "MASTER_ADDR is not set"},
+        {SLURM(4, 4, 0) MASTER, "", "SLURM_PROCID=4: must be"},
+        {"NNODES=2", "--gpus 2", "NNODES=2 is set, but NODE_RANK is not"},
+        {"NNODES=2 NODE_RANK=2", "--gpus 2", "NODE_RANK=2: must be a whole number from 0 to 1"},
+        {"NNODES=2 NODE_RANK=0", "--gpus 2", "but MASTER_ADDR is not: set both"},
+        {"NNODES=2 NODE_RANK=0 MASTER_ADDR=x", "", "but MASTER_PORT is not: set both"},
+        {"NNODES=4096 NODE_RANK=0", "--gpus 2", "NNODES=4096 and --gpus 2: more than 4096 ranks"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Options o = options_of(rows[i].options);
+        Ranks r;
+        Error err = {"nothing was refused"};
+        set_environment(rows[i].environment);
+        CHECK(!ranks_read(&r, &o, &err));
+        CHECK_CONTAINS(err.text, rows[i].expected);
+    }
+}
+
+static void ranks_take_gpus(void) {
+    Ranks r = {.rank = 6, .ranks = 8, .local_rank = 2};
+    Error err;
+    int device;
+    CHECK(ranks_device(&r, 4, &device, &err));
+    CHECK_EQUAL(device, 2);
+    CHECK(ranks_device(&r, 1, &device, &err)); // its starter has hidden the others
+    CHECK_EQUAL(device, 0);
+    CHECK(!ranks_device(&r, 2, &device, &err));
+    CHECK_CONTAINS(err.text, "rank 6 is number 2 on its machine, whose GPUs are 0 to 1");
+}
+
+int main(void) {
+    RUN(starters_are_understood);
+    RUN(first_hosts_of_lists);
+    RUN(what_does_not_fit_is_refused);
+    RUN(ranks_take_gpus);
+    return test_summary();
+}

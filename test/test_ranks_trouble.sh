@@ -1,0 +1,266 @@
+#!/usr/bin/env bash
+# Several ranks in trouble: killed, stopped, hung, out of disk, with a NaN, with signals. Every rank
+# ends, or goes on, within the time limit, says which rank at which step, and the last checkpoint
+# is one to go on from.
+# shellcheck source=test/ranks.sh
+source "$(dirname "$0")/ranks.sh"
+RANDOM=5 # the delays below repeat, as far as delays can
+common+=(--micro-batch-size 2)
+
+# plant KIND:RANK:STEP FOLDER OPTIONS...: a run with a fault, in the background
+plant() {
+    local fault=$1 folder=$2
+    shift 2
+    mkdir -p "$folder"
+    (
+        begin=$(date +%s%N) status=0
+        FAULT=$fault "$trainer" "${common[@]}" --gpus 3 --train-iters 8 --save "$folder/s" \
+            --save-interval 2 --distributed-timeout 2 "$@" >"$folder/out" 2>"$folder/err" || status=$?
+        echo "$status $((($(date +%s%N) - begin) / 1000000))" >"$folder/status"
+    ) &
+}
+
+# What became of it: expect FOLDER STATUS LATEST TEXT...
+expect() {
+    local folder=$1 status=$2 latest=$3 got ms text
+    shift 3
+    read -r got ms <"$folder/status"
+    [[ $got -eq $status ]] || fail "$folder: status $got, not $status: $(cat "$folder/err")"
+    [[ $ms -lt 6000 ]] || fail "$folder: took $ms ms"
+    [[ $(readlink "$folder/s/latest") == "step_0000000$latest" ]] ||
+        fail "$folder: the newest checkpoint is $(readlink "$folder/s/latest")"
+    for text in "$@"; do
+        grep -qE -- "$text" "$folder/err" || fail "$folder: no '$text': $(cat "$folder/err")"
+    done
+    local left
+    left=$(find "$folder/s" -name '.tmp*' | head -n 1)
+    [[ -z $left || $status -ne 0 ]] || fail "$folder: left over: $left"
+}
+
+faults_end_every_rank() {
+    plant kill:1:3 kill
+    plant kill:0:3 kill0
+    plant die:2:3 die
+    plant stop:2:3 stop
+    plant stop:0:3 stop0
+    plant hang:1:3 hang
+    plant nan:1:3 nan
+    plant term:1:3 term
+    plant disk:1:3 disk
+    plant disk:0:3 disk0
+    plant none:0:0 sound
+    wait
+    expect sound 0 8
+    expect kill 137 2 '^error: rank 1 was killed by signal 9' \
+        '^rank [02]: error: rank 1 on .* has ended without a goodbye.*this rank ends at step 3'
+    expect kill0 137 2 '^error: rank 0 was killed by signal 9' '^rank [12]: error: rank 0 has ended'
+    expect die 1 2 '^rank 2: error: a planted fault$'
+    [[ $(head -n 1 die/err) == 'rank 2: error: a planted fault' ]] || fail "$(head -n 1 die/err)"
+    expect stop 4 2 '^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 3'
+    expect stop0 4 2 '^rank [12]: error: rank 0 has been silent for .*this rank ends at step 3'
+    expect hang 4 2 'error: rank 1 on .* has not gone on for .* s at step 3 \(reading data\)'
+    expect nan 0 8 "^rank 1: warning: step 4 is skipped: the loss of this rank's sequences is nan"
+    [[ $(grep -c '"skipped":1' nan/s/metrics.jsonl) -eq 1 ]] || fail "nan: not one step skipped"
+    expect term 75 4
+    has term/out 'stopped by a signal to another rank after step 4; saved' || fail "$(tail -1 term/out)"
+    expect disk 1 2 'warning: saving the checkpoint of step 4 failed: rank 1: .*optimizer-1-of-3' \
+        'earlier checkpoints are as they were' 'of step 8 failed: rank 1:'
+    expect disk0 1 2 'of step 4 failed: rank 0: .*could not be written'
+    no_one_is_left || fail "processes are left: $(pgrep -s 0 -ax rank_trainer)"
+}
+
+# From what each of them left, to the end that the sound run had.
+every_checkpoint_goes_on() {
+    local folder
+    for folder in kill kill0 die stop stop0 hang term disk disk0; do
+        expect_status 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 8 --save "$folder/s" \
+            --resume latest || return
+        cmp -s sound/s/latest/model.safetensors "$folder/s/latest/model.safetensors" ||
+            fail "$folder: another end"
+    done
+    ! cmp -s sound/s/latest/model.safetensors nan/s/latest/model.safetensors ||
+        fail "a skipped step changes nothing"
+}
+
+# A run of which a random rank is killed after a random time, until that has happened $1 times.
+# The rest are the program and its options.
+kill_ranks() {
+    local kills=$1 starter status ranks
+    shift
+    while true; do
+        "$@" --gpus 3 --save killed --save-interval 1 --resume latest >out 2>err &
+        starter=$!
+        if [[ $kills -gt 0 ]]; then
+            sleep "0.$(printf '%03d' $((RANDOM % 250 + 40)))"
+            mapfile -t ranks < <(ranks_of $starter)
+            if [[ ${#ranks[@]} -gt 0 ]]; then
+                kill -9 "${ranks[RANDOM % ${#ranks[@]}]}" 2>/dev/null
+            fi
+        fi
+        status=0
+        wait $starter || status=$?
+        case $status in
+        0) return ;;
+        137) kills=$((kills - 1)) total_kills=$((total_kills + 1)) ;;
+        *)
+            fail "status $status: $(cat err)"
+            return 1
+            ;;
+        esac
+    done
+}
+
+killed_ranks_resume() {
+    local total_kills=0 round options=(--train-iters 40)
+    expect_status 0 "$trainer" "${common[@]}" "${options[@]}" --gpus 3 --save straight || return
+    for ((round = 0; total_kills < 20 && round < 20; round++)); do
+        rm -rf killed
+        kill_ranks 7 "$trainer" "${common[@]}" "${options[@]}" || return
+        cmp -s straight/latest/model.safetensors killed/latest/model.safetensors ||
+            fail "round $round: another end"
+        steps_of straight | cmp -s - <(steps_of killed) || fail "round $round: other steps"
+        [[ -z $(find killed -name '.tmp*') ]] || fail "round $round: something is left"
+    done
+    [[ $total_kills -ge 20 ]] || fail "only $total_kills kills hit a run"
+    expect_status 0 train_gpt --save killed --list-checkpoints
+    ! has log damaged || fail "$(cat log)"
+}
+
+sanitized_ranks_survive_kills() {
+    local total_kills=0
+    rm -rf killed
+    kill_ranks 2 "$sanitized" "${common[@]}" --train-iters 12 || return
+}
+
+# A signal to the starter reaches every rank; the run saves, and says so.
+signals_save() {
+    local signal status starter step
+    for signal in TERM INT USR1; do
+        "$trainer" "${common[@]}" --gpus 3 --train-iters 1000000 --save $signal \
+            --save-interval 1000000 >out 2>err &
+        starter=$!
+        wait_until grep -q '^step .* 3/' out
+        kill -$signal $starter
+        status=0
+        wait $starter || status=$?
+        [[ $status -eq 75 ]] || fail "$signal: status $status: $(cat err)"
+        step=$(readlink $signal/latest | sed 's/step_0*//')
+        grep -qE "^stopped by .* after step $step; saved" out || fail "$signal: $(tail -n 1 out)"
+        [[ ! -s err ]] || fail "$signal: $(cat err)"
+    done
+}
+
+no_rank_outlives_its_starter() {
+    local starter ranks rank
+    "$trainer" "${common[@]}" --gpus 3 --train-iters 1000000 >out 2>err &
+    starter=$!
+    wait_until grep -q '^step .* 3/' out
+    mapfile -t ranks < <(ranks_of $starter)
+    [[ ${#ranks[@]} -eq 3 ]] || fail "${#ranks[@]} ranks"
+    kill -9 $starter
+    wait $starter 2>/dev/null
+    for rank in "${ranks[@]}"; do wait_until is_gone "$rank"; done
+}
+
+# What cannot start says so once, and at once.
+bad_starts_are_refused() {
+    local begin=$SECONDS
+    expect_status 1 "$trainer" "${common[@]}" --gpus 3 --lr x || return
+    [[ $(cat log) == 'error: --lr x: must be a number from 0 to 100' ]] || fail "$(cat log)"
+    expect_status 1 "$trainer" "${common[@]}" --gpus 3 --data none.bin || return
+    [[ $(grep -c 'error: --data none.bin' log) -ge 1 ]] || fail "$(cat log)"
+    expect_status 1 "$trainer" "${common[@]}" --gpus 5 || return
+    has log '--global-batch-size 12: must be a multiple of --micro-batch-size 2 x 5 ranks' ||
+        fail "$(cat log)"
+    expect_status 1 train_gpt "${common[@]}" --gpus 2 || return
+    has log 'is one process, on the CPU, and not one of 2 ranks (--gpus)' || fail "$(cat log)"
+    expect_status 1 env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$root/train_gpt" "${common[@]}" || return
+    has log 'not one of 2 ranks (WORLD_SIZE)' || fail "$(cat log)"
+    [[ $((SECONDS - begin)) -le 8 ]] || fail "took $((SECONDS - begin)) s"
+}
+
+# Ranks that see another disk, other data or other options than rank 0.
+ranks_must_see_the_same() {
+    local port=$((20000 + RANDOM % 9000)) row expected options r status children
+    rm -rf a b
+    mkdir -p a/d b/d
+    cp d/x_train.bin a/d && cp d/x_train.bin b/d
+    head -c 3000 text >text.less
+    "$root/tokenize" --output-prefix less/x text.less >log
+    while IFS='|' read -r expected options; do
+        port=$((port + 1)) children=()
+        cp d/x_train.bin b/d
+        if [[ $expected == *data* ]]; then cp less/x_train.bin b/d; fi
+        for r in 0 1; do
+            if [[ $r -eq 0 ]]; then row=''; else row=$options; fi
+            # shellcheck disable=SC2086 # options, or none
+            (cd "$([[ $r -eq 0 ]] && echo a || echo b)" && exec env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r \
+                MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$trainer" "${common[@]}" --train-iters 2 \
+                --save s $row >out 2>err) &
+            children[r]=$!
+        done
+        for r in 0 1; do
+            status=0
+            wait "${children[r]}" || status=$?
+            [[ $status -ne 0 ]] || fail "$expected: rank $r succeeds"
+        done
+        grep -qE -- "$expected" b/err || fail "no '$expected': $(cat a/err b/err)"
+    done <<'ROWS'
+rank 1: error: rank 1 on .* runs something else: 'lr 0.5', where rank 0 has 'lr 0.003'|--lr 0.5
+rank 1: error: --data d/x_train.bin: [0-9]+ tokens here, [0-9]+ where rank 0 reads|
+rank 1: error: --save s: this rank does not see what rank 0 writes there|
+ROWS
+}
+
+# scripts/restart.sh goes on until the run is done, and knows when not to.
+restarts_resume() {
+    local restart=$root/scripts/restart.sh loop status=0 kills=0 starter ranks
+    rm -rf again
+    "$restart" --pause 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 40 --save again \
+        --save-interval 1 >out 2>err &
+    loop=$!
+    while [[ $kills -lt 5 ]] && kill -0 $loop 2>/dev/null; do
+        sleep "0.$((RANDOM % 30 + 20))"
+        starter=$(pgrep -P $loop -x rank_trainer | head -n 1)
+        if [[ -z $starter ]]; then continue; fi
+        mapfile -t ranks < <(ranks_of "$starter")
+        if [[ ${#ranks[@]} -eq 3 ]] && kill -9 "${ranks[RANDOM % 3]}" 2>/dev/null; then
+            kills=$((kills + 1))
+        fi
+    done
+    wait $loop || status=$?
+    [[ $status -eq 0 ]] || fail "status $status: $(cat err)"
+    [[ $(grep -c '^restart: status 137 at' err) -ge 1 ]] || fail "no restart: $(cat err)"
+    cmp -s straight/latest/model.safetensors again/latest/model.safetensors || fail "another end"
+}
+
+restarts_give_up() {
+    local restart=$root/scripts/restart.sh loop status=0
+    rm -rf never
+    FAULT=kill:1:3 expect_status 137 "$restart" --pause 0 --failures 2 "$trainer" "${common[@]}" \
+        --gpus 2 --train-iters 8 --save never --save-interval 2 || return
+    has log 'restart: status 137 at step_00000002, failure 1 of 2' || fail "$(cat log)"
+    has log 'restart: status 137; 2 runs in a row failed at step_00000002: giving up' ||
+        fail "$(cat log)"
+    expect_status 3 "$restart" "$trainer" "${common[@]}" --lr 1 --init-method-std 10 --norm-epsilon 0 \
+        --max-skipped 1 --clip-grad 0 --train-iters 50 --save skipping --adam-eps 1e-30 \
+        --rope-theta 1 --weight-decay 100 || return
+    ! has log 'restart: status' || fail "too many skipped steps are tried again"
+    expect_status 1 "$restart" "$trainer" || return
+    has log 'the command has no --save DIR' || fail "$(cat log)"
+    "$restart" "$trainer" "${common[@]}" --gpus 2 --train-iters 1000000 --save stopped >out 2>err &
+    loop=$!
+    wait_until grep -q '^step .* 3/' out
+    kill -TERM $loop
+    wait $loop || status=$?
+    [[ $status -eq 75 ]] || fail "status $status after a signal: $(cat err)"
+    has out 'saved; go on with --resume latest' || fail "$(tail -n 1 out)"
+    no_one_is_left || fail "processes are left"
+}
+
+for test in prepare faults_end_every_rank every_checkpoint_goes_on killed_ranks_resume \
+    sanitized_ranks_survive_kills signals_save no_rank_outlives_its_starter bad_starts_are_refused \
+    ranks_must_see_the_same restarts_resume restarts_give_up; do
+    run $test
+done
+summary
