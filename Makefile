@@ -160,9 +160,11 @@ $(BUILD)/asan/standin/%.c.o: %.c
 $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BASE) -Itest/standin -fPIC -shared $< -o $@ -lpthread
-$(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) $(call objects,plain,$(LIBRARY))
+$(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) \
+                             $(call objects,plain,$(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
-$(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) $(call objects,asan,$(LIBRARY))
+$(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
+                            $(call objects,asan,$(LIBRARY))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(call objects,plain,test/test_comm.c) $(call objects,asan,test/test_comm.c): BASE += -Itest/standin
 $(BUILD)/plain/test_comm: $(call objects,plain/standin,kernels/comm.c kernels/nccl.c)

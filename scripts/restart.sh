@@ -6,9 +6,9 @@
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
-# (75), or has skipped too many steps (3). SIGTERM, SIGINT and SIGUSR1 are passed on. Its exit status
-# is the last run's. On several machines each rank, or each --gpus, has a loop of its own: when one
-# rank fails all end, and all meet again, within --distributed-timeout.
+# (75), or has skipped too many steps (3). SIGTERM, SIGINT and SIGUSR1 are passed on. Its exit
+# status is the last run's. On several machines each rank, or each --gpus, has a loop of its own:
+# when one rank fails all end, and all meet again, within --distributed-timeout.
 set -u -m # -m: the command is a process group of its own, so that ^C comes from here, once
 
 failures=3
@@ -62,8 +62,8 @@ option() {
 }
 
 save=$(option --save "$@")
-[[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen): without " \
-    "checkpoints there is nothing to resume"
+[[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen):" \
+    "without checkpoints there is nothing to resume"
 
 # Where the newest checkpoint stands; nothing before the first.
 newest() {

@@ -231,7 +231,7 @@ static void rank_step(RankTrainer *r) {
     if (isnan(loss)) { t->gradients[0] = NAN; }
     arrange(r, t->gradients, false);
     over_buckets(r, false);
-    double sums[3] = {loss, own_squares(r), run_wants_stop()};
+    double sums[3] = {loss, own_squares(r), run_stop_signal() != 0};
     reduce_all(r, sums, COMM_F64, COMM_SUM, 3);
     if (o->dump_gradients[0] != '\0') {
         over_buckets(r, true);

@@ -51,7 +51,7 @@ ranks_equal_accumulation() {
             train "$name.half" "${options[@]}" --micro-batch-size 1 || return
             noise=$(loss_difference "$name.1" "$name.half")
         fi
-        for ranks in 2 3 6; do
+        for ranks in 2 3; do
             train "$name.$ranks" "${options[@]}" --gpus "$ranks" || return
             near "$name.1" "$name.$ranks" "$noise" $factor
         done
@@ -84,7 +84,7 @@ stages_are_equal() {
 }
 
 only_rank_0_speaks() {
-    [[ $(grep -c '^step .*3/6 ' log) -eq 1 ]] || fail "$(grep -c '^step .*3/6 ' log) lines of step 3"
+    [[ $(grep -c '^step .*3/6 ' log) -eq 1 ]] || fail "not one line of step 3: $(cat log)"
     [[ $(grep -c '"kind":"step"' stage1/metrics.jsonl) -eq 6 ]] || fail "metrics.jsonl"
     [[ $(grep -c '"kind":"run"' stage1/metrics.jsonl) -eq 1 ]] || fail "runs in metrics.jsonl"
 }
@@ -104,7 +104,8 @@ resumes_on_other_numbers() {
     # what one rank goes on to from such a checkpoint, the CPU trainer, or three ranks, is the same
     expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.cpu" --train-iters 13 \
         --resume "$name.parts/step_00000012" || return
-    train "$name.three" "$@" --resume "$name.parts/step_00000012" --gpus 3 --train-iters 13 || return
+    train "$name.three" "$@" --resume "$name.parts/step_00000012" --gpus 3 --train-iters 13 ||
+        return
     near "$name.cpu" "$name.three" "$noise" "$factor"
 }
 
@@ -193,8 +194,8 @@ every_starter_starts() {
 # Two network namespaces as two machines, joined by a cable.
 across_network_namespaces() {
     local children=() name=llm8-$$
-    if ! ip netns add $name-a 2>/dev/null || ! ip netns add $name-b 2>/dev/null ||
-        ! ip link add $name-x netns $name-a type veth peer name $name-y netns $name-b 2>/dev/null; then
+    if ! { ip netns add $name-a && ip netns add $name-b && ip link add $name-x netns $name-a \
+        type veth peer name $name-y netns $name-b; } 2>/dev/null; then
         ip netns del $name-a 2>/dev/null
         ip netns del $name-b 2>/dev/null
         skip "no network namespaces can be made here"
@@ -224,6 +225,7 @@ across_network_namespaces() {
 # Without a cable, no connection closes: only silence tells. (The stand-in for NCCL needs none.)
 cable_is_cut() {
     local r where children=() status begin=$SECONDS
+    rm -f out.0
     for r in 0 1; do
         where=$1-a
         if [[ $r -eq 1 ]]; then where=$1-b; fi

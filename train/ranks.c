@@ -147,8 +147,8 @@ bool ranks_read(Ranks *r, const Options *options, Error *err) {
     if (alone) { return true; }
     if (gpus > 1 && gpus != r->local_ranks) {
         return fail(err,
-                    "--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or start "
-                    "one process",
+                    "--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
+                    "start one process",
                     gpus, r->ranks, family->ranks, variable(family->ranks));
     }
     return read_meeting(r, err);

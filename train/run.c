@@ -2,33 +2,13 @@
 #include "../checkpoints/hugging_face.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t stop_signal; // what a handler can reach
-
-bool run_wants_stop(void) {
-    return stop_signal != 0;
-}
-
 // Several ranks end when all know it; one, when it does.
 static bool is_stopping(const Run *run) {
-    return run->ranks > 1 ? run->stopping : stop_signal != 0;
-}
-
-static void request_stop(int number) {
-    stop_signal = number;
-}
-
-// The first signal asks for an end after this step; a second one of its kind ends at once.
-static void catch_signals(void) {
-    struct sigaction action = {.sa_handler = request_stop,
-                               .sa_flags = SA_RESTART | (int)SA_RESETHAND};
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
+    return run->ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
 
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err) {
@@ -147,7 +127,7 @@ void run_start(Run *run, const char *device) {
     open_tokenizer(run);
     open_save_folder(run);
     ranks_check_folder(run);
-    catch_signals();
+    run_catch_signals();
     int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
     if (run->ranks > 1) {
         printf("  ranks       %d, --zero-stage %d\n", run->ranks, o->zero_stage);
@@ -172,7 +152,7 @@ int run_close(Run *run) {
     metrics_end(&run->metrics, r);
     if (stopped) {
         char by[40] = "a signal to another rank";
-        if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
+        if (run_stop_signal() != 0) { snprintf(by, sizeof(by), "signal %d", run_stop_signal()); }
         printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
                run->options.save[0] != '\0' && saved ? "; saved; go on with --resume latest" : "");
     } else if (status == EXIT_TOO_MANY_SKIPPED) {

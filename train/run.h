@@ -42,7 +42,7 @@ typedef struct {
 typedef struct {
     double loss, norm, lr, seconds;
     bool skipped;
-    bool stop;       // several ranks: run_wants_stop() was true on one of them
+    bool stop;       // several ranks: run_stop_signal() was not 0 on one of them
     double own_loss; // several ranks: the mean of this rank's sequences
 } StepResult;
 
@@ -78,9 +78,10 @@ static inline int64_t run_eval_stride(const Run *run) {
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
 
 bool run_goes_on(const Run *run); // neither done nor stopped
-// Whether a signal has asked this process to end. Several ranks: a step hands it to the others, so
-// that all end after the same one (StepResult.stop).
-bool run_wants_stop(void);
+// The signal that has asked this process to end, 0: none. Several ranks: a step hands it to the
+// others, so that all end after the same one (StepResult.stop).
+int run_stop_signal(void);
+void run_catch_signals(void);
 bool run_finite(double loss, double norm);
 
 // --dump-gradients: writes them (FP32, laid out as the parameters) and the loss, and leaves. Does

@@ -98,9 +98,10 @@ static void barrier(NcclComm c) {
 }
 
 int ncclCommInitRank(NcclComm *comm, int ranks, NcclId id, int rank) {
+    Shared *shared = ranks <= RANKS ? map(id.internal, O_RDWR) : NULL;
+    if (shared == NULL) { return NCCL_SYSTEM_ERROR; }
     NcclComm c = malloc(sizeof(*c));
-    *c = (struct ncclComm){rank, ranks, map(id.internal, O_RDWR)};
-    if (c->shared == NULL || ranks > RANKS) { return NCCL_SYSTEM_ERROR; }
+    *c = (struct ncclComm){rank, ranks, shared};
     barrier(c);
     if (rank == 0) { unlink(id.internal); }
     *comm = c;
