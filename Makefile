@@ -26,8 +26,7 @@ COMMON  := $(wildcard train/*.c checkpoints/*.c) dataloader/shard.c dataloader/l
 CPU     := kernels/cpu.c kernels/cpu_gemm.c
 CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
-GPU_C   := kernels/gpu.c kernels/gemm.c kernels/attention.c \
-            kernels/attention_graph.c kernels/verify.c
+GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c))
 GPU_CU  := $(wildcard kernels/*.cu)
 TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 
