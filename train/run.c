@@ -175,7 +175,10 @@ static void record_start(Run *run) {
     metrics_number(r, "parameters", (double)run->layout.num_parameters);
     metrics_number(r, "flops_per_token", flops_per_token(&run->config));
     metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
+    metrics_number(r, "peak_flops", run->peak_flops);
+    metrics_number(r, "memory_bytes", run->memory_bytes);
     metrics_number(r, "step", (double)run->progress.step);
+    metrics_precision(r, &run->precision);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);
 }
