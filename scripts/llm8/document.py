@@ -91,6 +91,7 @@ h3 { font-size: 1rem; margin-top: 1.6rem; }
 th, td { padding: .32rem .8rem .32rem 0; border-bottom: 1px solid var(--line); text-align: right;
   font-variant-numeric: tabular-nums; vertical-align: top; }
 th { color: var(--quiet); font-weight: 600; } .words { text-align: left; }
+th, td:not(.words), td.still { white-space: nowrap; }
 td.fail { color: var(--bad); font-weight: 700; } td.pass { color: var(--good); }
 .verdict { padding: .7rem 1rem; border-left: .35rem solid; font-weight: 600; }
 .verdict.pass { color: var(--good); background: var(--good-wash); }
@@ -103,6 +104,9 @@ pre code { padding: 0; }
 """
 
 
+SHORT_CELL = 16 # letters, that stay on one line
+
+
 def inline(text):
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(str(text), quote=False))
     return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text)
@@ -113,6 +117,8 @@ def html_row(values, tag, words):
         names = ["words"] * (i in words)
         if tag == "td" and value in ("pass", "FAIL"):
             names.append(value.lower())
+        if tag == "td" and len(value) < SHORT_CELL:
+            names.append("still")
         kind = f' class="{" ".join(names)}"' if names else ""
         return f"<{tag}{kind}>{inline(value)}</{tag}>"
     return "<tr>" + "".join(one(i, value) for i, value in enumerate(values)) + "</tr>"

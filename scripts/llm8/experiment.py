@@ -88,40 +88,36 @@ def lock(folder):
     return file
 
 
-def command_file(task):
-    return os.path.join(task.folder, "command.json")
+def command_file(folder):
+    return os.path.join(folder, "command.json")
 
 
-def earlier_command(task):
+def earlier_command(folder):
+    """The trainer's command line, where compare has run it; else None."""
     try:
-        with open(command_file(task)) as file:
+        with open(command_file(folder)) as file:
             return json.load(file)
     except (FileNotFoundError, ValueError):
         return None
 
 
-def has_ended(run):
-    """Ended by itself; a run that gave up on NaN would do so again."""
-    return run.finished or (run.end is not None and run.end.get("status") == SKIPPED_TOO_OFTEN)
-
-
 def prepare(task, again):
     """The folder, ready for the task. Whether there is anything left to do."""
-    earlier = earlier_command(task)
+    earlier, run = earlier_command(task.folder), open_run(task.folder)
     if again and earlier is not None:
         shutil.rmtree(task.folder)
-        earlier = None
-    if earlier is not None and earlier[1:] != task.command[1:]:
+        run = Run(task.folder)
+    elif earlier is None and run.starts:
+        environment.die(f"{task.folder} has a run that compare did not make: another --out")
+    elif run.starts and earlier[1:] != task.command[1:]:
         changed = [word for word in task.command if word not in earlier] or \
                   [word for word in earlier if word not in task.command]
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
                         "another --out, or --again to run everything anew")
-    if earlier is None and os.path.exists(os.path.join(task.folder, "metrics.jsonl")):
-        environment.die(f"{task.folder} has a run that compare did not make: another --out")
     os.makedirs(task.folder, exist_ok=True)
-    with open(command_file(task), "w") as file:
+    with open(command_file(task.folder), "w") as file:
         json.dump(task.command, file)
-    return not has_ended(open_run(task.folder))
+    return not run.over # one that gave up on NaN would do so again
 
 
 def drop_checkpoints(folder):

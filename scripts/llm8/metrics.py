@@ -13,6 +13,8 @@ import math
 import os
 import statistics
 
+from . import environment
+
 SKIPPED_TOO_OFTEN = 3
 STOPPED_BY_SIGNAL = 75
 NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after step",
@@ -36,6 +38,17 @@ def short_names(paths):
         return [short_name(path) for path in paths]
     shared = len(os.path.commonprefix(parts))
     return [os.sep.join(part[shared:]) or part[-1] for part in parts]
+
+
+def named_runs(paths):
+    """Runs, not yet read."""
+    for path in paths:
+        if not os.path.isdir(path) and not os.path.isfile(path):
+            environment.die(f"{path}: no such run; give the folder that --save names")
+    names = short_names(paths)
+    if len(set(names)) < len(names):
+        environment.die("the same run twice: " + ", ".join(paths))
+    return [Run(path, name) for path, name in zip(paths, names)]
 
 
 def number(record, name):
@@ -62,6 +75,8 @@ class Run:
             file = open(self.path, "rb")
         except FileNotFoundError:
             return []
+        except OSError as error:
+            environment.die(f"{self.path}: {error.strerror}")
         with file:
             found = os.fstat(file.fileno())
             restarted = self._offset > 0 and (found.st_ino != self._inode or
@@ -138,6 +153,12 @@ class Run:
     @property
     def finished(self):
         return self.state == NAMES[0]
+
+    @property
+    def over(self):
+        """Nothing more will come: stopped runs may be resumed, these not."""
+        gave_up = self.end is not None and self.end.get("status") == SKIPPED_TOO_OFTEN
+        return self.finished or gave_up
 
     def recent(self, name, count=20):
         """Median over the newest steps."""

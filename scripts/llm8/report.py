@@ -3,28 +3,20 @@
 import json
 import math
 import os
-import shlex
 from dataclasses import asdict
 
 from . import document, judge, plots, series, style
 from .document import Heading, Listing, Picture, Table, Text, Verdict
+from .text import counted, fixed, memory
 
 MOST_ROWS = 12 # of the validation table
-
-
-def write_loss(value):
-    return f"{value:.4f}" if math.isfinite(value) else "-"
-
-
-def write_memory(value):
-    return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.2f} GiB"
 
 
 def write_value(judgement, value):
     if not math.isfinite(value):
         return "-"
-    writers = {"speed-up": lambda v: f"{v:,.0f} tok/s", "memory": write_memory}
-    return writers.get(judgement.what, write_loss)(value)
+    writers = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory}
+    return writers.get(judgement.what, fixed)(value)
 
 
 def write_change(judgement):
@@ -35,12 +27,15 @@ def write_change(judgement):
 
 
 def verdict_line(comparison):
-    failing = [j for j in comparison.judgements if j.result == judge.FAIL]
-    names = ", ".join(variant.name for variant in comparison.variants[1:])
-    if not failing:
-        return f"PASS: {names} against {comparison.baseline.name}, every limit held"
-    what = "; ".join(f"{j.variant}: {j.what}" for j in failing)
-    return f"FAIL: {names} against {comparison.baseline.name}: {what}"
+    names = [variant.name for variant in comparison.variants[1:]]
+    against = f"{', '.join(names)} against {comparison.baseline.name}"
+    broken = {name: [j.what for j in comparison.judgements
+                     if j.result == judge.FAIL and j.variant == name] for name in names}
+    if comparison.passed:
+        return f"PASS: {against}: every limit held"
+    what = [(f"{name}: " if len(names) > 1 else "") + ", ".join(whats)
+            for name, whats in broken.items() if whats]
+    return f"FAIL: {against}: {'; '.join(what)}"
 
 
 def verdict_blocks(comparison):
@@ -114,7 +109,7 @@ def validation_table(comparison):
     for variant in comparison.variants:
         steps, mean, _, _ = plots.curves_of(variant, "valid_loss", "evals", 1)
         header.append(variant.name)
-        columns.append({step: write_loss(value) for step, value in zip(steps, mean)})
+        columns.append({step: fixed(value) for step, value in zip(steps, mean)})
         found = judge.pairs(base, variant)
         if variant is not base and found:
             steps, rows = judge.differences(found, "valid_loss", "evals", 1)
@@ -203,9 +198,9 @@ def run_table(comparison):
             width = judge.window_of(comparison.limits, run.last_step)
             steps, valid = run.column("valid_loss", "evals")
             rows.append([variant.name, judge.seed_of(run), f"{run.last_step:,}", run.state,
-                         write_loss(series.window_mean(run, run.last_step, width)),
-                         write_loss(valid[-1]) if steps else "-",
-                         f"{series.steady_throughput(run):,.0f}", str(run.skipped),
+                         fixed(series.window_mean(run, run.last_step, width)),
+                         fixed(valid[-1]) if steps else "-",
+                         counted(series.steady_throughput(run)), str(run.skipped),
                          str(max(len(run.starts) - 1, 0)), os.path.dirname(run.path)])
     return Table(["variant", "seed", "steps", "state", "training loss", "validation loss", "tok/s",
                   "skipped", "resumes", "folder"], rows, {0, 3, 9})
@@ -269,7 +264,3 @@ def print_verdict(comparison, folder):
         shown = f"{values}{change}" if math.isfinite(j.value) else ""
         print(f"  {j.result:<10}  {j.variant}: {j.what}{limit}  {shown}{note}")
     print(f"report: {os.path.join(folder, 'report.html')}, report.md, report.json")
-
-
-def quoted(arguments):
-    return " ".join(shlex.quote(argument) for argument in arguments)

@@ -13,6 +13,7 @@ import time
 
 from . import environment
 from .metrics import Run
+from .text import counted, duration, fixed
 
 POLL_SECONDS = 0.2
 
@@ -57,13 +58,6 @@ class Signals:
             self.process.send_signal(number)
 
 
-def duration(seconds):
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
 class Progress:
     """One line, drawn again and again on a terminal, once at the end elsewhere."""
 
@@ -76,9 +70,8 @@ class Progress:
         steps, losses = run.column("loss")
         line = self.label
         if steps:
-            line += f" | step {steps[-1]}/{run.train_iters} | loss {losses[-1]:.4f}"
-            speed = run.recent("tokens_per_s")
-            line += f" | {speed:,.0f} tok/s"
+            line += f" | step {steps[-1]}/{run.train_iters} | loss {fixed(losses[-1])}"
+            line += f" | {counted(run.recent('tokens_per_s'))} tok/s"
             left = (run.train_iters - steps[-1]) * run.recent("seconds")
             line += f" | {run.state}" if last else f" | {duration(left)} left"
         end = "\n" if last else ""
