@@ -113,6 +113,7 @@ def inline(text):
 
 
 def html_row(values, tag, words):
+    values = [str(value) for value in values]
     def one(i, value):
         names = ["words"] * (i in words)
         if tag == "td" and value in ("pass", "FAIL"):

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv", "scripts")
@@ -43,6 +44,9 @@ def start(main, *modules):
     except BrokenPipeError: # as in scripts/monitor --once RUN | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except Exception: # a fault of ours: not the status of a verdict
+        traceback.print_exc()
+        status = 2
     sys.exit(status)
 
 

@@ -257,10 +257,8 @@ def write(comparison, folder, commands=()):
 def print_verdict(comparison, folder):
     print(verdict_line(comparison))
     for j in comparison.judgements:
-        values = f"{write_value(j, j.baseline)} -> {write_value(j, j.value)}"
-        change = f"  {write_change(j)}" if math.isfinite(j.change) else ""
         limit = f" ({j.limit})" if j.limit else ""
-        note = f"; {j.note}" if j.note else ""
-        shown = f"{values}{change}" if math.isfinite(j.value) else ""
-        print(f"  {j.result:<10}  {j.variant}: {j.what}{limit}  {shown}{note}")
+        values = f"{write_value(j, j.baseline)} -> {write_value(j, j.value)} {write_change(j)}"
+        said = [values if math.isfinite(j.value) else "", j.note]
+        print(f"  {j.result:<10}  {j.variant}: {j.what}{limit}  {'; '.join(filter(None, said))}")
     print(f"report: {os.path.join(folder, 'report.html')}, report.md, report.json")

@@ -6,6 +6,7 @@ import io
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 THEMES = {
@@ -49,12 +50,14 @@ def draw(function, theme_name, size, *arguments):
     """function(figure, theme, *arguments) as the bytes of a PNG; size in inches."""
     theme = Theme(theme_name)
     with matplotlib.rc_context(theme.settings()):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
         function(figure, theme, *arguments)
+        canvas.draw() # savefig would do it twice
         out = io.BytesIO()
         # without the library's version in it, the same runs give the same bytes
-        figure.savefig(out, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+        imsave(out, canvas.buffer_rgba(), format="png", dpi=DOTS_PER_INCH,
+               metadata={"Software": None})
     return out.getvalue()
 
 
