@@ -62,9 +62,10 @@ def expected(folder, baseline, variant):
                 change(ratios)]
     loss = "{:.4f}".format
     percent, ratio = (lambda r: f"{100 * (r - 1):+.3f}%"), "{:.3f}x".format
-    return {"training loss": row(finals, loss, percent), "validation loss": row(valids, loss, percent),
+    return {"training loss": row(finals, loss, percent),
+            "validation loss": row(valids, loss, percent),
             "speed-up": row(speeds, "{:,.0f} tok/s".format, ratio),
-            "memory": row(memory, "{:,.0f} MiB".format, ratio)}, mean([b / a for a, b in finals])
+            "memory": row(memory, "{:,.0f} MiB".format, ratio)}, finals
 
 
 def markdown_rows(text):
@@ -80,9 +81,14 @@ def html_rows(text):
 
 def main(folder, baseline, variant):
     wrong = []
-    cells, final = expected(folder, baseline, variant)
+    cells, finals = expected(folder, baseline, variant)
+    change, seeds = 100 * (mean([b / a for a, b in finals]) - 1), [a for a, _ in finals]
+    spread = f"end between {min(seeds):.4f} and {max(seeds):.4f}"
     for name, rows_of in (("report.md", markdown_rows), ("report.html", html_rows)):
-        rows = rows_of(open(os.path.join(folder, name)).read())
+        text = open(os.path.join(folder, name)).read()
+        rows = rows_of(text)
+        if len(seeds) > 1 and spread not in text:
+            wrong.append(f"{name}: does not say that seeds {spread}")
         for what, wanted in cells.items():
             found = [row[2:5] for row in rows if row[:2] == [variant, what]]
             if found != [wanted]:
@@ -90,7 +96,7 @@ def main(folder, baseline, variant):
     figures = json.load(open(os.path.join(folder, "report.json")))
     changes = [j["change"] for j in figures["judgements"]
                if (j["variant"], j["what"]) == (variant, "training loss")]
-    if not (len(changes) == 1 and abs(changes[0] - 100 * (final - 1)) <= 1e-9):
+    if not (len(changes) == 1 and abs(changes[0] - change) <= 1e-9):
         wrong.append(f"report.json, training loss: {changes}")
     print("\n".join(wrong) or "the report agrees with the runs")
     return 1 if wrong else 0

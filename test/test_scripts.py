@@ -83,9 +83,11 @@ class Reading(Folder):
 
     def test_resume_replaces_what_came_after(self):
         self.append(lines(start(), *(step_record(i, 5.0) for i in range(1, 7)),
-                          {"kind": "eval", "step": 6, "valid_loss": 5.0}, start(3),
-                          *(step_record(i, 4.0) for i in (4, 5))))
+                          {"kind": "eval", "step": 6, "valid_loss": 5.0}, start(3)))
         run = metrics.open_run(self.folder)
+        self.assertEqual(run.column("loss"), ([1, 2, 3], [5.0, 5.0, 5.0]))
+        self.append(lines(*(step_record(i, 4.0) for i in (4, 5))))
+        run.poll()
         self.assertEqual(run.column("loss"), ([1, 2, 3, 4, 5], [5.0, 5.0, 5.0, 4.0, 4.0]))
         self.assertEqual((run.evals, run.rewinds), ({}, 1))
 

@@ -12,7 +12,7 @@ import math
 import os
 import time
 
-from . import environment, judge, metrics
+from . import environment, metrics
 
 SUFFIX = ".llm8" # of our event files: what another program wrote there stays
 
@@ -37,7 +37,7 @@ def scalars(record):
 def hyper_parameters(start):
     """The options, as numbers where they are; and what the run is."""
     values = {name: text for name, text in start.get("options", {}).items()
-              if name not in judge.HOUSEKEEPING}
+              if name not in metrics.HOUSEKEEPING}
     for name, text in values.items():
         try:
             values[name] = float(text)

@@ -44,6 +44,8 @@ def start(main, *modules):
     except BrokenPipeError: # as in scripts/monitor --once RUN | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except OSError as error: # no room, no permission, a file where a folder should be
+        die(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
     except Exception: # a fault of ours: not the status of a verdict
         traceback.print_exc()
         status = 2

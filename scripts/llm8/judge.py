@@ -6,15 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from . import series
-from .metrics import number
+from .metrics import HOUSEKEEPING, number
 
 PASS, FAIL, OPEN = "pass", "FAIL", "not judged"
-# Options that say where a run keeps things, what it prints and how often, and which memory it uses.
-HOUSEKEEPING = {
-    "model", "config", "save", "save-interval", "keep", "resume", "log-interval", "tokenizer",
-    "eval-interval", "sample-interval", "sample-length", "sample-temperature", "sample-top-k",
-    "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan", "verify",
-    "dump-gradients", "help", "version", "device-memory-gib", "workspace-mib"}
 # What makes two runs begin with equal weights and see equal data in equal order.
 SAME_START = {
     "arch", "num-layers", "hidden-size", "num-attention-heads", "num-query-groups",

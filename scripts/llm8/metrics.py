@@ -20,6 +20,13 @@ STOPPED_BY_SIGNAL = 75
 NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after step",
          STOPPED_BY_SIGNAL: "stopped by a signal"}
 
+# Options that say where a run keeps things, what it prints and how often, and which memory it uses.
+HOUSEKEEPING = {
+    "model", "config", "save", "save-interval", "keep", "resume", "log-interval", "tokenizer",
+    "eval-interval", "sample-interval", "sample-length", "sample-temperature", "sample-top-k",
+    "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan", "verify",
+    "dump-gradients", "help", "version", "device-memory-gib", "workspace-mib"}
+
 
 def metrics_path(path):
     """A run is named by its folder or by the file."""

@@ -24,6 +24,10 @@ def curves_of(variant, name, kind, width):
     return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
 
 
+def band_strength(comparison):
+    return 0.2 if len(comparison.variants) <= 2 else 0.11
+
+
 def draw_curves(axes, theme, comparison, name, kind, width):
     marker = "o" if kind == "evals" else None
     means = []
@@ -31,7 +35,8 @@ def draw_curves(axes, theme, comparison, name, kind, width):
         steps, mean, low, high = curves_of(variant, name, kind, width)
         axes.plot(steps, mean, label=variant.name, marker=marker, markersize=3.5, **theme.line(i))
         if len(variant.runs) > 1:
-            axes.fill_between(steps, low, high, color=theme.color(i), alpha=0.18, linewidth=0)
+            axes.fill_between(steps, low, high, color=theme.color(i), linewidth=0,
+                              alpha=band_strength(comparison))
         means.append(mean)
     return means
 
@@ -50,10 +55,10 @@ def draw_difference(axes, theme, comparison, name, kind, width, limit):
             continue
         steps, rows = judge.differences(found, name, kind, width)
         axes.plot(steps, rows.mean(axis=0), marker=marker, markersize=3.5, **theme.line(i),
-                  label=f"{variant.name} above {base.name}" + (", mean" if len(rows) > 1 else ""))
+                  label=variant.name)
         if len(rows) > 1:
             axes.fill_between(steps, rows.min(axis=0), rows.max(axis=0), color=theme.color(i),
-                              alpha=0.18, linewidth=0)
+                              linewidth=0, alpha=band_strength(comparison))
     axes.axhline(0, color=theme.ink, linewidth=0.8)
     for side in (-limit, limit):
         axes.axhline(side, color=theme.quiet, linewidth=1, linestyle=(0, (2, 2)),
@@ -74,11 +79,14 @@ def loss_figure(figure, theme, comparison, name, kind, widths, limit, title):
     means = draw_curves(top, theme, comparison, name, kind, widths[0])
     if kind == "steps":
         final_range(top, means)
+    top.margins(x=0.01)
     top.set_title(title)
     top.set_ylabel("loss (nats a token)")
     style.legend_above(top)
     draw_difference(bottom, theme, comparison, name, kind, widths[1], limit)
-    bottom.set_title("Difference")
+    several = any(len(variant.runs) > 1 for variant in comparison.variants)
+    bottom.set_title(f"Difference from {comparison.baseline.name}" +
+                     (", mean over seeds" if several else ""))
     bottom.set_ylabel(f"% of {comparison.baseline.name}'s loss")
     bottom.set_xlabel("step")
     difference_range(bottom, limit)
@@ -94,8 +102,9 @@ def norm_figure(figure, theme, comparison, width):
         skipped = [step for run in variant.runs for step, record in run.steps.items()
                    if record.get("skipped")]
         if skipped:
-            axes.plot(skipped, [0.02 + 0.04 * i] * len(skipped), "x", color=theme.color(i),
+            axes.plot(skipped, [0.97 - 0.05 * i] * len(skipped), "x", color=theme.color(i),
                       transform=axes.get_xaxis_transform(), label=f"{variant.name}: skipped steps")
+    axes.margins(x=0.01)
     axes.set_title("Gradient norm, before clipping")
     axes.set_ylabel("norm")
     axes.set_xlabel("step")

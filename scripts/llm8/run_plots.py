@@ -61,7 +61,7 @@ def mark_skipped(axes, theme, runs, axis):
         skipped = sorted(step for step, record in run.steps.items() if record.get("skipped"))
         if skipped:
             axes.plot(positions(run, axis, numpy.array(skipped)),
-                      [0.03 + 0.06 * i] * len(skipped), "x", color=theme.color(i),
+                      [0.96 - 0.07 * i] * len(skipped), "x", color=theme.color(i),
                       transform=axes.get_xaxis_transform(), label=f"{len(skipped)} skipped")
     if axes.get_legend_handles_labels()[0]:
         style.legend_above(axes)
