@@ -12,7 +12,7 @@
 static const struct {
     const char *kind, *fields, *timing;
 } kinds[] = {
-    {"run", "parameters flops_per_token fp8_flops_share peak_flops memory_bytes step", "time"},
+    {"run", "parameters flops_per_token fp8_flops_share memory_bytes ranks step", "time"},
     {"step", "step tokens loss norm lr skipped", "seconds tokens_per_s"},
     {"eval", "step valid_loss", "seconds"},
     {"save", "step", ""},

@@ -256,11 +256,11 @@ class Terminal(Folder):
     def test_frame_tells_what_matters(self):
         run = self.whole_run("a", [3.0, 2.5, 2.0, None, 2.0], valid=2.25)
         run.fp8[5] = {"tensors": {"blocks.0.qkv.x": {"elements": 100, "saturated": 5,
-                                                     "underflow": 1},
-                                  "head.w": {"elements": 100, "saturated": 0, "underflow": 0}}}
+                                                     "vanished": 1},
+                                  "head.w": {"elements": 100, "saturated": 0, "vanished": 0}}}
         shown = "\n".join(terminal.frame([run], 100, 30, False, True))
-        for part in ("5/10", "2.2500", "100 tok/s", "50.0%", "blocks.0.qkv.x 5% over, 1% under",
-                     "ended at step 5 of 10"):
+        for part in ("5/10", "2.2500", "100 tok/s", "50.0%",
+                     "blocks.0.qkv.x 5% saturated, 1% vanished", "ended at step 5 of 10"):
             self.assertIn(part, shown)
         self.assertNotIn("head.w", shown)
 

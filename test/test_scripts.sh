@@ -114,15 +114,22 @@ report_shows_what_it_should() {
 }
 
 ended_runs_are_not_run_again() {
-    expect_status 0 compare --out c --seeds 2,3 -- "${common[@]}" --train-iters 60 || return
+    local command=(compare --out c --run-only --seeds "2,3" -- "${common[@]}" --train-iters 60)
+    expect_status 0 "${command[@]}" || return
     [[ $(grep -c "has ended already" log) -eq 4 ]] || fail "$(cat log)"
     [[ $(grep -c '"kind":"run"' c/fp8/seed-2/metrics.jsonl) -eq 1 ]] || fail "run again"
     expect_said 2 "with other options (61 differs)" \
-        compare --out c --seeds 2,3 -- "${common[@]}" --train-iters 61
+        "${command[@]}" --train-iters 61
     cp -r c again
-    expect_status 0 compare --out again --seeds 2 --again --run-only -- "${common[@]}" \
-        --train-iters 10 || return
+    expect_status 0 compare --out again --seeds 2 --again --no-checkpoints --run-only -- \
+        "${common[@]}" --train-iters 10 || return
     [[ $(grep -c '"kind":"step"' again/fp8/seed-2/metrics.jsonl) -eq 10 ]] || fail "not anew"
+    [[ ! -e again/fp8/seed-2/latest ]] || fail "a checkpoint"
+    expect_status 0 compare --out again --seeds 2 --again --drop-checkpoints --run-only -- \
+        "${common[@]}" --train-iters 2 || return
+    [[ -e again/fp8/seed-2/config.txt ]] || fail "no run"
+    [[ ! -e again/fp8/seed-2/step_00000002 ]] || fail "not dropped"
+    [[ -e again/fp8/seed-3/latest ]] || fail "dropped what it did not run"
     rm -r again
 }
 

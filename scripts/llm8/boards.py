@@ -30,7 +30,7 @@ def scalars(record):
     if record["kind"] == "fp8":
         return {f"fp8_{what}/{name}": metrics.number(counts, what)
                 for name, counts in record.get("tensors", {}).items()
-                for what in ("saturated", "underflow")}
+                for what in ("saturated", "vanished")}
     return {}
 
 

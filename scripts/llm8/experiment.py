@@ -17,7 +17,7 @@ from . import environment, trainer
 from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, Run, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
-OURS = {"seed": "--seeds", "save": "--out", "resume": None}
+OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Task:
     variant: str
     seed: str
     folder: str
-    command: list # what tells one run from another; --resume comes on top
+    command: list # what tells one run from another; where it writes comes on top
 
 
 def split_name(text, option, what):
@@ -129,8 +129,15 @@ def drop_checkpoints(folder):
             shutil.rmtree(path)
 
 
-def run_all(tasks, folder, again, drop):
-    """Returns 0, or 75 where a signal ended it."""
+def full_command(task, checkpoints):
+    if checkpoints == "none":
+        return [*task.command, "--metrics", os.path.join(task.folder, "metrics.jsonl")]
+    return [*task.command, "--save", task.folder, "--resume", "latest"]
+
+
+def run_all(tasks, folder, again, checkpoints):
+    """checkpoints: "keep", "drop" when a run has ended, or "none". Returns 0, or 75 where a signal
+    ended it."""
     held = lock(folder)
     for task in {task.variant: task for task in reversed(tasks)}.values():
         complaint = trainer.check_options(task.command)
@@ -144,8 +151,8 @@ def run_all(tasks, folder, again, drop):
             if not to_do:
                 print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
-            command = [*task.command, "--save", task.folder, "--resume", "latest"]
-            status = trainer.run_trainer(command, task.folder, label, signals, (held,))
+            status = trainer.run_trainer(full_command(task, checkpoints), task.folder, label,
+                                         signals, (held,))
             if status == STOPPED_BY_SIGNAL:
                 print("stopped; the same command goes on from here")
                 return status
@@ -154,7 +161,7 @@ def run_all(tasks, folder, again, drop):
                 console = os.path.join(task.folder, "console.log")
                 environment.die(f"{task.variant} seed {task.seed}: the trainer ended with {how}: "
                                 f"{trainer.last_error(console)} ({console})")
-            if drop:
+            if checkpoints == "drop":
                 drop_checkpoints(task.folder)
     os.close(held)
     return 0

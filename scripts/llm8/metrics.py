@@ -4,8 +4,8 @@ A Run holds the records that hold: after a resume at step N, what came after N i
 steps done again take its place. The file may end in a torn line (a run in progress, or a killed
 one): it is left until it is whole. Lines that are not records are counted and passed over.
 
-Besides the records of metrics.h a "fp8" record may hold {"step", "tensors": {name: {"saturated",
-"underflow", "elements"}}}: counts over one step.
+Besides the records of metrics.h a "fp8" record may hold {"step", "tensors": {name: {"elements",
+"saturated", "vanished"}}}: counts over one step.
 """
 
 import json
@@ -25,7 +25,8 @@ HOUSEKEEPING = {
     "model", "config", "save", "save-interval", "keep", "resume", "log-interval", "tokenizer",
     "eval-interval", "sample-interval", "sample-length", "sample-temperature", "sample-top-k",
     "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan", "verify",
-    "dump-gradients", "help", "version", "device-memory-gib", "workspace-mib"}
+    "dump-gradients", "metrics", "fp8-stats-interval", "help", "version",
+    "device-memory-gib", "workspace-mib"}
 
 
 def metrics_path(path):

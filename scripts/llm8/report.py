@@ -176,13 +176,15 @@ def setting_blocks(comparison, commands):
     start, names = run.start, [variant.name for variant in comparison.variants]
     options = judge.differing_options([variant.runs[0] for variant in comparison.variants])
     seeds = ", ".join(comparison.baseline.seeds())
+    ranks = int(start.get("ranks") or 1)
+    where = str(start.get("device")) + (f", {ranks} of them" if ranks > 1 else "")
     tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
         int(run.option("seq-length", 0))
     blocks = [Heading("What was run"),
               Text(f"{run.option('arch')}, {int(start.get('parameters', 0)):,} parameters, "
                    f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
                    f"{run.option('seq-length')} tokens ({tokens:,} in all), seed {seeds}; on "
-                   f"{start.get('device')}; {start.get('program')}; data "
+                   f"{where}; {start.get('program')}; data "
                    f"`{run.option('data')}`."),
               Text("The options in which the variants differ; all the others are equal."),
               Table(["option", *names],

@@ -186,9 +186,9 @@ def saturation_lines(run, most=4):
         elements = metrics.number(counts, "elements")
         if elements > 0:
             shares.append((metrics.number(counts, "saturated") / elements,
-                           metrics.number(counts, "underflow") / elements, name))
+                           metrics.number(counts, "vanished") / elements, name))
     shares.sort(reverse=True)
-    worst = [f"{name} {100 * high:.3g}% over, {100 * low:.3g}% under"
+    worst = [f"{name} {100 * high:.3g}% saturated, {100 * low:.3g}% vanished"
              for high, low, name in shares[:most] if high > 0 or low > 0]
     return [f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")]
 
