@@ -93,8 +93,12 @@ static void bench_fp8_optimizer(int N, int C) {
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
                      .eps = 1e-8f};
+    Buffer<Fp8Weight> table(1);
+    Fp8Weight row = {out, 0, N, C, 0};
+    table.put(&row);
+    Fp8Weights weights = {table.data, 1, gpu_fp8_weight_tiles(N, C)};
     bench("fp8 adamw", shape_text("%d x %d", N, C), 28.0 * n / BYTES_PER_S,
-          [&] { gpu_adamw_update_fp8(out, false, &u, state.data, N, C, gpu.stream); });
+          [&] { gpu_adamw_update_fp8(weights, false, &u, state.data, gpu.stream); });
 }
 
 static void bench_fp8_products(int M, int N, int K, const char *layer) {
