@@ -48,11 +48,10 @@ void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t 
 
 // The fused producers; scales given.
 
-// The normalised x, by the statistics that gpu_norm_forward leaves when it has no out; mean NULL:
-// RMSNorm. (A row's statistics need the row whole, a transpose needs a tile of rows: one kernel
-// that does both took longer than two.)
-void gpu_norm_forward_fp8(Fp8Out out, const float *mean, const float *rstd, const Bf16 *x,
-                          const Bf16 *weight, const Bf16 *bias, int M, int C, cudaStream_t stream);
+// The norm with its statistics; n.out and n.amax are not used.
+void gpu_norm_forward_fp8(Fp8Out out, NormForward n, cudaStream_t stream);
+// The same by the statistics in n.mean and n.rstd.
+void gpu_normalize_fp8(Fp8Out out, NormForward n, cudaStream_t stream);
 // d_residual goes on in BF16 as well.
 void gpu_norm_backward_fp8(Fp8Out out, NormBackward n, cudaStream_t stream);
 void gpu_gelu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream);

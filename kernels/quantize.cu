@@ -219,16 +219,15 @@ void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, fl
     }
 }
 
-void gpu_norm_forward_fp8(Fp8Out out, const float *mean, const float *rstd, const Bf16 *x,
-                          const Bf16 *weight, const Bf16 *bias, int M, int C, cudaStream_t stream) {
+void gpu_normalize_fp8(Fp8Out out, NormForward n, cudaStream_t stream) {
     NormSource source;
-    source.x = x;
-    source.weight = weight;
-    source.bias = bias;
-    source.mean = mean;
-    source.rstd = rstd;
-    source.vectors = C / VEC;
-    quantize<TILE_GIVEN, false>(source, out, NULL, M, C, stream);
+    source.x = n.x;
+    source.weight = n.weight;
+    source.bias = n.bias;
+    source.mean = n.bias != NULL ? n.mean : NULL;
+    source.rstd = n.rstd;
+    source.vectors = n.C / VEC;
+    quantize<TILE_GIVEN, false>(source, out, NULL, n.M, n.C, stream);
 }
 
 void gpu_gelu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream) {
