@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 // Several ranks end when all know it; one, when it does.
@@ -187,6 +188,7 @@ static void record_start(Run *run) {
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
     metrics_text(r, "device", run->device);
+    metrics_number(r, "time", (double)time(NULL));
     metrics_text(r, "precision", precision_name(&run->precision));
     metrics_number(r, "parameters", (double)run->layout.num_parameters);
     metrics_number(r, "flops_per_token", flops_per_token(&run->config));
@@ -195,6 +197,7 @@ static void record_start(Run *run) {
     if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
     metrics_number(r, "ranks", run->ranks);
     metrics_number(r, "step", (double)run->progress.step);
+    metrics_precision(r, &run->precision);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);
 }
