@@ -59,7 +59,7 @@ void launch(Ranks *r, Group *group, Options *options, char **argv) {
     Error err;
     *group = (Group){.ranks = 1};
     if (!ranks_read(r, options, &err)) { die("%s", err.text); }
-    options->ranks = r->ranks;
+    options->ranks = is_alone(options) && !options->plan ? 1 : r->ranks;
     if (is_alone(options)) { return; }
     if (r->starts) { exit(starter_run(r, listen_early(r), argv)); }
     options->rank = r->rank;

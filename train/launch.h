@@ -19,8 +19,8 @@ extern "C" {
 
 // Returns in every rank, with the group whole and options->rank, ->ranks and ->group set; the
 // starter exits here. Ranks other than 0 print nothing but errors from here on. What needs no other
-// rank (--plan, --list-checkpoints, --verify, --sample-only) is one process, of options->ranks as
-// planned. Dies with one line on every rank when the ranks do not come together.
+// rank (--list-checkpoints, --verify, --sample-only, and --plan, which plans for as many ranks as
+// it says) stays one process. Dies with one line on every rank when the ranks do not come together.
 void launch(Ranks *ranks, Group *group, Options *options, char **argv);
 
 // For a program that is one process whatever it was started as.
