@@ -166,7 +166,8 @@ $(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) \
 $(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
                             $(call objects,asan,$(LIBRARY))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
-$(call objects,plain,test/test_comm.c) $(call objects,asan,test/test_comm.c): BASE += -Itest/standin
+$(call objects,plain,test/test_comm.c): BASE += -Itest/standin
+$(call objects,asan,test/test_comm.c): BASE += -Itest/standin
 $(BUILD)/plain/test_comm: $(call objects,plain/standin,kernels/comm.c kernels/nccl.c)
 $(BUILD)/asan/test_comm: $(call objects,asan/standin,kernels/comm.c kernels/nccl.c)
 
