@@ -22,6 +22,7 @@ static const char *const variables[] = {
     "SLURM_NTASKS",
     "SLURM_JOB_ID",
     "SLURM_STEP_NODELIST",
+    "TORCHELASTIC_USE_AGENT_STORE",
 };
 
 // "NAME=value NAME=value" becomes the environment's part that matters here.
@@ -68,6 +69,12 @@ static void starters_are_understood(void) {
         {TORCH(0, 1, 0, 1), "--gpus 2", "127.0.0.1", 0, 2, 0, 2, 0, true},
         {"WORLD_SIZE=1", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
         {"RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 " MASTER, "", "node1", 1, 2, 0, 0, 1234, false},
+        {TORCH(5, 8, 1, 4) MASTER "TORCHELASTIC_USE_AGENT_STORE=True", "", "node1", 5, 8, 1, 4,
+         1236, false},
+        {TORCH(5, 8, 1, 4) "MASTER_ADDR=x MASTER_PORT=65534 TORCHELASTIC_USE_AGENT_STORE=True", "",
+         "x", 5, 8, 1, 4, 65532, false},
+        {TORCH(5, 8, 1, 4) MASTER "TORCHELASTIC_USE_AGENT_STORE=False", "", "node1", 5, 8, 1, 4,
+         1234, false},
         {"RANK= WORLD_SIZE=", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
         {OMPI(3, 4, 3, 4), "", "127.0.0.1", 3, 4, 3, 4, 29500, false},
         {OMPI(3, 4, 1, 2) MASTER, "", "node1", 3, 4, 1, 2, 1234, false},

@@ -17,7 +17,11 @@ static const Family families[] = {
     // of the step: a batch script has SLURM_PROCID, and SLURM_NTASKS, before srun starts any
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, false},
 };
-enum { FAMILIES = sizeof(families) / sizeof(families[0]), DEFAULT_PORT = 29500 };
+enum {
+    FAMILIES = sizeof(families) / sizeof(families[0]),
+    DEFAULT_PORT = 29500,
+    AGENT_STEP = 2, // not 1: of the ports that the kernel gives out, every second is to listen on
+};
 
 // A variable that is set to nothing is not set.
 static const char *variable(const char *name) {
@@ -87,6 +91,10 @@ static bool read_meeting(Ranks *r, Error *err) {
     r->port = DEFAULT_PORT;
     if (slurm && job != NULL) { r->port = 20000 + (int)(strtoul(job, NULL, 10) % 10000); }
     if (!read_int("MASTER_PORT", 1, 65535, &r->port, err)) { return false; }
+    const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
+        r->port += r->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
+    }
     if (host != NULL && strlen(host) >= NET_HOST) {
         return fail(err, "MASTER_ADDR: longer than %d characters", NET_HOST - 1);
     }

@@ -5,10 +5,11 @@
 //   Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE ..._LOCAL_RANK ..._LOCAL_SIZE
 //   Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID
 //
-// The first of these that is set counts. Rank 0 is met at MASTER_ADDR:MASTER_PORT; they may be left
-// out on one machine, and under Slurm, where the step's first host and a port from the job's number
-// stand in. --gpus N on each of several machines takes NNODES and NODE_RANK besides. What does not
-// fit together is refused, naming the variables.
+// The first of these that is set counts. Rank 0 is met at MASTER_ADDR:MASTER_PORT (two ports on
+// where torchrun itself listens there: TORCHELASTIC_USE_AGENT_STORE=True); they may be left out on
+// one machine, and under Slurm, where the step's first host and a port from the job's number stand
+// in. --gpus N on each of several machines takes NNODES and NODE_RANK besides. What does not fit
+// together is refused, naming the variables.
 #ifndef LLM8_RANKS_H
 #define LLM8_RANKS_H
 

@@ -52,6 +52,7 @@ static void set_environment(const Ranks *r, int local_rank, int listener) {
     set_number("LOCAL_WORLD_SIZE", r->local_ranks);
     setenv("MASTER_ADDR", r->host, 1);
     set_number("MASTER_PORT", r->port);
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE"); // the port is ours
     unsetenv(STARTER_LISTENER);
     if (local_rank > 0 || listener < 0) { return; }
     set_number(STARTER_LISTENER, listener);
