@@ -375,6 +375,12 @@ float tensor_amax(const float *x, int64_t n) {
     return float_from_bits(max);
 }
 
+void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type) {
+    for (int64_t i = 0; i < n; i++) {
+        fp8_count(counts, x[i], scale, fp8_encode(x[i] * scale, type), type);
+    }
+}
+
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type) {
 #pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) { out[i] = fp8_round(x[i] * scale, type); }

@@ -22,6 +22,26 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
+// Of a row's 8 values and their codes.
+__device__ __forceinline__ void count8(Fp8Counts &counts, const Floats8 &x, float scale,
+                                       uint2 codes, Fp8Type type) {
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        uint32_t word = j < 4 ? codes.x : codes.y;
+        fp8_count(&counts, x.v[j], scale, (uint8_t)(word >> 8 * (j % 4)), type);
+    }
+}
+
+__device__ __forceinline__ void add_counts(Fp8Counts *all, const Fp8Counts &mine) {
+    uint32_t elements = __reduce_add_sync(~0u, (uint32_t)mine.elements);
+    uint32_t saturated = __reduce_add_sync(~0u, (uint32_t)mine.saturated);
+    uint32_t vanished = __reduce_add_sync(~0u, (uint32_t)mine.vanished);
+    if ((threadIdx.y * blockDim.x + threadIdx.x) % WARP != 0) { return; }
+    atomicAdd(&all->elements, (unsigned long long)elements);
+    atomicAdd(&all->saturated, (unsigned long long)saturated);
+    atomicAdd(&all->vanished, (unsigned long long)vanished);
+}
+
 // From four rows of four codes to four columns of four.
 __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d) {
     uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);

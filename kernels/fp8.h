@@ -33,8 +33,9 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale aims at
     Fp8Live *live;
-    Fp8Slot *slot; // NULL: tensorwise scaling
-    bool record;   // the range goes towards the slot's history
+    Fp8Slot *slot;     // NULL: tensorwise scaling
+    bool record;       // the range goes towards the slot's history
+    Fp8Counts *counts; // NULL: not wanted
 } Fp8Out;
 
 // M and N are multiples of 16.

@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
     float range = 0.0f, scale = out.live->scale;
+    Fp8Counts counts = {};
     int64_t stride = (int64_t)gridDim.x * division.groups * CHUNK_ROWS;
     int64_t chunk = ((int64_t)blockIdx.x * division.groups + group) * CHUNK_ROWS;
     if (chunk < n.M) { fetch_rows<LAYERNORM>(slots, n, chunk, vector); }
@@ -89,6 +90,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 }
                 if (stores) { range = range8(range, v); }
                 codes[i] = encode8<TYPE>(v, scale);
+                if (stores && out.counts != nullptr) { count8(counts, v, scale, codes[i], TYPE); }
                 if (stores && out.rows != nullptr) {
                     reinterpret_cast<uint2 *>(out.rows)[(row + i) * vectors + vector] = codes[i];
                 }
@@ -104,6 +106,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
         flush_columns(out.columns, tile, chunk, n.M, n.C, vector, lanes);
         group_barrier(group, lanes);
     }
+    if (out.counts != nullptr) { add_counts(out.counts, counts); }
     if (out.record) { block_amax(&out.slot->amax, range); }
 }
 

@@ -120,6 +120,7 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
     float range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
+    Fp8Counts counts = {};
     if (inside) {
         typename SOURCE::Raw raw[THREAD_ROWS];
 #pragma unroll
@@ -134,6 +135,7 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
                 if (MODE != TILE_MEASURED) { range = range8(range, values[k]); }
                 if (MODE == TILE_MEASURE) { continue; }
                 codes[k][i] = encode8<TYPE>(values[k], scale);
+                if (out.counts != nullptr) { count8(counts, values[k], scale, codes[k][i], TYPE); }
                 if (out.rows != nullptr) {
                     *reinterpret_cast<uint2 *>(out.rows + at + k * N) = codes[k][i];
                 }
@@ -146,6 +148,7 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
         block_amax(&out.live->amax, range);
         return;
     }
+    if (out.counts != nullptr) { add_counts(out.counts, counts); }
     if (SUMS) { write_sums(partials + (int64_t)y * N, sum, first_column, N); }
     if (out.columns != nullptr) {
 #pragma unroll

@@ -348,6 +348,18 @@ void run_report_eval(Run *run, double loss, double seconds) {
     metrics_end(&run->metrics, r);
 }
 
+bool run_counts_fp8(const Run *run, int64_t step) {
+    int64_t interval = run->options.fp8_stats_interval;
+    return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
+}
+
+void run_report_fp8(Run *run, const Fp8Counts *counts) {
+    MetricsRecord *r = metrics_begin("fp8");
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_fp8_counts(r, &run->precision, counts);
+    metrics_end(&run->metrics, r);
+}
+
 static bool eval_is_due(const Run *run, int64_t step) {
     bool last = step == run->options.train_iters;
     return run->has_valid && (step % run->options.eval_interval == 0 || last);
