@@ -86,7 +86,8 @@ typedef struct {
 typedef struct {
     Fp8Weight *rows; // on the device
     int count;
-    int tiles; // of those that a call is about: blocks of its launch
+    int tiles;   // of those that a call is about: blocks of its launch
+    bool counts; // the rows have counts
 } Fp8Weights;
 
 int gpu_fp8_weight_tiles(int N, int C);

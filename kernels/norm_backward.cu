@@ -11,7 +11,6 @@ struct ColumnSums {
 struct Progress {
     ColumnSums sums;
     float range;
-    Fp8Counts counts;
     int turn; // of what there are two of
 };
 
@@ -134,9 +133,6 @@ __device__ __forceinline__ void norm_rows(const NormBackward &n, const Fp8Out &o
         if (CODES || n.amax != nullptr) { p.range = range8(p.range, value); }
         if (CODES) { codes[i] = encode8<TYPE>(value, out.live->scale); }
         if (CODES && stores) { reinterpret_cast<uint2 *>(out.rows)[at] = codes[i]; }
-        if (CODES && stores && out.counts != nullptr) {
-            count8(p.counts, value, out.live->scale, codes[i], TYPE);
-        }
     }
     p.turn ^= 1;
 }
@@ -176,7 +172,6 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
             group_barrier(group, lanes);
         }
     }
-    if (CODES && out.counts != nullptr) { add_counts(out.counts, p.counts); }
     if (CODES && out.record) { block_amax(&out.slot->amax, p.range); }
     if (!CODES && n.amax != nullptr) { block_amax(n.amax, p.range); }
     float *total = reinterpret_cast<float *>(dynamic);
@@ -224,7 +219,7 @@ void gpu_norm_backward(NormBackward n, cudaStream_t stream) {
 }
 
 void gpu_norm_backward_fp8(Fp8Out out, NormBackward n, cudaStream_t stream) {
-    if (!several_rows(n.C)) {
+    if (!several_rows(n.C) || out.counts != NULL) { // the same bits
         gpu_norm_backward(n, stream);
         gpu_quantize(out, false, {}, n.d_residual, n.scratch, n.M, n.C, stream);
     } else if (out.type == FP8_E4M3) {

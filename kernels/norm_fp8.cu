@@ -48,7 +48,7 @@ __device__ __forceinline__ void row_statistics(const NormForward &n, const uint4
     }
 }
 
-template <bool LAYERNORM, Fp8Type TYPE>
+template <bool LAYERNORM, Fp8Type TYPE, bool COUNTS>
 __global__ void __launch_bounds__(MOST_THREADS)
     norm_forward_fp8_kernel(NormForward n, Fp8Out out, Division division) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
@@ -63,7 +63,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
     float range = 0.0f, scale = out.live->scale;
-    Fp8Counts counts = {};
     int64_t stride = (int64_t)gridDim.x * division.groups * CHUNK_ROWS;
     int64_t chunk = ((int64_t)blockIdx.x * division.groups + group) * CHUNK_ROWS;
     if (chunk < n.M) { fetch_rows<LAYERNORM>(slots, n, chunk, vector); }
@@ -90,7 +89,9 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 }
                 if (stores) { range = range8(range, v); }
                 codes[i] = encode8<TYPE>(v, scale);
-                if (stores && out.counts != nullptr) { count8(counts, v, scale, codes[i], TYPE); }
+                if (stores && out.counts != nullptr) {
+                    count8(out.counts, v, scale, codes[i], TYPE);
+                }
                 if (stores && out.rows != nullptr) {
                     reinterpret_cast<uint2 *>(out.rows)[(row + i) * vectors + vector] = codes[i];
                 }
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(MOST_THREADS)
         flush_columns(out.columns, tile, chunk, n.M, n.C, vector, lanes);
         group_barrier(group, lanes);
     }
-    if (out.counts != nullptr) { add_counts(out.counts, counts); }
+    bool first = blockIdx.x == 0 && threadIdx.x == 0;
+    if (COUNTS && first) { out.counts->elements += (int64_t)n.M * n.C; }
     if (out.record) { block_amax(&out.slot->amax, range); }
 }
 
@@ -114,7 +116,8 @@ template <bool LAYERNORM, Fp8Type TYPE>
 static void launch(const NormForward &n, const Fp8Out &out, cudaStream_t stream) {
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
-    auto kernel = norm_forward_fp8_kernel<LAYERNORM, TYPE>;
+    auto kernel = out.counts != NULL ? norm_forward_fp8_kernel<LAYERNORM, TYPE, true>
+                                     : norm_forward_fp8_kernel<LAYERNORM, TYPE, false>;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
     kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d);

@@ -420,12 +420,12 @@ void params_forget_ranges(const Params *p) {
 void params_begin_counting(Params *p) {
     size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Counts);
     CUDA_CHECK(cudaMemsetAsync(p->counts, 0, bytes, p->gpu->stream));
-    p->counting = true;
+    p->counting = p->weights.counts = true;
     send_weights_table(p);
 }
 
 void params_end_counting(Params *p, Fp8Counts *host) {
-    p->counting = false;
+    p->counting = p->weights.counts = false;
     send_weights_table(p);
     fetch(p, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
