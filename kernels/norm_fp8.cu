@@ -89,9 +89,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 }
                 if (stores) { range = range8(range, v); }
                 codes[i] = encode8<TYPE>(v, scale);
-                if (stores && out.counts != nullptr) {
-                    count8(out.counts, v, scale, codes[i], TYPE);
-                }
+                if (COUNTS && stores) { count8(out.counts, v, scale, codes[i], TYPE); }
                 if (stores && out.rows != nullptr) {
                     reinterpret_cast<uint2 *>(out.rows)[(row + i) * vectors + vector] = codes[i];
                 }

@@ -134,9 +134,7 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
                 if (MODE != TILE_MEASURED) { range = range8(range, values[k]); }
                 if (MODE == TILE_MEASURE) { continue; }
                 codes[k][i] = encode8<TYPE>(values[k], scale);
-                if (out.counts != nullptr) {
-                    count8(out.counts, values[k], scale, codes[k][i], TYPE);
-                }
+                if (COUNTS) { count8(out.counts, values[k], scale, codes[k][i], TYPE); }
                 if (out.rows != nullptr) {
                     *reinterpret_cast<uint2 *>(out.rows + at + k * N) = codes[k][i];
                 }
