@@ -92,11 +92,24 @@ static void open_tokenizer(Run *run) {
     run->has_tokenizer = true;
 }
 
+// A run that starts from nothing would write over another's checkpoints, and prune them.
+static void refuse_a_taken_folder(const Options *o) {
+    int64_t *steps;
+    int count = checkpoint_steps(o->save, &steps);
+    if (o->resume[0] == '\0' && count > 0) {
+        die("--save %s: a run has saved there up to step %lld; go on with it by --resume latest, or "
+            "give another --save",
+            o->save, (long long)steps[0]);
+    }
+    free(steps);
+}
+
 static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
     char path[PATH_LENGTH];
     if (o->save[0] == '\0' || o->sample_only) { return; }
+    refuse_a_taken_folder(o);
     if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
         die("--save %s", err.text);
     }
