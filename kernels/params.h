@@ -57,6 +57,9 @@ Bf16 *params_copy(const Params *p, TensorId id, int layer);
 GradientOut params_gradient(const Params *p, TensorId id, int layer, bool accumulate);
 // FP8 weight of a linear layer: [N,C], or transposed [C,N].
 const uint8_t *params_codes(const Params *p, Linear linear, int layer, bool transposed);
+// A linear layer's weight in BF16, rounded from the master weights into out (its size rounded up to
+// PARAM_ALIGN).
+void params_plain_weight(const Params *p, Linear linear, int layer, Bf16 *out);
 // The inverse scale of an operand, on the device.
 const float *params_scale_inv(const Params *p, Linear linear, int layer, Operand operand);
 // Where an operand is quantised to. record: its range counts.

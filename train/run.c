@@ -22,13 +22,13 @@ static void catch_signals(void) {
     sigaction(SIGUSR1, &action, NULL);
 }
 
-bool run_configure(Run *run, const Options *options, Number plain, Error *err) {
+bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err) {
     *run = (Run){.options = *options, .ranks = 1, .saved_step = -1};
     run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
-    run->precision = precision_decide(options, &run->config, plain);
+    run->precision = precision_decide(options, &run->config, support);
     return true;
 }
 
