@@ -52,7 +52,7 @@ $(BUILD)/plain/%.c.o: %.c
 quickstart:
 	@scripts/quickstart.sh
 
-# ---- the GPU half: only code that launches kernels is .cu ------------------------------------------
+# ---- the GPU half: only code that launches kernels is .cu ----------------------------------------
 
 CUDA_HOME ?= /usr/local/cuda
 NVCC      ?= $(CUDA_HOME)/bin/nvcc
@@ -121,16 +121,22 @@ fuzz: $(BUILD)/asan/fuzz
 FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
-$(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c checkpoints/safetensors.c \
-                                  checkpoints/io.c train/common.c)
+$(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
+                                  checkpoints/safetensors.c checkpoints/io.c train/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
+# those of the GPU are not for a machine without one
+SHELL_TESTS := $(filter-out test/test_gpu_%,$(wildcard test/test_*.sh))
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(TEST_PROGRAMS)
-	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(wildcard test/test_*.sh)
+	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
+
+# layout, defects, sizes; needs clang-format-14, cppcheck and shellcheck
+lint:
+	@scripts/lint.sh
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden

@@ -21,7 +21,8 @@ for program in "$@"; do
     else
         p=0 f=1 s=0
     fi
-    printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' "${program#build/}" "$p" "$f" "$s" "$took"
+    printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' \
+        "${program#build/}" "$p" "$f" "$s" "$took"
     if [[ $f -gt 0 ]]; then sed 's/^/    /' "$log"; fi
     grep -h 'skipped: ' "$log"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))

@@ -97,8 +97,8 @@ static void refuse_a_taken_folder(const Options *o) {
     int64_t *steps;
     int count = checkpoint_steps(o->save, &steps);
     if (o->resume[0] == '\0' && count > 0) {
-        die("--save %s: a run has saved there up to step %lld; go on with it by --resume latest, or "
-            "give another --save",
+        die("--save %s: a run has saved there up to step %lld; go on with it by --resume latest, "
+            "or give another --save",
             o->save, (long long)steps[0]);
     }
     free(steps);
