@@ -134,6 +134,12 @@ test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/a
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 
+# ARGS="--bf16" times other options; APPEND=FILE keeps what is printed
+bench-cpu: $(BUILD)/plain/bench_cpu
+	@scripts/bench_cpu.sh
+$(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+
 # layout, defects, sizes; needs clang-format-14, cppcheck and shellcheck
 lint:
 	@scripts/lint.sh

@@ -29,6 +29,23 @@ tokenize_keeps_every_byte() {
     head -c 2002 train | tail -c +3 | tr -d '\0' | cmp -s - <(head -c 1000 a) || fail "other bytes"
 }
 
+# The bytes of a shard of one document.
+bytes_of() {
+    tail -c +1027 "$1" | tr -d '\0'
+}
+
+validation_starts_a_line_that_is_near() {
+    make_text 3 5000 >a
+    expect_status 0 "$root/tokenize" --output-prefix e/near a || return
+    local bytes
+    bytes=$(bytes_of e/near_val.bin | wc -c)
+    [[ $bytes -ge 400 && $bytes -le 500 ]] || fail "$bytes of 5000 bytes"
+    [[ $(bytes_of e/near_train.bin | tail -c 1 | od -An -c) == *'\n'* ]] || fail "not at a line"
+    { head -c 4990 /dev/zero | tr '\0' x && printf '\n123456789'; } >b
+    expect_status 0 "$root/tokenize" --output-prefix e/far b || return
+    [[ $(bytes_of e/far_val.bin | wc -c) -eq 500 ]] || fail "a line far away is waited for"
+}
+
 steps_of() {
     "$root/build/plain/metrics_tool" "$1/metrics.jsonl" | grep '^step'
 }
@@ -196,8 +213,9 @@ sanitized_runs_do_it_all() {
 }
 
 run prepare
-for test in tokenize_keeps_every_byte fp32_resumes gpt2_resumes bf16_resumes fp8_delayed_resumes \
-    fp8_most_recent_resumes fp8_tensorwise_resumes comparison_sees_differences \
+for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32_resumes \
+    gpt2_resumes bf16_resumes fp8_delayed_resumes fp8_most_recent_resumes \
+    fp8_tensorwise_resumes comparison_sees_differences \
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
     step_line_has_its_fields plan_allocates_nothing checkpoints_are_listed \
     saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
