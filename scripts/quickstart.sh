@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS # the jobs of the make that calls this script are not ours to share
 
 folder=run/quickstart
-sequence=256
+sequence=256 # the preset llama-quickstart's
 batch=4
 begin=$(date +%s)
 
@@ -44,7 +44,7 @@ check_arguments() {
     [ -e "$DATA" ] || die "DATA=$DATA: no such file"
     if [ ! -f "$DATA" ] || [ ! -r "$DATA" ]; then die "DATA=$DATA: not a file that can be read"; fi
     bytes=$(wc -c <"$DATA")
-    least=$((3 * sequence * batch))
+    least=$((24 * sequence)) # the validation text is a tenth of it, or a twentieth
     [ "$bytes" -ge "$least" ] ||
         die "DATA=$DATA: $bytes bytes, too small to learn from; give at least $least"
     # a small text is learned by heart, so it is not seen more than some 20 times
@@ -177,7 +177,7 @@ make_data() {
 train() {
     until=$1
     shift
-    $trainer --model llama-quickstart --seq-length $sequence --micro-batch-size $batch \
+    $trainer --model llama-quickstart --micro-batch-size $batch \
         --data "$folder/corpus_train.bin" --valid-data "$folder/corpus_val.bin" \
         --train-iters "$until" --lr-decay-iters "$steps" --lr-warmup-iters $((steps / 20)) \
         --lr 3e-3 --eval-interval "$third" --save-interval "$third" \

@@ -87,17 +87,22 @@ static void report(const Trainer *t, Times step, Times products) {
 }
 
 int main(int argc, char **argv) {
-    char folder[] = "/tmp/bench_cpu-XXXXXX", options[OPTIONS_LENGTH] = "";
+    char folder[] = "/tmp/bench_cpu-XXXXXX";
+    char options[OPTIONS_LENGTH] =
+        "--model gpt2-124m --seq-length 64 --micro-batch-size 4 --lr 1e-5";
+    Options checked;
+    Error err;
     for (int i = 1; i < argc; i++) {
         size_t used = strlen(options);
         if (used + strlen(argv[i]) + 2 > sizeof(options)) { die("too many options"); }
         snprintf(options + used, sizeof(options) - used, " %s", argv[i]);
     }
+    if (!read_options(&checked, options, &err)) { die("%s", err.text); }
     if (mkdtemp(folder) == NULL || chdir(folder) != 0) { die("%s: cannot be used", folder); }
     write_tokens("train.bin", 1 << 18, 257, 1);
     Trainer t;
     int saved = silence_stdout();
-    open_trainer(&t, "--model gpt2-124m --seq-length 64 --micro-batch-size 4 --lr 1e-5%s", options);
+    open_trainer(&t, "%s", options);
     Times step = time_rounds(&t, train_step), products = time_rounds(&t, run_products);
     restore_stdout(saved);
     report(&t, step, products);

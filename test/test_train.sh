@@ -150,6 +150,23 @@ step_line_has_its_fields() {
     ! grep -qP '[^\x20-\x7e]' log || fail "control characters in a log"
 }
 
+# What a terminal of $1 columns shows of the steps between two whole lines.
+live_lines() {
+    script -qec "stty cols $1; '$root/train_gpt' ${common[*]} --model llama-tiny --log-interval 99" \
+        typescript >/dev/null </dev/null
+    tr '\r' '\n' <typescript | sed -n 's/^\x1b\[K\(step .*\)/\1/p' | grep -v "^step *$steps/"
+}
+
+live_line_fits_the_terminal() {
+    live_lines 160 >live
+    grep -qE '^step +1/24 \| loss .* TFLOP/s \| ETA [0-9hms]+ \| FP32$' live || fail "$(cat live)"
+    live_lines 60 >live
+    grep -qE '^step +1/24 \| loss [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
+        fail "60 columns: $(cat live)"
+    live_lines 30 >live
+    [[ $(head -n 1 live | wc -L) -eq 29 ]] || fail "30 columns: $(cat live)"
+}
+
 plan_allocates_nothing() {
     (
         ulimit -v 1000000 # KiB
@@ -217,8 +234,8 @@ for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32
     gpt2_resumes bf16_resumes fp8_delayed_resumes fp8_most_recent_resumes \
     fp8_tensorwise_resumes comparison_sees_differences \
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
-    step_line_has_its_fields plan_allocates_nothing checkpoints_are_listed \
-    saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
+    step_line_has_its_fields live_line_fits_the_terminal plan_allocates_nothing \
+    checkpoints_are_listed saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
     sanitized_runs_do_it_all; do
     run $test
 done

@@ -276,27 +276,17 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
+// On a terminal a live line stands for the steps between two of --log-interval.
 static void print_step(Run *run, StepResult s, double tokens_per_s) {
-    const Progress *p = &run->progress;
-    const Options *o = &run->options;
-    bool live = isatty(STDOUT_FILENO);
-    bool whole = p->step % o->log_interval == 0 || p->step == o->train_iters || s.skipped;
-    if (!whole && (!live || wall_seconds() - run->last_line < 0.2)) { return; }
+    int64_t step = run->progress.step;
+    int columns = terminal_columns();
+    bool whole = step % run->options.log_interval == 0 || step == run->options.train_iters ||
+                 s.skipped;
+    if (!whole && (columns == 0 || wall_seconds() - run->last_line < 0.2)) { return; }
     run->last_line = wall_seconds();
-    char eta[32], mfu[32] = "", memory[48] = "", size[32];
-    double flops = tokens_per_s * flops_per_token(&run->config);
-    format_duration(eta, run->step_seconds * (double)(o->train_iters - p->step));
-    if (run->peak_flops > 0) {
-        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / run->peak_flops);
-    }
-    if (run->memory_bytes > 0) {
-        snprintf(memory, sizeof(memory), " | %s", format_bytes(size, run->memory_bytes));
-    }
-    printf("%sstep %5lld/%lld | loss %.4f | lr %.2e | norm %.4f | dt %.2f ms | %.0f tok/s | %.3g "
-           "TFLOP/s%s%s | ETA %s | %s%s%s",
-           live ? "\r\033[K" : "", (long long)p->step, (long long)o->train_iters, s.loss, s.lr,
-           s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, memory, eta,
-           precision_name(&run->precision), s.skipped ? " | SKIPPED" : "", whole ? "\n" : "");
+    char line[STEP_LINE];
+    step_line(line, run, s, tokens_per_s, whole ? STEP_LINE : columns);
+    printf("%s%s%s", columns > 0 ? "\r\033[K" : "", line, whole ? "\n" : "");
     fflush(stdout);
 }
 
