@@ -33,7 +33,7 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all quickstart test fuzz lint bench-cpu golden clean
+.PHONY: all quickstart test fuzz lint bench-cpu readme golden clean
 
 all: $(PROGRAMS)
 
@@ -143,6 +143,10 @@ $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 # layout, defects, sizes; needs clang-format-14, cppcheck and shellcheck
 lint:
 	@scripts/lint.sh
+
+# the tables of options in README.md, from --help
+readme: train_gpt
+	@scripts/readme_options.sh
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden

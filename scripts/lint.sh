@@ -12,6 +12,13 @@ files() {
     done
 }
 
+# The shell scripts of any name.
+shell_files() {
+    files '*.sh' .ci/run scripts test | sort -u | while IFS= read -r file; do
+        if head -n 1 "$file" | grep -qaE '^#!.*sh$'; then echo "$file"; fi
+    done
+}
+
 need() {
     if ! command -v "$1" >/dev/null; then
         echo "error: $1 is missing: apt-get install -y clang-format-14 cppcheck shellcheck" >&2
@@ -52,7 +59,7 @@ need cppcheck
 need shellcheck
 mapfile -t c < <(files '*.c')
 mapfile -t layout < <(files '*.c' '*.h' '*.cu' '*.cuh')
-mapfile -t shell < <(files '*.sh' .ci/run)
+mapfile -t shell < <(shell_files)
 mapfile -t others < <(files Makefile '*.awk' '*.py')
 check 'clang-format' layout
 check 'cppcheck' defects
