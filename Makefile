@@ -26,7 +26,7 @@ COMMON  := $(wildcard train/*.c checkpoints/*.c) dataloader/shard.c dataloader/l
 CPU     := kernels/cpu.c kernels/cpu_gemm.c
 CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
-GPU_C   := kernels/gpu.c kernels/gemm.c kernels/attention.c kernels/verify.c
+GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c))
 GPU_CU  := $(wildcard kernels/*.cu)
 TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 
@@ -78,6 +78,22 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
+# what test/gpu.sh runs
+.PHONY: gpu-programs test-gpu bench
+gpu-programs: train_gpt train_gptcu tokenize $(BUILD)/plain/compare_tensors $(GPU_TESTS)
+
+# SANITIZE_GPU=1: compute-sanitizer besides. LLM8_BIN=FOLDER: run the programs there, build nothing
+test-gpu:
+	@test/gpu.sh --has-gpu
+	@$(if $(LLM8_BIN),,$(MAKE) gpu-programs)
+	@test/gpu.sh
+
+# MODELS= PRECISIONS= ITERS= RESULTS= as scripts/bench says; LLM8_BIN as above
+bench:
+	@test/gpu.sh --has-gpu
+	@$(if $(LLM8_BIN),,$(MAKE) train_gptcu)
+	@scripts/bench
+
 # ---- tests: every test/test_NAME.c is a program, built plainly and under the sanitizers ----------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -126,8 +142,8 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
-# those of the GPU are not for a machine without one
-SHELL_TESTS := $(filter-out test/test_gpu_%,$(wildcard test/test_*.sh))
+# make test-gpu runs the other one
+SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \

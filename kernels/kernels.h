@@ -74,6 +74,9 @@ void gpu_rope_apply(Bf16 *qkv, const float *table, int B, int T, int H, int G, i
 // ---- loss.cu ----
 void gpu_cross_entropy(float *losses, Bf16 *logits, const int *targets, int M, int V, int P,
                        float gradient_scale, cudaStream_t stream);
+// The losses and, unless NULL, each row's log-sum-exp; the logits stay.
+void gpu_cross_entropy_forward(float *losses, float *lse, const Bf16 *logits, const int *targets,
+                               int M, int V, int P, cudaStream_t stream);
 // *sum (+)= the losses' sum
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
 

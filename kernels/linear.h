@@ -9,14 +9,6 @@
 extern "C" {
 #endif
 
-// What a product is computed for.
-typedef enum {
-    PASS_TRAIN,
-    PASS_AGAIN,    // recomputation: by the scales that the first time had
-    PASS_EVAL,     // ranges do not go towards the history
-    PASS_EVAL_BF16 // the same, and no product is in FP8
-} Pass;
-
 // An operand [M,N] in the forms that products read; NULL: not there.
 typedef struct {
     Bf16 *plain;

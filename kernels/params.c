@@ -88,6 +88,15 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     plan_fp8(p, plan);
 }
 
+int64_t params_largest_coded(const Params *p) {
+    int64_t largest = 0;
+    for (int i = 0; i < p->run->layout.count; i++) {
+        int64_t size = round_up64(param_size(&p->run->layout.params[i]), PARAM_ALIGN);
+        if (p->copy_offset[i] < 0) { largest = max64(largest, size); }
+    }
+    return largest;
+}
+
 void params_free_plan(Params *p) {
     free(p->copy_offset);
     free(p->codes);
@@ -173,7 +182,6 @@ void params_close(Params *p) {
     free(p->snapshot);
     free(p->snapshot_slots);
     free(p->snapshot_history);
-    params_free_plan(p);
 }
 
 // ---- looking up ---------------------------------------------------------------------------------
@@ -280,9 +288,7 @@ static bool any_unmeasured(Params *p) {
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
     fetch(p, slots, p->scaling.slots, (size_t)n * sizeof(Fp8Slot));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = 0; i < n; i++) {
-        found = found || (follows(p->run, i) && slots[i].count == 0);
-    }
+    for (int i = 0; i < n; i++) { found = found || (follows(p->run, i) && slots[i].count == 0); }
     free(slots);
     return found;
 }
@@ -380,6 +386,18 @@ static void update_codes(Params *p, const StepInput *input) {
     }
 }
 
+void params_clear_measured(const Params *p) {
+    gpu_fp8_clear_measured(&p->scaling, p->gpu->stream);
+}
+
+void params_forget_ranges(const Params *p) {
+    if (p->delayed) { gpu_fp8_forget_ranges(&p->scaling, p->gpu->stream); }
+}
+
+void params_note_step(Params *p, const StepState *state) {
+    if (p->delayed) { p->measuring = state->unmeasured > 0; }
+}
+
 void params_update(Params *p, const StepInput *input) {
     const Options *o = &p->run->options;
     cudaStream_t stream = p->gpu->stream;
@@ -390,7 +408,7 @@ void params_update(Params *p, const StepInput *input) {
                     stream);
     if (p->fp8) {
         gpu_fp8_update(&p->scaling, p->state, input, stream);
-        gpu_fp8_clear_measured(&p->scaling, stream);
+        if (p->measuring) { gpu_fp8_clear_measured(&p->scaling, stream); }
     }
     update_copies(p, input);
     if (p->fp8) { update_codes(p, input); }

@@ -41,6 +41,9 @@ typedef struct {
 void params_plan(Params *p, const Run *run, Plan *plan);
 void params_free_plan(Params *p);
 
+// Elements of the largest weight that has no BF16 copy.
+int64_t params_largest_coded(const Params *p);
+
 // Once the plan has its memory: flags, targets.
 void params_start(Params *p, Gpu *gpu);
 // Host memory for checkpoints, pinned where the system allows it.
@@ -65,6 +68,13 @@ const float *params_scale_inv(const Params *p, Linear linear, int layer, Operand
 // Where an operand is quantised to. record: its range counts.
 Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand, uint8_t *rows,
                       uint8_t *columns, bool record);
+
+// Before a micro-batch's forward pass, where ranges are measured.
+void params_clear_measured(const Params *p);
+// What activations and gradients said of their range since the last update.
+void params_forget_ranges(const Params *p);
+// After an update, once its state is on the host: whether the next step measures.
+void params_note_step(Params *p, const StepState *state);
 
 // Norm, decision, scales, AdamW, the copies: enqueued. input: on the device.
 void params_update(Params *p, const StepInput *input);

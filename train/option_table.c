@@ -179,6 +179,8 @@ const OptionRow option_table[] = {
 
     LONG("log-interval", log_interval, "10", 1, COUNT_MAX, RUN,
          "steps between lines (metrics.jsonl has every step)"),
+    TEXT("metrics", metrics, "", "FILE", RUN,
+         "where the metrics go instead of --save's metrics.jsonl; needs no --save"),
     FLAG("plan", plan, "false", RUN, "print the memory plan and leave"),
     TEXT("dump-gradients", dump_gradients, "", "FILE", RUN,
          "write the next step's loss and gradients, before clipping, as safetensors, and leave"),

@@ -81,6 +81,7 @@ typedef struct {
     bool verify, profile;
     // run
     int64_t log_interval;
+    char metrics[PATH_LENGTH];
     bool plan;
     char dump_gradients[PATH_LENGTH];
     char config[PATH_LENGTH];
