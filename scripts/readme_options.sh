@@ -35,8 +35,8 @@ tables() {
             end_row()
             if (heading != "") {
                 printf "\n**%s**\n\n", heading
-                printf "| %s | what |%s\n", presets ? "preset" : "option", presets ? "" : " default |"
-                printf "| --- | --- |%s\n", presets ? "" : " --- |"
+                if (presets) print "| preset | what |\n| --- | --- |"
+                else print "| option | what | default |\n| --- | --- | --- |"
                 heading = ""
             }
             alone = substr($0, 36, 1) != " "

@@ -18,7 +18,7 @@ static int compare_doubles(const void *a, const void *b) {
 }
 
 static Times time_rounds(Trainer *t, void (*work)(Trainer *)) {
-    double seconds[ROUNDS];
+    double seconds[ROUNDS] = {0};
     for (int i = -WARM_UP; i < ROUNDS; i++) {
         double begin = wall_seconds();
         work(t);

@@ -152,8 +152,8 @@ step_line_has_its_fields() {
 
 # What a terminal of $1 columns shows of the steps between two whole lines.
 live_lines() {
-    script -qec "stty cols $1; '$root/train_gpt' ${common[*]} --model llama-tiny --log-interval 99" \
-        typescript >/dev/null </dev/null
+    local command="'$root/train_gpt' ${common[*]} --model llama-tiny --log-interval 99"
+    script -qec "stty cols $1; $command" typescript >/dev/null </dev/null
     tr '\r' '\n' <typescript | sed -n 's/^\x1b\[K\(step .*\)/\1/p' | grep -v "^step *$steps/"
 }
 
