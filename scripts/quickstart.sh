@@ -10,6 +10,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS # the jobs of the make that calls this script are not ours to share
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # threads that spin starve others, and us
 
 folder=run/quickstart
 sequence=256 # the preset llama-quickstart's
@@ -26,7 +27,7 @@ title() {
 }
 
 check_steps() {
-    steps=${STEPS:-1200}
+    steps=${STEPS:-1000}
     case $steps in
     *[!0-9]* | 0* | [0-9] | [12][0-9] | ??????????*)
         die "STEPS=$steps: must be a whole number from 30 to 999999999"
@@ -180,7 +181,7 @@ train() {
     $trainer --model llama-quickstart --micro-batch-size $batch \
         --data "$folder/corpus_train.bin" --valid-data "$folder/corpus_val.bin" \
         --train-iters "$until" --lr-decay-iters "$steps" --lr-warmup-iters $((steps / 20)) \
-        --lr 3e-3 --eval-interval "$third" --save-interval "$third" \
+        --lr 2e-3 --eval-interval "$third" --save-interval "$third" \
         --log-interval $((third < 80 ? 10 : third / 8)) --save "$folder" "$@"
     status=$?
     if [ $status -eq 75 ]; then
