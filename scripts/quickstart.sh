@@ -235,7 +235,7 @@ Try next
   the same from the start in FP8$emulated, to compare the losses
     $config --save run/fp8 --fp8-format hybrid
   a larger model
-    $config --save run/wide --hidden-size 256 --ffn-hidden-size 704
+    $config --save run/wide --hidden-size 288 --ffn-hidden-size 768
   your own text
     make quickstart DATA=any.txt
   every option
