@@ -275,9 +275,8 @@ static GradientOut gradient_of(const Trainer *t, TensorId id, int layer, bool ac
 
 static const GradientOut no_sums = {NULL, TYPE_F32, false};
 
-// A plain input of a linear layer that has been computed: measured and quantised where it must be.
-static void quantize_input(Trainer *t, LinearId id, Matrix x, int64_t n, int M) {
-    linear_measure(&t->params, id, OPERAND_X, x.plain, n);
+// From a plain input of a linear layer to its FP8 forms, where there are some.
+static void quantize_input(Trainer *t, LinearId id, Matrix x, int M) {
     linear_quantize(&t->params, id, OPERAND_X, x, no_sums, t->act.partial_sums, M);
 }
 
@@ -291,28 +290,46 @@ static Matrix norm_forward(Trainer *t, TensorId weight, LinearId id, const Norm 
     bool fused = !head && linear_is_fused(&t->params, id);
     Matrix out = head ? n->out : activations_input(&t->act, &t->params, id, &n->out);
     gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_forward(fused ? NULL : out.plain, n->mean, n->rstd, x, w, bias, M, c->channels,
-                     (float)c->norm_eps, t->gpu.stream);
+    NormForward f = {};
+    f.out = fused ? NULL : out.plain;
+    f.mean = n->mean;
+    f.rstd = n->rstd;
+    f.amax = linear_amax(&t->params, id, OPERAND_X);
+    f.x = x;
+    f.weight = w;
+    f.bias = bias;
+    f.eps = (float)c->norm_eps;
+    f.M = M;
+    f.C = c->channels;
+    gpu_norm_forward(f, t->gpu.stream);
     if (fused) {
         gpu_norm_forward_fp8(linear_out(&t->params, id, OPERAND_X, out),
                              bias != NULL ? n->mean : NULL, n->rstd, x, w, bias, M, c->channels,
                              t->gpu.stream);
     } else if (!head) {
-        quantize_input(t, id, out, (int64_t)M * c->channels, M);
+        quantize_input(t, id, out, M);
     }
     return out;
 }
 
-// column_sums: of the new d_residual, the bias gradient of the linear layer below.
+// The bias of a block's linear layer that adds to the residual.
+static TensorId residual_bias(Linear linear) {
+    return linear == LINEAR_FC2 ? TENSOR_FC2_BIAS : TENSOR_ATTENTION_OUT_BIAS;
+}
+
+// below: the linear layer whose output gradient the new d_residual is; layer -1: none.
 static void norm_backward(Trainer *t, TensorId weight, int layer, const Norm *norm, const Bf16 *x,
-                          GradientOut column_sums, int M, bool accumulate) {
+                          LinearId below, int M, bool accumulate) {
     const ModelConfig *c = &t->run.config;
     bool layernorm = c->arch == ARCH_GPT2;
     NormBackward n = {};
     n.d_residual = t->act.d_residual;
     n.dweight = gradient_of(t, weight, layer, accumulate);
     if (layernorm) { n.dbias = gradient_of(t, (TensorId)(weight + 1), layer, accumulate); }
-    n.column_sums = column_sums;
+    if (below.layer >= 0) {
+        n.column_sums = gradient_of(t, residual_bias(below.linear), below.layer, accumulate);
+        n.amax = linear_amax(&t->params, below, OPERAND_DY);
+    }
     n.dout = t->act.d_norm;
     n.x = x;
     n.weight = weight_of(t, weight, layer);
@@ -340,12 +357,13 @@ static Matrix activation_forward(Trainer *t, LinearId id, int M) {
         }
         return out;
     }
+    float *amax = linear_amax(&t->params, id, OPERAND_X);
     if (c->arch == ARCH_LLAMA) {
-        gpu_swiglu_forward(out.plain, b->fc1, M, c->ffn, stream);
+        gpu_swiglu_forward(out.plain, amax, b->fc1, M, c->ffn, stream);
     } else {
-        gpu_gelu_forward(out.plain, b->fc1, (int64_t)M * c->ffn, stream);
+        gpu_gelu_forward(out.plain, amax, b->fc1, (int64_t)M * c->ffn, stream);
     }
-    quantize_input(t, id, out, (int64_t)M * c->ffn, M);
+    quantize_input(t, id, out, M);
     return out;
 }
 
@@ -379,18 +397,13 @@ static void block_forward(Trainer *t, int l, Bf16 *out, int B, int T, Pass pass)
     attention_forward_gpu(&t->gpu, attention_shape_of(&t->run, B, T), b->attention.plain, b->lse,
                           b->qkv);
     x = activations_input(&t->act, &t->params, attention_out, &b->attention);
-    quantize_input(t, attention_out, x, (int64_t)M * H * D, M);
+    linear_measure(&t->params, attention_out, OPERAND_X, x.plain, (int64_t)M * H * D);
+    quantize_input(t, attention_out, x, M);
     forward(t, attention_out, b->residual_mid, x, TENSOR_ATTENTION_OUT_BIAS, b->residual, M);
     x = norm_forward(t, TENSOR_NORM2_WEIGHT, fc1, &b->norm2, b->residual_mid, M);
     forward(t, fc1, b->fc1, x, TENSOR_FC1_BIAS, NULL, M);
     x = activation_forward(t, fc2, M);
     forward(t, fc2, out, x, TENSOR_FC2_BIAS, b->residual_mid, M);
-}
-
-// The bias gradient of the linear layer that wrote block l's output residual (none above the
-// first).
-static GradientOut fc2_bias_gradient(const Trainer *t, int l, bool accumulate) {
-    return l < 0 ? no_sums : gradient_of(t, TENSOR_FC2_BIAS, l, accumulate);
 }
 
 // What was not kept of block l is computed again, by the same kernels: the same bits. The last
@@ -410,14 +423,12 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
     }
 }
 
-// An output gradient [M,n] that lies in plain, as the products of its linear layer read it; its
-// column sums, where wanted, are the bias gradient.
-static Matrix quantize_gradient(Trainer *t, LinearId id, Bf16 *plain, GradientOut sums, int n,
-                                int M) {
+// An output gradient that lies in plain, as the products of its linear layer read it; its column
+// sums, where wanted, are the bias gradient.
+static Matrix quantize_gradient(Trainer *t, LinearId id, Bf16 *plain, GradientOut sums, int M) {
     bool residual = plain == t->act.d_residual;
     const Matrix *scratch = residual ? &t->act.residual_fp8 : &t->act.wide_fp8;
     Matrix dy = activations_gradient(&t->params, id, plain, scratch);
-    linear_measure(&t->params, id, OPERAND_DY, plain, (int64_t)M * n);
     linear_quantize(&t->params, id, OPERAND_DY, dy, sums, t->act.partial_sums, M);
     return dy;
 }
@@ -447,13 +458,14 @@ static Matrix activation_backward(Trainer *t, LinearId id, int M, bool accumulat
         }
         return dy;
     }
+    float *amax = linear_amax(&t->params, id, OPERAND_DY);
     if (c->arch == ARCH_LLAMA) { // in place: nobody reads the input after this
-        gpu_swiglu_backward(input, a->wide, input, M, c->ffn, stream);
-        return quantize_gradient(t, id, input, sums, fc1_rows(c), M);
+        gpu_swiglu_backward(input, amax, a->wide, input, M, c->ffn, stream);
+        return quantize_gradient(t, id, input, sums, M);
     }
-    if (gelu_in_product(t, id.layer)) { return quantize_gradient(t, id, a->wide, sums, c->ffn, M); }
-    gpu_gelu_backward(a->wide, sums, a->wide, input, a->partial_sums, M, c->ffn, stream);
-    return quantize_gradient(t, id, a->wide, no_sums, c->ffn, M);
+    if (gelu_in_product(t, id.layer)) { return quantize_gradient(t, id, a->wide, sums, M); }
+    gpu_gelu_backward({a->wide, amax, sums, a->wide, input, a->partial_sums, M, c->ffn}, stream);
+    return quantize_gradient(t, id, a->wide, no_sums, M);
 }
 
 // From d_qkv of the rotated queries and keys, in act.wide, to d_qkv as its linear layer reads it.
@@ -472,7 +484,8 @@ static Matrix rope_backward(Trainer *t, LinearId id, int B, int T, bool accumula
     if (c->arch == ARCH_LLAMA) {
         gpu_rope_apply(a->wide, a->rope, B, T, H, G, D, true, t->gpu.stream);
     }
-    return quantize_gradient(t, id, a->wide, sums, qkv_rows(c), M);
+    linear_measure(&t->params, id, OPERAND_DY, a->wide, (int64_t)M * qkv_rows(c));
+    return quantize_gradient(t, id, a->wide, sums, M);
 }
 
 static void backward(Trainer *t, LinearId id, Bf16 *dx, Matrix dy, Matrix x, int M,
@@ -497,15 +510,15 @@ static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
                    fc2 = {LINEAR_FC2, l, PASS_TRAIN};
     Activations *a = &t->act;
     Block *b = &a->blocks[l];
-    int M = B * T, C = t->run.config.channels;
+    int M = B * T;
     recompute_block(t, l, B, T);
-    Matrix dy = quantize_gradient(t, fc2, a->d_residual, no_sums, C, M);
+    Matrix dy = quantize_gradient(t, fc2, a->d_residual, no_sums, M);
     backward(t, fc2, a->wide, dy, b->activated, M, accumulate);
     dy = activation_backward(t, fc1, M, accumulate);
     backward(t, fc1, a->d_norm, dy, b->norm2.out, M, accumulate);
-    norm_backward(t, TENSOR_NORM2_WEIGHT, l, &b->norm2, b->residual_mid,
-                  gradient_of(t, TENSOR_ATTENTION_OUT_BIAS, l, accumulate), M, accumulate);
-    dy = quantize_gradient(t, attention_out, a->d_residual, no_sums, C, M);
+    norm_backward(t, TENSOR_NORM2_WEIGHT, l, &b->norm2, b->residual_mid, attention_out, M,
+                  accumulate);
+    dy = quantize_gradient(t, attention_out, a->d_residual, no_sums, M);
     backward(t, attention_out, a->d_norm, dy, b->attention, M, accumulate);
     gpu_family(&t->gpu, FAMILY_ATTENTION);
     attention_backward_gpu(&t->gpu, attention_shape_of(&t->run, B, T), a->wide, a->d_norm,
@@ -513,7 +526,7 @@ static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
     dy = rope_backward(t, qkv, B, T, accumulate);
     backward(t, qkv, a->d_norm, dy, b->norm1.out, M, accumulate);
     norm_backward(t, TENSOR_NORM1_WEIGHT, l, &b->norm1, b->residual,
-                  fc2_bias_gradient(t, l - 1, accumulate), M, accumulate);
+                  {LINEAR_FC2, l - 1, PASS_TRAIN}, M, accumulate);
 }
 
 // ---- forward, loss, backward --------------------------------------------------------------------
@@ -533,8 +546,6 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     }
     const LinearId head = {LINEAR_HEAD, 0, pass};
     norm_forward(t, TENSOR_FINAL_NORM_WEIGHT, head, &a->norm_out, a->residual_out, B * T);
-    linear_measure(&t->params, head, OPERAND_X, a->norm_out.out.plain,
-                   (int64_t)B * T * c->channels);
 }
 
 // The rows of norm_out from `row` on, as the LM head reads them, to their logits.
@@ -605,7 +616,7 @@ static void model_backward(Trainer *t, int B, int T, bool accumulate) {
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
     CUDA_CHECK(cudaMemsetAsync(a->d_residual, 0, residual_bytes, stream));
     norm_backward(t, TENSOR_FINAL_NORM_WEIGHT, 0, &a->norm_out, a->residual_out,
-                  fc2_bias_gradient(t, c->num_layers - 1, accumulate), B * T, accumulate);
+                  {LINEAR_FC2, c->num_layers - 1, PASS_TRAIN}, B * T, accumulate);
     for (int l = c->num_layers - 1; l >= 0; l--) { block_backward(t, l, B, T, accumulate); }
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     GradientOut dwte = gradient_of(t, TENSOR_TOKEN_EMBEDDING, 0, true);

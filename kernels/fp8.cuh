@@ -32,33 +32,6 @@ __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c
     d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// The larger of range and |x|; NaN when either is.
-__device__ __forceinline__ float range_of(float range, float x) {
-    float larger;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(range), "f"(fabsf(x)));
-    return larger;
-}
-
-__device__ __forceinline__ float range8(float range, const Floats8 &x) {
-#pragma unroll
-    for (int j = 0; j < VEC; j++) { range = range_of(range, x.v[j]); }
-    return range;
-}
-
-// *amax = max(*amax, the block's range), by their bits: non-negative floats order as those do, NaN
-// on top. All threads call it.
-__device__ __forceinline__ void block_amax(float *amax, float range) {
-    __shared__ uint32_t shared[WARP];
-    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
-    if (threadIdx.x % WARP == 0) { shared[threadIdx.x / WARP] = bits; }
-    __syncthreads();
-    if (threadIdx.x < WARP) {
-        bits = threadIdx.x < blockDim.x / WARP ? shared[threadIdx.x] : 0;
-        bits = __reduce_max_sync(~0u, bits);
-        if (threadIdx.x == 0) { atomicMax(reinterpret_cast<uint32_t *>(amax), bits); }
-    }
-}
-
 // The scale a measuring kernel quantises by; one thread of the launch makes it known.
 __device__ __forceinline__ float measured_scale(const Fp8Out &out, bool announces) {
     bool known = out.slot != nullptr && out.slot->count > 0;

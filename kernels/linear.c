@@ -24,11 +24,15 @@ static bool measures(const Params *p, LinearId id, Operand operand) {
     return linear_is_fp8(p, id) && p->measuring && id.pass != PASS_AGAIN && !fixed;
 }
 
+float *linear_amax(const Params *p, LinearId id, Operand operand) {
+    return measures(p, id, operand) ? &linear_out(p, id, operand, (Matrix){0}).live->amax : NULL;
+}
+
 void linear_measure(const Params *p, LinearId id, Operand operand, const Bf16 *plain, int64_t n) {
-    if (!measures(p, id, operand)) { return; }
-    Fp8Out out = linear_out(p, id, operand, (Matrix){0});
+    float *amax = linear_amax(p, id, operand);
+    if (amax == NULL) { return; }
     gpu_family(p->gpu, FAMILY_QUANTIZE);
-    gpu_amax(&out.live->amax, plain, TYPE_BF16, n, p->gpu->stream);
+    gpu_amax(amax, plain, TYPE_BF16, n, p->gpu->stream);
 }
 
 void linear_quantize(const Params *p, LinearId id, Operand operand, Matrix forms, GradientOut sums,

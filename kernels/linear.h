@@ -31,7 +31,10 @@ bool linear_is_fused(const Params *p, LinearId id);
 // Where the producer of an operand writes its FP8 forms.
 Fp8Out linear_out(const Params *p, LinearId id, Operand operand, Matrix forms);
 
-// The range of a plain operand of n values, where its scale follows from it.
+// Where the producer of a plain operand leaves its range, from which the scale follows; NULL where
+// the scale is known.
+float *linear_amax(const Params *p, LinearId id, Operand operand);
+// The same for an operand of n values whose producer does not.
 void linear_measure(const Params *p, LinearId id, Operand operand, const Bf16 *plain, int64_t n);
 // From the measured plain form [M,N] to the FP8 forms that are wanted. sums: column sums, in any
 // precision. scratch: as kernels.h says.

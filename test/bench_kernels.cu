@@ -12,8 +12,9 @@ static void bench_norms(int M, int C, bool layernorm) {
     FloatBuffer mean(M), rstd(M), dw(C), db(C), sums(C), scratch(partial_sums_bytes(3 * C) / 4);
     const char *shape = shape_text("%d x %d", M, C);
     bench(layernorm ? "layernorm forward" : "rmsnorm forward", shape, bytes(2.0 * n), [&] {
-        gpu_norm_forward(out.data, mean.data, rstd.data, x.device.data, w.device.data,
-                         layernorm ? b.device.data : NULL, M, C, 1e-5f, gpu.stream);
+        gpu_norm_forward({out.data, mean.data, rstd.data, NULL, x.device.data, w.device.data,
+                          layernorm ? b.device.data : NULL, 1e-5f, M, C},
+                         gpu.stream);
     });
     NormBackward nb = {out.data,
                        {dw.data, TYPE_F32, false},
@@ -25,6 +26,7 @@ static void bench_norms(int M, int C, bool layernorm) {
                        layernorm ? mean.data : NULL,
                        rstd.data,
                        scratch.data,
+                       NULL,
                        M,
                        C};
     if (layernorm) { nb.column_sums = {sums.data, TYPE_F32, false}; }
@@ -40,10 +42,17 @@ static void bench_activations(int M, int F, bool gelu) {
     const char *shape = shape_text("%d x %d", M, F);
     if (gelu) {
         bench("gelu forward", shape, bytes(2.0 * n),
-              [&] { gpu_gelu_forward(out.data, x.device.data, n, gpu.stream); });
+              [&] { gpu_gelu_forward(out.data, NULL, x.device.data, n, gpu.stream); });
         bench("gelu backward", shape, bytes(3.0 * n), [&] {
-            gpu_gelu_backward(dx.data, {sums.data, TYPE_F32, false}, dout.device.data,
-                              x.device.data, scratch.data, M, F, gpu.stream);
+            gpu_gelu_backward({dx.data,
+                               NULL,
+                               {sums.data, TYPE_F32, false},
+                               dout.device.data,
+                               x.device.data,
+                               scratch.data,
+                               M,
+                               F},
+                              gpu.stream);
         });
         bench("column sums", shape, bytes(1.0 * n), [&] {
             gpu_column_sums({sums.data, TYPE_F32, false}, x.device.data, scratch.data, M, F,
@@ -52,9 +61,10 @@ static void bench_activations(int M, int F, bool gelu) {
         return;
     }
     bench("swiglu forward", shape, bytes(3.0 * n),
-          [&] { gpu_swiglu_forward(out.data, x.device.data, M, F, gpu.stream); });
-    bench("swiglu backward", shape, bytes(5.0 * n),
-          [&] { gpu_swiglu_backward(dx.data, dout.device.data, x.device.data, M, F, gpu.stream); });
+          [&] { gpu_swiglu_forward(out.data, NULL, x.device.data, M, F, gpu.stream); });
+    bench("swiglu backward", shape, bytes(5.0 * n), [&] {
+        gpu_swiglu_backward(dx.data, NULL, dout.device.data, x.device.data, M, F, gpu.stream);
+    });
 }
 
 static void bench_loss(int M, int V, int P) {

@@ -22,8 +22,9 @@ static void bench_fp8(int M, int C, int F, bool gpt2) {
     char shape[64];
     snprintf(shape, sizeof(shape), "%d x %d", M, C);
     bench("fp8 norm forward", shape, bytes(2.0 * n), [&] {
-        gpu_norm_forward(NULL, mean.data, rstd.data, x.device.data, w.device.data,
-                         gpt2 ? b.device.data : NULL, M, C, 1e-5f, gpu.stream);
+        gpu_norm_forward({NULL, mean.data, rstd.data, NULL, x.device.data, w.device.data,
+                          gpt2 ? b.device.data : NULL, 1e-5f, M, C},
+                         gpu.stream);
         gpu_norm_forward_fp8(out, gpt2 ? mean.data : NULL, rstd.data, x.device.data, w.device.data,
                              gpt2 ? b.device.data : NULL, M, C, gpu.stream);
     });

@@ -191,6 +191,34 @@ static void ropes(void) {
     rope_fp8(1, 80, 8, 2, 128);
 }
 
+// The loss's gradient, some rows left out.
+static void loss_fp8(int M, int V, int P, Fp8Type type) {
+    if (left_out((int64_t)M * P)) { return; }
+    const float factor = 0.25f;
+    Input logits((size_t)M * P, 2);
+    std::vector<int> targets(M);
+    for (int i = 0; i < M; i++) { targets[i] = i % 7 == 3 ? -1 : (i * 31 + V - 1) % V; }
+    Buffer<int> device_targets(M);
+    device_targets.put(targets.data());
+    FloatBuffer losses(M), lse(M);
+    Floats expected = logits.host, expected_losses(M);
+    Quantised q(M, P, type, fp8_max(type) / factor);
+    cross_entropy(expected_losses.data(), expected.data(), targets.data(), M, V, P, factor);
+    gpu_cross_entropy_forward(losses.data, lse.data, logits.device.data, device_targets.data, M, V,
+                              P, gpu.stream);
+    CHECK_ERROR(losses.get().data(), expected_losses.data(), M, 1e-5);
+    LossRows rows = {logits.device.data, lse.data, device_targets.data};
+    gpu_cross_entropy_backward_fp8(q.out(), &rows, factor, M, V, P, gpu.stream);
+    check_given(q, expected, false);
+    CHECK(same_bits(get_floats(logits.device), logits.host));
+}
+
+static void losses(void) {
+    loss_fp8(16, 16, 16, FP8_E4M3);
+    loss_fp8(48, 301, 304, FP8_E5M2);
+    loss_fp8(128, 5003, 5008, FP8_E5M2);
+}
+
 static void norm_fp8(int M, int C, bool layernorm) {
     if (left_out((int64_t)M * C)) { return; }
     size_t n = (size_t)M * C;
@@ -199,8 +227,9 @@ static void norm_fp8(int M, int C, bool layernorm) {
     Floats y(n), m(M), r(M);
     Quantised q(M, C, FP8_E4M3, 60.0f);
     const Bf16 *bias = layernorm ? b.device.data : NULL;
-    gpu_norm_forward(NULL, mean.data, rstd.data, x.device.data, w.device.data, bias, M, C, 1e-5f,
-                     gpu.stream);
+    gpu_norm_forward(
+        {NULL, mean.data, rstd.data, NULL, x.device.data, w.device.data, bias, 1e-5f, M, C},
+        gpu.stream);
     gpu_norm_forward_fp8(q.out(), layernorm ? mean.data : NULL, rstd.data, x.device.data,
                          w.device.data, bias, M, C, gpu.stream);
     if (layernorm) {
@@ -300,6 +329,7 @@ int main(void) {
     RUN(special_values);
     RUN(ranges);
     RUN(activations);
+    RUN(losses);
     RUN(ropes);
     RUN(norms);
     RUN(optimizers);
