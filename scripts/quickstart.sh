@@ -182,7 +182,7 @@ train() {
         --data "$folder/corpus_train.bin" --valid-data "$folder/corpus_val.bin" \
         --train-iters "$until" --lr-decay-iters "$steps" --lr-warmup-iters $((steps / 20)) \
         --lr 2e-3 --eval-interval "$third" --save-interval "$third" \
-        --log-interval $((third < 80 ? 10 : third / 8)) --save "$folder" "$@"
+        --log-interval $((steps < 400 ? 10 : 50)) --save "$folder" "$@"
     status=$?
     if [ $status -eq 75 ]; then
         die "stopped; go on with $trainer --config $folder/config.txt --resume latest" \
@@ -192,7 +192,7 @@ train() {
 }
 
 train_in_two_parts() {
-    third=$((steps / 3))
+    third=$(((steps + 2) / 3))
     title "training: steps 1 to $((2 * third)) of $steps"
     train $((2 * third))
     title "the program has ended; another one resumes from its checkpoint and goes on to $steps"
@@ -205,7 +205,7 @@ train_in_two_parts() {
 # The model's own text, from its first whole paragraph on where it has paragraphs.
 print_sample() {
     title "what the model writes, a letter at a time (temperature 0.6)"
-    $trainer --config "$folder/config.txt" --resume latest --sample-only --sample-length 900 \
+    $trainer --config "$folder/config.txt" --resume latest --sample-only --sample-length 500 \
         --sample-temperature 0.6 >"$folder/sample.log" || die "sampling failed"
     sed '1,/^sample after step/d' "$folder/sample.log" | awk '
         { line[NR] = $0; if ($0 == "" && !first && NR < 12) first = NR + 1 }
