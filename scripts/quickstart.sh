@@ -13,8 +13,8 @@ unset MAKEFLAGS MFLAGS # the jobs of the make that calls this script are not our
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # threads that spin starve others, and us
 
 folder=run/quickstart
-sequence=256 # the preset llama-quickstart's
-batch=4
+sequence=128 # the preset llama-quickstart's
+batch=8
 begin=$(date +%s)
 
 die() {
@@ -27,7 +27,7 @@ title() {
 }
 
 check_steps() {
-    steps=${STEPS:-1000}
+    steps=${STEPS:-1400}
     case $steps in
     *[!0-9]* | 0* | [0-9] | [12][0-9] | ??????????*)
         die "STEPS=$steps: must be a whole number from 30 to 999999999"
@@ -45,7 +45,7 @@ check_arguments() {
     [ -e "$DATA" ] || die "DATA=$DATA: no such file"
     if [ ! -f "$DATA" ] || [ ! -r "$DATA" ]; then die "DATA=$DATA: not a file that can be read"; fi
     bytes=$(wc -c <"$DATA")
-    least=$((24 * sequence)) # the validation text is a tenth of it, or a twentieth
+    least=$((48 * sequence)) # the validation text is a tenth of it, or a twentieth
     [ "$bytes" -ge "$least" ] ||
         die "DATA=$DATA: $bytes bytes, too small to learn from; give at least $least"
     # a small text is learned by heart, so it is not seen more than some 20 times

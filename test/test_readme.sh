@@ -46,8 +46,8 @@ stale_rows() {
 }
 
 targets_of() {
-    code_of "$1" | grep -oE '(^|[ ;&|(])make( +[A-Z_]+=[^ ]*| +[a-z][a-z0-9-]*)+' |
-        tr ' ' '\n' | grep -xE '[a-z][a-z0-9-]*' | grep -vx make | sort -u
+    code_of "$1" | grep -oE '(^|[ ;&|(])make( +[A-Z_]+=[^ ]*| +[a-z][a-z0-9_-]*)+' |
+        tr ' ' '\n' | grep -xE '[a-z][a-z0-9_-]*' | grep -vx make | sort -u
 }
 
 # A target has a recipe or prerequisites; being named in .PHONY is not enough.

@@ -212,7 +212,7 @@ const Preset preset_table[] = {
     {"llama-quickstart", "1.6M parameters, bytes: what `make quickstart` trains",
      "arch llama vocab-size 257 num-layers 4 hidden-size 192 num-attention-heads 6 "
      "num-query-groups 2 "
-     "ffn-hidden-size 512 seq-length 256"},
+     "ffn-hidden-size 512 seq-length 128"},
     {"llama-tiny", "for tests, bytes",
      "arch llama vocab-size 257 num-layers 2 hidden-size 64 num-attention-heads 4 num-query-groups "
      "2 "
