@@ -3,7 +3,7 @@
 #include "quantize.cuh"
 
 struct AdamWSource {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 32, OUTPUTS = 1 };
     struct Raw {};
     AdamWUpdate update;
     const StepState *state;

@@ -56,6 +56,8 @@ void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t 
 // that does both took longer than two.)
 void gpu_norm_forward_fp8(Fp8Out out, const float *mean, const float *rstd, const Bf16 *x,
                           const Bf16 *weight, const Bf16 *bias, int M, int C, cudaStream_t stream);
+// d_residual goes on in BF16 as well.
+void gpu_norm_backward_fp8(Fp8Out out, NormBackward n, cudaStream_t stream);
 void gpu_gelu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream);
 void gpu_gelu_backward_fp8(Fp8Out out, GradientOut sums, const Bf16 *dout, const Bf16 *x,
                            float *scratch, int M, int F, cudaStream_t stream);

@@ -20,7 +20,7 @@ struct PlainPlace {
 };
 
 struct CastSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     typedef uint4 Raw;
     const Bf16 *x;
     __device__ Raw fetch(int i) const {
@@ -32,7 +32,7 @@ struct CastSource : PlainPlace {
 };
 
 struct FloatSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     typedef Floats8 Raw;
     const float *x;
     __device__ Raw fetch(int i) const {
@@ -44,7 +44,7 @@ struct FloatSource : PlainPlace {
 };
 
 struct NormSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 x;
         float mean, rstd;
@@ -74,7 +74,7 @@ struct NormSource : PlainPlace {
 };
 
 struct GeluSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     typedef uint4 Raw;
     const Bf16 *x;
     __device__ Raw fetch(int i) const {
@@ -88,7 +88,7 @@ struct GeluSource : PlainPlace {
 };
 
 struct GeluBackwardSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 dout, x;
     };
@@ -116,7 +116,7 @@ struct GatedPlace : PlainPlace {
 };
 
 struct SwigluSource : GatedPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 gate, up;
     };
@@ -132,7 +132,7 @@ struct SwigluSource : GatedPlace {
 };
 
 struct SwigluBackwardSource : GatedPlace {
-    enum { OUTPUTS = 2 };
+    enum { ROWS = 128, OUTPUTS = 2 };
     struct Raw {
         uint4 dout, gate, up;
     };
@@ -153,7 +153,7 @@ struct SwigluBackwardSource : GatedPlace {
 
 // Turns queries and keys back by their angle; values pass through. Half a head is whole vectors.
 struct RopeBackwardSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 x, partner;
     };
@@ -190,7 +190,7 @@ struct RopeBackwardSource : PlainPlace {
 
 // The cross-entropy's gradient, (softmax - onehot) * factor; 0 past the vocabulary.
 struct LossSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 logits;
         float lse;
@@ -233,7 +233,7 @@ static void quantize_and_sum(const SOURCE &source, const Fp8Out &out, GradientOu
         return;
     }
     quantize<MEASURED, true>(source, out, scratch, M, N, stream);
-    sum_partials({{sums}, scratch, divide_up(M, TILE_ROWS), N}, stream);
+    sum_partials({{sums}, scratch, divide_up(M, SUM_ROWS), N}, stream);
 }
 
 void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, float *scratch, int M,

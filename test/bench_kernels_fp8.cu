@@ -28,6 +28,24 @@ static void bench_fp8(int M, int C, int F, bool gpt2) {
         gpu_norm_forward_fp8(out, gpt2 ? mean.data : NULL, rstd.data, x.device.data, w.device.data,
                              gpt2 ? b.device.data : NULL, M, C, gpu.stream);
     });
+    Bf16Buffer d_residual(n);
+    FloatBuffer dw(C), db(C), column_sums(C);
+    NormBackward nb = {d_residual.data,
+                       {dw.data, TYPE_F32, false},
+                       {db.data, TYPE_F32, false},
+                       {},
+                       x.device.data,
+                       x.device.data,
+                       w.device.data,
+                       gpt2 ? mean.data : NULL,
+                       rstd.data,
+                       scratch.data,
+                       NULL,
+                       M,
+                       C};
+    if (gpt2) { nb.column_sums = {column_sums.data, TYPE_F32, false}; }
+    bench("fp8 norm backward", shape, bytes(5.0 * n),
+          [&] { gpu_norm_backward_fp8(out, nb, gpu.stream); });
     bench("fp8 cast", shape, bytes(2.0 * n),
           [&] { gpu_quantize(out, false, {}, x.device.data, scratch.data, M, C, gpu.stream); });
     bench("fp8 cast and sums", shape, bytes(2.0 * n), [&] {

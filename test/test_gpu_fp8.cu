@@ -219,6 +219,60 @@ static void losses(void) {
     loss_fp8(128, 5003, 5008, FP8_E5M2);
 }
 
+// The norm's backward pass with FP8 output: the same d_residual and sums as without, and the codes
+// that gpu_quantize makes of it.
+static void norm_backward_fp8(int M, int C, bool layernorm) {
+    if (left_out((int64_t)M * C)) { return; }
+    size_t n = (size_t)M * C;
+    Input x(n, 2), w(C, 1), dout(n, 1), residual(n, 1);
+    Floats statistics(M, 0.7f);
+    FloatBuffer mean(M), rstd(M), scratch(partial_sums_bytes(3 * C) / sizeof(float));
+    mean.put(statistics.data());
+    rstd.put(statistics.data());
+    Bf16Buffer d[2] = {Bf16Buffer(n), Bf16Buffer(n)};
+    FloatBuffer sums[2] = {FloatBuffer(3 * C), FloatBuffer(3 * C)};
+    Quantised fused(M, C, FP8_E5M2, 60.0f), separate(M, C, FP8_E5M2, 60.0f);
+    for (int k = 0; k < 2; k++) {
+        put_floats(d[k], residual.host);
+        NormBackward b = {d[k].data,
+                          {sums[k].data, TYPE_F32, false},
+                          {sums[k].data + C, TYPE_F32, false},
+                          {sums[k].data + 2 * C, TYPE_F32, false},
+                          dout.device.data,
+                          x.device.data,
+                          w.device.data,
+                          layernorm ? mean.data : NULL,
+                          rstd.data,
+                          scratch.data,
+                          NULL,
+                          M,
+                          C};
+        if (k == 0) {
+            gpu_norm_backward(b, gpu.stream);
+            gpu_quantize(separate.out(), false, {}, d[k].data, NULL, M, C, gpu.stream);
+        } else {
+            gpu_norm_backward_fp8(fused.out(), b, gpu.stream);
+        }
+    }
+    CHECK(same_bits(get_floats(d[0]), get_floats(d[1])));
+    CHECK_ERROR(sums[1].get().data(), sums[0].get().data(), layernorm ? 3 * C : C, 1e-6);
+    CHECK_ERROR(sums[1].get().data() + 2 * C, sums[0].get().data() + 2 * C, C, 1e-6);
+    CHECK(fused.rows.get() == separate.rows.get());
+    CHECK(fused.columns.get() == separate.columns.get());
+    CHECK_EQUAL(fused.slot.get()[0].amax, separate.slot.get()[0].amax);
+}
+
+static void norms_backward(void) {
+    for (int layernorm = 0; layernorm < 2; layernorm++) {
+        norm_backward_fp8(16, 16, layernorm);
+        norm_backward_fp8(48, 768, layernorm);
+        norm_backward_fp8(1008, 1600, layernorm);
+        norm_backward_fp8(80, 2048, layernorm);
+        norm_backward_fp8(144, 4096, layernorm);
+        norm_backward_fp8(32, 5120, layernorm);
+    }
+}
+
 static void norm_fp8(int M, int C, bool layernorm) {
     if (left_out((int64_t)M * C)) { return; }
     size_t n = (size_t)M * C;
@@ -329,6 +383,7 @@ int main(void) {
     RUN(special_values);
     RUN(ranges);
     RUN(activations);
+    RUN(norms_backward);
     RUN(losses);
     RUN(ropes);
     RUN(norms);
