@@ -291,7 +291,7 @@ static Matrix norm_forward(Trainer *t, TensorId weight, LinearId id, const Norm 
     Matrix out = head ? n->out : activations_input(&t->act, &t->params, id, &n->out);
     gpu_family(&t->gpu, FAMILY_NORMS);
     NormForward f = {};
-    f.out = fused ? NULL : out.plain;
+    f.out = out.plain;
     f.mean = n->mean;
     f.rstd = n->rstd;
     f.amax = linear_amax(&t->params, id, OPERAND_X);
@@ -301,14 +301,12 @@ static Matrix norm_forward(Trainer *t, TensorId weight, LinearId id, const Norm 
     f.eps = (float)c->norm_eps;
     f.M = M;
     f.C = c->channels;
-    gpu_norm_forward(f, t->gpu.stream);
     if (fused) {
-        gpu_norm_forward_fp8(linear_out(&t->params, id, OPERAND_X, out),
-                             bias != NULL ? n->mean : NULL, n->rstd, x, w, bias, M, c->channels,
-                             t->gpu.stream);
-    } else if (!head) {
-        quantize_input(t, id, out, M);
+        gpu_norm_forward_fp8(linear_out(&t->params, id, OPERAND_X, out), f, t->gpu.stream);
+        return out;
     }
+    gpu_norm_forward(f, t->gpu.stream);
+    if (!head) { quantize_input(t, id, out, M); }
     return out;
 }
 

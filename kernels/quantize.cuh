@@ -55,7 +55,7 @@ template <int ROWS> struct Tile {
     }
 };
 
-// Column sums of a tile of SUM_ROWS rows, in a fixed order, to partials[blockIdx.y][N]. All threads
+// Column sums of a tile of SUM_ROWS rows, in a fixed order, to partials [N]. All threads
 // call it.
 enum { SUM_ROWS = 128 };
 __device__ __forceinline__ void write_sums(float *partials, Floats8 sum, int column, int N) {
@@ -75,25 +75,49 @@ __device__ __forceinline__ void write_sums(float *partials, Floats8 sum, int col
     if (c >= COLUMNS || column + c >= N) { return; }
     float total = shared[0][c];
     for (int i = 1; i < TILE_THREADS / WARP; i++) { total += shared[i][c]; }
-    partials[(int64_t)blockIdx.y * N + column + c] = total;
+    partials[column + c] = total;
 }
 
-// M x N values an output, M a multiple of 4. MEASURED: the scale comes from live->amax. partials:
-// where column sums go.
-template <typename SOURCE, Fp8Type TYPE, bool MEASURED, bool SUMS>
-__global__ void __launch_bounds__(TILE_THREADS)
-    quantize_kernel(SOURCE source, Fp8Out out, float *partials, int M, int N) {
+__device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
+    return reinterpret_cast<const uint4 *>(x)[i];
+}
+
+// A tensor of `vectors` vectors a row, read as it lies.
+struct PlainPlace {
+    int vectors;
+    int64_t at;
+    __device__ bool begin(int row, int vector) {
+        at = row * (int64_t)vectors + vector;
+        return true;
+    }
+    __device__ int64_t place(int i) const {
+        return at + i * vectors;
+    }
+};
+
+// What a source's numbers become.
+enum TileMode {
+    TILE_GIVEN,    // codes by live->scale; the range goes to the slot
+    TILE_MEASURED, // codes by the scale that live->amax gives
+    TILE_MEASURE   // no codes; the range goes to live->amax
+};
+
+// Tile (x, y) of M x N values an output, M a multiple of 4. partials: where column sums go. One
+// block.
+template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS>
+__device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, float *partials,
+                                              int M, int N, int x, int y) {
     typedef Tile<SOURCE::ROWS> Block;
     enum { OUTPUTS = SOURCE::OUTPUTS };
     static_assert(!SUMS || SOURCE::ROWS == SUM_ROWS, "write_sums knows one shape");
     __shared__ Block tiles[OUTPUTS];
-    int first_row = blockIdx.y * SOURCE::ROWS, first_column = blockIdx.x * Block::COLUMNS;
+    int first_row = y * SOURCE::ROWS, first_column = x * Block::COLUMNS;
     int row = first_row + threadIdx.x / Block::COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % Block::COLUMN_GROUPS * VEC;
-    bool inside = column < N && row < M;
+    bool inside = column < N && row < M, announces = x == 0 && y == 0 && threadIdx.x == 0;
     if (!source.begin(row, column / VEC)) { return; }
-    bool announces = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
-    float scale = MEASURED ? measured_scale(out, announces) : out.live->scale, range = 0.0f;
+    float scale = MODE == TILE_MEASURED ? measured_scale(out, announces) : out.live->scale;
+    float range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     if (inside) {
@@ -107,7 +131,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
             source.compute(i, raw[i], values);
 #pragma unroll
             for (int k = 0; k < OUTPUTS; k++) {
-                if (!MEASURED) { range = range8(range, values[k]); }
+                if (MODE != TILE_MEASURED) { range = range8(range, values[k]); }
+                if (MODE == TILE_MEASURE) { continue; }
                 codes[k][i] = encode8<TYPE>(values[k], scale);
                 if (out.rows != nullptr) {
                     *reinterpret_cast<uint2 *>(out.rows + at + k * N) = codes[k][i];
@@ -117,7 +142,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
             for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += values[0].v[j]; }
         }
     }
-    if (SUMS) { write_sums(partials, sum, first_column, N); }
+    if (MODE == TILE_MEASURE) {
+        block_amax(&out.live->amax, range);
+        return;
+    }
+    if (SUMS) { write_sums(partials + (int64_t)y * N, sum, first_column, N); }
     if (out.columns != nullptr) {
 #pragma unroll
         for (int k = 0; k < OUTPUTS; k++) { tiles[k].put(codes[k]); }
@@ -128,18 +157,24 @@ __global__ void __launch_bounds__(TILE_THREADS)
             tiles[k].write(to, N - first_column, M - first_row, M);
         }
     }
-    if (!MEASURED && out.record) { block_amax(&out.slot->amax, range); }
+    if (MODE == TILE_GIVEN && out.record) { block_amax(&out.slot->amax, range); }
 }
 
-template <bool MEASURED, bool SUMS, typename SOURCE>
+template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS>
+__global__ void __launch_bounds__(TILE_THREADS)
+    quantize_kernel(SOURCE source, Fp8Out out, float *partials, int M, int N) {
+    quantize_tile<SOURCE, TYPE, MODE, SUMS>(source, out, partials, M, N, blockIdx.x, blockIdx.y);
+}
+
+template <TileMode MODE, bool SUMS, typename SOURCE>
 static void quantize(const SOURCE &source, const Fp8Out &out, float *partials, int M, int N,
                      cudaStream_t stream) {
     dim3 grid(divide_up(N, Tile<SOURCE::ROWS>::COLUMNS), divide_up(M, SOURCE::ROWS));
     if (out.type == FP8_E4M3) {
-        quantize_kernel<SOURCE, FP8_E4M3, MEASURED, SUMS>
+        quantize_kernel<SOURCE, FP8_E4M3, MODE, SUMS>
             <<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
     } else {
-        quantize_kernel<SOURCE, FP8_E5M2, MEASURED, SUMS>
+        quantize_kernel<SOURCE, FP8_E5M2, MODE, SUMS>
             <<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
     }
     LAUNCH_CHECK();
