@@ -175,8 +175,8 @@ golden: train_gpt .venv/golden
 # the Python around the trainers, in an environment of its own: compare, plot, monitor, ...
 scripts: .venv/scripts/ready
 .venv/scripts/ready: scripts/requirements.txt
-	@python3 -c 'import ensurepip, venv' || \
-	  { echo 'error: make scripts needs Python 3 with venv: apt-get install python3-venv' >&2; exit 1; }
+	@python3 -c 'import ensurepip, venv' || { \
+	  echo 'error: make scripts needs Python 3 with venv: apt-get install python3-venv' >&2; exit 1; }
 	python3 -m venv .venv/scripts
 	.venv/scripts/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

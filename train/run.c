@@ -295,20 +295,6 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
-// On a terminal a live line stands for the steps between two of --log-interval.
-static void print_step(Run *run, StepResult s, double tokens_per_s) {
-    int64_t step = run->progress.step;
-    int columns = terminal_columns();
-    bool whole = step % run->options.log_interval == 0 || step == run->options.train_iters ||
-                 s.skipped;
-    if (!whole && (columns == 0 || wall_seconds() - run->last_line < 0.2)) { return; }
-    run->last_line = wall_seconds();
-    char line[STEP_LINE];
-    step_line(line, run, s, tokens_per_s, whole ? STEP_LINE : columns);
-    printf("%s%s%s", columns > 0 ? "\r\033[K" : "", line, whole ? "\n" : "");
-    fflush(stdout);
-}
-
 void run_report(Run *run, StepResult s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
@@ -321,7 +307,7 @@ void run_report(Run *run, StepResult s) {
     p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
     double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
     run->step_seconds += smooth * (s.seconds - run->step_seconds);
-    print_step(run, s, (double)tokens / s.seconds);
+    step_print(run, s, (double)tokens / s.seconds);
 
     MetricsRecord *r = metrics_begin("step");
     metrics_number(r, "step", (double)p->step);

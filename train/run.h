@@ -73,13 +73,8 @@ bool run_finite(double loss, double norm);
 // nothing without the option.
 void run_maybe_dump(const Run *run, const float *gradients, double loss);
 
-enum { STEP_LINE = 400 };
-
-// The line of a step that has been counted; a short form of it, cut if need be, where it would have
-// `room` characters or more: a live line is drawn over, so it must fit into one row.
-void step_line(char line[STEP_LINE], const Run *run, StepResult s, double tokens_per_s, int room);
-// Of the terminal that stdout is; 0 where it is none.
-int terminal_columns(void);
+// The line of a step that has been counted.
+void step_print(Run *run, StepResult s, double tokens_per_s);
 
 // Counts the step and its tokens, prints, writes the record.
 void run_report(Run *run, StepResult result);
