@@ -45,24 +45,22 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     LAUNCH_CHECK();
 }
 
-enum { ADAMW_THREADS = 256 };
+enum { ADAMW_THREADS = 256, BLOCKS_AT_ONCE = 3 }; // blocks of a multiprocessor
 
-__global__ void __launch_bounds__(ADAMW_THREADS)
+// A block takes its share of the segments' blocks of ADAMW_THREADS vectors, one after another.
+__global__ void __launch_bounds__(ADAMW_THREADS, BLOCKS_AT_ONCE)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state->skipped) { return; }
-    int low = 0, high = u.segment_count;
-    while (high - low > 1) { // the block's segment
-        int middle = (low + high) / 2;
-        if (u.segments[middle].first_block <= (int)blockIdx.x) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    const AdamWSegment s = u.segments[low];
+    int share = (u.segment_blocks + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
+    int end = min(begin + share, u.segment_blocks);
+    int at = row_of_block(u.segments, 0, u.segment_count, begin);
     AdamWFactors f = adamw_factors(u, state, bias1, bias2);
-    int64_t i = (int64_t)(blockIdx.x - s.first_block) * ADAMW_THREADS + threadIdx.x;
-    if (i < s.n / VEC) { store8(s.weights, i, adamw_vector(u, f, s.first / VEC + i)); }
+    for (int block = begin; block < end; block++) {
+        while (at + 1 < u.segment_count && u.segments[at + 1].first_block <= block) { at++; }
+        const AdamWSegment &s = u.segments[at];
+        int64_t i = (int64_t)(block - s.first_block) * ADAMW_THREADS + threadIdx.x;
+        if (i < s.n / VEC) { store8(s.weights, i, adamw_vector(u, f, s.first / VEC + i)); }
+    }
 }
 
 int gpu_adamw_blocks(int64_t n) {
@@ -70,8 +68,9 @@ int gpu_adamw_blocks(int64_t n) {
 }
 
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    adamw_kernel<<<update->segment_blocks, ADAMW_THREADS, 0, stream>>>(
-        *update, state, log2f(update->beta1), log2f(update->beta2));
+    int blocks = min(update->segment_blocks, BLOCKS_AT_ONCE * multiprocessors());
+    adamw_kernel<<<blocks, ADAMW_THREADS, 0, stream>>>(*update, state, log2f(update->beta1),
+                                                       log2f(update->beta2));
     LAUNCH_CHECK();
 }
 

@@ -12,14 +12,18 @@ struct AdamWSource {
     int vectors;        // of a row
     AdamWFactors factors;
     int64_t at;
+    // Once; false: nothing is to be done.
+    __device__ bool prepare() {
+        if (state->skipped) { return false; }
+        factors = adamw_factors(update, state, bias1, bias2);
+        return true;
+    }
     // The matrix that begins at element `first`.
     __device__ void enter(int64_t first, int C) {
         at = first / VEC;
         vectors = C / VEC;
     }
     __device__ bool begin(int row, int vector) {
-        if (state->skipped) { return false; }
-        factors = adamw_factors(update, state, bias1, bias2);
         at += row * (int64_t)vectors + vector;
         return true;
     }
@@ -35,6 +39,9 @@ struct MasterSource : PlainPlace {
     enum { ROWS = 32, OUTPUTS = 1 };
     typedef Floats8 Raw;
     const float *x;
+    __device__ bool prepare() {
+        return true;
+    }
     __device__ void enter(int64_t first, int C) {
         x += first;
         vectors = C / VEC;
@@ -47,25 +54,35 @@ struct MasterSource : PlainPlace {
     }
 };
 
-// Tiles of the matrices from table.rows[begin] on; a block finds its own.
+enum { BLOCKS_AT_ONCE = 3 }; // of a multiprocessor
+
+// A block takes its share of the tiles of the matrices from table.rows[begin] on, one after
+// another.
 template <typename SOURCE, TileMode MODE>
-__global__ void __launch_bounds__(TILE_THREADS)
+__global__ void __launch_bounds__(TILE_THREADS, BLOCKS_AT_ONCE)
     weights_kernel(SOURCE source, Fp8Weights table, int begin) {
-    int block = blockIdx.x + table.rows[begin].first_tile, low = begin, high = table.count;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (table.rows[middle].first_tile <= block) {
-            low = middle;
-        } else {
-            high = middle;
-        }
+    if (!source.prepare()) { return; }
+    int first = table.rows[begin].first_block, share = (table.tiles + gridDim.x - 1) / gridDim.x;
+    int next = first + blockIdx.x * share, end = min(next + share, first + table.tiles);
+    int at = row_of_block(table.rows, begin, table.count, next);
+    for (; next < end; next++) {
+        while (at + 1 < table.count && table.rows[at + 1].first_block <= next) { at++; }
+        const Fp8Weight w = table.rows[at];
+        SOURCE entered = source;
+        int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
+        int tile = next - w.first_block;
+        entered.enter(w.first, w.C);
+        quantize_tile<SOURCE, FP8_E4M3, MODE, false>(entered, w.out, nullptr, w.N, w.C,
+                                                     tile % across, tile / across);
+        __syncthreads(); // the next one uses the same shared memory
     }
-    const Fp8Weight w = table.rows[low];
-    int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
-    int tile = block - w.first_tile;
-    source.enter(w.first, w.C);
-    quantize_tile<SOURCE, FP8_E4M3, MODE, false>(source, w.out, nullptr, w.N, w.C, tile % across,
-                                                 tile / across);
+}
+
+template <TileMode MODE, typename SOURCE>
+static void launch(const SOURCE &source, const Fp8Weights &table, int begin, cudaStream_t stream) {
+    int blocks = min(table.tiles, BLOCKS_AT_ONCE * multiprocessors());
+    weights_kernel<SOURCE, MODE><<<blocks, TILE_THREADS, 0, stream>>>(source, table, begin);
+    LAUNCH_CHECK();
 }
 
 int gpu_fp8_weight_tiles(int N, int C) {
@@ -80,13 +97,10 @@ void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *
     source.bias1 = log2f(update->beta1);
     source.bias2 = log2f(update->beta2);
     if (measured) {
-        weights_kernel<AdamWSource, TILE_MEASURE>
-            <<<weights.tiles, TILE_THREADS, 0, stream>>>(source, weights, 0);
+        launch<TILE_MEASURE>(source, weights, 0, stream);
     } else {
-        weights_kernel<AdamWSource, TILE_GIVEN>
-            <<<weights.tiles, TILE_THREADS, 0, stream>>>(source, weights, 0);
+        launch<TILE_GIVEN>(source, weights, 0, stream);
     }
-    LAUNCH_CHECK();
 }
 
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
@@ -94,19 +108,14 @@ void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const fl
     MasterSource source;
     source.x = master;
     if (measured) {
-        weights_kernel<MasterSource, TILE_MEASURED>
-            <<<weights.tiles, TILE_THREADS, 0, stream>>>(source, weights, begin);
+        launch<TILE_MEASURED>(source, weights, begin, stream);
     } else {
-        weights_kernel<MasterSource, TILE_GIVEN>
-            <<<weights.tiles, TILE_THREADS, 0, stream>>>(source, weights, begin);
+        launch<TILE_GIVEN>(source, weights, begin, stream);
     }
-    LAUNCH_CHECK();
 }
 
 void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, cudaStream_t stream) {
     MasterSource source;
     source.x = master;
-    weights_kernel<MasterSource, TILE_MEASURE>
-        <<<weights.tiles, TILE_THREADS, 0, stream>>>(source, weights, begin);
-    LAUNCH_CHECK();
+    launch<TILE_MEASURE>(source, weights, begin, stream);
 }

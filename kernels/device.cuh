@@ -136,6 +136,28 @@ __device__ __forceinline__ void gradient_store(GradientOut out, int64_t i, float
     }
 }
 
+// The last row from `begin` on whose first_block is not after `block`.
+template <typename ROW>
+__device__ __forceinline__ int row_of_block(const ROW *rows, int begin, int count, int block) {
+    int high = count;
+    while (high - begin > 1) {
+        int middle = (begin + high) / 2;
+        if (rows[middle].first_block <= block) {
+            begin = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return begin;
+}
+
+static inline int multiprocessors(void) {
+    int device, count;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
 static inline int divide_up(int64_t a, int64_t b) {
     return (int)((a + b - 1) / b);
 }

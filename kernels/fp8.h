@@ -79,7 +79,7 @@ typedef struct {
     Fp8Out out;
     int64_t first; // element of the parameter space
     int N, C;
-    int first_tile; // of all matrices' tiles, counted together
+    int first_block; // its first tile, of all matrices' counted together
 } Fp8Weight;
 
 typedef struct {

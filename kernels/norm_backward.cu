@@ -153,13 +153,14 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     int64_t chunk = ((int64_t)blockIdx.x * division.groups + group) * CHUNK_ROWS;
     if (chunk < n.M) { fetch_rows<R, LAYERNORM>(slots, fetched, n, chunk, vector, 0); }
     for (; chunk < n.M; chunk += stride) {
-        for (int slot = 0; slot < CHUNK_ROWS / 4; slot++) {
-            uint2 codes[4];
+        for (int slot = 0; slot < CHUNK_ROWS / 4 && chunk + slot * 4 < n.M; slot++) {
+            uint2 codes[4] = {};
 #pragma unroll(CODES ? 4 : 1)
             for (int i = 0; i < 4; i += R) {
                 float *buffer = buffers[p.turn] + group * (lanes / WARP) * 2 * R;
                 int done = slot * 4 + i + R;
                 int64_t next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
+                if (chunk + done - R >= n.M) { break; } // nothing has been fetched
                 norm_rows<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>(
                     n, out, chunk + done - R, next, slots, fetched, buffer, lanes, p, codes + i);
             }
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
 
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
 static void launch(const NormBackward &n, const Fp8Out &out, cudaStream_t stream) {
-    Division d = divide(n.C, CODES, SlotPlace<R>::COUNT * sizeof(uint4));
+    Division d = divide(n.C, MOST_THREADS, CODES, SlotPlace<R>::COUNT * sizeof(uint4));
     size_t shared = max((size_t)n.C * sizeof(float), d.shared);
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = norm_backward_kernel<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>;

@@ -1,7 +1,7 @@
 // The norms, forward, straight to FP8: a row is read once (norm.cuh).
 #include "norm.cuh"
 
-enum { ROWS = 4 }; // at a time
+enum { ROWS = 4, FORWARD_THREADS = 768 }; // rows at a time; as many threads as registers allow
 
 template <bool LAYERNORM>
 __device__ __forceinline__ void fetch_rows(uint4 *slots, const NormForward &n, int64_t row,
@@ -48,10 +48,10 @@ __device__ __forceinline__ void row_statistics(const NormForward &n, const uint4
 }
 
 template <bool LAYERNORM, Fp8Type TYPE>
-__global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(FORWARD_THREADS)
     norm_forward_fp8_kernel(NormForward n, Fp8Out out, Division division) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
-    __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
+    __shared__ float buffers[2][2 * FORWARD_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
     int vectors = n.C / VEC, turn = 0;
     bool inside = vector < vectors;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     int64_t chunk = ((int64_t)blockIdx.x * division.groups + group) * CHUNK_ROWS;
     if (chunk < n.M) { fetch_rows<LAYERNORM>(slots, n, chunk, vector); }
     for (; chunk < n.M; chunk += stride) {
-        for (int slot = 0; slot < CHUNK_ROWS / ROWS; slot++) {
+        for (int slot = 0; slot < CHUNK_ROWS / ROWS && chunk + slot * ROWS < n.M; slot++) {
             int64_t row = chunk + slot * ROWS;
             int64_t next = slot + 1 < CHUNK_ROWS / ROWS ? row + ROWS : chunk + stride;
             uint4 raw[ROWS];
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
 
 template <bool LAYERNORM, Fp8Type TYPE>
 static void launch(const NormForward &n, const Fp8Out &out, cudaStream_t stream) {
-    Division d = divide(n.C, true, ROWS * sizeof(uint4));
+    Division d = divide(n.C, FORWARD_THREADS, true, ROWS * sizeof(uint4));
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = norm_forward_fp8_kernel<LAYERNORM, TYPE>;
     CUDA_CHECK(
