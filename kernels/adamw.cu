@@ -45,32 +45,27 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     LAUNCH_CHECK();
 }
 
-enum { ADAMW_THREADS = 256, BLOCKS_AT_ONCE = 3 }; // blocks of a multiprocessor
+enum { ADAMW_THREADS = 256, ADAMW_VECTORS = 4 * ADAMW_THREADS }; // of a block
 
-// A block takes its share of the segments' blocks of ADAMW_THREADS vectors, one after another.
-__global__ void __launch_bounds__(ADAMW_THREADS, BLOCKS_AT_ONCE)
+__global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state->skipped) { return; }
-    int share = (u.segment_blocks + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
-    int end = min(begin + share, u.segment_blocks);
-    int at = row_of_block(u.segments, 0, u.segment_count, begin);
+    const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
     AdamWFactors f = adamw_factors(u, state, bias1, bias2);
-    for (int block = begin; block < end; block++) {
-        while (at + 1 < u.segment_count && u.segments[at + 1].first_block <= block) { at++; }
-        const AdamWSegment &s = u.segments[at];
-        int64_t i = (int64_t)(block - s.first_block) * ADAMW_THREADS + threadIdx.x;
-        if (i < s.n / VEC) { store8(s.weights, i, adamw_vector(u, f, s.first / VEC + i)); }
+    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_VECTORS;
+    int64_t end = min(begin + ADAMW_VECTORS, s.n / VEC);
+    for (int64_t i = begin + threadIdx.x; i < end; i += ADAMW_THREADS) {
+        store8(s.weights, i, adamw_vector(u, f, s.first / VEC + i));
     }
 }
 
 int gpu_adamw_blocks(int64_t n) {
-    return divide_up(n / VEC, ADAMW_THREADS);
+    return divide_up(n / VEC, ADAMW_VECTORS);
 }
 
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    int blocks = min(update->segment_blocks, BLOCKS_AT_ONCE * multiprocessors());
-    adamw_kernel<<<blocks, ADAMW_THREADS, 0, stream>>>(*update, state, log2f(update->beta1),
-                                                       log2f(update->beta2));
+    adamw_kernel<<<update->segment_blocks, ADAMW_THREADS, 0, stream>>>(
+        *update, state, log2f(update->beta1), log2f(update->beta2));
     LAUNCH_CHECK();
 }
 

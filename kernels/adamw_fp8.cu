@@ -12,18 +12,14 @@ struct AdamWSource {
     int vectors;        // of a row
     AdamWFactors factors;
     int64_t at;
-    // Once; false: nothing is to be done.
-    __device__ bool prepare() {
-        if (state->skipped) { return false; }
-        factors = adamw_factors(update, state, bias1, bias2);
-        return true;
-    }
     // The matrix that begins at element `first`.
     __device__ void enter(int64_t first, int C) {
         at = first / VEC;
         vectors = C / VEC;
     }
     __device__ bool begin(int row, int vector) {
+        if (state->skipped) { return false; }
+        factors = adamw_factors(update, state, bias1, bias2);
         at += row * (int64_t)vectors + vector;
         return true;
     }
@@ -39,9 +35,6 @@ struct MasterSource : PlainPlace {
     enum { ROWS = 32, OUTPUTS = 1 };
     typedef Floats8 Raw;
     const float *x;
-    __device__ bool prepare() {
-        return true;
-    }
     __device__ void enter(int64_t first, int C) {
         x += first;
         vectors = C / VEC;
@@ -54,34 +47,22 @@ struct MasterSource : PlainPlace {
     }
 };
 
-enum { BLOCKS_AT_ONCE = 3 }; // of a multiprocessor
-
-// A block takes its share of the tiles of the matrices from table.rows[begin] on, one after
-// another.
+// A tile a block, of the matrices from table.rows[begin] on.
 template <typename SOURCE, TileMode MODE>
-__global__ void __launch_bounds__(TILE_THREADS, BLOCKS_AT_ONCE)
+__global__ void __launch_bounds__(TILE_THREADS)
     weights_kernel(SOURCE source, Fp8Weights table, int begin) {
-    if (!source.prepare()) { return; }
-    int first = table.rows[begin].first_block, share = (table.tiles + gridDim.x - 1) / gridDim.x;
-    int next = first + blockIdx.x * share, end = min(next + share, first + table.tiles);
-    int at = row_of_block(table.rows, begin, table.count, next);
-    for (; next < end; next++) {
-        while (at + 1 < table.count && table.rows[at + 1].first_block <= next) { at++; }
-        const Fp8Weight w = table.rows[at];
-        SOURCE entered = source;
-        int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
-        int tile = next - w.first_block;
-        entered.enter(w.first, w.C);
-        quantize_tile<SOURCE, FP8_E4M3, MODE, false>(entered, w.out, nullptr, w.N, w.C,
-                                                     tile % across, tile / across);
-        __syncthreads(); // the next one uses the same shared memory
-    }
+    int block = table.rows[begin].first_block + blockIdx.x;
+    const Fp8Weight w = table.rows[row_of_block(table.rows, begin, table.count, block)];
+    int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
+    int tile = block - w.first_block;
+    source.enter(w.first, w.C);
+    quantize_tile<SOURCE, FP8_E4M3, MODE, false>(source, w.out, nullptr, w.N, w.C, tile % across,
+                                                 tile / across);
 }
 
 template <TileMode MODE, typename SOURCE>
 static void launch(const SOURCE &source, const Fp8Weights &table, int begin, cudaStream_t stream) {
-    int blocks = min(table.tiles, BLOCKS_AT_ONCE * multiprocessors());
-    weights_kernel<SOURCE, MODE><<<blocks, TILE_THREADS, 0, stream>>>(source, table, begin);
+    weights_kernel<SOURCE, MODE><<<table.tiles, TILE_THREADS, 0, stream>>>(source, table, begin);
     LAUNCH_CHECK();
 }
 

@@ -151,13 +151,6 @@ __device__ __forceinline__ int row_of_block(const ROW *rows, int begin, int coun
     return begin;
 }
 
-static inline int multiprocessors(void) {
-    int device, count;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return count;
-}
-
 static inline int divide_up(int64_t a, int64_t b) {
     return (int)((a + b - 1) / b);
 }

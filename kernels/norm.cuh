@@ -84,11 +84,11 @@ __device__ __forceinline__ void flush_columns(uint8_t *columns, const uint32_t *
     }
 }
 
-// As many groups as a block of `threads` and a multiprocessor's shared memory have room for.
-// slot_bytes: what a thread fetches ahead.
-static inline Division divide(int C, int threads, bool codes, size_t slot_bytes) {
+// Groups enough to fill a multiprocessor's registers, at most four (which share out the usual
+// numbers of rows most evenly), within its shared memory. slot_bytes: what a thread fetches ahead.
+static inline Division divide(int C, bool codes, size_t slot_bytes) {
     const size_t most_bytes = (size_t)220 << 10;
-    int lanes = divide_up(C / VEC, WARP) * WARP, groups = min(15, max(1, threads / lanes));
+    int lanes = divide_up(C / VEC, WARP) * WARP, groups = min(4, max(1, MOST_THREADS / lanes));
     size_t group_bytes = (codes ? tile_bytes(C) : 0) + lanes * slot_bytes;
     while (groups > 1 && groups * group_bytes > most_bytes) { groups--; }
     return {lanes, groups, groups * group_bytes};

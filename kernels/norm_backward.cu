@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
 
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
 static void launch(const NormBackward &n, const Fp8Out &out, cudaStream_t stream) {
-    Division d = divide(n.C, MOST_THREADS, CODES, SlotPlace<R>::COUNT * sizeof(uint4));
+    Division d = divide(n.C, CODES, SlotPlace<R>::COUNT * sizeof(uint4));
     size_t shared = max((size_t)n.C * sizeof(float), d.shared);
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = norm_backward_kernel<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>;

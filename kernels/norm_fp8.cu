@@ -1,7 +1,8 @@
-// The norms, forward, straight to FP8: a row is read once (norm.cuh).
+// The norms, forward, straight to FP8. Wide rows are read once (norm.cuh); of narrow ones, two
+// kernels that read them twice took less time.
 #include "norm.cuh"
 
-enum { ROWS = 4, FORWARD_THREADS = 768 }; // rows at a time; as many threads as registers allow
+enum { ROWS = 4 }; // at a time
 
 template <bool LAYERNORM>
 __device__ __forceinline__ void fetch_rows(uint4 *slots, const NormForward &n, int64_t row,
@@ -48,10 +49,10 @@ __device__ __forceinline__ void row_statistics(const NormForward &n, const uint4
 }
 
 template <bool LAYERNORM, Fp8Type TYPE>
-__global__ void __launch_bounds__(FORWARD_THREADS)
+__global__ void __launch_bounds__(MOST_THREADS)
     norm_forward_fp8_kernel(NormForward n, Fp8Out out, Division division) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
-    __shared__ float buffers[2][2 * FORWARD_THREADS / WARP * ROWS];
+    __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
     int vectors = n.C / VEC, turn = 0;
     bool inside = vector < vectors;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS)
 
 template <bool LAYERNORM, Fp8Type TYPE>
 static void launch(const NormForward &n, const Fp8Out &out, cudaStream_t stream) {
-    Division d = divide(n.C, FORWARD_THREADS, true, ROWS * sizeof(uint4));
+    Division d = divide(n.C, true, ROWS * sizeof(uint4));
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = norm_forward_fp8_kernel<LAYERNORM, TYPE>;
     CUDA_CHECK(
@@ -119,7 +120,8 @@ static void launch(const NormForward &n, const Fp8Out &out, cudaStream_t stream)
 
 void gpu_norm_forward_fp8(Fp8Out out, NormForward n, cudaStream_t stream) {
     bool layernorm = n.bias != NULL;
-    if (!several_rows(n.C)) {
+    const int narrowest = 2048;
+    if (n.C < narrowest || !several_rows(n.C)) {
         n.out = NULL;
         gpu_norm_forward(n, stream);
         gpu_normalize_fp8(out, n, stream);
