@@ -163,7 +163,8 @@ live_line_fits_the_terminal() {
         return
     fi
     live_lines 160 >live
-    grep -qE '^step +1/24 \| loss .* TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP32$' live || fail "$(cat live)"
+    grep -qE '^step +1/24 \| loss .* TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP32$' live ||
+        fail "160 columns: $(cat live)"
     live_lines 60 >live
     grep -qE '^step +1/24 \| loss [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
         fail "60 columns: $(cat live)"
