@@ -27,7 +27,7 @@ title() {
 }
 
 check_steps() {
-    steps=${STEPS:-1400}
+    steps=${STEPS:-1200}
     case $steps in
     *[!0-9]* | 0* | [0-9] | [12][0-9] | ??????????*)
         die "STEPS=$steps: must be a whole number from 30 to 999999999"
