@@ -311,6 +311,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
         for (int i = 0; i < V; i++) { max = x[i] > max ? x[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(x[i] - max); }
+        // cppcheck-suppress invalidFunctionArg // it thinks of V = 0
         losses[row] = logf(sum) + max - x[target];
         if (!(gradient_scale > 0.0f)) { continue; }
         float scale = gradient_scale / sum;

@@ -73,6 +73,9 @@ bool run_finite(double loss, double norm);
 // nothing without the option.
 void run_maybe_dump(const Run *run, const float *gradients, double loss);
 
+// The line of a step that has been counted.
+void step_print(Run *run, StepResult s, double tokens_per_s);
+
 // Counts the step and its tokens, prints, writes the record.
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
