@@ -33,7 +33,7 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all quickstart scripts test fuzz lint bench-cpu golden clean
+.PHONY: all quickstart scripts test fuzz lint bench-cpu readme golden clean
 
 all: $(PROGRAMS)
 
@@ -52,7 +52,7 @@ $(BUILD)/plain/%.c.o: %.c
 quickstart:
 	@scripts/quickstart.sh
 
-# ---- the GPU half: only code that launches kernels is .cu ------------------------------------------
+# ---- the GPU half: only code that launches kernels is .cu ----------------------------------------
 
 CUDA_HOME ?= /usr/local/cuda
 NVCC      ?= $(CUDA_HOME)/bin/nvcc
@@ -137,17 +137,33 @@ fuzz: $(BUILD)/asan/fuzz
 FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
-$(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c checkpoints/safetensors.c \
-                                  checkpoints/io.c train/common.c)
+$(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
+                                  checkpoints/safetensors.c checkpoints/io.c train/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
+# make test-gpu runs the other one
+SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
       $(TEST_PROGRAMS)
-	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(wildcard test/test_*.sh)
+	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
+
+# ARGS="--bf16" times other options; APPEND=FILE keeps what is printed
+bench-cpu: $(BUILD)/plain/bench_cpu
+	@scripts/bench_cpu.sh
+$(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+
+# layout, defects, sizes; needs clang-format-14, cppcheck and shellcheck
+lint:
+	@scripts/lint.sh
+
+# the tables of options in README.md, from --help
+readme: train_gpt
+	@scripts/readme_options.sh
 
 # ranks without GPUs: kernels/comm.c as it is, over stand-ins for NCCL and CUDA
 ON_STANDIN := kernels/comm.c kernels/nccl.c test/rank_trainer.c
@@ -182,8 +198,8 @@ golden: train_gpt .venv/golden
 # the Python around the trainers, in an environment of its own: compare, plot, monitor, ...
 scripts: .venv/scripts/ready
 .venv/scripts/ready: scripts/requirements.txt
-	@python3 -c 'import ensurepip, venv' || \
-	  { echo 'error: make scripts needs Python 3 with venv: apt-get install python3-venv' >&2; exit 1; }
+	@python3 -c 'import ensurepip, venv' || { \
+	  echo 'error: make scripts needs Python 3 with venv: apt-get install python3-venv' >&2; exit 1; }
 	python3 -m venv .venv/scripts
 	.venv/scripts/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

@@ -44,6 +44,8 @@ typedef struct {
     float *rounded;                                    // the weights as the linear layers see them
     Fp8Slot *slots;                                    // [fp8_slot_count]
     float *amax_history;                               // [fp8_slot_count, history_length]
+    Fp8Counts *counts;                                 // [fp8_slot_count]
+    bool counting;                                     // this step (--fp8-stats-interval)
 
     int *inputs, *targets; // [B,T]
     Block *blocks;         // [L]
@@ -103,6 +105,9 @@ static void plan_state(Trainer *t) {
     plan_floats(t, "optimizer", "first moment", size, &t->exp_avg);
     plan_floats(t, "optimizer", "second moment", size, &t->exp_avg_sq);
     plan_buffer(&t->plan, "scaling", "slots", slots * (int64_t)sizeof(Fp8Slot), (void **)&t->slots);
+    plan_buffer(&t->plan, "scaling", "counts",
+                run->options.fp8_stats_interval > 0 ? slots * (int64_t)sizeof(Fp8Counts) : 0,
+                (void **)&t->counts);
     plan_floats(t, "scaling", "amax history", delayed ? history : 0, &t->amax_history);
     plan_floats(t, "checkpoint", "snapshot", saves ? 3 * size : 0, &t->snapshot);
     plan_buffer(&t->plan, "checkpoint", "snapshot slots",
@@ -212,7 +217,7 @@ static float *gradient_of(Trainer *t, TensorId id, int layer) {
 
 // The scale to quantise x by. Delayed slots with a history have one; the others measure x. When
 // recording, the slot takes it over, and x's range goes towards the history.
-static float fp8_scale_for(Trainer *t, int slot_index, const float *x, int64_t n, bool record) {
+static float fp8_choose_scale(Trainer *t, int slot_index, const float *x, int64_t n, bool record) {
     const Precision *p = &t->run.precision;
     Fp8Slot *slot = &t->slots[slot_index];
     bool delayed = p->recipe == FP8_RECIPE_DELAYED;
@@ -227,6 +232,15 @@ static float fp8_scale_for(Trainer *t, int slot_index, const float *x, int64_t n
         if (delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
         slot->scale = scale;
         slot->scale_inv = 1.0f / scale;
+    }
+    return scale;
+}
+
+static float fp8_scale_for(Trainer *t, int slot, const float *x, int64_t n, bool record) {
+    float scale = fp8_choose_scale(t, slot, x, n, record);
+    if (record && t->counting) {
+        Fp8Type type = t->run.precision.linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT];
+        count_fp8(&t->counts[slot], x, n, scale, type);
     }
     return scale;
 }
@@ -516,12 +530,19 @@ static void model_update(Trainer *t, double norm, double lr) {
     round_weights(t);
 }
 
+static void report_counts(Trainer *t) {
+    run_report_fp8(&t->run, t->counts);
+    memset(t->counts, 0, (size_t)fp8_slot_count(&t->run.config) * sizeof(Fp8Counts));
+    t->counting = false;
+}
+
 static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
     int B = o->micro_batch_size, T = o->seq_length;
     double begin = wall_seconds(), loss = 0;
     double step_tokens = (double)o->global_batch_size * T;
+    t->counting = run_counts_fp8(run, run->progress.step + 1);
     memset(t->gradients, 0, (size_t)run->layout.size * sizeof(float));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_batch(run, 0, micro, t->inputs, t->targets);
@@ -538,6 +559,7 @@ static void train_step(Trainer *t) {
     if (!result.skipped) { model_update(t, result.norm, result.lr); }
     result.seconds = wall_seconds() - begin;
     run_report(run, result);
+    if (t->counting) { report_counts(t); }
 }
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------

@@ -676,7 +676,7 @@ static void model_update(Trainer *t, bool) {
 }
 
 static void replay(Trainer *t, Replay *r, void (*work)(Trainer *t, bool flag), bool flag) {
-    if (!t->run.options.cuda_graphs || !r->warm) {
+    if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
         work(t, flag);
         r->warm = true;
         return;
@@ -729,10 +729,21 @@ static void finish_step(Trainer *t) {
     run_report(&t->run, result);
 }
 
+// Once the step that counted is on its way.
+static void report_counts(Trainer *t) {
+    size_t n = (size_t)fp8_slot_count(&t->run.config);
+    Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
+    params_end_counting(&t->params, counts);
+    finish_step(t);
+    run_report_fp8(&t->run, counts);
+    free(counts);
+}
+
 static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
     int64_t ahead = t->waiting ? 1 : 0, step = run->progress.step + ahead;
+    if (run_counts_fp8(run, step + 1)) { params_begin_counting(&t->params); }
     int measuring = t->params.measuring;
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
@@ -755,6 +766,7 @@ static void train_step(Trainer *t) {
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
     t->waiting = true;
+    if (t->params.counting) { report_counts(t); }
     bool decides = t->params.delayed && measuring; // whether the next step still measures
     if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
 }

@@ -162,7 +162,7 @@ static int compare_ranges(const void *a, const void *b) {
 // The ranges of all ranks together must be the parameter space, every element once.
 static bool check_cover(const Checkpoint *c, Error *err) {
     size_t count = 0;
-    Bucket *all = NULL;
+    Bucket *all = malloc_or_die(sizeof(Bucket));
     for (int r = 0; r < c->ranks; r++) {
         const OptimizerFile *f = &c->optimizer[r];
         all = realloc_or_die(all, (count + (size_t)f->num_ranges) * sizeof(Bucket));

@@ -29,11 +29,12 @@ static void put_tokens(Output *out, const unsigned char *text, int64_t n) {
     out->tokens += n + 1;
 }
 
-// How many bytes of a text are for training: the rest starts a line, where there is one.
+// How many bytes of a text are for training: the rest starts a line, unless that would cost more
+// than half of it.
 static int64_t split_point(const MappedFile *text, double valid_fraction) {
     int64_t n = (int64_t)text->bytes, at = n - (int64_t)((double)n * valid_fraction);
-    const unsigned char *line = at < n ? memchr(text->data + at, '\n', (size_t)(n - at)) : NULL;
-    return line != NULL && line + 1 < text->data + n ? line + 1 - text->data : at;
+    const unsigned char *line = at < n ? memchr(text->data + at, '\n', (size_t)(n - at) / 2) : NULL;
+    return line != NULL ? line + 1 - text->data : at;
 }
 
 // The entropy of the token frequencies: the loss of the best model that ignores context.

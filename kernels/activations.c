@@ -107,14 +107,13 @@ void activations_share(Activations *a, const Run *run) {
 
 // The LM head works on some rows at a time. An FP8 head's forms count as logits do.
 static void plan_head(Activations *a, const Run *run, Plan *plan, int64_t M) {
-    const int64_t most_bytes = (int64_t)4 << 30;
+    const int64_t enough = (int64_t)4 << 30;
     int64_t P = run->config.padded_vocab, C = run->config.channels;
     bool fp8 = precision_of(&run->precision, LINEAR_HEAD, 0)->number == NUMBER_FP8;
     bool wgrad = weight_gradient_in_fp8(run, LINEAR_HEAD, 0);
     int64_t row_bytes = 2 * P + (fp8 ? P : 0) + (wgrad ? P : 0), rows = M;
-    while (rows > 128 && rows * row_bytes > most_bytes + (most_bytes >> 4)) {
-        rows = (rows + 1) / 2;
-    }
+    int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // what a BF16 head would take
+    while (rows > 128 && rows * row_bytes > most_bytes) { rows = (rows + 1) / 2; }
     if (run->options.lm_head_chunk_tokens > 0) { rows = run->options.lm_head_chunk_tokens; }
     rows = min64(M, round_up64(rows, 16));
     a->chunk_rows = (int)rows;

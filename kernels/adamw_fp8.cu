@@ -48,7 +48,7 @@ struct MasterSource : PlainPlace {
 };
 
 // A tile a block, of the matrices from table.rows[begin] on.
-template <typename SOURCE, TileMode MODE>
+template <typename SOURCE, TileMode MODE, bool COUNTS>
 __global__ void __launch_bounds__(TILE_THREADS)
     weights_kernel(SOURCE source, Fp8Weights table, int begin) {
     int block = table.rows[begin].first_block + blockIdx.x;
@@ -56,13 +56,15 @@ __global__ void __launch_bounds__(TILE_THREADS)
     int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
     int tile = block - w.first_block;
     source.enter(w.first, w.C);
-    quantize_tile<SOURCE, FP8_E4M3, MODE, false>(source, w.out, nullptr, w.N, w.C, tile % across,
-                                                 tile / across);
+    quantize_tile<SOURCE, FP8_E4M3, MODE, false, COUNTS>(source, w.out, nullptr, w.N, w.C,
+                                                         tile % across, tile / across);
 }
 
 template <TileMode MODE, typename SOURCE>
 static void launch(const SOURCE &source, const Fp8Weights &table, int begin, cudaStream_t stream) {
-    weights_kernel<SOURCE, MODE><<<table.tiles, TILE_THREADS, 0, stream>>>(source, table, begin);
+    auto kernel = table.counts && MODE != TILE_MEASURE ? weights_kernel<SOURCE, MODE, true>
+                                                       : weights_kernel<SOURCE, MODE, false>;
+    kernel<<<table.tiles, TILE_THREADS, 0, stream>>>(source, table, begin);
     LAUNCH_CHECK();
 }
 

@@ -311,6 +311,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
         for (int i = 0; i < V; i++) { max = x[i] > max ? x[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(x[i] - max); }
+        // cppcheck-suppress invalidFunctionArg // it thinks of V = 0
         losses[row] = logf(sum) + max - x[target];
         if (!(gradient_scale > 0.0f)) { continue; }
         float scale = gradient_scale / sum;
@@ -373,6 +374,12 @@ float tensor_amax(const float *x, int64_t n) {
         max = bits > max ? bits : max;
     }
     return float_from_bits(max);
+}
+
+void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type) {
+    for (int64_t i = 0; i < n; i++) {
+        fp8_count(counts, x[i], scale, fp8_encode(x[i] * scale, type), type);
+    }
 }
 
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type) {

@@ -87,6 +87,8 @@ double sum_of_squares(const float *x, int64_t n);
 float tensor_amax(const float *x, int64_t n);
 
 // out = the FP8 value nearest to x * scale, saturated (still multiplied by scale).
+// Adds to counts what round_to_fp8 loses of x.
+void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
 void round_to_bf16(float *out, const float *x, int64_t n);
 

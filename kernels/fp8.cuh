@@ -22,6 +22,19 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
+// Adds what 8 values lost. Straight to memory: steps that count are rare.
+__device__ __forceinline__ void count8(Fp8Counts *all, const Floats8 &x, float scale, uint2 codes,
+                                       Fp8Type type) {
+    Fp8Counts mine = {};
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        uint32_t word = j < 4 ? codes.x : codes.y;
+        fp8_count(&mine, x.v[j], scale, (uint8_t)(word >> 8 * (j % 4)), type);
+    }
+    if (mine.saturated > 0) { atomicAdd(&all->saturated, mine.saturated); }
+    if (mine.vanished > 0) { atomicAdd(&all->vanished, mine.vanished); }
+}
+
 // From four rows of four codes to four columns of four.
 __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d) {
     uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);

@@ -33,8 +33,9 @@ typedef struct {
     Fp8Type type;
     float target; // what amax * scale aims at
     Fp8Live *live;
-    Fp8Slot *slot; // NULL: tensorwise scaling
-    bool record;   // the range goes towards the slot's history
+    Fp8Slot *slot;     // NULL: tensorwise scaling
+    bool record;       // the range goes towards the slot's history
+    Fp8Counts *counts; // NULL: not wanted
 } Fp8Out;
 
 // M and N are multiples of 16.
@@ -85,7 +86,8 @@ typedef struct {
 typedef struct {
     Fp8Weight *rows; // on the device
     int count;
-    int tiles; // of those that a call is about: blocks of its launch
+    int tiles;   // of those that a call is about: blocks of its launch
+    bool counts; // the rows have counts
 } Fp8Weights;
 
 int gpu_fp8_weight_tiles(int N, int C);

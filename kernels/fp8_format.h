@@ -113,6 +113,20 @@ typedef struct {
     int count; // updates that entered the history
 } Fp8Slot;
 
+// How many values of a tensor were quantised, were beyond the format's range, and became 0 without
+// being 0.
+typedef struct {
+    unsigned long long elements, saturated, vanished;
+} Fp8Counts;
+
+HOST_DEVICE static inline void fp8_count(Fp8Counts *counts, float x, float scale, uint8_t code,
+                                         Fp8Type type) {
+    float scaled = x * scale;
+    counts->elements++;
+    counts->saturated += scaled > fp8_max(type) || scaled < -fp8_max(type);
+    counts->vanished += (code & 0x7f) == 0 && x != 0.0f;
+}
+
 // Once an optimizer step: this step's amax enters the history, a ring of `length`. 0 when it is
 // bad: then history and scale stay as they are.
 HOST_DEVICE static inline int fp8_slot_enter(Fp8Slot *slot, float *history, int length) {

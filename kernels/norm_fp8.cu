@@ -48,7 +48,7 @@ __device__ __forceinline__ void row_statistics(const NormForward &n, const uint4
     }
 }
 
-template <bool LAYERNORM, Fp8Type TYPE>
+template <bool LAYERNORM, Fp8Type TYPE, bool COUNTS>
 __global__ void __launch_bounds__(MOST_THREADS)
     norm_forward_fp8_kernel(NormForward n, Fp8Out out, Division division) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 }
                 if (stores) { range = range8(range, v); }
                 codes[i] = encode8<TYPE>(v, scale);
+                if (COUNTS && stores) { count8(out.counts, v, scale, codes[i], TYPE); }
                 if (stores && out.rows != nullptr) {
                     reinterpret_cast<uint2 *>(out.rows)[(row + i) * vectors + vector] = codes[i];
                 }
@@ -104,6 +105,8 @@ __global__ void __launch_bounds__(MOST_THREADS)
         flush_columns(out.columns, tile, chunk, n.M, n.C, vector, lanes);
         group_barrier(group, lanes);
     }
+    bool first = blockIdx.x == 0 && threadIdx.x == 0;
+    if (COUNTS && first) { out.counts->elements += (int64_t)n.M * n.C; }
     if (out.record) { block_amax(&out.slot->amax, range); }
 }
 
@@ -111,7 +114,8 @@ template <bool LAYERNORM, Fp8Type TYPE>
 static void launch(const NormForward &n, const Fp8Out &out, cudaStream_t stream) {
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
-    auto kernel = norm_forward_fp8_kernel<LAYERNORM, TYPE>;
+    auto kernel = out.counts != NULL ? norm_forward_fp8_kernel<LAYERNORM, TYPE, true>
+                                     : norm_forward_fp8_kernel<LAYERNORM, TYPE, false>;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
     kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d);

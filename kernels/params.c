@@ -60,6 +60,7 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "FP8 scaling", "table of weights", run->precision.count, p->weights.rows);
     PLAN(plan, "FP8 scaling", "slots", count, p->scaling.slots);
     PLAN(plan, "FP8 scaling", "scales in use", count, p->scaling.live);
+    PLAN(plan, "FP8 scaling", "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
     PLAN(plan, "FP8 scaling", "targets", count, p->scaling.targets);
     PLAN(plan, "FP8 scaling", "flags", count, p->scaling.used);
     PLAN(plan, "FP8 scaling", "amax history",
@@ -265,7 +266,8 @@ Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand
                     .target = fp8_slot_target(&run->precision, slot),
                     .live = &p->scaling.live[slot],
                     .slot = delayed ? &p->scaling.slots[slot] : NULL,
-                    .record = delayed && record};
+                    .record = delayed && record,
+                    .counts = record && p->counting ? &p->counts[slot] : NULL};
 }
 
 // ---- from the host ------------------------------------------------------------------------------
@@ -413,6 +415,20 @@ void params_clear_measured(const Params *p) {
 
 void params_forget_ranges(const Params *p) {
     if (p->delayed) { gpu_fp8_forget_ranges(&p->scaling, p->gpu->stream); }
+}
+
+void params_begin_counting(Params *p) {
+    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Counts);
+    CUDA_CHECK(cudaMemsetAsync(p->counts, 0, bytes, p->gpu->stream));
+    p->counting = p->weights.counts = true;
+    send_weights_table(p);
+}
+
+void params_end_counting(Params *p, Fp8Counts *host) {
+    p->counting = p->weights.counts = false;
+    send_weights_table(p);
+    fetch(p, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
 }
 
 void params_note_step(Params *p, const StepState *state) {

@@ -34,6 +34,8 @@ typedef struct {
     Fp8Weights weights;         // those of FP8 layers
     int tied_weight, tied_tile; // where a tied embedding's row and tiles begin; the end: none
     bool fp8, delayed;
+    bool counting;     // this step counts what FP8 loses (--fp8-stats-interval)
+    Fp8Counts *counts; // [slots], NULL without that option
     bool measuring; // FP8 scales are measured in the step: tensorwise, or a slot has no history yet
 
     char *snapshot; // host memory for checkpoints
@@ -77,6 +79,10 @@ Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand
 void params_clear_measured(const Params *p);
 // What activations and gradients said of their range since the last update.
 void params_forget_ranges(const Params *p);
+// What FP8 loses, by slot: begin, with nothing counted; end, and fetch what was counted since.
+// Waits for the device.
+void params_begin_counting(Params *p);
+void params_end_counting(Params *p, Fp8Counts *host);
 // After an update, once its state is on the host: whether the next step measures.
 void params_note_step(Params *p, const StepState *state);
 

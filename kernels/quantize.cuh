@@ -104,7 +104,7 @@ enum TileMode {
 
 // Tile (x, y) of M x N values an output, M a multiple of 4. partials: where column sums go. One
 // block.
-template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS>
+template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS, bool COUNTS>
 __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, float *partials,
                                               int M, int N, int x, int y) {
     typedef Tile<SOURCE::ROWS> Block;
@@ -134,6 +134,7 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
                 if (MODE != TILE_MEASURED) { range = range8(range, values[k]); }
                 if (MODE == TILE_MEASURE) { continue; }
                 codes[k][i] = encode8<TYPE>(values[k], scale);
+                if (COUNTS) { count8(out.counts, values[k], scale, codes[k][i], TYPE); }
                 if (out.rows != nullptr) {
                     *reinterpret_cast<uint2 *>(out.rows + at + k * N) = codes[k][i];
                 }
@@ -146,6 +147,7 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
         block_amax(&out.live->amax, range);
         return;
     }
+    if (COUNTS && announces) { out.counts->elements += (int64_t)M * N * OUTPUTS; }
     if (SUMS) { write_sums(partials + (int64_t)y * N, sum, first_column, N); }
     if (out.columns != nullptr) {
 #pragma unroll
@@ -160,24 +162,31 @@ __device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, 
     if (MODE == TILE_GIVEN && out.record) { block_amax(&out.slot->amax, range); }
 }
 
-template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS>
+template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS, bool COUNTS>
 __global__ void __launch_bounds__(TILE_THREADS)
     quantize_kernel(SOURCE source, Fp8Out out, float *partials, int M, int N) {
-    quantize_tile<SOURCE, TYPE, MODE, SUMS>(source, out, partials, M, N, blockIdx.x, blockIdx.y);
+    quantize_tile<SOURCE, TYPE, MODE, SUMS, COUNTS>(source, out, partials, M, N, blockIdx.x,
+                                                    blockIdx.y);
+}
+
+template <TileMode MODE, bool SUMS, Fp8Type TYPE, typename SOURCE>
+static void quantize(const SOURCE &source, const Fp8Out &out, float *partials, int M, int N,
+                     cudaStream_t stream) {
+    dim3 grid(divide_up(N, Tile<SOURCE::ROWS>::COLUMNS), divide_up(M, SOURCE::ROWS));
+    auto kernel = out.counts != NULL ? quantize_kernel<SOURCE, TYPE, MODE, SUMS, true>
+                                     : quantize_kernel<SOURCE, TYPE, MODE, SUMS, false>;
+    kernel<<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
+    LAUNCH_CHECK();
 }
 
 template <TileMode MODE, bool SUMS, typename SOURCE>
 static void quantize(const SOURCE &source, const Fp8Out &out, float *partials, int M, int N,
                      cudaStream_t stream) {
-    dim3 grid(divide_up(N, Tile<SOURCE::ROWS>::COLUMNS), divide_up(M, SOURCE::ROWS));
     if (out.type == FP8_E4M3) {
-        quantize_kernel<SOURCE, FP8_E4M3, MODE, SUMS>
-            <<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
+        quantize<MODE, SUMS, FP8_E4M3>(source, out, partials, M, N, stream);
     } else {
-        quantize_kernel<SOURCE, FP8_E5M2, MODE, SUMS>
-            <<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
+        quantize<MODE, SUMS, FP8_E5M2>(source, out, partials, M, N, stream);
     }
-    LAUNCH_CHECK();
 }
 
 #endif

@@ -12,9 +12,11 @@
 #include "../train/rng.h"
 #include "grammar.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 // The scene numbers in a random order, each as often as its weight says.
 static int *deal(uint64_t seed, int round, int *count) {
@@ -37,12 +39,13 @@ static void write_corpus(FILE *out, int64_t bytes, uint64_t seed) {
     Story s = {0};
     int64_t written = 0;
     uint64_t scene = 0;
-    for (int round = 0, count; written < bytes; round++) {
+    for (int round = 0, count; written < bytes && !ferror(out); round++) {
         int *deck = deal(seed, round, &count);
         for (int i = 0; i < count && written < bytes; i++, scene++) {
             const Scene *chosen = &scene_table[deck[i]];
             story_tell(&s, chosen, rng_bits(~seed, scene));
-            written += fprintf(out, "%s\n\n", s.text);
+            fprintf(out, "%s\n\n", s.text);
+            written += (int64_t)s.length + 2;
         }
         free(deck);
     }
@@ -51,8 +54,9 @@ static void write_corpus(FILE *out, int64_t bytes, uint64_t seed) {
 
 static int64_t parse_count(const char *name, const char *text, int64_t max) {
     char *end;
+    errno = 0;
     long long value = strtoll(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || value < 0 || value > max) {
+    if (*text == '\0' || *end != '\0' || errno != 0 || value < 0 || value > max) {
         die("--%s %s: must be a whole number from 0 to %lld", name, text, (long long)max);
     }
     return value;
@@ -64,6 +68,7 @@ int main(int argc, char **argv) {
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     int64_t bytes = 1500000, seed = 1;
+    opterr = 0; // the error is ours to print
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
         case 'b': bytes = parse_count("bytes", optarg, (int64_t)1 << 40); break;
@@ -73,7 +78,7 @@ int main(int argc, char **argv) {
                    "Writes whole paragraphs of simple English until there are that many bytes.\n",
                    argv[0]);
             return EXIT_SUCCESS;
-        default: return EXIT_FAILURE;
+        default: die("%s: no such option, or its value is missing (--help)", argv[optind - 1]);
         }
     }
     if (optind < argc) { die("unexpected argument '%s' (--help)", argv[optind]); }

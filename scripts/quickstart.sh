@@ -3,14 +3,17 @@
 #   make quickstart                 on a corpus that make_corpus writes
 #   make quickstart DATA=any.txt    on your own text
 #   make quickstart STEPS=300       shorter, or longer
+#   make quickstart GPU=no          on the CPU, though there is a GPU
 # Installs what is missing (as root; otherwise it prints the command), builds, tokenizes to bytes,
 # trains a small Llama in two parts with a stop between them, samples, and says what to try next.
+# Where nvidia-smi shows a GPU and nvcc is there, the GPU trainer does it.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS # the jobs of the make that calls this script are not ours to share
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # threads that spin starve others, and us
 
 folder=run/quickstart
-sequence=256 # the preset llama-quickstart's
+sequence=128 # the preset llama-quickstart's
 batch=8
 begin=$(date +%s)
 
@@ -23,25 +26,36 @@ title() {
     printf '\n== %s\n' "$*"
 }
 
-check_arguments() {
+check_steps() {
     steps=${STEPS:-1200}
     case $steps in
-    '' | *[!0-9]* | 0*) die "STEPS=$steps: must be a whole number, 30 or more" ;;
+    *[!0-9]* | 0* | [0-9] | [12][0-9] | ??????????*)
+        die "STEPS=$steps: must be a whole number from 30 to 999999999"
+        ;;
     esac
-    [ "$steps" -ge 30 ] || die "STEPS=$steps: must be a whole number, 30 or more"
+}
+
+check_arguments() {
+    check_steps
+    case ${GPU:-yes} in
+    yes | no) ;;
+    *) die "GPU=$GPU: must be yes or no" ;;
+    esac
     [ -n "${DATA:-}" ] || return 0
     [ -e "$DATA" ] || die "DATA=$DATA: no such file"
-    [ -f "$DATA" ] && [ -r "$DATA" ] || die "DATA=$DATA: not a file that can be read"
+    if [ ! -f "$DATA" ] || [ ! -r "$DATA" ]; then die "DATA=$DATA: not a file that can be read"; fi
     bytes=$(wc -c <"$DATA")
-    least=$((3 * sequence * batch))
+    least=$((48 * sequence)) # the validation text is a tenth of it, or a twentieth
     [ "$bytes" -ge "$least" ] ||
-        die "DATA=$DATA: $bytes bytes, too small for one batch; it needs at least $least"
+        die "DATA=$DATA: $bytes bytes, too small to learn from; give at least $least"
     # a small text is learned by heart, so it is not seen more than some 20 times
     most=$((18 * bytes / (sequence * batch)))
     if [ -z "${STEPS:-}" ] && [ "$most" -lt "$steps" ]; then
         steps=$((most > 90 ? most : 90))
     fi
 }
+
+# ---- what is needed -----------------------------------------------------------------------------
 
 has_header() {
     echo "#include <$1>" | ${CC:-cc} -E -x c - >/dev/null 2>&1
@@ -59,23 +73,25 @@ apt_install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $packages
 }
 
+print_the_command() {
+    install="apt-get update && apt-get install -y $packages"
+    if command -v sudo >/dev/null; then
+        install="sudo apt-get update && sudo apt-get install -y $packages"
+    else
+        install="su -c '$install'"
+    fi
+    printf 'error: missing: %s. Type this once, then make quickstart again:\n    %s\n' \
+        "$packages" "$install" >&2
+    exit 1
+}
+
 install_packages() {
     packages=$(missing_packages | tr '\n' ' ')
     packages=${packages% }
     [ -n "$packages" ] || return 0
     command -v apt-get >/dev/null ||
         die "missing: $packages (Debian's names); install them, then run this again"
-    if [ "$(id -u)" -ne 0 ]; then
-        install="apt-get update && apt-get install -y $packages"
-        if command -v sudo >/dev/null; then
-            install="sudo apt-get update && sudo apt-get install -y $packages"
-        else
-            install="su -c '$install'"
-        fi
-        printf 'missing: %s. Type this once, then make quickstart again:\n    %s\n' \
-            "$packages" "$install" >&2
-        exit 1
-    fi
+    [ "$(id -u)" -eq 0 ] || print_the_command
     title "installing $packages"
     log=$(mktemp)
     apt_install >"$log" 2>&1 || { apt-get update -q && apt_install; } >"$log" 2>&1 || {
@@ -87,11 +103,46 @@ install_packages() {
     [ -z "$packages" ] || die "still missing after the installation: $packages"
 }
 
+# ---- build --------------------------------------------------------------------------------------
+
+# The GPU's architecture as make's ARCHS has it, where there are a GPU and a compiler for it.
+find_gpu() {
+    nvcc=${NVCC:-${CUDA_HOME:-/usr/local/cuda}/bin/nvcc}
+    if [ "${GPU:-yes}" = no ] || ! nvidia-smi >/dev/null 2>&1; then return 1; fi
+    if ! command -v "$nvcc" >/dev/null; then
+        echo "a GPU, but no nvcc under $nvcc (CUDA_HOME says where CUDA is): the CPU trains"
+        return 1
+    fi
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
+    case $arch in 90) arch=90a ;; esac
+}
+
+# --verify runs a product and an attention: it knows whether driver and libraries fit together.
+build_for_gpu() {
+    log=$(mktemp)
+    echo "the GPU trainer for sm_$arch; this takes a minute or two"
+    if ! make -s -j "$(nproc)" train_gptcu ARCHS="$arch" PTX= >"$log" 2>&1; then
+        reason='it could not be built'
+    elif ! ./train_gptcu --verify >"$log" 2>&1; then
+        reason='--verify failed'
+    else
+        rm -f "$log"
+        trainer=./train_gptcu
+        return
+    fi
+    tail -n 3 "$log" >&2
+    echo "warning: no GPU trainer: $reason; the whole log is $log. The CPU trains" >&2
+}
+
 build() {
     title "building"
+    trainer=./train_gpt
+    if find_gpu; then build_for_gpu; fi
     make -s -j "$(nproc)" train_gpt tokenize make_corpus || die "the build failed"
-    echo "./train_gpt ./tokenize ./make_corpus"
+    echo "$trainer ./tokenize ./make_corpus"
 }
+
+# ---- data ---------------------------------------------------------------------------------------
 
 # An earlier run is kept under the next free name.
 move_old_run() {
@@ -104,9 +155,12 @@ move_old_run() {
 
 make_data() {
     title "data"
+    text=${DATA:-}
+    case $text in
+    "$folder"/*) die "DATA=$text: in the folder of the last run; move it elsewhere" ;;
+    esac
     move_old_run
     mkdir -p "$folder" || die "$folder: could not be made"
-    text=${DATA:-}
     if [ -z "$text" ]; then
         text=$folder/corpus.txt
         ./make_corpus >"$text" || die "$text: could not be written"
@@ -115,40 +169,43 @@ make_data() {
     fi
     ./tokenize --output-prefix "$folder/corpus" -- "$text" >"$folder/tokenize.log" || exit 1
     cat "$folder/tokenize.log"
-    entropy=$(sed -n 's/.*_train.bin:.* unigram entropy //p' "$folder/tokenize.log")
+    entropy=$(sed -n 's/.*_val.bin:.* unigram entropy //p' "$folder/tokenize.log")
 }
+
+# ---- training -----------------------------------------------------------------------------------
 
 # train STEP [OPTION...]: on to that step
 train() {
     until=$1
     shift
-    ./train_gpt --model llama-quickstart \
+    $trainer --model llama-quickstart --micro-batch-size $batch \
         --data "$folder/corpus_train.bin" --valid-data "$folder/corpus_val.bin" \
         --train-iters "$until" --lr-decay-iters "$steps" --lr-warmup-iters $((steps / 20)) \
-        --lr 3e-3 --micro-batch-size "$batch" \
-        --eval-interval "$third" --save-interval "$third" --log-interval $((third / 8 + 1)) \
-        --save "$folder" "$@"
+        --lr 2e-3 --eval-interval "$third" --save-interval "$third" \
+        --log-interval $((steps < 400 ? 10 : 50)) --save "$folder" "$@"
     status=$?
     if [ $status -eq 75 ]; then
-        die "stopped; go on with ./train_gpt --config $folder/config.txt --resume latest"
+        die "stopped; go on with $trainer --config $folder/config.txt --resume latest" \
+            "--train-iters $steps"
     fi
     [ $status -eq 0 ] || die "the training ended with status $status"
 }
 
 train_in_two_parts() {
-    third=$((steps / 3))
+    third=$(((steps + 2) / 3))
     title "training: steps 1 to $((2 * third)) of $steps"
     train $((2 * third))
     title "the program has ended; another one resumes from its checkpoint and goes on to $steps"
     train "$steps" --resume latest
     loss=$(sed -n 's/.*"kind":"eval".*"valid_loss":\([-+.0-9e]*\).*/\1/p' \
         "$folder/metrics.jsonl" | tail -n 1)
+    [ -n "$loss" ] || die "no validation loss in $folder/metrics.jsonl"
 }
 
 # The model's own text, from its first whole paragraph on where it has paragraphs.
 print_sample() {
     title "what the model writes, a letter at a time (temperature 0.6)"
-    ./train_gpt --config "$folder/config.txt" --resume latest --sample-only --sample-length 900 \
+    $trainer --config "$folder/config.txt" --resume latest --sample-only --sample-length 500 \
         --sample-temperature 0.6 >"$folder/sample.log" || die "sampling failed"
     sed '1,/^sample after step/d' "$folder/sample.log" | awk '
         { line[NR] = $0; if ($0 == "" && !first && NR < 12) first = NR + 1 }
@@ -158,34 +215,42 @@ print_sample() {
 
 print_summary() {
     took=$(($(date +%s) - begin))
-    config="./train_gpt --config $folder/config.txt"
+    config="$trainer --config $folder/config.txt"
     title "done in $((took / 60)) min $((took % 60)) s"
+    printf '    %-72s %.4f\n' \
+        "loss of guessing by how often each letter occurs (unigram entropy)" "$entropy" \
+        "loss of the model on text it has not seen (validation loss)" "$loss"
     cat <<END
-    loss of guessing by how often each letter occurs (unigram entropy)   $entropy
-    loss of the model on text it has not seen (validation loss)          $loss
 
     checkpoints    $folder/latest and $folder/best (folders; Hugging Face opens them)
     every step     $folder/metrics.jsonl
-    all options    $folder/config.txt
+    all options    $folder/config.txt, which --config reads
     data           $folder/corpus_train.bin, $folder/corpus_val.bin
 
 Try next
+  another sample, more daring
     $config --sample-only --sample-temperature 1 --sample-seed 2
+  train on from here to twice as many steps
     $config --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
+  the same from the start in FP8$emulated, to compare the losses
     $config --save run/fp8 --fp8-format hybrid
-    $config --save run/wide --hidden-size 256 --ffn-hidden-size 704
-    ./train_gpt --help
-They sample again; train on from here; train afresh with FP8 emulated, to compare the losses; train
-a larger model. $folder/config.txt holds the rest of their options.
+  a larger model
+    $config --save run/wide --hidden-size 288 --ffn-hidden-size 768
+  your own text
+    make quickstart DATA=any.txt
+  every option
+    $trainer --help
 END
-    awk -v loss="$loss" -v entropy="$entropy" 'BEGIN { exit !(loss != "" && loss + 0 < entropy + 0) }' ||
-        die "the validation loss is not below the unigram entropy"
+    awk -v loss="$loss" -v entropy="$entropy" 'BEGIN { exit !(loss + 0 < entropy - 0.1) }' ||
+        die "the validation loss is not clearly below the unigram entropy: too few steps," \
+            "or a text with nothing to learn"
 }
 
 trap : INT # the trainer saves and stops; then so does this script
 check_arguments
 install_packages
 build
+[ "$trainer" = ./train_gptcu ] && emulated='' || emulated=' (emulated on the CPU)'
 make_data
 train_in_two_parts
 print_sample

@@ -14,24 +14,28 @@ struct Quantised {
     Buffer<uint8_t> rows, columns;
     Buffer<Fp8Live> live;
     Buffer<Fp8Slot> slot;
+    Buffer<Fp8Counts> counts;
     float scale;
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), rows((size_t)m * n), columns((size_t)m * n), live(1), slot(1),
-          scale(given_scale) {
+          counts(1), scale(given_scale) {
         reset(0.0f, 1);
     }
     // count: of the slot's history; the live range as a producer would have left it
     void reset(float measured, int count) {
         Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
         Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
+        Fp8Counts nothing = {0, 0, 0};
         live.put(&l);
         slot.put(&s);
+        counts.put(&nothing);
         rows.poison();
         columns.poison();
     }
     Fp8Out out() {
-        return {rows.data, columns.data, type, fp8_max(type), live.data, slot.data, true};
+        return {rows.data, columns.data, type, fp8_max(type),
+                live.data, slot.data,    true, counts.data};
     }
 };
 
@@ -72,6 +76,12 @@ static inline void check_given(Quantised &q, const Floats &expected, bool exact)
     check_transpose(q);
     float amax = tensor_amax(expected.data(), (int64_t)expected.size());
     CHECK_CLOSE(q.slot.get()[0].amax, amax, exact ? 0.0 : 1e-4 * amax);
+    Fp8Counts counts = q.counts.get()[0], wanted = {0, 0, 0};
+    count_fp8(&wanted, expected.data(), (int64_t)expected.size(), q.scale, q.type);
+    double near = exact ? 0.0 : 0.02; // values that are not exact may be on the other side
+    CHECK_EQUAL(counts.elements, wanted.elements);
+    CHECK_CLOSE((double)counts.saturated, (double)wanted.saturated, near * expected.size());
+    CHECK_CLOSE((double)counts.vanished, (double)wanted.vanished, near * expected.size());
 }
 
 #endif

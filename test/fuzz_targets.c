@@ -111,8 +111,9 @@ static bool accepts_config(const uint8_t *data, size_t size) {
 }
 
 static void seed_configs(void) {
-    static const char *const texts[] = {"", "# note\nlr = 1e-3  # x\n--bf16\n no-shuffle\nseed 5"};
-    for (int i = 0; i < 2; i++) { fuzz_seed(texts[i], strlen(texts[i])); }
+    static const char *const texts[] = {"", "# note\nlr = 1e-3  # x\n--bf16\n no-shuffle\nseed 5",
+                                        "data \"a # \\\"b\\\" \\\\ \\n\"  # x\nsave=\" c \"\n"};
+    for (int i = 0; i < 3; i++) { fuzz_seed(texts[i], strlen(texts[i])); }
     Options o = options_of(SMALLEST);
     FILE *file = fopen("config.txt", "w");
     options_write_config(&o, file);

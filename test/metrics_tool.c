@@ -16,6 +16,8 @@ static const struct {
     {"step", "step tokens loss norm lr skipped", "seconds tokens_per_s"},
     {"eval", "step valid_loss", "seconds"},
     {"save", "step", ""},
+    {"fp8", "step", ""},
+    {"profile", "", ""},
     {"end", "step status", ""},
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };

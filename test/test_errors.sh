@@ -141,6 +141,9 @@ nothing_is_lost() {
         --hidden-size 32
     refuses 'no such file' train_gpt "${common[@]}" --data no.bin --save s
     refuses 'must divide' train_gpt "${common[@]}" "${good[@]}" --save s --num-attention-heads 3
+    refuses '--save s: a run has saved there up to step 3|--resume latest|another --save' \
+        train_gpt "${common[@]}" "${good[@]}" --save s
+    refuses '--save s: a run has saved there up to step 3' train_gpt --config s/config.txt
     [[ $before == "$(cd s && find . -type f -exec cksum {} + | sort)" ]] || fail "s has changed"
 }
 

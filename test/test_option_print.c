@@ -96,14 +96,30 @@ static void echo_parses_back(void) {
 }
 
 static void config_file_round_trips(void) {
+    static const char *const values[] = {"a folder/with#signs = and\ttabs/*.bin",
+                                         "a #1/x.bin",
+                                         "#1",
+                                         "=",
+                                         " a",
+                                         "a ",
+                                         "\t",
+                                         "\"a\"",
+                                         "a \"b\" c",
+                                         "a\\n \\",
+                                         " \\\" # \\",
+                                         "two\nlines # \n",
+                                         "--lr"};
     for (int i = 0; i < COMMANDS; i++) {
-        Options o = options_of(commands[i]);
-        strcpy(o.data, "a folder/with#signs = and\ttabs/*.bin");
-        FILE *file = fopen("config.txt", "w");
-        options_write_config(&o, file);
-        fclose(file);
-        Options back = options_of("--config config.txt");
-        CHECK(difference(&o, &back) == NULL);
+        for (size_t j = 0; j < sizeof(values) / sizeof(values[0]); j++) {
+            Options o = options_of(commands[i]);
+            strcpy(o.data, values[j]);
+            FILE *file = fopen("config.txt", "w");
+            options_write_config(&o, file);
+            fclose(file);
+            Options back = options_of("--config config.txt");
+            CHECK(difference(&o, &back) == NULL);
+            CHECK_TEXT(back.data, values[j]);
+        }
     }
 }
 

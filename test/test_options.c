@@ -204,6 +204,12 @@ static void config_files_say_it_in_any_way(void) {
     CHECK_EQUAL(o.seed, 7);
     text_write("c", "no-shuffle\n##\n--no-fp8-wgrad # not yet\n");
     CHECK(!options_of("--config c").shuffle && !options_of("--config c").fp8_wgrad);
+    text_write("c",
+               "data=#1#2 #3\nsave \" a # \\\"b\\\" \\\\n\\n\"  # x\nlr=\"1e-2\"\nshuffle \"no\"#");
+    o = options_of("--config c");
+    CHECK_TEXT(o.save, " a # \"b\" \\n\n");
+    CHECK(o.lr == 1e-2 && !o.shuffle);
+    CHECK_TEXT(o.data, "#1#2");
 }
 
 static void config_errors_name_file_and_line(void) {
@@ -217,6 +223,9 @@ static void config_errors_name_file_and_line(void) {
         {"= 3\n", "c, line 1: unknown option -- ("},
         {"config d\n", "c, line 1: --config: a file cannot name another"},
         {"num-layers 5 6\n", "c, line 1: --num-layers 5 6: must be"},
+        {"\ndata \"a\n", "c, line 2: a value without its closing quotation mark"},
+        {"data \"a\\\"\n", "c, line 1: a value without its closing quotation mark"},
+        {"data \"a\" b\n", "c, line 1: after the closing quotation mark: b"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         text_write("c", rows[i].text);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The README against the tree: the table of its section "The house" has a row for every source file
-# and none for what is not there; every `make TARGET` and every --option it names exists.
+# and none for what is not there; every `make TARGET` and every --option it names exists; its tables
+# of options are those of --help, and its table of metrics has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 readme=$root/README.md
@@ -29,8 +30,8 @@ code_of() {
 }
 
 sources() {
-    git -C "$root" ls-files -- '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.sh' | grep -v '^test/golden/' |
-        sort
+    git -C "$root" ls-files -- '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.sh' '*.awk' |
+        grep -v '^test/golden/' | sort
 }
 
 missing_rows() {
@@ -45,8 +46,8 @@ stale_rows() {
 }
 
 targets_of() {
-    code_of "$1" | grep -oE '(^|[ ;&|(])make( +[A-Z_]+=[^ ]*| +[a-z][a-z0-9-]*)+' |
-        tr ' ' '\n' | grep -xE '[a-z][a-z0-9-]*' | grep -vx make | sort -u
+    code_of "$1" | grep -oE '(^|[ ;&|(])make( +[A-Z_]+=[^ ]*| +[a-z][a-z0-9_-]*)+' |
+        tr ' ' '\n' | grep -xE '[a-z][a-z0-9_-]*' | grep -vx make | sort -u
 }
 
 # A target has a recipe or prerequisites; being named in .PHONY is not enough.
@@ -78,6 +79,46 @@ unknown_options() {
     done < <(options_of "$1")
 }
 
+stale_options() {
+    sed -n '/^<!-- options -->$/,/^<!-- \/options -->$/p' "$1" | sed '1d; $d' >shown
+    "$root/scripts/readme_options.sh" --print >tables
+    diff shown tables | grep '^[<>]' | head -n 3
+}
+
+# "kind field" of every record: in the table of the section "Metrics", and in those of a run.
+shown_fields() {
+    sed -n '/^#* *Metrics/,/^#/p' "$1" | awk -F '|' '$2 ~ /^ `[a-z]+` $/ {
+        gsub(/[` ]/, "", $2)
+        n = split($3, parts, "`")
+        for (i = 2; i <= n; i += 2) print $2, parts[i]
+    }' | sort
+}
+
+# The keys of the outermost objects.
+written_fields() {
+    awk '{
+        depth = 0
+        for (i = 1; i <= length($0); i++) {
+            c = substr($0, i, 1)
+            if (c ~ /[{[]/) depth++
+            if (c ~ /[]}]/) depth--
+            if (c != "\"") continue
+            for (begin = ++i; (c = substr($0, i, 1)) != "\"" && c != ""; i++) if (c == "\\") i++
+            word = substr($0, begin, i - begin)
+            is_key = substr($0, i + 1, 1) == ":"
+            if (depth == 1 && key == "kind" && !is_key) kind = word
+            if (depth == 1 && is_key) key = word
+            if (depth == 1 && is_key && key != "kind") print kind, key
+        }
+    }' "$1" | sort -u
+}
+
+# What the GPU trainer alone writes is not seen here.
+wrong_fields() {
+    shown_fields "$1" | grep -v '^profile ' >fields_shown
+    comm -3 fields_shown <(written_fields metrics.jsonl)
+}
+
 # Each check prints what is wrong; nothing is right.
 check() {
     if ! git -C "$root" ls-files >tracked 2>&1; then
@@ -97,6 +138,36 @@ every_source_has_a_row() { check missing_rows 'without a row in the table'; }
 every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
 every_target_exists() { check unknown_targets 'not a target of the Makefile'; }
 every_option_exists() { check unknown_options 'not an option'; }
+options_are_those_of_help() { check stale_options 'not as in --help (make readme)'; }
+metrics_are_those_of_a_run() {
+    make_text 1 1500 >text
+    expect_status 0 "$root/tokenize" --output-prefix d/x text || return
+    expect_status 0 train_gpt --model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin \
+        --train-iters 2 --micro-batch-size 2 --save metrics --save-interval 1 || return
+    cp metrics/metrics.jsonl . && check wrong_fields 'fields in the table or in metrics.jsonl alone'
+}
+
+metrics_faults_are_seen() {
+    echo '{"kind":"step","a":1,"b":{"c":[{"d":"}"}],"e":"\""},"f":"x:y","g":null}' >metrics.jsonl
+    [[ $(written_fields metrics.jsonl | tr '\n' ' ') == 'step a step b step f step g ' ]] ||
+        fail "$(written_fields metrics.jsonl)"
+    printf '# x\n| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n' >right.md
+    printf '| `profile` | `q` |\n| `step` | the `f` and `g` |\n## y\n| `no` | `z` |\n' >>right.md
+    [[ -z $(wrong_fields right.md) ]] || fail "$(wrong_fields right.md)"
+    sed 's/`a`/`h`/' right.md >wrong.md
+    [[ $(wrong_fields wrong.md | tr -d '\t\n') == 'step astep h' ]] ||
+        fail "a wrong field is not seen: $(wrong_fields wrong.md)"
+}
+
+options_faults_are_seen() {
+    { echo '<!-- options -->' && "$root/scripts/readme_options.sh" --print; } >right.md
+    echo '<!-- /options -->' >>right.md
+    [[ -z $(stale_options right.md) ]] || fail "$(stale_options right.md)"
+    sed 's/peak learning rate/the learning rate/' right.md >wrong.md
+    [[ $(stale_options wrong.md | wc -l) -eq 2 ]] || fail "another text is not seen"
+    sed '/--bf16/d' right.md >wrong.md
+    [[ $(stale_options wrong.md) == *--bf16* ]] || fail "a missing option is not seen"
+}
 
 # A README that is right, made from the tree, and that with one fault of each kind.
 faults_are_seen() {
@@ -130,8 +201,9 @@ faults_are_seen() {
     done
 }
 
-for test in faults_are_seen every_source_has_a_row every_row_exists every_target_exists \
-    every_option_exists; do
+for test in faults_are_seen options_faults_are_seen metrics_faults_are_seen \
+    every_source_has_a_row every_row_exists every_target_exists every_option_exists \
+    options_are_those_of_help metrics_are_those_of_a_run; do
     run $test
 done
 summary

@@ -29,6 +29,23 @@ tokenize_keeps_every_byte() {
     head -c 2002 train | tail -c +3 | tr -d '\0' | cmp -s - <(head -c 1000 a) || fail "other bytes"
 }
 
+# The bytes of a shard of one document.
+bytes_of() {
+    tail -c +1027 "$1" | tr -d '\0'
+}
+
+validation_starts_a_line_that_is_near() {
+    make_text 3 5000 >a
+    expect_status 0 "$root/tokenize" --output-prefix e/near a || return
+    local bytes
+    bytes=$(bytes_of e/near_val.bin | wc -c)
+    [[ $bytes -ge 400 && $bytes -le 500 ]] || fail "$bytes of 5000 bytes"
+    [[ $(bytes_of e/near_train.bin | tail -c 1 | od -An -c) == *'\n'* ]] || fail "not at a line"
+    { head -c 4990 /dev/zero | tr '\0' x && printf '\n123456789'; } >b
+    expect_status 0 "$root/tokenize" --output-prefix e/far b || return
+    [[ $(bytes_of e/far_val.bin | wc -c) -eq 500 ]] || fail "a line far away is waited for"
+}
+
 steps_of() {
     "$root/build/plain/metrics_tool" "$1/metrics.jsonl" | grep '^step'
 }
@@ -133,6 +150,28 @@ step_line_has_its_fields() {
     ! grep -qP '[^\x20-\x7e]' log || fail "control characters in a log"
 }
 
+# What a terminal of $1 columns shows of the steps between two whole lines.
+live_lines() {
+    local command="'$root/train_gpt' ${common[*]} --model llama-tiny --log-interval 99"
+    script -qec "stty cols $1; $command" typescript >/dev/null </dev/null
+    tr '\r' '\n' <typescript | sed -n 's/^\x1b\[K\(step .*\)/\1/p' | grep -v "^step *$steps/"
+}
+
+live_line_fits_the_terminal() {
+    if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
+        skip "script(1) gets no terminal here"
+        return
+    fi
+    live_lines 160 >live
+    grep -qE '^step +1/24 \| loss .* TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP32$' live ||
+        fail "160 columns: $(cat live)"
+    live_lines 60 >live
+    grep -qE '^step +1/24 \| loss [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
+        fail "60 columns: $(cat live)"
+    live_lines 30 >live
+    [[ $(head -n 1 live | wc -L) -eq 29 ]] || fail "30 columns: $(cat live)"
+}
+
 plan_allocates_nothing() {
     (
         ulimit -v 1000000 # KiB
@@ -209,11 +248,12 @@ sanitized_runs_do_it_all() {
 }
 
 run prepare
-for test in tokenize_keeps_every_byte fp32_resumes gpt2_resumes bf16_resumes fp8_delayed_resumes \
-    fp8_most_recent_resumes fp8_tensorwise_resumes comparison_sees_differences \
+for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32_resumes \
+    gpt2_resumes bf16_resumes fp8_delayed_resumes fp8_most_recent_resumes \
+    fp8_tensorwise_resumes comparison_sees_differences \
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
-    step_line_has_its_fields plan_allocates_nothing checkpoints_are_listed \
-    saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
+    step_line_has_its_fields live_line_fits_the_terminal plan_allocates_nothing \
+    checkpoints_are_listed saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
     metrics_without_a_checkpoint \
     sanitized_runs_do_it_all; do
     run $test

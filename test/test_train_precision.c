@@ -210,6 +210,34 @@ static void delayed_begins_as_tensorwise(void) {
     }
 }
 
+// What FP8 loses is counted by a slot's scale, every operand once.
+static void losses_of_fp8_are_counted(void) {
+    static Activations a;
+    Trainer t;
+    open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
+    int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
+    t.slots[slot] = (Fp8Slot){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3};
+    t.counting = true;
+    run_products(&t, &a);
+    const Fp8Counts *c = &t.counts[slot];
+    unsigned long long saturated = 0, vanished = 0;
+    for (int i = 0; i < M * C; i++) {
+        float scaled = fabsf(a.x[i]) * 70.0f;
+        saturated += scaled > 448.0f;
+        vanished += a.x[i] != 0 && scaled <= 0x1p-10f; // half the smallest code, which is even
+    }
+    CHECK_EQUAL(c->elements, M * C);
+    CHECK_EQUAL(c->saturated, saturated);
+    CHECK_EQUAL(c->vanished, vanished);
+    CHECK(saturated > 0);
+    CHECK_EQUAL(t.counts[slot + OPERAND_DY].elements, M * N);
+    t.counting = false;
+    run_products(&t, &a);
+    CHECK_EQUAL(c->elements, M * C);
+    CHECK(!run_counts_fp8(&t.run, 1) && run_counts_fp8(&t.run, 2));
+    trainer_close(&t);
+}
+
 // Scales move at every --fp8-interval-th step, and at the first.
 static void scales_are_renewed_at_the_interval(void) {
     Trainer t;
@@ -326,6 +354,7 @@ int main(void) {
     RUN(delayed_scales_come_from_the_slot);
     RUN(precisions_are_near_fp32);
     RUN(delayed_begins_as_tensorwise);
+    RUN(losses_of_fp8_are_counted);
     RUN(scales_are_renewed_at_the_interval);
     RUN(layers_kept_in_bf16_are_not_quantised);
     RUN(wgrad_changes_weight_gradients_only);

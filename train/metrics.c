@@ -96,6 +96,18 @@ static void reopen(Metrics *m) {
     m->failing = true;
 }
 
+void metrics_fp8_counts(MetricsRecord *r, const Precision *p, const Fp8Counts *counts) {
+    MetricsRecord *tensors = cJSON_AddObjectToObject(r, "tensors");
+    for (int i = 0; i < fp8_slot_count(p->config); i++) {
+        char name[64];
+        if (counts[i].elements == 0) { continue; }
+        MetricsRecord *tensor = cJSON_AddObjectToObject(tensors, fp8_slot_name(p->config, i, name));
+        metrics_number(tensor, "elements", (double)counts[i].elements);
+        metrics_number(tensor, "saturated", (double)counts[i].saturated);
+        metrics_number(tensor, "vanished", (double)counts[i].vanished);
+    }
+}
+
 void metrics_end(Metrics *m, MetricsRecord *r) {
     char *line = m->file != NULL ? cJSON_PrintUnformatted(r) : NULL;
     cJSON_Delete(r);

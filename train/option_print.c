@@ -1,11 +1,9 @@
-// What a person sees of the options: the echo, the saved configuration, --help.
+// What a person sees of the options: the echo and --help.
 #include "option_table.h"
 
 #include <string.h>
 
-// The rows that say what to do now rather than what the run is; a saved configuration leaves them
-// out.
-static bool is_action(const OptionRow *row) {
+bool option_is_action(const OptionRow *row) {
     static const char *const actions[] = {
         "help",        "version",        "plan",   "config",           "list-checkpoints",
         "sample-only", "dump-gradients", "verify", "device-memory-gib"};
@@ -33,7 +31,7 @@ void options_print(const Options *options, FILE *out) {
     size_t column = 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (is_action(row)) { continue; }
+        if (option_is_action(row)) { continue; }
         option_text(options, row, value);
         bool on = strcmp(value, "true") == 0;
         if (row->type == OPTION_BOOL) {
@@ -55,20 +53,6 @@ void options_print(const Options *options, FILE *out) {
         column += strlen(item);
     }
     fputs("\n", out);
-}
-
-void options_write_config(const Options *options, FILE *out) {
-    const char *group = "";
-    char value[OPTION_TEXT];
-    fputs("# The effective options of a run; start another like it with --config on this file.\n",
-          out);
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        if (is_action(row) || *option_text(options, row, value) == '\0') { continue; }
-        if (strcmp(group, row->group) != 0) { fprintf(out, "\n# %s\n", row->group); }
-        group = row->group;
-        fprintf(out, "%s %s\n", row->name, value);
-    }
 }
 
 // Prints text wrapped to the column from `indent` on, the first line being there already.

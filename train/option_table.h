@@ -1,4 +1,5 @@
-// The data behind options.c: a row per option, a row per preset.
+// The data behind options.c: a row per option, a row per preset. And what the files that read and
+// print options share.
 #ifndef LLM8_OPTION_TABLE_H
 #define LLM8_OPTION_TABLE_H
 
@@ -15,5 +16,12 @@ extern const int option_table_count;
 extern const char option_group_gpu[], option_group_ranks[]; // which only the GPU trainer heeds
 extern const Preset preset_table[];
 extern const int preset_table_count;
+
+// The row of a name, which may be a flag's with "no-" before it; NULL: unknown.
+const OptionRow *option_find(const char *name, bool *negated);
+// Whether it says what to do now rather than what the run is: those are not saved.
+bool option_is_action(const OptionRow *row);
+// --config
+bool options_read_config(Options *options, const char *path, Error *err);
 
 #endif

@@ -47,16 +47,16 @@ static int find_row(const char *name) {
     return -1;
 }
 
-// The row of a name that may be a flag's with "no-" before it; -1: unknown.
-static int find_negatable(const char *name, bool *negated) {
+const OptionRow *option_find(const char *name, bool *negated) {
     int row = find_row(name);
     *negated = row < 0 && strncmp(name, "no-", 3) == 0;
-    return *negated ? find_row(name + 3) : row;
+    if (*negated) { row = find_row(name + 3); }
+    return row < 0 ? NULL : &option_table[row];
 }
 
 static bool fail_unknown_option(Error *err, const char *name) {
     bool negated;
-    find_negatable(name, &negated);
+    option_find(name, &negated);
     const char *nearest = NULL, *stem = negated ? name + 3 : name;
     int nearest_distance = 1 + (int)strlen(stem) / 3;
     for (int i = 0; i < option_table_count; i++) {
@@ -171,71 +171,16 @@ static bool read_argument(Options *options, int argc, char **argv, int *i, Error
     name[length] = '\0';
 
     bool negated;
-    int row = find_negatable(name, &negated);
-    if (row < 0) { return fail_unknown_option(err, name); }
-    if (option_table[row].type == OPTION_BOOL && equals == NULL) {
-        return option_set(options, option_table[row].name, negated ? "false" : "true",
-                          SOURCE_COMMAND, err);
+    const OptionRow *row = option_find(name, &negated);
+    if (row == NULL) { return fail_unknown_option(err, name); }
+    if (row->type == OPTION_BOOL && equals == NULL) {
+        return option_set(options, row->name, negated ? "false" : "true", SOURCE_COMMAND, err);
     }
     if (negated) { return fail(err, "%s: only a flag can be negated, and without a value", arg); }
     if (equals == NULL && ++*i >= argc) {
-        return fail(err, "--%s needs a value (%s)", name, option_table[row].choices);
+        return fail(err, "--%s needs a value (%s)", name, row->choices);
     }
     return option_set(options, name, equals != NULL ? equals + 1 : argv[*i], SOURCE_COMMAND, err);
-}
-
-// Splits "  --name = value  # note" in place; both are empty where the line says nothing. A # in
-// the middle of a word belongs to it.
-static void split_config_line(char *line, char **name, char **value) {
-    for (char *hash = line; (hash = strchr(hash, '#')) != NULL; hash++) {
-        if (hash == line || isspace((unsigned char)hash[-1])) {
-            *hash = '\0';
-            break;
-        }
-    }
-    size_t length = strlen(line);
-    while (length > 0 && isspace((unsigned char)line[length - 1])) { line[--length] = '\0'; }
-    while (isspace((unsigned char)*line)) { line++; }
-    if (strncmp(line, "--", 2) == 0) { line += 2; }
-    *name = line;
-    line += strcspn(line, " \t=");
-    if (*line != '\0') { *line++ = '\0'; }
-    line += strspn(line, " \t=");
-    *value = line;
-}
-
-static bool read_config_line(Options *options, char *line, Error *err) {
-    char *name, *value;
-    bool negated;
-    split_config_line(line, &name, &value);
-    if (*name == '\0' && *value == '\0') { return true; }
-    int row = find_negatable(name, &negated);
-    bool flag = row >= 0 && option_table[row].type == OPTION_BOOL && *value == '\0';
-    if (flag) {
-        return option_set(options, option_table[row].name, negated ? "false" : "true",
-                          SOURCE_CONFIG, err);
-    }
-    if (strcmp(name, "config") == 0) { return fail(err, "--config: a file cannot name another"); }
-    return option_set(options, name, value, SOURCE_CONFIG, err);
-}
-
-static bool read_config(Options *options, const char *path, Error *err) {
-    FILE *file = fopen(path, "r");
-    if (file == NULL) { return fail(err, "--config %s: %s", path, strerror(errno)); }
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t length;
-    bool ok = true;
-    for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
-        Error why;
-        ok = strlen(line) == (size_t)length ? read_config_line(options, line, &why)
-                                            : fail(&why, "a NUL byte; options are text");
-        if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }
-    }
-    if (ok && ferror(file)) { ok = fail(err, "--config %s: %s", path, strerror(errno)); }
-    free(line);
-    fclose(file);
-    return ok;
 }
 
 static bool apply_preset(Options *options, Error *err) {
@@ -344,7 +289,9 @@ bool options_read(Options *options, int argc, char **argv, Error *err) {
         if (!read_argument(options, argc, argv, &i, err)) { return false; }
     }
     if (options->help || options->version) { return true; }
-    if (options->config[0] != '\0' && !read_config(options, options->config, err)) { return false; }
+    if (options->config[0] != '\0' && !options_read_config(options, options->config, err)) {
+        return false;
+    }
     if (!apply_preset(options, err)) { return false; }
     derive_values(options);
     options->ranks = options->gpus;

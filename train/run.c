@@ -85,6 +85,18 @@ static void open_tokenizer(Run *run) {
     run->has_tokenizer = true;
 }
 
+// A run that starts from nothing would write over another's checkpoints, and prune them.
+static void refuse_a_taken_folder(const Options *o) {
+    int64_t *steps;
+    int count = checkpoint_steps(o->save, &steps);
+    if (o->resume[0] == '\0' && count > 0) {
+        die("--save %s: a run has saved there up to step %lld; go on with it by --resume latest, "
+            "or give another --save",
+            o->save, (long long)steps[0]);
+    }
+    free(steps);
+}
+
 static bool saves(const Options *o) {
     return o->save[0] != '\0' && !o->sample_only;
 }
@@ -105,6 +117,7 @@ static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
     if (run->rank > 0) { return; }
+    if (saves(o)) { refuse_a_taken_folder(o); }
     if (saves(o) && (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err))) {
         die("--save %s", err.text);
     }
@@ -291,30 +304,6 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     ranks_leave(run);
 }
 
-static void print_step(Run *run, StepResult s, double tokens_per_s) {
-    const Progress *p = &run->progress;
-    const Options *o = &run->options;
-    bool live = isatty(STDOUT_FILENO);
-    bool whole = p->step % o->log_interval == 0 || p->step == o->train_iters || s.skipped;
-    if (!whole && (!live || wall_seconds() - run->last_line < 0.2)) { return; }
-    run->last_line = wall_seconds();
-    char eta[32], mfu[32] = "", memory[48] = "", size[32];
-    double flops = tokens_per_s * flops_per_token(&run->config);
-    format_duration(eta, run->step_seconds * (double)(o->train_iters - p->step));
-    if (run->peak_flops > 0) {
-        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / run->peak_flops);
-    }
-    if (run->memory_bytes > 0) {
-        snprintf(memory, sizeof(memory), " | %s", format_bytes(size, run->memory_bytes));
-    }
-    printf("%sstep %5lld/%lld | loss %.4f | lr %.2e | norm %.4f | dt %.2f ms | %.0f tok/s | %.3g "
-           "TFLOP/s%s%s | ETA %s | %s%s%s",
-           live ? "\r\033[K" : "", (long long)p->step, (long long)o->train_iters, s.loss, s.lr,
-           s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, memory, eta,
-           precision_name(&run->precision), s.skipped ? " | SKIPPED" : "", whole ? "\n" : "");
-    fflush(stdout);
-}
-
 void run_report(Run *run, StepResult s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
@@ -328,7 +317,7 @@ void run_report(Run *run, StepResult s) {
     ranks_report(run, s);
     double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
     run->step_seconds += smooth * (s.seconds - run->step_seconds);
-    print_step(run, s, (double)tokens / s.seconds);
+    step_print(run, s, (double)tokens / s.seconds);
 
     MetricsRecord *r = metrics_begin("step");
     metrics_number(r, "step", (double)p->step);
@@ -355,6 +344,18 @@ void run_report_eval(Run *run, double loss, double seconds) {
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);
     metrics_number(r, "seconds", seconds);
+    metrics_end(&run->metrics, r);
+}
+
+bool run_counts_fp8(const Run *run, int64_t step) {
+    int64_t interval = run->options.fp8_stats_interval;
+    return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
+}
+
+void run_report_fp8(Run *run, const Fp8Counts *counts) {
+    MetricsRecord *r = metrics_begin("fp8");
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_fp8_counts(r, &run->precision, counts);
     metrics_end(&run->metrics, r);
 }
 

@@ -88,9 +88,17 @@ bool run_finite(double loss, double norm);
 // nothing without the option.
 void run_maybe_dump(const Run *run, const float *gradients, double loss);
 
+// The line of a step that has been counted.
+void step_print(Run *run, StepResult s, double tokens_per_s);
+
 // Counts the step and its tokens, prints, writes the record.
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
+
+// --fp8-stats-interval: whether step number `step` counts what FP8 loses; the record of it, by
+// slot.
+bool run_counts_fp8(const Run *run, int64_t step);
+void run_report_fp8(Run *run, const Fp8Counts *counts);
 
 // Whether something besides the next step waits for the report of step number `step` (counted as
 // progress counts): an evaluation, a sample, a save, the end.

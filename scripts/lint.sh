@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# make lint: the layout of .clang-format, what cppcheck and shellcheck find, and the sizes that
+# sizes.awk limits. Prints each violation as file:line and fails when there was one.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+faults=0
+
+# What git tracks, and what it would.
+files() {
+    git ls-files --cached --others --exclude-standard -- "$@" | while IFS= read -r file; do
+        if [[ -e $file ]]; then echo "$file"; fi
+    done
+}
+
+# The shell scripts of any name.
+shell_files() {
+    files '*.sh' .ci/run scripts test | sort -u | while IFS= read -r file; do
+        if head -n 1 "$file" | grep -qaE '^#!.*sh$'; then echo "$file"; fi
+    done
+}
+
+need() {
+    if ! command -v "$1" >/dev/null; then
+        echo "error: $1 is missing: apt-get install -y clang-format-14 cppcheck shellcheck" >&2
+        exit 1
+    fi
+}
+
+check() {
+    local name=$1
+    shift
+    echo "== $name"
+    "$@" || faults=$((faults + 1))
+}
+
+layout() {
+    clang-format-14 --dry-run -Werror "${layout[@]}"
+}
+
+# It reads no CUDA.
+defects() {
+    cppcheck --quiet --std=c11 --enable=warning,performance --inline-suppr --error-exitcode=1 \
+        --suppress=missingIncludeSystem --template='{file}:{line}: {severity}: {message} [{id}]' \
+        -j "$(nproc)" "${c[@]}"
+}
+
+# A $ in single quotes is awk's or sed's here, and functions are called by their names in variables.
+scripts() {
+    shellcheck --external-sources --format=gcc --exclude=SC2016,SC2317 \
+        "${shell[@]}"
+}
+
+sizes() {
+    awk -f scripts/sizes.awk "${layout[@]}" "${shell[@]}" "${others[@]}"
+}
+
+need clang-format-14
+need cppcheck
+need shellcheck
+mapfile -t c < <(files '*.c')
+mapfile -t layout < <(files '*.c' '*.h' '*.cu' '*.cuh')
+mapfile -t shell < <(shell_files)
+mapfile -t others < <(files Makefile '*.awk' '*.py')
+check 'clang-format' layout
+check 'cppcheck' defects
+check 'shellcheck' scripts
+check 'sizes' sizes
+if [[ $faults -gt 0 ]]; then
+    echo "lint: $faults of 4 checks found something"
+    exit 1
+fi
+echo "lint: nothing found"

@@ -1,0 +1,170 @@
+#!/usr/bin/env bash
+# scripts/quickstart.sh in a tree of links to this one, with a smaller model than its own, and with
+# stand-ins for make, nvidia-smi, nvcc and the GPU trainer where there is to be a GPU.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+small=(--num-layers 2 --seq-length 64 --max-position-embeddings 64 --sample-length 60
+    --eval-iters 4)
+
+# A program that runs train_gpt on a small model.
+small_trainer() {
+    printf '#!/bin/sh\n%s\nexec %s "$@" %s\n' "$2" "$root/train_gpt" "${small[*]}" >"$1"
+    chmod +x "$1"
+}
+
+prepare() {
+    local file
+    mkdir -p tree/scripts bin
+    for file in Makefile build train kernels dataloader checkpoints train_gpt.c tokenize \
+        make_corpus; do
+        ln -s "$root/$file" "tree/$file"
+    done
+    ln -s "$root"/scripts/*.[ch] tree/scripts
+    cp "$root/scripts/quickstart.sh" tree/scripts
+    small_trainer tree/train_gpt ''
+    make_text 1 30000 >"tree/my text.txt"
+    head -c 7000 /dev/urandom >tree/noise
+}
+
+quickstart() {
+    env "$@" tree/scripts/quickstart.sh
+}
+
+# expect STATUS "error" NAME=VALUE...: it ends so, and writes no checkpoint.
+refuses() {
+    local error=$1
+    shift
+    expect_status 1 quickstart "$@" || return
+    if [[ $(cat log) != "error: $error"* ]]; then fail "$* | $(tail -n 2 log)"; fi
+}
+
+arguments_are_checked() {
+    local steps
+    for steps in 0 29 030 -1 1e3 9999999999 x; do
+        refuses "STEPS=$steps: must be a whole number from 30" STEPS=$steps
+    done
+    refuses 'DATA=no.txt: no such file' DATA=no.txt
+    refuses 'DATA=scripts: not a file that can be read' DATA=scripts
+    head -c 6143 "tree/my text.txt" >tree/short
+    refuses 'DATA=short: 6143 bytes, too small to learn from; give at least 6144' DATA=short
+    refuses 'GPU=1: must be yes or no' GPU=1
+    [[ ! -e tree/run ]] || fail "something was written"
+}
+
+packages_are_named() {
+    printf '#!/bin/sh\necho 1000\n' >bin/id
+    printf '#!/bin/sh\nexit 1\n' >bin/gcc-without-headers
+    chmod +x bin/id bin/gcc-without-headers
+    refuses 'missing: libc6-dev libcjson-dev zlib1g-dev. Type this once, then make quickstart' \
+        PATH="$PWD/bin:$PATH" CC=gcc-without-headers
+    has log 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev' || fail "$(cat log)"
+    refuses 'missing: gcc libc6-dev' PATH="$PWD/bin:$PATH" CC=no-such-compiler
+}
+
+trains_on_a_text() {
+    expect_status 0 quickstart DATA="my text.txt" STEPS=45 || return
+    local line losses
+    for line in '== training: steps 1 to 30 of 45' 'resuming from run/quickstart/step_00000030' \
+        'step    45/45 ' '== what the model writes' '== done in '; do
+        has log "$line" || fail "no '$line'"
+    done
+    losses=$(sed -n 's/^ *loss of .*) *\([0-9.]*\)$/\1/p' log | tr '\n' ' ')
+    awk -v losses="$losses" 'BEGIN {
+        exit !(split(losses, l, " ") == 2 && l[1] > l[2] && l[2] > 0)
+    }' || fail "losses: $losses"
+    has tree/run/quickstart/metrics.jsonl '"kind":"end","step":45,"status":0' || fail "no end"
+    [[ -d tree/run/quickstart/latest/ ]] || fail "no checkpoint"
+    cp log trained
+}
+
+# Every line of `Try next`, but those that begin all over.
+suggestions_work() {
+    local command count=0
+    sed '1,/^Try next/d' trained | grep '^    \./' >commands
+    while IFS= read -r command; do
+        expect_status 0 bash -c "cd tree && $command"
+        count=$((count + 1))
+    done <commands
+    [[ $count -eq 5 ]] || fail "$count suggestions: $(cat commands)"
+    [[ -d tree/run/fp8/latest/ && -d tree/run/wide/latest/ ]] || fail "$(ls tree/run)"
+}
+
+noise_is_not_learned() {
+    expect_status 1 quickstart DATA=noise STEPS=30 || return
+    has log 'the earlier run is now run/quickstart.1' || fail "the earlier run"
+    has tree/run/quickstart.1/metrics.jsonl '"step":45' || fail "the earlier run is gone"
+    has log 'error: the validation loss is not clearly below the unigram entropy' ||
+        fail "$(tail -n 3 log)"
+}
+
+an_interrupted_run_goes_on() {
+    setsid env DATA="my text.txt" STEPS=100000 tree/scripts/quickstart.sh >log 2>&1 &
+    local group=$! metrics=tree/run/quickstart/metrics.jsonl i
+    for ((i = 0; i < 600; i++)); do
+        if has $metrics '"kind":"step","step":3' 2>/dev/null && has log 'steps 1 to'; then break; fi
+        sleep 0.1
+    done
+    kill -INT -- "-$group"
+    wait "$group"
+    has log 'error: stopped; go on with ./train_gpt --config run/quickstart/config.txt' ||
+        fail "$(tail -n 3 log)"
+    (cd tree && $(sed -n 's/^error: stopped; go on with //p' ../log) --train-iters 5) >log2 2>&1 ||
+        fail "the command: $(tail -n 1 log2)"
+}
+
+# Stand-ins for what a machine with a GPU has.
+make_a_gpu() {
+    local real
+    real=$(command -v make)
+    # shellcheck disable=SC2028 # the script's own escapes
+    {
+        echo '#!/bin/sh'
+        echo "case \"\$*\" in *train_gptcu*) echo \"\$*\" >>'$PWD/made'; exit \$GPU_BUILD ;; esac"
+        echo 'if [ -n "$STOP_HERE" ]; then exit 1; fi'
+        echo "exec $real \"\$@\""
+    } >bin/make
+    printf '#!/bin/sh\nif [ $# -gt 0 ]; then printf "9.0\\n9.0\\n"; fi\n' >bin/nvidia-smi
+    printf '#!/bin/sh\n' >bin/nvcc
+    rm -f bin/id
+    chmod +x bin/*
+    # shellcheck disable=SC2016 # for the stand-in
+    small_trainer tree/train_gptcu \
+        'case "$*" in --verify) exit $VERIFIED ;; esac; echo "on the GPU"'
+}
+
+gpu() {
+    rm -f made
+    quickstart PATH="$PWD/bin:$PATH" NVCC=nvcc GPU_BUILD=0 VERIFIED=0 DATA="my text.txt" \
+        STEPS=30 "$@"
+}
+
+a_gpu_is_used() {
+    make_a_gpu
+    expect_status 0 gpu || return
+    has made 'train_gptcu ARCHS=90a PTX=' || fail "made: $(cat made)"
+    [[ $(grep -c '^on the GPU' log) -eq 2 ]] || fail "it did not train there"
+    has log './train_gptcu --config run/quickstart/config.txt --save run/fp8' || fail "Try next"
+    expect_status 1 gpu GPU=no STOP_HERE=1 # which ends before the training
+    [[ ! -e made ]] || fail "GPU=no: $(cat made)"
+}
+
+a_gpu_that_fails_is_not_used() {
+    expect_status 1 gpu GPU_BUILD=1 STOP_HERE=1
+    has log 'warning: no GPU trainer: it could not be built' || fail "$(cat log)"
+    expect_status 1 gpu VERIFIED=1 STOP_HERE=1
+    has log 'warning: no GPU trainer: --verify failed' || fail "$(cat log)"
+    expect_status 1 gpu NVCC=no-nvcc STOP_HERE=1
+    has log 'a GPU, but no nvcc under no-nvcc' || fail "$(cat log)"
+    [[ ! -e made ]] || fail "made: $(cat made)"
+    printf '#!/bin/sh\nexit 9\n' >bin/nvidia-smi
+    expect_status 1 gpu STOP_HERE=1
+    [[ ! -e made ]] || fail "without a driver: $(cat made)"
+}
+
+run prepare
+for test in arguments_are_checked packages_are_named trains_on_a_text suggestions_work \
+    noise_is_not_learned an_interrupted_run_goes_on a_gpu_is_used a_gpu_that_fails_is_not_used; do
+    run $test
+done
+summary
