@@ -33,7 +33,7 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all quickstart test fuzz lint bench-cpu golden clean
+.PHONY: all quickstart scripts test fuzz lint bench-cpu golden clean
 
 all: $(PROGRAMS)
 
@@ -138,6 +138,15 @@ golden: train_gpt .venv/golden
 .venv/golden: test/requirements.txt
 	python3 -m venv .venv
 	.venv/bin/pip install --quiet -r $<
+	touch $@
+
+# the Python around the trainers, in an environment of its own: compare, plot, monitor, ...
+scripts: .venv/scripts/ready
+.venv/scripts/ready: scripts/requirements.txt
+	@python3 -c 'import ensurepip, venv' || \
+	  { echo 'error: make scripts needs Python 3 with venv: apt-get install python3-venv' >&2; exit 1; }
+	python3 -m venv .venv/scripts
+	.venv/scripts/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 clean:

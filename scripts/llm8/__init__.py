@@ -1,0 +1,1 @@
+"""What the Python programs under scripts/ share."""
