@@ -21,9 +21,9 @@ $(error BLAS=$(BLAS): must be own or openblas)
 endif
 
 BUILD   := build
-COMMON  := $(wildcard train/*.c checkpoints/*.c) dataloader/shard.c dataloader/loader.c \
-           dataloader/tokenizer.c
-CPU     := kernels/cpu.c kernels/cpu_gemm.c
+COMMON  := $(wildcard train/*.c checkpoints/*.c) \
+           $(filter-out dataloader/tokenize.c,$(wildcard dataloader/*.c))
+CPU     := kernels/cpu.c kernels/cpu_gemm.c kernels/rope.c
 CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
 GPU_C   := kernels/gpu.c kernels/gemm.c kernels/attention.c kernels/verify.c
@@ -39,7 +39,7 @@ all: $(PROGRAMS)
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/shard.c dataloader/tokenizer.c \
-            checkpoints/io.c train/common.c)
+            dataloader/encoder.c checkpoints/io.c train/common.c)
 make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) train/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)

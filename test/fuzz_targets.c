@@ -3,8 +3,8 @@
 #define _GNU_SOURCE // memfd_create
 
 #include "../checkpoints/hugging_face.h"
+#include "../dataloader/encoder.h"
 #include "../dataloader/loader.h"
-#include "../dataloader/tokenizer.h"
 #include "fixture.h"
 #include "fuzz.h"
 
@@ -78,6 +78,16 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
         const unsigned char *bytes = tokenizer_decode(&t, id, &length);
         if (length > 0) { sink = (unsigned char)(bytes[0] + bytes[length - 1]); }
     }
+    static const char text[] = "It's 1234 the\n\n \xc3\xa9\xff end ";
+    int tokens[sizeof(text)];
+    Encoder e;
+    if (encoder_open(&e, &t, NULL)) {
+        int64_t count = encoder_encode(&e, (const unsigned char *)text, sizeof(text), tokens);
+        for (int64_t i = 0; i < count; i++) {
+            if (tokens[i] < 0 || tokens[i] >= t.vocab) { die("token %d", tokens[i]); }
+        }
+        encoder_close(&e);
+    }
     tokenizer_close(&t);
     return true;
 }
@@ -85,6 +95,14 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
 static void seed_tokenizers(void) {
     tokenizer_write_bytes("t.bin", NULL);
     seed_file("t.bin");
+    Blob b = blob_read("t.bin");
+    static const CharacterRange space = {32, 32, CLASS_SPACE};
+    b.bytes[4 * 4] = CUT_GPT2;
+    b.bytes[4 * 5] = 1;
+    b.bytes = realloc_or_die(b.bytes, b.size + sizeof(space));
+    memcpy(b.bytes + b.size, &space, sizeof(space));
+    fuzz_seed(b.bytes, b.size + sizeof(space));
+    free(b.bytes);
 }
 
 // A file that is accepted must also survive being written and read again.

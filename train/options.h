@@ -28,7 +28,7 @@ typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
 typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
 
-enum { OPTIONS_MAX = 96 };
+enum { OPTIONS_MAX = 128 };
 
 typedef struct {
     // model
@@ -38,6 +38,8 @@ typedef struct {
     int vocab_size, make_vocab_size_divisible_by, seq_length, max_position_embeddings;
     bool untie_embeddings_and_output_weights;
     double norm_epsilon, rope_theta, init_method_std;
+    int rope_scaling, rope_original_length;
+    double rope_scaling_factor, rope_low_freq_factor, rope_high_freq_factor;
     // data
     char data[PATH_LENGTH], valid_data[PATH_LENGTH], tokenizer[PATH_LENGTH];
     bool shuffle;
@@ -62,9 +64,11 @@ typedef struct {
     int sample_length, sample_top_k;
     double sample_temperature;
     int64_t sample_seed;
-    bool sample_only;
+    bool sample_only, eval_only;
+    char sample_prompt[PATH_LENGTH], eval_choices[PATH_LENGTH];
+    int64_t eval_choices_limit;
     // checkpoints
-    char save[PATH_LENGTH], resume[PATH_LENGTH];
+    char save[PATH_LENGTH], resume[PATH_LENGTH], load[PATH_LENGTH];
     int64_t save_interval;
     int keep;
     bool list_checkpoints;

@@ -4,6 +4,7 @@
 #define LLM8_RUN_H
 
 #include "../checkpoints/checkpoint.h"
+#include "../dataloader/choices.h"
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"
 #include "metrics.h"
@@ -26,6 +27,9 @@ typedef struct {
     Loader train, valid;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
+    char tokenizer_folder[PATH_LENGTH]; // where tokenizer.bin was found
+    int *prompt, prompt_length;         // the tokens that samples start with
+    ChoiceSets choices;                 // --eval-choices
 
     Metrics metrics;
     Saver saver;
@@ -50,12 +54,16 @@ void run_free_configuration(Run *run);
 void run_announce(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 void run_start(Run *run, const char *device);
+// The data of run_start.
+void run_open_data(Run *run);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 
 // Opens the checkpoint that --resume names, if there is one, and takes its progress over. Where the
 // run starts goes into metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
+// Where there is none: the weights of --load, or else random ones.
+void run_first_weights(const Run *run, float *weights);
 
 // inputs, targets [B,T] of micro-batch `micro` of the present step, or of the one `ahead` steps on.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
@@ -77,6 +85,18 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss);
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
 
+// How a trainer takes part in scoring multiple-choice sets.
+typedef struct {
+    void *trainer;
+    // losses [B,T] of the targets; 0 where a target is -1. B x T is at most a micro-batch's tokens.
+    void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
+                   float *losses);
+    void (*sum)(void *trainer, int64_t *values, int n); // over the ranks; NULL: there is one
+} ChoiceModel;
+
+// Scores every set of --eval-choices, prints and writes the records.
+void run_score_choices(Run *run, ChoiceModel model);
+
 // Whether something besides the next step waits for the report of step number `step` (counted as
 // progress counts): an evaluation, a sample, a save, the end.
 bool run_needs_result(const Run *run, int64_t step);
@@ -86,9 +106,16 @@ bool run_should_save(const Run *run);
 // Starts the save and says so.
 void run_save(Run *run, const Snapshot *snapshot);
 
-// Prints one token of a sample as text, or its id where there is no tokenizer.
-void run_print_token(const Run *run, int token);
-int run_first_token(const Run *run); // the end of text, where a sample starts
+// The logits [V] of the token after tokens[0..n), n <= seq_length; they are used before the next
+// call.
+typedef const float *(*NextLogits)(void *trainer, const int *tokens, int n);
+
+// Prints a sample: --sample-prompt, then what the model makes of it, as text, or as ids where there
+// is no tokenizer. It starts with the end of text, as documents do.
+void run_sample(Run *run, NextLogits next_logits, void *trainer);
+
+// What a sample starts with, into run->prompt.
+bool run_encode_prompt(Run *run, Error *err);
 
 // The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
 int sample_token(const Options *options, const float *logits, float *scratch, int V, int64_t place);
