@@ -103,6 +103,10 @@ $(BUILD)/asan/test_corpus: $(call objects,asan,$(CORPUS))
 $(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c train/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
+# what the comparisons with transformers read our logits with
+$(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+
 # the library under the fuzzer reports which code an input reaches
 FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
 $(BUILD)/fuzz/%.c.o: %.c
@@ -129,6 +133,7 @@ TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
+      $(BUILD)/plain/logits_tool \
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(wildcard test/test_*.sh)
 

@@ -63,6 +63,20 @@ void hf_declare(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype) {
     }
 }
 
+void hf_list(const ParamLayout *layout, FILE *out) {
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        HfPart parts[HF_PARTS];
+        int count = hf_parts(layout, p, parts);
+        for (int j = 0; j < count; j++) {
+            int64_t shape[2];
+            int dims = part_shape(&parts[j], is_vector(p), shape);
+            fprintf(out, "%s %lld", parts[j].name, (long long)shape[0]);
+            fprintf(out, dims > 1 ? " %lld\n" : "\n", (long long)shape[1]);
+        }
+    }
+}
+
 // Writes [rows,cols] as [cols,rows], a strip of columns at a time.
 static void write_transposed(FileWriter *file, const char *from, int rows, int cols, size_t size) {
     char *strip = malloc_or_die((size_t)STRIP * (size_t)rows * size);

@@ -25,6 +25,9 @@ int hf_parts(const ParamLayout *layout, const Param *param, HfPart parts[HF_PART
 void hf_declare(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype);
 void hf_write(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype, const void *weights);
 
+// A line for each tensor: its name and shape.
+void hf_list(const ParamLayout *layout, FILE *out);
+
 // Reads a model into FP32 weights; what the file does not hold (gaps, vocabulary padding) is zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, float *weights, Error *err);
 

@@ -39,8 +39,8 @@ void rmsnorm_forward(float *out, float *rstd, const float *x, const float *weigh
 void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float *x,
                       const float *weight, const float *rstd, int M, int C);
 
-// Turns queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's order:
-// element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
+// Turns queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
+// order: element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
 
 // Causal attention with grouped keys and values, softmax(QK'/sqrt(D))V.

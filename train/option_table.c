@@ -188,6 +188,8 @@ const OptionRow option_table[] = {
     LONG("log-interval", log_interval, "10", 1, COUNT_MAX, RUN,
          "steps between lines (metrics.jsonl has every step)"),
     FLAG("plan", plan, "false", RUN, "print the memory plan and leave"),
+    FLAG("list-tensors", list_tensors, "false", RUN,
+         "print the model's tensors, as model.safetensors has them, and leave"),
     TEXT("dump-gradients", dump_gradients, "", "FILE", RUN,
          "write the next step's loss and gradients, before clipping, as safetensors, and leave"),
     TEXT("config", config, "", "FILE", RUN,

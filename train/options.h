@@ -80,7 +80,7 @@ typedef struct {
     bool verify, profile;
     // run
     int64_t log_interval;
-    bool plan;
+    bool plan, list_tensors;
     char dump_gradients[PATH_LENGTH];
     char config[PATH_LENGTH];
     bool help, version;

@@ -43,6 +43,10 @@ void run_announce(const Run *run) {
         if (!checkpoint_list(run->options.save, &err)) { die("%s", err.text); }
         exit(EXIT_SUCCESS);
     }
+    if (run->options.list_tensors) {
+        hf_list(&run->layout, stdout);
+        exit(EXIT_SUCCESS);
+    }
     options_print(&run->options, stdout);
     precision_print(&run->precision);
 }

@@ -190,6 +190,24 @@ def fetch_known_set(name, folder, mirror, most, progress):
     return [path for path, valid in paths if not valid], [path for path, valid in paths if valid]
 
 
+def fetch_model(repository, folder, mirror):
+    """A model's safetensors, configuration and tokenizer from the Hub; returns its folder."""
+    folder = os.path.join(folder, repository.replace("/", "--"))
+    downloader = Downloader(repository, folder, mirror)
+    entries, url = [], f"{HUB}/api/models/{repository}/tree/main"
+    while url:
+        page, url = downloader.json(url)
+        entries += page
+    for entry in entries:
+        name = entry.get("path", "")
+        weights = name.endswith(".safetensors") and name.startswith("model")
+        if weights or name.endswith(".json"):
+            digest = (entry.get("lfs") or {}).get("oid", "")
+            address = f"{HUB}/{repository}/resolve/main/{urllib.parse.quote(name)}"
+            downloader.file(address, name, entry.get("size", 0), digest)
+    return folder
+
+
 def hub_tokenizer(name, repository, folder, mirror):
     """A tokenizer.json of the Hub, with the tokenizer_config.json beside it; returns its path."""
     downloader = Downloader(f"--tokenizer {name}", os.path.join(folder, name), mirror)
