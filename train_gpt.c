@@ -95,13 +95,14 @@ static void plan_state(Trainer *t) {
     bool rounds = strcmp(precision_name(&run->precision), "FP32") != 0;
     bool delayed = run->precision.format != FP8_FORMAT_NONE &&
                    run->precision.recipe == FP8_RECIPE_DELAYED;
-    bool saves = run->options.save[0] != '\0' && !run->options.sample_only &&
-                 !run->options.eval_only;
+    bool learns = !run->options.sample_only && !run->options.eval_only;
+    bool saves = learns && run->options.save[0] != '\0';
+    int64_t learned = learns ? size : 0;
     plan_floats(t, "weights", "weights", size, &t->weights);
     plan_floats(t, "weights", "rounded weights", rounds ? size : 0, &t->rounded);
-    plan_floats(t, "gradients", "gradients", size, &t->gradients);
-    plan_floats(t, "optimizer", "first moment", size, &t->exp_avg);
-    plan_floats(t, "optimizer", "second moment", size, &t->exp_avg_sq);
+    plan_floats(t, "gradients", "gradients", learned, &t->gradients);
+    plan_floats(t, "optimizer", "first moment", learned, &t->exp_avg);
+    plan_floats(t, "optimizer", "second moment", learned, &t->exp_avg_sq);
     plan_buffer(&t->plan, "scaling", "slots", slots * (int64_t)sizeof(Fp8Slot), (void **)&t->slots);
     plan_floats(t, "scaling", "amax history", delayed ? history : 0, &t->amax_history);
     plan_floats(t, "checkpoint", "snapshot", saves ? 3 * size : 0, &t->snapshot);
@@ -604,9 +605,10 @@ static void trainer_restore(Trainer *t) {
     if (!run_restore(run, &c)) {
         run_first_weights(run, t->weights);
     } else {
+        int64_t learned = t->exp_avg != NULL ? size : 0;
         if (!checkpoint_read(&c, "master", 0, size, t->weights, &err) ||
-            !checkpoint_read(&c, "exp_avg", 0, size, t->exp_avg, &err) ||
-            !checkpoint_read(&c, "exp_avg_sq", 0, size, t->exp_avg_sq, &err)) {
+            !checkpoint_read(&c, "exp_avg", 0, learned, t->exp_avg, &err) ||
+            !checkpoint_read(&c, "exp_avg_sq", 0, learned, t->exp_avg_sq, &err)) {
             die("%s", err.text);
         }
         if (t->amax_history != NULL &&

@@ -5,6 +5,7 @@
 #include "../checkpoints/hugging_face.h"
 #include "../dataloader/encoder.h"
 #include "../dataloader/loader.h"
+#include "choice_file.h"
 #include "fixture.h"
 #include "fuzz.h"
 
@@ -103,6 +104,36 @@ static void seed_tokenizers(void) {
     memcpy(b.bytes + b.size, &space, sizeof(space));
     fuzz_seed(b.bytes, b.size + sizeof(space));
     free(b.bytes);
+}
+
+static bool accepts_choices(const uint8_t *data, size_t size) {
+    enum { MOST = 8, VOCAB = 50 };
+    ChoiceSet set;
+    int tokens[MOST], answer;
+    put_input("input.bin", data, size);
+    if (!choices_open(&set, "input.bin", VOCAB, NULL)) { return false; }
+    for (int q = 0; q < set.count; q++) {
+        for (int a = 0; a < set.questions[q].answers; a++) {
+            int n = choices_row(&set, q, a, MOST, tokens, &answer);
+            for (int i = 0; i < n; i++) {
+                if (tokens[i] >= VOCAB) { die("token %d", tokens[i]); }
+            }
+        }
+    }
+    choices_close(&set);
+    return true;
+}
+
+static void seed_choices(void) {
+    static ChoiceFile f;
+    static const int lengths[] = {1, 4, 2};
+    for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
+        f = (ChoiceFile){.number_bytes = number_bytes};
+        put_question(&f, 1, 3, 2, lengths, 50);
+        put_question(&f, 0, 12, 3, lengths, 50);
+        choice_file_write(&f, "t.bin");
+        seed_file("t.bin");
+    }
 }
 
 // A file that is accepted must also survive being written and read again.
@@ -260,6 +291,7 @@ static void seed_scaling(void) {
 const FuzzTarget fuzz_targets[] = {
     {"shard", accepts_shard, seed_shards},
     {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
+    {"multiple-choice set", accepts_choices, seed_choices},
     {"config file", accepts_config, seed_configs},
     {"safetensors", accepts_safetensors, seed_safetensors},
     {"meta.json", accepts_meta, seed_meta},

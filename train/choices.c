@@ -132,10 +132,9 @@ static void report(Run *run, const ChoiceSet *set, const int64_t counts[3], doub
     metrics_end(&run->metrics, r);
 }
 
-static void score_set(Run *run, const ChoiceSet *set, ChoiceModel model) {
-    int64_t counts[3] = {0}, limit = run->options.eval_choices_limit;
+void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]) {
+    int64_t limit = run->options.eval_choices_limit;
     size_t room = (size_t)run->options.micro_batch_size * (size_t)run->config.seq_length;
-    double begin = wall_seconds();
     Scoring s = {.run = run,
                  .set = set,
                  .model = model,
@@ -150,7 +149,6 @@ static void score_set(Run *run, const ChoiceSet *set, ChoiceModel model) {
     score_rows(&s);
     count_right(&s, counts);
     if (model.sum != NULL) { model.sum(model.trainer, counts, 3); }
-    report(run, set, counts, wall_seconds() - begin);
     free(s.tokens);
     free(s.inputs);
     free(s.losses);
@@ -160,5 +158,10 @@ static void score_set(Run *run, const ChoiceSet *set, ChoiceModel model) {
 }
 
 void run_score_choices(Run *run, ChoiceModel model) {
-    for (int i = 0; i < run->choices.count; i++) { score_set(run, &run->choices.sets[i], model); }
+    for (int i = 0; i < run->choices.count; i++) {
+        int64_t counts[3] = {0};
+        double begin = wall_seconds();
+        run_score_set(run, &run->choices.sets[i], model, counts);
+        report(run, &run->choices.sets[i], counts, wall_seconds() - begin);
+    }
 }

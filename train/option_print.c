@@ -3,9 +3,8 @@
 
 #include <string.h>
 
-// The rows that say what to do now rather than what the run is; a saved configuration leaves them
-// out.
-static bool is_action(const OptionRow *row) {
+// A saved configuration leaves these out.
+bool option_is_action(const OptionRow *row) {
     static const char *const actions[] = {
         "help",           "version", "eval-only",        "list-tensors",
         "plan",           "config",  "list-checkpoints", "sample-only",
@@ -34,7 +33,7 @@ void options_print(const Options *options, FILE *out) {
     size_t column = 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (is_action(row)) { continue; }
+        if (option_is_action(row)) { continue; }
         option_text(options, row, value);
         bool on = strcmp(value, "true") == 0;
         if (row->type == OPTION_BOOL) {
@@ -65,7 +64,7 @@ void options_write_config(const Options *options, FILE *out) {
           out);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (is_action(row) || *option_text(options, row, value) == '\0') { continue; }
+        if (option_is_action(row) || *option_text(options, row, value) == '\0') { continue; }
         if (strcmp(group, row->group) != 0) { fprintf(out, "\n# %s\n", row->group); }
         group = row->group;
         fprintf(out, "%s %s\n", row->name, value);

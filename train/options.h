@@ -132,6 +132,9 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 // Says which options on the command line or in the file have no effect without a GPU.
 void options_note_gpu_only(const Options *options);
 
+// Whether a row says what to do now rather than what the run is.
+bool option_is_action(const OptionRow *row);
+
 void options_print(const Options *options, FILE *out);        // the echo, as options, by group
 void options_write_config(const Options *options, FILE *out); // a file for --config
 void options_help(FILE *out, const char *program);

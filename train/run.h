@@ -94,6 +94,10 @@ typedef struct {
     void (*sum)(void *trainer, int64_t *values, int n); // over the ranks; NULL: there is one
 } ChoiceModel;
 
+// Adds to counts: the questions, those answered rightly by the sum of an answer's losses, and by
+// their mean.
+void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
+
 // Scores every set of --eval-choices, prints and writes the records.
 void run_score_choices(Run *run, ChoiceModel model);
 
