@@ -26,7 +26,7 @@ COMMON  := $(wildcard train/*.c checkpoints/*.c) \
 CPU     := kernels/cpu.c kernels/cpu_gemm.c kernels/rope.c
 CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
-GPU_C   := kernels/gpu.c kernels/gemm.c kernels/attention.c kernels/verify.c
+GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c))
 GPU_CU  := $(wildcard kernels/*.cu)
 TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 
@@ -77,6 +77,22 @@ GPU_TESTS := $(patsubst test/%.cu,$(BUILD)/plain/%,$(wildcard test/*.cu))
 $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
+
+# what test/gpu.sh runs
+.PHONY: gpu-programs test-gpu bench
+gpu-programs: train_gpt train_gptcu tokenize $(BUILD)/plain/compare_tensors $(GPU_TESTS)
+
+# SANITIZE_GPU=1: compute-sanitizer besides. LLM8_BIN=FOLDER: run the programs there, build nothing
+test-gpu:
+	@test/gpu.sh --has-gpu
+	@$(if $(LLM8_BIN),,$(MAKE) gpu-programs)
+	@test/gpu.sh
+
+# MODELS= PRECISIONS= ITERS= RESULTS= as scripts/bench says; LLM8_BIN as above
+bench:
+	@test/gpu.sh --has-gpu
+	@$(if $(LLM8_BIN),,$(MAKE) train_gptcu)
+	@scripts/bench
 
 # ---- tests: every test/test_NAME.c is a program, built plainly and under the sanitizers ----------
 

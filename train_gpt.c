@@ -120,6 +120,9 @@ static void plan_activations(Trainer *t) {
     int64_t heads = (int64_t)c->num_heads * c->head_size;
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
+    if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
+        t->chunk_rows = (int)M; // the range of a tensor is that of all its rows
+    }
     plan_buffer(&t->plan, "data", "inputs", M * (int64_t)sizeof(int), (void **)&t->inputs);
     plan_buffer(&t->plan, "data", "targets", M * (int64_t)sizeof(int), (void **)&t->targets);
     for (int l = 0; l < c->num_layers; l++) { plan_block(t, &t->blocks[l], M); }
@@ -137,20 +140,27 @@ static void plan_activations(Trainer *t) {
     plan_floats(t, "scratch", "d fc1", M * fc1_rows(c), &t->d_fc1);
     plan_floats(t, "scratch", "d activated", M * c->ffn, &t->d_activated);
     int64_t widest = max64(max64(C, qkv_rows(c)), max64(fc1_rows(c), heads));
-    int64_t operand = t->rounded != NULL || strcmp(precision_name(&t->run.precision), "FP32") != 0
-                          ? max64(M * widest, (int64_t)t->chunk_rows * c->padded_vocab)
-                          : 0;
+    int64_t operand = max64(M * widest, (int64_t)t->chunk_rows * c->padded_vocab);
+    if (t->run.options.eval_precision == EVAL_BF16) { // a weight too
+        operand = max64(operand, C * max64(widest, c->padded_vocab));
+    }
+    if (strcmp(precision_name(&t->run.precision), "FP32") == 0) { operand = 0; }
     plan_floats(t, "scratch", "rounded operand", operand, &t->operand_a);
     plan_floats(t, "scratch", "rounded operand 2", operand, &t->operand_b);
+}
+
+static void fix_head_slot(Trainer *t) {
+    if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number != NUMBER_FP8) { return; }
+    int index = fp8_slot_index(&t->run.config, LINEAR_HEAD, 0, OPERAND_DY);
+    t->slots[index] = fp8_fixed_slot(&t->run.precision, &t->run.options);
 }
 
 static void trainer_open(Trainer *t, const Options *options) {
     *t = (Trainer){0};
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
     Error err;
-    if (!run_configure(&t->run, options, rounds ? NUMBER_BF16 : NUMBER_FP32, &err)) {
-        die("%s", err.text);
-    }
+    NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL};
+    if (!run_configure(&t->run, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
     options_note_gpu_only(options);
     t->whole = (Bucket){0, t->run.layout.size};
@@ -174,6 +184,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     for (int i = 0; i < fp8_slot_count(c); i++) {
         t->slots[i].scale = t->slots[i].scale_inv = 1.0f;
     }
+    fix_head_slot(t);
 }
 
 static int trainer_close(Trainer *t) {
@@ -205,6 +216,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, const float *x, int64_t n
     const Precision *p = &t->run.precision;
     Fp8Slot *slot = &t->slots[slot_index];
     bool delayed = p->recipe == FP8_RECIPE_DELAYED;
+    if (fp8_slot_is_fixed(p->config, slot_index)) { return slot->scale; }
     if (delayed && slot->count > 0 && !record) { return slot->scale; }
     float amax = tensor_amax(x, n), scale = slot->scale;
     if (!delayed || slot->count == 0) {
@@ -263,25 +275,33 @@ static float slot_inverse(Trainer *t, Linear linear, int layer, Operand operand)
 
 // y[M,N] = x[M,C] W' (+ bias) (+ addend)
 static void linear_forward(Trainer *t, Linear linear, int layer, float *y, const float *x,
-                           const float *bias, const float *addend, int M, bool training) {
+                           const float *bias, const float *addend, int M, Pass pass) {
     const ModelConfig *c = &t->run.config;
     const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
     int outputs, inputs;
     linear_shape(c, linear, &outputs, &inputs);
+    Number number = pass == PASS_EVAL_BF16 && lp->number == NUMBER_FP8 ? NUMBER_BF16 : lp->number;
+    const float *w = linear_operand_w(t, linear, layer);
     float alpha = 1.0f;
-    if (lp->number != NUMBER_FP32) {
+    if (number != NUMBER_FP32) {
         int64_t n = (int64_t)M * inputs;
         int slot = fp8_slot_index(c, linear, layer, OPERAND_X);
-        float scale = lp->number == NUMBER_FP8 ? fp8_scale_for(t, slot, x, n, training) : 1.0f;
-        alpha = round_operand(t, lp->number, linear, layer, OPERAND_X, scale, t->operand_a, x, n);
-        alpha *= slot_inverse(t, linear, layer, OPERAND_W);
+        float scale = number == NUMBER_FP8 ? fp8_scale_for(t, slot, x, n, pass == PASS_TRAIN)
+                                           : 1.0f;
+        alpha = round_operand(t, number, linear, layer, OPERAND_X, scale, t->operand_a, x, n);
         x = t->operand_a;
+    }
+    if (number == NUMBER_FP8) { alpha *= slot_inverse(t, linear, layer, OPERAND_W); }
+    if (number != lp->number) {
+        round_to_bf16(t->operand_b, weight_of(t, linear_weight(c, linear), layer),
+                      (int64_t)outputs * inputs);
+        w = t->operand_b;
     }
     cpu_gemm((CpuGemm){.m = M,
                        .n = outputs,
                        .k = inputs,
                        .a = x,
-                       .b = linear_operand_w(t, linear, layer),
+                       .b = w,
                        .c = y,
                        .bias = bias,
                        .addend = addend,
@@ -363,27 +383,27 @@ static void norm_backward(Trainer *t, TensorId weight, int layer, float *dx, con
 }
 
 // From blocks[l].residual to `out`, the next block's residual.
-static void block_forward(Trainer *t, int l, float *out, int B, int T, bool training) {
+static void block_forward(Trainer *t, int l, float *out, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
     Block *b = &t->blocks[l];
     norm_forward(t, TENSOR_NORM1_WEIGHT, l, b->norm1, b->mean1, b->rstd1, b->residual, M);
     linear_forward(t, LINEAR_QKV, l, b->qkv, b->norm1, weight_of(t, TENSOR_QKV_BIAS, l), NULL, M,
-                   training);
+                   pass);
     if (c->arch == ARCH_LLAMA) { rope_apply(b->qkv, t->rope, B, T, H, G, D, false); }
     attention_forward(b->attention, b->lse, b->qkv, B, T, H, G, D);
     linear_forward(t, LINEAR_ATTENTION_OUT, l, b->residual_mid, b->attention,
-                   weight_of(t, TENSOR_ATTENTION_OUT_BIAS, l), b->residual, M, training);
+                   weight_of(t, TENSOR_ATTENTION_OUT_BIAS, l), b->residual, M, pass);
     norm_forward(t, TENSOR_NORM2_WEIGHT, l, b->norm2, b->mean2, b->rstd2, b->residual_mid, M);
     linear_forward(t, LINEAR_FC1, l, b->fc1, b->norm2, weight_of(t, TENSOR_FC1_BIAS, l), NULL, M,
-                   training);
+                   pass);
     if (c->arch == ARCH_LLAMA) {
         swiglu_forward(b->activated, b->fc1, M, c->ffn);
     } else {
         gelu_forward(b->activated, b->fc1, (int64_t)M * c->ffn);
     }
     linear_forward(t, LINEAR_FC2, l, out, b->activated, weight_of(t, TENSOR_FC2_BIAS, l),
-                   b->residual_mid, M, training);
+                   b->residual_mid, M, pass);
 }
 
 // d_residual goes in as the gradient of the block's output, out as that of its input.
@@ -415,13 +435,13 @@ static void block_backward(Trainer *t, int l, int B, int T) {
 // ---- forward, loss, backward --------------------------------------------------------------------
 
 // From inputs [B,T] to norm_out.
-static void model_forward(Trainer *t, int B, int T, bool training) {
+static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     embedding_forward(t->blocks[0].residual, t->inputs, weight_of(t, TENSOR_TOKEN_EMBEDDING, 0),
                       weight_of(t, TENSOR_POSITION_EMBEDDING, 0), B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         float *out = l + 1 < c->num_layers ? t->blocks[l + 1].residual : t->residual_out;
-        block_forward(t, l, out, B, T, training);
+        block_forward(t, l, out, B, T, pass);
     }
     norm_forward(t, TENSOR_FINAL_NORM_WEIGHT, 0, t->norm_out, t->mean_out, t->rstd_out,
                  t->residual_out, B * T);
@@ -430,13 +450,13 @@ static void model_forward(Trainer *t, int B, int T, bool training) {
 // The LM head and the loss, some rows at a time, so that the logits never exist whole. Returns the
 // sum of the losses. With gradient_scale > 0 also goes backward, into d_norm and the head's
 // weights.
-static double head_loss(Trainer *t, int M, float gradient_scale) {
+static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     const ModelConfig *c = &t->run.config;
     double sum = 0;
     for (int row = 0; row < M; row += t->chunk_rows) {
         int rows = (int)min64(t->chunk_rows, M - row);
         const float *x = t->norm_out + (size_t)row * c->channels;
-        linear_forward(t, LINEAR_HEAD, 0, t->logits, x, NULL, NULL, rows, gradient_scale > 0);
+        linear_forward(t, LINEAR_HEAD, 0, t->logits, x, NULL, NULL, rows, pass);
         cross_entropy(t->losses + row, t->logits, t->targets + row, rows, c->vocab, c->padded_vocab,
                       gradient_scale);
         if (gradient_scale > 0) {
@@ -505,8 +525,8 @@ static void train_step(Trainer *t) {
     memset(t->gradients, 0, (size_t)run->layout.size * sizeof(float));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_batch(run, 0, micro, t->inputs, t->targets);
-        model_forward(t, B, T, true);
-        loss += head_loss(t, B * T, (float)(1.0 / step_tokens));
+        model_forward(t, B, T, PASS_TRAIN);
+        loss += head_loss(t, B * T, (float)(1.0 / step_tokens), PASS_TRAIN);
         model_backward(t, B, T);
     }
     StepResult result = {.loss = loss / step_tokens,
@@ -526,10 +546,11 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
                           float *losses) {
     Trainer *t = trainer;
     size_t tokens = (size_t)B * (size_t)T;
+    Pass pass = eval_pass(&t->run.options);
     memcpy(t->inputs, inputs, tokens * sizeof(int));
     memcpy(t->targets, targets, tokens * sizeof(int));
-    model_forward(t, B, T, false);
-    head_loss(t, B * T, 0.0f);
+    model_forward(t, B, T, pass);
+    head_loss(t, B * T, 0.0f, pass);
     memcpy(losses, t->losses, tokens * sizeof(float));
 }
 
@@ -537,11 +558,12 @@ static void validate(Trainer *t) {
     Run *run = &t->run;
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     int64_t samples = run_eval_samples(run);
+    Pass pass = eval_pass(&run->options);
     double begin = wall_seconds(), sum = 0;
     for (int64_t sample = 0; sample < samples; sample += B) {
         run_eval_batch(run, sample, t->inputs, t->targets);
-        model_forward(t, B, T, false);
-        sum += head_loss(t, B * T, 0.0f);
+        model_forward(t, B, T, pass);
+        sum += head_loss(t, B * T, 0.0f, pass);
     }
     run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
 }
@@ -557,10 +579,11 @@ static void maybe_evaluate(Trainer *t) {
 
 static const float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = trainer;
+    Pass pass = eval_pass(&t->run.options);
     memcpy(t->inputs, tokens, (size_t)n * sizeof(int));
-    model_forward(t, 1, n, false);
+    model_forward(t, 1, n, pass);
     linear_forward(t, LINEAR_HEAD, 0, t->logits,
-                   t->norm_out + (size_t)(n - 1) * t->run.config.channels, NULL, NULL, 1, false);
+                   t->norm_out + (size_t)(n - 1) * t->run.config.channels, NULL, NULL, 1, pass);
     return t->logits;
 }
 
@@ -615,6 +638,7 @@ static void trainer_restore(Trainer *t) {
             !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err)) {
             die("%s", err.text);
         }
+        fix_head_slot(t);
         checkpoint_close(&c);
     }
     round_weights(t);

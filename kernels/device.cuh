@@ -97,6 +97,35 @@ template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     return warp_sum(x);
 }
 
+// The larger of range and |x|; NaN when either is.
+__device__ __forceinline__ float range_of(float range, float x) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(range), "f"(fabsf(x)));
+    return larger;
+}
+
+__device__ __forceinline__ float range8(float range, const Floats8 &x) {
+#pragma unroll
+    for (int j = 0; j < VEC; j++) { range = range_of(range, x.v[j]); }
+    return range;
+}
+
+// *amax = max(*amax, the block's range), by their bits: non-negative floats order as those do, NaN
+// on top. All threads call it.
+__device__ __forceinline__ void block_amax(float *amax, float range) {
+    __shared__ uint32_t shared[WARP];
+    int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
+    if (thread % WARP == 0) { shared[thread / WARP] = bits; }
+    __syncthreads();
+    if (thread < WARP) {
+        bits = thread < threads / WARP ? shared[thread] : 0;
+        bits = __reduce_max_sync(~0u, bits);
+        uint32_t *largest = reinterpret_cast<uint32_t *>(amax);
+        if (thread == 0 && bits > __ldcg(largest)) { atomicMax(largest, bits); }
+    }
+}
+
 __device__ __forceinline__ void gradient_store(GradientOut out, int64_t i, float value) {
     if (out.type == TYPE_F32) {
         float *p = static_cast<float *>(out.data) + i;

@@ -2,7 +2,7 @@
 #include "fp8.cuh"
 
 __global__ void amax_kernel(float *amax, const void *x, GpuType type, int64_t vectors) {
-    uint32_t range = 0;
+    float range = 0.0f;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
          i += (int64_t)gridDim.x * blockDim.x) {
         range = range8(range, load_floats8(x, type, i));
@@ -14,6 +14,10 @@ void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t 
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
     amax_kernel<<<blocks, 256, 0, stream>>>(amax, x, type, n / VEC);
     LAUNCH_CHECK();
+}
+
+__device__ __forceinline__ bool is_weight(int slot) {
+    return slot % 3 == 1; // x, w, dy: train/precision.h
 }
 
 __device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
@@ -32,10 +36,9 @@ __device__ __forceinline__ float largest_known(const float *history, int known) 
 __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state, const StepInput *input) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];
-    bool is_weight = i % 3 == 1; // x, w, dy: train/precision.h
     if (!s.used[i]) { return; }
     if (state->skipped) {
-        if (threadIdx.x == 0 && !is_weight) { slot->amax = 0.0f; }
+        if (threadIdx.x == 0 && !is_weight(i)) { slot->amax = 0.0f; }
     } else {
         float *history = s.history + (int64_t)i * s.history_length, amax = slot->amax;
         bool entered = false;
@@ -77,6 +80,16 @@ __global__ void load_scales_kernel(Fp8Scaling s) {
 
 void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream) {
     load_scales_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
+    LAUNCH_CHECK();
+}
+
+__global__ void forget_ranges_kernel(Fp8Scaling s) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < s.count && !is_weight(i)) { s.slots[i].amax = 0.0f; }
+}
+
+void gpu_fp8_forget_ranges(const Fp8Scaling *scaling, cudaStream_t stream) {
+    forget_ranges_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
     LAUNCH_CHECK();
 }
 

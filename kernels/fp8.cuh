@@ -8,17 +8,16 @@
 #include <cuda_fp8.h>
 
 // Two values to two codes, the first in the lower byte; rounds to nearest even and saturates.
-__device__ __forceinline__ uint32_t encode2(float a, float b, Fp8Type type) {
-    float2 pair = make_float2(a, b);
-    return type == FP8_E4M3 ? __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3)
-                            : __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E5M2);
+template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b) {
+    const __nv_fp8_interpretation_t format = TYPE == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
+    return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format);
 }
 
-__device__ __forceinline__ uint2 encode8(const Floats8 &x, float scale, Fp8Type type) {
+template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &x, float scale) {
     uint32_t pairs[VEC / 2];
 #pragma unroll
     for (int j = 0; j < VEC / 2; j++) {
-        pairs[j] = encode2(x.v[2 * j] * scale, x.v[2 * j + 1] * scale, type);
+        pairs[j] = encode2<TYPE>(x.v[2 * j] * scale, x.v[2 * j + 1] * scale);
     }
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
@@ -31,26 +30,6 @@ __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c
     b = __byte_perm(ab_low, cd_low, 0x7632);
     c = __byte_perm(ab_high, cd_high, 0x5410);
     d = __byte_perm(ab_high, cd_high, 0x7632);
-}
-
-// Ranges are compared by their bits: non-negative floats order as their bits do, NaN on top.
-__device__ __forceinline__ uint32_t range8(uint32_t range, const Floats8 &x) {
-#pragma unroll
-    for (int j = 0; j < VEC; j++) { range = max(range, __float_as_uint(x.v[j]) & 0x7fffffffu); }
-    return range;
-}
-
-// *amax = max(*amax, the block's range). All threads call it.
-__device__ __forceinline__ void block_amax(float *amax, uint32_t range) {
-    __shared__ uint32_t shared[WARP];
-    range = __reduce_max_sync(~0u, range);
-    if (threadIdx.x % WARP == 0) { shared[threadIdx.x / WARP] = range; }
-    __syncthreads();
-    if (threadIdx.x < WARP) {
-        range = threadIdx.x < blockDim.x / WARP ? shared[threadIdx.x] : 0;
-        range = __reduce_max_sync(~0u, range);
-        if (threadIdx.x == 0) { atomicMax(reinterpret_cast<uint32_t *>(amax), range); }
-    }
 }
 
 // The scale a measuring kernel quantises by; one thread of the launch makes it known.

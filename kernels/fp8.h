@@ -66,6 +66,16 @@ void gpu_swiglu_backward_fp8(Fp8Out out, const Bf16 *dout, const Bf16 *x, int M,
 void gpu_rope_backward_fp8(Fp8Out out, const Bf16 *d_qkv, const float *table, int B, int T, int H,
                            int G, int D, cudaStream_t stream);
 
+// Rows of the loss: logits [M,P], and what gpu_cross_entropy_forward left of them.
+typedef struct {
+    const Bf16 *logits;
+    const float *lse;
+    const int *targets;
+} LossRows;
+// The loss's gradient by the logits, (softmax - onehot) * gradient_scale.
+void gpu_cross_entropy_backward_fp8(Fp8Out out, const LossRows *rows, float gradient_scale, int M,
+                                    int V, int P, cudaStream_t stream);
+
 // One matrix of the optimizer's step: updates master and moments [N,C] and quantises the new
 // weights, by the given scale; or, measured, only leaves their range in live->amax. The update's
 // flat fields start at the matrix.
@@ -89,6 +99,8 @@ void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput
                     cudaStream_t stream);
 // live from the slots: at the start of a run.
 void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream);
+// Those of activations and gradients since the last update.
+void gpu_fp8_forget_ranges(const Fp8Scaling *scaling, cudaStream_t stream);
 // Before a micro-step: no range has been measured.
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
 

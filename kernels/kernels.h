@@ -40,9 +40,18 @@ void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 
-// ---- norm.cu ----  (bias NULL: RMSNorm, and mean is not used; out NULL: the statistics alone)
-void gpu_norm_forward(Bf16 *out, float *mean, float *rstd, const Bf16 *x, const Bf16 *weight,
-                      const Bf16 *bias, int M, int C, float eps, cudaStream_t stream);
+// An `amax`, unless NULL, is where a kernel leaves the largest magnitude of what it writes, if that
+// is larger than what is there; NaN is larger than all.
+
+// ---- norm.cu ----
+typedef struct {
+    Bf16 *out; // NULL: the statistics alone
+    float *mean, *rstd, *amax;
+    const Bf16 *x, *weight, *bias; // bias NULL: RMSNorm, and mean is not used
+    float eps;
+    int M, C;
+} NormForward;
+void gpu_norm_forward(NormForward n, cudaStream_t stream);
 
 // d_residual (in place) += the norm's input gradient. column_sums, when wanted, are those of the
 // new d_residual: the bias gradient of the linear layer that wrote x.
@@ -51,18 +60,26 @@ typedef struct {
     GradientOut dweight, dbias, column_sums;
     const Bf16 *dout, *x, *weight;
     const float *mean, *rstd; // mean NULL: RMSNorm
-    float *scratch;
+    float *scratch, *amax;    // of the new d_residual
     int M, C;
 } NormBackward;
 void gpu_norm_backward(NormBackward n, cudaStream_t stream);
 
 // ---- activation.cu ----
-void gpu_gelu_forward(Bf16 *out, const Bf16 *x, int64_t n, cudaStream_t stream);
+void gpu_gelu_forward(Bf16 *out, float *amax, const Bf16 *x, int64_t n, cudaStream_t stream);
 // dx = dout gelu'(x), and its column sums; x, dout, dx: [M,F]. dx may be dout.
-void gpu_gelu_backward(Bf16 *dx, GradientOut column_sums, const Bf16 *dout, const Bf16 *x,
-                       float *scratch, int M, int F, cudaStream_t stream);
-void gpu_swiglu_forward(Bf16 *out, const Bf16 *x, int M, int F, cudaStream_t stream);
-void gpu_swiglu_backward(Bf16 *dx, const Bf16 *dout, const Bf16 *x, int M, int F,
+typedef struct {
+    Bf16 *dx;
+    float *amax;
+    GradientOut column_sums;
+    const Bf16 *dout, *x;
+    float *scratch;
+    int M, F;
+} GeluBackward;
+void gpu_gelu_backward(GeluBackward g, cudaStream_t stream);
+void gpu_swiglu_forward(Bf16 *out, float *amax, const Bf16 *x, int M, int F, cudaStream_t stream);
+// dx may be x.
+void gpu_swiglu_backward(Bf16 *dx, float *amax, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream);
 void gpu_column_sums(GradientOut sums, const Bf16 *x, float *scratch, int M, int N,
                      cudaStream_t stream);
@@ -74,6 +91,9 @@ void gpu_rope_apply(Bf16 *qkv, const float *table, int B, int T, int H, int G, i
 // ---- loss.cu ----
 void gpu_cross_entropy(float *losses, Bf16 *logits, const int *targets, int M, int V, int P,
                        float gradient_scale, cudaStream_t stream);
+// The losses and, unless NULL, each row's log-sum-exp; the logits stay.
+void gpu_cross_entropy_forward(float *losses, float *lse, const Bf16 *logits, const int *targets,
+                               int M, int V, int P, cudaStream_t stream);
 // *sum (+)= the losses' sum
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
 

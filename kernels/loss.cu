@@ -1,3 +1,4 @@
+#include "activation.cuh"
 #include "device.cuh"
 
 #include <cooperative_groups.h>
@@ -60,10 +61,8 @@ __device__ __forceinline__ Floats8 gradient_vector(Floats8 v, int column, int V,
     return v;
 }
 
-__device__ __forceinline__ void leave_row_out(float *loss, Bf16 *x, int begin, int end,
-                                              float gradient_scale) {
+__device__ __forceinline__ void leave_row_out(float *loss, Bf16 *x, int begin, int end) {
     if (begin == 0 && threadIdx.x == 0) { *loss = 0.0f; }
-    if (!(gradient_scale > 0.0f)) { return; }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) { store8(x, i, Floats8{}); }
 }
 
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(1024)
     int row = blockIdx.x, target = targets[row], vectors = P / VEC;
     Bf16 *x = logits + (int64_t)row * P;
     if (target < 0) {
-        leave_row_out(losses + row, x, 0, vectors, gradient_scale);
+        leave_row_out(losses + row, x, 0, vectors);
         return;
     }
     MaxSum mine = {-CUDART_INF_F, 0.0f};
@@ -87,7 +86,6 @@ __global__ void __launch_bounds__(1024)
     float target_logit = to_float(x[target]);
     __syncthreads(); // everybody has read the target before anybody overwrites it
     if (threadIdx.x == 0) { losses[row] = logf(all.sum) + all.max - target_logit; }
-    if (!(gradient_scale > 0.0f)) { return; }
     for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
         store8(x, i, gradient_vector(load8(x, i), i * VEC, V, target, all, gradient_scale));
     }
@@ -100,10 +98,12 @@ __device__ __forceinline__ float max8(uint4 packed) {
     return __bfloat162float(__hmax_nan(__low2bfloat16(m), __high2bfloat16(m)));
 }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+// The first `count` of 8 packed BF16 values; minus infinity for the others.
+__device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
+    Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) { values[j] = j < count ? values[j] : 0xff80; }
+    return packed;
 }
 
 // A cluster of blocks a row, each with its part of the row in shared memory, so that the row is
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(512)
     int begin = rank * per_block, end = min(vectors, begin + per_block);
     Bf16 *x = logits + (int64_t)row * P;
     if (target < 0) {
-        leave_row_out(losses + row, x, begin, end, gradient_scale);
+        leave_row_out(losses + row, x, begin, end);
         return;
     }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
@@ -136,10 +136,7 @@ __global__ void __launch_bounds__(512)
     __pipeline_wait_prior(0);
     float max = -CUDART_INF_F, sum = 0.0f;
     for (int i = begin + threadIdx.x; i < end && i * VEC < V; i += blockDim.x) {
-        if ((i + 1) * VEC > V) { // the vocabulary ends within it
-            Bf16 *values = reinterpret_cast<Bf16 *>(part + i - begin);
-            for (int j = V - i * VEC; j < VEC; j++) { values[j] = 0xff80; } // minus infinity
-        }
+        if ((i + 1) * VEC > V) { part[i - begin] = cut_off(part[i - begin], V - i * VEC); }
         float m = max8(part[i - begin]);
         max = m > max || m != m ? m : max;
     }
@@ -167,7 +164,7 @@ __global__ void __launch_bounds__(512)
     }
     if (rank == 0 && threadIdx.x == 0) { losses[row] = logf(all.sum) + all.max - target_logit; }
     float factor = exp2_fast((max - all.max) * log2e) * (gradient_scale / all.sum);
-    for (int i = begin + threadIdx.x; i < end && gradient_scale > 0.0f; i += blockDim.x) {
+    for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
         uint4 packed = i * VEC < V ? part[i - begin] : uint4{};
         const __half2 *halves = reinterpret_cast<const __half2 *>(&packed);
         Floats8 v;
@@ -202,9 +199,69 @@ static bool device_has_clusters(void) {
     return major >= 9;
 }
 
+// A block a row, which is read once, some vectors a thread at a time. lse may be NULL; it is
+// infinite for a row that is left out.
+__global__ void __launch_bounds__(512)
+    cross_entropy_forward_kernel(float *losses, float *lse, const Bf16 *logits, const int *targets,
+                                 int V, int P) {
+    enum { AT_ONCE = 4 };
+    __shared__ MaxSum shared[WARP];
+    const float log2e = 1.4426950408889634f;
+    const uint4 nothing = {0xff80ff80u, 0xff80ff80u, 0xff80ff80u, 0xff80ff80u}; // minus infinity
+    int row = blockIdx.x, target = targets[row], vectors = (V + VEC - 1) / VEC;
+    const uint4 *x = reinterpret_cast<const uint4 *>(logits + (int64_t)row * P);
+    if (target < 0) {
+        if (threadIdx.x == 0) {
+            losses[row] = 0.0f;
+            if (lse != nullptr) { lse[row] = CUDART_INF_F; }
+        }
+        return;
+    }
+    MaxSum mine = {-CUDART_INF_F, 0.0f};
+    for (int first = threadIdx.x; first < vectors; first += AT_ONCE * blockDim.x) {
+        uint4 part[AT_ONCE];
+        float max = mine.max, sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            int i = first + k * blockDim.x;
+            part[k] = i < vectors ? x[i] : nothing;
+            if ((i + 1) * VEC > V && i < vectors) { part[k] = cut_off(part[k], V - i * VEC); }
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            float m = max8(part[k]);
+            max = m > max || m != m ? m : max;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            Floats8 v = unpack8(part[k]);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) { sum += exp2_fast((v.v[j] - max) * log2e); }
+        }
+        mine = {max, mine.sum * exp2_fast((mine.max - max) * log2e) + sum};
+    }
+    MaxSum all = block_max_sum(mine, shared);
+    if (threadIdx.x == 0) {
+        float log_sum = logf(all.sum) + all.max;
+        losses[row] = log_sum - to_float(logits[(int64_t)row * P + target]);
+        if (lse != nullptr) { lse[row] = log_sum; }
+    }
+}
+
+void gpu_cross_entropy_forward(float *losses, float *lse, const Bf16 *logits, const int *targets,
+                               int M, int V, int P, cudaStream_t stream) {
+    int threads = min(512, divide_up(divide_up(V, VEC), WARP) * WARP);
+    cross_entropy_forward_kernel<<<M, threads, 0, stream>>>(losses, lse, logits, targets, V, P);
+    LAUNCH_CHECK();
+}
+
 void gpu_cross_entropy(float *losses, Bf16 *logits, const int *targets, int M, int V, int P,
                        float gradient_scale, cudaStream_t stream) {
     static const bool clusters = device_has_clusters();
+    if (!(gradient_scale > 0.0f)) {
+        gpu_cross_entropy_forward(losses, NULL, logits, targets, M, V, P, stream);
+        return;
+    }
     int blocks = clusters ? cluster_blocks(P) : 0, vectors = P / VEC;
     if (blocks == 0) {
         int threads = vectors >= 1024 ? 1024 : divide_up(vectors, WARP) * WARP;

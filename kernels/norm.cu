@@ -35,15 +35,12 @@ __device__ __forceinline__ float2 group_sum(const Group &g, float2 x, float2 *sh
 }
 
 template <int V, bool LAYERNORM>
-__global__ void __launch_bounds__(WARPS *WARP)
-    norm_forward_kernel(Bf16 *out, float *mean, float *rstd, const Bf16 *x, const Bf16 *weight,
-                        const Bf16 *bias, int M, int C, float eps, int warps) {
+__global__ void __launch_bounds__(WARPS *WARP) norm_forward_kernel(NormForward n, int warps) {
     __shared__ float2 shared[WARPS];
     Group g = this_group(warps);
-    int64_t row = (int64_t)blockIdx.x * (WARPS / warps) + g.id;
-    int vectors = C / VEC;
-    if (row >= M) { return; }
-    const Bf16 *in = x + row * C;
+    int64_t row = min((int64_t)blockIdx.x * (WARPS / warps) + g.id, (int64_t)n.M - 1);
+    int vectors = n.C / VEC;
+    const Bf16 *in = n.x + row * n.C;
     Floats8 v[V];
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
@@ -54,7 +51,7 @@ __global__ void __launch_bounds__(WARPS *WARP)
         for (int j = 0; j < VEC; j++) { sum.x += LAYERNORM ? v[k].v[j] : v[k].v[j] * v[k].v[j]; }
     }
     sum = group_sum(g, sum, shared);
-    float mu = LAYERNORM ? sum.x / C : 0.0f, square = sum.x;
+    float mu = LAYERNORM ? sum.x / n.C : 0.0f, square = sum.x, range = 0.0f;
     if (LAYERNORM) {
         float2 squares = {0.0f, 0.0f};
 #pragma unroll
@@ -68,20 +65,23 @@ __global__ void __launch_bounds__(WARPS *WARP)
         }
         square = group_sum(g, squares, shared).x;
     }
-    float r = rsqrtf(square / C + eps);
+    float r = rsqrtf(square / n.C + n.eps);
 #pragma unroll
     for (int k = 0; k < V; k++) {
         int i = g.lane + k * g.stride;
-        if (i >= vectors || out == nullptr) { continue; }
-        Floats8 w = load8(weight, i), b = LAYERNORM ? load8(bias, i) : Floats8{};
+        if (i >= vectors || n.out == nullptr) { continue; }
+        Floats8 w = load8(n.weight, i), b = LAYERNORM ? load8(n.bias, i) : Floats8{};
 #pragma unroll
         for (int j = 0; j < VEC; j++) { v[k].v[j] = (v[k].v[j] - mu) * r * w.v[j] + b.v[j]; }
-        store8(out + row * C, i, v[k]);
+        uint4 packed = pack8(v[k]);
+        reinterpret_cast<uint4 *>(n.out + row * n.C)[i] = packed;
+        if (n.amax != nullptr) { range = range8(range, unpack8(packed)); }
     }
     if (g.lane == 0) {
-        if (LAYERNORM) { mean[row] = mu; }
-        rstd[row] = r;
+        if (LAYERNORM) { n.mean[row] = mu; }
+        n.rstd[row] = r;
     }
+    if (n.amax != nullptr) { block_amax(n.amax, range); }
 }
 
 // Adds the groups' column sums of one kind, group by group, and writes the block's. total: [C].
@@ -122,6 +122,7 @@ __global__ void __launch_bounds__(WARPS *WARP, V <= BACKWARD_VECTORS ? 2 : 1)
         int i = g.lane + k * g.stride;
         w[k] = i < vectors ? load8(n.weight, i) : Floats8{};
     }
+    float range = 0.0f;
     for (int64_t row = (int64_t)blockIdx.x * groups + g.id; row < n.M; row += gridDim.x * groups) {
         float mu = LAYERNORM ? n.mean[row] : 0.0f, r = n.rstd[row];
         uint4 raw_x[V], raw_d[V], raw_r[V]; // packed, to spare registers
@@ -162,6 +163,7 @@ __global__ void __launch_bounds__(WARPS *WARP, V <= BACKWARD_VECTORS ? 2 : 1)
             }
             uint4 packed = pack8(out);
             reinterpret_cast<uint4 *>(n.d_residual)[row * vectors + i] = packed;
+            if (n.amax != nullptr) { range = range8(range, unpack8(packed)); }
             if (COLUMN_SUMS) {
                 out = unpack8(packed);
 #pragma unroll
@@ -169,6 +171,7 @@ __global__ void __launch_bounds__(WARPS *WARP, V <= BACKWARD_VECTORS ? 2 : 1)
             }
         }
     }
+    if (n.amax != nullptr) { block_amax(n.amax, range); }
     int64_t kind = (int64_t)gridDim.x * n.C;
     write_partial<V>(n.scratch, total, dw, g, n.C);
     if (LAYERNORM) { write_partial<V>(n.scratch + kind, total, db, g, n.C); }
@@ -187,29 +190,23 @@ static void divide_row(int C, int good_vectors, int *warps, int *lane_vectors) {
     }
 }
 
-template <int V>
-static void norm_forward(Bf16 *out, float *mean, float *rstd, const Bf16 *x, const Bf16 *weight,
-                         const Bf16 *bias, int M, int C, float eps, int warps,
-                         cudaStream_t stream) {
-    int blocks = divide_up(M, WARPS / warps);
-    if (bias != NULL) {
-        norm_forward_kernel<V, true><<<blocks, WARPS * WARP, 0, stream>>>(
-            out, mean, rstd, x, weight, bias, M, C, eps, warps);
+template <int V> static void norm_forward(const NormForward &n, int warps, cudaStream_t stream) {
+    int blocks = divide_up(n.M, WARPS / warps);
+    if (n.bias != NULL) {
+        norm_forward_kernel<V, true><<<blocks, WARPS * WARP, 0, stream>>>(n, warps);
     } else {
-        norm_forward_kernel<V, false><<<blocks, WARPS * WARP, 0, stream>>>(
-            out, mean, rstd, x, weight, bias, M, C, eps, warps);
+        norm_forward_kernel<V, false><<<blocks, WARPS * WARP, 0, stream>>>(n, warps);
     }
 }
 
-void gpu_norm_forward(Bf16 *out, float *mean, float *rstd, const Bf16 *x, const Bf16 *weight,
-                      const Bf16 *bias, int M, int C, float eps, cudaStream_t stream) {
+void gpu_norm_forward(NormForward n, cudaStream_t stream) {
     int warps, vectors;
-    divide_row(C, MOST_VECTORS, &warps, &vectors);
+    divide_row(n.C, MOST_VECTORS, &warps, &vectors);
     switch (vectors) {
-    case 1: norm_forward<1>(out, mean, rstd, x, weight, bias, M, C, eps, warps, stream); break;
-    case 2: norm_forward<2>(out, mean, rstd, x, weight, bias, M, C, eps, warps, stream); break;
-    case 3: norm_forward<3>(out, mean, rstd, x, weight, bias, M, C, eps, warps, stream); break;
-    case 4: norm_forward<4>(out, mean, rstd, x, weight, bias, M, C, eps, warps, stream); break;
+    case 1: norm_forward<1>(n, warps, stream); break;
+    case 2: norm_forward<2>(n, warps, stream); break;
+    case 3: norm_forward<3>(n, warps, stream); break;
+    case 4: norm_forward<4>(n, warps, stream); break;
     }
     LAUNCH_CHECK();
 }

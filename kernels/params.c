@@ -88,6 +88,15 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     plan_fp8(p, plan);
 }
 
+int64_t params_largest_coded(const Params *p) {
+    int64_t largest = 0;
+    for (int i = 0; i < p->run->layout.count; i++) {
+        int64_t size = round_up64(param_size(&p->run->layout.params[i]), PARAM_ALIGN);
+        if (p->copy_offset[i] < 0) { largest = max64(largest, size); }
+    }
+    return largest;
+}
+
 void params_free_plan(Params *p) {
     free(p->copy_offset);
     free(p->codes);
@@ -117,14 +126,13 @@ static void send_decay_flags(Params *p) {
     free(flags);
 }
 
-// The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more: its
-// scale is known without measuring.
-static float head_dy_amax(const Run *run) {
-    return (float)(1.0 / ((double)run->options.global_batch_size * run->options.seq_length));
+static bool is_fixed(const Run *run, int slot) {
+    return fp8_slot_is_fixed(&run->config, slot) && is_fp8(run, slot / OPERAND_COUNT);
 }
 
-static bool is_head_dy(const Run *run, int slot) {
-    return slot == fp8_slot_index(&run->config, LINEAR_HEAD, 0, OPERAND_DY);
+// Whether a slot follows the ranges it sees.
+static bool follows(const Run *run, int slot) {
+    return is_fp8(run, slot / OPERAND_COUNT) && !fp8_slot_is_fixed(&run->config, slot);
 }
 
 void params_start(Params *p, Gpu *gpu) {
@@ -138,9 +146,9 @@ void params_start(Params *p, Gpu *gpu) {
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
     for (int i = 0; i < n; i++) {
         targets[i] = fp8_slot_target(&run->precision, i);
-        used[i] = is_fp8(run, i / OPERAND_COUNT) && !is_head_dy(run, i);
+        used[i] = follows(run, i);
         slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0};
-        if (is_head_dy(run, i)) { fp8_slot_rescale(&slots[i], head_dy_amax(run), targets[i]); }
+        if (is_fixed(run, i)) { slots[i] = fp8_fixed_slot(&run->precision, &run->options); }
     }
     send(p, p->scaling.targets, targets, (size_t)n * sizeof(float));
     send(p, p->scaling.used, used, (size_t)n);
@@ -174,7 +182,6 @@ void params_close(Params *p) {
     free(p->snapshot);
     free(p->snapshot_slots);
     free(p->snapshot_history);
-    params_free_plan(p);
 }
 
 // ---- looking up ---------------------------------------------------------------------------------
@@ -204,7 +211,7 @@ Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand
                       uint8_t *columns, bool record) {
     const Run *run = p->run;
     int slot = fp8_slot_index(&run->config, linear, layer, operand);
-    bool delayed = p->delayed && !is_head_dy(run, slot);
+    bool delayed = p->delayed && !is_fixed(run, slot);
     return (Fp8Out){.rows = rows,
                     .columns = columns,
                     .type = precision_of(&run->precision, linear, layer)->type[operand],
@@ -214,8 +221,7 @@ Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand
                     .record = delayed && record};
 }
 
-// ---- from the host
-// -------------------------------------------------------------------------------
+// ---- from the host ------------------------------------------------------------------------------
 
 static void copy_weights(Params *p) {
     const ParamLayout *layout = &p->run->layout;
@@ -258,7 +264,7 @@ static void restore_moment(Params *p, const Checkpoint *c, const char *kind, voi
     send(p, device, host, (size_t)(p->size * gpu_type_bytes(p->moment_type)));
 }
 
-// The saved slots, but for the head's fixed one.
+// The saved slots, but for a fixed one, the last.
 static void restore_scaling(Params *p, const Checkpoint *c) {
     Error err;
     size_t n = (size_t)p->scaling.count, history = n * (size_t)p->scaling.history_length;
@@ -266,9 +272,9 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     float *amax = calloc_or_die(history, sizeof(float));
     fetch(p, slots, p->scaling.slots, n * sizeof(Fp8Slot));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    Fp8Slot head_dy = slots[n - 1];
+    Fp8Slot fixed = slots[n - 1];
     if (!checkpoint_read_scaling(c, &p->run->precision, slots, amax, &err)) { die("%s", err.text); }
-    slots[n - 1] = head_dy;
+    if (is_fixed(p->run, (int)n - 1)) { slots[n - 1] = fixed; }
     send(p, p->scaling.slots, slots, n * sizeof(Fp8Slot));
     send(p, p->scaling.history, amax, history * sizeof(float));
     free(slots);
@@ -282,10 +288,7 @@ static bool any_unmeasured(Params *p) {
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
     fetch(p, slots, p->scaling.slots, (size_t)n * sizeof(Fp8Slot));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = 0; i < n; i++) {
-        bool used = is_fp8(p->run, i / OPERAND_COUNT) && !is_head_dy(p->run, i);
-        found = found || (used && slots[i].count == 0);
-    }
+    for (int i = 0; i < n; i++) { found = found || (follows(p->run, i) && slots[i].count == 0); }
     free(slots);
     return found;
 }
@@ -317,8 +320,12 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
     send(p, p->state, &state, sizeof(state));
 }
 
-// ---- the optimizer's step
-// -------------------------------------------------------------------------
+void params_plain_weight(const Params *p, Linear linear, int layer, Bf16 *out) {
+    const Param *w = weight_param(p->run, linear_index(&p->run->config, linear, layer));
+    gpu_to_bf16(out, p->master + w->offset, round_up64(param_size(w), PARAM_ALIGN), p->gpu->stream);
+}
+
+// ---- the optimizer's step -----------------------------------------------------------------------
 
 static AdamWUpdate update_of(const Params *p, const StepInput *input, int64_t first, int64_t n) {
     const Options *o = &p->run->options;
@@ -379,6 +386,18 @@ static void update_codes(Params *p, const StepInput *input) {
     }
 }
 
+void params_clear_measured(const Params *p) {
+    gpu_fp8_clear_measured(&p->scaling, p->gpu->stream);
+}
+
+void params_forget_ranges(const Params *p) {
+    if (p->delayed) { gpu_fp8_forget_ranges(&p->scaling, p->gpu->stream); }
+}
+
+void params_note_step(Params *p, const StepState *state) {
+    if (p->delayed) { p->measuring = state->unmeasured > 0; }
+}
+
 void params_update(Params *p, const StepInput *input) {
     const Options *o = &p->run->options;
     cudaStream_t stream = p->gpu->stream;
@@ -389,14 +408,13 @@ void params_update(Params *p, const StepInput *input) {
                     stream);
     if (p->fp8) {
         gpu_fp8_update(&p->scaling, p->state, input, stream);
-        gpu_fp8_clear_measured(&p->scaling, stream);
+        if (p->measuring) { gpu_fp8_clear_measured(&p->scaling, stream); }
     }
     update_copies(p, input);
     if (p->fp8) { update_codes(p, input); }
 }
 
-// ---- to the host
-// ----------------------------------------------------------------------------------
+// ---- to the host --------------------------------------------------------------------------------
 
 void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapshot *s) {
     int64_t moment_bytes = p->size * gpu_type_bytes(p->moment_type);

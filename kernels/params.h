@@ -41,6 +41,9 @@ typedef struct {
 void params_plan(Params *p, const Run *run, Plan *plan);
 void params_free_plan(Params *p);
 
+// Elements of the largest weight that has no BF16 copy.
+int64_t params_largest_coded(const Params *p);
+
 // Once the plan has its memory: flags, targets.
 void params_start(Params *p, Gpu *gpu);
 // Host memory for checkpoints, pinned where the system allows it.
@@ -57,11 +60,21 @@ Bf16 *params_copy(const Params *p, TensorId id, int layer);
 GradientOut params_gradient(const Params *p, TensorId id, int layer, bool accumulate);
 // FP8 weight of a linear layer: [N,C], or transposed [C,N].
 const uint8_t *params_codes(const Params *p, Linear linear, int layer, bool transposed);
+// A linear layer's weight in BF16, rounded from the master weights into out (its size rounded up to
+// PARAM_ALIGN).
+void params_plain_weight(const Params *p, Linear linear, int layer, Bf16 *out);
 // The inverse scale of an operand, on the device.
 const float *params_scale_inv(const Params *p, Linear linear, int layer, Operand operand);
 // Where an operand is quantised to. record: its range counts.
 Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand, uint8_t *rows,
                       uint8_t *columns, bool record);
+
+// Before a micro-batch's forward pass, where ranges are measured.
+void params_clear_measured(const Params *p);
+// What activations and gradients said of their range since the last update.
+void params_forget_ranges(const Params *p);
+// After an update, once its state is on the host: whether the next step measures.
+void params_note_step(Params *p, const StepState *state);
 
 // Norm, decision, scales, AdamW, the copies: enqueued. input: on the device.
 void params_update(Params *p, const StepInput *input);

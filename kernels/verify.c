@@ -209,6 +209,10 @@ int verify(const Options *options) {
     CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));
     check_product(&gpu);
     check_attention(&gpu);
+    if (gpu.capability >= 90) {
+        bool well = fp8_self_check(&gpu, &err);
+        row("FP8 products", well, well ? "exact" : err.text);
+    }
     CUDA_CHECK(cudaFree(gpu.workspace));
     CUDA_CHECK(cudaFree(gpu.attention_workspace));
     gpu_close(&gpu);

@@ -4,12 +4,16 @@
 #define LLM8_VERIFY_H
 
 #include "../train/options.h"
+#include "gpu.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 int verify(const Options *options);
+
+// Whether small FP8 products of this device, with scales, are exactly what they should be.
+bool fp8_self_check(Gpu *gpu, Error *err);
 
 #ifdef __cplusplus
 }

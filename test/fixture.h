@@ -62,7 +62,7 @@ static inline Options options_of(const char *text) {
 // A model small enough that a checkpoint of it is a few kilobytes.
 #define TINY                                                                                     \
     "--arch llama --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-query-groups 1 " \
-    "--ffn-hidden-size 32 --vocab-size 20 --make-vocab-size-divisible-by 16 --seq-length 8 "
+    "--ffn-hidden-size 32 --vocab-size 20 --make-vocab-size-divisible-by 16 --seq-length 16 "
 
 // Must stay where fixture_open has filled it in: its parts point at each other.
 typedef struct {
@@ -82,7 +82,8 @@ static inline void fixture_open(Fixture *f, const char *options) {
     f->config = model_config(&f->options);
     f->layout = param_layout(&f->config);
     bool rounds = f->options.bf16 || f->options.fp8_format != FP8_FORMAT_NONE;
-    f->precision = precision_decide(&f->options, &f->config, rounds ? NUMBER_BF16 : NUMBER_FP32);
+    f->precision = precision_decide(&f->options, &f->config,
+                                    (NumberSupport){rounds ? NUMBER_BF16 : NUMBER_FP32, NULL});
     f->whole = (Bucket){0, f->layout.size};
     int64_t n = f->layout.size;
     int slots = fp8_slot_count(&f->config), length = f->precision.history_length;

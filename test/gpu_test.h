@@ -71,6 +71,38 @@ struct InputBuffer : Buffer<StepInput> {
     }
 };
 
+// Where a kernel leaves the range of what it writes.
+struct AmaxBuffer : FloatBuffer {
+    AmaxBuffer() : FloatBuffer(1) {
+        clear();
+    }
+    float *clear() {
+        CUDA_CHECK(cudaMemset(data, 0, sizeof(float)));
+        return data;
+    }
+};
+
+#define CHECK_AMAX(buffer, values)                                                    \
+    do {                                                                              \
+        Floats all = values;                                                          \
+        CHECK_EQUAL((buffer).get()[0], tensor_amax(all.data(), (int64_t)all.size())); \
+    } while (0)
+
+// Under compute-sanitizer, which is slow (LLM8_SANITIZING is set): larger shapes are left out, and
+// so are the libraries' own kernels.
+static inline bool sanitizing(void) {
+    return getenv("LLM8_SANITIZING") != NULL;
+}
+
+static inline bool left_out(int64_t elements) {
+    return sanitizing() && elements > (1 << 18);
+}
+
+#define RUN_LIBRARY(test)                 \
+    do {                                  \
+        if (!sanitizing()) { RUN(test); } \
+    } while (0)
+
 static uint64_t random_key = 1;
 
 // Normal values that BF16 holds exactly; other ones at each call.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs test programs, each in an empty folder of its own, and adds up their last lines:
-#   test/run.sh PROGRAM...
+#   test/run.sh PROGRAM...                a path from the top of the tree, or an absolute one
 # A program that does not end with a summary (a crash, a sanitizer's report) counts as one failure.
 set -u
 passed=0 failed=0 skipped=0
@@ -9,9 +9,11 @@ export LLM8_ROOT=$root
 export OMP_WAIT_POLICY=passive # threads that spin cost minutes where the cores are busy
 for program in "$@"; do
     folder=$(mktemp -d)
+    name=${program#"$root/"} name=${name#build/}
     begin=$(date +%s.%N)
     log=$folder/log
-    (cd "$folder" && "$root/$program") >"$log" 2>&1
+    if [[ $program != /* ]]; then program=$root/$program; fi
+    (cd "$folder" && "$program") >"$log" 2>&1
     status=$?
     took=$(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}')
     summary=$(tail -n 1 "$log")
@@ -21,7 +23,7 @@ for program in "$@"; do
     else
         p=0 f=1 s=0
     fi
-    printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' "${program#build/}" "$p" "$f" "$s" "$took"
+    printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' "$name" "$p" "$f" "$s" "$took"
     if [[ $f -gt 0 ]]; then sed 's/^/    /' "$log"; fi
     grep -h 'skipped: ' "$log"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))

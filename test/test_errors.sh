@@ -152,6 +152,7 @@ save_folders() {
     refuses '--save /proc/llm8: the folder could not be made: ' "${save[@]}" /proc/llm8
     mkdir -p taken/metrics.jsonl
     refuses '--save taken/metrics.jsonl: Is a directory' "${save[@]}" taken
+    refuses '--metrics taken: Is a directory' train_gpt "${common[@]}" "${good[@]}" --metrics taken
     refuses '--dump-gradients nowhere/g: No such file or directory' train_gpt "${common[@]}" \
         "${good[@]}" --dump-gradients nowhere/g
 }

@@ -327,11 +327,11 @@ static void skipped_step_changes_nothing(void) {
 
 int main(void) {
     if (!open_test_gpu(64 << 20)) { return 0; }
-    RUN(products);
-    RUN(gelu_epilogues);
-    RUN(attention_by_library);
+    RUN_LIBRARY(products);
+    RUN_LIBRARY(gelu_epilogues);
+    RUN_LIBRARY(attention_by_library);
     RUN(attention_plain);
-    RUN(attention_in_pieces);
+    RUN_LIBRARY(attention_in_pieces);
     RUN(norm_and_decision);
     RUN(optimizers);
     RUN(skipped_step_changes_nothing);

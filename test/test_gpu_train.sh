@@ -4,8 +4,9 @@
 # (train_gpt, train_gptcu, tokenize) and compare_tensors; prints "N passed, N failed, N skipped" last.
 set -u
 ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
-BIN=${LLM8_BIN:-$ROOT}
-COMPARE=${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}
+BIN=$(realpath -m "${LLM8_BIN:-$ROOT}")
+COMPARE=$(realpath -m "${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}")
+mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0
 check() { # name, command...
     local name=$1
@@ -24,6 +25,11 @@ summary() {
     [[ $failed -eq 0 ]]
     exit
 }
+if [[ ! -x $BIN/train_gptcu ]]; then
+    echo "  skipped: no train_gptcu here; make test-gpu builds it"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
 if ! "$BIN/train_gptcu" --verify >verify.log 2>&1; then
     if grep -q "no GPU" verify.log; then
         echo "  skipped: no GPU"
@@ -73,6 +79,33 @@ against_cpu() { # model options
 }
 for model in "${MODELS[@]}"; do check "gradients, $model" against_cpu "$model"; done
 
+# FP8 beside its emulation on the CPU: as far from FP32 as that is, and nearer to it than FP32 is.
+against_emulation() { # model options, FP8 options
+    local model=$1 fp8=$2
+    run() { # name, program, options
+        local name=$1 program=$2
+        shift 2
+        "$BIN/$program" $model $DATA --micro-batch-size 4 --resume start/latest \
+            --dump-gradients "$name.st" "$@"
+    }
+    rm -rf start
+    "$BIN/train_gpt" $model $DATA --train-iters 0 --save start && run fp32 train_gpt &&
+        run emulated train_gpt $fp8 && run gpu train_gptcu $fp8 &&
+        "$COMPARE" gpu.st fp32.st emulated.st 1.5 && "$COMPARE" gpu.st emulated.st fp32.st 1
+}
+FP8_MODELS=(
+    "--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    "--model llama-tiny --num-layers 3 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 352 --seq-length 112 --untie-embeddings-and-output-weights --vocab-size 301 --make-vocab-size-divisible-by 16"
+)
+for model in "${FP8_MODELS[@]}"; do
+    for fp8 in "hybrid delayed" "e4m3 delayed --fp8-lm-head" "e5m2 delayed" "hybrid tensorwise" \
+        "e4m3 tensorwise --no-fp8-wgrad" "hybrid tensorwise --fp8-lm-head --first-last-layers-bf16"; do
+        set -- $fp8
+        fp8="--fp8-format $1 --fp8-recipe ${*:2}"
+        check "FP8 gradients, $fp8, ${model:0:18}" against_emulation "$model" "$fp8"
+    done
+done
+
 follows_cpu() { # model options
     rm -rf cpu gpu
     local options="$1 $DATA --train-iters 50 --micro-batch-size 8 --lr 1e-3 --lr-warmup-iters 5"
@@ -83,8 +116,10 @@ follows_cpu() { # model options
         awk '{d = $1 - $2; if (d < 0) d = -d; if (!(d <= 0.02)) bad = 1; if (d > worst) worst = d; n++}
              END {print n " steps, losses apart by at most " worst; exit bad || n != 50}'
 }
-check "50 steps beside the CPU, GPT-2" follows_cpu "--model gpt2-tiny"
-check "50 steps beside the CPU, Llama" follows_cpu "--model llama-tiny"
+for fp8 in "" "--fp8-format hybrid" "--fp8-format hybrid --fp8-recipe tensorwise --fp8-lm-head"; do
+    check "50 steps beside the CPU, GPT-2 $fp8" follows_cpu "--model gpt2-tiny $fp8"
+    check "50 steps beside the CPU, Llama $fp8" follows_cpu "--model llama-tiny $fp8"
+done
 
 # ---- the same bits ----
 RUN="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4 --num-query-groups 2 $DATA
@@ -118,6 +153,19 @@ resumed() {
 }
 check "resume equals straight, Llama" resumed llama $RUN
 check "resume equals straight, GPT-2" resumed gpt2 $GPT
+for fp8 in "delayed" "tensorwise" "delayed --fp8-lm-head --first-last-layers-bf16" "delayed --no-fp8-wgrad"; do
+    fp8="--fp8-format hybrid --fp8-recipe $fp8"
+    check "$fp8" train fp8 $RUN $fp8
+    check "$fp8, repeat" variant fp8 $RUN $fp8
+    check "$fp8, no graphs" variant fp8 $RUN $fp8 --no-cuda-graphs
+    check "$fp8, resumed" resumed fp8 $RUN $fp8
+    check "$fp8, recompute activations" variant fp8 $RUN $fp8 --recompute activations
+    check "$fp8, recompute block" variant fp8 $RUN $fp8 --recompute block
+    check "$fp8, GPT-2" train fp8 $GPT $fp8
+    check "$fp8, GPT-2, resumed" resumed fp8 $GPT $fp8
+    check "$fp8, GPT-2, recompute" variant fp8 $GPT $fp8 --recompute block
+    check "$fp8, evaluation in BF16 leaves no trace" variant fp8 $GPT $fp8 --eval-precision bf16
+done
 check "BF16 moments" train bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 check "BF16 moments, resumed" resumed bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 first_loss() {

@@ -5,7 +5,7 @@
 #define LLAMA                                                                                    \
     "--arch llama --num-layers 4 --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
     "--ffn-hidden-size 80 --untie-embeddings-and-output-weights --vocab-size 61 "                \
-    "--make-vocab-size-divisible-by 16 --seq-length 13 "
+    "--make-vocab-size-divisible-by 16 --seq-length 16 "
 
 enum { LAYERS = 4 };
 
@@ -20,7 +20,7 @@ typedef struct {
 static void decide(Policy *p, const char *options) {
     p->options = options_of(options);
     p->config = model_config(&p->options);
-    p->precision = precision_decide(&p->options, &p->config, NUMBER_BF16);
+    p->precision = precision_decide(&p->options, &p->config, (NumberSupport){NUMBER_BF16, NULL});
 }
 
 static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};

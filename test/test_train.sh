@@ -179,6 +179,19 @@ saved_config_starts_the_same_run() {
     same_checkpoint fp32/step_000000$steps again/step_000000$steps || fail "another run"
 }
 
+metrics_without_a_checkpoint() {
+    mkdir -p alone && cd alone || return
+    expect_status 0 train_gpt --model llama-tiny "${common[@]/#d\//../d/}" --metrics m.jsonl
+    [[ $(ls) == $'log\nm.jsonl' ]] || fail "more than metrics: $(ls)"
+    cd ..
+    "$root/build/plain/metrics_tool" alone/m.jsonl | grep '^step' >steps
+    steps_of fp32 | cmp -s - steps || fail "other steps"
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --metrics n.jsonl --save beside
+    "$root/build/plain/metrics_tool" n.jsonl | grep '^step' | cmp -s - steps || fail "with --save"
+    [[ -e beside/latest && -e beside/config.txt && ! -e beside/metrics.jsonl ]] ||
+        fail "beside: $(ls beside)"
+}
+
 sanitized_runs_do_it_all() {
     local asan=$root/build/asan/train_gpt fp8=(--fp8-format hybrid) model
     for model in llama-tiny gpt2-tiny; do
@@ -201,6 +214,7 @@ for test in tokenize_keeps_every_byte fp32_resumes gpt2_resumes bf16_resumes fp8
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
     step_line_has_its_fields plan_allocates_nothing checkpoints_are_listed \
     saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
+    metrics_without_a_checkpoint \
     sanitized_runs_do_it_all; do
     run $test
 done

@@ -38,8 +38,8 @@ static double row_loss(Trainer *t, const ChoiceSet *set, int question, int a, in
         t->inputs[i] = tokens[i];
         t->targets[i] = i + 1 >= n - *answer ? tokens[i + 1] : -1;
     }
-    model_forward(t, 1, n - 1, false);
-    return head_loss(t, n - 1, 0.0f);
+    model_forward(t, 1, n - 1, PASS_EVAL);
+    return head_loss(t, n - 1, 0.0f, PASS_EVAL);
 }
 
 static void count_by_rows(Trainer *t, int limit, int64_t counts[3]) {

@@ -33,7 +33,7 @@ static int load_golden_inputs(Trainer *t, const char *name) {
 
 static void compare_logits(Trainer *t, const float *expected) {
     static float logits[M * V];
-    linear_forward(t, LINEAR_HEAD, 0, t->logits, t->norm_out, NULL, NULL, M, false);
+    linear_forward(t, LINEAR_HEAD, 0, t->logits, t->norm_out, NULL, NULL, M, PASS_EVAL);
     for (int i = 0; i < M; i++) {
         memcpy(logits + i * V, t->logits + i * t->run.config.padded_vocab, V * sizeof(float));
     }
@@ -95,8 +95,8 @@ static void llama_is_pytorchs(void) {
 // ---- differences of the loss ------------------------------------------------------------------
 
 static double loss_only(Trainer *t) {
-    model_forward(t, B, T, false);
-    return head_loss(t, M, 0.0f) / M;
+    model_forward(t, B, T, PASS_EVAL);
+    return head_loss(t, M, 0.0f, PASS_EVAL) / M;
 }
 
 // The derivative of the loss along a direction in one tensor: w + step * direction.

@@ -2,7 +2,7 @@
 // in double precision, whole steps against FP32's.
 #include "trainer.h"
 
-enum { V = 61, T = 13, B = 4, M = B * T, LAYERS = 4 };
+enum { V = 61, T = 16, B = 4, M = B * T, LAYERS = 4 };
 
 #define GPT2 SMALL_GPT2 "--num-layers 4 "
 #define LLAMA SMALL_LLAMA "--num-layers 4 "
@@ -79,7 +79,7 @@ static void run_products(Trainer *t, Activations *a) {
     fill_random(a->x, M * C, 3.0f, 1);
     fill_random(a->dy, M * N, 1e-4f, 2);
     memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
-    linear_forward(t, LINEAR_FC1, LAYER, a->y, a->x, NULL, NULL, M, true);
+    linear_forward(t, LINEAR_FC1, LAYER, a->y, a->x, NULL, NULL, M, PASS_TRAIN);
     linear_backward(t, LINEAR_FC1, LAYER, a->dx, NULL, a->dy, a->x, M);
 }
 
@@ -108,7 +108,7 @@ static void products_have_the_operands_they_should(void) {
         {"--fp8-format hybrid", NUMBER_FP8, NUMBER_FP8},
         {"--fp8-format hybrid --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_FP8},
         {"--fp8-format e4m3 --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_FP8},
-        {"--fp8-format e5m2 --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_FP8},
+        {"--fp8-format e5m2 --fp8-recipe tensorwise", NUMBER_FP8, NUMBER_BF16},
         {"--fp8-format hybrid --no-fp8-wgrad", NUMBER_FP8, NUMBER_BF16},
         {"--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 2",
          NUMBER_BF16, NUMBER_BF16},
@@ -136,7 +136,7 @@ static void delayed_scales_come_from_the_slot(void) {
     CHECK(x->amax == tensor_amax(a.x, M * C) && x->amax > 448 / 70.0f);
     CHECK(dy->amax == 1.0f); // the largest so far
     x->amax = 0;
-    linear_forward(&t, LINEAR_FC1, LAYER, a.y, a.x, NULL, NULL, M, false);
+    linear_forward(&t, LINEAR_FC1, LAYER, a.y, a.x, NULL, NULL, M, PASS_EVAL);
     CHECK(x->amax == 0);
     trainer_close(&t);
 }
@@ -163,7 +163,7 @@ static double distance_from(const Trainer *exact, const char *model, const char 
 }
 
 // Operands rounded to 8, 4 or 3 significant bits put gradients about 1%, 13% and 20% off in four
-// layers; the less of a model is in FP8, the less.
+// layers; the less of the blocks is in FP8, the less. A head in FP8 adds little to that.
 static void precisions_are_near_fp32(void) {
     static const char *const models[] = {GPT2, LLAMA};
     for (int m = 0; m < 2; m++) {
@@ -179,7 +179,8 @@ static void precisions_are_near_fp32(void) {
                                      "--fp8-format hybrid --first-last-layers-bf16");
         CHECK(1e-3 < bf16 && bf16 < 0.02);
         CHECK(0.05 < e4m3 && e4m3 < hybrid && hybrid < e5m2 && e5m2 < 0.4);
-        CHECK(bf16 < edges && edges < hybrid && wgrad < hybrid && hybrid < head);
+        CHECK(bf16 < edges && edges < hybrid && wgrad < hybrid);
+        CHECK(head != hybrid && fabs(head / hybrid - 1) < 0.1);
         trainer_close(&exact);
     }
 }
@@ -199,7 +200,7 @@ static void delayed_begins_as_tensorwise(void) {
         CHECK_BITS(a.gradients, b.gradients, (size_t)a.run.layout.size * sizeof(float));
         scaling_update(&a, false);
         for (int i = 0; i < fp8_slot_count(&a.run.config); i++) {
-            CHECK_EQUAL(a.slots[i].count, 1);
+            CHECK_EQUAL(a.slots[i].count, fp8_slot_is_fixed(&a.run.config, i) ? 0 : 1);
             CHECK(a.slots[i].scale == b.slots[i].scale);
         }
         read_batch(&a), read_batch(&b);

@@ -16,7 +16,7 @@
 // Two small models that FP8 applies to: every side of a linear layer is a multiple of 16. The
 // vocabulary is padded, and the norms' weights leave gaps in the parameter space.
 #define SMALL_SHAPE                                                                           \
-    "--vocab-size 61 --make-vocab-size-divisible-by 16 --seq-length 13 --micro-batch-size 4 " \
+    "--vocab-size 61 --make-vocab-size-divisible-by 16 --seq-length 16 --micro-batch-size 4 " \
     "--init-method-std 0.1 --lr 3e-3 "
 #define SMALL_GPT2 "--arch gpt2 --hidden-size 48 --num-attention-heads 3 " SMALL_SHAPE
 #define SMALL_LLAMA                                                               \
@@ -75,8 +75,8 @@ static inline void read_batch(Trainer *t) {
 static inline double forward_backward(Trainer *t, int rows) {
     int batch = t->run.options.micro_batch_size, length = t->run.options.seq_length;
     memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
-    model_forward(t, batch, length, true);
-    double loss = head_loss(t, batch * length, 1.0f / (float)rows);
+    model_forward(t, batch, length, PASS_TRAIN);
+    double loss = head_loss(t, batch * length, 1.0f / (float)rows, PASS_TRAIN);
     model_backward(t, batch, length);
     return loss / rows;
 }

@@ -21,6 +21,8 @@ typedef enum { DECAY_COSINE, DECAY_LINEAR, DECAY_CONSTANT, DECAY_WSD } DecayStyl
 typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E5M2 } Fp8Format;
 typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE } Fp8Recipe;
 typedef enum { AMAX_MAX, AMAX_MOST_RECENT } AmaxAlgo;
+typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
+typedef enum { EVAL_SAME, EVAL_BF16 } EvalPrecision;
 
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATIONS, RECOMPUTE_BLOCK } Recompute;
 typedef enum { STATE_FP32, STATE_BF16 } StateType;
@@ -58,9 +60,12 @@ typedef struct {
     int fp8_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
     bool first_last_layers_bf16;
     int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
-    bool fp8_lm_head, fp8_wgrad;
+    bool fp8_lm_head, fp8_wgrad, fp8_required;
+    int fp8_fast_accumulation;
+    int64_t fp8_stats_interval;
     // evaluation and sampling
     int64_t eval_interval, eval_iters, sample_interval;
+    int eval_precision;
     int sample_length, sample_top_k;
     double sample_temperature;
     int64_t sample_seed;
@@ -76,10 +81,11 @@ typedef struct {
     int recompute, grad_accum_dtype, adam_dtype;
     bool cuda_graphs, deterministic, gemm_autotune;
     int lm_head_chunk_tokens, workspace_mib, device;
-    double device_memory_gib;
+    double device_memory_gib, assume_compute_capability;
     bool verify, profile;
     // run
     int64_t log_interval;
+    char metrics[PATH_LENGTH];
     bool plan, list_tensors;
     char dump_gradients[PATH_LENGTH];
     char config[PATH_LENGTH];

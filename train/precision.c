@@ -25,11 +25,12 @@ TensorId linear_weight(const ModelConfig *config, Linear linear) {
 }
 
 // Why a layer is not FP8, or NULL when it is.
-static const char *reason_against_fp8(const Options *o, const ModelConfig *c, Linear linear,
-                                      int layer) {
+static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
+                                      const NumberSupport *support, Linear linear, int layer) {
     int outputs, inputs;
     linear_shape(c, linear, &outputs, &inputs);
     if (o->fp8_format == FP8_FORMAT_NONE) { return ""; }
+    if (support->lacks_fp8 != NULL) { return support->lacks_fp8; }
     if (linear == LINEAR_HEAD && !o->fp8_lm_head) { return "--fp8-lm-head not given"; }
     bool edge = layer < o->num_layers_at_start_in_bf16 ||
                 layer >= c->num_layers - o->num_layers_at_end_in_bf16;
@@ -37,10 +38,18 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c, Li
         return "--first-last-layers-bf16";
     }
     if (outputs % 16 != 0 || inputs % 16 != 0) { return "a side is not a multiple of 16"; }
+    if (c->seq_length % 16 != 0) { return "--seq-length is not a multiple of 16"; }
     return NULL;
 }
 
-Precision precision_decide(const Options *o, const ModelConfig *config, Number plain) {
+// Why an FP8 layer's weight gradient is not in FP8, or NULL when it is.
+static const char *reason_against_wgrad(const Options *o) {
+    if (!o->fp8_wgrad) { return "--no-fp8-wgrad"; }
+    if (o->fp8_format == FP8_FORMAT_E5M2) { return "no product takes two E5M2 operands"; }
+    return NULL;
+}
+
+Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
     Precision p = {
         .config = config,
         .format = (Fp8Format)o->fp8_format,
@@ -49,17 +58,20 @@ Precision precision_decide(const Options *o, const ModelConfig *config, Number p
         .interval = o->fp8_interval,
         .history_length = o->fp8_amax_history_len,
         .most_recent = o->fp8_amax_compute_algo == AMAX_MOST_RECENT,
+        .fast_forward = o->fp8_fast_accumulation != FAST_NONE,
+        .fast_backward = o->fp8_fast_accumulation == FAST_ALL,
         .count = config->num_layers * LINEAR_HEAD + 1,
     };
     p.linear = calloc_or_die((size_t)p.count, sizeof(LinearPrecision));
     for (int i = 0; i < p.count; i++) {
         Linear linear = i == p.count - 1 ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
         LinearPrecision *lp = &p.linear[i];
-        lp->reason = reason_against_fp8(o, config, linear, i / LINEAR_HEAD);
-        lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : plain;
+        lp->reason = reason_against_fp8(o, config, &support, linear, i / LINEAR_HEAD);
+        lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         if (lp->reason != NULL) { continue; }
-        lp->reason = o->fp8_wgrad ? "" : "--no-fp8-wgrad";
-        if (!o->fp8_wgrad) { lp->wgrad = NUMBER_BF16; }
+        lp->reason = reason_against_wgrad(o);
+        if (lp->reason != NULL) { lp->wgrad = NUMBER_BF16; }
+        if (lp->reason == NULL) { lp->reason = ""; }
         lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
         lp->type[OPERAND_W] = FP8_E4M3;
         lp->type[OPERAND_DY] = p.format == FP8_FORMAT_E4M3 ? FP8_E4M3 : FP8_E5M2;
@@ -139,11 +151,27 @@ void precision_print(const Precision *p) {
     } else if (p->format != FP8_FORMAT_NONE) {
         printf("; tensorwise scaling");
     }
+    if (p->format != FP8_FORMAT_NONE) {
+        printf("; %s accumulation forward, %s backward", p->fast_forward ? "fast" : "split",
+               p->fast_backward ? "fast" : "split");
+    }
     printf("\n");
 }
 
 float fp8_slot_target(const Precision *p, int slot) {
     return fp8_target(p->linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT], p->margin);
+}
+
+Fp8Slot fp8_fixed_slot(const Precision *p, const Options *o) {
+    Fp8Slot slot = {.scale = 1.0f};
+    float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
+    int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
+    fp8_slot_rescale(&slot, factor, fp8_slot_target(p, index));
+    return slot;
+}
+
+Pass eval_pass(const Options *o) {
+    return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;
 }
 
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]) {

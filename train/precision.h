@@ -26,6 +26,14 @@ typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } Operand;
 
 typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 
+// What a product is computed for.
+typedef enum {
+    PASS_TRAIN,
+    PASS_AGAIN,    // recomputation: by the scales that the first time had
+    PASS_EVAL,     // ranges do not go towards the history
+    PASS_EVAL_BF16 // the same, and no product is in FP8
+} Pass;
+
 typedef struct {
     Number number;               // of the operands in the forward and input-gradient products
     Number wgrad;                // of the operands in the weight-gradient product
@@ -39,12 +47,20 @@ typedef struct {
     Fp8Recipe recipe;
     int margin, interval, history_length;
     bool most_recent;
-    int count;               // linear layers: 4 L + 1
-    LinearPrecision *linear; // by precision_index
+    bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
+    int count;                        // linear layers: 4 L + 1
+    LinearPrecision *linear;          // by precision_index
 } Precision;
 
-// `plain` is what is not FP8: NUMBER_FP32 or NUMBER_BF16. The config must outlive the result.
-Precision precision_decide(const Options *options, const ModelConfig *config, Number plain);
+// What the device offers.
+typedef struct {
+    Number plain;          // what is not FP8: NUMBER_FP32 or NUMBER_BF16
+    const char *lacks_fp8; // why it has no FP8; NULL: it has (or emulates it)
+} NumberSupport;
+
+// The config must outlive the result.
+Precision precision_decide(const Options *options, const ModelConfig *config,
+                           NumberSupport support);
 void precision_free(Precision *precision);
 
 static inline int linear_index(const ModelConfig *config, Linear linear, int layer) {
@@ -76,6 +92,16 @@ static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int l
 
 // What the slot's scale aims at.
 float fp8_slot_target(const Precision *precision, int slot);
+
+// The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more: its
+// scale is known without measuring, and its slot fixed.
+static inline bool fp8_slot_is_fixed(const ModelConfig *config, int slot) {
+    return slot == fp8_slot_index(config, LINEAR_HEAD, 0, OPERAND_DY);
+}
+Fp8Slot fp8_fixed_slot(const Precision *precision, const Options *options);
+
+// The pass of evaluations and samples.
+Pass eval_pass(const Options *options);
 
 static inline int fp8_slot_count(const ModelConfig *config) {
     return (config->num_layers * LINEAR_HEAD + 1) * OPERAND_COUNT;

@@ -22,13 +22,13 @@ static void catch_signals(void) {
     sigaction(SIGUSR1, &action, NULL);
 }
 
-bool run_configure(Run *run, const Options *options, Number plain, Error *err) {
+bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err) {
     *run = (Run){.options = *options, .ranks = 1, .saved_step = -1};
     run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
-    run->precision = precision_decide(options, &run->config, plain);
+    run->precision = precision_decide(options, &run->config, support);
     return true;
 }
 
@@ -51,17 +51,30 @@ void run_announce(const Run *run) {
     precision_print(&run->precision);
 }
 
-static void open_save_folder(Run *run) {
+static bool saves(const Options *o) {
+    return o->save[0] != '\0' && !o->sample_only && !o->eval_only;
+}
+
+static void open_metrics(Run *run) {
     const Options *o = &run->options;
     Error err;
     char path[PATH_LENGTH];
-    if (o->save[0] == '\0' || o->sample_only || o->eval_only) { return; }
-    if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
+    bool named = o->metrics[0] != '\0';
+    if (o->sample_only || (!named && !saves(o))) { return; }
+    path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
+    if (!metrics_open(&run->metrics, path, &err)) {
+        die("--%s %s", named ? "metrics" : "save", err.text);
+    }
+}
+
+static void open_save_folder(Run *run) {
+    const Options *o = &run->options;
+    Error err;
+    if (saves(o) && (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err))) {
         die("--save %s", err.text);
     }
-    path_format(path, "%s/metrics.jsonl", o->save);
-    if (!metrics_open(&run->metrics, path, &err)) { die("--save %s", err.text); }
-    if (run->has_valid && o->save_interval % o->eval_interval != 0) {
+    open_metrics(run);
+    if (saves(o) && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf(
             "  note: --save-interval %lld is not a multiple of --eval-interval %lld: a checkpoint "
             "without an evaluation cannot become `best`\n",
@@ -128,7 +141,7 @@ static void save_config(const Options *o) {
 
 // Once it is clear that the run can start: before that, what an earlier run wrote stays as it is.
 static void record_start(Run *run) {
-    if (run->metrics.file != NULL) { save_config(&run->options); }
+    if (saves(&run->options)) { save_config(&run->options); }
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
     metrics_text(r, "device", run->device);
@@ -136,6 +149,9 @@ static void record_start(Run *run) {
     metrics_number(r, "parameters", (double)run->layout.num_parameters);
     metrics_number(r, "flops_per_token", flops_per_token(&run->config));
     metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
+    if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
+    if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
+    metrics_number(r, "ranks", run->ranks);
     metrics_number(r, "step", (double)run->progress.step);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);

@@ -47,8 +47,8 @@ typedef struct {
     bool skipped;
 } StepResult;
 
-// Model, batch and precision, from the options alone. plain: what is not FP8.
-bool run_configure(Run *run, const Options *options, Number plain, Error *err);
+// Model, batch and precision, from the options and what the device offers.
+bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err);
 void run_free_configuration(Run *run);
 // Prints them. --list-checkpoints is answered here.
 void run_announce(const Run *run);

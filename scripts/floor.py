@@ -1,0 +1,140 @@
+"""The floor of a training step: the time below which a device cannot do its work, by kernel family.
+
+A product takes at least its operations over the measured rate of its number format, or the bytes of
+its operands and result over the measured bandwidth, whichever is more. Everything else takes the
+bytes that one pass of it must move, over the same bandwidth. Families follow each other, so the
+floor of a step is their sum; `floor share` is that sum over the measured step. Nothing computed
+twice is in it: --recompute costs share.
+
+Shapes as in train_gpt.cu: B sequences of T tokens, M = B T, C channels, L layers, H heads, G
+key/value heads, D head size, N = (H + 2 G) D, F feed-forward, F1 = F or (Llama) 2 F, P padded
+vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code and transposed code:
+
+| family | BF16 | FP8, delayed | FP8, tensorwise |
+| --- | --- | --- | --- |
+| norms, forward (2) | 2 x 4C | the same, as codes | 2 x 4C |
+| norms, backward (2) | 2 x 8C | 2 x 10C: the codes of dY beside d residual | 2 x 8C |
+| activations, GPT-2 | 2 (F + N): bias gradients; GELU rides in the products | 10F | 10F |
+| activations, Llama: SwiGLU | 16F | 16F | 16F |
+| activations, Llama: RoPE | 8 (H + G) D | 4 (H + G) D + 4N: dQKV's codes with it | 8 (H + G) D |
+| quantize | 0 | 4HD, GPT-2 and 4N: dQKV | 4 (4C + HD + N + F + F1) |
+
+The last of these casts and transposes the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C).
+Beyond the layers: the last norm (forward 4C, backward 6C a token), the loss (one pass over the
+logits and their gradient, 4P a token), embeddings (6C a token), and the optimizer: the gradient
+twice (norm, update), master weights and moments read and written, the new weights in BF16 or as W
+and W' in FP8 (both 2 bytes a parameter).
+"""
+
+# Measured on the device, the best seen: ../shared/facts/h200.md. A device that is not here has no
+# floor.
+RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12}}
+
+
+class Shape:
+    """The dimensions of a run, from the options that its metrics.jsonl records."""
+
+    def __init__(self, options):
+        def number(name):
+            return int(options[name])
+
+        self.llama = options["arch"] == "llama"
+        self.B, self.T = number("micro-batch-size"), number("seq-length")
+        self.M = self.B * self.T
+        self.C, self.L = number("hidden-size"), number("num-layers")
+        self.H, self.G = number("num-attention-heads"), number("num-query-groups")
+        self.D = self.C // self.H
+        self.N = (self.H + 2 * self.G) * self.D
+        self.F = number("ffn-hidden-size")
+        self.F1 = 2 * self.F if self.llama else self.F
+        divisor = number("make-vocab-size-divisible-by")
+        self.P = -(-number("vocab-size") // divisor) * divisor
+
+
+def product_seconds(rates, fp8, m, n, k, extra=0):
+    """D[m,n] = A[m,k] B[k,n] with BF16 out; extra: BF16 elements read or written beside."""
+    operands = (1 if fp8 else 2) * (m * k + n * k)
+    moved = operands + 2 * (m * n + extra)
+    return max(2 * m * n * k / rates["fp8" if fp8 else "bf16"], moved / rates["bytes"])
+
+
+def linear_seconds(rates, fp8, s, outputs, inputs, forward_extra=0, input_extra=0):
+    """The three products of a linear layer."""
+    return (product_seconds(rates, fp8, s.M, outputs, inputs, forward_extra)
+            + product_seconds(rates, fp8, s.M, inputs, outputs, input_extra)
+            + product_seconds(rates, fp8, outputs, inputs, s.M))
+
+
+def products(rates, fp8, s):
+    rides = s.M * s.F if not s.llama and not fp8 else 0  # GELU's input, kept and read again
+    residual = s.M * s.C
+    return s.L * (linear_seconds(rates, fp8, s, s.N, s.C)
+                  + linear_seconds(rates, fp8, s, s.C, s.H * s.D, forward_extra=residual)
+                  + linear_seconds(rates, fp8, s, s.F1, s.C, forward_extra=rides)
+                  + linear_seconds(rates, fp8, s, s.C, s.F, forward_extra=residual,
+                                   input_extra=rides))
+
+
+def attention(rates, s):
+    """Causal, so half of the T x T products; backward has five of them where forward has two."""
+    forward = 2 * s.B * s.H * s.T * s.T * s.D
+    rows = 2 * s.M * s.H * s.D
+    packed = 2 * s.M * s.N
+    return s.L * (max(forward / rates["bf16"], (packed + rows) / rates["bytes"])
+                  + max(2.5 * forward / rates["bf16"], (2 * packed + 2 * rows) / rates["bytes"]))
+
+
+def activation_bytes(s, recipe):
+    """A token and layer."""
+    heads = (s.H + s.G) * s.D
+    if s.llama:
+        rope_backward = 4 * s.N if recipe == "delayed" else 4 * heads
+        return 16 * s.F + 4 * heads + rope_backward
+    if recipe == "bf16":
+        return 2 * (s.F + s.N)
+    return 10 * s.F
+
+
+def quantize_bytes(s, recipe):
+    """A token and layer."""
+    if recipe == "bf16":
+        return 0
+    if recipe == "delayed":
+        return 4 * s.H * s.D + (0 if s.llama else 4 * s.N)
+    return 4 * (4 * s.C + s.H * s.D + s.N + s.F + s.F1)
+
+
+def optimizer_bytes(options):
+    """A parameter. Without accumulation the gradients are BF16 unless asked for otherwise."""
+    gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
+    moment = 2 if options["adam-dtype"] == "bf16" else 4
+    return 2 * gradient + 2 * 4 + 2 * 2 * moment + 2
+
+
+def floor_ms(device, options, parameters):
+    """Milliseconds of each family of a step of one micro-batch, or None for an unknown device."""
+    if device not in RATES:
+        return None
+    rates, s = RATES[device], Shape(options)
+    fp8 = options["fp8-format"] != "none"
+    head_fp8 = fp8 and options["fp8-lm-head"] == "true"
+    recipe = options["fp8-recipe"] if fp8 else "bf16"
+    layers = s.M * s.L
+
+    def moved(count):
+        return count / rates["bytes"]
+
+    codes = 4 if recipe == "delayed" else 0
+    seconds = {
+        "products": products(rates, fp8, s),
+        "head products": linear_seconds(rates, head_fp8, s, s.P, s.C),
+        "attention": attention(rates, s),
+        "norms": moved(layers * (24 + codes) * s.C + s.M * 10 * s.C),
+        "activations": moved(layers * activation_bytes(s, recipe)),
+        "loss": moved(s.M * 4 * s.P),
+        "embeddings": moved(s.M * 6 * s.C),
+        "quantize": moved(layers * quantize_bytes(s, recipe)
+                          + (s.M * 4 * (s.C + s.P) if head_fp8 and recipe == "tensorwise" else 0)),
+        "optimizer": moved(parameters * optimizer_bytes(options)),
+    }
+    return {family: 1e3 * value for family, value in seconds.items()}

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Trains with our trainer and with PyTorch from the same weights over the same data, and compares.
+
+  test/compare_torch.py --data 'data/docs_train.bin' -- --model gpt2-124m --train-iters 300 \\
+      --micro-batch-size 16 --lr-warmup-iters 30
+  test/compare_torch.py --trainer ./train_gpt --device cpu --limit 1e-5 --data d_train.bin -- \\
+      --model gpt2-tiny --train-iters 30
+
+What follows -- is for the trainer; PyTorch's side takes everything from the options that the run
+records: shape, batch, AdamW, schedule, clipping, seed. The start is a checkpoint of step 0 that
+train_gpt writes, opened by transformers; the data order is dataloader/loader.h's and shuffle.h's,
+computed here again. PyTorch runs plain: FP32, or BF16 autocast where the run is not FP32, and
+scaled-dot-product attention. Needs torch, transformers and numpy.
+
+The loss of every step may differ by --limit at most; so that this can fail, the losses must differ
+by more than it when one side is moved by a step. One JSON record a call goes to --results, with
+what was wrong. Exit status: 0 within the limit, 1 beyond it or an error.
+"""
+
+import argparse
+import datetime
+import glob
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import numpy
+import torch
+import transformers
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORD = 2**64 - 1
+
+
+# ---- the data order: dataloader/loader.h, shuffle.h and train/rng.h -----------------------------
+
+
+def rng_mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
+    return x ^ (x >> 31)
+
+
+def rng_bits(key, counter):
+    golden = 0x9E3779B97F4A7C15
+    return rng_mix(rng_mix(key + golden & WORD) ^ (counter * golden + 1 & WORD))
+
+
+def shuffled(key, count, place):
+    """Where a permutation of 0..count-1 puts a place: a Feistel network, until it falls inside."""
+    half = 1
+    while half < 32 and 1 << 2 * half < count:
+        half += 1
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for turn in range(6):
+            left, right = right, left ^ (rng_bits(key + turn & WORD, right) & mask)
+        place = left << half | right
+        if place < count:
+            return place
+
+
+def read_shard(path):
+    header = numpy.fromfile(path, dtype="<i4", count=256)
+    if header[0] != 20240520 or header[1] not in (1, 2):
+        sys.exit(f"error: {path}: not a token shard")
+    return numpy.memmap(path, dtype="<u2" if header[1] == 1 else "<u4", mode="r", offset=1024)
+
+
+class Data:
+    """The samples of a run, one after the other, whatever the batch."""
+
+    def __init__(self, options):
+        paths = sorted(glob.glob(options["data"]))
+        self.tokens = numpy.concatenate([read_shard(path) for path in paths])
+        self.length = int(options["seq-length"])
+        self.windows = (len(self.tokens) - 1) // self.length
+        self.seed, self.shuffle = int(options["seed"]), options["shuffle"] == "true"
+
+    def window(self, sample):
+        epoch, place = divmod(sample, self.windows)
+        if not self.shuffle:
+            return place
+        return shuffled(rng_bits(self.seed, epoch), self.windows, place)
+
+    def batch(self, first, count, device):
+        """Tokens and targets of the samples from `first` on."""
+        starts = [self.window(sample) * self.length for sample in range(first, first + count)]
+        rows = numpy.stack([self.tokens[at:at + self.length + 1] for at in starts])
+        rows = torch.from_numpy(rows.astype(numpy.int64)).to(device)
+        return rows[:, :-1], rows[:, 1:]
+
+
+# ---- our side -----------------------------------------------------------------------------------
+
+
+def run(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          check=False)
+    if done.returncode != 0:
+        said = done.stdout.strip().splitlines() or ["no reason given"]
+        sys.exit(f"error: {shlex.join(command)}\n{said[-1]}")
+
+
+def train_ours(arguments, folder):
+    """Writes the start, trains from it; the run's record and its steps."""
+    start, metrics = os.path.join(folder, "start"), os.path.join(folder, "metrics.jsonl")
+    common = [*arguments.options, "--data", arguments.data]
+    run([arguments.cpu_trainer, *common, "--train-iters", "0", "--micro-batch-size", "1",
+         "--global-batch-size", "1", "--save", start])
+    run([arguments.trainer, *common, "--resume", os.path.join(start, "latest"),
+         "--metrics", metrics])
+    with open(metrics, encoding="utf-8") as file:
+        records = [json.loads(line.replace(":null", ":NaN")) for line in file]
+    return records[0], [record for record in records if record["kind"] == "step"]
+
+
+# ---- PyTorch's side -----------------------------------------------------------------------------
+
+
+def learning_rate(options, step):
+    """train/schedule.h, said again."""
+    peak, least = float(options["lr"]), float(options["min-lr"])
+    warmup, end = int(options["lr-warmup-iters"]), int(options["lr-decay-iters"])
+    style = options["lr-decay-style"]
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    begin = max(warmup, end - int(options["lr-wsd-decay-iters"])) if style == "wsd" else warmup
+    if style == "constant" or step < begin:
+        return peak
+    done = min(1.0, (step - begin) / (end - begin)) if step < end else 1.0
+    left = (1 + math.cos(math.pi * done)) / 2 if style == "cosine" else 1 - done
+    return least + left * (peak - least)
+
+
+def optimizer_for(model, options):
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": float(options["weight-decay"])},
+              {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(float(options["adam-beta1"]),
+                                            float(options["adam-beta2"])),
+                             eps=float(options["adam-eps"]))
+
+
+def train_torch(start, options, steps, device, autocast):
+    """Loss and norm of every step."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(start, attn_implementation="sdpa")
+    model = model.float().to(device).train()
+    optimizer, data = optimizer_for(model, options), Data(options)
+    micro, whole = int(options["micro-batch-size"]), int(options["global-batch-size"])
+    clip, results = float(options["clip-grad"]), []
+    for step in range(steps):
+        total = 0.0
+        for first in range(step * whole, (step + 1) * whole, micro):
+            tokens, targets = data.batch(first, micro, device)
+            with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                logits = model(tokens, use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1),
+                                                     targets.flatten()) * micro / whole
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf).item()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(options, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append({"loss": total, "norm": norm, "lr": learning_rate(options, step)})
+    return results
+
+
+# ---- the comparison -----------------------------------------------------------------------------
+
+
+def compare(ours, theirs, limit):
+    """Figures, and what is wrong with them, if anything."""
+    a = numpy.array([step["loss"] for step in ours], dtype=float)
+    b = numpy.array([step["loss"] for step in theirs], dtype=float)
+    norms = numpy.array([x["norm"] / y["norm"] - 1 for x, y in zip(ours, theirs)], dtype=float)
+    rates = numpy.array([x["lr"] - y["lr"] for x, y in zip(ours, theirs)], dtype=float)
+    difference, wrong = numpy.abs(a - b), []
+    figures = {
+        "max_difference": float(difference.max()),
+        "at_step": int(difference.argmax()) + 1,
+        "mean_difference": float(difference.mean()),
+        "mean_signed_difference": float((a - b).mean()),
+        "max_norm_difference": float(numpy.abs(norms).max()),
+        "max_difference_one_step_off": float(numpy.abs(a[1:] - b[:-1]).max()),
+    }
+    if not numpy.all(difference <= limit):
+        wrong.append(f"the losses differ by {difference.max():.3g}, more than {limit:g}")
+    if not numpy.all(numpy.abs(rates) <= 1e-12):
+        wrong.append("the learning rates differ")
+    if not figures["max_difference_one_step_off"] > limit:
+        wrong.append(f"the limit {limit:g} would not see losses that are a step off")
+    return figures, wrong
+
+
+def print_table(ours, theirs, figures):
+    print("  step      ours   PyTorch  difference  norm ours   PyTorch")
+    shown = sorted({*range(0, len(ours), max(1, len(ours) // 15)), len(ours) - 1})
+    for i in shown:
+        x, y = ours[i], theirs[i]
+        print(f"{i + 1:6} {x['loss']:9.5f} {y['loss']:9.5f} {x['loss'] - y['loss']:+11.2e} "
+              f"{x['norm']:10.4f} {y['norm']:9.4f}")
+    print(f"largest difference {figures['max_difference']:.2e} at step {figures['at_step']}, mean "
+          f"{figures['mean_difference']:.2e} (signed {figures['mean_signed_difference']:+.2e}); a "
+          f"step off it would be {figures['max_difference_one_step_off']:.2e}")
+
+
+def commit():
+    if os.environ.get("COMMIT"):
+        return os.environ["COMMIT"]
+    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, cwd=ROOT, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def record_of(arguments, head, ours, theirs, figures, wrong):
+    options = head["options"]
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": {"device": head["device"], "python": platform.python_version(),
+                    "torch": torch.__version__, "transformers": transformers.__version__},
+        "commit": commit(),
+        "command": shlex.join(["test/compare_torch.py", *sys.argv[1:]]),
+        "model": options["model"],
+        "parameters": head["parameters"],
+        "steps": len(ours),
+        "tokens_per_step": int(options["global-batch-size"]) * int(options["seq-length"]),
+        "precision": head["precision"],
+        "torch_precision": "FP32" if head["precision"] == "FP32" else "BF16 autocast",
+        "torch_device": arguments.device,
+        "limit": arguments.limit,
+        **figures,
+        "wrong": wrong,
+        "losses": [round(step["loss"], 6) for step in ours],
+        "torch_losses": [round(step["loss"], 6) for step in theirs],
+    }
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = os.environ.get("LLM8_BIN") or ROOT
+    parser.add_argument("--data", required=True, help="token shards, a glob")
+    parser.add_argument("--trainer", default=os.path.join(folder, "train_gptcu"))
+    parser.add_argument("--cpu-trainer", default=os.path.join(folder, "train_gpt"),
+                        help="writes the start")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="PyTorch's")
+    parser.add_argument("--limit", type=float, default=0.01)
+    parser.add_argument("--results",
+                        default=os.path.join(ROOT, "test", "results", "compare_torch.jsonl"))
+    parser.add_argument("options", nargs="*", help="after --: the trainer's options")
+    arguments = parser.parse_args()
+    for program in (arguments.trainer, arguments.cpu_trainer):
+        if not os.access(program, os.X_OK):
+            parser.error(f"{program}: no such program")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU")
+    return arguments
+
+
+def main():
+    arguments = parse()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        head, ours = train_ours(arguments, folder)
+        theirs = train_torch(os.path.join(folder, "start", "latest"), head["options"], len(ours),
+                             arguments.device, head["precision"] != "FP32")
+    figures, wrong = compare(ours, theirs, arguments.limit)
+    print_table(ours, theirs, figures)
+    os.makedirs(os.path.dirname(os.path.abspath(arguments.results)), exist_ok=True)
+    with open(arguments.results, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record_of(arguments, head, ours, theirs, figures, wrong)) + "\n")
+    print(f"recorded in {arguments.results}")
+    if wrong:
+        sys.exit("error: " + "; ".join(wrong))
+    print(f"{len(ours)} steps within {arguments.limit:g}")
+
+
+if __name__ == "__main__":
+    main()

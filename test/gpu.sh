@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# The GPU tests, on one GPU, in under four minutes:
+#   make test-gpu                          builds them and runs this
+#   LLM8_BIN=FOLDER test/gpu.sh            programs built elsewhere, all in one folder
+#   SANITIZE_GPU=1 make test-gpu           compute-sanitizer besides (test/sanitize_gpu.sh)
+#   test/gpu.sh --has-gpu                  only says whether there is one
+# The last line is "N passed, N failed, N skipped". Exit status 77: no GPU, nothing was tested.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+if ! nvidia-smi -L >/dev/null 2>&1 && [[ ! -e /dev/nvidiactl ]]; then
+    echo "no GPU here: this needs one of compute capability 8.0 (A100) or newer; \`make test\`" \
+        "needs none" >&2
+    exit 77
+fi
+if [[ ${1:-} == --has-gpu ]]; then exit 0; fi
+
+if [[ -n ${LLM8_BIN:-} ]]; then
+    LLM8_BIN=$(cd "$LLM8_BIN" && pwd) || exit 1
+    tests=$LLM8_BIN
+else
+    LLM8_BIN=$root
+    tests=$root/build/plain
+fi
+export LLM8_BIN LLM8_TESTS=$tests LLM8_COMPARE=$tests/compare_tensors
+programs=()
+for source in "$root"/test/test_gpu_*.cu; do
+    programs+=("$tests/$(basename "$source" .cu)")
+done
+for program in "${programs[@]}" "$LLM8_COMPARE" "$LLM8_BIN"/{train_gpt,train_gptcu,tokenize}; do
+    if [[ ! -x $program ]]; then
+        echo "error: $program: no such program; make test-gpu builds it" >&2
+        exit 1
+    fi
+done
+programs+=(test/test_gpu_train.sh)
+if [[ ${SANITIZE_GPU:-0} != 0 ]]; then programs+=(test/sanitize_gpu.sh); fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+"$root/test/run.sh" "${programs[@]}" | tee "$log"
+status=${PIPESTATUS[0]}
+if tail -n 1 "$log" | grep -q '^0 passed, 0 failed'; then
+    echo "the GPU cannot be used, as said above: nothing was tested" >&2
+    exit 77
+fi
+exit "$status"

@@ -1,0 +1,268 @@
+#!/usr/bin/env bash
+# scripts/bench and scripts/bench_table without a GPU: a stand-in for the GPU trainer runs the CPU
+# trainer on a tiny model and sets the times, and a stand-in for nvidia-smi the memory.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+gpu_name="NVIDIA H200"
+bench() {
+    env PATH="$PWD/bin:$PATH" LLM8_BIN=bin RESULTS=bench.jsonl COMMIT=abc "$@" "$root/scripts/bench"
+}
+
+# Steps 6 to 25: eleven of 0.1 s, nine of 0.5 s; those before take 9 s. So the median is 0.1 s, and
+# neither the mean nor the median of all is.
+write_stand_ins() {
+    mkdir -p bin
+    cat >bin/train_gptcu <<STAND_IN
+#!/usr/bin/env bash
+if [[ \$1 == --verify ]]; then
+    echo "  cuBLASLt                 ok   compiled against 130000, running 130102"
+    echo "  cuDNN                    ok   compiled against 91400, running 91900"
+    echo "  device                   \${VERDICT:-ok   \${GPU:-$gpu_name}}, compute capability 9.0"
+    [[ -z \${VERDICT:-} ]]
+    exit
+fi
+metrics=\$(sed 's/.*--metrics \([^ ]*\).*/\1/' <<<"\$*")
+if [[ "\$*" == *"\${FAILING:-nothing}"* ]]; then
+    echo "error: out of something"
+    exit 1
+fi
+"$root/train_gpt" "\$@" --num-layers 1 --hidden-size 16 --num-attention-heads 2 \\
+    --num-query-groups 2 --ffn-hidden-size 32 --seq-length 16 --micro-batch-size 2 || exit
+awk -v skip="\${SKIP:-0}" -v share="\${SHARE:-}" '
+    /"kind":"run"/ {
+        sub(/"ranks"/, "\"peak_flops\":1e12,\"memory_bytes\":2147483648,\"ranks\"")
+        if (share != "") sub(/"fp8_flops_share":[^,]*/, "\"fp8_flops_share\":" share)
+    }
+    /"kind":"step"/ {
+        n++
+        seconds = n <= 5 ? 9 : (n % 20 < 9 ? 0.5 : 0.1)
+        sub(/"seconds":[^,]*/, "\"seconds\":" seconds)
+        if (n == skip) sub(/"skipped":0/, "\"skipped\":1")
+    }
+    { print }
+    END { print "{\"kind\":\"profile\",\"products\":61.5,\"optimizer\":20.25}" }' \\
+    "\$metrics" >edited && mv edited "\$metrics"
+STAND_IN
+    cat >bin/nvidia-smi <<END
+#!/usr/bin/env bash
+[[ \$1 == *driver_version ]] && echo 580.1 && exit
+if [[ "\$*" == *-lms* ]]; then
+    for used in 1000 48104 40000; do echo \$used; done
+    exec sleep 60
+fi
+echo 1000
+END
+    chmod +x bin/*
+}
+
+# Evaluates a Python expression over the records `r`, a list.
+holds() {
+    python3 - "$1" "${2:-bench.jsonl}" <<'END'
+import json, sys
+r = [json.loads(line) for line in open(sys.argv[2])]
+sys.exit(not eval(sys.argv[1]))
+END
+}
+
+expect() {
+    holds "$@" || fail "not so: $1"
+}
+
+records_what_was_measured() {
+    rm -f bench.jsonl
+    MODELS=gpt2-124m expect_status 0 bench || return
+    expect 'len(r) == 4'
+    expect '[(x["precision"], x["recipe"], x["lm_head"]) for x in r] == [("bf16", None, "bf16"),
+        ("fp8", "delayed", "bf16"), ("fp8", "delayed", "fp8"), ("fp8", "tensorwise", "bf16")]'
+    expect 'all(x["model"] == "gpt2-124m" and x["seq_length"] == 16 for x in r)'
+    expect 'all((x["micro_batch"], x["gpus"], x["steps"]) == (2, 1, 20) for x in r)'
+    expect 'all(x["step_ms"] == 100 and x["tokens_per_s"] == 320 for x in r)'
+    expect 'all(abs(x["mfu"] - x["tflops"]) < 1e-9 and x["mfu"] > 0 for x in r)'
+    expect 'all(x["peak_memory_gib"] == 46 and x["planned_memory_gib"] == 2 for x in r)'
+    expect 'all(x["families_ms"] == {"products": 61.5, "optimizer": 20.25} for x in r)'
+    expect 'all(abs(sum(x["floors_ms"].values()) / x["step_ms"] / x["floor_share"] - 1) < 1e-4
+        for x in r)'
+    expect 'r[0]["machine"] == {"gpu": "NVIDIA H200", "driver": "580.1", "cublaslt": "13.1.2",
+        "cudnn": "9.19.0"} and r[0]["commit"] == "abc"'
+    expect '"--fp8-lm-head" in r[2]["command"] and r[2]["command"].startswith("train_gptcu ")'
+    expect 'r[0]["fp8_flops_share"] == 0 and 0 < r[1]["fp8_flops_share"] < r[2]["fp8_flops_share"]'
+    grep -qE '^gpt2-124m +fp8-head +320 +1\.00 ' log || fail "no row: $(cat log)"
+    grep -qE '^  products +61\.50 / ' log || fail "no families: $(cat log)"
+    ! holds 'r[0]["tokens_per_s"] == 321' || fail "the checker passes anything"
+}
+
+other_devices_have_no_floor() {
+    GPU="NVIDIA H100" MODELS=llama-1b PRECISIONS=bf16 RESULTS=other.jsonl expect_status 0 \
+        env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "$root/scripts/bench" || return
+    expect 'r[0]["floor_share"] is None and r[0]["floors_ms"] is None' other.jsonl
+    expect 'r[0]["mfu"] > 0 and r[0]["machine"]["gpu"] == "NVIDIA H100"' other.jsonl
+}
+
+# What must not become a record, while the rest of the call goes on.
+bad_runs_leave_no_record() {
+    local before
+    before=$(cksum bench.jsonl)
+    MODELS=gpt2-124m PRECISIONS=fp8 SKIP=7 expect_status 1 bench
+    grep -qE '^gpt2-124m +fp8 +FAILED: the loss or norm of step 7 is not finite$' log ||
+        fail "skipped: $(cat log)"
+    MODELS=gpt2-124m PRECISIONS=fp8 SHARE=0 expect_status 1 bench
+    has log 'FAILED: FP8 was asked for, and no layer was in FP8' || fail "share: $(cat log)"
+    VERDICT='BAD  no GPU can be used here' expect_status 77 bench
+    has log 'no GPU can be used here: nothing was measured' || fail "no GPU: $(cat log)"
+    VERDICT='BAD  a wrong product' expect_status 1 bench
+    ITERS=24 expect_status 1 bench
+    has log 'error: ITERS=24: must be a whole number, 25 or more' || fail "ITERS: $(cat log)"
+    MODELS='gpt2-124m gpt5' expect_status 1 bench
+    has log 'error: MODELS=gpt5: must be of gpt2-124m gpt2-1558m' || fail "MODELS: $(cat log)"
+    [[ $before == "$(cksum bench.jsonl)" ]] || fail "a record was written"
+    MODELS=gpt2-124m FAILING=tensorwise expect_status 1 bench
+    grep -qE 'fp8-tensorwise +FAILED: exit status 1: error: out of something$' log ||
+        fail "$(cat log)"
+    expect 'len(r) == 7'
+}
+
+# The floor against sums of its own: at sizes where no product is bound by memory.
+floor_is_operations_and_bytes_over_rates() {
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts python3 - <<'END' || fail "see above"
+import floor
+B, T, C, L, H, G, F, P = 8, 4096, 4096, 3, 32, 8, 14336, 128256
+M, D, N = B * T, C // H, (H + 2 * G) * (C // H)
+llama = {"arch": "llama", "micro-batch-size": B, "seq-length": T, "hidden-size": C,
+         "num-layers": L, "num-attention-heads": H, "num-query-groups": G, "ffn-hidden-size": F,
+         "vocab-size": P - 100, "make-vocab-size-divisible-by": 128, "grad-accum-dtype": "auto",
+         "adam-dtype": "fp32", "fp8-format": "none", "fp8-recipe": "delayed",
+         "fp8-lm-head": "false"}
+gpt2 = dict(llama, arch="gpt2", **{"num-query-groups": H, "ffn-hidden-size": 4 * C})
+delayed, head = {"fp8-format": "hybrid"}, {"fp8-lm-head": "true"}
+device, parameters = "NVIDIA H200", 10**9
+rates = floor.RATES[device]
+
+def floor_of(*options):
+    return floor.floor_ms(device, {k: v for o in options for k, v in o.items()}, parameters)
+
+def check(ms, expected_seconds):
+    assert abs(1e-3 * ms / expected_seconds - 1) < 1e-9, (ms, expected_seconds)
+
+bf16, fp8, fp8_head = floor_of(llama), floor_of(llama, delayed), floor_of(llama, delayed, head)
+weights = L * (C * N + C * C + 3 * C * F)
+check(bf16["products"], 6 * M * weights / rates["bf16"])
+check(fp8["products"], 6 * M * weights / rates["fp8"])
+check(fp8["head products"], 6 * M * P * C / rates["bf16"])
+check(fp8_head["head products"], 6 * M * P * C / rates["fp8"])
+check(bf16["attention"], L * 7 * B * H * T * T * D / rates["bf16"])
+check(bf16["optimizer"], 30 * parameters / rates["bytes"])
+check(floor_of(llama, {"adam-dtype": "bf16"})["optimizer"], 22 * parameters / rates["bytes"])
+check(bf16["loss"], 4 * M * P / rates["bytes"])
+fused = floor_of(gpt2, delayed)
+last_norm = 10 * M * C / rates["bytes"]
+passes = 1e-3 * (fused["norms"] + fused["activations"] + fused["quantize"]) - last_norm
+check(1e3 * passes, 84 * C * M * L / rates["bytes"])
+assert floor.floor_ms("NVIDIA H100", llama, parameters) is None
+try:
+    check(1.0001 * bf16["loss"], 4 * M * P / rates["bytes"])
+except AssertionError:
+    raise SystemExit(0)
+raise SystemExit("the check passes anything")
+END
+}
+
+# ---- the table -----------------------------------------------------------------------------------
+
+# record DATE MODEL PRECISION RECIPE HEAD TOKENS_PER_S [GPUS [PEAK]]
+record() {
+    python3 - "$@" <<'END'
+import json, sys
+date, model, precision, recipe, head, rate, gpus, peak = (sys.argv[1:] + ["1", "45.25"])[:8]
+print(json.dumps({
+    "date": date, "machine": {"gpu": "G", "driver": "1", "cublaslt": "2", "cudnn": "3"},
+    "commit": "c" + date[:4], "model": model, "seq_length": 1024, "micro_batch": 64,
+    "gpus": int(gpus), "precision": precision, "recipe": recipe or None, "lm_head": head,
+    "tokens_per_s": float(rate), "steps": 20, "tflops": 530.4, "mfu": 0.536, "floor_share": 0.714,
+    "peak_memory_gib": json.loads(peak)}))
+END
+}
+
+write_fixture() {
+    {
+        record 2026-02-02T00:00:00Z big bf16 '' bf16 500
+        record 2026-01-01T00:00:00Z big bf16 '' bf16 111 # older, though later in the file
+        record 2026-01-01T00:00:00Z small fp8 delayed fp8 900000
+        record 2026-01-01T00:00:00Z small fp8 delayed bf16 750000
+        record 2026-01-01T00:00:00Z small bf16 '' bf16 600000
+        record 2026-01-01T00:00:00Z small fp8 tensorwise bf16 690000
+        record 2026-03-03T00:00:00Z small fp8 delayed bf16 780000
+        record 2026-03-03T00:00:00Z small fp8 delayed bf16 2000000 4 null
+    } >fixture.jsonl
+    printf '# Title\n\nbefore\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n' >readme
+}
+
+table_is_the_newest_of_each() {
+    write_fixture
+    ! "$root/scripts/bench_table" --check readme fixture.jsonl 2>errors || fail "--check passes"
+    has errors 'its table is not what fixture.jsonl says' || fail "--check: $(cat errors)"
+    has readme old || fail "--check changed the file"
+    expect_status 0 "$root/scripts/bench_table" readme fixture.jsonl || return
+    cat >expected <<'END'
+# Title
+
+before
+<!-- bench -->
+| model, batch | precision | tokens/s | x BF16 | TFLOP/s | MFU | of the floor | memory |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| big, 64 x 1024 | BF16 | 500 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | BF16 | 600,000 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 4 GPUs, 64 x 1024 | FP8 delayed, BF16 head | 2,000,000 | - | 530 | 53.6% | 71% | - |
+
+Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3);
+2026-01-01, 2026-02-02, 2026-03-03; commit c2026.
+<!-- /bench -->
+after
+END
+    diff expected readme >difference || fail "the table: $(cat difference)"
+    expect_status 0 "$root/scripts/bench_table" --check readme fixture.jsonl
+    expect_status 0 "$root/scripts/bench_table" readme fixture.jsonl
+    cmp -s expected readme || fail "a second time changes it"
+}
+
+table_refuses_what_it_cannot_read() {
+    local table=$root/scripts/bench_table
+    echo 'no markers' >plain
+    expect_status 1 "$table" plain fixture.jsonl
+    has log 'error: plain: needs one <!-- bench -->' || fail "$(cat log)"
+    expect_status 1 "$table" readme nothing.jsonl
+    has log 'error: nothing.jsonl: No such file' || fail "$(cat log)"
+    { cat fixture.jsonl && echo '{"date": '; } >torn.jsonl
+    expect_status 1 "$table" readme torn.jsonl
+    has log 'error: torn.jsonl, line 9: not a JSON object' || fail "$(cat log)"
+    sed 's/"recipe"/"recipes"/' fixture.jsonl >old.jsonl
+    expect_status 1 "$table" readme old.jsonl
+    has log 'error: old.jsonl, line 1: without recipe' || fail "$(cat log)"
+    : >empty.jsonl
+    expect_status 1 "$table" readme empty.jsonl
+    has log 'error: empty.jsonl: no records; make bench' || fail "$(cat log)"
+    cmp -s expected readme || fail "a refusal changed the file"
+}
+
+# What scripts/bench writes is what scripts/bench_table reads.
+table_reads_what_bench_writes() {
+    expect_status 0 "$root/scripts/bench_table" readme bench.jsonl || return
+    grep -qE '^\| gpt2-124m, 2 x 16 \| BF16 \| 320 \| 1\.00 ' readme || fail "$(cat readme)"
+}
+
+if ! python3 -c 'import json' 2>/dev/null; then
+    echo "  skipped: no python3, which the benchmark's scripts need"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+write_stand_ins
+for test in records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
+    floor_is_operations_and_bytes_over_rates \
+    table_is_the_newest_of_each table_refuses_what_it_cannot_read \
+    table_reads_what_bench_writes; do
+    run $test
+done
+summary
