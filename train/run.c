@@ -37,6 +37,11 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
+void run_print_size(const Run *run) {
+    printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
+           (long long)run->layout.num_parameters, flops_per_token(&run->config));
+}
+
 void run_announce(const Run *run) {
     Error err;
     if (run->options.list_checkpoints) {
@@ -49,6 +54,7 @@ void run_announce(const Run *run) {
     }
     options_print(&run->options, stdout);
     precision_print(&run->precision);
+    if (run->options.plan) { run_print_size(run); }
 }
 
 static bool saves(const Options *o) {

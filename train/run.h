@@ -52,6 +52,8 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
 void run_free_configuration(Run *run);
 // Prints them. --list-checkpoints is answered here.
 void run_announce(const Run *run);
+// Parameters, and FLOPs to train on a token; scripts/estimate reads them from --plan.
+void run_print_size(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 void run_start(Run *run, const char *device);
 // The data of run_start.
