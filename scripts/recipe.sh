@@ -5,11 +5,11 @@
 # Environment:
 #   GPUS=N         GPUs of each machine [all of this one]
 #   PRECISION=     fp8 [the default] or bf16
-#   LAUNCH=        self [the trainer starts its ranks], slurm [the default inside a Slurm job], torchrun
-#   TORCHRUN=      options for torchrun, such as --nnodes 2 --rdzv-endpoint host:29500 [--standalone]
+#   LAUNCH=        self [the trainer starts its ranks], slurm [the default in a job], torchrun
+#   TORCHRUN=      options for torchrun, as --nnodes 2 --rdzv-endpoint host:29500 [--standalone]
 #   DATA=DIR       prepared data [data/NAME]   OUT=DIR  checkpoints and metrics [run/NAME_PRECISION]
 #   PREPARE=1      prepare the data and leave       DRY=1    print the command and leave
-#   SMOKE=1        a tiny model on the CPU, in seconds, over a text of our own: does the recipe work?
+#   SMOKE=1        a tiny model on the CPU, in seconds, over a text of our own: does it work?
 # Arguments go to the trainer, after the recipe's.
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -63,7 +63,8 @@ prepare_data() {
         mkdir -p "$data" || exit 1
         "$root/make_corpus" >"$data/corpus.txt" || die "$data/corpus.txt: could not be written"
         "$root/tokenize" --output-prefix "$data/all" "$data/corpus.txt" >/dev/null || exit 1
-        mv "$data/all_val.bin" "$data/val_00000.bin" && mv "$data/all_train.bin" "$data/train_00000.bin"
+        mv "$data/all_val.bin" "$data/val_00000.bin" || exit 1
+        mv "$data/all_train.bin" "$data/train_00000.bin" || exit 1
         return
     fi
     # shellcheck disable=SC2154 # the recipe sets data_set and tokenizer

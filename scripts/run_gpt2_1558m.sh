@@ -5,8 +5,8 @@
 #   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_1558m.sh
 #   LAUNCH=torchrun scripts/run_gpt2_1558m.sh             ranks started by torchrun
 #   SMOKE=1 scripts/run_gpt2_1558m.sh                     a tiny model on the CPU
-# It goes on from its newest checkpoint after a failure, or when it is called again. scripts/recipe.sh
-# has the other settings; the lines marked `cost` are written by scripts/recipe_costs.
+# It goes on from its newest checkpoint after a failure, or when it is called again. The other
+# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
 # cost: 33.6 billion tokens, 3.29e+20 FLOPs
 # cost: no speed is recorded yet: make bench, then scripts/recipe_costs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here

@@ -1,5 +1,5 @@
-"""What the Python tests share, as test.h is for the C ones: functions that are tests, run by main(),
-which fail by an assertion or skip by raising Skip. They run in an empty folder of their own.
+"""What the Python tests share, as test.h is for the C ones: functions that are tests, run by
+main(), which fail by an assertion or skip by raising Skip. They run in an empty folder.
 """
 
 import contextlib

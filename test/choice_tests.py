@@ -154,7 +154,8 @@ def a_model_learns_to_answer():
     bare = run("train_gpt", "--model", "llama-tiny", "--load", "run/latest", "--eval-only",
                "--eval-choices", "quiz.bin", "--micro-batch-size", 3).out
     assert scores(bare, "quiz") == during[-1:]
-    untrained = run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices", "quiz.bin")
+    untrained = run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices",
+                    "quiz.bin")
     assert scores(untrained.out, "quiz")[0] < 60
     assert sorted(os.listdir("run")) == before
 
@@ -188,7 +189,8 @@ def wrong_sets_are_refused():
     refused(run(*tiny, "--eval-choices", "quiz.bin", "--vocab-size", 90, check=False),
             "outside the vocabulary of 90")
     refused(run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices", "quiz.bin",
-                "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0", "--seq-length 4")
+                "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0",
+            "--seq-length 4")
     content = bytearray(read("quiz.bin"))
     content[16] ^= 1  # the tokenizer's mark
     refused(run(*tiny, "--eval-choices", write("other.bin", bytes(content)), check=False),

@@ -1,5 +1,5 @@
-"""scripts/convert_hf and --load without transformers: what our trainer saved comes back bit for bit,
-in one file or several; what is not ours is refused. test/transformers_tests.py compares logits.
+"""scripts/convert_hf and --load without transformers: what our trainer saved comes back bit for
+bit, in one file or several; what is not ours is refused. transformers_tests.py compares logits.
 """
 
 import json
@@ -17,8 +17,8 @@ from llm8.convert import main as convert_hf
 SHAPES = {
     "gpt2": ("--model", "gpt2-tiny"),
     "llama": ("--model", "llama-tiny", "--untie-embeddings-and-output-weights", "--rope-scaling",
-              "llama3", "--rope-scaling-factor", 4, "--rope-original-length", 16, "--rope-theta", 500,
-              "--norm-epsilon", "1e-6"),
+              "llama3", "--rope-scaling-factor", 4, "--rope-original-length", 16, "--rope-theta",
+              500, "--norm-epsilon", "1e-6"),
 }
 DATA = ("--data", "d/x_train.bin", "--micro-batch-size", 2)
 
@@ -84,7 +84,8 @@ def split(folder, parts):
 
 def what_was_saved_comes_back():
     for name, shape in SHAPES.items():
-        straight = gradients(f"{name}.g", *shape, "--resume", f"{name}_run/latest", "--train-iters", 9)
+        straight = gradients(f"{name}.g", *shape, "--resume", f"{name}_run/latest",
+                             "--train-iters", 9)
         fresh = gradients(f"{name}.f", *shape)
         assert straight != fresh
         folder = model_folder(f"{name}_hf", name)

@@ -53,6 +53,7 @@ def manifest(folder):
 def sentences(seed, count):
     """Texts of some lines, the same for the same seed."""
     rng = random.Random(seed)
-    words = "Anna Ben sees finds counts three red boats, houses. “Ünïcode” 12 345 it's  we'll\n".split(" ")
+    words = "Anna Ben sees finds counts three red boats, houses. 12 345 it's  we'll\n".split(" ")
+    words.append("“Ünïcode”")
     return ["".join(rng.choice(words) + rng.choice([" ", " ", "\n"])
                     for _ in range(rng.randrange(5, 60))) + f"#{place}" for place in range(count)]

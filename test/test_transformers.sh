@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Imports and checkpoints against transformers; the Python is that of `make golden`, or GOLDEN_PYTHON.
+# Imports and checkpoints against transformers; the Python is `make golden`'s, or GOLDEN_PYTHON.
 root=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
 python=${GOLDEN_PYTHON:-$root/.venv/bin/python}
 if ! "$python" -c 'import torch, transformers' >/dev/null 2>&1; then

@@ -47,9 +47,9 @@ def save(tokenizer, folder):
 def hostile_texts(count):
     """Texts of what tokenizers treat apart: quotes, white space of every kind, scripts, digits."""
     rng = random.Random(5)
-    pool = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'S", "'ll", "'re", "a", "The", " 12", "345",
-            "!", "?!...", "é", "漢字", "🙂", "\u00a0", "\u2003", "\u3000", "²", "Ⅷ", "\u0301",
-            "x" * 300, " " * 50, END, "\x1c", "\x85", "_", "\x00", "0" * 7, "א"]
+    pool = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'S", "'ll", "'re", "a", "The", " 12",
+            "345", "!", "?!...", "é", "漢字", "🙂", "\u00a0", "\u2003", "\u3000", "²", "Ⅷ",
+            "\u0301", "x" * 300, " " * 50, END, "\x1c", "\x85", "_", "\x00", "0" * 7, "א"]
     known = [chr(code) for code in range(0x20, 0x1F000)
              if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
     return ["".join(rng.choice(pool) if rng.random() < 0.8 else rng.choice(known)
@@ -143,8 +143,9 @@ def every_kind_of_tokenizer_reads_back():
     sentencepiece = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     sentencepiece.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
                                                      normalizers.Replace(" ", "▁")])
-    sentencepiece.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
-                                               decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    sentencepiece.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)])
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     sentencepiece.train_from_iterator(TEXTS, trainers.BpeTrainer(
         vocab_size=600, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False))
@@ -184,7 +185,8 @@ def large_vocabularies_have_wide_shards():
 
 def documents_are_bounded_as_asked():
     path = save(byte_level(), "bounds")
-    write("named/a.jsonl", json.dumps({"text": f"one {END} two"}) + "\n" + json.dumps({"text": "b"}))
+    texts = [{"text": f"one {END} two"}, {"text": "b"}]
+    write("named/a.jsonl", "\n".join(map(json.dumps, texts)))
     prepared("bounds_out", "named", "--tokenizer", path, "--valid-fraction", 0, "--no-shuffle")
     tokens = stream("bounds_out", "train")
     assert tokens[0] == 0 and tokens.count(0) == 2, "a document ended by naming the end"
@@ -197,7 +199,7 @@ def documents_are_bounded_as_asked():
             "--end-of-text x", "no special token", END)
 
 
-TINY = ("--model", "llama-tiny", "--micro-batch-size", 1, "--train-iters", 1, "--sample-length", 12,
+TINY = ("--model", "llama-tiny", "--micro-batch-size", 1, "--train-iters", 1, "--sample-length", 40,
         "--sample-only")
 
 

@@ -154,7 +154,8 @@ def the_tokenizer_goes_along():
         1, "--train-iters", 1, "--save", "bytes_run")
     tokenizer = transformers.AutoTokenizer.from_pretrained("bytes_run/latest")
     assert tokenizer("Anna é")["input_ids"] == list("Anna é".encode())
-    assert tokenizer.decode([66, 101, 110, 32, 195, 169]) == "Ben é" and tokenizer.eos_token_id == 256
+    assert tokenizer.decode([66, 101, 110, 32, 195, 169]) == "Ben é"
+    assert tokenizer.eos_token_id == 256
     model = transformers.AutoModelForCausalLM.from_pretrained("bytes_run/latest")
     assert model.config.eos_token_id == 256
 

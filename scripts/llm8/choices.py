@@ -99,12 +99,12 @@ def parser():
         prog="scripts/prepare_choices", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Turns a multiple-choice set into the file that the trainers score with "
                     "--eval-choices.",
-        epilog="A row is a question (ctx, question, ...), a list of answers (endings, choices, ...)\n"
-               "and which is right (label, answerKey, ...: its number from 0, or its letter), as\n"
-               "HellaSwag, ARC, PIQA and others publish them. Give --tokenizer the tokenizer.json\n"
+        epilog="A row is a question (ctx, question, ...), a list of answers (endings, choices, ...)"
+               "\nand which is right (label, answerKey, ...: its number from 0, or its letter),\n"
+               "as HellaSwag, ARC and others publish them. Give --tokenizer the tokenizer.json\n"
                "that prepare_data left beside the shards, so that the tokens are the same.")
     p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
-    p.add_argument("--output", required=True, metavar="FILE", help="for instance data/hellaswag.bin")
+    p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
     p.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
                    help="as scripts/prepare_data takes it [gpt2]")
     p.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")

@@ -34,6 +34,7 @@ def main():
     for tensor in tensors.values():
         count += tensor.size // hugging_face.DTYPES[tensor.dtype]
     kinds = sorted({tensor.dtype for tensor in tensors.values()})
+    bare = "" if "tokenizer" in options else "; no tokenizer.json beside it"
     print(f"{o.output}: {options['arch']}, {count:,} parameters in {len(tensors)} tensors, "
-          f"{', '.join(kinds)}" + ("" if "tokenizer" in options else "; no tokenizer.json beside it"))
+          f"{', '.join(kinds)}{bare}")
     print(f"start from it with --config {os.path.join(o.output, 'options.txt')} --data ...")

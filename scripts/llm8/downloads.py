@@ -90,8 +90,8 @@ class Downloader:
 
     def give_up(self, url, error):
         if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
-            die(f"{self.what}: {url} is gated ({error.code}): accept its licence on {HUB}, then set "
-                "HF_TOKEN to a token of yours; or give files that you have")
+            die(f"{self.what}: {url} is gated ({error.code}): accept its licence on {HUB}, then "
+                "set HF_TOKEN to a token of yours; or give files that you have")
         if isinstance(error, urllib.error.HTTPError) and error.code == 404:
             die(f"{self.what}: {url} is not there any more (404); give files that you have")
         die(f"{self.what}: {mirrored(url, self.mirror)} cannot be reached ({why(error)}); this "
@@ -142,7 +142,8 @@ class Downloader:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         part = path + ".part"
         self.attempts(url, lambda: self.receive(url, part, size))
-        if (size and os.path.getsize(part) != size) or (sha256 and shards.sha256_of(part) != sha256):
+        whole = not size or os.path.getsize(part) == size
+        if not whole or (sha256 and shards.sha256_of(part) != sha256):
             os.remove(part)
             die(f"{self.what}: {url} arrived damaged (its size or checksum is not what it should "
                 "be); run the same command again")

@@ -1,5 +1,5 @@
-"""What a training would take: parameters and FLOPs from the CPU trainer's --plan, memory from the GPU
-trainer's, speed from the recorded benchmarks. What scripts/estimate does; it needs no packages.
+"""What a training would take: parameters and FLOPs from the CPU trainer's --plan, memory from the
+GPU trainer's, speed from the recorded benchmarks. What scripts/estimate does; it needs no packages.
 """
 
 import argparse

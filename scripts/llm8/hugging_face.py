@@ -23,8 +23,9 @@ DTYPES = {"F32": 4, "BF16": 2, "F16": 2}
 LONGEST_SEQUENCE = 8192  # by default; the model may take longer ones
 
 # configuration keys that must have one of these values, where they are there at all
-GPT2_FIXED = {"activation_function": ["gelu_new", "gelu_pytorch_tanh"], "scale_attn_weights": [True],
-              "scale_attn_by_inverse_layer_idx": [False], "add_cross_attention": [False]}
+GPT2_FIXED = {"activation_function": ["gelu_new", "gelu_pytorch_tanh"],
+              "scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False],
+              "add_cross_attention": [False]}
 LLAMA_FIXED = {"hidden_act": ["silu", "swish"], "attention_bias": [False], "mlp_bias": [False],
                "partial_rotary_factor": [1, 1.0], "sliding_window": [None]}
 ROPE_KINDS = {"default": "none", "linear": "linear", "llama3": "llama3"}
@@ -183,8 +184,9 @@ def match(folder, expected, held, tied):
 
 
 def write_config(config, options, output):
-    """The source's config.json, with what it leaves unsaid said, and one name for each activation."""
-    said = dict(config, tie_word_embeddings=options["untie-embeddings-and-output-weights"] == "false")
+    """The source's config.json, with what it leaves unsaid said, and one name an activation."""
+    tied = options["untie-embeddings-and-output-weights"] == "false"
+    said = dict(config, tie_word_embeddings=tied)
     if config["model_type"] == "gpt2":
         said["activation_function"] = "gelu_new"
     else:
@@ -214,8 +216,8 @@ def copy_tokenizer(folder, output):
 def import_model(folder, output):
     """Writes the start; returns its options and tensors."""
     if not os.path.isdir(folder):
-        die(f"{folder}: no such folder; give the folder of a Hugging Face model, or its name on the "
-            "Hub (OWNER/NAME)")
+        die(f"{folder}: no such folder; give the folder of a Hugging Face model, or its name on "
+            "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output}: is there already; give another, or remove it")
     config = read_config(folder)

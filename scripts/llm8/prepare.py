@@ -89,7 +89,8 @@ def tokenize_unit(plan, name, unit):
         for text in sources.documents(unit, vocabulary.name == "byte",
                                       skipped.append if plan["skip_bad"] else None):
             tails = plan["split"] == "tails" and not unit.valid
-            for part, valid in split_tail(text, plan["fraction"]) if tails else [(text, unit.valid)]:
+            parts = split_tail(text, plan["fraction"]) if tails else [(text, unit.valid)]
+            for part, valid in parts:
                 if not part:
                     continue
                 tokens = [numpy.array(vocabulary.encode(piece), dtype=dtype).tobytes()

@@ -23,14 +23,15 @@ def parser():
                    help=f"files ({' '.join(sources.KINDS)}), folders, globs, or known sets")
     p.add_argument("--output", metavar="DIR", help="where the shards go")
     p.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
-                   help="byte, gpt2, llama3, llama2, a tiktoken encoding, or a tokenizer.json [gpt2]")
+                   help="byte, gpt2, llama3, llama2, of tiktoken, or a tokenizer.json [gpt2]")
     p.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
     p.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt, with it")
     p.add_argument("--end-of-text", metavar="TOKEN", help="the special token that ends a document "
                    "[the tokenizer's own]")
     p.add_argument("--before", metavar="TOKEN", help="put before each document; none: nothing "
                    "[the end of text]")
-    p.add_argument("--after", metavar="TOKEN", default="none", help="put after each document [none]")
+    p.add_argument("--after", metavar="TOKEN", default="none",
+                   help="put after each document [none]")
     p.add_argument("--valid", action="append", default=[], metavar="SOURCE",
                    help="validate on these, instead of on a part of the sources")
     p.add_argument("--valid-fraction", type=float, default=0.01, metavar="X",
@@ -40,7 +41,8 @@ def parser():
                         "there are fewer than 100 documents, all .txt or .md [auto]")
     p.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
                    help="about this many tokens a shard [100000000]")
-    p.add_argument("--seed", type=int, default=1234, metavar="N", help="of the shuffle and the split")
+    p.add_argument("--seed", type=int, default=1234, metavar="N",
+                   help="of the shuffle and the split")
     p.add_argument("--no-shuffle", action="store_true", help="keep the documents' order")
     p.add_argument("--text-field", default="", metavar="NAME",
                    help="of .jsonl and .parquet [text, or content]")
@@ -73,7 +75,7 @@ def check_numbers(o):
 
 
 def fetch(o):
-    """Sources without known sets: their files instead. Returns those to train on and to validate."""
+    """Sources with a known set's files in place of its name: to train on, and to validate on."""
     train, valid = [], []
     for source in o.sources:
         if source in downloads.KNOWN_SETS and not os.path.exists(source):

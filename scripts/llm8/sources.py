@@ -1,5 +1,5 @@
-"""Where text comes from: .txt, .md, .jsonl (also .gz, .zst) and .parquet files, folders and globs of
-them. Files are cut into units, which workers read one at a time.
+"""Where text comes from: .txt, .md, .jsonl (also .gz, .zst) and .parquet files, folders and globs
+of them. Files are cut into units, which workers read one at a time.
 """
 
 import glob
@@ -52,7 +52,8 @@ def expand(patterns, what):
             found = sorted(path for path in inside if kind_of(path))
             others += len(inside) - len(found)
         else:
-            found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+            whole = os.path.exists(pattern)
+            found = [pattern] if whole else sorted(glob.glob(pattern, recursive=True))
             for path in found:
                 if not kind_of(path):
                     die(f"{what} {path}: of no kind that can be read ({' '.join(KINDS)})")
@@ -70,8 +71,8 @@ def parquet_file(path):
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise BadSource(f"{path}: not a whole parquet file ({first_line(error)}); download it again "
-                        "or leave it out") from None
+        raise BadSource(f"{path}: not a whole parquet file ({first_line(error)}); download it "
+                        "again or leave it out") from None
 
 
 def first_line(error):
@@ -176,8 +177,8 @@ def read_lines(unit, raw):
                     yield text_of_line(line, path, place, unit.field)
                 place += len(line)
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        yield BadSource(f"{path}: damaged or cut short ({first_line(error)}); download it again, or "
-                        "give --skip-bad to leave its end out")
+        yield BadSource(f"{path}: damaged or cut short ({first_line(error)}); download it again, "
+                        "or give --skip-bad to leave its end out")
 
 
 def text_of_line(line, path, place, wanted):
@@ -186,8 +187,8 @@ def text_of_line(line, path, place, wanted):
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        return BadSource(f"{path}: no JSON object at byte {place}: {line[:40]!r}; mend the line, or "
-                         "give --skip-bad to leave such lines out")
+        return BadSource(f"{path}: no JSON object at byte {place}: {line[:40]!r}; mend the line, "
+                         "or give --skip-bad to leave such lines out")
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
@@ -205,8 +206,8 @@ def read_parquet(unit, raw):
         with parquet_file(path) as file:
             for batch in file.iter_batches(256, range(unit.begin, unit.end), [unit.field]):
                 for text in batch.column(0).to_pylist():
-                    bad = BadSource(f"{path}: a row of '{unit.field}' holds no text; name the column "
-                                    "(--text-field), or give --skip-bad to leave such rows out")
+                    bad = BadSource(f"{path}: a row of '{unit.field}' holds no text; name the "
+                                    "column (--text-field), or give --skip-bad to leave it out")
                     yield text if isinstance(text, str) else bad
     except BadSource as bad:
         yield bad

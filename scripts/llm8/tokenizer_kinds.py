@@ -1,6 +1,6 @@
-"""Tokenizers by name or file: bytes, tiktoken's encodings (GPT-2's among them, also from its own two
-files), Llama 3's, and any Hugging Face tokenizer.json. open_vocabulary finds out which; workers of
-other processes open it again by the same words.
+"""Tokenizers by name or file: bytes, tiktoken's encodings (GPT-2's among them, also from its own
+two files), Llama 3's, and any Hugging Face tokenizer.json. open_vocabulary finds out which; workers
+of other processes open it again by the same words.
 """
 
 import base64
@@ -255,7 +255,7 @@ def open_file(path, end_of_text):
 
 
 def open_vocabulary(words):
-    """words: tokenizer, vocab_file, merge_file, end_of_text, downloads and mirror, as options say."""
+    """words: tokenizer, vocab_file, merge_file, end_of_text, downloads, mirror, as options say."""
     name, end_of_text = words["tokenizer"], words["end_of_text"]
     if name == "byte":
         return Bytes()
@@ -275,5 +275,5 @@ def open_vocabulary(words):
         path = hub_tokenizer(name, HUB_TOKENIZERS[name], words["downloads"], words["mirror"])
         return HuggingFace(path, end_of_text)
     names = ", ".join(["byte", *HUB_TOKENIZERS, *tiktoken.list_encoding_names()])
-    die(f"--tokenizer {name}: must be one of {names}, or the path of a tokenizer.json, of Llama 3's "
-        "tokenizer.model, or of a folder with one")
+    die(f"--tokenizer {name}: must be one of {names}, or the path of a tokenizer.json, of Llama "
+        "3's tokenizer.model, or of a folder with one")

@@ -1,6 +1,6 @@
-"""What a tokenizer is here, and what it leaves beside the shards: tokenizer.bin, which the C programs
-read (dataloader/tokenizer.h says what is in it), and Hugging Face's tokenizer.json, which goes into
-checkpoints. tokenizer_kinds.py has the kinds of it.
+"""What a tokenizer is here, and what it leaves beside the shards: tokenizer.bin, which the C
+programs read (dataloader/tokenizer.h says what is in it), and Hugging Face's tokenizer.json, which
+goes into checkpoints. tokenizer_kinds.py has the kinds of it.
 """
 
 import json
