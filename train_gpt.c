@@ -173,6 +173,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     char device[128], size[32];
     snprintf(device, sizeof(device), "CPU, %d thread%s, matrix products: %s", omp_get_max_threads(),
              omp_get_max_threads() > 1 ? "s" : "", cpu_gemm_name());
+    t->run.memory_bytes = (double)t->plan.bytes;
     run_start(&t->run, device);
     printf("  memory      %s (--plan lists it)\n", format_bytes(size, (double)t->plan.bytes));
     t->memory = aligned_alloc(PLAN_ALIGN, (size_t)t->plan.bytes);

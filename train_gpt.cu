@@ -291,7 +291,7 @@ static Matrix norm_forward(Trainer *t, TensorId weight, LinearId id, const Norm 
     Matrix out = head ? n->out : activations_input(&t->act, &t->params, id, &n->out);
     gpu_family(&t->gpu, FAMILY_NORMS);
     NormForward f = {};
-    f.out = fused ? NULL : out.plain;
+    f.out = out.plain;
     f.mean = n->mean;
     f.rstd = n->rstd;
     f.amax = linear_amax(&t->params, id, OPERAND_X);
@@ -301,14 +301,12 @@ static Matrix norm_forward(Trainer *t, TensorId weight, LinearId id, const Norm 
     f.eps = (float)c->norm_eps;
     f.M = M;
     f.C = c->channels;
-    gpu_norm_forward(f, t->gpu.stream);
     if (fused) {
-        gpu_norm_forward_fp8(linear_out(&t->params, id, OPERAND_X, out),
-                             bias != NULL ? n->mean : NULL, n->rstd, x, w, bias, M, c->channels,
-                             t->gpu.stream);
-    } else if (!head) {
-        quantize_input(t, id, out, M);
+        gpu_norm_forward_fp8(linear_out(&t->params, id, OPERAND_X, out), f, t->gpu.stream);
+        return out;
     }
+    gpu_norm_forward(f, t->gpu.stream);
+    if (!head) { quantize_input(t, id, out, M); }
     return out;
 }
 
@@ -317,16 +315,27 @@ static TensorId residual_bias(Linear linear) {
     return linear == LINEAR_FC2 ? TENSOR_FC2_BIAS : TENSOR_ATTENTION_OUT_BIAS;
 }
 
-// below: the linear layer whose output gradient the new d_residual is; layer -1: none.
-static void norm_backward(Trainer *t, TensorId weight, int layer, const Norm *norm, const Bf16 *x,
-                          LinearId below, int M, bool accumulate) {
+// An output gradient that lies in plain, as the products of its linear layer read it; its column
+// sums, where wanted, are the bias gradient.
+static Matrix quantize_gradient(Trainer *t, LinearId id, Bf16 *plain, GradientOut sums, int M) {
+    bool residual = plain == t->act.d_residual;
+    const Matrix *scratch = residual ? &t->act.residual_fp8 : &t->act.wide_fp8;
+    Matrix dy = activations_gradient(&t->params, id, plain, scratch);
+    linear_quantize(&t->params, id, OPERAND_DY, dy, sums, t->act.partial_sums, M);
+    return dy;
+}
+
+// below: the linear layer whose output gradient the new d_residual is; returns it as that layer
+// reads it. Layer -1: there is none.
+static Matrix norm_backward(Trainer *t, TensorId weight, int layer, const Norm *norm, const Bf16 *x,
+                            LinearId below, int M, bool accumulate) {
     const ModelConfig *c = &t->run.config;
-    bool layernorm = c->arch == ARCH_GPT2;
+    bool layernorm = c->arch == ARCH_GPT2, any = below.layer >= 0;
     NormBackward n = {};
     n.d_residual = t->act.d_residual;
     n.dweight = gradient_of(t, weight, layer, accumulate);
     if (layernorm) { n.dbias = gradient_of(t, (TensorId)(weight + 1), layer, accumulate); }
-    if (below.layer >= 0) {
+    if (any) {
         n.column_sums = gradient_of(t, residual_bias(below.linear), below.layer, accumulate);
         n.amax = linear_amax(&t->params, below, OPERAND_DY);
     }
@@ -339,7 +348,14 @@ static void norm_backward(Trainer *t, TensorId weight, int layer, const Norm *no
     n.M = M;
     n.C = c->channels;
     gpu_family(&t->gpu, FAMILY_NORMS);
+    if (any && linear_is_fused(&t->params, below)) {
+        Matrix dy = activations_gradient(&t->params, below, t->act.d_residual,
+                                         &t->act.residual_fp8);
+        gpu_norm_backward_fp8(linear_out(&t->params, below, OPERAND_DY, dy), n, t->gpu.stream);
+        return dy;
+    }
     gpu_norm_backward(n, t->gpu.stream);
+    return any ? quantize_gradient(t, below, t->act.d_residual, no_sums, M) : Matrix{};
 }
 
 static Matrix activation_forward(Trainer *t, LinearId id, int M) {
@@ -415,22 +431,15 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
     if (recompute == RECOMPUTE_BLOCK) {
         block_forward(t, l, t->act.d_norm, B, T, PASS_AGAIN); // its output is there already
     } else if (recompute == RECOMPUTE_ACTIVATIONS) {
+        const LinearId attention_out = {LINEAR_ATTENTION_OUT, l, PASS_AGAIN};
         norm_forward(t, TENSOR_NORM1_WEIGHT, {LINEAR_QKV, l, PASS_AGAIN}, &b->norm1, b->residual,
                      M);
+        quantize_input(t, attention_out,
+                       activations_input(&t->act, &t->params, attention_out, &b->attention), M);
         norm_forward(t, TENSOR_NORM2_WEIGHT, {LINEAR_FC1, l, PASS_AGAIN}, &b->norm2,
                      b->residual_mid, M);
         activation_forward(t, {LINEAR_FC2, l, PASS_AGAIN}, M);
     }
-}
-
-// An output gradient that lies in plain, as the products of its linear layer read it; its column
-// sums, where wanted, are the bias gradient.
-static Matrix quantize_gradient(Trainer *t, LinearId id, Bf16 *plain, GradientOut sums, int M) {
-    bool residual = plain == t->act.d_residual;
-    const Matrix *scratch = residual ? &t->act.residual_fp8 : &t->act.wide_fp8;
-    Matrix dy = activations_gradient(&t->params, id, plain, scratch);
-    linear_quantize(&t->params, id, OPERAND_DY, dy, sums, t->act.partial_sums, M);
-    return dy;
 }
 
 // Whether GELU's slope rides in the product that makes d_activated.
@@ -503,30 +512,28 @@ static void backward(Trainer *t, LinearId id, Bf16 *dx, Matrix dy, Matrix x, int
     linear_backward(&t->params, l);
 }
 
-// d_residual goes in as the gradient of the block's output, out as that of its input.
-static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
+// dy: the gradient of the block's output, d_residual. Returns that of its input, as the block below
+// reads it.
+static Matrix block_backward(Trainer *t, int l, Matrix dy, int B, int T, bool accumulate) {
     const LinearId qkv = {LINEAR_QKV, l, PASS_TRAIN}, fc1 = {LINEAR_FC1, l, PASS_TRAIN},
                    attention_out = {LINEAR_ATTENTION_OUT, l, PASS_TRAIN},
-                   fc2 = {LINEAR_FC2, l, PASS_TRAIN};
+                   fc2 = {LINEAR_FC2, l, PASS_TRAIN}, below = {LINEAR_FC2, l - 1, PASS_TRAIN};
     Activations *a = &t->act;
     Block *b = &a->blocks[l];
     int M = B * T;
     recompute_block(t, l, B, T);
-    Matrix dy = quantize_gradient(t, fc2, a->d_residual, no_sums, M);
     backward(t, fc2, a->wide, dy, b->activated, M, accumulate);
     dy = activation_backward(t, fc1, M, accumulate);
     backward(t, fc1, a->d_norm, dy, b->norm2.out, M, accumulate);
-    norm_backward(t, TENSOR_NORM2_WEIGHT, l, &b->norm2, b->residual_mid, attention_out, M,
-                  accumulate);
-    dy = quantize_gradient(t, attention_out, a->d_residual, no_sums, M);
+    dy = norm_backward(t, TENSOR_NORM2_WEIGHT, l, &b->norm2, b->residual_mid, attention_out, M,
+                       accumulate);
     backward(t, attention_out, a->d_norm, dy, b->attention, M, accumulate);
     gpu_family(&t->gpu, FAMILY_ATTENTION);
     attention_backward_gpu(&t->gpu, attention_shape_of(&t->run, B, T), a->wide, a->d_norm,
                            b->attention.plain, b->lse, b->qkv);
     dy = rope_backward(t, qkv, B, T, accumulate);
     backward(t, qkv, a->d_norm, dy, b->norm1.out, M, accumulate);
-    norm_backward(t, TENSOR_NORM1_WEIGHT, l, &b->norm1, b->residual,
-                  {LINEAR_FC2, l - 1, PASS_TRAIN}, M, accumulate);
+    return norm_backward(t, TENSOR_NORM1_WEIGHT, l, &b->norm1, b->residual, below, M, accumulate);
 }
 
 // ---- forward, loss, backward --------------------------------------------------------------------
@@ -615,9 +622,11 @@ static void model_backward(Trainer *t, int B, int T, bool accumulate) {
     gpu_family(&t->gpu, FAMILY_NORMS);
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
     CUDA_CHECK(cudaMemsetAsync(a->d_residual, 0, residual_bytes, stream));
-    norm_backward(t, TENSOR_FINAL_NORM_WEIGHT, 0, &a->norm_out, a->residual_out,
-                  {LINEAR_FC2, c->num_layers - 1, PASS_TRAIN}, B * T, accumulate);
-    for (int l = c->num_layers - 1; l >= 0; l--) { block_backward(t, l, B, T, accumulate); }
+    Matrix dy = norm_backward(t, TENSOR_FINAL_NORM_WEIGHT, 0, &a->norm_out, a->residual_out,
+                              {LINEAR_FC2, c->num_layers - 1, PASS_TRAIN}, B * T, accumulate);
+    for (int l = c->num_layers - 1; l >= 0; l--) {
+        dy = block_backward(t, l, dy, B, T, accumulate);
+    }
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     GradientOut dwte = gradient_of(t, TENSOR_TOKEN_EMBEDDING, 0, true);
     if (!accumulate && !c->tied_head) { // with a tied head, the head's product has written it

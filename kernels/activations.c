@@ -47,7 +47,7 @@ static void list_block_buffers(const Run *run, int layer, int64_t M,
         {"norm1 rstd", offsetof(Block, norm1.rstd), block, statistic},
         {"qkv", offsetof(Block, qkv), block, 2 * M * qkv_rows(c)},
         {"attention", offsetof(Block, attention.plain), block, 2 * heads},
-        {"attention, FP8", offsetof(Block, attention.columns), block, attention.columns},
+        {"attention, FP8", offsetof(Block, attention.columns), activations, attention.columns},
         {"log-sum-exp", offsetof(Block, lse), block, statistic * c->num_heads},
         {"residual mid", offsetof(Block, residual_mid), block, 2 * C},
         {"norm2", offsetof(Block, norm2.out.plain), activations, norm2.plain},
@@ -129,18 +129,18 @@ static void plan_head(Activations *a, const Run *run, Plan *plan, int64_t M) {
     plan->phase = PHASE_ALWAYS;
 }
 
-static void plan_block_scratch(Activations *a, const Params *params, Plan *plan, int64_t M) {
-    static const char category[] = "scratch of the blocks";
+static void plan_operands(Activations *a, const Params *params, Plan *plan, int64_t M) {
+    static const char category[] = "scratch of linear layers";
     const ModelConfig *c = &params->run->config;
     bool fp8 = params->fp8;
     int64_t C = c->channels, plain = max64(max64(c->ffn, qkv_rows(c)), C);
     int64_t widest = fp8 ? max64(plain, fc1_rows(c)) : 0, residual = fp8 ? C : 0;
-    plan->phase = PHASE_BLOCKS;
-    PLAN(category, "d activated, d qkv", M * plain, a->wide);
+    PLAN("scratch", "d activated, d qkv", M * plain, a->wide);
+    PLAN("scratch", "d residual, FP8", M * residual, a->residual_fp8.rows);
+    PLAN("scratch", "d residual, FP8, transposed", M * residual, a->residual_fp8.columns);
+    plan->phase = PHASE_LINEAR;
     PLAN(category, "operand, FP8", M * widest, a->wide_fp8.rows);
     PLAN(category, "operand, FP8, transposed", M * widest, a->wide_fp8.columns);
-    PLAN(category, "d residual, FP8", M * residual, a->residual_fp8.rows);
-    PLAN(category, "d residual, FP8, transposed", M * residual, a->residual_fp8.columns);
     plan->phase = PHASE_ALWAYS;
 }
 
@@ -157,8 +157,8 @@ static void plan_workspaces(Gpu *gpu, const Run *run, Plan *plan) {
     gpu->attention_bytes = attention_workspace(shape, (size_t)run->options.workspace_mib << 20);
     plan_buffer(plan, "scratch", "workspace of products", (int64_t)gpu->workspace_bytes,
                 &gpu->workspace);
-    plan->phase = PHASE_BLOCKS;
-    plan_buffer(plan, "scratch of the blocks", "workspace of attention",
+    plan->phase = PHASE_ATTENTION;
+    plan_buffer(plan, "scratch of attention", "workspace of attention",
                 (int64_t)gpu->attention_bytes, &gpu->attention_workspace);
     plan->phase = PHASE_ALWAYS;
 }
@@ -186,7 +186,7 @@ void activations_plan(Activations *a, const Params *params, Gpu *gpu, Plan *plan
     PLAN(scratch, "a weight in BF16", plain_weight ? params_largest_coded(params) : 0,
          a->plain_weight);
     plan_workspaces(gpu, run, plan);
-    plan_block_scratch(a, params, plan, M);
+    plan_operands(a, params, plan, M);
     plan_head(a, run, plan, M);
 }
 
@@ -199,9 +199,7 @@ void activations_free(Activations *a) {
 // Whether a block's input of a linear layer is computed again in the backward pass. The last
 // block's is still there.
 static bool is_recomputed(const Run *run, LinearId id) {
-    bool all = id.linear == LINEAR_ATTENTION_OUT;
-    return run->options.recompute >= (all ? RECOMPUTE_BLOCK : RECOMPUTE_ACTIVATIONS) &&
-           id.layer + 1 < run->config.num_layers;
+    return run->options.recompute != RECOMPUTE_NONE && id.layer + 1 < run->config.num_layers;
 }
 
 Matrix activations_input(const Activations *a, const Params *params, LinearId id,

@@ -45,17 +45,32 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     LAUNCH_CHECK();
 }
 
-__global__ void __launch_bounds__(256)
+enum { ADAMW_THREADS = 256 };
+
+__global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state->skipped) { return; }
+    int low = 0, high = u.segment_count;
+    while (high - low > 1) { // the block's segment
+        int middle = (low + high) / 2;
+        if (u.segments[middle].first_block <= (int)blockIdx.x) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    const AdamWSegment s = u.segments[low];
     AdamWFactors f = adamw_factors(u, state, bias1, bias2);
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < u.n / VEC) { store8(u.weights, i, adamw_vector(u, f, i)); }
+    int64_t i = (int64_t)(blockIdx.x - s.first_block) * ADAMW_THREADS + threadIdx.x;
+    if (i < s.n / VEC) { store8(s.weights, i, adamw_vector(u, f, s.first / VEC + i)); }
+}
+
+int gpu_adamw_blocks(int64_t n) {
+    return divide_up(n / VEC, ADAMW_THREADS);
 }
 
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    if (update->n == 0) { return; }
-    adamw_kernel<<<divide_up(update->n / VEC, 256), 256, 0, stream>>>(
+    adamw_kernel<<<update->segment_blocks, ADAMW_THREADS, 0, stream>>>(
         *update, state, log2f(update->beta1), log2f(update->beta2));
     LAUNCH_CHECK();
 }

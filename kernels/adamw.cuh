@@ -17,7 +17,7 @@ __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
 }
 
 __device__ __forceinline__ void store_moments(void *out, GpuType type, int64_t i, const Floats8 &x,
-                                              uint32_t key, int64_t first) {
+                                              uint32_t key) {
     if (type == TYPE_F32) {
         store_floats8(static_cast<float *>(out), i, x);
         return;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_moments(void *out, GpuType type, int64_t i
     Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
 #pragma unroll
     for (int j = 0; j < VEC; j += 2) { // 32 random bits serve two values
-        uint32_t bits = rng_bits32(key, (uint64_t)(first + i * VEC + j));
+        uint32_t bits = rng_bits32(key, (uint64_t)(i * VEC + j));
         values[j] = stochastic_bf16(x.v[j], bits);
         values[j + 1] = stochastic_bf16(x.v[j + 1], bits >> 16);
     }
@@ -75,8 +75,8 @@ __device__ __forceinline__ Floats8 adamw_vector(const AdamWUpdate &u, const Adam
         w.v[j] -= f.lr * (step + decay * w.v[j]);
     }
     store_floats8(u.master, i, w);
-    store_moments(u.exp_avg, u.moment_type, i, m, f.key1, u.first);
-    store_moments(u.exp_avg_sq, u.moment_type, i, v, f.key2, u.first);
+    store_moments(u.exp_avg, u.moment_type, i, m, f.key1);
+    store_moments(u.exp_avg_sq, u.moment_type, i, v, f.key2);
     return w;
 }
 

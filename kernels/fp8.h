@@ -37,25 +37,23 @@ typedef struct {
     bool record;   // the range goes towards the slot's history
 } Fp8Out;
 
-// M must be a multiple of 16 where columns are wanted, N a multiple of 16.
+// M and N are multiples of 16.
 
 // x [M,N] in BF16. measured: by live->amax, unless the slot has a history; else by live->scale.
 // sums: x's column sums, where wanted.
 void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, float *scratch, int M,
                   int N, cudaStream_t stream);
-// The same of FP32 weights.
-void gpu_quantize_weights(Fp8Out out, bool measured, const float *x, int M, int N,
-                          cudaStream_t stream);
 // *amax = max(*amax, |x|)
 void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t stream);
 
 // The fused producers; scales given.
 
-// The normalised x, by the statistics that gpu_norm_forward leaves when it has no out; mean NULL:
-// RMSNorm. (A row's statistics need the row whole, a transpose needs a tile of rows: one kernel
-// that does both took longer than two.)
-void gpu_norm_forward_fp8(Fp8Out out, const float *mean, const float *rstd, const Bf16 *x,
-                          const Bf16 *weight, const Bf16 *bias, int M, int C, cudaStream_t stream);
+// The norm with its statistics; n.out and n.amax are not used.
+void gpu_norm_forward_fp8(Fp8Out out, NormForward n, cudaStream_t stream);
+// The same by the statistics in n.mean and n.rstd.
+void gpu_normalize_fp8(Fp8Out out, NormForward n, cudaStream_t stream);
+// d_residual goes on in BF16 as well.
+void gpu_norm_backward_fp8(Fp8Out out, NormBackward n, cudaStream_t stream);
 void gpu_gelu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream);
 void gpu_gelu_backward_fp8(Fp8Out out, GradientOut sums, const Bf16 *dout, const Bf16 *x,
                            float *scratch, int M, int F, cudaStream_t stream);
@@ -76,11 +74,31 @@ typedef struct {
 void gpu_cross_entropy_backward_fp8(Fp8Out out, const LossRows *rows, float gradient_scale, int M,
                                     int V, int P, cudaStream_t stream);
 
-// One matrix of the optimizer's step: updates master and moments [N,C] and quantises the new
-// weights, by the given scale; or, measured, only leaves their range in live->amax. The update's
-// flat fields start at the matrix.
-void gpu_adamw_update_fp8(Fp8Out out, bool measured, const AdamWUpdate *update,
-                          const StepState *state, int N, int C, cudaStream_t stream);
+// The weight of an FP8 layer, [N,C] in E4M3, N and C multiples of 16.
+typedef struct {
+    Fp8Out out;
+    int64_t first; // element of the parameter space
+    int N, C;
+    int first_tile; // of all matrices' tiles, counted together
+} Fp8Weight;
+
+typedef struct {
+    Fp8Weight *rows; // on the device
+    int count;
+    int tiles; // of those that a call is about: blocks of its launch
+} Fp8Weights;
+
+int gpu_fp8_weight_tiles(int N, int C);
+
+// The optimizer's step on all of the weights: updates master and moments, and quantises the new
+// weights by the given scales; or, measured, only leaves their ranges in live->amax. The update's
+// fields start at the parameter space's first element.
+void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *update,
+                          const StepState *state, cudaStream_t stream);
+// Those from row `begin` on, from the master weights: their codes; their ranges.
+void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
+                          cudaStream_t stream);
+void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, cudaStream_t stream);
 
 typedef struct {
     Fp8Slot *slots;

@@ -124,20 +124,29 @@ void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients
 // loss.
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream);
 
+// Parameters that lie together, and their BF16 copy.
+typedef struct {
+    int64_t first, n; // elements of the parameter space; first is a multiple of PARAM_ALIGN
+    Bf16 *weights;    // rounded to nearest
+    int first_block;  // of all segments' blocks, counted together
+} AdamWSegment;
+
+// The fields start at the parameter space's first element.
 typedef struct {
     float *master;
     void *exp_avg, *exp_avg_sq; // moment_type
     GpuType moment_type;
-    Bf16 *weights; // the BF16 copy, rounded to nearest
     const void *gradients;
     GpuType gradient_type;
     const uint8_t *decay; // a flag for each PARAM_ALIGN elements
     int64_t n;
-    int64_t first;          // of the parameter space: the element all of these start at
+    const AdamWSegment *segments; // on the device: what gpu_adamw_update is about
+    int segment_count, segment_blocks;
     const StepInput *input; // on the device
     float beta1, beta2, eps, weight_decay;
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
+int gpu_adamw_blocks(int64_t n); // of a segment
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);

@@ -57,6 +57,7 @@ static void plan_fp8(Params *p, Plan *plan) {
         plan_buffer(plan, "weights", "FP8 weights, transposed", size,
                     (void **)&p->codes[2 * i + 1]);
     }
+    PLAN(plan, "FP8 scaling", "table of weights", run->precision.count, p->weights.rows);
     PLAN(plan, "FP8 scaling", "slots", count, p->scaling.slots);
     PLAN(plan, "FP8 scaling", "scales in use", count, p->scaling.live);
     PLAN(plan, "FP8 scaling", "targets", count, p->scaling.targets);
@@ -83,6 +84,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
     plan_buffer(plan, "optimizer", "second moment", moment_bytes, &p->exp_avg_sq);
     PLAN(plan, "optimizer", "decay flags", p->size / PARAM_ALIGN, p->decay);
+    PLAN(plan, "optimizer", "segments", run->layout.count, p->segments);
     PLAN(plan, "optimizer", "step state", 1, p->state);
     PLAN(plan, "optimizer", "norm scratch", SUM_BLOCKS, p->norm_scratch);
     plan_fp8(p, plan);
@@ -126,6 +128,49 @@ static void send_decay_flags(Params *p) {
     free(flags);
 }
 
+// The parameters with BF16 copies, in runs that lie together in both spaces.
+static void send_segments(Params *p) {
+    const ParamLayout *layout = &p->run->layout;
+    AdamWSegment *segments = malloc_or_die((size_t)layout->count * sizeof(AdamWSegment));
+    p->segment_count = p->segment_blocks = 0;
+    for (int i = 0, next; i < layout->count; i = next) {
+        next = i + 1;
+        if (p->copy_offset[i] < 0) { continue; }
+        while (next < layout->count && p->copy_offset[next] >= 0) { next++; }
+        int64_t first = layout->params[i].offset;
+        int64_t end = next < layout->count ? layout->params[next].offset : p->size;
+        segments[p->segment_count++] = (AdamWSegment){.first = first,
+                                                      .n = end - first,
+                                                      .weights = p->copies + p->copy_offset[i],
+                                                      .first_block = p->segment_blocks};
+        p->segment_blocks += gpu_adamw_blocks(end - first);
+    }
+    send(p, p->segments, segments, (size_t)p->segment_count * sizeof(AdamWSegment));
+    free(segments);
+}
+
+static void send_weights_table(Params *p) {
+    const Run *run = p->run;
+    Fp8Weight *rows = malloc_or_die((size_t)run->precision.count * sizeof(Fp8Weight));
+    int count = 0, tiles = 0;
+    p->tied_weight = -1;
+    for (int i = 0; i < run->precision.count; i++) {
+        if (!is_fp8(run, i)) { continue; }
+        const Param *w = weight_param(run, i);
+        bool tied = p->copy_offset[w - run->layout.params] >= 0;
+        if (tied) { p->tied_weight = count, p->tied_tile = tiles; }
+        Fp8Out out = params_fp8_out(p, linear_of(&run->config, i), i / LINEAR_HEAD, OPERAND_W,
+                                    p->codes[2 * i], p->codes[2 * i + 1], true);
+        rows[count++] = (Fp8Weight){out, w->offset, w->rows, w->cols, tiles};
+        tiles += gpu_fp8_weight_tiles(w->rows, w->cols);
+    }
+    if (p->tied_weight < 0) { p->tied_weight = count, p->tied_tile = tiles; }
+    p->weights.count = count;
+    p->weights.tiles = tiles;
+    send(p, p->weights.rows, rows, (size_t)count * sizeof(Fp8Weight));
+    free(rows);
+}
+
 static bool is_fixed(const Run *run, int slot) {
     return fp8_slot_is_fixed(&run->config, slot) && is_fp8(run, slot / OPERAND_COUNT);
 }
@@ -140,7 +185,9 @@ void params_start(Params *p, Gpu *gpu) {
     int n = p->scaling.count;
     p->gpu = gpu;
     send_decay_flags(p);
+    send_segments(p);
     if (!p->fp8) { return; }
+    send_weights_table(p);
     float *targets = malloc_or_die((size_t)n * sizeof(float));
     uint8_t *used = malloc_or_die((size_t)n);
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
@@ -233,24 +280,10 @@ static void copy_weights(Params *p) {
     }
 }
 
-static Fp8Out weight_out(const Params *p, int index) {
-    const ModelConfig *c = &p->run->config;
-    return params_fp8_out(p, linear_of(c, index), index / LINEAR_HEAD, OPERAND_W,
-                          p->codes[2 * index], p->codes[2 * index + 1], true);
-}
-
-// From master, by the slots' scales where they have a history; the range goes towards it.
-static void quantize_weights(Params *p, bool measure_first) {
-    for (int i = 0; i < p->run->precision.count; i++) {
-        if (!is_fp8(p->run, i)) { continue; }
-        const Param *w = weight_param(p->run, i);
-        Fp8Out out = weight_out(p, i);
-        if (measure_first) {
-            gpu_amax(&out.live->amax, p->master + w->offset, TYPE_F32, param_size(w),
-                     p->gpu->stream);
-        }
-        gpu_quantize_weights(out, true, p->master + w->offset, w->rows, w->cols, p->gpu->stream);
-    }
+// The codes of all FP8 weights, from master: by the slots' scales where they have a history.
+static void quantize_weights(Params *p) {
+    gpu_measure_weights(p->weights, 0, p->master, p->gpu->stream);
+    gpu_quantize_weights(p->weights, 0, true, p->master, p->gpu->stream);
 }
 
 static void restore_moment(Params *p, const Checkpoint *c, const char *kind, void *device,
@@ -312,7 +345,7 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
     if (p->fp8) {
         if (resumed && p->delayed) { restore_scaling(p, checkpoint); }
         gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
-        quantize_weights(p, true);
+        quantize_weights(p);
         p->measuring = !p->delayed || any_unmeasured(p);
     }
     StepState state = {.updates = run->progress.step - run->progress.skipped,
@@ -327,19 +360,17 @@ void params_plain_weight(const Params *p, Linear linear, int layer, Bf16 *out) {
 
 // ---- the optimizer's step -----------------------------------------------------------------------
 
-static AdamWUpdate update_of(const Params *p, const StepInput *input, int64_t first, int64_t n) {
+static AdamWUpdate update_of(const Params *p, const StepInput *input) {
     const Options *o = &p->run->options;
-    int64_t moment = first * gpu_type_bytes(p->moment_type);
     return (AdamWUpdate){
-        .master = p->master + first,
-        .exp_avg = (char *)p->exp_avg + moment,
-        .exp_avg_sq = (char *)p->exp_avg_sq + moment,
+        .master = p->master,
+        .exp_avg = p->exp_avg,
+        .exp_avg_sq = p->exp_avg_sq,
         .moment_type = p->moment_type,
-        .gradients = (const char *)p->gradients + first * gpu_type_bytes(p->gradient_type),
+        .gradients = p->gradients,
         .gradient_type = p->gradient_type,
-        .decay = p->decay + first / PARAM_ALIGN,
-        .n = n,
-        .first = first,
+        .decay = p->decay,
+        .n = p->size,
         .input = input,
         .beta1 = (float)o->adam_beta1,
         .beta2 = (float)o->adam_beta2,
@@ -349,40 +380,30 @@ static AdamWUpdate update_of(const Params *p, const StepInput *input, int64_t fi
     };
 }
 
-// The parameters with BF16 copies, in runs that lie together in both spaces.
+// The parameters with BF16 copies.
 static void update_copies(Params *p, const StepInput *input) {
-    const ParamLayout *layout = &p->run->layout;
-    for (int i = 0, next; i < layout->count; i = next) {
-        next = i + 1;
-        if (p->copy_offset[i] < 0) { continue; }
-        while (next < layout->count && p->copy_offset[next] >= 0) { next++; }
-        int64_t first = layout->params[i].offset;
-        int64_t end = next < layout->count ? layout->params[next].offset : p->size;
-        AdamWUpdate u = update_of(p, input, first, end - first);
-        u.weights = p->copies + p->copy_offset[i];
-        gpu_adamw_update(&u, p->state, p->gpu->stream);
-    }
+    AdamWUpdate u = update_of(p, input);
+    u.segments = p->segments;
+    u.segment_count = p->segment_count;
+    u.segment_blocks = p->segment_blocks;
+    gpu_adamw_update(&u, p->state, p->gpu->stream);
 }
 
-// The weights of FP8 layers: delayed in one pass, by the scale that was just renewed; measured in
-// two. A tied embedding has been updated with the copies.
+// The weights of FP8 layers: in one pass by the scales that were just renewed, or measured in two.
+// A tied embedding, the last, has been updated with the copies.
 static void update_codes(Params *p, const StepInput *input) {
-    const ParamLayout *layout = &p->run->layout;
-    for (int i = 0; i < p->run->precision.count; i++) {
-        if (!is_fp8(p->run, i)) { continue; }
-        const Param *w = weight_param(p->run, i);
-        Fp8Out out = weight_out(p, i);
-        int64_t n = round_up64(param_size(w), PARAM_ALIGN);
-        AdamWUpdate u = update_of(p, input, w->offset, n);
-        bool updated = p->copy_offset[w - layout->params] >= 0;
-        if (!updated) {
-            gpu_adamw_update_fp8(out, p->measuring, &u, p->state, w->rows, w->cols, p->gpu->stream);
-        } else if (p->measuring) {
-            gpu_amax(&out.live->amax, u.master, TYPE_F32, param_size(w), p->gpu->stream);
-        }
-        if (p->measuring || updated) {
-            gpu_quantize_weights(out, p->measuring, u.master, w->rows, w->cols, p->gpu->stream);
-        }
+    cudaStream_t stream = p->gpu->stream;
+    AdamWUpdate u = update_of(p, input);
+    Fp8Weights updated = p->weights, tied = p->weights;
+    updated.count = p->tied_weight;
+    updated.tiles = p->tied_tile;
+    tied.tiles -= p->tied_tile;
+    if (updated.count > 0) { gpu_adamw_update_fp8(updated, p->measuring, &u, p->state, stream); }
+    if (p->measuring) {
+        if (tied.tiles > 0) { gpu_measure_weights(tied, p->tied_weight, p->master, stream); }
+        gpu_quantize_weights(p->weights, 0, true, p->master, stream);
+    } else if (tied.tiles > 0) {
+        gpu_quantize_weights(tied, p->tied_weight, false, p->master, stream);
     }
 }
 

@@ -25,10 +25,14 @@ typedef struct {
     StepState *state;
     double *norm_scratch;
 
-    Bf16 *copies;         // of the parameters that are not FP8, one after another
-    int64_t *copy_offset; // [layout.count] into copies, -1: FP8
-    uint8_t **codes;      // [2 * linear layers] FP8 weights: rows [N,C], then columns [C,N]
-    Fp8Scaling scaling;   // buffers on the device
+    Bf16 *copies;           // of the parameters that are not FP8, one after another
+    int64_t *copy_offset;   // [layout.count] into copies, -1: FP8
+    uint8_t **codes;        // [2 * linear layers] FP8 weights: rows [N,C], then columns [C,N]
+    Fp8Scaling scaling;     // buffers on the device
+    AdamWSegment *segments; // on the device: the parameters with copies
+    int segment_count, segment_blocks;
+    Fp8Weights weights;         // those of FP8 layers
+    int tied_weight, tied_tile; // where a tied embedding's row and tiles begin; the end: none
     bool fp8, delayed;
     bool measuring; // FP8 scales are measured in the step: tensorwise, or a slot has no history yet
 

@@ -2,25 +2,8 @@
 #include "activation.cuh"
 #include "quantize.cuh"
 
-__device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
-    return reinterpret_cast<const uint4 *>(x)[i];
-}
-
-// A tensor of `vectors` vectors a row, read as it lies.
-struct PlainPlace {
-    int vectors;
-    int64_t at;
-    __device__ bool begin(int row, int vector) {
-        at = row * (int64_t)vectors + vector;
-        return true;
-    }
-    __device__ int64_t place(int i) const {
-        return at + i * vectors;
-    }
-};
-
 struct CastSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     typedef uint4 Raw;
     const Bf16 *x;
     __device__ Raw fetch(int i) const {
@@ -31,20 +14,8 @@ struct CastSource : PlainPlace {
     }
 };
 
-struct FloatSource : PlainPlace {
-    enum { OUTPUTS = 1 };
-    typedef Floats8 Raw;
-    const float *x;
-    __device__ Raw fetch(int i) const {
-        return load_floats8(x, TYPE_F32, place(i));
-    }
-    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
-        values[0] = raw;
-    }
-};
-
 struct NormSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 x;
         float mean, rstd;
@@ -74,7 +45,7 @@ struct NormSource : PlainPlace {
 };
 
 struct GeluSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     typedef uint4 Raw;
     const Bf16 *x;
     __device__ Raw fetch(int i) const {
@@ -88,7 +59,7 @@ struct GeluSource : PlainPlace {
 };
 
 struct GeluBackwardSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 dout, x;
     };
@@ -116,7 +87,7 @@ struct GatedPlace : PlainPlace {
 };
 
 struct SwigluSource : GatedPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 gate, up;
     };
@@ -132,7 +103,7 @@ struct SwigluSource : GatedPlace {
 };
 
 struct SwigluBackwardSource : GatedPlace {
-    enum { OUTPUTS = 2 };
+    enum { ROWS = 128, OUTPUTS = 2 };
     struct Raw {
         uint4 dout, gate, up;
     };
@@ -153,7 +124,7 @@ struct SwigluBackwardSource : GatedPlace {
 
 // Turns queries and keys back by their angle; values pass through. Half a head is whole vectors.
 struct RopeBackwardSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 x, partner;
     };
@@ -190,7 +161,7 @@ struct RopeBackwardSource : PlainPlace {
 
 // The cross-entropy's gradient, (softmax - onehot) * factor; 0 past the vocabulary.
 struct LossSource : PlainPlace {
-    enum { OUTPUTS = 1 };
+    enum { ROWS = 128, OUTPUTS = 1 };
     struct Raw {
         uint4 logits;
         float lse;
@@ -225,15 +196,15 @@ struct LossSource : PlainPlace {
 };
 
 // With column sums where they are wanted. The partial sums are one a tile of rows.
-template <bool MEASURED, typename SOURCE>
+template <TileMode MODE, typename SOURCE>
 static void quantize_and_sum(const SOURCE &source, const Fp8Out &out, GradientOut sums,
                              float *scratch, int M, int N, cudaStream_t stream) {
     if (sums.data == NULL) {
-        quantize<MEASURED, false>(source, out, NULL, M, N, stream);
+        quantize<MODE, false>(source, out, NULL, M, N, stream);
         return;
     }
-    quantize<MEASURED, true>(source, out, scratch, M, N, stream);
-    sum_partials({{sums}, scratch, divide_up(M, TILE_ROWS), N}, stream);
+    quantize<MODE, true>(source, out, scratch, M, N, stream);
+    sum_partials({{sums}, scratch, divide_up(M, SUM_ROWS), N}, stream);
 }
 
 void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, float *scratch, int M,
@@ -242,41 +213,28 @@ void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, fl
     source.x = x;
     source.vectors = N / VEC;
     if (measured) {
-        quantize_and_sum<true>(source, out, sums, scratch, M, N, stream);
+        quantize_and_sum<TILE_MEASURED>(source, out, sums, scratch, M, N, stream);
     } else {
-        quantize_and_sum<false>(source, out, sums, scratch, M, N, stream);
+        quantize_and_sum<TILE_GIVEN>(source, out, sums, scratch, M, N, stream);
     }
 }
 
-void gpu_quantize_weights(Fp8Out out, bool measured, const float *x, int M, int N,
-                          cudaStream_t stream) {
-    FloatSource source;
-    source.x = x;
-    source.vectors = N / VEC;
-    if (measured) {
-        quantize<true, false>(source, out, NULL, M, N, stream);
-    } else {
-        quantize<false, false>(source, out, NULL, M, N, stream);
-    }
-}
-
-void gpu_norm_forward_fp8(Fp8Out out, const float *mean, const float *rstd, const Bf16 *x,
-                          const Bf16 *weight, const Bf16 *bias, int M, int C, cudaStream_t stream) {
+void gpu_normalize_fp8(Fp8Out out, NormForward n, cudaStream_t stream) {
     NormSource source;
-    source.x = x;
-    source.weight = weight;
-    source.bias = bias;
-    source.mean = mean;
-    source.rstd = rstd;
-    source.vectors = C / VEC;
-    quantize<false, false>(source, out, NULL, M, C, stream);
+    source.x = n.x;
+    source.weight = n.weight;
+    source.bias = n.bias;
+    source.mean = n.bias != NULL ? n.mean : NULL;
+    source.rstd = n.rstd;
+    source.vectors = n.C / VEC;
+    quantize<TILE_GIVEN, false>(source, out, NULL, n.M, n.C, stream);
 }
 
 void gpu_gelu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream) {
     GeluSource source;
     source.x = x;
     source.vectors = F / VEC;
-    quantize<false, false>(source, out, NULL, M, F, stream);
+    quantize<TILE_GIVEN, false>(source, out, NULL, M, F, stream);
 }
 
 void gpu_gelu_backward_fp8(Fp8Out out, GradientOut sums, const Bf16 *dout, const Bf16 *x,
@@ -285,14 +243,14 @@ void gpu_gelu_backward_fp8(Fp8Out out, GradientOut sums, const Bf16 *dout, const
     source.dout = dout;
     source.x = x;
     source.vectors = F / VEC;
-    quantize_and_sum<false>(source, out, sums, scratch, M, F, stream);
+    quantize_and_sum<TILE_GIVEN>(source, out, sums, scratch, M, F, stream);
 }
 
 void gpu_swiglu_forward_fp8(Fp8Out out, const Bf16 *x, int M, int F, cudaStream_t stream) {
     SwigluSource source;
     source.x = x;
     source.vectors = F / VEC;
-    quantize<false, false>(source, out, NULL, M, F, stream);
+    quantize<TILE_GIVEN, false>(source, out, NULL, M, F, stream);
 }
 
 void gpu_swiglu_backward_fp8(Fp8Out out, const Bf16 *dout, const Bf16 *x, int M, int F,
@@ -301,7 +259,7 @@ void gpu_swiglu_backward_fp8(Fp8Out out, const Bf16 *dout, const Bf16 *x, int M,
     source.dout = dout;
     source.x = x;
     source.vectors = F / VEC;
-    quantize<false, false>(source, out, NULL, M, F, stream);
+    quantize<TILE_GIVEN, false>(source, out, NULL, M, F, stream);
 }
 
 void gpu_rope_backward_fp8(Fp8Out out, const Bf16 *d_qkv, const float *table, int B, int T, int H,
@@ -313,7 +271,7 @@ void gpu_rope_backward_fp8(Fp8Out out, const Bf16 *d_qkv, const float *table, in
     source.T = T;
     source.turned_vectors = (H + G) * D / VEC;
     source.head_vectors = D / VEC;
-    quantize<false, false>(source, out, NULL, B * T, (H + 2 * G) * D, stream);
+    quantize<TILE_GIVEN, false>(source, out, NULL, B * T, (H + 2 * G) * D, stream);
 }
 
 void gpu_cross_entropy_backward_fp8(Fp8Out out, const LossRows *rows, float gradient_scale, int M,
@@ -323,5 +281,5 @@ void gpu_cross_entropy_backward_fp8(Fp8Out out, const LossRows *rows, float grad
     source.factor = gradient_scale;
     source.V = V;
     source.vectors = P / VEC;
-    quantize<false, false>(source, out, NULL, M, P, stream);
+    quantize<TILE_GIVEN, false>(source, out, NULL, M, P, stream);
 }

@@ -1,11 +1,12 @@
 // One pass that computes a tensor, or reads one, and writes it in FP8: as it is and transposed.
 //
-// A block takes a tile of 128 rows x 64 columns, a thread 4 rows x 8 columns of it. A thread
-// computes its values, writes its rows' codes, turns 4 x 4 codes in registers, and leaves the
-// columns in shared memory, from where they go out 16 bytes at a time.
+// A block takes a tile, a thread 4 rows x 8 columns of it. A thread computes its values, writes its
+// rows' codes, turns 4 x 4 codes in registers, and leaves the columns in shared memory, from where
+// they go out 16 bytes at a time.
 //
 // Where the values come from is a source, copied by each thread:
-//   OUTPUTS tensors side by side, each N wide
+//   ROWS                      of a tile: 128 makes long columns, 32 long rows
+//   OUTPUTS                   tensors side by side, each N wide
 //   begin(row, vector)        takes its place, 8 columns from row `row` on; false: nothing to do,
 //                             which must be the same for the whole launch
 //   fetch(i)                  loads what row + i needs
@@ -15,52 +16,51 @@
 
 #include "fp8.cuh"
 
-enum {
-    TILE_ROWS = 128,
-    TILE_COLUMNS = 64,
-    THREAD_ROWS = 4,
-    TILE_THREADS = 256,
-    ROW_GROUPS = TILE_ROWS / THREAD_ROWS, // 32
-    COLUMN_GROUPS = TILE_COLUMNS / VEC,   // 8
-    COLUMN_WORDS = TILE_ROWS / 4 + 1,     // a column's codes in shared memory, padded
-    CHUNKS = TILE_ROWS / 16,              // 16-byte pieces of a column
-};
+enum { TILE_THREADS = 256, THREAD_ROWS = 4 };
 
-struct Tile {
-    uint32_t words[TILE_COLUMNS * COLUMN_WORDS];
-};
+template <int ROWS> struct Tile {
+    enum {
+        COLUMN_GROUPS = TILE_THREADS / (ROWS / THREAD_ROWS),
+        COLUMNS = COLUMN_GROUPS * VEC,
+        COLUMN_WORDS = ROWS / 4 + 1, // a column's codes, padded
+        CHUNKS = ROWS / 16           // 16-byte pieces of a column
+    };
+    uint32_t words[COLUMNS * COLUMN_WORDS];
 
-// A thread's codes, turned, to the tile.
-__device__ __forceinline__ void turn_codes(Tile &tile, uint2 (&codes)[THREAD_ROWS]) {
-    transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
-    transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
-    int group = threadIdx.x / COLUMN_GROUPS, first = threadIdx.x % COLUMN_GROUPS * VEC;
-    uint32_t *words = tile.words + first * COLUMN_WORDS + group;
+    // A thread's codes, turned.
+    __device__ __forceinline__ void put(uint2 (&codes)[THREAD_ROWS]) {
+        transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+        transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+        int group = threadIdx.x / COLUMN_GROUPS, first = threadIdx.x % COLUMN_GROUPS * VEC;
+        uint32_t *to = words + first * COLUMN_WORDS + group;
 #pragma unroll
-    for (int i = 0; i < THREAD_ROWS; i++) {
-        words[i * COLUMN_WORDS] = codes[i].x;
-        words[(4 + i) * COLUMN_WORDS] = codes[i].y;
-    }
-}
-
-// The tile's columns to out, [columns,M] from the tile's first column and row on; columns, rows:
-// how many of the tile there are. All threads call it.
-__device__ __forceinline__ void write_columns(uint8_t *out, const Tile &tile, int columns, int rows,
-                                              int M) {
-#pragma unroll
-    for (int i = threadIdx.x; i < TILE_COLUMNS * CHUNKS; i += TILE_THREADS) {
-        int c = i / CHUNKS, chunk = i % CHUNKS;
-        const uint32_t *words = tile.words + c * COLUMN_WORDS + chunk * 4;
-        if (c < columns && chunk * 16 < rows) {
-            uint4 codes = make_uint4(words[0], words[1], words[2], words[3]);
-            *reinterpret_cast<uint4 *>(out + c * (int64_t)M + chunk * 16) = codes;
+        for (int i = 0; i < THREAD_ROWS; i++) {
+            to[i * COLUMN_WORDS] = codes[i].x;
+            to[(4 + i) * COLUMN_WORDS] = codes[i].y;
         }
     }
-}
 
-// Column sums of a tile, in a fixed order, to partials[blockIdx.y][N]. All threads call it.
+    // The columns to out, [columns,M] from the tile's first column and row on; columns, rows: how
+    // many of the tile there are. All threads call it.
+    __device__ __forceinline__ void write(uint8_t *out, int columns, int rows, int M) const {
+#pragma unroll
+        for (int i = threadIdx.x; i < COLUMNS * CHUNKS; i += TILE_THREADS) {
+            int c = i / CHUNKS, chunk = i % CHUNKS;
+            const uint32_t *from = words + c * COLUMN_WORDS + chunk * 4;
+            if (c < columns && chunk * 16 < rows) {
+                uint4 codes = make_uint4(from[0], from[1], from[2], from[3]);
+                *reinterpret_cast<uint4 *>(out + c * (int64_t)M + chunk * 16) = codes;
+            }
+        }
+    }
+};
+
+// Column sums of a tile of SUM_ROWS rows, in a fixed order, to partials [N]. All threads
+// call it.
+enum { SUM_ROWS = 128 };
 __device__ __forceinline__ void write_sums(float *partials, Floats8 sum, int column, int N) {
-    __shared__ float shared[TILE_THREADS / WARP][TILE_COLUMNS];
+    enum { COLUMN_GROUPS = Tile<SUM_ROWS>::COLUMN_GROUPS, COLUMNS = Tile<SUM_ROWS>::COLUMNS };
+    __shared__ float shared[TILE_THREADS / WARP][COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
     for (int j = 0; j < VEC; j++) { // the warp's row groups are COLUMN_GROUPS lanes apart
@@ -72,26 +72,52 @@ __device__ __forceinline__ void write_sums(float *partials, Floats8 sum, int col
     }
     __syncthreads();
     int c = threadIdx.x;
-    if (c >= TILE_COLUMNS || column + c >= N) { return; }
+    if (c >= COLUMNS || column + c >= N) { return; }
     float total = shared[0][c];
     for (int i = 1; i < TILE_THREADS / WARP; i++) { total += shared[i][c]; }
-    partials[(int64_t)blockIdx.y * N + column + c] = total;
+    partials[column + c] = total;
 }
 
-// M x N values an output, M a multiple of 4. MEASURED: the scale comes from live->amax. partials:
-// where column sums go.
-template <typename SOURCE, Fp8Type TYPE, bool MEASURED, bool SUMS>
-__global__ void __launch_bounds__(TILE_THREADS)
-    quantize_kernel(SOURCE source, Fp8Out out, float *partials, int M, int N) {
+__device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
+    return reinterpret_cast<const uint4 *>(x)[i];
+}
+
+// A tensor of `vectors` vectors a row, read as it lies.
+struct PlainPlace {
+    int vectors;
+    int64_t at;
+    __device__ bool begin(int row, int vector) {
+        at = row * (int64_t)vectors + vector;
+        return true;
+    }
+    __device__ int64_t place(int i) const {
+        return at + i * vectors;
+    }
+};
+
+// What a source's numbers become.
+enum TileMode {
+    TILE_GIVEN,    // codes by live->scale; the range goes to the slot
+    TILE_MEASURED, // codes by the scale that live->amax gives
+    TILE_MEASURE   // no codes; the range goes to live->amax
+};
+
+// Tile (x, y) of M x N values an output, M a multiple of 4. partials: where column sums go. One
+// block.
+template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS>
+__device__ __forceinline__ void quantize_tile(SOURCE source, const Fp8Out &out, float *partials,
+                                              int M, int N, int x, int y) {
+    typedef Tile<SOURCE::ROWS> Block;
     enum { OUTPUTS = SOURCE::OUTPUTS };
-    __shared__ Tile tiles[OUTPUTS];
-    int first_row = blockIdx.y * TILE_ROWS, first_column = blockIdx.x * TILE_COLUMNS;
-    int row = first_row + threadIdx.x / COLUMN_GROUPS * THREAD_ROWS;
-    int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
-    bool inside = column < N && row < M;
+    static_assert(!SUMS || SOURCE::ROWS == SUM_ROWS, "write_sums knows one shape");
+    __shared__ Block tiles[OUTPUTS];
+    int first_row = y * SOURCE::ROWS, first_column = x * Block::COLUMNS;
+    int row = first_row + threadIdx.x / Block::COLUMN_GROUPS * THREAD_ROWS;
+    int column = first_column + threadIdx.x % Block::COLUMN_GROUPS * VEC;
+    bool inside = column < N && row < M, announces = x == 0 && y == 0 && threadIdx.x == 0;
     if (!source.begin(row, column / VEC)) { return; }
-    bool announces = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
-    float scale = MEASURED ? measured_scale(out, announces) : out.live->scale, range = 0.0f;
+    float scale = MODE == TILE_MEASURED ? measured_scale(out, announces) : out.live->scale;
+    float range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     if (inside) {
@@ -105,7 +131,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
             source.compute(i, raw[i], values);
 #pragma unroll
             for (int k = 0; k < OUTPUTS; k++) {
-                if (!MEASURED) { range = range8(range, values[k]); }
+                if (MODE != TILE_MEASURED) { range = range8(range, values[k]); }
+                if (MODE == TILE_MEASURE) { continue; }
                 codes[k][i] = encode8<TYPE>(values[k], scale);
                 if (out.rows != nullptr) {
                     *reinterpret_cast<uint2 *>(out.rows + at + k * N) = codes[k][i];
@@ -115,29 +142,39 @@ __global__ void __launch_bounds__(TILE_THREADS)
             for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += values[0].v[j]; }
         }
     }
-    if (SUMS) { write_sums(partials, sum, first_column, N); }
+    if (MODE == TILE_MEASURE) {
+        block_amax(&out.live->amax, range);
+        return;
+    }
+    if (SUMS) { write_sums(partials + (int64_t)y * N, sum, first_column, N); }
     if (out.columns != nullptr) {
 #pragma unroll
-        for (int k = 0; k < OUTPUTS; k++) { turn_codes(tiles[k], codes[k]); }
+        for (int k = 0; k < OUTPUTS; k++) { tiles[k].put(codes[k]); }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < OUTPUTS; k++) {
             uint8_t *to = out.columns + (int64_t)(first_column + k * N) * M + first_row;
-            write_columns(to, tiles[k], N - first_column, M - first_row, M);
+            tiles[k].write(to, N - first_column, M - first_row, M);
         }
     }
-    if (!MEASURED && out.record) { block_amax(&out.slot->amax, range); }
+    if (MODE == TILE_GIVEN && out.record) { block_amax(&out.slot->amax, range); }
 }
 
-template <bool MEASURED, bool SUMS, typename SOURCE>
+template <typename SOURCE, Fp8Type TYPE, TileMode MODE, bool SUMS>
+__global__ void __launch_bounds__(TILE_THREADS)
+    quantize_kernel(SOURCE source, Fp8Out out, float *partials, int M, int N) {
+    quantize_tile<SOURCE, TYPE, MODE, SUMS>(source, out, partials, M, N, blockIdx.x, blockIdx.y);
+}
+
+template <TileMode MODE, bool SUMS, typename SOURCE>
 static void quantize(const SOURCE &source, const Fp8Out &out, float *partials, int M, int N,
                      cudaStream_t stream) {
-    dim3 grid(divide_up(N, TILE_COLUMNS), divide_up(M, TILE_ROWS));
+    dim3 grid(divide_up(N, Tile<SOURCE::ROWS>::COLUMNS), divide_up(M, SOURCE::ROWS));
     if (out.type == FP8_E4M3) {
-        quantize_kernel<SOURCE, FP8_E4M3, MEASURED, SUMS>
+        quantize_kernel<SOURCE, FP8_E4M3, MODE, SUMS>
             <<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
     } else {
-        quantize_kernel<SOURCE, FP8_E5M2, MEASURED, SUMS>
+        quantize_kernel<SOURCE, FP8_E5M2, MODE, SUMS>
             <<<grid, TILE_THREADS, 0, stream>>>(source, out, partials, M, N);
     }
     LAUNCH_CHECK();

@@ -93,7 +93,6 @@ static void bench_optimizer(int64_t n) {
                      .exp_avg = m.data,
                      .exp_avg_sq = v.data,
                      .moment_type = TYPE_F32,
-                     .weights = weights.data,
                      .gradients = g.data,
                      .gradient_type = TYPE_BF16,
                      .decay = decay.data,
@@ -102,6 +101,7 @@ static void bench_optimizer(int64_t n) {
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
                      .eps = 1e-8f};
+    SegmentBuffer segments(u, {0}, weights.data);
     const char *shape = shape_text("%dM", (int)(n >> 20), 0);
     bench("adamw, FP32 moments", shape, 28.0 * n / BYTES_PER_S,
           [&] { gpu_adamw_update(&u, state.data, gpu.stream); });

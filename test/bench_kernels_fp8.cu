@@ -22,12 +22,29 @@ static void bench_fp8(int M, int C, int F, bool gpt2) {
     char shape[64];
     snprintf(shape, sizeof(shape), "%d x %d", M, C);
     bench("fp8 norm forward", shape, bytes(2.0 * n), [&] {
-        gpu_norm_forward({NULL, mean.data, rstd.data, NULL, x.device.data, w.device.data,
-                          gpt2 ? b.device.data : NULL, 1e-5f, M, C},
-                         gpu.stream);
-        gpu_norm_forward_fp8(out, gpt2 ? mean.data : NULL, rstd.data, x.device.data, w.device.data,
-                             gpt2 ? b.device.data : NULL, M, C, gpu.stream);
+        gpu_norm_forward_fp8(out,
+                             {NULL, mean.data, rstd.data, NULL, x.device.data, w.device.data,
+                              gpt2 ? b.device.data : NULL, 1e-5f, M, C},
+                             gpu.stream);
     });
+    Bf16Buffer d_residual(n);
+    FloatBuffer dw(C), db(C), column_sums(C);
+    NormBackward nb = {d_residual.data,
+                       {dw.data, TYPE_F32, false},
+                       {db.data, TYPE_F32, false},
+                       {},
+                       x.device.data,
+                       x.device.data,
+                       w.device.data,
+                       gpt2 ? mean.data : NULL,
+                       rstd.data,
+                       scratch.data,
+                       NULL,
+                       M,
+                       C};
+    if (gpt2) { nb.column_sums = {column_sums.data, TYPE_F32, false}; }
+    bench("fp8 norm backward", shape, bytes(5.0 * n),
+          [&] { gpu_norm_backward_fp8(out, nb, gpu.stream); });
     bench("fp8 cast", shape, bytes(2.0 * n),
           [&] { gpu_quantize(out, false, {}, x.device.data, scratch.data, M, C, gpu.stream); });
     bench("fp8 cast and sums", shape, bytes(2.0 * n), [&] {
@@ -75,8 +92,12 @@ static void bench_fp8_optimizer(int N, int C) {
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
                      .eps = 1e-8f};
+    Buffer<Fp8Weight> table(1);
+    Fp8Weight row = {out, 0, N, C, 0};
+    table.put(&row);
+    Fp8Weights weights = {table.data, 1, gpu_fp8_weight_tiles(N, C)};
     bench("fp8 adamw", shape_text("%d x %d", N, C), 28.0 * n / BYTES_PER_S,
-          [&] { gpu_adamw_update_fp8(out, false, &u, state.data, N, C, gpu.stream); });
+          [&] { gpu_adamw_update_fp8(weights, false, &u, state.data, gpu.stream); });
 }
 
 static void bench_fp8_products(int M, int N, int K, const char *layer) {

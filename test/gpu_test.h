@@ -71,6 +71,24 @@ struct InputBuffer : Buffer<StepInput> {
     }
 };
 
+// Segments of an update that begin at these elements, the last one ending at n; their copies lie
+// as the parameters do.
+struct SegmentBuffer : Buffer<AdamWSegment> {
+    SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, Bf16 *weights)
+        : Buffer<AdamWSegment>(first.size()) {
+        std::vector<AdamWSegment> segments;
+        u.segment_blocks = 0;
+        for (size_t i = 0; i < first.size(); i++) {
+            int64_t n = (i + 1 < first.size() ? first[i + 1] : u.n) - first[i];
+            segments.push_back({first[i], n, weights + first[i], u.segment_blocks});
+            u.segment_blocks += gpu_adamw_blocks(n);
+        }
+        put(segments.data());
+        u.segments = data;
+        u.segment_count = (int)first.size();
+    }
+};
+
 // Where a kernel leaves the range of what it writes.
 struct AmaxBuffer : FloatBuffer {
     AmaxBuffer() : FloatBuffer(1) {

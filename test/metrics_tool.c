@@ -12,7 +12,7 @@
 static const struct {
     const char *kind, *fields, *timing;
 } kinds[] = {
-    {"run", "parameters flops_per_token fp8_flops_share step", ""},
+    {"run", "parameters flops_per_token fp8_flops_share memory_bytes ranks step", "time"},
     {"step", "step tokens loss norm lr skipped", "seconds tokens_per_s"},
     {"eval", "step valid_loss perplexity", "seconds"},
     {"choices", "step questions accuracy accuracy_norm", "seconds"},
@@ -68,6 +68,14 @@ static void check_run(const cJSON *record) {
     }
     if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(record, "options"))) {
         die("line %d: no \"options\"", line_number);
+    }
+    double share = 0;
+    const cJSON *row;
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(record, "linear_layers")) {
+        share += number_of(row, "flops_share");
+    }
+    if (!(fabs(share - 1) < 1e-9)) {
+        die("line %d: \"linear_layers\" have %g of the operations", line_number, share);
     }
 }
 

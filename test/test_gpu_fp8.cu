@@ -1,76 +1,6 @@
 // Every kernel that writes FP8 against cpu.c and fp8_format.h: codes equal bit for bit where the
 // arithmetic before is exact, within one code otherwise; transposes and ranges exact.
-#include "../kernels/fp8.h"
-#include "gpu_test.h"
-
-typedef std::vector<uint8_t> Codes;
-
-// A quantised tensor under test: poisoned outputs, one slot, one live entry.
-struct Quantised {
-    int M, N;
-    Fp8Type type;
-    Buffer<uint8_t> rows, columns;
-    Buffer<Fp8Live> live;
-    Buffer<Fp8Slot> slot;
-    float scale;
-
-    Quantised(int m, int n, Fp8Type t, float given_scale)
-        : M(m), N(n), type(t), rows((size_t)m * n), columns((size_t)m * n), live(1), slot(1),
-          scale(given_scale) {
-        reset(0.0f, 1);
-    }
-    // count: of the slot's history; the live range as a producer would have left it
-    void reset(float measured, int count) {
-        Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
-        Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
-        live.put(&l);
-        slot.put(&s);
-        rows.poison();
-        columns.poison();
-    }
-    Fp8Out out() {
-        return {rows.data, columns.data, type, fp8_max(type), live.data, slot.data, true};
-    }
-};
-
-static uint32_t code_order(uint8_t code) { // codes as numbers that grow with the value
-    return code & 0x80 ? 0x80u - (code & 0x7f) : 0x80u + code;
-}
-
-// Codes against the values that were to be quantised; returns how many differ at all.
-static int check_codes(const Codes &codes, const Floats &values, float scale, Fp8Type type,
-                       int apart) {
-    int differ = 0;
-    for (size_t i = 0; i < values.size(); i++) {
-        uint8_t expected = fp8_encode(values[i] * scale, type);
-        uint32_t a = code_order(codes[i]), b = code_order(expected);
-        differ += codes[i] != expected;
-        if (!((a > b ? a - b : b - a) <= (uint32_t)apart)) {
-            test_fail(__FILE__, __LINE__, "element %zu: code %02x for %g, not %02x", i, codes[i],
-                      values[i], expected);
-            break;
-        }
-    }
-    return differ;
-}
-
-static void check_transpose(Quantised &q) {
-    Codes rows = q.rows.get(), columns = q.columns.get(), turned(rows.size());
-    for (int i = 0; i < q.M; i++) {
-        for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = rows[(size_t)i * q.N + j]; }
-    }
-    CHECK(columns == turned);
-}
-
-// A tensor quantised by a given scale, and its range in the slot. exact: the values are those of
-// cpu.c to the last bit, so the codes must be too, and the range.
-static void check_given(Quantised &q, const Floats &expected, bool exact) {
-    int differ = check_codes(q.rows.get(), expected, q.scale, q.type, exact ? 0 : 1);
-    CHECK(differ <= (int)(expected.size() / 50)); // rounding differs rarely
-    check_transpose(q);
-    float amax = tensor_amax(expected.data(), (int64_t)expected.size());
-    CHECK_CLOSE(q.slot.get()[0].amax, amax, exact ? 0.0 : 1e-4 * amax);
-}
+#include "fp8_test.h"
 
 static void cast(int M, int N, Fp8Type type) {
     if (left_out((int64_t)M * N)) { return; }
@@ -220,46 +150,12 @@ static void losses(void) {
     loss_fp8(128, 5003, 5008, FP8_E5M2);
 }
 
-static void norm_fp8(int M, int C, bool layernorm) {
-    if (left_out((int64_t)M * C)) { return; }
-    size_t n = (size_t)M * C;
-    Input x(n, 2), w(C, 1), b(C, 1);
-    FloatBuffer mean(M), rstd(M);
-    Floats y(n), m(M), r(M);
-    Quantised q(M, C, FP8_E4M3, 60.0f);
-    const Bf16 *bias = layernorm ? b.device.data : NULL;
-    gpu_norm_forward(
-        {NULL, mean.data, rstd.data, NULL, x.device.data, w.device.data, bias, 1e-5f, M, C},
-        gpu.stream);
-    gpu_norm_forward_fp8(q.out(), layernorm ? mean.data : NULL, rstd.data, x.device.data,
-                         w.device.data, bias, M, C, gpu.stream);
-    if (layernorm) {
-        layernorm_forward(y.data(), m.data(), r.data(), x.host.data(), w.host.data(), b.host.data(),
-                          M, C, 1e-5f);
-        CHECK_ERROR(mean.get().data(), m.data(), M, 1e-5);
-    } else {
-        rmsnorm_forward(y.data(), r.data(), x.host.data(), w.host.data(), M, C, 1e-5f);
-    }
-    CHECK_ERROR(rstd.get().data(), r.data(), M, 1e-5);
-    check_given(q, y, false);
-}
-
-static void norms(void) {
-    for (int layernorm = 0; layernorm < 2; layernorm++) {
-        norm_fp8(16, 16, layernorm);
-        norm_fp8(80, 208, layernorm);
-        norm_fp8(1008, 768, layernorm);
-        norm_fp8(96, 1600, layernorm);
-        norm_fp8(64, 2048, layernorm);
-        norm_fp8(48, 4096, layernorm);
-        norm_fp8(32, 8192, layernorm);
-    }
-}
-
+// The optimizer on two weights in one launch.
 static void optimizer(int N, int C) {
     if (left_out((int64_t)N * C)) { return; }
-    size_t n = (size_t)round_up64((int64_t)N * C, 64);
-    Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f);
+    const int rows[] = {N, 48}, columns[] = {C, 272};
+    int64_t first[] = {64, 64 + round_up64((int64_t)N * C, 64)}, n = first[1] + 48 * 272;
+    Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f), zeros(n, 0.0f);
     Input g(n, 0.1f);
     FloatBuffer master(n), dm(n), dv(n);
     Buffer<uint8_t> decay(n / 64);
@@ -274,7 +170,7 @@ static void optimizer(int N, int C) {
                      .gradients = g.device.data,
                      .gradient_type = TYPE_BF16,
                      .decay = decay.data,
-                     .n = (int64_t)n,
+                     .n = n,
                      .input = input.data,
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
@@ -289,28 +185,38 @@ static void optimizer(int N, int C) {
                .step = 1};
     decay.put(ones.data());
     state.put(&s);
-    Floats updated = w;
-    adamw_update(updated.data(), m.data(), v.data(), g.host.data(), (int64_t)n, a);
-    Floats zeros(n, 0.0f);
+    Floats updated = w; // the first 64 belong to nobody
+    adamw_update(updated.data() + 64, m.data(), v.data(), g.host.data() + 64, n - 64, a);
     for (int measured = 0; measured < 2; measured++) {
-        Quantised q(N, C, FP8_E4M3, 90.0f);
+        Quantised q[2] = {Quantised(N, C, FP8_E4M3, 90.0f), Quantised(48, 272, FP8_E4M3, 60.0f)};
+        Buffer<Fp8Weight> table(2);
+        Fp8Weights weights = {table.data, 2, 0};
+        Fp8Weight entries[2];
+        for (int k = 0; k < 2; k++) {
+            q[k].reset(0.0f, measured ? 0 : 1);
+            entries[k] = {q[k].out(), first[k], rows[k], columns[k], weights.tiles};
+            weights.tiles += gpu_fp8_weight_tiles(rows[k], columns[k]);
+        }
+        table.put(entries);
         master.put(w.data());
         dm.put(zeros.data());
         dv.put(zeros.data());
-        q.reset(0.0f, measured ? 0 : 1);
-        gpu_adamw_update_fp8(q.out(), measured, &u, state.data, N, C, gpu.stream);
+        gpu_adamw_update_fp8(weights, measured, &u, state.data, gpu.stream);
         Floats result = master.get();
-        CHECK_ERROR(result.data(), updated.data(), (int64_t)n, 1e-6);
-        float amax = tensor_amax(result.data(), (int64_t)N * C), scale = q.scale;
-        if (measured) {
-            CHECK_CLOSE(q.live.get()[0].amax, amax, 0.0);
-            gpu_quantize_weights(q.out(), true, master.data, N, C, gpu.stream);
-            scale = fp8_scale(amax, fp8_max(FP8_E4M3), 1.0f);
+        CHECK_ERROR(result.data(), updated.data(), n, 1e-6);
+        for (int k = 0; k < 2; k++) {
+            Floats part(result.begin() + first[k],
+                        result.begin() + first[k] + (size_t)rows[k] * columns[k]);
+            float amax = tensor_amax(part.data(), (int64_t)part.size()), scale = q[k].scale;
+            if (measured) {
+                CHECK_CLOSE(q[k].live.get()[0].amax, amax, 0.0);
+                scale = fp8_scale(amax, fp8_max(FP8_E4M3), 1.0f);
+                if (k == 0) { gpu_quantize_weights(weights, 0, true, master.data, gpu.stream); }
+            }
+            CHECK_CLOSE(q[k].slot.get()[0].amax, amax, 0.0);
+            CHECK_EQUAL(check_codes(q[k].rows.get(), part, scale, q[k].type, 0), 0);
+            check_transpose(q[k]);
         }
-        CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
-        result.resize((size_t)N * C);
-        CHECK_EQUAL(check_codes(q.rows.get(), result, scale, q.type, 0), 0);
-        check_transpose(q);
     }
 }
 
@@ -332,7 +238,6 @@ int main(void) {
     RUN(activations);
     RUN(losses);
     RUN(ropes);
-    RUN(norms);
     RUN(optimizers);
     return test_summary();
 }

@@ -251,7 +251,6 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
                          .exp_avg = wide ? (void *)wide_m.data : narrow_m.data,
                          .exp_avg_sq = wide ? (void *)wide_v.data : narrow_v.data,
                          .moment_type = moment_type,
-                         .weights = weights.data,
                          .gradients = float_gradient ? (void *)wide_g.data : g.device.data,
                          .gradient_type = gradient_type,
                          .decay = decay.data,
@@ -262,6 +261,7 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
                          .eps = 1e-8f,
                          .weight_decay = 0.1f,
                          .seed = 1};
+        SegmentBuffer segments(u, {0, 64 * 5, 64 * 700}, weights.data);
         gpu_adamw_update(&u, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
@@ -311,7 +311,6 @@ static void skipped_step_changes_nothing(void) {
                      .exp_avg = m.data,
                      .exp_avg_sq = v.data,
                      .moment_type = TYPE_F32,
-                     .weights = weights.data,
                      .gradients = g.device.data,
                      .gradient_type = TYPE_BF16,
                      .decay = decay.data,
@@ -320,6 +319,7 @@ static void skipped_step_changes_nothing(void) {
                      .beta1 = 0.9f,
                      .beta2 = 0.9f,
                      .eps = 1e-8f};
+    SegmentBuffer segments(u, {0}, weights.data);
     gpu_adamw_update(&u, state.data, gpu.stream);
     CHECK(same_bits(master.get(), w.host));
     CHECK(isnan(m.get()[0]) && isnan(get_floats(weights)[0])); // still poisoned

@@ -39,7 +39,8 @@ static void formats_name_their_operands(void) {
         CHECK_TEXT(precision_name(&p.precision), "FP8");
         for (int l = 0; l < LAYERS * LINEAR_HEAD; l++) {
             const LinearPrecision *lp = &p.precision.linear[l];
-            CHECK(lp->number == NUMBER_FP8 && lp->wgrad == NUMBER_FP8);
+            CHECK_EQUAL(lp->number, NUMBER_FP8);
+            CHECK_EQUAL(lp->wgrad, f == 2 ? NUMBER_BF16 : NUMBER_FP8); // no product of two E5M2
             CHECK_BITS(lp->type, expected[f], sizeof(lp->type));
         }
         CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->number, NUMBER_BF16);
@@ -100,6 +101,36 @@ static void share_of_flops_is_counted(void) {
     precision_free(&p.precision);
 }
 
+// The table has a row for each stretch of blocks that are treated alike.
+static void table_tells_layers_apart(void) {
+    Policy p;
+    PrecisionRow rows[LAYERS * LINEAR_HEAD + 1];
+    decide(&p, LLAMA "--fp8-format hybrid --first-last-layers-bf16 --no-fp8-wgrad "
+                     "--num-layers-at-end-in-bf16 0");
+    CHECK_EQUAL(precision_rows(&p.precision, rows), 2 * LINEAR_HEAD + 1);
+    CHECK_TEXT(rows[0].linear, "qkv");
+    CHECK_EQUAL(rows[0].first, 0);
+    CHECK_EQUAL(rows[0].blocks, 1);
+    CHECK_TEXT(rows[0].type[OPERAND_X], "BF16");
+    CHECK_TEXT(rows[0].reason, "--first-last-layers-bf16");
+    CHECK_EQUAL(rows[1].first, 1);
+    CHECK_EQUAL(rows[1].blocks, LAYERS - 1);
+    CHECK_TEXT(rows[1].type[OPERAND_X], "E4M3");
+    CHECK_TEXT(rows[1].type[OPERAND_DY], "E5M2");
+    CHECK_TEXT(rows[1].wgrad, "BF16");
+    CHECK_TEXT(rows[1].reason, "--no-fp8-wgrad");
+    CHECK_TEXT(rows[2 * LINEAR_HEAD].linear, "head");
+    CHECK_EQUAL(rows[2 * LINEAR_HEAD].blocks, 0);
+    double fp8 = 0, all = 0;
+    for (int i = 0; i <= 2 * LINEAR_HEAD; i++) {
+        all += rows[i].flops_share;
+        if (rows[i].type[OPERAND_X][0] == 'E') { fp8 += rows[i].flops_share * 2 / 3; }
+    }
+    CHECK_CLOSE(all, 1.0, 1e-12);
+    CHECK_CLOSE(fp8, precision_fp8_share(&p.precision), 1e-12);
+    precision_free(&p.precision);
+}
+
 // Every operand of every layer has a slot and a name of its own.
 static void slots_have_their_own_places(void) {
     enum { SLOTS = (LAYERS * LINEAR_HEAD + 1) * OPERAND_COUNT };
@@ -143,6 +174,7 @@ int main(void) {
     RUN(formats_name_their_operands);
     RUN(options_keep_layers_in_bf16);
     RUN(share_of_flops_is_counted);
+    RUN(table_tells_layers_apart);
     RUN(slots_have_their_own_places);
     RUN(margin_is_for_delayed_scales);
     return test_summary();

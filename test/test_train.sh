@@ -127,7 +127,7 @@ step_line_has_its_fields() {
     expect_status 0 train_gpt "${common[@]}" --model llama-tiny --fp8-format hybrid || return
     local number='[0-9.e+-]+' line
     line="^step +[0-9]+/$steps \| loss $number \| lr $number \| norm $number \| dt $number ms"
-    line+=" \| [0-9]+ tok/s \| $number TFLOP/s \| ETA [0-9hms]+ \| FP8$"
+    line+=" \| [0-9]+ tok/s \| $number TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP8$"
     [[ $(grep -cE "$line" log) -eq $steps ]] || fail "$(grep '^step' log | head -n 1)"
     local eval='^eval after step 5 \| valid loss [0-9.]+ \(best\) \| perplexity [0-9.e+]+ \| '
     grep -qE "$eval" log || fail "no eval"

@@ -3,6 +3,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -56,6 +57,30 @@ void metrics_options(MetricsRecord *r, const Options *options) {
     for (int i = 0; i < count; i++) {
         cJSON_AddStringToObject(json, rows[i].name, option_text(options, &rows[i], value));
     }
+}
+
+static cJSON *precision_row(const PrecisionRow *row) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "linear", row->linear);
+    cJSON_AddNumberToObject(json, "first_block", row->first);
+    cJSON_AddNumberToObject(json, "blocks", row->blocks);
+    cJSON_AddNumberToObject(json, "outputs", row->outputs);
+    cJSON_AddNumberToObject(json, "inputs", row->inputs);
+    cJSON_AddStringToObject(json, "x", row->type[OPERAND_X]);
+    cJSON_AddStringToObject(json, "w", row->type[OPERAND_W]);
+    cJSON_AddStringToObject(json, "dy", row->type[OPERAND_DY]);
+    cJSON_AddStringToObject(json, "wgrad", row->wgrad);
+    cJSON_AddNumberToObject(json, "flops_share", row->flops_share);
+    cJSON_AddStringToObject(json, "reason", row->reason);
+    return json;
+}
+
+void metrics_precision(MetricsRecord *r, const Precision *precision) {
+    PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
+    int count = precision_rows(precision, rows);
+    cJSON *json = cJSON_AddArrayToObject(r, "linear_layers");
+    for (int i = 0; i < count; i++) { cJSON_AddItemToArray(json, precision_row(&rows[i])); }
+    free(rows);
 }
 
 // A full disk may have room again later: until then, records are left out.

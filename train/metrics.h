@@ -1,14 +1,15 @@
 // metrics.jsonl: one JSON object a line, flushed as it is written, appended to when a run resumes.
 //
-// "kind" says which: "run" (first, and again at every resume: options, versions, device, where it
-// starts), "step" (every optimizer step), "eval", "choices" (a multiple-choice set scored), "save",
-// "end". After a resume at step N, earlier records of steps beyond N no longer hold. A line that a
-// crash cut off is removed. A number that is NaN or infinite is null, and the record has
-// "nonfinite": true.
+// "kind" says which: "run" (first, and again at every resume: time, options, versions, device, the
+// precision of each linear layer, where it starts), "step" (every optimizer step), "eval", "choices"
+// (a multiple-choice set scored), "save", "end". After a resume at step N, earlier records of steps
+// beyond N no longer hold. A line that a crash cut off is removed. A number that is NaN or infinite
+// is null, and the record has "nonfinite": true.
 #ifndef LLM8_METRICS_H
 #define LLM8_METRICS_H
 
 #include "options.h"
+#include "precision.h"
 
 #include <stdio.h>
 
@@ -31,6 +32,8 @@ MetricsRecord *metrics_begin(const char *kind);
 void metrics_number(MetricsRecord *r, const char *name, double value);
 void metrics_text(MetricsRecord *r, const char *name, const char *value);
 void metrics_options(MetricsRecord *r, const Options *options);
+// "linear_layers": the rows of the precision table.
+void metrics_precision(MetricsRecord *r, const Precision *precision);
 void metrics_end(Metrics *m, MetricsRecord *r);
 
 #ifdef __cplusplus

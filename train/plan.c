@@ -84,7 +84,7 @@ void plan_print(const Plan *plan, FILE *out) {
     int64_t shared = -plan->bytes;
     for (int i = 0; i < PHASE_COUNT; i++) { shared += plan->phase_bytes[i]; }
     if (shared > 0) {
-        fprintf(out, "  %-34s %12s\n", "less what head and blocks share",
+        fprintf(out, "  %-34s %12s\n", "less what phases of a step share",
                 format_bytes(size, (double)shared));
     }
     fprintf(out, "  %-34s %12s\n", "all", format_bytes(size, (double)plan->bytes));

@@ -15,7 +15,13 @@ extern "C" {
 enum { PLAN_ALIGN = 256 };
 
 // When a buffer is in use. Those of one phase only share their memory with those of another.
-typedef enum { PHASE_ALWAYS, PHASE_BLOCKS, PHASE_HEAD, PHASE_COUNT } PlanPhase;
+typedef enum {
+    PHASE_ALWAYS,
+    PHASE_LINEAR,    // a linear layer of a block, with what makes its operands
+    PHASE_ATTENTION, // the attention of a block
+    PHASE_HEAD,      // the LM head and the loss
+    PHASE_COUNT
+} PlanPhase;
 
 typedef struct {
     const char *name, *category; // string literals

@@ -112,26 +112,21 @@ static bool same_precision(const LinearPrecision *a, const LinearPrecision *b) {
     return a->number == b->number && a->wgrad == b->wgrad && strcmp(a->reason, b->reason) == 0;
 }
 
-// One line for `layers` consecutive blocks that treat this layer alike.
-static void print_line(const Precision *p, Linear linear, int first, int layers) {
+static PrecisionRow table_row(const Precision *p, Linear linear, int first, int blocks) {
     const LinearPrecision *lp = precision_of(p, linear, first);
-    int outputs, inputs;
-    linear_shape(p->config, linear, &outputs, &inputs);
-    char shape[32], where[32] = "";
-    snprintf(shape, sizeof(shape), "%d x %d", outputs, inputs);
-    if (linear != LINEAR_HEAD) {
-        snprintf(where, sizeof(where), layers > 1 ? "%d-%d" : "%d", first, first + layers - 1);
-    }
-    printf("  %-14s %-9s %-16s %-5s %-5s %-5s %-6s %s\n", linears[linear].name, where, shape,
-           number_name(lp->number, lp->type[OPERAND_X]),
-           number_name(lp->number, lp->type[OPERAND_W]),
-           number_name(lp->number, lp->type[OPERAND_DY]),
-           lp->wgrad == NUMBER_FP8 ? "FP8" : number_name(lp->wgrad, FP8_E4M3), lp->reason);
+    PrecisionRow row = {.linear = linears[linear].name,
+                        .first = first,
+                        .blocks = linear == LINEAR_HEAD ? 0 : blocks,
+                        .reason = lp->reason};
+    linear_shape(p->config, linear, &row.outputs, &row.inputs);
+    row.flops_share = (double)row.outputs * row.inputs * blocks / (double)matmul_weights(p->config);
+    for (int i = 0; i < OPERAND_COUNT; i++) { row.type[i] = number_name(lp->number, lp->type[i]); }
+    row.wgrad = lp->wgrad == NUMBER_FP8 ? "FP8" : number_name(lp->wgrad, FP8_E4M3);
+    return row;
 }
 
-void precision_print(const Precision *p) {
-    printf("Precision\n  %-14s %-9s %-16s %-5s %-5s %-5s %-6s\n", "linear layer", "blocks",
-           "out x in", "X", "W", "dY", "wgrad");
+int precision_rows(const Precision *p, PrecisionRow *rows) {
+    int count = 0;
     for (int linear = 0; linear < LINEAR_HEAD; linear++) {
         for (int first = 0, next; first < p->config->num_layers; first = next) {
             const LinearPrecision *lp = precision_of(p, (Linear)linear, first);
@@ -140,10 +135,32 @@ void precision_print(const Precision *p) {
                    same_precision(lp, precision_of(p, (Linear)linear, next))) {
                 next++;
             }
-            print_line(p, (Linear)linear, first, next - first);
+            rows[count++] = table_row(p, (Linear)linear, first, next - first);
         }
     }
-    print_line(p, LINEAR_HEAD, 0, 1);
+    rows[count++] = table_row(p, LINEAR_HEAD, 0, 1);
+    return count;
+}
+
+static void print_row(const PrecisionRow *row) {
+    char shape[32], where[32] = "";
+    snprintf(shape, sizeof(shape), "%d x %d", row->outputs, row->inputs);
+    if (row->blocks > 0) {
+        snprintf(where, sizeof(where), row->blocks > 1 ? "%d-%d" : "%d", row->first,
+                 row->first + row->blocks - 1);
+    }
+    printf("  %-14s %-9s %-16s %-5s %-5s %-5s %-6s %s\n", row->linear, where, shape,
+           row->type[OPERAND_X], row->type[OPERAND_W], row->type[OPERAND_DY], row->wgrad,
+           row->reason);
+}
+
+void precision_print(const Precision *p) {
+    PrecisionRow *rows = calloc_or_die((size_t)p->count, sizeof(PrecisionRow));
+    int count = precision_rows(p, rows);
+    printf("Precision\n  %-14s %-9s %-16s %-5s %-5s %-5s %-6s\n", "linear layer", "blocks",
+           "out x in", "X", "W", "dY", "wgrad");
+    for (int i = 0; i < count; i++) { print_row(&rows[i]); }
+    free(rows);
     printf("  %.1f%% of the linear layers' FLOPs in FP8", 100 * precision_fp8_share(p));
     if (p->format != FP8_FORMAT_NONE && p->recipe == FP8_RECIPE_DELAYED) {
         printf("; delayed scaling, history %d, %s, margin %d, interval %d", p->history_length,

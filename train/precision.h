@@ -82,6 +82,19 @@ double precision_fp8_share(const Precision *precision);
 // "FP8", "BF16" or "FP32", for the step's line.
 const char *precision_name(const Precision *precision);
 
+// A row of the precision table: consecutive blocks that treat a linear layer alike.
+typedef struct {
+    const char *linear;
+    int first, blocks; // the head has 0 blocks
+    int outputs, inputs;
+    const char *type[OPERAND_COUNT]; // "E4M3", "E5M2", "BF16", "FP32"
+    const char *wgrad;               // the same, "FP8" where it is
+    double flops_share;              // of the linear layers' operations
+    const char *reason;
+} PrecisionRow;
+
+// The table: rows[precision->count] has room for the longest. Returns how many there are.
+int precision_rows(const Precision *precision, PrecisionRow *rows);
 void precision_print(const Precision *precision);
 
 // Every quantised tensor has a slot of scaling state, three to a linear layer, FP8 or not, so that

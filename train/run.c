@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t stop_signal; // what a handler can reach
@@ -151,6 +152,7 @@ static void record_start(Run *run) {
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
     metrics_text(r, "device", run->device);
+    metrics_number(r, "time", (double)time(NULL));
     metrics_text(r, "precision", precision_name(&run->precision));
     metrics_number(r, "parameters", (double)run->layout.num_parameters);
     metrics_number(r, "flops_per_token", flops_per_token(&run->config));
@@ -159,6 +161,7 @@ static void record_start(Run *run) {
     if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
     metrics_number(r, "ranks", run->ranks);
     metrics_number(r, "step", (double)run->progress.step);
+    metrics_precision(r, &run->precision);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);
 }

@@ -1,0 +1,191 @@
+"""What compare runs: variants of one training run, each with every seed, one after the other.
+
+Under the folder of the comparison, VARIANT/seed-N/ is the --save folder of a run, with console.log
+and command.json (the trainer's arguments) beside what the trainer writes. A run that has ended is
+not run again; one that was stopped goes on from its newest checkpoint.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+
+from . import environment, trainer
+from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, Run, open_run
+
+DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
+OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
+
+
+@dataclass
+class Task:
+    variant: str
+    seed: str
+    folder: str
+    command: list # what tells one run from another; where it writes comes on top
+
+
+def split_name(text, option, what):
+    name, colon, rest = text.partition(":")
+    if not colon or not re.fullmatch(r"[\w.+-]+", name):
+        environment.die(f"{option} {text}: must be NAME:{what}, the name of letters, digits and "
+                        "._+-")
+    return name, rest.strip()
+
+
+def parse_variant(text):
+    """NAME: OPTIONS, the options as for the trainer; --a=b,--c=d will do as well."""
+    name, rest = split_name(text, "--variant", "OPTIONS")
+    try:
+        words = [part for word in shlex.split(rest) for part in re.split(r",(?=--)", word) if part]
+    except ValueError as error:
+        environment.die(f"--variant {text}: {error}")
+    if words and not words[0].startswith("--"):
+        environment.die(f"--variant {text}: options begin with --, as for the trainer")
+    return name, words
+
+
+def refuse_ours(words, where):
+    for word in words:
+        name = word.split("=")[0].removeprefix("--")
+        if word.startswith("--") and name in OURS:
+            use = f"; use {OURS[name]}" if OURS[name] else ": compare sets it itself"
+            environment.die(f"{where}: --{name} is not for the trainer here{use}")
+
+
+def parse_seeds(text):
+    seeds = [seed.strip() for seed in text.split(",")]
+    if not all(re.fullmatch(r"\d+", seed) for seed in seeds) or len(set(seeds)) < len(seeds):
+        environment.die(f"--seeds {text}: must be different whole numbers with commas between, "
+                        "such as 1,2,3")
+    return seeds
+
+
+def make_tasks(program, variants, seeds, common, folder):
+    """Seed by seed, so that a comparison stopped half-way has whole pairs."""
+    refuse_ours(common, "after --")
+    if len({name for name, _ in variants}) < len(variants):
+        environment.die("--variant: each needs a name of its own")
+    for name, words in variants:
+        refuse_ours(words, f"--variant {name}")
+    return [Task(name, seed, os.path.join(folder, name, f"seed-{seed}"),
+                 [*program, "--keep", "1", *common, *words, "--seed", seed])
+            for seed in seeds for name, words in variants]
+
+
+def lock(folder):
+    """Held as long as this program or a trainer of its making lives."""
+    os.makedirs(folder, exist_ok=True)
+    file = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        environment.die(f"--out {folder}: another compare is at work there, or a trainer that one "
+                        "has left behind")
+    return file
+
+
+def command_file(folder):
+    return os.path.join(folder, "command.json")
+
+
+def earlier_command(folder):
+    """The trainer's command line, where compare has run it; else None."""
+    try:
+        with open(command_file(folder)) as file:
+            return json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def prepare(task, again):
+    """The folder, ready for the task. Whether there is anything left to do."""
+    earlier, run = earlier_command(task.folder), open_run(task.folder)
+    if again and earlier is not None:
+        shutil.rmtree(task.folder)
+        run = Run(task.folder)
+    elif earlier is None and run.starts:
+        environment.die(f"{task.folder} has a run that compare did not make: another --out")
+    elif run.starts and earlier[1:] != task.command[1:]:
+        changed = [word for word in task.command if word not in earlier] or \
+                  [word for word in earlier if word not in task.command]
+        environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
+                        "another --out, or --again to run everything anew")
+    os.makedirs(task.folder, exist_ok=True)
+    with open(command_file(task.folder), "w") as file:
+        json.dump(task.command, file)
+    return not run.over # one that gave up on NaN would do so again
+
+
+def drop_checkpoints(folder):
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if os.path.islink(path) and name in ("latest", "best"):
+            os.unlink(path)
+        elif re.fullmatch(r"step_\d+", name) and os.path.isdir(path):
+            shutil.rmtree(path)
+
+
+def full_command(task, checkpoints):
+    if checkpoints == "none":
+        return [*task.command, "--metrics", os.path.join(task.folder, "metrics.jsonl")]
+    return [*task.command, "--save", task.folder, "--resume", "latest"]
+
+
+def run_all(tasks, folder, again, checkpoints):
+    """checkpoints: "keep", "drop" when a run has ended, or "none". Returns 0, or 75 where a signal
+    ended it."""
+    held = lock(folder)
+    for task in {task.variant: task for task in reversed(tasks)}.values():
+        complaint = trainer.check_options(task.command)
+        if complaint:
+            environment.die(f"--variant {task.variant}: {complaint}")
+    # all of them before the first starts: a refusal should not come after hours
+    left = [prepare(task, again) for task in tasks]
+    with trainer.Signals() as signals:
+        for number, (task, to_do) in enumerate(zip(tasks, left), 1):
+            label = f"[{number}/{len(tasks)}] {task.variant} seed {task.seed}"
+            if not to_do:
+                print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
+                continue
+            status = trainer.run_trainer(full_command(task, checkpoints), task.folder, label,
+                                         signals, (held,))
+            if status == STOPPED_BY_SIGNAL:
+                print("stopped; the same command goes on from here")
+                return status
+            if status not in (0, SKIPPED_TOO_OFTEN):
+                how = f"status {status}" if status > 0 else f"signal {-status}"
+                console = os.path.join(task.folder, "console.log")
+                environment.die(f"{task.variant} seed {task.seed}: the trainer ended with {how}: "
+                                f"{trainer.last_error(console)} ({console})")
+            if checkpoints == "drop":
+                drop_checkpoints(task.folder)
+    os.close(held)
+    return 0
+
+
+def runs_under(folder):
+    """variant -> folders of its runs, as make_tasks lays them out."""
+    found = {}
+    for variant in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        parent = os.path.join(folder, variant)
+        seeds = [name for name in sorted(os.listdir(parent)) if re.fullmatch(r"seed-\d+", name)] \
+            if os.path.isdir(parent) else []
+        if seeds:
+            found[variant] = [os.path.join(parent, name)
+                              for name in sorted(seeds, key=lambda name: int(name[5:]))]
+    return found
+
+
+def open_runs(folders):
+    runs = []
+    for folder in folders:
+        run = Run(folder)
+        run.poll()
+        if not run.starts:
+            environment.die(f"{run.path}: no run's records there (metrics.jsonl, or its folder)")
+        runs.append(run)
+    return runs

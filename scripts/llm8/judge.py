@@ -1,0 +1,219 @@
+"""Whether variants of one training run agree: their runs in pairs of equal seed, and a judgement on
+each thing that has a limit."""
+
+import math
+import os
+from dataclasses import dataclass, field
+
+from . import series
+from .metrics import HOUSEKEEPING, number
+
+PASS, FAIL, OPEN = "pass", "FAIL", "not judged"
+# What makes two runs begin with equal weights and see equal data in equal order.
+SAME_START = {
+    "arch", "num-layers", "hidden-size", "num-attention-heads", "num-query-groups",
+    "ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by", "seq-length",
+    "max-position-embeddings", "untie-embeddings-and-output-weights", "init-method-std",
+    "data", "shuffle", "seed", "global-batch-size"}
+SAME_EVALUATION = {"valid-data", "eval-iters"}
+
+
+@dataclass
+class Limits:
+    train: float = 1.0     # percent
+    valid: float = 2.0     # percent
+    speed: float = 1.0     # the ratio must be above
+    memory: float = None   # the ratio must not be above; None: not judged
+    window: int = None     # steps of the final training loss; None: a twentieth of the run
+
+
+@dataclass
+class Variant:
+    name: str
+    runs: list
+
+    def seeds(self):
+        return [seed_of(run) for run in self.runs]
+
+
+@dataclass
+class Judgement:
+    variant: str
+    what: str
+    result: str
+    baseline: float = math.nan
+    value: float = math.nan
+    change: float = math.nan # percent for losses, ratio for speed and memory
+    limit: str = ""
+    note: str = ""
+
+
+@dataclass
+class Pair:
+    seed: str
+    baseline: object
+    run: object
+
+    @property
+    def last(self):
+        return min(self.baseline.last_step, self.run.last_step)
+
+
+@dataclass
+class Comparison:
+    variants: list # the first is the baseline
+    limits: Limits
+    judgements: list = field(default_factory=list)
+
+    @property
+    def baseline(self):
+        return self.variants[0]
+
+    @property
+    def passed(self):
+        return all(j.result != FAIL for j in self.judgements)
+
+
+def seed_of(run):
+    return str(run.option("seed", "?"))
+
+
+def pairs(baseline, variant):
+    by_seed = {seed_of(run): run for run in baseline.runs}
+    return [Pair(seed_of(run), by_seed[seed_of(run)], run) for run in variant.runs
+            if seed_of(run) in by_seed]
+
+
+def differences(found, name, kind, width):
+    """Percent by which the variant is above the baseline, seed by seed: steps, a row a seed."""
+    runs = [pair.baseline for pair in found] + [pair.run for pair in found]
+    steps, rows = series.side_by_side(runs, name, kind, width)
+    return steps, 100 * (rows[len(found):] / rows[:len(found)] - 1)
+
+
+def window_of(limits, last):
+    return min(last, limits.window or max(10, last // 20))
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values) if values else math.nan
+
+
+def percent(value, baseline):
+    return 100 * (value / baseline - 1) if baseline else math.nan
+
+
+def plain(name, value):
+    """The same data lie elsewhere on another machine."""
+    return os.path.basename(value) if name in ("data", "valid-data") else value
+
+
+def differing_options(runs):
+    """name -> the runs' values, for the options that are not the same in all, housekeeping out."""
+    names = [name for name in runs[0].start.get("options", {}) if name not in HOUSEKEEPING]
+    values = {name: [plain(name, str(run.option(name))) for run in runs] for name in names}
+    return {name: row for name, row in values.items() if len(set(row)) > 1}
+
+
+def within(change, limit):
+    return PASS if abs(change) <= limit else FAIL # NaN fails
+
+
+def judge_train(found, limits, name):
+    def final(run, pair):
+        return series.window_mean(run, pair.last, window_of(limits, pair.last))
+    ours = [final(pair.run, pair) for pair in found]
+    theirs = [final(pair.baseline, pair) for pair in found]
+    change = mean(percent(a, b) for a, b in zip(ours, theirs))
+    window = window_of(limits, min(pair.last for pair in found))
+    return Judgement(name, "training loss", within(change, limits.train), mean(theirs), mean(ours),
+                     change, f"within {limits.train:g}%", f"mean of the last {window} steps")
+
+
+def judge_valid(found, limits, name):
+    what, limit = "validation loss", f"within {limits.valid:g}%"
+    common = [set(pair.baseline.evals) & set(pair.run.evals) for pair in found]
+    if not all(common):
+        return Judgement(name, what, OPEN, limit=limit, note="no evaluation (--valid-data)")
+    options = differing_options([run for pair in found for run in (pair.baseline, pair.run)])
+    if SAME_EVALUATION & set(options):
+        return Judgement(name, what, FAIL, limit=limit, note="not over the same samples: --" +
+                         " --".join(sorted(SAME_EVALUATION & set(options))))
+    last = [max(steps) for steps in common]
+    ours = [number(pair.run.evals[step], "valid_loss") for pair, step in zip(found, last)]
+    theirs = [number(pair.baseline.evals[step], "valid_loss") for pair, step in zip(found, last)]
+    change = mean(percent(a, b) for a, b in zip(ours, theirs))
+    note = "after step " + " and ".join(str(step) for step in sorted(set(last)))
+    return Judgement(name, what, within(change, limits.valid), mean(theirs), mean(ours), change,
+                     limit, note)
+
+
+def judge_speed(found, limits, name):
+    ours = [series.steady_throughput(pair.run) for pair in found]
+    theirs = [series.steady_throughput(pair.baseline) for pair in found]
+    speed = mean(a / b for a, b in zip(ours, theirs))
+    result, note = PASS if speed > limits.speed else FAIL, "median over steps"
+    devices = {run.start.get("device") for pair in found for run in (pair.baseline, pair.run)}
+    if not all(pair.run.on_gpu and pair.baseline.on_gpu for pair in found):
+        result, note = OPEN, "on a CPU the rounding is emulated, which costs time by its nature"
+    elif len(devices) > 1:
+        result, note = OPEN, "not on the same device: " + "; ".join(sorted(map(str, devices)))
+    return Judgement(name, "speed-up", result, mean(theirs), mean(ours), speed,
+                     f"above {limits.speed:g}", note)
+
+
+def memory_of(run):
+    return max((float(start.get("memory_bytes") or 0) for start in run.starts), default=0.0)
+
+
+def judge_memory(found, limits, name):
+    ours = mean(memory_of(pair.run) for pair in found)
+    theirs = mean(memory_of(pair.baseline) for pair in found)
+    ratio = ours / theirs if theirs and ours else math.nan
+    if limits.memory is None:
+        return Judgement(name, "memory", OPEN, theirs, ours, ratio, "", "no limit given")
+    result = PASS if ratio <= limits.memory else FAIL
+    return Judgement(name, "memory", result, theirs, ours, ratio, f"at most {limits.memory:g}")
+
+
+def judge_start(found, name):
+    """Equal weights, equal data in equal order: what the options say, and the first step's loss."""
+    what, limit = "same start", "equal weights and data"
+    wrong = set()
+    for pair in found:
+        wrong |= SAME_START & set(differing_options([pair.baseline, pair.run]))
+    if wrong:
+        return Judgement(name, what, FAIL, limit=limit,
+                         note="not the same: --" + " --".join(sorted(wrong)))
+    first = [(pair.baseline.column("loss"), pair.run.column("loss")) for pair in found]
+    if not all(a[0] and b[0] and a[0][0] == b[0][0] for a, b in first):
+        return Judgement(name, what, FAIL, limit=limit, note="not the same first step")
+    theirs, ours = mean(a[1][0] for a, _ in first), mean(b[1][0] for _, b in first)
+    return Judgement(name, what, PASS, theirs, ours, percent(ours, theirs), limit,
+                     "loss of the first step: apart by rounding only")
+
+
+def judge_end(baseline, variant):
+    bad = [f"{group.name} seed {seed_of(run)}: {run.state}" for group in (baseline, variant)
+           for run in group.runs if not run.finished]
+    bad += [f"seed {seed} has no run of {other.name}"
+            for group, other in ((baseline, variant), (variant, baseline))
+            for seed in group.seeds() if seed not in other.seeds()]
+    return Judgement(variant.name, "every run finished", FAIL if bad else PASS,
+                     note="; ".join(bad))
+
+
+def judge(comparison):
+    limits = comparison.limits
+    for variant in comparison.variants[1:]:
+        found = pairs(comparison.baseline, variant)
+        out = [judge_end(comparison.baseline, variant)]
+        found = [pair for pair in found if pair.last > 0]
+        if found:
+            out += [judge_start(found, variant.name), judge_train(found, limits, variant.name),
+                    judge_valid(found, limits, variant.name),
+                    judge_speed(found, limits, variant.name),
+                    judge_memory(found, limits, variant.name)]
+        comparison.judgements += out
+    return comparison

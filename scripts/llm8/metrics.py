@@ -1,0 +1,186 @@
+"""metrics.jsonl, read while it is being written. train/metrics.h says what the trainers write.
+
+A Run holds the records that hold: after a resume at step N, what came after N is forgotten, and the
+steps done again take its place. The file may end in a torn line (a run in progress, or a killed
+one): it is left until it is whole. Lines that are not records are counted and passed over.
+
+Besides the records of metrics.h a "fp8" record may hold {"step", "tensors": {name: {"elements",
+"saturated", "vanished"}}}: counts over one step.
+"""
+
+import json
+import math
+import os
+import statistics
+
+from . import environment
+
+SKIPPED_TOO_OFTEN = 3
+STOPPED_BY_SIGNAL = 75
+NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after step",
+         STOPPED_BY_SIGNAL: "stopped by a signal"}
+
+# Options that say where a run keeps things, what it prints and how often, and which memory it uses.
+HOUSEKEEPING = {
+    "model", "config", "save", "save-interval", "keep", "resume", "log-interval", "tokenizer",
+    "eval-interval", "sample-interval", "sample-length", "sample-temperature", "sample-top-k",
+    "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan", "verify",
+    "dump-gradients", "metrics", "fp8-stats-interval", "help", "version",
+    "device-memory-gib", "workspace-mib"}
+
+
+def metrics_path(path):
+    """A run is named by its folder or by the file."""
+    return os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
+
+
+def short_name(path):
+    folder = os.path.dirname(os.path.abspath(metrics_path(path)))
+    return os.path.basename(folder) or folder
+
+
+def short_names(paths):
+    """A name for each run: of its path, what tells it from the others."""
+    parts = [os.path.dirname(os.path.abspath(metrics_path(path))).split(os.sep) for path in paths]
+    if len(parts) < 2:
+        return [short_name(path) for path in paths]
+    shared = len(os.path.commonprefix(parts))
+    return [os.sep.join(part[shared:]) or part[-1] for part in parts]
+
+
+def named_runs(paths):
+    """Runs, not yet read."""
+    for path in paths:
+        if not os.path.isdir(path) and not os.path.isfile(path):
+            environment.die(f"{path}: no such run; give the folder that --save names")
+    names = short_names(paths)
+    if len(set(names)) < len(names):
+        environment.die("the same run twice: " + ", ".join(paths))
+    return [Run(path, name) for path, name in zip(paths, names)]
+
+
+def number(record, name):
+    """The trainers write null for NaN and infinity."""
+    value = record.get(name)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+class Run:
+    def __init__(self, path, name=None):
+        self.path = metrics_path(path)
+        self.name = name or short_name(path)
+        self._forget()
+
+    def _forget(self):
+        self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
+        self.bad_lines = self.rewinds = 0
+        self._offset, self._inode = 0, None
+
+    def poll(self):
+        """Takes in what was written since; returns the new records. One of the kind "restart" comes
+        first where the file is another one than before: what was read of the old one is gone."""
+        try:
+            file = open(self.path, "rb")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            environment.die(f"{self.path}: {error.strerror}")
+        with file:
+            found = os.fstat(file.fileno())
+            restarted = self._offset > 0 and (found.st_ino != self._inode or
+                                              found.st_size < self._offset)
+            if restarted:
+                self._forget()
+            self._inode = found.st_ino
+            file.seek(self._offset)
+            text = file.read()
+        text = text[:text.rfind(b"\n") + 1]
+        self._offset += len(text)
+        records = [record for record in map(self._take, text.splitlines()) if record is not None]
+        return [{"kind": "restart"}] * restarted + records
+
+    def _take(self, line):
+        try:
+            record = json.loads(line)
+            step, kind = int(record["step"]), record["kind"]
+            if kind == "run":
+                dict(record["options"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            self.bad_lines += 1
+            return None
+        if kind == "run":
+            self._start(record, step)
+        elif kind in ("step", "eval", "fp8"):
+            {"step": self.steps, "eval": self.evals, "fp8": self.fp8}[kind][step] = record
+            self.end = None
+        elif kind == "end":
+            self.end = record
+        return record
+
+    def _start(self, record, step):
+        self.rewinds += any(later > step for later in self.steps)
+        for held in (self.steps, self.evals, self.fp8):
+            for later in [other for other in held if other > step]:
+                del held[later]
+        self.starts.append(record)
+        self.end = None
+
+    @property
+    def start(self):
+        return self.starts[-1] if self.starts else {}
+
+    def option(self, name, fallback=None):
+        return self.start.get("options", {}).get(name, fallback)
+
+    @property
+    def last_step(self):
+        return max(self.steps, default=0)
+
+    @property
+    def train_iters(self):
+        return int(self.option("train-iters", 0))
+
+    @property
+    def skipped(self):
+        return sum(bool(record.get("skipped")) for record in self.steps.values())
+
+    @property
+    def on_gpu(self):
+        """Nobody judges the speed of emulated FP8."""
+        return bool(self.starts) and not self.start.get("device", "CPU").startswith("CPU")
+
+    @property
+    def state(self):
+        if self.end is None:
+            return "running, or killed" if self.starts else "nothing yet"
+        status = int(number(self.end, "status"))
+        if status == 0 and self.last_step < self.train_iters:
+            return f"ended at step {self.last_step} of {self.train_iters}"
+        return NAMES.get(status, f"failed with status {status}")
+
+    @property
+    def finished(self):
+        return self.state == NAMES[0]
+
+    @property
+    def over(self):
+        """Nothing more will come: stopped runs may be resumed, these not."""
+        gave_up = self.end is not None and self.end.get("status") == SKIPPED_TOO_OFTEN
+        return self.finished or gave_up
+
+    def recent(self, name, count=20):
+        """Median over the newest steps."""
+        values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
+        return statistics.median(values) if values else math.nan
+
+    def column(self, name, kind="steps"):
+        """Steps and values of one field, in order of the steps."""
+        held = getattr(self, kind)
+        order = sorted(held)
+        return order, [number(held[step], name) for step in order]
+
+
+def open_run(path, name=None):
+    run = Run(path, name)
+    run.poll()
+    return run

@@ -1,0 +1,266 @@
+"""The report of a comparison: its blocks, its pictures, and the same figures as JSON."""
+
+import json
+import math
+import os
+from dataclasses import asdict
+
+from . import document, judge, plots, series, style
+from .document import Heading, Listing, Picture, Table, Text, Verdict
+from .text import counted, fixed, memory
+
+MOST_ROWS = 12 # of the validation table
+
+
+def write_value(judgement, value):
+    if not math.isfinite(value):
+        return "-"
+    writers = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory}
+    return writers.get(judgement.what, fixed)(value)
+
+
+def write_change(judgement):
+    if not math.isfinite(judgement.change):
+        return "-"
+    ratio = judgement.what in ("speed-up", "memory")
+    return f"{judgement.change:.3f}x" if ratio else f"{judgement.change:+.3f}%"
+
+
+def verdict_line(comparison):
+    names = [variant.name for variant in comparison.variants[1:]]
+    against = f"{', '.join(names)} against {comparison.baseline.name}"
+    broken = {name: [j.what for j in comparison.judgements
+                     if j.result == judge.FAIL and j.variant == name] for name in names}
+    if comparison.passed:
+        return f"PASS: {against}: every limit held"
+    what = [(f"{name}: " if len(names) > 1 else "") + ", ".join(whats)
+            for name, whats in broken.items() if whats]
+    return f"FAIL: {against}: {'; '.join(what)}"
+
+
+def verdict_blocks(comparison):
+    base = comparison.baseline.name
+    only = comparison.variants[1].name if len(comparison.variants) == 2 else "variant's"
+    rows = [[j.variant, j.what, write_value(j, j.baseline), write_value(j, j.value),
+             write_change(j), j.limit or "-", j.result, j.note or "-"]
+            for j in comparison.judgements]
+    blocks = [Verdict(verdict_line(comparison), comparison.passed),
+              Table(["variant", "what", base, only, "change", "limit", "verdict", "note"],
+                    rows, {0, 1, 5, 6, 7})]
+    lucky = [j for j in comparison.judgements if j.result == judge.FAIL and j.change < 0 and
+             j.what.endswith("loss")]
+    if lucky:
+        blocks.append(Text("A loss that is lower than the baseline's by more than the limit is no "
+                           "success either: the runs are then not the same experiment, or too few "
+                           "to tell."))
+    return blocks
+
+
+def spread_text(comparison):
+    """What the seeds alone do to the final training loss."""
+    runs, base = comparison.baseline.runs, comparison.baseline.name
+    if len(runs) < 2:
+        return (f"One seed of {base}: nothing here says how much of a difference is chance. Give "
+                "`--seeds` several.")
+    last = min(run.last_step for run in runs)
+    width = judge.window_of(comparison.limits, last)
+    finals = [series.window_mean(run, last, width) for run in runs]
+    apart = 100 * (max(finals) - min(finals)) / judge.mean(finals)
+    text = (f"Seeds alone: the {len(runs)} runs of {base} end between {min(finals):.4f} and "
+            f"{max(finals):.4f}, {apart:.3f}% apart (training loss, mean of the last {width} "
+            "steps).")
+    if apart > comparison.limits.train:
+        text += (" That is more than the limit: a difference of this size may be chance. More "
+                 "seeds, longer runs or a longer `--window` tell more.")
+    return text
+
+
+def picture(file, title, caption, function, size, *arguments):
+    light, dark = (style.draw(function, theme, size, *arguments) for theme in ("light", "dark"))
+    return Picture(file, light, dark, title, caption)
+
+
+def loss_blocks(comparison):
+    last = max(run.last_step for variant in comparison.variants for run in variant.runs)
+    widths, limits = (series.smoothing_width(last), series.difference_width(last)), \
+        comparison.limits
+    several = any(len(variant.runs) > 1 for variant in comparison.variants)
+    bands = " Bands reach from the lowest to the highest seed." if several else ""
+    blocks = [Heading("Training loss"), Text(spread_text(comparison)),
+              picture("loss.png", "Training loss",
+                      f"Above, means over {widths[0]} steps; below, over {widths[1]}.{bands} "
+                      "Differences are taken between runs of equal seed, which see equal data.",
+                      plots.loss_figure, plots.SIZE_PAIR, comparison, "loss", "steps", widths,
+                      limits.train, "Training loss")]
+    if all(run.evals for variant in comparison.variants for run in variant.runs):
+        blocks += [Heading("Validation loss"),
+                   picture("validation.png", "Validation loss",
+                           "Over the same samples each time." + bands, plots.loss_figure,
+                           plots.SIZE_PAIR, comparison, "valid_loss", "evals", (1, 1),
+                           limits.valid, "Validation loss"),
+                   validation_table(comparison)]
+    return blocks
+
+
+def validation_table(comparison):
+    """Means over the seeds; a difference is the mean of the pairs', as in the verdict."""
+    base, header = comparison.baseline, ["step"]
+    columns = []
+    for variant in comparison.variants:
+        steps, mean, _, _ = plots.curves_of(variant, "valid_loss", "evals", 1)
+        header.append(variant.name)
+        columns.append({step: fixed(value) for step, value in zip(steps, mean)})
+        found = judge.pairs(base, variant)
+        if variant is not base and found:
+            steps, rows = judge.differences(found, "valid_loss", "evals", 1)
+            header.append("difference")
+            columns.append({step: f"{value:+.3f}%" for step, value in zip(steps, rows.mean(0))})
+    common = sorted(set.intersection(*map(set, columns)))
+    every = -(-len(common) // MOST_ROWS)
+    shown = common[::-1][::every][::-1] if common else [] # the last one always
+    return Table(header, [[str(step), *(column[step] for column in columns)] for step in shown])
+
+
+def speed_blocks(comparison):
+    on_gpu = all(run.on_gpu for variant in comparison.variants for run in variant.runs)
+    note = "" if on_gpu else (" On a CPU, BF16 and FP8 are emulated: the trainer rounds to them "
+                              "and multiplies in FP32. That shows what they do to the loss and "
+                              "takes longer; it says nothing of their speed or memory on a GPU.")
+    return [Heading("Throughput and memory"),
+            picture("speed.png", "Throughput and memory",
+                    "A dot is a run. Steps right after a start are left out; evaluations and saves "
+                    "do not count. Memory is what the run plans and allocates, once." + note,
+                    plots.speed_figure, plots.SIZE_WIDE, comparison)]
+
+
+def norm_blocks(comparison):
+    last = max(run.last_step for variant in comparison.variants for run in variant.runs)
+    width = series.smoothing_width(last)
+    skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
+                        for variant in comparison.variants)
+    return [Heading("Gradient norm and skipped steps"),
+            picture("norm.png", "Gradient norm",
+                    f"Means over {width} steps. Skipped steps (a loss or norm that is NaN or "
+                    f"infinite) in all runs: {skipped}.", plots.norm_figure, plots.SIZE_WIDE,
+                    comparison, width)]
+
+
+def precision_table(run):
+    rows = []
+    for row in run.start.get("linear_layers", []):
+        first, blocks = int(row["first_block"]), int(row["blocks"])
+        where = "-" if blocks == 0 else f"{first}-{first + blocks - 1}" if blocks > 1 else first
+        rows.append([row["linear"], where, f"{row['outputs']} x {row['inputs']}", row["x"],
+                     row["w"], row["dy"], row["wgrad"], row["reason"] or "-",
+                     f"{100 * row['flops_share']:.1f}%"])
+    return Table(["linear layer", "blocks", "out x in", "X", "W", "dY", "weight gradient", "why",
+                  "share of FLOPs"], rows, set(range(8)))
+
+
+def precision_blocks(comparison):
+    blocks = [Heading("Precision of the linear layers")]
+    for variant in comparison.variants:
+        run = variant.runs[0]
+        share = 100 * float(run.start.get("fp8_flops_share") or 0)
+        how = "" if share == 0 else (f"; `--fp8-format {run.option('fp8-format')}`, "
+                                     f"`--fp8-recipe {run.option('fp8-recipe')}`")
+        blocks += [Heading(variant.name, 3),
+                   Text(f"{share:.1f}% of the linear layers' FLOPs in FP8{how}.")]
+        blocks.append(precision_table(run) if "linear_layers" in run.start else
+                      Text("The run has not recorded its layers."))
+    return blocks
+
+
+def setting_blocks(comparison, commands):
+    run = comparison.baseline.runs[0]
+    start, names = run.start, [variant.name for variant in comparison.variants]
+    options = judge.differing_options([variant.runs[0] for variant in comparison.variants])
+    seeds = ", ".join(comparison.baseline.seeds())
+    ranks = int(start.get("ranks") or 1)
+    where = str(start.get("device")) + (f", {ranks} of them" if ranks > 1 else "")
+    tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
+        int(run.option("seq-length", 0))
+    blocks = [Heading("What was run"),
+              Text(f"{run.option('arch')}, {int(start.get('parameters', 0)):,} parameters, "
+                   f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
+                   f"{run.option('seq-length')} tokens ({tokens:,} in all), seed {seeds}; on "
+                   f"{where}; {start.get('program')}; data "
+                   f"`{run.option('data')}`."),
+              Text("The options in which the variants differ; all the others are equal."),
+              Table(["option", *names],
+                    [["--" + name, *values] for name, values in options.items()],
+                    set(range(1 + len(names))))]
+    return blocks + ([Listing(commands)] if commands else [])
+
+
+def run_table(comparison):
+    rows = []
+    for variant in comparison.variants:
+        for run in variant.runs:
+            width = judge.window_of(comparison.limits, run.last_step)
+            steps, valid = run.column("valid_loss", "evals")
+            rows.append([variant.name, judge.seed_of(run), f"{run.last_step:,}", run.state,
+                         fixed(series.window_mean(run, run.last_step, width)),
+                         fixed(valid[-1]) if steps else "-",
+                         counted(series.steady_throughput(run)), str(run.skipped),
+                         str(max(len(run.starts) - 1, 0)), os.path.dirname(run.path)])
+    return Table(["variant", "seed", "steps", "state", "training loss", "validation loss", "tok/s",
+                  "skipped", "resumes", "folder"], rows, {0, 3, 9})
+
+
+def build(comparison, commands=()):
+    names = [variant.name for variant in comparison.variants]
+    blocks = [Heading(f"{', '.join(names[1:])} against {names[0]}", 1)]
+    blocks += verdict_blocks(comparison)
+    blocks += setting_blocks(comparison, list(commands))
+    blocks += loss_blocks(comparison)
+    blocks += speed_blocks(comparison)
+    blocks += norm_blocks(comparison)
+    blocks += precision_blocks(comparison)
+    return blocks + [Heading("The runs"), run_table(comparison)]
+
+
+def plain_numbers(values):
+    """JSON has no NaN."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()}
+
+
+def figures(comparison):
+    runs = [{"variant": variant.name, "seed": judge.seed_of(run), "folder":
+             os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
+             "skipped": run.skipped, "tokens_per_s": series.steady_throughput(run),
+             "memory_bytes": judge.memory_of(run)}
+            for variant in comparison.variants for run in variant.runs]
+    return {"verdict": "pass" if comparison.passed else "fail",
+            "limits": asdict(comparison.limits),
+            "judgements": [plain_numbers(asdict(j)) for j in comparison.judgements],
+            "runs": [plain_numbers(run) for run in runs]}
+
+
+def write_file(path, data):
+    """Whole or not at all: a page may be open in a browser."""
+    with open(path + ".new", "wb") as file:
+        file.write(data if isinstance(data, bytes) else data.encode())
+    os.replace(path + ".new", path)
+
+
+def write(comparison, folder, commands=()):
+    blocks = build(comparison, commands)
+    os.makedirs(folder, exist_ok=True)
+    for block in blocks:
+        if isinstance(block, Picture):
+            write_file(os.path.join(folder, block.file), block.light)
+    write_file(os.path.join(folder, "report.md"), document.markdown(blocks))
+    write_file(os.path.join(folder, "report.html"), document.page(blocks))
+    write_file(os.path.join(folder, "report.json"), json.dumps(figures(comparison), indent=1))
+
+
+def print_verdict(comparison, folder):
+    print(verdict_line(comparison))
+    for j in comparison.judgements:
+        limit = f" ({j.limit})" if j.limit else ""
+        values = f"{write_value(j, j.baseline)} -> {write_value(j, j.value)} {write_change(j)}"
+        said = [values if math.isfinite(j.value) else "", j.note]
+        print(f"  {j.result:<10}  {j.variant}: {j.what}{limit}  {'; '.join(filter(None, said))}")
+    print(f"report: {os.path.join(folder, 'report.html')}, report.md, report.json")

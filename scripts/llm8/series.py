@@ -1,0 +1,60 @@
+"""Arithmetic on the series of runs: smoothing, seeds side by side, steady throughput."""
+
+import numpy
+
+WARM_UP_STEPS = 3 # after each start: caches, graphs and clocks settle
+
+
+def arrays(run, name, kind="steps"):
+    steps, values = run.column(name, kind)
+    return numpy.array(steps, dtype=numpy.int64), numpy.array(values, dtype=numpy.float64)
+
+
+def smooth(values, width):
+    """Running mean over `width` values around each, fewer at the ends; NaN and infinity are left
+    out."""
+    good = numpy.isfinite(values)
+    sums = numpy.concatenate(([0.0], numpy.cumsum(numpy.where(good, values, 0.0))))
+    counts = numpy.concatenate(([0], numpy.cumsum(good)))
+    place = numpy.arange(len(values))
+    begin = numpy.maximum(place - (width - 1) // 2, 0)
+    end = numpy.minimum(place + width // 2 + 1, len(values))
+    number = counts[end] - counts[begin]
+    return numpy.where(number > 0, (sums[end] - sums[begin]) / numpy.maximum(number, 1), numpy.nan)
+
+
+def smoothing_width(steps):
+    """For a curve. Differences are small beside the noise: they are smoothed over more."""
+    return max(1, round(steps / 100))
+
+
+def difference_width(steps):
+    return max(1, round(steps / 30))
+
+
+def side_by_side(runs, name, kind="steps", width=1):
+    """The steps that all of the runs have, and their smoothed values, a row a run."""
+    columns = [arrays(run, name, kind) for run in runs]
+    common = columns[0][0]
+    for steps, _ in columns[1:]:
+        common = numpy.intersect1d(common, steps)
+    rows = [smooth(values, width)[numpy.isin(steps, common)] for steps, values in columns]
+    return common, numpy.array(rows).reshape(len(runs), len(common))
+
+
+def steady_throughput(run):
+    """Median tokens a second, without the steps just after a start."""
+    warming = {int(start["step"]) + 1 + i for start in run.starts for i in range(WARM_UP_STEPS)}
+    steps, values = arrays(run, "tokens_per_s")
+    steady = [value for step, value in zip(steps, values) if step not in warming]
+    finite = numpy.array(steady or values)[numpy.isfinite(steady or values)]
+    return float(numpy.median(finite)) if len(finite) else float("nan")
+
+
+def window_mean(run, last, width, name="loss"):
+    """Mean over the `width` steps that end with step `last`; steps that were skipped are left
+    out."""
+    steps, values = arrays(run, name)
+    inside = values[(steps > last - width) & (steps <= last)]
+    inside = inside[numpy.isfinite(inside)]
+    return float(inside.mean()) if len(inside) else float("nan")

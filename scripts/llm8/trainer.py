@@ -1,0 +1,121 @@
+"""Starts a trainer and waits for it, passing signals on and telling how far it is.
+
+The trainer runs in a session of its own: Ctrl-C reaches this program only, which passes it on once,
+so that the trainer finishes its step, saves and leaves. A second one ends it at once.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+from . import environment
+from .metrics import Run
+from .text import counted, duration, fixed
+
+POLL_SECONDS = 0.2
+
+
+def default_trainer():
+    """The GPU trainer where it is built and there is a GPU."""
+    gpu = os.path.join(environment.ROOT, "train_gptcu")
+    has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+    return gpu if os.path.exists(gpu) and has_device else \
+        os.path.join(environment.ROOT, "train_gpt")
+
+
+def trainer_command(text):
+    """--trainer may be a launcher with arguments."""
+    command = shlex.split(text) if text else [default_trainer()]
+    program = command[0]
+    if os.sep in program and not os.access(program, os.X_OK):
+        name = os.path.basename(program)
+        environment.die(f"--trainer {program}: no such program" +
+                        (f" (make {name})" if name in ("train_gpt", "train_gptcu") else ""))
+    return command
+
+
+class Signals:
+    """While it lasts, SIGINT and SIGTERM go to the trainer, if there is one."""
+
+    def __init__(self):
+        self.received, self.process = None, None
+
+    def __enter__(self):
+        self._old = {number: signal.signal(number, self._handle)
+                     for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number, _frame):
+        self.received = number
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+class Progress:
+    """One line, drawn again and again on a terminal, once at the end elsewhere."""
+
+    def __init__(self, label):
+        self.label, self.live = label, sys.stdout.isatty()
+
+    def draw(self, run, last=False):
+        if not self.live and not last:
+            return
+        steps, losses = run.column("loss")
+        line = self.label
+        if steps:
+            line += f" | step {steps[-1]}/{run.train_iters} | loss {fixed(losses[-1])}"
+            line += f" | {counted(run.recent('tokens_per_s'))} tok/s"
+            left = (run.train_iters - steps[-1]) * run.recent("seconds")
+            line += f" | {run.state}" if last else f" | {duration(left)} left"
+        end = "\n" if last else ""
+        print(("\r\033[K" if self.live else "") + line, end=end, flush=True)
+
+
+def last_error(console):
+    """The trainer's own last words."""
+    with open(console, errors="replace") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    errors = [line for line in lines[-20:] if line.startswith("error:")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
+
+
+def run_trainer(command, folder, label, signals, keep_open=()):
+    """Returns the exit status; the output is added to folder/console.log."""
+    run, progress = Run(folder), Progress(label)
+    with open(os.path.join(folder, "console.log"), "ab") as console:
+        try:
+            process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
+                                       stdin=subprocess.DEVNULL, start_new_session=True,
+                                       pass_fds=keep_open)
+        except OSError as error:
+            environment.die(f"--trainer {command[0]}: {error.strerror}")
+        signals.process = process
+        if signals.received: # it came before there was a trainer
+            process.send_signal(signals.received)
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+            if progress.live:
+                run.poll()
+                progress.draw(run)
+    signals.process = None
+    run.poll()
+    progress.draw(run, last=True)
+    return process.returncode
+
+
+def check_options(command):
+    """Whether the trainer takes these options, without running it; its complaint if not."""
+    done = subprocess.run([*command, "--plan"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          stdin=subprocess.DEVNULL, text=True, errors="replace", check=False)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stdout.splitlines() if line.strip()] or ["it said nothing"]
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines)[-1].removeprefix("error: ")

@@ -1,0 +1,359 @@
+"""The parts of scripts/llm8: reading a metrics.jsonl under way, smoothing, judging, writing pages,
+drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
+
+import glob
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import types
+import unittest
+
+ROOT = os.environ.get("LLM8_ROOT") or os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+
+# pylint: disable=wrong-import-position
+import numpy
+from llm8 import boards, document, experiment, judge, metrics, series, terminal, text
+
+OPTIONS = {"seed": "1", "train-iters": "10", "data": "/a/d.bin", "valid-data": "/a/v.bin",
+           "eval-iters": "1", "num-layers": "2", "lr": "0.1", "save": "/s"}
+
+
+def start(step=0, device="NVIDIA H200", memory=2**30, **options):
+    return {"kind": "run", "step": step, "device": device, "time": 1e9, "memory_bytes": memory,
+            "precision": "FP8", "parameters": 3, "options": {**OPTIONS, **options}}
+
+
+def step_record(step, loss=2.0, speed=100.0, skipped=0):
+    return {"kind": "step", "step": step, "loss": loss, "norm": 1.0, "lr": 0.1, "seconds": 0.5,
+            "tokens": 64 * step, "tokens_per_s": speed, "skipped": skipped}
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = self._folder.name
+        self.path = os.path.join(self.folder, "metrics.jsonl")
+
+    def tearDown(self):
+        self._folder.cleanup()
+
+    def append(self, content):
+        with open(self.path, "a") as file:
+            file.write(content)
+
+    def run_of(self, name, *records):
+        os.makedirs(os.path.join(self.folder, name))
+        with open(os.path.join(self.folder, name, "metrics.jsonl"), "w") as file:
+            file.write(lines(*records))
+        return metrics.open_run(os.path.join(self.folder, name))
+
+    def whole_run(self, name, losses, valid=2.0, speed=100.0, end=0, **options):
+        steps = [step_record(i, loss, speed) for i, loss in enumerate(losses, 1)]
+        evals = [{"kind": "eval", "step": len(losses), "valid_loss": valid, "seconds": 1.0}]
+        return self.run_of(name, start(**options), *steps, *evals,
+                           {"kind": "end", "step": len(losses), "status": end})
+
+
+class Reading(Folder):
+    def test_torn_line_waits_until_it_is_whole(self):
+        whole = lines(start(), step_record(1), step_record(2))
+        run = metrics.Run(self.folder)
+        self.assertEqual(run.poll(), [])
+        for cut in range(len(whole)):
+            self.append(whole[cut])
+            run.poll()
+            self.assertEqual(len(run.starts) + len(run.steps), whole[:cut + 1].count("\n"))
+        self.assertEqual(run.bad_lines, 0)
+
+    def test_torn_line_that_a_resume_cuts_off(self):
+        self.append(lines(start(), step_record(1)) + '{"kind":"st')
+        run = metrics.open_run(self.folder)
+        os.truncate(self.path, os.path.getsize(self.path) - len('{"kind":"st'))
+        self.append(lines(start(1), step_record(2)))
+        run.poll()
+        self.assertEqual((sorted(run.steps), run.bad_lines, len(run.starts)), ([1, 2], 0, 2))
+
+    def test_resume_replaces_what_came_after(self):
+        self.append(lines(start(), *(step_record(i, 5.0) for i in range(1, 7)),
+                          {"kind": "eval", "step": 6, "valid_loss": 5.0}, start(3)))
+        run = metrics.open_run(self.folder)
+        self.assertEqual(run.column("loss"), ([1, 2, 3], [5.0, 5.0, 5.0]))
+        self.append(lines(*(step_record(i, 4.0) for i in (4, 5))))
+        run.poll()
+        self.assertEqual(run.column("loss"), ([1, 2, 3, 4, 5], [5.0, 5.0, 5.0, 4.0, 4.0]))
+        self.assertEqual((run.evals, run.rewinds), ({}, 1))
+
+    def test_another_file_in_its_place(self):
+        self.append(lines(start(), step_record(1), step_record(2)))
+        run = metrics.open_run(self.folder)
+        with open(self.path + ".new", "w") as file:
+            file.write(lines(start(), step_record(1, 7.0)))
+        os.replace(self.path + ".new", self.path)
+        self.assertEqual(run.poll()[0]["kind"], "restart")
+        self.assertEqual(run.column("loss"), ([1], [7.0]))
+
+    def test_lines_that_are_no_records(self):
+        self.append(lines(start()) + 'nonsense\n3\n{"kind":"step"}\n{"kind":"step","step":"x"}\n'
+                    '{"kind":"run","step":1,"options":5}\n\x00\xff\n' + lines(step_record(1)))
+        run = metrics.open_run(self.folder)
+        self.assertEqual((run.bad_lines, sorted(run.steps), len(run.starts)), (6, [1], 1))
+
+    def test_null_is_not_a_number(self):
+        self.append(lines(start()) + '{"kind":"step","step":1,"loss":null,"nonfinite":true}\n')
+        self.assertTrue(math.isnan(metrics.open_run(self.folder).column("loss")[1][0]))
+
+    def test_states(self):
+        self.assertEqual(self.run_of("a").state, "nothing yet")
+        self.assertEqual(self.run_of("b", start()).state, "running, or killed")
+        done = self.whole_run("c", [2.0] * 10)
+        self.assertTrue(done.finished and done.over)
+        stopped = self.whole_run("d", [2.0] * 4, end=75)
+        self.assertFalse(stopped.finished or stopped.over)
+        self.assertFalse(self.whole_run("e", [2.0] * 4).finished) # an end before the last step
+        gave_up = self.whole_run("f", [2.0] * 4, end=3)
+        self.assertTrue(gave_up.over and not gave_up.finished)
+
+    def test_names_tell_runs_apart(self):
+        for name in ("run/a", "run/b/c"):
+            os.makedirs(os.path.join(self.folder, name))
+        paths = [os.path.join(self.folder, "run/a/"), os.path.join(self.folder, "run/b/c")]
+        self.assertEqual(metrics.short_names(paths), ["a", "b/c"])
+        self.assertEqual(metrics.short_names(paths[:1]), ["a"])
+
+
+class Arithmetic(Folder):
+    def test_smoothing_is_the_mean_around(self):
+        values = numpy.random.default_rng(1).normal(size=37)
+        values[[4, 20]] = numpy.nan, numpy.inf
+        for width in (1, 2, 5, 8, 100):
+            for i, found in enumerate(series.smooth(values, width)):
+                around = values[max(0, i - (width - 1) // 2):i + width // 2 + 1]
+                around = around[numpy.isfinite(around)]
+                if len(around) == 0:
+                    self.assertTrue(math.isnan(found))
+                else:
+                    self.assertAlmostEqual(found, around.mean(), places=12)
+
+    def test_throughput_leaves_starts_out(self):
+        slow = [step_record(i, speed=1.0) for i in (1, 2, 3)]
+        run = self.run_of("a", start(), *slow, step_record(4, speed=90.0),
+                          step_record(5, speed=110.0), start(5), step_record(6, speed=1.0),
+                          step_record(7, speed=1.0), step_record(8, speed=1.0))
+        self.assertEqual(series.steady_throughput(run), 100.0)
+
+    def test_window_leaves_skipped_steps_out(self):
+        run = self.run_of("a", start(), *(step_record(i, float(i)) for i in (1, 2, 3)),
+                          {**step_record(4, None), "skipped": 1}, step_record(5, 5.0))
+        self.assertEqual(series.window_mean(run, 5, 3), 4.0)
+        self.assertTrue(math.isnan(series.window_mean(run, 4, 1)))
+
+
+class Judging(Folder):
+    def judged(self, *runs, **limits):
+        """The judgements on the last variant, by what they are on."""
+        variants = [judge.Variant(f"v{i}", group) for i, group in enumerate(runs)]
+        found = judge.judge(judge.Comparison(variants, judge.Limits(**limits)))
+        return {j.what: j for j in found.judgements}, found.passed
+
+    def pair(self, loss, valid=2.0, speed=120.0, **options):
+        """A baseline of loss 2 and 100 tok/s, and a run beside it."""
+        number = len(os.listdir(self.folder))
+        base = self.whole_run(f"{number}-a", [2.0] * 10)
+        return [base], [self.whole_run(f"{number}-b", [2.0] * 5 + [loss] * 5, valid, speed,
+                                       **options)]
+
+    def test_limits_on_losses(self):
+        cases = [(2.03, 2.0, {}, True), (2.06, 2.0, {}, False), (1.94, 2.0, {}, False),
+                 (2.0, 2.03, {}, True), (2.0, 2.05, {}, False), (2.006, 2.0, {"train": 0.25}, True),
+                 (2.012, 2.0, {"train": 0.25}, False), (2.0, 2.006, {"valid": 0.25}, False),
+                 (math.nan, 2.0, {}, True), (2.0, math.nan, {}, False)]
+        for loss, valid, limits, passes in cases:
+            with self.subTest(loss=loss, valid=valid, limits=limits):
+                # the window is all ten steps: the last five are apart by twice the mean's change
+                self.assertEqual(self.judged(*self.pair(loss, valid), **limits)[1], passes)
+        found, passed = self.judged(*self.pair(math.nan), window=5) # none of them finite
+        self.assertFalse(passed or found["training loss"].result != judge.FAIL)
+
+    def test_speed_is_judged_on_gpus_of_one_kind(self):
+        self.assertEqual(self.judged(*self.pair(2.0, speed=101.0))[0]["speed-up"].result, "pass")
+        self.assertEqual(self.judged(*self.pair(2.0, speed=100.0))[0]["speed-up"].result, "FAIL")
+        found, _ = self.judged(*self.pair(2.0, speed=120.0), speed=1.3)
+        self.assertEqual(found["speed-up"].result, "FAIL")
+        self.assertAlmostEqual(found["speed-up"].change, 1.2)
+        for device in ("CPU, 2 threads", "NVIDIA H100"):
+            found, passed = self.judged(*self.pair(2.0, speed=50.0, device=device))
+            self.assertTrue(found["speed-up"].result == judge.OPEN and passed)
+
+    def test_memory_is_judged_when_asked(self):
+        more = self.pair(2.0, memory=2**30 + 2**26)
+        self.assertTrue(self.judged(*more)[1])
+        self.assertFalse(self.judged(*more, memory=1.0)[1])
+        self.assertTrue(self.judged(*more, memory=1.07)[1])
+
+    def test_runs_must_start_alike(self):
+        for name, value in (("num-layers", "3"), ("data", "/a/other.bin")):
+            found, passed = self.judged(*self.pair(2.0, **{name: value}))
+            self.assertFalse(passed)
+            self.assertIn("--" + name, found["same start"].note)
+        for name, value in (("data", "/b/d.bin"), ("lr", "0.2"), ("save", "/t")):
+            self.assertTrue(self.judged(*self.pair(2.0, **{name: value}))[1], name)
+        self.assertFalse(self.judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
+
+    def test_runs_must_be_whole_and_in_pairs(self):
+        for end, seed in ((75, "1"), (3, "1"), (0, "2")):
+            found, passed = self.judged(*self.pair(2.0, end=end, seed=seed))
+            self.assertTrue(not passed and found["every run finished"].result == judge.FAIL)
+
+
+class Pages(unittest.TestCase):
+    def test_html_is_escaped_and_alone(self):
+        blocks = [document.Heading("a <b> & c", 1), document.Text("`x<y` **bold**"),
+                  document.Table(["h"], [["FAIL"], ["<script>"]]),
+                  document.Verdict("FAIL: x", False), document.Listing(["a && b > c"]),
+                  document.Picture("p.png", b"light", b"dark", 'a "title"', "words")]
+        page = document.page(blocks)
+        self.assertIn("a &lt;b&gt; &amp; c", page)
+        self.assertIn("<code>x&lt;y</code> <b>bold</b>", page)
+        self.assertNotIn("<script>", page)
+        self.assertIn("a &amp;&amp; b &gt; c", page)
+        self.assertNotRegex(page, r"(src|href|srcset)=\"(?!data:)")
+        self.assertNotRegex(page, r"https?://|url\(|@import")
+        self.assertNotIn("refresh", page)
+        self.assertIn('http-equiv="refresh" content="5"', document.page(blocks, 5))
+
+    def test_markdown_tables_keep_their_columns(self):
+        table = document.Table(["a", "b"], [["x|y", "1"], ["two\nlines", "2"]])
+        rows = document.markdown([table]).splitlines()
+        self.assertEqual([len(re.findall(r"(?<!\\)\|", row)) for row in rows], [3, 3, 3, 3])
+
+    def test_numbers(self):
+        self.assertEqual([text.duration(s) for s in (5, 59.6, 3599, 3600, 1e6, math.nan)],
+                         ["5 s", "60 s", "1 h 00", "1 h 00", "11 d 13 h", "-"])
+        self.assertEqual((text.fixed(math.nan), text.fixed(1.23456), text.counted(1234.5)),
+                         ("-", "1.2346", "1,234"))
+        self.assertEqual((text.memory(2**20), text.memory(3 * 2**29)), ("1 MiB", "1.50 GiB"))
+
+
+class Terminal(Folder):
+    def test_curve_falls_from_left_to_right(self):
+        run = self.whole_run("a", [10 - i / 10 for i in range(100)])
+        for braille in (True, False):
+            rows = terminal.chart([run], 60, 10, False, braille)[:10]
+            places = [row[terminal.AXIS_WIDTH:].rstrip().rfind(row.rstrip()[-1]) for row in rows
+                      if row[terminal.AXIS_WIDTH:].strip()]
+            self.assertEqual(places, sorted(places))
+            self.assertGreater(places[-1] - places[0], 30)
+            self.assertTrue(all(len(row) <= 60 for row in rows))
+
+    def test_frame_tells_what_matters(self):
+        run = self.whole_run("a", [3.0, 2.5, 2.0, None, 2.0], valid=2.25)
+        run.fp8[5] = {"tensors": {"blocks.0.qkv.x": {"elements": 100, "saturated": 5,
+                                                     "vanished": 1},
+                                  "head.w": {"elements": 100, "saturated": 0, "vanished": 0}}}
+        shown = "\n".join(terminal.frame([run], 100, 30, False, True))
+        for part in ("5/10", "2.2500", "100 tok/s", "50.0%",
+                     "blocks.0.qkv.x 5% saturated, 1% vanished", "ended at step 5 of 10"):
+            self.assertIn(part, shown)
+        self.assertNotIn("head.w", shown)
+
+    def test_runs_without_a_step(self):
+        for records in ((), (start(),)):
+            run = self.run_of(f"r{len(records)}", *records)
+            self.assertTrue(terminal.frame([run], 80, 24, True, True))
+
+
+class Boards(Folder):
+    def board_of(self, *parts):
+        """TensorBoard's own reading of what a board wrote, given the file in parts."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        run = metrics.Run(self.folder, "r")
+        board = boards.TensorBoard(os.path.join(self.folder, "tb"), run)
+        for part in parts:
+            self.append(part)
+            for record in run.poll():
+                board.take(record)
+            board.flush()
+        board.close()
+        found = EventAccumulator(os.path.join(self.folder, "tb", "r"), {"scalars": 0})
+        found.Reload()
+        return found
+
+    def test_tensorboard_forgets_what_is_done_again(self):
+        first = lines(start(), *(step_record(i, 5.0) for i in range(1, 7)))
+        again = lines(start(3), *(step_record(i, 4.0) for i in range(4, 9)),
+                      {"kind": "eval", "step": 8, "valid_loss": 1.0, "seconds": 1.0})
+        for parts in ((first, again), (first + again,)):
+            if os.path.exists(self.path):
+                os.unlink(self.path)
+            found = self.board_of(*parts)
+            self.assertEqual([(e.step, e.value) for e in found.Scalars("train/loss")],
+                             [(i, 5.0 if i < 4 else 4.0) for i in range(1, 9)])
+            self.assertAlmostEqual(found.Scalars("valid/perplexity")[0].value, math.e, places=6)
+            self.assertEqual(found.Scalars("train/loss")[1].wall_time, 1e9 + 1.0)
+            self.assertEqual(len(glob.glob(os.path.join(self.folder, "tb", "r", "*"))), 1)
+
+    def test_tensorboard_gets_hyper_parameters(self):
+        found = self.board_of(lines(start(), step_record(1)))
+        plugin = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        self.assertIn(b"num-layers", plugin)
+        self.assertNotIn(b"save", plugin)
+        self.assertEqual(boards.hyper_parameters(start())["lr"], 0.1)
+
+    def test_wandb_gets_a_run_for_each_part(self):
+        sessions = []
+
+        def init(**arguments):
+            session = types.SimpleNamespace(arguments=arguments, logged=[], finished=False)
+            session.log = lambda values, step: session.logged.append((step, values))
+            session.finish = lambda: setattr(session, "finished", True)
+            sessions.append(session)
+            return session
+        sys.modules["wandb"] = types.SimpleNamespace(init=init)
+        try:
+            self.append(lines(start(), step_record(1), step_record(2), start(2), step_record(3),
+                              start(1), {**step_record(2, 4.0), "norm": None}))
+            run = metrics.Run(self.folder, "r")
+            board = boards.Wandb("p", run)
+            for record in run.poll():
+                board.take(record)
+            board.close()
+        finally:
+            del sys.modules["wandb"]
+        self.assertEqual([[step for step, _ in session.logged] for session in sessions],
+                         [[1, 2, 3], [2]])
+        self.assertEqual(sessions[1].logged[0][1]["train/loss"], 4.0)
+        self.assertNotIn("train/norm", sessions[1].logged[0][1])
+        self.assertTrue(all(session.finished for session in sessions))
+        names = [session.arguments["id"] for session in sessions]
+        self.assertTrue(names[0].endswith("-0") and names[1].endswith("-1") and
+                        names[0][:-1] == names[1][:-1])
+
+
+class Words(unittest.TestCase):
+    def test_variants(self):
+        for words in ("a: --x 1 --y=2", "a:--x 1,--y=2", "a: '--x' 1 --y=2"):
+            self.assertEqual(experiment.parse_variant(words), ("a", ["--x", "1", "--y=2"]))
+        self.assertEqual(experiment.parse_variant("b:"), ("b", []))
+        for words in ("--bf16", "a b: --x", "a: x", "a: --x '", "a/b: --x", ": --x"):
+            with self.assertRaises(SystemExit, msg=words), open(os.devnull, "w") as sys.stderr:
+                experiment.parse_variant(words)
+            sys.stderr = sys.__stderr__
+
+    def test_seeds(self):
+        self.assertEqual(experiment.parse_seeds("1, 22,3"), ["1", "22", "3"])
+        for words in ("", "1,1", "1,,2", "x", "-1"):
+            with self.assertRaises(SystemExit, msg=words), open(os.devnull, "w") as sys.stderr:
+                experiment.parse_seeds(words)
+            sys.stderr = sys.__stderr__
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,332 @@
+#!/usr/bin/env bash
+# The Python around the trainers: compare, plot, monitor. Their parts: test_scripts.py.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+python=$root/.venv/scripts/bin/python
+export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
+
+common=(--model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin --eval-interval 20
+    --eval-iters 2 --micro-batch-size 2 --lr-warmup-iters 5)
+
+prepare() {
+    make_text 1 30000 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+}
+
+have_packages() {
+    timeout 300 make -s -C "$root" scripts >scripts.log 2>&1
+    "$python" -c 'import matplotlib, numpy, tensorboard' 2>>scripts.log
+}
+
+compare() {
+    "$root/scripts/compare" "$@"
+}
+
+plot() {
+    "$root/scripts/plot" "$@"
+}
+
+monitor() {
+    "$root/scripts/monitor" "$@"
+}
+
+# Checks a command's exit status and that its output has a text.
+expect_said() {
+    local status=$1 says=$2
+    shift 2
+    expect_status "$status" "$@" || return
+    has log "$says" || fail "$* does not say '$says': $(tail -n 5 log)"
+    ! has log Traceback || fail "$*: $(cat log)"
+}
+
+is_png() {
+    [[ $(head -c 8 "$1" | od -An -tx1) == " 89 50 4e 47 0d 0a 1a 0a" ]] || fail "$1 is no PNG"
+}
+
+# Pages ask for nothing: no address of any kind.
+stands_alone() {
+    ! grep -qE '(src|href|srcset)="[^d]|https?:|@import' "$1" || fail "$1 makes a request"
+}
+
+parts_work() {
+    expect_status 0 "$python" "$root/test/test_scripts.py" || cat log
+    ! has log "Ran 0 tests" || fail "no tests"
+}
+
+every_script_explains_itself() {
+    for name in compare plot monitor; do
+        expect_said 0 "usage: scripts/$name" "$root/scripts/$name" --help
+    done
+}
+
+# ---- compare ----------------------------------------------------------------------------------
+
+# What all the other tests of compare look at.
+comparison_is_run() {
+    expect_said 0 "PASS: fp8 against bf16: every limit held" \
+        compare --out c --seeds 2,3 -- "${common[@]}" --train-iters 60
+}
+
+report_agrees_with_its_runs() {
+    local check=("$python" "$root/test/check_report.py")
+    expect_status 0 "${check[@]}" c bf16 fp8 || return
+    # the check itself can fail: another loss, another evaluation, another run's figures
+    cp -r c other
+    sed -i 's/"step":60,\(.*\)"loss":[0-9]/"step":60,\1"loss":9/' other/fp8/seed-3/metrics.jsonl
+    expect_said 1 "training loss" "${check[@]}" other bf16 fp8
+    cp c/fp8/seed-3/metrics.jsonl other/fp8/seed-3
+    sed -i 's/"valid_loss":3/"valid_loss":4/' other/bf16/seed-2/metrics.jsonl
+    expect_said 1 "validation loss" "${check[@]}" other bf16 fp8
+    expect_status 1 "${check[@]}" c fp8 bf16
+    rm -r other
+}
+
+# The weights before the first step are a function of model and seed, whatever the precision.
+variants_start_from_equal_weights() {
+    local options start=(train_gpt "${common[@]}" --train-iters 0 --save s)
+    for options in --bf16 "--bf16 --fp8-format hybrid" "--fp8-format e5m2 --fp8-lm-head"; do
+        # shellcheck disable=SC2086
+        expect_status 0 "${start[@]}" --seed 2 $options || return
+        cat s/latest/{model,optimizer-0-of-1}.safetensors | cksum >>sums
+        rm -r s
+    done
+    [[ $(sort -u sums | wc -l) -eq 1 ]] || fail "other weights: $(cat sums)"
+    expect_status 0 "${start[@]}" --seed 3 || return
+    cat s/latest/{model,optimizer-0-of-1}.safetensors | cksum >>sums
+    [[ $(sort -u sums | wc -l) -eq 2 ]] || fail "equal weights from another seed"
+}
+
+report_shows_what_it_should() {
+    local part
+    for part in "80.0% of the linear layers' FLOPs in FP8" "--fp8-lm-head not given" \
+        "| qkv | 0-1 | 128 x 64 | E4M3 | E4M3 | E5M2 | FP8 | - | 13.3% |" "Seeds alone" \
+        "| --fp8-format | none | hybrid |" "| fp8 | same start |" "train_gpt --keep 1" \
+        "not judged | on a CPU the rounding is emulated" \
+        loss.png validation.png speed.png norm.png; do
+        has c/report.md "$part" || fail "report.md lacks $part"
+    done
+    for part in loss validation speed norm; do
+        is_png c/$part.png
+    done
+    [[ $(grep -o 'src="data:image/png' c/report.html | wc -l) -eq 4 ]] || fail "pictures"
+    [[ $(grep -o 'srcset="data:image/png' c/report.html | wc -l) -eq 4 ]] || fail "dark pictures"
+    stands_alone c/report.html
+}
+
+ended_runs_are_not_run_again() {
+    local command=(compare --out c --run-only --seeds "2,3" -- "${common[@]}" --train-iters 60)
+    expect_status 0 "${command[@]}" || return
+    [[ $(grep -c "has ended already" log) -eq 4 ]] || fail "$(cat log)"
+    [[ $(grep -c '"kind":"run"' c/fp8/seed-2/metrics.jsonl) -eq 1 ]] || fail "run again"
+    expect_said 2 "with other options (61 differs)" \
+        "${command[@]}" --train-iters 61
+    cp -r c again
+    expect_status 0 compare --out again --seeds 2 --again --no-checkpoints --run-only -- \
+        "${common[@]}" --train-iters 10 || return
+    [[ $(grep -c '"kind":"step"' again/fp8/seed-2/metrics.jsonl) -eq 10 ]] || fail "not anew"
+    [[ ! -e again/fp8/seed-2/latest ]] || fail "a checkpoint"
+    expect_status 0 compare --out again --seeds 2 --again --drop-checkpoints --run-only -- \
+        "${common[@]}" --train-iters 2 || return
+    [[ -e again/fp8/seed-2/config.txt ]] || fail "no run"
+    [[ ! -e again/fp8/seed-2/step_00000002 ]] || fail "not dropped"
+    [[ -e again/fp8/seed-3/latest ]] || fail "dropped what it did not run"
+    rm -r again
+}
+
+worse_variants_fail() {
+    local worse='worse: --bf16 --lr 1e-4' other='other: --bf16 --num-layers 1'
+    expect_said 1 "FAIL        worse: training loss" \
+        compare --out w --seeds 2,3 --variant 'bf16: --bf16' --variant "$worse" \
+        --variant "$other" -- "${common[@]}" --train-iters 30
+    has log "FAIL        other: same start (equal weights and data)  not the same: --num-layers" ||
+        fail "$(cat log)"
+    has w/report.md "**FAIL: worse, other against bf16: worse: training loss" ||
+        fail "$(sed -n 3p w/report.md)"
+    expect_status 0 "$python" "$root/test/check_report.py" w bf16 worse
+}
+
+# Runs made elsewhere, on a GPU as far as their records say, judged by limits of the user's.
+reports_on_runs_from_elsewhere() {
+    mkdir -p g && cp -r c/bf16 c/fp8 g
+    sed -i 's/"device":"CPU[^"]*"/"device":"NVIDIA H200"/' g/*/*/metrics.jsonl
+    sed -i -E 's/"tokens_per_s":[0-9.e+]+/"tokens_per_s":100000/' g/bf16/*/metrics.jsonl
+    sed -i -E 's/"tokens_per_s":[0-9.e+]+/"tokens_per_s":130000/' g/fp8/*/metrics.jsonl
+    expect_said 0 "1.300x" compare --report-only --out g
+    expect_said 1 "FAIL        fp8: speed-up" compare --report-only --out g --speed-limit 1.4
+    expect_said 1 "FAIL        b: training loss" compare --report-only --out h \
+        --train-limit 0.000001% --run a:c/bf16/seed-2 --run b:c/fp8/seed-2/metrics.jsonl
+    # two thirds of a run, and its end that a kill left out
+    sed -i '/"kind":"step","step":41/,$d' g/fp8/seed-3/metrics.jsonl
+    expect_said 1 "FAIL        fp8: every run finished  fp8 seed 3: running, or killed" \
+        compare --report-only --out g
+}
+
+wait_until() {
+    local i
+    for ((i = 0; i < 2000; i++)); do
+        if "$@" 2>/dev/null; then return; fi
+        sleep 0.01
+    done
+    fail "waited in vain: $*"
+    return 1
+}
+
+has_steps() {
+    [[ $(grep -c '"kind":"step"' "$1/metrics.jsonl") -ge $2 ]]
+}
+
+interrupted_comparison_goes_on() {
+    local command=(compare --out i -- "${common[@]}" --train-iters 400 --save-interval 50)
+    "$root/scripts/${command[0]}" "${command[@]:1}" >i.log 2>&1 &
+    local pid=$! trainer status=0
+    wait_until has_steps i/fp8/seed-1234 2 || return
+    kill -INT $pid
+    wait $pid || status=$?
+    [[ $status -eq 75 ]] || fail "status $status: $(cat i.log)"
+    has i.log "the same command goes on" || fail "$(cat i.log)"
+    has i/fp8/seed-1234/metrics.jsonl '"status":75' || fail "the trainer was not asked to stop"
+    # killed outright, it leaves its trainer behind: nobody else may write there meanwhile
+    "$root/scripts/${command[0]}" "${command[@]:1}" >i.log 2>&1 &
+    pid=$!
+    wait_until has i/fp8/seed-1234/console.log resuming || return
+    trainer=$(tr -d ' ' <"/proc/$pid/task/$pid/children")
+    kill -STOP "$trainer" && kill -9 $pid
+    wait $pid 2>/dev/null
+    expect_said 2 "at work there" "${command[@]}"
+    kill -9 "$trainer"
+    wait_until test ! -d "/proc/$trainer" || return
+    status=0
+    "${command[@]}" >i.log 2>&1 || status=$?
+    [[ $status -le 1 ]] || fail "status $status: $(tail -n 3 i.log)"
+    [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
+    [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
+    "$root/build/plain/metrics_tool" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
+    [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
+    expect_status 0 "$python" "$root/test/check_report.py" i bf16 fp8
+}
+
+bad_input_is_refused() {
+    expect_said 2 "give them after --" compare --out r
+    expect_said 2 "--data is missing" compare --out r -- --model llama-tiny
+    expect_said 2 "no such file" compare --out r -- --model llama-tiny --data none.bin
+    expect_said 2 "did you mean --fp8-format" compare --out r --variant a: \
+        --variant 'b: --fp8-formt x' -- "${common[@]}"
+    expect_said 2 "must be NAME:OPTIONS" compare --out r --variant bf16 -- "${common[@]}"
+    expect_said 2 "name of its own" compare --out r --variant a: --variant a: -- "${common[@]}"
+    expect_said 2 "two at least" compare --out r --variant a: -- "${common[@]}"
+    expect_said 2 "use --seeds" compare --out r -- "${common[@]}" --seed 5
+    expect_said 2 "use --out" compare --out r --variant 'a: --save=x' --variant b: -- "${common[@]}"
+    expect_said 2 "different whole numbers" compare --out r --seeds 1,1 -- "${common[@]}"
+    expect_said 2 "no such program" compare --out r --trainer ./nothing -- "${common[@]}"
+    expect_said 2 "two variants at least" compare --report-only --out nowhere
+    expect_said 2 "no such runs" compare --report-only --out c --variant bf16: --variant fp16:
+    expect_said 2 "no run's records" compare --report-only --run a:c/bf16/seed-2 --run b:d
+    expect_said 2 "the same seed" compare --report-only --run a:c/bf16/seed-2 \
+        --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
+    expect_said 2 "must be a percentage" compare --out r --train-limit -1 -- "${common[@]}"
+    expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
+    expect_said 2 "did not make" compare --out own --variant a: --variant b: -- "${common[@]}"
+}
+
+foreign_run() {
+    mkdir -p own/a/seed-1234 && cp c/bf16/seed-2/metrics.jsonl own/a/seed-1234
+}
+
+# ---- plot and monitor -------------------------------------------------------------------------
+
+# A run of 12 steps whose last 7 are done again with another learning rate.
+resumed_run() {
+    local options=("${common[@]}" --train-iters 12 --eval-interval 4 --save resumed --keep 0)
+    expect_status 0 train_gpt "${options[@]}" --save-interval 5 || return
+    cp resumed/metrics.jsonl first.jsonl
+    expect_status 0 train_gpt "${options[@]}" --lr 1e-5 --resume resumed/step_00000005 || return
+    [[ $(grep -c '"kind":"step"' resumed/metrics.jsonl) -eq 19 ]] || fail "not 19 records"
+}
+
+runs_are_drawn() {
+    expect_status 0 plot resumed || return
+    is_png resumed/plot.png
+    expect_status 0 plot resumed c/fp8/seed-2 --out both.html --x hours || return
+    has both.html "12 of 12" || fail "no table"
+    stands_alone both.html
+    expect_said 2 "no step in it" plot d
+    expect_said 2 ".png or .html" plot resumed --out x.pdf
+    expect_said 2 "no such run" plot none
+    expect_said 2 "the same run twice" plot resumed resumed
+}
+
+# The file grows under them: half of it, with a torn line, then the rest, resume and all.
+running_files_are_followed() {
+    mkdir -p live
+    local half
+    half=$(($(grep -bm 1 '"step":8,' first.jsonl | cut -d : -f 1) + 20))
+    head -c $half first.jsonl >live/metrics.jsonl
+    "$root/scripts/plot" live --out live.html --follow 1 >plot.log 2>&1 &
+    local plot=$! status=0
+    "$root/scripts/monitor" live --interval 0.1 --tensorboard tb >monitor.log 2>&1 &
+    local monitor=$!
+    wait_until grep -q "http-equiv" live.html || return
+    wait_until has monitor.log "starts at step 0" || return
+    tail -c +$((half + 1)) resumed/metrics.jsonl >>live/metrics.jsonl
+    wait $plot || status=$?
+    wait $monitor || status=$?
+    [[ $status -eq 0 ]] || fail "status $status: $(cat plot.log monitor.log)"
+    has monitor.log "live | starts at step 5/12" || fail "$(cat monitor.log)"
+    has monitor.log "12/12 | finished" || fail "$(cat monitor.log)"
+    has live.html "12 of 12" || fail "the last page is not the last"
+    ! has live.html "http-equiv" || fail "the last page loads itself again"
+    "$python" - resumed/metrics.jsonl >tb.log 2>&1 <<'END' || fail "$(tail -n 1 tb.log)"
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = EventAccumulator("tb/live", {"scalars": 0})
+found.Reload()
+wanted = {r["step"]: r["loss"] for r in map(json.loads, open(sys.argv[1])) if r["kind"] == "step"}
+shown = [(e.step, e.value) for e in found.Scalars("train/loss")]
+assert [step for step, _ in shown] == list(range(1, 13)), shown
+assert all(abs(value - wanted[step]) < 1e-6 for step, value in shown), shown
+END
+}
+
+terminal_shows_runs() {
+    expect_said 0 "12/12" monitor --once resumed c/bf16/seed-2
+    has log "c/bf16/seed-2" || fail "$(cat log)"
+    ! has log $'\033' || fail "colours where there is no terminal"
+    expect_said 2 "no such run" monitor none
+    if ! "$python" -c 'import wandb' 2>/dev/null; then
+        expect_said 2 "wandb is not installed" monitor --once resumed --wandb p
+    fi
+}
+
+scripts_say_what_they_lack() {
+    expect_said 2 "Python lacks no_such_module" python3 -c "import sys
+sys.path.insert(0, '$root/scripts')
+from llm8 import environment
+environment.need('sys', 'no_such_module')"
+    has log "make scripts" || fail "$(cat log)"
+}
+
+if ! have_packages; then
+    skip "scripts/ (make scripts: $(tail -n 1 scripts.log))"
+    skipped=1
+    summary
+    exit
+fi
+run prepare
+run parts_work
+run every_script_explains_itself
+run comparison_is_run
+run report_agrees_with_its_runs
+run variants_start_from_equal_weights
+run report_shows_what_it_should
+run ended_runs_are_not_run_again
+run worse_variants_fail
+run reports_on_runs_from_elsewhere
+run interrupted_comparison_goes_on
+run foreign_run
+run bad_input_is_refused
+run resumed_run
+run runs_are_drawn
+run running_files_are_followed
+run terminal_shows_runs
+run scripts_say_what_they_lack
+summary
