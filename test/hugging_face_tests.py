@@ -193,6 +193,8 @@ def incomplete_models_are_refused():
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
     bad("owner/name", "owner/name", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))
+    refused(call(convert_hf, "import", "gpt2_hf"), "--output", "scripts/convert_hf import --help")
+    refused(call(convert_hf, "export", "x"), "export", "import", "--help")
     refused(call(convert_hf, "import", "gpt2_hf", "--output", "gpt2_start"), "--output gpt2_start",
             "is there already")
 

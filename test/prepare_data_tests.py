@@ -247,6 +247,8 @@ def bad_options_are_refused():
     refused(call(prepare_data, *good, "--seed", -1), "--seed -1")
     refused(call(prepare_data, *BYTE, "a.jsonl"), "--output is missing", "--help")
     refused(call(prepare_data, *BYTE), "SOURCE", "--help")
+    refused(call(prepare_data, *good, "--jbos", 3), "--jbos", "scripts/prepare_data --help")
+    refused(call(prepare_data, *good, "--jobs", "x"), "--jobs", "'x'", "--help")
     assert not os.path.exists("o")
 
 

@@ -1,7 +1,6 @@
 """Multiple-choice sets for the trainers' --eval-choices: what scripts/prepare_choices does.
 dataloader/choices.h has the format."""
 
-import argparse
 import json
 import os
 import struct
@@ -9,6 +8,7 @@ import struct
 import numpy
 
 from . import downloads, shards, sources
+from .command_line import Parser
 from .environment import die
 from .tokenizer_kinds import open_vocabulary
 
@@ -95,8 +95,8 @@ def write_set(path, questions, dtype, mark):
 
 
 def parser():
-    p = argparse.ArgumentParser(
-        prog="scripts/prepare_choices", formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        prog="scripts/prepare_choices",
         description="Turns a multiple-choice set into the file that the trainers score with "
                     "--eval-choices.",
         epilog="A row is a question (ctx, question, ...), a list of answers (endings, choices, ...)"

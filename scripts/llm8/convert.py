@@ -1,14 +1,14 @@
 """The command line of scripts/convert_hf."""
 
-import argparse
 import os
 
 from . import downloads, hugging_face
+from .command_line import Parser
 
 
 def parser():
-    p = argparse.ArgumentParser(
-        prog="scripts/convert_hf", formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        prog="scripts/convert_hf",
         description="Hugging Face models into this house.",
         epilog="Supported: " + hugging_face.SUPPORTED + "\n\n"
                "The way back needs no conversion: every checkpoint folder has model.safetensors,\n"

@@ -2,13 +2,13 @@
 GPU trainer's, speed from the recorded benchmarks. What scripts/estimate does; it needs no packages.
 """
 
-import argparse
 import json
 import math
 import os
 import re
 import subprocess
 
+from .command_line import Parser
 from .environment import ROOT, die
 
 PRECISIONS = {
@@ -23,9 +23,8 @@ UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def parser():
-    p = argparse.ArgumentParser(
-        prog="scripts/estimate", allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        prog="scripts/estimate",
         description="Parameters, FLOPs, memory, tokens/s and days of a training.",
         epilog="Everything else goes to the trainer, which knows the model:\n"
                "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"

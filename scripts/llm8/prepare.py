@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -223,7 +224,8 @@ def run_tasks(pool, jobs, tasks, function, done):
             "fewer at a time (--jobs)")
     except KeyboardInterrupt:
         stop(pool)
-        die("stopped; the same command goes on where it was")
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)
 
 
 def stop(pool):

@@ -1,20 +1,20 @@
 """The command line of scripts/prepare_data."""
 
-import argparse
 import dataclasses
 import json
 import os
 import sys
 
 from . import downloads, prepare, shards, sources
+from .command_line import Parser
 from .environment import die
 from .tokenizer_kinds import open_vocabulary
 
 
 def parser():
     sets = "\n".join(f"  {name:18} {known.about}" for name, known in downloads.KNOWN_SETS.items())
-    p = argparse.ArgumentParser(
-        prog="scripts/prepare_data", formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        prog="scripts/prepare_data",
         description="Turns text into token shards for the trainers: shuffled, split, with the "
                     "tokenizer\nbeside them. Run again after a stop, it goes on where it was.",
         epilog=f"Known sets, by name instead of a path\n{sets}\n\n"
