@@ -331,7 +331,7 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
     Error err;
     float *host = malloc_or_die((size_t)p->size * sizeof(float));
     if (!resumed) {
-        model_init(&run->layout, host, (uint64_t)run->options.seed);
+        run_first_weights(run, host);
     } else if (!checkpoint_read(checkpoint, "master", 0, p->size, host, &err)) {
         die("%s", err.text);
     }
