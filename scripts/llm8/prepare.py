@@ -204,6 +204,10 @@ def open_pool(jobs, words):
                                initargs=(words,))
 
 
+def failed(future):
+    return future.exception() is not None
+
+
 def run_tasks(pool, jobs, tasks, function, done):
     """function(*task) for every task, some ahead of what is running; done(task, result) as they
     end. The first fault ends it all."""
@@ -214,7 +218,8 @@ def run_tasks(pool, jobs, tasks, function, done):
                 pending[pool.submit(function, *task)] = task
             if not pending:
                 return
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            ended = wait(pending, return_when=FIRST_COMPLETED).done
+            for future in sorted(ended, key=failed):  # what is done before a fault is kept
                 done(pending.pop(future), future.result())
     except sources.BadSource as bad:
         stop(pool)

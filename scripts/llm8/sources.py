@@ -14,7 +14,7 @@ from .environment import die
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".parquet": "parquet"}
-UNIT_BYTES = 64 << 20
+UNIT_BYTES = 16 << 20
 TEXT_FIELDS = ["text", "content"]
 
 
