@@ -21,9 +21,9 @@ $(error BLAS=$(BLAS): must be own or openblas)
 endif
 
 BUILD   := build
-COMMON  := $(wildcard train/*.c checkpoints/*.c) dataloader/shard.c dataloader/loader.c \
-           dataloader/tokenizer.c
-CPU     := kernels/cpu.c kernels/cpu_gemm.c
+COMMON  := $(wildcard train/*.c checkpoints/*.c) \
+           $(filter-out dataloader/tokenize.c,$(wildcard dataloader/*.c))
+CPU     := kernels/cpu.c kernels/cpu_gemm.c kernels/rope.c
 CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
 GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c))
@@ -39,7 +39,7 @@ all: $(PROGRAMS)
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/shard.c dataloader/tokenizer.c \
-            checkpoints/io.c train/common.c)
+            dataloader/encoder.c checkpoints/io.c train/common.c)
 make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) train/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
@@ -119,6 +119,10 @@ $(BUILD)/asan/test_corpus: $(call objects,asan,$(CORPUS))
 $(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c train/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
+# what the comparisons with transformers read our logits with
+$(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+
 # the library under the fuzzer reports which code an input reaches
 FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
 $(BUILD)/fuzz/%.c.o: %.c
@@ -148,6 +152,7 @@ SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
+      $(BUILD)/plain/logits_tool \
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 

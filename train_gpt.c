@@ -98,12 +98,14 @@ static void plan_state(Trainer *t) {
     bool rounds = strcmp(precision_name(&run->precision), "FP32") != 0;
     bool delayed = run->precision.format != FP8_FORMAT_NONE &&
                    run->precision.recipe == FP8_RECIPE_DELAYED;
-    bool saves = run->options.save[0] != '\0' && !run->options.sample_only;
+    bool learns = !run->options.sample_only && !run->options.eval_only;
+    bool saves = learns && run->options.save[0] != '\0';
+    int64_t learned = learns ? size : 0;
     plan_floats(t, "weights", "weights", size, &t->weights);
     plan_floats(t, "weights", "rounded weights", rounds ? size : 0, &t->rounded);
-    plan_floats(t, "gradients", "gradients", size, &t->gradients);
-    plan_floats(t, "optimizer", "first moment", size, &t->exp_avg);
-    plan_floats(t, "optimizer", "second moment", size, &t->exp_avg_sq);
+    plan_floats(t, "gradients", "gradients", learned, &t->gradients);
+    plan_floats(t, "optimizer", "first moment", learned, &t->exp_avg);
+    plan_floats(t, "optimizer", "second moment", learned, &t->exp_avg_sq);
     plan_buffer(&t->plan, "scaling", "slots", slots * (int64_t)sizeof(Fp8Slot), (void **)&t->slots);
     plan_buffer(&t->plan, "scaling", "counts",
                 run->options.fp8_stats_interval > 0 ? slots * (int64_t)sizeof(Fp8Counts) : 0,
@@ -185,7 +187,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     memset(t->memory, 0, (size_t)t->plan.bytes);
     plan_assign(&t->plan, t->memory);
     const ModelConfig *c = &t->run.config;
-    rope_table(t->rope, c->seq_length, c->head_size, (float)c->rope_theta);
+    rope_table(t->rope, c->seq_length, c->head_size, &c->rope);
     for (int i = 0; i < fp8_slot_count(c); i++) {
         t->slots[i].scale = t->slots[i].scale_inv = 1.0f;
     }
@@ -564,9 +566,20 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-static void maybe_evaluate(Trainer *t) {
+static void choice_losses(void *trainer, const int *inputs, const int *targets, int B, int T,
+                          float *losses) {
+    Trainer *t = trainer;
+    size_t tokens = (size_t)B * (size_t)T;
+    Pass pass = eval_pass(&t->run.options);
+    memcpy(t->inputs, inputs, tokens * sizeof(int));
+    memcpy(t->targets, targets, tokens * sizeof(int));
+    model_forward(t, B, T, pass);
+    head_loss(t, B * T, 0.0f, pass);
+    memcpy(losses, t->losses, tokens * sizeof(float));
+}
+
+static void validate(Trainer *t) {
     Run *run = &t->run;
-    if (!run_should_eval(run)) { return; }
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     int64_t samples = run_eval_samples(run);
     Pass pass = eval_pass(&run->options);
@@ -579,31 +592,27 @@ static void maybe_evaluate(Trainer *t) {
     run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
 }
 
-static void print_sample(Trainer *t) {
-    Run *run = &t->run;
-    const Options *o = &run->options;
-    const ModelConfig *c = &run->config;
-    int *tokens = malloc_or_die((size_t)(o->sample_length + 1) * sizeof(int));
-    float *scratch = malloc_or_die((size_t)c->vocab * sizeof(float));
-    tokens[0] = run_first_token(run);
-    printf("sample after step %lld:\n", (long long)run->progress.step);
-    for (int i = 0; i < o->sample_length; i++) {
-        int T = (int)min64(i + 1, c->seq_length);
-        memcpy(t->inputs, tokens + i + 1 - T, (size_t)T * sizeof(int));
-        model_forward(t, 1, T, eval_pass(o));
-        linear_forward(t, LINEAR_HEAD, 0, t->logits, t->norm_out + (size_t)(T - 1) * c->channels,
-                       NULL, NULL, 1, eval_pass(o));
-        tokens[i + 1] = sample_token(o, t->logits, scratch, c->vocab, i);
-        run_print_token(run, tokens[i + 1]);
-        fflush(stdout);
-    }
-    printf("\n");
-    free(tokens);
-    free(scratch);
+static void evaluate(Trainer *t) {
+    if (t->run.has_valid) { validate(t); }
+    run_score_choices(&t->run, (ChoiceModel){.trainer = t, .losses = choice_losses});
+}
+
+static void maybe_evaluate(Trainer *t) {
+    if (run_should_eval(&t->run)) { evaluate(t); }
+}
+
+static const float *next_logits(void *trainer, const int *tokens, int n) {
+    Trainer *t = trainer;
+    Pass pass = eval_pass(&t->run.options);
+    memcpy(t->inputs, tokens, (size_t)n * sizeof(int));
+    model_forward(t, 1, n, pass);
+    linear_forward(t, LINEAR_HEAD, 0, t->logits,
+                   t->norm_out + (size_t)(n - 1) * t->run.config.channels, NULL, NULL, 1, pass);
+    return t->logits;
 }
 
 static void maybe_sample(Trainer *t) {
-    if (run_should_sample(&t->run)) { print_sample(t); }
+    if (run_should_sample(&t->run)) { run_sample(&t->run, next_logits, t); }
 }
 
 // Copies the state, which is the only pause; the writing goes on in a thread.
@@ -634,18 +643,19 @@ static void maybe_save(Trainer *t) {
     run_save(run, &s);
 }
 
-// The initial weights, or those of the checkpoint that --resume names.
+// The first weights, or those of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
     Checkpoint c;
     Error err;
     int64_t size = run->layout.size;
     if (!run_restore(run, &c)) {
-        model_init(&run->layout, t->weights, (uint64_t)run->options.seed);
+        run_first_weights(run, t->weights);
     } else {
+        int64_t learned = t->exp_avg != NULL ? size : 0;
         if (!checkpoint_read(&c, "master", 0, size, t->weights, &err) ||
-            !checkpoint_read(&c, "exp_avg", 0, size, t->exp_avg, &err) ||
-            !checkpoint_read(&c, "exp_avg_sq", 0, size, t->exp_avg_sq, &err)) {
+            !checkpoint_read(&c, "exp_avg", 0, learned, t->exp_avg, &err) ||
+            !checkpoint_read(&c, "exp_avg_sq", 0, learned, t->exp_avg_sq, &err)) {
             die("%s", err.text);
         }
         if (t->amax_history != NULL &&
@@ -667,8 +677,9 @@ int main(int argc, char **argv) {
     launch_refuse(&options, argv[0]);
     trainer_open(&t, &options);
     trainer_restore(&t);
-    if (options.sample_only) {
-        print_sample(&t);
+    if (options.eval_only || options.sample_only) {
+        if (options.eval_only) { evaluate(&t); }
+        if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
     while (run_goes_on(&t.run)) {

@@ -8,6 +8,7 @@
 // says so (train/precision.h): quantised by what computes them, or, where the scale is not known
 // before, from BF16 (kernels/linear.h).
 #include "kernels/activations.h"
+#include "kernels/batches.h"
 #include "kernels/cpu.h"
 #include "kernels/gemm.h"
 #include "kernels/verify.h"
@@ -17,13 +18,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-// A micro-batch's tokens, and their order for the embedding's gradient.
-typedef struct {
-    int *inputs, *targets; // [M]
-    int *rows, *starts;    // [M], [M+1]
-    int *runs;             // [1]
-} Batch;
 
 // What a step gets from the host, and its results on their way back.
 typedef struct {
@@ -40,10 +34,8 @@ typedef struct {
     bool warm;
 } Replay;
 
-enum {
-    SLOTS = 2,  // batches that the host fills while the device works
-    RESULTS = 3 // steps whose events are still of use: the one on its way, and the two before
-};
+// steps whose events are still of use: the one on its way, and the two before
+enum { RESULTS = 3 };
 
 typedef struct {
     Run run;
@@ -55,11 +47,9 @@ typedef struct {
     Params params;
     Activations act;
 
-    Batch batch;               // on the device, one buffer from batch.inputs on
-    Batch staging[SLOTS];      // pinned
-    cudaEvent_t staged[SLOTS]; // when a staging buffer has been read
-    int staging_turn;
-    int *token_counts; // [V+1], host
+    Batches batches;
+    Bf16 *sample_codes;   // [V], host: of the next token of a sample, as they come
+    float *sample_logits; // [V], host: and as numbers
 
     Replay micro[2][2], update[2]; // [accumulate][measuring], [measuring]
     StepInput *input;              // on the device
@@ -69,14 +59,6 @@ typedef struct {
 } Trainer;
 
 // ---- memory -----------------------------------------------------------------------------------
-
-static size_t batch_ints(int64_t M) {
-    return (size_t)(4 * M + 2);
-}
-
-static Batch batch_in(int *ints, int64_t M) {
-    return {ints, ints + M, ints + 2 * M, ints + 3 * M, ints + 4 * M + 1};
-}
 
 static int64_t micro_batch_tokens(const Trainer *t) {
     return (int64_t)t->run.options.micro_batch_size * t->run.config.seq_length;
@@ -88,8 +70,7 @@ static bool trainer_plan(Trainer *t, const Options *options, NumberSupport suppo
     t->whole = {0, t->run.layout.size};
     params_plan(&t->params, &t->run, &t->plan);
     activations_plan(&t->act, &t->params, &t->gpu, &t->plan);
-    int64_t bytes = (int64_t)(batch_ints(micro_batch_tokens(t)) * sizeof(int));
-    plan_buffer(&t->plan, "data", "tokens and their order", bytes, (void **)&t->batch.inputs);
+    batches_plan(&t->batches, (int)micro_batch_tokens(t), t->run.config.vocab, &t->plan);
     plan_buffer(&t->plan, "data", "step input", sizeof(StepInput), (void **)&t->input);
     return true;
 }
@@ -161,33 +142,26 @@ static void check_shapes(const ModelConfig *c) {
 }
 
 static void allocate(Trainer *t) {
-    int64_t M = micro_batch_tokens(t);
     CUDA_CHECK(cudaMalloc(&t->memory, (size_t)t->plan.bytes));
     CUDA_CHECK(cudaMemsetAsync(t->memory, 0, (size_t)t->plan.bytes, t->gpu.stream));
     plan_assign(&t->plan, t->memory);
     activations_share(&t->act, &t->run);
-    t->batch = batch_in(t->batch.inputs, M);
-    for (int i = 0; i < SLOTS; i++) {
-        int *ints;
-        CUDA_CHECK(cudaMallocHost((void **)&ints, batch_ints(M) * sizeof(int)));
-        memset(ints, 0, batch_ints(M) * sizeof(int));
-        t->staging[i] = batch_in(ints, M);
-        CUDA_CHECK(cudaEventCreateWithFlags(&t->staged[i], cudaEventDisableTiming));
-    }
+    batches_start(&t->batches, &t->gpu);
     for (int i = 0; i < RESULTS; i++) {
         CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].input, sizeof(StepInput)));
         CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].state, sizeof(StepState)));
         CUDA_CHECK(cudaEventCreate(&t->pending[i].begin));
         CUDA_CHECK(cudaEventCreate(&t->pending[i].end));
     }
-    t->token_counts = (int *)calloc_or_die((size_t)t->run.config.vocab + 1, sizeof(int));
+    t->sample_codes = (Bf16 *)malloc_or_die((size_t)t->run.config.vocab * sizeof(Bf16));
+    t->sample_logits = (float *)malloc_or_die((size_t)t->run.config.vocab * sizeof(float));
 }
 
 static void send_rope_table(Trainer *t) {
     const ModelConfig *c = &t->run.config;
     size_t bytes = (size_t)c->seq_length * (size_t)c->head_size * sizeof(float);
     float *table = (float *)malloc_or_die(bytes);
-    rope_table(table, c->seq_length, c->head_size, (float)c->rope_theta);
+    rope_table(table, c->seq_length, c->head_size, &c->rope);
     CUDA_CHECK(cudaMemcpyAsync(t->act.rope, table, bytes, cudaMemcpyHostToDevice, t->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     free(table);
@@ -243,10 +217,7 @@ static void trainer_open(Trainer *t, const Options *options) {
 static int trainer_close(Trainer *t) {
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     int status = run_close(&t->run);
-    for (int i = 0; i < SLOTS; i++) {
-        CUDA_CHECK(cudaFreeHost(t->staging[i].inputs));
-        CUDA_CHECK(cudaEventDestroy(t->staged[i]));
-    }
+    batches_close(&t->batches);
     for (int i = 0; i < RESULTS; i++) {
         CUDA_CHECK(cudaFreeHost(t->pending[i].input));
         CUDA_CHECK(cudaFreeHost(t->pending[i].state));
@@ -258,7 +229,8 @@ static int trainer_close(Trainer *t) {
     params_close(&t->params);
     CUDA_CHECK(cudaFree(t->memory));
     gpu_close(&t->gpu);
-    free(t->token_counts);
+    free(t->sample_codes);
+    free(t->sample_logits);
     trainer_free_plan(t);
     return status;
 }
@@ -545,7 +517,7 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     if (t->params.measuring) { params_clear_measured(&t->params); }
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     gpu_embedding_forward(
-        a->blocks[0].residual, t->batch.inputs, weight_of(t, TENSOR_TOKEN_EMBEDDING, 0),
+        a->blocks[0].residual, t->batches.device.inputs, weight_of(t, TENSOR_TOKEN_EMBEDDING, 0),
         weight_of(t, TENSOR_POSITION_EMBEDDING, 0), B, T, c->channels, t->gpu.stream);
     for (int l = 0; l < c->num_layers; l++) {
         Bf16 *out = l + 1 < c->num_layers ? a->blocks[l + 1].residual : a->residual_out;
@@ -575,7 +547,7 @@ static Matrix loss_gradient(Trainer *t, int row, int rows, float gradient_scale)
     Activations *a = &t->act;
     Matrix dy = activations_gradient(&t->params, head, a->logits, &a->head_dy);
     float *losses = a->losses + row;
-    const int *targets = t->batch.targets + row;
+    const int *targets = t->batches.device.targets + row;
     gpu_family(&t->gpu, FAMILY_LOSS);
     if (dy.columns == NULL || !(gradient_scale > 0)) {
         gpu_cross_entropy(losses, a->logits, targets, rows, c->vocab, c->padded_vocab,
@@ -633,8 +605,9 @@ static void model_backward(Trainer *t, int B, int T, bool accumulate) {
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(dwte.type);
         CUDA_CHECK(cudaMemsetAsync(dwte.data, 0, bytes, stream));
     }
-    gpu_embedding_backward(dwte, a->d_residual, t->batch.inputs, t->batch.rows, t->batch.starts,
-                           t->batch.runs, B * T, c->channels, stream);
+    gpu_embedding_backward(dwte, a->d_residual, t->batches.device.inputs, t->batches.device.rows,
+                           t->batches.device.starts, t->batches.device.runs, B * T, c->channels,
+                           stream);
     if (c->arch == ARCH_GPT2) {
         GradientOut dwpe = gradient_of(t, TENSOR_POSITION_EMBEDDING, 0, accumulate);
         gpu_position_backward(dwpe, a->d_residual, B, T, c->channels, stream);
@@ -642,25 +615,6 @@ static void model_backward(Trainer *t, int B, int T, bool accumulate) {
 }
 
 // ---- update -----------------------------------------------------------------------------------
-
-// Sends the staging buffer's batch to the device.
-static void send_batch(Trainer *t) {
-    int turn = t->staging_turn;
-    int64_t M = micro_batch_tokens(t);
-    Batch *s = &t->staging[turn];
-    embedding_sort_tokens(s->inputs, (int)M, t->run.config.vocab, t->token_counts, s->rows,
-                          s->starts, s->runs);
-    CUDA_CHECK(cudaMemcpyAsync(t->batch.inputs, s->inputs, batch_ints(M) * sizeof(int),
-                               cudaMemcpyHostToDevice, t->gpu.stream));
-    CUDA_CHECK(cudaEventRecord(t->staged[turn], t->gpu.stream));
-    t->staging_turn = (turn + 1) % SLOTS;
-}
-
-// The staging buffer to fill next, once the device has read what was in it.
-static Batch *next_staging(Trainer *t) {
-    CUDA_CHECK(cudaEventSynchronize(t->staged[t->staging_turn]));
-    return &t->staging[t->staging_turn];
-}
 
 static void micro_step(Trainer *t, bool accumulate) {
     const Options *o = &t->run.options;
@@ -751,9 +705,9 @@ static void train_step(Trainer *t) {
     p->follows = t->waiting;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
-        Batch *s = next_staging(t);
+        Batch *s = batches_next(&t->batches);
         run_batch(run, ahead, micro, s->inputs, s->targets);
-        send_batch(t);
+        batches_send(&t->batches);
         replay(t, &t->micro[micro > 0][measuring], micro_step, micro > 0);
     }
     dump_gradients(t);
@@ -773,17 +727,34 @@ static void train_step(Trainer *t) {
 
 // ---- evaluation, samples, checkpoints ---------------------------------------------------------
 
-static void maybe_evaluate(Trainer *t) {
+// The losses [B,T] of given rows, for multiple-choice sets. B x T is at most a micro-batch's
+// tokens.
+static void choice_losses(void *trainer, const int *inputs, const int *targets, int B, int T,
+                          float *losses) {
+    Trainer *t = (Trainer *)trainer;
+    size_t tokens = (size_t)B * (size_t)T;
+    Pass pass = eval_pass(&t->run.options);
+    Batch *s = batches_next(&t->batches);
+    memcpy(s->inputs, inputs, tokens * sizeof(int));
+    memcpy(s->targets, targets, tokens * sizeof(int));
+    batches_send(&t->batches);
+    model_forward(t, B, T, pass);
+    head_loss(t, B * T, 0.0f, false, pass);
+    CUDA_CHECK(cudaMemcpyAsync(losses, t->act.losses, tokens * sizeof(float),
+                               cudaMemcpyDeviceToHost, t->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+}
+
+static void validate(Trainer *t) {
     Run *run = &t->run;
-    if (t->waiting || !run_should_eval(run)) { return; }
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     Pass pass = eval_pass(&run->options);
     int64_t samples = run_eval_samples(run);
     double begin = wall_seconds(), sum = 0;
     for (int64_t sample = 0; sample < samples; sample += B) {
-        Batch *s = next_staging(t);
+        Batch *s = batches_next(&t->batches);
         run_eval_batch(run, sample, s->inputs, s->targets);
-        send_batch(t);
+        batches_send(&t->batches);
         model_forward(t, B, T, pass);
         head_loss(t, B * T, 0.0f, sample > 0, pass);
     }
@@ -793,52 +764,42 @@ static void maybe_evaluate(Trainer *t) {
     run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
 }
 
+static void evaluate(Trainer *t) {
+    ChoiceModel model = {t, choice_losses, NULL};
+    if (t->run.has_valid) { validate(t); }
+    run_score_choices(&t->run, model);
+}
+
+static void maybe_evaluate(Trainer *t) {
+    if (!t->waiting && run_should_eval(&t->run)) { evaluate(t); }
+}
+
 // The logits after tokens[0..n), read from the device. The sequence is padded to a power of two, so
 // that few attention plans serve all lengths; what follows a position does not change it. FP8 takes
 // 16 rows at a time.
-static void next_logits(Trainer *t, const int *tokens, int n, Bf16 *logits) {
+static const float *next_logits(void *trainer, const int *tokens, int n) {
+    Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;
     Pass pass = eval_pass(&t->run.options);
     int T = 64, row = (n - 1) / 16 * 16;
     while (T < n) { T *= 2; }
     T = (int)min64(T, c->seq_length);
-    Batch *s = next_staging(t);
+    Batch *s = batches_next(&t->batches);
     memset(s->inputs, 0, (size_t)T * sizeof(int));
     memcpy(s->inputs, tokens, (size_t)n * sizeof(int));
-    send_batch(t);
+    batches_send(&t->batches);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), pass);
-    CUDA_CHECK(cudaMemcpyAsync(logits, t->act.logits + (int64_t)(n - 1 - row) * c->padded_vocab,
-                               (size_t)c->vocab * sizeof(Bf16), cudaMemcpyDeviceToHost,
-                               t->gpu.stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(t->sample_codes, t->act.logits + (int64_t)(n - 1 - row) * c->padded_vocab,
+                        (size_t)c->vocab * sizeof(Bf16), cudaMemcpyDeviceToHost, t->gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-}
-
-static void print_sample(Trainer *t) {
-    Run *run = &t->run;
-    const Options *o = &run->options;
-    int V = run->config.vocab;
-    int *tokens = (int *)malloc_or_die((size_t)(o->sample_length + 1) * sizeof(int));
-    Bf16 *codes = (Bf16 *)malloc_or_die((size_t)V * sizeof(Bf16));
-    float *logits = (float *)malloc_or_die(2 * (size_t)V * sizeof(float)), *scratch = logits + V;
-    tokens[0] = run_first_token(run);
-    printf("sample after step %lld:\n", (long long)run->progress.step);
-    for (int i = 0; i < o->sample_length; i++) {
-        int n = (int)min64(i + 1, run->config.seq_length);
-        next_logits(t, tokens + i + 1 - n, n, codes);
-        for (int v = 0; v < V; v++) { logits[v] = bf16_decode(codes[v]); }
-        tokens[i + 1] = sample_token(o, logits, scratch, V, i);
-        run_print_token(run, tokens[i + 1]);
-        fflush(stdout);
-    }
-    printf("\n");
-    free(tokens);
-    free(codes);
-    free(logits);
+    for (int v = 0; v < c->vocab; v++) { t->sample_logits[v] = bf16_decode(t->sample_codes[v]); }
+    return t->sample_logits;
 }
 
 static void maybe_sample(Trainer *t) {
-    if (!t->waiting && run_should_sample(&t->run)) { print_sample(t); }
+    if (!t->waiting && run_should_sample(&t->run)) { run_sample(&t->run, next_logits, t); }
 }
 
 // Copies the state, which is the only pause; the writing goes on in a thread.
@@ -875,9 +836,9 @@ static void tune_products(Trainer *t) {
     if (kept && path_exists(path) && !gemm_read_choices(&t->gpu, path, &err)) {
         die("%s", err.text);
     }
-    Batch *s = next_staging(t);
+    Batch *s = batches_next(&t->batches);
     run_batch(&t->run, 0, 0, s->inputs, s->targets);
-    send_batch(t);
+    batches_send(&t->batches);
     double begin = wall_seconds();
     gemm_autotune(&t->gpu, true);
     for (int accumulate = 0; accumulate < 2; accumulate++) { micro_step(t, accumulate); }
@@ -917,8 +878,9 @@ int main(int argc, char **argv) {
     if (options.verify) { return verify(&options); }
     trainer_open(&t, &options);
     trainer_restore(&t);
-    if (options.sample_only) {
-        print_sample(&t);
+    if (options.eval_only || options.sample_only) {
+        if (options.eval_only) { evaluate(&t); }
+        if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
     tune_products(&t);

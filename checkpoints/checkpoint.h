@@ -4,7 +4,8 @@
 //   step_00000250/          one checkpoint, complete by the time it bears this name
 //     meta.json             see below
 //     model.safetensors     the weights under Hugging Face's names, and
-//     config.json           with it, so that `transformers` opens the folder
+//     config.json           with it, so that `transformers` opens the folder, together with
+//     tokenizer.json, tokenizer_config.json   where the data's folder has them
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
 //                           as "begin:end,begin:end"
@@ -62,8 +63,10 @@ typedef struct {
     int rank, ranks;
     Group *group; // the other ranks; NULL: there are none
     Dtype model_dtype;
-    const void *model; // all weights, for model.safetensors; rank 0's alone counts
-    int num_ranges;    // of the parameter space this rank holds
+    const void *model;            // all weights, for model.safetensors; rank 0's alone counts
+    const char *tokenizer_folder; // Hugging Face's files there go with the model; NULL: none
+    int end_of_text;              // -1: not known
+    int num_ranges;               // of the parameter space this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one after another

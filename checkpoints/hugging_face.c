@@ -63,6 +63,20 @@ void hf_declare(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype) {
     }
 }
 
+void hf_list(const ParamLayout *layout, FILE *out) {
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        HfPart parts[HF_PARTS];
+        int count = hf_parts(layout, p, parts);
+        for (int j = 0; j < count; j++) {
+            int64_t shape[2];
+            int dims = part_shape(&parts[j], is_vector(p), shape);
+            fprintf(out, "%s %lld", parts[j].name, (long long)shape[0]);
+            fprintf(out, dims > 1 ? " %lld\n" : "\n", (long long)shape[1]);
+        }
+    }
+}
+
 // Writes [rows,cols] as [cols,rows], a strip of columns at a time.
 static void write_transposed(FileWriter *file, const char *from, int rows, int cols, size_t size) {
     char *strip = malloc_or_die((size_t)STRIP * (size_t)rows * size);
@@ -156,6 +170,19 @@ static void add_gpt2_config(cJSON *json, const ModelConfig *c) {
     cJSON_AddNumberToObject(json, "attn_pdrop", 0);
 }
 
+static void add_rope_config(cJSON *json, const Rope *rope) {
+    cJSON_AddNumberToObject(json, "rope_theta", rope->theta);
+    if (rope->scaling == ROPE_UNSCALED) { return; }
+    cJSON *scaling = cJSON_AddObjectToObject(json, "rope_scaling");
+    bool llama3 = rope->scaling == ROPE_LLAMA3;
+    cJSON_AddStringToObject(scaling, "rope_type", llama3 ? "llama3" : "linear");
+    cJSON_AddNumberToObject(scaling, "factor", rope->factor);
+    if (!llama3) { return; }
+    cJSON_AddNumberToObject(scaling, "low_freq_factor", rope->low_factor);
+    cJSON_AddNumberToObject(scaling, "high_freq_factor", rope->high_factor);
+    cJSON_AddNumberToObject(scaling, "original_max_position_embeddings", rope->original_length);
+}
+
 static void add_llama_config(cJSON *json, const ModelConfig *c) {
     cJSON_AddStringToObject(json, "model_type", "llama");
     cJSON_AddNumberToObject(json, "num_hidden_layers", c->num_layers);
@@ -166,13 +193,13 @@ static void add_llama_config(cJSON *json, const ModelConfig *c) {
     cJSON_AddNumberToObject(json, "intermediate_size", c->ffn);
     cJSON_AddNumberToObject(json, "max_position_embeddings", c->max_position);
     cJSON_AddNumberToObject(json, "rms_norm_eps", c->norm_eps);
-    cJSON_AddNumberToObject(json, "rope_theta", c->rope_theta);
+    add_rope_config(json, &c->rope);
     cJSON_AddStringToObject(json, "hidden_act", "silu");
     cJSON_AddBoolToObject(json, "attention_bias", false);
     cJSON_AddBoolToObject(json, "mlp_bias", false);
 }
 
-char *hf_config(const ModelConfig *c, Dtype dtype) {
+char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
     cJSON *json = cJSON_CreateObject();
     const char *class_name = c->arch == ARCH_GPT2 ? "GPT2LMHeadModel" : "LlamaForCausalLM";
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
@@ -183,8 +210,9 @@ char *hf_config(const ModelConfig *c, Dtype dtype) {
         add_llama_config(json, c);
     }
     cJSON_AddNumberToObject(json, "vocab_size", c->vocab);
-    // where text ends, for the two vocabularies that are ours to know
-    int end = c->vocab == 50257 ? 50256 : (c->vocab == 257 ? 256 : -1);
+    // without a tokenizer, where text ends in the two vocabularies that are ours to know
+    int known = c->vocab == 50257 ? 50256 : (c->vocab == 257 ? 256 : -1);
+    int end = end_of_text >= 0 ? end_of_text : known;
     cJSON_AddItemToObject(json, "bos_token_id",
                           end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
     cJSON_AddItemToObject(json, "eos_token_id",

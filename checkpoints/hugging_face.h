@@ -25,11 +25,18 @@ int hf_parts(const ParamLayout *layout, const Param *param, HfPart parts[HF_PART
 void hf_declare(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype);
 void hf_write(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype, const void *weights);
 
+// A line for each tensor: its name and shape.
+void hf_list(const ParamLayout *layout, FILE *out);
+
 // Reads a model into FP32 weights; what the file does not hold (gaps, vocabulary padding) is zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, float *weights, Error *err);
 
-// The text of config.json; to be freed.
-char *hf_config(const ModelConfig *config, Dtype dtype);
+// The text of config.json; to be freed. end_of_text: -1 where it is not known.
+char *hf_config(const ModelConfig *config, Dtype dtype, int end_of_text);
+
+// Reads a start: the weights of a folder with model.safetensors and config.json, as checkpoints and
+// scripts/convert_hf import leave it. Refuses another model's.
+bool hf_load(const char *folder, const ParamLayout *layout, float *weights, Error *err);
 
 #ifdef __cplusplus
 }

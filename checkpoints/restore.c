@@ -40,7 +40,8 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         const char *name = rows[i].name, *was = saved_text(saved, name);
         char now[OPTION_TEXT];
         option_text(options, &rows[i], now);
-        if (strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 || strcmp(was, now) == 0 ||
+        bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0;
+        if (moves || option_is_action(&rows[i]) || strcmp(was, now) == 0 ||
             !cJSON_HasObjectItem(saved, name)) {
             continue;
         }

@@ -56,10 +56,31 @@ static bool write_model(const Snapshot *s, const char *folder, cJSON *files, Err
     FileWriter file;
     path_format(path, "%s/config.json", folder);
     if (!writer_open(&file, path, err)) { return false; }
-    char *config = hf_config(&s->layout->config, s->model_dtype);
+    char *config = hf_config(&s->layout->config, s->model_dtype, s->end_of_text);
     writer_write(&file, config, strlen(config));
     free(config);
     return close_file(&file, files, "config.json", err);
+}
+
+static bool write_tokenizer(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
+    bool ok = true;
+    for (int i = 0; ok && s->tokenizer_folder != NULL && i < 2; i++) {
+        char path[PATH_LENGTH];
+        FileWriter w;
+        MappedFile source;
+        path_format(path, "%s/%s", s->tokenizer_folder, names[i]);
+        if (!path_exists(path)) { continue; }
+        if (!file_map(&source, path, err)) { return false; }
+        path_format(path, "%s/%s", folder, names[i]);
+        ok = writer_open(&w, path, err);
+        if (ok) {
+            writer_write(&w, source.data, source.bytes);
+            ok = close_file(&w, files, names[i], err);
+        }
+        file_unmap(&source);
+    }
+    return ok;
 }
 
 // {"ranges": "begin:end,..."}; to be freed.
@@ -196,7 +217,8 @@ static bool write_meta(const Snapshot *s, const char *folder, cJSON *files, Erro
 static bool write_files(const Snapshot *s, const char *folder, cJSON *files, Error *err) {
     bool first = s->rank == 0;
     FileEntry own = {0}, *all = calloc_or_die((size_t)s->ranks, sizeof(FileEntry));
-    bool ok = (!first || write_model(s, folder, files, err)) &&
+    bool ok = (!first ||
+               (write_model(s, folder, files, err) && write_tokenizer(s, folder, files, err))) &&
               write_optimizer(s, folder, &own, err);
     if (ok) { list_file(files, &own); }
     ok = ok && (!first || s->slots == NULL || write_scaling(s, folder, files, err));

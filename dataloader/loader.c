@@ -5,12 +5,24 @@
 #include <glob.h>
 #include <stdlib.h>
 
+// Shards that do not say which tokenizer made them go with any.
+static bool check_tokenizer(Dataset *data, const Shard *shard, Error *err) {
+    if (shard->tokenizer == 0) { return true; }
+    if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
+    return shard->tokenizer == data->tokenizer ||
+           fail(err,
+                "%s: made with another tokenizer than the shards before it (%s first); give those "
+                "of one tokenizer",
+                shard->path, data->shards[0].path);
+}
+
 static bool open_shards(Dataset *data, const glob_t *found, Error *err) {
     data->shards = calloc_or_die(found->gl_pathc, sizeof(Shard));
     data->first = calloc_or_die(found->gl_pathc + 1, sizeof(int64_t));
     for (size_t i = 0; i < found->gl_pathc; i++) {
         if (!shard_open(&data->shards[i], found->gl_pathv[i], err)) { return false; }
         data->num_shards++;
+        if (!check_tokenizer(data, &data->shards[i], err)) { return false; }
         data->tokens += data->shards[i].count;
         data->first[i + 1] = data->tokens;
     }

@@ -23,9 +23,10 @@ typedef struct {
     int64_t *first; // [num_shards + 1] the stream position of each shard's first token; the end
     int64_t tokens, windows;
     int seq_length, vocab;
+    uint32_t tokenizer; // the mark that the shards carry; 0: none says
 } Dataset;
 
-// Opens and checks every shard that the glob pattern matches.
+// Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err);
 void dataset_close(Dataset *data);
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static bool check_header(Shard *s, Error *err) {
-    int32_t header[4];
+    int32_t header[SHARD_TOKENIZER + 1];
     if (s->file.bytes < SHARD_HEADER_BYTES) {
         return fail(err,
                     "%s: %zu bytes, too short for a token shard (its header alone is %d); make "
@@ -22,6 +22,7 @@ static bool check_header(Shard *s, Error *err) {
                     s->path, header[1]);
     }
     s->token_bytes = header[1] == 1 ? 2 : 4;
+    s->tokenizer = (uint32_t)header[SHARD_TOKENIZER];
     uint64_t count = (uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2];
     uint64_t held = (s->file.bytes - SHARD_HEADER_BYTES) / (uint64_t)s->token_bytes;
     uint64_t rest = (s->file.bytes - SHARD_HEADER_BYTES) % (uint64_t)s->token_bytes;

@@ -1,9 +1,10 @@
-// Turns text files into token shards of bytes, so that no Python is needed to make data:
+// Turns text files into token shards, so that no Python is needed to make data:
 // ./tokenize --output-prefix data/mine notes.txt book.txt
 // writes data/mine_train.bin, data/mine_val.bin and data/tokenizer.bin. Each file is a document: an
-// end-of-text token, then its bytes; the end of each goes to the validation shard.
+// end-of-text token, then its text; the end of each goes to the validation shard. The tokens are
+// bytes, or those of another tokenizer.bin that says how text is cut (--tokenizer).
+#include "encoder.h"
 #include "shard.h"
-#include "tokenizer.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -12,21 +13,56 @@
 #include <string.h>
 
 typedef struct {
-    int64_t *counts; // [BYTE_VOCAB] how often each token was written
+    const char *prefix;
+    double valid_fraction;
+    Tokenizer tokenizer;
+    Encoder encoder;
+    int token_bytes;
+    int *tokens; // of the part of a text in hand
+    size_t room;
+} Job;
+
+typedef struct {
+    int64_t *counts; // [vocab] how often each token was written
     FileWriter writer;
     int64_t tokens;
 } Output;
 
-static void put_tokens(Output *out, const unsigned char *text, int64_t n) {
-    uint16_t token = BYTE_END_OF_TEXT;
-    writer_write(&out->writer, &token, sizeof(token));
-    out->counts[BYTE_END_OF_TEXT]++;
-    for (int64_t i = 0; i < n; i++) {
-        token = text[i];
-        writer_write(&out->writer, &token, sizeof(token));
-        out->counts[token]++;
+static void put_token(const Job *job, Output *out, int token) {
+    uint16_t narrow = (uint16_t)token;
+    uint32_t wide = (uint32_t)token;
+    writer_write(&out->writer, job->token_bytes == 2 ? (void *)&narrow : (void *)&wide,
+                 (size_t)job->token_bytes);
+    out->counts[token]++;
+    out->tokens++;
+}
+
+// The end of a part of a text that can be encoded by itself: where a line ends between two visible
+// ASCII characters, no word of any tokenizer goes on.
+static size_t part_end(const unsigned char *text, size_t n) {
+    enum { PART = 1 << 20 };
+    for (size_t at = PART; at < n; at++) {
+        if (text[at - 1] == '\n' && text[at] > ' ' && text[at] < 127 && text[at - 2] > ' ' &&
+            text[at - 2] < 127) {
+            return at;
+        }
     }
-    out->tokens += n + 1;
+    return n;
+}
+
+static void put_text(Job *job, Output *out, const unsigned char *text, size_t n) {
+    put_token(job, out, job->tokenizer.end_of_text);
+    while (n > 0) {
+        size_t part = part_end(text, n);
+        if (part > job->room) {
+            job->room = part;
+            job->tokens = realloc_or_die(job->tokens, part * sizeof(int));
+        }
+        int64_t count = encoder_encode(&job->encoder, text, part, job->tokens);
+        for (int64_t i = 0; i < count; i++) { put_token(job, out, job->tokens[i]); }
+        text += part;
+        n -= part;
+    }
 }
 
 // How many bytes of a text are for training: the rest starts a line, unless that would cost more
@@ -38,40 +74,41 @@ static int64_t split_point(const MappedFile *text, double valid_fraction) {
 }
 
 // The entropy of the token frequencies: the loss of the best model that ignores context.
-static double unigram_entropy(const int64_t counts[BYTE_VOCAB]) {
+static double unigram_entropy(const int64_t *counts, int vocab) {
     double total = 0, sum = 0;
-    for (int i = 0; i < BYTE_VOCAB; i++) { total += (double)counts[i]; }
-    for (int i = 0; i < BYTE_VOCAB; i++) {
+    for (int i = 0; i < vocab; i++) { total += (double)counts[i]; }
+    for (int i = 0; i < vocab; i++) {
         if (counts[i] > 0) { sum -= (double)counts[i] / total * log((double)counts[i] / total); }
     }
     return sum;
 }
 
-static void open_output(Output *out, const char *prefix, const char *part) {
+static void open_output(const Job *job, Output *out, const char *part) {
     Error err;
     char path[PATH_LENGTH];
     int32_t header[SHARD_HEADER_BYTES / 4] = {0};
-    *out = (Output){.counts = calloc_or_die(BYTE_VOCAB, sizeof(int64_t))};
-    path_format(path, "%s_%s.bin.new", prefix, part);
+    *out = (Output){.counts = calloc_or_die((size_t)job->tokenizer.vocab, sizeof(int64_t))};
+    path_format(path, "%s_%s.bin.new", job->prefix, part);
     if (!writer_open(&out->writer, path, &err)) { die("%s", err.text); }
     writer_write(&out->writer, header, sizeof(header)); // the count is not known yet
 }
 
 // Writes the header over its place and gives the file its name.
-static void close_output(Output *out, const char *prefix, const char *part) {
+static void close_output(const Job *job, Output *out, const char *part) {
     Error err;
     char path[PATH_LENGTH], fresh[PATH_LENGTH];
     int32_t header[SHARD_HEADER_BYTES / 4];
-    path_format(fresh, "%s_%s.bin.new", prefix, part);
-    path_format(path, "%s_%s.bin", prefix, part);
+    path_format(fresh, "%s_%s.bin.new", job->prefix, part);
+    path_format(path, "%s_%s.bin", job->prefix, part);
     if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
-    double entropy = unigram_entropy(out->counts);
+    double entropy = unigram_entropy(out->counts, job->tokenizer.vocab);
     free(out->counts);
     if (out->tokens == 0) {
         remove(fresh);
         return;
     }
-    shard_header(header, 2, out->tokens);
+    shard_header(header, job->token_bytes, out->tokens);
+    header[SHARD_TOKENIZER] = (int32_t)job->tokenizer.mark;
     FILE *file = fopen(fresh, "r+b");
     bool ok = file != NULL && fwrite(header, sizeof(header), 1, file) == 1;
     ok = file != NULL && fclose(file) == 0 && ok;
@@ -79,24 +116,43 @@ static void close_output(Output *out, const char *prefix, const char *part) {
     printf("%s: %lld tokens, unigram entropy %.4f\n", path, (long long)out->tokens, entropy);
 }
 
-static void tokenize_files(const char *prefix, double valid_fraction, char **files, int count) {
+static void tokenize_files(Job *job, char **files, int count) {
     Error err;
     Output train, valid;
-    open_output(&train, prefix, "train");
-    open_output(&valid, prefix, "val");
+    open_output(job, &train, "train");
+    open_output(job, &valid, "val");
     for (int i = 0; i < count; i++) {
         MappedFile text;
         if (!file_map(&text, files[i], &err)) { die("%s", err.text); }
         if (text.bytes == 0) { die("%s: an empty file", files[i]); }
-        int64_t split = split_point(&text, valid_fraction);
-        put_tokens(&train, text.data, split);
-        if (split < (int64_t)text.bytes) {
-            put_tokens(&valid, text.data + split, (int64_t)text.bytes - split);
-        }
+        size_t split = (size_t)split_point(&text, job->valid_fraction);
+        put_text(job, &train, text.data, split);
+        if (split < text.bytes) { put_text(job, &valid, text.data + split, text.bytes - split); }
         file_unmap(&text);
     }
-    close_output(&train, prefix, "train");
-    close_output(&valid, prefix, "val");
+    close_output(job, &train, "train");
+    close_output(job, &valid, "val");
+}
+
+// Opens the tokenizer, and puts it beside the shards.
+static void open_tokenizer(Job *job, const char *given) {
+    Error err;
+    char folder[PATH_LENGTH], path[PATH_LENGTH];
+    path_format(folder, "%s", job->prefix);
+    char *slash = strrchr(folder, '/');
+    strcpy(slash != NULL ? slash : folder, slash != NULL ? "" : ".");
+    if (folder[0] != '\0' && !folder_make(folder, &err)) { die("%s", err.text); }
+    path_format(path, "%s/tokenizer.bin", folder);
+    if (given == NULL && !tokenizer_write_bytes(path, &err)) { die("%s", err.text); }
+    const char *from = given != NULL ? given : path;
+    Tokenizer *t = &job->tokenizer;
+    if (!tokenizer_open(t, from, &err)) { die("--tokenizer %s", err.text); }
+    if (!encoder_open(&job->encoder, t, &err)) { die("--tokenizer %s: %s", from, err.text); }
+    if (given != NULL && !file_replace(path, t->file.data, t->file.bytes, &err)) {
+        die("%s", err.text);
+    }
+    job->token_bytes = t->vocab <= 1 << 16 ? 2 : 4;
+    printf("%s: vocabulary %d\n", path, t->vocab);
 }
 
 static double parse_fraction(const char *text) {
@@ -111,36 +167,34 @@ static double parse_fraction(const char *text) {
 int main(int argc, char **argv) {
     static const struct option names[] = {{"output-prefix", required_argument, NULL, 'o'},
                                           {"valid-fraction", required_argument, NULL, 'f'},
+                                          {"tokenizer", required_argument, NULL, 't'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
-    const char *prefix = NULL;
-    double valid_fraction = 0.1;
+    Job job = {.valid_fraction = 0.1};
+    const char *tokenizer = NULL;
     opterr = 0; // the error is ours to print
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
-        case 'o': prefix = optarg; break;
-        case 'f': valid_fraction = parse_fraction(optarg); break;
+        case 'o': job.prefix = optarg; break;
+        case 'f': job.valid_fraction = parse_fraction(optarg); break;
+        case 't': tokenizer = optarg; break;
         case 'h':
-            printf("Usage: %s --output-prefix PREFIX [--valid-fraction 0.1] FILE...\n"
-                   "Writes PREFIX_train.bin, PREFIX_val.bin (token shards of bytes) and, beside "
-                   "them, tokenizer.bin.\n",
+            printf("Usage: %s --output-prefix PREFIX [--valid-fraction 0.1] [--tokenizer FILE] "
+                   "FILE...\n"
+                   "Writes PREFIX_train.bin, PREFIX_val.bin (token shards) and, beside them, "
+                   "tokenizer.bin:\nthat of bytes, or --tokenizer's (GPT-2's, Llama 3's, made by "
+                   "scripts/prepare_data).\n",
                    argv[0]);
             return 0;
         default: die("%s: no such option, or its value is missing (--help)", argv[optind - 1]);
         }
     }
-    if (prefix == NULL) { die("--output-prefix is missing (--help)"); }
+    if (job.prefix == NULL) { die("--output-prefix is missing (--help)"); }
     if (optind >= argc) { die("no text files given (--help)"); }
-
-    Error err;
-    char folder[PATH_LENGTH], tokenizer[PATH_LENGTH];
-    path_format(folder, "%s", prefix);
-    char *slash = strrchr(folder, '/');
-    strcpy(slash != NULL ? slash : folder, slash != NULL ? "" : ".");
-    if (folder[0] != '\0' && !folder_make(folder, &err)) { die("%s", err.text); }
-    tokenize_files(prefix, valid_fraction, argv + optind, argc - optind);
-    path_format(tokenizer, "%s/tokenizer.bin", folder);
-    if (!tokenizer_write_bytes(tokenizer, &err)) { die("%s", err.text); }
-    printf("%s: vocabulary %d\n", tokenizer, BYTE_VOCAB);
+    open_tokenizer(&job, tokenizer);
+    tokenize_files(&job, argv + optind, argc - optind);
+    free(job.tokens);
+    encoder_close(&job.encoder);
+    tokenizer_close(&job.tokenizer);
     return 0;
 }

@@ -155,17 +155,6 @@ void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float 
     }
 }
 
-void rope_table(float *table, int T, int D, float theta) {
-    int half = D / 2;
-    for (int t = 0; t < T; t++) {
-        for (int i = 0; i < half; i++) {
-            double angle = t * pow((double)theta, -2.0 * i / D);
-            table[(size_t)t * D + i] = (float)cos(angle);
-            table[(size_t)t * D + half + i] = (float)sin(angle);
-        }
-    }
-}
-
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse) {
     int half = D / 2, N = (H + 2 * G) * D;
     float direction = inverse ? -1.0f : 1.0f;

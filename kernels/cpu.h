@@ -9,6 +9,7 @@
 #define LLM8_CPU_H
 
 #include "fp8_format.h"
+#include "rope.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,10 +39,8 @@ void rmsnorm_forward(float *out, float *rstd, const float *x, const float *weigh
 void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float *x,
                       const float *weight, const float *rstd, int M, int C);
 
-// Rotary embedding (Su et al., "RoFormer", 2021), in Hugging Face's order: element i of a head is
-// paired with i + D/2. table: [T,D], cosines then sines of position / theta^(2i/D), i < D/2.
-void rope_table(float *table, int T, int D, float theta);
-// Turns queries and keys of qkv [M,N] in place; inverse turns back, which is the gradient.
+// Turns queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
+// order: element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
 
 // Causal attention with grouped keys and values, softmax(QK'/sqrt(D))V.

@@ -132,3 +132,12 @@ double gpu_peak_flops(const Gpu *gpu) {
     }
     return 0;
 }
+
+void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+}
+
+void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu->stream));
+}

@@ -60,6 +60,11 @@ typedef struct {
 bool gpu_open(Gpu *gpu, int device, Error *err);
 void gpu_close(Gpu *gpu);
 
+// Copies to the device, and waits.
+void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
+// Copies to the host: enqueued.
+void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
+
 // What is enqueued from here on belongs to the family. Does nothing unless profiling.
 void gpu_family(Gpu *gpu, GpuFamily family);
 const char *gpu_family_name(GpuFamily family);

@@ -105,16 +105,6 @@ void params_free_plan(Params *p) {
     free(p->codes);
 }
 
-static void send(Params *p, const void *device, const void *host, size_t bytes) {
-    CUDA_CHECK(
-        cudaMemcpyAsync((void *)device, host, bytes, cudaMemcpyHostToDevice, p->gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-}
-
-static void fetch(Params *p, void *host, const void *device, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, p->gpu->stream));
-}
-
 static void send_decay_flags(Params *p) {
     const ParamLayout *layout = &p->run->layout;
     size_t bytes = (size_t)(p->size / PARAM_ALIGN);
@@ -125,7 +115,7 @@ static void send_decay_flags(Params *p) {
                 end = (q->offset + param_size(q) - 1) / PARAM_ALIGN;
         memset(flags + begin, tensor_row(q->id)->decay, (size_t)(end - begin + 1));
     }
-    send(p, p->decay, flags, bytes);
+    gpu_send(p->gpu, p->decay, flags, bytes);
     free(flags);
 }
 
@@ -146,7 +136,7 @@ static void send_segments(Params *p) {
                                                       .first_block = p->segment_blocks};
         p->segment_blocks += gpu_adamw_blocks(end - first);
     }
-    send(p, p->segments, segments, (size_t)p->segment_count * sizeof(AdamWSegment));
+    gpu_send(p->gpu, p->segments, segments, (size_t)p->segment_count * sizeof(AdamWSegment));
     free(segments);
 }
 
@@ -168,17 +158,8 @@ static void send_weights_table(Params *p) {
     if (p->tied_weight < 0) { p->tied_weight = count, p->tied_tile = tiles; }
     p->weights.count = count;
     p->weights.tiles = tiles;
-    send(p, p->weights.rows, rows, (size_t)count * sizeof(Fp8Weight));
+    gpu_send(p->gpu, p->weights.rows, rows, (size_t)count * sizeof(Fp8Weight));
     free(rows);
-}
-
-static bool is_fixed(const Run *run, int slot) {
-    return fp8_slot_is_fixed(&run->config, slot) && is_fp8(run, slot / OPERAND_COUNT);
-}
-
-// Whether a slot follows the ranges it sees.
-static bool follows(const Run *run, int slot) {
-    return is_fp8(run, slot / OPERAND_COUNT) && !fp8_slot_is_fixed(&run->config, slot);
 }
 
 void params_start(Params *p, Gpu *gpu) {
@@ -194,33 +175,17 @@ void params_start(Params *p, Gpu *gpu) {
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
     for (int i = 0; i < n; i++) {
         targets[i] = fp8_slot_target(&run->precision, i);
-        used[i] = follows(run, i);
+        used[i] = fp8_slot_follows(&run->precision, i);
         slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0};
-        if (is_fixed(run, i)) { slots[i] = fp8_fixed_slot(&run->precision, &run->options); }
+        bool fixed = used[i] == 0 && fp8_slot_in_use(&run->precision, i);
+        if (fixed) { slots[i] = fp8_fixed_slot(&run->precision, &run->options); }
     }
-    send(p, p->scaling.targets, targets, (size_t)n * sizeof(float));
-    send(p, p->scaling.used, used, (size_t)n);
-    send(p, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
+    gpu_send(p->gpu, p->scaling.targets, targets, (size_t)n * sizeof(float));
+    gpu_send(p->gpu, p->scaling.used, used, (size_t)n);
+    gpu_send(p->gpu, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
     free(targets);
     free(used);
     free(slots);
-}
-
-static size_t snapshot_bytes(const Params *p) {
-    return (size_t)p->size * (4 + 2 + 2 * (size_t)gpu_type_bytes(p->moment_type));
-}
-
-void params_allocate_snapshot(Params *p) {
-    const Options *o = &p->run->options;
-    if (o->save[0] == '\0' || o->sample_only) { return; }
-    p->snapshot = malloc_or_die(snapshot_bytes(p));
-    if (cudaHostRegister(p->snapshot, snapshot_bytes(p), cudaHostRegisterDefault) != cudaSuccess) {
-        cudaGetLastError(); // copies are slower then, nothing else
-    }
-    if (!p->delayed) { return; }
-    size_t n = (size_t)p->scaling.count;
-    p->snapshot_slots = malloc_or_die(n * sizeof(Fp8Slot));
-    p->snapshot_history = malloc_or_die(n * (size_t)p->scaling.history_length * sizeof(float));
 }
 
 void params_close(Params *p) {
@@ -259,7 +224,7 @@ Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand
                       uint8_t *columns, bool record) {
     const Run *run = p->run;
     int slot = fp8_slot_index(&run->config, linear, layer, operand);
-    bool delayed = p->delayed && !is_fixed(run, slot);
+    bool delayed = p->delayed && fp8_slot_follows(&run->precision, slot);
     return (Fp8Out){.rows = rows,
                     .columns = columns,
                     .type = precision_of(&run->precision, linear, layer)->type[operand],
@@ -268,91 +233,6 @@ Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand
                     .slot = delayed ? &p->scaling.slots[slot] : NULL,
                     .record = delayed && record,
                     .counts = record && p->counting ? &p->counts[slot] : NULL};
-}
-
-// ---- from the host ------------------------------------------------------------------------------
-
-static void copy_weights(Params *p) {
-    const ParamLayout *layout = &p->run->layout;
-    for (int i = 0; i < layout->count; i++) {
-        const Param *q = &layout->params[i];
-        int64_t n = round_up64(param_size(q), PARAM_ALIGN);
-        if (p->copy_offset[i] < 0) { continue; }
-        gpu_to_bf16(p->copies + p->copy_offset[i], p->master + q->offset, n, p->gpu->stream);
-    }
-}
-
-// The codes of all FP8 weights, from master: by the slots' scales where they have a history.
-static void quantize_weights(Params *p) {
-    gpu_measure_weights(p->weights, 0, p->master, p->gpu->stream);
-    gpu_quantize_weights(p->weights, 0, true, p->master, p->gpu->stream);
-}
-
-static void restore_moment(Params *p, const Checkpoint *c, const char *kind, void *device,
-                           float *host) {
-    Error err;
-    if (!checkpoint_read(c, kind, 0, p->size, host, &err)) { die("%s", err.text); }
-    if (p->moment_type == TYPE_BF16) {
-        Bf16 *codes = (Bf16 *)host; // in place: a code is written at or before what it came from
-        for (int64_t i = 0; i < p->size; i++) { codes[i] = bf16_encode(host[i]); }
-    }
-    send(p, device, host, (size_t)(p->size * gpu_type_bytes(p->moment_type)));
-}
-
-// The saved slots, but for a fixed one, the last.
-static void restore_scaling(Params *p, const Checkpoint *c) {
-    Error err;
-    size_t n = (size_t)p->scaling.count, history = n * (size_t)p->scaling.history_length;
-    Fp8Slot *slots = malloc_or_die(n * sizeof(Fp8Slot));
-    float *amax = calloc_or_die(history, sizeof(float));
-    fetch(p, slots, p->scaling.slots, n * sizeof(Fp8Slot));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    Fp8Slot fixed = slots[n - 1];
-    if (!checkpoint_read_scaling(c, &p->run->precision, slots, amax, &err)) { die("%s", err.text); }
-    if (is_fixed(p->run, (int)n - 1)) { slots[n - 1] = fixed; }
-    send(p, p->scaling.slots, slots, n * sizeof(Fp8Slot));
-    send(p, p->scaling.history, amax, history * sizeof(float));
-    free(slots);
-    free(amax);
-}
-
-// Whether a slot in use has no history.
-static bool any_unmeasured(Params *p) {
-    int n = p->scaling.count;
-    bool found = false;
-    Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
-    fetch(p, slots, p->scaling.slots, (size_t)n * sizeof(Fp8Slot));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = 0; i < n; i++) { found = found || (follows(p->run, i) && slots[i].count == 0); }
-    free(slots);
-    return found;
-}
-
-void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
-    const Run *run = p->run;
-    Error err;
-    float *host = malloc_or_die((size_t)p->size * sizeof(float));
-    if (!resumed) {
-        model_init(&run->layout, host, (uint64_t)run->options.seed);
-    } else if (!checkpoint_read(checkpoint, "master", 0, p->size, host, &err)) {
-        die("%s", err.text);
-    }
-    send(p, p->master, host, (size_t)p->size * sizeof(float));
-    if (resumed) {
-        restore_moment(p, checkpoint, "exp_avg", p->exp_avg, host);
-        restore_moment(p, checkpoint, "exp_avg_sq", p->exp_avg_sq, host);
-    }
-    free(host);
-    copy_weights(p);
-    if (p->fp8) {
-        if (resumed && p->delayed) { restore_scaling(p, checkpoint); }
-        gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
-        quantize_weights(p);
-        p->measuring = !p->delayed || any_unmeasured(p);
-    }
-    StepState state = {.updates = run->progress.step - run->progress.skipped,
-                       .skips = run->progress.skipped};
-    send(p, p->state, &state, sizeof(state));
 }
 
 void params_plain_weight(const Params *p, Linear linear, int layer, Bf16 *out) {
@@ -427,7 +307,7 @@ void params_begin_counting(Params *p) {
 void params_end_counting(Params *p, Fp8Counts *host) {
     p->counting = p->weights.counts = false;
     send_weights_table(p);
-    fetch(p, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
+    gpu_fetch(p->gpu, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
 }
 
@@ -449,37 +329,4 @@ void params_update(Params *p, const StepInput *input) {
     }
     update_copies(p, input);
     if (p->fp8) { update_codes(p, input); }
-}
-
-// ---- to the host --------------------------------------------------------------------------------
-
-void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapshot *s) {
-    int64_t moment_bytes = p->size * gpu_type_bytes(p->moment_type);
-    char *master = p->snapshot, *exp_avg = master + 4 * p->size,
-         *exp_avg_sq = exp_avg + moment_bytes;
-    Bf16 *weights = (Bf16 *)(exp_avg_sq + moment_bytes);
-    int64_t chunk = scratch_elements / PARAM_ALIGN * PARAM_ALIGN;
-    fetch(p, master, p->master, (size_t)(4 * p->size));
-    fetch(p, exp_avg, p->exp_avg, (size_t)moment_bytes);
-    fetch(p, exp_avg_sq, p->exp_avg_sq, (size_t)moment_bytes);
-    for (int64_t at = 0; at < p->size; at += chunk) {
-        int64_t n = min64(chunk, p->size - at);
-        gpu_to_bf16(scratch, p->master + at, n, p->gpu->stream);
-        fetch(p, weights + at, scratch, (size_t)n * sizeof(Bf16));
-    }
-    if (p->delayed) {
-        size_t count = (size_t)p->scaling.count;
-        fetch(p, p->snapshot_slots, p->scaling.slots, count * sizeof(Fp8Slot));
-        fetch(p, p->snapshot_history, p->scaling.history,
-              count * (size_t)p->scaling.history_length * sizeof(float));
-    }
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    s->model_dtype = DTYPE_BF16;
-    s->model = weights;
-    s->moment_dtype = p->moment_type == TYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
-    s->master = master;
-    s->exp_avg = exp_avg;
-    s->exp_avg_sq = exp_avg_sq;
-    s->slots = p->delayed ? p->snapshot_slots : NULL;
-    s->amax_history = p->delayed ? p->snapshot_history : NULL;
 }

@@ -112,6 +112,7 @@ static inline void fixture_open(Fixture *f, const char *options) {
                      .best_valid_loss = NAN},
         .data_windows = 77,
         .ranks = 1,
+        .end_of_text = -1,
         .model = f->state,
         .num_ranges = 1,
         .ranges = &f->whole,

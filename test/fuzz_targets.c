@@ -3,8 +3,9 @@
 #define _GNU_SOURCE // memfd_create
 
 #include "../checkpoints/hugging_face.h"
+#include "../dataloader/encoder.h"
 #include "../dataloader/loader.h"
-#include "../dataloader/tokenizer.h"
+#include "choice_file.h"
 #include "fixture.h"
 #include "fuzz.h"
 
@@ -78,6 +79,16 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
         const unsigned char *bytes = tokenizer_decode(&t, id, &length);
         if (length > 0) { sink = (unsigned char)(bytes[0] + bytes[length - 1]); }
     }
+    static const char text[] = "It's 1234 the\n\n \xc3\xa9\xff end ";
+    int tokens[sizeof(text)];
+    Encoder e;
+    if (encoder_open(&e, &t, NULL)) {
+        int64_t count = encoder_encode(&e, (const unsigned char *)text, sizeof(text), tokens);
+        for (int64_t i = 0; i < count; i++) {
+            if (tokens[i] < 0 || tokens[i] >= t.vocab) { die("token %d", tokens[i]); }
+        }
+        encoder_close(&e);
+    }
     tokenizer_close(&t);
     return true;
 }
@@ -85,6 +96,44 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
 static void seed_tokenizers(void) {
     tokenizer_write_bytes("t.bin", NULL);
     seed_file("t.bin");
+    Blob b = blob_read("t.bin");
+    static const CharacterRange space = {32, 32, CLASS_SPACE};
+    b.bytes[4 * 4] = CUT_GPT2;
+    b.bytes[4 * 5] = 1;
+    b.bytes = realloc_or_die(b.bytes, b.size + sizeof(space));
+    memcpy(b.bytes + b.size, &space, sizeof(space));
+    fuzz_seed(b.bytes, b.size + sizeof(space));
+    free(b.bytes);
+}
+
+static bool accepts_choices(const uint8_t *data, size_t size) {
+    enum { MOST = 8, VOCAB = 50 };
+    ChoiceSet set;
+    int tokens[MOST], answer;
+    put_input("input.bin", data, size);
+    if (!choices_open(&set, "input.bin", VOCAB, NULL)) { return false; }
+    for (int q = 0; q < set.count; q++) {
+        for (int a = 0; a < set.questions[q].answers; a++) {
+            int n = choices_row(&set, q, a, MOST, tokens, &answer);
+            for (int i = 0; i < n; i++) {
+                if (tokens[i] >= VOCAB) { die("token %d", tokens[i]); }
+            }
+        }
+    }
+    choices_close(&set);
+    return true;
+}
+
+static void seed_choices(void) {
+    static ChoiceFile f;
+    static const int lengths[] = {1, 4, 2};
+    for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
+        f = (ChoiceFile){.number_bytes = number_bytes};
+        put_question(&f, 1, 3, 2, lengths, 50);
+        put_question(&f, 0, 12, 3, lengths, 50);
+        choice_file_write(&f, "t.bin");
+        seed_file("t.bin");
+    }
 }
 
 // A file that is accepted must also survive being written and read again.
@@ -243,6 +292,7 @@ static void seed_scaling(void) {
 const FuzzTarget fuzz_targets[] = {
     {"shard", accepts_shard, seed_shards},
     {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
+    {"multiple-choice set", accepts_choices, seed_choices},
     {"config file", accepts_config, seed_configs},
     {"safetensors", accepts_safetensors, seed_safetensors},
     {"meta.json", accepts_meta, seed_meta},

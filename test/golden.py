@@ -34,6 +34,35 @@ def write_fp8():
     save_file(tensors, os.path.join(GOLDEN, "fp8.safetensors"))
 
 
+# transformers' name of a scaling, and its parameters
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "large_theta": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3_1": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
+                 "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                 "original_max_position_embeddings": 8192},
+    "llama3_2": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0,
+                 "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                 "original_max_position_embeddings": 8192},
+    "llama3_odd": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 3.0,
+                   "low_freq_factor": 0.5, "high_freq_factor": 7.0,
+                   "original_max_position_embeddings": 1000},
+}
+
+
+def write_rope():
+    """The rotary frequencies of a head of 64 elements, under each scaling."""
+    tensors = {}
+    for name, parameters in ROPES.items():
+        config = transformers.LlamaConfig(hidden_size=256, num_attention_heads=4,
+                                          max_position_embeddings=131072,
+                                          rope_parameters=parameters)
+        rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+        tensors[name] = rotary.inv_freq.numpy()
+    save_file(tensors, os.path.join(GOLDEN, "rope.safetensors"))
+
+
 def write_shard(path, tokens):
     header = numpy.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
@@ -92,6 +121,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     write_fp8()
+    write_rope()
     for model_name in MODELS:
         write_model(model_name)
     write_versions()

@@ -14,7 +14,8 @@ static const struct {
 } kinds[] = {
     {"run", "parameters flops_per_token fp8_flops_share memory_bytes ranks step", "time"},
     {"step", "step tokens loss norm lr skipped", "seconds tokens_per_s"},
-    {"eval", "step valid_loss", "seconds"},
+    {"eval", "step valid_loss perplexity", "seconds"},
+    {"choices", "step questions accuracy accuracy_norm", "seconds"},
     {"save", "step", ""},
     {"fp8", "step", ""},
     {"profile", "", ""},
@@ -80,7 +81,7 @@ static void check_run(const cJSON *record) {
     }
 }
 
-// The line of a step or an evaluation; NULL for other records. To be freed.
+// The line of a step, an evaluation or a scored set; NULL for other records. To be freed.
 static char *read_record(const cJSON *record, double *step) {
     int kind = kind_of(record);
     char *text = NULL;
@@ -94,7 +95,7 @@ static char *read_record(const cJSON *record, double *step) {
     if (flagged != (nonfinite > 0)) { die("line %d: \"nonfinite\" is wrong", line_number); }
     *step = number_of(record, "step");
     if (kind == 0) { check_run(record); }
-    if (kind == 1 || kind == 2) { return text; }
+    if (kind >= 1 && kind <= 3) { return text; }
     free(text);
     return NULL;
 }

@@ -80,7 +80,7 @@ static int rope_sizes(int n[INPUTS], const Shape *s) {
 static void run_rope(float *out, float **g, float **in, const float *dout, const Shape *s) {
     size_t bytes = (size_t)(shape_rows(s) * shape_qkv(s)) * sizeof(float);
     float *table = new_floats(s->T * s->D, NAN);
-    rope_table(table, s->T, s->D, (float)s->theta);
+    rope_table(table, s->T, s->D, &(Rope){.theta = s->theta});
     memcpy(out, in[0], bytes);
     memcpy(g[0], dout, bytes);
     rope_apply(out, table, s->B, s->T, s->H, s->G, s->D, false);

@@ -131,7 +131,7 @@ static void reductions_do_not_depend_on_threads(void) {
 static void rope_inverse_undoes_rope(void) {
     enum { B = 2, T = 33, H = 3, G = 1, D = 6, SIZE = B * T * (H + 2 * G) * D };
     float table[T * D], x[SIZE], y[SIZE];
-    rope_table(table, T, D, 10000.0f);
+    rope_table(table, T, D, &(Rope){.theta = 10000});
     fill_random(x, SIZE, 1.0f, 1);
     memcpy(y, x, sizeof(x));
     rope_apply(y, table, B, T, H, G, D, false);

@@ -106,7 +106,8 @@ static void rope_fp8(int B, int T, int H, int G, int D) {
     Input dqkv((size_t)B * T * N, 1);
     Floats table((size_t)T * D), expected = dqkv.host;
     FloatBuffer device_table(table.size());
-    rope_table(table.data(), T, D, 10000.0f);
+    Rope angles = {10000.0};
+    rope_table(table.data(), T, D, &angles);
     device_table.put(table.data());
     Quantised q(B * T, N, FP8_E5M2, 100.0f);
     gpu_rope_backward_fp8(q.out(), dqkv.device.data, device_table.data, B, T, H, G, D, gpu.stream);

@@ -180,7 +180,8 @@ static void rope(int B, int T, int H, int G, int D) {
     Input qkv((size_t)B * T * N, 1);
     Floats table((size_t)T * D), expected = qkv.host;
     FloatBuffer device_table(table.size());
-    rope_table(table.data(), T, D, 10000.0f);
+    Rope angles = {10000.0};
+    rope_table(table.data(), T, D, &angles);
     device_table.put(table.data());
     rope_apply(expected.data(), table.data(), B, T, H, G, D, false);
     gpu_rope_apply(qkv.device.data, device_table.data, B, T, H, G, D, false, gpu.stream);

@@ -166,6 +166,27 @@ for fp8 in "delayed" "tensorwise" "delayed --fp8-lm-head --first-last-layers-bf1
     check "$fp8, GPT-2, recompute" variant fp8 $GPT $fp8 --recompute block
     check "$fp8, evaluation in BF16 leaves no trace" variant fp8 $GPT $fp8 --eval-precision bf16
 done
+fp8="--fp8-format hybrid"
+train fp8 $RUN $fp8 >log 2>&1
+counted() { # the counts change nothing, and are there
+    variant fp8 $RUN $fp8 --fp8-stats-interval 5 &&
+        [[ $(grep -c '"kind":"fp8"' variant/metrics.jsonl) -eq 2 ]] &&
+        grep -o '"blocks.0.fc1.dy":{[^}]*}' variant/metrics.jsonl
+}
+check "--fp8-stats-interval leaves no other trace" counted
+train bf16 $RUN >log 2>&1
+fallen_back() {
+    variant bf16 $RUN $fp8 --assume-compute-capability 8.0 >out 2>&1 || return 1
+    cat out
+    [[ $(grep -c "no FP8 here: compute capability 8.0 is below 9.0; the run goes on in BF16" out) -eq 1 ]]
+}
+check "without FP8 on the device: one warning, then BF16" fallen_back
+required() {
+    ! "$BIN/train_gptcu" $RUN $fp8 --assume-compute-capability 8.9 --fp8-required >out 2>&1
+    cat out
+    grep -q "error: --fp8-required: no FP8 here: compute capability 8.9 is below 9.0" out
+}
+check "--fp8-required refuses instead" required
 check "BF16 moments" train bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 check "BF16 moments, resumed" resumed bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 first_loss() {

@@ -125,10 +125,13 @@ static void config_file_round_trips(void) {
 
 // What asks for something now is no property of a run.
 static void actions_are_not_saved(void) {
-    Options o = options_of("--plan --sample-only --help --version --dump-gradients x --config y");
+    Options o = options_of(
+        "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
+        "--dump-gradients x --config y");
     char *config = printed(options_write_config, &o), *echo = printed(options_print, &o);
-    static const char *const actions[] = {"plan ",    "sample-only ", "help ",
-                                          "version ", "dump-grad",    "config "};
+    static const char *const actions[] = {"plan ",      "sample-only ", "help ",
+                                          "version ",   "dump-grad",    "config ",
+                                          "eval-only ", "list-tensors "};
     for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
         char in_config[40], in_echo[40];
         snprintf(in_config, sizeof(in_config), "\n%s", actions[i]);

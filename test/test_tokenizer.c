@@ -73,6 +73,11 @@ static void hostile_headers_are_refused(void) {
         {2, 258, "cut short at token 257 of 258"},
         {3, -1, "vocabulary 257 with end-of-text -1"},
         {3, 257, "vocabulary 257 with end-of-text 257"},
+        {4, CUT_COUNT, "cuts text in way 4; this program knows 0 to 3"},
+        {4, -1, "cuts text in way -1"},
+        {5, 1, "1 ranges of characters, room for 0; it is damaged"},
+        {5, -1, "-1 ranges of characters"},
+        {5, INT32_MAX, "2147483647 ranges of characters"},
     };
     remove("bad.bin");
     refuse("No such file");
@@ -89,10 +94,59 @@ static void hostile_headers_are_refused(void) {
     free(b.bytes);
 }
 
+static void wrong_ranges_are_refused(void) {
+    static const CharacterRange rows[][2] = {
+        {{5, 4, 1}, {6, 7, 1}},
+        {{1, 9, 1}, {9, 12, 2}},
+        {{8, 9, 1}, {1, 2, 2}},
+        {{1, 2, 1}, {3, 4, CLASS_COUNT}},
+    };
+    tokenizer_write_bytes("t.bin", NULL);
+    Blob b = blob_read("t.bin");
+    int32_t two = 2;
+    memcpy(b.bytes + 4 * 5, &two, sizeof(two));
+    b.bytes = realloc_or_die(b.bytes, b.size + sizeof(rows[0]));
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        memcpy(b.bytes + b.size, rows[i], sizeof(rows[0]));
+        blob_write("bad.bin", b.bytes, b.size + sizeof(rows[0]));
+        refuse("range of characters ");
+    }
+    CharacterRange right[2] = {{1, 2, 1}, {3, UINT32_MAX, 2}};
+    memcpy(b.bytes + b.size, right, sizeof(right));
+    blob_write("t.bin", b.bytes, b.size + sizeof(right));
+    Tokenizer t;
+    CHECK(tokenizer_open(&t, "t.bin", NULL));
+    CHECK_EQUAL(t.num_ranges, 2);
+    tokenizer_close(&t);
+    free(b.bytes);
+}
+
+// The mark is the tokens' alone.
+static void marks_tell_tokenizers_apart(void) {
+    Tokenizer a, c;
+    tokenizer_write_bytes("t.bin", NULL);
+    Blob b = blob_read("t.bin");
+    CHECK(tokenizer_open(&a, "t.bin", NULL));
+    b.bytes[4 * 4] = CUT_UNKNOWN;
+    blob_write("u.bin", b.bytes, b.size);
+    CHECK(tokenizer_open(&c, "u.bin", NULL));
+    CHECK(a.mark != 0 && a.mark == c.mark);
+    tokenizer_close(&c);
+    b.bytes[1024 + 1] ^= 1;
+    blob_write("u.bin", b.bytes, b.size);
+    CHECK(tokenizer_open(&c, "u.bin", NULL));
+    CHECK(a.mark != c.mark);
+    tokenizer_close(&c);
+    tokenizer_close(&a);
+    free(b.bytes);
+}
+
 int main(void) {
     RUN(bytes_read_back);
     RUN(entries_have_any_length);
     RUN(every_truncation_is_refused);
     RUN(hostile_headers_are_refused);
+    RUN(wrong_ranges_are_refused);
+    RUN(marks_tell_tokenizers_apart);
     return test_summary();
 }

@@ -146,7 +146,8 @@ step_line_has_its_fields() {
     line="^step +[0-9]+/$steps \| loss $number \| lr $number \| norm $number \| dt $number ms"
     line+=" \| [0-9]+ tok/s \| $number TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP8$"
     [[ $(grep -cE "$line" log) -eq $steps ]] || fail "$(grep '^step' log | head -n 1)"
-    grep -qE '^eval after step 5 \| valid loss [0-9.]+ \(best\) \| [0-9.]+ s$' log || fail "no eval"
+    local eval='^eval after step 5 \| valid loss [0-9.]+ \(best\) \| perplexity [0-9.e+]+ \| '
+    grep -qE "$eval" log || fail "no eval"
     ! grep -qP '[^\x20-\x7e]' log || fail "control characters in a log"
 }
 

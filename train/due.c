@@ -12,7 +12,8 @@ bool run_goes_on(const Run *run) {
 
 static bool eval_is_due(const Run *run, int64_t step) {
     bool last = step == run->options.train_iters;
-    return run->has_valid && (step % run->options.eval_interval == 0 || last);
+    return (run->has_valid || run->choices.count > 0) &&
+           (step % run->options.eval_interval == 0 || last);
 }
 
 static bool sample_is_due(const Run *run, int64_t step) {

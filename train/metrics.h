@@ -1,8 +1,9 @@
 // metrics.jsonl: one JSON object a line, flushed as it is written, appended to when a run resumes.
 //
 // "kind" says which: "run" (first, and again at every resume: time, options, versions, device, the
-// precision of each linear layer, where it starts), "step" (every optimizer step), "eval", "save",
-// "fp8" (--fp8-stats-interval: what each tensor lost), "end". After a resume at step N, earlier
+// precision of each linear layer, where it starts), "step" (every optimizer step), "eval",
+// "choices" (a multiple-choice set scored), "save", "fp8" (--fp8-stats-interval: what each tensor
+// lost), "end". After a resume at step N, earlier
 // records of steps beyond N no longer hold. A line that a crash cut off is removed. A number that
 // is NaN or infinite is null, and the record has "nonfinite": true.
 #ifndef LLM8_METRICS_H

@@ -86,7 +86,12 @@ ModelConfig model_config(const Options *o) {
         .padded_vocab = (int)round_up64(o->vocab_size, o->make_vocab_size_divisible_by),
         .tied_head = !o->untie_embeddings_and_output_weights,
         .norm_eps = o->norm_epsilon,
-        .rope_theta = o->rope_theta,
+        .rope = {.theta = o->rope_theta,
+                 .scaling = (RopeScaling)o->rope_scaling,
+                 .factor = o->rope_scaling_factor,
+                 .low_factor = o->rope_low_freq_factor,
+                 .high_factor = o->rope_high_freq_factor,
+                 .original_length = o->rope_original_length},
         .init_std = o->init_method_std,
     };
 }

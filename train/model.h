@@ -7,6 +7,7 @@
 #ifndef LLM8_MODEL_H
 #define LLM8_MODEL_H
 
+#include "../kernels/rope.h"
 #include "options.h"
 
 #ifdef __cplusplus
@@ -26,7 +27,8 @@ typedef struct {
     int vocab;        // V
     int padded_vocab; // rows of the embedding and the head; those from V on stay zero
     bool tied_head;
-    double norm_eps, rope_theta, init_std;
+    double norm_eps, init_std;
+    Rope rope;
 } ModelConfig;
 
 ModelConfig model_config(const Options *options);

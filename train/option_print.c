@@ -5,8 +5,9 @@
 
 bool option_is_action(const OptionRow *row) {
     static const char *const actions[] = {
-        "help",        "version",        "plan",   "config",           "list-checkpoints",
-        "sample-only", "dump-gradients", "verify", "device-memory-gib"};
+        "help",           "version", "eval-only",        "list-tensors",
+        "plan",           "config",  "list-checkpoints", "sample-only",
+        "dump-gradients", "verify",  "device-memory-gib"};
     for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (strcmp(row->name, actions[i]) == 0) { return true; }
     }

@@ -19,8 +19,6 @@ extern const int preset_table_count;
 
 // The row of a name, which may be a flag's with "no-" before it; NULL: unknown.
 const OptionRow *option_find(const char *name, bool *negated);
-// Whether it says what to do now rather than what the run is: those are not saved.
-bool option_is_action(const OptionRow *row);
 // --config
 bool options_read_config(Options *options, const char *path, Error *err);
 

@@ -1,4 +1,5 @@
 #include "options.h"
+#include "../kernels/rope.h"
 #include "option_table.h"
 
 #include <ctype.h>
@@ -238,6 +239,13 @@ static bool check_values(const Options *o, Error *err) {
                     "--num-attention-heads %d: llama's rotary embedding needs an even head size, "
                     "and --hidden-size %d makes it %d",
                     heads, o->hidden_size, head_size);
+    }
+    if (o->rope_scaling == ROPE_LLAMA3 && o->rope_high_freq_factor <= o->rope_low_freq_factor) {
+        return fail(err, "--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",
+                    o->rope_high_freq_factor, o->rope_low_freq_factor);
+    }
+    if (o->eval_only && o->valid_data[0] == '\0' && o->eval_choices[0] == '\0') {
+        return fail(err, "--eval-only: needs --valid-data or --eval-choices");
     }
     if (o->seq_length > o->max_position_embeddings) {
         return fail(err, "--seq-length %d: must be at most --max-position-embeddings %d",

@@ -32,7 +32,7 @@ struct Group;
 
 typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
 
-enum { OPTIONS_MAX = 96, RANKS_MAX = 4096 };
+enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 
 typedef struct {
     // model
@@ -42,6 +42,8 @@ typedef struct {
     int vocab_size, make_vocab_size_divisible_by, seq_length, max_position_embeddings;
     bool untie_embeddings_and_output_weights;
     double norm_epsilon, rope_theta, init_method_std;
+    int rope_scaling, rope_original_length;
+    double rope_scaling_factor, rope_low_freq_factor, rope_high_freq_factor;
     // data
     char data[PATH_LENGTH], valid_data[PATH_LENGTH], tokenizer[PATH_LENGTH];
     bool shuffle;
@@ -69,9 +71,11 @@ typedef struct {
     int sample_length, sample_top_k;
     double sample_temperature;
     int64_t sample_seed;
-    bool sample_only;
+    bool sample_only, eval_only;
+    char sample_prompt[PATH_LENGTH], eval_choices[PATH_LENGTH];
+    int64_t eval_choices_limit;
     // checkpoints
-    char save[PATH_LENGTH], resume[PATH_LENGTH];
+    char save[PATH_LENGTH], resume[PATH_LENGTH], load[PATH_LENGTH];
     int64_t save_interval;
     int keep;
     bool list_checkpoints;
@@ -87,7 +91,7 @@ typedef struct {
     // run
     int64_t log_interval;
     char metrics[PATH_LENGTH];
-    bool plan;
+    bool plan, list_tensors;
     char dump_gradients[PATH_LENGTH];
     char config[PATH_LENGTH];
     bool help, version;
@@ -142,6 +146,9 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 
 // Says which options on the command line or in the file have no effect without a GPU.
 void options_note_gpu_only(const Options *options);
+
+// Whether a row says what to do now rather than what the run is.
+bool option_is_action(const OptionRow *row);
 
 void options_print(const Options *options, FILE *out);        // the echo, as options, by group
 void options_write_config(const Options *options, FILE *out); // a file for --config

@@ -113,6 +113,14 @@ static inline bool fp8_slot_is_fixed(const ModelConfig *config, int slot) {
 }
 Fp8Slot fp8_fixed_slot(const Precision *precision, const Options *options);
 
+// Whether the slot's tensor is quantised at all; and whether by a scale that follows its ranges.
+static inline bool fp8_slot_in_use(const Precision *p, int slot) {
+    return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
+}
+static inline bool fp8_slot_follows(const Precision *p, int slot) {
+    return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p->config, slot);
+}
+
 // The pass of evaluations and samples.
 Pass eval_pass(const Options *options);
 

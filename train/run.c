@@ -25,59 +25,24 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
+void run_print_size(const Run *run) {
+    printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
+           (long long)run->layout.num_parameters, flops_per_token(&run->config));
+}
+
 void run_announce(const Run *run) {
     Error err;
     if (run->options.list_checkpoints) {
         if (!checkpoint_list(run->options.save, &err)) { die("%s", err.text); }
         exit(EXIT_SUCCESS);
     }
+    if (run->options.list_tensors) {
+        hf_list(&run->layout, stdout);
+        exit(EXIT_SUCCESS);
+    }
     options_print(&run->options, stdout);
     precision_print(&run->precision);
-}
-
-static void open_data(Run *run) {
-    const Options *o = &run->options;
-    Error err;
-    if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
-    if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size, &err)) {
-        die("--data %s", err.text);
-    }
-    if (run->train_data.windows < o->global_batch_size) {
-        die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
-            "more data or a smaller batch",
-            o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
-    }
-    run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
-    printf("  training    %lld tokens in %d shard%s, %lld sequences an epoch\n",
-           (long long)run->train_data.tokens, run->train_data.num_shards,
-           run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
-    if (o->valid_data[0] == '\0') { return; }
-    if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size, &err)) {
-        die("--valid-data %s", err.text);
-    }
-    run->valid = (Loader){&run->valid_data, 0, false};
-    run->has_valid = true;
-    printf("  validation  %lld tokens, %lld sequences an evaluation\n",
-           (long long)run->valid_data.tokens, (long long)run_eval_samples(run));
-}
-
-static void open_tokenizer(Run *run) {
-    const Options *o = &run->options;
-    char path[PATH_LENGTH];
-    Error err;
-    path_format(path, "%s", o->tokenizer);
-    if (o->tokenizer[0] == '\0') {
-        const char *slash = strrchr(o->data, '/');
-        int folder = slash != NULL ? (int)(slash - o->data) + 1 : 0;
-        path_format(path, "%.*stokenizer.bin", folder, o->data);
-        if (!path_exists(path)) { return; }
-    }
-    if (!tokenizer_open(&run->tokenizer, path, &err)) { die("--tokenizer %s", err.text); }
-    if (run->tokenizer.vocab > run->config.vocab) {
-        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
-            run->tokenizer.vocab, run->config.vocab);
-    }
-    run->has_tokenizer = true;
+    if (run->options.plan) { run_print_size(run); }
 }
 
 // A run that starts from nothing would write over another's checkpoints, and prune them.
@@ -93,7 +58,7 @@ static void refuse_a_taken_folder(const Options *o) {
 }
 
 static bool saves(const Options *o) {
-    return o->save[0] != '\0' && !o->sample_only;
+    return o->save[0] != '\0' && !o->sample_only && !o->eval_only;
 }
 
 static void open_metrics(Run *run) {
@@ -131,12 +96,12 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters\n", device,
            (long long)run->layout.num_parameters);
     run_beat(run, DOING_WORK, "opening the data");
-    open_data(run);
+    run_open_data(run);
     ranks_check_data(run);
-    open_tokenizer(run);
     open_save_folder(run);
     ranks_check_folder(run);
     run_catch_signals();
+    if (run->train_data.windows == 0) { return; }
     int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
     if (run->ranks > 1) {
         printf("  ranks       %d, --zero-stage %d\n", run->ranks, o->zero_stage);
@@ -171,7 +136,9 @@ int run_close(Run *run) {
     metrics_close(&run->metrics);
     dataset_close(&run->train_data);
     dataset_close(&run->valid_data);
+    choice_sets_close(&run->choices);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+    free(run->prompt);
     run_free_configuration(run);
     group_close(run->group);
     return status;
@@ -226,7 +193,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     if (!checkpoint_match(checkpoint, o, &run->layout, &err)) { die("%s", err.text); }
-    if (checkpoint->data_windows != run->train_data.windows) {
+    if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows) {
         printf(
             "  --data has %lld sequences, had %lld in the checkpoint: they come in another order\n",
             (long long)run->train_data.windows, (long long)checkpoint->data_windows);
@@ -238,6 +205,17 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     bool restored = restore(run, checkpoint);
     record_start(run);
     return restored;
+}
+
+void run_first_weights(const Run *run, float *weights) {
+    const Options *o = &run->options;
+    Error err;
+    if (o->load[0] == '\0') {
+        model_init(&run->layout, weights, (uint64_t)o->seed);
+        return;
+    }
+    if (!hf_load(o->load, &run->layout, weights, &err)) { die("--load %s", err.text); }
+    printf("starting from the weights of %s\n", o->load);
 }
 
 int run_micro_batches(const Run *run) {
@@ -326,13 +304,14 @@ void run_report_eval(Run *run, double loss, double seconds) {
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
-    printf("%seval after step %lld | valid loss %.4f%s | %.1f s\n",
+    printf("%seval after step %lld | valid loss %.4f%s | perplexity %.4g | %.1f s\n",
            isatty(STDOUT_FILENO) ? "\r\033[K" : "", (long long)p->step, loss, best ? " (best)" : "",
-           seconds);
+           exp(loss), seconds);
     fflush(stdout);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);
+    metrics_number(r, "perplexity", exp(loss));
     metrics_number(r, "seconds", seconds);
     metrics_end(&run->metrics, r);
 }
@@ -357,6 +336,8 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.precision = &run->precision;
     s.progress = *p;
     s.data_windows = run->train_data.windows;
+    s.tokenizer_folder = run->has_tokenizer ? run->tokenizer_folder : NULL;
+    s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
     s.best = run_should_eval(run) && p->valid_loss == p->best_valid_loss;
     s.rank = run->rank;
     s.ranks = run->ranks;

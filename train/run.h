@@ -4,6 +4,7 @@
 #define LLM8_RUN_H
 
 #include "../checkpoints/checkpoint.h"
+#include "../dataloader/choices.h"
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"
 #include "group.h"
@@ -26,6 +27,9 @@ typedef struct {
     Loader train, valid;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
+    char tokenizer_folder[PATH_LENGTH]; // where tokenizer.bin was found
+    int *prompt, prompt_length;         // the tokens that samples start with
+    ChoiceSets choices;                 // --eval-choices
 
     Metrics metrics;
     Saver saver;
@@ -51,15 +55,21 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
 void run_free_configuration(Run *run);
 // Prints them. --list-checkpoints is answered here.
 void run_announce(const Run *run);
+// Parameters, and FLOPs to train on a token; scripts/estimate reads them from --plan.
+void run_print_size(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 // Several ranks: data and folder must be the same on all.
 void run_start(Run *run, const char *device);
+// The data of run_start.
+void run_open_data(Run *run);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 
 // Opens the checkpoint that --resume names, if there is one, and takes its progress over. Where the
 // run starts goes into metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
+// Where there is none: the weights of --load, or else random ones.
+void run_first_weights(const Run *run, float *weights);
 
 // inputs, targets [B,T] of micro-batch `micro` of the present step, or of the one `ahead` steps on.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
@@ -102,6 +112,22 @@ void run_report_eval(Run *run, double loss, double seconds);
 bool run_counts_fp8(const Run *run, int64_t step);
 void run_report_fp8(Run *run, const Fp8Counts *counts);
 
+// How a trainer takes part in scoring multiple-choice sets.
+typedef struct {
+    void *trainer;
+    // losses [B,T] of the targets; 0 where a target is -1. B x T is at most a micro-batch's tokens.
+    void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
+                   float *losses);
+    void (*sum)(void *trainer, int64_t *values, int n); // over the ranks; NULL: there is one
+} ChoiceModel;
+
+// Adds to counts: the questions, those answered rightly by the sum of an answer's losses, and by
+// their mean.
+void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
+
+// Scores every set of --eval-choices, prints and writes the records.
+void run_score_choices(Run *run, ChoiceModel model);
+
 // Whether something besides the next step waits for the report of step number `step` (counted as
 // progress counts): an evaluation, a sample, a save, the end.
 bool run_needs_result(const Run *run, int64_t step);
@@ -111,9 +137,16 @@ bool run_should_save(const Run *run);
 // Starts the save and says so.
 void run_save(Run *run, const Snapshot *snapshot);
 
-// Prints one token of a sample as text, or its id where there is no tokenizer.
-void run_print_token(const Run *run, int token);
-int run_first_token(const Run *run); // the end of text, where a sample starts
+// The logits [V] of the token after tokens[0..n), n <= seq_length; they are used before the next
+// call.
+typedef const float *(*NextLogits)(void *trainer, const int *tokens, int n);
+
+// Prints a sample: --sample-prompt, then what the model makes of it, as text, or as ids where there
+// is no tokenizer. It starts with the end of text, as documents do.
+void run_sample(Run *run, NextLogits next_logits, void *trainer);
+
+// What a sample starts with, into run->prompt.
+bool run_encode_prompt(Run *run, Error *err);
 
 // The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
 int sample_token(const Options *options, const float *logits, float *scratch, int V, int64_t place);

@@ -1,4 +1,5 @@
-// Choosing and printing the tokens of a sample.
+// Samples: what they start with, choosing tokens, printing them.
+#include "../dataloader/encoder.h"
 #include "rng.h"
 #include "run.h"
 
@@ -6,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void run_print_token(const Run *run, int token) {
+static void print_token(const Run *run, int token) {
     if (!run->has_tokenizer) {
         printf("%d ", token);
         return;
@@ -17,8 +18,46 @@ void run_print_token(const Run *run, int token) {
     if (token == run->tokenizer.end_of_text) { printf("\n---\n"); }
 }
 
-int run_first_token(const Run *run) {
-    return run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
+bool run_encode_prompt(Run *run, Error *err) {
+    const char *text = run->options.sample_prompt;
+    size_t bytes = strlen(text);
+    run->prompt = malloc_or_die((bytes + 1) * sizeof(int));
+    run->prompt[0] = run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
+    run->prompt_length = 1;
+    if (bytes == 0) { return true; }
+    if (!run->has_tokenizer) {
+        return fail(err, "--sample-prompt: there is no tokenizer.bin beside the shards to encode "
+                         "it with (--tokenizer)");
+    }
+    Encoder e;
+    Error why;
+    if (!encoder_open(&e, &run->tokenizer, &why)) {
+        return fail(err, "--sample-prompt: the tokenizer in %s: %s", run->tokenizer_folder,
+                    why.text);
+    }
+    run->prompt_length += (int)encoder_encode(&e, (const unsigned char *)text, bytes,
+                                              run->prompt + 1);
+    encoder_close(&e);
+    return true;
+}
+
+void run_sample(Run *run, NextLogits next_logits, void *trainer) {
+    const Options *o = &run->options;
+    int V = run->config.vocab, count = run->prompt_length;
+    int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
+    float *scratch = malloc_or_die((size_t)V * sizeof(float));
+    memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
+    printf("sample after step %lld:\n%s", (long long)run->progress.step, o->sample_prompt);
+    for (int i = 0; i < o->sample_length; i++, count++) {
+        int n = (int)min64(count, run->config.seq_length);
+        const float *logits = next_logits(trainer, tokens + count - n, n);
+        tokens[count] = sample_token(o, logits, scratch, V, i);
+        print_token(run, tokens[count]);
+        fflush(stdout);
+    }
+    printf("\n");
+    free(tokens);
+    free(scratch);
 }
 
 static int compare_descending(const void *a, const void *b) {

@@ -1,0 +1,285 @@
+#include "encoder.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---- tokens by their bytes ----------------------------------------------------------------------
+
+static uint64_t hash_bytes(const unsigned char *bytes, size_t n) { // FNV-1a
+    uint64_t hash = 14695981039346656037ull;
+    for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
+    return hash ^ (hash >> 29);
+}
+
+// The place of these bytes in the table, or the empty one where they belong.
+static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n) {
+    size_t place = hash_bytes(bytes, n) & e->mask;
+    for (; e->table[place] >= 0; place = (place + 1) & e->mask) {
+        int length;
+        const unsigned char *other = tokenizer_decode(e->tokenizer, e->table[place], &length);
+        if ((size_t)length == n && memcmp(other, bytes, n) == 0) { break; }
+    }
+    return place;
+}
+
+static int find_token(const Encoder *e, const unsigned char *bytes, size_t n) {
+    return n > 0 && n <= 255 ? e->table[find_place(e, bytes, n)] : -1;
+}
+
+static void fill_table(Encoder *e) {
+    const Tokenizer *t = e->tokenizer;
+    size_t room = 16;
+    while (room < 2 * (size_t)t->vocab) { room *= 2; }
+    e->mask = room - 1;
+    e->table = malloc_or_die(room * sizeof(int));
+    for (size_t i = 0; i < room; i++) { e->table[i] = -1; }
+    for (int id = 0; id < t->vocab; id++) {
+        int length;
+        const unsigned char *bytes = tokenizer_decode(t, id, &length);
+        size_t place = find_place(e, bytes, (size_t)length);
+        if (length > 0 && e->table[place] < 0) { e->table[place] = id; } // the first of two alike
+    }
+}
+
+bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
+    *e = (Encoder){.tokenizer = t};
+    if (t->cut == CUT_UNKNOWN) {
+        return fail(err, "it can turn tokens into text, but does not say how text is cut into "
+                         "tokens; scripts/prepare_data writes one that does, for byte, GPT-2 and "
+                         "Llama 3 vocabularies");
+    }
+    fill_table(e);
+    for (int byte = 0; byte < 256; byte++) {
+        unsigned char text = (unsigned char)byte;
+        e->byte_id[byte] = find_token(e, &text, 1);
+        if (e->byte_id[byte] < 0) {
+            encoder_close(e);
+            return fail(err, "no token is byte %d alone, so not every text can be encoded", byte);
+        }
+    }
+    for (int i = 0; i < t->num_ranges && t->ranges[i].first < 128; i++) {
+        const CharacterRange *r = &t->ranges[i];
+        for (uint32_t c = r->first; c <= r->last && c < 128; c++) {
+            e->ascii[c] = (unsigned char)r->class_id;
+        }
+    }
+    return true;
+}
+
+void encoder_close(Encoder *e) {
+    free(e->table);
+    free(e->end);
+    free(e->before);
+    free(e->heap);
+    *e = (Encoder){0};
+}
+
+// ---- characters ---------------------------------------------------------------------------------
+
+typedef struct {
+    uint32_t code;
+    int bytes;
+    CharacterClass class_id;
+} Character;
+
+static CharacterClass class_of(const Encoder *e, uint32_t code) {
+    const Tokenizer *t = e->tokenizer;
+    if (code < 128) { return (CharacterClass)e->ascii[code]; }
+    int low = 0, high = t->num_ranges - 1;
+    while (low <= high) {
+        int middle = (low + high) / 2;
+        const CharacterRange *r = &t->ranges[middle];
+        if (code < r->first) {
+            high = middle - 1;
+        } else if (code > r->last) {
+            low = middle + 1;
+        } else {
+            return (CharacterClass)r->class_id;
+        }
+    }
+    return CLASS_OTHER;
+}
+
+// The character at p; a byte that begins none is one by itself. At the end: no bytes.
+static Character character_at(const Encoder *e, const unsigned char *p, const unsigned char *end) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const Character stray = {0xfffd, 1, CLASS_OTHER};
+    if (p >= end) { return (Character){0, 0, CLASS_OTHER}; }
+    if (*p < 0x80) { return (Character){*p, 1, (CharacterClass)e->ascii[*p]}; }
+    int bytes = *p >= 0xf0 ? 4 : (*p >= 0xe0 ? 3 : 2);
+    if (*p < 0xc2 || *p > 0xf4 || end - p < bytes) { return stray; }
+    uint32_t code = *p & (0xffu >> (bytes + 1));
+    for (int i = 1; i < bytes; i++) {
+        if ((p[i] & 0xc0) != 0x80) { return stray; }
+        code = code << 6 | (p[i] & 0x3fu);
+    }
+    if (code < least[bytes] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) {
+        return stray;
+    }
+    return (Character){code, bytes, class_of(e, code)};
+}
+
+// ---- words --------------------------------------------------------------------------------------
+
+// The end of the run of one class from p on, of at most `most` characters.
+static const unsigned char *skip_class(const Encoder *e, const unsigned char *p,
+                                       const unsigned char *end, CharacterClass class_id,
+                                       int64_t most) {
+    for (Character c; most > 0 && p < end; p += c.bytes, most--) {
+        c = character_at(e, p, end);
+        if (c.class_id != class_id) { break; }
+    }
+    return p;
+}
+
+static size_t contraction_length(const unsigned char *p, const unsigned char *end, bool any_case) {
+    static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
+    unsigned char fold = any_case ? 0x20 : 0;
+    if (p >= end || *p != '\'') { return 0; }
+    for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
+        const char *ending = endings[i];
+        size_t n = strlen(ending), same = 0;
+        while (same < n && p + 1 + same < end && (p[1 + same] | fold) == ending[same]) { same++; }
+        if (same == n) { return 1 + n; }
+    }
+    return 0;
+}
+
+// \s+(?!\S)|\s+ : white space leaves its last character to the word that follows.
+static const unsigned char *end_of_space(const Encoder *e, const unsigned char *p,
+                                         const unsigned char *end) {
+    const unsigned char *last = p, *at = p;
+    while (at < end) {
+        Character c = character_at(e, at, end);
+        if (c.class_id != CLASS_SPACE) { break; }
+        last = at;
+        at += c.bytes;
+    }
+    return at == end || last == p ? at : last;
+}
+
+// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+static const unsigned char *gpt2_word(const Encoder *e, const unsigned char *p,
+                                      const unsigned char *end) {
+    size_t contraction = contraction_length(p, end, false);
+    if (contraction > 0) { return p + contraction; }
+    const unsigned char *from = *p == ' ' && p + 1 < end ? p + 1 : p;
+    Character first = character_at(e, from, end);
+    if (first.class_id == CLASS_SPACE) { return end_of_space(e, p, end); }
+    return skip_class(e, from, end, first.class_id, INT64_MAX);
+}
+
+static bool is_newline(unsigned char c) {
+    return c == '\r' || c == '\n';
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
+// |\s*[\r\n]+|\s+(?!\S)|\s+
+static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p,
+                                        const unsigned char *end) {
+    size_t contraction = contraction_length(p, end, true);
+    if (contraction > 0) { return p + contraction; }
+    Character first = character_at(e, p, end), next = character_at(e, p + first.bytes, end);
+    bool leads = next.bytes > 0 && next.class_id == CLASS_LETTER && !is_newline(*p);
+    if (first.class_id == CLASS_LETTER || (leads && first.class_id != CLASS_NUMBER)) {
+        return skip_class(e, p + first.bytes, end, CLASS_LETTER, INT64_MAX);
+    }
+    if (first.class_id == CLASS_NUMBER) { return skip_class(e, p, end, CLASS_NUMBER, 3); }
+    bool after_space = *p == ' ' && next.bytes > 0 && next.class_id == CLASS_OTHER;
+    if (first.class_id == CLASS_OTHER || after_space) {
+        p = skip_class(e, p + first.bytes, end, CLASS_OTHER, INT64_MAX);
+        while (p < end && is_newline(*p)) { p++; }
+        return p;
+    }
+    const unsigned char *space = skip_class(e, p, end, CLASS_SPACE, INT64_MAX), *line = space;
+    while (line > p && !is_newline(line[-1])) { line--; }
+    return line > p ? line : end_of_space(e, p, end);
+}
+
+// ---- merging ------------------------------------------------------------------------------------
+
+static void heap_push(Encoder *e, Merge merge) {
+    size_t at = e->heap_count++;
+    for (; at > 0 && e->heap[(at - 1) / 2].key > merge.key; at = (at - 1) / 2) {
+        e->heap[at] = e->heap[(at - 1) / 2];
+    }
+    e->heap[at] = merge;
+}
+
+static Merge heap_pop(Encoder *e) {
+    Merge top = e->heap[0], last = e->heap[--e->heap_count];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < e->heap_count; at = child) {
+        if (child + 1 < e->heap_count && e->heap[child + 1].key < e->heap[child].key) { child++; }
+        if (e->heap[child].key >= last.key) { break; }
+        e->heap[at] = e->heap[child];
+    }
+    e->heap[at] = last;
+    return top;
+}
+
+// Puts the merge of the token at `left` with the one after it on the heap, if there is one.
+static void offer(Encoder *e, const unsigned char *word, int n, int left) {
+    int middle = left >= 0 ? e->end[left] : n;
+    if (middle >= n) { return; }
+    int id = find_token(e, word + left, (size_t)(e->end[middle] - left));
+    if (id < 0) { return; }
+    heap_push(e, (Merge){(uint64_t)(uint32_t)id << 32 | (uint32_t)left, e->end[middle]});
+}
+
+static void make_room(Encoder *e, size_t bytes) {
+    if (bytes <= e->room) { return; }
+    e->room = 2 * bytes;
+    e->end = realloc_or_die(e->end, e->room * sizeof(int));
+    e->before = realloc_or_die(e->before, e->room * sizeof(int));
+    e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge)); // each merge offers two more
+}
+
+static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *tokens) {
+    int whole = find_token(e, word, (size_t)n);
+    if (whole >= 0) {
+        tokens[0] = whole;
+        return 1;
+    }
+    make_room(e, (size_t)n);
+    e->heap_count = 0;
+    for (int i = 0; i < n; i++) {
+        e->end[i] = i + 1;
+        e->before[i] = i - 1;
+    }
+    for (int i = 0; i + 1 < n; i++) { offer(e, word, n, i); }
+    while (e->heap_count > 0) {
+        Merge merge = heap_pop(e);
+        int left = (int)(uint32_t)merge.key, middle = e->end[left];
+        // out of date where a token of the pair has merged with another since
+        if (middle <= left || middle >= n || e->end[middle] != merge.right) { continue; }
+        e->end[left] = merge.right;
+        e->end[middle] = -1;
+        if (merge.right < n) { e->before[merge.right] = left; }
+        offer(e, word, n, e->before[left]);
+        offer(e, word, n, left);
+    }
+    int64_t count = 0;
+    for (int i = 0; i < n; i = e->end[i]) {
+        tokens[count++] = find_token(e, word + i, (size_t)(e->end[i] - i));
+    }
+    return count;
+}
+
+int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens) {
+    enum { LONGEST = 1 << 30 };
+    const unsigned char *end = text + bytes;
+    int64_t count = 0;
+    if (e->tokenizer->cut == CUT_BYTES) {
+        for (size_t i = 0; i < bytes; i++) { tokens[i] = e->byte_id[text[i]]; }
+        return (int64_t)bytes;
+    }
+    while (text < end) {
+        const unsigned char *stop = e->tokenizer->cut == CUT_GPT2 ? gpt2_word(e, text, end)
+                                                                  : llama3_word(e, text, end);
+        if (stop - text > LONGEST) { stop = text + LONGEST; }
+        count += encode_word(e, text, (int)(stop - text), tokens + count);
+        text = stop;
+    }
+    return count;
+}

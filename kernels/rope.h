@@ -1,0 +1,36 @@
+// The angles of the rotary embedding (Su et al., "RoFormer", 2021), for both trainers: computed
+// once on the host, in double, and kept as a table.
+//
+// Pair i of a head of size D turns by theta^(-2i/D) radians a position. Scaling stretches a model
+// to longer sequences than it was first trained on: linear divides every angle by factor (Chen et
+// al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023);
+// llama3 (Llama 3.1) only those of pairs that turn fewer than low_factor times over original_length
+// positions, leaves those that turn more than high_factor times, and goes from one to the other
+// between the two.
+#ifndef LLM8_ROPE_H
+#define LLM8_ROPE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { ROPE_UNSCALED, ROPE_LINEAR, ROPE_LLAMA3 } RopeScaling;
+
+typedef struct {
+    double theta;
+    RopeScaling scaling;
+    double factor, low_factor, high_factor;
+    int original_length;
+} Rope;
+
+// frequencies: [D/2], radians a position.
+void rope_frequencies(double *frequencies, int D, const Rope *rope);
+
+// table: [T,D], for each position the cosines of its D/2 angles, then the sines.
+void rope_table(float *table, int T, int D, const Rope *rope);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,162 @@
+"""Multiple-choice sets for the trainers' --eval-choices: what scripts/prepare_choices does.
+dataloader/choices.h has the format."""
+
+import json
+import os
+import struct
+
+import numpy
+
+from . import downloads, shards, sources
+from .command_line import Parser
+from .environment import die
+from .tokenizer_kinds import open_vocabulary
+
+MAGIC, START = 20240522, 65535
+HELLASWAG = downloads.RAW + "/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+# where a question, its answers and the right one stand, in the sets that people publish
+CONTEXTS = ["ctx", "context", "question", "query", "prompt", "goal", "sentence"]
+ANSWERS = ["endings", "choices", "options", "answers"]
+LABELS = ["label", "answerKey", "gold", "answer", "target"]
+
+
+class BadRow(Exception):
+    """A row that is no question."""
+
+
+def find(row, wanted, usual, what):
+    for name in [wanted] if wanted else usual:
+        if name in row:
+            return row[name]
+    raise BadRow(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)}")
+
+
+def read_row(row, o):
+    """(context, answers, which is right) of a row in any usual form."""
+    context = find(row, o.context_field, CONTEXTS, "question")
+    answers = find(row, o.choices_field, ANSWERS, "list of answers")
+    label = find(row, o.label_field, LABELS, "right answer")
+    names = None
+    if isinstance(answers, dict):  # ARC: {"text": [...], "label": ["A", ...]}
+        names, answers = answers.get("label"), answers.get("text")
+    if not isinstance(context, str) or not context.strip():
+        raise BadRow("the question is no text")
+    if not isinstance(answers, list) or len(answers) < 2 or not all(
+            isinstance(answer, str) and answer.strip() for answer in answers):
+        raise BadRow("the answers are no list of texts")
+    names = [str(name) for name in names or range(len(answers))]
+    label = str(label)
+    if label not in names and len(label) == 1 and "A" <= label <= "Z":
+        label = str(ord(label) - ord("A"))
+    if label not in names:
+        raise BadRow(f"the right answer is {label}, none of {', '.join(names)}")
+    return context, answers, names.index(label)
+
+
+def rows_of(path):
+    """Rows of a .jsonl (also .gz, .zst) or .parquet."""
+    kind = sources.kind_of(path)
+    if kind == "lines":
+        with sources.open_lines(path) as file:
+            for line in file:
+                if line.strip():
+                    yield json.loads(line)
+    elif kind == "parquet":
+        with sources.parquet_file(path) as file:
+            for batch in file.iter_batches(256):
+                yield from batch.to_pylist()
+    else:
+        die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
+
+
+def encode_row(vocabulary, row, before):
+    """The numbers of a question after its first two. An answer begins with the space before it."""
+    context, answers, label = row
+    tokens = before + list(vocabulary.encode(context))
+    numbers = [label, len(answers), len(tokens), *tokens]
+    for answer in answers:
+        tokens = list(vocabulary.encode(" " + answer))
+        numbers += [len(tokens), *tokens]
+    return numbers
+
+
+def write_set(path, questions, dtype, mark):
+    """questions: rows of numbers as encode_row makes them."""
+    parts, longest = [], 0
+    for place, numbers in enumerate(questions):
+        size = (3 + len(numbers)) * dtype.itemsize
+        longest = max(longest, size)
+        if dtype.itemsize == 2 and size > 65535:
+            raise BadRow(f"question {place} has {size} bytes of tokens, more than 65535")
+        row = [START, size, place & 65535 if dtype.itemsize == 2 else place, *numbers]
+        parts.append(numpy.array(row, dtype=dtype).tobytes())
+    header = struct.pack("<4iI", MAGIC, dtype.itemsize // 2, len(parts), longest, mark)
+    shards.write_durably(path, [header.ljust(1024, b"\0"), *parts])
+
+
+def parser():
+    p = Parser(
+        prog="scripts/prepare_choices",
+        description="Turns a multiple-choice set into the file that the trainers score with "
+                    "--eval-choices.",
+        epilog="A row is a question (ctx, question, ...), a list of answers (endings, choices, ...)"
+               "\nand which is right (label, answerKey, ...: its number from 0, or its letter),\n"
+               "as HellaSwag, ARC and others publish them. Give --tokenizer the tokenizer.json\n"
+               "that prepare_data left beside the shards, so that the tokens are the same.")
+    p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
+    p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
+    p.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
+                   help="as scripts/prepare_data takes it [gpt2]")
+    p.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
+    p.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt, with it")
+    p.add_argument("--end-of-text", metavar="TOKEN", help="the tokenizer's special token for it")
+    p.add_argument("--before", default="none", metavar="TOKEN",
+                   help="put before each question [none, as others score]")
+    p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands")
+    p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
+    p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
+    p.add_argument("--downloads", default="data/downloads", metavar="DIR",
+                   help="where known sets are kept [data/downloads]")
+    p.add_argument("--mirror", default="", metavar="URL", help="a host that has what GitHub has")
+    return p
+
+
+def read_questions(path, o, vocabulary, before):
+    questions = []
+    try:
+        for place, row in enumerate(rows_of(path)):
+            if not isinstance(row, dict):
+                raise BadRow("no JSON object")
+            questions.append(encode_row(vocabulary, read_row(row, o), before))
+    except BadRow as bad:
+        die(f"{path}: row {place}: {bad} (--context-field, --choices-field, --label-field)")
+    except sources.BadSource as bad:
+        die(str(bad))
+    except (ValueError, EOFError, OSError) as error:
+        die(f"{path}: damaged after {len(questions)} rows ({sources.first_line(error)}); download "
+            "it again")
+    if not questions:
+        die(f"{path}: no questions in it")
+    return questions
+
+
+def main():
+    o = parser().parse_args()
+    path = o.source
+    if path == "hellaswag" and not os.path.exists(path):
+        downloader = downloads.Downloader(path, os.path.join(o.downloads, path), o.mirror)
+        path = downloader.file(HELLASWAG, os.path.basename(HELLASWAG))
+    if not os.path.exists(path):
+        die(f"{path}: no such file; give one, or hellaswag")
+    words = {key: getattr(o, key) for key in ("tokenizer", "vocab_file", "merge_file",
+                                              "end_of_text", "downloads", "mirror")}
+    vocabulary = open_vocabulary(words)
+    before = [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
+    questions = read_questions(path, o, vocabulary, before)
+    os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
+    try:
+        write_set(o.output, questions, shards.token_type(vocabulary.size), vocabulary.mark())
+    except BadRow as bad:
+        die(f"{path}: {bad}; shorten it")
+    print(f"{o.output}: {len(questions)} questions, tokenizer {vocabulary.name}")
+    print(f"score them with --eval-choices {o.output}, during a run or with --eval-only")

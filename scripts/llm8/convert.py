@@ -1,0 +1,40 @@
+"""The command line of scripts/convert_hf."""
+
+import os
+
+from . import downloads, hugging_face
+from .command_line import Parser
+
+
+def parser():
+    p = Parser(
+        prog="scripts/convert_hf",
+        description="Hugging Face models into this house.",
+        epilog="Supported: " + hugging_face.SUPPORTED + "\n\n"
+               "The way back needs no conversion: every checkpoint folder has model.safetensors,\n"
+               "config.json and, where it is known, tokenizer.json: give it to transformers.")
+    commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    one = commands.add_parser("import", help="a model's folder, or OWNER/NAME on the Hub, into a "
+                              "start for the trainers' --load")
+    one.add_argument("model", metavar="DIR|OWNER/NAME")
+    one.add_argument("--output", required=True, metavar="DIR", help="where the start goes")
+    one.add_argument("--downloads", default="data/downloads", metavar="DIR",
+                     help="where models from the Hub are kept [data/downloads]")
+    one.add_argument("--mirror", default="", metavar="URL", help="a host that has what the Hub has")
+    return p
+
+
+def main():
+    o = parser().parse_args()
+    folder = o.model
+    if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
+        folder = downloads.fetch_model(o.model, o.downloads, o.mirror)
+    options, tensors = hugging_face.import_model(folder, o.output)
+    count = 0
+    for tensor in tensors.values():
+        count += tensor.size // hugging_face.DTYPES[tensor.dtype]
+    kinds = sorted({tensor.dtype for tensor in tensors.values()})
+    bare = "" if "tokenizer" in options else "; no tokenizer.json beside it"
+    print(f"{o.output}: {options['arch']}, {count:,} parameters in {len(tensors)} tensors, "
+          f"{', '.join(kinds)}{bare}")
+    print(f"start from it with --config {os.path.join(o.output, 'options.txt')} --data ...")

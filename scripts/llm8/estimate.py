@@ -1,0 +1,232 @@
+"""What a training would take: parameters and FLOPs from the CPU trainer's --plan, memory from the
+GPU trainer's, speed from the recorded benchmarks. What scripts/estimate does; it needs no packages.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+
+from .command_line import Parser
+from .environment import ROOT, die
+
+PRECISIONS = {
+    "bf16": ["--bf16"],
+    "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"],
+    "fp8-head": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-lm-head"],
+    "fp8-tensorwise": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
+}
+KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
+        "micro_batch", "machine")
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def parser():
+    p = Parser(
+        prog="scripts/estimate",
+        description="Parameters, FLOPs, memory, tokens/s and days of a training.",
+        epilog="Everything else goes to the trainer, which knows the model:\n"
+               "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
+               "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
+               "--recompute block")
+    p.add_argument("--tokens", required=True, metavar="N", help="to train on: 300e6, 10B, 1.5T")
+    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]")
+    p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
+                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
+    p.add_argument("--price", type=float, default=0, metavar="X", help="of a GPU for an hour")
+    p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
+                   metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
+    return p
+
+
+def count_of(text, option):
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmbt]?)", text.strip().lower())
+    try:
+        value = float(found[1]) * UNITS[found[2]]
+    except (TypeError, ValueError):
+        value = 0
+    if value < 1:
+        die(f"{option} {text}: must be a number of them, like 300e6, 10B or 1.5T")
+    return value
+
+
+def gpus_of(text):
+    parts = text.split(",")
+    if not all(part.isdigit() and 0 < int(part) <= 4096 for part in parts):
+        die(f"--gpus {text}: must be whole numbers from 1 to 4096, with commas between")
+    return [int(part) for part in parts]
+
+
+def precisions_of(text):
+    for name in text.split(","):
+        if name not in PRECISIONS:
+            die(f"--precision {name}: must be of {', '.join(PRECISIONS)}")
+    return text.split(",")
+
+
+# ---- what the trainers say -----------------------------------------------------------------------
+
+
+def trainer(name):
+    return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
+
+
+def plan_of(name, options):
+    """The text of a trainer's --plan, or None and its refusal."""
+    done = subprocess.run([trainer(name), *options, "--plan"], capture_output=True, text=True,
+                          check=False)
+    if done.returncode != 0:
+        return None, done.stderr.strip().removeprefix("error: ") or f"{name} --plan failed"
+    return done.stdout, ""
+
+
+def size_of(options):
+    """Parameters, and FLOPs to train on a token."""
+    if not os.path.exists(trainer("train_gpt")):
+        die(f"{trainer('train_gpt')} is not built: run make")
+    text, refusal = plan_of("train_gpt", options)
+    if text is None:
+        die(refusal)
+    parameters = re.search(r"^  parameters +(\d+)$", text, re.MULTILINE)
+    flops = re.search(r"^  FLOPs a token +(\S+)$", text, re.MULTILINE)
+    if not parameters or not flops:
+        die(f"{trainer('train_gpt')} is older than this script: run make")
+    return int(parameters[1]), float(flops[1])
+
+
+def memory_of(options, gpus):
+    """What the GPU trainer plans, as it prints it; or "-" and why it does not."""
+    if not os.path.exists(trainer("train_gptcu")):
+        return "-", "memory: make train_gptcu, whose plan it is"
+    if gpus > 1:
+        options = [*options, "--gpus", str(gpus)]
+    text, refusal = plan_of("train_gptcu", options)
+    found = re.findall(r"^  all +(\S+ \S+)$", text or "", re.MULTILINE)
+    return (found[-1], "") if found else ("-", f"memory on {gpus} GPUs: {refusal}")
+
+
+# ---- what was measured ---------------------------------------------------------------------------
+
+
+def read_records(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        die(f"--bench {path}: {error.strerror}")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            record["flops_per_token"] = (record["tflops"] * 1e12 * record["gpus"] /
+                                         record["tokens_per_s"])
+            records.append({key: record[key] for key in (*KEYS, "flops_per_token")})
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            die(f"--bench {path}, line {number}: not a record of make bench; remove the line")
+    return records
+
+
+def precision_of(record):
+    if record["precision"] == "bf16":
+        return "bf16"
+    if record["recipe"] == "tensorwise":
+        return "fp8-tensorwise"
+    return "fp8-head" if record["lm_head"] == "fp8" else "fp8"
+
+
+def newest(records, precision, gpus):
+    """By model, the last record of this precision on so many GPUs."""
+    found = {}
+    for record in records:
+        if precision_of(record) == precision and record["gpus"] == gpus:
+            if record["model"] not in found or record["date"] >= found[record["model"]]["date"]:
+                found[record["model"]] = record
+    return found
+
+
+def nearest(found, flops):
+    """The model whose FLOPs a token are nearest, by their ratio."""
+    return min(found.values(), key=lambda r: abs(math.log(r["flops_per_token"] / flops)))
+
+
+def scaling(records, precision, gpus, flops):
+    """Of a GPU's speed, what it keeps among so many, as far as was measured; and where that is
+    known from."""
+    alone = newest(records, precision, 1)
+    counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
+    for count in sorted(counts, reverse=True):
+        together = newest(records, precision, count)
+        both = {name: together[name] for name in together if name in alone}
+        if both:
+            record = nearest(both, flops)
+            kept = record["tflops"] / alone[record["model"]]["tflops"]
+            return kept, f"{100 * kept:.0f}% of one GPU's each, as {record['model']} on {count}"
+    return 1.0, f"{gpus} times one GPU's"
+
+
+def speed(records, precision, gpus, flops):
+    """(TFLOP/s a GPU, where from, micro-batch), None where nothing was measured."""
+    found = newest(records, precision, gpus)
+    factor, note = 1.0, ""
+    if not found and gpus > 1:
+        found = newest(records, precision, 1)
+    if not found:
+        return None
+    record = nearest(found, flops)
+    if record["gpus"] != gpus:
+        factor, note = scaling(records, precision, gpus, flops)
+    same = abs(record["flops_per_token"] / flops - 1) < 0.005
+    source = f"{record['model']} measured" if same else f"by the TFLOP/s of {record['model']}"
+    where = f"{source} {record['date'][:10]}" + (f", {note}" if note else "")
+    return record["tflops"] * factor, where, record["micro_batch"]
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def duration(hours):
+    return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
+
+
+def row_of(records, precision, gpus, options, size, tokens):
+    """The cells of a row, where its speed is from, GPU hours, and what is to be said of it."""
+    _, flops = size
+    measured = speed(records, precision, gpus, flops)
+    words = [*options, *PRECISIONS[precision]]
+    if measured and "--micro-batch-size" not in " ".join(options):
+        words += ["--micro-batch-size", str(measured[2])]
+    memory, note = memory_of(words, gpus)
+    if not measured:
+        return [precision, str(gpus), *"----", memory], "no such record: make bench", 0, note
+    rate = measured[0] * 1e12 * gpus / flops
+    hours = tokens / rate / 3600
+    return [precision, str(gpus), f"{rate:,.0f}", f"{measured[0]:.0f}", duration(hours),
+            f"{hours * gpus:,.0f}", memory], measured[1], hours * gpus, note
+
+
+def main():
+    o, options = parser().parse_known_args()
+    tokens = count_of(o.tokens, "--tokens")
+    gpus, precisions = gpus_of(o.gpus), precisions_of(o.precision)
+    records = read_records(o.bench)
+    size = size_of(options)
+    print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
+    print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
+          f"{tokens / size[0]:.1f} tokens a parameter\n")
+    head = ["precision", "GPUs", "tokens/s", "TFLOP/s each", "time", "GPU hours", "memory each"]
+    form = "{:15}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
+    print(form.format(*head) + ("       cost" if o.price else "") + "  speed from")
+    notes = []
+    for precision in precisions:
+        for count in gpus:
+            cells, source, hours, note = row_of(records, precision, count, options, size, tokens)
+            cost = f"{hours * o.price:>11,.0f}" if o.price else ""
+            print(form.format(*cells) + cost + "  " + source)
+            notes += [note] if note and note not in notes else []
+    machines = sorted({record["machine"]["gpu"] for record in records})
+    if machines:
+        notes.insert(0, f"speeds are those of {', '.join(machines)} in {o.bench}")
+    print("".join(f"\n{note}" for note in notes))

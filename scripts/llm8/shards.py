@@ -1,0 +1,54 @@
+"""Token shards (dataloader/shard.h has the format), and the numbers that decide their order."""
+
+import hashlib
+import os
+
+import numpy
+
+MAGIC, HEADER_BYTES = 20240520, 1024
+
+
+def token_type(vocabulary_size):
+    return numpy.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+def header(dtype, count, mark):
+    words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
+    words[:5] = MAGIC, 1 if dtype.itemsize == 2 else 2, count & 0xFFFFFFFF, count >> 32, mark
+    return words.tobytes()
+
+
+def write_durably(path, parts):
+    """Writes a file beside its name, syncs it, then gives it the name; returns its SHA-256."""
+    digest, fresh = hashlib.sha256(), path + ".new"
+    with open(fresh, "wb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+    return digest.hexdigest()
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def mixed(values):
+    """splitmix64's finalizer, of an array."""
+    values = values.astype(numpy.uint64)
+    with numpy.errstate(over="ignore"):
+        values = (values ^ (values >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return values ^ (values >> numpy.uint64(31))
+
+
+def content_hash(text):
+    """64 bits that depend on a document's text alone."""
+    content = text if isinstance(text, bytes) else text.encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# What the training recipes (run_*.sh) share: the programs, the data, one command for any launcher,
+# and the restart loop. A recipe sets name, data_set, tokenizer, model=() and training=(), perhaps
+# data_files (of the set) and adapt() (once the GPUs are counted), then calls recipe "$@".
+# Environment:
+#   GPUS=N         GPUs of each machine [all of this one]
+#   PRECISION=     fp8 [the default] or bf16
+#   LAUNCH=        self [the trainer starts its ranks], slurm [the default in a job], torchrun
+#   TORCHRUN=      options for torchrun, as --nnodes 2 --rdzv-endpoint host:29500 [--standalone]
+#   DATA=DIR       prepared data [data/NAME]   OUT=DIR  checkpoints and metrics [run/NAME_PRECISION]
+#   PREPARE=1      prepare the data and leave       DRY=1    print the command and leave
+#   SMOKE=1        a tiny model on the CPU, in seconds, over a text of our own: does it work?
+# Arguments go to the trainer, after the recipe's.
+set -u
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$scripts")
+unset MAKEFLAGS MFLAGS # the jobs of a make that calls a recipe are not ours to share
+
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+check_environment() {
+    smoke=${SMOKE:-0} precision=${PRECISION:-fp8}
+    launch=${LAUNCH:-}
+    if [[ -z $launch && -n ${SLURM_JOB_ID:-} ]]; then launch=slurm; fi
+    launch=${launch:-self}
+    case $precision in
+    bf16) numbers=(--bf16) ;;
+    fp8) numbers=(--fp8-format hybrid --fp8-recipe delayed) ;;
+    *) die "PRECISION=$precision: must be fp8 or bf16" ;;
+    esac
+    case $launch in
+    self | slurm | torchrun) ;;
+    *) die "LAUNCH=$launch: must be self, slurm or torchrun" ;;
+    esac
+    gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c .)}
+    if [[ $smoke == 1 ]]; then gpus=1; fi
+    [[ $gpus =~ ^[0-9]+$ ]] || die "GPUS=$gpus: must be a whole number"
+    if [[ $gpus -eq 0 && ${DRY:-0} != 1 && ${PREPARE:-0} != 1 ]]; then
+        die "no GPU here (nvidia-smi lists none); GPUS=N says how many, SMOKE=1 tries it on the CPU"
+    fi
+    data=${DATA:-$root/data/$name} out=${OUT:-$root/run/${name}_$precision}
+    if [[ $smoke == 1 ]]; then
+        data=${DATA:-$root/run/smoke/data} out=${OUT:-$root/run/smoke/${name}_$precision}
+    fi
+    if declare -F adapt >/dev/null; then adapt; fi
+}
+
+# What is built must be this tree's.
+build() {
+    if [[ $smoke == 1 ]]; then
+        make -s -C "$root" train_gpt tokenize make_corpus || die "the build failed"
+    elif [[ ${PREPARE:-0} != 1 ]]; then
+        make -s -C "$root" train_gpt train_gptcu || die "the build failed"
+    fi
+}
+
+prepare_data() {
+    if compgen -G "$data/train_*.bin" >/dev/null && [[ ! -d $data/.work ]]; then return; fi
+    if [[ $smoke == 1 ]]; then
+        mkdir -p "$data" || exit 1
+        "$root/make_corpus" >"$data/corpus.txt" || die "$data/corpus.txt: could not be written"
+        "$root/tokenize" --output-prefix "$data/all" "$data/corpus.txt" >/dev/null || exit 1
+        mv "$data/all_val.bin" "$data/val_00000.bin" || exit 1
+        mv "$data/all_train.bin" "$data/train_00000.bin" || exit 1
+        return
+    fi
+    # shellcheck disable=SC2154 # the recipe sets data_set and tokenizer
+    "$scripts/prepare_data" "$data_set" --download-files "${data_files:-0}" --output "$data" \
+        --downloads "$root/data/downloads" --tokenizer "$tokenizer" || exit 1
+}
+
+prepare_choices() {
+    choices=()
+    if [[ $smoke != 1 && ! -e $data/hellaswag.bin ]]; then
+        "$scripts/prepare_choices" hellaswag --output "$data/hellaswag.bin" \
+            --downloads "$root/data/downloads" --tokenizer "$data/tokenizer.json" ||
+            echo "going on without HellaSwag"
+    fi
+    if [[ -e $data/hellaswag.bin ]]; then choices=(--eval-choices "$data/hellaswag.bin"); fi
+}
+
+# Two blocks of bytes, six steps: every option of the recipe is still read. A start brings a model.
+tiny_model=(--num-layers 2 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 128
+    --vocab-size 257)
+tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-iters 6
+    --lr-warmup-iters 2 --eval-interval 3 --eval-iters 1 --save-interval 3 --sample-length 16
+    --sample-interval 3 --log-interval 1)
+
+build_command() {
+    options=("${model[@]}" "${training[@]}" "${numbers[@]}" --data "$data/train_*.bin"
+        --valid-data "$data/val_*.bin" "${choices[@]}" --save "$out")
+    if [[ $smoke == 1 ]]; then
+        if [[ " ${model[*]} " == *" llama"* ]]; then tiny_model+=(--num-query-groups 2); fi
+        if [[ -n ${START:-} ]]; then tiny_model=(); fi
+        command=("$root/train_gpt" "${options[@]}" "${tiny_model[@]}" "${tiny_run[@]}" "$@")
+    elif [[ $launch == self ]]; then
+        command=("$root/train_gptcu" "${options[@]}" --gpus "$gpus" "$@")
+    else
+        command=("$root/train_gptcu" "${options[@]}" "$@")
+    fi
+    local restart=() torchrun
+    if [[ -x $scripts/restart.sh ]]; then restart=("$scripts/restart.sh"); fi
+    case $launch in
+    self) command=("${restart[@]}" "${command[@]}") ;;
+    slurm) command=(srun --ntasks-per-node "$gpus" "${restart[@]}" "${command[@]}") ;;
+    torchrun)
+        read -r -a torchrun <<<"${TORCHRUN:---standalone}"
+        command=("${restart[@]}" torchrun "${torchrun[@]}" --nproc-per-node "$gpus" --no-python
+            "${command[@]}")
+        ;;
+    esac
+    if [[ ${#restart[@]} -eq 0 ]]; then command+=(--resume latest); fi
+}
+
+recipe() {
+    check_environment
+    if [[ ${DRY:-0} == 1 ]]; then
+        choices=()
+        build_command "$@"
+        printf '%q ' "${command[@]}"
+        echo
+        return
+    fi
+    build
+    prepare_data
+    prepare_choices
+    if [[ ${PREPARE:-0} == 1 ]]; then return; fi
+    build_command "$@"
+    if [[ $smoke != 1 ]]; then
+        "$scripts/recipe_costs" --print "$scripts/run_$name.sh" || echo "going on without costs"
+    fi
+    exec "${command[@]}"
+}

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# GPT-2 124M from nothing, on 10 billion tokens of FineWeb, as llm.c reproduced it (there:
+# validation loss 3.28, HellaSwag 29.9%).
+#   scripts/run_gpt2_124m.sh                              all GPUs of this machine, in FP8
+#   GPUS=1 PRECISION=bf16 scripts/run_gpt2_124m.sh        one GPU, in BF16
+#   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_124m.sh
+#   LAUNCH=torchrun scripts/run_gpt2_124m.sh              ranks started by torchrun
+#   SMOKE=1 scripts/run_gpt2_124m.sh                      a tiny model on the CPU
+# It goes on from its newest checkpoint after a failure, or when it is called again. The other
+# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# cost: 10.0 billion tokens, 7.98e+18 FLOPs
+# cost: no speed is recorded yet: make bench, then scripts/recipe_costs
+# shellcheck disable=SC2034 # recipe.sh uses what is set here
+here=$(dirname "$0")
+if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
+# shellcheck source=scripts/recipe.sh
+source "$here/recipe.sh"
+
+name=gpt2_124m
+data_set=fineweb
+tokenizer=gpt2
+model=(--model gpt2-124m)
+training=(
+    --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 # 524,288 tokens a step
+    --lr 6e-4 --lr-warmup-iters 700 --weight-decay 0.1 --clip-grad 1.0
+    --eval-interval 250 --eval-iters 20 --sample-interval 5000 --save-interval 1000 --keep 2
+)
+recipe "$@"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# GPT-2 1558M (XL) from nothing, on 33.6 billion tokens of FineWeb-Edu, as llm.c reproduced it.
+#   scripts/run_gpt2_1558m.sh                             all GPUs of this machine, in FP8
+#   GPUS=1 PRECISION=bf16 scripts/run_gpt2_1558m.sh       one GPU, in BF16
+#   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_1558m.sh
+#   LAUNCH=torchrun scripts/run_gpt2_1558m.sh             ranks started by torchrun
+#   SMOKE=1 scripts/run_gpt2_1558m.sh                     a tiny model on the CPU
+# It goes on from its newest checkpoint after a failure, or when it is called again. The other
+# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# cost: 33.6 billion tokens, 3.29e+20 FLOPs
+# cost: no speed is recorded yet: make bench, then scripts/recipe_costs
+# shellcheck disable=SC2034 # recipe.sh uses what is set here
+here=$(dirname "$0")
+if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
+# shellcheck source=scripts/recipe.sh
+source "$here/recipe.sh"
+
+name=gpt2_1558m
+data_set=fineweb-edu-100b
+data_files=55 # of 140
+tokenizer=gpt2
+model=(--model gpt2-1558m)
+training=(
+    --micro-batch-size 16 --global-batch-size 1024 --train-iters 32000 # 1,048,576 tokens a step
+    --lr 6e-4 --min-lr 6e-5 --lr-warmup-iters 700 --weight-decay 0.1 --clip-grad 1.0
+    --eval-interval 250 --eval-iters 20 --sample-interval 5000 --save-interval 1000 --keep 2
+)
+recipe "$@"

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Llama 3 8B, from nothing or on from Meta's weights, on sequences of 8,192 tokens.
+#   scripts/run_llama3_8b.sh                              all GPUs of this machine, in FP8
+#   START=DIR DATA=DIR scripts/run_llama3_8b.sh           fine-tune: DIR is what
+#       scripts/convert_hf import meta-llama/Meta-Llama-3-8B --output DIR   has made, the data what
+#       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
+#   GPUS=1 PRECISION=bf16 scripts/run_llama3_8b.sh        one GPU of 141 GB, in BF16
+#   sbatch --nodes 4 --gpus-per-node 8 scripts/run_llama3_8b.sh
+#   LAUNCH=torchrun scripts/run_llama3_8b.sh              ranks started by torchrun
+#   SMOKE=1 scripts/run_llama3_8b.sh                      a tiny model on the CPU
+# It goes on from its newest checkpoint after a failure, or when it is called again. The other
+# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# cost: 100.7 billion tokens, 5.18e+21 FLOPs
+# cost: no speed is recorded yet: make bench, then scripts/recipe_costs
+# shellcheck disable=SC2034 # recipe.sh uses what is set here
+here=$(dirname "$0")
+if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
+# shellcheck source=scripts/recipe.sh
+source "$here/recipe.sh"
+
+name=llama3_8b
+data_set=fineweb-edu-100b
+tokenizer=${TOKENIZER:-llama3}
+model=(--model llama-3-8b)
+training=(
+    --micro-batch-size 1 --global-batch-size 512 --train-iters 24000 # 4,194,304 tokens a step
+    --lr 3e-4 --min-lr 3e-5 --lr-warmup-iters 2000 --weight-decay 0.1 --clip-grad 1.0
+    --eval-interval 250 --eval-iters 4 --sample-interval 2000 --save-interval 500 --keep 2
+)
+if [[ -n ${START:-} ]]; then
+    model=(--config "$START/options.txt")
+    training=(
+        --micro-batch-size 1 --global-batch-size 64 --train-iters 1000 # 524,288 tokens a step
+        --lr 1e-5 --min-lr 1e-6 --lr-warmup-iters 50 --weight-decay 0.1 --clip-grad 1.0
+        --eval-interval 50 --eval-iters 4 --sample-interval 100 --save-interval 100 --keep 2
+    )
+fi
+
+# One GPU holds all of the optimizer's state; more of them share it.
+adapt() {
+    if [[ $gpus -eq 1 && $launch == self ]]; then
+        training+=(--recompute block --adam-dtype bf16)
+    else
+        training+=(--recompute activations)
+    fi
+}
+recipe "$@"

@@ -1,0 +1,204 @@
+"""scripts/prepare_choices and --eval-choices: sets in the forms people publish, scored by a model
+that has learned what they ask, during a run and alone.
+"""
+
+import gzip
+import json
+import os
+import random
+import struct
+import sys
+
+import pyarrow
+import pyarrow.parquet
+from check import SHARED, Skip, call, main, read, refused, run, write
+from llm8.choices import main as prepare_choices
+from llm8.prepare_options import main as prepare_data
+
+LIKES = {"Anna": "boats", "Ben": "apples", "Clara": "houses", "David": "kites"}
+THINGS, NUMBERS = list(LIKES.values()), ["two", "three", "seven"]
+BYTE = ("--tokenizer", "byte")
+
+
+def sentence(rng):
+    name, count = rng.choice(list(LIKES)), rng.choice(NUMBERS)
+    return f"There are {count} days left, says {name}, who likes", LIKES[name]
+
+
+def questions(count):
+    """(context, answers, which is right)"""
+    rng = random.Random(2)
+    rows = []
+    for _ in range(count):
+        context, thing = sentence(rng)
+        answers = rng.sample(THINGS, len(THINGS))
+        rows.append((context, [f"{answer} now." for answer in answers], answers.index(thing)))
+    return rows
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def numbers_of(path):
+    """The questions of a set: (label, context, answers), from the bytes alone."""
+    content = read(path)
+    magic, version, count, longest = struct.unpack_from("<4i", content)
+    assert magic == 20240522
+    size = 2 * version
+    numbers = struct.unpack_from(f"<{(len(content) - 1024) // size}{'H' if size == 2 else 'I'}",
+                                 content, 1024)
+    at, found, most = 0, [], 0
+    for place in range(count):
+        start, bytes_held, index, label, answers = numbers[at:at + 5]
+        assert start == 65535 and index == place
+        most, end = max(most, bytes_held), at + bytes_held // size
+        parts, at = [], at + 5
+        for _ in range(1 + answers):
+            parts.append(list(numbers[at + 1:at + 1 + numbers[at]]))
+            at += 1 + numbers[at]
+        assert at == end
+        found.append((label, parts[0], parts[1:]))
+    assert at == len(numbers) and most == longest
+    return found
+
+
+def expected(rows):
+    return [(label, list(context.encode()), [list((" " + answer).encode()) for answer in answers])
+            for context, answers, label in rows]
+
+
+def prepared(output, source, *words):
+    result = call(prepare_choices, source, "--output", output, *BYTE, *words)
+    assert result.status == 0, result.err
+    return numbers_of(output)
+
+
+def every_form_is_read():
+    rows = questions(7)
+    want = expected(rows)
+    hellaswag = [{"ind": 1, "ctx": c, "endings": a, "label": i} for c, a, i in rows]
+    write("h.jsonl", lines(hellaswag))
+    assert prepared("sets/h.bin", "h.jsonl") == want
+    write("h.jsonl.gz", gzip.compress(lines(hellaswag).encode()))
+    assert prepared("sets/h2.bin", "h.jsonl.gz") == want
+    arc = [{"id": "x", "question": c, "choices": {"text": a, "label": list("ABCD")},
+            "answerKey": "ABCD"[i]} for c, a, i in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(arc), "arc.parquet")
+    assert prepared("sets/arc.bin", "arc.parquet") == want
+    numbered = [{**row, "choices": {**row["choices"], "label": list("1234")},
+                 "answerKey": "1234"["ABCD".index(row["answerKey"])]} for row in arc]
+    write("arc.jsonl", lines(numbered))
+    assert prepared("sets/arc2.bin", "arc.jsonl") == want
+    mmlu = [{"question": c, "choices": a, "answer": i} for c, a, i in rows]
+    write("mmlu.jsonl", lines(mmlu))
+    assert prepared("sets/mmlu.bin", "mmlu.jsonl") == want
+    own = [{"stem": c, "list": a, "right": "ABCD"[i]} for c, a, i in rows]
+    write("own.jsonl", lines(own))
+    fields = ("--context-field", "stem", "--choices-field", "list", "--label-field", "right")
+    assert prepared("sets/own.bin", "own.jsonl", *fields) == want
+    before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
+    assert before == [(i, [256, *c], a) for i, c, a in want]
+    assert want != expected(questions(8))[1:]
+
+
+def gpt2_numbers_are_gpt2s():
+    vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
+    if not os.path.exists(vocab):
+        raise Skip("no GPT-2 vocabulary in ../shared/data")
+    write("g.jsonl", lines([{"ctx": "A man is sitting on a roof. he", "label": 1,
+                             "endings": ["is using wrap.", "starts pulling up roofing."]}]))
+    call(prepare_choices, "g.jsonl", "--output", "g.bin", "--vocab-file", vocab, "--merge-file",
+         merges)
+    (label, context, answers), = numbers_of("g.bin")
+    assert label == 1 and context == [32, 582, 318, 5586, 319, 257, 9753, 13, 339]
+    assert answers[0] == [318, 1262, 14441, 13]
+
+
+TINY = ("--model", "llama-tiny", "--data", "learn/train_*.bin", "--valid-data", "learn/val_*.bin",
+        "--micro-batch-size", 8)
+
+
+def scores(out, name):
+    rows = [line for line in out.splitlines() if line.startswith(f"{name} after step ")]
+    return [float(row.split("| ")[1].split("%")[0]) for row in rows]
+
+
+def a_model_learns_to_answer():
+    rng = random.Random(1)
+    text = "".join("{} {} now.\n".format(*sentence(rng)) for _ in range(4000))
+    write("learn.txt", text)
+    result = call(prepare_data, "--output", "learn", *BYTE, "--jobs", 1, "learn.txt")
+    assert result.status == 0, result.err
+    write("quiz.jsonl", lines([{"ctx": c, "endings": a, "label": i} for c, a, i in questions(80)]))
+    prepared("quiz.bin", "quiz.jsonl")
+    words = (*TINY, "--train-iters", 300, "--lr", "3e-3", "--lr-warmup-iters", 20, "--save", "run",
+             "--eval-interval", 100, "--save-interval", 300, "--eval-choices", "quiz.bin",
+             "--log-interval", 300)
+    run_out = run("train_gpt", *words).out
+    during = scores(run_out, "quiz")
+    assert "choices     quiz, 80 questions" in run_out
+    assert len(during) == 3 and during[-1] > 90, f"right: {during}"
+    assert "perplexity" in run_out
+    records = [json.loads(line) for line in read("run/metrics.jsonl").splitlines()]
+    scored = [row for row in records if row["kind"] == "choices"]
+    assert [row["step"] for row in scored] == [100, 200, 300]
+    assert abs(100 * scored[-1]["accuracy"] - during[-1]) < 0.01
+    assert scored[-1]["name"] == "quiz" and scored[-1]["questions"] == 80
+    run("build/plain/metrics_tool", "run/metrics.jsonl")
+    # alone: the same model, the same score; without any shards too
+    before = sorted(os.listdir("run"))
+    alone = run("train_gpt", *TINY, "--resume", "run/latest", "--eval-only", "--eval-choices",
+                "quiz.bin").out
+    assert scores(alone, "quiz") == during[-1:] and "eval after step 300" in alone
+    bare = run("train_gpt", "--model", "llama-tiny", "--load", "run/latest", "--eval-only",
+               "--eval-choices", "quiz.bin", "--micro-batch-size", 3).out
+    assert scores(bare, "quiz") == during[-1:]
+    untrained = run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices",
+                    "quiz.bin")
+    assert scores(untrained.out, "quiz")[0] < 60
+    assert sorted(os.listdir("run")) == before
+
+
+def bad_sets_are_refused():
+    def bad(source, *parts, words=()):
+        refused(call(prepare_choices, source, "--output", "bad.bin", *BYTE, *words), *parts)
+        assert not os.path.exists("bad.bin")
+
+    row = {"ctx": "a", "endings": ["b", "c"], "label": 0}
+    bad("nothing.jsonl", "nothing.jsonl: no such file", "hellaswag")
+    bad(write("x.csv", "a"), "x.csv: must be .jsonl")
+    bad(write("x.jsonl", lines([row, {**row, "label": 2}])), "x.jsonl: row 1",
+        "the right answer is 2, none of 0, 1")
+    bad(write("x.jsonl", lines([{"text": "a"}])), "row 0", "no question under", "it has text",
+        "--context-field")
+    bad(write("x.jsonl", lines([{**row, "endings": ["b"]}])), "row 0", "no list of texts")
+    bad(write("x.jsonl", lines([{**row, "ctx": " "}])), "row 0", "the question is no text")
+    bad(write("x.jsonl", lines([row]) + "{oops\n"), "x.jsonl: damaged after 1 rows")
+    bad(write("x.jsonl", "[1]\n"), "row 0: no JSON object")
+    bad(write("x.jsonl", "\n"), "x.jsonl: no questions")
+    bad(write("x.parquet", "PAR1"), "x.parquet: not a whole parquet file")
+    bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "more than 65535", "shorten")
+    bad("hellaswag", "hellaswag", "cannot be reached", words=("--mirror", "http://127.0.0.1:9"))
+
+
+def wrong_sets_are_refused():
+    tiny = ("train_gpt", *TINY, "--train-iters", 1)
+    refused(run(*tiny, "--eval-choices", "none*.bin", check=False), "--eval-choices none*.bin",
+            "prepare_choices")
+    refused(run(*tiny, "--eval-choices", "quiz.bin", "--vocab-size", 90, check=False),
+            "outside the vocabulary of 90")
+    refused(run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices", "quiz.bin",
+                "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0",
+            "--seq-length 4")
+    content = bytearray(read("quiz.bin"))
+    content[16] ^= 1  # the tokenizer's mark
+    refused(run(*tiny, "--eval-choices", write("other.bin", bytes(content)), check=False),
+            "other.bin: made with another tokenizer than the tokenizer.bin")
+    refused(run("train_gpt", "--eval-only", check=False), "--eval-only: needs --valid-data or "
+            "--eval-choices")
+
+
+if __name__ == "__main__":
+    sys.exit(main([every_form_is_read, gpt2_numbers_are_gpt2s, a_model_learns_to_answer,
+                   bad_sets_are_refused, wrong_sets_are_refused]))

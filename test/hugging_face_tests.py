@@ -1,0 +1,262 @@
+"""scripts/convert_hf and --load without transformers: what our trainer saved comes back bit for
+bit, in one file or several; what is not ours is refused. transformers_tests.py compares logits.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+from check import call, main, read, refused, run, write
+from llm8.convert import main as convert_hf
+
+SHAPES = {
+    "gpt2": ("--model", "gpt2-tiny"),
+    "llama": ("--model", "llama-tiny", "--untie-embeddings-and-output-weights", "--rope-scaling",
+              "llama3", "--rope-scaling-factor", 4, "--rope-original-length", 16, "--rope-theta",
+              500, "--norm-epsilon", "1e-6"),
+}
+DATA = ("--data", "d/x_train.bin", "--micro-batch-size", 2)
+
+
+def prepare():
+    """Two models, trained some steps, so that no tensor is what another seed would make it."""
+    write("text", "Anna sees three red boats. Ben counts seven blue apples.\n" * 200)
+    run("tokenize", "--output-prefix", "d/x", "text")
+    for name, shape in SHAPES.items():
+        run("train_gpt", *shape, *DATA, "--train-iters", 4, "--lr", "1e-2", "--save", f"{name}_run")
+
+
+def gradients(path, *options):
+    run("train_gpt", *DATA, *options, "--dump-gradients", path)
+    return read(path)
+
+
+def header_of(content):
+    length = struct.unpack_from("<Q", content)[0]
+    return json.loads(content[8:8 + length]), 8 + length
+
+
+def pack(tensors):
+    """A safetensors file of {name: (dtype, shape, bytes)}."""
+    header, at = {}, 0
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(content)]}
+        at += len(content)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(row[2] for row in tensors.values())
+
+
+def unpack(path):
+    content = read(path)
+    header, begin = header_of(content)
+    return {name: (row["dtype"], row["shape"], content[begin + row["data_offsets"][0]:
+                                                       begin + row["data_offsets"][1]])
+            for name, row in header.items() if name != "__metadata__"}
+
+
+def model_folder(folder, name="llama", tensors=None, **changes):
+    """A Hugging Face folder of our model, with some of its configuration changed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    config = json.loads(read(f"{name}_run/latest/config.json"))
+    config.update(changes)
+    write(f"{folder}/config.json", json.dumps({k: v for k, v in config.items() if v != "drop"}))
+    held = unpack(f"{name}_run/latest/model.safetensors") if tensors is None else tensors
+    write(f"{folder}/model.safetensors", pack(held))
+    return folder
+
+
+def split(folder, parts):
+    tensors = unpack(f"{folder}/model.safetensors")
+    names, weight_map = sorted(tensors), {}
+    for part in range(parts):
+        file = f"model-{part + 1:05}-of-{parts:05}.safetensors"
+        chosen = names[part::parts]
+        write(f"{folder}/{file}", pack({name: tensors[name] for name in chosen}))
+        weight_map.update({name: file for name in chosen})
+    os.remove(f"{folder}/model.safetensors")
+    write(f"{folder}/model.safetensors.index.json", json.dumps({"weight_map": weight_map}))
+
+
+def what_was_saved_comes_back():
+    for name, shape in SHAPES.items():
+        straight = gradients(f"{name}.g", *shape, "--resume", f"{name}_run/latest",
+                             "--train-iters", 9)
+        fresh = gradients(f"{name}.f", *shape)
+        assert straight != fresh
+        folder = model_folder(f"{name}_hf", name)
+        if name == "llama":
+            split(folder, 3)
+        result = call(convert_hf, "import", folder, "--output", f"{name}_start")
+        assert result.status == 0 and f"{name}_start/options.txt" in result.out, result.err
+        # the same data: a new run begins at the first batch, the resumed one went on from there
+        again = gradients(f"{name}.a", "--config", f"{name}_start/options.txt", "--seq-length", 64)
+        direct = gradients(f"{name}.b", *shape, "--load", f"{name}_run/latest")
+        assert again == direct and again != fresh, f"{name}: other weights"
+        held = unpack(f"{name}_start/model.safetensors")
+        assert held == unpack(f"{name}_run/latest/model.safetensors")
+
+
+def options_of(folder):
+    """Without where it lies; numbers as numbers."""
+    rows = dict(line.split(" ", 1) for line in read(f"{folder}/options.txt").decode().splitlines())
+    rows.pop("load")
+    return {name: float(text) if re.match(r"[\d.]", text) else text for name, text in rows.items()}
+
+
+def older_names_mean_the_same():
+    """transformers 4's and 5's ways to write the rotary embedding; buffers and tied heads."""
+    scaling = json.loads(read("llama_run/latest/config.json"))["rope_scaling"]
+    tensors = unpack("llama_run/latest/model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [8], bytes(32))
+    five = {**scaling, "rope_theta": 500.0}
+    four = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
+    want = options_of("llama_start")
+    for place, changes in enumerate([
+            {"rope_parameters": five, "rope_theta": "drop", "rope_scaling": "drop"},
+            {"rope_scaling": four, "hidden_act": "swish", "head_dim": "drop"}]):
+        model_folder("old_hf", "llama", tensors, **changes)
+        assert call(convert_hf, "import", "old_hf", "--output", f"old_{place}").status == 0
+        assert options_of(f"old_{place}") == want
+        run("train_gpt", *DATA, "--config", f"old_{place}/options.txt", "--seq-length", 64,
+            "--train-iters", 1)
+    tensors = unpack("gpt2_run/latest/model.safetensors")
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    tensors["transformer.h.0.attn.bias"] = ("U8", [1, 1, 64, 64], bytes(4096))
+    model_folder("old_hf", "gpt2", tensors, n_inner=None, tie_word_embeddings="drop",
+                 activation_function="gelu_pytorch_tanh")
+    assert call(convert_hf, "import", "old_hf", "--output", "old_gpt2").status == 0
+    assert gradients("old.g", "--config", "old_gpt2/options.txt") == read("gpt2.a")
+
+
+def resume_is_stronger_than_load():
+    words = (*DATA, "--config", "llama_start/options.txt", "--seq-length", 64, "--save", "tune",
+             "--resume", "latest")
+    first = run("train_gpt", *words, "--train-iters", 2)
+    assert "starting from the weights of" in first.out
+    second = run("train_gpt", *words, "--train-iters", 4)
+    assert "resuming from tune/step_00000002" in second.out and "starting from" not in second.out
+
+
+def bad(folder, *parts, words=()):
+    refused(call(convert_hf, "import", folder, "--output", "bad_start", *words), *parts)
+    assert not os.path.exists("bad_start/options.txt")
+
+
+def other_models_are_refused():
+    both = ("supported are gpt2 (GPT2LMHeadModel) and llama", "3.1")
+    bad(model_folder("m", model_type="mistral"), "m/config.json", "architecture mistral", *both)
+    bad(model_folder("m", quantization_config={"bits": 4}), "a quantized model", "the original")
+    bad(model_folder("m", "gpt2", activation_function="relu"), 'activation_function "relu"',
+        'must be "gelu_new"')
+    bad(model_folder("m", attention_bias=True), "attention_bias true", "must be false")
+    bad(model_folder("m", head_dim=32), "head_dim 32", "not supported")
+    bad(model_folder("m", hidden_size="drop"), "m/config.json: hidden_size is missing")
+    bad(model_folder("m", num_key_value_heads=3), "--num-query-groups 3", "must divide")
+    bad(model_folder("m", rope_scaling={"rope_type": "yarn", "factor": 2}), "'yarn'",
+        "default, linear, llama3")
+    bad(model_folder("m", rope_scaling={"type": "linear"}), "factor is missing")
+    tensors = unpack("llama_run/latest/model.safetensors")
+    extra = {**tensors, "model.layers.0.self_attn.q_norm.weight": ("F32", [4], bytes(16))}
+    bad(model_folder("m", tensors=extra), "q_norm.weight' belongs to no supported", *both)
+
+
+def incomplete_models_are_refused():
+    tensors = unpack("llama_run/latest/model.safetensors")
+    some = {name: row for name, row in tensors.items() if "layers.1.mlp" not in name}
+    bad(model_folder("m", tensors=some), "m: 3 of 21 tensors are missing", "layers.1.mlp.gate_proj")
+    bad(model_folder("m", intermediate_size=200), "model.safetensors: tensor 'model.layers.0.mlp",
+        "has shape [192, 64], config.json means [200, 64]")
+    eighth = {name: ("I8", row[1], row[2][::4]) for name, row in tensors.items()}
+    bad(model_folder("m", tensors=eighth), "is I8; must be one of F32, BF16, F16", "unquantized")
+    content = read("llama_run/latest/model.safetensors")
+    for damaged in (content[:500], content[:-9], b"", b"\xff" * 40):
+        model_folder("m")
+        write("m/model.safetensors", damaged)
+        bad("m", "m/model.safetensors: not a whole safetensors file", "download it again")
+    split(model_folder("m"), 2)
+    os.remove("m/model-00002-of-00002.safetensors")
+    bad("m", "model-00002-of-00002.safetensors: missing", "names it")
+    write("m/model.safetensors.index.json", "{}")
+    bad("m", "index.json: not an index")
+    model_folder("m")
+    os.remove("m/model.safetensors")
+    bad("m", "m: no model.safetensors nor")
+    write("m/pytorch_model.bin", "x")
+    bad("m", "its weights are pickled", "save_pretrained")
+    os.remove("m/config.json")
+    bad("m", "m/config.json: No such file")
+    bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
+    bad("owner/name", "owner/name", "cannot be reached", "network",
+        words=("--mirror", "http://127.0.0.1:9"))
+    refused(call(convert_hf, "import", "gpt2_hf"), "--output", "scripts/convert_hf import --help")
+    refused(call(convert_hf, "export", "x"), "export", "import", "--help")
+    refused(call(convert_hf, "import", "gpt2_hf", "--output", "gpt2_start"), "--output gpt2_start",
+            "is there already")
+
+
+def loads_that_do_not_fit_are_refused():
+    tiny = ("train_gpt", *DATA, *SHAPES["llama"])
+
+    def load(folder, *parts, words=()):
+        refused(run(*tiny, "--load", folder, *words, check=False), f"--load {folder}", *parts)
+
+    load("nowhere", "no such folder")
+    load("d", "d/config.json: No such file")
+    load("gpt2_start", 'another model\'s: its config.json has "model_type": "gpt2"', "options.txt")
+    load("llama_start", '"intermediate_size": 192', "this run 128",
+         words=("--ffn-hidden-size", 128))
+    load("llama_start", "another rotary embedding", words=("--rope-theta", 600))
+    load("llama_start", "another rotary embedding", words=("--rope-scaling-factor", 2))
+    load("llama_start", "another rotary embedding", words=("--rope-scaling", "none"))
+    split(model_folder("m"), 2)
+    load("m", "in several files", "scripts/convert_hf import")
+    write("m/config.json", "{")
+    load("m", "m/config.json: not JSON")
+    tensors = unpack("llama_run/latest/model.safetensors")
+    tensors.pop("model.norm.weight")
+    load(model_folder("m", tensors=tensors), "tensor 'model.norm.weight' is missing")
+
+
+class Hub(SimpleHTTPRequestHandler):
+    """The Hub's listing and files of one model, from a folder."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if "/tree/main" in self.path:
+            entries = [{"path": name, "size": os.path.getsize(f"hub/{name}")}
+                       for name in os.listdir("hub")]
+            content = json.dumps(entries).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        else:
+            self.path = self.path.replace("/some/model/resolve/main", "/hub")
+            super().do_GET()
+
+
+def a_model_comes_from_the_hub():
+    split(model_folder("hub"), 2)
+    write("hub/readme.md", "x")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    result = call(convert_hf, "import", "some/model", "--output", "hub_start", "--downloads", "got",
+                  "--mirror", f"http://127.0.0.1:{server.server_port}")
+    assert result.status == 0, result.err
+    assert unpack("hub_start/model.safetensors") == unpack("llama_start/model.safetensors")
+    assert sorted(os.listdir("got/some--model")) == sorted(set(os.listdir("hub")) - {"readme.md"})
+
+
+if __name__ == "__main__":
+    prepare()
+    sys.exit(main([what_was_saved_comes_back, older_names_mean_the_same,
+                   resume_is_stronger_than_load, other_models_are_refused,
+                   incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
+                   a_model_comes_from_the_hub]))

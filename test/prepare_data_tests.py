@@ -1,0 +1,261 @@
+"""scripts/prepare_data: every kind of source, order, split, resuming, refusals."""
+
+import glob
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import check
+import pyarrow
+import pyarrow.parquet
+import zstandard
+from check import call, fails, main, read, refused, run, write
+from llm8 import sources
+from llm8.prepare_options import main as prepare_data
+from shard_tools import byte_documents, manifest, sentences, stream, tokens_of
+
+BYTE = ("--tokenizer", "byte", "--jobs", "1")
+TEXTS = sentences(1, 300)
+
+
+def prepared(output, *words):
+    result = call(prepare_data, "--output", output, *BYTE, *words)
+    assert result.status == 0, result.err
+    return result
+
+
+def lines_of(texts, key="text"):
+    return "".join(json.dumps({"id": 1, key: text}) + "\n" for text in texts)
+
+
+def write_parquet(path, texts, key="text"):
+    table = pyarrow.table({"id": list(range(len(texts))), key: texts})
+    pyarrow.parquet.write_table(table, path, row_group_size=40)
+
+
+def write_sources():
+    for place, text in enumerate(TEXTS[:20]):
+        write(f"texts/{'deep/' if place % 2 else ''}{place}.{'md' if place % 3 else 'txt'}", text)
+    write("a.jsonl", lines_of(TEXTS[20:60]))
+    write("b.jsonl.gz", gzip.compress(lines_of(TEXTS[60:100], "content").encode()))
+    write("c.jsonl.zst", zstandard.compress(lines_of(TEXTS[100:140]).encode()))
+    write_parquet("d.parquet", TEXTS[140:])
+
+
+def same_documents(folder, texts):
+    held = byte_documents(folder, "train") + byte_documents(folder, "val")
+    assert sorted(held) == sorted(text.encode() for text in texts)
+
+
+def every_kind_is_read():
+    write_sources()
+    prepared("all", "texts", "[ab].jsonl*", "c.jsonl.zst", "d.parquet", "--valid-fraction", 0.2)
+    same_documents("all", TEXTS)
+    assert fails(same_documents, "all", TEXTS[1:]), "a document too many is not seen"
+    assert fails(same_documents, "all", [*TEXTS[1:], TEXTS[0] + "x"]), "another text is not seen"
+    held = manifest("all")
+    assert held["documents"] == len(TEXTS) and held["split"] == "documents"
+    assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
+    assert len(held["sources"]) == 24
+
+
+def the_c_tokenizer_agrees():
+    text = "".join(sentences(2, 200)) + "\x00\xff end"
+    write("one.txt", text.encode("latin-1", "replace"))  # not UTF-8, which bytes need not be
+    run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, "one.txt")
+    prepared("p", "one.txt", "--valid-fraction", 0.1)
+    assert manifest("p")["split"] == "tails"
+    assert read("p/train_00000.bin") == read("c/one_train.bin")
+    assert read("p/val_00000.bin") == read("c/one_val.bin")
+    assert read("p/tokenizer.bin") == read("c/tokenizer.bin")
+
+
+def the_order_is_the_seeds():
+    small = ("--shard-tokens", 2000, "--valid-fraction", 0.1)
+    prepared("s1", "d.parquet", "a.jsonl", *small)
+    prepared("s2", "d.parquet", "a.jsonl", *small, "--seed", 2)
+    prepared("s0", "d.parquet", "a.jsonl", *small, "--no-shuffle")
+    result = run("scripts/prepare_data", "--output", "s3", "--tokenizer", "byte", "--jobs", 3,
+                 "d.parquet", "a.jsonl", *small)
+    assert "train" in result.out
+    shards = sorted(os.path.basename(path) for path in glob.glob("s1/*_*.bin"))
+    assert len(shards) > 10
+    for name in shards:
+        assert read(f"s1/{name}") == read(f"s3/{name}"), f"{name} depends on --jobs"
+    one, two, zero = (byte_documents(folder, "train") for folder in ("s1", "s2", "s0"))
+    assert one != two and one != zero
+    texts = [text.encode() for text in TEXTS[140:] + TEXTS[20:60]]
+    assert zero == [text for text in texts if text in set(zero)]
+    for folder in ("s1", "s2", "s0"):
+        same_documents(folder, TEXTS[140:] + TEXTS[20:60])
+    long = max(len(text.encode()) for text in TEXTS) + 1
+    sizes = [len(tokens_of(f"s1/{name}")[0]) for name in shards if name.startswith("train")]
+    assert max(sizes) <= 2000 and min(sizes[:-1]) > 2000 - long
+
+
+def the_split_follows_the_text():
+    write("twice.jsonl", lines_of(TEXTS + TEXTS))
+    prepared("twice", "twice.jsonl", "--valid-fraction", 0.3)
+    train, valid = byte_documents("twice", "train"), byte_documents("twice", "val")
+    assert not set(train) & set(valid), "the same text is on both sides"
+    assert 0.2 < len(valid) / 600 < 0.4
+    prepared("own", "a.jsonl", "--valid", "b.jsonl.gz")
+    assert sorted(byte_documents("own", "val")) == sorted(text.encode() for text in TEXTS[60:100])
+    prepared("none", "a.jsonl", "--valid-fraction", 0)
+    assert not glob.glob("none/val*")
+
+
+def lines_are_read_once_in_any_cut():
+    unit = sources.UNIT_BYTES
+    for sources.UNIT_BYTES in (1, 7, 100, 997, 5000):
+        units = sources.units_of(["a.jsonl"], False, "")
+        texts = [text for part in units for text in sources.documents(part, False, None)]
+        assert texts == TEXTS[20:60], f"units of {sources.UNIT_BYTES} bytes"
+    sources.UNIT_BYTES = unit
+
+
+def wait_for(condition, process):
+    end = time.time() + 60
+    while not condition() and process.poll() is None and time.time() < end:
+        time.sleep(0.002)
+
+
+def kill_and_go_on(output, words, condition):
+    """Kills a run, with its workers, when the condition holds; then runs it to its end."""
+    command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", output, *words]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    wait_for(condition, process)
+    killed = process.poll() is None
+    if killed:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return killed, done.stdout
+
+
+def a_killed_run_goes_on():
+    for place in range(12):
+        content = lines_of(sentences(100 + place, 2000)).encode()
+        write(f"many/{place:02}.jsonl.gz", gzip.compress(content, 1))
+    words = ["many", "--tokenizer", "byte", "--jobs", "2", "--shard-tokens", "30000"]
+    subprocess.run([os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", "straight",
+                    *words], check=True, stdout=subprocess.DEVNULL)
+
+    def some_units():
+        log = "r1/.work/done.jsonl"
+        return os.path.exists(log) and read(log).count(b"\n") >= 3
+
+    killed, out = kill_and_go_on("r1", words, some_units)
+    assert not killed or "going on: " in out, out
+    killed_too, _ = kill_and_go_on("r2", words, lambda: len(glob.glob("r2/train_*.bin")) > 2)
+    assert killed or killed_too, "neither run was still going when it was to be killed"
+    names = sorted(os.path.basename(path) for path in glob.glob("straight/*.bin"))
+    for folder in ("r1", "r2"):
+        assert sorted(os.listdir(folder)) == sorted(os.listdir("straight"))
+        for name in names:
+            assert read(f"{folder}/{name}") == read(f"straight/{name}"), f"{folder}/{name}"
+    assert call(prepare_data, "--check", "r1").status == 0
+
+
+def a_finished_run_is_left_alone():
+    before = os.stat("straight/train_00000.bin").st_mtime_ns
+    words = ("many", "--tokenizer", "byte", "--shard-tokens", 30000)
+    again = call(prepare_data, "--output", "straight", *words)
+    assert "made already" in again.out and os.stat("straight/train_00000.bin").st_mtime_ns == before
+    refused(call(prepare_data, "--output", "straight", *words, "--seed", 5), "manifest.json",
+            "already made", "other seed", "another --output")
+    write("foreign/x_train.bin", "x")
+    refused(call(prepare_data, "--output", "foreign", *words), "--output", "x_train.bin", "empty")
+
+
+def a_mended_source_is_enough():
+    """After a fault, what was tokenized before it is kept, and no shard of the old plan is left."""
+    write("m/a.jsonl", lines_of(TEXTS[:50]))
+    write("m/b.jsonl", "{oops}\n")
+    refused(call(prepare_data, "--output", "mend", *BYTE, "m"), "m/b.jsonl")
+    write("m/b.jsonl", lines_of(TEXTS[50:60]))
+    write("mend/train_00009.bin", "of another plan")
+    result = prepared("mend", "m", "--seed", 9)
+    assert "going on: 1 of 2 parts" in result.out, result.out
+    same_documents("mend", TEXTS[:60])
+    assert not os.path.exists("mend/train_00009.bin")
+
+
+def damage_is_found():
+    assert "as the manifest says" in call(prepare_data, "--check", "s1").out
+    content = bytearray(read("s1/train_00001.bin"))
+    content[2000] ^= 1
+    write("s1/train_00001.bin", bytes(content))
+    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "damaged", "again")
+    os.remove("s1/train_00001.bin")
+    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "missing")
+    refused(call(prepare_data, "--check", "texts"), "manifest.json")
+
+
+def bad_sources_are_refused():
+    def bad(name, *parts):
+        refused(call(prepare_data, "--output", "bad", *BYTE, name), name, *parts)
+        refused_once.append(name)
+
+    refused_once = []
+    content = read("d.parquet")
+    bad(write("cut.parquet", content[:-100]), "not a whole parquet file", "download it again")
+    damaged = bytearray(content)
+    damaged[300:900] = bytes(600)
+    bad(write("hole.parquet", bytes(damaged)), "damaged", "--skip-bad")
+    bad(write("cut.jsonl.gz", read("b.jsonl.gz")[:-200]), "damaged or cut short", "--skip-bad")
+    bad(write("cut.jsonl.zst", b"not zst"), "damaged or cut short")
+    bad(write("odd.jsonl", lines_of(["a"]) + "{oops}\n"), "byte 23", "{oops}", "--skip-bad")
+    bad(write("list.jsonl", "[1]\n"), "no JSON object")
+    bad(write("field.jsonl", lines_of(["a"], "body")), "no text under 'text'", "id, body",
+        "--text-field")
+    write_parquet("field.parquet", ["a"], "body")
+    bad("field.parquet", "no column 'text'", "id, body", "--text-field")
+    bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst")
+    bad("nothing*.txt", "no such file")
+    assert len(refused_once) == 10
+    prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
+    assert byte_documents("body", "train") == [b"a"]
+
+
+def empty_sources_are_refused():
+    write("empty.jsonl", "\n\n")
+    refused(call(prepare_data, "--output", "empty", *BYTE, "empty.jsonl"), "no text at all")
+    os.makedirs("bare", exist_ok=True)
+    refused(call(prepare_data, "--output", "empty", *BYTE, "bare"), "bare", "no such file")
+
+
+def bad_parts_can_be_left_out():
+    write("mixed.jsonl", lines_of(TEXTS[:5]) + "{oops}\n" + lines_of(TEXTS[5:9]) + "[]\n")
+    result = prepared("skip", "mixed.jsonl", "cut.jsonl.gz", "--skip-bad", "--valid-fraction", 0)
+    assert "left out: 3, the first: mixed.jsonl" in result.out, result.out
+    held = manifest("skip")
+    assert held["skipped"] == 3 and "cut.jsonl.gz" in held["first_skipped"][1]
+    documents = byte_documents("skip", "train")
+    assert {text.encode() for text in TEXTS[:9]} <= set(documents) and len(documents) > 20
+
+
+def bad_options_are_refused():
+    good = ("--output", "o", *BYTE, "a.jsonl")
+    refused(call(prepare_data, *good, "--valid-fraction", 1), "--valid-fraction 1.0", "below 1")
+    refused(call(prepare_data, *good, "--shard-tokens", 0), "--shard-tokens 0", "from 1 on")
+    refused(call(prepare_data, *good, "--jobs", 0), "--jobs 0")
+    refused(call(prepare_data, *good, "--seed", -1), "--seed -1")
+    refused(call(prepare_data, *BYTE, "a.jsonl"), "--output is missing", "--help")
+    refused(call(prepare_data, *BYTE), "SOURCE", "--help")
+    refused(call(prepare_data, *good, "--jbos", 3), "--jbos", "scripts/prepare_data --help")
+    refused(call(prepare_data, *good, "--jobs", "x"), "--jobs", "'x'", "--help")
+    assert not os.path.exists("o")
+
+
+if __name__ == "__main__":
+    sys.exit(main([every_kind_is_read, the_c_tokenizer_agrees, the_order_is_the_seeds,
+                   the_split_follows_the_text, lines_are_read_once_in_any_cut,
+                   a_killed_run_goes_on, a_finished_run_is_left_alone, a_mended_source_is_enough,
+                   damage_is_found,
+                   bad_sources_are_refused, empty_sources_are_refused, bad_parts_can_be_left_out,
+                   bad_options_are_refused]))

@@ -1,0 +1,59 @@
+"""Token shards as the tests read them: straight from the bytes, not with the code under test."""
+
+import glob
+import json
+import os
+import random
+import struct
+
+from check import read
+
+
+def tokens_of(path):
+    """The tokens of a shard, and the mark of its tokenizer."""
+    content = read(path)
+    magic, version, low, high, mark = struct.unpack_from("<2i3I", content)
+    assert magic == 20240520 and version in (1, 2), f"{path}: {magic} {version}"
+    size = 2 * version
+    count = (len(content) - 1024) // size
+    assert count == low | high << 32, f"{path}: {count} tokens, the header says {low}"
+    assert not any(content[20:1024]), f"{path}: the rest of the header is not 0"
+    return list(struct.unpack_from(f"<{count}{'H' if size == 2 else 'I'}", content, 1024)), mark
+
+
+def stream(folder, split):
+    """All tokens of a split, in order."""
+    tokens = []
+    for path in sorted(glob.glob(os.path.join(folder, f"{split}_*.bin"))):
+        tokens += tokens_of(path)[0]
+    return tokens
+
+
+def cut(tokens, separator):
+    """The documents of a stream in which the separator stands before each."""
+    assert not tokens or tokens[0] == separator, "no separator at the start"
+    parts, part = [], []
+    for token in tokens[1:]:
+        if token == separator:
+            parts.append(part)
+            part = []
+        else:
+            part.append(token)
+    return parts + [part] if tokens else []
+
+
+def byte_documents(folder, split):
+    return [bytes(part) for part in cut(stream(folder, split), 256)]
+
+
+def manifest(folder):
+    return json.loads(read(os.path.join(folder, "manifest.json")))
+
+
+def sentences(seed, count):
+    """Texts of some lines, the same for the same seed."""
+    rng = random.Random(seed)
+    words = "Anna Ben sees finds counts three red boats, houses. 12 345 it's  we'll\n".split(" ")
+    words.append("“Ünïcode”")
+    return ["".join(rng.choice(words) + rng.choice([" ", " ", "\n"])
+                    for _ in range(rng.randrange(5, 60))) + f"#{place}" for place in range(count)]

@@ -1,0 +1,133 @@
+// Multiple-choice sets: what was written is read, long contexts lose their beginning, what is no
+// set is refused.
+#include "choice_file.h"
+
+#include <sys/stat.h>
+
+enum { VOCAB = 50, MOST = 9 };
+
+// Three questions: of 2, 3 and 2 answers.
+static void fill(ChoiceFile *f, int number_bytes) {
+    static const int lengths[] = {1, 4, 2};
+    *f = (ChoiceFile){.number_bytes = number_bytes, .mark = 0xabcdef01};
+    put_question(f, 1, 3, 2, lengths, VOCAB);
+    put_question(f, 0, 1, 3, lengths, VOCAB);
+    put_question(f, 1, 20, 2, lengths, VOCAB);
+}
+
+static void what_was_written_is_read(void) {
+    static ChoiceFile f;
+    for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
+        ChoiceSet set;
+        int tokens[MOST], answer;
+        fill(&f, number_bytes);
+        mkdir("sets", 0755);
+        choice_file_write(&f, "sets/one_val.bin");
+        CHECK(choices_open(&set, "sets/one_val.bin", VOCAB, NULL));
+        CHECK_TEXT(set.name, "one_val");
+        CHECK(set.count == 3 && set.tokenizer == 0xabcdef01);
+        CHECK(set.questions[0].answers == 2 && set.questions[0].label == 1);
+        CHECK(set.questions[1].answers == 3 && set.questions[2].context == 20);
+        // the first question's numbers begin at 0: its context at 6, its second answer at 12
+        CHECK_EQUAL(choices_row(&set, 0, 1, MOST, tokens, &answer), 7);
+        CHECK_EQUAL(answer, 4);
+        for (int i = 0; i < 3; i++) { CHECK_EQUAL(tokens[i], f.numbers[6 + i]); }
+        for (int i = 0; i < 4; i++) { CHECK_EQUAL(tokens[3 + i], f.numbers[12 + i]); }
+        // of the third's context there is room for the last 5
+        CHECK_EQUAL(choices_row(&set, 2, 1, MOST, tokens, &answer), MOST);
+        int context_end = f.count - 1 - 4 - 2;
+        for (int i = 0; i < 5; i++) { CHECK_EQUAL(tokens[i], f.numbers[context_end - 5 + i]); }
+        CHECK_EQUAL(choices_row(&set, 0, 1, 5, tokens, &answer), 5); // one token of context
+        CHECK_EQUAL(choices_row(&set, 0, 1, 4, tokens, &answer), 0); // none: nothing to go on from
+        choices_close(&set);
+    }
+}
+
+static void refuse(const char *expected) {
+    ChoiceSet set;
+    Error err = {""};
+    CHECK(!choices_open(&set, "bad.bin", VOCAB, &err));
+    CHECK_CONTAINS(err.text, "bad.bin: ");
+    CHECK_CONTAINS(err.text, expected);
+}
+
+// The set with one number changed.
+static void refuse_number(int index, uint32_t value, const char *expected) {
+    static ChoiceFile f;
+    for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
+        fill(&f, number_bytes);
+        f.numbers[index] = value;
+        choice_file_write(&f, "bad.bin");
+        refuse(expected);
+    }
+}
+
+static void hostile_sets_are_refused(void) {
+    static ChoiceFile f;
+    static const struct {
+        int index;
+        int32_t value;
+        const char *expected;
+    } headers[] = {
+        {0, 20240520, "not a multiple-choice set; scripts/prepare_choices makes them"},
+        {1, 3, "version 3; this program reads 1 (uint16) and 2 (uint32)"},
+        {2, 0, "the header says 0 questions"},
+        {2, -1, "the header says -1 questions"},
+        {2, 1 << 30, "the header says 1073741824 questions, the file has room for "},
+        {2, 2, "numbers after the last question"},
+        {2, 4, "question 3 of 4 is damaged"},
+    };
+    fill(&f, 2);
+    choice_file_write(&f, "t.bin");
+    Blob b = blob_read("t.bin");
+    for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
+        unsigned char *copy = malloc_or_die(b.size);
+        memcpy(copy, b.bytes, b.size);
+        memcpy(copy + 4 * headers[i].index, &headers[i].value, 4);
+        blob_write("bad.bin", copy, b.size);
+        refuse(headers[i].expected);
+        free(copy);
+    }
+    for (size_t bytes = 0; bytes < b.size; bytes += 3) {
+        blob_write("bad.bin", b.bytes, bytes);
+        refuse(bytes < CHOICES_HEADER_BYTES ? "not a multiple-choice set" : "");
+    }
+    free(b.bytes);
+    refuse_number(0, 7, "question 0 of 3"); // no start
+    refuse_number(1, 0, "question 0 of 3"); // its bytes
+    refuse_number(1, 65534, "question 0 of 3");
+    refuse_number(3, 2, "question 0 of 3"); // the right answer
+    refuse_number(4, 0, "question 0 of 3"); // no answers
+    refuse_number(4, 60000, "question 0 of 3");
+    refuse_number(5, 0, "question 0 of 3"); // no context
+    refuse_number(5, 60000, "question 0 of 3");
+    refuse_number(6, VOCAB, "a token outside the vocabulary of 50 (--vocab-size)");
+    refuse_number(9, 0, "question 0 of 3"); // an empty answer
+    remove("bad.bin");
+    refuse("No such file");
+}
+
+static void globs_open_all(void) {
+    static ChoiceFile f;
+    ChoiceSets sets;
+    Error err;
+    fill(&f, 4);
+    choice_file_write(&f, "sets/two.bin");
+    CHECK(choice_sets_open(&sets, "sets/*.bin", VOCAB, NULL));
+    CHECK_EQUAL(sets.count, 2);
+    CHECK_TEXT(sets.sets[1].name, "two");
+    choice_sets_close(&sets);
+    CHECK(!choice_sets_open(&sets, "sets/none*", VOCAB, &err));
+    CHECK_CONTAINS(err.text, "sets/none*: no such file; scripts/prepare_choices");
+    text_write("sets/z.bin", "no set");
+    CHECK(!choice_sets_open(&sets, "sets/*.bin", VOCAB, &err));
+    CHECK_CONTAINS(err.text, "sets/z.bin: not a multiple-choice set");
+    CHECK_EQUAL(sets.count, 0);
+}
+
+int main(void) {
+    RUN(what_was_written_is_read);
+    RUN(hostile_sets_are_refused);
+    RUN(globs_open_all);
+    return test_summary();
+}

@@ -1,0 +1,164 @@
+#!/usr/bin/env bash
+# The training recipes: each runs, small and on the CPU; what they would start on GPUs; their costs.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+recipes=(gpt2_124m gpt2_1558m llama_1b llama3_8b)
+export DATA=$PWD/data
+
+recipe() {
+    local name=$1
+    shift
+    "$root/scripts/run_$name.sh" "$@"
+}
+
+# $1 recipe, $2 precision as the step's line names it
+runs() {
+    OUT=$PWD/$1.$2 SMOKE=1 PRECISION=${2,,} expect_status 0 recipe "$1" || return
+    [[ $(grep -cE "^step +[0-9]+/6 \| .* \| $2\$" log) -eq 6 ]] || fail "$1: not six steps in $2"
+    has log "sample after step 3:" || fail "$1: no sample"
+    grep -qE '^eval after step 6 \| valid loss [0-9.]+ ' log || fail "$1: no evaluation"
+    [[ -e $1.$2/step_00000006/model.safetensors ]] || fail "$1: no checkpoint"
+}
+
+each_recipe_runs_small() {
+    local name
+    for name in "${recipes[@]}"; do
+        runs "$name" FP8
+        runs "$name" BF16
+    done
+    [[ -e data/train_00000.bin && -e data/tokenizer.bin ]] || fail "no data"
+}
+
+the_check_sees_faults() {
+    local before=$failing
+    runs gpt2_124m FP16 2>/dev/null # a precision that is none
+    local seen=$failing
+    failing=$before
+    [[ $seen -eq 1 ]] || fail "a run that cannot be passes"
+}
+
+it_goes_on_when_it_is_called_again() {
+    OUT=$PWD/again SMOKE=1 expect_status 0 recipe llama_1b --train-iters 3 || return
+    OUT=$PWD/again SMOKE=1 expect_status 0 recipe llama_1b || return
+    has log 'resuming from' || fail "it began again"
+    [[ $(grep -cE '^step +[456]/6' log) -eq 3 && $(grep -c '^step ' log) -eq 3 ]] ||
+        fail "not steps 4 to 6"
+}
+
+# From a start as scripts/convert_hf import leaves it.
+it_tunes_a_start() {
+    expect_status 0 train_gpt --model llama-tiny --data data/train_00000.bin --train-iters 1 \
+        --micro-batch-size 1 --save base || return
+    mkdir start
+    cp base/latest/model.safetensors base/latest/config.json start
+    printf '%s\n' 'model llama-tiny' "load $PWD/start" >start/options.txt
+    START=$PWD/start OUT=$PWD/tuned SMOKE=1 expect_status 0 recipe llama3_8b || return
+    has log "starting from the weights of $PWD/start" || fail "another start"
+    has log '--lr 1e-05' || fail "not the options for tuning"
+    [[ -e tuned/step_00000006/model.safetensors ]] || fail "no checkpoint"
+}
+
+dry() {
+    env DRY=1 OUT=/o GPUS=8 "$@" >log 2>&1 || fail "$*: $(cat log)"
+}
+
+# Whether the log has all of these.
+logged() {
+    local part
+    for part in "$@"; do has log "$part" || fail "no '$part': $(cat log)"; done
+}
+
+launchers_start_the_same_training() {
+    local run=$root/scripts/run_llama_1b.sh
+    dry "$run"
+    logged '/train_gptcu --model llama-1b ' '--gpus 8 ' '--fp8-format hybrid' '--save /o'
+    dry PRECISION=bf16 "$run"
+    logged ' --bf16 '
+    ! has log fp8 || fail "bf16: $(cat log)"
+    dry LAUNCH=torchrun "$run"
+    grep -qE 'torchrun --standalone --nproc-per-node 8 --no-python [^ ]*/train_gptcu ' log ||
+        fail "torchrun: $(cat log)"
+    ! has log '--gpus' || fail "torchrun and --gpus"
+    dry LAUNCH=torchrun TORCHRUN='--nnodes 2 --rdzv-endpoint a:29500' "$run"
+    has log 'torchrun --nnodes 2 --rdzv-endpoint a:29500 --nproc' || fail "torchrun: $(cat log)"
+    dry SLURM_JOB_ID=7 "$run" --lr 1
+    grep -qE '^srun --ntasks-per-node 8 .*/train_gptcu .* --lr 1 ' log || fail "slurm: $(cat log)"
+    if [[ -x $root/scripts/restart.sh ]]; then
+        grep -qE 'srun .*/restart.sh .*train_gptcu' log || fail "no restart loop: $(cat log)"
+    else
+        has log '--resume latest' || fail "it does not resume: $(cat log)"
+    fi
+    # a job's script is a copy elsewhere
+    cp "$run" slurm_script
+    (cd "$root" && env DRY=1 GPUS=8 SLURM_JOB_ID=7 SLURM_SUBMIT_DIR=. bash "$OLDPWD/slurm_script") \
+        >log 2>&1 || fail "a copy: $(cat log)"
+    has log 'llama-1b' || fail "a copy: $(cat log)"
+    dry GPUS=1 "$root/scripts/run_llama3_8b.sh"
+    logged '--recompute block --adam-dtype bf16'
+    dry "$root/scripts/run_llama3_8b.sh"
+    logged '--recompute activations'
+    ! has log adam-dtype || fail "8B on eight: $(cat log)"
+}
+
+wrong_settings_are_refused() {
+    SMOKE=1 PRECISION=fp4 expect_status 1 recipe gpt2_124m
+    has log 'error: PRECISION=fp4: must be fp8 or bf16' || fail "$(cat log)"
+    LAUNCH=mpi expect_status 1 recipe gpt2_124m
+    has log 'LAUNCH=mpi: must be self, slurm or torchrun' || fail "$(cat log)"
+    GPUS=all expect_status 1 recipe gpt2_124m
+    has log 'GPUS=all: must be a whole number' || fail "$(cat log)"
+    GPUS=0 expect_status 1 recipe gpt2_124m
+    logged 'no GPU here' 'SMOKE=1'
+}
+
+# The lines at the top of each, worked out again here from the trainer's own count.
+costs_are_right() {
+    local name flops tokens options
+    expect_status 0 "$root/scripts/recipe_costs" --check || fail "$(cat log)"
+    for name in "${recipes[@]}"; do
+        # the schedule as the recipe gives it to the trainer
+        dry "$root/scripts/run_$name.sh"
+        read -r -d '' -a options < <(
+            grep -oE -- '--(model|micro-batch-size|global-batch-size|train-iters) [^ ]+' log)
+        train_gpt "${options[@]}" --plan >plan
+        flops=$(awk '/FLOPs a token/ { print $NF }' plan)
+        tokens=$(grep -oE -- '--(train-iters|global-batch-size|seq-length) [0-9]+' plan |
+            awk 'BEGIN { n = 1 } { n *= $2 } END { printf "%.0f", n }')
+        grep -qF "# cost: $(awk "BEGIN { printf \"%.1f billion tokens, %.2e FLOPs\", \
+            $tokens / 1e9, $tokens * $flops }")" "$root/scripts/run_$name.sh" ||
+            fail "$name: $tokens tokens of $flops FLOPs"
+    done
+}
+
+# A record makes hours of them; the file is otherwise as it was.
+costs_follow_the_records() {
+    local copy=$PWD/tree
+    mkdir -p "$copy/scripts"
+    cp -r "$root"/scripts/{llm8,recipe_costs,recipe.sh,run_llama_1b.sh} "$copy/scripts"
+    ln -s "$root/train_gpt" "$copy/train_gpt"
+    local flops
+    flops=$(train_gpt --model llama-1b --plan | awk '/FLOPs a token/ { print $NF }')
+    for precision in bf16 fp8; do
+        awk -v p=$precision -v f="$flops" 'BEGIN {
+            printf "{\"date\":\"2026-11-20\",\"machine\":{\"gpu\":\"X\"},\"model\":\"llama-1b\","
+            printf "\"micro_batch\":16,\"gpus\":1,\"precision\":\"%s\",\"recipe\":\"delayed\",", p
+            printf "\"lm_head\":\"bf16\",\"tokens_per_s\":100000,\"tflops\":%.4f}\n", f / 1e7
+        }'
+    done >bench
+    BENCH=bench expect_status 2 "$copy/scripts/recipe_costs" --check
+    has log 'its costs are not what the records say' || fail "$(cat log)"
+    BENCH=bench "$copy/scripts/recipe_costs" || fail "recipe_costs"
+    # 20.97 billion tokens at 100,000 a second are 58.3 hours, which is 2.4 days
+    grep -qF '# cost: BF16: 1 GPU 2.4 days, 8 GPUs ~7.3 hours' "$copy/scripts/run_llama_1b.sh" ||
+        fail "$(grep cost: "$copy/scripts/run_llama_1b.sh")"
+    cmp -s <(grep -v '^# cost:' "$root/scripts/run_llama_1b.sh") \
+        <(grep -v '^# cost:' "$copy/scripts/run_llama_1b.sh") || fail "other lines have changed"
+    BENCH=bench expect_status 0 "$copy/scripts/recipe_costs" --check
+}
+
+for test in each_recipe_runs_small the_check_sees_faults it_goes_on_when_it_is_called_again \
+    it_tunes_a_start launchers_start_the_same_training wrong_settings_are_refused costs_are_right \
+    costs_follow_the_records; do
+    run $test
+done
+summary

@@ -1,0 +1,168 @@
+// Scoring multiple-choice sets: the trainer's answers against each row computed by itself, without
+// padding or batches; ranks; what scoring leaves as it was.
+#include "trainer.h"
+
+#include "choice_file.h"
+
+enum { QUESTIONS = 30, ANSWERS = 4, VOCAB = 61, LENGTH = 100 };
+
+// Questions of every length, some longer than a sequence. Two rows in one shape fill it and more.
+static void write_set(const char *path) {
+    static ChoiceFile f;
+    f = (ChoiceFile){.number_bytes = 4};
+    for (int q = 0; q < QUESTIONS; q++) {
+        int lengths[ANSWERS], context = 1 + (int)(rng_bits(7, (uint64_t)q) % (LENGTH + 40));
+        for (int a = 0; a < ANSWERS; a++) {
+            lengths[a] = 1 + (int)(rng_bits(8, (uint64_t)(q * ANSWERS + a)) % 30);
+        }
+        put_question(&f, q % ANSWERS, q % 3 == 0 ? context % 40 + 1 : context, ANSWERS, lengths,
+                     VOCAB);
+    }
+    choice_file_write(&f, path);
+}
+
+static void open_scorer(Trainer *t, const char *options) {
+    write_tokens("train.bin", 4000, VOCAB, 1);
+    write_set("set.bin");
+    open_trainer(t,
+                 SMALL_LLAMA "--seq-length 100 --micro-batch-size 2 --num-layers 1 --eval-choices "
+                             "set.bin %s",
+                 options);
+    disturb_weights(t, 0.3f);
+}
+
+// The sum of an answer's losses, from its row alone.
+static double row_loss(Trainer *t, const ChoiceSet *set, int question, int a, int *answer) {
+    int tokens[LENGTH + 1], n = choices_row(set, question, a, LENGTH + 1, tokens, answer);
+    for (int i = 0; i + 1 < n; i++) {
+        t->inputs[i] = tokens[i];
+        t->targets[i] = i + 1 >= n - *answer ? tokens[i + 1] : -1;
+    }
+    model_forward(t, 1, n - 1, PASS_EVAL);
+    return head_loss(t, n - 1, 0.0f, PASS_EVAL);
+}
+
+static void count_by_rows(Trainer *t, int limit, int64_t counts[3]) {
+    const ChoiceSet *set = &t->run.choices.sets[0];
+    memset(counts, 0, 3 * sizeof(int64_t));
+    for (int q = 0; q < limit; q++) {
+        double sums[ANSWERS], means[ANSWERS];
+        int by_sum = 0, by_mean = 0, answer;
+        for (int a = 0; a < ANSWERS; a++) {
+            sums[a] = row_loss(t, set, q, a, &answer);
+            means[a] = sums[a] / answer;
+            if (sums[a] < sums[by_sum]) { by_sum = a; }
+            if (means[a] < means[by_mean]) { by_mean = a; }
+        }
+        counts[0]++;
+        counts[1] += by_sum == set->questions[q].label;
+        counts[2] += by_mean == set->questions[q].label;
+    }
+}
+
+static void check_counts(const int64_t *counts, const int64_t *expected) {
+    for (int i = 0; i < 3; i++) { CHECK_EQUAL(counts[i], expected[i]); }
+}
+
+static ChoiceModel model_of(Trainer *t) {
+    return (ChoiceModel){.trainer = t, .losses = choice_losses};
+}
+
+static void scores_are_each_rows(void) {
+    Trainer t;
+    int64_t counts[3] = {0}, expected[3];
+    open_scorer(&t, "");
+    count_by_rows(&t, QUESTIONS, expected);
+    CHECK(expected[1] > 2 && expected[1] < 20 && expected[1] != expected[2]);
+    run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
+    check_counts(counts, expected);
+    disturb_weights(&t, 0.3f);
+    int64_t other[3] = {0};
+    run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), other);
+    CHECK(CAUGHT(check_counts(other, expected)));
+    trainer_close(&t);
+}
+
+static void a_limit_is_the_first_questions(void) {
+    Trainer t;
+    int64_t counts[3] = {0}, expected[3];
+    open_scorer(&t, "--eval-choices-limit 25");
+    count_by_rows(&t, 25, expected);
+    run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
+    check_counts(counts, expected);
+    trainer_close(&t);
+}
+
+static void ranks_share_the_questions(void) {
+    Trainer t;
+    int64_t counts[3] = {0}, sum[3] = {0};
+    open_scorer(&t, "");
+    run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
+    t.run.ranks = 3;
+    for (t.run.rank = 0; t.run.rank < 3; t.run.rank++) {
+        int64_t part[3] = {0};
+        run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), part);
+        CHECK_EQUAL(part[0], QUESTIONS / 3);
+        for (int i = 0; i < 3; i++) { sum[i] += part[i]; }
+    }
+    check_counts(sum, counts);
+    t.run.ranks = 1;
+    t.run.rank = 0;
+    trainer_close(&t);
+}
+
+static void add_ten(void *trainer, int64_t *values, int n) {
+    (void)trainer;
+    for (int i = 0; i < n; i++) { values[i] += 10; }
+}
+
+static void sums_go_over_the_ranks(void) {
+    Trainer t;
+    int64_t counts[3] = {0}, summed[3] = {0};
+    open_scorer(&t, "--eval-choices-limit 5");
+    ChoiceModel model = model_of(&t);
+    run_score_set(&t.run, &t.run.choices.sets[0], model, counts);
+    model.sum = add_ten;
+    run_score_set(&t.run, &t.run.choices.sets[0], model, summed);
+    for (int i = 0; i < 3; i++) { CHECK_EQUAL(summed[i], counts[i] + 10); }
+    trainer_close(&t);
+}
+
+// The learned state, and a delayed run's scaling, are the same after scoring.
+static void scoring_changes_nothing(void) {
+    Trainer a, b;
+    open_scorer(&a, "--fp8-format hybrid --train-iters 9");
+    open_scorer(&b, "--fp8-format hybrid --train-iters 9");
+    train(&a, 2);
+    train(&b, 2);
+    int64_t counts[3] = {0};
+    run_score_set(&a.run, &a.run.choices.sets[0], model_of(&a), counts);
+    train(&a, 2);
+    train(&b, 2);
+    CHECK_BITS(a.weights, b.weights, (size_t)a.run.layout.size * sizeof(float));
+    CHECK_BITS(a.slots, b.slots, (size_t)fp8_slot_count(&a.run.config) * sizeof(Fp8Slot));
+    trainer_close(&a);
+    trainer_close(&b);
+}
+
+static void losses_that_are_not_finite_answer_nothing(void) {
+    Trainer t;
+    int64_t counts[3] = {0};
+    open_scorer(&t, "");
+    t.weights[param_find(&t.run.layout, TENSOR_FINAL_NORM_WEIGHT, 0)->offset] = NAN;
+    run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
+    CHECK(counts[0] == QUESTIONS && counts[1] == 0 && counts[2] == 0);
+    trainer_close(&t);
+}
+
+int main(void) {
+    int out = silence_stdout();
+    RUN(scores_are_each_rows);
+    RUN(a_limit_is_the_first_questions);
+    RUN(ranks_share_the_questions);
+    RUN(sums_go_over_the_ranks);
+    RUN(scoring_changes_nothing);
+    RUN(losses_that_are_not_finite_answer_nothing);
+    restore_stdout(out);
+    return test_summary();
+}

@@ -1,0 +1,270 @@
+"""Tokenizers: what prepare_data and ./tokenize make of a text is what the tokenizer's own library
+makes of it; samples and prompts are text; what does not fit together is refused.
+"""
+
+import json
+import os
+import random
+import struct
+import sys
+import unicodedata
+
+import tiktoken
+import tokenizers
+from check import SHARED, Skip, call, fails, main, read, refused, run, write
+from llm8.prepare_options import main as prepare_data
+from llm8.tokenizer_kinds import Tiktoken, open_vocabulary
+from llm8.vocabulary import CUT_LLAMA3, LLAMA3_PATTERN
+from shard_tools import cut, sentences, stream, tokens_of
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+END = "<|endoftext|>"
+WORDS = {"vocab_file": None, "merge_file": None, "end_of_text": None, "downloads": "", "mirror": ""}
+TEXTS = sentences(3, 60)
+
+
+def byte_level(pattern=None):
+    """A byte-pair encoding of some 700 tokens, trained here."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern:
+        split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        step = pre_tokenizers.Sequence([split, step])
+    tokenizer.pre_tokenizer = step
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=[END], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(TEXTS * 2, trainer)
+    return tokenizer
+
+
+def save(tokenizer, folder):
+    os.makedirs(folder, exist_ok=True)
+    tokenizer.save(f"{folder}/tokenizer.json")
+    return f"{folder}/tokenizer.json"
+
+
+def hostile_texts(count):
+    """Texts of what tokenizers treat apart: quotes, white space of every kind, scripts, digits."""
+    rng = random.Random(5)
+    pool = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'S", "'ll", "'re", "a", "The", " 12",
+            "345", "!", "?!...", "é", "漢字", "🙂", "\u00a0", "\u2003", "\u3000", "²", "Ⅷ",
+            "\u0301", "x" * 300, " " * 50, END, "\x1c", "\x85", "_", "\x00", "0" * 7, "א"]
+    known = [chr(code) for code in range(0x20, 0x1F000)
+             if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    return ["".join(rng.choice(pool) if rng.random() < 0.8 else rng.choice(known)
+                    for _ in range(rng.randrange(1, 400))) for _ in range(count)]
+
+
+def c_tokens(tokenizer_bin, texts):
+    """Each text's tokens by the C encoder."""
+    names = [write(f"hostile/{place}", text) for place, text in enumerate(texts)]
+    run("tokenize", "--output-prefix", "hostile/out", "--valid-fraction", 0, "--tokenizer",
+        tokenizer_bin, *names)
+    end = struct.unpack_from("<4i", read(tokenizer_bin))[3]
+    return cut(tokens_of("hostile/out_train.bin")[0], end)
+
+
+def same_in_c(vocabulary, encode, name):
+    texts = hostile_texts(60) + TEXTS[:10]
+    write(f"{name}.bin", vocabulary.tokenizer_bin())
+    ours, theirs = c_tokens(f"{name}.bin", texts), [encode(text) for text in texts]
+    assert len(ours) == len(theirs)
+    for text, a, b in zip(texts, ours, theirs):
+        assert a == b, f"{name}: {text[:80]!r}"
+    assert vocabulary.end_of_text not in sum(theirs, []), "a text that names the end has ended"
+
+
+def the_c_encoder_is_the_librarys():
+    for name, pattern in (("gpt2-like", None), ("llama3-like", LLAMA3_PATTERN)):
+        tokenizer = byte_level(pattern)
+        path = save(tokenizer, name)
+        vocabulary = open_vocabulary({**WORDS, "tokenizer": path})
+        tokenizer.encode_special_tokens = True
+        same_in_c(vocabulary, lambda text, t=tokenizer: t.encode(text).ids, name)
+    assert fails(same_in_c, vocabulary, lambda text: tokenizer.encode(text + " ").ids, "fault")
+
+
+def gpt2_words():
+    vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
+    if not os.path.exists(vocab):
+        raise Skip("no GPT-2 vocabulary in ../shared/data")
+    return {**WORDS, "tokenizer": "gpt2", "vocab_file": vocab, "merge_file": merges}
+
+
+def gpt2_is_tiktokens():
+    vocabulary = open_vocabulary(gpt2_words())
+    assert vocabulary.size == 50257 and vocabulary.end_of_text == 50256
+    same_in_c(vocabulary, vocabulary.encoding.encode_ordinary, "gpt2")
+    ranks = vocabulary.encoding._mergeable_ranks
+    encoding = tiktoken.Encoding("other", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks,
+                                 special_tokens={END: 50256})
+    other = Tiktoken("other", encoding, None, CUT_LLAMA3)
+    same_in_c(other, other.encoding.encode_ordinary, "other")
+    # what goes into checkpoints is the same tokenizer, with the merges found again from the ranks
+    exported = tokenizers.Tokenizer.from_str(vocabulary.hugging_face())
+    exported.encode_special_tokens = True
+    for text in hostile_texts(40):
+        assert exported.encode(text).ids == vocabulary.encode(text)
+    assert exported.token_to_id(END) == 50256
+    lines = read(gpt2_words()["merge_file"]).decode().splitlines()[1:]
+    held = json.loads(vocabulary.hugging_face())["model"]["merges"]
+    assert [" ".join(pair) for pair in held] == [line for line in lines if line]
+
+
+def long_texts_are_cut_where_words_end():
+    words = gpt2_words() if os.path.exists(SHARED) else None
+    vocabulary = open_vocabulary(words or {**WORDS, "tokenizer": save(byte_level(), "long")})
+    from llm8 import prepare
+
+    text = "\n".join("".join(hostile_texts(20)) + "".join(TEXTS) for _ in range(3)) + " end.\nOf it"
+    whole, prepare.LONG_TEXT = vocabulary.encode(text), 500
+    parts = prepare.pieces(text)
+    assert len(parts) > 5 and "".join(parts) == text
+    assert [token for part in parts for token in vocabulary.encode(part)] == whole
+
+
+def prepared(output, *words):
+    result = call(prepare_data, "--output", output, "--jobs", 1, *words)
+    assert result.status == 0, result.err
+
+
+def decoded(tokenizer_bin, tokens):
+    content = read(tokenizer_bin)
+    _, _, size, end = struct.unpack_from("<4i", content)
+    entries, at = [], 1024
+    for _ in range(size):
+        entries.append(content[at + 1:at + 1 + content[at]])
+        at += 1 + content[at]
+    return b"".join(entries[token] for token in tokens if token != end)
+
+
+def every_kind_of_tokenizer_reads_back():
+    sentencepiece = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    sentencepiece.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
+                                                     normalizers.Replace(" ", "▁")])
+    sentencepiece.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)])
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    sentencepiece.train_from_iterator(TEXTS, trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False))
+    unigram = tokenizers.Tokenizer(models.Unigram())
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.train_from_iterator(TEXTS, trainers.UnigramTrainer(
+        vocab_size=500, special_tokens=["<unk>", END], unk_token="<unk>", show_progress=False))
+    text = "Anna counts 12 boats. Ben sees three"
+    write("plain/a.txt", text)
+    for name, tokenizer in (("bpe", byte_level()), ("sp", sentencepiece), ("unigram", unigram)):
+        prepared(f"kind_{name}", "plain", "--tokenizer", save(tokenizer, name),
+                 "--valid-fraction", 0)
+        tokens = stream(f"kind_{name}", "train")[1:]
+        assert tokens == tokenizer.encode(text, add_special_tokens=False).ids
+        assert decoded(f"kind_{name}/tokenizer.bin", tokens).decode().strip() == text
+        assert read(f"kind_{name}/tokenizer.json") == read(f"{name}/tokenizer.json")
+    # of the last two our encoder knows nothing, and says so
+    result = run("tokenize", "--output-prefix", "x", "--tokenizer", "kind_sp/tokenizer.bin",
+                 "plain/a.txt", check=False)
+    refused(result, "--tokenizer kind_sp/tokenizer.bin", "does not say how text is cut")
+
+
+def large_vocabularies_have_wide_shards():
+    vocab = {f"w{place}": place for place in range(70000)} | {END: 70000}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([END])
+    write("wide/a.txt", " ".join(f"w{place}" for place in range(69000, 70000)))
+    prepared("wide_out", "wide", "--tokenizer", save(tokenizer, "wide_json"),
+             "--valid-fraction", 0)
+    assert stream("wide_out", "train") == [70000, *range(69000, 70000)]
+    result = run("train_gpt", "--model", "gpt2-tiny", "--data", "wide_out/train_*.bin",
+                 "--micro-batch-size", 1, "--train-iters", 1, check=False)
+    refused(result, "tokenizer.bin", "vocabulary 70001", "larger than the model's 257",
+            "--vocab-size")
+
+
+def documents_are_bounded_as_asked():
+    path = save(byte_level(), "bounds")
+    texts = [{"text": f"one {END} two"}, {"text": "b"}]
+    write("named/a.jsonl", "\n".join(map(json.dumps, texts)))
+    prepared("bounds_out", "named", "--tokenizer", path, "--valid-fraction", 0, "--no-shuffle")
+    tokens = stream("bounds_out", "train")
+    assert tokens[0] == 0 and tokens.count(0) == 2, "a document ended by naming the end"
+    prepared("bounds_after", "named", "--tokenizer", path, "--valid-fraction", 0, "--no-shuffle",
+             "--before", "none", "--after", END)
+    assert stream("bounds_after", "train") == tokens[1:] + [0]
+    refused(call(prepare_data, "--output", "o", "named", "--tokenizer", path, "--before", "<s>"),
+            "--before <s>", "no special token", END)
+    refused(call(prepare_data, "--output", "o", "named", "--tokenizer", path, "--end-of-text", "x"),
+            "--end-of-text x", "no special token", END)
+
+
+TINY = ("--model", "llama-tiny", "--micro-batch-size", 1, "--train-iters", 1, "--sample-length", 40,
+        "--sample-only")
+
+
+def samples_go_on_from_a_prompt():
+    path = save(byte_level(), "prompt")
+    write("prompt_text/a.txt", "".join(TEXTS))
+    prepared("prompt_out", "prompt_text", "--tokenizer", path)
+    data = ("--vocab-size", 700, "--data", "prompt_out/train_*.bin")
+    prompt = "Anna sees “three” red  boats"
+    result = run("train_gpt", *TINY, *data, "--sample-prompt", prompt)
+    sample = result.out.split("sample after step 0:\n")[1]
+    assert sample.startswith(prompt) and len(sample) > len(prompt) + 5, sample
+    other = run("train_gpt", *TINY, *data, "--sample-prompt", prompt + "!")
+    assert other.out.split("step 0:\n")[1][len(prompt) + 1:] != sample[len(prompt):]
+    again = run("train_gpt", *TINY, *data, "--sample-prompt", prompt)
+    assert again.out.split("step 0:\n")[1] == sample
+    refused(run("train_gpt", *TINY, "--data", "kind_sp/train_*.bin", "--vocab-size", 600,
+                "--seq-length", 8, "--sample-prompt", "x", check=False),
+            "--sample-prompt", "the tokenizer in kind_sp", "does not say how text is cut",
+            "prepare_data")
+    write("bare/x.bin", read("prompt_out/train_00000.bin"))
+    refused(run("train_gpt", *TINY, "--data", "bare/x.bin", "--vocab-size", 700, "--sample-prompt",
+                "x", check=False), "--sample-prompt", "no tokenizer.bin", "--tokenizer")
+
+
+def mixed_tokenizers_are_refused():
+    write("mixed_text/a.txt", "".join(TEXTS))
+    prepared("mixed_a", "mixed_text", "--tokenizer", save(byte_level(), "prompt"))
+    prepared("mixed_b", "mixed_text", "--tokenizer", "byte")
+    write("mixed/t_0.bin", read("mixed_a/train_00000.bin"))
+    write("mixed/t_1.bin", read("mixed_b/train_00000.bin"))
+    tiny = ("train_gpt", "--model", "llama-tiny", "--vocab-size", 700, "--micro-batch-size", 1,
+            "--train-iters", 1)
+    refused(run(*tiny, "--data", "mixed/t_*.bin", check=False), "--data mixed/t_1.bin",
+            "another tokenizer", "mixed/t_0.bin")
+    refused(run(*tiny, "--data", "mixed/t_0.bin", "--valid-data", "mixed/t_1.bin", check=False),
+            "mixed/t_1.bin", "another tokenizer")
+    refused(run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_b/tokenizer.bin",
+                check=False), "mixed/t_0.bin", "another tokenizer than the tokenizer.bin")
+    run(*tiny, "--data", "mixed/t_0.bin", "--tokenizer", "mixed_a/tokenizer.bin")
+
+
+def wrong_tokenizers_are_refused():
+    def wrong(name, *parts, words=()):
+        refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)
+
+    wrong("gtp2", "--tokenizer gtp2", "byte, llama3", "cl100k_base", "tokenizer.json")
+    wrong(write("t.json", "{}"), "--tokenizer t.json", "not a tokenizer.json")
+    wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x15" + bytes(90)), "SentencePiece",
+          "tokenizer.json")
+    wrong("plain", "--tokenizer plain", "a folder without tokenizer.json")
+    wrong("gpt2", "--vocab-file and --merge-file", words=("--vocab-file", "x"))
+    wrong("gpt2", "--vocab-file nowhere: No such file",
+          words=("--vocab-file", "nowhere", "--merge-file", "nowhere"))
+    write("v.json", json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
+    wrong("gpt2", "--merge-file", "not the merges of",
+          words=("--vocab-file", "v.json", "--merge-file", write("m.txt", "#version\na c\n")))
+    result = run("scripts/prepare_data", "--output", "o", "plain", "--tokenizer", "cl100k_base",
+                 check=False, env={"https_proxy": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "no"})
+    refused(result, "--tokenizer cl100k_base", "could not download", "TIKTOKEN_CACHE_DIR")
+
+
+if __name__ == "__main__":
+    sys.exit(main([the_c_encoder_is_the_librarys, gpt2_is_tiktokens,
+                   long_texts_are_cut_where_words_end, every_kind_of_tokenizer_reads_back,
+                   large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
+                   samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,
+                   wrong_tokenizers_are_refused]))

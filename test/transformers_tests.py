@@ -1,0 +1,178 @@
+"""Our models against transformers' with random weights, both ways: imported ones give transformers'
+logits here, and what the trainer saves gives ours there. Both compute in FP32, so ours may be off
+by twice what theirs are, judged by transformers in FP64. Needs `make golden`'s Python.
+"""
+
+import copy
+import os
+import shutil
+import sys
+
+import numpy
+import torch
+import transformers
+from check import fails, main, run
+from safetensors.numpy import load_file
+
+B, T, V = 2, 48, 97
+LLAMA = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": V,
+         "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": None,
+         "bos_token_id": 1, "eos_token_id": 2}
+GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": V,
+        "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2}
+# a short original length, so that scaling matters within T
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+MODELS = {
+    "gpt2": transformers.GPT2Config(**GPT2),
+    "gpt2_wide": transformers.GPT2Config(**{**GPT2, "n_inner": 112, "layer_norm_epsilon": 1e-3}),
+    "gpt2_untied": transformers.GPT2Config(**GPT2, tie_word_embeddings=False),
+    "llama_plain": transformers.LlamaConfig(**LLAMA, num_attention_heads=4),
+    "llama_grouped": transformers.LlamaConfig(**LLAMA, num_attention_heads=6,
+                                              num_key_value_heads=2, tie_word_embeddings=True),
+    "llama_theta": transformers.LlamaConfig(
+        **LLAMA, num_attention_heads=4, num_key_value_heads=1, rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+    "llama_linear": transformers.LlamaConfig(
+        **LLAMA, num_attention_heads=4, num_key_value_heads=2,
+        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1000.0}),
+    "llama_3_1": transformers.LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=2,
+                                          rope_parameters=LLAMA3),
+}
+
+
+def new_model(config, seed):
+    """Random weights, biases and norms included, so that every term matters."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def write_shard(path):
+    tokens = numpy.random.default_rng(3).integers(0, V, 40 * T + 1)
+    header = numpy.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    with open(path, "wb") as file:
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
+
+
+def our_logits(*options):
+    run("build/plain/logits_tool", "logits.safetensors", "--data", "tokens.bin",
+        "--micro-batch-size", B, "--seq-length", T, *options)
+    held = load_file("logits.safetensors")
+    return torch.tensor(held["tokens"]).long(), torch.tensor(held["logits"])
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(tokens).logits.double()
+
+
+def error_of(logits, exact):
+    return ((logits.double() - exact).norm() / exact.norm()).item()
+
+
+def same(ours, model, tokens):
+    """Whether our logits are those of their FP32 model."""
+    exact = logits_of(copy.deepcopy(model).double(), tokens)
+    error, theirs = error_of(ours, exact), error_of(logits_of(model, tokens), exact)
+    assert error <= 2 * theirs, f"the logits are off by {error:.3g}, transformers' by {theirs:.3g}"
+
+
+def imported_logits_are_theirs(name, *words):
+    model = new_model(MODELS[name], 1)
+    model.save_pretrained(f"{name}_hf")
+    run("scripts/convert_hf", "import", f"{name}_hf", "--output", f"{name}_start")
+    tokens, ours = our_logits("--config", f"{name}_start/options.txt", *words)
+    same(ours, model, tokens)
+    with torch.no_grad():
+        next(model.parameters())[5] *= 1.001
+    assert fails(same, ours, model, tokens), f"{name}: another weight is not seen"
+
+
+def saved_logits_are_ours(name):
+    """Trains from the import, saves, and opens the checkpoint there."""
+    train = ("--config", f"{name}_start/options.txt", "--data", "tokens.bin", "--seq-length", T,
+             "--micro-batch-size", B, "--save", f"{name}_run", "--lr", "1e-3")
+    run("train_gpt", *train, "--train-iters", 3)
+    result = run("train_gpt", *train, "--train-iters", 6, "--resume", "latest")
+    assert "resuming from" in result.out and "starting from the weights" not in result.out
+    checkpoint = f"{name}_run/step_00000006"
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32,
+                                                              attn_implementation="eager")
+    tokens, ours = our_logits("--config", f"{name}_start/options.txt", "--resume", checkpoint)
+    same(ours, model, tokens)
+    tokens, before = our_logits("--config", f"{name}_start/options.txt")
+    assert fails(same, before, model, tokens), "six steps have changed nothing"
+
+
+def test_of(name):
+    def both_ways():
+        imported_logits_are_theirs(name)
+        saved_logits_are_ours(name)
+
+    both_ways.__name__ = name
+    return both_ways
+
+
+def scaling_is_not_ignored():
+    """The same weights without their scaling are another model, and --load says so."""
+    imported_logits_are_theirs("llama_3_1_again")
+    shutil.copytree("llama_3_1_again_start", "odd")
+    options = open("odd/options.txt").read()
+    with open("odd/options.txt", "w") as file:
+        file.write(options.replace("rope-scaling llama3", "rope-scaling none"))
+    result = run("train_gpt", "--config", "odd/options.txt", "--data", "tokens.bin", "--seq-length",
+                 T, check=False)
+    assert "another rotary embedding" in result.err, result.err
+
+
+def split_and_half_width_files_are_read():
+    name = "llama_grouped_bf16"
+    model = new_model(MODELS["llama_grouped"], 2).bfloat16()
+    model.save_pretrained(f"{name}_hf", max_shard_size="50KB")
+    assert os.path.exists(f"{name}_hf/model.safetensors.index.json")
+    run("scripts/convert_hf", "import", f"{name}_hf", "--output", f"{name}_start")
+    tokens, ours = our_logits("--config", f"{name}_start/options.txt")
+    # opened again: the conversion has rounded the rotary frequencies as well
+    model = transformers.AutoModelForCausalLM.from_pretrained(f"{name}_hf", dtype=torch.float32)
+    same(ours, model, tokens)
+    # without the class around it, the names lack their first word
+    bare = transformers.GPT2Model(MODELS["gpt2"]).eval().half()
+    bare.save_pretrained("bare_hf")
+    run("scripts/convert_hf", "import", "bare_hf", "--output", "bare_start")
+    tokens, ours = our_logits("--config", "bare_start/options.txt")
+    whole = transformers.GPT2LMHeadModel(MODELS["gpt2"]).eval()
+    whole.transformer.load_state_dict(bare.float().state_dict())
+    whole.tie_weights()
+    same(ours, whole, tokens)
+
+
+def the_tokenizer_goes_along():
+    """A checkpoint of a run on prepared data opens there with its tokenizer."""
+    with open("text.txt", "w") as file:
+        file.write("Anna sees three red boats. Ben counts seven blue apples.\n" * 40)
+    run("scripts/prepare_data", "--output", "bytes", "--tokenizer", "byte", "text.txt")
+    run("train_gpt", "--model", "llama-tiny", "--data", "bytes/train_*.bin", "--micro-batch-size",
+        1, "--train-iters", 1, "--save", "bytes_run")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("bytes_run/latest")
+    assert tokenizer("Anna é")["input_ids"] == list("Anna é".encode())
+    assert tokenizer.decode([66, 101, 110, 32, 195, 169]) == "Ben é"
+    assert tokenizer.eos_token_id == 256
+    model = transformers.AutoModelForCausalLM.from_pretrained("bytes_run/latest")
+    assert model.config.eos_token_id == 256
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    write_shard("tokens.bin")
+    MODELS["llama_3_1_again"] = MODELS["llama_3_1"]
+    names = [name for name in MODELS if name != "llama_3_1_again"]
+    sys.exit(main([*map(test_of, names), scaling_is_not_ignored,
+                   split_and_half_width_files_are_read, the_tokenizer_goes_along]))
