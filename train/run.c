@@ -7,11 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-// Several ranks end when all know it; one, when it does.
-static bool is_stopping(const Run *run) {
-    return run->ranks > 1 ? run->stopping : run_stop_signal() != 0;
-}
-
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err) {
     *run = (Run){.options = *options, .saved_step = -1};
     run->rank = options->rank;
@@ -122,7 +117,7 @@ int run_close(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
-    bool stopped = is_stopping(run) && p->step < run->options.train_iters;
+    bool stopped = run_is_stopping(run) && p->step < run->options.train_iters;
     int status = !saved ? EXIT_FAILURE : (stopped ? EXIT_STOPPED_BY_SIGNAL : EXIT_SUCCESS);
     if (p->skipped_in_row >= run->options.max_skipped) { status = EXIT_TOO_MANY_SKIPPED; }
     MetricsRecord *r = metrics_begin("end");
@@ -223,11 +218,6 @@ void run_first_weights(const Run *run, float *weights) {
     printf("starting from the weights of %s\n", o->load);
 }
 
-bool run_goes_on(const Run *run) {
-    return run->progress.step < run->options.train_iters && !is_stopping(run) &&
-           run->progress.skipped_in_row < run->options.max_skipped;
-}
-
 bool run_finite(double loss, double norm) {
     return isfinite(loss) && isfinite(norm);
 }
@@ -304,40 +294,6 @@ void run_report_fp8(Run *run, const Fp8Counts *counts) {
     metrics_number(r, "step", (double)run->progress.step);
     metrics_fp8_counts(r, &run->precision, counts);
     metrics_end(&run->metrics, r);
-}
-
-static bool eval_is_due(const Run *run, int64_t step) {
-    bool last = step == run->options.train_iters;
-    return (run->has_valid || run->choices.count > 0) &&
-           (step % run->options.eval_interval == 0 || last);
-}
-
-static bool sample_is_due(const Run *run, int64_t step) {
-    int64_t interval = run->options.sample_interval;
-    return interval > 0 && step % interval == 0;
-}
-
-static bool save_is_due(const Run *run, int64_t step) {
-    return run->options.save[0] != '\0' && step % run->options.save_interval == 0;
-}
-
-bool run_needs_result(const Run *run, int64_t step) {
-    return eval_is_due(run, step) || sample_is_due(run, step) || save_is_due(run, step) ||
-           step >= run->options.train_iters || is_stopping(run) || run->progress.skipped_in_row > 0;
-}
-
-bool run_should_eval(const Run *run) {
-    return eval_is_due(run, run->progress.step);
-}
-
-bool run_should_sample(const Run *run) {
-    return run->rank == 0 && sample_is_due(run, run->progress.step);
-}
-
-bool run_should_save(const Run *run) {
-    int64_t step = run->progress.step;
-    if (run->options.save[0] == '\0' || step == run->saved_step) { return false; }
-    return save_is_due(run, step) || !run_goes_on(run);
 }
 
 void run_save(Run *run, const Snapshot *snapshot) {

@@ -91,6 +91,8 @@ bool run_goes_on(const Run *run); // neither done nor stopped
 // The signal that has asked this process to end, 0: none. Several ranks: a step hands it to the
 // others, so that all end after the same one (StepResult.stop).
 int run_stop_signal(void);
+// Several ranks stop when all know it; one, when it does.
+bool run_is_stopping(const Run *run);
 void run_catch_signals(void);
 bool run_finite(double loss, double norm);
 
