@@ -10,7 +10,7 @@
 # cost: 33.6 billion tokens, 3.29e+20 FLOPs
 # cost: BF16: 1 GPU 7.0 days, 8 GPUs ~21.1 hours
 # cost: FP8: 1 GPU 5.0 days, 8 GPUs ~15.1 hours
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: worked out from other models or counts of GPUs
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

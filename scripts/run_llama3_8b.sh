@@ -13,7 +13,7 @@
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
 # cost: BF16: 1 GPU 106.1 days, 8 GPUs ~13.3 days
 # cost: FP8: 1 GPU 75.4 days, 8 GPUs ~9.4 days
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: worked out from other models or counts of GPUs
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

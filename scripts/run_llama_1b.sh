@@ -12,7 +12,7 @@
 # cost: 21.0 billion tokens, 1.06e+20 FLOPs
 # cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.3 hours
 # cost: FP8: 1 GPU 38.7 hours, 8 GPUs ~4.8 hours
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: worked out from other models or counts of GPUs
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
