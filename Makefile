@@ -152,7 +152,7 @@ SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
-      $(BUILD)/plain/logits_tool \
+      $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 

@@ -13,6 +13,7 @@
 #include "kernels/gemm.h"
 #include "kernels/verify.h"
 #include "train/fit.h"
+#include "train/launch.h"
 #include "train/schedule.h"
 
 #include <math.h>
@@ -876,6 +877,7 @@ int main(int argc, char **argv) {
     static Trainer t;
     options_parse(&options, argc, argv);
     if (options.verify) { return verify(&options); }
+    launch_refuse(&options, argv[0]);
     trainer_open(&t, &options);
     trainer_restore(&t);
     if (options.eval_only || options.sample_only) {

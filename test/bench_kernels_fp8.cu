@@ -5,6 +5,33 @@
 #include "../kernels/gemm.h"
 #include "bench_gpu.h"
 
+static void bench_norm_backward(Fp8Out out, int M, int C, bool gpt2) {
+    size_t n = (size_t)M * C;
+    Filled x(n, 1), w(C, 1);
+    Floats ones(M, 1.0f);
+    Bf16Buffer d_residual(n);
+    FloatBuffer dw(C), db(C), column_sums(C), mean(M), rstd(M);
+    FloatBuffer scratch(partial_sums_bytes(3 * C) / 4);
+    mean.put(ones.data());
+    rstd.put(ones.data());
+    NormBackward nb = {d_residual.data,
+                       {dw.data, TYPE_F32, false},
+                       {db.data, TYPE_F32, false},
+                       {},
+                       x.device.data,
+                       x.device.data,
+                       w.device.data,
+                       gpt2 ? mean.data : NULL,
+                       rstd.data,
+                       scratch.data,
+                       NULL,
+                       M,
+                       C};
+    if (gpt2) { nb.column_sums = {column_sums.data, TYPE_F32, false}; }
+    bench("fp8 norm backward", shape_text("%d x %d", M, C), bytes(5.0 * n),
+          [&] { gpu_norm_backward_fp8(out, nb, gpu.stream); });
+}
+
 // The FP8 producers at M tokens, C channels, F feed-forward. Bytes: BF16 in, two codes out.
 static void bench_fp8(int M, int C, int F, bool gpt2) {
     size_t n = (size_t)M * C, wide = (size_t)M * F;
@@ -27,24 +54,7 @@ static void bench_fp8(int M, int C, int F, bool gpt2) {
                               gpt2 ? b.device.data : NULL, 1e-5f, M, C},
                              gpu.stream);
     });
-    Bf16Buffer d_residual(n);
-    FloatBuffer dw(C), db(C), column_sums(C);
-    NormBackward nb = {d_residual.data,
-                       {dw.data, TYPE_F32, false},
-                       {db.data, TYPE_F32, false},
-                       {},
-                       x.device.data,
-                       x.device.data,
-                       w.device.data,
-                       gpt2 ? mean.data : NULL,
-                       rstd.data,
-                       scratch.data,
-                       NULL,
-                       M,
-                       C};
-    if (gpt2) { nb.column_sums = {column_sums.data, TYPE_F32, false}; }
-    bench("fp8 norm backward", shape, bytes(5.0 * n),
-          [&] { gpu_norm_backward_fp8(out, nb, gpu.stream); });
+    bench_norm_backward(out, M, C, gpt2);
     bench("fp8 cast", shape, bytes(2.0 * n),
           [&] { gpu_quantize(out, false, {}, x.device.data, scratch.data, M, C, gpu.stream); });
     bench("fp8 cast and sums", shape, bytes(2.0 * n), [&] {

@@ -71,6 +71,24 @@ struct InputBuffer : Buffer<StepInput> {
     }
 };
 
+// An update of n parameters by FP32 moments and BF16 gradients, whose other fields are the tests'
+// own.
+static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp_avg_sq,
+                                       const Bf16 *gradients, const uint8_t *decay, int64_t n) {
+    return {.master = master,
+            .exp_avg = exp_avg,
+            .exp_avg_sq = exp_avg_sq,
+            .moment_type = TYPE_F32,
+            .gradients = gradients,
+            .gradient_type = TYPE_BF16,
+            .decay = decay,
+            .n = n,
+            .beta1 = 0.9f,
+            .beta2 = 0.95f,
+            .eps = 1e-8f,
+            .weight_decay = 0.1f};
+}
+
 // Segments of an update that begin at these elements, the last one ending at n; their copies lie
 // as the parameters do.
 struct SegmentBuffer : Buffer<AdamWSegment> {

@@ -163,19 +163,8 @@ static void optimizer(int N, int C) {
     InputBuffer input(0.01, 0);
     std::vector<uint8_t> ones(n / 64, 1);
     StepState s = {.gradient_scale = 1.0f, .updates = 1};
-    AdamWUpdate u = {.master = master.data,
-                     .exp_avg = dm.data,
-                     .exp_avg_sq = dv.data,
-                     .moment_type = TYPE_F32,
-                     .gradients = g.device.data,
-                     .gradient_type = TYPE_BF16,
-                     .decay = decay.data,
-                     .n = n,
-                     .input = input.data,
-                     .beta1 = 0.9f,
-                     .beta2 = 0.95f,
-                     .eps = 1e-8f,
-                     .weight_decay = 0.1f};
+    AdamWUpdate u = plain_update(master.data, dm.data, dv.data, g.device.data, decay.data, n);
+    u.input = input.data;
     AdamW a = {.lr = 0.01f,
                .beta1 = 0.9f,
                .beta2 = 0.95f,

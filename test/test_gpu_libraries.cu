@@ -247,20 +247,14 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         InputBuffer input(0.01, step);
         state.put(&s);
         bool float_gradient = gradient_type == TYPE_F32;
-        AdamWUpdate u = {.master = master.data,
-                         .exp_avg = wide ? (void *)wide_m.data : narrow_m.data,
-                         .exp_avg_sq = wide ? (void *)wide_v.data : narrow_v.data,
-                         .moment_type = moment_type,
-                         .gradients = float_gradient ? (void *)wide_g.data : g.device.data,
-                         .gradient_type = gradient_type,
-                         .decay = decay.data,
-                         .n = n,
-                         .input = input.data,
-                         .beta1 = 0.9f,
-                         .beta2 = 0.95f,
-                         .eps = 1e-8f,
-                         .weight_decay = 0.1f,
-                         .seed = 1};
+        AdamWUpdate u = plain_update(master.data, wide_m.data, wide_v.data, g.device.data,
+                                     decay.data, n);
+        if (!wide) { u.exp_avg = narrow_m.data, u.exp_avg_sq = narrow_v.data; }
+        if (float_gradient) { u.gradients = wide_g.data; }
+        u.moment_type = moment_type;
+        u.gradient_type = gradient_type;
+        u.input = input.data;
+        u.seed = 1;
         SegmentBuffer segments(u, {0, 64 * 5, 64 * 700}, weights.data);
         gpu_adamw_update(&u, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
@@ -307,18 +301,8 @@ static void skipped_step_changes_nothing(void) {
     StepState s = {.gradient_scale = 1.0f, .skipped = 1, .updates = 1};
     master.put(w.host.data());
     state.put(&s);
-    AdamWUpdate u = {.master = master.data,
-                     .exp_avg = m.data,
-                     .exp_avg_sq = v.data,
-                     .moment_type = TYPE_F32,
-                     .gradients = g.device.data,
-                     .gradient_type = TYPE_BF16,
-                     .decay = decay.data,
-                     .n = n,
-                     .input = input.data,
-                     .beta1 = 0.9f,
-                     .beta2 = 0.9f,
-                     .eps = 1e-8f};
+    AdamWUpdate u = plain_update(master.data, m.data, v.data, g.device.data, decay.data, n);
+    u.input = input.data;
     SegmentBuffer segments(u, {0}, weights.data);
     gpu_adamw_update(&u, state.data, gpu.stream);
     CHECK(same_bits(master.get(), w.host));

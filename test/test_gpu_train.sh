@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Whole models on the GPU: loss and gradients against the CPU trainer, runs that must repeat, resume,
-# and give the same bits with recomputation, chunked heads and graphs. Needs the programs in $ROOT
-# (train_gpt, train_gptcu, tokenize) and compare_tensors; prints "N passed, N failed, N skipped" last.
+# shellcheck disable=SC2086 # options are words on purpose
+# Whole models on the GPU: loss and gradients against the CPU trainer, runs that must repeat,
+# resume, and give the same bits with recomputation, chunked heads and graphs. Needs the programs in
+# $ROOT (train_gpt, train_gptcu, tokenize) and compare_tensors; prints "N passed, N failed,
+# N skipped" last.
 set -u
 ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
 BIN=$(realpath -m "${LLM8_BIN:-$ROOT}")
@@ -59,11 +61,17 @@ same_weights() {
 }
 
 # ---- against the CPU ----
+GPT_WIDE="--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4
+    --seq-length 128 --max-position-embeddings 128"
 MODELS=(
-    "--model gpt2-tiny --hidden-size 200 --num-attention-heads 25 --seq-length 17 --max-position-embeddings 17"
-    "--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
-    "--model llama-tiny --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 344"
-    "--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 8 --num-query-groups 2 --seq-length 100 --max-position-embeddings 100 --untie-embeddings-and-output-weights --vocab-size 301 --make-vocab-size-divisible-by 8"
+    "--model gpt2-tiny --hidden-size 200 --num-attention-heads 25 --seq-length 17
+     --max-position-embeddings 17"
+    "$GPT_WIDE"
+    "--model llama-tiny --hidden-size 256 --num-attention-heads 4 --num-query-groups 2
+     --ffn-hidden-size 344"
+    "--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 8
+     --num-query-groups 2 --seq-length 100 --max-position-embeddings 100
+     --untie-embeddings-and-output-weights --vocab-size 301 --make-vocab-size-divisible-by 8"
 )
 against_cpu() { # model options
     rm -rf start
@@ -94,12 +102,15 @@ against_emulation() { # model options, FP8 options
         "$COMPARE" gpu.st fp32.st emulated.st 1.5 && "$COMPARE" gpu.st emulated.st fp32.st 1
 }
 FP8_MODELS=(
-    "--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
-    "--model llama-tiny --num-layers 3 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 352 --seq-length 112 --untie-embeddings-and-output-weights --vocab-size 301 --make-vocab-size-divisible-by 16"
+    "$GPT_WIDE"
+    "--model llama-tiny --num-layers 3 --hidden-size 256 --num-attention-heads 4
+     --num-query-groups 2 --ffn-hidden-size 352 --seq-length 112
+     --untie-embeddings-and-output-weights --vocab-size 301 --make-vocab-size-divisible-by 16"
 )
 for model in "${FP8_MODELS[@]}"; do
     for fp8 in "hybrid delayed" "e4m3 delayed --fp8-lm-head" "e5m2 delayed" "hybrid tensorwise" \
-        "e4m3 tensorwise --no-fp8-wgrad" "hybrid tensorwise --fp8-lm-head --first-last-layers-bf16"; do
+        "e4m3 tensorwise --no-fp8-wgrad" \
+        "hybrid tensorwise --fp8-lm-head --first-last-layers-bf16"; do
         set -- $fp8
         fp8="--fp8-format $1 --fp8-recipe ${*:2}"
         check "FP8 gradients, $fp8, ${model:0:18}" against_emulation "$model" "$fp8"
@@ -113,7 +124,9 @@ follows_cpu() { # model options
     "$BIN/train_gptcu" $options --save gpu || return 1
     paste <(grep '"kind":"step"' cpu/metrics.jsonl | sed 's/.*"loss":\([^,]*\),.*/\1/') \
         <(grep '"kind":"step"' gpu/metrics.jsonl | sed 's/.*"loss":\([^,]*\),.*/\1/') |
-        awk '{d = $1 - $2; if (d < 0) d = -d; if (!(d <= 0.02)) bad = 1; if (d > worst) worst = d; n++}
+        awk '{d = $1 - $2; if (d < 0) d = -d; n++
+              if (!(d <= 0.02)) bad = 1
+              if (d > worst) worst = d}
              END {print n " steps, losses apart by at most " worst; exit bad || n != 50}'
 }
 for fp8 in "" "--fp8-format hybrid" "--fp8-format hybrid --fp8-recipe tensorwise --fp8-lm-head"; do
@@ -122,9 +135,10 @@ for fp8 in "" "--fp8-format hybrid" "--fp8-format hybrid --fp8-recipe tensorwise
 done
 
 # ---- the same bits ----
-RUN="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4 --num-query-groups 2 $DATA
-     --train-iters 12 --micro-batch-size 4 --global-batch-size 8 --eval-interval 4 --save-interval 6 --lr 1e-3"
-GPT="--model gpt2-tiny --num-layers 3 $DATA --train-iters 12 --micro-batch-size 4 --save-interval 6 --lr 1e-3"
+STEPS="$DATA --train-iters 12 --micro-batch-size 4 --save-interval 6 --lr 1e-3"
+RUN="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
+     --num-query-groups 2 --global-batch-size 8 --eval-interval 4 $STEPS"
+GPT="--model gpt2-tiny --num-layers 3 $STEPS"
 train() { # folder, options
     local folder=$1
     shift
@@ -153,7 +167,8 @@ resumed() {
 }
 check "resume equals straight, Llama" resumed llama $RUN
 check "resume equals straight, GPT-2" resumed gpt2 $GPT
-for fp8 in "delayed" "tensorwise" "delayed --fp8-lm-head --first-last-layers-bf16" "delayed --no-fp8-wgrad"; do
+for fp8 in "delayed" "tensorwise" "delayed --fp8-lm-head --first-last-layers-bf16" \
+    "delayed --no-fp8-wgrad"; do
     fp8="--fp8-format hybrid --fp8-recipe $fp8"
     check "$fp8" train fp8 $RUN $fp8
     check "$fp8, repeat" variant fp8 $RUN $fp8
@@ -178,7 +193,8 @@ train bf16 $RUN >log 2>&1
 fallen_back() {
     variant bf16 $RUN $fp8 --assume-compute-capability 8.0 >out 2>&1 || return 1
     cat out
-    [[ $(grep -c "no FP8 here: compute capability 8.0 is below 9.0; the run goes on in BF16" out) -eq 1 ]]
+    local said="no FP8 here: compute capability 8.0 is below 9.0; the run goes on in BF16"
+    [[ $(grep -c "$said" out) -eq 1 ]]
 }
 check "without FP8 on the device: one warning, then BF16" fallen_back
 required() {
@@ -203,7 +219,8 @@ sample() {
 }
 check "sample" sample
 too_large() {
-    ! "$BIN/train_gptcu" --model llama-3-8b --data d_train.bin --micro-batch-size 64 --vocab-size 257 &&
+    ! "$BIN/train_gptcu" --model llama-3-8b --data d_train.bin --micro-batch-size 64 \
+        --vocab-size 257 &&
         grep -q "try --micro-batch-size" log
 }
 check "a run too large is refused with advice" too_large

@@ -177,7 +177,7 @@ bad_starts_are_refused() {
     has log '--global-batch-size 12: must be a multiple of --micro-batch-size 2 x 5 ranks' ||
         fail "$(cat log)"
     expect_status 1 train_gpt "${common[@]}" --gpus 2 || return
-    has log 'is one process, on the CPU, and not one of 2 ranks (--gpus)' || fail "$(cat log)"
+    has log 'is one process, and not one of 2 ranks (--gpus)' || fail "$(cat log)"
     expect_status 1 env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$root/train_gpt" "${common[@]}" || return
     has log 'not one of 2 ranks (WORLD_SIZE)' || fail "$(cat log)"
     [[ $((SECONDS - begin)) -le 8 ]] || fail "took $((SECONDS - begin)) s"

@@ -38,7 +38,8 @@ struct Watch {
     double limit, tick;
     pthread_t thread;
     int wake[2];
-    int count; // of peers: rank 0 has one a rank, its own unused; the others have rank 0
+    double left; // when the last rank so far said goodbye
+    int count;   // of peers: rank 0 has one a rank, its own unused; the others have rank 0
     Peer *peers;
     pthread_mutex_t mutex; // of all that follows
     Message mine;
@@ -120,6 +121,7 @@ static void handle(Watch *w, Peer *p) {
     if (p->coming.kind == MESSAGE_LOST) { end_process(w, p->coming.text); }
     if (p->coming.kind == MESSAGE_BYE) {
         p->left = true;
+        w->left = p->heard;
     } else {
         p->last = p->coming;
     }
@@ -180,14 +182,15 @@ static void judge_wait(Watch *w, int rank, const Message *m, double now) {
 }
 
 // Rank 0: judges what the ranks last said they do. A rank that works too long is stuck; ranks that
-// wait are, once all wait, and then one that is steps behind is named first.
+// wait are, once all wait, and then one that is steps behind is named first. (A rank that leaves
+// may be what they waited for.)
 static void judge_progress(Watch *w, double now) {
     Message mine = own_message(w);
     const Message *last = NULL;
     double longest = 0;
     char name[GROUP_HOST + 32];
     int rank = 0;
-    bool all_wait = true;
+    bool all_wait = now - w->left > w->limit + 2 * w->tick;
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Message *m = r == 0 ? &mine : &p->last;
