@@ -11,7 +11,9 @@
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
 # settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
-# cost: no speed is recorded yet: make bench, then scripts/recipe_costs
+# cost: BF16: 1 GPU 106.1 days, 8 GPUs ~13.3 days
+# cost: FP8: 1 GPU 75.4 days, 8 GPUs ~9.4 days
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: worked out from other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

@@ -179,7 +179,7 @@ print(json.dumps({
     "commit": "c" + date[:4], "model": model, "seq_length": 1024, "micro_batch": 64,
     "gpus": int(gpus), "precision": precision, "recipe": recipe or None, "lm_head": head,
     "tokens_per_s": float(rate), "steps": 20, "tflops": 530.4, "mfu": 0.536, "floor_share": 0.714,
-    "peak_memory_gib": json.loads(peak)}))
+    "peak_memory_gib": json.loads(peak), "planned_memory_gib": 4.0}))
 END
 }
 
@@ -192,7 +192,7 @@ write_fixture() {
         record 2026-01-01T00:00:00Z small bf16 '' bf16 600000
         record 2026-01-01T00:00:00Z small fp8 tensorwise bf16 690000
         record 2026-03-03T00:00:00Z small fp8 delayed bf16 780000
-        record 2026-03-03T00:00:00Z small fp8 delayed bf16 2000000 4 null
+        record 2026-03-03T00:00:00Z small fp8 delayed bf16 20 4 null
     } >fixture.jsonl
     printf '# Title\n\nbefore\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n' >readme
 }
@@ -215,7 +215,7 @@ before
 | small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 4 GPUs, 64 x 1024 | FP8 delayed, BF16 head | 2,000,000 | - | 530 | 53.6% | 71% | - |
+| small, 4 GPUs, 64 x 1024 | FP8 delayed, BF16 head | 20 | - | 530 | 53.6% | 71% | 4.0 GiB planned |
 
 Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3);
 2026-01-01, 2026-02-02, 2026-03-03; commit c2026.
