@@ -210,6 +210,31 @@ static void delayed_begins_as_tensorwise(void) {
     }
 }
 
+// Activations a thousand times as large for three steps saturate, or move the scale; when they are
+// gone the scale comes back, and the run goes on as if nothing had been.
+static void spikes_pass(void) {
+    static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise"};
+    for (int r = 0; r < 2; r++) {
+        Trainer t;
+        open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
+        const Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
+        float *weight = weight_of(&t, TENSOR_NORM2_WEIGHT, LAYER);
+        train(&t, 10);
+        double before = t.run.progress.loss, scale = x->scale;
+        for (int i = 0; i < C; i++) { weight[i] *= 1000.0f; }
+        train(&t, 3);
+        CHECK(x->scale < scale / 100);
+        for (int i = 0; i < C; i++) { weight[i] /= 1000.0f; }
+        train(&t, 6);
+        CHECK(fabs(x->scale / scale - 1) < 0.5);
+        CHECK(t.run.progress.skipped == 0 && t.run.progress.loss < before + 0.2);
+        for (int64_t i = 0; i < t.run.layout.size; i++) {
+            if (!isfinite(t.weights[i])) { test_fail(__FILE__, __LINE__, "weight not finite"); }
+        }
+        trainer_close(&t);
+    }
+}
+
 // What FP8 loses is counted by a slot's scale, every operand once.
 static void losses_of_fp8_are_counted(void) {
     static Activations a;
@@ -354,6 +379,7 @@ int main(void) {
     RUN(delayed_scales_come_from_the_slot);
     RUN(precisions_are_near_fp32);
     RUN(delayed_begins_as_tensorwise);
+    RUN(spikes_pass);
     RUN(losses_of_fp8_are_counted);
     RUN(scales_are_renewed_at_the_interval);
     RUN(layers_kept_in_bf16_are_not_quantised);
