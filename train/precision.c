@@ -161,18 +161,16 @@ void precision_print(const Precision *p) {
            "out x in", "X", "W", "dY", "wgrad");
     for (int i = 0; i < count; i++) { print_row(&rows[i]); }
     free(rows);
-    printf("  %.1f%% of the linear layers' FLOPs in FP8", 100 * precision_fp8_share(p));
-    if (p->format != FP8_FORMAT_NONE && p->recipe == FP8_RECIPE_DELAYED) {
-        printf("; delayed scaling, history %d, %s, margin %d, interval %d", p->history_length,
+    if (p->format == FP8_FORMAT_NONE) { return; }
+    printf("  %.1f%% of the linear layers' FLOPs in FP8; ", 100 * precision_fp8_share(p));
+    if (p->recipe == FP8_RECIPE_DELAYED) {
+        printf("delayed scaling, history %d, %s, margin %d, interval %d", p->history_length,
                p->most_recent ? "most recent" : "max", p->margin, p->interval);
-    } else if (p->format != FP8_FORMAT_NONE) {
-        printf("; tensorwise scaling");
+    } else {
+        printf("tensorwise scaling");
     }
-    if (p->format != FP8_FORMAT_NONE) {
-        printf("; %s accumulation forward, %s backward", p->fast_forward ? "fast" : "split",
-               p->fast_backward ? "fast" : "split");
-    }
-    printf("\n");
+    printf("; %s accumulation forward, %s backward\n", p->fast_forward ? "fast" : "split",
+           p->fast_backward ? "fast" : "split");
 }
 
 float fp8_slot_target(const Precision *p, int slot) {
