@@ -98,8 +98,7 @@ static void plan_state(Trainer *t) {
     bool rounds = strcmp(precision_name(&run->precision), "FP32") != 0;
     bool delayed = run->precision.format != FP8_FORMAT_NONE &&
                    run->precision.recipe == FP8_RECIPE_DELAYED;
-    bool learns = !run->options.sample_only && !run->options.eval_only;
-    bool saves = learns && run->options.save[0] != '\0';
+    bool learns = options_train(&run->options), saves = options_save(&run->options);
     int64_t learned = learns ? size : 0;
     plan_floats(t, "weights", "weights", size, &t->weights);
     plan_floats(t, "weights", "rounded weights", rounds ? size : 0, &t->rounded);
@@ -155,12 +154,6 @@ static void plan_activations(Trainer *t) {
     plan_floats(t, "scratch", "rounded operand 2", operand, &t->operand_b);
 }
 
-static void fix_head_slot(Trainer *t) {
-    if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number != NUMBER_FP8) { return; }
-    int index = fp8_slot_index(&t->run.config, LINEAR_HEAD, 0, OPERAND_DY);
-    t->slots[index] = fp8_fixed_slot(&t->run.precision, &t->run.options);
-}
-
 static void trainer_open(Trainer *t, const Options *options) {
     *t = (Trainer){0};
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
@@ -191,7 +184,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     for (int i = 0; i < fp8_slot_count(c); i++) {
         t->slots[i].scale = t->slots[i].scale_inv = 1.0f;
     }
-    fix_head_slot(t);
+    fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
 }
 
 static int trainer_close(Trainer *t) {
@@ -513,16 +506,22 @@ static void scaling_update(Trainer *t, bool skipped) {
     }
 }
 
-static void model_update(Trainer *t, double norm, double lr) {
-    const Run *run = &t->run;
+// All but the weight decay, which is a tensor's.
+static AdamW adamw_settings(const Run *run, double norm, double lr) {
     const Options *o = &run->options;
     bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
-    AdamW adamw = {.lr = (float)lr,
+    return (AdamW){.lr = (float)lr,
                    .beta1 = (float)o->adam_beta1,
                    .beta2 = (float)o->adam_beta2,
                    .eps = (float)o->adam_eps,
                    .gradient_scale = clipped ? (float)(o->clip_grad / norm) : 1.0f,
                    .step = run->progress.step + 1 - run->progress.skipped};
+}
+
+static void model_update(Trainer *t, double norm, double lr) {
+    const Run *run = &t->run;
+    const Options *o = &run->options;
+    AdamW adamw = adamw_settings(run, norm, lr);
     for (int i = 0; i < run->layout.count; i++) {
         const Param *p = &run->layout.params[i];
         adamw.weight_decay = tensor_row(p->id)->decay ? (float)o->weight_decay : 0.0f;
@@ -662,7 +661,7 @@ static void trainer_restore(Trainer *t) {
             !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err)) {
             die("%s", err.text);
         }
-        fix_head_slot(t);
+        fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
         checkpoint_close(&c);
     }
     round_weights(t);
@@ -677,7 +676,7 @@ int main(int argc, char **argv) {
     launch_refuse(&options, argv[0]);
     trainer_open(&t, &options);
     trainer_restore(&t);
-    if (options.eval_only || options.sample_only) {
+    if (!options_train(&options)) {
         if (options.eval_only) { evaluate(&t); }
         if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);

@@ -163,8 +163,7 @@ static void send_rope_table(Trainer *t) {
     size_t bytes = (size_t)c->seq_length * (size_t)c->head_size * sizeof(float);
     float *table = (float *)malloc_or_die(bytes);
     rope_table(table, c->seq_length, c->head_size, &c->rope);
-    CUDA_CHECK(cudaMemcpyAsync(t->act.rope, table, bytes, cudaMemcpyHostToDevice, t->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    gpu_send(&t->gpu, t->act.rope, table, bytes);
     free(table);
 }
 
@@ -550,13 +549,13 @@ static Matrix loss_gradient(Trainer *t, int row, int rows, float gradient_scale)
     float *losses = a->losses + row;
     const int *targets = t->batches.device.targets + row;
     gpu_family(&t->gpu, FAMILY_LOSS);
-    if (dy.columns == NULL || !(gradient_scale > 0)) {
+    if (dy.columns == NULL ||
+        !(gradient_scale > 0)) { // a product reads the plain gradient, or none
         gpu_cross_entropy(losses, a->logits, targets, rows, c->vocab, c->padded_vocab,
                           gradient_scale, t->gpu.stream);
-    }
-    if (!(gradient_scale > 0)) { return dy; }
-    if (dy.columns == NULL) { // a product reads the plain gradient
-        linear_quantize(&t->params, head, OPERAND_DY, dy, no_sums, a->partial_sums, rows);
+        if (gradient_scale > 0) {
+            linear_quantize(&t->params, head, OPERAND_DY, dy, no_sums, a->partial_sums, rows);
+        }
         return dy;
     }
     const LossRows chunk = {a->logits, a->head_lse, targets};
@@ -655,10 +654,8 @@ static void dump_gradients(Trainer *t) {
     float *gradients = (float *)malloc_or_die(n * sizeof(float));
     double loss;
     gpu_to_float(p->master, p->gradients, p->gradient_type, (int64_t)n, t->gpu.stream); // leaving
-    CUDA_CHECK(cudaMemcpyAsync(gradients, p->master, n * sizeof(float), cudaMemcpyDeviceToHost,
-                               t->gpu.stream));
-    CUDA_CHECK(cudaMemcpyAsync(&loss, &p->state->loss, sizeof(loss), cudaMemcpyDeviceToHost,
-                               t->gpu.stream));
+    gpu_fetch(&t->gpu, gradients, p->master, n * sizeof(float));
+    gpu_fetch(&t->gpu, &loss, &p->state->loss, sizeof(loss));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     double tokens = (double)run->options.global_batch_size * run->options.seq_length;
     run_maybe_dump(run, gradients, loss / tokens);
@@ -715,8 +712,7 @@ static void train_step(Trainer *t) {
     CUDA_CHECK(
         cudaMemcpyAsync(t->input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice, stream));
     replay(t, &t->update[measuring], model_update, false);
-    CUDA_CHECK(cudaMemcpyAsync(p->state, t->params.state, sizeof(StepState), cudaMemcpyDeviceToHost,
-                               stream));
+    gpu_fetch(&t->gpu, p->state, t->params.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
@@ -741,8 +737,7 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
     batches_send(&t->batches);
     model_forward(t, B, T, pass);
     head_loss(t, B * T, 0.0f, false, pass);
-    CUDA_CHECK(cudaMemcpyAsync(losses, t->act.losses, tokens * sizeof(float),
-                               cudaMemcpyDeviceToHost, t->gpu.stream));
+    gpu_fetch(&t->gpu, losses, t->act.losses, tokens * sizeof(float));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
 }
 
@@ -759,8 +754,7 @@ static void validate(Trainer *t) {
         model_forward(t, B, T, pass);
         head_loss(t, B * T, 0.0f, sample > 0, pass);
     }
-    CUDA_CHECK(cudaMemcpyAsync(&sum, &t->params.state->loss, sizeof(sum), cudaMemcpyDeviceToHost,
-                               t->gpu.stream));
+    gpu_fetch(&t->gpu, &sum, &t->params.state->loss, sizeof(sum));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
 }
@@ -791,9 +785,8 @@ static const float *next_logits(void *trainer, const int *tokens, int n) {
     batches_send(&t->batches);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), pass);
-    CUDA_CHECK(
-        cudaMemcpyAsync(t->sample_codes, t->act.logits + (int64_t)(n - 1 - row) * c->padded_vocab,
-                        (size_t)c->vocab * sizeof(Bf16), cudaMemcpyDeviceToHost, t->gpu.stream));
+    gpu_fetch(&t->gpu, t->sample_codes, t->act.logits + (int64_t)(n - 1 - row) * c->padded_vocab,
+              (size_t)c->vocab * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     for (int v = 0; v < c->vocab; v++) { t->sample_logits[v] = bf16_decode(t->sample_codes[v]); }
     return t->sample_logits;
@@ -858,7 +851,7 @@ static void profile_step(Trainer *t) {
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) { micro_step(t, micro > 0); }
     StepInput input = {0.0, run->progress.step, 1};
-    CUDA_CHECK(cudaMemcpy(t->input, &input, sizeof(input), cudaMemcpyHostToDevice));
+    gpu_send(&t->gpu, t->input, &input, sizeof(input));
     model_update(t, false);
     gpu_profile_end(&t->gpu, ms);
     for (int i = 0; i < FAMILY_COUNT; i++) { all += ms[i]; }
@@ -880,7 +873,7 @@ int main(int argc, char **argv) {
     launch_refuse(&options, argv[0]);
     trainer_open(&t, &options);
     trainer_restore(&t);
-    if (options.eval_only || options.sample_only) {
+    if (!options_train(&options)) {
         if (options.eval_only) { evaluate(&t); }
         if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);

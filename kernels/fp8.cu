@@ -1,4 +1,5 @@
 // The scaling state: one kernel a step, no wait for the host.
+#include "../train/precision.h"
 #include "fp8.cuh"
 
 __global__ void amax_kernel(float *amax, const void *x, GpuType type, int64_t vectors) {
@@ -17,7 +18,7 @@ void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t 
 }
 
 __device__ __forceinline__ bool is_weight(int slot) {
-    return slot % 3 == 1; // x, w, dy: train/precision.h
+    return slot % OPERAND_COUNT == OPERAND_W;
 }
 
 __device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {

@@ -233,6 +233,19 @@ bool gemm_supported(Gpu *gpu, Gemm g, Error *err) {
     return plan_for(gpu, &g, err) != NULL;
 }
 
+Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
+    return (Gemm){.m = m,
+                  .n = n,
+                  .k = k,
+                  .a = a,
+                  .b = b,
+                  .d = d,
+                  .type_a = TYPE_BF16,
+                  .type_b = TYPE_BF16,
+                  .type_d = TYPE_BF16,
+                  .alpha = 1.0f};
+}
+
 void gemm(Gpu *gpu, Gemm g) {
     Error err;
     GemmPlan *plan = plan_for(gpu, &g, &err);

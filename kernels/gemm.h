@@ -39,6 +39,9 @@ typedef struct {
     bool fast_accumulation;         // FP8: keep partial sums in the tensor cores
 } Gemm;
 
+// A product of BF16 into BF16, nothing transposed, added or besides.
+Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
+
 void gemm(Gpu *gpu, Gemm g);
 
 // False, with the reason, where cuBLASLt has no algorithm for it.

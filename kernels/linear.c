@@ -60,19 +60,6 @@ static void set_fp8(const Params *p, LinearId id, Gemm *g, Operand a, Operand b)
     g->scale_b = params_scale_inv(p, id.linear, id.layer, b);
 }
 
-static Gemm plain_gemm(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
-    return (Gemm){.m = m,
-                  .n = n,
-                  .k = k,
-                  .a = a,
-                  .b = b,
-                  .d = d,
-                  .type_a = TYPE_BF16,
-                  .type_b = TYPE_BF16,
-                  .type_d = TYPE_BF16,
-                  .alpha = 1.0f};
-}
-
 static void begin(const Params *p, LinearId id) {
     gpu_family(p->gpu, id.linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS : FAMILY_PRODUCTS);
 }
@@ -87,7 +74,7 @@ void linear_forward(const Params *p, LinearForward l) {
         params_plain_weight(p, l.id.linear, l.id.layer, l.weight_buffer);
         w = l.weight_buffer;
     }
-    Gemm g = plain_gemm(l.M, outputs, inputs, l.x.plain, w, l.y);
+    Gemm g = gemm_plain(l.M, outputs, inputs, l.x.plain, w, l.y);
     g.trans_b = true;
     if (linear_is_fp8(p, l.id)) {
         g.a = l.x.rows;
@@ -104,7 +91,7 @@ void linear_forward(const Params *p, LinearForward l) {
 
 static void input_gradient(const Params *p, const LinearBackward *l, int outputs, int inputs) {
     const Bf16 *w = params_copy(p, linear_weight(&p->run->config, l->id.linear), l->id.layer);
-    Gemm g = plain_gemm(l->M, inputs, outputs, l->dy.plain, w, l->dx);
+    Gemm g = gemm_plain(l->M, inputs, outputs, l->dy.plain, w, l->dx);
     if (linear_is_fp8(p, l->id)) {
         g.a = l->dy.rows;
         g.b = params_codes(p, l->id.linear, l->id.layer, true);
@@ -119,7 +106,7 @@ static void input_gradient(const Params *p, const LinearBackward *l, int outputs
 static void weight_gradient(const Params *p, const LinearBackward *l, int outputs, int inputs) {
     TensorId weight = linear_weight(&p->run->config, l->id.linear);
     GradientOut dw = params_gradient(p, weight, l->id.layer, l->accumulate);
-    Gemm g = plain_gemm(outputs, inputs, l->M, l->dy.plain, l->x.plain, dw.data);
+    Gemm g = gemm_plain(outputs, inputs, l->M, l->dy.plain, l->x.plain, dw.data);
     g.trans_a = true;
     if (precision(p, l->id)->wgrad == NUMBER_FP8) {
         g.a = l->dy.columns;

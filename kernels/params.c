@@ -158,6 +158,7 @@ static void send_weights_table(Params *p) {
     if (p->tied_weight < 0) { p->tied_weight = count, p->tied_tile = tiles; }
     p->weights.count = count;
     p->weights.tiles = tiles;
+    p->weights.counts = p->counting;
     gpu_send(p->gpu, p->weights.rows, rows, (size_t)count * sizeof(Fp8Weight));
     free(rows);
 }
@@ -177,9 +178,8 @@ void params_start(Params *p, Gpu *gpu) {
         targets[i] = fp8_slot_target(&run->precision, i);
         used[i] = fp8_slot_follows(&run->precision, i);
         slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0};
-        bool fixed = used[i] == 0 && fp8_slot_in_use(&run->precision, i);
-        if (fixed) { slots[i] = fp8_fixed_slot(&run->precision, &run->options); }
     }
+    fp8_fix_slot(&run->precision, &run->options, slots);
     gpu_send(p->gpu, p->scaling.targets, targets, (size_t)n * sizeof(float));
     gpu_send(p->gpu, p->scaling.used, used, (size_t)n);
     gpu_send(p->gpu, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
@@ -300,12 +300,12 @@ void params_forget_ranges(const Params *p) {
 void params_begin_counting(Params *p) {
     size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Counts);
     CUDA_CHECK(cudaMemsetAsync(p->counts, 0, bytes, p->gpu->stream));
-    p->counting = p->weights.counts = true;
+    p->counting = true;
     send_weights_table(p);
 }
 
 void params_end_counting(Params *p, Fp8Counts *host) {
-    p->counting = p->weights.counts = false;
+    p->counting = false;
     send_weights_table(p);
     gpu_fetch(p->gpu, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));

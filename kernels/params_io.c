@@ -8,8 +8,7 @@ static size_t snapshot_bytes(const Params *p) {
 }
 
 void params_allocate_snapshot(Params *p) {
-    const Options *o = &p->run->options;
-    if (o->save[0] == '\0' || o->sample_only) { return; }
+    if (!options_save(&p->run->options)) { return; }
     p->snapshot = malloc_or_die(snapshot_bytes(p));
     if (cudaHostRegister(p->snapshot, snapshot_bytes(p), cudaHostRegisterDefault) != cudaSuccess) {
         cudaGetLastError(); // copies are slower then, nothing else
@@ -47,17 +46,14 @@ static void restore_moment(Params *p, const Checkpoint *c, const char *kind, voi
     gpu_send(p->gpu, device, host, (size_t)(p->size * gpu_type_bytes(p->moment_type)));
 }
 
-// The saved slots, but for a fixed one, the last.
+// The saved slots, but for the fixed one.
 static void restore_scaling(Params *p, const Checkpoint *c) {
     Error err;
     size_t n = (size_t)p->scaling.count, history = n * (size_t)p->scaling.history_length;
     Fp8Slot *slots = malloc_or_die(n * sizeof(Fp8Slot));
     float *amax = calloc_or_die(history, sizeof(float));
-    gpu_fetch(p->gpu, slots, p->scaling.slots, n * sizeof(Fp8Slot));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    Fp8Slot fixed = slots[n - 1];
     if (!checkpoint_read_scaling(c, &p->run->precision, slots, amax, &err)) { die("%s", err.text); }
-    if (fp8_slot_is_fixed(&p->run->config, (int)n - 1)) { slots[n - 1] = fixed; }
+    fp8_fix_slot(&p->run->precision, &p->run->options, slots);
     gpu_send(p->gpu, p->scaling.slots, slots, n * sizeof(Fp8Slot));
     gpu_send(p->gpu, p->scaling.history, amax, history * sizeof(float));
     free(slots);

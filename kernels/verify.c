@@ -94,17 +94,8 @@ static void check_product(Gpu *gpu) {
     float *host_a = random_pair((int64_t)N * N, 1, &a),
           *host_b = random_pair((int64_t)N * N, 2, &b);
     CUDA_CHECK(cudaMalloc((void **)&d, (size_t)N * N * sizeof(Bf16)));
-    Gemm g = {.m = N,
-              .n = N,
-              .k = N,
-              .a = a,
-              .b = b,
-              .d = d,
-              .type_a = TYPE_BF16,
-              .type_b = TYPE_BF16,
-              .type_d = TYPE_BF16,
-              .trans_b = true,
-              .alpha = 1.0f};
+    Gemm g = gemm_plain(N, N, N, a, b, d);
+    g.trans_b = true;
     float ms = timed(gpu, run_gemm, &g);
     float *result = fetch(d, (int64_t)ROWS * N);
     double difference = 0, size = 0;

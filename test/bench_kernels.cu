@@ -140,19 +140,6 @@ static void bench_attention(AttentionShape s) {
     }
 }
 
-static Gemm product(int m, int n, int k, const Bf16 *a, const Bf16 *b, Bf16 *d) {
-    return {.m = m,
-            .n = n,
-            .k = k,
-            .a = a,
-            .b = b,
-            .d = d,
-            .type_a = TYPE_BF16,
-            .type_b = TYPE_BF16,
-            .type_d = TYPE_BF16,
-            .alpha = 1.0f};
-}
-
 static void bench_products(int M, int N, int K, const char *layer) {
     Filled x((size_t)M * K, 1), w((size_t)N * K, 0.05f), dy((size_t)M * N, 1), bias(N, 1);
     Bf16Buffer y((size_t)M * N), aux((size_t)M * N), dx((size_t)M * K), dw((size_t)N * K);
@@ -160,9 +147,9 @@ static void bench_products(int M, int N, int K, const char *layer) {
     double floor = 2.0 * M * N * K / FLOPS_PER_S;
     char shape[64];
     snprintf(shape, sizeof(shape), "%s %dx%dx%d", layer, M, N, K);
-    Gemm forward = product(M, N, K, x.device.data, w.device.data, y.data);
-    Gemm input_gradient = product(M, K, N, dy.device.data, w.device.data, dx.data);
-    Gemm weight_gradient = product(N, K, M, dy.device.data, x.device.data, dw.data);
+    Gemm forward = gemm_plain(M, N, K, x.device.data, w.device.data, y.data);
+    Gemm input_gradient = gemm_plain(M, K, N, dy.device.data, w.device.data, dx.data);
+    Gemm weight_gradient = gemm_plain(N, K, M, dy.device.data, x.device.data, dw.data);
     forward.trans_b = true;
     weight_gradient.trans_a = true;
     for (int tuned = 0; tuned < 2; tuned++) {

@@ -56,6 +56,21 @@ train_gpt() {
     "$root/train_gpt" "$@"
 }
 
+# Waits until a command succeeds, 20 seconds at most.
+wait_until() {
+    local i
+    for ((i = 0; i < 2000; i++)); do
+        if "$@" 2>/dev/null; then return; fi
+        sleep 0.01
+    done
+    fail "waited in vain: $*"
+    return 1
+}
+
+is_gone() {
+    ! kill -0 "$1"
+}
+
 # About $2 bytes of text on standard output; the same for the same $1.
 make_text() {
     awk -v seed="$1" -v size="$2" 'BEGIN {

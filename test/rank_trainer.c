@@ -154,13 +154,7 @@ static void reduce_amax(RankTrainer *r) {
 static void update_part(RankTrainer *r, double norm, double lr) {
     const Run *run = &r->t.run;
     const Options *o = &run->options;
-    bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
-    AdamW adamw = {.lr = (float)lr,
-                   .beta1 = (float)o->adam_beta1,
-                   .beta2 = (float)o->adam_beta2,
-                   .eps = (float)o->adam_eps,
-                   .gradient_scale = clipped ? (float)(o->clip_grad / norm) : 1.0f,
-                   .step = run->progress.step + 1 - run->progress.skipped};
+    AdamW adamw = adamw_settings(run, norm, lr);
     for (int i = 0; i < r->num_ranges; i++) {
         const ZeroRange *range = &r->ranges[i];
         for (int j = range->param; j < run->layout.count; j++) {
@@ -346,7 +340,7 @@ static void rank_restore(RankTrainer *r) {
              !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err))) {
             die("%s", err.text);
         }
-        fix_head_slot(t);
+        fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
         checkpoint_close(&c);
     }
     round_weights(t);

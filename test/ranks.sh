@@ -22,20 +22,6 @@ steps_of() {
     "$metrics_tool" "$1/metrics.jsonl" | grep '^step'
 }
 
-# Waits until a command succeeds, 20 seconds at most.
-wait_until() {
-    local i
-    for ((i = 0; i < 2000; i++)); do
-        if "$@" 2>/dev/null; then return; fi
-        sleep 0.01
-    done
-    fail "waited in vain: $*"
-}
-
-is_gone() {
-    ! kill -0 "$1"
-}
-
 # The processes of the ranks that a starter has started.
 ranks_of() {
     pgrep -P "$1"

@@ -28,18 +28,10 @@ static void check_product(int m, int n, int k, bool trans_a, bool trans_b, bool 
     Input a((size_t)m * k, 1), b((size_t)n * k, 1), c((size_t)m * n, 1), bias(n, 1);
     Bf16Buffer d((size_t)m * n);
     FloatBuffer wide((size_t)m * n);
-    Gemm g = {.m = m,
-              .n = n,
-              .k = k,
-              .a = a.device.data,
-              .b = b.device.data,
-              .d = d.data,
-              .type_a = TYPE_BF16,
-              .type_b = TYPE_BF16,
-              .type_d = TYPE_BF16,
-              .trans_a = trans_a,
-              .trans_b = trans_b,
-              .alpha = 0.5f};
+    Gemm g = gemm_plain(m, n, k, a.device.data, b.device.data, d.data);
+    g.trans_a = trans_a;
+    g.trans_b = trans_b;
+    g.alpha = 0.5f;
     gemm_autotune(&gpu, autotune);
     Floats expected = product(g, a.host, b.host), sum = expected;
     gemm(&gpu, g);
@@ -82,20 +74,11 @@ static void gelu_epilogues(void) {
     const int m = 200, n = 136, k = 72;
     Input a((size_t)m * k, 1), b((size_t)n * k, 0.3f), bias(n, 1), dout((size_t)m * n, 1);
     Bf16Buffer d((size_t)m * n), aux((size_t)m * n);
-    Gemm g = {.m = m,
-              .n = n,
-              .k = k,
-              .a = a.device.data,
-              .b = b.device.data,
-              .d = d.data,
-              .type_a = TYPE_BF16,
-              .type_b = TYPE_BF16,
-              .type_d = TYPE_BF16,
-              .trans_b = true,
-              .alpha = 1.0f,
-              .epilogue = EPILOGUE_GELU_AUX_BIAS,
-              .bias = bias.device.data,
-              .aux = aux.data};
+    Gemm g = gemm_plain(m, n, k, a.device.data, b.device.data, d.data);
+    g.trans_b = true;
+    g.epilogue = EPILOGUE_GELU_AUX_BIAS;
+    g.bias = bias.device.data;
+    g.aux = aux.data;
     Floats pre = product(g, a.host, b.host), expected(pre.size());
     for (size_t i = 0; i < pre.size(); i++) { pre[i] += bias.host[i % n]; }
     gelu_forward(expected.data(), pre.data(), (int64_t)pre.size());

@@ -161,16 +161,6 @@ reports_on_runs_from_elsewhere() {
         compare --report-only --out g
 }
 
-wait_until() {
-    local i
-    for ((i = 0; i < 2000; i++)); do
-        if "$@" 2>/dev/null; then return; fi
-        sleep 0.01
-    done
-    fail "waited in vain: $*"
-    return 1
-}
-
 has_steps() {
     [[ $(grep -c '"kind":"step"' "$1/metrics.jsonl") -ge $2 ]]
 }

@@ -70,20 +70,6 @@ sanitized_runs_survive_kills() {
     ! has log damaged || fail "$(cat log)"
 }
 
-# Waits until a command succeeds, 20 seconds at most.
-wait_until() {
-    local i
-    for ((i = 0; i < 2000; i++)); do
-        if "$@" 2>/dev/null; then return; fi
-        sleep 0.01
-    done
-    fail "waited in vain: $*"
-}
-
-is_gone() {
-    ! kill -0 "$1"
-}
-
 # A run that is sent signal $1 after its first steps; its exit status goes to `status`.
 stop_by() {
     rm -f stop.log

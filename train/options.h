@@ -139,6 +139,14 @@ bool options_finish_batch(Options *options, int ranks, Error *err);
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err);
 
+// Whether the run trains, or only looks at what there is; whether it saves what it trains.
+static inline bool options_train(const Options *o) {
+    return !o->sample_only && !o->eval_only;
+}
+static inline bool options_save(const Options *o) {
+    return options_train(o) && o->save[0] != '\0';
+}
+
 enum { OPTION_TEXT = PATH_LENGTH };
 
 // A row's present value as option_set would read it.

@@ -177,12 +177,12 @@ float fp8_slot_target(const Precision *p, int slot) {
     return fp8_target(p->linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT], p->margin);
 }
 
-Fp8Slot fp8_fixed_slot(const Precision *p, const Options *o) {
-    Fp8Slot slot = {.scale = 1.0f};
-    float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
+void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
     int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
-    fp8_slot_rescale(&slot, factor, fp8_slot_target(p, index));
-    return slot;
+    float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
+    if (!fp8_slot_in_use(p, index)) { return; }
+    slots[index] = (Fp8Slot){.scale = 1.0f};
+    fp8_slot_rescale(&slots[index], factor, fp8_slot_target(p, index));
 }
 
 Pass eval_pass(const Options *o) {

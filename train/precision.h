@@ -111,7 +111,6 @@ float fp8_slot_target(const Precision *precision, int slot);
 static inline bool fp8_slot_is_fixed(const ModelConfig *config, int slot) {
     return slot == fp8_slot_index(config, LINEAR_HEAD, 0, OPERAND_DY);
 }
-Fp8Slot fp8_fixed_slot(const Precision *precision, const Options *options);
 
 // Whether the slot's tensor is quantised at all; and whether by a scale that follows its ranges.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
@@ -120,6 +119,9 @@ static inline bool fp8_slot_in_use(const Precision *p, int slot) {
 static inline bool fp8_slot_follows(const Precision *p, int slot) {
     return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p->config, slot);
 }
+
+// Sets it among all slots, where the head is FP8.
+void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *slots);
 
 // The pass of evaluations and samples.
 Pass eval_pass(const Options *options);

@@ -57,16 +57,12 @@ static void refuse_a_taken_folder(const Options *o) {
     free(steps);
 }
 
-static bool saves(const Options *o) {
-    return o->save[0] != '\0' && !o->sample_only && !o->eval_only;
-}
-
 static void open_metrics(Run *run) {
     const Options *o = &run->options;
     Error err;
     char path[PATH_LENGTH];
     bool named = o->metrics[0] != '\0';
-    if (o->sample_only || (!named && !saves(o))) { return; }
+    if (o->sample_only || (!named && !options_save(o))) { return; }
     path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
     if (!metrics_open(&run->metrics, path, &err)) {
         die("--%s %s", named ? "metrics" : "save", err.text);
@@ -77,12 +73,12 @@ static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
     if (run->rank > 0) { return; }
-    if (saves(o)) { refuse_a_taken_folder(o); }
-    if (saves(o) && (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err))) {
+    if (options_save(o)) { refuse_a_taken_folder(o); }
+    if (options_save(o) && (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err))) {
         die("--save %s", err.text);
     }
     open_metrics(run);
-    if (saves(o) && run->has_valid && o->save_interval % o->eval_interval != 0) {
+    if (options_save(o) && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf(
             "  note: --save-interval %lld is not a multiple of --eval-interval %lld: a checkpoint "
             "without an evaluation cannot become `best`\n",
@@ -159,7 +155,7 @@ static void save_config(const Options *o) {
 
 // Once it is clear that the run can start: before that, what an earlier run wrote stays as it is.
 static void record_start(Run *run) {
-    if (run->rank == 0 && saves(&run->options)) { save_config(&run->options); }
+    if (run->rank == 0 && options_save(&run->options)) { save_config(&run->options); }
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
     metrics_text(r, "device", run->device);

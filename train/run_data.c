@@ -9,7 +9,7 @@
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     Error err;
-    if (o->data[0] == '\0' && (o->eval_only || o->sample_only)) { return; }
+    if (o->data[0] == '\0' && !options_train(o)) { return; }
     if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
     if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size, &err)) {
         die("--data %s", err.text);

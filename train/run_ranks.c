@@ -45,7 +45,7 @@ void ranks_check_folder(const Run *run) {
     const Options *o = &run->options;
     char name[NAME] = "", path[PATH_LENGTH];
     Error err;
-    if (run->ranks == 1 || o->save[0] == '\0' || o->sample_only) { return; }
+    if (run->ranks == 1 || !options_save(o)) { return; }
     snprintf(name, NAME, ".tmp-step_ranks-%lld-%d", (long long)time(NULL), (int)getpid());
     path_format(path, "%s/%s", o->save, name);
     if (run->rank == 0 && !folder_make(path, &err)) { die("--save %s", err.text); }
