@@ -35,6 +35,10 @@ struct MasterSource : PlainPlace {
     enum { ROWS = 32, OUTPUTS = 1 };
     typedef Floats8 Raw;
     const float *x;
+    const StepState *state; // NULL: not after a step
+    __device__ bool begin(int row, int vector) {
+        return (state == nullptr || !state->skipped) && PlainPlace::begin(row, vector);
+    }
     __device__ void enter(int64_t first, int C) {
         x += first;
         vectors = C / VEC;
@@ -87,9 +91,10 @@ void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *
 }
 
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
-                          cudaStream_t stream) {
+                          const StepState *state, cudaStream_t stream) {
     MasterSource source;
     source.x = master;
+    source.state = state;
     if (measured) {
         launch<TILE_MEASURED>(source, weights, begin, stream);
     } else {
@@ -97,8 +102,10 @@ void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const fl
     }
 }
 
-void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, cudaStream_t stream) {
+void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,
+                         cudaStream_t stream) {
     MasterSource source;
     source.x = master;
+    source.state = state;
     launch<TILE_MEASURE>(source, weights, begin, stream);
 }

@@ -97,10 +97,12 @@ int gpu_fp8_weight_tiles(int N, int C);
 // fields start at the parameter space's first element.
 void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *update,
                           const StepState *state, cudaStream_t stream);
-// Those from row `begin` on, from the master weights: their codes; their ranges.
+// Those from row `begin` on, from the master weights: their codes; their ranges. Nothing after a
+// skipped step; state NULL: not after a step.
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
-                          cudaStream_t stream);
-void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, cudaStream_t stream);
+                          const StepState *state, cudaStream_t stream);
+void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,
+                         cudaStream_t stream);
 
 typedef struct {
     Fp8Slot *slots;

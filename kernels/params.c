@@ -282,10 +282,12 @@ static void update_codes(Params *p, const StepInput *input) {
     tied.tiles -= p->tied_tile;
     if (updated.count > 0) { gpu_adamw_update_fp8(updated, p->measuring, &u, p->state, stream); }
     if (p->measuring) {
-        if (tied.tiles > 0) { gpu_measure_weights(tied, p->tied_weight, p->master, stream); }
-        gpu_quantize_weights(p->weights, 0, true, p->master, stream);
+        if (tied.tiles > 0) {
+            gpu_measure_weights(tied, p->tied_weight, p->master, p->state, stream);
+        }
+        gpu_quantize_weights(p->weights, 0, true, p->master, p->state, stream);
     } else if (tied.tiles > 0) {
-        gpu_quantize_weights(tied, p->tied_weight, false, p->master, stream);
+        gpu_quantize_weights(tied, p->tied_weight, false, p->master, p->state, stream);
     }
 }
 

@@ -31,8 +31,8 @@ static void copy_weights(Params *p) {
 
 // The codes of all FP8 weights, from master: by the slots' scales where they have a history.
 static void quantize_weights(Params *p) {
-    gpu_measure_weights(p->weights, 0, p->master, p->gpu->stream);
-    gpu_quantize_weights(p->weights, 0, true, p->master, p->gpu->stream);
+    gpu_measure_weights(p->weights, 0, p->master, NULL, p->gpu->stream);
+    gpu_quantize_weights(p->weights, 0, true, p->master, NULL, p->gpu->stream);
 }
 
 static void restore_moment(Params *p, const Checkpoint *c, const char *kind, void *device,

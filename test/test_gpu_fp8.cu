@@ -200,13 +200,37 @@ static void optimizer(int N, int C) {
             if (measured) {
                 CHECK_CLOSE(q[k].live.get()[0].amax, amax, 0.0);
                 scale = fp8_scale(amax, fp8_max(FP8_E4M3), 1.0f);
-                if (k == 0) { gpu_quantize_weights(weights, 0, true, master.data, gpu.stream); }
+                if (k == 0) {
+                    gpu_quantize_weights(weights, 0, true, master.data, state.data, gpu.stream);
+                }
             }
             CHECK_CLOSE(q[k].slot.get()[0].amax, amax, 0.0);
             CHECK_EQUAL(check_codes(q[k].rows.get(), part, scale, q[k].type, 0), 0);
             check_transpose(q[k]);
         }
     }
+}
+
+// After a skipped step the weights are as they were, and so must their codes and scale be: nothing
+// has been measured that a scale could follow from.
+static void skipped_step_keeps_codes(void) {
+    const int N = 16, C = 16;
+    Input w(N * C, 0.02f);
+    FloatBuffer master(N * C);
+    Buffer<StepState> state(1);
+    Buffer<Fp8Weight> table(1);
+    Quantised q(N, C, FP8_E4M3, 90.0f);
+    Fp8Weight row = {q.out(), 0, N, C, 0};
+    Fp8Weights weights = {table.data, 1, gpu_fp8_weight_tiles(N, C)};
+    StepState s = {.gradient_scale = 1.0f, .skipped = 1};
+    q.reset(0.0f, 0);
+    Codes before = q.rows.get();
+    table.put(&row);
+    state.put(&s);
+    master.put(w.host.data());
+    gpu_quantize_weights(weights, 0, true, master.data, state.data, gpu.stream);
+    CHECK(q.rows.get() == before);
+    CHECK_EQUAL(q.live.get()[0].scale, 90.0f);
 }
 
 static void optimizers(void) {
@@ -228,5 +252,6 @@ int main(void) {
     RUN(losses);
     RUN(ropes);
     RUN(optimizers);
+    RUN(skipped_step_keeps_codes);
     return test_summary();
 }
