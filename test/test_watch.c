@@ -65,18 +65,21 @@ static int first_dies(int rank, void *argument) {
     return wait_for_ever(&g);
 }
 
+// Goes on once the others have ended, and finds itself alone.
+static void stop_for_long(void) {
+    if (fork() == 0) {
+        usleep((useconds_t)(1e6 * (LIMIT + 1)));
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    raise(SIGSTOP);
+}
+
 static int one_stops(int rank, void *argument) {
     Group g = join(rank, argument);
     wait_for_others(&g, 57);
     usleep(400000);
-    if (rank == BAD) {
-        if (fork() == 0) { // goes on once the others have ended, and finds itself alone
-            usleep((useconds_t)(1e6 * (LIMIT + 1)));
-            kill(getppid(), SIGCONT);
-            _exit(0);
-        }
-        raise(SIGSTOP);
-    }
+    if (rank == BAD) { stop_for_long(); }
     return wait_for_ever(&g);
 }
 
@@ -84,13 +87,18 @@ static int first_stops(int rank, void *argument) {
     Group g = join(rank, argument);
     wait_for_others(&g, 57);
     usleep(400000);
-    if (rank == 0) {
-        if (fork() == 0) {
-            usleep((useconds_t)(1e6 * (LIMIT + 1)));
-            kill(getppid(), SIGCONT);
-            _exit(0);
-        }
-        raise(SIGSTOP);
+    if (rank == 0) { stop_for_long(); }
+    return wait_for_ever(&g);
+}
+
+// What it was last heard to work at is not what it hangs in.
+static int one_stops_at_work(int rank, void *argument) {
+    Group g = join(rank, argument);
+    wait_for_others(&g, 57);
+    if (rank == BAD) {
+        work(&g, 57);
+        usleep(400000);
+        stop_for_long();
     }
     return wait_for_ever(&g);
 }
@@ -200,6 +208,10 @@ static Case cases[] = {
      .body = first_stops,
      .status = {LOST, LOST, LOST},
      .says = {"rank 0: error: ", "rank 0 has been silent for ", "last heard at step 57"}},
+    {.name = "one stops at work",
+     .body = one_stops_at_work,
+     .status = {LOST, LOST, LOST},
+     .says = {"rank 1 on ", "rank 1: error: ", "silent for "}},
     {.name = "one hangs",
      .body = one_hangs,
      .status = {LOST, LOST, LOST},

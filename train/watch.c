@@ -196,12 +196,13 @@ static void judge_progress(Watch *w, double now) {
         const Message *m = r == 0 ? &mine : &p->last;
         double age = m->age + (r == 0 ? 0 : now - p->heard);
         if (r > 0 && p->left) { continue; }
-        bool stuck = m->doing == DOING_WORK && age > w->limit;
+        // by its own word alone: a rank that is not heard may long do something else
+        bool stuck = m->doing == DOING_WORK && m->age > w->limit;
         all_wait = all_wait && m->doing == DOING_WAIT && age > w->limit + 2 * w->tick;
-        if ((stuck && age > longest) || (all_wait && (last == NULL || m->step < last->step))) {
+        if ((stuck && m->age > longest) || (all_wait && (last == NULL || m->step < last->step))) {
             last = m;
             rank = r;
-            longest = stuck ? age : longest;
+            longest = stuck ? m->age : longest;
         }
     }
     if (longest > 0) {
