@@ -189,8 +189,9 @@ $(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(call objects,plain,test/test_comm.c): BASE += -Itest/standin
 $(call objects,asan,test/test_comm.c): BASE += -Itest/standin
-$(BUILD)/plain/test_comm: $(call objects,plain/standin,kernels/comm.c kernels/nccl.c)
-$(BUILD)/asan/test_comm: $(call objects,asan/standin,kernels/comm.c kernels/nccl.c)
+NCCL_C := kernels/comm.c kernels/nccl.c kernels/verify_nccl.c
+$(BUILD)/plain/test_comm: $(call objects,plain/standin,$(NCCL_C))
+$(BUILD)/asan/test_comm: $(call objects,asan/standin,$(NCCL_C))
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden

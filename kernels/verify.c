@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "fp8_format.h"
 #include "gemm.h"
+#include "verify_nccl.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,8 +13,12 @@ enum { RUNS = 10 };
 
 static bool all_well = true;
 
+static void marked_row(const char *what, const char *mark, const char *text) {
+    printf("  %-24s %-4s %s\n", what, mark, text);
+}
+
 static void row(const char *what, bool well, const char *text) {
-    printf("  %-24s %-4s %s\n", what, well ? "ok" : "BAD", text);
+    marked_row(what, well ? "ok" : "BAD", text);
     all_well = all_well && well;
 }
 
@@ -176,6 +181,18 @@ static void check_attention(Gpu *gpu) {
     CUDA_CHECK(cudaFree(c.lse));
 }
 
+static void check_nccl(void) {
+    NcclCheck what = {.elements = 16 << 20, .seconds = 120};
+    char text[sizeof(((Error *)NULL)->text)];
+    CUDA_CHECK(cudaGetDeviceCount(&what.gpus));
+    NcclVerdict verdict = nccl_self_check(what, text, sizeof(text));
+    if (verdict == NCCL_NOT_TESTED) {
+        marked_row(NCCL_ROW, "-", text);
+    } else {
+        row(NCCL_ROW, verdict == NCCL_WELL, text);
+    }
+}
+
 int verify(const Options *options) {
     Gpu gpu = {0};
     Error err;
@@ -206,7 +223,11 @@ int verify(const Options *options) {
     }
     CUDA_CHECK(cudaFree(gpu.workspace));
     CUDA_CHECK(cudaFree(gpu.attention_workspace));
+    check_nccl();
     gpu_close(&gpu);
+    if (options->save[0] != '\0') {
+        printf("  the run under %s: scripts/doctor %s\n", options->save, options->save);
+    }
     printf(all_well ? "all well\n" : "NOT fit: see the lines marked BAD\n");
     return all_well ? EXIT_SUCCESS : EXIT_FAILURE;
 }

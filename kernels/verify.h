@@ -1,5 +1,5 @@
-// --verify: is this machine fit to train on? Versions, memory, and a product and an attention that
-// are checked against FP64 and timed; a table and an exit status.
+// --verify: is this machine fit to train on? Versions, memory, a product and an attention that
+// are checked against FP64 and timed, small FP8 products and NCCL; a table and an exit status.
 #ifndef LLM8_VERIFY_H
 #define LLM8_VERIFY_H
 

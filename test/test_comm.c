@@ -1,5 +1,7 @@
-// kernels/comm.c and nccl.c as they are, over the stand-ins for NCCL and CUDA: every collective
-// with several numbers of ranks, and what is refused before NCCL is asked to join them.
+// kernels/comm.c, nccl.c and verify_nccl.c as they are, over the stand-ins for NCCL and CUDA: every
+// collective with several numbers of ranks, what is refused before NCCL is asked to join them, and
+// the row of --verify.
+#include "../kernels/verify_nccl.h"
 #include "../train/meet.h"
 #include "comm_checks.h"
 #include "processes.h"
@@ -137,6 +139,60 @@ static void what_cannot_work_is_refused(void) {
     remove("standin-error");
 }
 
+// ---- the row of --verify, where one process holds all GPUs
+// ----------------------------------------
+
+static NcclVerdict verdict(int gpus, char text[sizeof(((Error *)NULL)->text)]) {
+    NcclCheck what = {.gpus = gpus, .elements = 100001, .seconds = 100};
+    return nccl_self_check(what, text, sizeof(((Error *)NULL)->text));
+}
+
+static void gpus_are_verified(void) {
+    char text[768], expected[64];
+    for (int gpus = 2; gpus <= 5; gpus++) {
+        CHECK_EQUAL(verdict(gpus, text), NCCL_WELL);
+        snprintf(expected, sizeof(expected), "version 2.28.9, %d GPUs: sums exact", gpus);
+        CHECK_CONTAINS(text, expected);
+        CHECK_CONTAINS(text, "bus bandwidth");
+    }
+    CHECK_EQUAL(verdict(1, text), NCCL_NOT_TESTED);
+    CHECK_CONTAINS(text, "there is one GPU to see");
+}
+
+static void faults_between_gpus_are_seen(void) {
+    char text[768];
+    text_write("standin-wrong", "");
+    CHECK_EQUAL(verdict(3, text), NCCL_BAD);
+    CHECK_CONTAINS(text, "GPU 1 has ");
+    CHECK_CONTAINS(text, " where the sum over 3 GPUs is 3");
+    remove("standin-wrong");
+    CHECK_EQUAL(verdict(65, text), NCCL_BAD); // more than the stand-in can hold
+    CHECK_CONTAINS(text, "ncclCommInitRank: the stand-in failed");
+    setenv("STANDIN_VERSION", "2804", 1);
+    CHECK_EQUAL(verdict(2, text), NCCL_NOT_TESTED);
+    CHECK_CONTAINS(text, "not tested: libnccl.so.2 is version 2.8; 2.10 or newer is needed");
+    unsetenv("STANDIN_VERSION");
+}
+
+static int verifies_what_hangs(int number, void *argument) {
+    (void)number, (void)argument;
+    char text[768];
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    text_write("standin-hang", "");
+    return (int)nccl_self_check((NcclCheck){.gpus = 2, .elements = 1, .seconds = 1}, text,
+                                sizeof(text));
+}
+
+static void a_hang_is_named(void) {
+    Processes run;
+    processes_run(&run, 1, verifies_what_hangs, NULL);
+    char *log = processes_log(&run);
+    CHECK_EQUAL(run.status[0], EXIT_FAILURE);
+    CHECK_CONTAINS(log, "  NCCL between GPUs        BAD  no answer: NCCL hangs here; ");
+    free(log);
+    remove("standin-hang");
+}
+
 // What LD_LIBRARY_PATH=. finds; in a process of its own, which has looked for nothing yet.
 static int loads_here(int number, void *argument) {
     (void)number, (void)argument;
@@ -160,6 +216,10 @@ static void a_missing_library_is_named(void) {
 static int load(void) {
     Nccl nccl;
     Error err;
+    char text[768];
+    CHECK_EQUAL(verdict(2, text), NCCL_NOT_TESTED);
+    CHECK_CONTAINS(text, "not tested: several GPUs need NCCL: ");
+    if (test_summary() != 0) { return 98; }
     if (!nccl_load(&nccl, &err)) { die("%s", err.text); }
     return 0;
 }
@@ -176,6 +236,9 @@ int main(int argc, char **argv) {
     RUN(collectives_are_right);
     RUN(faults_are_seen);
     RUN(what_cannot_work_is_refused);
+    RUN(gpus_are_verified);
+    RUN(faults_between_gpus_are_seen);
+    RUN(a_hang_is_named);
     RUN(a_missing_library_is_named);
     return test_summary();
 }

@@ -195,7 +195,7 @@ const OptionRow option_table[] = {
     FLAG("profile", profile, "false", option_group_gpu,
          "after the last step, time one more by kernel family (its update counts for nothing)"),
     FLAG("verify", verify, "false", option_group_gpu,
-         "check driver, libraries, a product and an attention on this machine, and leave"),
+         "check driver, libraries, products, an attention and NCCL on this machine, and leave"),
 
     INT("gpus", gpus, "1", 1, RANKS_MAX, option_group_ranks,
         "GPUs of this machine to train on, a process (rank) each; leave it out where torchrun, "

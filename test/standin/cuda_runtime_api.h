@@ -1,5 +1,5 @@
-// CUDA's runtime for tests without a GPU: as much of it as kernels/comm.c calls. Everything is done
-// when the call returns, in host memory.
+// CUDA's runtime for tests without a GPU: as much of it as kernels/comm.c and verify_nccl.c call.
+// Everything is done when the call returns, in host memory.
 #ifndef LLM8_STANDIN_CUDA_H
 #define LLM8_STANDIN_CUDA_H
 
@@ -22,6 +22,7 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventWaitExter
 STANDIN_CALL(cudaEventRecord, cudaEvent_t e __attribute__((unused)),
              cudaStream_t s __attribute__((unused)))
 STANDIN_CALL(cudaEventDestroy, cudaEvent_t e __attribute__((unused)))
+STANDIN_CALL(cudaSetDevice, int device __attribute__((unused)))
 STANDIN_CALL(cudaStreamDestroy, cudaStream_t s __attribute__((unused)))
 STANDIN_CALL(cudaStreamSynchronize, cudaStream_t s __attribute__((unused)))
 STANDIN_CALL(cudaStreamWaitEvent, cudaStream_t s __attribute__((unused)),
@@ -48,6 +49,12 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     (void)flags;
     *e = NULL;
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    (void)flags;
+    *s = NULL;
     return cudaSuccess;
 }
 

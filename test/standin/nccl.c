@@ -1,14 +1,17 @@
 // libnccl.so.2 for tests without a GPU: the calls that kernels/nccl.h names, over host memory that
 // the ranks of one machine share through a file in the current folder. As NCCL does, it waits
 // without end for a rank that does not come. Sums are made in the order of the ranks. Calls that do
-// not match between ranks, which would hang or corrupt NCCL, abort here.
+// not match between ranks, which would hang or corrupt NCCL, abort here. Calls between GroupStart
+// and GroupEnd are made in GroupEnd, a thread to a rank, so that one process may hold several.
 //
-// STANDIN_VERSION: what to report. A file standin-error makes CommGetAsyncError report a failure.
+// STANDIN_VERSION: what to report. A file standin-error makes CommGetAsyncError report a failure,
+// standin-wrong makes rank 1's sums wrong, standin-hang makes joining wait without end.
 #include "../../kernels/nccl.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +39,25 @@ struct ncclComm {
     int rank, ranks;
     Shared *shared;
 };
+
+// A call that waits for GroupEnd; `made` is where CommInitRank's result goes.
+typedef struct Waiting {
+    int (*function)(const struct Waiting *w);
+    const void *from;
+    void *to;
+    Call call;
+    NcclComm comm, *made;
+    NcclId id;
+    int rank, ranks;
+} Waiting;
+
+enum { WAITING = 1024 };
+
+static _Thread_local struct {
+    bool open;
+    int count;
+    Waiting calls[WAITING];
+} group;
 
 int ncclGetVersion(int *version);
 int ncclGetUniqueId(NcclId *id);
@@ -97,15 +119,29 @@ static void barrier(NcclComm c) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-int ncclCommInitRank(NcclComm *comm, int ranks, NcclId id, int rank) {
-    Shared *shared = ranks <= RANKS ? map(id.internal, O_RDWR) : NULL;
+// Makes the call, now or in GroupEnd.
+static int make(const Waiting *w) {
+    if (!group.open) { return w->function(w); }
+    if (group.count == WAITING) { abort(); }
+    group.calls[group.count++] = *w;
+    return NCCL_SUCCESS;
+}
+
+static int init_rank(const Waiting *w) {
+    Shared *shared = map(w->id.internal, O_RDWR);
+    if (access("standin-hang", F_OK) == 0) { pause(); }
     if (shared == NULL) { return NCCL_SYSTEM_ERROR; }
     NcclComm c = malloc(sizeof(*c));
-    *c = (struct ncclComm){rank, ranks, shared};
+    *c = (struct ncclComm){w->rank, w->ranks, shared};
     barrier(c);
-    if (rank == 0) { unlink(id.internal); }
-    *comm = c;
+    if (w->rank == 0) { unlink(w->id.internal); }
+    *w->made = c;
     return NCCL_SUCCESS;
+}
+
+int ncclCommInitRank(NcclComm *comm, int ranks, NcclId id, int rank) {
+    if (ranks > RANKS) { return NCCL_SYSTEM_ERROR; }
+    return make(&(Waiting){init_rank, .made = comm, .id = id, .rank = rank, .ranks = ranks});
 }
 
 int ncclCommDestroy(NcclComm c) {
@@ -126,22 +162,58 @@ const char *ncclGetErrorString(int result) {
 }
 
 int ncclGroupStart(void) {
+    group.open = true;
     return NCCL_SUCCESS;
+}
+
+static bool same_rank(const Waiting *a, const Waiting *b) {
+    return a->comm == b->comm && a->made == b->made;
+}
+
+typedef struct {
+    const Waiting *calls, *first;
+    int count, status;
+} Turn;
+
+// All calls of the rank that made the first.
+static void *take_turn(void *argument) {
+    Turn *t = argument;
+    for (int i = 0; i < t->count && t->status == NCCL_SUCCESS; i++) {
+        if (same_rank(&t->calls[i], t->first)) { t->status = t->calls[i].function(&t->calls[i]); }
+    }
+    return NULL;
 }
 
 int ncclGroupEnd(void) {
-    return NCCL_SUCCESS;
+    Turn turns[RANKS] = {{.calls = NULL}};
+    pthread_t threads[RANKS];
+    int ranks = 0, status = NCCL_SUCCESS, count = group.count;
+    group.open = false;
+    group.count = 0;
+    for (int i = 0; i < count; i++) {
+        bool known = false;
+        for (int r = 0; r < ranks; r++) { known |= same_rank(turns[r].first, &group.calls[i]); }
+        if (!known) { turns[ranks++] = (Turn){group.calls, &group.calls[i], count, NCCL_SUCCESS}; }
+    }
+    for (int r = 1; r < ranks; r++) { pthread_create(&threads[r], NULL, take_turn, &turns[r]); }
+    if (ranks > 0) { take_turn(&turns[0]); }
+    for (int r = 0; r < ranks; r++) {
+        if (r > 0) { pthread_join(threads[r], NULL); }
+        if (turns[r].status != NCCL_SUCCESS) { status = turns[r].status; }
+    }
+    return status;
 }
 
-static void check_calls(NcclComm c, const char *name, size_t count, int type, int op) {
+static void check_calls(NcclComm c, const Call *call) {
     Call *calls = c->shared->calls, *mine = &calls[c->rank];
-    memset(mine, 0, sizeof(*mine));
-    snprintf(mine->name, sizeof(mine->name), "%s", name);
-    mine->count = count, mine->type = type, mine->op = op;
+    *mine = *call;
     barrier(c);
     for (int r = 0; r < c->ranks; r++) {
-        if (memcmp(&calls[r], mine, sizeof(*mine)) == 0) { continue; }
-        fprintf(stderr, "stand-in: %s of %zu here, %s of %zu on rank %d\n", name, count,
+        if (strcmp(calls[r].name, mine->name) == 0 && calls[r].count == mine->count &&
+            calls[r].type == mine->type && calls[r].op == mine->op) {
+            continue;
+        }
+        fprintf(stderr, "stand-in: %s of %zu here, %s of %zu on rank %d\n", mine->name, mine->count,
                 calls[r].name, calls[r].count, r);
         abort();
     }
@@ -216,38 +288,67 @@ static void reduce_chunks(NcclComm c, const void *from, void *to, size_t count, 
     }
 }
 
+static int all_reduce(const Waiting *w) {
+    NcclComm c = w->comm;
+    check_calls(c, &w->call);
+    reduce_chunks(c, w->from, w->to, w->call.count, w->call.type, w->call.op, -1);
+    if (c->rank == 1 && access("standin-wrong", F_OK) == 0) { *(char *)w->to ^= 1; }
+    return NCCL_SUCCESS;
+}
+
+static int reduce_scatter(const Waiting *w) {
+    size_t count = w->call.count, part = count * type_bytes(w->call.type);
+    check_calls(w->comm, &w->call);
+    for (int r = 0; r < w->comm->ranks; r++) {
+        reduce_chunks(w->comm, (const char *)w->from + (size_t)r * part, w->to, count, w->call.type,
+                      w->call.op, r);
+    }
+    return NCCL_SUCCESS;
+}
+
+static int all_gather(const Waiting *w) {
+    NcclComm c = w->comm;
+    Shared *s = c->shared;
+    size_t part = w->call.count * type_bytes(w->call.type);
+    check_calls(c, &w->call);
+    for (size_t at = 0; at < part; at += CHUNK) {
+        size_t n = part - at < CHUNK ? part - at : CHUNK;
+        memcpy(s->area[c->rank], (const char *)w->from + at, n);
+        barrier(c);
+        for (int r = 0; r < c->ranks; r++) {
+            memcpy((char *)w->to + (size_t)r * part + at, s->area[r], n);
+        }
+        barrier(c);
+    }
+    return NCCL_SUCCESS;
+}
+
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, NcclComm c,
                   cudaStream_t stream) {
     (void)stream;
-    check_calls(c, "AllReduce", count, type, op);
-    reduce_chunks(c, from, to, count, type, op, -1);
-    return NCCL_SUCCESS;
+    return make(&(Waiting){.function = all_reduce,
+                           .from = from,
+                           .to = to,
+                           .call = {"AllReduce", count, type, op},
+                           .comm = c});
 }
 
 int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, NcclComm c,
                       cudaStream_t stream) {
     (void)stream;
-    size_t part = count * type_bytes(type);
-    check_calls(c, "ReduceScatter", count, type, op);
-    for (int r = 0; r < c->ranks; r++) {
-        reduce_chunks(c, (const char *)from + (size_t)r * part, to, count, type, op, r);
-    }
-    return NCCL_SUCCESS;
+    return make(&(Waiting){.function = reduce_scatter,
+                           .from = from,
+                           .to = to,
+                           .call = {"ReduceScatter", count, type, op},
+                           .comm = c});
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int type, NcclComm c,
                   cudaStream_t stream) {
     (void)stream;
-    size_t part = count * type_bytes(type);
-    check_calls(c, "AllGather", count, type, 0);
-    for (size_t at = 0; at < part; at += CHUNK) {
-        size_t n = part - at < CHUNK ? part - at : CHUNK;
-        memcpy(c->shared->area[c->rank], (const char *)from + at, n);
-        barrier(c);
-        for (int r = 0; r < c->ranks; r++) {
-            memcpy((char *)to + (size_t)r * part + at, c->shared->area[r], n);
-        }
-        barrier(c);
-    }
-    return NCCL_SUCCESS;
+    return make(&(Waiting){.function = all_gather,
+                           .from = from,
+                           .to = to,
+                           .call = {"AllGather", count, type, 0},
+                           .comm = c});
 }
