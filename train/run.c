@@ -168,6 +168,7 @@ static void record_start(Run *run) {
     if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
     metrics_number(r, "ranks", run->ranks);
     metrics_number(r, "step", (double)run->progress.step);
+    metrics_number(r, "data_sequences", (double)run->train_data.windows);
     metrics_precision(r, &run->precision);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);

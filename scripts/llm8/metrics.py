@@ -73,6 +73,7 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
+        self.replaced, self.profile = {}, None # steps that a resume does again; --profile's record
         self.bad_lines = self.rewinds = 0
         self._offset, self._inode = 0, None
 
@@ -102,7 +103,11 @@ class Run:
     def _take(self, line):
         try:
             record = json.loads(line)
-            step, kind = int(record["step"]), record["kind"]
+            kind = record["kind"]
+            if kind == "profile": # of no step, and nothing to follow
+                self.profile = record
+                return None
+            step = int(record["step"])
             if kind == "run":
                 dict(record["options"])
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -119,6 +124,7 @@ class Run:
 
     def _start(self, record, step):
         self.rewinds += any(later > step for later in self.steps)
+        self.replaced.update({later: self.steps[later] for later in self.steps if later > step})
         for held in (self.steps, self.evals, self.fp8):
             for later in [other for other in held if other > step]:
                 del held[later]
@@ -143,6 +149,15 @@ class Run:
     @property
     def skipped(self):
         return sum(bool(record.get("skipped")) for record in self.steps.values())
+
+    def recent_skips(self):
+        """How many of the newest steps in a row were skipped."""
+        count = 0
+        for step in sorted(self.steps, reverse=True):
+            if not self.steps[step].get("skipped"):
+                break
+            count += 1
+        return count
 
     @property
     def on_gpu(self):
@@ -172,6 +187,19 @@ class Run:
         """Median over the newest steps."""
         values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
         return statistics.median(values) if values else math.nan
+
+    def fp8_shares(self):
+        """Of the newest count of what FP8 lost: its step, and (tensor, share saturated, share
+        vanished) of each."""
+        if not self.fp8:
+            return None, []
+        step, shares = max(self.fp8), []
+        for name, counts in self.fp8[step].get("tensors", {}).items():
+            elements = number(counts, "elements")
+            if elements > 0:
+                shares.append((name, number(counts, "saturated") / elements,
+                               number(counts, "vanished") / elements))
+        return step, shares
 
     def column(self, name, kind="steps"):
         """Steps and values of one field, in order of the steps."""

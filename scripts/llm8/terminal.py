@@ -178,16 +178,10 @@ def speed_line(run):
 
 def saturation_lines(run, most=4):
     """The tensors with the largest share of saturated elements at the newest count."""
-    if not run.fp8:
+    step, shares = run.fp8_shares()
+    if step is None:
         return []
-    step = max(run.fp8)
-    shares = []
-    for name, counts in run.fp8[step].get("tensors", {}).items():
-        elements = metrics.number(counts, "elements")
-        if elements > 0:
-            shares.append((metrics.number(counts, "saturated") / elements,
-                           metrics.number(counts, "vanished") / elements, name))
-    shares.sort(reverse=True)
+    shares = sorted(((high, low, name) for name, high, low in shares), reverse=True)
     worst = [f"{name} {100 * high:.3g}% saturated, {100 * low:.3g}% vanished"
              for high, low, name in shares[:most] if high > 0 or low > 0]
     return [f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")]

@@ -1,0 +1,195 @@
+"""Is a run that was resumed still one run? The order of its data, its options, its losses across
+each resume; and its checkpoints, whose bytes the CPU trainer checks."""
+
+import os
+import re
+import subprocess
+
+import numpy
+
+from . import environment, estimate, metrics, safe_tensors, series
+from .findings import note, well, wrong
+from .text import fixed
+
+# With another value of these, the windows of the data come in another order.
+ORDER = {"data", "seed", "shuffle", "seq-length"}
+JUMP_STEPS = 10
+STALE_HISTORY = 64 # so far below the scale's amax may the newest one be
+
+
+def changed_options(before, after):
+    """name -> (old, new) between two starts of one run."""
+    old, new = before["options"], after["options"]
+    return {name: (old[name], new[name]) for name in old
+            if name in new and old[name] != new[name] and name not in metrics.HOUSEKEEPING}
+
+
+def changes(run, before, after):
+    """What a resume changed."""
+    where = f"at step {int(after['step']):,}"
+    changed = changed_options(before, after)
+    text = ", ".join(f"--{name} {old} became {new}" for name, (old, new) in changed.items())
+    sequences = [metrics.number(start, "data_sequences") for start in (before, after)]
+    if ORDER & set(changed) or sequences[0] < sequences[1] or sequences[0] > sequences[1]:
+        if not ORDER & set(changed):
+            text = (f"--data had {sequences[0]:,.0f} sequences and has {sequences[1]:,.0f}" +
+                    (f"; {text}" if text else ""))
+        return wrong("resume", f"{where} the data come in another order from there on: {text}",
+                     "resume with the options of config.txt, over the same shards; or see it as a "
+                     "new run (--load)")
+    if changed:
+        return note("resume", f"{where}: {text}",
+                    "if this was not meant: --config RUN/config.txt has the options of a run")
+    ranks = [int(metrics.number(start, "ranks")) for start in (before, after)]
+    if ranks[0] != ranks[1]:
+        return well("resume", f"{where}, on {ranks[1]} ranks instead of {ranks[0]}: the same data "
+                    "in the same order")
+    return well("resume", f"{where}, with the same options and data")
+
+
+def jump(run, step):
+    """A loss that leaps where the run was resumed."""
+    before = [metrics.number(run.steps[at], "loss") for at in range(step - JUMP_STEPS, step + 1)
+              if at in run.steps]
+    after = [metrics.number(run.steps[at], "loss")
+             for at in range(step + 1, step + 1 + JUMP_STEPS) if at in run.steps]
+    if len(before) < JUMP_STEPS or len(after) < JUMP_STEPS:
+        return []
+    old, new = numpy.mean(before), numpy.mean(after)
+    allowed = max(0.02 * old, 4 * numpy.std(before) * (2 / JUMP_STEPS) ** 0.5)
+    if new - old <= allowed: # NaN fails
+        return []
+    return [wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
+                  f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
+                  "compare the lines `resume` above; --list-checkpoints says whether the "
+                  "checkpoints are whole")]
+
+
+def done_again(run):
+    """Steps that a resume did again, beside their first losses."""
+    both = [step for step in run.replaced if step in run.steps]
+    if not both:
+        return []
+    first, last = min(both), max(both)
+    apart = [step for step in both if run.steps[step].get("loss") != run.replaced[step].get("loss")]
+    if not apart:
+        return [well("resume", f"steps {first:,} to {last:,} were done again, with the same losses "
+                     "to the last bit")]
+    step = min(apart)
+    text = (f"of steps {first:,} to {last:,}, which were done again, {len(apart)} have another "
+            f"loss, first step {step:,}: {fixed(metrics.number(run.replaced[step], 'loss'), 6)}, "
+            f"then {fixed(metrics.number(run.steps[step], 'loss'), 6)}")
+    alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
+                for what in ("device", "program", "ranks"))
+    changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))
+    if alike and not changed:
+        return [wrong("resume", text, "on one machine and build they should be equal: was the "
+                      "program built anew, or --no-deterministic given? --verify checks the GPU")]
+    return [note("resume", text + "; device, ranks or options changed as well")]
+
+
+def start_of(run, step):
+    """The start that did a step."""
+    return [start for start in run.starts if int(start["step"]) < step][-1:]
+
+
+def counted_tokens(run):
+    """Every step must add its tokens to those before it."""
+    order, missing = sorted(run.steps), 0
+    for before, step in zip(order, order[1:]):
+        if step != before + 1:
+            missing += step - before - 1
+            continue
+        options = (start_of(run, step) or [run.start])[0]["options"]
+        due = int(options["global-batch-size"]) * int(options["seq-length"])
+        got = (metrics.number(run.steps[step], "tokens") -
+               metrics.number(run.steps[before], "tokens"))
+        if got != due:
+            return [wrong("data", f"step {step:,} went {got:,.0f} tokens on, not {due:,}",
+                          "this file holds records of two runs: give each its own --save")]
+    if missing:
+        return [note("data", f"the records of {missing:,} steps are missing from metrics.jsonl",
+                     "was the disk full? The run itself goes on without them")]
+    if run.bad_lines:
+        return [note("data", f"metrics.jsonl has {run.bad_lines} lines that are no records",
+                     "give each run its own --save")]
+    return [well("data", f"{metrics.number(run.steps[order[-1]], 'tokens'):,.0f} tokens in "
+                 f"{len(order):,} steps, none left out")] if order else []
+
+
+def resumes(run):
+    found = []
+    for before, after in zip(run.starts, run.starts[1:]):
+        found += [changes(run, before, after), *jump(run, int(after["step"]))]
+    return found + done_again(run) + counted_tokens(run)
+
+
+# ---- checkpoints -------------------------------------------------------------------------------
+
+
+def listed(folder):
+    """[(step, what the trainer says of it)] of a --save folder; None where it cannot be asked."""
+    program = estimate.trainer("train_gpt")
+    if not os.path.exists(program):
+        return None
+    done = subprocess.run([program, "--save", folder, "--list-checkpoints"], capture_output=True,
+                          text=True, errors="replace", check=False)
+    rows = (re.match(r" *(\d+) .*?(whole|damaged)(.*)$", line) for line in done.stdout.splitlines())
+    return [(int(row[1]), row[2], row[2] + row[3]) for row in rows if row]
+
+
+def checkpoints(run):
+    folder = os.path.dirname(os.path.abspath(run.path))
+    rows = listed(folder)
+    if rows is None:
+        return [note("checkpoints", "they were not checked: train_gpt is not built", "make")]
+    if not rows:
+        if not any(start["options"].get("save") for start in run.starts):
+            return [well("checkpoints", "none; the run has no --save")]
+        return [note("checkpoints", f"none under {folder}", "a shorter --save-interval")]
+    found = [wrong("checkpoints", f"that of step {step:,} is {text}",
+                   "--resume latest passes over it; move it away") for step, what, text in rows
+             if what == "damaged"]
+    whole = [step for step, what, _ in rows if what == "whole"]
+    if whole:
+        behind = run.last_step - max(whole)
+        found.append(well("checkpoints", f"{len(whole)} whole, the newest of step {max(whole):,}" +
+                          (f"; {behind:,} steps since" if behind > 0 else "")))
+        found += scaling(folder, max(whole))
+    return found
+
+
+def read_floats(path, name):
+    tensor = safe_tensors.read_header(path).get(name)
+    if tensor is None or tensor.dtype not in ("F32", "I32", "I64"):
+        return None
+    kind = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}[tensor.dtype]
+    with open(path, "rb") as file:
+        file.seek(tensor.begin)
+        values = numpy.frombuffer(file.read(tensor.size), kind)
+    return values.reshape(tensor.shape)
+
+
+def scaling(folder, step):
+    """The state of delayed scaling in a checkpoint: the scales, and whether an old spike of a
+    tensor holds its scale down."""
+    path = os.path.join(folder, f"step_{step:08d}", "scaling.safetensors")
+    if not os.path.exists(path):
+        return []
+    scale, count, history = (read_floats(path, name) for name in ("scale", "count",
+                                                                  "amax_history"))
+    if scale is None or count is None or history is None:
+        return []
+    used = count > 0
+    if not numpy.isfinite(scale[used]).all() or not (scale[used] > 0).all():
+        return [wrong("FP8 scales", f"of step {step:,}: one is not a positive number",
+                      "resume from an earlier checkpoint")]
+    length = history.shape[1]
+    newest = history[numpy.arange(len(count)), (count - 1) % length]
+    held = int((used & (history.max(axis=1) > STALE_HISTORY * newest)).sum())
+    if held:
+        return [note("FP8 scales", f"{held} of {int(used.sum())} are held down by an amax more "
+                     f"than {STALE_HISTORY} times the newest one, of the last {length} steps",
+                     "--fp8-amax-history-len 16, or --fp8-amax-compute-algo most_recent")]
+    return [well("FP8 scales", f"of {int(used.sum())} tensors, each with its history of up to "
+                 f"{length} steps, as of step {step:,}")]

@@ -1,0 +1,212 @@
+"""What makes a run slower than it could be: options, by what was recorded or by arithmetic; what
+takes the time of a step; and its speed beside the records of make bench."""
+
+import json
+
+import numpy
+
+from . import estimate, metrics, series
+from .findings import note, well, wrong
+
+SLOW, VERY_SLOW = 0.90, 0.50 # of the recorded speed
+EVALUATION_ALLOWED = 0.10    # of the time
+UNEVEN = 1.5                 # a step of twenty over the median
+LARGE_FAMILY = 1.5           # of its share in the record
+
+
+def precision_of(run):
+    """As scripts/estimate names them."""
+    layers = {row["linear"]: row["x"] for row in run.start.get("linear_layers", [])}
+    if not metrics.number(run.start, "fp8_flops_share") > 0:
+        return "bf16"
+    if run.option("fp8-recipe") == "tensorwise":
+        return "fp8-tensorwise"
+    return "fp8-head" if layers.get("head") in ("E4M3", "E5M2") else "fp8"
+
+
+def micro_batches(run):
+    ranks = max(1, int(run.start.get("ranks", 1)))
+    return int(run.option("global-batch-size")) // (int(run.option("micro-batch-size")) * ranks)
+
+
+def recorded(records, slow, fast, flops):
+    """What was measured of one precision beside another, on the nearest model that has both."""
+    found = [estimate.newest(records, precision, 1) for precision in (slow, fast)]
+    both = {name: row for name, row in found[0].items() if name in found[1]}
+    if not both:
+        return ""
+    name = estimate.nearest(both, flops)["model"]
+    a, b = (rows[name]["tokens_per_s"] for rows in found)
+    return f" ({name} on {found[0][name]['machine']['gpu']}: {b / a:.2f} times as fast without it)"
+
+
+def gradient_type(run):
+    chosen = run.option("grad-accum-dtype", "auto")
+    return chosen if chosen != "auto" else ("fp32" if micro_batches(run) > 1 else "bf16")
+
+
+def precision_costs(run, records):
+    flops = metrics.number(run.start, "flops_per_token")
+    ours, found = precision_of(run), []
+    if run.option("fp8-format", "none") == "none":
+        gain = recorded(records, "bf16", "fp8", flops).replace("without it", "in FP8")
+        found.append(note("speed", f"FP8 is not used{gain}", "--fp8-format hybrid"))
+    if ours == "fp8-tensorwise":
+        found.append(note("speed", "--fp8-recipe tensorwise measures each tensor before it is "
+                          f"quantised{recorded(records, 'fp8-tensorwise', 'fp8', flops)}",
+                          "--fp8-recipe delayed, where the losses allow it"))
+    if ours == "fp8":
+        share = next((row["flops_share"] for row in run.start.get("linear_layers", [])
+                      if row["linear"] == "head"), 0)
+        gain = recorded(records, "fp8", "fp8-head", flops).replace("without it", "with it in FP8")
+        found.append(note("speed", f"the LM head is in BF16, {100 * share:.0f}% of the linear "
+                          f"layers' operations{gain}",
+                          "--fp8-lm-head, where the losses allow it (scripts/compare)"))
+    if ours != "bf16" and (run.option("fp8-wgrad") == "false" or
+                           run.option("fp8-format") == "e5m2"):
+        found.append(note("speed", "the weight gradients' products, a third of the operations, are "
+                          "in BF16", "--fp8-format hybrid, without --no-fp8-wgrad"))
+    if ours != "bf16" and run.option("first-last-layers-bf16") == "true":
+        edge = int(run.option("num-layers-at-start-in-bf16", 1)) + \
+            int(run.option("num-layers-at-end-in-bf16", 1))
+        found.append(note("speed", f"{edge} of {run.option('num-layers')} blocks are in BF16 "
+                          "(--first-last-layers-bf16)", "leave it out, where the losses allow it"))
+    if ours != "bf16" and run.option("fp8-fast-accumulation") == "none":
+        found.append(note("speed", "--fp8-fast-accumulation none: exact accumulation is forced in "
+                          "the forward pass too", "leave it out: forward is the default"))
+    interval = int(run.option("fp8-stats-interval", 0))
+    if ours != "bf16" and 0 < interval < 10:
+        found.append(note("speed", f"--fp8-stats-interval {interval} counts in slower kernels, "
+                          f"every {interval} steps", "--fp8-stats-interval 100"))
+    return found
+
+
+def execution_costs(run):
+    found, micro = [], micro_batches(run)
+    if run.option("recompute") == "block":
+        found.append(note("speed", "--recompute block does the blocks' forward pass twice, about a "
+                          "third more work in them", "--recompute activations or none: --plan "
+                          "says whether it fits"))
+    elif run.option("recompute") == "activations":
+        found.append(note("speed", "--recompute activations makes norms and activations twice",
+                          "--recompute none: --plan says whether it fits"))
+    if run.option("cuda-graphs") == "false":
+        found.append(note("speed", "--no-cuda-graphs leaves gaps between the kernels",
+                          "leave it out"))
+    if gradient_type(run) == "fp32" and micro <= 1:
+        found.append(note("speed", "--grad-accum-dtype fp32, and nothing is accumulated: a step is "
+                          "one micro-batch, and its gradients take twice the memory traffic",
+                          "--grad-accum-dtype auto"))
+    if micro > 1 and int(run.option("micro-batch-size")) * int(run.option("seq-length")) < 8192:
+        found.append(note("speed", f"a step is {micro} micro-batches of "
+                          f"{run.option('micro-batch-size')} x {run.option('seq-length')} tokens, "
+                          "small ones for a GPU", "a larger --micro-batch-size: --plan says what "
+                          "fits"))
+    return found
+
+
+def communication_costs(run):
+    if int(run.start.get("ranks", 1)) < 2:
+        return []
+    found, chosen = [], run.option("grad-reduce-dtype", "auto")
+    if chosen == "fp32" or (chosen == "auto" and gradient_type(run) == "fp32"):
+        found.append(note("communication", "gradients travel between the GPUs in FP32, twice the "
+                          f"bytes (--grad-reduce-dtype {chosen}, gradients kept in "
+                          f"{gradient_type(run).upper()})",
+                          "--grad-reduce-dtype bf16, where the losses allow it"))
+    if run.option("zero-stage") == "0":
+        found.append(note("communication", "--zero-stage 0: every GPU keeps and updates all master "
+                          "weights and moments", "--zero-stage 1"))
+    if metrics.number(run.start, "fp8_flops_share") > 0 and \
+            run.option("fp8-param-gather") == "false":
+        found.append(note("communication", "the FP8 layers' new weights are gathered in BF16, "
+                          "twice the bytes", "leave out --no-fp8-param-gather"))
+    return found
+
+
+def time_in_steps(run):
+    """What the run's own records say of its time."""
+    found, seconds = [], series.arrays(run, "seconds")[1]
+    seconds = seconds[numpy.isfinite(seconds)]
+    evaluating = float(numpy.nansum(series.arrays(run, "seconds", "evals")[1]))
+    if len(seconds) < 20:
+        return found
+    share = evaluating / (evaluating + float(seconds.sum()))
+    if share > EVALUATION_ALLOWED:
+        found.append(note("speed", f"{100 * share:.0f}% of the time went into evaluations",
+                          "a longer --eval-interval, or fewer --eval-iters"))
+    median, slow = (float(numpy.quantile(seconds, q)) for q in (0.5, 0.95))
+    if run.on_gpu and slow > UNEVEN * median:
+        found.append(note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the "
+                          f"median is {1e3 * median:.0f} ms",
+                          "is another program on this GPU, or the --save disk slow?"))
+    return found
+
+
+def profile(run, path, record):
+    """The families of kernels that take more of a step than they do in the record."""
+    if run.profile is None or record is None:
+        return []
+    ours = {name: metrics.number(run.profile, name) for name in record["families_ms"]}
+    all_ours, all_theirs = sum(ours.values()), sum(record["families_ms"].values())
+    found = []
+    for name, ms in ours.items():
+        share, theirs = ms / all_ours, record["families_ms"][name] / all_theirs
+        if share > 0.05 and share > LARGE_FAMILY * theirs:
+            remedy = "attention without cuDNN is slow: --verify says whether cuDNN serves" \
+                if name == "attention" else "compare the shapes with the record's"
+            found.append(note("speed", f"{name}: {100 * share:.0f}% of the profiled step; "
+                              f"{100 * theirs:.0f}% of {record['model']}'s in {path}", remedy))
+    return found
+
+
+def bench_records(path, device):
+    return [record for record in estimate.read_records(path)
+            if record["machine"]["gpu"] in device]
+
+
+def record_with_families(path, device, precision, flops):
+    """The newest record of the nearest model that has a profile."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+    except (OSError, ValueError):
+        return None
+    rows = [row for row in rows if row["machine"]["gpu"] in device and "families_ms" in row]
+    for row in rows:
+        row["flops_per_token"] = row["tflops"] * 1e12 * row["gpus"] / row["tokens_per_s"]
+    found = estimate.newest(rows, precision, 1)
+    return estimate.nearest(found, flops) if found else None
+
+
+def beside_the_record(run, records):
+    """TFLOP/s of a GPU beside what make bench recorded on such a GPU."""
+    flops = metrics.number(run.start, "flops_per_token")
+    ranks = max(1, int(run.start.get("ranks", 1)))
+    ours = series.steady_throughput(run) * flops / ranks / 1e12
+    peak = metrics.number(run.start, "peak_flops")
+    text = f"{ours:.0f} TFLOP/s a GPU" + (f", MFU {100e12 * ours / peak:.1f}%" if peak > 0 else "")
+    measured = estimate.speed(records, precision_of(run), ranks, flops) if records else None
+    if measured is None:
+        return well("speed", f"{text}; there is no record of such a GPU to compare it with "
+                    "(make bench)")
+    due, where, micro = measured
+    text += f"; {100 * ours / due:.0f}% of the recorded {due:.0f} ({where})"
+    if ours >= SLOW * due:
+        return well("speed", text)
+    remedy = (f"the record's micro-batch is {micro} sequences; the notes on speed here; --profile; "
+              "nvidia-smi -q -d PERFORMANCE (power, heat, other programs)")
+    return (note if ours >= VERY_SLOW * due else wrong)("speed", text, remedy)
+
+
+def speed(run, path):
+    device = run.start.get("device", "")
+    if not run.on_gpu:
+        return [well("speed", "on a CPU, where FP8 and BF16 are emulated: not judged"),
+                *time_in_steps(run)]
+    records = bench_records(path, device)
+    found = [beside_the_record(run, records)] if run.steps else []
+    found += precision_costs(run, records) + execution_costs(run) + communication_costs(run)
+    family = record_with_families(path, device, precision_of(run),
+                                  metrics.number(run.start, "flops_per_token"))
+    return found + time_in_steps(run) + profile(run, path, family)

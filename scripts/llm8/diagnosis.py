@@ -1,0 +1,258 @@
+"""Is a run what it should be? Its end, its losses, its precision, and its loss beside that of the
+same training without FP8. What is judged is what the run has recorded; findings.py says how."""
+
+import math
+import os
+import time
+
+import numpy
+
+from . import judge, metrics, series
+from .findings import note, well, wrong
+from .text import duration, fixed
+
+SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
+SKIPS_ALLOWED = 0.01 # of the steps
+RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
+SATURATED = 0.01     # of a tensor's values
+VANISHED = 0.25
+# What changes how fast a run is and what it costs, and its losses by rounding at most.
+EXECUTION = {"micro-batch-size", "recompute", "grad-accum-dtype", "cuda-graphs", "deterministic",
+             "gemm-autotune", "lm-head-chunk-tokens", "gpus", "zero-stage", "grad-reduce-dtype",
+             "distributed-timeout", "eval-choices", "eval-choices-limit", "sample-prompt"}
+
+
+def is_fp8(run):
+    return metrics.number(run.start, "fp8_flops_share") > 0
+
+
+# ---- how it went -------------------------------------------------------------------------------
+
+
+def silence(run):
+    """Seconds for which a run that has not ended has written nothing."""
+    try:
+        return time.time() - os.path.getmtime(run.path)
+    except OSError:
+        return 0.0
+
+
+def state(run):
+    where = f"step {run.last_step:,} of {run.train_iters:,}"
+    if run.finished:
+        return well("state", f"finished, {where}")
+    if run.end is None:
+        quiet, allowed = silence(run), max(SILENT_SECONDS, 20 * (run.recent("seconds") or 0))
+        if quiet > allowed:
+            return wrong("state", f"{where}; it has written nothing for {duration(quiet)}, and did "
+                         "not say that it ended: it was killed, or hangs",
+                         "end it if it still runs, then the same command with --resume latest; "
+                         "scripts/restart.sh does that by itself")
+        return well("state", f"running, {where}")
+    if run.state == metrics.NAMES[metrics.STOPPED_BY_SIGNAL]:
+        return note("state", f"stopped by a signal, {where}", "--resume latest goes on with it")
+    if run.state == metrics.NAMES[metrics.SKIPPED_TOO_OFTEN]:
+        return wrong("state", f"gave up, {where}: {run.recent_skips()} steps in a row had a NaN or "
+                     "infinite loss or norm",
+                     "resume from a checkpoint before that with a lower --lr or a longer "
+                     "--lr-warmup-iters; in FP8, see whether --bf16 does the same")
+    if int(metrics.number(run.end, "status")) == 0:
+        return note("state", run.state, "--resume latest goes on with it")
+    return wrong("state", f"{run.state}, {where}", "its last words on the standard error say why")
+
+
+def skips(run):
+    count, all_steps = run.skipped, len(run.steps)
+    if count == 0:
+        return well("steps", "none was skipped")
+    text = (f"{count} of {all_steps} were skipped for a NaN or infinite loss or norm, the last one "
+            f"step {max(step for step in run.steps if run.steps[step].get('skipped')):,}")
+    remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
+    if is_fp8(run):
+        remedy += "; --fp8-recipe tensorwise, --fp8-margin 1 or --first-last-layers-bf16 where " \
+                  "--bf16 does not skip them"
+    return (wrong if count > SKIPS_ALLOWED * all_steps else note)("steps", text, remedy)
+
+
+def losses(run):
+    steps, values = series.arrays(run, "loss")
+    values = values[numpy.isfinite(values)]
+    if len(values) < 20:
+        return well("loss", f"{len(values)} steps, too few to judge")
+    width = max(10, len(values) // 20)
+    smooth = series.smooth(values, width)
+    last, lowest = float(values[-width:].mean()), float(smooth.min())
+    guess = math.log(float(run.option("vocab-size", 1)))
+    if len(values) >= 50 and last > 1.02 * guess:
+        return wrong("loss", f"{last:.4f} over the last {width} steps, above {guess:.4f}, which "
+                     "guessing pays: it learns nothing",
+                     "a lower --lr; is --data what it should be (scripts/prepare_data --check)?")
+    if last > (1 + RISE_ALLOWED) * lowest:
+        at = int(steps[int(smooth.argmin())])
+        return wrong("loss", f"{last:.4f} over the last {width} steps; it was {lowest:.4f} at step "
+                     f"{at:,}: it rises",
+                     "resume from a checkpoint before it rose (--resume DIR/step_...), with a "
+                     "lower --lr or --min-lr")
+    return well("loss", f"{last:.4f} over the last {width} steps, the lowest so far "
+                f"{lowest:.4f}")
+
+
+# ---- precision ---------------------------------------------------------------------------------
+
+
+def place(row):
+    if row["blocks"] == 0:
+        return "LM head" if row["linear"] == "head" else row["linear"]
+    first, last = row["first_block"], row["first_block"] + row["blocks"] - 1
+    return f"{row['linear']} of block{'s' if last > first else ''} " + \
+        (f"{first}-{last}" if last > first else f"{first}")
+
+
+def by_reason(rows):
+    """The rows that are not FP8, as text, by why."""
+    found = {}
+    for row in rows:
+        if row["x"] not in ("E4M3", "E5M2"):
+            found.setdefault(row["reason"] or "not asked for", []).append(
+                f"{place(row)} in {row['x']}")
+    return found
+
+
+def by_formats(rows):
+    """The rows that are FP8, as text, those of equal blocks and formats together."""
+    found = {}
+    for row in rows:
+        if row["x"] in ("E4M3", "E5M2"):
+            formats = f"X {row['x']}, W {row['w']}, dY {row['dy']}" + \
+                ("" if row["wgrad"] == "FP8" else f", weight gradient in {row['wgrad']}")
+            _, of, blocks = place(row).partition(" of ")
+            found.setdefault((of + blocks, formats), []).append(row["linear"])
+    return [f"{', '.join(names)}{blocks} ({formats})" for (blocks, formats), names in found.items()]
+
+
+REMEDIES = {
+    "a side is not a multiple of 16": "make --hidden-size, --ffn-hidden-size and (for the head) "
+                                      "--make-vocab-size-divisible-by multiples of 16",
+    "--seq-length is not a multiple of 16": "make --seq-length a multiple of 16",
+    "--fp8-lm-head not given": "--fp8-lm-head puts it into FP8",
+}
+
+
+def fp8_layers(run):
+    """Whether FP8 is on, where, and what share of the operations."""
+    if run.option("fp8-format", "none") == "none":
+        return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not asked for")]
+    rows = run.start.get("linear_layers", [])
+    share, others = 100 * metrics.number(run.start, "fp8_flops_share"), by_reason(rows)
+    if not share > 0:
+        why = "; ".join(others) or "not known"
+        known = [REMEDIES[one] for one in others if one in REMEDIES]
+        return [wrong("precision", f"FP8 is asked for (--fp8-format {run.option('fp8-format')}) "
+                      f"and no layer is in FP8: {why}",
+                      known[0] if known else "a GPU of compute capability 9.0 or newer "
+                      "(train_gptcu --verify); --fp8-required makes a run end instead")]
+    found = [well("precision", f"FP8, {run.option('fp8-recipe')} scaling, in {share:.1f}% of the "
+                  f"linear layers' operations: {'; '.join(by_formats(rows))}")]
+    for why, places in others.items():
+        make = note if why.startswith(("a side", "--seq")) else well
+        one = make("precision", f"{', '.join(places)}: {why}")
+        one.remedy = REMEDIES.get(why, "") if make is note else ""
+        found.append(one)
+    return found
+
+
+def fp8_ranges(run):
+    if not is_fp8(run):
+        return []
+    step, shares = run.fp8_shares()
+    if step is None:
+        return [note("FP8 range", "what saturates or vanishes is not counted",
+                     "--fp8-stats-interval 100 counts it, at little cost")]
+    found = []
+    for name, high, low in shares:
+        if high > SATURATED:
+            found.append(wrong("FP8 range", f"{name}: {100 * high:.3g}% of its values are beyond "
+                               f"the range at step {step:,}",
+                               "--fp8-margin 1, a shorter --fp8-interval, or --fp8-recipe "
+                               "tensorwise"))
+        if low > VANISHED:
+            found.append(wrong("FP8 range", f"{name}: {100 * low:.3g}% of its values become zero "
+                               f"at step {step:,}",
+                               "a shorter --fp8-amax-history-len (an old spike keeps the scale "
+                               "low), --fp8-recipe tensorwise, or --first-last-layers-bf16"))
+    worst = max(shares, key=lambda row: max(row[1:]), default=("", 0, 0))
+    return found or [well("FP8 range", f"of {len(shares)} tensors at step {step:,}, the worst is "
+                          f"{worst[0]}: {100 * worst[1]:.2g}% saturated, {100 * worst[2]:.2g}% "
+                          "vanished")]
+
+
+# ---- the same training without FP8 -------------------------------------------------------------
+
+
+def is_about_precision(name):
+    return name.startswith("fp8-") or "bf16" in name or name == "eval-precision"
+
+
+def other_options(run, twin):
+    """In which two runs differ besides precision and execution."""
+    return sorted(name for name in judge.differing_options([run, twin])
+                  if not is_about_precision(name) and name not in EXECUTION)
+
+
+def inside(folder):
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def find_twin(run):
+    """A run beside this one, or at the same place of a folder beside its parent, that is the same
+    but for FP8; the longest."""
+    folder = os.path.dirname(os.path.abspath(run.path))
+    parent = os.path.dirname(folder)
+    above, name = os.path.dirname(parent), os.path.basename(folder)
+    near = [os.path.join(parent, other) for other in inside(parent)]
+    near += [os.path.join(above, other, name) for other in inside(above)]
+    found = []
+    for path in near:
+        if path == folder or not os.path.isfile(metrics.metrics_path(path)):
+            continue
+        twin = metrics.open_run(path)
+        if twin.steps and not is_fp8(twin) and not other_options(run, twin):
+            found.append(twin)
+    return max(found, key=lambda twin: twin.last_step, default=None)
+
+
+def judged(judgement, name, remedy):
+    text = (f"{judgement.what} {fixed(judgement.value)}, {name}'s {fixed(judgement.baseline)} "
+            f"({judgement.change:+.2f}%, {judgement.limit}; {judgement.note})")
+    if judgement.result == judge.PASS:
+        return well("twin", text)
+    if judgement.result == judge.OPEN:
+        return well("twin", f"{judgement.what}: {judgement.note}")
+    return wrong("twin", text if math.isfinite(judgement.change) else
+                 f"{judgement.what}: {judgement.note or 'not finite'}", remedy)
+
+
+def beside_twin(run, twin, limits):
+    """Its losses beside those of the twin."""
+    if twin is None:
+        return [note("twin", "there is no run without FP8 of the same options beside it to compare "
+                     "its loss with",
+                     "train one with --bf16 in the place of the FP8 options (--twin RUN), or "
+                     "scripts/compare")] if is_fp8(run) else []
+    name = metrics.short_names([run.path, twin.path])[1]
+    differing = other_options(run, twin)
+    if differing:
+        return [wrong("twin", f"{name} is another training: --{' --'.join(differing)}",
+                      "give --twin a run with the same options but for precision")]
+    if not run.steps or not twin.steps:
+        return [note("twin", f"{name} and this run have no step in common yet")]
+    found = [judge.Pair(judge.seed_of(run), twin, run)]
+    remedy = ("two seeds of --bf16 alone show what is noise; then --fp8-recipe tensorwise, "
+              "--first-last-layers-bf16, or the head in BF16")
+    results = [judge.judge_train(found, limits, run.name)]
+    if run.evals or twin.evals:
+        results.append(judge.judge_valid(found, limits, run.name))
+    return [judged(result, name, remedy) for result in results]

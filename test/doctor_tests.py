@@ -1,0 +1,359 @@
+"""scripts/doctor: what it says of runs that are well, and that it names each fault planted in
+one."""
+
+import json
+import os
+import shutil
+import sys
+import time
+
+import numpy
+from check import ROOT, call, main, read, refused, run, write
+from llm8 import continuity, doctor, safe_tensors
+
+COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d/x_val.bin",
+          "--eval-interval", 20, "--eval-iters", 1, "--micro-batch-size", 2, "--lr-warmup-iters", 5,
+          "--save-interval", 20)
+FP8 = ("--bf16", "--fp8-format", "hybrid", "--fp8-stats-interval", 20)
+BENCH = os.path.join(ROOT, "test", "results", "bench.jsonl")
+
+
+def train(folder, *options, steps=60, check=True):
+    return run("train_gpt", *COMMON, "--train-iters", steps, *options, "--save", folder,
+               check=check)
+
+
+def records(folder):
+    return [json.loads(line) for line in read(f"{folder}/metrics.jsonl").splitlines()]
+
+
+def planted(name, change, of="r/fp8"):
+    """A copy of a run whose every record went through change(), which drops those it returns None
+    for."""
+    folder = f"planted/{name}/{name}"  # with nothing beside it
+    shutil.rmtree(f"planted/{name}", ignore_errors=True)
+    shutil.copytree(of, folder, symlinks=True)
+    rows = [change(record) for record in records(of)]
+    write(f"{folder}/metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows if row))
+    return folder
+
+
+def options_of(record, **changes):
+    if record["kind"] == "run":
+        record["options"].update({key.replace("_", "-"): text for key, text in changes.items()})
+    return record
+
+
+def said(folder, *words):
+    """Exit status and report, without its line breaks."""
+    result = call(lambda: sys.exit(doctor.main()), folder, *words)
+    assert not result.err, result.err
+    return result.status, " ".join(result.out.split())
+
+
+def expect(folder, status, *parts, words=("--no-checkpoints",)):
+    got, text = said(folder, *words)
+    assert got == status, f"{folder}: status {got}, not {status}\n{text}"
+    for part in parts:
+        assert part in text, f"no {part!r} in\n{text}"
+    return text
+
+
+def prepare():
+    rng = numpy.random.default_rng(1)
+    words = "Anna Ben Clara David sees finds draws counts three seven red blue apples".split()
+    write("text", "\n".join(" ".join(rng.choice(words, 8)) for _ in range(1500)))
+    run("tokenize", "--output-prefix", "d/x", "text")
+    train("r/fp8", *FP8)
+    train("r/bf16", "--bf16")
+
+
+# ---- runs that are well ------------------------------------------------------------------------
+
+
+def a_run_that_is_well():
+    text = expect("r/fp8", 0, "finished, step 60 of 60", "none was skipped",
+                  "FP8, delayed scaling, in 80.0% of the linear layers' operations: qkv, "
+                  "attention_out, fc1, fc2 of blocks 0-1 (X E4M3, W E4M3, dY E5M2)",
+                  "LM head in BF16: --fp8-lm-head not given", "of 24 tensors at step 60",
+                  "training loss", "bf16's", "within 1%", "validation loss", "within 2%",
+                  "7,680 tokens in 60 steps, none left out", "3 whole, the newest of step 60",
+                  "of 24 tensors, each with its history", "0 wrong", words=())
+    assert "WRONG" not in text
+    flat = expect("r/bf16", 0, "BF16; FP8 is not asked for", "0 wrong", words=())
+    assert "twin" not in flat
+    brief = expect("r/bf16", 0, "0 wrong, 0 to note", words=("--brief",))
+    assert "finished" not in brief
+    as_program = run("scripts/doctor", "r/fp8")
+    assert "0 wrong" in as_program.out
+
+
+def resumed_runs_are_one_run():
+    shutil.copytree("r/fp8", "r/again/x", symlinks=True)
+    train("r/again/x", *FP8, "--resume", "r/again/x/step_00000040")
+    expect("r/again/x", 0, "at step 40, with the same options and data",
+           "steps 41 to 60 were done again, with the same losses to the last bit", words=())
+
+
+# ---- faults in how it went ---------------------------------------------------------------------
+
+
+def ends_are_named():
+    folder = planted("killed", lambda r: None if r["kind"] == "end" else r)
+    expect(folder, 0, "running, step 60 of 60")
+    long_ago = time.time() - 3600
+    os.utime(f"{folder}/metrics.jsonl", (long_ago, long_ago))
+    expect(folder, 1, "WRONG state", "has written nothing for 1 h 00", "--resume latest")
+    train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
+    expect("r/nan/x", 1, "gave up", "5 steps in a row had a NaN", "-> resume from a checkpoint")
+    folder = planted("failed", lambda r: {**r, "status": 1} if r["kind"] == "end" else r)
+    expect(folder, 1, "failed with status 1")
+    folder = planted("stopped", lambda r: {**r, "status": 75} if r["kind"] == "end" else r)
+    expect(folder, 0, "note state", "stopped by a signal")
+
+
+def skips_and_losses_are_judged():
+    def skip(count):
+        def change(record):
+            if record["kind"] == "step" and record["step"] <= count:
+                record.update(skipped=1, loss=None, nonfinite=True)
+            return record
+        return change
+    expect(planted("skips", skip(1), "r/bf16"), 1, "1 of 60 were skipped", "the last one step 1")
+
+    def rise(record):
+        if record["kind"] == "step" and record["step"] > 40:
+            record["loss"] += 1
+        return record
+    expect(planted("rise", rise), 1, "WRONG loss", "it rises", "-> resume from a checkpoint")
+
+    def nothing(record):
+        return {**record, "loss": 6.0} if record["kind"] == "step" else record
+    expect(planted("nothing", nothing), 1, "above 5.5491, which guessing pays")
+
+
+# ---- faults in precision -----------------------------------------------------------------------
+
+
+def fp8_that_is_not_on():
+    train("r/odd/x", *FP8, "--seq-length", 40, "--max-position-embeddings", 40, steps=3)
+    expect("r/odd/x", 1, "WRONG precision", "no layer is in FP8: --seq-length is not a multiple "
+           "of 16", "-> make --seq-length a multiple of 16")
+    train("r/part/x", *FP8, "--ffn-hidden-size", 100, steps=3)
+    expect("r/part/x", 0, "note precision", "fc1 of blocks 0-1 in BF16, fc2 of blocks 0-1 in BF16: "
+           "a side is not a multiple of 16", "--ffn-hidden-size")
+
+    def old_gpu(record):
+        for row in record.get("linear_layers", []):
+            row.update(x="BF16", w="BF16", dy="BF16", wgrad="BF16", reason="no FP8 before 9.0")
+        return {**record, "fp8_flops_share": 0} if record["kind"] == "run" else record
+    expect(planted("old", old_gpu), 1, "no layer is in FP8: no FP8 before 9.0", "--fp8-required")
+
+
+def ranges_are_judged():
+    def lose(what):
+        def change(record):
+            if record["kind"] == "fp8":
+                record["tensors"]["blocks.1.fc1.dy"][what] = \
+                    record["tensors"]["blocks.1.fc1.dy"]["elements"] // 2
+            return record
+        return change
+    expect(planted("saturated", lose("saturated")), 1, "blocks.1.fc1.dy: 50% of its values are "
+           "beyond the range at step 60", "--fp8-margin 1")
+    expect(planted("vanished", lose("vanished")), 1, "blocks.1.fc1.dy: 50% of its values become "
+           "zero", "--fp8-amax-history-len")
+    expect(planted("uncounted", lambda r: None if r["kind"] == "fp8" else r), 0,
+           "note FP8 range", "--fp8-stats-interval 100")
+
+
+def spikes_that_hold_a_scale_are_seen():
+    path = planted("spike", lambda r: r) + "/step_00000060/scaling.safetensors"
+    folder = os.path.dirname(os.path.dirname(path))
+    assert [one.level for one in continuity.scaling(folder, 60)] == ["ok"]
+    at = safe_tensors.read_header(path)["amax_history"].begin
+    data = bytearray(read(path))
+    data[at:at + 4] = numpy.array([1e6], "<f4").tobytes()
+    write(path, bytes(data))
+    found = continuity.scaling(folder, 60)
+    assert found[0].level == "note" and "1 of 24 are held down" in found[0].text, found
+    expect(folder, 1, "WRONG checkpoints that of step 60 is damaged", "2 whole", words=())
+
+
+def twins_are_compared():
+    def worse(record):
+        if record["kind"] == "step":
+            record["loss"] *= 0.95
+        if record["kind"] == "eval":
+            record["valid_loss"] *= 0.95
+        return record
+    better = planted("better", worse, "r/bf16")
+    expect("r/fp8", 1, "WRONG twin training loss", "(+5.2", "WRONG twin validation loss",
+           words=("--twin", better, "--no-checkpoints"))
+    expect("r/fp8", 0, "within 10%", words=("--twin", better, "--band", 10, "--no-checkpoints"))
+    other = planted("other", lambda r: options_of(r, seed="7"), "r/bf16")
+    expect("r/fp8", 1, "is another training: --seed", words=("--twin", other, "--no-checkpoints"))
+    # one that differs is not taken for a twin by itself; one at the same place of a comparison is
+    alone = planted("alone", lambda r: r)
+    expect(alone, 0, "no run without FP8")
+    shutil.copytree("r/bf16", "c/bf16/seed-1")
+    shutil.copytree("r/fp8", "c/fp8/seed-1")
+    expect("c/fp8/seed-1", 0, "ok twin training loss")
+
+
+# ---- faults in resumes -------------------------------------------------------------------------
+
+
+def resumes_that_change_the_run():
+    def resumed(name, *options):
+        folder = planted(name, lambda r: r)
+        train(folder, *FP8, *options, "--resume", f"{folder}/step_00000040")
+        return folder
+    expect(resumed("reseeded", "--seed", 5), 1, "WRONG resume at step 40 the data come in another "
+           "order", "--seed 1234 became 5")
+    expect(resumed("relearned", "--lr", "1e-3"), 0, "note resume at step 40: --lr 0.0006 became "
+           "0.001", "of steps 41 to 60, which were done again")
+
+    def fewer(record):
+        if record["kind"] == "run" and record["step"] == 40:
+            record["data_sequences"] -= 1
+        return record
+    expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
+
+    def leap(record):
+        if record["kind"] == "step" and record["step"] > 40:
+            record["loss"] += 1
+        return record
+    text = expect(planted("leap", leap, "r/again/x"), 1, "the loss leaps at step 40")
+    assert "the same losses to the last bit" in text  # both times alike
+
+    def differ(record):
+        return {**record, "time": 1, "step": 40} if record["kind"] == "end" else record
+    folder = planted("differ", differ, "r/again/x")
+    lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
+    at = max(i for i, line in enumerate(lines) if '"step": 50,' in line and "tokens_per" in line)
+    record = json.loads(lines[at])
+    lines[at] = json.dumps({**record, "loss": record["loss"] + 1e-6})
+    write(f"{folder}/metrics.jsonl", "\n".join(lines) + "\n")
+    expect(folder, 1, "1 have another loss, first step 50", "--verify")
+
+
+def records_are_counted():
+    def lost(record):
+        return None if record["kind"] == "step" and 30 <= record["step"] < 33 else record
+    expect(planted("lost", lost), 0, "the records of 3 steps are missing", "disk full")
+
+    def strange(record):
+        if record["kind"] == "step" and record["step"] > 30:
+            record["tokens"] += 64
+        return record
+    expect(planted("strange", strange), 1, "step 31 went 192 tokens on, not 128")
+
+
+# ---- what costs speed --------------------------------------------------------------------------
+
+
+def on_gpu(rate=None, **changes):
+    """A record as a run on an H200 has it; flops_per_token x rate are its FLOP/s."""
+    def change(record):
+        if record["kind"] == "run":
+            record.update(device="NVIDIA H200, 132 multiprocessors", peak_flops=989e12,
+                          ranks=int(changes.get("gpus", 1)))
+            options_of(record, **changes)
+        if record["kind"] == "step":
+            record["tokens_per_s"] = rate / 786432 if rate else record["tokens_per_s"]
+            record["seconds"] = 0.1
+        if record["kind"] == "eval":
+            record["seconds"] = 0.01
+        return record
+    return change
+
+
+def speed_is_judged_by_the_record():
+    measured = [row for row in map(json.loads, read(BENCH).splitlines())
+                if row["model"] == "gpt2-124m" and row["precision"] == "bf16"][-1]
+    due = measured["tflops"] * 1e12
+    expect(planted("fast", on_gpu(due), "r/bf16"), 0, "ok speed", f"{due / 1e12:.0f} TFLOP/s a GPU",
+           f"MFU {100 * due / 989e12:.1f}%", "100% of the recorded", "gpt2-124m")
+    expect(planted("slow", on_gpu(0.8 * due), "r/bf16"), 0, "note speed", "80% of the recorded")
+    expect(planted("very", on_gpu(0.3 * due), "r/bf16"), 1, "WRONG speed", "30% of the recorded",
+           "micro-batch is 64 sequences")
+
+    def unknown(record):
+        record = on_gpu(due)(record)
+        return {**record, "device": "NVIDIA Z9"} if record["kind"] == "run" else record
+    expect(planted("unknown", unknown, "r/bf16"), 0, "there is no record of such a GPU")
+
+
+def options_that_cost_are_named():
+    def costs(of="r/fp8", **changes):
+        return expect(planted("costs", on_gpu(7e14, **changes), of), 0)
+    text = costs(fp8_recipe="tensorwise")
+    assert "measures each tensor" in text and "(gpt2-124m on NVIDIA H200: 1.0" in text, text
+    text = costs()
+    assert "the LM head is in BF16, 20% of" in text and "with it in FP8)" in text, text
+    assert "--recompute" not in text and "communication" not in text, text
+    text = costs("r/bf16")
+    assert "FP8 is not used (gpt2-124m on NVIDIA H200: 1.1" in text, text
+    for changes, part in (
+            ({"recompute": "block"}, "does the blocks' forward pass twice"),
+            ({"recompute": "activations"}, "makes norms and activations twice"),
+            ({"cuda_graphs": "false"}, "--no-cuda-graphs"),
+            ({"grad_accum_dtype": "fp32"}, "nothing is accumulated"),
+            ({"global_batch_size": "64"}, "a step is 32 micro-batches of 2 x 64 tokens"),
+            ({"fp8_wgrad": "false"}, "a third of the operations"),
+            ({"first_last_layers_bf16": "true"}, "2 of 2 blocks are in BF16"),
+            ({"fp8_fast_accumulation": "none"}, "exact accumulation is forced"),
+            ({"fp8_stats_interval": "1"}, "counts in slower kernels"),
+            ({"gpus": "2", "global_batch_size": "4", "grad_reduce_dtype": "fp32"},
+             "gradients travel between the GPUs in FP32"),
+            ({"gpus": "2", "global_batch_size": "8"}, "(--grad-reduce-dtype auto, gradients kept "
+             "in FP32)"),
+            ({"gpus": "2", "fp8_param_gather": "false"}, "gathered in BF16, twice the bytes"),
+            ({"gpus": "2", "zero_stage": "0"}, "keeps and updates all master weights")):
+        status, report = said(planted("costs", on_gpu(7e14, **changes)), "--no-checkpoints")
+        assert part in report, f"{changes}: {report}"
+        assert status == ("global_batch_size" in changes), "the tokens do not fit another batch"
+
+
+def times_are_looked_at():
+    def evaluating(record):
+        return {**on_gpu(5e14)(record), **({"seconds": 1.0} if record["kind"] == "eval" else {})}
+    expect(planted("evals", evaluating, "r/bf16"), 0, "33% of the time went into evaluations")
+
+    def uneven(record):
+        record = on_gpu(5e14)(record)
+        slow = record["kind"] == "step" and record["step"] % 10 == 0
+        return {**record, "seconds": 0.5} if slow else record
+    expect(planted("uneven", uneven, "r/bf16"), 0, "takes over 500 ms, where the median is 100 ms")
+
+    def profiled(record):
+        if record["kind"] == "end":
+            return None
+        return on_gpu(5e14)(record)
+    folder = planted("profile", profiled, "r/bf16")
+    families = [row for row in map(json.loads, read(BENCH).splitlines())
+                if row["model"] == "gpt2-124m" and row["precision"] == "bf16"][-1]["families_ms"]
+    for factor, expected in ((1, False), (10, True)):
+        row = {"kind": "profile", **families, "attention": factor * families["attention"]}
+        with open(f"{folder}/metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        _, text = said(folder, "--no-checkpoints")
+        assert ("attention without cuDNN is slow" in text) == expected, text
+
+
+def bad_words_are_refused():
+    refused(call(doctor.main, "nowhere"), "nowhere: no run is there", "--save")
+    refused(call(doctor.main, "r/fp8", "--twin", "nowhere"), "--twin nowhere: no run is there")
+    refused(call(doctor.main, "r/fp8", "--band", "0"), "--band 0: must be above 0")
+    refused(call(doctor.main, "r/fp8", "--loud"), "--loud", "scripts/doctor --help")
+    write("empty/metrics.jsonl", "")
+    refused(call(doctor.main, "empty"), "no record of a run's start")
+
+
+if __name__ == "__main__":
+    prepare()
+    main([a_run_that_is_well, resumed_runs_are_one_run, ends_are_named,
+          skips_and_losses_are_judged, fp8_that_is_not_on, ranges_are_judged,
+          spikes_that_hold_a_scale_are_seen, twins_are_compared, resumes_that_change_the_run,
+          records_are_counted, speed_is_judged_by_the_record, options_that_cost_are_named,
+          times_are_looked_at, bad_words_are_refused])
