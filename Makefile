@@ -33,7 +33,7 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all quickstart scripts test fuzz lint bench-cpu readme golden clean
+.PHONY: all quickstart scripts test fuzz lint bench-cpu readme pictures golden clean
 
 all: $(PROGRAMS)
 
@@ -152,7 +152,7 @@ SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
-      $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
+      $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors $(BUILD)/plain/fp8_values \
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 
@@ -209,6 +209,12 @@ scripts: .venv/scripts/ready
 	python3 -m venv .venv/scripts
 	.venv/scripts/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
+# the pictures of docs/fp8.md, from kernels/fp8_format.h itself
+$(BUILD)/plain/fp8_values: $(call objects,plain,scripts/fp8_values.c train/common.c)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+pictures: $(BUILD)/plain/fp8_values scripts
+	@scripts/fp8_pictures docs/pictures
 
 clean:
 	rm -rf $(BUILD) $(PROGRAMS)
