@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The README against the tree: the table of its section "The house" has a row for every source file
-# and none for what is not there; every `make TARGET` and every --option it names exists; its tables
-# of options are those of --help, and its table of metrics has the fields that a run writes.
+# The README and docs/ against the tree: the table of the README's section "The house" has a row for
+# every source file and none for what is not there; every `make TARGET` and every --option that a
+# page names exists; the README's tables of options are those of --help, and the table of metrics in
+# docs/formats.md has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 readme=$root/README.md
+pages=("$readme" "$root"/docs/*.md)
 
 # The names in the first column of the table, which stand in backticks.
 rows_of() {
@@ -117,32 +119,32 @@ wrong_fields() {
     comm -3 <(shown_fields "$1") <(written_fields metrics.jsonl)
 }
 
-# Each check prints what is wrong; nothing is right.
+# check CHECK WHAT [PAGE...]: each check prints what is wrong with a page; nothing is right.
 check() {
+    local does=$1 what=$2 page wrong
+    shift 2
     if ! git -C "$root" ls-files >tracked 2>&1; then
         skip "not a git checkout: which files are ours is not known"
         return
     fi
-    if [[ ! -f $readme ]]; then
-        fail "README.md is missing"
-        return
-    fi
-    local wrong
-    wrong=$("$1" "$readme")
-    [[ -z $wrong ]] || fail "$2: $(tr '\n' ' ' <<<"$wrong")"
+    for page in "${@:-$readme}"; do
+        wrong=$("$does" "$page")
+        [[ -z $wrong ]] || fail "${page#"$root"/}: $what: $(tr '\n' ' ' <<<"$wrong")"
+    done
 }
 
 every_source_has_a_row() { check missing_rows 'without a row in the table'; }
 every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
-every_target_exists() { check unknown_targets 'not a target of the Makefile'; }
-every_option_exists() { check unknown_options 'not an option'; }
+every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
+every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
 options_are_those_of_help() { check stale_options 'not as in --help (make readme)'; }
 metrics_are_those_of_a_run() {
     make_text 1 1500 >text
     expect_status 0 "$root/tokenize" --output-prefix d/x text || return
     expect_status 0 train_gpt --model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin \
         --train-iters 2 --micro-batch-size 2 --save metrics --save-interval 1 || return
-    cp metrics/metrics.jsonl . && check wrong_fields 'fields in the table or in metrics.jsonl alone'
+    cp metrics/metrics.jsonl . && check wrong_fields 'fields in the table or in metrics.jsonl alone' \
+        "$root/docs/formats.md"
 }
 
 metrics_faults_are_seen() {

@@ -104,7 +104,7 @@ const OptionRow option_table[] = {
     FLAG("bf16", bf16, "false", PRECISION,
          "operands of the linear layers in BF16 (emulated on the CPU)"),
     CHOICE("fp8-format", fp8_format, "none", "none|hybrid|e4m3|e5m2", PRECISION,
-           "operands of the blocks' linear layers in FP8; the formats are in the README"),
+           "operands of the blocks' linear layers in FP8 (docs/fp8.md)"),
     CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise", PRECISION,
            "scales from the history of earlier steps, or from the tensor in hand"),
     INT("fp8-margin", fp8_margin, "0", -32, 32, PRECISION,

@@ -41,8 +41,10 @@ def recorded(records, slow, fast, flops):
 
 
 def gradient_type(run):
+    """What --grad-accum-dtype auto comes to, as kernels/params.c has it."""
     chosen = run.option("grad-accum-dtype", "auto")
-    return chosen if chosen != "auto" else ("fp32" if micro_batches(run) > 1 else "bf16")
+    reduced = int(run.start.get("ranks", 1)) > 1 and run.option("grad-reduce-dtype") == "fp32"
+    return chosen if chosen != "auto" else "fp32" if micro_batches(run) > 1 or reduced else "bf16"
 
 
 def precision_costs(run, records):
@@ -93,7 +95,7 @@ def execution_costs(run):
     if run.option("cuda-graphs") == "false":
         found.append(note("speed", "--no-cuda-graphs leaves gaps between the kernels",
                           "leave it out"))
-    if gradient_type(run) == "fp32" and micro <= 1:
+    if run.option("grad-accum-dtype") == "fp32" and micro <= 1:
         found.append(note("speed", "--grad-accum-dtype fp32, and nothing is accumulated: a step is "
                           "one micro-batch, and its gradients take twice the memory traffic",
                           "--grad-accum-dtype auto"))
@@ -109,7 +111,7 @@ def communication_costs(run):
     if int(run.start.get("ranks", 1)) < 2:
         return []
     found, chosen = [], run.option("grad-reduce-dtype", "auto")
-    if chosen == "fp32" or (chosen == "auto" and gradient_type(run) == "fp32"):
+    if gradient_type(run) == "fp32" and chosen != "bf16":
         found.append(note("communication", "gradients travel between the GPUs in FP32, twice the "
                           f"bytes (--grad-reduce-dtype {chosen}, gradients kept in "
                           f"{gradient_type(run).upper()})",

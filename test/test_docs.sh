@@ -1,0 +1,230 @@
+#!/usr/bin/env bash
+# The pages of docs/: every block of ```sh in them is run as it stands, page by page, in a tree of
+# its own, but for those whose paragraph says **On a GPU or **With a network. The trainer there is
+# a script that takes presets for tiny models and a hundredth of the steps. Links must lead
+# somewhere, and the pictures must be those that scripts/fp8_pictures draws.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+python=$root/.venv/scripts/bin/python
+export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
+
+have_packages() {
+    timeout 300 make -s -C "$root" scripts >scripts.log 2>&1
+    "$python" -c 'import matplotlib, numpy, tokenizers' 2>>scripts.log
+}
+
+# blocks PAGE FOLDER: writes each block that is to be run to FOLDER/LINE.sh; prints how many are
+# not.
+blocks() {
+    mkdir -p "$2"
+    awk -v folder="$2" '
+        function ends() { if (paragraph_over) paragraph = ""; paragraph_over = 0 }
+        /^```/ && inside { inside = 0; next }
+        /^```/ {
+            inside = 1
+            runs = $0 == "```sh" && paragraph !~ /\*\*(On a GPU|With a network)/
+            if ($0 == "```sh" && !runs) left_out++
+            file = sprintf("%s/%04d.sh", folder, NR + 1)
+            if (runs) printf "" >file
+            next
+        }
+        inside { if (runs) print >file; next }
+        /^ *$/ { paragraph_over = 1; next }
+        { ends(); paragraph = paragraph $0 "\n" }
+        END { print left_out + 0 }' "$1"
+}
+
+# The trainer of the tree: its options, with a tiny preset for each and counts of 100 and more
+# divided by 100.
+small_trainer() {
+    cat <<END
+#!/usr/bin/env bash
+words=()
+while [[ \$# -gt 0 ]]; do
+    case \$1 in
+    --model)
+        case \$2 in
+        gpt2*) words+=(--model gpt2-tiny) ;;
+        *) words+=(--model llama-tiny) ;;
+        esac
+        shift
+        ;;
+    --*-iters | --*-interval | --sample-length)
+        words+=("\$1" \$((\$2 >= 100 ? (\$2 + 99) / 100 : \$2)))
+        shift
+        ;;
+    *) words+=("\$1") ;;
+    esac
+    shift
+done
+exec "$root/train_gpt" "\${words[@]}"
+END
+}
+
+# A tree as a user has it after make and make scripts, with a text. make does nothing in it.
+plant() {
+    local file
+    mkdir -p "$1/bin"
+    for file in "$root"/{Makefile,README.md,docs,test,train,kernels,dataloader,checkpoints,build} \
+        "$root"/{.venv,tokenize,make_corpus}; do
+        ln -s "$file" "$1"
+    done
+    cp -r "$root/scripts" "$1"
+    small_trainer >"$1/train_gpt"
+    printf '#!/bin/sh\n' >"$1/bin/make"
+    chmod +x "$1/train_gpt" "$1/bin/make"
+    make_text 1 60000 >"$1/mine.txt"
+}
+
+# What the commands of a page find that need a GPU or a network, or a run to look at.
+prepare_page() {
+    case $1 in
+    fine_tune) prepare_start ;;
+    troubleshooting | doctor | fp8 | formats) prepare_run ;;
+    esac
+}
+
+prepare_run() {
+    ./tokenize --output-prefix data/mine mine.txt &&
+        ./train_gpt --model llama-tiny --data data/mine_train.bin --valid-data data/mine_val.bin \
+            --train-iters 1000 --micro-batch-size 2 --bf16 --save run/bf16 &&
+        ./train_gpt --model llama-tiny --data data/mine_train.bin --valid-data data/mine_val.bin \
+            --train-iters 1000 --micro-batch-size 2 --bf16 --fp8-format hybrid --save run/mine
+}
+
+# An imported model, with a tokenizer.json of its own.
+prepare_start() {
+    mkdir theirs && "$python" - <<'END' || return 1
+import json
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+t = tokenizers.Tokenizer(models.BPE())
+t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+with open("mine.txt") as file:
+    lines = file.read().splitlines()
+t.train_from_iterator(lines, trainers.BpeTrainer(
+    vocab_size=300, special_tokens=["<|endoftext|>"],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+t.save("theirs/tokenizer.json")
+with open("mine.jsonl", "w") as file:
+    file.writelines(json.dumps({"text": line}) + "\n" for line in lines)
+END
+    ./tokenize --output-prefix data/mine mine.txt &&
+        ./train_gpt --model llama-tiny --vocab-size 300 --data data/mine_train.bin --train-iters 2 \
+            --micro-batch-size 2 --save run/base &&
+        cp run/base/latest/{model.safetensors,config.json} theirs &&
+        scripts/convert_hf import theirs --output start
+}
+
+# run_page PAGE TREE: the page's blocks in their order; fails at the first that does.
+run_page() {
+    local page=$1 tree=$PWD/$2 name block
+    name=$(basename "$page" .md)
+    blocks "$page" "$tree.blocks" >/dev/null
+    plant "$tree"
+    (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
+    for block in "$tree".blocks/*.sh; do
+        [[ -e $block ]] || continue
+        if ! (cd "$tree" && PATH=$PWD/bin:$PATH bash -eu "$block") >log 2>&1 </dev/null; then
+            fail "$name.md, line $(basename "$block" .sh): $(tail -n 3 log)"
+            return
+        fi
+    done
+}
+
+every_command_runs() {
+    local page
+    for page in "$root"/docs/*.md; do run_page "$page" "trees/$(basename "$page" .md)"; done
+}
+
+faults_are_seen() {
+    printf '# x\n\n**On a GPU:** it\nneeds one\n\n```sh\nfalse\n```\n\ntext\n\n```text\nfalse\n' >a.md
+    printf '```\n\n```sh\n./train_gpt --version\n```\n\nand\n```sh\nfalse\n```\n' >>a.md
+    [[ $(blocks a.md a) == 1 ]] || fail "what is marked is not left out"
+    [[ $(cat a/*.sh) == $'./train_gpt --version\nfalse' ]] || fail "other blocks: $(cat a/*.sh)"
+    local before=$failing
+    run_page a.md trees/a 2>said
+    local seen=$failing
+    failing=$before
+    [[ $seen -eq 1 ]] || fail "a command that fails is not seen"
+    has said 'a.md, line 0022' || fail "$(cat said)"
+}
+
+# Files and headings that a page links to.
+broken_links() {
+    local page=$1 target file anchor
+    grep -oE '\]\([^)]+\)' "$page" | sed 's/^](//; s/)$//' | while IFS= read -r target; do
+        if [[ $target == http* ]]; then continue; fi
+        file=${target%%#*} anchor=
+        if [[ $target == *'#'* ]]; then anchor=${target#*#}; fi
+        if [[ -z $file ]]; then file=$page; else file=$(dirname "$page")/$file; fi
+        if [[ ! -e $file ]]; then
+            echo "$target"
+        elif [[ -n $anchor ]] && ! anchors "$file" | grep -qxF "$anchor"; then
+            echo "$target"
+        fi
+    done
+}
+
+anchors() {
+    grep -E '^#+ ' "$1" | sed -E 's/^#+ //' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9\n_-'
+}
+
+every_link_leads_somewhere() {
+    local page wrong
+    for page in "$root"/README.md "$root"/docs/*.md; do
+        wrong=$(broken_links "$page")
+        [[ -z $wrong ]] || fail "$(basename "$page"): $(tr '\n' ' ' <<<"$wrong")"
+    done
+    printf '# A Title: x\n[a](#a-title-x) [b](#b) [c](none.md)\n' >links.md
+    [[ $(broken_links links.md) == $'#b\nnone.md' ]] || fail "$(broken_links links.md)"
+}
+
+# The first column of a table of error messages: what our sources do not say, … being anything.
+unsaid_messages() {
+    git -C "$root" ls-files -- '*.c' '*.h' '*.cu' | sed "s#^#$root/#" | xargs cat |
+        sed -z 's/"[ \t]*\n[ \t]*"//g' >sources
+    sed -n '/^## Error messages/,$p' "$1" | grep -oE '^\| `[^`]+`' | sed 's/^| `//; s/`$//' |
+        sed 's/ *… */\n/g' | while IFS= read -r part; do
+        grep -qF -- "$part" sources || echo "$part"
+    done
+}
+
+messages_are_ours() {
+    local wrong
+    wrong=$(unsaid_messages "$root/docs/troubleshooting.md")
+    [[ -z $wrong ]] || fail "no source says: $wrong"
+    printf '## Error messages\n| `a run has saved there … --resume latest` | x |\n' >said.md
+    [[ -z $(unsaid_messages said.md) ]] || fail "$(unsaid_messages said.md)"
+    printf '| `a run has slept there` | x |\n' >>said.md
+    [[ $(unsaid_messages said.md) == 'a run has slept there' ]] || fail "another text is not seen"
+}
+
+every_page_is_listed() {
+    local page
+    for page in "$root"/docs/*.md; do
+        page=$(basename "$page")
+        if [[ $page != README.md ]]; then
+            has "$root/docs/README.md" "]($page)" || fail "docs/README.md does not list $page"
+        fi
+    done
+}
+
+pictures_are_the_codes() {
+    expect_status 0 "$root/scripts/fp8_pictures" pictures || return
+    diff -r pictures "$root/docs/pictures" >log || fail "not as drawn now: make pictures"
+    grep -q 'E4M3' pictures/formats.svg || fail "an empty picture"
+    sed -i 's/E4M3/E4M4/' pictures/formats.svg
+    ! diff -r pictures "$root/docs/pictures" >log || fail "another picture is not seen"
+}
+
+if ! have_packages; then
+    echo "  skipped: Python lacks packages: $(tail -n 1 scripts.log)"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+for test in faults_are_seen every_command_runs every_link_leads_somewhere messages_are_ours \
+    every_page_is_listed pictures_are_the_codes; do
+    run $test
+done
+summary
