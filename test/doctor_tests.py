@@ -219,6 +219,13 @@ def resumes_that_change_the_run():
         return record
     expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
 
+    def ranks(record):
+        if record["kind"] == "run" and record["step"] == 40:
+            record["ranks"] = 2
+        return record
+    expect(planted("ranks", ranks, "r/again/x"), 0, "on 2 ranks instead of 1: the same data in the "
+           "same order")
+
     def leap(record):
         if record["kind"] == "step" and record["step"] > 40:
             record["loss"] += 1

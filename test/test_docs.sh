@@ -138,7 +138,8 @@ every_command_runs() {
 }
 
 faults_are_seen() {
-    printf '# x\n\n**On a GPU:** it\nneeds one\n\n```sh\nfalse\n```\n\ntext\n\n```text\nfalse\n' >a.md
+    printf '# x\n\n**On a GPU:** it\nneeds one\n\n```sh\nfalse\n```\n\ntext\n\n' >a.md
+    printf '```text\nfalse\n' >>a.md
     printf '```\n\n```sh\n./train_gpt --version\n```\n\nand\n```sh\nfalse\n```\n' >>a.md
     [[ $(blocks a.md a) == 1 ]] || fail "what is marked is not left out"
     [[ $(cat a/*.sh) == $'./train_gpt --version\nfalse' ]] || fail "other blocks: $(cat a/*.sh)"

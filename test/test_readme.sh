@@ -143,8 +143,8 @@ metrics_are_those_of_a_run() {
     expect_status 0 "$root/tokenize" --output-prefix d/x text || return
     expect_status 0 train_gpt --model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin \
         --train-iters 2 --micro-batch-size 2 --save metrics --save-interval 1 || return
-    cp metrics/metrics.jsonl . && check wrong_fields 'fields in the table or in metrics.jsonl alone' \
-        "$root/docs/formats.md"
+    cp metrics/metrics.jsonl . || return
+    check wrong_fields 'fields in the table or in metrics.jsonl alone' "$root/docs/formats.md"
 }
 
 metrics_faults_are_seen() {
