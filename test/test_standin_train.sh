@@ -16,7 +16,7 @@ if [[ ! -x $standin ]]; then
 fi
 
 settings="--data d/x_train.bin --valid-data d/x_val.bin --log-interval 1 --lr 1e-3
-    --lr-warmup-iters 2"
+    --lr-warmup-iters 2 --weight-decay 20"
 gpt2="--model gpt2-tiny --seq-length 48"
 llama="--model llama-tiny --seq-length 48 --hidden-size 64 --num-attention-heads 4
     --num-query-groups 2 --ffn-hidden-size 176"
@@ -83,7 +83,7 @@ losses_follow() {
         local options="$model --micro-batch-size 2 --global-batch-size 4 --train-iters 12"
         cpu $options --save fp32 && cpu $options $coarsest_fp8 --save coarse || return
         noise=$(loss_difference fp32 coarse)
-        for fp8 in "--bf16" "--fp8-format hybrid" "$coarsest_fp8"; do
+        for fp8 in "--bf16" "--fp8-format hybrid --fp8-lm-head" "$coarsest_fp8"; do
             cpu $options $fp8 --save cpu && gpu $options ${fp8#--bf16} --save gpu &&
                 gpu $options ${fp8#--bf16} --lr 1.02e-3 --save lr || return
             near cpu gpu "$noise" 2
@@ -98,7 +98,8 @@ losses_follow() {
 
 state_options=("" "--adam-dtype bf16 --grad-accum-dtype bf16" "--fp8-format hybrid"
     "--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head --first-last-layers-bf16"
-    "--fp8-format hybrid --fp8-amax-history-len 4 --fp8-interval 2 --no-fp8-wgrad")
+    "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4 --fp8-interval 2"
+    "--fp8-format e4m3 --no-fp8-wgrad")
 
 resumes_exactly() {
     local model state
@@ -163,6 +164,17 @@ checkpoints_cross() {
     done
 }
 
+# With --fp8-interval 4, steps 2 to 4 go by what step 1 measured, step 5 no longer.
+scales_are_renewed_in_time() {
+    local i options="$llama --micro-batch-size 2 --fp8-format hybrid --train-iters 5"
+    for i in 4 100; do
+        gpu $options --fp8-interval $i --save "every.$i" || return
+    done
+    cmp -s <(steps_of every.4 | head -n 4) <(steps_of every.100 | head -n 4) ||
+        fail "renewed before step 4"
+    ! cmp -s <(steps_of every.4) <(steps_of every.100) || fail "not renewed after step 4"
+}
+
 number_after() { # WORD FILE
     grep -o "$1 [0-9.]*" "$2" | tail -n 1 | cut -d ' ' -f 2
 }
@@ -182,11 +194,21 @@ evaluates_and_samples() {
     done
 }
 
+fp8_elements() {
+    grep '"kind":"fp8"' "$1/metrics.jsonl" | grep -o '[^"]*":{"elements":[0-9]*'
+}
+
+# Recomputation counts nothing twice.
 counts_and_profiles() {
-    gpu $llama --fp8-format hybrid --micro-batch-size 2 --train-iters 4 --fp8-stats-interval 2 \
-        --profile --save run || return
-    [[ $(grep -c '"kind":"fp8"' run/metrics.jsonl) -eq 2 ]] || fail "no counts"
+    local options="$llama --fp8-format hybrid --micro-batch-size 2 --train-iters 4"
+    options="$options --fp8-stats-interval 2"
+    cpu $options --save cpu && gpu $options --recompute block --save again &&
+        gpu $options --profile --save run || return
     has log 'profile of a step' || fail "no profile"
+    [[ $(grep -c '"kind":"fp8"' run/metrics.jsonl) -eq 2 ]] || fail "no counts"
+    cmp -s <(fp8_elements cpu) <(fp8_elements run) || fail "other tensors than on the CPU"
+    cmp -s <(grep '"kind":"fp8"' again/metrics.jsonl) <(grep '"kind":"fp8"' run/metrics.jsonl) ||
+        fail "recomputation counts"
 }
 
 falls_back_to_bf16() {
@@ -214,8 +236,8 @@ sanitized_runs() {
 }
 
 for test in prepare bf16_gradients fp8_gradients losses_follow resumes_exactly same_bits \
-    checkpoints_cross evaluates_and_samples counts_and_profiles falls_back_to_bf16 \
-    sanitized_runs; do
+    checkpoints_cross scales_are_renewed_in_time evaluates_and_samples counts_and_profiles \
+    falls_back_to_bf16 sanitized_runs; do
     run $test
 done
 summary
