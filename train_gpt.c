@@ -266,9 +266,11 @@ static void round_weights(Trainer *t) {
         const float *w = weight_of(t, linear_weight(c, linear), layer);
         Number number = precision_of(&t->run.precision, linear, layer)->number;
         int slot = fp8_slot_index(c, linear, layer, OPERAND_W);
-        float scale = number == NUMBER_FP8 ? fp8_scale_for(t, slot, w, n, true) : 1.0f;
-        round_operand(t, number, linear, layer, OPERAND_W, scale, t->rounded + (w - t->weights), w,
-                      n);
+        float *rounded = t->rounded + (w - t->weights);
+        round_to_bf16(rounded, w, n); // FP8 too starts there, as it does where ranks exchange BF16
+        if (number != NUMBER_FP8) { continue; }
+        float scale = fp8_scale_for(t, slot, rounded, n, true);
+        round_operand(t, number, linear, layer, OPERAND_W, scale, rounded, rounded, n);
     }
 }
 

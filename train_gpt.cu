@@ -1,6 +1,7 @@
-// The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU. The
-// functions of train_gpt.c in the same order, over a stream: a step is enqueued whole, and its loss
-// and norm are read while the next one runs, so that the device never waits for the host.
+// The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU or on many,
+// a process (rank) each. The functions of train_gpt.c in the same order, over a stream: a step is
+// enqueued whole, and its loss and norm are read while the next one runs, so that the device never
+// waits for the host. What ranks exchange goes over a second stream beside it (kernels/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
@@ -9,8 +10,8 @@
 // before, from BF16 (kernels/linear.h).
 #include "kernels/activations.h"
 #include "kernels/batches.h"
-#include "kernels/cpu.h"
-#include "kernels/gemm.h"
+#include "kernels/support.h"
+#include "kernels/tune.h"
 #include "kernels/verify.h"
 #include "train/fit.h"
 #include "train/launch.h"
@@ -35,16 +36,20 @@ typedef struct {
     bool warm;
 } Replay;
 
+// Where in its step a micro-batch is. Several ranks: the first receives each bucket's new weights
+// before it reads them, the last has its gradients added up once they are complete.
+enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
+
 // steps whose events are still of use: the one on its way, and the two before
 enum { RESULTS = 3 };
 
 typedef struct {
     Run run;
     Gpu gpu;
+    Comm comm;
     Plan plan;
     void *memory;
-    char lacks_fp8[64]; // why the device has no FP8
-    Bucket whole;       // the part of the parameter space this rank holds: all of it
+    char lacks_fp8[SUPPORT_REASON]; // why the device has no FP8
     Params params;
     Activations act;
 
@@ -52,8 +57,8 @@ typedef struct {
     Bf16 *sample_codes;   // [V], host: of the next token of a sample, as they come
     float *sample_logits; // [V], host: and as numbers
 
-    Replay micro[2][2], update[2]; // [accumulate][measuring], [measuring]
-    StepInput *input;              // on the device
+    Replay micro[MICRO_PLACES][2], update[2]; // [place][measuring], [measuring]
+    StepInput *input;                         // on the device
     Pending pending[RESULTS];
     int64_t enqueued; // steps enqueued by this process
     bool waiting;     // the last one has not been reported yet
@@ -68,7 +73,6 @@ static int64_t micro_batch_tokens(const Trainer *t) {
 // The whole plan of a run, from its options and what the device offers.
 static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support, Error *err) {
     if (!run_configure(&t->run, options, support, err)) { return false; }
-    t->whole = {0, t->run.layout.size};
     params_plan(&t->params, &t->run, &t->plan);
     activations_plan(&t->act, &t->params, &t->gpu, &t->plan);
     batches_plan(&t->batches, (int)micro_batch_tokens(t), t->run.config.vocab, &t->plan);
@@ -91,19 +95,6 @@ static int64_t planned_bytes(const Options *options, NumberSupport support) {
     return bytes;
 }
 
-// What a device of this compute capability (0: not known) offers, as far as the options let it.
-static NumberSupport number_support(const Options *o, int capability, char lacks_fp8[64]) {
-    int assumed = (int)lround(10 * o->assume_compute_capability);
-    if (assumed > 0 && (capability == 0 || assumed < capability)) { capability = assumed; }
-    NumberSupport support = {NUMBER_BF16, NULL};
-    if (capability > 0 && capability < 90) {
-        snprintf(lacks_fp8, 64, "compute capability %d.%d is below 9.0", capability / 10,
-                 capability % 10);
-        support.lacks_fp8 = lacks_fp8;
-    }
-    return support;
-}
-
 // --plan: needs no GPU.
 static void print_plan(const Options *options) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
@@ -112,7 +103,7 @@ static void print_plan(const Options *options) {
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: an 80 GB one
     }
-    NumberSupport support = number_support(options, 0, t->lacks_fp8);
+    NumberSupport support = support_of(options, 0, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     options_print(&t->run.options, stdout);
     precision_print(&t->run.precision);
@@ -134,19 +125,11 @@ static void check_memory(const Trainer *t, NumberSupport support) {
     }
 }
 
-static void check_shapes(const ModelConfig *c) {
-    if (c->channels % 8 != 0 || c->ffn % 8 != 0 || qkv_rows(c) % 8 != 0 ||
-        c->padded_vocab % 8 != 0) {
-        die("the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
-            "--make-vocab-size-divisible-by to be multiples of 8");
-    }
-}
-
 static void allocate(Trainer *t) {
     CUDA_CHECK(cudaMalloc(&t->memory, (size_t)t->plan.bytes));
     CUDA_CHECK(cudaMemsetAsync(t->memory, 0, (size_t)t->plan.bytes, t->gpu.stream));
     plan_assign(&t->plan, t->memory);
-    activations_share(&t->act, &t->run);
+    activations_start(&t->act, &t->run, &t->gpu);
     batches_start(&t->batches, &t->gpu);
     for (int i = 0; i < RESULTS; i++) {
         CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].input, sizeof(StepInput)));
@@ -158,48 +141,45 @@ static void allocate(Trainer *t) {
     t->sample_logits = (float *)malloc_or_die((size_t)t->run.config.vocab * sizeof(float));
 }
 
-static void send_rope_table(Trainer *t) {
-    const ModelConfig *c = &t->run.config;
-    size_t bytes = (size_t)c->seq_length * (size_t)c->head_size * sizeof(float);
-    float *table = (float *)malloc_or_die(bytes);
-    rope_table(table, c->seq_length, c->head_size, &c->rope);
-    gpu_send(&t->gpu, t->act.rope, table, bytes);
-    free(table);
-}
-
-// What the device offers. FP8 that is asked for and not there: a warning, or with --fp8-required
-// the end.
-static NumberSupport find_support(Trainer *t, const Options *o) {
-    NumberSupport support = number_support(o, t->gpu.capability, t->lacks_fp8);
-    Error err;
-    if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
-    if (support.lacks_fp8 == NULL && !fp8_self_check(&t->gpu, &err)) {
-        snprintf(t->lacks_fp8, sizeof(t->lacks_fp8), "the FP8 self-check failed");
-        warn("%s", err.text);
-        support.lacks_fp8 = t->lacks_fp8;
-    }
-    if (support.lacks_fp8 == NULL) { return support; }
-    if (o->fp8_required) { die("--fp8-required: no FP8 here: %s", support.lacks_fp8); }
-    warn("no FP8 here: %s; the run goes on in BF16", support.lacks_fp8);
-    return support;
-}
-
 static void replay_close(Replay *replays, int count) {
     for (int i = 0; i < count; i++) {
         if (replays[i].graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(replays[i].graph)); }
     }
 }
 
-static void trainer_open(Trainer *t, const Options *options) {
+// The GPU of this rank.
+static void open_device(Trainer *t, const Options *options, const Ranks *ranks) {
+    Error err;
+    int visible = 0, device = options->device;
+    cudaGetDeviceCount(&visible); // none: gpu_open says so
+    if (ranks->ranks > 1 && visible > 0 && !ranks_device(ranks, visible, &device, &err)) {
+        die("%s", err.text);
+    }
+    if (!gpu_open(&t->gpu, device, &err)) { die("%s", err.text); }
+}
+
+// The ranks' GPUs come together.
+static void open_comm(Trainer *t) {
+    Error err;
+    t->comm = {};
+    t->comm.ranks = 1;
+    if (t->run.ranks == 1) { return; }
+    run_beat(&t->run, DOING_WAIT, "opening NCCL");
+    if (!comm_open(&t->comm, t->run.group, t->gpu.stream, params_slots(&t->run.layout), &err)) {
+        die("%s", err.text);
+    }
+}
+
+static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks) {
     Error err;
     char device[320], size[32];
     if (options->plan) { print_plan(options); }
-    if (!gpu_open(&t->gpu, options->device, &err)) { die("%s", err.text); }
-    NumberSupport support = find_support(t, options);
+    open_device(t, options, ranks);
+    NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
     check_memory(t, support);
-    check_shapes(&t->run.config);
+    support_check_shapes(&t->run.config);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,
              t->gpu.capability / 10, t->gpu.capability % 10,
              format_bytes(size, (double)t->gpu.memory));
@@ -209,13 +189,16 @@ static void trainer_open(Trainer *t, const Options *options) {
     printf("  memory      %s planned (--plan lists it)\n",
            format_bytes(size, (double)t->plan.bytes));
     allocate(t);
-    params_start(&t->params, &t->gpu);
+    open_comm(t);
+    params_start(&t->params, &t->gpu, &t->comm);
     params_allocate_snapshot(&t->params);
-    send_rope_table(t);
 }
 
 static int trainer_close(Trainer *t) {
+    params_join(&t->params);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    run_beat(&t->run, DOING_WAIT, "closing NCCL");
+    comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
     for (int i = 0; i < RESULTS; i++) {
@@ -224,7 +207,7 @@ static int trainer_close(Trainer *t) {
         CUDA_CHECK(cudaEventDestroy(t->pending[i].begin));
         CUDA_CHECK(cudaEventDestroy(t->pending[i].end));
     }
-    replay_close(&t->micro[0][0], 4);
+    replay_close(&t->micro[0][0], 2 * MICRO_PLACES);
     replay_close(&t->update[0], 2);
     params_close(&t->params);
     CUDA_CHECK(cudaFree(t->memory));
@@ -363,7 +346,6 @@ static void forward(Trainer *t, LinearId id, Bf16 *y, Matrix x, TensorId bias, c
     l.x = x;
     l.bias = bias != TENSOR_COUNT ? weight_of(t, bias, id.layer) : NULL;
     l.addend = addend;
-    l.weight_buffer = t->act.plain_weight;
     l.M = M;
     linear_forward(&t->params, l);
 }
@@ -510,19 +492,23 @@ static Matrix block_backward(Trainer *t, int l, Matrix dy, int B, int T, bool ac
 
 // ---- forward, loss, backward --------------------------------------------------------------------
 
-// From the batch's inputs [B,T] to norm_out.
-static void model_forward(Trainer *t, int B, int T, Pass pass) {
+// From the batch's inputs [B,T] to norm_out. place: 0 where the weights are there.
+static void model_forward(Trainer *t, int B, int T, Pass pass, int place) {
     const ModelConfig *c = &t->run.config;
     Activations *a = &t->act;
+    bool receives = place & MICRO_FIRST;
     if (t->params.measuring) { params_clear_measured(&t->params); }
+    if (receives) { params_receive(&t->params, 0); }
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     gpu_embedding_forward(
         a->blocks[0].residual, t->batches.device.inputs, weight_of(t, TENSOR_TOKEN_EMBEDDING, 0),
         weight_of(t, TENSOR_POSITION_EMBEDDING, 0), B, T, c->channels, t->gpu.stream);
     for (int l = 0; l < c->num_layers; l++) {
         Bf16 *out = l + 1 < c->num_layers ? a->blocks[l + 1].residual : a->residual_out;
+        if (receives) { params_receive(&t->params, l + 1); }
         block_forward(t, l, out, B, T, pass);
     }
+    if (receives) { params_receive(&t->params, c->num_layers + 1); }
     const LinearId head = {LINEAR_HEAD, 0, pass};
     norm_forward(t, TENSOR_FINAL_NORM_WEIGHT, head, &a->norm_out, a->residual_out, B * T);
 }
@@ -587,17 +573,20 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
 }
 
 // From d_norm, the gradient of norm_out, down to the embeddings.
-static void model_backward(Trainer *t, int B, int T, bool accumulate) {
+static void model_backward(Trainer *t, int B, int T, int place) {
     const ModelConfig *c = &t->run.config;
     Activations *a = &t->act;
+    bool accumulate = !(place & MICRO_FIRST), last = place & MICRO_LAST;
     cudaStream_t stream = t->gpu.stream;
     gpu_family(&t->gpu, FAMILY_NORMS);
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
     CUDA_CHECK(cudaMemsetAsync(a->d_residual, 0, residual_bytes, stream));
     Matrix dy = norm_backward(t, TENSOR_FINAL_NORM_WEIGHT, 0, &a->norm_out, a->residual_out,
                               {LINEAR_FC2, c->num_layers - 1, PASS_TRAIN}, B * T, accumulate);
+    if (last) { params_reduce(&t->params, c->num_layers + 1); }
     for (int l = c->num_layers - 1; l >= 0; l--) {
         dy = block_backward(t, l, dy, B, T, accumulate);
+        if (last) { params_reduce(&t->params, l + 1); }
     }
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     GradientOut dwte = gradient_of(t, TENSOR_TOKEN_EMBEDDING, 0, true);
@@ -612,33 +601,42 @@ static void model_backward(Trainer *t, int B, int T, bool accumulate) {
         GradientOut dwpe = gradient_of(t, TENSOR_POSITION_EMBEDDING, 0, accumulate);
         gpu_position_backward(dwpe, a->d_residual, B, T, c->channels, stream);
     }
+    if (last) {
+        params_reduce(&t->params, 0);
+        params_join(&t->params);
+    }
 }
 
 // ---- update -----------------------------------------------------------------------------------
 
-static void micro_step(Trainer *t, bool accumulate) {
+static void micro_step(Trainer *t, int place) {
     const Options *o = &t->run.options;
     int B = o->micro_batch_size, T = o->seq_length;
     float gradient_scale = (float)(1.0 / ((double)o->global_batch_size * T));
-    model_forward(t, B, T, PASS_TRAIN);
-    head_loss(t, B * T, gradient_scale, accumulate, PASS_TRAIN);
-    model_backward(t, B, T, accumulate);
+    model_forward(t, B, T, PASS_TRAIN, place);
+    head_loss(t, B * T, gradient_scale, !(place & MICRO_FIRST), PASS_TRAIN);
+    model_backward(t, B, T, place);
 }
 
-static void model_update(Trainer *t, bool) {
+static int micro_place(const Trainer *t, int micro) {
+    bool last = t->run.ranks > 1 && micro + 1 == run_micro_batches(&t->run);
+    return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
+}
+
+static void model_update(Trainer *t, int) {
     params_update(&t->params, t->input);
 }
 
-static void replay(Trainer *t, Replay *r, void (*work)(Trainer *t, bool flag), bool flag) {
+static void replay(Trainer *t, Replay *r, void (*work)(Trainer *t, int place), int place) {
     if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
-        work(t, flag);
+        work(t, place);
         r->warm = true;
         return;
     }
     if (r->graph == NULL) {
         cudaGraph_t graph;
         CUDA_CHECK(cudaStreamBeginCapture(t->gpu.stream, cudaStreamCaptureModeThreadLocal));
-        work(t, flag);
+        work(t, place);
         CUDA_CHECK(cudaStreamEndCapture(t->gpu.stream, &graph));
         CUDA_CHECK(cudaGraphInstantiate(&r->graph, graph, 0));
         CUDA_CHECK(cudaGraphDestroy(graph));
@@ -649,14 +647,12 @@ static void replay(Trainer *t, Replay *r, void (*work)(Trainer *t, bool flag), b
 static void dump_gradients(Trainer *t) {
     const Run *run = &t->run;
     Params *p = &t->params;
-    size_t n = (size_t)run->layout.size;
     if (run->options.dump_gradients[0] == '\0') { return; }
-    float *gradients = (float *)malloc_or_die(n * sizeof(float));
+    float *gradients = (float *)calloc_or_die((size_t)run->layout.size, sizeof(float));
     double loss;
-    gpu_to_float(p->master, p->gradients, p->gradient_type, (int64_t)n, t->gpu.stream); // leaving
-    gpu_fetch(&t->gpu, gradients, p->master, n * sizeof(float));
+    params_sum(p, &p->state->loss, 1);
     gpu_fetch(&t->gpu, &loss, &p->state->loss, sizeof(loss));
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    params_fetch_gradients(p, gradients);
     double tokens = (double)run->options.global_batch_size * run->options.seq_length;
     run_maybe_dump(run, gradients, loss / tokens);
 }
@@ -676,6 +672,9 @@ static void finish_step(Trainer *t) {
     result.lr = p->input->lr;
     result.seconds = 1e-3 * ms;
     result.skipped = p->state->skipped != 0;
+    result.stop = p->state->stop > 0;
+    result.own_loss = p->state->own_loss * t->run.ranks /
+                      ((double)t->run.options.global_batch_size * t->run.options.seq_length);
     t->waiting = false;
     params_note_step(&t->params, p->state);
     run_report(&t->run, result);
@@ -699,19 +698,25 @@ static void train_step(Trainer *t) {
     int measuring = t->params.measuring;
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
-    *p->input = {learning_rate(o, step), step, (step + 1) % o->fp8_interval == 0};
+    *p->input = {learning_rate(o, step), step, (step + 1) % o->fp8_interval == 0,
+                 run_stop_signal() != 0 ? 1.0 : 0.0};
     p->follows = t->waiting;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
         run_batch(run, ahead, micro, s->inputs, s->targets);
         batches_send(&t->batches);
-        replay(t, &t->micro[micro > 0][measuring], micro_step, micro > 0);
+        int place = micro_place(t, micro);
+        replay(t, &t->micro[place][measuring], micro_step, place);
     }
     dump_gradients(t);
     CUDA_CHECK(
         cudaMemcpyAsync(t->input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice, stream));
-    replay(t, &t->update[measuring], model_update, false);
+    if (run->ranks > 1) { // its collectives are waited for in graphs, so it is in none
+        model_update(t, 0);
+    } else {
+        replay(t, &t->update[measuring], model_update, 0);
+    }
     gpu_fetch(&t->gpu, p->state, t->params.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
@@ -735,7 +740,7 @@ static void choice_losses(void *trainer, const int *inputs, const int *targets, 
     memcpy(s->inputs, inputs, tokens * sizeof(int));
     memcpy(s->targets, targets, tokens * sizeof(int));
     batches_send(&t->batches);
-    model_forward(t, B, T, pass);
+    model_forward(t, B, T, pass, 0);
     head_loss(t, B * T, 0.0f, false, pass);
     gpu_fetch(&t->gpu, losses, t->act.losses, tokens * sizeof(float));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
@@ -746,21 +751,28 @@ static void validate(Trainer *t) {
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     Pass pass = eval_pass(&run->options);
     int64_t samples = run_eval_samples(run);
-    double begin = wall_seconds(), sum = 0;
-    for (int64_t sample = 0; sample < samples; sample += B) {
+    double begin = wall_seconds(), sum = 0, *loss = &t->params.state->loss;
+    CUDA_CHECK(cudaMemsetAsync(loss, 0, sizeof(sum), t->gpu.stream)); // a rank may have no sample
+    for (int64_t sample = run_eval_first(run); sample < samples; sample += run_eval_stride(run)) {
         Batch *s = batches_next(&t->batches);
         run_eval_batch(run, sample, s->inputs, s->targets);
         batches_send(&t->batches);
-        model_forward(t, B, T, pass);
-        head_loss(t, B * T, 0.0f, sample > 0, pass);
+        model_forward(t, B, T, pass, 0);
+        head_loss(t, B * T, 0.0f, true, pass);
     }
-    gpu_fetch(&t->gpu, &sum, &t->params.state->loss, sizeof(sum));
+    params_sum(&t->params, loss, 1);
+    gpu_fetch(&t->gpu, &sum, loss, sizeof(sum));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
 }
 
+static void sum_counts(void *trainer, int64_t *counts, int n) {
+    params_sum_counts(&((Trainer *)trainer)->params, counts, n);
+}
+
 static void evaluate(Trainer *t) {
-    ChoiceModel model = {t, choice_losses, NULL};
+    ChoiceModel model = {t, choice_losses, t->run.ranks > 1 ? sum_counts : NULL};
+    params_join(&t->params);
     if (t->run.has_valid) { validate(t); }
     run_score_choices(&t->run, model);
 }
@@ -769,9 +781,8 @@ static void maybe_evaluate(Trainer *t) {
     if (!t->waiting && run_should_eval(&t->run)) { evaluate(t); }
 }
 
-// The logits after tokens[0..n), read from the device. The sequence is padded to a power of two, so
-// that few attention plans serve all lengths; what follows a position does not change it. FP8 takes
-// 16 rows at a time.
+// The logits after tokens[0..n). The sequence is padded to a power of two, so that few attention
+// plans serve all lengths; what follows a position does not change it. FP8 takes 16 rows at a time.
 static const float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;
@@ -783,7 +794,7 @@ static const float *next_logits(void *trainer, const int *tokens, int n) {
     memset(s->inputs, 0, (size_t)T * sizeof(int));
     memcpy(s->inputs, tokens, (size_t)n * sizeof(int));
     batches_send(&t->batches);
-    model_forward(t, 1, T, pass);
+    model_forward(t, 1, T, pass, 0);
     head_forward(t, row, (int)min64(16, T - row), pass);
     gpu_fetch(&t->gpu, t->sample_codes, t->act.logits + (int64_t)(n - 1 - row) * c->padded_vocab,
               (size_t)c->vocab * sizeof(Bf16));
@@ -793,7 +804,9 @@ static const float *next_logits(void *trainer, const int *tokens, int n) {
 }
 
 static void maybe_sample(Trainer *t) {
-    if (!t->waiting && run_should_sample(&t->run)) { run_sample(&t->run, next_logits, t); }
+    if (t->waiting || !run_should_sample(&t->run)) { return; }
+    params_join(&t->params);
+    run_sample(&t->run, next_logits, t);
 }
 
 // Copies the state, which is the only pause; the writing goes on in a thread.
@@ -802,8 +815,6 @@ static void maybe_save(Trainer *t) {
     if (t->waiting || !run_should_save(run)) { return; }
     saver_wait(&run->saver);
     Snapshot s = {};
-    s.num_ranges = 1;
-    s.ranges = &t->whole;
     params_snapshot(&t->params, t->act.d_norm, micro_batch_tokens(t) * run->config.channels, &s);
     run_save(run, &s);
 }
@@ -818,29 +829,22 @@ static void trainer_restore(Trainer *t) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// Times cuBLASLt's algorithms in micro-steps whose results are thrown away, or reads the choice
-// that an earlier run made.
+// Times cuBLASLt's algorithms in micro-steps whose results are thrown away.
 static void tune_products(Trainer *t) {
-    const Options *o = &t->run.options;
-    char path[PATH_LENGTH];
-    Error err;
-    if (!o->gemm_autotune) { return; }
-    path_format(path, "%s/gemm_choices.txt", o->save);
-    bool kept = o->save[0] != '\0';
-    if (kept && path_exists(path) && !gemm_read_choices(&t->gpu, path, &err)) {
-        die("%s", err.text);
+    if (!t->run.options.gemm_autotune) { return; }
+    tune_begin(&t->gpu, &t->run);
+    if (t->run.rank == 0) {
+        Batch *s = batches_next(&t->batches);
+        run_batch(&t->run, 0, 0, s->inputs, s->targets);
+        batches_send(&t->batches);
+        double begin = wall_seconds();
+        micro_step(t, MICRO_FIRST);
+        micro_step(t, 0);
+        CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+        params_forget_ranges(&t->params);
+        printf("  products    tuned in %.1f s\n", wall_seconds() - begin);
     }
-    Batch *s = batches_next(&t->batches);
-    run_batch(&t->run, 0, 0, s->inputs, s->targets);
-    batches_send(&t->batches);
-    double begin = wall_seconds();
-    gemm_autotune(&t->gpu, true);
-    for (int accumulate = 0; accumulate < 2; accumulate++) { micro_step(t, accumulate); }
-    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    gemm_autotune(&t->gpu, false);
-    params_forget_ranges(&t->params);
-    printf("  products    tuned in %.1f s\n", wall_seconds() - begin);
-    if (kept && !gemm_write_choices(&t->gpu, path, &err)) { warn("%s", err.text); }
+    tune_end(&t->gpu, &t->run);
 }
 
 // One more step, launch by launch, by kernel family. Its learning rate is 0.
@@ -849,10 +853,12 @@ static void profile_step(Trainer *t) {
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
     gpu_profile_begin(&t->gpu);
-    for (int micro = 0; micro < run_micro_batches(run); micro++) { micro_step(t, micro > 0); }
-    StepInput input = {0.0, run->progress.step, 1};
+    for (int micro = 0; micro < run_micro_batches(run); micro++) {
+        micro_step(t, micro_place(t, micro));
+    }
+    StepInput input = {0.0, run->progress.step, 1, 0.0};
     gpu_send(&t->gpu, t->input, &input, sizeof(input));
-    model_update(t, false);
+    model_update(t, 0);
     gpu_profile_end(&t->gpu, ms);
     for (int i = 0; i < FAMILY_COUNT; i++) { all += ms[i]; }
     MetricsRecord *r = metrics_begin("profile");
@@ -867,11 +873,13 @@ static void profile_step(Trainer *t) {
 
 int main(int argc, char **argv) {
     static Options options;
+    static Group group;
     static Trainer t;
+    Ranks ranks;
     options_parse(&options, argc, argv);
     if (options.verify) { return verify(&options); }
-    launch_refuse(&options, argv[0]);
-    trainer_open(&t, &options);
+    launch(&ranks, &group, &options, argv);
+    trainer_open(&t, &options, &ranks);
     trainer_restore(&t);
     if (!options_train(&options)) {
         if (options.eval_only) { evaluate(&t); }

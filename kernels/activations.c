@@ -1,4 +1,5 @@
 #include "activations.h"
+#include "cpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -86,8 +87,17 @@ static void plan_blocks(Activations *a, const Run *run, Plan *plan, int64_t M) {
     }
 }
 
-void activations_share(Activations *a, const Run *run) {
+static void send_rope_table(Activations *a, const ModelConfig *c, const Gpu *gpu) {
+    size_t bytes = (size_t)c->seq_length * (size_t)c->head_size * sizeof(float);
+    float *table = malloc_or_die(bytes);
+    rope_table(table, c->seq_length, c->head_size, &c->rope);
+    gpu_send(gpu, a->rope, table, bytes);
+    free(table);
+}
+
+void activations_start(Activations *a, const Run *run, const Gpu *gpu) {
     BlockBuffer list[BLOCK_BUFFERS];
+    send_rope_table(a, &run->config, gpu);
     for (int l = 0; l < run->config.num_layers; l++) {
         list_block_buffers(run, l, 1, list);
         for (int i = 0; i < BLOCK_BUFFERS; i++) {
@@ -169,7 +179,6 @@ void activations_plan(Activations *a, const Params *params, Gpu *gpu, Plan *plan
     int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
     int64_t widest = max64(max64(fc1_rows(c), qkv_rows(c)), 3 * C);
-    bool plain_weight = params->fp8 && run->options.eval_precision == EVAL_BF16;
     *a = (Activations){.blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block))};
     plan_blocks(a, run, plan, M);
     PLAN(kept, "last residual", M * C, a->residual_out);
@@ -182,8 +191,6 @@ void activations_plan(Activations *a, const Params *params, Gpu *gpu, Plan *plan
     PLAN(scratch, "d norm, d attention", M * max64(C, heads), a->d_norm);
     plan_buffer(plan, scratch, "partial sums", (int64_t)partial_sums_bytes(widest),
                 (void **)&a->partial_sums);
-    PLAN(scratch, "a weight in BF16", plain_weight ? params_largest_coded(params) : 0,
-         a->plain_weight);
     plan_workspaces(gpu, run, plan);
     plan_operands(a, params, plan, M);
     plan_head(a, run, plan, M);

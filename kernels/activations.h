@@ -47,7 +47,6 @@ typedef struct {
     // [M, the widest], [M,C]: FP8 forms of what the linear layer at hand reads
     Matrix wide_fp8, residual_fp8;
     float *partial_sums;
-    Bf16 *plain_weight; // of one FP8 layer, for evaluation in BF16
 
     int chunk_rows;         // of the LM head
     Bf16 *logits;           // [chunk_rows,P]
@@ -59,8 +58,8 @@ AttentionShape attention_shape_of(const Run *run, int B, int T);
 
 // Also sizes and plans the Gpu's workspaces.
 void activations_plan(Activations *a, const Params *params, Gpu *gpu, Plan *plan);
-// Once the plan has its memory: the blocks learn where the shared buffers are.
-void activations_share(Activations *a, const Run *run);
+// Once the plan has its memory: the blocks learn where the shared buffers are; the rotary table.
+void activations_start(Activations *a, const Run *run, const Gpu *gpu);
 void activations_free(Activations *a);
 
 // The forms of linear layer's input that this pass makes, from what is kept of it.

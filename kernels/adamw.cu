@@ -1,11 +1,13 @@
 #include "adamw.cuh"
 
+// A part a block.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
-                                      int64_t vectors) {
+                                      const GradientPart *parts) {
     __shared__ double shared[WARP];
+    const GradientPart part = parts[blockIdx.x];
+    int64_t end = (part.first + part.n) / VEC;
     double mine = 0.0;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
-         i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = part.first / VEC + threadIdx.x; i < end; i += blockDim.x) {
         Floats8 g = load_floats8(gradients, type, i);
         float sum = 0.0f;
 #pragma unroll
@@ -16,17 +18,19 @@ __global__ void sum_of_squares_kernel(double *partials, const void *gradients, G
     if (threadIdx.x == 0) { partials[blockIdx.x] = all; }
 }
 
-__global__ void finish_norm_kernel(StepState *state, const double *partials, bool accumulate) {
+__global__ void finish_norm_kernel(StepState *state, const double *partials, int count) {
     __shared__ double shared[WARP];
-    double all = block_sum(partials[threadIdx.x], shared);
-    if (threadIdx.x == 0) { state->norm_squared = accumulate ? state->norm_squared + all : all; }
+    double mine = 0.0;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) { mine += partials[i]; }
+    double all = block_sum(mine, shared);
+    if (threadIdx.x == 0) { state->norm_squared = all; }
 }
 
 void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
-                        int64_t n, bool accumulate, cudaStream_t stream) {
-    sum_of_squares_kernel<<<SUM_BLOCKS, 256, 0, stream>>>(scratch, gradients, type, n / VEC);
+                        const GradientPart *parts, int count, cudaStream_t stream) {
+    sum_of_squares_kernel<<<count, 256, 0, stream>>>(scratch, gradients, type, parts);
     LAUNCH_CHECK();
-    finish_norm_kernel<<<1, SUM_BLOCKS, 0, stream>>>(state, scratch, accumulate);
+    finish_norm_kernel<<<1, 1024, 0, stream>>>(state, scratch, count);
     LAUNCH_CHECK();
 }
 
@@ -45,8 +49,6 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     LAUNCH_CHECK();
 }
 
-enum { ADAMW_THREADS = 256, ADAMW_VECTORS = 4 * ADAMW_THREADS }; // of a block
-
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state->skipped) { return; }
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_VECTORS;
     int64_t end = min(begin + ADAMW_VECTORS, s.n / VEC);
     for (int64_t i = begin + threadIdx.x; i < end; i += ADAMW_THREADS) {
-        store8(s.weights, i, adamw_vector(u, f, s.first / VEC + i));
+        store8(s.weights, i, adamw_vector(u, f, adamw_place(s, i)));
     }
 }
 

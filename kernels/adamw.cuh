@@ -16,21 +16,26 @@ __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
 }
 
-__device__ __forceinline__ void store_moments(void *out, GpuType type, int64_t i, const Floats8 &x,
-                                              uint32_t key) {
+// A vector's number in the parameter space, among the gradients, among master weights and moments.
+struct AdamWPlace {
+    int64_t param, gradient, state;
+};
+
+__device__ __forceinline__ void store_moments(void *out, GpuType type, AdamWPlace place,
+                                              const Floats8 &x, uint32_t key) {
     if (type == TYPE_F32) {
-        store_floats8(static_cast<float *>(out), i, x);
+        store_floats8(static_cast<float *>(out), place.state, x);
         return;
     }
     uint4 packed;
     Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
 #pragma unroll
     for (int j = 0; j < VEC; j += 2) { // 32 random bits serve two values
-        uint32_t bits = rng_bits32(key, (uint64_t)(i * VEC + j));
+        uint32_t bits = rng_bits32(key, (uint64_t)(place.param * VEC + j));
         values[j] = stochastic_bf16(x.v[j], bits);
         values[j + 1] = stochastic_bf16(x.v[j + 1], bits >> 16);
     }
-    static_cast<uint4 *>(out)[i] = packed;
+    static_cast<uint4 *>(out)[place.state] = packed;
 }
 
 __device__ __forceinline__ float root(float x) { // within 1 unit in the last place
@@ -58,11 +63,12 @@ __device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, cons
             (uint32_t)rng_mix(key + 1)};
 }
 
-// Updates master and moments of vector i; returns the new weights.
+// Updates master and moments of a vector; returns the new weights.
 __device__ __forceinline__ Floats8 adamw_vector(const AdamWUpdate &u, const AdamWFactors &f,
-                                                int64_t i) {
-    float decay = u.decay[i / (PARAM_ALIGN / VEC)] ? u.weight_decay : 0.0f;
-    Floats8 g = load_floats8(u.gradients, u.gradient_type, i);
+                                                AdamWPlace place) {
+    int64_t i = place.state;
+    float decay = u.decay[place.param / (PARAM_ALIGN / VEC)] ? u.weight_decay : 0.0f;
+    Floats8 g = load_floats8(u.gradients, u.gradient_type, place.gradient);
     Floats8 w = load_floats8(u.master, TYPE_F32, i);
     Floats8 m = load_floats8(u.exp_avg, u.moment_type, i);
     Floats8 v = load_floats8(u.exp_avg_sq, u.moment_type, i);
@@ -75,9 +81,16 @@ __device__ __forceinline__ Floats8 adamw_vector(const AdamWUpdate &u, const Adam
         w.v[j] -= f.lr * (step + decay * w.v[j]);
     }
     store_floats8(u.master, i, w);
-    store_moments(u.exp_avg, u.moment_type, i, m, f.key1);
-    store_moments(u.exp_avg_sq, u.moment_type, i, v, f.key2);
+    store_moments(u.exp_avg, u.moment_type, place, m, f.key1);
+    store_moments(u.exp_avg_sq, u.moment_type, place, v, f.key2);
     return w;
+}
+
+enum { ADAMW_THREADS = 256, ADAMW_VECTORS = 4 * ADAMW_THREADS }; // of a block
+
+// Vector i of a segment.
+__device__ __forceinline__ AdamWPlace adamw_place(const AdamWSegment &s, int64_t i) {
+    return {s.first / VEC + i, s.gradient / VEC + i, s.state / VEC + i};
 }
 
 #endif

@@ -12,10 +12,9 @@ struct AdamWSource {
     int vectors;        // of a row
     AdamWFactors factors;
     int64_t at;
-    // The matrix that begins at element `first`.
-    __device__ void enter(int64_t first, int C) {
-        at = first / VEC;
-        vectors = C / VEC;
+    __device__ void enter(const Fp8Weight &w) {
+        at = w.first / VEC;
+        vectors = w.C / VEC;
     }
     __device__ bool begin(int row, int vector) {
         if (state->skipped) { return false; }
@@ -27,24 +26,29 @@ struct AdamWSource {
         return {};
     }
     __device__ void compute(int i, const Raw &, Floats8 *values) const {
-        values[0] = adamw_vector(update, factors, at + i * vectors);
+        int64_t vector = at + i * vectors;
+        values[0] = rounded8(adamw_vector(update, factors, {vector, vector, vector}));
     }
 };
 
-struct MasterSource : PlainPlace {
+// The weights that are there, in BF16: a copy, or rounded from the master weights.
+struct WeightSource : PlainPlace {
     enum { ROWS = 32, OUTPUTS = 1 };
     typedef Floats8 Raw;
-    const float *x;
+    const float *master;
+    const Bf16 *copy;
     const StepState *state; // NULL: not after a step
     __device__ bool begin(int row, int vector) {
         return (state == nullptr || !state->skipped) && PlainPlace::begin(row, vector);
     }
-    __device__ void enter(int64_t first, int C) {
-        x += first;
-        vectors = C / VEC;
+    __device__ void enter(const Fp8Weight &w) {
+        master += w.first;
+        copy = w.copy;
+        vectors = w.C / VEC;
     }
     __device__ Raw fetch(int i) const {
-        return load_floats8(x, TYPE_F32, place(i));
+        return copy != nullptr ? load8(copy, place(i))
+                               : rounded8(load_floats8(master, TYPE_F32, place(i)));
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         values[0] = raw;
@@ -59,7 +63,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     const Fp8Weight w = table.rows[row_of_block(table.rows, begin, table.count, block)];
     int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
     int tile = block - w.first_block;
-    source.enter(w.first, w.C);
+    source.enter(w);
     quantize_tile<SOURCE, FP8_E4M3, MODE, false, COUNTS>(source, w.out, nullptr, w.N, w.C,
                                                          tile % across, tile / across);
 }
@@ -92,8 +96,8 @@ void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *
 
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
                           const StepState *state, cudaStream_t stream) {
-    MasterSource source;
-    source.x = master;
+    WeightSource source;
+    source.master = master;
     source.state = state;
     if (measured) {
         launch<TILE_MEASURED>(source, weights, begin, stream);
@@ -104,8 +108,8 @@ void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const fl
 
 void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,
                          cudaStream_t stream) {
-    MasterSource source;
-    source.x = master;
+    WeightSource source;
+    source.master = master;
     source.state = state;
     launch<TILE_MEASURE>(source, weights, begin, stream);
 }

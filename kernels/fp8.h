@@ -78,7 +78,8 @@ void gpu_cross_entropy_backward_fp8(Fp8Out out, const LossRows *rows, float grad
 // The weight of an FP8 layer, [N,C] in E4M3, N and C multiples of 16.
 typedef struct {
     Fp8Out out;
-    int64_t first; // element of the parameter space
+    const Bf16 *copy; // [N,C] its BF16 copy; NULL: there are only the master weights
+    int64_t first;    // element of the parameter space
     int N, C;
     int first_block; // its first tile, of all matrices' counted together
 } Fp8Weight;
@@ -92,17 +93,37 @@ typedef struct {
 
 int gpu_fp8_weight_tiles(int N, int C);
 
+// All FP8 weights are quantised from BF16: the master weights rounded, or their copy.
+
 // The optimizer's step on all of the weights: updates master and moments, and quantises the new
 // weights by the given scales; or, measured, only leaves their ranges in live->amax. The update's
-// fields start at the parameter space's first element.
+// arrays are the parameter space.
 void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *update,
                           const StepState *state, cudaStream_t stream);
-// Those from row `begin` on, from the master weights: their codes; their ranges. Nothing after a
-// skipped step; state NULL: not after a step.
+// Those from row `begin` on, from what is there: their codes; their ranges. Nothing after a skipped
+// step; state NULL: not after a step.
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
                           const StepState *state, cudaStream_t stream);
 void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,
                          cudaStream_t stream);
+
+// The same by segments, which may be parts of weights: ZeRO-1. Only rows are written.
+typedef enum {
+    PARTS_GIVEN,   // codes by live->scale; the range goes to the slot
+    PARTS_MEASURE, // no codes; the range goes to live->amax
+    PARTS_MEASURED // codes by the scale that live->amax gives
+} PartsMode;
+// The optimizer's step on all segments; PARTS_GIVEN or PARTS_MEASURE.
+void gpu_adamw_update_parts(const AdamWUpdate *update, const Fp8Weights *weights, PartsMode mode,
+                            const StepState *state, cudaStream_t stream);
+// From the master weights: the codes, or their range; state NULL: not after a step, and the BF16
+// copies as well.
+void gpu_publish_parts(const AdamWUpdate *update, const Fp8Weights *weights, PartsMode mode,
+                       const StepState *state, cudaStream_t stream);
+// The scale that live->amax gives becomes that of each weight without a copy. state as above.
+void gpu_announce_scales(const Fp8Weights *weights, const StepState *state, cudaStream_t stream);
+// columns from rows, of the weights from row `begin` on.
+void gpu_transpose_weights(Fp8Weights weights, int begin, cudaStream_t stream);
 
 typedef struct {
     Fp8Slot *slots;

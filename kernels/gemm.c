@@ -263,44 +263,52 @@ static void choices_title(const Gpu *gpu, char title[512]) {
     snprintf(title, 512, "cuBLASLt %zu %s", cublasLtGetVersion(), gpu->name);
 }
 
-bool gemm_read_choices(Gpu *gpu, const char *path, Error *err) {
-    GemmCache *cache = gpu->gemms;
-    char line[512], title[512];
-    FILE *file = fopen(path, "r");
-    if (file == NULL) { return fail(err, "%s: cannot be read", path); }
-    choices_title(gpu, title);
-    bool ours = fgets(line, sizeof(line), file) != NULL && strncmp(line, title, strlen(title)) == 0;
-    while (ours && fgets(line, sizeof(line), file) != NULL) {
-        int f[13], choice;
-        if (sscanf(line, "%d %d %d %d %d %d %d %d %d %d %d %d : %d", &f[0], &f[1], &f[2], &f[3],
-                   &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &choice) != 13) {
-            continue;
-        }
-        PlanKey key;
-        memset(&key, 0, sizeof(key));
-        key = (PlanKey){.m = f[0],
-                        .n = f[1],
-                        .k = f[2],
-                        .type_a = (int16_t)f[3],
-                        .type_b = (int16_t)f[4],
-                        .type_d = (int16_t)f[5],
-                        .epilogue = (int16_t)f[6],
-                        .trans_a = (int16_t)f[7],
-                        .trans_b = (int16_t)f[8],
-                        .has_c = (int16_t)f[9],
-                        .in_place = (int16_t)f[10],
-                        .fast_accumulation = (int16_t)f[11]};
-        cache->choices = realloc_or_die(cache->choices,
-                                        (size_t)(cache->num_choices + 1) * sizeof(*cache->choices));
-        cache->choices[cache->num_choices].key = key;
-        cache->choices[cache->num_choices++].choice = choice;
+static void take_choice(GemmCache *cache, const char *line) {
+    int f[13], choice;
+    if (sscanf(line, "%d %d %d %d %d %d %d %d %d %d %d %d : %d", &f[0], &f[1], &f[2], &f[3], &f[4],
+               &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &choice) != 13) {
+        return;
     }
-    fclose(file);
-    return true;
+    PlanKey key;
+    memset(&key, 0, sizeof(key));
+    key = (PlanKey){.m = f[0],
+                    .n = f[1],
+                    .k = f[2],
+                    .type_a = (int16_t)f[3],
+                    .type_b = (int16_t)f[4],
+                    .type_d = (int16_t)f[5],
+                    .epilogue = (int16_t)f[6],
+                    .trans_a = (int16_t)f[7],
+                    .trans_b = (int16_t)f[8],
+                    .has_c = (int16_t)f[9],
+                    .in_place = (int16_t)f[10],
+                    .fast_accumulation = (int16_t)f[11]};
+    cache->choices = realloc_or_die(cache->choices,
+                                    (size_t)(cache->num_choices + 1) * sizeof(*cache->choices));
+    cache->choices[cache->num_choices].key = key;
+    cache->choices[cache->num_choices++].choice = choice;
 }
 
-bool gemm_write_choices(Gpu *gpu, const char *path, Error *err) {
-    GemmCache *cache = gpu->gemms;
+void gemm_take_choices(Gpu *gpu, const char *text, size_t bytes) {
+    char line[512], title[512];
+    bool ours = false;
+    const char *end = text + bytes, *next;
+    choices_title(gpu, title);
+    for (bool first = true; text < end; text = next, first = false) {
+        const char *stop = memchr(text, '\n', (size_t)(end - text));
+        int length = (int)min64((stop != NULL ? stop : end) - text, (int64_t)sizeof(line) - 1);
+        next = stop != NULL ? stop + 1 : end;
+        snprintf(line, sizeof(line), "%.*s", length, text);
+        if (first) {
+            ours = strcmp(line, title) == 0;
+        } else if (ours) {
+            take_choice(gpu->gemms, line);
+        }
+    }
+}
+
+char *gemm_choices(const Gpu *gpu) {
+    const GemmCache *cache = gpu->gemms;
     size_t room = 512 + (size_t)cache->count * 160, used;
     char *text = malloc_or_die(room), title[512];
     choices_title(gpu, title);
@@ -312,7 +320,5 @@ bool gemm_write_choices(Gpu *gpu, const char *path, Error *err) {
             k->k, k->type_a, k->type_b, k->type_d, k->epilogue, k->trans_a, k->trans_b, k->has_c,
             k->in_place, k->fast_accumulation, cache->plans[i].choice);
     }
-    bool ok = file_replace(path, text, used, err);
-    free(text);
-    return ok;
+    return text;
 }

@@ -53,9 +53,10 @@ void gemm_cache_free(GemmCache *cache);
 // While on, new shapes are timed, which spoils the results of products that add to their own
 // output: for a step whose results are thrown away, and not while a graph is being captured.
 void gemm_autotune(Gpu *gpu, bool on);
-// Choices of another device or library version, and lines that mean nothing, are passed over.
-bool gemm_read_choices(Gpu *gpu, const char *path, Error *err);
-bool gemm_write_choices(Gpu *gpu, const char *path, Error *err);
+// What has been chosen so far, as text (to be freed); for what comes, the choices of such a text.
+// Those of another device or library version, and lines that mean nothing, are passed over.
+char *gemm_choices(const Gpu *gpu);
+void gemm_take_choices(Gpu *gpu, const char *text, size_t bytes);
 
 #ifdef __cplusplus
 }

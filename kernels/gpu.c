@@ -75,9 +75,9 @@ struct GpuProfile {
 };
 
 const char *gpu_family_name(GpuFamily family) {
-    static const char *const names[FAMILY_COUNT] = {"products",   "head products", "attention",
-                                                    "norms",      "activations",   "loss",
-                                                    "embeddings", "quantize",      "optimizer"};
+    static const char *const names[FAMILY_COUNT] = {
+        "products", "head products", "attention", "norms",     "activations",
+        "loss",     "embeddings",    "quantize",  "optimizer", "communication"};
     return names[family];
 }
 

@@ -34,6 +34,7 @@ typedef enum {
     FAMILY_EMBEDDINGS,
     FAMILY_QUANTIZE,
     FAMILY_OPTIMIZER,
+    FAMILY_COMMUNICATION, // what the GPU waits for other ranks
     FAMILY_COUNT
 } GpuFamily;
 

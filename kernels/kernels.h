@@ -103,6 +103,8 @@ void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cu
 typedef struct {
     double loss;          // the sum of the step's losses
     double norm_squared;  // of the gradients
+    double stop;          // several ranks: how many are asked to end
+    double own_loss;      // several ranks: the sum of this one's losses
     float gradient_scale; // clipping
     int skipped;          // 1: loss or norm is not finite, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
@@ -115,32 +117,39 @@ typedef struct {
     double lr;
     int64_t step;
     int renew_scale; // delayed FP8 scaling: whether this step renews the scales (--fp8-interval)
+    double stop;     // several ranks: 1 where this one is asked to end
 } StepInput;
 
-// state->norm_squared (+)= the sum of squares of n gradients; scratch: SUM_BLOCKS doubles.
-enum { SUM_BLOCKS = 1024 };
+// Elements of the gradients, multiples of PARAM_ALIGN; a block's work.
+typedef struct {
+    int64_t first, n;
+} GradientPart;
+
+// state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows.
+// scratch[count]
 void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
-                        int64_t n, bool accumulate, cudaStream_t stream);
+                        const GradientPart *parts, int count, cudaStream_t stream);
 // Reads loss and norm_squared; sets gradient_scale, skipped, updates, skips. tokens divides the
 // loss.
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream);
 
-// Parameters that lie together, and their BF16 copy.
+// Parameters that lie together, and where their new weights go.
 typedef struct {
-    int64_t first, n; // elements of the parameter space; first is a multiple of PARAM_ALIGN
-    Bf16 *weights;    // rounded to nearest
+    int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
+    int64_t gradient; // where their gradients begin
+    int64_t state;    // where their master weights and moments do
+    Bf16 *weights;    // the BF16 copy, rounded to nearest; NULL: they are part of an FP8 weight
+    int weight;       // which one: a row of Fp8Weights
     int first_block;  // of all segments' blocks, counted together
 } AdamWSegment;
 
-// The fields start at the parameter space's first element.
 typedef struct {
     float *master;
     void *exp_avg, *exp_avg_sq; // moment_type
     GpuType moment_type;
     const void *gradients;
     GpuType gradient_type;
-    const uint8_t *decay; // a flag for each PARAM_ALIGN elements
-    int64_t n;
+    const uint8_t *decay;         // a flag for each PARAM_ALIGN elements of the parameter space
     const AdamWSegment *segments; // on the device: what gpu_adamw_update is about
     int segment_count, segment_blocks;
     const StepInput *input; // on the device

@@ -71,8 +71,7 @@ void linear_forward(const Params *p, LinearForward l) {
     const Bf16 *w = params_copy(p, linear_weight(c, l.id.linear), l.id.layer);
     begin(p, l.id);
     if (w == NULL && l.id.pass == PASS_EVAL_BF16) {
-        params_plain_weight(p, l.id.linear, l.id.layer, l.weight_buffer);
-        w = l.weight_buffer;
+        w = params_plain_weight(p, l.id.linear, l.id.layer);
     }
     Gemm g = gemm_plain(l.M, outputs, inputs, l.x.plain, w, l.y);
     g.trans_b = true;

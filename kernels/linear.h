@@ -43,11 +43,10 @@ void linear_quantize(const Params *p, LinearId id, Operand operand, Matrix forms
 
 typedef struct {
     LinearId id;
-    Bf16 *y;             // [M,N]
-    Matrix x;            // [M,C]
-    Bf16 *bias;          // [N] or NULL
-    const Bf16 *addend;  // [M,N] or NULL
-    Bf16 *weight_buffer; // [N,C] for PASS_EVAL_BF16 of an FP8 layer, which has no BF16 weights
+    Bf16 *y;            // [M,N]
+    Matrix x;           // [M,C]
+    Bf16 *bias;         // [N] or NULL
+    const Bf16 *addend; // [M,N] or NULL
     int M;
 } LinearForward;
 

@@ -86,7 +86,12 @@ static void bench_optimizer(int64_t n) {
     Buffer<uint8_t> decay(n / 64);
     Buffer<StepState> state(1);
     InputBuffer input(1e-3, 0);
-    Buffer<double> scratch(SUM_BLOCKS);
+    enum { PARTS = 1024 };
+    Buffer<double> scratch(PARTS);
+    Buffer<GradientPart> parts(PARTS);
+    GradientPart pieces[PARTS];
+    for (int i = 0; i < PARTS; i++) { pieces[i] = {i * (n / PARTS), n / PARTS}; }
+    parts.put(pieces);
     StepState s = {.gradient_scale = 1.0f, .updates = 1};
     state.put(&s);
     AdamWUpdate u = {.master = w.data,
@@ -96,12 +101,11 @@ static void bench_optimizer(int64_t n) {
                      .gradients = g.data,
                      .gradient_type = TYPE_BF16,
                      .decay = decay.data,
-                     .n = n,
                      .input = input.data,
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
                      .eps = 1e-8f};
-    SegmentBuffer segments(u, {0}, weights.data);
+    SegmentBuffer segments(u, {0}, weights.data, n);
     const char *shape = shape_text("%dM", (int)(n >> 20), 0);
     bench("adamw, FP32 moments", shape, 28.0 * n / BYTES_PER_S,
           [&] { gpu_adamw_update(&u, state.data, gpu.stream); });
@@ -109,7 +113,8 @@ static void bench_optimizer(int64_t n) {
     bench("adamw, BF16 moments", shape, 20.0 * n / BYTES_PER_S,
           [&] { gpu_adamw_update(&u, state.data, gpu.stream); });
     bench("gradient norm", shape, bytes(1.0 * n), [&] {
-        gpu_sum_of_squares(state.data, scratch.data, g.data, TYPE_BF16, n, false, gpu.stream);
+        gpu_sum_of_squares(state.data, scratch.data, g.data, TYPE_BF16, parts.data, PARTS,
+                           gpu.stream);
     });
 }
 

@@ -97,13 +97,12 @@ static void bench_fp8_optimizer(int N, int C) {
                      .gradients = g.data,
                      .gradient_type = TYPE_BF16,
                      .decay = decay.data,
-                     .n = n,
                      .input = input.data,
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
                      .eps = 1e-8f};
     Buffer<Fp8Weight> table(1);
-    Fp8Weight row = {out, 0, N, C, 0};
+    Fp8Weight row = {out, NULL, 0, N, C, 0};
     table.put(&row);
     Fp8Weights weights = {table.data, 1, gpu_fp8_weight_tiles(N, C)};
     bench("fp8 adamw", shape_text("%d x %d", N, C), 28.0 * n / BYTES_PER_S,

@@ -66,15 +66,15 @@ static inline Floats get_floats(const Bf16Buffer &buffer) {
 // The host's share of a step, on the device.
 struct InputBuffer : Buffer<StepInput> {
     InputBuffer(double lr, int64_t step) : Buffer<StepInput>(1) {
-        StepInput input = {lr, step, 1};
+        StepInput input = {lr, step, 1, 0.0};
         put(&input);
     }
 };
 
-// An update of n parameters by FP32 moments and BF16 gradients, whose other fields are the tests'
+// An update by FP32 moments and BF16 gradients, whose other fields are the tests'
 // own.
 static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp_avg_sq,
-                                       const Bf16 *gradients, const uint8_t *decay, int64_t n) {
+                                       const Bf16 *gradients, const uint8_t *decay) {
     return {.master = master,
             .exp_avg = exp_avg,
             .exp_avg_sq = exp_avg_sq,
@@ -82,24 +82,27 @@ static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp
             .gradients = gradients,
             .gradient_type = TYPE_BF16,
             .decay = decay,
-            .n = n,
             .beta1 = 0.9f,
             .beta2 = 0.95f,
             .eps = 1e-8f,
             .weight_decay = 0.1f};
 }
 
-// Segments of an update that begin at these elements, the last one ending at n; their copies lie
-// as the parameters do.
+// Segments of an update of n parameters that begin at these elements; gradients, moments and copies
+// lie as the parameters do.
 struct SegmentBuffer : Buffer<AdamWSegment> {
-    SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, Bf16 *weights)
+    SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, Bf16 *weights, int64_t n)
         : Buffer<AdamWSegment>(first.size()) {
         std::vector<AdamWSegment> segments;
         u.segment_blocks = 0;
         for (size_t i = 0; i < first.size(); i++) {
-            int64_t n = (i + 1 < first.size() ? first[i + 1] : u.n) - first[i];
-            segments.push_back({first[i], n, weights + first[i], u.segment_blocks});
-            u.segment_blocks += gpu_adamw_blocks(n);
+            AdamWSegment s = {};
+            s.first = s.gradient = s.state = first[i];
+            s.n = (i + 1 < first.size() ? first[i + 1] : n) - first[i];
+            s.weights = weights + first[i];
+            s.first_block = u.segment_blocks;
+            u.segment_blocks += gpu_adamw_blocks(s.n);
+            segments.push_back(s);
         }
         put(segments.data());
         u.segments = data;

@@ -163,7 +163,7 @@ static void optimizer(int N, int C) {
     InputBuffer input(0.01, 0);
     std::vector<uint8_t> ones(n / 64, 1);
     StepState s = {.gradient_scale = 1.0f, .updates = 1};
-    AdamWUpdate u = plain_update(master.data, dm.data, dv.data, g.device.data, decay.data, n);
+    AdamWUpdate u = plain_update(master.data, dm.data, dv.data, g.device.data, decay.data);
     u.input = input.data;
     AdamW a = {.lr = 0.01f,
                .beta1 = 0.9f,
@@ -183,7 +183,7 @@ static void optimizer(int N, int C) {
         Fp8Weight entries[2];
         for (int k = 0; k < 2; k++) {
             q[k].reset(0.0f, measured ? 0 : 1);
-            entries[k] = {q[k].out(), first[k], rows[k], columns[k], weights.tiles};
+            entries[k] = {q[k].out(), NULL, first[k], rows[k], columns[k], weights.tiles};
             weights.tiles += gpu_fp8_weight_tiles(rows[k], columns[k]);
         }
         table.put(entries);
@@ -196,6 +196,7 @@ static void optimizer(int N, int C) {
         for (int k = 0; k < 2; k++) {
             Floats part(result.begin() + first[k],
                         result.begin() + first[k] + (size_t)rows[k] * columns[k]);
+            round_to_bf16(part.data(), part.data(), (int64_t)part.size()); // codes start there
             float amax = tensor_amax(part.data(), (int64_t)part.size()), scale = q[k].scale;
             if (measured) {
                 CHECK_CLOSE(q[k].live.get()[0].amax, amax, 0.0);
@@ -220,7 +221,7 @@ static void skipped_step_keeps_codes(void) {
     Buffer<StepState> state(1);
     Buffer<Fp8Weight> table(1);
     Quantised q(N, C, FP8_E4M3, 90.0f);
-    Fp8Weight row = {q.out(), 0, N, C, 0};
+    Fp8Weight row = {q.out(), NULL, 0, N, C, 0};
     Fp8Weights weights = {table.data, 1, gpu_fp8_weight_tiles(N, C)};
     StepState s = {.gradient_scale = 1.0f, .skipped = 1};
     q.reset(0.0f, 0);

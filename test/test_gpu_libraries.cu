@@ -187,18 +187,21 @@ static void norm_and_decision(void) {
     Input g(n, 1e-2f);
     FloatBuffer wide(n);
     Buffer<StepState> state(1);
-    Buffer<double> scratch(SUM_BLOCKS);
+    const GradientPart pieces[] = {{0, n / 2}, {n / 2, n / 2}, {64, 64 * 3}}; // some twice
+    Buffer<GradientPart> parts(3);
+    Buffer<double> scratch(3);
+    parts.put(pieces);
     StepState start = {.loss = 50.0, .updates = 4, .skips = 1};
     wide.put(g.host.data());
     for (int pass = 0; pass < 3; pass++) {
         state.put(&start);
         bool bf16 = pass == 1;
         gpu_sum_of_squares(state.data, scratch.data, bf16 ? (void *)g.device.data : wide.data,
-                           bf16 ? TYPE_BF16 : TYPE_F32, n, false, gpu.stream);
-        gpu_sum_of_squares(state.data, scratch.data, wide.data, TYPE_F32, n / 2, true, gpu.stream);
+                           bf16 ? TYPE_BF16 : TYPE_F32, parts.data, 3, gpu.stream);
         gpu_decide_step(state.data, pass == 2 ? 0.0 : 10.0, 1.0f, gpu.stream); // 50 / 0: infinite
         StepState s = state.get()[0];
-        double expected = sum_of_squares(g.host.data(), n) + sum_of_squares(g.host.data(), n / 2);
+        double expected = sum_of_squares(g.host.data(), n) +
+                          sum_of_squares(g.host.data() + 64, 64 * 3);
         CHECK_CLOSE(s.norm_squared, expected, 1e-6 * expected);
         CHECK_EQUAL(s.skipped, pass == 2);
         CHECK_EQUAL(s.updates, pass == 2 ? 4 : 5);
@@ -231,14 +234,14 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         state.put(&s);
         bool float_gradient = gradient_type == TYPE_F32;
         AdamWUpdate u = plain_update(master.data, wide_m.data, wide_v.data, g.device.data,
-                                     decay.data, n);
+                                     decay.data);
         if (!wide) { u.exp_avg = narrow_m.data, u.exp_avg_sq = narrow_v.data; }
         if (float_gradient) { u.gradients = wide_g.data; }
         u.moment_type = moment_type;
         u.gradient_type = gradient_type;
         u.input = input.data;
         u.seed = 1;
-        SegmentBuffer segments(u, {0, 64 * 5, 64 * 700}, weights.data);
+        SegmentBuffer segments(u, {0, 64 * 5, 64 * 700}, weights.data, n);
         gpu_adamw_update(&u, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
@@ -284,9 +287,9 @@ static void skipped_step_changes_nothing(void) {
     StepState s = {.gradient_scale = 1.0f, .skipped = 1, .updates = 1};
     master.put(w.host.data());
     state.put(&s);
-    AdamWUpdate u = plain_update(master.data, m.data, v.data, g.device.data, decay.data, n);
+    AdamWUpdate u = plain_update(master.data, m.data, v.data, g.device.data, decay.data);
     u.input = input.data;
-    SegmentBuffer segments(u, {0}, weights.data);
+    SegmentBuffer segments(u, {0}, weights.data, n);
     gpu_adamw_update(&u, state.data, gpu.stream);
     CHECK(same_bits(master.get(), w.host));
     CHECK(isnan(m.get()[0]) && isnan(get_floats(weights)[0])); // still poisoned

@@ -1,0 +1,40 @@
+#include "support.h"
+#include "verify.h"
+
+#include <math.h>
+#include <stdio.h>
+
+NumberSupport support_of(const Options *o, int capability, char reason[SUPPORT_REASON]) {
+    int assumed = (int)lround(10 * o->assume_compute_capability);
+    if (assumed > 0 && (capability == 0 || assumed < capability)) { capability = assumed; }
+    NumberSupport support = {NUMBER_BF16, NULL};
+    if (capability > 0 && capability < 90) {
+        snprintf(reason, SUPPORT_REASON, "compute capability %d.%d is below 9.0", capability / 10,
+                 capability % 10);
+        support.lacks_fp8 = reason;
+    }
+    return support;
+}
+
+NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]) {
+    NumberSupport support = support_of(o, gpu->capability, reason);
+    Error err;
+    if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
+    if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, &err)) {
+        snprintf(reason, SUPPORT_REASON, "the FP8 self-check failed");
+        warn("%s", err.text);
+        support.lacks_fp8 = reason;
+    }
+    if (support.lacks_fp8 == NULL) { return support; }
+    if (o->fp8_required) { die("--fp8-required: no FP8 here: %s", support.lacks_fp8); }
+    warn("no FP8 here: %s; the run goes on in BF16", support.lacks_fp8);
+    return support;
+}
+
+void support_check_shapes(const ModelConfig *c) {
+    if (c->channels % 8 != 0 || c->ffn % 8 != 0 || qkv_rows(c) % 8 != 0 ||
+        c->padded_vocab % 8 != 0) {
+        die("the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
+            "--make-vocab-size-divisible-by to be multiples of 8");
+    }
+}
