@@ -69,7 +69,8 @@ static void enqueue(Copy copy) {
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
     (void)stream;
-    if (kind == cudaMemcpyHostToDevice) { memcpy(to, from, bytes); }
+    if (kind != cudaMemcpyDeviceToHost) { memcpy(to, from, bytes); }
+    if (kind == cudaMemcpyDeviceToDevice) { return cudaSuccess; }
     enqueue((Copy){.to = to, .from = from, .bytes = bytes, .kind = kind});
     return cudaSuccess;
 }

@@ -24,7 +24,7 @@ typedef struct StandinEvent *cudaEvent_t;
 typedef struct StandinGraph *cudaGraph_t, *cudaGraphExec_t;
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventWaitExternal = 1 };
 enum { cudaHostRegisterDefault };
 struct cudaDeviceProp {

@@ -52,25 +52,34 @@ void values_amax(float *amax, const float *x, int64_t n) {
     if (float_bits(largest) > float_bits(*amax)) { *amax = largest; }
 }
 
-// Kernels that measure make the scale known on their way.
-static void announce_scale(Fp8Out out) {
+float values_measured_scale(Fp8Out out) {
     bool known = out.slot != NULL && out.slot->count > 0;
-    float amax = out.live->amax;
-    out.live->scale = known ? out.slot->scale : fp8_scale(amax, out.target, 1.0f);
+    return known ? out.slot->scale : fp8_scale(out.live->amax, out.target, 1.0f);
+}
+
+void values_announce_scale(Fp8Out out) {
+    out.live->scale = values_measured_scale(out);
     out.live->scale_inv = 1.0f / out.live->scale;
-    if (out.slot != NULL && out.record) { values_amax(&out.slot->amax, &amax, 1); }
+    if (out.slot != NULL && out.record) { values_amax(&out.slot->amax, &out.live->amax, 1); }
+}
+
+void values_encode(Fp8Out out, float scale, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) { out.rows[i] = fp8_encode(x[i] * scale, out.type); }
+    if (out.counts != NULL) { count_fp8(out.counts, x, n, scale, out.type); }
+}
+
+void values_transpose(Fp8Out out, int M, int N) {
+    for (int64_t i = 0; i < (int64_t)M * N; i++) { out.columns[i % N * M + i / N] = out.rows[i]; }
 }
 
 void values_to_fp8(Fp8Out out, bool measured, const float *x, int M, int N) {
     int64_t n = (int64_t)M * N;
+    Fp8Out whole = out;
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
-    if (measured) { announce_scale(out); }
-    float scale = out.live->scale;
-    for (int64_t i = 0; i < n; i++) {
-        uint8_t code = fp8_encode(x[i] * scale, out.type);
-        if (out.rows != NULL) { out.rows[i] = code; }
-        if (out.columns != NULL) { out.columns[i % N * M + i / N] = code; }
-    }
-    if (out.counts != NULL) { count_fp8(out.counts, x, n, scale, out.type); }
+    if (out.rows == NULL) { whole.rows = malloc_or_die((size_t)n); }
+    if (measured) { values_announce_scale(out); }
+    values_encode(whole, out.live->scale, x, n);
+    if (out.columns != NULL) { values_transpose(whole, M, N); }
     if (!measured && out.record) { values_amax(&out.slot->amax, x, n); }
+    if (out.rows == NULL) { free(whole.rows); }
 }

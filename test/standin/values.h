@@ -20,8 +20,17 @@ void gradient_end(GradientOut out, float *values, int64_t n);
 // *amax = max(*amax, |x|), NaN being the largest; amax may be NULL.
 void values_amax(float *amax, const float *x, int64_t n);
 
-// x [M,N] to FP8, as kernels/quantize.cuh does. measured: by live->amax, unless the slot has a
-// history; else by live->scale.
+// The scale of a tensor whose range live->amax is: the slot's, where that has a history. Announced,
+// it is what products go by, and the range goes towards the history.
+float values_measured_scale(Fp8Out out);
+void values_announce_scale(Fp8Out out);
+
+// n values to the codes out->rows, by this scale, and what they lose to the counts.
+void values_encode(Fp8Out out, float scale, const float *x, int64_t n);
+// From rows [M,N] to columns.
+void values_transpose(Fp8Out out, int M, int N);
+// x [M,N] to FP8, as kernels/quantize.cuh does. measured: by the measured scale, which is
+// announced; else by live->scale, and the range goes to the slot.
 void values_to_fp8(Fp8Out out, bool measured, const float *x, int M, int N);
 
 #endif
