@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The GPU trainer as several ranks on a machine without a GPU, over the stand-ins of test/standin:
-# ZeRO-1, the same as one rank with accumulation, in BF16 and FP8; resumed on other numbers of ranks.
+# ZeRO-1, the same as one rank with accumulation, in BF16 and FP8; on other numbers of ranks later.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 standin=$root/build/plain/standin_trainer
