@@ -147,7 +147,8 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
 # make test-gpu runs the other one
-SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh,$(wildcard test/test_*.sh))
+SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
+                 $(wildcard test/test_*.sh))
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \

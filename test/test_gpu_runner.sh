@@ -37,7 +37,8 @@ gpu_tests() {
 results_are_added_up() {
     tests_print '5 passed, 0 failed, 1 skipped'
     expect_status 0 gpu_tests || return
-    [[ $(tail -n 1 log) == "$((5 * programs)) passed, 0 failed, $((programs + scripts)) skipped" ]] ||
+    local skips=$((programs + scripts))
+    [[ $(tail -n 1 log) == "$((5 * programs)) passed, 0 failed, $skips skipped" ]] ||
         fail "$(cat log)"
     stand_in test_gpu_fp8 '4 passed, 2 failed, 0 skipped' 1
     expect_status 1 gpu_tests
@@ -82,7 +83,8 @@ sanitizer_findings_are_failures() {
     tests_print '5 passed, 0 failed, 0 skipped'
     sanitizer_says "$clean" 0
     expect_status 0 "${run[@]}"
-    [[ $(tail -n 1 log) == "$((7 * programs)) passed, 0 failed, $scripts skipped" ]] || fail "$(cat log)"
+    [[ $(tail -n 1 log) == "$((7 * programs)) passed, 0 failed, $scripts skipped" ]] ||
+        fail "$(cat log)"
     sanitizer_says '========= ERROR SUMMARY: 2 errors' 9
     expect_status 1 "${run[@]}"
     [[ $(tail -n 1 log) == *" $programs failed, "* ]] || fail "2 errors: $(cat log)"
