@@ -147,7 +147,8 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
 # make test-gpu runs the other one
-SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
+SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
+                 $(wildcard test/test_*.sh))
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
