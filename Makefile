@@ -147,12 +147,18 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
 # make test-gpu runs the other one
-SHELL_TESTS := $(filter-out test/test_gpu_train.sh,$(wildcard test/test_*.sh))
+SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
+                 $(wildcard test/test_*.sh))
+# the GPU trainer without a GPU, where there is a C++ compiler
+ifneq ($(shell command -v $(CXX)),)
+STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
+endif
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
-      $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors $(BUILD)/plain/fp8_values \
+      $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
+      $(BUILD)/plain/fp8_values \
       $(TEST_PROGRAMS)
 	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 
@@ -170,8 +176,25 @@ lint:
 readme: train_gpt
 	@scripts/readme_options.sh
 
-# ranks without GPUs: kernels/comm.c as it is, over stand-ins for NCCL and CUDA
-ON_STANDIN := kernels/comm.c kernels/nccl.c test/rank_trainer.c
+# Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: ranks of the CPU
+# trainer with kernels/comm.c as it is; the GPU trainer with its C
+COMM_ON_STANDIN := kernels/comm.c kernels/nccl.c test/standin/cuda_runtime.c
+ON_STANDIN := $(COMM_ON_STANDIN) test/rank_trainer.c
+GPU_ON_STANDIN := $(filter-out kernels/gemm.c kernels/attention%,$(GPU_C)) \
+                  $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
+STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra -Itest/standin -MMD -MP
+$(BUILD)/plain/standin/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
+$(BUILD)/asan/standin/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
+$(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o \
+      $(call objects,plain/standin,$(GPU_ON_STANDIN)) $(call objects,plain,$(LIBRARY))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+$(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o \
+      $(call objects,asan/standin,$(GPU_ON_STANDIN)) $(call objects,asan,$(LIBRARY))
+	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(BUILD)/plain/standin/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@
@@ -189,9 +212,8 @@ $(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(call objects,plain,test/test_comm.c): BASE += -Itest/standin
 $(call objects,asan,test/test_comm.c): BASE += -Itest/standin
-NCCL_C := kernels/comm.c kernels/nccl.c kernels/verify_nccl.c
-$(BUILD)/plain/test_comm: $(call objects,plain/standin,$(NCCL_C))
-$(BUILD)/asan/test_comm: $(call objects,asan/standin,$(NCCL_C))
+$(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) kernels/verify_nccl.c)
+$(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) kernels/verify_nccl.c)
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden

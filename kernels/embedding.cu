@@ -67,22 +67,6 @@ void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *token
     LAUNCH_CHECK();
 }
 
-void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
-                           int *runs) {
-    int run = 0, place = 0;
-    for (int v = 0; v <= V; v++) { counts[v] = 0; }
-    for (int i = 0; i < M; i++) { counts[tokens[i]]++; }
-    for (int v = 0; v < V; v++) { // from counts to places
-        int count = counts[v];
-        if (count > 0) { starts[run++] = place; }
-        counts[v] = place;
-        place += count;
-    }
-    starts[run] = M;
-    runs[0] = run;
-    for (int i = 0; i < M; i++) { rows[counts[tokens[i]]++] = i; }
-}
-
 __global__ void position_backward_kernel(GradientOut dwpe, const Bf16 *dout, int B,
                                          int64_t vectors) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; // a vector of [T,C]

@@ -83,12 +83,14 @@ static void first_weights(Params *p) {
     free(host);
 }
 
-// The saved slots, but for the fixed one.
+// The saved slots, but for the fixed one; a checkpoint without any leaves all as they are.
 static void restore_scaling(Params *p, const Checkpoint *c) {
     Error err;
     size_t n = (size_t)p->scaling.count, history = n * (size_t)p->scaling.history_length;
     Fp8Slot *slots = malloc_or_die(n * sizeof(Fp8Slot));
     float *amax = calloc_or_die(history, sizeof(float));
+    gpu_fetch(p->gpu, slots, p->scaling.slots, n * sizeof(Fp8Slot));
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     if (!checkpoint_read_scaling(c, &p->run->precision, slots, amax, &err)) { die("%s", err.text); }
     fp8_fix_slot(&p->run->precision, &p->run->options, slots);
     gpu_send(p->gpu, p->scaling.slots, slots, n * sizeof(Fp8Slot));

@@ -33,7 +33,7 @@ for program in "${programs[@]}" "$LLM8_COMPARE" "$LLM8_BIN"/{train_gpt,train_gpt
         exit 1
     fi
 done
-programs+=(test/test_gpu_train.sh)
+programs+=(test/test_gpu_train.sh test/test_gpu_ranks.sh)
 if [[ ${SANITIZE_GPU:-0} != 0 ]]; then programs+=(test/sanitize_gpu.sh); fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -1,64 +1,10 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2086 # options are words on purpose
+# shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
 # Whole models on the GPU: loss and gradients against the CPU trainer, runs that must repeat,
-# resume, and give the same bits with recomputation, chunked heads and graphs. Needs the programs in
-# $ROOT (train_gpt, train_gptcu, tokenize) and compare_tensors; prints "N passed, N failed,
-# N skipped" last.
-set -u
-ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
-BIN=$(realpath -m "${LLM8_BIN:-$ROOT}")
-COMPARE=$(realpath -m "${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}")
-mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
-passed=0 failed=0
-check() { # name, command...
-    local name=$1
-    shift
-    if "$@" >log 2>&1; then
-        passed=$((passed + 1))
-        echo "  ok   $name${NOTE:-}: $(tail -n 1 log | cut -c1-150)"
-    else
-        failed=$((failed + 1))
-        echo "  FAIL $name"
-        tail -n 15 log | sed 's/^/       /'
-    fi
-}
-summary() {
-    echo "$passed passed, $failed failed, 0 skipped"
-    [[ $failed -eq 0 ]]
-    exit
-}
-if [[ ! -x $BIN/train_gptcu ]]; then
-    echo "  skipped: no train_gptcu here; make test-gpu builds it"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
-if ! "$BIN/train_gptcu" --verify >verify.log 2>&1; then
-    if grep -q "no GPU" verify.log; then
-        echo "  skipped: no GPU"
-        echo "0 passed, 0 failed, 1 skipped"
-        exit 0
-    fi
-    cat verify.log
-    echo "0 passed, 1 failed, 0 skipped"
-    exit 1
-fi
-cat verify.log
-
-for i in $(seq 1 3000); do
-    echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
-done >text.txt
-"$BIN/tokenize" --output-prefix d text.txt >/dev/null
-DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
-losses() { # the step records of a run without their times
-    grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
-}
-same_losses() {
-    diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
-}
-same_weights() {
-    cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&
-        same_losses "$1" "$2"
-}
+# resume, and give the same bits with recomputation, chunked heads and graphs. Prints "N passed, N
+# failed, N skipped" last.
+# shellcheck source=test/gpu_runs.sh
+source "$(dirname "$0")/gpu_runs.sh"
 
 # ---- against the CPU ----
 GPT_WIDE="--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4
@@ -139,12 +85,6 @@ STEPS="$DATA --train-iters 12 --micro-batch-size 4 --save-interval 6 --lr 1e-3"
 RUN="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
      --num-query-groups 2 --global-batch-size 8 --eval-interval 4 $STEPS"
 GPT="--model gpt2-tiny --num-layers 3 $STEPS"
-train() { # folder, options
-    local folder=$1
-    shift
-    rm -rf "$folder"
-    "$BIN/train_gptcu" --save "$folder" "$@"
-}
 variant() { # reference, options: the same bits as the reference
     local reference=$1
     shift

@@ -11,28 +11,6 @@ train() {
     expect_status 0 "$trainer" "${common[@]}" --save "$name" "$@"
 }
 
-# The largest difference between the losses of two runs' steps; 99 where the steps differ.
-loss_difference() {
-    paste <(steps_of "$1") <(steps_of "$2") | awk '
-        {
-            n = 0
-            for (i = 1; i < NF; i++) if ($i == "loss") x[++n] = $(i + 1)
-            if (n != 2) bad = 1
-            d = x[1] - x[2]
-            if (d < 0) d = -d
-            if (!(d <= most)) most = d
-        }
-        END { print (bad || NR == 0) ? 99 : most + 0 }'
-}
-
-# near A B NOISE K: the losses of A and B differ by at most K times NOISE, which is some, and small.
-near() {
-    local difference
-    difference=$(loss_difference "$1" "$2")
-    awk "BEGIN { exit !($difference <= $4 * $3 && $3 > 0 && $3 < 0.05) }" ||
-        fail "$1 and $2: losses differ by $difference, allowed are $4 times $3"
-}
-
 # Ranks add up in another order than one rank does. How much an order can matter is measured: one
 # rank with its micro-batch split in two. Eight times that is allowed; in FP8, whose first scales
 # come from the first micro-batch, what FP8 itself changes.
@@ -60,12 +38,6 @@ ranks_equal_accumulation() {
     train seed --micro-batch-size 2 --train-iters 12 --gpus 2 --seed 5 || return
     (near fp32.1 seed "$(loss_difference fp32.1 fp32.half)" 8 && exit "$failing") 2>/dev/null &&
         fail "another seed is not seen"
-}
-
-# Bit for bit, in every step and at the end.
-same_end() {
-    cmp -s "$1/latest/model.safetensors" "$2/latest/model.safetensors" &&
-        cmp -s <(steps_of "$1") <(steps_of "$2")
 }
 
 stages_are_equal() {

@@ -46,10 +46,13 @@ static void round_all(double *out, const Trainer *t, Operand operand, Number num
 static void product_errors(double errors[3], Trainer *t, const Activations *a, Number number,
                            Number wgrad) {
     static double x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
+    static float start[N * C]; // FP8 weights are quantised from BF16
+    memcpy(start, weight_of(t, TENSOR_FC1_WEIGHT, LAYER), sizeof(start));
+    if (number == NUMBER_FP8) { round_to_bf16(start, start, N * C); }
     double off[3] = {0}, size[3] = {0};
     const float *dw = gradient_of(t, TENSOR_FC1_WEIGHT, LAYER);
     round_all(x, t, OPERAND_X, number, a->x, M * C);
-    round_all(w, t, OPERAND_W, number, weight_of(t, TENSOR_FC1_WEIGHT, LAYER), N * C);
+    round_all(w, t, OPERAND_W, number, start, N * C);
     round_all(dy, t, OPERAND_DY, number, a->dy, M * N);
     round_all(x_wgrad, t, OPERAND_X, wgrad, a->x, M * C);
     round_all(dy_wgrad, t, OPERAND_DY, wgrad, a->dy, M * N);
@@ -288,14 +291,16 @@ static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
     int outputs, inputs, errors = 0;
     linear_shape(&t->run.config, linear, &outputs, &inputs);
     int64_t n = (int64_t)outputs * inputs;
-    const float *w = weight_of(t, linear_weight(&t->run.config, linear), layer);
     const float *seen = linear_operand_w(t, linear, layer);
+    float *w = malloc_or_die((size_t)n * sizeof(float));
+    round_to_bf16(w, weight_of(t, linear_weight(&t->run.config, linear), layer), n);
     const Fp8Slot *slot = &t->slots[fp8_slot_index(&t->run.config, linear, layer, OPERAND_W)];
     float scale = number == NUMBER_FP8 ? fp8_scale(tensor_amax(w, n), 448.0f, 1.0f) : 1.0f;
     for (int64_t i = 0; i < n; i++) {
         double expected = rounded(w[i], number, FP8_E4M3, scale);
         errors += !(seen[i] / (double)scale == expected);
     }
+    free(w);
     return errors == 0 && slot->scale == scale;
 }
 

@@ -80,8 +80,7 @@ void launch_refuse(const Options *options, const char *program) {
     Error err;
     bool ok = ranks_read(&r, options, &err);
     if (r.ranks > 1) { // whatever else is wrong with them
-        die("%s is one process, and not one of %d ranks (%s): training on several GPUs is "
-            "not there yet",
+        die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
             program, r.ranks, r.source);
     }
     if (!ok) { die("%s", err.text); }

@@ -1,98 +1,87 @@
-// CUDA's runtime for tests without a GPU: as much of it as kernels/comm.c and verify_nccl.c call.
-// Everything is done when the call returns, in host memory.
+// CUDA's runtime for tests without a GPU: as much of it as the tree calls. The device's memory is
+// the host's; kernels, and all but the copies below, are done when the call returns.
+//
+// What only a real device would punish is looked for here. A copy to the host arrives no sooner
+// than the host waits for it; whoever changes memory that a copy to the device may still read is
+// stopped. New memory is all NaN.
+//
+// STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE, or LOCAL_RANK: which device a rank has;
+// STANDIN_BUS: all have the same one.
 #ifndef LLM8_STANDIN_CUDA_H
 #define LLM8_STANDIN_CUDA_H
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stddef.h>
 
-typedef enum { cudaSuccess = 0 } cudaError_t;
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUDART_VERSION 13000
+
+typedef enum { cudaSuccess, cudaErrorNotSupported } cudaError_t;
 typedef struct StandinStream *cudaStream_t;
 typedef struct StandinEvent *cudaEvent_t;
+typedef struct StandinGraph *cudaGraph_t, *cudaGraphExec_t;
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventWaitExternal = 1 };
+enum { cudaHostRegisterDefault };
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor, multiProcessorCount;
+    size_t totalGlobalMem;
+};
 
-#define STANDIN_CALL(name, ...)                   \
-    static inline cudaError_t name(__VA_ARGS__) { \
-        return cudaSuccess;                       \
-    }
+const char *cudaGetErrorString(cudaError_t status);
+cudaError_t cudaGetLastError(void);
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaRuntimeGetVersion(int *version);
 
-STANDIN_CALL(cudaEventRecord, cudaEvent_t e __attribute__((unused)),
-             cudaStream_t s __attribute__((unused)))
-STANDIN_CALL(cudaEventDestroy, cudaEvent_t e __attribute__((unused)))
-STANDIN_CALL(cudaSetDevice, int device __attribute__((unused)))
-STANDIN_CALL(cudaStreamDestroy, cudaStream_t s __attribute__((unused)))
-STANDIN_CALL(cudaStreamSynchronize, cudaStream_t s __attribute__((unused)))
-STANDIN_CALL(cudaStreamWaitEvent, cudaStream_t s __attribute__((unused)),
-             cudaEvent_t e __attribute__((unused)), unsigned flags __attribute__((unused)))
-#undef STANDIN_CALL
+cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int device);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 
-static inline cudaError_t cudaMalloc(void **pointer, size_t bytes) {
-    *pointer = malloc(bytes);
-    return cudaSuccess;
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all);
+cudaError_t cudaMalloc(void **pointer, size_t bytes);
+cudaError_t cudaFree(void *pointer);
+cudaError_t cudaMallocHost(void **pointer, size_t bytes);
+cudaError_t cudaFreeHost(void *pointer);
+cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *pointer);
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+
+cudaError_t cudaEventCreate(cudaEvent_t *event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
+
+// Nothing can be captured where calls are done at once: a trainer needs --no-cuda-graphs.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
+#ifdef __cplusplus
 }
-
-static inline cudaError_t cudaFree(void *pointer) {
-    free(pointer);
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
-                                     enum cudaMemcpyKind kind) {
-    (void)kind;
-    memcpy(to, from, bytes);
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
-    (void)flags;
-    *e = NULL;
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
-    (void)flags;
-    *s = NULL;
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int p) {
-    (void)flags, (void)p;
-    *s = NULL;
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    *least = 0, *greatest = -5;
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaStreamIsCapturing(cudaStream_t s,
-                                                enum cudaStreamCaptureStatus *status) {
-    (void)s;
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-// The device of a rank, by STANDIN_DEVICE or its LOCAL_RANK; STANDIN_BUS gives all the same one.
-static inline cudaError_t cudaGetDevice(int *device) {
-    const char *text = getenv("STANDIN_DEVICE");
-    if (text == NULL) { text = getenv("LOCAL_RANK"); }
-    *device = text != NULL ? atoi(text) : 0;
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int device) {
-    const char *bus = getenv("STANDIN_BUS");
-    snprintf(out, (size_t)room, "%s%d", bus != NULL ? bus : "standin:", bus != NULL ? 0 : device);
-    return cudaSuccess;
-}
-
-static inline const char *cudaGetErrorString(cudaError_t status) {
-    (void)status;
-    return "no error";
-}
+#endif
 
 #endif

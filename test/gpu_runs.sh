@@ -1,0 +1,64 @@
+# shellcheck shell=bash disable=SC2034 # what is defined here is used there
+# What the GPU tests of whole runs share: programs, data, checks. Needs the programs in $ROOT
+# (train_gpt, train_gptcu, tokenize) and compare_tensors. Tests run in a folder of their own.
+set -u
+ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
+BIN=$(realpath -m "${LLM8_BIN:-$ROOT}")
+COMPARE=$(realpath -m "${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}")
+mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
+passed=0 failed=0
+check() { # name, command...
+    local name=$1
+    shift
+    if "$@" >log 2>&1; then
+        passed=$((passed + 1))
+        echo "  ok   $name${NOTE:-}: $(tail -n 1 log | cut -c1-150)"
+    else
+        failed=$((failed + 1))
+        echo "  FAIL $name"
+        tail -n 15 log | sed 's/^/       /'
+    fi
+}
+summary() {
+    echo "$passed passed, $failed failed, 0 skipped"
+    [[ $failed -eq 0 ]]
+    exit
+}
+if [[ ! -x $BIN/train_gptcu ]]; then
+    echo "  skipped: no train_gptcu here; make test-gpu builds it"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+if ! "$BIN/train_gptcu" --verify >verify.log 2>&1; then
+    if grep -q "no GPU" verify.log; then
+        echo "  skipped: no GPU"
+        echo "0 passed, 0 failed, 1 skipped"
+        exit 0
+    fi
+    cat verify.log
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+cat verify.log
+
+for i in $(seq 1 3000); do
+    echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
+done >text.txt
+"$BIN/tokenize" --output-prefix d text.txt >/dev/null
+DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
+losses() { # the step records of a run without their times
+    grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
+}
+same_losses() {
+    diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
+}
+same_weights() {
+    cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&
+        same_losses "$1" "$2"
+}
+train() { # folder, options
+    local folder=$1
+    shift
+    rm -rf "$folder"
+    "$BIN/train_gptcu" --save "$folder" "$@"
+}

@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
+# Training on several GPUs: the same as on one with accumulation, whatever the ZeRO stage and
+# however weights travel, through checkpoints of other numbers of ranks, and through kills. Takes 2
+# GPUs, or 4 where there are as many. KILLS=20: so many random ranks are killed. Prints "N passed,
+# N failed, N skipped" last.
+# shellcheck source=test/gpu_runs.sh
+source "$(dirname "$0")/gpu_runs.sh"
+gpus=$(nvidia-smi -L | grep -c '^GPU')
+if [[ $gpus -lt 2 ]]; then
+    echo "  skipped: one GPU"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+most=$((gpus < 4 ? 2 : 4))
+RANDOM=5 # the delays below repeat, as far as delays can
+COMMON="$DATA --global-batch-size 16 --train-iters 100 --lr 1e-3 --lr-warmup-iters 5
+    --save-interval 50 --distributed-timeout 60"
+LLAMA="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
+    --num-query-groups 2 $COMMON"
+GPT="--model gpt2-tiny --num-layers 3 $COMMON"
+
+# The largest difference between the losses of two runs' steps.
+apart() {
+    paste <(losses "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/') \
+        <(losses "$2" | sed 's/.*"loss":\([^,]*\),.*/\1/') |
+        awk '{d = $1 - $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; n++}
+             END {print n == 100 ? worst + 0 : 99}'
+}
+
+# How far an order of sums can take a run is measured: one rank with another micro-batch. So many
+# times that is allowed. Another seed is seen as another run.
+follows_one_rank() { # factor, options
+    local factor=$1 noise
+    shift
+    train one "$@" --micro-batch-size 4 && train other "$@" --micro-batch-size 8 &&
+        train many "$@" --micro-batch-size $((16 / most)) --gpus $most &&
+        train seed "$@" --micro-batch-size $((16 / most)) --gpus $most --seed 5 || return 1
+    noise=$(apart one other)
+    echo "losses apart by $(apart one many); by another micro-batch: $noise; another seed:" \
+        "$(apart one seed)"
+    awk "BEGIN {exit !($(apart one many) <= $factor * $noise && $noise > 0 && $noise < 0.05 &&
+        $(apart one seed) > $factor * $noise)}"
+}
+check "BF16, Llama: as one rank" follows_one_rank 3 $LLAMA
+check "BF16, GPT-2: as one rank" follows_one_rank 3 $GPT
+check "FP32 sums: as one rank" follows_one_rank 3 $LLAMA --grad-accum-dtype fp32 \
+    --grad-reduce-dtype fp32
+check "FP8: as one rank" follows_one_rank 3 $LLAMA --fp8-format hybrid
+check "FP8 tensorwise with head: as one rank" follows_one_rank 3 $GPT --fp8-format hybrid \
+    --fp8-recipe tensorwise --fp8-lm-head
+
+same_end() {
+    cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && same_losses "$1" "$2"
+}
+variant() { # options: the same bits as the run "many"
+    train variant "$@" && same_end many variant
+}
+for options in "$LLAMA" "$GPT --fp8-format hybrid --fp8-lm-head" \
+    "$LLAMA --fp8-format hybrid --fp8-recipe tensorwise --grad-accum-dtype fp32"; do
+    options+=" --train-iters 20 --save-interval 20 --gpus $most --micro-batch-size 2"
+    name="${options:8:10} ${options##*--save-interval 50 --distributed-timeout 60}"
+    check "$name" train many $options
+    check "  repeated" variant $options
+    check "  --zero-stage 0" variant $options --zero-stage 0
+    check "  --no-fp8-param-gather" variant $options --no-fp8-param-gather
+    check "  --no-cuda-graphs" variant $options --no-cuda-graphs
+    check "  --recompute block" variant $options --recompute block
+done
+
+resumed_elsewhere() { # through checkpoints of other numbers of ranks
+    local step=0 ranks
+    rm -rf parts
+    train straight "$@" --gpus $most --micro-batch-size 2 || return 1
+    for ranks in $most "2 --zero-stage 0" 1 $most; do
+        step=$((step + 25))
+        "$BIN/train_gptcu" --save parts "$@" --micro-batch-size 2 --gpus $ranks --resume latest \
+            --train-iters $step --lr-decay-iters 100 || return 1
+    done
+    train other "$@" --gpus $most --micro-batch-size 4 || return 1
+    echo "apart by $(apart straight parts); another micro-batch: $(apart straight other)"
+    awk "BEGIN {exit !($(apart straight parts) <= 3 * $(apart straight other))}"
+}
+check "$most to 2 to 1 to $most ranks" resumed_elsewhere $LLAMA
+check "$most to 2 to 1 to $most ranks, FP8" resumed_elsewhere $LLAMA --fp8-format hybrid
+resumed_exactly() {
+    local options="$* --gpus $most --micro-batch-size 2 --lr-decay-iters 20 --save-interval 10"
+    train many $options --train-iters 20 && train variant $options --train-iters 10 &&
+        "$BIN/train_gptcu" --save variant $options --train-iters 20 --resume latest &&
+        same_end many variant
+}
+check "resume equals straight" resumed_exactly $LLAMA --fp8-format hybrid
+check "resume equals straight, tensorwise" resumed_exactly $GPT --fp8-format hybrid \
+    --fp8-recipe tensorwise
+
+stopped_rank_is_named() {
+    "$BIN/train_gptcu" $LLAMA --gpus 2 --train-iters 100000 --save stopped --save-interval 1000000 \
+        --distributed-timeout 5 >out 2>err &
+    local starter=$! begin=$SECONDS status=0
+    until grep -q '^step .* 20/' out; do
+        sleep 0.1
+        [[ $((SECONDS - begin)) -lt 60 ]] || return 1
+    done
+    pkill -STOP -n -P $starter
+    begin=$SECONDS
+    wait $starter || status=$?
+    cat err
+    [[ $status -eq 4 && $((SECONDS - begin)) -le 10 ]] && grep -q "rank 1 .*silent for" err
+}
+check "a stopped rank ends the run" stopped_rank_is_named
+
+# A run of which random ranks are killed at random moments ends as one that was left alone.
+killed_and_resumed() { # kills, options
+    local kills=$1 hit=0 starter status ranks
+    shift
+    rm -rf killed
+    train alone "$@" || return 1
+    while true; do
+        status=0
+        "$BIN/train_gptcu" "$@" --save killed --resume latest >>out 2>&1 &
+        starter=$!
+        if [[ $hit -lt $kills ]]; then
+            sleep "$((RANDOM % 8 + 2)).$((RANDOM % 10))"
+            mapfile -t ranks < <(pgrep -P $starter)
+            if [[ ${#ranks[@]} -gt 0 ]]; then
+                kill -9 "${ranks[RANDOM % ${#ranks[@]}]}" 2>/dev/null
+            fi
+        fi
+        wait $starter || status=$?
+        case $status in
+        0) break ;;
+        137) hit=$((hit + 1)) ;;
+        *)
+            tail -n 5 out
+            return 1
+            ;;
+        esac
+    done
+    echo "$hit kills"
+    [[ $hit -gt 0 ]] && cmp alone/latest/model.safetensors killed/latest/model.safetensors
+}
+check "killed ranks, resumed" killed_and_resumed "${KILLS:-2}" $LLAMA --fp8-format hybrid \
+    --train-iters 3000 --gpus 2 --micro-batch-size 8
+summary

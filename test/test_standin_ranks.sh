@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# The GPU trainer as several ranks on a machine without a GPU, over the stand-ins of test/standin:
+# ZeRO-1, the same as one rank with accumulation, in BF16 and FP8; on other numbers of ranks later.
+# shellcheck source=test/ranks.sh
+source "$(dirname "$0")/ranks.sh"
+standin=$root/build/plain/standin_trainer
+sanitized=$root/build/asan/standin_trainer
+export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
+if [[ ! -x $standin ]]; then
+    echo "  skipped: no C++ compiler, so no stand-in trainer"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+
+common+=(--valid-data d/x_val.bin --no-cuda-graphs --micro-batch-size 2 --seq-length 32 --lr 1e-3
+    --weight-decay 20)
+untied=(--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
+    --make-vocab-size-divisible-by 16)
+coarsest_fp8=(--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head)
+# words of each row: options of a run
+kinds=("" "--model gpt2-tiny --adam-dtype bf16" "--grad-accum-dtype fp32 --grad-reduce-dtype bf16"
+    "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4" "${coarsest_fp8[*]}"
+    "--fp8-format hybrid --no-fp8-param-gather --first-last-layers-bf16"
+    "--fp8-format e4m3 --eval-precision bf16 ${untied[*]}")
+
+# train NAME OPTIONS...: into the folder NAME
+train() {
+    local name=$1
+    shift
+    expect_status 0 "$standin" "${common[@]}" --save "$name" "$@"
+}
+
+evals_of() {
+    "$metrics_tool" "$1/metrics.jsonl" | grep '^eval' | sed 's/ seconds .*//'
+}
+
+# A rank's state besides.
+same_ranks() {
+    local file
+    for file in "$1"/latest/*.safetensors; do
+        cmp -s "$file" "$2/latest/${file##*/}" || return
+    done
+    same_end "$1" "$2"
+}
+
+# In what FP8 changes, at most; 2 % of the learning rate are more.
+ranks_equal_accumulation() {
+    local kind options ranks noise
+    train plain --train-iters 8 && train coarse "${coarsest_fp8[@]}" --train-iters 8 || return
+    noise=$(loss_difference plain coarse)
+    for kind in "${kinds[@]}"; do
+        read -ra options <<<"$kind --train-iters 8 --eval-interval 4"
+        train one "${options[@]}" || return
+        for ranks in 2 3; do
+            train several "${options[@]}" --gpus $ranks || return
+            near one several "$noise" 1
+            [[ $(evals_of several | wc -l) -eq 2 ]] || fail "$kind: no evaluations"
+            rm -r several
+        done
+        train slower "${options[@]}" --gpus 2 --lr 1.02e-3 || return
+        (near one slower "$noise" 1 && exit "$failing") 2>/dev/null && fail "2 % are not seen"
+        rm -r one slower
+    done
+}
+
+# The stage, a repetition, an interruption: not a bit.
+same_bits() {
+    local kind options
+    for kind in "${kinds[@]}"; do
+        read -ra options <<<"$kind --gpus 3 --lr-decay-iters 6"
+        train whole "${options[@]}" --train-iters 6 && train cut "${options[@]}" --train-iters 2 &&
+            train cut "${options[@]}" --train-iters 6 --resume latest &&
+            train stage0 "${options[@]}" --train-iters 6 --zero-stage 0 || return
+        same_ranks whole cut || fail "$kind: a resumed run differs"
+        same_end whole stage0 || fail "$kind: --zero-stage 0 differs"
+        train slower "${options[@]}" --train-iters 6 --lr 1.00001e-3 || return
+        ! same_end whole slower || fail "a difference is not seen"
+        rm -r whole cut stage0 slower
+    done
+}
+
+# Checkpoints of one number of ranks, or of the CPU trainer, go on as another.
+numbers_of_ranks_change() {
+    local kind options noise
+    noise=$(loss_difference plain coarse)
+    for kind in "" "--fp8-format hybrid --fp8-amax-history-len 4"; do
+        read -ra options <<<"$kind --lr-decay-iters 8"
+        train straight "${options[@]}" --train-iters 8 &&
+            train parts "${options[@]}" --gpus 3 --train-iters 2 &&
+            train parts "${options[@]}" --gpus 2 --train-iters 4 --resume latest &&
+            expect_status 0 train_gpt "${common[@]}" "${options[@]}" --bf16 --save parts \
+                --train-iters 6 --resume latest &&
+            train parts "${options[@]}" --gpus 2 --zero-stage 0 --train-iters 8 --resume latest ||
+            return
+        near straight parts "$noise" 1
+        rm -r straight parts
+    done
+}
+
+gradients_add_up() {
+    local ranks
+    for ranks in 1 2 3; do
+        expect_status 0 "$standin" "${common[@]}" --gpus $ranks --dump-gradients "$ranks.st" ||
+            return
+    done
+    expect_status 0 "$standin" "${common[@]}" --micro-batch-size 1 --dump-gradients half.st &&
+        expect_status 0 "$standin" "${common[@]}" --seed 2 --dump-gradients other.st || return
+    for ranks in 2 3; do
+        "$root/build/plain/compare_tensors" $ranks.st 1.st half.st 8 >log || fail "$(cat log)"
+    done
+    ! "$root/build/plain/compare_tensors" other.st 1.st half.st 8 >log || fail "a seed is not seen"
+}
+
+sanitized_ranks() {
+    local kind options
+    for kind in "${kinds[@]:2:3}"; do
+        read -ra options <<<"$kind --gpus 2 --eval-interval 2 --sample-interval 2 --sample-length 9"
+        expect_status 0 "$sanitized" "${common[@]}" "${options[@]}" --train-iters 2 --save s &&
+            expect_status 0 "$sanitized" "${common[@]}" "${options[@]}" --train-iters 3 --save s \
+                --resume latest --profile || return
+        rm -r s
+    done
+}
+
+for test in prepare ranks_equal_accumulation same_bits numbers_of_ranks_change gradients_add_up \
+    sanitized_ranks; do
+    run $test
+done
+summary
