@@ -34,16 +34,16 @@ struct cudaDeviceProp {
     size_t totalGlobalMem;
 };
 
-// What is enqueued on NULL is done at once. What is enqueued on a stream that has a priority is done
-// as late as may be: when something waits for an event that was recorded after it. So who does not
-// wait, or changes what is still to be read, gets other numbers.
+// What is enqueued on NULL is done at once. What is enqueued on a stream that has a priority is
+// done as late as may be: when something waits for an event that was recorded after it. So who does
+// not wait, or changes what is still to be read, gets other numbers.
 typedef void StandinWork(void *argument); // frees it
 struct StandinStream {
     long done, count, room;
     struct {
         StandinWork *work;
         void *argument;
-    } *queue; // [room]
+    } * queue; // [room]
 };
 
 static inline void standin_enqueue(cudaStream_t s, StandinWork *work, void *argument) {
