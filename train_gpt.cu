@@ -865,7 +865,7 @@ static void profile_step(Trainer *t) {
     printf("profile of a step, launch by launch: %.2f ms\n", all);
     for (int i = 0; i < FAMILY_COUNT; i++) {
         const char *name = gpu_family_name((GpuFamily)i);
-        printf("  %-14s %8.2f ms %5.1f%%\n", name, ms[i], 100 * ms[i] / all);
+        if (ms[i] > 0) { printf("  %-14s %8.2f ms %5.1f%%\n", name, ms[i], 100 * ms[i] / all); }
         metrics_number(r, name, ms[i]);
     }
     metrics_end(&run->metrics, r);
