@@ -121,7 +121,7 @@ find_gpu() {
 # sees one GPU, as NCCL between several does not matter here.
 build_for_gpu() {
     log=$(mktemp)
-    gpu=${CUDA_VISIBLE_DEVICES:-0}
+    gpu=${CUDA_VISIBLE_DEVICES-0}
     gpu=${gpu%%,*}
     echo "the GPU trainer for sm_$arch; this takes a minute or two"
     if ! make -s -j "$(nproc)" train_gptcu ARCHS="$arch" PTX= >"$log" 2>&1; then

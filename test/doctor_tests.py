@@ -180,13 +180,17 @@ def spikes_that_hold_a_scale_are_seen():
 
 
 def twins_are_compared():
-    def worse(record):
-        if record["kind"] == "step":
-            record["loss"] *= 0.95
-        if record["kind"] == "eval":
-            record["valid_loss"] *= 0.95
-        return record
-    better = planted("better", worse, "r/bf16")
+    def times(factor):
+        def change(record):
+            for name in ("loss", "valid_loss"):
+                if name in record:
+                    record[name] *= factor
+            return record
+        return change
+    better = planted("better", times(0.95), "r/bf16")
+    worse = planted("worse", times(1.05), "r/bf16")
+    expect("r/fp8", 0, "note twin training loss", "lower, which is no harm",
+           words=("--twin", worse, "--no-checkpoints"))
     expect("r/fp8", 1, "WRONG twin training loss", "(+5.2", "WRONG twin validation loss",
            words=("--twin", better, "--no-checkpoints"))
     expect("r/fp8", 0, "within 10%", words=("--twin", better, "--band", 10, "--no-checkpoints"))
@@ -284,6 +288,9 @@ def speed_is_judged_by_the_record():
     expect(planted("slow", on_gpu(0.8 * due), "r/bf16"), 0, "note speed", "80% of the recorded")
     expect(planted("very", on_gpu(0.3 * due), "r/bf16"), 1, "WRONG speed", "30% of the recorded",
            "micro-batch is 64 sequences")
+
+    expect(planted("two", on_gpu(due, gpus="2"), "r/bf16"), 0, f"{due / 2e12:.0f} TFLOP/s a GPU",
+           f"MFU {50 * due / 989e12:.1f}%", "2 times one GPU's")
 
     def unknown(record):
         record = on_gpu(due)(record)
