@@ -66,14 +66,15 @@ static void **block_field(Block *b, const BlockBuffer *buffer) {
     return (void **)((char *)b + buffer->field);
 }
 
-// Every block's own buffers, and once those that are computed again.
+// Every block's own buffers, and once those that are computed again, or where nothing is trained.
 static void plan_blocks(Activations *a, const Run *run, Plan *plan, int64_t M) {
     BlockBuffer list[BLOCK_BUFFERS];
     int64_t shared_bytes[BLOCK_BUFFERS] = {0};
+    int recompute = options_train(&run->options) ? run->options.recompute : RECOMPUTE_BLOCK;
     for (int l = 0; l < run->config.num_layers; l++) {
         list_block_buffers(run, l, M, list);
         for (int i = 0; i < BLOCK_BUFFERS; i++) {
-            if (run->options.recompute >= list[i].recomputed) {
+            if (recompute >= list[i].recomputed) {
                 shared_bytes[i] = max64(shared_bytes[i], list[i].bytes);
             } else {
                 plan_buffer(plan, "every block's activations", list[i].name, list[i].bytes,
@@ -187,8 +188,9 @@ void activations_plan(Activations *a, const Params *params, Gpu *gpu, Plan *plan
     PLAN(kept, "last norm's rstd", M, a->norm_out.rstd);
     PLAN(kept, "losses", M, a->losses);
     PLAN(kept, "rotary table", T * c->head_size, a->rope);
-    PLAN(scratch, "d residual", M * C, a->d_residual);
-    PLAN(scratch, "d norm, d attention", M * max64(C, heads), a->d_norm);
+    bool trains = options_train(&run->options);
+    PLAN(scratch, "d residual", trains ? M * C : 0, a->d_residual);
+    PLAN(scratch, "d norm, d attention", trains ? M * max64(C, heads) : 0, a->d_norm);
     plan_buffer(plan, scratch, "partial sums", (int64_t)partial_sums_bytes(widest),
                 (void **)&a->partial_sums);
     plan_workspaces(gpu, run, plan);

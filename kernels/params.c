@@ -135,12 +135,13 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     p->moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
     p->fp8 = precision_fp8_share(&run->precision) > 0;
     p->delayed = p->fp8 && run->precision.recipe == FP8_RECIPE_DELAYED;
-    int64_t moment_bytes = p->state_size * gpu_type_bytes(p->moment_type);
+    bool trains = options_train(o);
+    int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
+    int64_t moment_bytes = trains ? p->state_size * gpu_type_bytes(p->moment_type) : 0;
     PLAN(plan, "weights", "weights, BF16", copies, p->copies);
     PLAN(plan, "weights", "master weights", p->state_size, p->master);
     PLAN(plan, "weights", "FP8 weights in BF16, at need", plain_elements(p), p->plain);
-    plan_buffer(plan, "gradients", "gradients", p->zero.size * gpu_type_bytes(p->gradient_type),
-                &p->gradients);
+    plan_buffer(plan, "gradients", "gradients", gradient_bytes, &p->gradients);
     plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
     plan_buffer(plan, "optimizer", "second moment", moment_bytes, &p->exp_avg_sq);
     PLAN(plan, "optimizer", "decay flags", p->size / PARAM_ALIGN, p->decay);

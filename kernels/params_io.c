@@ -67,8 +67,10 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
     }
     float *host = malloc_or_die((size_t)longest * sizeof(float));
     restore_array(p, c, "master", p->master, TYPE_F32, host);
-    restore_array(p, c, "exp_avg", p->exp_avg, p->moment_type, host);
-    restore_array(p, c, "exp_avg_sq", p->exp_avg_sq, p->moment_type, host);
+    if (options_train(&p->run->options)) {
+        restore_array(p, c, "exp_avg", p->exp_avg, p->moment_type, host);
+        restore_array(p, c, "exp_avg_sq", p->exp_avg_sq, p->moment_type, host);
+    }
     free(host);
 }
 

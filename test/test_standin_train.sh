@@ -189,6 +189,8 @@ evaluates_and_samples() {
         gpu $options --eval-only --resume run/latest || return
         [[ -n $loss && $(number_after 'valid loss' log) == "$loss" ]] ||
             fail "$fp8: evaluates to another loss than $loss: $(tail -n 1 log)"
+        gpu $options --eval-only --plan
+        ! grep -qE '^  (gradients|first moment) ' log || fail "$fp8: plans for training: $(cat log)"
         gpu $options --sample-only --resume run/latest || return
         rm -r run
     done

@@ -19,6 +19,8 @@ typedef struct {
 struct StandinEvent {
     double time;
     long copies; // enqueued before it
+    cudaStream_t stream;
+    long position; // in its queue
 };
 
 static struct {
@@ -76,20 +78,28 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    (void)stream;
+    if (stream != NULL) { standin_do(stream, stream->count); }
     wait_for(device.count);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    standin_do(event->stream, event->position);
     wait_for(event->copies);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    (void)stream;
     event->time = wall_seconds();
     event->copies = device.count;
+    event->stream = stream;
+    event->position = stream != NULL ? stream->count : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    (void)flags;
+    if (event->stream != stream) { standin_do(event->stream, event->position); }
     return cudaSuccess;
 }
 
@@ -217,8 +227,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-    (void)priority;
-    return cudaStreamCreateWithFlags(stream, flags);
+    (void)flags, (void)priority;
+    *stream = calloc_or_die(1, sizeof(**stream));
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (stream != NULL) { free(stream->queue); }
+    free(stream);
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
@@ -239,9 +256,6 @@ ANSWER(cudaGetLastError, cudaSuccess, void)
 ANSWER(cudaSetDevice, cudaSuccess, UNUSED int number)
 ANSWER(cudaHostRegister, cudaSuccess, UNUSED void *p, UNUSED size_t bytes, UNUSED unsigned flags)
 ANSWER(cudaHostUnregister, cudaSuccess, UNUSED void *p)
-ANSWER(cudaStreamDestroy, cudaSuccess, UNUSED cudaStream_t stream)
-ANSWER(cudaStreamWaitEvent, cudaSuccess, UNUSED cudaStream_t stream, UNUSED cudaEvent_t event,
-       UNUSED unsigned flags)
 ANSWER(cudaStreamBeginCapture, cudaErrorNotSupported, UNUSED cudaStream_t stream,
        UNUSED enum cudaStreamCaptureMode mode)
 ANSWER(cudaStreamEndCapture, cudaErrorNotSupported, UNUSED cudaStream_t stream,

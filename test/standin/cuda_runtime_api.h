@@ -1,9 +1,9 @@
 // CUDA's runtime for tests without a GPU: as much of it as the tree calls. The device's memory is
-// the host's; kernels, and all but the copies below, are done when the call returns.
+// the host's; kernels, and all but what is said below, are done when the call returns.
 //
 // What only a real device would punish is looked for here. A copy to the host arrives no sooner
 // than the host waits for it; whoever changes memory that a copy to the device may still read is
-// stopped. New memory is all NaN.
+// stopped. What another stream does comes as late as it may. New memory is all NaN.
 //
 // STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE, or LOCAL_RANK: which device a rank has;
 // STANDIN_BUS: all have the same one.
@@ -11,6 +11,7 @@
 #define LLM8_STANDIN_CUDA_H
 
 #include <stddef.h>
+#include <stdlib.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +33,38 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount;
     size_t totalGlobalMem;
 };
+
+// What is enqueued on NULL is done at once. What is enqueued on a stream that has a priority is
+// done as late as may be: when something waits for an event that was recorded after it. So who does
+// not wait, or changes what is still to be read, gets other numbers.
+typedef void StandinWork(void *argument); // frees it
+struct StandinStream {
+    long done, count, room;
+    struct {
+        StandinWork *work;
+        void *argument;
+    } * queue; // [room]
+};
+
+static inline void standin_enqueue(cudaStream_t s, StandinWork *work, void *argument) {
+    if (s == NULL) {
+        work(argument);
+        return;
+    }
+    if (s->count == s->room) {
+        s->room = 2 * s->room + 8;
+        *(void **)&s->queue = realloc(s->queue, (size_t)s->room * sizeof(*s->queue));
+    }
+    s->queue[s->count].work = work;
+    s->queue[s->count++].argument = argument;
+}
+
+static inline void standin_do(cudaStream_t s, long until) {
+    while (s != NULL && s->done < until) {
+        long i = s->done++;
+        s->queue[i].work(s->queue[i].argument);
+    }
+}
 
 const char *cudaGetErrorString(cudaError_t status);
 cudaError_t cudaGetLastError(void);

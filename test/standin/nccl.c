@@ -40,12 +40,14 @@ struct ncclComm {
     Shared *shared;
 };
 
-// A call that waits for GroupEnd; `made` is where CommInitRank's result goes.
+// A call that waits for GroupEnd, and then for its stream; `made` is where CommInitRank's result
+// goes.
 typedef struct Waiting {
     int (*function)(const struct Waiting *w);
     const void *from;
     void *to;
     Call call;
+    cudaStream_t stream;
     NcclComm comm, *made;
     NcclId id;
     int rank, ranks;
@@ -119,9 +121,24 @@ static void barrier(NcclComm c) {
     pthread_mutex_unlock(&s->mutex);
 }
 
+static void make_later(void *argument) {
+    Waiting *w = argument;
+    if (w->function(w) != NCCL_SUCCESS) { abort(); }
+    free(w);
+}
+
+// On its stream, in its turn.
+static int enqueue(const Waiting *w) {
+    if (w->stream == NULL) { return w->function(w); }
+    Waiting *kept = malloc(sizeof(*kept));
+    *kept = *w;
+    standin_enqueue(w->stream, make_later, kept);
+    return NCCL_SUCCESS;
+}
+
 // Makes the call, now or in GroupEnd.
 static int make(const Waiting *w) {
-    if (!group.open) { return w->function(w); }
+    if (!group.open) { return enqueue(w); }
     if (group.count == WAITING) { abort(); }
     group.calls[group.count++] = *w;
     return NCCL_SUCCESS;
@@ -179,7 +196,7 @@ typedef struct {
 static void *take_turn(void *argument) {
     Turn *t = argument;
     for (int i = 0; i < t->count && t->status == NCCL_SUCCESS; i++) {
-        if (same_rank(&t->calls[i], t->first)) { t->status = t->calls[i].function(&t->calls[i]); }
+        if (same_rank(&t->calls[i], t->first)) { t->status = enqueue(&t->calls[i]); }
     }
     return NULL;
 }
@@ -325,8 +342,8 @@ static int all_gather(const Waiting *w) {
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, NcclComm c,
                   cudaStream_t stream) {
-    (void)stream;
     return make(&(Waiting){.function = all_reduce,
+                           .stream = stream,
                            .from = from,
                            .to = to,
                            .call = {"AllReduce", count, type, op},
@@ -335,8 +352,8 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, Nc
 
 int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, NcclComm c,
                       cudaStream_t stream) {
-    (void)stream;
     return make(&(Waiting){.function = reduce_scatter,
+                           .stream = stream,
                            .from = from,
                            .to = to,
                            .call = {"ReduceScatter", count, type, op},
@@ -345,8 +362,8 @@ int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op
 
 int ncclAllGather(const void *from, void *to, size_t count, int type, NcclComm c,
                   cudaStream_t stream) {
-    (void)stream;
     return make(&(Waiting){.function = all_gather,
+                           .stream = stream,
                            .from = from,
                            .to = to,
                            .call = {"AllGather", count, type, 0},

@@ -116,16 +116,34 @@ void gpu_adamw_update(const AdamWUpdate *u, const StepState *state, cudaStream_t
     }
 }
 
+// The two kernels that are also launched on the stream of the collectives.
+typedef struct {
+    void *out;
+    const void *x;
+    GpuType from, to;
+    int64_t n;
+} Conversion;
+
+static void convert(void *argument) {
+    Conversion *c = argument;
+    float *values = values_read(c->x, c->from, c->n);
+    values_write(c->out, c->to, values, c->n);
+    free(values);
+    free(c);
+}
+
+static void enqueue_conversion(Conversion c, cudaStream_t stream) {
+    Conversion *kept = malloc_or_die(sizeof(*kept));
+    *kept = c;
+    standin_enqueue(stream, convert, kept);
+}
+
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
-    (void)stream;
-    values_write(out, TYPE_BF16, x, n);
+    enqueue_conversion((Conversion){out, x, TYPE_F32, TYPE_BF16, n}, stream);
 }
 
 void gpu_to_float(float *out, const void *x, GpuType type, int64_t n, cudaStream_t stream) {
-    (void)stream;
-    float *values = values_read(x, type, n);
-    values_write(out, TYPE_F32, values, n);
-    free(values);
+    enqueue_conversion((Conversion){out, x, type, TYPE_F32, n}, stream);
 }
 
 // ---- FP8 weights --------------------------------------------------------------------------------
