@@ -117,13 +117,16 @@ find_gpu() {
     case $arch in 90) arch=90a ;; esac
 }
 
-# --verify runs a product and an attention: it knows whether driver and libraries fit together.
+# --verify runs a product and an attention: it knows whether driver and libraries fit together. It
+# sees one GPU, as NCCL between several does not matter here.
 build_for_gpu() {
     log=$(mktemp)
+    gpu=${CUDA_VISIBLE_DEVICES-0}
+    gpu=${gpu%%,*}
     echo "the GPU trainer for sm_$arch; this takes a minute or two"
     if ! make -s -j "$(nproc)" train_gptcu ARCHS="$arch" PTX= >"$log" 2>&1; then
         reason='it could not be built'
-    elif ! ./train_gptcu --verify >"$log" 2>&1; then
+    elif ! CUDA_VISIBLE_DEVICES="$gpu" ./train_gptcu --verify >"$log" 2>&1; then
         reason='--verify failed'
     else
         rm -f "$log"

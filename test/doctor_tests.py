@@ -95,6 +95,17 @@ def resumed_runs_are_one_run():
            "steps 41 to 60 were done again, with the same losses to the last bit", words=())
 
 
+def ranks_may_change():
+    """The CPU trainer as ranks, over the stand-ins (test/rank_trainer.c)."""
+    words = (*COMMON, "--global-batch-size", 12, "--train-iters", 30, "--save", "r/ranks/x")
+    links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
+    run("build/plain/rank_trainer", *words, "--gpus", 2, env=links)
+    run("build/plain/rank_trainer", *words, "--gpus", 3, "--resume", "r/ranks/x/step_00000020",
+        env=links)
+    expect("r/ranks/x", 0, "at step 20, on 3 ranks instead of 2, with the same options and data",
+           "0 wrong, 1 to note", words=())
+
+
 # ---- faults in how it went ---------------------------------------------------------------------
 
 
@@ -180,13 +191,17 @@ def spikes_that_hold_a_scale_are_seen():
 
 
 def twins_are_compared():
-    def worse(record):
-        if record["kind"] == "step":
-            record["loss"] *= 0.95
-        if record["kind"] == "eval":
-            record["valid_loss"] *= 0.95
-        return record
-    better = planted("better", worse, "r/bf16")
+    def times(factor):
+        def change(record):
+            for name in ("loss", "valid_loss"):
+                if name in record:
+                    record[name] *= factor
+            return record
+        return change
+    better = planted("better", times(0.95), "r/bf16")
+    worse = planted("worse", times(1.05), "r/bf16")
+    expect("r/fp8", 0, "note twin training loss", "lower, which is no harm",
+           words=("--twin", worse, "--no-checkpoints"))
     expect("r/fp8", 1, "WRONG twin training loss", "(+5.2", "WRONG twin validation loss",
            words=("--twin", better, "--no-checkpoints"))
     expect("r/fp8", 0, "within 10%", words=("--twin", better, "--band", 10, "--no-checkpoints"))
@@ -218,13 +233,6 @@ def resumes_that_change_the_run():
             record["data_sequences"] -= 1
         return record
     expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
-
-    def ranks(record):
-        if record["kind"] == "run" and record["step"] == 40:
-            record["ranks"] = 2
-        return record
-    expect(planted("ranks", ranks, "r/again/x"), 0, "on 2 ranks instead of 1: the same data in the "
-           "same order")
 
     def leap(record):
         if record["kind"] == "step" and record["step"] > 40:
@@ -284,6 +292,9 @@ def speed_is_judged_by_the_record():
     expect(planted("slow", on_gpu(0.8 * due), "r/bf16"), 0, "note speed", "80% of the recorded")
     expect(planted("very", on_gpu(0.3 * due), "r/bf16"), 1, "WRONG speed", "30% of the recorded",
            "micro-batch is 64 sequences")
+
+    expect(planted("two", on_gpu(due, gpus="2"), "r/bf16"), 0, f"{due / 2e12:.0f} TFLOP/s a GPU",
+           f"MFU {50 * due / 989e12:.1f}%", "2 times one GPU's")
 
     def unknown(record):
         record = on_gpu(due)(record)
@@ -359,7 +370,7 @@ def bad_words_are_refused():
 
 if __name__ == "__main__":
     prepare()
-    main([a_run_that_is_well, resumed_runs_are_one_run, ends_are_named,
+    main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
           skips_and_losses_are_judged, fp8_that_is_not_on, ranges_are_judged,
           spikes_that_hold_a_scale_are_seen, twins_are_compared, resumes_that_change_the_run,
           records_are_counted, speed_is_judged_by_the_record, options_that_cost_are_named,

@@ -33,7 +33,7 @@ typedef struct {
 
     Metrics metrics;
     Saver saver;
-    double peak_flops;   // of the device, 0 when not known
+    double peak_flops;   // of one device, 0 when not known
     double memory_bytes; // of the device in use, 0 when not known
     double step_seconds; // moving average, for the ETA
     char device[128];

@@ -24,7 +24,8 @@ static void step_line(char line[STEP_LINE], const Run *run, StepResult s, double
     double flops = tokens_per_s * flops_per_token(&run->config);
     format_duration(eta, run->step_seconds * (double)(run->options.train_iters - p->step));
     if (run->peak_flops > 0) {
-        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / run->peak_flops);
+        double peak = run->peak_flops * run->ranks;
+        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / peak);
     }
     if (run->memory_bytes > 0) {
         snprintf(memory, sizeof(memory), " | %s", format_bytes(size, run->memory_bytes));

@@ -14,6 +14,7 @@ from .text import fixed
 # With another value of these, the windows of the data come in another order.
 ORDER = {"data", "seed", "shuffle", "seq-length"}
 JUMP_STEPS = 10
+RANKS = {"gpus"} # what else says how many
 STALE_HISTORY = 64 # so far below the scale's amax may the newest one be
 
 
@@ -21,7 +22,8 @@ def changed_options(before, after):
     """name -> (old, new) between two starts of one run."""
     old, new = before["options"], after["options"]
     return {name: (old[name], new[name]) for name in old
-            if name in new and old[name] != new[name] and name not in metrics.HOUSEKEEPING}
+            if name in new and old[name] != new[name] and
+            name not in metrics.HOUSEKEEPING | RANKS}
 
 
 def changes(run, before, after):
@@ -37,13 +39,12 @@ def changes(run, before, after):
         return wrong("resume", f"{where} the data come in another order from there on: {text}",
                      "resume with the options of config.txt, over the same shards; or see it as a "
                      "new run (--load)")
+    ranks = [int(metrics.number(start, "ranks")) for start in (before, after)]
+    if ranks[0] != ranks[1]:
+        where += f", on {ranks[1]} ranks instead of {ranks[0]}"
     if changed:
         return note("resume", f"{where}: {text}",
                     "if this was not meant: --config RUN/config.txt has the options of a run")
-    ranks = [int(metrics.number(start, "ranks")) for start in (before, after)]
-    if ranks[0] != ranks[1]:
-        return well("resume", f"{where}, on {ranks[1]} ranks instead of {ranks[0]}: the same data "
-                    "in the same order")
     return well("resume", f"{where}, with the same options and data")
 
 

@@ -231,6 +231,9 @@ def judged(judgement, name, remedy):
         return well("twin", text)
     if judgement.result == judge.OPEN:
         return well("twin", f"{judgement.what}: {judgement.note}")
+    if judgement.change < 0:
+        return note("twin", text + ": lower, which is no harm, and shows how far noise goes",
+                    "several seeds of both (scripts/compare --seeds 1,2,3) say more")
     return wrong("twin", text if math.isfinite(judgement.change) else
                  f"{judgement.what}: {judgement.note or 'not finite'}", remedy)
 

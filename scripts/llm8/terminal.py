@@ -168,7 +168,8 @@ def speed_line(run):
     flops = speed * metrics.number(start, "flops_per_token")
     parts = [f"{counted(speed)} tok/s", f"{flops / 1e12:.3g} TFLOP/s"]
     if metrics.number(start, "peak_flops") > 0:
-        parts.append(f"MFU {100 * flops / start['peak_flops']:.1f}% of the BF16 peak")
+        peak = start["peak_flops"] * start.get("ranks", 1)
+        parts.append(f"MFU {100 * flops / peak:.1f}% of the BF16 peak")
     if metrics.number(start, "memory_bytes") > 0:
         parts.append(memory(start["memory_bytes"]))
     share = 100 * (start.get("fp8_flops_share") or 0)
