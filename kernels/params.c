@@ -160,6 +160,7 @@ void params_free_plan(Params *p) {
     free(p->codes);
     free(p->places);
     free(p->bucket_rows);
+    free(p->bucket_parts);
     free(p->ranges);
     free(p->saved);
 }

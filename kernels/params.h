@@ -25,6 +25,11 @@ typedef struct {
     uint8_t *codes; // as it is ("rows")
 } SegmentPlace;
 
+// Segments of AdamW's that follow each other, and their blocks.
+typedef struct {
+    int begin, count, blocks;
+} BucketParts;
+
 // Rows of Fp8Weights that follow each other.
 typedef struct {
     int begin, tiles;
@@ -59,8 +64,9 @@ typedef struct {
     Bf16 *plain;            // FP8 weights in BF16, at need: one, or several ranks' segment
     Fp8Scaling scaling;     // buffers on the device
     AdamWSegment *segments; // on the device: one rank: the parameters with copies; several: parts
-    int segment_count, segment_blocks;
-    Fp8Weights weights;          // those of FP8 layers
+    int segment_count, segment_blocks; // one rank's
+    BucketParts *bucket_parts;         // [num_buckets] several ranks'
+    Fp8Weights weights;                // those of FP8 layers
     WeightRows *bucket_rows;     // [num_buckets] those of them in a bucket; a tied one in none
     int tied_weight, tied_tiles; // a tied embedding's row, the last, and its tiles; the end: none
     bool fp8, delayed;

@@ -72,34 +72,50 @@ void params_plan_segments(Params *p, Plan *plan) {
                 sums_in_bf16(p) ? largest * (int64_t)sizeof(Bf16) : 0, (void **)&p->travelling);
 }
 
-void params_send_segments(Params *p) {
+static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *rows,
+                               int first_block) {
+    const SegmentPlace *to = &p->places[range->segment];
+    int64_t within = range->place - p->zero.segments[range->segment].begin;
+    return (AdamWSegment){.first = range->begin,
+                          .n = range->end - range->begin,
+                          .gradient = range->place,
+                          .state = range->kept,
+                          .weights = to->copies < 0 ? NULL : p->copies + to->copies + within,
+                          .weight = rows[range->param],
+                          .first_block = first_block};
+}
+
+// A bucket's segments lie together and count their blocks from 0, so that each has its own launch.
+static void send_bucket_parts(Params *p, const int *rows) {
     const ZeroLayout *z = &p->zero;
     AdamWSegment *segments = calloc_or_die((size_t)p->num_ranges, sizeof(AdamWSegment));
+    int count = 0;
+    p->bucket_parts = calloc_or_die((size_t)z->layout->num_buckets, sizeof(BucketParts));
+    for (int b = 0; b < z->layout->num_buckets; b++) {
+        BucketParts *parts = &p->bucket_parts[b];
+        parts->begin = count;
+        for (int i = 0; i < p->num_ranges; i++) {
+            const ZeroRange *range = &p->ranges[i];
+            if (range->segment < z->first[b] || range->segment >= z->first[b + 1]) { continue; }
+            segments[count] = segment_of(p, range, rows, parts->blocks);
+            parts->blocks += gpu_adamw_blocks(segments[count++].n);
+            parts->count++;
+        }
+    }
+    gpu_send(p->gpu, p->segments, segments, (size_t)count * sizeof(AdamWSegment));
+    free(segments);
+}
+
+void params_send_segments(Params *p) {
+    const ZeroLayout *z = &p->zero;
     int *rows = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
     params_weight_rows(p, rows);
-    p->segment_count = p->segment_blocks = 0;
-    for (int i = 0; i < p->num_ranges; i++) {
-        const ZeroRange *range = &p->ranges[i];
-        const SegmentPlace *to = &p->places[range->segment];
-        AdamWSegment *s = &segments[p->segment_count++];
-        *s = (AdamWSegment){.first = range->begin,
-                            .n = range->end - range->begin,
-                            .gradient = range->place,
-                            .state = range->kept,
-                            .weight = rows[range->param],
-                            .first_block = p->segment_blocks};
-        if (to->copies >= 0) {
-            s->weights = p->copies + to->copies + range->place - z->segments[range->segment].begin;
-        }
-        p->segment_blocks += gpu_adamw_blocks(s->n);
-    }
-    gpu_send(p->gpu, p->segments, segments, (size_t)p->segment_count * sizeof(AdamWSegment));
+    send_bucket_parts(p, rows);
     for (int i = 0; i < p->run->precision.count; i++) {
         int param = params_of_linear(p, i), s = z->segment[param];
         if (rows[param] < 0 || p->places[s].copies >= 0) { continue; }
         p->codes[2 * i] = p->places[s].codes + z->place[param] - z->segments[s].begin;
     }
-    free(segments);
     free(rows);
 }
 
@@ -232,41 +248,54 @@ static void agree_on_ranges(Params *p, const StepState *state) {
 
 // ---- new weights --------------------------------------------------------------------------------
 
-static void gather_weights(Params *p) {
+static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
-    for (int b = 0; b < z->layout->num_buckets && !keeps_all(p); b++) {
-        comm_begin(p->comm);
-        for (int s = z->first[b]; s < z->first[b + 1]; s++) {
-            const SegmentPlace *place = &p->places[s];
-            if (place->copies < 0) {
-                comm_all_gather(p->comm, place->codes, COMM_U8, z->segments[s].part);
-            } else {
-                comm_all_gather(p->comm, p->copies + place->copies, COMM_BF16, z->segments[s].part);
-            }
+    if (keeps_all(p)) { return; }
+    comm_begin(p->comm);
+    for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
+        const SegmentPlace *place = &p->places[s];
+        if (place->copies < 0) {
+            comm_all_gather(p->comm, place->codes, COMM_U8, z->segments[s].part);
+        } else {
+            comm_all_gather(p->comm, p->copies + place->copies, COMM_BF16, z->segments[s].part);
         }
-        comm_end(p->comm, b);
+    }
+    comm_end(p->comm, bucket);
+}
+
+typedef void PartsKernel(const AdamWUpdate *update, const Fp8Weights *weights, PartsMode mode,
+                         const StepState *state, cudaStream_t stream);
+
+// A kernel over this rank's parts, bucket by bucket, and, where they are the new weights, each on
+// its way while the next is computed.
+static void over_buckets(Params *p, const AdamWUpdate *update, PartsKernel *kernel, PartsMode mode,
+                         const StepState *state, bool gathers) {
+    for (int b = 0; b < p->run->layout.num_buckets; b++) {
+        const BucketParts *parts = &p->bucket_parts[b];
+        AdamWUpdate u = *update;
+        u.segments = p->segments + parts->begin;
+        u.segment_count = parts->count;
+        u.segment_blocks = parts->blocks;
+        if (parts->count > 0) { kernel(&u, &p->weights, mode, state, p->gpu->stream); }
+        if (gathers) { gather_weights(p, b); }
     }
 }
 
 void params_update_parts(Params *p, const AdamWUpdate *update) {
-    cudaStream_t stream = p->gpu->stream;
     PartsMode mode = p->measuring ? PARTS_MEASURE : PARTS_GIVEN;
-    gpu_adamw_update_parts(update, &p->weights, mode, p->state, stream);
-    if (p->fp8 && p->measuring && owners_quantize(p)) {
-        agree_on_ranges(p, p->state);
-        gpu_publish_parts(update, &p->weights, PARTS_MEASURED, p->state, stream);
-    }
-    gather_weights(p);
+    bool measured = p->fp8 && p->measuring && owners_quantize(p);
+    over_buckets(p, update, gpu_adamw_update_parts, mode, p->state, !measured);
+    if (!measured) { return; }
+    agree_on_ranges(p, p->state);
+    over_buckets(p, update, gpu_publish_parts, PARTS_MEASURED, p->state, true);
 }
 
 void params_publish(Params *p, const AdamWUpdate *update) {
-    cudaStream_t stream = p->gpu->stream;
     if (p->fp8 && owners_quantize(p)) {
-        gpu_publish_parts(update, &p->weights, PARTS_MEASURE, NULL, stream);
+        over_buckets(p, update, gpu_publish_parts, PARTS_MEASURE, NULL, false);
         agree_on_ranges(p, NULL);
     }
-    gpu_publish_parts(update, &p->weights, PARTS_MEASURED, NULL, stream);
-    gather_weights(p);
+    over_buckets(p, update, gpu_publish_parts, PARTS_MEASURED, NULL, true);
     p->measuring = true; // what the receiver quantises has not been measured yet
     params_receive_all(p);
 }
