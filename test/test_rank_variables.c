@@ -166,6 +166,27 @@ static void what_does_not_fit_is_refused(void) {
     }
 }
 
+// A --config may have kept the --gpus of an earlier run: who starts ranks now knows better.
+static void kept_gpus_give_way(void) {
+    Options kept = options_of("--gpus 8");
+    FILE *file = fopen("kept.txt", "w");
+    options_write_config(&kept, file);
+    fclose(file);
+    Options o = options_of("--config kept.txt");
+    Ranks r;
+    Error err;
+    set_environment("");
+    CHECK(ranks_read(&r, &o, &err));
+    CHECK(r.starts && r.ranks == 8);
+    set_environment(TORCH(1, 4, 1, 4));
+    setenv("MASTER_ADDR", "x", 1);
+    CHECK(ranks_read(&r, &o, &err));
+    CHECK(!r.starts && r.ranks == 4);
+    set_environment(TORCH(0, 1, 0, 1));
+    CHECK(ranks_read(&r, &o, &err));
+    CHECK(!r.starts && r.ranks == 1);
+}
+
 static void ranks_take_gpus(void) {
     Ranks r = {.rank = 6, .ranks = 8, .local_rank = 2};
     Error err;
@@ -182,6 +203,7 @@ int main(void) {
     RUN(starters_are_understood);
     RUN(first_hosts_of_lists);
     RUN(what_does_not_fit_is_refused);
+    RUN(kept_gpus_give_way);
     RUN(ranks_take_gpus);
     return test_summary();
 }

@@ -144,6 +144,10 @@ static bool parse_value(void *field, const OptionRow *row, const char *value, Er
     return false;
 }
 
+OptionSource option_source(const Options *options, const char *name) {
+    return (OptionSource)options->source[find_row(name)];
+}
+
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err) {
     int i = find_row(name);

@@ -135,6 +135,9 @@ bool options_read(Options *options, int argc, char **argv, Error *err);
 // Once the number of ranks is known: fills in --global-batch-size, or refuses it.
 bool options_finish_batch(Options *options, int ranks, Error *err);
 
+// Where the value of a known option comes from.
+OptionSource option_source(const Options *options, const char *name);
+
 // Sets one option from text, unless a stronger source has set it already.
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err);

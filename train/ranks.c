@@ -143,7 +143,9 @@ bool ranks_read(Ranks *r, const Options *options, Error *err) {
         if (set) { family = f; }
     }
     if (family != NULL && !read_family(r, family, err)) { return false; }
-    int gpus = options->gpus;
+    // a --config may have kept what an earlier run was started with
+    bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
+    int gpus = family == NULL || typed ? options->gpus : 1;
     bool alone = r->ranks == 1;
     if (alone && !read_nodes(r, gpus, err)) { return false; }
     if (options->device != 0 && r->ranks > 1) {
