@@ -197,7 +197,9 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
 static int trainer_close(Trainer *t) {
     params_join(&t->params);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    run_beat(&t->run, DOING_WAIT, "closing NCCL");
+    replay_close(&t->micro[0][0], 2 * MICRO_PLACES);
+    replay_close(&t->update[0], 2);
+    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs that it is in
     comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
@@ -207,8 +209,6 @@ static int trainer_close(Trainer *t) {
         CUDA_CHECK(cudaEventDestroy(t->pending[i].begin));
         CUDA_CHECK(cudaEventDestroy(t->pending[i].end));
     }
-    replay_close(&t->micro[0][0], 2 * MICRO_PLACES);
-    replay_close(&t->update[0], 2);
     params_close(&t->params);
     CUDA_CHECK(cudaFree(t->memory));
     gpu_close(&t->gpu);

@@ -1,4 +1,5 @@
 #include "support.h"
+#include "../train/group.h"
 #include "verify.h"
 
 #include <math.h>
@@ -16,6 +17,16 @@ NumberSupport support_of(const Options *o, int capability, char reason[SUPPORT_R
     return support;
 }
 
+// Several ranks, of which one has no FP8: none has.
+static void agree(const Options *o, NumberSupport *support, char reason[SUPPORT_REASON]) {
+    Error err = {""};
+    bool lacks = support->lacks_fp8 != NULL;
+    if (lacks) { fail(&err, "%s", support->lacks_fp8); }
+    if (o->group == NULL || group_agree(o->group, CHANNEL_MAIN, !lacks, &err)) { return; }
+    snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, err.text);
+    support->lacks_fp8 = reason;
+}
+
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]) {
     NumberSupport support = support_of(o, gpu->capability, reason);
     Error err;
@@ -25,6 +36,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
         warn("%s", err.text);
         support.lacks_fp8 = reason;
     }
+    agree(o, &support, reason);
     if (support.lacks_fp8 == NULL) { return support; }
     if (o->fp8_required) { die("--fp8-required: no FP8 here: %s", support.lacks_fp8); }
     warn("no FP8 here: %s; the run goes on in BF16", support.lacks_fp8);

@@ -111,6 +111,25 @@ gradients_add_up() {
     ! "$root/build/plain/compare_tensors" other.st 1.st half.st 8 >log || fail "a seed is not seen"
 }
 
+# FP8 on all ranks or on none: they exchange weights in one form.
+one_rank_lacks_fp8() {
+    local r port=$((20000 + RANDOM % 9000)) children=()
+    for r in 0 1; do
+        env STANDIN_CAPABILITY=$((90 - 10 * r)) RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r \
+            MASTER_ADDR=localhost MASTER_PORT=$port "$standin" "${common[@]}" --train-iters 2 \
+            --fp8-format hybrid --save mixed >"out.$r" 2>"err.$r" &
+        children[r]=$!
+    done
+    for r in 0 1; do
+        wait "${children[r]}" || fail "rank $r: $(cat "err.$r")"
+        has "err.$r" "rank 1: compute capability 8.0 is below 9.0; the run goes on in BF16" ||
+            fail "rank $r says $(cat "err.$r")"
+    done
+    train unmixed --train-iters 2 --gpus 2 || return
+    same_end unmixed mixed || fail "not a run in BF16"
+    rm -r unmixed mixed
+}
+
 # Killed at random moments, and gone on from the newest checkpoint, to the very end.
 killed_ranks_resume() {
     local total_kills=0 round run=("$standin" "${common[@]}" --fp8-format hybrid --train-iters 30)
@@ -135,7 +154,7 @@ sanitized_ranks() {
 }
 
 for test in prepare ranks_equal_accumulation same_bits numbers_of_ranks_change gradients_add_up \
-    killed_ranks_resume sanitized_ranks; do
+    one_rank_lacks_fp8 killed_ranks_resume sanitized_ranks; do
     run $test
 done
 summary
