@@ -164,6 +164,8 @@ void params_update_parts(Params *p, const AdamWUpdate *update);
 void params_publish(Params *p, const AdamWUpdate *update);
 // A segment's weights in BF16, rounded from the master weights, to p->plain.
 void params_gather_plain(Params *p, int segment);
+// Dies where a rank has another FP8 scale than rank 0.
+void params_check_scales(Params *p, const Fp8Slot *slots);
 // values[n], on the device, become the sums over the ranks.
 void params_sum(Params *p, double *values, int n);
 // The same of a few counts on the host. Waits for the device.

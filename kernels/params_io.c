@@ -200,6 +200,7 @@ void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapsho
                   count * (size_t)p->scaling.history_length * sizeof(float));
     }
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    if (p->delayed) { params_check_scales(p, p->snapshot_slots); }
     s->num_ranges = p->num_saved;
     s->ranges = p->saved;
     s->model_dtype = DTYPE_BF16;

@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 static bool keeps_all(const Params *p) {
     return p->run->options.zero_stage == 0;
@@ -236,6 +237,22 @@ void params_agree(Params *p, const StepInput *input) {
         int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
         all_reduce(p, p->scaling.slots, COMM_U32, COMM_MAX, words);
     }
+}
+
+void params_check_scales(Params *p, const Fp8Slot *slots) {
+    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Slot);
+    int wrong = 0;
+    Error err;
+    if (p->zero.ranks == 1) { return; }
+    Fp8Slot *first = malloc_or_die(bytes);
+    memcpy(first, slots, bytes);
+    group_broadcast(p->run->group, CHANNEL_MAIN, first, bytes);
+    for (int i = 0; i < p->scaling.count; i++) {
+        wrong += !(first[i].scale == slots[i].scale && first[i].count == slots[i].count);
+    }
+    free(first);
+    bool same = wrong == 0 || fail(&err, "%d FP8 scales differ from rank 0's", wrong);
+    if (!group_agree(p->run->group, CHANNEL_MAIN, same, &err)) { die("%s", err.text); }
 }
 
 // The ranges of this rank's parts of FP8 weights become those of the weights. The other operands'
