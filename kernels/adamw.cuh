@@ -88,9 +88,4 @@ __device__ __forceinline__ Floats8 adamw_vector(const AdamWUpdate &u, const Adam
 
 enum { ADAMW_THREADS = 256, ADAMW_VECTORS = 4 * ADAMW_THREADS }; // of a block
 
-// Vector i of a segment.
-__device__ __forceinline__ AdamWPlace adamw_place(const AdamWSegment &s, int64_t i) {
-    return {s.first / VEC + i, s.gradient / VEC + i, s.state / VEC + i};
-}
-
 #endif

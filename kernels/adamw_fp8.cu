@@ -31,8 +31,8 @@ struct AdamWSource {
     }
 };
 
-// The weights that are there, in BF16: a copy, or rounded from the master weights.
-struct WeightSource : PlainPlace {
+// The weights that are there, in BF16: rounded from the master weights, or their copy.
+template <bool COPY> struct WeightSource : PlainPlace {
     enum { ROWS = 32, OUTPUTS = 1 };
     typedef Floats8 Raw;
     const float *master;
@@ -42,13 +42,15 @@ struct WeightSource : PlainPlace {
         return (state == nullptr || !state->skipped) && PlainPlace::begin(row, vector);
     }
     __device__ void enter(const Fp8Weight &w) {
-        master += w.first;
-        copy = w.copy;
+        if (COPY) {
+            copy = w.copy;
+        } else {
+            master += w.first;
+        }
         vectors = w.C / VEC;
     }
     __device__ Raw fetch(int i) const {
-        return copy != nullptr ? load8(copy, place(i))
-                               : rounded8(load_floats8(master, TYPE_F32, place(i)));
+        return COPY ? load8(copy, place(i)) : rounded8(load_floats8(master, TYPE_F32, place(i)));
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         values[0] = raw;
@@ -94,22 +96,30 @@ void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *
     }
 }
 
+template <TileMode MODE>
+static void launch_weights(Fp8Weights weights, int begin, const float *master,
+                           const StepState *state, cudaStream_t stream) {
+    WeightSource<false> masters;
+    WeightSource<true> copies;
+    masters.master = master;
+    masters.state = copies.state = state;
+    if (master != NULL) {
+        launch<MODE>(masters, weights, begin, stream);
+    } else {
+        launch<MODE>(copies, weights, begin, stream);
+    }
+}
+
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
                           const StepState *state, cudaStream_t stream) {
-    WeightSource source;
-    source.master = master;
-    source.state = state;
     if (measured) {
-        launch<TILE_MEASURED>(source, weights, begin, stream);
+        launch_weights<TILE_MEASURED>(weights, begin, master, state, stream);
     } else {
-        launch<TILE_GIVEN>(source, weights, begin, stream);
+        launch_weights<TILE_GIVEN>(weights, begin, master, state, stream);
     }
 }
 
 void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,
                          cudaStream_t stream) {
-    WeightSource source;
-    source.master = master;
-    source.state = state;
-    launch<TILE_MEASURE>(source, weights, begin, stream);
+    launch_weights<TILE_MEASURE>(weights, begin, master, state, stream);
 }

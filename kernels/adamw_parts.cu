@@ -4,6 +4,11 @@
 #include "adamw.cuh"
 #include "quantize.cuh"
 
+// Vector i of a segment.
+__device__ __forceinline__ AdamWPlace adamw_place(const AdamWSegment &s, int64_t i) {
+    return {s.first / VEC + i, s.gradient / VEC + i, s.state / VEC + i};
+}
+
 // The new weights of vector i, or those that are there.
 template <bool UPDATES>
 __device__ __forceinline__ Floats8 weights_of(const AdamWUpdate &u, const AdamWFactors &f,

@@ -78,7 +78,7 @@ void gpu_cross_entropy_backward_fp8(Fp8Out out, const LossRows *rows, float grad
 // The weight of an FP8 layer, [N,C] in E4M3, N and C multiples of 16.
 typedef struct {
     Fp8Out out;
-    const Bf16 *copy; // [N,C] its BF16 copy; NULL: there are only the master weights
+    const Bf16 *copy; // [N,C] its BF16 copy, where several ranks have one of it
     int64_t first;    // element of the parameter space
     int N, C;
     int first_block; // its first tile, of all matrices' counted together
@@ -100,8 +100,8 @@ int gpu_fp8_weight_tiles(int N, int C);
 // arrays are the parameter space.
 void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *update,
                           const StepState *state, cudaStream_t stream);
-// Those from row `begin` on, from what is there: their codes; their ranges. Nothing after a skipped
-// step; state NULL: not after a step.
+// Those from row `begin` on, from the master weights (NULL: from their copies): their codes; their
+// ranges. Nothing after a skipped step; state NULL: not after a step.
 void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
                           const StepState *state, cudaStream_t stream);
 void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,

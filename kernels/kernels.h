@@ -157,6 +157,7 @@ typedef struct {
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
 int gpu_adamw_blocks(int64_t n); // of a segment
+// Segments with BF16 copies, of arrays that are all the parameter space.
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);

@@ -245,7 +245,7 @@ void params_send_weights(Params *p) {
         int tiles = gpu_fp8_weight_tiles(w->rows, w->cols);
         note_row(p, count, tiles, i, w->id == TENSOR_TOKEN_EMBEDDING);
         rows[count++] = (Fp8Weight){.out = out,
-                                    .copy = params_copy(p, w->id, w->layer),
+                                    .copy = run->ranks > 1 ? params_copy(p, w->id, w->layer) : NULL,
                                     .first = w->offset,
                                     .N = w->rows,
                                     .C = w->cols,

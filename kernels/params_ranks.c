@@ -328,8 +328,8 @@ static void finish_rows(Params *p, WeightRows rows, bool codes) {
         gpu_transpose_weights(w, rows.begin, stream);
         return;
     }
-    if (p->measuring) { gpu_measure_weights(w, rows.begin, p->master, p->state, stream); }
-    gpu_quantize_weights(w, rows.begin, p->measuring, p->master, p->state, stream);
+    if (p->measuring) { gpu_measure_weights(w, rows.begin, NULL, p->state, stream); }
+    gpu_quantize_weights(w, rows.begin, p->measuring, NULL, p->state, stream);
 }
 
 void params_receive(Params *p, int bucket) {

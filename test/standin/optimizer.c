@@ -152,10 +152,9 @@ int gpu_fp8_weight_tiles(int N, int C) {
     return N / 16 * (C / 16);
 }
 
-// n weights in BF16, as floats to be freed: a copy, or the master weights rounded.
-static float *rounded_weights(const Bf16 *copy, const float *master, int64_t n) {
-    float *values = copy != NULL ? values_read(copy, TYPE_BF16, n)
-                                 : values_read(master, TYPE_F32, n);
+// n weights, rounded to BF16, as floats to be freed.
+static float *rounded_weights(const void *weights, GpuType type, int64_t n) {
+    float *values = values_read(weights, type, n);
     round_to_bf16(values, values, n);
     return values;
 }
@@ -185,7 +184,8 @@ static void write_weights(Fp8Weights table, int begin, PartsMode mode, const flo
         int64_t n = (int64_t)w->N * w->C;
         AdamWSegment whole = {.first = w->first, .n = n, .gradient = w->first, .state = w->first};
         if (u != NULL) { update_segment(u, state, &whole); }
-        float *values = rounded_weights(u != NULL ? NULL : w->copy, master + w->first, n);
+        float *values = master != NULL ? rounded_weights(master + w->first, TYPE_F32, n)
+                                       : rounded_weights(w->copy, TYPE_BF16, n);
         if (mode == PARTS_MEASURE) {
             values_amax(&w->out.live->amax, values, n);
         } else {
@@ -224,7 +224,7 @@ static void write_part(const AdamWUpdate *u, const Fp8Weight *w, const AdamWSegm
         die("stand-in: a segment from %lld on is no part of weight %d", (long long)s->first,
             s->weight);
     }
-    float *values = rounded_weights(NULL, u->master + s->state, s->n);
+    float *values = rounded_weights(u->master + s->state, TYPE_F32, s->n);
     out.rows += within;
     if (mode == PARTS_MEASURE) {
         values_amax(&out.live->amax, values, s->n);
