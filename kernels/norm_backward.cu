@@ -71,22 +71,18 @@ __device__ __forceinline__ Floats8 finish_row(uint4 &packed, ColumnSums &sums, c
     return out;
 }
 
-// The groups' sums of one kind, added group by group, to the block's partial sums. total: [C].
-__device__ void write_partial(float *partials, float *total, const Floats8 &sum, int C, int group,
+// The groups' sums of one kind, added in the groups' order, to the block's partial sums. sums: room
+// for [groups][C].
+__device__ void write_partial(float *partials, float *sums, const Floats8 &sum, int C, int group,
                               const Division &d) {
     int vector = threadIdx.x % d.lanes;
-    for (int turn = 0; turn < d.groups; turn++) {
-        __syncthreads();
-        if (group != turn || vector >= C / VEC) { continue; }
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            float *t = total + vector * VEC + j;
-            *t = turn == 0 ? sum.v[j] : *t + sum.v[j];
-        }
-    }
+    __syncthreads();
+    if (vector < C / VEC) { store_floats8(sums + group * C, vector, sum); }
     __syncthreads();
     for (int i = threadIdx.x; i < C; i += blockDim.x) {
-        partials[(int64_t)blockIdx.x * C + i] = total[i];
+        float total = sums[i];
+        for (int g = 1; g < d.groups; g++) { total += sums[g * C + i]; }
+        partials[(int64_t)blockIdx.x * C + i] = total;
     }
 }
 
@@ -141,7 +137,7 @@ __device__ __forceinline__ void norm_rows(const NormBackward &n, const Fp8Out &o
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     norm_backward_kernel(NormBackward n, Fp8Out out, Division division) {
-    extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end [C] sums
+    extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
     Slots slots = {dynamic + threadIdx.x, (int)blockDim.x};
@@ -174,24 +170,23 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     }
     if (CODES && out.record) { block_amax(&out.slot->amax, p.range); }
     if (!CODES && n.amax != nullptr) { block_amax(n.amax, p.range); }
-    float *total = reinterpret_cast<float *>(dynamic);
+    float *sums = reinterpret_cast<float *>(dynamic);
     int64_t kind = (int64_t)gridDim.x * n.C;
-    write_partial(n.scratch, total, p.sums.weight, n.C, group, division);
-    if (LAYERNORM) { write_partial(n.scratch + kind, total, p.sums.bias, n.C, group, division); }
+    write_partial(n.scratch, sums, p.sums.weight, n.C, group, division);
+    if (LAYERNORM) { write_partial(n.scratch + kind, sums, p.sums.bias, n.C, group, division); }
     if (COLUMN_SUMS) {
-        write_partial(n.scratch + 2 * kind, total, p.sums.residual, n.C, group, division);
+        write_partial(n.scratch + 2 * kind, sums, p.sums.residual, n.C, group, division);
     }
 }
 
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
 static void launch(const NormBackward &n, const Fp8Out &out, cudaStream_t stream) {
     Division d = divide(n.C, CODES, SlotPlace<R>::COUNT * sizeof(uint4));
-    size_t shared = max((size_t)n.C * sizeof(float), d.shared);
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = norm_backward_kernel<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>;
     CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    kernel<<<blocks, d.groups * d.lanes, shared, stream>>>(n, out, d);
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
+    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d);
     LAUNCH_CHECK();
     PartialSums sums = {{n.dweight, n.dbias, n.column_sums}, n.scratch, blocks, n.C};
     sum_partials(sums, stream);

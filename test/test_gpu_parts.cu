@@ -53,7 +53,9 @@ static int64_t state_place(const State &s, const std::vector<int64_t> &cuts, int
     return element + rank * s.gap;
 }
 
+// The same values at each call.
 static void fill(State &s, const Space &space, const std::vector<int64_t> &cuts) {
+    random_key = 1;
     Floats w = random_bf16(space.size, 1), g = random_bf16(space.size, 2);
     Floats master(s.master.count, 0.0f), gradients(s.gradients.count, 0.0f),
         zeros(s.master.count, 0.0f);

@@ -14,7 +14,7 @@ if [[ $gpus -lt 2 ]]; then
 fi
 most=$((gpus < 4 ? 2 : 4))
 RANDOM=5 # the delays below repeat, as far as delays can
-COMMON="$DATA --global-batch-size 16 --train-iters 100 --lr 1e-3 --lr-warmup-iters 5
+COMMON="$DATA --global-batch-size 16 --train-iters 100 --lr 3e-4 --lr-warmup-iters 5
     --save-interval 50 --distributed-timeout 60"
 LLAMA="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
     --num-query-groups 2 $COMMON"
@@ -109,7 +109,8 @@ stopped_rank_is_named() {
 }
 check "a stopped rank ends the run" stopped_rank_is_named
 
-# A run of which random ranks are killed at random moments ends as one that was left alone.
+# A run of which random ranks are killed at random moments ends as one that was left alone: at the
+# start, and while it trains.
 killed_and_resumed() { # kills, options
     local kills=$1 hit=0 starter status ranks
     shift
@@ -117,10 +118,11 @@ killed_and_resumed() { # kills, options
     train alone "$@" || return 1
     while true; do
         status=0
-        "$BIN/train_gptcu" "$@" --save killed --resume latest >>out 2>&1 &
+        "$BIN/train_gptcu" "$@" --save killed --resume latest >out 2>&1 &
         starter=$!
         if [[ $hit -lt $kills ]]; then
-            sleep "$((RANDOM % 8 + 2)).$((RANDOM % 10))"
+            until [[ $((RANDOM % 100)) -eq 0 ]] || grep -q '^step ' out; do sleep 0.1; done
+            sleep "$((RANDOM % 2)).$((RANDOM % 10))"
             mapfile -t ranks < <(pgrep -P $starter)
             if [[ ${#ranks[@]} -gt 0 ]]; then
                 kill -9 "${ranks[RANDOM % ${#ranks[@]}]}" 2>/dev/null
@@ -128,7 +130,11 @@ killed_and_resumed() { # kills, options
         fi
         wait $starter || status=$?
         case $status in
-        0) break ;;
+        0)
+            cmp alone/latest/model.safetensors killed/latest/model.safetensors || return 1
+            if [[ $hit -ge $kills ]]; then break; fi
+            rm -rf killed
+            ;;
         137) hit=$((hit + 1)) ;;
         *)
             tail -n 5 out
@@ -137,7 +143,6 @@ killed_and_resumed() { # kills, options
         esac
     done
     echo "$hit kills"
-    [[ $hit -gt 0 ]] && cmp alone/latest/model.safetensors killed/latest/model.safetensors
 }
 check "killed ranks, resumed" killed_and_resumed "${KILLS:-2}" $LLAMA --fp8-format hybrid \
     --train-iters 3000 --gpus 2 --micro-batch-size 8
