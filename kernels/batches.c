@@ -6,7 +6,7 @@
 #include <string.h>
 
 static size_t batch_bytes(const Batches *b) {
-    return (size_t)(4 * (int64_t)b->tokens + 2) * sizeof(int);
+    return (size_t)(4 * (int64_t)b->tokens + 1 + embedding_runs_size(b->tokens)) * sizeof(int);
 }
 
 static Batch batch_in(int *ints, int64_t M) {
@@ -47,17 +47,19 @@ Batch *batches_next(Batches *b) {
 
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs) {
-    int run = 0, place = 0;
+    int run = 0, many = 0, place = 0;
     for (int v = 0; v <= V; v++) { counts[v] = 0; }
     for (int i = 0; i < M; i++) { counts[tokens[i]]++; }
     for (int v = 0; v < V; v++) { // from counts to places
         int count = counts[v];
+        if (count >= EMBEDDING_LONG_RUN) { runs[2 + many++] = run; }
         if (count > 0) { starts[run++] = place; }
         counts[v] = place;
         place += count;
     }
     starts[run] = M;
     runs[0] = run;
+    runs[1] = many;
     for (int i = 0; i < M; i++) { rows[counts[tokens[i]]++] = i; }
 }
 

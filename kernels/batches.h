@@ -16,7 +16,7 @@ enum { BATCH_SLOTS = 2 };
 typedef struct {
     int *inputs, *targets; // [M]
     int *rows, *starts;    // [M], [M+1]
-    int *runs;             // [1]
+    int *runs;             // [embedding_runs_size]
 } Batch;
 
 typedef struct {

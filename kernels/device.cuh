@@ -136,6 +136,19 @@ __device__ __forceinline__ void gradient_store(GradientOut out, int64_t i, float
     }
 }
 
+__device__ __forceinline__ void gradient_store8(GradientOut out, int64_t vector, Floats8 x) {
+    if (out.accumulate) {
+        Floats8 before = load_floats8(out.data, out.type, vector);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) { x.v[j] += before.v[j]; }
+    }
+    if (out.type == TYPE_F32) {
+        store_floats8(static_cast<float *>(out.data), vector, x);
+    } else {
+        store8(static_cast<Bf16 *>(out.data), vector, x);
+    }
+}
+
 // The last row from `begin` on whose first_block is not after `block`.
 template <typename ROW>
 __device__ __forceinline__ int row_of_block(const ROW *rows, int begin, int count, int block) {

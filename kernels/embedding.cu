@@ -23,47 +23,65 @@ void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const 
     LAUNCH_CHECK();
 }
 
-// A block adds up one token's rows. Its threads are laid out as row_lanes x columns of 8; the row
-// lanes' sums meet in shared memory, in order.
-__global__ void embedding_backward_kernel(GradientOut dwte, const Bf16 *dout, const int *tokens,
-                                          const int *rows, const int *starts, const int *runs,
-                                          int per_row) {
-    extern __shared__ float shared[]; // [blockDim.y][blockDim.x * VEC]
-    int run = blockIdx.x;
-    if (run >= runs[0]) { return; }
-    int begin = starts[run], end = starts[run + 1], token = tokens[rows[begin]];
-    for (int column = threadIdx.x; column - (int)threadIdx.x < per_row; column += blockDim.x) {
-        Floats8 sum = {};
-        for (int r = begin + threadIdx.y; r < end && column < per_row; r += blockDim.y) {
-            Floats8 d = load8(dout, (int64_t)rows[r] * per_row + column);
+enum { EMBEDDING_THREADS = 256 };
+
+// Vector `column` of the rows listed from begin on, every step-th.
+__device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, int begin, int end,
+                                            int step, int per_row, int column) {
+    Floats8 sum = {};
+#pragma unroll 4
+    for (int r = begin; r < end; r += step) {
+        Floats8 d = load8(dout, (int64_t)rows[r] * per_row + column);
 #pragma unroll
-            for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
-        }
-        float *mine = shared + (threadIdx.y * blockDim.x + threadIdx.x) * VEC;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) { mine[j] = sum.v[j]; }
+        for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
+    }
+    return sum;
+}
+
+// A warp takes a run; of long ones a block takes 32 vectors' columns, its warps' sums meet in
+// order.
+__global__ void __launch_bounds__(EMBEDDING_THREADS)
+    embedding_backward_kernel(GradientOut dwte, const Bf16 *dout, const int *tokens,
+                              const int *rows, const int *starts, const int *runs, int per_row) {
+    enum { WARPS = EMBEDDING_THREADS / WARP };
+    __shared__ float4 sums[WARPS][2 * WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int pieces = (per_row + WARP - 1) / WARP;
+    const int *long_runs = runs + 2;
+    for (int item = blockIdx.x; item < runs[1] * pieces; item += gridDim.x) {
+        int run = long_runs[item / pieces], column = item % pieces * WARP + lane;
+        int begin = starts[run], end = starts[run + 1];
+        bool inside = column < per_row;
+        Floats8 sum = sum_rows(dout, rows, begin + warp, inside ? end : 0, WARPS, per_row, column);
+        store_floats8(reinterpret_cast<float *>(sums[warp]), lane, sum);
         __syncthreads();
-        if (threadIdx.y == 0 && column < per_row) {
-            int lanes = min((int)blockDim.y, end - begin);
-            for (int y = 1; y < lanes; y++) {
+        if (warp == 0 && inside) {
+            for (int w = 1; w < WARPS; w++) {
+                Floats8 more = load_floats8(sums[w], TYPE_F32, lane);
 #pragma unroll
-                for (int j = 0; j < VEC; j++) { mine[j] += mine[y * blockDim.x * VEC + j]; }
+                for (int j = 0; j < VEC; j++) { sum.v[j] += more.v[j]; }
             }
-            for (int j = 0; j < VEC; j++) {
-                gradient_store(dwte, ((int64_t)token * per_row + column) * VEC + j, mine[j]);
-            }
+            gradient_store8(dwte, (int64_t)tokens[rows[begin]] * per_row + column, sum);
         }
         __syncthreads();
+    }
+    for (int run = blockIdx.x * WARPS + warp; run < runs[0]; run += gridDim.x * WARPS) {
+        int begin = starts[run], end = starts[run + 1];
+        if (end - begin >= EMBEDDING_LONG_RUN) { continue; }
+        int64_t first = (int64_t)tokens[rows[begin]] * per_row;
+        for (int column = lane; column < per_row; column += WARP) {
+            Floats8 sum = sum_rows(dout, rows, begin, end, 1, per_row, column);
+            gradient_store8(dwte, first + column, sum);
+        }
     }
 }
 
 void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *tokens, const int *rows,
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream) {
-    dim3 block(32, 8);
-    size_t shared = (size_t)block.x * block.y * VEC * sizeof(float);
+    int blocks = min(4 * PARTIALS, divide_up(M, EMBEDDING_THREADS / WARP));
     dwte.accumulate = true;
-    embedding_backward_kernel<<<M, block, shared, stream>>>(dwte, dout, tokens, rows, starts, runs,
-                                                            C / VEC);
+    embedding_backward_kernel<<<blocks, EMBEDDING_THREADS, 0, stream>>>(dwte, dout, tokens, rows,
+                                                                        starts, runs, C / VEC);
     LAUNCH_CHECK();
 }
 
@@ -77,7 +95,7 @@ __global__ void position_backward_kernel(GradientOut dwpe, const Bf16 *dout, int
 #pragma unroll
         for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
     }
-    for (int j = 0; j < VEC; j++) { gradient_store(dwpe, i * VEC + j, sum.v[j]); }
+    gradient_store8(dwpe, i, sum);
 }
 
 void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int C,

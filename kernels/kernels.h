@@ -31,13 +31,18 @@ void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const 
 
 // The tokens' gradient adds up each token's rows in the order of `rows`, which lists the positions
 // 0..M-1 sorted by token; run i is the rows [starts[i], starts[i+1]), all of one token. runs[0] is
-// how many there are (on the device, so that the launch does not depend on it). Only adds.
+// how many there are, runs[1] how many of them are long; those follow. (On the device, so that the
+// launch does not depend on it.) Only adds.
+enum { EMBEDDING_LONG_RUN = 32 }; // rows at least
+static inline int embedding_runs_size(int M) {
+    return 2 + M / EMBEDDING_LONG_RUN;
+}
 void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *tokens, const int *rows,
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream);
 void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int C,
                            cudaStream_t stream);
-// The host's part of it, in batches.c: rows[M], starts[M+1], runs[1] from tokens[M]; counts is
-// scratch [V+1].
+// The host's part of it, in batches.c: rows[M], starts[M+1], runs (of
+// embedding_runs_size) from tokens[M]; counts is scratch [V+1].
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 

@@ -44,7 +44,7 @@ static void embedding(int B, int T, int C, int V, bool positions) {
     int M = B * T;
     if (left_out((int64_t)V * C)) { return; }
     Ints tokens = random_tokens(M, V);
-    Buffer<int> device_tokens(M), rows(M), starts(M + 1), runs(1);
+    Buffer<int> device_tokens(M), rows(M), starts(M + 1), runs(embedding_runs_size(M));
     device_tokens.put(tokens.data());
     Input wte((size_t)V * C, 1), wpe((size_t)T * C, 1), dout((size_t)M * C, 1);
     Bf16Buffer out((size_t)M * C);
@@ -59,7 +59,7 @@ static void embedding(int B, int T, int C, int V, bool positions) {
         CHECK(same_bits(get_floats(out), expected));
     }
 
-    Ints counts(V + 1), host_rows(M), host_starts(M + 1), host_runs(1);
+    Ints counts(V + 1), host_rows(M), host_starts(M + 1), host_runs(embedding_runs_size(M));
     embedding_sort_tokens(tokens.data(), M, V, counts.data(), host_rows.data(), host_starts.data(),
                           host_runs.data());
     rows.put(host_rows.data());
@@ -81,6 +81,8 @@ static void embeddings(void) {
     embedding(3, 17, 48, 257, true);
     embedding(2, 100, 1600, 13, true);
     embedding(4, 33, 264, 5000, false);
+    embedding(8, 33, 840, 6, true); // long runs
+    embedding(64, 3, 40, 7, false);
 }
 
 // Gradients of a norm: the residual's, the weights', and the sums of the residual's.
