@@ -839,7 +839,7 @@ static void tune_products(Trainer *t) {
         batches_send(&t->batches);
         double begin = wall_seconds();
         micro_step(t, MICRO_FIRST);
-        micro_step(t, 0);
+        if (run_micro_batches(&t->run) > 1) { micro_step(t, 0); }
         CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
         params_forget_ranges(&t->params);
         printf("  products    tuned in %.1f s\n", wall_seconds() - begin);

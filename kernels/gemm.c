@@ -3,6 +3,7 @@
 #include "../checkpoints/io.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 // cuBLASLt is column-major, where our row-major D[m,n] is its D'[n,m] = op(B)' op(A)': the operands
 // change places, so what cuBLASLt calls A is our b.
 
-enum { CANDIDATES = 16, TIMED_RUNS = 5 };
+enum { CANDIDATES = 16 };
 
 // What a plan depends on; compared and hashed as bytes, so it has no gaps.
 typedef struct {
@@ -143,46 +144,55 @@ static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
                           g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
 }
 
-// Milliseconds of one run, the best of a few; negative where the algorithm fails.
-static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
+// Milliseconds of a run, of so many one after another; negative where the algorithm fails.
+static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g, int runs) {
     cudaEvent_t begin, end;
-    float best = -1.0f;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    float ms = 0.0f;
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));
-    for (int run = 0; run <= TIMED_RUNS; run++) { // the first one warms up
-        float ms;
-        CUDA_CHECK(cudaEventRecord(begin, gpu->stream));
-        cublasStatus_t status = plan_run(gpu, p, g);
-        CUDA_CHECK(cudaEventRecord(end, gpu->stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        if (status != CUBLAS_STATUS_SUCCESS) {
-            best = -1.0f;
-            break;
-        }
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        if (run > 0 && (best < 0 || ms < best)) { best = ms; }
+    CUDA_CHECK(cudaEventRecord(begin, gpu->stream));
+    for (int run = 0; run < runs && status == CUBLAS_STATUS_SUCCESS; run++) {
+        status = plan_run(gpu, p, g);
     }
+    CUDA_CHECK(cudaEventRecord(end, gpu->stream));
+    CUDA_CHECK(cudaEventSynchronize(end));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
     CUDA_CHECK(cudaEventDestroy(begin));
     CUDA_CHECK(cudaEventDestroy(end));
-    return best;
+    return status == CUBLAS_STATUS_SUCCESS ? ms / (float)runs : -1.0f;
 }
 
-// Times every candidate on the operands in hand. D is computed many times over, so where C is D its
-// values are worthless afterwards: the caller tunes in a step whose results are thrown away.
+// Times every candidate on the operands in hand, in turns of TURN_MS: training holds a device at
+// its power limit, where what counts is an algorithm's energy, and short runs do not show that. The
+// first turns bring the device there. D is computed many times over, so where C is D its values are
+// worthless afterwards: the caller tunes in a step whose results are thrown away.
 static int plan_fastest(Gpu *gpu, GemmPlan *p, const Gemm *g,
                         const cublasLtMatmulHeuristicResult_t *results, int count) {
-    int best = 0;
-    float best_ms = -1.0f;
+    enum { TURNS = 5, HEATING = 2, MOST_RUNS = 2000 };
+    const float turn_ms = 20.0f, hopeless = 1.2f, worthwhile = 0.99f;
+    float ms[CANDIDATES], least = INFINITY;
+    int fastest = 0;
     for (int i = 0; i < count; i++) {
-        if (results[i].state != CUBLAS_STATUS_SUCCESS) { continue; }
         p->algo = results[i].algo;
-        float ms = plan_time(gpu, p, g);
-        if (ms >= 0 && (best_ms < 0 || ms < best_ms)) {
-            best_ms = ms;
-            best = i;
+        bool works = results[i].state == CUBLAS_STATUS_SUCCESS && plan_time(gpu, p, g, 1) >= 0;
+        ms[i] = works ? plan_time(gpu, p, g, 3) : -1.0f;
+        if (works) { least = fminf(least, ms[i]); }
+    }
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (int i = 0; i < count; i++) {
+            if (ms[i] < 0 || ms[i] > hopeless * least) { continue; }
+            p->algo = results[i].algo;
+            int runs = (int)fminf(fmaxf(turn_ms / ms[i], 1.0f), MOST_RUNS);
+            float now = plan_time(gpu, p, g, runs);
+            ms[i] = turn <= HEATING ? now : fminf(ms[i], now);
         }
     }
-    return best;
+    for (int i = 0; i < count; i++) {
+        float beats = ms[fastest] * (fastest == 0 ? worthwhile : 1.0f);
+        if (ms[i] >= 0 && (ms[fastest] < 0 || ms[i] < beats)) { fastest = i; }
+    }
+    return fastest;
 }
 
 static int stored_choice(const GemmCache *cache, const PlanKey *key) {
