@@ -158,7 +158,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     *t = (Trainer){0};
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
     Error err;
-    NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL};
+    NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
     if (!run_configure(&t->run, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
     options_note_gpu_only(options);

@@ -5,10 +5,14 @@
 #include <math.h>
 #include <stdio.h>
 
+// From here on FP8 took less time than BF16 with GPT-2's blocks of 128 to 768 channels and 1,024 to
+// 16,384 tokens (one H200, 2026-11-21): at 3.2e9 it took 0.3% less to 3% more, at 7.2e9 3% less.
+static const double fp8_gains_from = 5e9;
+
 NumberSupport support_of(const Options *o, int capability, char reason[SUPPORT_REASON]) {
     int assumed = (int)lround(10 * o->assume_compute_capability);
     if (assumed > 0 && (capability == 0 || assumed < capability)) { capability = assumed; }
-    NumberSupport support = {NUMBER_BF16, NULL};
+    NumberSupport support = {NUMBER_BF16, NULL, fp8_gains_from};
     if (capability > 0 && capability < 90) {
         snprintf(reason, SUPPORT_REASON, "compute capability %d.%d is below 9.0", capability / 10,
                  capability % 10);

@@ -236,7 +236,7 @@ Try next
   train on from here to twice as many steps
     $config --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
   the same from the start in FP8$emulated, to compare the losses
-    $config --save run/fp8 --fp8-format hybrid
+    $config --save run/fp8 --fp8-format hybrid$small
   a larger model
     $config --save run/wide --hidden-size 288 --ffn-hidden-size 768
   your own text
@@ -253,7 +253,8 @@ trap : INT # the trainer saves and stops; then so does this script
 check_arguments
 install_packages
 build
-[ "$trainer" = ./train_gptcu ] && emulated='' || emulated=' (emulated on the CPU)'
+emulated=' (emulated on the CPU)' small=''
+[ "$trainer" = ./train_gptcu ] && emulated='' small=' --fp8-small-products'
 make_data
 train_in_two_parts
 print_sample

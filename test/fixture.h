@@ -83,7 +83,7 @@ static inline void fixture_open(Fixture *f, const char *options) {
     f->layout = param_layout(&f->config);
     bool rounds = f->options.bf16 || f->options.fp8_format != FP8_FORMAT_NONE;
     f->precision = precision_decide(&f->options, &f->config,
-                                    (NumberSupport){rounds ? NUMBER_BF16 : NUMBER_FP32, NULL});
+                                    (NumberSupport){rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0});
     f->whole = (Bucket){0, f->layout.size};
     int64_t n = f->layout.size;
     int slots = fp8_slot_count(&f->config), length = f->precision.history_length;

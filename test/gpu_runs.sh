@@ -45,7 +45,7 @@ for i in $(seq 1 3000); do
     echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
 done >text.txt
 "$BIN/tokenize" --output-prefix d text.txt >/dev/null
-DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
+DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1 --fp8-small-products"
 losses() { # the step records of a run without their times
     grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
 }

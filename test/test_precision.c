@@ -17,10 +17,14 @@ typedef struct {
     Precision precision;
 } Policy;
 
-static void decide(Policy *p, const char *options) {
+static void decide_with(Policy *p, const char *options, NumberSupport support) {
     p->options = options_of(options);
     p->config = model_config(&p->options);
-    p->precision = precision_decide(&p->options, &p->config, (NumberSupport){NUMBER_BF16, NULL});
+    p->precision = precision_decide(&p->options, &p->config, support);
+}
+
+static void decide(Policy *p, const char *options) {
+    decide_with(p, options, (NumberSupport){NUMBER_BF16, NULL, 0});
 }
 
 static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};
@@ -82,6 +86,33 @@ static void options_keep_layers_in_bf16(void) {
         decide(&p, text);
         CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
         CHECK_TEXT(precision_name(&p.precision), cases[i].precision);
+        precision_free(&p.precision);
+    }
+}
+
+// Where FP8 gains from so many multiply-adds on: a block's weights times a micro-batch's tokens.
+static void small_products_stay_in_bf16(void) {
+    const char *options = LLAMA "--micro-batch-size 3 --fp8-lm-head --fp8-format hybrid ";
+    const double tokens = 3 * 16, block = tokens * 48 * (80 + 48 + 160 + 80);
+    const struct {
+        double gains_from;
+        const char *more;
+        int fp8;
+    } cases[] = {{0, "", 17},
+                 {tokens * 48 * 64, "", 17},
+                 {block, "", 16},
+                 {block + 1, "", 0},
+                 {block, "--fp8-small-products", 17},
+                 {1e18, "--fp8-small-products", 17},
+                 {block, "--micro-batch-size 2", 0}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[1024];
+        Policy p;
+        snprintf(text, sizeof(text), "%s%s", options, cases[i].more);
+        decide_with(&p, text, (NumberSupport){NUMBER_BF16, NULL, cases[i].gains_from});
+        CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
+        const LinearPrecision *head = precision_of(&p.precision, LINEAR_HEAD, 0);
+        CHECK_EQUAL(strstr(head->reason, "too small to gain") != NULL, cases[i].fp8 < 17);
         precision_free(&p.precision);
     }
 }
@@ -173,6 +204,7 @@ static void margin_is_for_delayed_scales(void) {
 int main(void) {
     RUN(formats_name_their_operands);
     RUN(options_keep_layers_in_bf16);
+    RUN(small_products_stay_in_bf16);
     RUN(share_of_flops_is_counted);
     RUN(table_tells_layers_apart);
     RUN(slots_have_their_own_places);

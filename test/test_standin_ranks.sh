@@ -13,7 +13,7 @@ if [[ ! -x $standin ]]; then
 fi
 
 common+=(--valid-data d/x_val.bin --no-cuda-graphs --micro-batch-size 2 --seq-length 32 --lr 1e-3
-    --weight-decay 20)
+    --weight-decay 20 --fp8-small-products)
 untied=(--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
     --make-vocab-size-divisible-by 16)
 coarsest_fp8=(--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head)

@@ -16,7 +16,7 @@ if [[ ! -x $standin ]]; then
 fi
 
 settings="--data d/x_train.bin --valid-data d/x_val.bin --log-interval 1 --lr 1e-3
-    --lr-warmup-iters 2 --weight-decay 20"
+    --lr-warmup-iters 2 --weight-decay 20 --fp8-small-products"
 gpt2="--model gpt2-tiny --seq-length 48"
 llama="--model llama-tiny --seq-length 48 --hidden-size 64 --num-attention-heads 4
     --num-query-groups 2 --ffn-hidden-size 176"
@@ -223,6 +223,17 @@ falls_back_to_bf16() {
     has log 'BF16 training needs 8.0' || fail "$(cat log)"
 }
 
+stays_in_bf16_where_small() {
+    local options="$gpt2 --micro-batch-size 2 --train-iters 3"
+    local fp8="--fp8-format hybrid --fp8-lm-head --no-fp8-small-products"
+    gpu $options --save plain && gpu $options $fp8 --save small || return
+    [[ $(grep -c 'too small to gain' log) -eq 5 ]] || fail "the table: $(cat log)"
+    has log 'warning: no linear layer is in FP8' || fail "$(cat log)"
+    same_end plain small || fail "not the same as BF16"
+    expect_status 1 "$standin" $settings $options $fp8 --fp8-required
+    has log 'error: --fp8-required: no linear layer' || fail "$(cat log)"
+}
+
 # Addresses, arithmetic and what is never freed.
 sanitized_runs() {
     local state options="--micro-batch-size 2 --global-batch-size 4 --no-cuda-graphs"
@@ -239,7 +250,7 @@ sanitized_runs() {
 
 for test in prepare bf16_gradients fp8_gradients losses_follow resumes_exactly same_bits \
     checkpoints_cross scales_are_renewed_in_time evaluates_and_samples counts_and_profiles \
-    falls_back_to_bf16 sanitized_runs; do
+    falls_back_to_bf16 stays_in_bf16_where_small sanitized_runs; do
     run $test
 done
 summary

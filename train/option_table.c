@@ -125,6 +125,8 @@ const OptionRow option_table[] = {
     FLAG("fp8-wgrad", fp8_wgrad, "true", PRECISION, "the weight gradients' products in FP8 too"),
     CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, "forward", "none|forward|all", PRECISION,
            "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)"),
+    FLAG("fp8-small-products", fp8_small_products, "false", PRECISION,
+         "FP8 also where a micro-batch's products are too small to gain by it (GPU)"),
     FLAG("fp8-required", fp8_required, "false", PRECISION,
          "refuse to run where FP8 is asked for and the device has none, instead of using BF16"),
     LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX, PRECISION,

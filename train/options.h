@@ -62,7 +62,7 @@ typedef struct {
     int fp8_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
     bool first_last_layers_bf16;
     int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
-    bool fp8_lm_head, fp8_wgrad, fp8_required;
+    bool fp8_lm_head, fp8_wgrad, fp8_small_products, fp8_required;
     int fp8_fast_accumulation;
     int64_t fp8_stats_interval;
     // evaluation and sampling

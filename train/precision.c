@@ -24,6 +24,17 @@ TensorId linear_weight(const ModelConfig *config, Linear linear) {
     return tied ? TENSOR_TOKEN_EMBEDDING : linears[linear].weight;
 }
 
+// Multiply-adds of a micro-batch's forward products in a block, or in the head.
+static double forward_work(const Options *o, const ModelConfig *c, Linear linear) {
+    double weights = 0, tokens = (double)o->micro_batch_size * c->seq_length;
+    for (int i = 0; i < LINEAR_COUNT; i++) {
+        int outputs, inputs;
+        linear_shape(c, (Linear)i, &outputs, &inputs);
+        if ((i == LINEAR_HEAD) == (linear == LINEAR_HEAD)) { weights += (double)outputs * inputs; }
+    }
+    return tokens * weights;
+}
+
 // Why a layer is not FP8, or NULL when it is.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
                                       const NumberSupport *support, Linear linear, int layer) {
@@ -39,6 +50,9 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
     }
     if (outputs % 16 != 0 || inputs % 16 != 0) { return "a side is not a multiple of 16"; }
     if (c->seq_length % 16 != 0) { return "--seq-length is not a multiple of 16"; }
+    if (!o->fp8_small_products && forward_work(o, c, linear) < support->fp8_gains_from) {
+        return "too small to gain (--fp8-small-products)";
+    }
     return NULL;
 }
 
@@ -60,6 +74,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         .most_recent = o->fp8_amax_compute_algo == AMAX_MOST_RECENT,
         .fast_forward = o->fp8_fast_accumulation != FAST_NONE,
         .fast_backward = o->fp8_fast_accumulation == FAST_ALL,
+        .possible = support.lacks_fp8 == NULL,
         .count = config->num_layers * LINEAR_HEAD + 1,
     };
     p.linear = calloc_or_die((size_t)p.count, sizeof(LinearPrecision));

@@ -48,6 +48,7 @@ typedef struct {
     int margin, interval, history_length;
     bool most_recent;
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
+    bool possible;                    // as far as the device goes
     int count;                        // linear layers: 4 L + 1
     LinearPrecision *linear;          // by precision_index
 } Precision;
@@ -56,6 +57,7 @@ typedef struct {
 typedef struct {
     Number plain;          // what is not FP8: NUMBER_FP32 or NUMBER_BF16
     const char *lacks_fp8; // why it has no FP8; NULL: it has (or emulates it)
+    double fp8_gains_from; // multiply-adds of a block's forward products, or the head's
 } NumberSupport;
 
 // The config must outlive the result.

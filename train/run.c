@@ -30,6 +30,16 @@ void run_print_size(const Run *run) {
            (long long)run->layout.num_parameters, flops_per_token(&run->config));
 }
 
+static void check_for_fp8(const Run *run) {
+    const Precision *p = &run->precision;
+    bool none = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
+    if (!none || run->rank > 0) { return; }
+    if (run->options.fp8_required) {
+        die("--fp8-required: no linear layer is in FP8; the table above says why");
+    }
+    warn("no linear layer is in FP8: the table above says why; the run goes on without");
+}
+
 void run_announce(const Run *run) {
     Error err;
     if (run->options.list_checkpoints) {
@@ -42,6 +52,7 @@ void run_announce(const Run *run) {
     }
     options_print(&run->options, stdout);
     precision_print(&run->precision);
+    check_for_fp8(run);
     if (run->options.plan) { run_print_size(run); }
 }
 
