@@ -192,7 +192,8 @@ write_fixture() {
         record 2026-01-01T00:00:00Z small bf16 '' bf16 600000
         record 2026-01-01T00:00:00Z small fp8 tensorwise bf16 690000
         record 2026-03-03T00:00:00Z small fp8 delayed bf16 780000
-        record 2026-03-03T00:00:00Z small fp8 delayed bf16 20 4 null
+        record 2026-03-03T00:00:00Z small bf16 '' bf16 1200000 4 null
+        record 2027-04-04T00:00:00Z big fp8 delayed bf16 700 # another commit: not compared
     } >fixture.jsonl
     printf '# Title\n\nbefore\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n' >readme
 }
@@ -208,17 +209,18 @@ table_is_the_newest_of_each() {
 
 before
 <!-- bench -->
-| model, batch | precision | tokens/s | x BF16 | TFLOP/s | MFU | of the floor | memory |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
-| big, 64 x 1024 | BF16 | 500 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | BF16 | 600,000 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 4 GPUs, 64 x 1024 | FP8 delayed, BF16 head | 20 | - | 530 | 53.6% | 71% | 4.0 GiB planned |
+| model, batch | precision | tokens/s | x BF16 | x 1 GPU | TFLOP/s | MFU | of the floor | memory |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| big, 64 x 1024 | BF16 | 500 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| big, 64 x 1024 | FP8 delayed, BF16 head | 700 | - | - | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | BF16 | 600,000 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 4 GPUs, 64 x 1024 | BF16 | 1,200,000 | 1.00 | 2.00 | 530 | 53.6% | 71% | 4.0 GiB planned |
 
 Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3);
-2026-01-01, 2026-02-02, 2026-03-03; commit c2026.
+2026-01-01, 2026-02-02, 2026-03-03, 2027-04-04; commit c2026, c2027.
 <!-- /bench -->
 after
 END
@@ -237,7 +239,7 @@ table_refuses_what_it_cannot_read() {
     has log 'error: nothing.jsonl: No such file' || fail "$(cat log)"
     { cat fixture.jsonl && echo '{"date": '; } >torn.jsonl
     expect_status 1 "$table" readme torn.jsonl
-    has log 'error: torn.jsonl, line 9: not a JSON object' || fail "$(cat log)"
+    has log 'error: torn.jsonl, line 10: not a JSON object' || fail "$(cat log)"
     sed 's/"recipe"/"recipes"/' fixture.jsonl >old.jsonl
     expect_status 1 "$table" readme old.jsonl
     has log 'error: old.jsonl, line 1: without recipe' || fail "$(cat log)"

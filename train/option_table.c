@@ -184,7 +184,8 @@ const OptionRow option_table[] = {
     FLAG("deterministic", deterministic, "true", option_group_gpu,
          "attention's backward in a fixed order too, for some workspace and time"),
     FLAG("gemm-autotune", gemm_autotune, "false", option_group_gpu,
-         "time cuBLASLt's algorithms once; the choice is kept under --save and used again"),
+         "time cuBLASLt's algorithms once (half a minute); the choice is kept under --save and "
+         "used again"),
     INT("lm-head-chunk-tokens", lm_head_chunk_tokens, "0", 0, 1 << 30, option_group_gpu,
         "tokens whose logits exist at a time; 0: what 4 GiB hold"),
     INT("workspace-mib", workspace_mib, "4096", 64, 1 << 20, option_group_gpu,
