@@ -152,6 +152,7 @@ SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
+STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes
 endif
 .SECONDARY:
 
@@ -159,8 +160,8 @@ test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/a
       $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(BUILD)/plain/fp8_values \
-      $(TEST_PROGRAMS)
-	test/run.sh $(TEST_PROGRAMS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
+      $(TEST_PROGRAMS) $(STANDIN_TESTS)
+	test/run.sh $(TEST_PROGRAMS) $(STANDIN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 
 # ARGS="--bf16" times other options; APPEND=FILE keeps what is printed
 bench-cpu: $(BUILD)/plain/bench_cpu
@@ -189,11 +190,14 @@ $(BUILD)/plain/standin/%.cu.o: %.cu
 $(BUILD)/asan/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
-$(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o \
-      $(call objects,plain/standin,$(GPU_ON_STANDIN)) $(call objects,plain,$(LIBRARY))
+standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,$(1),$(LIBRARY))
+$(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
+$(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
+$(BUILD)/plain/standin_spikes: $(BUILD)/plain/standin/test/test_gpu_spikes.cu.o
+$(BUILD)/asan/standin_spikes: $(BUILD)/asan/standin/test/test_gpu_spikes.cu.o
+$(BUILD)/plain/standin_trainer $(BUILD)/plain/standin_spikes: $(call standin_objects,plain)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
-$(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o \
-      $(call objects,asan/standin,$(GPU_ON_STANDIN)) $(call objects,asan,$(LIBRARY))
+$(BUILD)/asan/standin_trainer $(BUILD)/asan/standin_spikes: $(call standin_objects,asan)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(BUILD)/plain/standin/%.c.o: %.c
 	@mkdir -p $(@D)

@@ -25,7 +25,7 @@ fi
 check() { # tool, program
     local name
     name="$1 $(basename "$2")"
-    if LLM8_SANITIZING=1 "$sanitizer" --tool "$1" --error-exitcode 9 "$2" >log 2>&1 &&
+    if LLM8_SANITIZING=$1 "$sanitizer" --tool "$1" --error-exitcode 9 "$2" >log 2>&1 &&
         grep -qE '(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' log; then
         echo "  ok   $name: $(grep -E '^[0-9]+ passed' log)"
         passed=$((passed + 1))

@@ -5,7 +5,7 @@
 // The norm's backward pass with FP8 output: the same d_residual and sums as without, and the codes
 // that gpu_quantize makes of it.
 static void norm_backward_fp8(int M, int C, bool layernorm) {
-    if (left_out((int64_t)M * C)) { return; }
+    if (left_out((int64_t)M * C) || misleads_racecheck(M, C)) { return; }
     size_t n = (size_t)M * C;
     Input x(n, 2), w(C, 1), dout(n, 1), residual(n, 1);
     Floats statistics(M, 0.7f);
@@ -53,6 +53,8 @@ static void norms_backward(void) {
         norm_backward_fp8(80, 2048, layernorm);
         norm_backward_fp8(144, 4096, layernorm);
         norm_backward_fp8(32, 5120, layernorm);
+        norm_backward_fp8(256, 768, layernorm);
+        norm_backward_fp8(192, 1360, layernorm);
     }
 }
 

@@ -65,7 +65,7 @@ no_gpu_is_no_success() {
 sanitizer_says() {
     cat >bin/compute_sanitizer <<END
 #!/bin/sh
-[ "\$LLM8_SANITIZING" = 1 ] || exit 3
+[ "\$LLM8_SANITIZING" = "\$2" ] || exit 3
 "\$5"
 status=\$?
 if [ "\$2" = memcheck ]; then

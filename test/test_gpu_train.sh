@@ -143,6 +143,29 @@ required() {
     grep -q "error: --fp8-required: no FP8 here: compute capability 8.9 is below 9.0" out
 }
 check "--fp8-required refuses instead" required
+too_small() {
+    train plain $RUN --train-iters 6 && train small $RUN $fp8 --train-iters 6 \
+        --no-fp8-small-products >out 2>&1 || return 1
+    grep "too small to gain" out && same_losses plain small
+}
+check "blocks too small to gain stay in BF16" too_small
+# From BF16 to FP8, which measures its first scales, and back: the losses stay near those of BF16.
+precision_changes() {
+    local recipe options="$RUN --lr 3e-4 --lr-decay-iters 18"
+    train plain $options --train-iters 18 || return 1
+    for recipe in delayed tensorwise; do
+        train changed $options --train-iters 6 &&
+            "$BIN/train_gptcu" $options $fp8 --fp8-recipe $recipe --save changed --resume latest \
+                --train-iters 12 &&
+            "$BIN/train_gptcu" $options --save changed --resume latest --train-iters 18 || return 1
+        paste <(losses plain | grep -o '"loss":[^,]*') <(losses changed | grep -o '"loss":[^,]*') |
+            tr -d 'a-z":' | awk -v name=$recipe '{d = $1 - $2; if (d < 0) d = -d
+                if (!(d <= worst)) worst = d; n++; first = $1 > first ? $1 : first}
+                END {print name ": " n " losses, at most " worst " apart"
+                     exit !(n == 18 && worst > 0 && worst < 0.02 * first)}' || return 1
+    done
+}
+check "BF16 to FP8 and back" precision_changes
 check "BF16 moments" train bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 check "BF16 moments, resumed" resumed bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 first_loss() {
