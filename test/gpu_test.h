@@ -127,8 +127,8 @@ struct AmaxBuffer : FloatBuffer {
         CHECK_EQUAL((buffer).get()[0], tensor_amax(all.data(), (int64_t)all.size())); \
     } while (0)
 
-// Under compute-sanitizer, which is slow (LLM8_SANITIZING is the tool): larger shapes are left out, and
-// so are the libraries' own kernels.
+// Under compute-sanitizer, which is slow (LLM8_SANITIZING is the tool): larger shapes are left out,
+// and so are the libraries' own kernels.
 static inline bool sanitizing(void) {
     return getenv("LLM8_SANITIZING") != NULL;
 }

@@ -121,7 +121,8 @@ static void scaling_state_adapts(void) {
     check_scaling(DELAYED "--fp8-amax-history-len 1", 1.0f);
     check_scaling(DELAYED "--fp8-amax-history-len 4", 1.0f);
     check_scaling(DELAYED "--fp8-amax-history-len 50", 1.0f);
-    check_scaling(DELAYED "--fp8-format e4m3", 448.0f / 57344.0f);
+    check_scaling(DELAYED "--fp8-format e4m3", 448.0f / (57344.0f / 32));
+    check_scaling(DELAYED "--fp8-e5m2-margin 0", 32.0f);
 
     fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
     Fp8Slot before = plain.slots[3];

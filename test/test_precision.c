@@ -168,7 +168,7 @@ static void slots_have_their_own_places(void) {
     Policy p;
     int uses[SLOTS] = {0};
     char name[64], other[64];
-    decide(&p, LLAMA "--fp8-format hybrid --fp8-margin 2");
+    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head --fp8-margin 2 --fp8-e5m2-margin 3");
     CHECK_EQUAL(fp8_slot_count(&p.config), SLOTS);
     for (int linear = 0; linear < LINEAR_COUNT; linear++) {
         for (int layer = 0; layer < (linear == LINEAR_HEAD ? 1 : LAYERS); layer++) {
@@ -186,10 +186,12 @@ static void slots_have_their_own_places(void) {
     }
     int slot = fp8_slot_index(&p.config, LINEAR_FC2, 3, OPERAND_DY);
     CHECK_TEXT(fp8_slot_name(&p.config, slot, name), "blocks.3.fc2.dy");
-    CHECK(fp8_slot_target(&p.precision, slot) == 57344.0f / 4);
+    CHECK(fp8_slot_target(&p.precision, slot) == 57344.0f / 32);
     CHECK(fp8_slot_target(&p.precision, slot - 1) == 448.0f / 4);
     slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_X);
     CHECK_TEXT(fp8_slot_name(&p.config, slot, name), "head.x");
+    slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY); // never more than is known
+    CHECK(fp8_slot_target(&p.precision, slot) == 57344.0f / 4);
     precision_free(&p.precision);
 }
 
@@ -197,7 +199,8 @@ static void slots_have_their_own_places(void) {
 static void margin_is_for_delayed_scales(void) {
     Policy p;
     decide(&p, LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2");
-    CHECK(fp8_slot_target(&p.precision, 0) == 448.0f);
+    CHECK(fp8_slot_target(&p.precision, OPERAND_X) == 448.0f);
+    CHECK(fp8_slot_target(&p.precision, OPERAND_DY) == 57344.0f);
     precision_free(&p.precision);
 }
 

@@ -82,7 +82,8 @@ resumes_on_other_numbers() {
 }
 
 numbers_of_ranks_change() {
-    local options=(--micro-batch-size 1 --lr-decay-iters 40 --lr-wsd-decay-iters 8 --keep 0)
+    local options=(--micro-batch-size 1 --lr-decay-iters 40 --lr-wsd-decay-iters 8 --keep 0
+        --lr 5e-4)
     local fp8=(--fp8-format hybrid --fp8-amax-history-len 4)
     train fp32.straight "${options[@]}" --gpus 4 --train-iters 20 || return
     train fp32.other "${options[@]}" --micro-batch-size 2 --gpus 3 --train-iters 20 || return

@@ -18,7 +18,8 @@ untied=(--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
     --make-vocab-size-divisible-by 16)
 coarsest_fp8=(--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head)
 # words of each row: options of a run
-kinds=("" "--model gpt2-tiny --adam-dtype bf16 --gemm-autotune" "--grad-accum-dtype fp32 --grad-reduce-dtype bf16"
+kinds=("" "--model gpt2-tiny --adam-dtype bf16 --gemm-autotune"
+    "--grad-accum-dtype fp32 --grad-reduce-dtype bf16"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4" "${coarsest_fp8[*]}"
     "--fp8-format hybrid --no-fp8-param-gather --first-last-layers-bf16"
     "--fp8-format e4m3 --eval-precision bf16 ${untied[*]}")

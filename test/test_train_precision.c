@@ -193,7 +193,7 @@ static void delayed_begins_as_tensorwise(void) {
     for (int f = 0; f < 3; f++) {
         char options[256];
         Trainer a, b;
-        snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-recipe delayed",
+        snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-e5m2-margin 0",
                  formats[f]);
         first_step(&a, LLAMA, options);
         snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-recipe tensorwise",
@@ -210,31 +210,6 @@ static void delayed_begins_as_tensorwise(void) {
         b.inputs[0] = a.inputs[0] = (a.inputs[0] + 1) % V; // other tokens, other ranges
         CHECK(forward_backward(&a, M) != forward_backward(&b, M));
         trainer_close(&a), trainer_close(&b);
-    }
-}
-
-// Activations a thousand times as large for three steps saturate, or move the scale; when they are
-// gone the scale comes back, and the run goes on as if nothing had been.
-static void spikes_pass(void) {
-    static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise"};
-    for (int r = 0; r < 2; r++) {
-        Trainer t;
-        open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
-        const Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
-        float *weight = weight_of(&t, TENSOR_NORM2_WEIGHT, LAYER);
-        train(&t, 10);
-        double before = t.run.progress.loss, scale = x->scale;
-        for (int i = 0; i < C; i++) { weight[i] *= 1000.0f; }
-        train(&t, 3);
-        CHECK(x->scale < scale / 100);
-        for (int i = 0; i < C; i++) { weight[i] /= 1000.0f; }
-        train(&t, 6);
-        CHECK(fabs(x->scale / scale - 1) < 0.5);
-        CHECK(t.run.progress.skipped == 0 && t.run.progress.loss < before + 0.2);
-        for (int64_t i = 0; i < t.run.layout.size; i++) {
-            if (!isfinite(t.weights[i])) { test_fail(__FILE__, __LINE__, "weight not finite"); }
-        }
-        trainer_close(&t);
     }
 }
 
@@ -263,26 +238,6 @@ static void losses_of_fp8_are_counted(void) {
     run_products(&t, &a);
     CHECK_EQUAL(c->elements, M * C);
     CHECK(!run_counts_fp8(&t.run, 1) && run_counts_fp8(&t.run, 2));
-    trainer_close(&t);
-}
-
-// Scales move at every --fp8-interval-th step, and at the first.
-static void scales_are_renewed_at_the_interval(void) {
-    Trainer t;
-    open_trainer(&t, "%s",
-                 LLAMA "--fp8-format hybrid --fp8-interval 3 --fp8-amax-compute-algo "
-                       "most_recent");
-    int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY);
-    for (int step = 1; step <= 7; step++) {
-        float before = t.slots[slot].scale;
-        train(&t, 1);
-        bool moved = t.slots[slot].scale != before;
-        CHECK(moved == (step == 1 || step % 3 == 0));
-        CHECK_EQUAL(t.slots[slot].count, step);
-        if (!moved) { continue; }
-        float newest = t.amax_history[slot * t.run.precision.history_length + step - 1];
-        CHECK(t.slots[slot].scale == 57344.0f / newest);
-    }
     trainer_close(&t);
 }
 
@@ -384,9 +339,7 @@ int main(void) {
     RUN(delayed_scales_come_from_the_slot);
     RUN(precisions_are_near_fp32);
     RUN(delayed_begins_as_tensorwise);
-    RUN(spikes_pass);
     RUN(losses_of_fp8_are_counted);
-    RUN(scales_are_renewed_at_the_interval);
     RUN(layers_kept_in_bf16_are_not_quantised);
     RUN(wgrad_changes_weight_gradients_only);
     RUN(every_precision_learns);

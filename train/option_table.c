@@ -109,6 +109,9 @@ const OptionRow option_table[] = {
            "scales from the history of earlier steps, or from the tensor in hand"),
     INT("fp8-margin", fp8_margin, "0", -32, 32, PRECISION,
         "delayed: leave 2^N of headroom in the scale"),
+    INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16, PRECISION,
+        "delayed: as much more for E5M2, whose range has room: gradients may grow 2^N-fold at "
+        "once"),
     INT("fp8-interval", fp8_interval, "1", 1, 1 << 30, PRECISION,
         "delayed: optimizer steps between scale updates"),
     INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536, PRECISION,

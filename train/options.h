@@ -59,7 +59,7 @@ typedef struct {
     // precision
     bool bf16;
     int fp8_format, fp8_recipe;
-    int fp8_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
+    int fp8_margin, fp8_e5m2_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
     bool first_last_layers_bf16;
     int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
     bool fp8_lm_head, fp8_wgrad, fp8_small_products, fp8_required;

@@ -69,6 +69,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         .format = (Fp8Format)o->fp8_format,
         .recipe = (Fp8Recipe)o->fp8_recipe,
         .margin = o->fp8_recipe == FP8_RECIPE_DELAYED ? o->fp8_margin : 0,
+        .e5m2_margin = o->fp8_recipe == FP8_RECIPE_DELAYED ? o->fp8_e5m2_margin : 0,
         .interval = o->fp8_interval,
         .history_length = o->fp8_amax_history_len,
         .most_recent = o->fp8_amax_compute_algo == AMAX_MOST_RECENT,
@@ -179,8 +180,9 @@ void precision_print(const Precision *p) {
     if (p->format == FP8_FORMAT_NONE) { return; }
     printf("  %.1f%% of the linear layers' FLOPs in FP8; ", 100 * precision_fp8_share(p));
     if (p->recipe == FP8_RECIPE_DELAYED) {
-        printf("delayed scaling, history %d, %s, margin %d, interval %d", p->history_length,
-               p->most_recent ? "most recent" : "max", p->margin, p->interval);
+        printf("delayed scaling, history %d, %s, margin %d (E5M2: %d), interval %d",
+               p->history_length, p->most_recent ? "most recent" : "max", p->margin,
+               p->margin + p->e5m2_margin, p->interval);
     } else {
         printf("tensorwise scaling");
     }
@@ -189,7 +191,9 @@ void precision_print(const Precision *p) {
 }
 
 float fp8_slot_target(const Precision *p, int slot) {
-    return fp8_target(p->linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT], p->margin);
+    Fp8Type type = p->linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT];
+    bool more = type == FP8_E5M2 && !fp8_slot_is_fixed(p->config, slot);
+    return fp8_target(type, p->margin + (more ? p->e5m2_margin : 0));
 }
 
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {

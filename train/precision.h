@@ -45,7 +45,7 @@ typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, interval, history_length;
+    int margin, e5m2_margin, interval, history_length; // E5M2's comes on top
     bool most_recent;
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // as far as the device goes
