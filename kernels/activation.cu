@@ -124,6 +124,7 @@ __global__ void sum_partials_kernel(PartialSums s) {
     int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
     if (out.data == nullptr) { return; }
+#pragma unroll 8
     for (int i = threadIdx.y; i < s.count && column < s.columns; i += WARP) {
         sum += partials[i * s.columns + column];
     }

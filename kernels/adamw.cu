@@ -54,16 +54,16 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     if (state->skipped) { return; }
     const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
     AdamWFactors f = adamw_factors(u, state, bias1, bias2);
-    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_VECTORS;
-    int64_t end = min(begin + ADAMW_VECTORS, s.n / VEC);
+    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_QUADS;
+    int64_t end = min(begin + ADAMW_QUADS, s.n / QUAD);
     for (int64_t i = begin + threadIdx.x; i < end; i += ADAMW_THREADS) {
-        int64_t at = s.first / VEC + i; // in all arrays: fewer registers than three places
-        store8(s.weights, i, adamw_vector(u, f, {at, at, at}));
+        int64_t at = s.first / QUAD + i; // in all arrays: fewer registers than three places
+        store4(s.weights, i, adamw_quad(u, f, {at, at, at}));
     }
 }
 
 int gpu_adamw_blocks(int64_t n) {
-    return divide_up(n / VEC, ADAMW_VECTORS);
+    return divide_up(n / QUAD, ADAMW_QUADS);
 }
 
 void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {

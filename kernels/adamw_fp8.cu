@@ -3,37 +3,53 @@
 #include "adamw.cuh"
 #include "quantize.cuh"
 
-struct AdamWSource {
-    enum { ROWS = 32, OUTPUTS = 1 };
-    struct Raw {};
-    AdamWUpdate update;
-    const StepState *state;
-    float bias1, bias2; // the betas' binary logarithms
-    int vectors;        // of a row
-    AdamWFactors factors;
-    int64_t at;
-    __device__ void enter(const Fp8Weight &w) {
-        at = w.first / VEC;
-        vectors = w.C / VEC;
+// A tile a block; a thread takes 4 rows of 4 columns at a time, since the 8 columns of
+// quantize_tile would take two accesses for each array of FP32.
+template <bool MEASURES, bool COUNTS>
+__global__ void __launch_bounds__(TILE_THREADS, 5)
+    adamw_fp8_kernel(const AdamWUpdate u, Fp8Weights table, const StepState *state, float bias1,
+                     float bias2) {
+    enum { ACROSS = WeightTile::COLUMNS / QUAD, PIECES = ACROSS * WEIGHT_ROWS / THREAD_ROWS };
+    __shared__ WeightTile turned;
+    if (state->skipped) { return; }
+    const Fp8Weight w = table.rows[row_of_block(table.rows, 0, table.count, blockIdx.x)];
+    int2 tile = tile_place(w, blockIdx.x);
+    AdamWFactors f = adamw_factors(u, state, bias1, bias2);
+    int first_row = tile.y * WEIGHT_ROWS, first_column = tile.x * WeightTile::COLUMNS;
+    float scale = w.out.live->scale, range = 0.0f;
+#pragma unroll 1
+    for (int piece = threadIdx.x; piece < PIECES; piece += TILE_THREADS) {
+        int group = piece / ACROSS, c = piece % ACROSS * QUAD;
+        int row = first_row + group * THREAD_ROWS, column = first_column + c;
+        if (row >= w.N || column >= w.C) { continue; }
+        uint32_t codes[THREAD_ROWS];
+#pragma unroll
+        for (int i = 0; i < THREAD_ROWS; i++) {
+            int64_t at = (row + i) * (int64_t)w.C + column, quad = (w.first + at) / QUAD;
+            Floats4 value = unpack4(pack4(adamw_quad(u, f, {quad, quad, quad})));
+            range = range4(range, value);
+            if (MEASURES) { continue; }
+            codes[i] = encode4<FP8_E4M3>(value.v, scale);
+            *reinterpret_cast<uint32_t *>(w.out.rows + at) = codes[i];
+            if (COUNTS) { count4(w.out.counts, value.v, scale, codes[i], FP8_E4M3); }
+        }
+        if (!MEASURES) { turned.put4(codes[0], codes[1], codes[2], codes[3], c, group); }
     }
-    __device__ bool begin(int row, int vector) {
-        if (state->skipped) { return false; }
-        factors = adamw_factors(update, state, bias1, bias2);
-        at += row * (int64_t)vectors + vector;
-        return true;
+    if (MEASURES) {
+        block_amax(&w.out.live->amax, range);
+        return;
     }
-    __device__ Raw fetch(int) const {
-        return {};
-    }
-    __device__ void compute(int i, const Raw &, Floats8 *values) const {
-        int64_t vector = at + i * vectors;
-        values[0] = rounded8(adamw_vector(update, factors, {vector, vector, vector}));
-    }
-};
+    bool first = tile.x == 0 && tile.y == 0 && threadIdx.x == 0;
+    if (COUNTS && first) { w.out.counts->elements += (int64_t)w.N * w.C; }
+    __syncthreads();
+    turned.write(w.out.columns + (int64_t)first_column * w.N + first_row, w.C - first_column,
+                 w.N - first_row, w.N);
+    if (w.out.record) { block_amax(&w.out.slot->amax, range); }
+}
 
 // The weights that are there, in BF16: rounded from the master weights, or their copy.
 template <bool COPY> struct WeightSource : PlainPlace {
-    enum { ROWS = 32, OUTPUTS = 1 };
+    enum { ROWS = WEIGHT_ROWS, OUTPUTS = 1 };
     typedef Floats8 Raw;
     const float *master;
     const Bf16 *copy;
@@ -63,11 +79,10 @@ __global__ void __launch_bounds__(TILE_THREADS)
     weights_kernel(SOURCE source, Fp8Weights table, int begin) {
     int block = table.rows[begin].first_block + blockIdx.x;
     const Fp8Weight w = table.rows[row_of_block(table.rows, begin, table.count, block)];
-    int across = (w.C + Tile<SOURCE::ROWS>::COLUMNS - 1) / Tile<SOURCE::ROWS>::COLUMNS;
-    int tile = block - w.first_block;
+    int2 tile = tile_place(w, block);
     source.enter(w);
-    quantize_tile<SOURCE, FP8_E4M3, MODE, false, COUNTS>(source, w.out, nullptr, w.N, w.C,
-                                                         tile % across, tile / across);
+    quantize_tile<SOURCE, FP8_E4M3, MODE, false, COUNTS>(source, w.out, nullptr, w.N, w.C, tile.x,
+                                                         tile.y);
 }
 
 template <TileMode MODE, typename SOURCE>
@@ -79,21 +94,17 @@ static void launch(const SOURCE &source, const Fp8Weights &table, int begin, cud
 }
 
 int gpu_fp8_weight_tiles(int N, int C) {
-    return divide_up(N, AdamWSource::ROWS) * divide_up(C, Tile<AdamWSource::ROWS>::COLUMNS);
+    return divide_up(N, WEIGHT_ROWS) * divide_up(C, WeightTile::COLUMNS);
 }
 
 void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *update,
                           const StepState *state, cudaStream_t stream) {
-    AdamWSource source;
-    source.update = *update;
-    source.state = state;
-    source.bias1 = log2f(update->beta1);
-    source.bias2 = log2f(update->beta2);
-    if (measured) {
-        launch<TILE_MEASURE>(source, weights, 0, stream);
-    } else {
-        launch<TILE_GIVEN>(source, weights, 0, stream);
-    }
+    auto kernel = measured         ? adamw_fp8_kernel<true, false>
+                  : weights.counts ? adamw_fp8_kernel<false, true>
+                                   : adamw_fp8_kernel<false, false>;
+    kernel<<<weights.tiles, TILE_THREADS, 0, stream>>>(*update, weights, state,
+                                                       log2f(update->beta1), log2f(update->beta2));
+    LAUNCH_CHECK();
 }
 
 template <TileMode MODE>

@@ -4,17 +4,17 @@
 #include "adamw.cuh"
 #include "quantize.cuh"
 
-// Vector i of a segment.
+// Quad i of a segment.
 __device__ __forceinline__ AdamWPlace adamw_place(const AdamWSegment &s, int64_t i) {
-    return {s.first / VEC + i, s.gradient / VEC + i, s.state / VEC + i};
+    return {s.first / QUAD + i, s.gradient / QUAD + i, s.state / QUAD + i};
 }
 
-// The new weights of vector i, or those that are there.
+// The new weights of quad i, or those that are there.
 template <bool UPDATES>
-__device__ __forceinline__ Floats8 weights_of(const AdamWUpdate &u, const AdamWFactors &f,
+__device__ __forceinline__ Floats4 weights_of(const AdamWUpdate &u, const AdamWFactors &f,
                                               const AdamWSegment &s, int64_t i) {
-    return UPDATES ? adamw_vector(u, f, adamw_place(s, i))
-                   : load_floats8(u.master, TYPE_F32, s.state / VEC + i);
+    return UPDATES ? adamw_quad(u, f, adamw_place(s, i))
+                   : load4(u.master, TYPE_F32, s.state / QUAD + i);
 }
 
 template <bool UPDATES, PartsMode MODE, bool COUNTS>
@@ -25,30 +25,30 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
     AdamWFactors f = {};
     if (UPDATES) { f = adamw_factors(u, state, bias1, bias2); }
-    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_VECTORS + threadIdx.x;
-    int64_t end = min(begin - threadIdx.x + ADAMW_VECTORS, s.n / VEC);
+    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_QUADS + threadIdx.x;
+    int64_t end = min(begin - threadIdx.x + ADAMW_QUADS, s.n / QUAD);
     if (s.weights != nullptr) {
         bool wanted = UPDATES || (MODE == PARTS_MEASURED && state == nullptr);
         for (int64_t i = begin; wanted && i < end; i += ADAMW_THREADS) {
-            store8(s.weights, i, weights_of<UPDATES>(u, f, s, i));
+            store4(s.weights, i, weights_of<UPDATES>(u, f, s, i));
         }
         return;
     }
     const Fp8Out out = rows[s.weight].out;
-    uint2 *codes = reinterpret_cast<uint2 *>(out.rows + (s.first - rows[s.weight].first));
+    uint32_t *codes = reinterpret_cast<uint32_t *>(out.rows + (s.first - rows[s.weight].first));
     float scale = MODE == PARTS_MEASURED ? measured_scale(out, false) : out.live->scale;
     float range = 0.0f;
     for (int64_t i = begin; i < end; i += ADAMW_THREADS) {
-        Floats8 w = rounded8(weights_of<UPDATES>(u, f, s, i));
-        if (MODE != PARTS_MEASURED) { range = range8(range, w); }
+        Floats4 w = unpack4(pack4(weights_of<UPDATES>(u, f, s, i)));
+        if (MODE != PARTS_MEASURED) { range = range4(range, w); }
         if (MODE == PARTS_MEASURE) { continue; }
-        codes[i] = encode8<FP8_E4M3>(w, scale);
-        if (COUNTS) { count8(out.counts, w, scale, codes[i], FP8_E4M3); }
+        codes[i] = encode4<FP8_E4M3>(w.v, scale);
+        if (COUNTS) { count4(out.counts, w.v, scale, codes[i], FP8_E4M3); }
     }
     if (MODE == PARTS_MEASURE) { block_amax(&out.live->amax, range); }
     if (MODE == PARTS_GIVEN && out.record) { block_amax(&out.slot->amax, range); }
     if (COUNTS && MODE != PARTS_MEASURE && threadIdx.x == 0) {
-        atomicAdd(&out.counts->elements, (unsigned long long)(end - begin) * VEC);
+        atomicAdd(&out.counts->elements, (unsigned long long)(end - begin) * QUAD);
     }
 }
 
@@ -92,16 +92,14 @@ void gpu_announce_scales(const Fp8Weights *weights, const StepState *state, cuda
     LAUNCH_CHECK();
 }
 
-enum { TURN_ROWS = 32 }; // the tile of gpu_fp8_weight_tiles
-
 // A tile a block, as in weights_kernel.
 __global__ void __launch_bounds__(TILE_THREADS) transpose_kernel(Fp8Weights table, int begin) {
-    typedef Tile<TURN_ROWS> Block;
+    typedef WeightTile Block;
     __shared__ Block turned;
     int block = table.rows[begin].first_block + blockIdx.x;
     const Fp8Weight w = table.rows[row_of_block(table.rows, begin, table.count, block)];
-    int across = (w.C + Block::COLUMNS - 1) / Block::COLUMNS, tile = block - w.first_block;
-    int first_row = tile / across * TURN_ROWS, first_column = tile % across * Block::COLUMNS;
+    int2 tile = tile_place(w, block);
+    int first_row = tile.y * WEIGHT_ROWS, first_column = tile.x * Block::COLUMNS;
     int row = first_row + threadIdx.x / Block::COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % Block::COLUMN_GROUPS * VEC;
     uint2 codes[THREAD_ROWS] = {};

@@ -13,6 +13,12 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, flo
     return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format);
 }
 
+template <Fp8Type TYPE>
+__device__ __forceinline__ uint32_t encode4(const float (&x)[4], float scale) {
+    return encode2<TYPE>(x[0] * scale, x[1] * scale) | encode2<TYPE>(x[2] * scale, x[3] * scale)
+                                                           << 16;
+}
+
 template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &x, float scale) {
     uint32_t pairs[VEC / 2];
 #pragma unroll
@@ -22,17 +28,20 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Adds what 8 values lost. Straight to memory: steps that count are rare.
-__device__ __forceinline__ void count8(Fp8Counts *all, const Floats8 &x, float scale, uint2 codes,
+// Adds what 4 values lost. Straight to memory: steps that count are rare.
+__device__ __forceinline__ void count4(Fp8Counts *all, const float *x, float scale, uint32_t codes,
                                        Fp8Type type) {
     Fp8Counts mine = {};
 #pragma unroll
-    for (int j = 0; j < VEC; j++) {
-        uint32_t word = j < 4 ? codes.x : codes.y;
-        fp8_count(&mine, x.v[j], scale, (uint8_t)(word >> 8 * (j % 4)), type);
-    }
+    for (int j = 0; j < 4; j++) { fp8_count(&mine, x[j], scale, (uint8_t)(codes >> 8 * j), type); }
     if (mine.saturated > 0) { atomicAdd(&all->saturated, mine.saturated); }
     if (mine.vanished > 0) { atomicAdd(&all->vanished, mine.vanished); }
+}
+
+__device__ __forceinline__ void count8(Fp8Counts *all, const Floats8 &x, float scale, uint2 codes,
+                                       Fp8Type type) {
+    count4(all, x.v, scale, codes.x, type);
+    count4(all, x.v + 4, scale, codes.y, type);
 }
 
 // From four rows of four codes to four columns of four.

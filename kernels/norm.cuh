@@ -7,6 +7,7 @@
 #include "fp8.cuh"
 
 #include <cuda_pipeline.h>
+#include <limits.h>
 
 enum { CHUNK_ROWS = 32, BLOCKS = PARTIALS / 2, MOST_THREADS = 512 };
 
@@ -53,7 +54,8 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
     if (lane % (WARP / N) == 0) { buffer[warp * N + index] = v[0]; }
     group_barrier(group, lanes);
     float sum = 0.0f;
-    for (int w = lane / N; w < lanes / WARP; w += WARP / N) { sum += buffer[w * N + lane % N]; }
+#pragma unroll 1
+    for (int i = lane; i < lanes / WARP * N; i += WARP) { sum += buffer[i]; }
 #pragma unroll
     for (int offset = N; offset < WARP; offset *= 2) { sum += __shfl_xor_sync(~0u, sum, offset); }
 #pragma unroll
@@ -73,7 +75,7 @@ __device__ __forceinline__ void turn_codes(uint32_t *tile, uint2 (&codes)[4], in
 }
 
 // The chunk's turned codes, from the group's tile to columns.
-__device__ __forceinline__ void flush_columns(uint8_t *columns, const uint32_t *tile, int64_t row,
+__device__ __forceinline__ void flush_columns(uint8_t *columns, const uint32_t *tile, int row,
                                               int M, int C, int lane, int lanes) {
     enum { PIECES = CHUNK_ROWS / 16 };
     for (int i = lane; i < C * PIECES; i += lanes) {
@@ -99,11 +101,15 @@ static inline bool several_rows(int C) {
     return C <= MOST_THREADS * VEC;
 }
 
-__device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int64_t vector,
-                                            bool inside) {
-    const uint4 *from = reinterpret_cast<const uint4 *>(x);
-    __pipeline_memcpy_async(slot, inside ? from + vector : from, sizeof(uint4),
-                            inside ? 0 : sizeof(uint4));
+// Vector `vector` of x; zeros, where it is not inside.
+__device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vector, bool inside) {
+    const uint4 *from = reinterpret_cast<const uint4 *>(x) + (inside ? vector : 0);
+    __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
+}
+
+// The kernels count vectors in 32 bits.
+static inline void check_size(int M, int C) {
+    if ((int64_t)M * (C / VEC) > INT_MAX / 2) { die("norm: %d x %d is too large", M, C); }
 }
 
 #endif

@@ -10,7 +10,8 @@ struct ColumnSums {
 // What a thread carries along the rows.
 struct Progress {
     ColumnSums sums;
-    float range;
+    uint4 weight; // packed
+    float range, scale;
     int turn; // of what there are two of
 };
 
@@ -30,17 +31,16 @@ template <int R> struct SlotPlace {
     enum { X = 0, DOUT = R, RESIDUAL = 2 * R, COUNT = 4 * R };
 };
 
-// Begins to fetch R rows from `row` on; past the end there are zeros.
-template <int R, bool LAYERNORM>
+// Begins to fetch R rows from `row` on; past the end there are zeros. ALL: there is no end before
+// them.
+template <int R, bool LAYERNORM, bool ALL>
 __device__ __forceinline__ void fetch_rows(const Slots &slots, Statistics<R> &next,
-                                           const NormBackward &n, int64_t row, int vector,
-                                           int turn) {
+                                           const NormBackward &n, int row, int vector, int turn) {
     typedef SlotPlace<R> Place;
-    int vectors = n.C / VEC;
+    int vectors = n.C / VEC, at = row * vectors + vector;
 #pragma unroll
-    for (int i = 0; i < R; i++) {
-        int64_t at = (row + i) * vectors + vector;
-        bool inside = row + i < n.M;
+    for (int i = 0; i < R; i++, at += vectors) {
+        bool inside = ALL || row + i < n.M;
         bool fetches = inside && vector < vectors;
         fetch_ahead(&slots.x(Place::X + i), n.x, at, fetches);
         fetch_ahead(&slots.x(Place::DOUT + i), n.dout, at, fetches);
@@ -51,18 +51,44 @@ __device__ __forceinline__ void fetch_rows(const Slots &slots, Statistics<R> &ne
     __pipeline_commit();
 }
 
-// One row's new residual gradient, packed; adds to the column sums.
-template <bool LAYERNORM, bool COLUMN_SUMS>
-__device__ __forceinline__ Floats8 finish_row(uint4 &packed, ColumnSums &sums, const Floats8 &x,
-                                              const Floats8 &d, const Floats8 &w, float mean,
-                                              float rstd, float average, float projected) {
-    Floats8 out = unpack8(packed);
+// What a row's sums are needed for: the gradient by the normalised x, and that.
+struct Halves {
+    Floats8 g, hat;
+};
+
+// Adds what a row has for the column sums of weight and bias; returns its shares of the row's sums:
+// of g, and of g times the normalised x.
+template <bool LAYERNORM>
+__device__ __forceinline__ float2 begin_row(Halves &h, ColumnSums &sums, const Floats8 &x,
+                                            const Floats8 &d, const Floats8 &w, float mean,
+                                            float rstd) {
+    float shift = -mean * rstd;
+    float2 both = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        float hat = (x.v[j] - mean) * rstd;
-        out.v[j] += rstd * (d.v[j] * w.v[j] - average - hat * projected);
-        sums.weight.v[j] += d.v[j] * hat;
-        if (LAYERNORM) { sums.bias.v[j] += d.v[j]; }
+        h.hat.v[j] = LAYERNORM ? fmaf(x.v[j], rstd, shift) : x.v[j] * rstd;
+        h.g.v[j] = d.v[j] * w.v[j];
+        sums.weight.v[j] = fmaf(d.v[j], h.hat.v[j], sums.weight.v[j]);
+        if (LAYERNORM) {
+            sums.bias.v[j] += d.v[j];
+            both.x += h.g.v[j];
+        }
+        both.y = fmaf(h.g.v[j], h.hat.v[j], both.y);
+    }
+    return both;
+}
+
+// The row's new residual gradient, packed, and as it will be read back. average, projected: means
+// of what begin_row returned.
+template <bool LAYERNORM, bool COLUMN_SUMS>
+__device__ __forceinline__ Floats8 finish_row(uint4 &packed, ColumnSums &sums, const Halves &h,
+                                              float rstd, float average, float projected) {
+    Floats8 out = unpack8(packed);
+    float down = -rstd * average, along = -rstd * projected;
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        float rest = LAYERNORM ? out.v[j] + down : out.v[j];
+        out.v[j] = fmaf(h.hat.v[j], along, fmaf(h.g.v[j], rstd, rest));
     }
     packed = pack8(out);
     out = unpack8(packed);
@@ -87,56 +113,51 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
 }
 
 // The R rows that have been fetched, from `row` on, while those from `next` on are; codes: theirs,
-// where CODES.
+// where CODES, and then all R are there.
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
-__device__ __forceinline__ void norm_rows(const NormBackward &n, const Fp8Out &out, int64_t row,
-                                          int64_t next, const Slots &slots, Statistics<R> &fetched,
-                                          float *buffer, int lanes, Progress &p, uint2 *codes) {
+__device__ __forceinline__ void norm_rows(const NormBackward &n, const Fp8Out &out, int row,
+                                          int next, const Slots &slots, Statistics<R> &fetched,
+                                          float *buffer, int lanes, float inverse, Progress &p,
+                                          uint2 *codes) {
     typedef SlotPlace<R> Place;
     int group = threadIdx.x / lanes, vector = threadIdx.x % lanes, vectors = n.C / VEC;
     Statistics<R> s = fetched;
-    uint4 raw_x[R], raw_d[R];
-    float both[2 * R]; // sums of g, then of g times the normalised x over rstd
-    Floats8 w = vector < vectors ? load8(n.weight, vector) : Floats8{};
+    Halves halves[R];
+    float both[2 * R];
     __pipeline_wait_prior(0);
+    Floats8 w = unpack8(p.weight);
 #pragma unroll
     for (int i = 0; i < R; i++) {
-        raw_x[i] = slots.x(Place::X + i);
-        raw_d[i] = slots.x(Place::DOUT + i);
-        Floats8 x = unpack8(raw_x[i]), d = unpack8(raw_d[i]);
-        both[i] = both[R + i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            float g = d.v[j] * w.v[j];
-            both[i] += g;
-            both[R + i] += g * (x.v[j] - s.mean[i]);
-        }
+        float2 shares = begin_row<LAYERNORM>(halves[i], p.sums, unpack8(slots.x(Place::X + i)),
+                                             unpack8(slots.x(Place::DOUT + i)), w, s.mean[i],
+                                             s.rstd[i]);
+        both[i] = shares.x;
+        both[R + i] = shares.y;
     }
     // x and dout have been read: their slots are free
-    if (next < n.M) { fetch_rows<R, LAYERNORM>(slots, fetched, n, next, vector, p.turn ^ 1); }
+    if (next < n.M) {
+        fetch_rows<R, LAYERNORM, CODES>(slots, fetched, n, next, vector, p.turn ^ 1);
+    }
     group_sums(both, buffer, group, lanes);
+    int at = row * vectors + vector;
 #pragma unroll
-    for (int i = 0; i < R; i++) {
-        float average = LAYERNORM ? both[i] / n.C : 0.0f;
-        float projected = both[R + i] * s.rstd[i] / n.C;
+    for (int i = 0; i < R; i++, at += vectors) {
         uint4 packed = slots.x(Place::RESIDUAL + p.turn * R + i);
-        Floats8 value = finish_row<LAYERNORM, COLUMN_SUMS>(packed, p.sums, unpack8(raw_x[i]),
-                                                           unpack8(raw_d[i]), w, s.mean[i],
-                                                           s.rstd[i], average, projected);
-        bool stores = row + i < n.M && vector < vectors;
-        int64_t at = (row + i) * vectors + vector;
+        Floats8 value = finish_row<LAYERNORM, COLUMN_SUMS>(
+            packed, p.sums, halves[i], s.rstd[i], both[i] * inverse, both[R + i] * inverse);
+        bool stores = (CODES || row + i < n.M) && vector < vectors;
         if (stores) { reinterpret_cast<uint4 *>(n.d_residual)[at] = packed; }
-        if (CODES || n.amax != nullptr) { p.range = range8(p.range, value); }
-        if (CODES) { codes[i] = encode8<TYPE>(value, out.live->scale); }
+        if (stores && (CODES || n.amax != nullptr)) { p.range = range8(p.range, value); }
+        if (CODES) { codes[i] = encode8<TYPE>(value, p.scale); }
         if (CODES && stores) { reinterpret_cast<uint2 *>(out.rows)[at] = codes[i]; }
     }
     p.turn ^= 1;
 }
 
-// CODES: the new d_residual also goes to out, in its format.
+// CODES: the new d_residual also goes to out, in its format; M is a multiple of 4.
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
-    norm_backward_kernel(NormBackward n, Fp8Out out, Division division) {
+    norm_backward_kernel(NormBackward n, Fp8Out out, Division division, float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
@@ -144,21 +165,25 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + SlotPlace<R>::COUNT * blockDim.x);
     if (CODES) { tile += group * tile_word(n.C, 0); }
     Progress p = {};
+    if (vector < n.C / VEC) { p.weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
+    if (CODES) { p.scale = out.live->scale; }
     Statistics<R> fetched;
-    int64_t stride = (int64_t)gridDim.x * division.groups * CHUNK_ROWS;
-    int64_t chunk = ((int64_t)blockIdx.x * division.groups + group) * CHUNK_ROWS;
-    if (chunk < n.M) { fetch_rows<R, LAYERNORM>(slots, fetched, n, chunk, vector, 0); }
+    int stride = gridDim.x * division.groups * CHUNK_ROWS;
+    int chunk = (blockIdx.x * division.groups + group) * CHUNK_ROWS;
+    if (chunk < n.M) { fetch_rows<R, LAYERNORM, CODES>(slots, fetched, n, chunk, vector, 0); }
     for (; chunk < n.M; chunk += stride) {
+#pragma unroll 1
         for (int slot = 0; slot < CHUNK_ROWS / 4 && chunk + slot * 4 < n.M; slot++) {
             uint2 codes[4] = {};
 #pragma unroll(CODES ? 4 : 1)
             for (int i = 0; i < 4; i += R) {
                 float *buffer = buffers[p.turn] + group * (lanes / WARP) * 2 * R;
                 int done = slot * 4 + i + R;
-                int64_t next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
-                if (chunk + done - R >= n.M) { break; } // nothing has been fetched
-                norm_rows<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>(
-                    n, out, chunk + done - R, next, slots, fetched, buffer, lanes, p, codes + i);
+                int next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
+                if (!CODES && chunk + done - R >= n.M) { break; } // nothing has been fetched
+                norm_rows<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>(n, out, chunk + done - R, next,
+                                                                  slots, fetched, buffer, lanes,
+                                                                  inverse, p, codes + i);
             }
             if (CODES && vector < n.C / VEC) { turn_codes(tile, codes, vector * VEC, slot); }
         }
@@ -181,12 +206,13 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
 
 template <int R, bool LAYERNORM, bool COLUMN_SUMS, bool CODES, Fp8Type TYPE>
 static void launch(const NormBackward &n, const Fp8Out &out, cudaStream_t stream) {
+    check_size(n.M, n.C);
     Division d = divide(n.C, CODES, SlotPlace<R>::COUNT * sizeof(uint4));
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = norm_backward_kernel<R, LAYERNORM, COLUMN_SUMS, CODES, TYPE>;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
-    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d);
+    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d, 1.0f / (float)n.C);
     LAUNCH_CHECK();
     PartialSums sums = {{n.dweight, n.dbias, n.column_sums}, n.scratch, blocks, n.C};
     sum_partials(sums, stream);

@@ -1,60 +1,72 @@
-// The norms, forward, straight to FP8. Wide rows are read once (norm.cuh); of narrow ones, two
-// kernels that read them twice took less time.
+// The norms, forward, straight to FP8 (norm.cuh).
 #include "norm.cuh"
 
 enum { ROWS = 4 }; // at a time
 
-template <bool LAYERNORM>
-__device__ __forceinline__ void fetch_rows(uint4 *slots, const NormForward &n, int64_t row,
-                                           int vector) {
-    int vectors = n.C / VEC;
+__device__ __forceinline__ void fetch_rows(uint4 *slots, const NormForward &n, int row, int vector,
+                                           bool inside) {
+    int at = row * (n.C / VEC) + vector;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        bool inside = row + i < n.M && vector < vectors;
-        fetch_ahead(slots + i * blockDim.x, n.x, (row + i) * vectors + vector, inside);
+    for (int i = 0; i < ROWS; i++, at += n.C / VEC) {
+        fetch_ahead(slots + i * blockDim.x, n.x, at, inside);
     }
     __pipeline_commit();
 }
 
-// Means and inverse deviations of the rows that a thread holds 8 columns of.
+// Rows that a thread holds 8 columns of.
+struct Rows {
+    Floats8 x[ROWS];
+    float mean[ROWS], rstd[ROWS];
+};
+
+// Takes the rows that have been fetched, and centres them.
 template <bool LAYERNORM>
-__device__ __forceinline__ void row_statistics(const NormForward &n, const uint4 (&raw)[ROWS],
-                                               bool inside, float *buffer, int group, int lanes,
-                                               float (&mean)[ROWS], float (&rstd)[ROWS]) {
-    float sums[ROWS];
+__device__ __forceinline__ void take_rows(Rows &r, const uint4 *slots, float inverse, float *buffer,
+                                          int group, int lanes) {
+    __pipeline_wait_prior(0);
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) { mean[i] = 0.0f; }
-    for (int moment = LAYERNORM ? 1 : 2; moment <= 2; moment++) {
+    for (int i = 0; i < ROWS; i++) {
+        r.x[i] = unpack8(slots[i * blockDim.x]);
+        r.mean[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            Floats8 x = unpack8(raw[i]);
-            sums[i] = 0.0f;
-#pragma unroll
-            for (int j = 0; j < VEC; j++) {
-                float centred = x.v[j] - mean[i];
-                sums[i] += moment == 1 ? x.v[j] : centred * centred;
-            }
-            if (!inside) { sums[i] = 0.0f; }
-        }
-        group_sums(sums, buffer + (moment - 1) * lanes / WARP * ROWS, group, lanes);
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            if (moment == 1) {
-                mean[i] = sums[i] / n.C;
-            } else {
-                rstd[i] = rsqrtf(sums[i] / n.C + n.eps);
-            }
-        }
+        for (int j = 0; j < VEC && LAYERNORM; j++) { r.mean[i] += r.x[i].v[j]; }
     }
+    if (!LAYERNORM) { return; }
+    group_sums(r.mean, buffer, group, lanes);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        r.mean[i] *= inverse;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) { r.x[i].v[j] -= r.mean[i]; }
+    }
+}
+
+// inside: whether the thread's columns are.
+__device__ __forceinline__ void find_deviations(Rows &r, bool inside, float inverse, float eps,
+                                                float *buffer, int group, int lanes) {
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) { sum = fmaf(r.x[i].v[j], r.x[i].v[j], sum); }
+        r.rstd[i] = inside ? sum : 0.0f;
+    }
+    group_sums(r.rstd, buffer, group, lanes);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) { r.rstd[i] = rsqrtf(fmaf(r.rstd[i], inverse, eps)); }
+}
+
+__device__ __forceinline__ float4 four(const float (&x)[ROWS]) {
+    return make_float4(x[0], x[1], x[2], x[3]);
 }
 
 template <bool LAYERNORM, Fp8Type TYPE, bool COUNTS>
 __global__ void __launch_bounds__(MOST_THREADS)
-    norm_forward_fp8_kernel(NormForward n, Fp8Out out, Division division) {
+    norm_forward_fp8_kernel(NormForward n, Fp8Out out, Division division, float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
-    int vectors = n.C / VEC, turn = 0;
+    int vectors = n.C / VEC, sums = lanes / WARP * ROWS, turn = 0;
     bool inside = vector < vectors;
     uint4 *slots = dynamic + threadIdx.x;
     uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + ROWS * blockDim.x);
@@ -63,42 +75,37 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
     float range = 0.0f, scale = out.live->scale;
-    int64_t stride = (int64_t)gridDim.x * division.groups * CHUNK_ROWS;
-    int64_t chunk = ((int64_t)blockIdx.x * division.groups + group) * CHUNK_ROWS;
-    if (chunk < n.M) { fetch_rows<LAYERNORM>(slots, n, chunk, vector); }
+    int stride = gridDim.x * division.groups * CHUNK_ROWS;
+    int chunk = (blockIdx.x * division.groups + group) * CHUNK_ROWS;
+    if (chunk < n.M) { fetch_rows(slots, n, chunk, vector, inside); }
     for (; chunk < n.M; chunk += stride) {
+#pragma unroll 1
         for (int slot = 0; slot < CHUNK_ROWS / ROWS && chunk + slot * ROWS < n.M; slot++) {
-            int64_t row = chunk + slot * ROWS;
-            int64_t next = slot + 1 < CHUNK_ROWS / ROWS ? row + ROWS : chunk + stride;
-            uint4 raw[ROWS];
-            float mean[ROWS], rstd[ROWS];
-            __pipeline_wait_prior(0);
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) { raw[i] = slots[i * blockDim.x]; }
-            float *buffer = buffers[turn ^= 1] + group * (lanes / WARP) * 2 * ROWS;
-            row_statistics<LAYERNORM>(n, raw, inside, buffer, group, lanes, mean, rstd);
-            if (next < n.M) { fetch_rows<LAYERNORM>(slots, n, next, vector); } // all has been read
-            uint2 codes[ROWS];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                Floats8 v = unpack8(raw[i]);
-                bool stores = inside && row + i < n.M;
-#pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    v.v[j] = (v.v[j] - mean[i]) * rstd[i] * w.v[j] + b.v[j];
-                }
-                if (stores) { range = range8(range, v); }
-                codes[i] = encode8<TYPE>(v, scale);
-                if (COUNTS && stores) { count8(out.counts, v, scale, codes[i], TYPE); }
-                if (stores && out.rows != nullptr) {
-                    reinterpret_cast<uint2 *>(out.rows)[(row + i) * vectors + vector] = codes[i];
-                }
-                if (stores && vector == 0) {
-                    if (LAYERNORM) { n.mean[row + i] = mean[i]; }
-                    n.rstd[row + i] = rstd[i];
-                }
+            int row = chunk + slot * ROWS;
+            int next = slot + 1 < CHUNK_ROWS / ROWS ? row + ROWS : chunk + stride;
+            float *buffer = buffers[turn ^= 1] + group * 2 * sums;
+            Rows r;
+            take_rows<LAYERNORM>(r, slots, inverse, buffer, group, lanes);
+            if (next < n.M) { fetch_rows(slots, n, next, vector, inside); } // all has been read
+            find_deviations(r, inside, inverse, n.eps, buffer + sums, group, lanes);
+            if (vector == 0) {
+                if (LAYERNORM) { *reinterpret_cast<float4 *>(n.mean + row) = four(r.mean); }
+                *reinterpret_cast<float4 *>(n.rstd + row) = four(r.rstd);
             }
-            if (inside && out.columns != nullptr) { turn_codes(tile, codes, vector * VEC, slot); }
+            if (!inside) { continue; }
+            uint2 codes[ROWS];
+            int at = row * vectors + vector;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++, at += vectors) {
+                Floats8 v = r.x[i];
+#pragma unroll
+                for (int j = 0; j < VEC; j++) { v.v[j] = fmaf(v.v[j] * r.rstd[i], w.v[j], b.v[j]); }
+                range = range8(range, v);
+                codes[i] = encode8<TYPE>(v, scale);
+                if (COUNTS) { count8(out.counts, v, scale, codes[i], TYPE); }
+                if (out.rows != nullptr) { reinterpret_cast<uint2 *>(out.rows)[at] = codes[i]; }
+            }
+            if (out.columns != nullptr) { turn_codes(tile, codes, vector * VEC, slot); }
         }
         if (out.columns == nullptr) { continue; }
         group_barrier(group, lanes);
@@ -112,20 +119,20 @@ __global__ void __launch_bounds__(MOST_THREADS)
 
 template <bool LAYERNORM, Fp8Type TYPE>
 static void launch(const NormForward &n, const Fp8Out &out, cudaStream_t stream) {
+    check_size(n.M, n.C);
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
     int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
     auto kernel = out.counts != NULL ? norm_forward_fp8_kernel<LAYERNORM, TYPE, true>
                                      : norm_forward_fp8_kernel<LAYERNORM, TYPE, false>;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
-    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d);
+    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, d, 1.0f / (float)n.C);
     LAUNCH_CHECK();
 }
 
 void gpu_norm_forward_fp8(Fp8Out out, NormForward n, cudaStream_t stream) {
     bool layernorm = n.bias != NULL;
-    const int narrowest = 2048;
-    if (n.C < narrowest || !several_rows(n.C)) {
+    if (!several_rows(n.C)) {
         n.out = NULL;
         gpu_norm_forward(n, stream);
         gpu_normalize_fp8(out, n, stream);

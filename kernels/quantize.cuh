@@ -27,17 +27,22 @@ template <int ROWS> struct Tile {
     };
     uint32_t words[COLUMNS * COLUMN_WORDS];
 
-    // A thread's codes, turned.
-    __device__ __forceinline__ void put(uint2 (&codes)[THREAD_ROWS]) {
-        transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
-        transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+    // Codes of 4 columns from `column` on and 4 rows, the group-th of the tile, turned.
+    __device__ __forceinline__ void put4(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int column,
+                                         int group) {
+        transpose4(a, b, c, d);
+        uint32_t *to = words + column * COLUMN_WORDS + group;
+        to[0] = a;
+        to[COLUMN_WORDS] = b;
+        to[2 * COLUMN_WORDS] = c;
+        to[3 * COLUMN_WORDS] = d;
+    }
+
+    // A thread's codes.
+    __device__ __forceinline__ void put(const uint2 (&codes)[THREAD_ROWS]) {
         int group = threadIdx.x / COLUMN_GROUPS, first = threadIdx.x % COLUMN_GROUPS * VEC;
-        uint32_t *to = words + first * COLUMN_WORDS + group;
-#pragma unroll
-        for (int i = 0; i < THREAD_ROWS; i++) {
-            to[i * COLUMN_WORDS] = codes[i].x;
-            to[(4 + i) * COLUMN_WORDS] = codes[i].y;
-        }
+        put4(codes[0].x, codes[1].x, codes[2].x, codes[3].x, first, group);
+        put4(codes[0].y, codes[1].y, codes[2].y, codes[3].y, first + 4, group);
     }
 
     // The columns to out, [columns,M] from the tile's first column and row on; columns, rows: how
@@ -54,6 +59,17 @@ template <int ROWS> struct Tile {
         }
     }
 };
+
+// The tiles of FP8 weights (gpu_fp8_weight_tiles).
+enum { WEIGHT_ROWS = 32 };
+typedef Tile<WEIGHT_ROWS> WeightTile;
+
+// Where tile `block`, of all weights' counted together, lies in w.
+__device__ __forceinline__ int2 tile_place(const Fp8Weight &w, int block) {
+    int across = (w.C + WeightTile::COLUMNS - 1) / WeightTile::COLUMNS;
+    int tile = block - w.first_block;
+    return make_int2(tile % across, tile / across);
+}
 
 // Column sums of a tile of SUM_ROWS rows, in a fixed order, to partials [N]. All threads
 // call it.

@@ -199,7 +199,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
 }
 
 int main(int argc, char **argv) {
-    if (!open_test_gpu((size_t)4400 << 20)) { return 0; }
+    if (!open_test_gpu((size_t)4608 << 20)) { return 0; }
     if (argc > 1) { wanted = argv[1]; }
     bench_norms(65536, 768, true);
     bench_norms(32768, 1600, true);

@@ -149,7 +149,7 @@ int main(int argc, char **argv) {
     bench_fp8(32768, 1600, 6400, true);
     bench_fp8(32768, 2048, 5504, false);
     bench_fp8(16384, 4096, 14336, false);
-    bench_fp8_optimizer(11008, 2048);
+    bench_fp8_optimizer(110080, 2048);
     bench_fp8_products(65536, 3072, 768, "fc1");
     bench_fp8_products(32768, 11008, 2048, "fc1");
     bench_fp8_products(16384, 50304, 768, "head");

@@ -191,7 +191,7 @@ const OptionRow option_table[] = {
          "used again"),
     INT("lm-head-chunk-tokens", lm_head_chunk_tokens, "0", 0, 1 << 30, option_group_gpu,
         "tokens whose logits exist at a time; 0: what 4 GiB hold"),
-    INT("workspace-mib", workspace_mib, "4096", 64, 1 << 20, option_group_gpu,
+    INT("workspace-mib", workspace_mib, "4608", 64, 1 << 20, option_group_gpu,
         "most workspace for attention"),
     INT("device", device, "0", 0, 1023, option_group_gpu, "which GPU"),
     REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6, option_group_gpu,
