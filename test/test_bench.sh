@@ -86,6 +86,7 @@ records_what_was_measured() {
     expect 'r[0]["machine"] == {"gpu": "NVIDIA H200", "driver": "580.1", "cublaslt": "13.1.2",
         "cudnn": "9.19.0"} and r[0]["commit"] == "abc"'
     expect '"--fp8-lm-head" in r[2]["command"] and r[2]["command"].startswith("train_gptcu ")'
+    expect 'all(x["arguments"] == "" for x in r)'
     expect 'r[0]["fp8_flops_share"] == 0 and 0 < r[1]["fp8_flops_share"] < r[2]["fp8_flops_share"]'
     grep -qE '^gpt2-124m +fp8-head +320 +1\.00 ' log || fail "no row: $(cat log)"
     grep -qE '^  products +61\.50 / ' log || fail "no families: $(cat log)"
@@ -94,8 +95,9 @@ records_what_was_measured() {
 
 other_devices_have_no_floor() {
     GPU="NVIDIA H100" MODELS=llama-1b PRECISIONS=bf16 RESULTS=other.jsonl expect_status 0 \
-        env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "$root/scripts/bench" || return
+        env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "$root/scripts/bench" --seed 3 --gpus 1 || return
     expect 'r[0]["floor_share"] is None and r[0]["floors_ms"] is None' other.jsonl
+    expect 'r[0]["arguments"] == "--seed 3"' other.jsonl
     expect 'r[0]["mfu"] > 0 and r[0]["machine"]["gpu"] == "NVIDIA H100"' other.jsonl
 }
 
@@ -169,17 +171,19 @@ END
 
 # ---- the table -----------------------------------------------------------------------------------
 
-# record DATE MODEL PRECISION RECIPE HEAD TOKENS_PER_S [GPUS [PEAK]]
+# record DATE MODEL PRECISION RECIPE HEAD TOKENS_PER_S [GPUS [PEAK [ARGUMENTS]]]
 record() {
     python3 - "$@" <<'END'
 import json, sys
-date, model, precision, recipe, head, rate, gpus, peak = (sys.argv[1:] + ["1", "45.25"])[:8]
+given = sys.argv[1:] + ["1", "45.25"][len(sys.argv) - 7:]
+date, model, precision, recipe, head, rate, gpus, peak = given[:8]
 print(json.dumps({
     "date": date, "machine": {"gpu": "G", "driver": "1", "cublaslt": "2", "cudnn": "3"},
     "commit": "c" + date[:4], "model": model, "seq_length": 1024, "micro_batch": 64,
     "gpus": int(gpus), "precision": precision, "recipe": recipe or None, "lm_head": head,
     "tokens_per_s": float(rate), "steps": 20, "tflops": 530.4, "mfu": 0.536, "floor_share": 0.714,
-    "peak_memory_gib": json.loads(peak), "planned_memory_gib": 4.0}))
+    "peak_memory_gib": json.loads(peak), "planned_memory_gib": 4.0}
+    | ({"arguments": given[8]} if len(given) > 8 else {})))
 END
 }
 
@@ -194,6 +198,7 @@ write_fixture() {
         record 2026-03-03T00:00:00Z small fp8 delayed bf16 780000
         record 2026-03-03T00:00:00Z small bf16 '' bf16 1200000 4 null
         record 2027-04-04T00:00:00Z big fp8 delayed bf16 700 # another commit: not compared
+        record 2026-03-03T00:00:00Z small bf16 '' bf16 650000 1 45.25 --gemm-autotune
     } >fixture.jsonl
     printf '# Title\n\nbefore\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n' >readme
 }
@@ -214,6 +219,7 @@ before
 | big, 64 x 1024 | BF16 | 500 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
 | big, 64 x 1024 | FP8 delayed, BF16 head | 700 | - | - | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 64 x 1024 | BF16 | 600,000 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | BF16, --gemm-autotune | 650,000 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | - | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | - | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | - | 530 | 53.6% | 71% | 45.2 GiB |
@@ -239,7 +245,7 @@ table_refuses_what_it_cannot_read() {
     has log 'error: nothing.jsonl: No such file' || fail "$(cat log)"
     { cat fixture.jsonl && echo '{"date": '; } >torn.jsonl
     expect_status 1 "$table" readme torn.jsonl
-    has log 'error: torn.jsonl, line 10: not a JSON object' || fail "$(cat log)"
+    has log 'error: torn.jsonl, line 11: not a JSON object' || fail "$(cat log)"
     sed 's/"recipe"/"recipes"/' fixture.jsonl >old.jsonl
     expect_status 1 "$table" readme old.jsonl
     has log 'error: old.jsonl, line 1: without recipe' || fail "$(cat log)"

@@ -3,8 +3,8 @@
 #include "fp8_test.h"
 
 // The norm's backward pass with FP8 output: the same d_residual and sums as without, and the codes
-// that gpu_quantize makes of it. mean_value: of the rows; far from zero, what lies beyond a row would
-// stand out.
+// that gpu_quantize makes of it. mean_value: of the rows; far from zero, what lies beyond a row
+// would stand out.
 static void norm_backward_fp8(int M, int C, bool layernorm, float mean_value) {
     if (left_out((int64_t)M * C) || misleads_racecheck(M, C)) { return; }
     size_t n = (size_t)M * C;

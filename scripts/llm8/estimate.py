@@ -121,6 +121,8 @@ def read_records(path):
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
+            if record.get("arguments"): # not plain training
+                continue
             record["flops_per_token"] = (record["tflops"] * 1e12 * record["gpus"] /
                                          record["tokens_per_s"])
             records.append({key: record[key] for key in (*KEYS, "flops_per_token")})
