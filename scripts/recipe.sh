@@ -97,9 +97,9 @@ build_command() {
         if [[ -n ${START:-} ]]; then tiny_model=(); fi
         command=("$root/train_gpt" "${options[@]}" "${tiny_model[@]}" "${tiny_run[@]}" "$@")
     elif [[ $launch == self ]]; then
-        command=("$root/train_gptcu" "${options[@]}" --gemm-autotune --gpus "$gpus" "$@")
+        command=("$root/train_gptcu" "${options[@]}" --gpus "$gpus" "$@")
     else
-        command=("$root/train_gptcu" "${options[@]}" --gemm-autotune "$@")
+        command=("$root/train_gptcu" "${options[@]}" "$@")
     fi
     local restart=() torchrun
     if [[ -x $scripts/restart.sh ]]; then restart=("$scripts/restart.sh"); fi

@@ -3,6 +3,7 @@ one."""
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -285,7 +286,8 @@ def on_gpu(rate=None, **changes):
 
 def speed_is_judged_by_the_record():
     measured = [row for row in map(json.loads, read(BENCH).splitlines())
-                if (row["model"], row["precision"], row["gpus"]) == ("gpt2-124m", "bf16", 1)][-1]
+                if (row["model"], row["precision"], row["gpus"]) == ("gpt2-124m", "bf16", 1)
+                and not row.get("arguments")][-1]
     due = measured["tflops"] * 1e12
     expect(planted("fast", on_gpu(due), "r/bf16"), 0, "ok speed", f"{due / 1e12:.0f} TFLOP/s a GPU",
            f"MFU {100 * due / 989e12:.1f}%", "100% of the recorded", "gpt2-124m")
@@ -306,17 +308,19 @@ def options_that_cost_are_named():
     def costs(of="r/fp8", **changes):
         return expect(planted("costs", on_gpu(7e14, **changes), of), 0)
     text = costs(fp8_recipe="tensorwise")
-    assert "measures each tensor" in text and "(gpt2-124m on NVIDIA H200: 1.0" in text, text
+    assert re.search(r"measures each tensor.* \(gpt2-124m on NVIDIA H200: 1\.\d\d times",
+                     text), text
     text = costs()
     assert "the LM head is in BF16, 20% of" in text and "with it in FP8)" in text, text
     assert all(part not in text for part in ("--recompute", "communication", "autotune")), text
     text = costs("r/bf16")
-    assert "FP8 is not used (gpt2-124m on NVIDIA H200: 1.1" in text, text
+    assert re.search(r"FP8 is not used \(gpt2-124m on NVIDIA H200: 1\.\d\d times as fast in FP8\)",
+                     text), text
     for changes, part in (
             ({"recompute": "block"}, "does the blocks' forward pass twice"),
             ({"recompute": "activations"}, "makes norms and activations twice"),
             ({"cuda_graphs": "false"}, "--no-cuda-graphs"),
-            ({"train_iters": "5000"}, "-> --gemm-autotune"),
+            ({"train_iters": "5000"}, "-> try some steps with --gemm-autotune"),
             ({"grad_accum_dtype": "fp32"}, "nothing is accumulated"),
             ({"global_batch_size": "64"}, "a step is 32 micro-batches of 2 x 64 tokens"),
             ({"fp8_wgrad": "false"}, "a third of the operations"),

@@ -103,6 +103,14 @@ def other_counts_scale_as_measured():
     assert found["bf16", 4][6] == "12.50 GiB" and "measured" in found["bf16", 4][7]
     close(number(found["bf16", 8][2]), 8 * 120000 * 0.95)
     assert "95% of one GPU's each, as llama-1b on 4" in found["bf16", 8][7]
+    # what four keep is of the GPU that they were measured with
+    write("cards.jsonl", "".join(json.dumps(row) + "\n" for row in (
+        record("llama-1b", 1, 100000, at(100000), commit="a"),
+        record("llama-1b", 4, 392000, at(392000, 4), commit="a"),
+        record("llama-1b", 1, 120000, at(120000), commit="b", date="2026-11-21T00:00:00Z"))))
+    row = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "cards.jsonl", "--gpus",
+                    "8"))["bf16", 8]
+    close(number(row[2]), 8 * 120000 * 0.98, 0.001)
     # FP8 was measured on one GPU alone: nothing says what four keep of it
     assert "4 times one GPU's" in found["fp8", 4][7]
 

@@ -3,13 +3,20 @@
 #include "fp8_test.h"
 
 // The norm's backward pass with FP8 output: the same d_residual and sums as without, and the codes
-// that gpu_quantize makes of it. mean_value: of the rows; far from zero, what lies beyond a row
-// would stand out.
+// that gpu_quantize makes of it. Weights are positive and dout follows x, so that with rows far
+// from zero (mean_value) what a thread beyond a row computes would be far larger than what is in
+// it.
 static void norm_backward_fp8(int M, int C, bool layernorm, float mean_value) {
     if (left_out((int64_t)M * C) || misleads_racecheck(M, C)) { return; }
     size_t n = (size_t)M * C;
     Input x(n, 2), w(C, 1), dout(n, 1), residual(n, 1);
-    for (float &value : x.host) { value += mean_value; }
+    for (float &value : w.host) { value = fabsf(value); }
+    for (size_t i = 0; i < n; i++) {
+        dout.host[i] += x.host[i];
+        x.host[i] += mean_value;
+    }
+    put_floats(w.device, w.host);
+    put_floats(dout.device, dout.host);
     put_floats(x.device, x.host);
     Floats means(M, mean_value), deviations(M, 0.7f);
     FloatBuffer mean(M), rstd(M), scratch(partial_sums_bytes(3 * C) / sizeof(float));

@@ -32,13 +32,13 @@ def micro_batches(run):
 
 def recorded(records, slow, fast, flops):
     """What was measured of one precision beside another, on the nearest model that has both."""
-    found = [estimate.newest(records, precision, 1) for precision in (slow, fast)]
-    both = {name: row for name, row in found[0].items() if name in found[1]}
+    both = {name: row for name, row in estimate.newest(records, slow, 1).items()
+            if estimate.beside(records, row, fast, 1)}
     if not both:
         return ""
-    name = estimate.nearest(both, flops)["model"]
-    a, b = (rows[name]["tokens_per_s"] for rows in found)
-    return f" ({name} on {found[0][name]['machine']['gpu']}: {b / a:.2f} times as fast without it)"
+    row = estimate.nearest(both, flops)
+    ratio = estimate.beside(records, row, fast, 1)["tokens_per_s"] / row["tokens_per_s"]
+    return f" ({row['model']} on {row['machine']['gpu']}: {ratio:.2f} times as fast without it)"
 
 
 def gradient_type(run):
@@ -98,8 +98,9 @@ def execution_costs(run):
                           "leave it out"))
     if run.option("gemm-autotune") == "false" and int(run.option("train-iters", 0)) >= LONG_RUN:
         found.append(note("speed", "the products' algorithms are cuBLASLt's own first choice; "
-                          "timed ones made a step of GPT-2 1558M 1.7% shorter, and none longer",
-                          "--gemm-autotune, which takes half a minute once"))
+                          "timed ones made steps of GPT-2 1558M 1% to 3% shorter, and of smaller "
+                          "models up to 1% longer",
+                          "try some steps with --gemm-autotune, which takes half a minute once"))
     if run.option("grad-accum-dtype") == "fp32" and micro <= 1:
         found.append(note("speed", "--grad-accum-dtype fp32, and nothing is accumulated: a step is "
                           "one micro-batch, and its gradients take twice the memory traffic",
@@ -179,7 +180,8 @@ def record_with_families(path, device, precision, flops):
             rows = [json.loads(line) for line in file]
     except (OSError, ValueError):
         return None
-    rows = [row for row in rows if row["machine"]["gpu"] in device and "families_ms" in row]
+    rows = [row for row in rows if row["machine"]["gpu"] in device and "families_ms" in row
+            and not row.get("arguments")]
     for row in rows:
         row["flops_per_token"] = row["tflops"] * 1e12 * row["gpus"] / row["tokens_per_s"]
     found = estimate.newest(rows, precision, 1)

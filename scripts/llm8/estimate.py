@@ -125,7 +125,8 @@ def read_records(path):
                 continue
             record["flops_per_token"] = (record["tflops"] * 1e12 * record["gpus"] /
                                          record["tokens_per_s"])
-            records.append({key: record[key] for key in (*KEYS, "flops_per_token")})
+            records.append({key: record[key] for key in (*KEYS, "flops_per_token")} |
+                           {"commit": record.get("commit")})
         except (ValueError, KeyError, TypeError, ZeroDivisionError):
             die(f"--bench {path}, line {number}: not a record of make bench; remove the line")
     return records
@@ -149,6 +150,13 @@ def newest(records, precision, gpus):
     return found
 
 
+def beside(records, record, precision, gpus):
+    """The newest record of the same model and commit, but of this precision on so many GPUs, or
+    None: cards and commits differ in speed."""
+    same = [past for past in records if past.get("commit") == record.get("commit")]
+    return newest(same, precision, gpus).get(record["model"])
+
+
 def nearest(found, flops):
     """The model whose FLOPs a token are nearest, by their ratio."""
     return min(found.values(), key=lambda r: abs(math.log(r["flops_per_token"] / flops)))
@@ -157,14 +165,13 @@ def nearest(found, flops):
 def scaling(records, precision, gpus, flops):
     """Of a GPU's speed, what it keeps among so many, as far as was measured; and where that is
     known from."""
-    alone = newest(records, precision, 1)
     counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
     for count in sorted(counts, reverse=True):
-        together = newest(records, precision, count)
-        both = {name: together[name] for name in together if name in alone}
-        if both:
-            record = nearest(both, flops)
-            kept = record["tflops"] / alone[record["model"]]["tflops"]
+        together = {name: record for name, record in newest(records, precision, count).items()
+                    if beside(records, record, precision, 1)}
+        if together:
+            record = nearest(together, flops)
+            kept = record["tflops"] / beside(records, record, precision, 1)["tflops"]
             return kept, f"{100 * kept:.0f}% of one GPU's each, as {record['model']} on {count}"
     return 1.0, f"{gpus} times one GPU's"
 
