@@ -40,11 +40,12 @@ void linear_quantize(const Params *p, LinearId id, Operand operand, Matrix forms
     int outputs, inputs;
     linear_shape(&p->run->config, id.linear, &outputs, &inputs);
     int N = operand == OPERAND_DY ? outputs : inputs;
-    gpu_family(p->gpu, FAMILY_QUANTIZE);
     if (linear_is_fp8(p, id) && (forms.rows != NULL || forms.columns != NULL)) {
+        gpu_family(p->gpu, FAMILY_QUANTIZE);
         gpu_quantize(linear_out(p, id, operand, forms), measures(p, id, operand), sums, forms.plain,
                      scratch, M, N, p->gpu->stream);
     } else if (sums.data != NULL) {
+        gpu_family(p->gpu, FAMILY_ACTIVATIONS);
         gpu_column_sums(sums, forms.plain, scratch, M, N, p->gpu->stream);
     }
 }
