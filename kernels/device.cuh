@@ -88,6 +88,11 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// Meets the other threads of a group, of `lanes` in whole warps; up to 15 groups a block.
+__device__ __forceinline__ void group_barrier(int group, int lanes) {
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
+}
+
 // The same sum in every thread; all threads call it. shared: one T per warp.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;

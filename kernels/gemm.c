@@ -163,7 +163,7 @@ static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g, int runs) {
     return status == CUBLAS_STATUS_SUCCESS ? ms / (float)runs : -1.0f;
 }
 
-// Times every candidate on the operands in hand, in turns of TURN_MS: training holds a device at
+// Times every candidate on the operands in hand, in turns of turn_ms: training holds a device at
 // its power limit, where what counts is an algorithm's energy, and short runs do not show that. The
 // first turns bring the device there. D is computed many times over, so where C is D its values are
 // worthless afterwards: the caller tunes in a step whose results are thrown away.

@@ -41,8 +41,8 @@ void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *token
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream);
 void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int C,
                            cudaStream_t stream);
-// The host's part of it, in batches.c: rows[M], starts[M+1], runs (of
-// embedding_runs_size) from tokens[M]; counts is scratch [V+1].
+// The host's part of it, in batches.c: rows[M], starts[M+1], runs[embedding_runs_size(M)] from
+// tokens[M]; counts is scratch [V+1].
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 

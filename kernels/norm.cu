@@ -10,7 +10,7 @@ __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int 
     x = warp_sum(x);
     if (W == 1) { return x; }
     if (lane % WARP == 0) { buffer[lane / WARP] = x; }
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(W * WARP) : "memory");
+    group_barrier(group, W * WARP);
     float sum = buffer[0];
 #pragma unroll
     for (int i = 1; i < W; i++) { sum += buffer[i]; }
@@ -85,8 +85,8 @@ void gpu_norm_forward(NormForward n, cudaStream_t stream) {
     if (n.C % VEC != 0 || n.C > most) {
         die("norm: %d channels; the GPU kernels take a multiple of 8 up to %d", n.C, most);
     }
-    int lanes = divide_up(n.C / VEC, WARP); // vectors a lane, when one warp takes a row
-    switch (lanes) {
+    int vectors = divide_up(n.C / VEC, WARP); // a lane's, when one warp takes a row
+    switch (vectors) {
     case 1: norm_forward<1, 1>(n, stream); return;
     case 2: norm_forward<1, 2>(n, stream); return;
     case 3: norm_forward<1, 3>(n, stream); return;
@@ -96,11 +96,11 @@ void gpu_norm_forward(NormForward n, cudaStream_t stream) {
     case 7: norm_forward<1, 7>(n, stream); return;
     case 8: norm_forward<2, 4>(n, stream); return;
     }
-    if (lanes <= 12) {
+    if (vectors <= 12) {
         norm_forward<2, 6>(n, stream);
-    } else if (lanes <= 16) {
+    } else if (vectors <= 16) {
         norm_forward<2, 8>(n, stream);
-    } else if (lanes <= 24) {
+    } else if (vectors <= 24) {
         norm_forward<4, 6>(n, stream);
     } else {
         norm_forward<4, 8>(n, stream);

@@ -27,10 +27,6 @@ static inline size_t tile_bytes(int C) {
     return ((size_t)C * (CHUNK_ROWS / 4) + (size_t)C / VEC * 4) * sizeof(uint32_t);
 }
 
-__device__ __forceinline__ void group_barrier(int group, int lanes) {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
-}
-
 // The sums of N numbers over the group, in every lane, in a fixed order. N is a power of two up to
 // 8. buffer: this call's [warps of a group][N]; another one at the next call.
 template <int N>

@@ -1,7 +1,6 @@
 """What makes a run slower than it could be: options, by what was recorded or by arithmetic; what
 takes the time of a step; and its speed beside the records of make bench."""
 
-import json
 
 import numpy
 
@@ -173,18 +172,10 @@ def bench_records(path, device):
             if record["machine"]["gpu"] in device]
 
 
-def record_with_families(path, device, precision, flops):
+def record_with_families(records, precision, flops):
     """The newest record of the nearest model that has a profile."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
-    except (OSError, ValueError):
-        return None
-    rows = [row for row in rows if row["machine"]["gpu"] in device and "families_ms" in row
-            and not row.get("arguments")]
-    for row in rows:
-        row["flops_per_token"] = row["tflops"] * 1e12 * row["gpus"] / row["tokens_per_s"]
-    found = estimate.newest(rows, precision, 1)
+    profiled = [record for record in records if record["families_ms"]]
+    found = estimate.newest(profiled, precision, 1)
     return estimate.nearest(found, flops) if found else None
 
 
@@ -216,6 +207,6 @@ def speed(run, path):
     records = bench_records(path, device)
     found = [beside_the_record(run, records)] if run.steps else []
     found += precision_costs(run, records) + execution_costs(run) + communication_costs(run)
-    family = record_with_families(path, device, precision_of(run),
+    family = record_with_families(records, precision_of(run),
                                   metrics.number(run.start, "flops_per_token"))
     return found + time_in_steps(run) + profile(run, path, family)

@@ -126,7 +126,7 @@ def read_records(path):
             record["flops_per_token"] = (record["tflops"] * 1e12 * record["gpus"] /
                                          record["tokens_per_s"])
             records.append({key: record[key] for key in (*KEYS, "flops_per_token")} |
-                           {"commit": record.get("commit")})
+                           {key: record.get(key) for key in ("commit", "families_ms")})
         except (ValueError, KeyError, TypeError, ZeroDivisionError):
             die(f"--bench {path}, line {number}: not a record of make bench; remove the line")
     return records
@@ -153,7 +153,7 @@ def newest(records, precision, gpus):
 def beside(records, record, precision, gpus):
     """The newest record of the same model and commit, but of this precision on so many GPUs, or
     None: cards and commits differ in speed."""
-    same = [past for past in records if past.get("commit") == record.get("commit")]
+    same = [past for past in records if past["commit"] == record["commit"]]
     return newest(same, precision, gpus).get(record["model"])
 
 
