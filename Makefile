@@ -21,12 +21,12 @@ $(error BLAS=$(BLAS): must be own or openblas)
 endif
 
 BUILD   := build
-COMMON  := $(wildcard train/*.c checkpoints/*.c) \
+COMMON  := $(wildcard base/*.c model/*.c ranks/*.c checkpoints/*.c train/*.c) \
            $(filter-out dataloader/tokenize.c,$(wildcard dataloader/*.c))
 CPU     := kernels/cpu.c kernels/cpu_gemm.c kernels/rope.c
 CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
-GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c))
+GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c)) $(wildcard train/gpu/*.c)
 GPU_CU  := $(wildcard kernels/*.cu)
 TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 
@@ -39,8 +39,8 @@ all: $(PROGRAMS)
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/shard.c dataloader/tokenizer.c \
-            dataloader/encoder.c checkpoints/io.c train/common.c)
-make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) train/common.c)
+            dataloader/encoder.c base/io.c base/common.c)
+make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
@@ -116,7 +116,7 @@ $(BUILD)/plain/test_corpus: $(call objects,plain,$(CORPUS))
 $(BUILD)/asan/test_corpus: $(call objects,asan,$(CORPUS))
 
 # what the shell tests read metrics.jsonl with
-$(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c train/common.c)
+$(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 # what the comparisons with transformers read our logits with
@@ -142,7 +142,7 @@ FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mma
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
 $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
-                                  checkpoints/safetensors.c checkpoints/io.c train/common.c)
+                                  checkpoints/safetensors.c base/io.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
@@ -169,7 +169,7 @@ bench-cpu: $(BUILD)/plain/bench_cpu
 $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# layout, defects, sizes; needs clang-format-14, cppcheck and shellcheck
+# layout, floors, defects; needs clang-format-14, cppcheck and shellcheck
 lint:
 	@scripts/lint.sh
 
@@ -178,8 +178,8 @@ readme: train_gpt
 	@scripts/readme_options.sh
 
 # Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: ranks of the CPU
-# trainer with kernels/comm.c as it is; the GPU trainer with its C
-COMM_ON_STANDIN := kernels/comm.c kernels/nccl.c test/standin/cuda_runtime.c
+# trainer with train/gpu/comm.c as it is; the GPU trainer with its C
+COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c test/standin/cuda_runtime.c
 ON_STANDIN := $(COMM_ON_STANDIN) test/rank_trainer.c
 GPU_ON_STANDIN := $(filter-out kernels/gemm.c kernels/attention%,$(GPU_C)) \
                   $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
@@ -216,8 +216,8 @@ $(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(call objects,plain,test/test_comm.c): BASE += -Itest/standin
 $(call objects,asan,test/test_comm.c): BASE += -Itest/standin
-$(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) kernels/verify_nccl.c)
-$(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) kernels/verify_nccl.c)
+$(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
+$(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden
@@ -237,7 +237,7 @@ scripts: .venv/scripts/ready
 	touch $@
 
 # the pictures of docs/fp8.md, from kernels/fp8_format.h itself
-$(BUILD)/plain/fp8_values: $(call objects,plain,scripts/fp8_values.c train/common.c)
+$(BUILD)/plain/fp8_values: $(call objects,plain,scripts/fp8_values.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 pictures: $(BUILD)/plain/fp8_values scripts
 	@scripts/fp8_pictures docs/pictures

@@ -2,7 +2,7 @@
 // memory, linear layers, blocks, forward, loss, backward, update, then evaluation, samples,
 // checkpoints and the loop. train_gpt.cu has the same functions in the same order.
 //
-// The linear layers can round their operands to BF16 or FP8 as the GPU would (train/precision.h);
+// The linear layers can round their operands to BF16 or FP8 as the GPU would (model/precision.h);
 // their products and everything else stay FP32. That makes this file the reference for the GPU's
 // numerics, and shows FP8's effect on a loss curve without a GPU.
 //
@@ -10,10 +10,10 @@
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary.
 #include "kernels/cpu.h"
 #include "kernels/cpu_gemm.h"
-#include "train/launch.h"
-#include "train/plan.h"
+#include "model/plan.h"
+#include "model/schedule.h"
+#include "ranks/launch.h"
 #include "train/run.h"
-#include "train/schedule.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,21 +1,21 @@
 // The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU or on many,
 // a process (rank) each. The functions of train_gpt.c in the same order, over a stream: a step is
 // enqueued whole, and its loss and norm are read while the next one runs, so that the device never
-// waits for the host. What ranks exchange goes over a second stream beside it (kernels/comm.h).
+// waits for the host. What ranks exchange goes over a second stream beside it (train/gpu/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
 // their gradients are BF16, statistics FP32. Operands of linear layers are FP8 where the policy
-// says so (train/precision.h): quantised by what computes them, or, where the scale is not known
-// before, from BF16 (kernels/linear.h).
-#include "kernels/activations.h"
-#include "kernels/batches.h"
-#include "kernels/support.h"
-#include "kernels/tune.h"
-#include "kernels/verify.h"
-#include "train/fit.h"
-#include "train/launch.h"
-#include "train/schedule.h"
+// says so (model/precision.h): quantised by what computes them, or, where the scale is not known
+// before, from BF16 (train/gpu/linear.h).
+#include "model/fit.h"
+#include "model/schedule.h"
+#include "ranks/launch.h"
+#include "train/gpu/activations.h"
+#include "train/gpu/batches.h"
+#include "train/gpu/support.h"
+#include "train/gpu/tune.h"
+#include "train/gpu/verify.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
 //                           as "begin:end,begin:end"
-//     scaling.safetensors   delayed FP8 runs, by slot (train/precision.h): "scale" [S], "target"
+//     scaling.safetensors   delayed FP8 runs, by slot (model/precision.h): "scale" [S], "target"
 //     [S]
 //                           (what amax * scale aims at), "count" [S], "amax_history" [S,length];
 //                           count % length is where the next amax goes
@@ -31,9 +31,9 @@
 #ifndef LLM8_CHECKPOINT_H
 #define LLM8_CHECKPOINT_H
 
-#include "../train/group.h"
-#include "../train/model.h"
-#include "../train/precision.h"
+#include "../model/model.h"
+#include "../model/precision.h"
+#include "../ranks/group.h"
 #include "safetensors.h"
 
 #include <pthread.h>

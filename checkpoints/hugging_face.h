@@ -3,7 +3,7 @@
 #ifndef LLM8_HUGGING_FACE_H
 #define LLM8_HUGGING_FACE_H
 
-#include "../train/model.h"
+#include "../model/model.h"
 #include "safetensors.h"
 
 #ifdef __cplusplus

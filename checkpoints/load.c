@@ -1,3 +1,4 @@
+// Finding, checking and opening a checkpoint.
 #include "checkpoint.h"
 
 #include <cjson/cJSON.h>

@@ -12,7 +12,7 @@
 #ifndef LLM8_SAFETENSORS_H
 #define LLM8_SAFETENSORS_H
 
-#include "io.h"
+#include "../base/io.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,3 +1,4 @@
+// Writing a checkpoint, in a thread beside the training.
 #define _GNU_SOURCE // renameat2
 
 #include "checkpoint.h"

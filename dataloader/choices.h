@@ -18,7 +18,7 @@
 #ifndef LLM8_CHOICES_H
 #define LLM8_CHOICES_H
 
-#include "../checkpoints/io.h"
+#include "../base/io.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -12,7 +12,7 @@
 #ifndef LLM8_SHARD_H
 #define LLM8_SHARD_H
 
-#include "../checkpoints/io.h"
+#include "../base/io.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -5,7 +5,7 @@
 #ifndef LLM8_SHUFFLE_H
 #define LLM8_SHUFFLE_H
 
-#include "../train/rng.h"
+#include "../base/rng.h"
 
 static inline uint64_t shuffle_element(uint64_t key, uint64_t n, uint64_t place) {
     enum { ROUNDS = 6 };

@@ -12,7 +12,7 @@
 #ifndef LLM8_TOKENIZER_H
 #define LLM8_TOKENIZER_H
 
-#include "../checkpoints/io.h"
+#include "../base/io.h"
 
 #ifdef __cplusplus
 extern "C" {

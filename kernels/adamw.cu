@@ -1,3 +1,4 @@
+// The gradients' norm, the decision whether a step counts, and AdamW's step for weights in BF16.
 #include "adamw.cuh"
 
 // A part a block.

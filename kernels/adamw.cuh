@@ -2,8 +2,7 @@
 #ifndef LLM8_ADAMW_CUH
 #define LLM8_ADAMW_CUH
 
-#include "../train/model.h"
-#include "../train/rng.h"
+#include "../base/rng.h"
 #include "device.cuh"
 
 // BF16 with a random rounding direction, in proportion to how near each neighbour is: what is too

@@ -1,3 +1,4 @@
+// Token and position embeddings, forward and backward; the backward adds in a fixed order.
 #include "device.cuh"
 
 __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf16 *wte,

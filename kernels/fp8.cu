@@ -1,5 +1,4 @@
 // The scaling state: one kernel a step, no wait for the host.
-#include "../train/precision.h"
 #include "fp8.cuh"
 
 __global__ void amax_kernel(float *amax, const void *x, GpuType type, int64_t vectors) {
@@ -15,10 +14,6 @@ void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t 
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
     amax_kernel<<<blocks, 256, 0, stream>>>(amax, x, type, n / VEC);
     LAUNCH_CHECK();
-}
-
-__device__ __forceinline__ bool is_weight(int slot) {
-    return slot % OPERAND_COUNT == OPERAND_W;
 }
 
 __device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
@@ -37,9 +32,9 @@ __device__ __forceinline__ float largest_known(const float *history, int known) 
 __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state, const StepInput *input) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];
-    if (!s.used[i]) { return; }
+    if (!(s.used[i] & SLOT_FOLLOWS)) { return; }
     if (state->skipped) {
-        if (threadIdx.x == 0 && !is_weight(i)) { slot->amax = 0.0f; }
+        if (threadIdx.x == 0 && !(s.used[i] & SLOT_WEIGHT)) { slot->amax = 0.0f; }
     } else {
         float *history = s.history + (int64_t)i * s.history_length, amax = slot->amax;
         bool entered = false;
@@ -86,7 +81,7 @@ void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream) {
 
 __global__ void forget_ranges_kernel(Fp8Scaling s) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < s.count && !is_weight(i)) { s.slots[i].amax = 0.0f; }
+    if (i < s.count && !(s.used[i] & SLOT_WEIGHT)) { s.slots[i].amax = 0.0f; }
 }
 
 void gpu_fp8_forget_ranges(const Fp8Scaling *scaling, cudaStream_t stream) {

@@ -125,12 +125,16 @@ void gpu_announce_scales(const Fp8Weights *weights, const StepState *state, cuda
 // columns from rows, of the weights from row `begin` on.
 void gpu_transpose_weights(Fp8Weights weights, int begin, cudaStream_t stream);
 
+// SLOT_FOLLOWS: the slot's scale follows the ranges of its tensor. SLOT_WEIGHT: its range outlives
+// a skipped step, since the weights stay as they are.
+enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
+
 typedef struct {
     Fp8Slot *slots;
     Fp8Live *live;
     float *history; // [count, history_length]
     float *targets; // [count]
-    uint8_t *used;  // [count] whether a tensor is quantised at all
+    uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, history_length;
     bool delayed, most_recent;
 } Fp8Scaling;

@@ -10,7 +10,7 @@
 #ifndef LLM8_FP8_FORMAT_H
 #define LLM8_FP8_FORMAT_H
 
-#include "../train/common.h"
+#include "../base/common.h"
 
 #include <float.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 #include "gemm.h"
 
-#include "../checkpoints/io.h"
+#include "../base/io.h"
 
 #include <assert.h>
 #include <math.h>

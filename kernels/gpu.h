@@ -5,7 +5,7 @@
 #ifndef LLM8_GPU_H
 #define LLM8_GPU_H
 
-#include "../train/common.h"
+#include "../base/common.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// Softmax and cross-entropy, with the gradient of the logits.
 #include "activation.cuh"
 #include "device.cuh"
 

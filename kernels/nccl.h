@@ -6,7 +6,7 @@
 #ifndef LLM8_NCCL_H
 #define LLM8_NCCL_H
 
-#include "../train/common.h"
+#include "../base/common.h"
 
 #include <cuda_runtime_api.h>
 

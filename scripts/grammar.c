@@ -1,6 +1,6 @@
 #include "grammar.h"
-#include "../train/common.h"
-#include "../train/rng.h"
+#include "../base/common.h"
+#include "../base/rng.h"
 
 #include <assert.h>
 #include <ctype.h>

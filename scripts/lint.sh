@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make lint: the layout of .clang-format, what cppcheck and shellcheck find, and the sizes that
-# sizes.awk limits. Prints each violation as file:line and fails when there was one.
+# make lint: the layout of .clang-format, the floors between rooms, and what cppcheck and shellcheck
+# find. Prints each violation as file:line and fails when there was one.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 faults=0
@@ -50,8 +50,9 @@ scripts() {
         "${shell[@]}"
 }
 
-sizes() {
-    awk -f scripts/sizes.awk "${layout[@]}" "${shell[@]}" "${others[@]}"
+# Includes point downwards only.
+rooms() {
+    python3 scripts/rooms.py "${layout[@]}"
 }
 
 need clang-format-14
@@ -60,11 +61,10 @@ need shellcheck
 mapfile -t c < <(files '*.c')
 mapfile -t layout < <(files '*.c' '*.h' '*.cu' '*.cuh')
 mapfile -t shell < <(shell_files)
-mapfile -t others < <(files Makefile '*.awk' '*.py')
 check 'clang-format' layout
 check 'cppcheck' defects
 check 'shellcheck' scripts
-check 'sizes' sizes
+check 'rooms' rooms
 if [[ $faults -gt 0 ]]; then
     echo "lint: $faults of 4 checks found something"
     exit 1

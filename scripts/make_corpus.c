@@ -8,8 +8,8 @@
 // days and months; sums, which are all right. A small model's samples show how far it has come.
 //
 // grammar.c expands templates, village.c holds them and everything they speak of.
-#include "../train/common.h"
-#include "../train/rng.h"
+#include "../base/common.h"
+#include "../base/rng.h"
 #include "grammar.h"
 
 #include <errno.h>

@@ -2,8 +2,8 @@
 #ifndef LLM8_CHOICE_FILE_H
 #define LLM8_CHOICE_FILE_H
 
+#include "../base/rng.h"
 #include "../dataloader/choices.h"
-#include "../train/rng.h"
 #include "fixture.h"
 
 enum { CHOICE_NUMBERS = 1 << 16 };

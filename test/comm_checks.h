@@ -1,10 +1,10 @@
-// What kernels/comm.c must do, whatever is under it: NCCL on GPUs (test_gpu_comm.cu) or the
+// What train/gpu/comm.c must do, whatever is under it: NCCL on GPUs (test_gpu_comm.cu) or the
 // stand-ins (test_comm.c). Every rank makes these calls, and counts what is wrong. The values are
 // small whole numbers, so that a sum has one result in any order and in BF16.
 #ifndef LLM8_COMM_CHECKS_H
 #define LLM8_COMM_CHECKS_H
 
-#include "../kernels/comm.h"
+#include "../train/gpu/comm.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -37,7 +37,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORD = 2**64 - 1
 
 
-# ---- the data order: dataloader/loader.h, shuffle.h and train/rng.h -----------------------------
+# ---- the data order: dataloader/loader.h, shuffle.h and base/rng.h -----------------------------
 
 
 def rng_mix(x):
@@ -125,7 +125,7 @@ def train_ours(arguments, folder):
 
 
 def learning_rate(options, step):
-    """train/schedule.h, said again."""
+    """model/schedule.h, said again."""
     peak, least = float(options["lr"]), float(options["min-lr"])
     warmup, end = int(options["lr-warmup-iters"]), int(options["lr-decay-iters"])
     style = options["lr-decay-style"]

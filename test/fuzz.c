@@ -7,7 +7,7 @@
 // The library under it is built with -fsanitize-coverage=trace-pc, so that every edge taken calls
 // __sanitizer_cov_trace_pc.
 #include "fuzz.h"
-#include "../train/rng.h"
+#include "../base/rng.h"
 
 #include <sanitizer/common_interface_defs.h>
 #include <signal.h>

@@ -3,7 +3,7 @@
 #ifndef LLM8_FUZZ_H
 #define LLM8_FUZZ_H
 
-#include "../train/common.h"
+#include "../base/common.h"
 
 typedef struct {
     const char *name;

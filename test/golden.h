@@ -2,8 +2,8 @@
 #ifndef LLM8_TEST_GOLDEN_H
 #define LLM8_TEST_GOLDEN_H
 
+#include "../base/rng.h"
 #include "../checkpoints/safetensors.h"
-#include "../train/rng.h"
 
 #include <stdlib.h>
 

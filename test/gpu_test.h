@@ -4,9 +4,9 @@
 #ifndef LLM8_GPU_TEST_H
 #define LLM8_GPU_TEST_H
 
+#include "../base/rng.h"
 #include "../kernels/cpu.h"
 #include "../kernels/kernels.h"
-#include "../train/rng.h"
 #include "test.h"
 
 #include <vector>

@@ -1,6 +1,6 @@
 // The CPU trainer as several ranks, for tests: train_gpt.c's mathematics, and around it everything
-// that the GPU trainer has several ranks with: launch, group, watchdog, ZeRO-1 over kernels/comm.h,
-// checkpoints in parts. NCCL and CUDA are the stand-ins of test/standin.
+// that the GPU trainer has several ranks with: launch, group, watchdog, ZeRO-1 over
+// train/gpu/comm.h, checkpoints in parts. NCCL and CUDA are the stand-ins of test/standin.
 //
 // FAULT=kind:rank:step plants a fault at the start of a step: nan (in the rank's loss), kill, stop,
 // hang (while reading data), die, disk (no file can grow), term (a signal to this rank alone).
@@ -8,9 +8,9 @@
 #include "../train_gpt.c"
 #undef main
 
-#include "../kernels/comm.h"
-#include "../train/launch.h"
-#include "../train/zero.h"
+#include "../model/zero.h"
+#include "../ranks/launch.h"
+#include "../train/gpu/comm.h"
 
 #include <signal.h>
 #include <sys/resource.h>

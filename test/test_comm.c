@@ -1,8 +1,8 @@
-// kernels/comm.c, nccl.c and verify_nccl.c as they are, over the stand-ins for NCCL and CUDA: every
-// collective with several numbers of ranks, what is refused before NCCL is asked to join them, and
-// the row of --verify.
-#include "../kernels/verify_nccl.h"
-#include "../train/meet.h"
+// train/gpu/comm.c, nccl.c and verify_nccl.c as they are, over the stand-ins for NCCL and CUDA:
+// every collective with several numbers of ranks, what is refused before NCCL is asked to join
+// them, and the row of --verify.
+#include "../ranks/meet.h"
+#include "../train/gpu/verify_nccl.h"
 #include "comm_checks.h"
 #include "processes.h"
 

@@ -1,3 +1,4 @@
+// Damaged checkpoints are named and refused, and the newest whole one is found.
 #define _GNU_SOURCE // memmem
 
 // Checkpoints that are not in order: every kind of damage is refused by the name of the file, and

@@ -1,7 +1,7 @@
 // Text to tokens: words as GPT-2's and Llama 3's patterns cut them, merges in the order of the ids,
 // any bytes at all. test/tokenizer_tests.py compares with the tokenizers' own libraries.
+#include "../base/rng.h"
 #include "../dataloader/encoder.h"
-#include "../train/rng.h"
 #include "fixture.h"
 
 enum { END = 256, HEADER_INTS = 256, MOST = 4096 };

@@ -1,8 +1,8 @@
 // Collectives over NCCL, on every GPU of this machine: those that test_comm.c tries on the CPU, and
 // what only a GPU can show: two streams, and graphs. Starts its ranks as a trainer does. Skipped
 // where there is one GPU.
-#include "../kernels/comm.h"
-#include "../train/launch.h"
+#include "../ranks/launch.h"
+#include "../train/gpu/comm.h"
 #include "comm_checks.h"
 #include "test.h"
 

@@ -21,7 +21,8 @@ static void scaling_state(void) {
         Buffer<StepInput> input(1);
         std::vector<Fp8Slot> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
         Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
-        uint8_t flags[SLOTS] = {1, 1, 1, 1, 1, 0};
+        const uint8_t weight = SLOT_FOLLOWS | SLOT_WEIGHT;
+        uint8_t flags[SLOTS] = {SLOT_FOLLOWS, weight, SLOT_FOLLOWS, SLOT_FOLLOWS, weight, 0};
         targets.put(host_targets.data());
         history.put(host_history.data());
         used.put(flags);

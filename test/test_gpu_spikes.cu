@@ -3,7 +3,7 @@
 #include "../train_gpt.cu"
 #undef main
 
-#include "../train/rng.h"
+#include "../base/rng.h"
 #include "test.h"
 
 enum { V = 61, TOKENS = 4096, LAYER = 1, WORDS = 40 };

@@ -1,6 +1,6 @@
 // Ranks as processes that find each other over TCP, and what they agree on then: every address
 // family, every way in which the meeting can fail, and who is told what.
-#include "../train/meet.h"
+#include "../ranks/meet.h"
 #include "processes.h"
 
 #include <arpa/inet.h>

@@ -1,7 +1,7 @@
 // What options look like from outside: --help, the echo, the saved configuration, and the learning
 // rates they ask for.
-#include "../train/option_table.h"
-#include "../train/schedule.h"
+#include "../model/option_table.h"
+#include "../model/schedule.h"
 #include "fixture.h"
 
 // What a function prints of some options; to be freed.

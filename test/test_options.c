@@ -1,6 +1,6 @@
 // Options: every row of the table through every way in and out of it. The lists here are of values
 // and messages, never of options: those come from the table.
-#include "../train/option_table.h"
+#include "../model/option_table.h"
 #include "fixture.h"
 
 #include <float.h>

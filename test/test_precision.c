@@ -1,4 +1,4 @@
-// What decides precision (train/precision.c): which layers are FP8, in which formats, and the
+// What decides precision (model/precision.c): which layers are FP8, in which formats, and the
 // slots.
 #include "fixture.h"
 

@@ -1,6 +1,6 @@
 // Who a process is, from the variables that its starter sets: every family, what they leave out,
 // and what does not fit together.
-#include "../train/ranks.h"
+#include "../ranks/ranks.h"
 #include "fixture.h"
 
 static const char *const variables[] = {

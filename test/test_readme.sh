@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The README and docs/ against the tree: the table of the README's section "The house" has a row for
-# every source file and none for what is not there; every `make TARGET` and every --option that a
-# page names exists; the README's tables of options are those of --help, and the table of metrics in
+# The README and docs/ against the tree: the table of the README's section "Layout" has a row for
+# every folder with sources and none for what does not exist; every source or its header begins by
+# saying what it is; every `make TARGET` and every --option that a page names exists; the README's tables of options are those of --help, and the table of metrics in
 # docs/formats.md has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -13,7 +13,7 @@ rows_of() {
     awk '
         match($0, /^#+ /) {
             if (RLENGTH <= level) level = 0
-            if ($0 ~ /^#+ The house/) level = RLENGTH
+            if ($0 ~ /^#+ Layout/) level = RLENGTH
         }
         level && /^\|/' "$1" | cut -d '|' -f 2 | grep -oE '`[^`]+`' | tr -d '`' | sort
 }
@@ -36,8 +36,18 @@ sources() {
         grep -v '^test/golden/' | sort
 }
 
+# A folder of a room stands for those in it.
 missing_rows() {
-    comm -23 <(sources) <(rows_of "$1")
+    comm -23 <(sources | sed -E 's,^([^/]*/).*,\1,' | sort -u) <(rows_of "$1")
+}
+
+# $1: a folder in which to look; sources that do not begin with a comment, nor their header.
+silent_sources() {
+    local source
+    sources | grep -E '\.(c|h|cu|cuh)$' | while IFS= read -r source; do
+        [[ ! -e $1/$source ]] && continue
+        head -n 1 -q "$1/$source" "$1/${source%.*}.h" 2>/dev/null | grep -q '^//' || echo "$source"
+    done
 }
 
 stale_rows() {
@@ -133,8 +143,11 @@ check() {
     done
 }
 
-every_source_has_a_row() { check missing_rows 'without a row in the table'; }
+every_folder_has_a_row() { check missing_rows 'without a row in the table'; }
 every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
+every_source_says_what_it_is() {
+    check silent_sources 'its first line is no comment that says what it is' "$root"
+}
 every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
 every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
 options_are_those_of_help() { check stale_options 'not as in --help (make readme)'; }
@@ -176,9 +189,9 @@ faults_are_seen() {
         return
     fi
     {
-        printf '# x\n| `no/row` |\n## The house\ntext\n### part\n| file | what |\n| --- | --- |\n'
-        sources | sed 's#.*#| `&` | what `not/it` is |#'
-        printf '| `train/` | a folder |\n## Next\n| `not/here` | x |\n'
+        printf '# x\n| `no/row` |\n## Layout\ntext\n### part\n| file | what |\n| --- | --- |\n'
+        sources | sed -E 's,^([^/]*/).*,\1,' | sort -u | sed 's#.*#| `&` | what `not/it` is |#'
+        printf '| `train/gpu/` | a folder |\n## Next\n| `not/here` | x |\n'
         printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'
         printf '```\nmake BLAS=own all clean # make war\n./train_gpt --lr 1 \\\n'
         printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
@@ -187,10 +200,14 @@ faults_are_seen() {
     for check in missing_rows stale_rows unknown_targets unknown_options; do
         [[ -z $($check right.md) ]] || fail "$check: $($check right.md | head -n 3)"
     done
-    sed '/checkpoints\/io.h/d' right.md >wrong.md
-    [[ $(missing_rows wrong.md) == checkpoints/io.h ]] || fail "a missing row is not seen"
-    sed 's/^| `train\/`/| `trains\/`/' right.md >wrong.md
+    sed '/base\//d' right.md >wrong.md
+    [[ $(missing_rows wrong.md) == base/ ]] || fail "a missing row is not seen"
+    sed 's/^| `train\/gpu\/`/| `trains\/`/' right.md >wrong.md
     [[ $(stale_rows wrong.md) == trains/ ]] || fail "a stale row is not seen"
+    mkdir -p silent/base
+    echo '#include "rng.h"' >silent/base/rng.c
+    echo '#ifndef RNG' >silent/base/rng.h
+    [[ $(silent_sources silent | wc -l) -eq 2 ]] || fail "a silent source is not seen"
     sed 's/make test/make tests/' right.md >wrong.md
     [[ $(unknown_targets wrong.md) == tests ]] || fail "a wrong target is not seen"
     sed 's/own all/own quickest/' right.md >wrong.md
@@ -202,8 +219,8 @@ faults_are_seen() {
 }
 
 for test in faults_are_seen options_faults_are_seen metrics_faults_are_seen \
-    every_source_has_a_row every_row_exists every_target_exists every_option_exists \
-    options_are_those_of_help metrics_are_those_of_a_run; do
+    every_folder_has_a_row every_row_exists every_source_says_what_it_is every_target_exists \
+    every_option_exists options_are_those_of_help metrics_are_those_of_a_run; do
     run $test
 done
 summary

@@ -1,7 +1,7 @@
 // The watchdog: a rank that dies, is stopped, hangs or waits in vain ends every rank within the
 // time limit, with a line that names it and its step; what only takes long ends nobody. All cases
 // run at once, three processes each.
-#include "../train/meet.h"
+#include "../ranks/meet.h"
 #include "processes.h"
 
 enum { RANKS = 3, BAD = 1 };

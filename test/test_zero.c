@@ -1,7 +1,7 @@
 // ZeRO-1's layout against its definition, element by element: any model, any number of ranks, any
 // choice of what is gathered as FP8 codes.
-#include "../train/rng.h"
-#include "../train/zero.h"
+#include "../base/rng.h"
+#include "../model/zero.h"
 #include "fixture.h"
 
 static const char *const models[] = {

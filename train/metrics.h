@@ -9,8 +9,8 @@
 #ifndef LLM8_METRICS_H
 #define LLM8_METRICS_H
 
-#include "options.h"
-#include "precision.h"
+#include "../model/options.h"
+#include "../model/precision.h"
 
 #include <stdio.h>
 

@@ -7,7 +7,7 @@
 #include "../dataloader/choices.h"
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"
-#include "group.h"
+#include "../ranks/group.h"
 #include "metrics.h"
 
 #ifdef __cplusplus
@@ -153,7 +153,7 @@ int sample_token(const Options *options, const float *logits, float *scratch, in
 
 // ---- run_ranks.c: what a run does because it is several ranks; nothing, where it is one ----
 
-// What the main thread begins to do, for the watchdog (train/watch.h). The calls above say it
+// What the main thread begins to do, for the watchdog (ranks/watch.h). The calls above say it
 // themselves; whatever else may take long must. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);
 

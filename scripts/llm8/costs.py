@@ -41,7 +41,7 @@ def recorded(records, slow, fast, flops):
 
 
 def gradient_type(run):
-    """What --grad-accum-dtype auto comes to, as kernels/params.c has it."""
+    """What --grad-accum-dtype auto comes to, as train/gpu/params.c has it."""
     chosen = run.option("grad-accum-dtype", "auto")
     reduced = int(run.start.get("ranks", 1)) > 1 and run.option("grad-reduce-dtype") == "fp32"
     return chosen if chosen != "auto" else "fp32" if micro_batches(run) > 1 or reduced else "bf16"

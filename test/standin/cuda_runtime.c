@@ -1,4 +1,5 @@
-#include "../../train/common.h"
+// CUDA's runtime on the CPU: streams as queues, events, graphs, and the memory of one device.
+#include "../../base/common.h"
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>

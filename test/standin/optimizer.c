@@ -1,10 +1,10 @@
 // The kernels of the optimizer's step, and of the FP8 scaling state.
 #include "values.h"
 
+#include "../../base/rng.h"
 #include "../../kernels/cpu.h"
-#include "../../train/model.h"
-#include "../../train/precision.h"
-#include "../../train/rng.h"
+#include "../../model/model.h"
+#include "../../model/precision.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -299,10 +299,6 @@ void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t 
     free(values);
 }
 
-static bool is_weight(int slot) {
-    return slot % OPERAND_COUNT == OPERAND_W;
-}
-
 static void make_live(const Fp8Scaling *s, int i) {
     s->live[i].scale = s->slots[i].scale;
     s->live[i].scale_inv = s->slots[i].scale_inv;
@@ -313,11 +309,11 @@ void gpu_fp8_update(const Fp8Scaling *s, StepState *state, const StepInput *inpu
     (void)stream;
     state->unmeasured = 0;
     for (int i = 0; i < s->count && s->delayed; i++) {
-        if (!s->used[i]) { continue; }
+        if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
         if (!state->skipped) {
             fp8_slot_update(&s->slots[i], s->history + (int64_t)i * s->history_length,
                             s->history_length, s->targets[i], s->most_recent, input->renew_scale);
-        } else if (!is_weight(i)) {
+        } else if (!(s->used[i] & SLOT_WEIGHT)) {
             s->slots[i].amax = 0.0f;
         }
         if (s->slots[i].count > 0) {
@@ -336,7 +332,7 @@ void gpu_fp8_load_scales(const Fp8Scaling *s, cudaStream_t stream) {
 void gpu_fp8_forget_ranges(const Fp8Scaling *s, cudaStream_t stream) {
     (void)stream;
     for (int i = 0; i < s->count; i++) {
-        if (!is_weight(i)) { s->slots[i].amax = 0.0f; }
+        if (!(s->used[i] & SLOT_WEIGHT)) { s->slots[i].amax = 0.0f; }
     }
 }
 

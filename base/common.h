@@ -1,0 +1,88 @@
+// What every module needs: errors, checked memory, small text helpers.
+//
+// Two kinds of failure. A fault of the user or the system (a bad option, a damaged file, a full
+// disk) is reported in one line that names what, which value and the remedy: functions that can
+// meet one return false and fill an Error; the trainer turns it into die(). A fault of the
+// programmer is an assert.
+#ifndef LLM8_COMMON_H
+#define LLM8_COMMON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LLM8_VERSION "0.1.0"
+
+// What both the host and kernels call.
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+#define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
+
+typedef struct {
+    char text[768];
+} Error;
+
+// Fills err (when not NULL) and returns false, so that `return fail(err, ...)` reads as what it is.
+bool fail(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
+
+// "error: ..." on stderr, in one write, so that lines of several processes stay whole.
+void complain(const char *format, ...) PRINTF_LIKE(1, 2);
+
+// complain, and exit status 1.
+void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
+
+// "warning: ..." on stderr.
+void warn(const char *format, ...) PRINTF_LIKE(1, 2);
+
+// From here on, errors and warnings begin with "rank N: ".
+void errors_name_rank(int rank);
+
+// Exit statuses besides 0 and 1, which ranks/launch.c and scripts/restart.sh tell apart.
+enum { EXIT_TOO_MANY_SKIPPED = 3, EXIT_LOST_RANK = 4, EXIT_STOPPED_BY_SIGNAL = 75 };
+
+enum { PATH_LENGTH = 1024 };
+
+// A path built like printf; dies when it does not fit.
+void path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
+
+// Never return NULL: they die, naming the size. calloc_or_die's memory is zero.
+void *malloc_or_die(size_t bytes);
+void *calloc_or_die(size_t count, size_t size);
+void *realloc_or_die(void *old, size_t bytes);
+char *strdup_or_die(const char *text);
+
+// Every parameter begins at a multiple of so many elements of the parameter space (model/model.h),
+// so that kernels work on whole vectors of it.
+enum { PARAM_ALIGN = 64 };
+
+double wall_seconds(void); // monotonic
+
+// "1.5 GiB", "512 B" / "1h02m", "3.1 s": into out, which is returned.
+const char *format_bytes(char out[32], double bytes);
+const char *format_duration(char out[32], double seconds);
+
+static inline int64_t round_up64(int64_t x, int64_t multiple) {
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+static inline int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static inline int64_t max64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,197 @@
+#include "model.h"
+#include "../base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// clang-format off
+#define BOTH true, true
+#define GPT2_ONLY true, false
+static const TensorRow table[TENSOR_COUNT] = {
+    {TENSOR_TOKEN_EMBEDDING, "token_embedding.weight", PLACE_EMBEDDING, BOTH,
+     DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
+     "wte.weight", false, {{"embed_tokens.weight", DIM_VOCAB}}},
+    {TENSOR_POSITION_EMBEDDING, "position_embedding.weight", PLACE_EMBEDDING, GPT2_ONLY,
+     DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, true,
+     "wpe.weight", false, {{0}}},
+    {TENSOR_NORM1_WEIGHT, "norm1.weight", PLACE_BLOCK, BOTH,
+     DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
+     "ln_1.weight", false, {{"input_layernorm.weight", DIM_CHANNELS}}},
+    {TENSOR_NORM1_BIAS, "norm1.bias", PLACE_BLOCK, GPT2_ONLY,
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
+     "ln_1.bias", false, {{0}}},
+    {TENSOR_QKV_WEIGHT, "qkv.weight", PLACE_BLOCK, BOTH,
+     DIM_QKV, DIM_CHANNELS, INIT_NORMAL, true,
+     "attn.c_attn.weight", true,
+     {{"self_attn.q_proj.weight", DIM_HEADS},
+      {"self_attn.k_proj.weight", DIM_GROUPS},
+      {"self_attn.v_proj.weight", DIM_GROUPS}}},
+    {TENSOR_QKV_BIAS, "qkv.bias", PLACE_BLOCK, GPT2_ONLY,
+     DIM_QKV, DIM_NONE, INIT_ZERO, false,
+     "attn.c_attn.bias", false, {{0}}},
+    {TENSOR_ATTENTION_OUT_WEIGHT, "attention_out.weight", PLACE_BLOCK, BOTH,
+     DIM_CHANNELS, DIM_HEADS, INIT_RESIDUAL, true,
+     "attn.c_proj.weight", true, {{"self_attn.o_proj.weight", DIM_CHANNELS}}},
+    {TENSOR_ATTENTION_OUT_BIAS, "attention_out.bias", PLACE_BLOCK, GPT2_ONLY,
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
+     "attn.c_proj.bias", false, {{0}}},
+    {TENSOR_NORM2_WEIGHT, "norm2.weight", PLACE_BLOCK, BOTH,
+     DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
+     "ln_2.weight", false, {{"post_attention_layernorm.weight", DIM_CHANNELS}}},
+    {TENSOR_NORM2_BIAS, "norm2.bias", PLACE_BLOCK, GPT2_ONLY,
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
+     "ln_2.bias", false, {{0}}},
+    {TENSOR_FC1_WEIGHT, "fc1.weight", PLACE_BLOCK, BOTH,
+     DIM_FC1, DIM_CHANNELS, INIT_NORMAL, true,
+     "mlp.c_fc.weight", true,
+     {{"mlp.gate_proj.weight", DIM_FFN}, {"mlp.up_proj.weight", DIM_FFN}}},
+    {TENSOR_FC1_BIAS, "fc1.bias", PLACE_BLOCK, GPT2_ONLY,
+     DIM_FC1, DIM_NONE, INIT_ZERO, false,
+     "mlp.c_fc.bias", false, {{0}}},
+    {TENSOR_FC2_WEIGHT, "fc2.weight", PLACE_BLOCK, BOTH,
+     DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL, true,
+     "mlp.c_proj.weight", true, {{"mlp.down_proj.weight", DIM_CHANNELS}}},
+    {TENSOR_FC2_BIAS, "fc2.bias", PLACE_BLOCK, GPT2_ONLY,
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
+     "mlp.c_proj.bias", false, {{0}}},
+    {TENSOR_FINAL_NORM_WEIGHT, "final_norm.weight", PLACE_FINAL, BOTH,
+     DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
+     "ln_f.weight", false, {{"norm.weight", DIM_CHANNELS}}},
+    {TENSOR_FINAL_NORM_BIAS, "final_norm.bias", PLACE_FINAL, GPT2_ONLY,
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
+     "ln_f.bias", false, {{0}}},
+    {TENSOR_HEAD_WEIGHT, "head.weight", PLACE_FINAL, BOTH,
+     DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
+     "lm_head.weight", false, {{"lm_head.weight", DIM_VOCAB}}},
+};
+// clang-format on
+
+const TensorRow *tensor_row(TensorId id) {
+    return &table[id];
+}
+
+ModelConfig model_config(const Options *o) {
+    return (ModelConfig){
+        .arch = (Arch)o->arch,
+        .num_layers = o->num_layers,
+        .channels = o->hidden_size,
+        .num_heads = o->num_attention_heads,
+        .num_groups = o->num_query_groups,
+        .head_size = o->hidden_size / o->num_attention_heads,
+        .ffn = o->ffn_hidden_size,
+        .seq_length = o->seq_length,
+        .max_position = o->max_position_embeddings,
+        .vocab = o->vocab_size,
+        .padded_vocab = (int)round_up64(o->vocab_size, o->make_vocab_size_divisible_by),
+        .tied_head = !o->untie_embeddings_and_output_weights,
+        .norm_eps = o->norm_epsilon,
+        .rope = {.theta = o->rope_theta,
+                 .scaling = (RopeScaling)o->rope_scaling,
+                 .factor = o->rope_scaling_factor,
+                 .low_factor = o->rope_low_freq_factor,
+                 .high_factor = o->rope_high_freq_factor,
+                 .original_length = o->rope_original_length},
+        .init_std = o->init_method_std,
+    };
+}
+
+int dim_size(const ModelConfig *c, Dim dim) {
+    switch (dim) {
+    case DIM_NONE: return 1;
+    case DIM_VOCAB: return c->padded_vocab;
+    case DIM_POSITIONS: return c->max_position;
+    case DIM_CHANNELS: return c->channels;
+    case DIM_QKV: return qkv_rows(c);
+    case DIM_HEADS: return c->num_heads * c->head_size;
+    case DIM_GROUPS: return c->num_groups * c->head_size;
+    case DIM_FC1: return fc1_rows(c);
+    case DIM_FFN: return c->ffn;
+    }
+    return 0;
+}
+
+static bool model_has(const ModelConfig *c, const TensorRow *row) {
+    if (row->id == TENSOR_HEAD_WEIGHT && c->tied_head) { return false; }
+    return c->arch == ARCH_GPT2 ? row->gpt2 : row->llama;
+}
+
+static void append_params(ParamLayout *layout, TensorPlace place, int layer) {
+    const ModelConfig *c = &layout->config;
+    Bucket *bucket = &layout->buckets[layout->num_buckets++];
+    bucket->begin = layout->size;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const TensorRow *row = &table[id];
+        if (row->place != place || !model_has(c, row)) { continue; }
+        if (layout->first[id] < 0) { layout->first[id] = layout->count; }
+        Param *p = &layout->params[layout->count++];
+        *p = (Param){row->id, layer, layout->size, dim_size(c, row->rows), dim_size(c, row->cols)};
+        layout->size += round_up64(param_size(p), PARAM_ALIGN);
+        int rows = row->rows == DIM_VOCAB ? c->vocab : p->rows;
+        layout->num_parameters += (int64_t)rows * p->cols;
+    }
+    bucket->end = layout->size;
+}
+
+ParamLayout param_layout(const ModelConfig *config) {
+    ParamLayout layout = {.config = *config};
+    size_t most = (size_t)TENSOR_COUNT * (size_t)(config->num_layers + 2);
+    layout.params = calloc_or_die(most, sizeof(Param));
+    layout.buckets = calloc_or_die((size_t)config->num_layers + 2, sizeof(Bucket));
+    for (int id = 0; id < TENSOR_COUNT; id++) { layout.first[id] = -1; }
+    append_params(&layout, PLACE_EMBEDDING, -1);
+    int embeddings = layout.count;
+    for (int l = 0; l < config->num_layers; l++) { append_params(&layout, PLACE_BLOCK, l); }
+    layout.block_params = (layout.count - embeddings) / config->num_layers;
+    append_params(&layout, PLACE_FINAL, -1);
+    return layout;
+}
+
+void param_layout_free(ParamLayout *layout) {
+    free(layout->params);
+    free(layout->buckets);
+    *layout = (ParamLayout){0};
+}
+
+const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
+    if (layout->first[id] < 0) { return NULL; }
+    int skip = table[id].place == PLACE_BLOCK ? layer * layout->block_params : 0;
+    return &layout->params[layout->first[id] + skip];
+}
+
+void model_init(const ParamLayout *layout, float *weights, uint64_t seed) {
+    const ModelConfig *c = &layout->config;
+    memset(weights, 0, (size_t)layout->size * sizeof(float));
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        const TensorRow *row = &table[p->id];
+        float *w = weights + p->offset;
+        int64_t n = row->rows == DIM_VOCAB ? (int64_t)c->vocab * p->cols : param_size(p);
+        if (row->init == INIT_ZERO) { continue; }
+        if (row->init == INIT_ONE) {
+            for (int64_t j = 0; j < n; j++) { w[j] = 1.0f; }
+            continue;
+        }
+        bool residual = row->init == INIT_RESIDUAL;
+        float std = (float)(residual ? c->init_std / sqrt(2.0 * c->num_layers) : c->init_std);
+        uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * TENSOR_COUNT + p->id);
+#pragma omp parallel for
+        for (int64_t j = 0; j < n; j++) { w[j] = std * rng_normal(key, (uint64_t)j); }
+    }
+}
+
+int64_t matmul_weights(const ModelConfig *c) {
+    int64_t block = 0;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const TensorRow *row = &table[id];
+        if (row->place == PLACE_BLOCK && row->cols != DIM_NONE && model_has(c, row)) {
+            block += (int64_t)dim_size(c, row->rows) * dim_size(c, row->cols);
+        }
+    }
+    return block * c->num_layers + (int64_t)c->padded_vocab * c->channels;
+}
+
+double flops_per_token(const ModelConfig *c) {
+    double attention = 6.0 * c->num_layers * (double)c->channels * c->seq_length;
+    return 6.0 * (double)matmul_weights(c) + attention;
+}

@@ -1,0 +1,154 @@
+// What a model is made of: its dimensions, and the one table of its tensors.
+//
+// All parameters of a model lie in one flat space of elements: weights, gradients and both moments
+// are arrays over it, so an optimizer, a checkpoint or a collective works on ranges. Each tensor
+// starts at a multiple of PARAM_ALIGN; the gaps stay zero. The space is cut into buckets (the
+// embeddings, each block, the final norm with the head) in the order of the forward pass.
+#ifndef LLM8_MODEL_H
+#define LLM8_MODEL_H
+
+#include "../kernels/rope.h"
+#include "options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    Arch arch;
+    int num_layers;   // L
+    int channels;     // C
+    int num_heads;    // H, query heads
+    int num_groups;   // G, key/value heads
+    int head_size;    // D = C / H
+    int ffn;          // F
+    int seq_length;   // T
+    int max_position; // longest T; the rows of GPT-2's position embedding
+    int vocab;        // V
+    int padded_vocab; // rows of the embedding and the head; those from V on stay zero
+    bool tied_head;
+    double norm_eps, init_std;
+    Rope rope;
+} ModelConfig;
+
+ModelConfig model_config(const Options *options);
+
+// Rows of the packed query, key and value: (H + 2G) * D.
+static inline int qkv_rows(const ModelConfig *c) {
+    return (c->num_heads + 2 * c->num_groups) * c->head_size;
+}
+
+// Outputs of the first feed-forward layer: Llama packs the gate above the up-projection.
+static inline int fc1_rows(const ModelConfig *c) {
+    return c->arch == ARCH_LLAMA ? 2 * c->ffn : c->ffn;
+}
+
+typedef enum {
+    TENSOR_TOKEN_EMBEDDING,
+    TENSOR_POSITION_EMBEDDING,
+    TENSOR_NORM1_WEIGHT,
+    TENSOR_NORM1_BIAS,
+    TENSOR_QKV_WEIGHT,
+    TENSOR_QKV_BIAS,
+    TENSOR_ATTENTION_OUT_WEIGHT,
+    TENSOR_ATTENTION_OUT_BIAS,
+    TENSOR_NORM2_WEIGHT,
+    TENSOR_NORM2_BIAS,
+    TENSOR_FC1_WEIGHT,
+    TENSOR_FC1_BIAS,
+    TENSOR_FC2_WEIGHT,
+    TENSOR_FC2_BIAS,
+    TENSOR_FINAL_NORM_WEIGHT,
+    TENSOR_FINAL_NORM_BIAS,
+    TENSOR_HEAD_WEIGHT,
+    TENSOR_COUNT
+} TensorId;
+
+typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // residual: / sqrt(2L)
+
+// A dimension of a tensor, as a function of the configuration.
+typedef enum {
+    DIM_NONE, // a vector has no columns
+    DIM_VOCAB,
+    DIM_POSITIONS,
+    DIM_CHANNELS,
+    DIM_QKV,
+    DIM_HEADS,  // H * D
+    DIM_GROUPS, // G * D
+    DIM_FC1,
+    DIM_FFN
+} Dim;
+
+enum { HF_PARTS = 3 };
+
+typedef struct {
+    TensorId id;
+    const char *name;
+    TensorPlace place;
+    bool gpt2, llama; // which architectures have it
+    Dim rows, cols;
+    TensorInit init;
+    bool decay; // weight decay applies
+    // Hugging Face's names after the layer's prefix. Llama keeps apart what we pack: its parts are
+    // consecutive rows. GPT-2 stores the block's matrices as [in, out] (Conv1D), we as [out, in].
+    const char *gpt2_name;
+    bool gpt2_transposed;
+    struct {
+        const char *name;
+        Dim rows;
+    } llama_parts[HF_PARTS];
+} TensorRow;
+
+const TensorRow *tensor_row(TensorId id);
+int dim_size(const ModelConfig *config, Dim dim);
+
+typedef struct {
+    TensorId id;
+    int layer; // -1 outside the blocks
+    int64_t offset;
+    int rows, cols; // cols is 1 for a vector
+} Param;
+
+typedef struct {
+    int64_t begin, end;
+} Bucket;
+
+typedef struct {
+    ModelConfig config;
+    int count; // params, in order of offset
+    Param *params;
+    int first[TENSOR_COUNT]; // index of a tensor's first param; -1 where the model lacks it
+    int block_params;        // params of one block
+    int num_buckets;         // L + 2
+    Bucket *buckets;
+    int64_t size;           // elements, gaps included
+    int64_t num_parameters; // gaps and the vocabulary's padding excluded
+} ParamLayout;
+
+ParamLayout param_layout(const ModelConfig *config);
+void param_layout_free(ParamLayout *layout);
+
+// The layer counts only inside the blocks. NULL when the model has no such tensor.
+const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
+
+static inline int64_t param_size(const Param *p) {
+    return (int64_t)p->rows * p->cols;
+}
+
+// The initial weights, all of the layout, gaps zero: a function of the configuration and the seed
+// alone. GPT-2: N(0, init_std), residual projections divided by sqrt(2L); Llama the same.
+void model_init(const ParamLayout *layout, float *weights, uint64_t seed);
+
+// Weights that multiply activations (the head included, embeddings not), a layer's and all.
+int64_t matmul_weights(const ModelConfig *config);
+
+// Floating-point operations to train on one token: 6 for each weight that multiplies, and causal
+// attention's 6 L C T (two products forward, four backward, half of each masked away).
+double flops_per_token(const ModelConfig *config);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,70 @@
+"""Checks the floors of the house: every #include of ours points downwards, from a room to a room
+below it or to another file of the same room, and no chain of includes leads back to its beginning.
+A header and its source are one module.
+
+    python3 scripts/rooms.py FILE...    prints each fault as file:line and fails when there is one
+
+A program (a file in the top folder, scripts/ or test/) is above all rooms. test/standin stands in
+for CUDA and for the kernels, whose floor it is on.
+"""
+import os
+import re
+import sys
+
+ROOMS = ["base", "kernels", "model", "ranks", "dataloader", "checkpoints", "train"]
+INCLUDE = re.compile(r'^#\s*include "([^"]+)"')
+
+
+def floor(path):
+    room = path.split("/")[0]
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+
+def includes(path):
+    """Line number and path of each file of ours that `path` includes."""
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            match = INCLUDE.match(line)
+            target = match and os.path.normpath(os.path.join(os.path.dirname(path), match[1]))
+            if target and os.path.exists(target):
+                yield number, target
+
+
+def upward(files):
+    """An include of a room above, and one of a program from a room."""
+    return [f"{path}:{number}: {target} is above {path.split('/')[0]}/"
+            for path in files for number, target in includes(path)
+            if floor(target) > floor(path)]
+
+
+def cycles(files):
+    """One line for each chain of includes that leads back to its beginning."""
+    graph, done, found = {}, set(), []
+    for path in files:
+        module = os.path.splitext(path)[0]
+        targets = {os.path.splitext(target)[0] for _, target in includes(path)}
+        graph.setdefault(module, set()).update(targets - {module})
+
+    def walk(path, chain):
+        if path in chain:
+            cycle = chain[chain.index(path):] + [path]
+            found.append(f"{path}: include cycle: {' -> '.join(cycle)}")
+        elif path not in done:
+            for target in sorted(graph.get(path, [])):
+                walk(target, chain + [path])
+            done.add(path)
+
+    for path in sorted(graph):
+        walk(path, [])
+    return found
+
+
+def main(files):
+    faults = upward(files) + cycles(files)
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+// What the GPUs of a run exchange: collectives over NCCL, on a stream of their own.
+//
+// A collective is enqueued between comm_begin and comm_end. It starts when what the compute stream
+// has been given before comm_begin is done, and runs beside what it is given after; comm_wait makes
+// the compute stream wait for it. Several between one pair go as one launch. Nothing here waits on
+// the host. All of it can be captured into a graph, on all ranks or on none: what is begun in a
+// capture is joined in it (comm_join), while a wait in a capture for what was enqueued before it
+// becomes a wait for that event's latest record at each launch.
+//
+// Every rank makes the same calls in the same order. One process: nothing happens.
+#ifndef LLM8_COMM_H
+#define LLM8_COMM_H
+
+#include "../../kernels/nccl.h"
+#include "../../ranks/group.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// U32: the bits of what is not negative, so that NaN is the largest. U8: FP8 codes.
+typedef enum { COMM_F32, COMM_BF16, COMM_F64, COMM_U32, COMM_U8 } CommType;
+typedef enum { COMM_SUM, COMM_MAX } CommOp;
+
+typedef struct {
+    int rank, ranks;
+    Group *group;
+    Nccl nccl;
+    NcclComm comm;
+    cudaStream_t compute, stream;
+    cudaEvent_t ready, joined;
+    int slots;
+    cudaEvent_t *done; // [slots]
+    bool *captured;    // [slots] whether `done` was last recorded in a capture
+} Comm;
+
+// On the current device, which must be no other rank's. slots: how many collectives can be waited
+// for one by one.
+bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *err);
+void comm_close(Comm *c);
+
+void comm_begin(Comm *c);
+// In place, of ranks * count elements: part r of the sum goes to rank r, in its place, and the rest
+// stays as it was / every rank's part, in its place, goes to all.
+void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count);
+void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count);
+// In place, of count elements.
+void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t count);
+void comm_end(Comm *c, int slot);
+
+// The compute stream waits for the slot's last collective / for all there have been.
+void comm_wait(Comm *c, int slot);
+void comm_join(Comm *c);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

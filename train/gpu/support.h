@@ -1,0 +1,29 @@
+// What numbers the device at hand can work with, as far as the options let it.
+#ifndef LLM8_SUPPORT_H
+#define LLM8_SUPPORT_H
+
+#include "../../kernels/gpu.h"
+#include "../../model/options.h"
+#include "../../model/precision.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { SUPPORT_REASON = 64 };
+
+// By compute capability alone (90 for 9.0; 0: not known). reason: what support.lacks_fp8 points to.
+NumberSupport support_of(const Options *o, int capability, char reason[SUPPORT_REASON]);
+
+// With FP8 tried out. FP8 that is asked for and not there, on some rank: a warning, or with
+// --fp8-required the end. All ranks call it.
+NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]);
+
+// Dies where the kernels cannot work with the model's sizes.
+void support_check_shapes(const ModelConfig *config);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
