@@ -1,14 +1,16 @@
 // Every GPU kernel's launcher. Shapes and meanings are those of cpu.h; activations, weights and
 // their gradients are BF16 unless a comment says otherwise, statistics FP32. A launcher enqueues on
 // the stream and returns; the caller's buffers must live until the stream gets there. Pointers are
-// 16-byte aligned and channel counts (C, F, D, P) multiples of 8.
+// 16-byte aligned and channel counts (C, F, D, P) multiples of 8; FP8 forms need both sides to be
+// multiples of 16.
 //
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
-// rows (weight and bias gradients) leaves partial sums in `scratch` and adds them up in a second
-// launch; the scratch is FP32, partial_sums_bytes() of it.
+// rows (weight and bias gradients) leaves partial sums in scratch and adds them up in a second
+// launch.
 #ifndef LLM8_KERNELS_H
 #define LLM8_KERNELS_H
 
+#include "fp8_format.h"
 #include "gpu.h"
 
 #ifdef __cplusplus
@@ -17,13 +19,72 @@ extern "C" {
 
 // A gradient of weights: FP32 or BF16, overwritten or added to.
 typedef struct {
-    void *data; // NULL: not wanted
+    void *data; // NULL: not requested
     GpuType type;
     bool accumulate;
-} GradientOut;
+} Gradient;
 
-// Bytes of scratch for a sum over rows into `columns` columns.
-size_t partial_sums_bytes(int64_t columns);
+// FP32 scratch of a launcher, and its size, which the launcher checks.
+typedef struct {
+    float *data;
+    size_t bytes;
+} Scratch;
+
+// Bytes of scratch for a sum over M rows into `columns` columns.
+size_t partial_sums_bytes(int64_t M, int64_t columns);
+
+// ---- operands in FP8 ----
+//
+// Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
+// [M,N] is written twice in one pass: as it is, and transposed.
+
+// An operand [M,N] of products, in the forms that are requested. With FP8 forms, bf16 is also where
+// values wait for their scale, when that follows from them.
+typedef struct {
+    Bf16 *bf16;     // [M,N]
+    uint8_t *fp8;   // [M,N]; NULL: not requested
+    uint8_t *fp8_t; // [N,M]; NULL: not requested
+} Operand;
+
+// How a tensor gets its scale.
+typedef enum {
+    SCALE_GIVEN,   // it is live->scale: delayed scaling. The amax goes to the slot, for later
+    SCALE_MEASURED // it follows from live->amax, which a pass over the BF16 values leaves first:
+                   // tensorwise scaling, and delayed slots without a history
+} ScaleMode;
+
+// The scale that the products of the present micro-step use. Slots change only between steps.
+typedef struct {
+    float scale_inv; // first, and the struct 16 bytes: cuBLASLt wants its address 16-byte aligned
+    float scale;
+    float amax; // SCALE_MEASURED: of the present micro-step
+    float unused;
+} Fp8Live;
+
+// A tensor that is quantised: its format, and where its scale comes from. All zero: none is.
+typedef struct {
+    Fp8Type type;
+    ScaleMode mode;
+    bool fused;   // producers write FP8 alone: the scale is given, and no product reads BF16
+    bool record;  // the amax enters the slot's history
+    float target; // what amax * scale aims at
+    Fp8Live *live;
+    Fp8Slot *slot;     // NULL: no history (tensorwise scaling)
+    Fp8Counts *counts; // NULL: not counted
+} Fp8Tensor;
+
+// A producer writes its output as q says: fused, the FP8 forms alone; else out.bf16, with its amax
+// to live->amax when that is measured, and from it the FP8 forms that are requested.
+
+// The FP8 forms that are requested, from out.bf16 [M,N], whose amax is known when it is measured.
+// sums: the column sums of out.bf16, in any precision.
+void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
+                  cudaStream_t stream);
+// live->amax = max(live->amax, |x|) over n BF16 values, NaN being the largest, for a producer that
+// leaves no amax. Nothing unless the scale is measured.
+void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream);
+// out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
+void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream);
 
 // ---- embedding.cu ----
 void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
@@ -37,69 +98,63 @@ enum { EMBEDDING_LONG_RUN = 32 }; // rows at least
 static inline int embedding_runs_size(int M) {
     return 2 + M / EMBEDDING_LONG_RUN;
 }
-void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *tokens, const int *rows,
+void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream);
-void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int C,
+void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
                            cudaStream_t stream);
-// The host's part of it, in batches.c: rows[M], starts[M+1], runs[embedding_runs_size(M)] from
-// tokens[M]; counts is scratch [V+1].
+// The host's part of it, in train/gpu/batches.c: rows[M], starts[M+1], runs[embedding_runs_size(M)]
+// from tokens[M]; counts is scratch [V+1].
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 
-// An `amax`, unless NULL, is where a kernel leaves the largest magnitude of what it writes, if that
-// is larger than what is there; NaN is larger than all.
-
 // ---- norm.cu ----
 typedef struct {
-    Bf16 *out; // NULL: the statistics alone
-    float *mean, *rstd, *amax;
-    const Bf16 *x, *weight, *bias; // bias NULL: RMSNorm, and mean is not used
+    float *mean, *rstd;            // [M]
+    const Bf16 *x, *weight, *bias; // [M,C], [C]; bias NULL: RMSNorm, and mean is not used
     float eps;
     int M, C;
 } NormForward;
-void gpu_norm_forward(NormForward n, cudaStream_t stream);
+void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stream);
 
-// d_residual (in place) += the norm's input gradient. column_sums, when wanted, are those of the
-// new d_residual: the bias gradient of the linear layer that wrote x.
+// out.bf16 is d_residual [M,C]; in place it += the norm's input gradient, and then goes to the FP8
+// forms. column_sums are those of the new d_residual: the bias gradient of the linear layer that
+// wrote x.
 typedef struct {
-    Bf16 *d_residual;
-    GradientOut dweight, dbias, column_sums;
+    Gradient dweight, dbias, column_sums;
     const Bf16 *dout, *x, *weight;
     const float *mean, *rstd; // mean NULL: RMSNorm
-    float *scratch, *amax;    // of the new d_residual
+    Scratch scratch;
     int M, C;
 } NormBackward;
-void gpu_norm_backward(NormBackward n, cudaStream_t stream);
+void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream);
 
 // ---- activation.cu ----
-void gpu_gelu_forward(Bf16 *out, float *amax, const Bf16 *x, int64_t n, cudaStream_t stream);
-// dx = dout gelu'(x), and its column sums; x, dout, dx: [M,F]. dx may be dout.
-typedef struct {
-    Bf16 *dx;
-    float *amax;
-    GradientOut column_sums;
-    const Bf16 *dout, *x;
-    float *scratch;
-    int M, F;
-} GeluBackward;
-void gpu_gelu_backward(GeluBackward g, cudaStream_t stream);
-void gpu_swiglu_forward(Bf16 *out, float *amax, const Bf16 *x, int M, int F, cudaStream_t stream);
-// dx may be x.
-void gpu_swiglu_backward(Bf16 *dx, float *amax, const Bf16 *dout, const Bf16 *x, int M, int F,
+// x: [M,F]
+void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream);
+// dx = dout gelu'(x), and its column sums. out.bf16 may be dout.
+void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
+                       const Bf16 *x, Scratch scratch, int M, int F, cudaStream_t stream);
+// x: [M,2F], gate and up; out [M,F]
+void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream);
+// dx [M,2F]; dx.bf16 may be x.
+void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream);
-void gpu_column_sums(GradientOut sums, const Bf16 *x, float *scratch, int M, int N,
-                     cudaStream_t stream);
 
 // ---- rope.cu ----
-void gpu_rope_apply(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse,
-                    cudaStream_t stream);
+// Rotates queries and keys of qkv [M,(H+2G)D] in place; any even D.
+void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
+                      cudaStream_t stream);
+// The gradient [M,(H+2G)D] of the rotated queries and keys lies in d_qkv.bf16, and is rotated back:
+// in place, or on its way to FP8, which leaves d_qkv.bf16 as it is.
+void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G,
+                       int D, cudaStream_t stream);
 
 // ---- loss.cu ----
-void gpu_cross_entropy(float *losses, Bf16 *logits, const int *targets, int M, int V, int P,
-                       float gradient_scale, cudaStream_t stream);
-// The losses and, unless NULL, each row's log-sum-exp; the logits stay.
-void gpu_cross_entropy_forward(float *losses, float *lse, const Bf16 *logits, const int *targets,
-                               int M, int V, int P, cudaStream_t stream);
+// losses[M] of the rows logits.bf16 [M,P], whose target -1 leaves a row out (loss 0, gradient 0).
+// gradient_scale > 0: besides, the logits' gradient (softmax - onehot) * gradient_scale, to logits:
+// in place, or fused to FP8, which leaves the logits as they are. lse: [M], scratch of the latter.
+void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, const int *targets,
+                       int M, int V, int P, float gradient_scale, cudaStream_t stream);
 // *sum (+)= the losses' sum
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
 
@@ -138,15 +193,17 @@ void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients
 // loss.
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream);
 
-// Parameters that lie together, and where their new weights go.
+// Parameters of one rank that lie together, and where their new weights go.
 typedef struct {
     int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
     int64_t gradient; // where their gradients begin
     int64_t state;    // where their master weights and moments do
-    Bf16 *weights;    // the BF16 copy, rounded to nearest; NULL: they are part of an FP8 weight
-    int weight;       // which one: a row of Fp8Weights
+    Bf16 *bf16;       // their BF16 weights; NULL: they are FP8
+    uint8_t *fp8;     // their FP8 weights
+    int tensor;       // FP8: which of AdamWUpdate.tensors they belong to
     int first_block;  // of all segments' blocks, counted together
 } AdamWSegment;
+int gpu_adamw_blocks(int64_t n); // of a segment
 
 typedef struct {
     float *master;
@@ -155,18 +212,58 @@ typedef struct {
     const void *gradients;
     GpuType gradient_type;
     const uint8_t *decay;         // a flag for each PARAM_ALIGN elements of the parameter space
-    const AdamWSegment *segments; // on the device: what gpu_adamw_update is about
+    const AdamWSegment *segments; // on the device, as are tensors
     int segment_count, segment_blocks;
+    const Fp8Tensor *tensors;
+    bool counts;            // FP8: this step counts what is lost, where the tensors say
     const StepInput *input; // on the device
     float beta1, beta2, eps, weight_decay;
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
-int gpu_adamw_blocks(int64_t n); // of a segment
-// Segments with BF16 copies, of arrays that are all the parameter space.
-void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+
+// FP8 weights are quantised from the master weights rounded to BF16.
+
+// The optimizer's step on all segments, unless it is skipped. mode GIVEN: FP8 weights by the given
+// scales; MEASURED: they are left as they are, and their amax goes to live->amax.
+void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
+               cudaStream_t stream);
+// From the master weights. The amax of FP8 weights to live->amax / FP8 weights by measured scales.
+// Nothing after a skipped step; state NULL: at the start of a run, where the second also writes the
+// BF16 weights.
+void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+// The scales that live->amax of `count` tensors gives become theirs. state as above.
+void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
+                         cudaStream_t stream);
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
-void gpu_to_float(float *out, const void *x, GpuType type, int64_t n, cudaStream_t stream);
+
+// ---- fp8.cu ----
+// SLOT_FOLLOWS: the slot's scale follows the amax of its tensor. SLOT_WEIGHT: its amax outlives a
+// skipped step, since the weights stay as they are.
+enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
+
+typedef struct {
+    Fp8Slot *slots;
+    Fp8Live *live;
+    float *history; // [count, history_length]
+    float *targets; // [count]
+    uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
+    int count, history_length;
+    bool delayed, most_recent;
+} Fp8Scaling;
+
+// Once an optimizer step, after the decision: enters the amaxes into the history and renews the
+// scales; after a skipped step forgets those of activations and gradients. state->unmeasured is
+// then the number of slots in use without a history (0 for tensorwise scaling).
+void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput *input,
+                    cudaStream_t stream);
+// live from the slots: at the start of a run.
+void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream);
+// Forgets the amaxes of activations and gradients since the last update.
+void gpu_fp8_forget_amaxes(const Fp8Scaling *scaling, cudaStream_t stream);
+// Before a micro-step: nothing has been measured.
+void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
 
 // ---- attention_plain.cu ----
 void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, int B, int T, int H, int G,
