@@ -242,7 +242,7 @@ static float fp8_scale_for(Trainer *t, int slot, const float *x, int64_t n, bool
 
 // Rounds one operand of a linear layer's product; returns the factor its product is to be
 // multiplied by. `out` may be x where nothing is rounded.
-static float round_operand(Trainer *t, Number number, Linear linear, int layer, Operand operand,
+static float round_operand(Trainer *t, Number number, Linear linear, int layer, OperandId operand,
                            float scale, float *out, const float *x, int64_t n) {
     Fp8Type type = precision_of(&t->run.precision, linear, layer)->type[operand];
     if (number == NUMBER_FP8) {
@@ -279,7 +279,7 @@ static const float *linear_operand_w(Trainer *t, Linear linear, int layer) {
     return tensor_of(t, space, linear_weight(&t->run.config, linear), layer);
 }
 
-static float slot_inverse(Trainer *t, Linear linear, int layer, Operand operand) {
+static float slot_inverse(Trainer *t, Linear linear, int layer, OperandId operand) {
     bool fp8 = precision_of(&t->run.precision, linear, layer)->number == NUMBER_FP8;
     return fp8 ? t->slots[fp8_slot_index(&t->run.config, linear, layer, operand)].scale_inv : 1.0f;
 }

@@ -1,5 +1,9 @@
-// The gradients' norm, the decision whether a step counts, and AdamW's step for weights in BF16.
-#include "adamw.cuh"
+// The optimizer's step: the gradients' norm, the decision whether the step counts, and AdamW
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), which writes the new
+// weights as products read them, in BF16 or FP8. It goes by elements, since a rank's part of a
+// matrix begins anywhere (ZeRO-1); transposed FP8 weights are made once a weight is whole.
+#include "../base/rng.h"
+#include "fp8.cuh"
 
 // A part a block.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
@@ -50,26 +54,219 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     LAUNCH_CHECK();
 }
 
-__global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
-    if (state->skipped) { return; }
-    const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
-    AdamWFactors f = adamw_factors(u, state, bias1, bias2);
-    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_QUADS;
-    int64_t end = min(begin + ADAMW_QUADS, s.n / QUAD);
-    for (int64_t i = begin + threadIdx.x; i < end; i += ADAMW_THREADS) {
-        int64_t at = s.first / QUAD + i; // in all arrays: fewer registers than three places
-        store4(s.weights, i, adamw_quad(u, f, {at, at, at}));
-    }
+// ---- AdamW --------------------------------------------------------------------------------------
+
+// BF16 with a random rounding direction, in proportion to how near each neighbour is: what is too
+// small to change a BF16 moment still moves it on average. Not finite: to nearest.
+__device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
+    uint32_t bits = __float_as_uint(x);
+    bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    uint32_t rounded = bits + (random16 & 0xffffu);
+    bool overflows = (rounded & 0x7f800000u) == 0x7f800000u;
+    return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
 }
+
+// Four numbers are 16 bytes of FP32, so that each access of a warp takes whole lines of memory:
+// with eight a lane, which take two accesses, AdamW was 16% slower (GPT-2 124M, one H200).
+enum { QUAD = 4 };
+
+struct Floats4 {
+    float v[QUAD];
+};
+
+__device__ __forceinline__ Floats4 unpack4(uint2 packed) {
+    return {{low_bf16(packed.x), high_bf16(packed.x), low_bf16(packed.y), high_bf16(packed.y)}};
+}
+
+__device__ __forceinline__ uint2 pack4(const Floats4 &x) {
+    uint2 packed;
+    *reinterpret_cast<__nv_bfloat162 *>(&packed.x) = __floats2bfloat162_rn(x.v[0], x.v[1]);
+    *reinterpret_cast<__nv_bfloat162 *>(&packed.y) = __floats2bfloat162_rn(x.v[2], x.v[3]);
+    return packed;
+}
+
+// Quad i of an array.
+__device__ __forceinline__ Floats4 load4(const void *x, GpuType type, int64_t i) {
+    if (type == TYPE_BF16) { return unpack4(static_cast<const uint2 *>(x)[i]); }
+    float4 a = static_cast<const float4 *>(x)[i];
+    return {{a.x, a.y, a.z, a.w}};
+}
+
+__device__ __forceinline__ void store4(float *out, int64_t i, const Floats4 &x) {
+    reinterpret_cast<float4 *>(out)[i] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+}
+
+__device__ __forceinline__ void store4(Bf16 *out, int64_t i, const Floats4 &x) {
+    reinterpret_cast<uint2 *>(out)[i] = pack4(x);
+}
+
+__device__ __forceinline__ float range4(float range, const Floats4 &x) {
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) { range = range_of(range, x.v[j]); }
+    return range;
+}
+
+// A quad's number in the parameter space, among the gradients, among master weights and moments.
+struct QuadPlace {
+    int64_t param, gradient, state;
+};
+
+__device__ __forceinline__ void store_moments(void *out, GpuType type, QuadPlace place,
+                                              const Floats4 &x, uint32_t key) {
+    if (type == TYPE_F32) {
+        store4(static_cast<float *>(out), place.state, x);
+        return;
+    }
+    uint2 packed;
+    Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
+#pragma unroll
+    for (int j = 0; j < QUAD; j += 2) { // 32 random bits serve two values
+        uint32_t bits = rng_bits32(key, (uint64_t)(place.param * QUAD + j));
+        values[j] = stochastic_bf16(x.v[j], bits);
+        values[j + 1] = stochastic_bf16(x.v[j + 1], bits >> 16);
+    }
+    static_cast<uint2 *>(out)[place.state] = packed;
+}
+
+__device__ __forceinline__ float root(float x) { // within 1 unit in the last place
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What is the same for all parameters.
+struct AdamWFactors {
+    float lr, gradient_scale, correction1, correction2;
+    uint32_t key1, key2; // of the moments' stochastic rounding
+};
+
+// bias1, bias2: the binary logarithms of the betas.
+__device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, const StepState *state,
+                                                      float bias1, float bias2) {
+    float updates = (float)state->updates;
+    uint64_t key = u.seed + 2 * (uint64_t)u.input->step;
+    return {(float)u.input->lr,
+            state->gradient_scale,
+            1.0f / (1.0f - exp2f(bias1 * updates)),
+            1.0f / (1.0f - exp2f(bias2 * updates)),
+            (uint32_t)rng_mix(key),
+            (uint32_t)rng_mix(key + 1)};
+}
+
+// Updates master and moments of a quad; returns the new weights.
+__device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWFactors &f,
+                                              QuadPlace place) {
+    int64_t i = place.state;
+    float decay = u.decay[place.param / (PARAM_ALIGN / QUAD)] ? u.weight_decay : 0.0f;
+    Floats4 g = load4(u.gradients, u.gradient_type, place.gradient);
+    Floats4 w = load4(u.master, TYPE_F32, i);
+    Floats4 m = load4(u.exp_avg, u.moment_type, i);
+    Floats4 v = load4(u.exp_avg_sq, u.moment_type, i);
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) {
+        float gradient = g.v[j] * f.gradient_scale;
+        m.v[j] = u.beta1 * m.v[j] + (1.0f - u.beta1) * gradient;
+        v.v[j] = u.beta2 * v.v[j] + (1.0f - u.beta2) * gradient * gradient;
+        float step = __fdividef(m.v[j] * f.correction1, root(v.v[j] * f.correction2) + u.eps);
+        w.v[j] -= f.lr * (step + decay * w.v[j]);
+    }
+    store4(u.master, i, w);
+    store_moments(u.exp_avg, u.moment_type, place, m, f.key1);
+    store_moments(u.exp_avg_sq, u.moment_type, place, v, f.key2);
+    return w;
+}
+
+enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS }; // of a block
 
 int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);
 }
 
-void gpu_adamw_update(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    adamw_kernel<<<update->segment_blocks, ADAMW_THREADS, 0, stream>>>(
-        *update, state, log2f(update->beta1), log2f(update->beta2));
+// What a launch does with FP8 weights.
+enum WeightsMode {
+    WEIGHTS_GIVEN,   // codes by live->scale; the amax goes to the slot
+    WEIGHTS_MEASURE, // no codes; the amax goes to live->amax
+    WEIGHTS_MEASURED // codes by the scale that live->amax gives
+};
+
+// A block takes ADAMW_QUADS quads of a segment. UPDATES: AdamW's step first; otherwise the weights
+// are those that the master weights are. state NULL: not after a step.
+template <bool UPDATES, WeightsMode MODE, bool COUNTS>
+__global__ void __launch_bounds__(ADAMW_THREADS, 5)
+    adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
+    if (state != nullptr && state->skipped) { return; }
+    const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
+    AdamWFactors f = {};
+    if (UPDATES) { f = adamw_factors(u, state, bias1, bias2); }
+    bool bf16 = s.bf16 != nullptr;
+    if (bf16 && !UPDATES && (MODE == WEIGHTS_MEASURE || state != nullptr)) { return; }
+    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * ADAMW_QUADS;
+    int quads = (int)min((int64_t)ADAMW_QUADS, s.n / QUAD - begin);
+    const Fp8Tensor *t = u.tensors + s.tensor;
+    float scale = 0.0f, amax = 0.0f;
+    if (!bf16) { scale = MODE == WEIGHTS_MEASURED ? measured_scale(*t, false) : t->live->scale; }
+    uint2 *bf16_out = reinterpret_cast<uint2 *>(s.bf16) + begin;
+    uint32_t *fp8_out = reinterpret_cast<uint32_t *>(s.fp8) + begin;
+    QuadPlace place = {s.first / QUAD + begin, s.gradient / QUAD + begin, s.state / QUAD + begin};
+    for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
+        QuadPlace at = {place.param + i, place.gradient + i, place.state + i};
+        uint2 packed = pack4(UPDATES ? adamw_quad(u, f, at) : load4(u.master, TYPE_F32, at.state));
+        if (bf16) {
+            bf16_out[i] = packed;
+            continue;
+        }
+        Floats4 w = unpack4(packed);
+        if (MODE != WEIGHTS_MEASURED) { amax = range4(amax, w); }
+        if (MODE == WEIGHTS_MEASURE) { continue; }
+        uint32_t codes = encode4<FP8_E4M3>(w.v, scale);
+        fp8_out[i] = codes;
+        if (COUNTS) { count4(t->counts, w.v, scale, codes, FP8_E4M3); }
+    }
+    if (bf16) { return; }
+    if (MODE == WEIGHTS_MEASURE) { block_amax(&t->live->amax, amax); }
+    if (MODE == WEIGHTS_GIVEN && t->record) { block_amax(&t->slot->amax, amax); }
+    if (COUNTS && threadIdx.x == 0) {
+        atomicAdd(&t->counts->elements, (unsigned long long)quads * QUAD);
+    }
+}
+
+template <bool UPDATES, WeightsMode MODE>
+static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+    auto kernel = u->counts && MODE != WEIGHTS_MEASURE ? adamw_kernel<UPDATES, MODE, true>
+                                                       : adamw_kernel<UPDATES, MODE, false>;
+    if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
+    kernel<<<u->segment_blocks, ADAMW_THREADS, 0, stream>>>(*u, state, log2f(u->beta1),
+                                                            log2f(u->beta2));
+    LAUNCH_CHECK();
+}
+
+void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
+               cudaStream_t stream) {
+    if (mode == SCALE_GIVEN) {
+        launch_adamw<true, WEIGHTS_GIVEN>(update, state, stream);
+    } else {
+        launch_adamw<true, WEIGHTS_MEASURE>(update, state, stream);
+    }
+}
+
+void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
+    launch_adamw<false, WEIGHTS_MEASURE>(update, state, stream);
+}
+
+void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
+    launch_adamw<false, WEIGHTS_MEASURED>(update, state, stream);
+}
+
+__global__ void announce_scales_kernel(const Fp8Tensor *tensors, int count,
+                                       const StepState *state) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if ((state != nullptr && state->skipped) || i >= count) { return; }
+    measured_scale(tensors[i], true);
+}
+
+void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
+                         cudaStream_t stream) {
+    announce_scales_kernel<<<divide_up(count, 128), 128, 0, stream>>>(tensors, count, state);
     LAUNCH_CHECK();
 }
 
@@ -80,15 +277,5 @@ __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
     to_bf16_kernel<<<divide_up(n / VEC, 256), 256, 0, stream>>>(out, x, n / VEC);
-    LAUNCH_CHECK();
-}
-
-__global__ void to_float_kernel(float *out, const void *x, GpuType type, int64_t vectors) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < vectors) { store_floats8(out, i, load_floats8(x, type, i)); }
-}
-
-void gpu_to_float(float *out, const void *x, GpuType type, int64_t n, cudaStream_t stream) {
-    to_float_kernel<<<divide_up(n / VEC, 256), 256, 0, stream>>>(out, x, type, n / VEC);
     LAUNCH_CHECK();
 }

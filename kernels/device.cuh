@@ -133,7 +133,7 @@ __device__ __forceinline__ void block_amax(float *amax, float range) {
     }
 }
 
-__device__ __forceinline__ void gradient_store(GradientOut out, int64_t i, float value) {
+__device__ __forceinline__ void gradient_store(Gradient out, int64_t i, float value) {
     if (out.type == TYPE_F32) {
         float *p = static_cast<float *>(out.data) + i;
         *p = out.accumulate ? *p + value : value;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void gradient_store(GradientOut out, int64_t i, float
     }
 }
 
-__device__ __forceinline__ void gradient_store8(GradientOut out, int64_t vector, Floats8 x) {
+__device__ __forceinline__ void gradient_store8(Gradient out, int64_t vector, Floats8 x) {
     if (out.accumulate) {
         Floats8 before = load_floats8(out.data, out.type, vector);
 #pragma unroll
@@ -181,7 +181,7 @@ enum { PARTIALS = 264 }; // two blocks on each of the H200's multiprocessors
 // Up to three kinds of sums, one after another: [kind][count][columns]. Each goes to its out, the
 // sum over `count` partial sums in their order; a kind whose out has no data is not read.
 struct PartialSums {
-    GradientOut outs[3];
+    Gradient outs[3];
     const float *partials;
     int count;
     int64_t columns;

@@ -1,18 +1,21 @@
-// The scaling state: one kernel a step, no wait for the host.
+// The FP8 scaling state: one kernel a step, no wait for the host; and the amax of tensors whose
+// producers leave none.
 #include "fp8.cuh"
 
-__global__ void amax_kernel(float *amax, const void *x, GpuType type, int64_t vectors) {
+__global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
     float range = 0.0f;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
          i += (int64_t)gridDim.x * blockDim.x) {
-        range = range8(range, load_floats8(x, type, i));
+        range = range8(range, load8(x, i));
     }
     block_amax(amax, range);
 }
 
-void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t stream) {
+void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
+    if (q.live == NULL || q.mode != SCALE_MEASURED) { return; }
+    if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
-    amax_kernel<<<blocks, 256, 0, stream>>>(amax, x, type, n / VEC);
+    amax_kernel<<<blocks, 256, 0, stream>>>(&q.live->amax, x, n / VEC);
     LAUNCH_CHECK();
 }
 
@@ -21,34 +24,20 @@ __device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
     s.live[i].scale_inv = s.slots[i].scale_inv;
 }
 
-// The largest of the history's known entries. All threads of the warp call it.
-__device__ __forceinline__ float largest_known(const float *history, int known) {
-    float largest = 0.0f;
-    for (int i = threadIdx.x; i < known; i += WARP) { largest = fmaxf(largest, history[i]); }
-    return warp_max(largest);
-}
-
 // A warp a slot.
 __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state, const StepInput *input) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];
+    float *history = s.history + (int64_t)i * s.history_length;
     if (!(s.used[i] & SLOT_FOLLOWS)) { return; }
-    if (state->skipped) {
-        if (threadIdx.x == 0 && !(s.used[i] & SLOT_WEIGHT)) { slot->amax = 0.0f; }
-    } else {
-        float *history = s.history + (int64_t)i * s.history_length, amax = slot->amax;
-        bool entered = false;
-        if (threadIdx.x == 0) { entered = fp8_slot_enter(slot, history, s.history_length); }
-        entered = __shfl_sync(~0u, entered, 0);
-        __syncwarp();
-        int count = slot->count;
-        if (entered && (input->renew_scale || count == 1)) {
-            float largest = s.most_recent ? amax
-                                          : largest_known(history, min(count, s.history_length));
-            if (threadIdx.x == 0) { fp8_slot_rescale(slot, largest, s.targets[i]); }
-        }
-    }
+    float largest = warp_max(fp8_slot_largest(slot, history, s.history_length, threadIdx.x, WARP));
     if (threadIdx.x != 0) { return; }
+    if (!state->skipped) {
+        fp8_slot_enter(slot, history, s.history_length, s.targets[i], largest, s.most_recent,
+                       input->renew_scale);
+    } else if (!(s.used[i] & SLOT_WEIGHT)) {
+        slot->amax = 0.0f;
+    }
     if (slot->count > 0) {
         make_live(s, i);
     } else {
@@ -79,13 +68,13 @@ void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream) {
     LAUNCH_CHECK();
 }
 
-__global__ void forget_ranges_kernel(Fp8Scaling s) {
+__global__ void forget_amaxes_kernel(Fp8Scaling s) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < s.count && !(s.used[i] & SLOT_WEIGHT)) { s.slots[i].amax = 0.0f; }
 }
 
-void gpu_fp8_forget_ranges(const Fp8Scaling *scaling, cudaStream_t stream) {
-    forget_ranges_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
+void gpu_fp8_forget_amaxes(const Fp8Scaling *scaling, cudaStream_t stream) {
+    forget_amaxes_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
     LAUNCH_CHECK();
 }
 

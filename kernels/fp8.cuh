@@ -3,7 +3,6 @@
 #define LLM8_FP8_CUH
 
 #include "device.cuh"
-#include "fp8.h"
 
 #include <cuda_fp8.h>
 
@@ -55,7 +54,7 @@ __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c
 }
 
 // The scale a measuring kernel quantises by; one thread of the launch makes it known.
-__device__ __forceinline__ float measured_scale(const Fp8Out &out, bool announces) {
+__device__ __forceinline__ float measured_scale(const Fp8Tensor &out, bool announces) {
     bool known = out.slot != nullptr && out.slot->count > 0;
     float amax = out.live->amax;
     float scale = known ? out.slot->scale : fp8_scale(amax, out.target, 1.0f);

@@ -105,7 +105,7 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 }
 
 // What is known of one tensor's range. A delayed slot without history is quantised by the amax of
-// the tensor in hand; `amax` gathers the range of this step until fp8_slot_update.
+// the tensor in hand; `amax` gathers the amax of this step until fp8_slot_update.
 typedef struct {
     float scale_inv; // first, and the struct 16 bytes: cuBLASLt wants its address 16-byte aligned
     float scale;
@@ -127,33 +127,44 @@ HOST_DEVICE static inline void fp8_count(Fp8Counts *counts, float x, float scale
     counts->vanished += (code & 0x7f) == 0 && x != 0.0f;
 }
 
-// Once an optimizer step: this step's amax enters the history, a ring of `length`. 0 when it is
-// bad: then history and scale stay as they are.
-HOST_DEVICE static inline int fp8_slot_enter(Fp8Slot *slot, float *history, int length) {
-    float amax = slot->amax;
-    slot->amax = 0.0f;
-    if (!(amax > 0.0f && amax <= FLT_MAX)) { return 0; }
-    history[slot->count % length] = amax;
-    slot->count++;
-    return 1;
-}
-
 HOST_DEVICE static inline void fp8_slot_rescale(Fp8Slot *slot, float amax, float target) {
     slot->scale = fp8_scale(amax, target, slot->scale);
     slot->scale_inv = 1.0f / slot->scale;
 }
 
-// Both: the scale follows from the history's largest or newest entry.
-HOST_DEVICE static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length,
-                                               float target, int most_recent, int renew_scale) {
-    float amax = slot->amax;
-    if (!fp8_slot_enter(slot, history, length)) { return; }
-    if (!renew_scale && slot->count > 1) { return; }
-    int known = slot->count < length ? slot->count : length;
-    for (int i = 0; !most_recent && i < known; i++) {
-        if (history[i] > amax) { amax = history[i]; }
+// A slot's scale changes once an optimizer step, by the same two functions on host and device.
+
+// The largest amax of the history, a ring of `length` into which this step's has been entered: of
+// every step-th entry from `first` on.
+HOST_DEVICE static inline float fp8_slot_largest(const Fp8Slot *slot, const float *history,
+                                                 int length, int first, int step) {
+    int newest = slot->count % length, known = slot->count < length ? slot->count + 1 : length;
+    float largest = 0.0f;
+    for (int i = first; i < known; i += step) {
+        float amax = i == newest ? slot->amax : history[i];
+        if (amax > largest) { largest = amax; }
     }
-    fp8_slot_rescale(slot, amax, target);
+    return largest;
+}
+
+// Enters this step's amax into the history; the scale follows from `largest`, or from the newest
+// amax alone. A bad amax (0, infinite, NaN) changes nothing. renew: whether this step renews
+// scales; a first amax always does.
+HOST_DEVICE static inline void fp8_slot_enter(Fp8Slot *slot, float *history, int length,
+                                              float target, float largest, int most_recent,
+                                              int renew) {
+    float amax = slot->amax;
+    slot->amax = 0.0f;
+    if (!(amax > 0.0f && amax <= FLT_MAX)) { return; }
+    history[slot->count % length] = amax;
+    slot->count++;
+    if (renew || slot->count == 1) { fp8_slot_rescale(slot, most_recent ? amax : largest, target); }
+}
+
+static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length, float target,
+                                   int most_recent, int renew) {
+    float largest = fp8_slot_largest(slot, history, length, 0, 1);
+    fp8_slot_enter(slot, history, length, target, largest, most_recent, renew);
 }
 
 #endif

@@ -20,6 +20,7 @@ typedef enum {
     PHASE_LINEAR,    // a linear layer of a block, with what makes its operands
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
+    PHASE_SAVE,      // a checkpoint's way to the host
     PHASE_COUNT
 } PlanPhase;
 

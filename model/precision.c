@@ -24,6 +24,11 @@ TensorId linear_weight(const ModelConfig *config, Linear linear) {
     return tied ? TENSOR_TOKEN_EMBEDDING : linears[linear].weight;
 }
 
+const Param *linear_param(const ParamLayout *layout, int index) {
+    const ModelConfig *c = &layout->config;
+    return param_find(layout, linear_weight(c, linear_of_index(c, index)), index / LINEAR_HEAD);
+}
+
 // Multiply-adds of a micro-batch's forward products in a block, or in the head.
 static double forward_work(const Options *o, const ModelConfig *c, Linear linear) {
     double weights = 0, tokens = (double)o->micro_batch_size * c->seq_length;
@@ -80,7 +85,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
     };
     p.linear = calloc_or_die((size_t)p.count, sizeof(LinearPrecision));
     for (int i = 0; i < p.count; i++) {
-        Linear linear = i == p.count - 1 ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
+        Linear linear = linear_of_index(config, i);
         LinearPrecision *lp = &p.linear[i];
         lp->reason = reason_against_fp8(o, config, &support, linear, i / LINEAR_HEAD);
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
@@ -104,7 +109,7 @@ double precision_fp8_share(const Precision *p) {
     double fp8 = 0, all = 0;
     for (int i = 0; i < p->count; i++) {
         int outputs, inputs;
-        Linear linear = i == p->count - 1 ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
+        Linear linear = linear_of_index(p->config, i);
         linear_shape(p->config, linear, &outputs, &inputs);
         double product = (double)outputs * inputs;
         all += 3 * product;

@@ -22,7 +22,7 @@ typedef enum {
     LINEAR_COUNT
 } Linear;
 
-typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } Operand;
+typedef enum { OPERAND_X, OPERAND_W, OPERAND_DY, OPERAND_COUNT } OperandId;
 
 typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 
@@ -77,6 +77,12 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
 // Outputs N and inputs C of a linear layer, and the tensor that is its weight.
 void linear_shape(const ModelConfig *config, Linear linear, int *outputs, int *inputs);
 TensorId linear_weight(const ModelConfig *config, Linear linear);
+// Of linear layer number `index` (linear_index): which one of its block, and the parameter that is
+// its weight.
+static inline Linear linear_of_index(const ModelConfig *config, int index) {
+    return index == config->num_layers * LINEAR_HEAD ? LINEAR_HEAD : (Linear)(index % LINEAR_HEAD);
+}
+const Param *linear_param(const ParamLayout *layout, int index);
 
 // Share of the linear layers' floating-point operations done in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
@@ -101,7 +107,7 @@ void precision_print(const Precision *precision);
 
 // Every quantised tensor has a slot of scaling state, three to a linear layer, FP8 or not, so that
 // a slot's place does not depend on the policy.
-static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, Operand o) {
+static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, OperandId o) {
     return linear_index(config, linear, layer) * OPERAND_COUNT + o;
 }
 

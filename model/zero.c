@@ -7,10 +7,6 @@ static int64_t extent(const Param *p) {
     return round_up64(param_size(p), PARAM_ALIGN);
 }
 
-static bool is_codes(const ZeroLayout *z, const bool *codes, int param) {
-    return z->ranks > 1 && codes != NULL && codes[param];
-}
-
 // The parameters of a bucket that are, or are not, codes, as one segment, if there are any.
 static void append_segment(ZeroLayout *z, int bucket, const bool *codes, bool wanted) {
     const ParamLayout *layout = z->layout;
@@ -19,7 +15,7 @@ static void append_segment(ZeroLayout *z, int bucket, const bool *codes, bool wa
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
         if (p->offset < b.begin || p->offset >= b.end) { continue; }
-        if (is_codes(z, codes, i) != wanted) { continue; }
+        if ((codes != NULL && codes[i]) != wanted) { continue; }
         z->place[i] = z->size;
         z->segment[i] = z->count;
         z->size += extent(p);

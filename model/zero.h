@@ -10,7 +10,7 @@
 //
 // That order is the arranged space: the parameter space with each bucket's segments together, and
 // padding between. The padding stays zero, belongs to no parameter, and is in no checkpoint: what a
-// rank saves is ranges of the parameter space. One rank's arranged space is the parameter space.
+// rank saves is ranges of the parameter space. One rank is arranged like any number of them.
 #ifndef LLM8_ZERO_H
 #define LLM8_ZERO_H
 

@@ -173,7 +173,7 @@ static void slots_have_their_own_places(void) {
     for (int linear = 0; linear < LINEAR_COUNT; linear++) {
         for (int layer = 0; layer < (linear == LINEAR_HEAD ? 1 : LAYERS); layer++) {
             for (int o = 0; o < OPERAND_COUNT; o++) {
-                uses[fp8_slot_index(&p.config, (Linear)linear, layer, (Operand)o)]++;
+                uses[fp8_slot_index(&p.config, (Linear)linear, layer, (OperandId)o)]++;
             }
         }
     }

@@ -26,7 +26,7 @@ static double rounded(float x, Number number, Fp8Type type, float scale) {
 }
 
 // A slot's scale where it has a history, else the one for the tensor in hand.
-static float scale_of(const Trainer *t, Operand operand, const float *x, int n) {
+static float scale_of(const Trainer *t, OperandId operand, const float *x, int n) {
     int index = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, operand);
     const Fp8Slot *slot = &t->slots[index];
     float amax = 0;
@@ -35,7 +35,7 @@ static float scale_of(const Trainer *t, Operand operand, const float *x, int n) 
     return slot->count > 0 ? slot->scale : fp8_max(type) / amax;
 }
 
-static void round_all(double *out, const Trainer *t, Operand operand, Number number, const float *x,
+static void round_all(double *out, const Trainer *t, OperandId operand, Number number, const float *x,
                       int n) {
     Fp8Type type = precision_of(&t->run.precision, LINEAR_FC1, LAYER)->type[operand];
     float scale = scale_of(t, operand, x, n);

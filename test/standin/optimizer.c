@@ -3,8 +3,6 @@
 
 #include "../../base/rng.h"
 #include "../../kernels/cpu.h"
-#include "../../model/model.h"
-#include "../../model/precision.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -107,196 +105,94 @@ static void check_segments(const AdamWUpdate *u) {
     if (blocks != u->segment_blocks) { die("stand-in: AdamW: number of blocks"); }
 }
 
-void gpu_adamw_update(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    check_segments(u);
-    for (int i = 0; i < u->segment_count && !state->skipped; i++) {
-        const AdamWSegment *s = &u->segments[i];
-        update_segment(u, state, s);
-        gpu_to_bf16(s->weights, u->master + s->state, s->n, stream);
-    }
-}
-
-// The two kernels that are also launched on the stream of the collectives.
-typedef struct {
-    void *out;
-    const void *x;
-    GpuType from, to;
-    int64_t n;
-} Conversion;
-
-static void convert(void *argument) {
-    Conversion *c = argument;
-    float *values = values_read(c->x, c->from, c->n);
-    values_write(c->out, c->to, values, c->n);
-    free(values);
-    free(c);
-}
-
-static void enqueue_conversion(Conversion c, cudaStream_t stream) {
-    Conversion *kept = malloc_or_die(sizeof(*kept));
-    *kept = c;
-    standin_enqueue(stream, convert, kept);
-}
-
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
-    enqueue_conversion((Conversion){out, x, TYPE_F32, TYPE_BF16, n}, stream);
-}
-
-void gpu_to_float(float *out, const void *x, GpuType type, int64_t n, cudaStream_t stream) {
-    enqueue_conversion((Conversion){out, x, type, TYPE_F32, n}, stream);
+    (void)stream;
+    values_write(out, TYPE_BF16, x, n);
 }
 
 // ---- FP8 weights --------------------------------------------------------------------------------
 
-int gpu_fp8_weight_tiles(int N, int C) {
-    return N / 16 * (C / 16);
-}
-
-// n weights, rounded to BF16, as floats to be freed.
-static float *rounded_weights(const void *weights, GpuType type, int64_t n) {
-    float *values = values_read(weights, type, n);
-    round_to_bf16(values, values, n);
-    return values;
-}
-
-// Row i of those that a call from `begin` on is about, or NULL after the last.
-static const Fp8Weight *next_weight(const Fp8Weights *table, int begin, int i) {
-    int tiles = 0;
-    for (int k = begin; k < i; k++) {
-        tiles += gpu_fp8_weight_tiles(table->rows[k].N, table->rows[k].C);
+// What FP8 weights of a segment become: their amax alone, or codes. state: as in kernels.h.
+static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
+    Fp8Tensor q = u->tensors[s->tensor];
+    float *values = values_read(u->master + s->state, TYPE_F32, s->n);
+    round_to_bf16(values, values, s->n);
+    if (!u->counts) { q.counts = NULL; }
+    if (!codes) { values_amax(&q.live->amax, values, s->n); }
+    if (codes) {
+        float scale = mode == SCALE_MEASURED ? values_measured_scale(q) : q.live->scale;
+        values_encode(s->fp8, q, scale, values, s->n);
     }
-    if (tiles == table->tiles) { return NULL; }
-    if (tiles > table->tiles || i >= table->count) { die("stand-in: FP8 weights: tiles"); }
-    const Fp8Weight *w = &table->rows[i];
-    if (w->first_block != table->rows[begin].first_block + tiles) {
-        die("stand-in: FP8 weight %d: first tile", i);
-    }
-    if ((w->out.counts != NULL) != table->counts) { die("stand-in: FP8 weight %d: counts", i); }
-    return w;
-}
-
-// u: updated first, unless NULL.
-static void write_weights(Fp8Weights table, int begin, PartsMode mode, const float *master,
-                          const AdamWUpdate *u, const StepState *state) {
-    const Fp8Weight *w;
-    if (state != NULL && state->skipped) { return; }
-    for (int i = begin; (w = next_weight(&table, begin, i)) != NULL; i++) {
-        int64_t n = (int64_t)w->N * w->C;
-        AdamWSegment whole = {.first = w->first, .n = n, .gradient = w->first, .state = w->first};
-        if (u != NULL) { update_segment(u, state, &whole); }
-        float *values = master != NULL ? rounded_weights(master + w->first, TYPE_F32, n)
-                                       : rounded_weights(w->copy, TYPE_BF16, n);
-        if (mode == PARTS_MEASURE) {
-            values_amax(&w->out.live->amax, values, n);
-        } else {
-            values_to_fp8(w->out, mode == PARTS_MEASURED, values, w->N, w->C);
-        }
-        free(values);
-    }
-}
-
-void gpu_adamw_update_fp8(Fp8Weights weights, bool measured, const AdamWUpdate *u,
-                          const StepState *state, cudaStream_t stream) {
-    (void)stream;
-    write_weights(weights, 0, measured ? PARTS_MEASURE : PARTS_GIVEN, u->master, u, state);
-}
-
-void gpu_quantize_weights(Fp8Weights weights, int begin, bool measured, const float *master,
-                          const StepState *state, cudaStream_t stream) {
-    (void)stream;
-    write_weights(weights, begin, measured ? PARTS_MEASURED : PARTS_GIVEN, master, NULL, state);
-}
-
-void gpu_measure_weights(Fp8Weights weights, int begin, const float *master, const StepState *state,
-                         cudaStream_t stream) {
-    (void)stream;
-    write_weights(weights, begin, PARTS_MEASURE, master, NULL, state);
-}
-
-// ---- parts of weights ---------------------------------------------------------------------------
-
-// A segment that is part of an FP8 weight.
-static void write_part(const AdamWUpdate *u, const Fp8Weight *w, const AdamWSegment *s,
-                       PartsMode mode) {
-    Fp8Out out = w->out;
-    int64_t within = s->first - w->first;
-    if (within < 0 || within + s->n > (int64_t)w->N * w->C) {
-        die("stand-in: a segment from %lld on is no part of weight %d", (long long)s->first,
-            s->weight);
-    }
-    float *values = rounded_weights(u->master + s->state, TYPE_F32, s->n);
-    out.rows += within;
-    if (mode == PARTS_MEASURE) {
-        values_amax(&out.live->amax, values, s->n);
-    } else {
-        float scale = mode == PARTS_MEASURED ? values_measured_scale(out) : out.live->scale;
-        values_encode(out, scale, values, s->n);
-    }
-    if (mode == PARTS_GIVEN && out.record) { values_amax(&out.slot->amax, values, s->n); }
+    if (mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, values, s->n); }
     free(values);
 }
 
-static void write_parts(const AdamWUpdate *u, const Fp8Weights *weights, PartsMode mode,
-                        bool updates, const StepState *state) {
-    bool copies = updates || (mode == PARTS_MEASURED && state == NULL);
+static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, bool codes,
+                           const StepState *state) {
     check_segments(u);
     if (state != NULL && state->skipped) { return; }
     for (int i = 0; i < u->segment_count; i++) {
         const AdamWSegment *s = &u->segments[i];
+        if ((s->bf16 == NULL) == (s->fp8 == NULL)) { die("stand-in: segment %d: forms", i); }
         if (updates) { update_segment(u, state, s); }
-        if (s->weights == NULL) {
-            if (s->weight < 0 || s->weight >= weights->count) { die("stand-in: segment %d", i); }
-            write_part(u, &weights->rows[s->weight], s, mode);
-        } else if (copies) {
-            values_write(s->weights, TYPE_BF16, u->master + s->state, s->n);
+        if (s->fp8 != NULL) {
+            write_fp8(u, s, mode, codes);
+        } else if (updates || (codes && state == NULL)) {
+            values_write(s->bf16, TYPE_BF16, u->master + s->state, s->n);
         }
     }
 }
 
-void gpu_adamw_update_parts(const AdamWUpdate *u, const Fp8Weights *weights, PartsMode mode,
-                            const StepState *state, cudaStream_t stream) {
+void gpu_adamw(const AdamWUpdate *u, ScaleMode mode, const StepState *state, cudaStream_t stream) {
     (void)stream;
-    write_parts(u, weights, mode, true, state);
+    write_segments(u, mode, true, mode == SCALE_GIVEN, state);
 }
 
-void gpu_publish_parts(const AdamWUpdate *u, const Fp8Weights *weights, PartsMode mode,
-                       const StepState *state, cudaStream_t stream) {
+void gpu_measure_weights(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
     (void)stream;
-    write_parts(u, weights, mode, false, state);
+    write_segments(u, SCALE_MEASURED, false, false, state);
 }
 
-void gpu_announce_scales(const Fp8Weights *weights, const StepState *state, cudaStream_t stream) {
+void gpu_quantize_weights(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
     (void)stream;
-    if (state != NULL && state->skipped) { return; }
-    for (int i = 0; i < weights->count; i++) {
-        const Fp8Weight *w = &weights->rows[i];
-        if (w->copy == NULL) { values_announce_scale(w->out); }
-    }
+    write_segments(u, SCALE_MEASURED, false, true, state);
 }
 
-void gpu_transpose_weights(Fp8Weights weights, int begin, cudaStream_t stream) {
-    const Fp8Weight *w;
+void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
+                         cudaStream_t stream) {
     (void)stream;
-    for (int i = begin; (w = next_weight(&weights, begin, i)) != NULL; i++) {
-        values_transpose(w->out, w->N, w->C);
+    for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
+        values_announce_scale(tensors[i]);
     }
 }
 
 // ---- operands, scaling --------------------------------------------------------------------------
 
-void gpu_quantize(Fp8Out out, bool measured, GradientOut sums, const Bf16 *x, float *scratch, int M,
-                  int N, cudaStream_t stream) {
-    float *values = values_read(x, TYPE_BF16, (int64_t)M * N);
-    values_to_fp8(out, measured, values, M, N);
+void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
+                  cudaStream_t stream) {
+    (void)stream;
+    float *values = values_read(out.bf16, TYPE_BF16, (int64_t)M * N);
+    if (sums.data != NULL) {
+        if (scratch.bytes < partial_sums_bytes(M, N)) { die("stand-in: scratch of %d columns", N); }
+        float *total = gradient_begin(sums, N);
+        bias_backward(total, values, M, N);
+        gradient_end(sums, total, N);
+    }
+    if (out.fp8 != NULL || out.fp8_t != NULL) { values_to_fp8(out, q, values, M, N); }
     free(values);
-    if (sums.data != NULL) { gpu_column_sums(sums, x, scratch, M, N, stream); }
 }
 
-void gpu_amax(float *amax, const void *x, GpuType type, int64_t n, cudaStream_t stream) {
+void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
     (void)stream;
-    float *values = values_read(x, type, n);
-    values_amax(amax, values, n);
+    if (q.live == NULL || q.mode != SCALE_MEASURED) { return; }
+    float *values = values_read(x, TYPE_BF16, n);
+    values_amax(&q.live->amax, values, n);
     free(values);
+}
+
+void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
+    (void)stream;
+    for (int64_t i = 0; i < (int64_t)N * C; i++) { out[i % C * N + i / C] = x[i]; }
 }
 
 static void make_live(const Fp8Scaling *s, int i) {
@@ -329,7 +225,7 @@ void gpu_fp8_load_scales(const Fp8Scaling *s, cudaStream_t stream) {
     for (int i = 0; i < s->count; i++) { make_live(s, i); }
 }
 
-void gpu_fp8_forget_ranges(const Fp8Scaling *s, cudaStream_t stream) {
+void gpu_fp8_forget_amaxes(const Fp8Scaling *s, cudaStream_t stream) {
     (void)stream;
     for (int i = 0; i < s->count; i++) {
         if (!(s->used[i] & SLOT_WEIGHT)) { s->slots[i].amax = 0.0f; }

@@ -36,12 +36,12 @@ void values_round(void *out, GpuType type, float *values, int64_t n) {
     for (int64_t i = 0; i < n; i++) { values[i] = decode(out, type, i); }
 }
 
-float *gradient_begin(GradientOut out, int64_t n) {
+float *gradient_begin(Gradient out, int64_t n) {
     if (out.data != NULL && out.accumulate) { return values_read(out.data, out.type, n); }
     return calloc_or_die((size_t)n, sizeof(float));
 }
 
-void gradient_end(GradientOut out, float *values, int64_t n) {
+void gradient_end(Gradient out, float *values, int64_t n) {
     if (out.data != NULL) { values_write(out.data, out.type, values, n); }
     free(values);
 }
@@ -52,34 +52,39 @@ void values_amax(float *amax, const float *x, int64_t n) {
     if (float_bits(largest) > float_bits(*amax)) { *amax = largest; }
 }
 
-float values_measured_scale(Fp8Out out) {
-    bool known = out.slot != NULL && out.slot->count > 0;
-    return known ? out.slot->scale : fp8_scale(out.live->amax, out.target, 1.0f);
+float values_measured_scale(Fp8Tensor q) {
+    bool known = q.slot != NULL && q.slot->count > 0;
+    return known ? q.slot->scale : fp8_scale(q.live->amax, q.target, 1.0f);
 }
 
-void values_announce_scale(Fp8Out out) {
-    out.live->scale = values_measured_scale(out);
-    out.live->scale_inv = 1.0f / out.live->scale;
-    if (out.slot != NULL && out.record) { values_amax(&out.slot->amax, &out.live->amax, 1); }
+void values_announce_scale(Fp8Tensor q) {
+    q.live->scale = values_measured_scale(q);
+    q.live->scale_inv = 1.0f / q.live->scale;
+    if (q.slot != NULL && q.record) { values_amax(&q.slot->amax, &q.live->amax, 1); }
 }
 
-void values_encode(Fp8Out out, float scale, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) { out.rows[i] = fp8_encode(x[i] * scale, out.type); }
-    if (out.counts != NULL) { count_fp8(out.counts, x, n, scale, out.type); }
+void values_encode(uint8_t *codes, Fp8Tensor q, float scale, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) { codes[i] = fp8_encode(x[i] * scale, q.type); }
+    if (q.counts != NULL) { count_fp8(q.counts, x, n, scale, q.type); }
 }
 
-void values_transpose(Fp8Out out, int M, int N) {
-    for (int64_t i = 0; i < (int64_t)M * N; i++) { out.columns[i % N * M + i / N] = out.rows[i]; }
-}
-
-void values_to_fp8(Fp8Out out, bool measured, const float *x, int M, int N) {
+void values_to_fp8(Operand out, Fp8Tensor q, const float *x, int M, int N) {
     int64_t n = (int64_t)M * N;
-    Fp8Out whole = out;
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
-    if (out.rows == NULL) { whole.rows = malloc_or_die((size_t)n); }
-    if (measured) { values_announce_scale(out); }
-    values_encode(whole, out.live->scale, x, n);
-    if (out.columns != NULL) { values_transpose(whole, M, N); }
-    if (!measured && out.record) { values_amax(&out.slot->amax, x, n); }
-    if (out.rows == NULL) { free(whole.rows); }
+    uint8_t *codes = out.fp8 != NULL ? out.fp8 : malloc_or_die((size_t)n);
+    if (q.mode == SCALE_MEASURED) { values_announce_scale(q); }
+    values_encode(codes, q, q.live->scale, x, n);
+    if (out.fp8_t != NULL) { gpu_transpose_codes(out.fp8_t, codes, M, N, NULL); }
+    if (q.mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, x, n); }
+    if (out.fp8 == NULL) { free(codes); }
+}
+
+void values_produce(Operand out, Fp8Tensor q, float *values, int M, int N) {
+    if (!q.fused) {
+        bool measured = q.live != NULL && q.mode == SCALE_MEASURED;
+        values_round(out.bf16, TYPE_BF16, values, (int64_t)M * N);
+        values_amax(measured ? &q.live->amax : NULL, values, (int64_t)M * N);
+    }
+    if (out.fp8 != NULL || out.fp8_t != NULL) { values_to_fp8(out, q, values, M, N); }
+    free(values);
 }

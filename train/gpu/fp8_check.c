@@ -1,5 +1,5 @@
 // Small FP8 products whose exact results are known, before a run relies on them.
-#include "../../kernels/fp8.h"
+#include "../../kernels/kernels.h"
 #include "../../kernels/gemm.h"
 #include "verify.h"
 

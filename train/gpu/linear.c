@@ -2,128 +2,131 @@
 
 #include "../../kernels/gemm.h"
 
-static const LinearPrecision *precision(const Params *p, LinearId id) {
-    return precision_of(&p->run->precision, id.linear, id.layer);
+static TensorId bias_of(Linear linear) {
+    static const TensorId biases[] = {TENSOR_QKV_BIAS, TENSOR_ATTENTION_OUT_BIAS, TENSOR_FC1_BIAS,
+                                      TENSOR_FC2_BIAS, TENSOR_COUNT};
+    return biases[linear];
 }
 
-bool linear_is_fp8(const Params *p, LinearId id) {
-    return precision(p, id)->number == NUMBER_FP8 && id.pass != PASS_EVAL_BF16;
+void linear_plan(LinearLayer *l, const Params *p, Linear linear, int layer, Plan *plan) {
+    const Precision *precision = &p->run->precision;
+    const LinearPrecision *lp = precision_of(precision, linear, layer);
+    *l = (LinearLayer){.linear = linear,
+                       .layer = layer,
+                       .wgrad_fp8 = lp->wgrad == NUMBER_FP8,
+                       .fast_forward = precision->fast_forward,
+                       .fast_backward = precision->fast_backward,
+                       .family = linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS : FAMILY_PRODUCTS};
+    linear_shape(precision->config, linear, &l->N, &l->C);
+    if (lp->number != NUMBER_FP8) { return; }
+    bool codes;
+    params_weights(p, linear_weight(precision->config, linear), layer, &codes);
+    int64_t size = (int64_t)l->N * l->C;
+    if (!codes) { plan_buffer(plan, "weights", "weights, FP8", size, (void **)&l->weight_fp8); }
+    plan_buffer(plan, "weights", "weights, FP8, transposed", size, (void **)&l->weight_fp8_t);
 }
 
-bool linear_is_fused(const Params *p, LinearId id) {
-    return linear_is_fp8(p, id) && precision(p, id)->wgrad == NUMBER_FP8 && !p->measuring;
-}
-
-Fp8Out linear_out(const Params *p, LinearId id, Operand operand, Matrix forms) {
-    return params_fp8_out(p, id.linear, id.layer, operand, forms.rows, forms.columns,
-                          id.pass == PASS_TRAIN);
-}
-
-static bool measures(const Params *p, LinearId id, Operand operand) {
-    bool fixed = id.linear == LINEAR_HEAD && operand == OPERAND_DY;
-    return linear_is_fp8(p, id) && p->measuring && id.pass != PASS_AGAIN && !fixed;
-}
-
-float *linear_amax(const Params *p, LinearId id, Operand operand) {
-    return measures(p, id, operand) ? &linear_out(p, id, operand, (Matrix){0}).live->amax : NULL;
-}
-
-void linear_measure(const Params *p, LinearId id, Operand operand, const Bf16 *plain, int64_t n) {
-    float *amax = linear_amax(p, id, operand);
-    if (amax == NULL) { return; }
-    gpu_family(p->gpu, FAMILY_QUANTIZE);
-    gpu_amax(amax, plain, TYPE_BF16, n, p->gpu->stream);
-}
-
-void linear_quantize(const Params *p, LinearId id, Operand operand, Matrix forms, GradientOut sums,
-                     float *scratch, int M) {
-    int outputs, inputs;
-    linear_shape(&p->run->config, id.linear, &outputs, &inputs);
-    int N = operand == OPERAND_DY ? outputs : inputs;
-    if (linear_is_fp8(p, id) && (forms.rows != NULL || forms.columns != NULL)) {
-        gpu_family(p->gpu, FAMILY_QUANTIZE);
-        gpu_quantize(linear_out(p, id, operand, forms), measures(p, id, operand), sums, forms.plain,
-                     scratch, M, N, p->gpu->stream);
-    } else if (sums.data != NULL) {
-        gpu_family(p->gpu, FAMILY_ACTIVATIONS);
-        gpu_column_sums(sums, forms.plain, scratch, M, N, p->gpu->stream);
+void linear_start(LinearLayer *l, const Params *p) {
+    TensorId weight = linear_weight(&p->run->config, l->linear), bias = bias_of(l->linear);
+    bool codes;
+    void *weights = params_weights(p, weight, l->layer, &codes);
+    if (codes) {
+        l->weight_fp8 = weights;
+    } else {
+        l->weight = weights;
     }
+    l->dweight = params_gradient(p, weight, l->layer);
+    if (bias != TENSOR_COUNT) {
+        l->bias = params_weights(p, bias, l->layer, &codes);
+        l->dbias = params_gradient(p, bias, l->layer);
+    }
+    linear_set_scaling(l, p);
 }
 
-// The operands' number formats and scales; both have the summed dimension contiguous.
-static void set_fp8(const Params *p, LinearId id, Gemm *g, Operand a, Operand b) {
-    const LinearPrecision *lp = precision(p, id);
-    g->type_a = lp->type[a] == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
-    g->type_b = lp->type[b] == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
+void linear_set_scaling(LinearLayer *l, const Params *p) {
+    l->x = params_tensor(p, l->linear, l->layer, OPERAND_X);
+    l->w = params_tensor(p, l->linear, l->layer, OPERAND_W);
+    l->dy = params_tensor(p, l->linear, l->layer, OPERAND_DY);
+}
+
+static bool is_fp8(const LinearLayer *l, Pass pass) {
+    return l->weight_fp8 != NULL && pass != PASS_EVAL_BF16;
+}
+
+Fp8Tensor linear_x(const LinearLayer *l, Pass pass) {
+    Fp8Tensor x = l->x;
+    if (!is_fp8(l, pass)) { return (Fp8Tensor){0}; }
+    if (pass != PASS_TRAIN) {
+        x.record = false;
+        x.counts = NULL;
+    }
+    return x;
+}
+
+Operand linear_input(const LinearLayer *l, Pass pass, bool product_follows) {
+    bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
+    return (Operand){.bf16 = l->input.bf16 != NULL ? l->input.bf16 : l->input_scratch.bf16,
+                     .fp8 = is_fp8(l, pass) && product_follows ? l->input_scratch.fp8 : NULL,
+                     .fp8_t = kept ? l->input.fp8_t : NULL};
+}
+
+void linear_receive(Gpu *gpu, const LinearLayer *l) {
+    const Gradient no_sums = {NULL, TYPE_F32, false};
+    if (l->weight_fp8 == NULL) { return; }
+    gpu_family(gpu, FAMILY_QUANTIZE);
+    if (l->weight == NULL) {
+        gpu_transpose_codes(l->weight_fp8_t, l->weight_fp8, l->N, l->C, gpu->stream);
+        return;
+    }
+    Operand forms = {l->weight, l->weight_fp8, l->weight_fp8_t};
+    gpu_measure(l->w, l->weight, (int64_t)l->N * l->C, gpu->stream);
+    gpu_quantize(forms, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
+}
+
+// The number formats and scales of FP8 operands; both have the summed dimension contiguous.
+static void set_fp8(Gemm *g, const uint8_t *a, const Fp8Tensor *qa, const uint8_t *b,
+                    const Fp8Tensor *qb, bool fast_accumulation) {
+    g->a = a;
+    g->b = b;
+    g->type_a = qa->type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
+    g->type_b = qb->type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
     g->trans_a = false;
     g->trans_b = true;
-    g->scale_a = params_scale_inv(p, id.linear, id.layer, a);
-    g->scale_b = params_scale_inv(p, id.linear, id.layer, b);
+    g->scale_a = &qa->live->scale_inv;
+    g->scale_b = &qb->live->scale_inv;
+    g->fast_accumulation = fast_accumulation;
 }
 
-static void begin(const Params *p, LinearId id) {
-    gpu_family(p->gpu, id.linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS : FAMILY_PRODUCTS);
-}
-
-void linear_forward(const Params *p, LinearForward l) {
-    const ModelConfig *c = &p->run->config;
-    int outputs, inputs;
-    linear_shape(c, l.id.linear, &outputs, &inputs);
-    const Bf16 *w = params_copy(p, linear_weight(c, l.id.linear), l.id.layer);
-    begin(p, l.id);
-    if (w == NULL && l.id.pass == PASS_EVAL_BF16) {
-        w = params_plain_weight(p, l.id.linear, l.id.layer);
-    }
-    Gemm g = gemm_plain(l.M, outputs, inputs, l.x.plain, w, l.y);
+void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
+                    Pass pass) {
+    Gemm g = gemm_plain(M, l->N, l->C, x.bf16, l->weight, y);
     g.trans_b = true;
-    if (linear_is_fp8(p, l.id)) {
-        g.a = l.x.rows;
-        g.b = params_codes(p, l.id.linear, l.id.layer, false);
-        set_fp8(p, l.id, &g, OPERAND_X, OPERAND_W);
-        g.fast_accumulation = p->run->precision.fast_forward;
-    }
-    g.c = l.addend;
-    g.beta = l.addend != NULL ? 1.0f : 0.0f;
-    g.epilogue = l.bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
-    g.bias = l.bias;
-    gemm(p->gpu, g);
+    if (is_fp8(l, pass)) { set_fp8(&g, x.fp8, &l->x, l->weight_fp8, &l->w, l->fast_forward); }
+    g.c = addend;
+    g.beta = addend != NULL ? 1.0f : 0.0f;
+    g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
+    g.bias = l->bias;
+    gpu_family(gpu, l->family);
+    gemm(gpu, g);
 }
 
-static void input_gradient(const Params *p, const LinearBackward *l, int outputs, int inputs) {
-    const Bf16 *w = params_copy(p, linear_weight(&p->run->config, l->id.linear), l->id.layer);
-    Gemm g = gemm_plain(l->M, inputs, outputs, l->dy.plain, w, l->dx);
-    if (linear_is_fp8(p, l->id)) {
-        g.a = l->dy.rows;
-        g.b = params_codes(p, l->id.linear, l->id.layer, true);
-        set_fp8(p, l->id, &g, OPERAND_DY, OPERAND_W);
-        g.fast_accumulation = p->run->precision.fast_backward;
+void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,
+                     bool accumulate) {
+    const Operand *dy = &l->gradient;
+    Gemm input = gemm_plain(M, l->C, l->N, dy->bf16, l->weight, dx);
+    if (l->weight_fp8 != NULL) {
+        set_fp8(&input, dy->fp8, &l->dy, l->weight_fp8_t, &l->w, l->fast_backward);
     }
-    g.epilogue = l->gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
-    g.aux = l->gelu_input;
-    gemm(p->gpu, g);
-}
+    input.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
+    input.aux = gelu_input;
+    gpu_family(gpu, l->family);
+    gemm(gpu, input);
 
-static void weight_gradient(const Params *p, const LinearBackward *l, int outputs, int inputs) {
-    TensorId weight = linear_weight(&p->run->config, l->id.linear);
-    GradientOut dw = params_gradient(p, weight, l->id.layer, l->accumulate);
-    Gemm g = gemm_plain(outputs, inputs, l->M, l->dy.plain, l->x.plain, dw.data);
-    g.trans_a = true;
-    if (precision(p, l->id)->wgrad == NUMBER_FP8) {
-        g.a = l->dy.columns;
-        g.b = l->x.columns;
-        set_fp8(p, l->id, &g, OPERAND_DY, OPERAND_X);
-        g.fast_accumulation = p->run->precision.fast_backward;
-    }
-    g.type_d = dw.type;
-    g.c = dw.accumulate ? dw.data : NULL;
-    g.beta = dw.accumulate ? 1.0f : 0.0f;
-    gemm(p->gpu, g);
-}
-
-void linear_backward(const Params *p, LinearBackward l) {
-    int outputs, inputs;
-    linear_shape(&p->run->config, l.id.linear, &outputs, &inputs);
-    begin(p, l.id);
-    input_gradient(p, &l, outputs, inputs);
-    weight_gradient(p, &l, outputs, inputs);
+    Gemm weight = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
+    weight.trans_a = true;
+    if (l->wgrad_fp8) { set_fp8(&weight, dy->fp8_t, &l->dy, x.fp8_t, &l->x, l->fast_backward); }
+    weight.type_d = l->dweight.type;
+    weight.c = accumulate ? l->dweight.data : NULL;
+    weight.beta = accumulate ? 1.0f : 0.0f;
+    gemm(gpu, weight);
 }

@@ -1,5 +1,6 @@
-// The linear layers on the GPU: their three products, in the precision that the policy gives each
-// layer, and the way of their operands into FP8.
+// The linear layers on the GPU, resolved at the start of a run: what their three products read and
+// write, in the precision that the policy (model/precision.h) gives each layer. After that nothing
+// is looked up, and nothing but these structs says which precision a layer has.
 #ifndef LLM8_LINEAR_H
 #define LLM8_LINEAR_H
 
@@ -9,62 +10,56 @@
 extern "C" {
 #endif
 
-// An operand [M,N] in the forms that products read; NULL: not there.
-typedef struct {
-    Bf16 *plain;
-    uint8_t *rows;    // FP8
-    uint8_t *columns; // FP8, transposed
-} Matrix;
-
+// A linear layer Y[M,N] = X[M,C] W' (+ bias).
 typedef struct {
     Linear linear;
-    int layer;
-    Pass pass;
-} LinearId;
+    int layer, N, C;
+    Bf16 *weight;                       // [N,C]; NULL where products read FP8 alone
+    uint8_t *weight_fp8, *weight_fp8_t; // [N,C], [C,N]; NULL: the layer is BF16
+    Bf16 *bias;                         // [N] or NULL
+    Gradient dweight, dbias;
+    Fp8Tensor x, w, dy;               // all zero where the layer is BF16
+    bool wgrad_fp8;                   // the weight gradient's operands are FP8 too
+    bool fast_forward, fast_backward; // FP8 partial sums stay in the tensor cores
+    GpuFamily family;
 
-// Whether the forward and input-gradient products are in FP8.
-bool linear_is_fp8(const Params *p, LinearId id);
-// Whether nothing reads the operand's plain form: all products are in FP8, and the scale is known
-// before the operand, so that its producer can write FP8 at once.
-bool linear_is_fused(const Params *p, LinearId id);
+    // The input as the weight gradient reads it: bf16, or fp8_t; kept from the forward pass.
+    Operand input;
+    bool recomputed; // it is not kept, but computed again before the backward pass
+    // Scratch: the forms of the input that are not kept, and of the output's gradient.
+    Operand input_scratch, gradient;
+} LinearLayer;
 
-// Where the producer of an operand writes its FP8 forms.
-Fp8Out linear_out(const Params *p, LinearId id, Operand operand, Matrix forms);
+// Points the layer to its parameters, and plans its transposed FP8 weight (and its FP8 weight,
+// where it is made here from BF16).
+void linear_plan(LinearLayer *l, const Params *p, Linear linear, int layer, Plan *plan);
+// Once the plan has its memory.
+void linear_start(LinearLayer *l, const Params *p);
+// How operands get their scales, as params.h says it now: after the start and whenever measuring or
+// counting changes.
+void linear_set_scaling(LinearLayer *l, const Params *p);
 
-// Where the producer of a plain operand leaves its range, from which the scale follows; NULL where
-// the scale is known.
-float *linear_amax(const Params *p, LinearId id, Operand operand);
-// The same for an operand of n values whose producer does not.
-void linear_measure(const Params *p, LinearId id, Operand operand, const Bf16 *plain, int64_t n);
-// From the measured plain form [M,N] to the FP8 forms that are wanted. sums: column sums, in any
-// precision. scratch: as kernels.h says.
-void linear_quantize(const Params *p, LinearId id, Operand operand, Matrix forms, GradientOut sums,
-                     float *scratch, int M);
+// The forms of the input that a pass asks its producer for, and how they are quantised.
+Operand linear_input(const LinearLayer *l, Pass pass, bool product_follows);
+Fp8Tensor linear_x(const LinearLayer *l, Pass pass);
 
-typedef struct {
-    LinearId id;
-    Bf16 *y;            // [M,N]
-    Matrix x;           // [M,C]
-    Bf16 *bias;         // [N] or NULL
-    const Bf16 *addend; // [M,N] or NULL
-    int M;
-} LinearForward;
+// The FP8 weight from what has been received: transposed codes, or both forms from BF16.
+void linear_receive(Gpu *gpu, const LinearLayer *l);
 
-// y = x W' (+ bias) (+ addend)
-void linear_forward(const Params *p, LinearForward l);
+// y [M,N] = x W' (+ bias) (+ addend [M,N])
+void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
+                    Pass pass);
 
-typedef struct {
-    LinearId id;
-    Bf16 *dx;         // [M,C]
-    Matrix dy;        // [M,N]
-    Matrix x;         // [M,C]
-    Bf16 *gelu_input; // [M,C]: x came out of a GELU, and dx is to be the gradient of what went in
-    int M;
-    bool accumulate;
-} LinearBackward;
+// dx [M,C] = dy W, dW (+)= dy' x, with dy in l->gradient. gelu_input [M,C], unless NULL: x came out
+// of a GELU, and dx becomes the gradient of its input.
+void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,
+                     bool accumulate);
 
-// dx = dy W, dW (+)= dy' x
-void linear_backward(const Params *p, LinearBackward l);
+// Where a gradient is written: over what is there, or added to it.
+static inline Gradient gradient_into(Gradient g, bool accumulate) {
+    g.accumulate = accumulate;
+    return g;
+}
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 #include "params.h"
 
-#include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,164 +10,105 @@ enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
     plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
                 (void **)&(pointer))
 
-static Linear linear_of(const ModelConfig *c, int index) {
-    return index == c->num_layers * LINEAR_HEAD ? LINEAR_HEAD : (Linear)(index % LINEAR_HEAD);
-}
+// ---- planning -----------------------------------------------------------------------------------
 
-static bool is_fp8(const Run *run, int index) {
-    return run->precision.linear[index].number == NUMBER_FP8;
-}
-
-static const Param *weight_param(const Run *run, int index) {
-    const ModelConfig *c = &run->config;
-    return param_find(&run->layout, linear_weight(c, linear_of(c, index)), index / LINEAR_HEAD);
-}
-
-// Which parameters are an FP8 layer's weight alone (a tied embedding is looked up in BF16 too).
-static bool *find_coded(const Run *run) {
-    bool *coded = calloc_or_die((size_t)run->layout.count, sizeof(bool));
+// Which parameters are sent as FP8 codes: the weights of FP8 layers that nothing reads in BF16. A
+// tied embedding is looked up, and evaluations in BF16 multiply by all weights.
+static bool *find_codes(const Run *run) {
+    bool *codes = calloc_or_die((size_t)run->layout.count, sizeof(bool));
     for (int i = 0; i < run->precision.count; i++) {
-        const Param *w = weight_param(run, i);
-        coded[w - run->layout.params] = is_fp8(run, i) && w->id != TENSOR_TOKEN_EMBEDDING;
+        bool fp8 = run->precision.linear[i].number == NUMBER_FP8;
+        const Param *w = linear_param(&run->layout, i);
+        codes[w - run->layout.params] = fp8 && w->id != TENSOR_TOKEN_EMBEDDING &&
+                                        run->options.eval_precision != EVAL_BF16;
     }
-    return coded;
+    return codes;
 }
 
-// Every other parameter gets a place among the BF16 copies. Returns their size.
-static int64_t place_copies(Params *p, const bool *coded) {
-    const ParamLayout *layout = &p->run->layout;
-    int64_t size = 0;
-    for (int i = 0; i < layout->count; i++) {
-        p->copy_offset[i] = coded[i] ? -1 : size;
-        if (!coded[i]) { size += round_up64(param_size(&layout->params[i]), PARAM_ALIGN); }
-    }
-    return size;
-}
-
-// Which elements this rank has master weights and moments of, and saves.
-static void find_ranges(Params *p) {
-    int ranks = p->run->ranks, rank = p->run->rank;
-    bool whole = p->run->options.zero_stage == 0;
-    p->ranges = calloc_or_die((size_t)(ranks * p->run->layout.count), sizeof(ZeroRange));
-    for (int r = whole ? 0 : rank; r < (whole ? ranks : rank + 1); r++) {
-        ZeroRange *ranges;
-        int count = zero_ranges(&p->zero, r, &ranges);
-        if (r == rank) { p->first_saved = p->num_ranges, p->num_saved = count; }
-        for (int i = 0; i < count; i++) {
-            if (whole) { ranges[i].kept = ranges[i].place; }
-            p->ranges[p->num_ranges++] = ranges[i];
-        }
-        free(ranges);
-    }
-    p->state_size = whole ? p->zero.size : p->zero.kept;
-    p->saved = calloc_or_die((size_t)p->num_saved, sizeof(Bucket));
-    for (int i = 0; i < p->num_saved; i++) {
-        const ZeroRange *range = &p->ranges[p->first_saved + i];
-        p->saved[i] = (Bucket){range->begin, range->end};
-    }
+static int64_t segment_size(const Params *p, int segment) {
+    return p->zero.segments[segment].part * p->zero.ranks;
 }
 
 static void plan_fp8(Params *p, Plan *plan) {
     const Run *run = p->run;
-    int count = fp8_slot_count(&run->config);
-    p->codes = calloc_or_die(2 * (size_t)run->precision.count, sizeof(uint8_t *));
-    p->bucket_rows = calloc_or_die((size_t)run->layout.num_buckets, sizeof(WeightRows));
+    int count = fp8_slot_count(&run->config), length = run->precision.history_length;
     p->scaling.count = count;
-    p->scaling.history_length = run->precision.history_length;
+    p->scaling.history_length = length;
     p->scaling.delayed = p->delayed;
     p->scaling.most_recent = run->precision.most_recent;
     if (!p->fp8) { return; }
-    for (int i = 0; i < run->precision.count; i++) {
-        if (!is_fp8(run, i)) { continue; }
-        const Param *w = weight_param(run, i);
-        int64_t size = param_size(w);
-        if (run->ranks == 1 || p->copy_offset[w - run->layout.params] >= 0) { // else in a segment
-            plan_buffer(plan, "weights", "FP8 weights", size, (void **)&p->codes[2 * i]);
-        }
-        plan_buffer(plan, "weights", "FP8 weights, transposed", size,
-                    (void **)&p->codes[2 * i + 1]);
-    }
-    PLAN(plan, "FP8 scaling", "table of weights", run->precision.count, p->weights.rows);
+    PLAN(plan, "FP8 scaling", "table of weights", run->precision.count, p->tensors);
     PLAN(plan, "FP8 scaling", "slots", count, p->scaling.slots);
     PLAN(plan, "FP8 scaling", "scales in use", count, p->scaling.live);
     PLAN(plan, "FP8 scaling", "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
     PLAN(plan, "FP8 scaling", "targets", count, p->scaling.targets);
     PLAN(plan, "FP8 scaling", "flags", count, p->scaling.used);
-    PLAN(plan, "FP8 scaling", "amax history",
-         p->delayed ? (int64_t)count * run->precision.history_length : 0, p->scaling.history);
-}
-
-// In FP32: asked for, or where sums need it; one micro-batch's gradients need no wider sum.
-static GpuType gradient_type(const Run *run) {
-    const Options *o = &run->options;
-    bool reduced = run->ranks > 1 && o->grad_reduce_dtype == GRADIENT_FP32;
-    bool sums = run_micro_batches(run) > 1;
-    bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
-                (o->grad_accum_dtype == GRADIENT_AUTO && (sums || reduced));
-    return wide ? TYPE_F32 : TYPE_BF16;
-}
-
-// The BF16 weights that FP8 layers lack: one rank: of the largest, for evaluation; several: of the
-// largest segment, for model.safetensors.
-static int64_t plain_elements(const Params *p) {
-    const Run *run = p->run;
-    bool alone = run->ranks == 1;
-    int64_t largest = 0;
-    for (int i = 0; i < run->layout.count; i++) {
-        int64_t segment = p->zero.segments[p->zero.segment[i]].part * run->ranks;
-        int64_t own = round_up64(param_size(&run->layout.params[i]), PARAM_ALIGN);
-        if (p->copy_offset[i] < 0) { largest = max64(largest, alone ? own : segment); }
-    }
-    bool wanted = alone ? run->options.eval_precision == EVAL_BF16 : options_save(&run->options);
-    return wanted ? largest : 0;
+    PLAN(plan, "FP8 scaling", "amax history", p->delayed ? count * length : 0, p->scaling.history);
 }
 
 void params_plan(Params *p, const Run *run, Plan *plan) {
     const Options *o = &run->options;
-    *p = (Params){.run = run, .size = run->layout.size};
-    bool *coded = find_coded(run);
-    p->zero = zero_layout(&run->layout, run->ranks, coded);
-    p->copy_offset = calloc_or_die((size_t)run->layout.count, sizeof(int64_t));
-    int64_t copies = run->ranks == 1 ? place_copies(p, coded) : params_place_segments(p);
-    free(coded);
-    find_ranges(p);
-    p->gradient_type = gradient_type(run);
+    const ParamLayout *layout = &run->layout;
+    *p = (Params){.run = run};
+    bool *codes = find_codes(run), trains = options_train(o);
+    p->zero = zero_layout(layout, run->ranks, codes);
+    free(codes);
+    p->num_ranges = zero_ranges(&p->zero, run->rank, &p->ranges);
+    p->saved = calloc_or_die((size_t)p->num_ranges, sizeof(Bucket));
+    for (int i = 0; i < p->num_ranges; i++) {
+        p->saved[i] = (Bucket){p->ranges[i].begin, p->ranges[i].end};
+    }
+    p->buckets = calloc_or_die((size_t)layout->num_buckets, sizeof(BucketSegments));
+    p->arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
+    // gradients in FP32 when requested, or when several micro-batches add to them
+    bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
+                (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
+    p->gradient_type = wide ? TYPE_F32 : TYPE_BF16;
     p->moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
     p->fp8 = precision_fp8_share(&run->precision) > 0;
     p->delayed = p->fp8 && run->precision.recipe == FP8_RECIPE_DELAYED;
-    bool trains = options_train(o);
+
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
-    int64_t moment_bytes = trains ? p->state_size * gpu_type_bytes(p->moment_type) : 0;
-    PLAN(plan, "weights", "weights, BF16", copies, p->copies);
-    PLAN(plan, "weights", "master weights", p->state_size, p->master);
-    PLAN(plan, "weights", "FP8 weights in BF16, at need", plain_elements(p), p->plain);
+    int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->moment_type) : 0;
+    int64_t largest_codes = 0;
+    p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
+    for (int s = 0; s < p->zero.count; s++) {
+        bool is_codes = p->zero.segments[s].codes;
+        plan_buffer(plan, "weights", is_codes ? "weights, FP8" : "weights, BF16",
+                    segment_size(p, s) * (is_codes ? 1 : (int64_t)sizeof(Bf16)), &p->weights[s]);
+        if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, s)); }
+    }
+    PLAN(plan, "weights", "master weights", p->zero.kept, p->master);
     plan_buffer(plan, "gradients", "gradients", gradient_bytes, &p->gradients);
     plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
     plan_buffer(plan, "optimizer", "second moment", moment_bytes, &p->exp_avg_sq);
-    PLAN(plan, "optimizer", "decay flags", p->size / PARAM_ALIGN, p->decay);
-    PLAN(plan, "optimizer", "segments", max64(run->layout.count, p->num_ranges), p->segments);
+    PLAN(plan, "optimizer", "decay flags", layout->size / PARAM_ALIGN, p->decay);
+    PLAN(plan, "optimizer", "segments", p->num_ranges, p->segments);
     PLAN(plan, "optimizer", "step state", 1, p->state);
     PLAN(plan, "optimizer", "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
     PLAN(plan, "optimizer", "norm scratch",
          max64(NORM_PARTS + p->zero.count, 3 * fp8_slot_count(&run->config)), p->norm_scratch);
     plan_fp8(p, plan);
-    if (run->ranks > 1) { params_plan_segments(p, plan); }
+    plan->phase = PHASE_SAVE;
+    PLAN(plan, "scratch of saving", "a segment in BF16", options_save(o) ? largest_codes : 0,
+         p->gathered);
+    plan->phase = PHASE_ALWAYS;
 }
 
 void params_free_plan(Params *p) {
     zero_free(&p->zero);
-    free(p->copy_offset);
-    free(p->codes);
-    free(p->places);
-    free(p->bucket_rows);
-    free(p->bucket_parts);
+    free(p->weights);
     free(p->ranges);
     free(p->saved);
+    free(p->buckets);
+    free(p->arriving);
 }
+
+// ---- starting -----------------------------------------------------------------------------------
 
 static void send_decay_flags(Params *p) {
     const ParamLayout *layout = &p->run->layout;
-    size_t bytes = (size_t)(p->size / PARAM_ALIGN);
+    size_t bytes = (size_t)(layout->size / PARAM_ALIGN);
     uint8_t *flags = calloc_or_die(bytes, 1);
     for (int i = 0; i < layout->count; i++) {
         const Param *q = &layout->params[i];
@@ -196,96 +137,56 @@ static void send_norm_parts(Params *p) {
     free(parts);
 }
 
-// The parameters with BF16 copies, in runs that lie together in both spaces.
-static void send_segments(Params *p) {
-    const ParamLayout *layout = &p->run->layout;
-    AdamWSegment *segments = malloc_or_die((size_t)layout->count * sizeof(AdamWSegment));
-    p->segment_count = p->segment_blocks = 0;
-    for (int i = 0, next; i < layout->count; i = next) {
-        next = i + 1;
-        if (p->copy_offset[i] < 0) { continue; }
-        while (next < layout->count && p->copy_offset[next] >= 0) { next++; }
-        int64_t first = layout->params[i].offset;
-        int64_t end = next < layout->count ? layout->params[next].offset : p->size;
-        segments[p->segment_count++] = (AdamWSegment){.first = first,
-                                                      .n = end - first,
-                                                      .gradient = first,
-                                                      .state = first,
-                                                      .weights = p->copies + p->copy_offset[i],
-                                                      .first_block = p->segment_blocks};
-        p->segment_blocks += gpu_adamw_blocks(end - first);
+// The FP8 weights that are sent as codes; tensor[layout.count]: each parameter's number among them.
+static void send_tensors(Params *p, int *tensor) {
+    const Run *run = p->run;
+    Fp8Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Tensor));
+    p->num_tensors = 0;
+    for (int i = 0; i < run->precision.count; i++) {
+        int param = (int)(linear_param(&run->layout, i) - run->layout.params);
+        if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
+        Fp8Tensor *t = &tensors[p->num_tensors];
+        *t = params_tensor(p, linear_of_index(&run->config, i), i / LINEAR_HEAD, OPERAND_W);
+        t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
+        tensor[param] = p->num_tensors++;
     }
-    gpu_send(p->gpu, p->segments, segments, (size_t)p->segment_count * sizeof(AdamWSegment));
+    if (p->fp8) {
+        gpu_send(p->gpu, p->tensors, tensors, (size_t)p->num_tensors * sizeof(Fp8Tensor));
+    }
+    free(tensors);
+}
+
+// A bucket's segments lie together and count their blocks from 0, so that each has its own launch.
+static void send_segments(Params *p, const int *tensor) {
+    const ZeroLayout *z = &p->zero;
+    AdamWSegment *segments = calloc_or_die((size_t)p->num_ranges, sizeof(AdamWSegment));
+    for (int i = 0; i < p->num_ranges; i++) {
+        const ZeroRange *range = &p->ranges[i];
+        const ZeroSegment *segment = &z->segments[range->segment];
+        BucketSegments *bucket = &p->buckets[segment->bucket];
+        int64_t within = range->place - segment->begin, n = range->end - range->begin;
+        void *weights = p->weights[range->segment];
+        if (bucket->count == 0) { bucket->begin = i; }
+        segments[i] = (AdamWSegment){
+            .first = range->begin,
+            .n = n,
+            .gradient = range->place,
+            .state = range->kept,
+            .bf16 = segment->codes ? NULL : (Bf16 *)weights + within,
+            .fp8 = segment->codes ? (uint8_t *)weights + within : NULL,
+            .tensor = tensor[range->param],
+            .first_block = bucket->blocks,
+        };
+        bucket->blocks += gpu_adamw_blocks(n);
+        bucket->count++;
+    }
+    gpu_send(p->gpu, p->segments, segments, (size_t)p->num_ranges * sizeof(AdamWSegment));
     free(segments);
 }
 
-// The row's bucket learns of it; a tied weight stands alone.
-static void note_row(Params *p, int row, int tiles, int index, bool tied) {
-    int layers = p->run->config.num_layers, layer = index / LINEAR_HEAD;
-    if (tied) {
-        p->tied_weight = row, p->tied_tiles = tiles;
-        return;
-    }
-    WeightRows *rows = &p->bucket_rows[layer < layers ? layer + 1 : layers + 1];
-    if (rows->tiles == 0) { rows->begin = row; }
-    rows->tiles += tiles;
-}
-
-void params_send_weights(Params *p) {
-    const Run *run = p->run;
-    Fp8Weight *rows = malloc_or_die((size_t)run->precision.count * sizeof(Fp8Weight));
-    int count = 0, all = 0;
-    p->tied_tiles = 0;
-    memset(p->bucket_rows, 0, (size_t)run->layout.num_buckets * sizeof(WeightRows));
-    for (int i = 0; i < run->precision.count; i++) {
-        if (!is_fp8(run, i)) { continue; }
-        const Param *w = weight_param(run, i);
-        Fp8Out out = params_fp8_out(p, linear_of(&run->config, i), i / LINEAR_HEAD, OPERAND_W,
-                                    p->codes[2 * i], p->codes[2 * i + 1], true);
-        int tiles = gpu_fp8_weight_tiles(w->rows, w->cols);
-        note_row(p, count, tiles, i, w->id == TENSOR_TOKEN_EMBEDDING);
-        rows[count++] = (Fp8Weight){.out = out,
-                                    .copy = run->ranks > 1 ? params_copy(p, w->id, w->layer) : NULL,
-                                    .first = w->offset,
-                                    .N = w->rows,
-                                    .C = w->cols,
-                                    .first_block = all};
-        all += tiles;
-    }
-    if (p->tied_tiles == 0) { p->tied_weight = count; }
-    p->weights.count = count;
-    p->weights.tiles = all;
-    p->weights.counts = p->counting;
-    gpu_send(p->gpu, p->weights.rows, rows, (size_t)count * sizeof(Fp8Weight));
-    free(rows);
-}
-
-int params_of_linear(const Params *p, int index) {
-    return (int)(weight_param(p->run, index) - p->run->layout.params);
-}
-
-void params_weight_rows(const Params *p, int *row) {
-    int count = 0;
-    for (int i = 0; i < p->run->layout.count; i++) { row[i] = -1; }
-    for (int i = 0; i < p->run->precision.count; i++) {
-        if (is_fp8(p->run, i)) { row[weight_param(p->run, i) - p->run->layout.params] = count++; }
-    }
-}
-
-void params_start(Params *p, Gpu *gpu, Comm *comm) {
+static void send_scaling(Params *p) {
     const Run *run = p->run;
     int n = p->scaling.count;
-    p->gpu = gpu;
-    p->comm = comm;
-    send_decay_flags(p);
-    send_norm_parts(p);
-    if (run->ranks == 1) {
-        send_segments(p);
-    } else {
-        params_send_segments(p);
-    }
-    if (!p->fp8) { return; }
-    params_send_weights(p);
     float *targets = malloc_or_die((size_t)n * sizeof(float));
     uint8_t *used = malloc_or_die((size_t)n);
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
@@ -304,6 +205,19 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     free(slots);
 }
 
+void params_start(Params *p, Gpu *gpu, Comm *comm) {
+    p->gpu = gpu;
+    p->comm = comm;
+    int *tensor = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
+    send_decay_flags(p);
+    send_norm_parts(p);
+    send_tensors(p, tensor);
+    send_segments(p, tensor);
+    if (p->fp8) { send_scaling(p); }
+    free(tensor);
+    params_allocate_snapshot(p);
+}
+
 void params_close(Params *p) {
     if (p->snapshot != NULL && cudaHostUnregister(p->snapshot) != cudaSuccess) {
         cudaGetLastError();
@@ -313,48 +227,263 @@ void params_close(Params *p) {
     free(p->snapshot_history);
 }
 
-// ---- looking up ---------------------------------------------------------------------------------
+// ---- resolving, at the start --------------------------------------------------------------------
 
-Bf16 *params_copy(const Params *p, TensorId id, int layer) {
+void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     const Param *q = param_find(&p->run->layout, id, layer);
-    int64_t offset = q != NULL ? p->copy_offset[q - p->run->layout.params] : -1;
-    return offset >= 0 ? p->copies + offset : NULL;
+    *codes = false;
+    if (q == NULL) { return NULL; }
+    int i = (int)(q - p->run->layout.params), s = p->zero.segment[i];
+    *codes = p->zero.segments[s].codes;
+    int64_t within = p->zero.place[i] - p->zero.segments[s].begin;
+    return (char *)p->weights[s] + within * (*codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-GradientOut params_gradient(const Params *p, TensorId id, int layer, bool accumulate) {
+Gradient params_gradient(const Params *p, TensorId id, int layer) {
     const Param *q = param_find(&p->run->layout, id, layer);
-    if (q == NULL) { return (GradientOut){NULL, p->gradient_type, false}; }
+    if (q == NULL || p->gradients == NULL) { return (Gradient){NULL, p->gradient_type, false}; }
     int64_t place = p->zero.place[q - p->run->layout.params];
     char *data = (char *)p->gradients + place * gpu_type_bytes(p->gradient_type);
-    return (GradientOut){data, p->gradient_type, accumulate};
+    return (Gradient){data, p->gradient_type, false};
 }
 
-const uint8_t *params_codes(const Params *p, Linear linear, int layer, bool transposed) {
-    return p->codes[2 * linear_index(&p->run->config, linear, layer) + transposed];
+Fp8Tensor params_tensor(const Params *p, Linear linear, int layer, OperandId operand) {
+    const Precision *precision = &p->run->precision;
+    const LinearPrecision *lp = precision_of(precision, linear, layer);
+    int slot = fp8_slot_index(&p->run->config, linear, layer, operand);
+    bool follows = fp8_slot_follows(precision, slot);
+    if (lp->number != NUMBER_FP8) { return (Fp8Tensor){0}; }
+    ScaleMode mode = follows && p->measuring ? SCALE_MEASURED : SCALE_GIVEN;
+    return (Fp8Tensor){.type = lp->type[operand],
+                       .mode = mode,
+                       .fused = mode == SCALE_GIVEN && lp->wgrad == NUMBER_FP8,
+                       .record = p->delayed && follows,
+                       .target = fp8_slot_target(precision, slot),
+                       .live = &p->scaling.live[slot],
+                       .slot = p->delayed && follows ? &p->scaling.slots[slot] : NULL,
+                       .counts = p->counting ? &p->counts[slot] : NULL};
 }
 
-const float *params_scale_inv(const Params *p, Linear linear, int layer, Operand operand) {
-    return &p->scaling.live[fp8_slot_index(&p->run->config, linear, layer, operand)].scale_inv;
+// ---- what a step says of FP8 --------------------------------------------------------------------
+
+void params_clear_measured(const Params *p) {
+    if (p->measuring) { gpu_fp8_clear_measured(&p->scaling, p->gpu->stream); }
 }
 
-Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand, uint8_t *rows,
-                      uint8_t *columns, bool record) {
-    const Run *run = p->run;
-    int slot = fp8_slot_index(&run->config, linear, layer, operand);
-    bool delayed = p->delayed && fp8_slot_follows(&run->precision, slot);
-    return (Fp8Out){.rows = rows,
-                    .columns = columns,
-                    .type = precision_of(&run->precision, linear, layer)->type[operand],
-                    .target = fp8_slot_target(&run->precision, slot),
-                    .live = &p->scaling.live[slot],
-                    .slot = delayed ? &p->scaling.slots[slot] : NULL,
-                    .record = delayed && record,
-                    .counts = record && p->counting ? &p->counts[slot] : NULL};
+void params_forget_amaxes(const Params *p) {
+    if (p->delayed) { gpu_fp8_forget_amaxes(&p->scaling, p->gpu->stream); }
 }
 
-const Bf16 *params_plain_weight(const Params *p, Linear linear, int layer) {
-    const Param *w = weight_param(p->run, linear_index(&p->run->config, linear, layer));
-    gpu_to_bf16(p->plain, p->master + w->offset, round_up64(param_size(w), PARAM_ALIGN),
-                p->gpu->stream);
-    return p->plain;
+void params_clear_counts(Params *p) {
+    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Counts);
+    CUDA_CHECK(cudaMemsetAsync(p->counts, 0, bytes, p->gpu->stream));
+}
+
+void params_fetch_counts(Params *p, Fp8Counts *host) {
+    enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
+    gpu_fetch(p->gpu, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    params_sum_counts(p, (int64_t *)host, p->scaling.count * COUNTS);
+}
+
+// ---- what ranks exchange ------------------------------------------------------------------------
+
+// What is waited for: each bucket's new weights, and the two kinds that come one at a time.
+static int sums_slot(const Params *p) {
+    return p->run->layout.num_buckets;
+}
+
+static int agreement_slot(const Params *p) {
+    return p->run->layout.num_buckets + 1;
+}
+
+int params_slots(const ParamLayout *layout) {
+    return layout->num_buckets + 2;
+}
+
+static CommType gradient_comm_type(const Params *p) {
+    return p->gradient_type == TYPE_F32 ? COMM_F32 : COMM_BF16;
+}
+
+static void *gradients_from(const Params *p, int64_t place) {
+    return (char *)p->gradients + place * gpu_type_bytes(p->gradient_type);
+}
+
+void params_reduce(Params *p, int bucket) {
+    const ZeroLayout *z = &p->zero;
+    comm_begin(p->comm);
+    for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
+        comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin), gradient_comm_type(p),
+                            z->segments[s].part);
+    }
+    comm_end(p->comm, sums_slot(p));
+}
+
+void params_join(Params *p) {
+    gpu_family(p->gpu, FAMILY_COMMUNICATION);
+    comm_join(p->comm);
+}
+
+void params_fetch_gradients(Params *p, float *host) {
+    const ParamLayout *layout = &p->run->layout;
+    const ZeroLayout *z = &p->zero;
+    size_t bytes = (size_t)(z->size * gpu_type_bytes(p->gradient_type));
+    char *all = malloc_or_die(bytes);
+    comm_begin(p->comm);
+    for (int s = 0; s < z->count; s++) {
+        comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin), gradient_comm_type(p),
+                        z->segments[s].part);
+    }
+    comm_end(p->comm, sums_slot(p));
+    params_join(p);
+    gpu_fetch(p->gpu, all, p->gradients, bytes);
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    for (int i = 0; i < layout->count; i++) {
+        float *to = host + layout->params[i].offset;
+        int64_t from = z->place[i], n = param_size(&layout->params[i]);
+        for (int64_t k = 0; k < n; k++) {
+            to[k] = p->gradient_type == TYPE_F32 ? ((const float *)all)[from + k]
+                                                 : bf16_decode(((const Bf16 *)all)[from + k]);
+        }
+    }
+    free(all);
+}
+
+static void all_reduce(Params *p, void *values, CommType type, CommOp op, int64_t count) {
+    gpu_family(p->gpu, FAMILY_COMMUNICATION);
+    comm_begin(p->comm);
+    comm_all_reduce(p->comm, values, type, op, count);
+    comm_end(p->comm, agreement_slot(p));
+    comm_wait(p->comm, agreement_slot(p));
+    gpu_family(p->gpu, FAMILY_OPTIMIZER);
+}
+
+void params_sum(Params *p, double *values, int n) {
+    all_reduce(p, values, COMM_F64, COMM_SUM, n);
+}
+
+void params_sum_counts(Params *p, int64_t *counts, int n) {
+    double *values = malloc_or_die((size_t)n * sizeof(double)), *device = p->norm_scratch;
+    size_t bytes = (size_t)n * sizeof(double);
+    for (int i = 0; i < n; i++) { values[i] = (double)counts[i]; }
+    gpu_send(p->gpu, device, values, bytes);
+    params_sum(p, device, n);
+    gpu_fetch(p->gpu, values, device, bytes);
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    for (int i = 0; i < n; i++) { counts[i] = (int64_t)values[i]; }
+    free(values);
+}
+
+// ---- the optimizer's step -----------------------------------------------------------------------
+
+static AdamWUpdate bucket_update(const Params *p, int bucket, const StepInput *input) {
+    const Options *o = &p->run->options;
+    const BucketSegments *b = &p->buckets[bucket];
+    return (AdamWUpdate){
+        .master = p->master,
+        .exp_avg = p->exp_avg,
+        .exp_avg_sq = p->exp_avg_sq,
+        .moment_type = p->moment_type,
+        .gradients = p->gradients,
+        .gradient_type = p->gradient_type,
+        .decay = p->decay,
+        .segments = p->segments + b->begin,
+        .segment_count = b->count,
+        .segment_blocks = b->blocks,
+        .tensors = p->tensors,
+        .counts = p->counting,
+        .input = input,
+        .beta1 = (float)o->adam_beta1,
+        .beta2 = (float)o->adam_beta2,
+        .eps = (float)o->adam_eps,
+        .weight_decay = (float)o->weight_decay,
+        .seed = (uint64_t)o->seed,
+    };
+}
+
+// The bucket's new weights to all ranks, while the next bucket's are computed.
+static void gather_weights(Params *p, int bucket) {
+    const ZeroLayout *z = &p->zero;
+    comm_begin(p->comm);
+    for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
+        const ZeroSegment *segment = &z->segments[s];
+        comm_all_gather(p->comm, p->weights[s], segment->codes ? COMM_U8 : COMM_BF16,
+                        segment->part);
+    }
+    comm_end(p->comm, bucket);
+    p->arriving[bucket] = true;
+}
+
+// FP8 weights by measured scales: the largest amax of all ranks' parts gives them. input, state:
+// NULL at the start of a run.
+static void publish_measured(Params *p, const StepInput *input, const StepState *state) {
+    int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
+    if (p->num_tensors > 0) {
+        // of all fields amax alone differs, and the bits of what is not negative order as it does
+        all_reduce(p, p->scaling.live, COMM_U32, COMM_MAX, words);
+        gpu_announce_scales(p->tensors, p->num_tensors, state, p->gpu->stream);
+    }
+    for (int b = 0; b < p->run->layout.num_buckets; b++) {
+        AdamWUpdate u = bucket_update(p, b, input);
+        gpu_quantize_weights(&u, state, p->gpu->stream);
+        gather_weights(p, b);
+    }
+}
+
+// At the start of a run: from the master weights to what products read.
+void params_publish(Params *p) {
+    for (int b = 0; b < p->run->layout.num_buckets && p->num_tensors > 0; b++) {
+        AdamWUpdate u = bucket_update(p, b, NULL);
+        gpu_measure_weights(&u, NULL, p->gpu->stream);
+    }
+    publish_measured(p, NULL, NULL);
+}
+
+// Norm, loss and whether to stop, from each rank's own to all ranks'; the amaxes likewise.
+static void agree(Params *p, const StepInput *input) {
+    enum { SUMS = 3 }; // loss, norm_squared, stop
+    _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
+    StepState *state = p->state;
+    cudaStream_t stream = p->gpu->stream;
+    CUDA_CHECK(cudaMemcpyAsync(&state->own_loss, &state->loss, sizeof(double),
+                               cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(&state->stop, &input->stop, sizeof(double), cudaMemcpyDeviceToDevice,
+                               stream));
+    all_reduce(p, &state->loss, COMM_F64, COMM_SUM, SUMS);
+    if (p->delayed) {
+        int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
+        all_reduce(p, p->scaling.slots, COMM_U32, COMM_MAX, words);
+    }
+}
+
+void params_update(Params *p, const StepInput *input) {
+    const Options *o = &p->run->options;
+    cudaStream_t stream = p->gpu->stream;
+    gpu_family(p->gpu, FAMILY_OPTIMIZER);
+    gpu_sum_of_squares(p->state, p->norm_scratch, p->gradients, p->gradient_type, p->parts,
+                       p->num_parts, stream);
+    agree(p, input);
+    gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
+                    stream);
+    if (p->fp8) { gpu_fp8_update(&p->scaling, p->state, input, stream); }
+    params_clear_measured(p);
+    bool measured = p->measuring && p->num_tensors > 0;
+    for (int b = 0; b < p->run->layout.num_buckets; b++) {
+        AdamWUpdate u = bucket_update(p, b, input);
+        gpu_adamw(&u, measured ? SCALE_MEASURED : SCALE_GIVEN, p->state, stream);
+        if (!measured) { gather_weights(p, b); }
+    }
+    if (measured) { publish_measured(p, input, p->state); }
+}
+
+bool params_receive(Params *p, int bucket) {
+    if (!p->arriving[bucket]) { return false; }
+    gpu_family(p->gpu, FAMILY_COMMUNICATION);
+    comm_wait(p->comm, bucket);
+    p->arriving[bucket] = false;
+    return true;
+}
+
+void params_expect(Params *p, bool arriving) {
+    for (int b = 0; b < p->run->layout.num_buckets; b++) { p->arriving[b] = arriving; }
 }

@@ -1,15 +1,16 @@
-// The parameters on the device, and everything that changes them: FP32 master weights, moments,
-// gradients, the copies that the products read (BF16, or FP8 as it is and transposed), the FP8
-// scaling state, the optimizer's step, and their way to and from a checkpoint.
+// The parameters on the device, and everything that changes them: FP32 master weights, moments and
+// gradients of this rank's shard, the weights that products read, the FP8 scaling state, and their
+// way to and from a checkpoint.
 //
-// Several ranks (params_ranks.c): gradients lie in the arranged space of model/zero.h, master
-// weights and moments are those of this rank's parts (--zero-stage 0: all of the arranged space).
-// Each bucket's gradients are exchanged by params_reduce() once they are complete, its new weights
-// by params_update(), to be there after params_receive().
+// Any number of ranks works the same way (ZeRO-1, model/zero.h): gradients lie in the arranged
+// space; a rank keeps and updates its part of every segment. A segment's new weights are gathered
+// in place: in BF16, or in FP8 as their owners quantise them. Each bucket's gradients are exchanged
+// by params_reduce() once they are complete; its new weights are sent by params_update() and read
+// after params_receive(). With one rank the collectives are no-ops.
 #ifndef LLM8_PARAMS_H
 #define LLM8_PARAMS_H
 
-#include "../../kernels/fp8.h"
+#include "../../kernels/kernels.h"
 #include "../../model/plan.h"
 #include "../../model/zero.h"
 #include "../run.h"
@@ -19,62 +20,46 @@
 extern "C" {
 #endif
 
-// Of a segment, all ranks' parts.
-typedef struct {
-    int64_t copies; // into the BF16 copies; -1: FP8 codes,
-    uint8_t *codes; // as it is ("rows")
-} SegmentPlace;
-
-// Segments of AdamW's that follow each other, and their blocks.
+// A bucket's segments of AdamW, which follow each other, and their blocks.
 typedef struct {
     int begin, count, blocks;
-} BucketParts;
-
-// Rows of Fp8Weights that follow each other.
-typedef struct {
-    int begin, tiles;
-} WeightRows;
+} BucketSegments;
 
 typedef struct {
     Gpu *gpu;
     Comm *comm;
     const Run *run;
-    int64_t size; // of the parameter space
 
     ZeroLayout zero;
-    int64_t state_size;         // elements of which this rank has master weights and moments
-    float *master;              // [state_size]
+    void **weights;             // [zero.count] of a segment: BF16, or FP8 where it is codes
+    float *master;              // [zero.kept]
     void *gradients;            // [zero.size] gradient_type
-    void *exp_avg, *exp_avg_sq; // [state_size] moment_type
+    void *exp_avg, *exp_avg_sq; // [zero.kept] moment_type
     GpuType gradient_type, moment_type;
-    GradientPart *parts; // [num_parts] on the device: what this rank adds up for the norm
+    ZeroRange *ranges; // [num_ranges] the elements that this rank keeps
+    Bucket *saved;     // [num_ranges] the same, as a checkpoint has them
+    int num_ranges;
+    uint8_t *decay;          // a flag for each PARAM_ALIGN elements
+    AdamWSegment *segments;  // on the device, [num_ranges]
+    BucketSegments *buckets; // [num_buckets]
+    GradientPart *parts;     // on the device, [num_parts]: of the gradients' norm
     int num_parts;
-    Bf16 *travelling;  // gradients of one segment, where they are kept in FP32 and summed in BF16
-    ZeroRange *ranges; // [num_ranges] what master weights and moments are
-    int num_ranges, first_saved, num_saved; // those of them in this rank's part of a checkpoint
-    Bucket *saved;                          // [num_saved] the same
-    uint8_t *decay;                         // a flag for each PARAM_ALIGN elements
     StepState *state;
-    double *norm_scratch; // also of the sums of counts
+    double *norm_scratch; // also of params_sum_counts
 
-    Bf16 *copies;           // of the parameters that are not FP8, one after another
-    int64_t *copy_offset;   // [layout.count] into copies, -1: FP8
-    uint8_t **codes;        // [2 * linear layers] FP8 weights: rows [N,C], then columns [C,N]
-    SegmentPlace *places;   // [zero.count] several ranks: where segments of new weights travel
-    Bf16 *plain;            // FP8 weights in BF16, at need: one, or several ranks' segment
-    Fp8Scaling scaling;     // buffers on the device
-    AdamWSegment *segments; // on the device: one rank: the parameters with copies; several: parts
-    int segment_count, segment_blocks; // one rank's
-    BucketParts *bucket_parts;         // [num_buckets] several ranks'
-    Fp8Weights weights;                // those of FP8 layers
-    WeightRows *bucket_rows;     // [num_buckets] those of them in a bucket; a tied one in none
-    int tied_weight, tied_tiles; // a tied embedding's row, the last, and its tiles; the end: none
     bool fp8, delayed;
-    bool counting;     // this step counts what FP8 loses (--fp8-stats-interval)
-    Fp8Counts *counts; // [slots], NULL without that option
-    bool measuring; // FP8 scales are measured in the step: tensorwise, or a slot has no history yet
+    Fp8Scaling scaling; // buffers on the device
+    Fp8Counts *counts;  // on the device, [slots]; NULL without --fp8-stats-interval
+    Fp8Tensor *tensors; // on the device, [num_tensors]: the weights that are sent as codes
+    int num_tensors;
+    bool counting;  // this step counts what FP8 loses
+    bool measuring; // scales are measured in the step: tensorwise, or a slot has no history yet
 
-    char *snapshot; // host memory for checkpoints: what this rank writes
+    bool
+        *arriving; // [num_buckets] new weights are on their way: params_receive has not been called
+
+    Bf16 *gathered; // a segment of FP8 weights in BF16, for model.safetensors
+    char *snapshot; // host memory of checkpoints: what this rank writes
     Fp8Slot *snapshot_slots;
     float *snapshot_history;
 } Params;
@@ -83,93 +68,59 @@ typedef struct {
 void params_plan(Params *p, const Run *run, Plan *plan);
 void params_free_plan(Params *p);
 
-// Once the plan has its memory: flags, targets, tables.
+// Once the plan has its memory: tables, flags, scales; host memory of checkpoints.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
-// Host memory for checkpoints, pinned where the system allows it.
-void params_allocate_snapshot(Params *p);
 void params_close(Params *p);
 
 // From FP32 values or a checkpoint to everything on the device.
 void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint);
 
-// BF16 copy of a parameter; NULL where the model has none, or it is FP8. The layer counts only
-// inside the blocks.
-Bf16 *params_copy(const Params *p, TensorId id, int layer);
-// Where a parameter's gradient goes; data NULL where the model has none.
-GradientOut params_gradient(const Params *p, TensorId id, int layer, bool accumulate);
-// FP8 weight of a linear layer: [N,C], or transposed [C,N].
-const uint8_t *params_codes(const Params *p, Linear linear, int layer, bool transposed);
-// The weight in BF16 of an FP8 layer that has no copy, rounded from the master weights; until the
-// next call.
-const Bf16 *params_plain_weight(const Params *p, Linear linear, int layer);
-// The inverse scale of an operand, on the device.
-const float *params_scale_inv(const Params *p, Linear linear, int layer, Operand operand);
-// Where an operand is quantised to. record: its range counts.
-Fp8Out params_fp8_out(const Params *p, Linear linear, int layer, Operand operand, uint8_t *rows,
-                      uint8_t *columns, bool record);
+// Where the weights of a parameter are: Bf16 *, or FP8 codes where *codes; NULL where the model has
+// no such parameter. The layer counts only inside the blocks.
+void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
+// Where its gradient goes; data NULL where the model has none.
+Gradient params_gradient(const Params *p, TensorId id, int layer);
+// How an operand of an FP8 layer is quantised, for a training pass.
+Fp8Tensor params_tensor(const Params *p, Linear linear, int layer, OperandId operand);
 
-// Before a micro-batch's forward pass, where ranges are measured.
+// Before a micro-batch's forward pass: nothing has been measured in it.
 void params_clear_measured(const Params *p);
-// What activations and gradients said of their range since the last update.
-void params_forget_ranges(const Params *p);
-// What FP8 loses, by slot: begin, with nothing counted; end, and fetch what was counted since.
-// Waits for the device.
-void params_begin_counting(Params *p);
-void params_end_counting(Params *p, Fp8Counts *host);
-// After an update, once its state is on the host: whether the next step measures.
-void params_note_step(Params *p, const StepState *state);
+// Forgets the amaxes of activations and gradients since the last update.
+void params_forget_amaxes(const Params *p);
+// What FP8 loses, by slot: nothing is counted yet / fetches what was counted since, of all ranks,
+// which waits for the device.
+void params_clear_counts(Params *p);
+void params_fetch_counts(Params *p, Fp8Counts *host);
 
-// Norm, decision, scales, AdamW, the copies: enqueued. input: on the device.
+// In the last micro-batch's backward pass: the bucket's gradients are complete, and are added up
+// over the ranks beside what follows; params_join waits for all.
+void params_reduce(Params *p, int bucket);
+void params_join(Params *p);
+// Norm, decision, scales, AdamW; the new weights are on their way. input: on the device.
 void params_update(Params *p, const StepInput *input);
+// Waits for the bucket's new weights. False: they have been received before.
+bool params_receive(Params *p, int bucket);
+// Has the next params_receive of every bucket wait, or not: what a graph has captured receives them
+// whenever it runs.
+void params_expect(Params *p, bool arriving);
+
+// values[n], on the device, become the sums over the ranks.
+void params_sum(Params *p, double *values, int n);
+// The same of n counts on the host. Waits for the device.
+void params_sum_counts(Params *p, int64_t *counts, int n);
 
 // The state to host memory, which then holds still for the background save. Waits for the device.
-void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapshot *snapshot);
-
+void params_snapshot(Params *p, Snapshot *snapshot);
 // The gradients, laid out as the parameters, to the host; all ranks call it. Waits for the device.
 void params_fetch_gradients(Params *p, float *host);
-
-// The table of FP8 weights to the device.
-void params_send_weights(Params *p);
-// The settings of AdamW on this rank's segments.
-AdamWUpdate params_adamw(const Params *p, const StepInput *input);
-// row[layout.count]: each parameter's in `weights`, -1: it has none.
-void params_weight_rows(const Params *p, int *row);
-// The parameter that is the weight of linear layer number `index` (model/precision.h).
-int params_of_linear(const Params *p, int index);
-
-// ---- params_ranks.c: several ranks; nothing happens where there is one ----
 
 // How many collectives can be waited for: comm_open's slots.
 int params_slots(const ParamLayout *layout);
 
-// Which segments travel how; returns the BF16 copies' size. Then what they take on the device.
-int64_t params_place_segments(Params *p);
-void params_plan_segments(Params *p, Plan *plan);
-// This rank's parts, to the device.
-void params_send_segments(Params *p);
-
-// In the last micro-batch's backward pass: the bucket's gradients are complete, and added up beside
-// what follows; params_join waits for all.
-void params_reduce(Params *p, int bucket);
-void params_join(Params *p);
-// In the first micro-batch's forward pass: the bucket's weights are read from here on.
-void params_receive(Params *p, int bucket);
-void params_receive_all(Params *p);
-
-// Norm, loss, ranges and whether to stop, from each rank's own to all ranks'.
-void params_agree(Params *p, const StepInput *input);
-// AdamW on this rank's parts; the new weights are on their way.
-void params_update_parts(Params *p, const AdamWUpdate *update);
-// At the start: from the master weights to everything on every rank.
-void params_publish(Params *p, const AdamWUpdate *update);
-// A segment's weights in BF16, rounded from the master weights, to p->plain.
-void params_gather_plain(Params *p, int segment);
-// Dies where a rank has another FP8 scale than rank 0.
-void params_check_scales(Params *p, const Fp8Slot *slots);
-// values[n], on the device, become the sums over the ranks.
-void params_sum(Params *p, double *values, int n);
-// The same of a few counts on the host. Waits for the device.
-void params_sum_counts(Params *p, int64_t *counts, int n);
+// Between params.c and params_io.c: what the master weights are goes to what products read, at the
+// start of a run; host memory of checkpoints.
+void params_publish(Params *p);
+void params_allocate_snapshot(Params *p);
 
 #ifdef __cplusplus
 }

@@ -2,19 +2,18 @@
 #include "params.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-static int64_t saved_elements(const Params *p) {
-    int64_t n = 0;
-    for (int i = 0; i < p->num_saved; i++) { n += p->saved[i].end - p->saved[i].begin; }
-    return n;
-}
-
-// Rank 0's has the model besides.
+// What this rank writes: its ranges, and rank 0 the model besides.
 static size_t snapshot_bytes(const Params *p) {
-    size_t model = p->run->rank == 0 ? (size_t)p->size * sizeof(Bf16) : 0;
-    return (size_t)saved_elements(p) * (4 + 2 * (size_t)gpu_type_bytes(p->moment_type)) + model;
+    size_t model = p->run->rank == 0 ? (size_t)p->run->layout.size * sizeof(Bf16) : 0, elements = 0;
+    for (int i = 0; i < p->num_ranges; i++) {
+        elements += (size_t)(p->saved[i].end - p->saved[i].begin);
+    }
+    return elements * (sizeof(float) + 2 * (size_t)gpu_type_bytes(p->moment_type)) + model;
 }
 
+// Pinned where the system allows it.
 void params_allocate_snapshot(Params *p) {
     if (!options_save(&p->run->options)) { return; }
     p->snapshot = malloc_or_die(snapshot_bytes(p));
@@ -27,21 +26,7 @@ void params_allocate_snapshot(Params *p) {
     p->snapshot_history = malloc_or_die(n * (size_t)p->scaling.history_length * sizeof(float));
 }
 
-static void copy_weights(Params *p) {
-    const ParamLayout *layout = &p->run->layout;
-    for (int i = 0; i < layout->count; i++) {
-        const Param *q = &layout->params[i];
-        int64_t n = round_up64(param_size(q), PARAM_ALIGN);
-        if (p->copy_offset[i] < 0) { continue; }
-        gpu_to_bf16(p->copies + p->copy_offset[i], p->master + q->offset, n, p->gpu->stream);
-    }
-}
-
-// The codes of all FP8 weights, from master: by the slots' scales where they have a history.
-static void quantize_weights(Params *p) {
-    gpu_measure_weights(p->weights, 0, p->master, NULL, p->gpu->stream);
-    gpu_quantize_weights(p->weights, 0, true, p->master, NULL, p->gpu->stream);
-}
+// ---- from a checkpoint --------------------------------------------------------------------------
 
 // One of the optimizer's arrays: what this rank keeps of it. host: room for the longest range.
 static void restore_array(Params *p, const Checkpoint *c, const char *kind, void *device,
@@ -75,7 +60,7 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
 }
 
 static void first_weights(Params *p) {
-    float *host = malloc_or_die((size_t)p->size * sizeof(float));
+    float *host = malloc_or_die((size_t)p->run->layout.size * sizeof(float));
     run_first_weights(p->run, host);
     for (int i = 0; i < p->num_ranges; i++) {
         const ZeroRange *r = &p->ranges[i];
@@ -129,13 +114,7 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
         if (resumed && p->delayed) { restore_scaling(p, checkpoint); }
         gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
     }
-    if (run->ranks > 1) {
-        AdamWUpdate none = params_adamw(p, NULL);
-        params_publish(p, &none);
-    } else {
-        copy_weights(p);
-        if (p->fp8) { quantize_weights(p); }
-    }
+    params_publish(p);
     p->measuring = p->fp8 && (!p->delayed || any_unmeasured(p));
 }
 
@@ -143,8 +122,8 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
 
 // This rank's ranges of an array, one after another.
 static char *fetch_ranges(Params *p, char *to, const void *device, GpuType type) {
-    for (int i = 0; i < p->num_saved; i++) {
-        const ZeroRange *r = &p->ranges[p->first_saved + i];
+    for (int i = 0; i < p->num_ranges; i++) {
+        const ZeroRange *r = &p->ranges[i];
         size_t bytes = (size_t)((r->end - r->begin) * gpu_type_bytes(type));
         gpu_fetch(p->gpu, to, (const char *)device + r->kept * gpu_type_bytes(type), bytes);
         to += bytes;
@@ -152,47 +131,54 @@ static char *fetch_ranges(Params *p, char *to, const void *device, GpuType type)
     return to;
 }
 
-// All weights in BF16 from all master weights, a piece at a time.
-static void fetch_model(Params *p, Bf16 *to, Bf16 *scratch, int64_t scratch_elements) {
-    int64_t piece = scratch_elements / PARAM_ALIGN * PARAM_ALIGN;
-    for (int64_t at = 0; at < p->size; at += piece) {
-        int64_t n = min64(piece, p->size - at);
-        gpu_to_bf16(scratch, p->master + at, n, p->gpu->stream);
-        gpu_fetch(p->gpu, to + at, scratch, (size_t)n * sizeof(Bf16));
-    }
-}
-
-// The same where no rank has all master weights: rank 0's copies, and what it gathers.
-static void gather_model(Params *p, Bf16 *to) {
+// All weights in BF16 to rank 0: as they are, or, where products read codes, gathered from the
+// master weights a segment at a time.
+static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
-    int gathered = -1;
-    for (int i = 0; i < layout->count; i++) {
-        const Param *q = &layout->params[i];
-        int segment = p->zero.segment[i];
-        int64_t within = p->zero.place[i] - p->zero.segments[segment].begin;
-        bool copied = p->copy_offset[i] >= 0;
-        if (!copied && segment != gathered) {
-            params_gather_plain(p, segment);
-            gathered = segment;
+    params_join(p); // new weights may still be on their way
+    for (int s = 0; s < p->zero.count; s++) {
+        const ZeroSegment *segment = &p->zero.segments[s];
+        Bf16 *weights = segment->codes ? p->gathered : p->weights[s];
+        if (segment->codes) {
+            gpu_to_bf16(weights + p->run->rank * segment->part, p->master + segment->kept,
+                        segment->part, p->gpu->stream);
+            comm_begin(p->comm);
+            comm_all_gather(p->comm, weights, COMM_BF16, segment->part);
+            comm_end(p->comm, params_slots(layout) - 1);
+            comm_wait(p->comm, params_slots(layout) - 1);
         }
-        const Bf16 *from = copied ? p->copies + p->copy_offset[i] : p->plain + within;
-        if (p->run->rank == 0) {
-            gpu_fetch(p->gpu, to + q->offset, from, (size_t)param_size(q) * sizeof(Bf16));
+        for (int i = 0; i < layout->count && p->run->rank == 0; i++) {
+            if (p->zero.segment[i] != s) { continue; }
+            gpu_fetch(p->gpu, to + layout->params[i].offset,
+                      weights + p->zero.place[i] - segment->begin,
+                      (size_t)param_size(&layout->params[i]) * sizeof(Bf16));
         }
     }
 }
 
-void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapshot *s) {
+// Dies where a rank has another FP8 scale than rank 0.
+static void check_scales(Params *p) {
+    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Slot);
+    const Fp8Slot *slots = p->snapshot_slots;
+    int wrong = 0;
+    Error err;
+    Fp8Slot *first = malloc_or_die(bytes);
+    memcpy(first, slots, bytes);
+    group_broadcast(p->run->group, CHANNEL_MAIN, first, bytes);
+    for (int i = 0; i < p->scaling.count; i++) {
+        wrong += !(first[i].scale == slots[i].scale && first[i].count == slots[i].count);
+    }
+    free(first);
+    bool same = wrong == 0 || fail(&err, "%d FP8 scales differ from rank 0's", wrong);
+    if (!group_agree(p->run->group, CHANNEL_MAIN, same, &err)) { die("%s", err.text); }
+}
+
+void params_snapshot(Params *p, Snapshot *s) {
     char *master = p->snapshot;
     char *exp_avg = fetch_ranges(p, master, p->master, TYPE_F32);
     char *exp_avg_sq = fetch_ranges(p, exp_avg, p->exp_avg, p->moment_type);
     Bf16 *model = (Bf16 *)fetch_ranges(p, exp_avg_sq, p->exp_avg_sq, p->moment_type);
-    if (p->run->ranks > 1) {
-        params_join(p); // new weights may still be on their way
-        gather_model(p, model);
-    } else {
-        fetch_model(p, model, scratch, scratch_elements);
-    }
+    fetch_model(p, model);
     if (p->delayed) {
         size_t count = (size_t)p->scaling.count;
         gpu_fetch(p->gpu, p->snapshot_slots, p->scaling.slots, count * sizeof(Fp8Slot));
@@ -200,8 +186,8 @@ void params_snapshot(Params *p, Bf16 *scratch, int64_t scratch_elements, Snapsho
                   count * (size_t)p->scaling.history_length * sizeof(float));
     }
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    if (p->delayed) { params_check_scales(p, p->snapshot_slots); }
-    s->num_ranges = p->num_saved;
+    if (p->delayed) { check_scales(p); }
+    s->num_ranges = p->num_ranges;
     s->ranges = p->saved;
     s->model_dtype = DTYPE_BF16;
     s->model = model;

@@ -1,0 +1,251 @@
+#include "network.h"
+
+#include "../../kernels/rope.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- blocks -------------------------------------------------------------------------------------
+
+// One of a block's buffers.
+typedef struct {
+    const char *name;
+    size_t field;   // of Block
+    int recomputed; // the least --recompute that does not keep it
+    int64_t bytes;
+} BlockBuffer;
+
+enum { BLOCK_BUFFERS = 17 };
+
+// b: its layers say in which form their inputs are kept.
+static void list_block_buffers(const Run *run, const Block *b, int64_t M,
+                               BlockBuffer list[BLOCK_BUFFERS]) {
+    const ModelConfig *c = &run->config;
+    const int never = RECOMPUTE_BLOCK + 1, activations = RECOMPUTE_ACTIVATIONS,
+              block = RECOMPUTE_BLOCK;
+    int64_t heads = M * c->num_heads * c->head_size, C = M * c->channels, F = M * c->ffn;
+    int64_t statistic = 4 * M, mean = c->arch == ARCH_GPT2 ? statistic : 0;
+#define BF16_INPUT(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
+#define FP8_INPUT(layer, n) (b->layer.wgrad_fp8 ? (n) : 0)
+    const BlockBuffer rows[BLOCK_BUFFERS] = {
+        {"residual", offsetof(Block, residual), never, 2 * C},
+        {"norm1", offsetof(Block, qkv.input.bf16), activations, BF16_INPUT(qkv, C)},
+        {"norm1, FP8", offsetof(Block, qkv.input.fp8_t), activations, FP8_INPUT(qkv, C)},
+        {"norm1 mean", offsetof(Block, norm1.mean), block, mean},
+        {"norm1 rstd", offsetof(Block, norm1.rstd), block, statistic},
+        {"qkv", offsetof(Block, qkv_out), block, 2 * M * qkv_rows(c)},
+        {"attention", offsetof(Block, attention_out.input.bf16), block, 2 * heads},
+        {"attention, FP8", offsetof(Block, attention_out.input.fp8_t), activations,
+         FP8_INPUT(attention_out, heads)},
+        {"log-sum-exp", offsetof(Block, lse), block, statistic * c->num_heads},
+        {"residual mid", offsetof(Block, residual_mid), block, 2 * C},
+        {"norm2", offsetof(Block, fc1.input.bf16), activations, BF16_INPUT(fc1, C)},
+        {"norm2, FP8", offsetof(Block, fc1.input.fp8_t), activations, FP8_INPUT(fc1, C)},
+        {"norm2 mean", offsetof(Block, norm2.mean), block, mean},
+        {"norm2 rstd", offsetof(Block, norm2.rstd), block, statistic},
+        {"fc1", offsetof(Block, fc1_out), block, 2 * M * fc1_rows(c)},
+        {"activated", offsetof(Block, fc2.input.bf16), activations, BF16_INPUT(fc2, F)},
+        {"activated, FP8", offsetof(Block, fc2.input.fp8_t), activations, FP8_INPUT(fc2, F)},
+    };
+    memcpy(list, rows, sizeof(rows));
+}
+
+static void **block_field(Block *b, const BlockBuffer *buffer) {
+    return (void **)((char *)b + buffer->field);
+}
+
+// Every block's own buffers, and once those that are computed again, or where nothing is trained.
+static void plan_blocks(Network *n, Plan *plan, int64_t M) {
+    const Run *run = n->run;
+    BlockBuffer list[BLOCK_BUFFERS];
+    int64_t shared_bytes[BLOCK_BUFFERS] = {0};
+    int recompute = options_train(&run->options) ? run->options.recompute : RECOMPUTE_BLOCK;
+    for (int l = 0; l < run->config.num_layers; l++) {
+        Block *b = &n->blocks[l];
+        linear_plan(&b->qkv, n->params, LINEAR_QKV, l, plan);
+        linear_plan(&b->attention_out, n->params, LINEAR_ATTENTION_OUT, l, plan);
+        linear_plan(&b->fc1, n->params, LINEAR_FC1, l, plan);
+        linear_plan(&b->fc2, n->params, LINEAR_FC2, l, plan);
+        list_block_buffers(run, b, M, list);
+        for (int i = 0; i < BLOCK_BUFFERS; i++) {
+            if (recompute >= list[i].recomputed) {
+                shared_bytes[i] = max64(shared_bytes[i], list[i].bytes);
+            } else {
+                plan_buffer(plan, "every block's activations", list[i].name, list[i].bytes,
+                            block_field(b, &list[i]));
+            }
+        }
+    }
+    for (int i = 0; i < BLOCK_BUFFERS; i++) {
+        plan_buffer(plan, "one block's activations", list[i].name, shared_bytes[i],
+                    block_field(&n->shared, &list[i]));
+    }
+}
+
+// ---- scratch ------------------------------------------------------------------------------------
+
+#define PLAN(category, name, count, pointer)                                          \
+    plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
+                (void **)&(pointer))
+
+// The LM head works on some rows at a time. An FP8 head's forms count as logits do.
+static void plan_head(Network *n, Plan *plan, int64_t M) {
+    const int64_t enough = (int64_t)4 << 30;
+    LinearLayer *head = &n->head;
+    linear_plan(head, n->params, LINEAR_HEAD, 0, plan);
+    bool fp8 = precision_of(&n->run->precision, LINEAR_HEAD, 0)->number == NUMBER_FP8;
+    int64_t P = head->N, C = head->C, rows = M;
+    int64_t row_bytes = 2 * P + (fp8 ? P : 0) + (head->wgrad_fp8 ? P : 0);
+    int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // what a BF16 head would take
+    while (rows > 128 && rows * row_bytes > most_bytes) { rows = (rows + 1) / 2; }
+    rows = min64(M, round_up64(rows, 16));
+    n->chunk_rows = (int)rows;
+    int64_t wgrad_rows = head->wgrad_fp8 ? rows : 0, fp8_rows = fp8 ? rows : 0;
+    plan->phase = PHASE_HEAD;
+    PLAN("scratch of the head", "logits", rows * P, head->gradient.bf16);
+    PLAN("scratch of the head", "input, FP8", fp8_rows * C, head->input_scratch.fp8);
+    PLAN("scratch of the head", "input, FP8, transposed", wgrad_rows * C, head->input.fp8_t);
+    PLAN("scratch of the head", "log-sum-exp", fp8_rows, n->head_lse);
+    PLAN("scratch of the head", "d logits, FP8", fp8_rows * P, head->gradient.fp8);
+    PLAN("scratch of the head", "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
+    plan->phase = PHASE_ALWAYS;
+}
+
+AttentionShape attention_shape_of(const Run *run, int B, int T) {
+    const ModelConfig *c = &run->config;
+    return (AttentionShape){
+        B, T, c->num_heads, c->num_groups, c->head_size, run->options.deterministic};
+}
+
+void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
+    static const char kept[] = "activations", scratch[] = "scratch",
+                      linear[] = "scratch of linear layers";
+    const Run *run = params->run;
+    const ModelConfig *c = &run->config;
+    int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
+    int64_t heads = (int64_t)c->num_heads * c->head_size, widest = max64(c->ffn, qkv_rows(c));
+    int64_t sums = partial_sums_bytes(M, max64(max64(fc1_rows(c), qkv_rows(c)), 3 * C));
+    bool trains = options_train(&run->options), fp8 = params->fp8;
+    *n = (Network){.run = run, .gpu = gpu, .params = params};
+    n->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
+    plan_blocks(n, plan, M);
+    PLAN(kept, "last residual", M * C, n->residual_out);
+    PLAN(kept, "last norm", M * C, n->norm_out);
+    PLAN(kept, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.mean);
+    PLAN(kept, "last norm's rstd", M, n->final_norm.rstd);
+    PLAN(kept, "losses", M, n->losses);
+    PLAN(kept, "rotary table", T * c->head_size, n->rope);
+    PLAN(scratch, "d residual", trains ? M * C : 0, n->d_residual);
+    PLAN(scratch, "d norm, d attention", trains ? M * max64(C, heads) : 0, n->d_norm);
+    n->partial_sums.bytes = (size_t)sums;
+    plan_buffer(plan, scratch, "partial sums", sums, (void **)&n->partial_sums.data);
+    PLAN(scratch, "d activated, d qkv", M * max64(widest, C), n->wide);
+    PLAN(scratch, "d residual, FP8", fp8 ? M * C : 0, n->residual_fp8.fp8);
+    PLAN(scratch, "d residual, FP8, transposed", fp8 ? M * C : 0, n->residual_fp8.fp8_t);
+
+    AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
+    gpu->workspace_bytes = (size_t)64 << 20;
+    gpu->attention_bytes = attention_workspace(shape, (size_t)run->options.workspace_mib << 20);
+    plan_buffer(plan, scratch, "workspace of products", (int64_t)gpu->workspace_bytes,
+                &gpu->workspace);
+    plan->phase = PHASE_ATTENTION;
+    plan_buffer(plan, "scratch of attention", "workspace of attention",
+                (int64_t)gpu->attention_bytes, &gpu->attention_workspace);
+    plan->phase = PHASE_LINEAR;
+    widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
+    PLAN(linear, "operand, FP8", M * widest, n->wide_fp8.fp8);
+    PLAN(linear, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
+    plan->phase = PHASE_ALWAYS;
+    plan_head(n, plan, M);
+}
+
+// ---- starting -----------------------------------------------------------------------------------
+
+static void send_rope_table(Network *n) {
+    const ModelConfig *c = &n->run->config;
+    size_t bytes = (size_t)c->seq_length * (size_t)c->head_size * sizeof(float);
+    float *table = malloc_or_die(bytes);
+    rope_table(table, c->seq_length, c->head_size, &c->rope);
+    gpu_send(n->gpu, n->rope, table, bytes);
+    free(table);
+}
+
+static void start_norm(NormLayer *norm, const Params *p, TensorId weight, int layer) {
+    const TensorId bias = (TensorId)(weight + 1);
+    bool codes;
+    norm->weight = params_weights(p, weight, layer, &codes);
+    norm->dweight = params_gradient(p, weight, layer);
+    if (p->run->config.arch == ARCH_LLAMA) { return; }
+    norm->bias = params_weights(p, bias, layer, &codes);
+    norm->dbias = params_gradient(p, bias, layer);
+}
+
+// The forms of a block's linear layer that lie in scratch. gradient: where its output's lies.
+static void start_linear(Network *n, LinearLayer *l, Bf16 *gradient) {
+    const Operand *scratch = gradient == n->d_residual ? &n->residual_fp8 : &n->wide_fp8;
+    linear_start(l, n->params);
+    l->recomputed = n->run->options.recompute != RECOMPUTE_NONE &&
+                    l->layer + 1 < n->run->config.num_layers; // the last block's is still there
+    l->input_scratch = (Operand){n->wide, n->wide_fp8.fp8, NULL};
+    l->gradient = (Operand){gradient, l->weight_fp8 != NULL ? scratch->fp8 : NULL,
+                            l->wgrad_fp8 ? scratch->fp8_t : NULL};
+}
+
+void network_start(Network *n) {
+    const ModelConfig *c = &n->run->config;
+    const Params *p = n->params;
+    bool codes, llama = c->arch == ARCH_LLAMA;
+    send_rope_table(n);
+    n->wte = params_weights(p, TENSOR_TOKEN_EMBEDDING, 0, &codes);
+    n->wpe = params_weights(p, TENSOR_POSITION_EMBEDDING, 0, &codes);
+    n->dwte = params_gradient(p, TENSOR_TOKEN_EMBEDDING, 0);
+    n->dwpe = params_gradient(p, TENSOR_POSITION_EMBEDDING, 0);
+    for (int l = 0; l < c->num_layers; l++) {
+        Block *b = &n->blocks[l];
+        BlockBuffer list[BLOCK_BUFFERS];
+        list_block_buffers(n->run, b, 1, list);
+        for (int i = 0; i < BLOCK_BUFFERS; i++) {
+            void **field = block_field(b, &list[i]);
+            if (*field == NULL && list[i].bytes > 0) {
+                *field = *block_field(&n->shared, &list[i]);
+            }
+        }
+        start_norm(&b->norm1, p, TENSOR_NORM1_WEIGHT, l);
+        start_norm(&b->norm2, p, TENSOR_NORM2_WEIGHT, l);
+        start_linear(n, &b->qkv, n->wide);
+        start_linear(n, &b->attention_out, n->d_residual);
+        start_linear(n, &b->fc1, llama ? b->fc1_out : n->wide); // SwiGLU's in place
+        start_linear(n, &b->fc2, n->d_residual);
+        b->gelu_in_product = !llama && b->fc1.weight_fp8 == NULL && b->fc2.weight_fp8 == NULL;
+    }
+    start_norm(&n->final_norm, p, TENSOR_FINAL_NORM_WEIGHT, 0);
+    linear_start(&n->head, p);
+}
+
+void network_free(Network *n) {
+    free(n->blocks);
+}
+
+void network_set_scaling(Network *n) {
+    for (int l = 0; l < n->run->config.num_layers; l++) {
+        Block *b = &n->blocks[l];
+        linear_set_scaling(&b->qkv, n->params);
+        linear_set_scaling(&b->attention_out, n->params);
+        linear_set_scaling(&b->fc1, n->params);
+        linear_set_scaling(&b->fc2, n->params);
+    }
+    linear_set_scaling(&n->head, n->params);
+}
+
+void network_receive(Network *n, int bucket) {
+    const ModelConfig *c = &n->run->config;
+    if (!params_receive(n->params, bucket)) { return; }
+    if (bucket == (c->tied_head ? 0 : c->num_layers + 1)) { linear_receive(n->gpu, &n->head); }
+    if (bucket == 0 || bucket > c->num_layers) { return; }
+    const Block *b = &n->blocks[bucket - 1];
+    linear_receive(n->gpu, &b->qkv);
+    linear_receive(n->gpu, &b->attention_out);
+    linear_receive(n->gpu, &b->fc1);
+    linear_receive(n->gpu, &b->fc2);
+}

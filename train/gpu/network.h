@@ -1,0 +1,82 @@
+// The model on the GPU: its layers, resolved at the start of a run, and every buffer of a
+// micro-batch, planned from the same table that --recompute reads.
+//
+// Shapes are train_gpt.cu's: M = B * T tokens, C channels, N = (H + 2G) * D, F feed-forward, V
+// vocabulary, P padded vocabulary.
+#ifndef LLM8_NETWORK_H
+#define LLM8_NETWORK_H
+
+#include "../../kernels/attention.h"
+#include "linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// LayerNorm, or RMSNorm where bias is NULL.
+typedef struct {
+    Bf16 *weight, *bias; // [C]
+    Gradient dweight, dbias;
+    float *mean, *rstd; // [M] kept; mean of LayerNorm alone
+} NormLayer;
+
+// The inputs of the linear layers are kept in them: the norms' outputs, attention's (in BF16 too,
+// which its own backward pass reads), the activation's. With --recompute, blocks share the buffers
+// that are computed again.
+typedef struct {
+    NormLayer norm1, norm2;
+    LinearLayer qkv, attention_out, fc1, fc2;
+    Bf16 *residual;     // [M,C] the block's input
+    Bf16 *qkv_out;      // [M,N] rotated
+    float *lse;         // [B,H,T] of attention
+    Bf16 *residual_mid; // [M,C] after attention
+    Bf16 *fc1_out;      // [M,F], Llama [M,2F]
+    // GELU's derivative is applied by the product that makes its output's gradient: both layers
+    // around it are BF16
+    bool gelu_in_product;
+} Block;
+
+typedef struct {
+    const Run *run;
+    Gpu *gpu;
+    Params *params;
+    Bf16 *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
+    Gradient dwte, dwpe;
+    Block *blocks, shared; // [L]
+    NormLayer final_norm;
+    LinearLayer head;
+    Bf16 *residual_out; // [M,C] after the last block
+    Bf16 *norm_out;     // [M,C]
+    float *losses;      // [M]
+    float *rope;        // [T,D]
+
+    Bf16 *d_residual; // [M,C]
+    Bf16 *d_norm;     // [M,C], and d_attention [M,H*D]: never alive together
+    // [M, the widest]: an FP8 layer's input before it is quantised; in the backward pass
+    // d_activated and, in place, GPT-2's d_fc1; then d_qkv
+    Bf16 *wide;
+    Operand wide_fp8, residual_fp8; // FP8 forms: [M, the widest], [M,C]
+    Scratch partial_sums;
+    int chunk_rows;  // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
+    float *head_lse; // [chunk_rows]
+} Network;
+
+AttentionShape attention_shape_of(const Run *run, int B, int T);
+
+// Also sizes and plans the Gpu's workspaces.
+void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
+// Once the plan has its memory and the parameters are started.
+void network_start(Network *n);
+void network_free(Network *n);
+
+// After measuring or counting has changed (params.h).
+void network_set_scaling(Network *n);
+// Waits for a bucket's new weights, in the forms that products read. Whatever reads weights calls
+// it first; it does nothing when they have been received.
+void network_receive(Network *n, int bucket);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
