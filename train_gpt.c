@@ -1,6 +1,6 @@
 // The CPU trainer: GPT-2 and Llama in FP32, forward and backward by hand. Reads top to bottom:
-// memory, linear layers, blocks, forward, loss, backward, update, then evaluation, samples,
-// checkpoints and the loop. train_gpt.cu has the same functions in the same order.
+// memory, layers, blocks, forward, loss, backward, update, then evaluation, samples, checkpoints
+// and the loop. train_gpt.cu has the same functions in the same order.
 //
 // The linear layers can round their operands to BF16 or FP8 as the GPU would (model/precision.h);
 // their products and everything else stay FP32. That makes this file the reference for the GPU's
@@ -20,19 +20,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What a block keeps for its backward pass.
+// A linear layer Y[M,N] = X[M,C] W' (+ bias), resolved at the start: its parameters, and how its
+// operands are rounded.
 typedef struct {
-    float *residual;      // [M,C] its input
-    float *norm1;         // [M,C]
-    float *mean1, *rstd1; // [M]
-    float *qkv;           // [M,N] rotated
-    float *attention;     // [M,H*D]
-    float *lse;           // [B,H,T]
-    float *residual_mid;  // [M,C] after attention
-    float *norm2;         // [M,C]
-    float *mean2, *rstd2; // [M]
-    float *fc1;           // [M,F], Llama [M,2F]
-    float *activated;     // [M,F]
+    int N, C;
+    const float *weight, *bias; // [N,C], [N]; bias NULL: none
+    float *rounded;             // [N,C] the weight as products read it; `weight` itself in FP32
+    float *dweight, *dbias;
+    Number number, wgrad; // of the operands in the first two products, in the weight gradient
+    const Fp8Type *type;  // [OPERAND_COUNT]
+    int slot;             // of X in the scaling state; W's and dY's follow
+} LinearLayer;
+
+// LayerNorm, or RMSNorm where bias is NULL.
+typedef struct {
+    const float *weight, *bias; // [C]
+    float *dweight, *dbias;
+    float *out;         // [M,C]
+    float *mean, *rstd; // [M]
+} NormLayer;
+
+// A block's layers, and what it keeps for its backward pass.
+typedef struct {
+    NormLayer norm1, norm2;
+    LinearLayer qkv, attention_out, fc1, fc2;
+    float *residual;     // [M,C] its input
+    float *qkv_out;      // [M,N] rotated
+    float *attention;    // [M,H*D]
+    float *lse;          // [B,H,T]
+    float *residual_mid; // [M,C] after attention
+    float *fc1_out;      // [M,F], Llama [M,2F]
+    float *activated;    // [M,F]
 } Block;
 
 typedef struct {
@@ -47,14 +65,16 @@ typedef struct {
     Fp8Counts *counts;                                 // [fp8_slot_count]
     bool counting;                                     // this step (--fp8-stats-interval)
 
-    int *inputs, *targets; // [B,T]
-    Block *blocks;         // [L]
-    float *residual_out;   // [M,C] after the last block
-    float *norm_out;       // [M,C]
-    float *mean_out, *rstd_out;
-    float *logits; // [chunk_rows,P]
-    float *losses; // [M]
-    float *rope;   // [T,D]
+    int *inputs, *targets;  // [B,T]
+    const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
+    float *dwte, *dwpe;
+    Block *blocks; // [L]
+    NormLayer final_norm;
+    LinearLayer head;
+    float *residual_out; // [M,C] after the last block
+    float *logits;       // [chunk_rows,P]
+    float *losses;       // [M]
+    float *rope;         // [T,D]
     int chunk_rows;
 
     float *d_residual, *d_norm, *d_qkv, *d_attention, *d_fc1, *d_activated;
@@ -72,22 +92,27 @@ static void plan_floats(Trainer *t, const char *category, const char *name, int6
     plan_buffer(&t->plan, category, name, n * (int64_t)sizeof(float), (void **)pointer);
 }
 
+static void plan_norm(Trainer *t, NormLayer *norm, int64_t M, const char *const names[3]) {
+    plan_floats(t, "activations", names[0], M * t->run.config.channels, &norm->out);
+    plan_floats(t, "activations", names[1], M, &norm->mean);
+    plan_floats(t, "activations", names[2], M, &norm->rstd);
+}
+
 static void plan_block(Trainer *t, Block *b, int64_t M) {
+    static const char *const norm1[] = {"block norm1", "block norm1 mean", "block norm1 rstd"},
+                             *const norm2[] = {"block norm2", "block norm2 mean",
+                                               "block norm2 rstd"};
     static const char category[] = "activations";
     const ModelConfig *c = &t->run.config;
     int64_t C = c->channels, heads = (int64_t)c->num_heads * c->head_size;
     plan_floats(t, category, "block residual", M * C, &b->residual);
-    plan_floats(t, category, "block norm1", M * C, &b->norm1);
-    plan_floats(t, category, "block norm1 mean", M, &b->mean1);
-    plan_floats(t, category, "block norm1 rstd", M, &b->rstd1);
-    plan_floats(t, category, "block qkv", M * qkv_rows(c), &b->qkv);
+    plan_norm(t, &b->norm1, M, norm1);
+    plan_floats(t, category, "block qkv", M * qkv_rows(c), &b->qkv_out);
     plan_floats(t, category, "block attention", M * heads, &b->attention);
     plan_floats(t, category, "block log-sum-exp", M * c->num_heads, &b->lse);
     plan_floats(t, category, "block residual mid", M * C, &b->residual_mid);
-    plan_floats(t, category, "block norm2", M * C, &b->norm2);
-    plan_floats(t, category, "block norm2 mean", M, &b->mean2);
-    plan_floats(t, category, "block norm2 rstd", M, &b->rstd2);
-    plan_floats(t, category, "block fc1", M * fc1_rows(c), &b->fc1);
+    plan_norm(t, &b->norm2, M, norm2);
+    plan_floats(t, category, "block fc1", M * fc1_rows(c), &b->fc1_out);
     plan_floats(t, category, "block activated", M * c->ffn, &b->activated);
 }
 
@@ -132,9 +157,8 @@ static void plan_activations(Trainer *t) {
     plan_buffer(&t->plan, "data", "targets", M * (int64_t)sizeof(int), (void **)&t->targets);
     for (int l = 0; l < c->num_layers; l++) { plan_block(t, &t->blocks[l], M); }
     plan_floats(t, "activations", "last residual", M * C, &t->residual_out);
-    plan_floats(t, "activations", "last norm", M * C, &t->norm_out);
-    plan_floats(t, "activations", "last norm mean", M, &t->mean_out);
-    plan_floats(t, "activations", "last norm rstd", M, &t->rstd_out);
+    plan_norm(t, &t->final_norm, M,
+              (const char *const[]){"last norm", "last norm mean", "last norm rstd"});
     plan_floats(t, "activations", "losses", M, &t->losses);
     plan_floats(t, "activations", "rotary table", T * c->head_size, &t->rope);
     plan_floats(t, "scratch", "logits", (int64_t)t->chunk_rows * c->padded_vocab, &t->logits);
@@ -152,6 +176,58 @@ static void plan_activations(Trainer *t) {
     if (strcmp(precision_name(&t->run.precision), "FP32") == 0) { operand = 0; }
     plan_floats(t, "scratch", "rounded operand", operand, &t->operand_a);
     plan_floats(t, "scratch", "rounded operand 2", operand, &t->operand_b);
+}
+
+static float *tensor_of(Trainer *t, float *space, TensorId id, int layer) {
+    const Param *p = param_find(&t->run.layout, id, layer);
+    return p != NULL && space != NULL ? space + p->offset : NULL;
+}
+
+static void resolve_norm(Trainer *t, NormLayer *norm, TensorId weight, int layer) {
+    const TensorId bias = (TensorId)(weight + 1);
+    bool layernorm = t->run.config.arch == ARCH_GPT2;
+    norm->weight = tensor_of(t, t->weights, weight, layer);
+    norm->dweight = tensor_of(t, t->gradients, weight, layer);
+    norm->bias = layernorm ? tensor_of(t, t->weights, bias, layer) : NULL;
+    norm->dbias = layernorm ? tensor_of(t, t->gradients, bias, layer) : NULL;
+}
+
+// bias: TENSOR_COUNT: none in any model.
+static void resolve_linear(Trainer *t, LinearLayer *l, Linear linear, int layer, TensorId bias) {
+    const ModelConfig *c = &t->run.config;
+    const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
+    TensorId weight = linear_weight(c, linear);
+    linear_shape(c, linear, &l->N, &l->C);
+    l->weight = tensor_of(t, t->weights, weight, layer);
+    l->rounded = tensor_of(t, t->rounded != NULL ? t->rounded : t->weights, weight, layer);
+    l->dweight = tensor_of(t, t->gradients, weight, layer);
+    l->number = lp->number;
+    l->wgrad = lp->wgrad;
+    l->type = lp->type;
+    l->slot = fp8_slot_index(c, linear, layer, OPERAND_X);
+    if (bias == TENSOR_COUNT) { return; }
+    l->bias = tensor_of(t, t->weights, bias, layer);
+    l->dbias = tensor_of(t, t->gradients, bias, layer);
+}
+
+// Everything that a step reads, once the plan has its memory.
+static void resolve(Trainer *t) {
+    const ModelConfig *c = &t->run.config;
+    t->wte = tensor_of(t, t->weights, TENSOR_TOKEN_EMBEDDING, 0);
+    t->wpe = tensor_of(t, t->weights, TENSOR_POSITION_EMBEDDING, 0);
+    t->dwte = tensor_of(t, t->gradients, TENSOR_TOKEN_EMBEDDING, 0);
+    t->dwpe = tensor_of(t, t->gradients, TENSOR_POSITION_EMBEDDING, 0);
+    for (int l = 0; l < c->num_layers; l++) {
+        Block *b = &t->blocks[l];
+        resolve_norm(t, &b->norm1, TENSOR_NORM1_WEIGHT, l);
+        resolve_linear(t, &b->qkv, LINEAR_QKV, l, TENSOR_QKV_BIAS);
+        resolve_linear(t, &b->attention_out, LINEAR_ATTENTION_OUT, l, TENSOR_ATTENTION_OUT_BIAS);
+        resolve_norm(t, &b->norm2, TENSOR_NORM2_WEIGHT, l);
+        resolve_linear(t, &b->fc1, LINEAR_FC1, l, TENSOR_FC1_BIAS);
+        resolve_linear(t, &b->fc2, LINEAR_FC2, l, TENSOR_FC2_BIAS);
+    }
+    resolve_norm(t, &t->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0);
+    resolve_linear(t, &t->head, LINEAR_HEAD, 0, TENSOR_COUNT);
 }
 
 static void trainer_open(Trainer *t, const Options *options) {
@@ -179,6 +255,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     if (t->memory == NULL) { die("out of memory: the plan needs %s (--plan)", size); }
     memset(t->memory, 0, (size_t)t->plan.bytes);
     plan_assign(&t->plan, t->memory);
+    resolve(t);
     const ModelConfig *c = &t->run.config;
     rope_table(t->rope, c->seq_length, c->head_size, &c->rope);
     for (int i = 0; i < fp8_slot_count(c); i++) {
@@ -197,54 +274,33 @@ static int trainer_close(Trainer *t) {
 
 // ---- linear layers ----------------------------------------------------------------------------
 
-static float *tensor_of(Trainer *t, float *space, TensorId id, int layer) {
-    const Param *p = param_find(&t->run.layout, id, layer);
-    return p != NULL ? space + p->offset : NULL;
-}
-
-static float *weight_of(Trainer *t, TensorId id, int layer) {
-    return tensor_of(t, t->weights, id, layer);
-}
-
-static float *gradient_of(Trainer *t, TensorId id, int layer) {
-    return tensor_of(t, t->gradients, id, layer);
-}
-
 // The scale to quantise x by. Delayed slots with a history have one; the others measure x. When
-// recording, the slot takes it over, and x's range goes towards the history.
-static float fp8_choose_scale(Trainer *t, int slot_index, const float *x, int64_t n, bool record) {
+// recording, the slot takes it over, and the amax of x goes towards the history.
+static float fp8_scale_for(Trainer *t, int slot_index, const float *x, int64_t n, bool record) {
     const Precision *p = &t->run.precision;
     Fp8Slot *slot = &t->slots[slot_index];
-    bool delayed = p->recipe == FP8_RECIPE_DELAYED;
-    if (fp8_slot_is_fixed(p->config, slot_index)) { return slot->scale; }
-    if (delayed && slot->count > 0 && !record) { return slot->scale; }
-    float amax = tensor_amax(x, n), scale = slot->scale;
-    if (!delayed || slot->count == 0) {
-        scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f);
-    }
-    if (record) {
+    bool delayed = p->recipe == FP8_RECIPE_DELAYED, known = delayed && slot->count > 0;
+    float scale = slot->scale;
+    if (!fp8_slot_is_fixed(p->config, slot_index) && (!known || record)) {
+        float amax = tensor_amax(x, n);
+        if (!known) { scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f); }
         // by their bits, so that NaN counts as the largest and spoils the entry
-        if (delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
-        slot->scale = scale;
-        slot->scale_inv = 1.0f / scale;
+        if (record && delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
+        if (record) {
+            slot->scale = scale;
+            slot->scale_inv = 1.0f / scale;
+        }
     }
-    return scale;
-}
-
-static float fp8_scale_for(Trainer *t, int slot, const float *x, int64_t n, bool record) {
-    float scale = fp8_choose_scale(t, slot, x, n, record);
     if (record && t->counting) {
-        Fp8Type type = t->run.precision.linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT];
-        count_fp8(&t->counts[slot], x, n, scale, type);
+        Fp8Type type = p->linear[slot_index / OPERAND_COUNT].type[slot_index % OPERAND_COUNT];
+        count_fp8(&t->counts[slot_index], x, n, scale, type);
     }
     return scale;
 }
 
-// Rounds one operand of a linear layer's product; returns the factor its product is to be
-// multiplied by. `out` may be x where nothing is rounded.
-static float round_operand(Trainer *t, Number number, Linear linear, int layer, OperandId operand,
-                           float scale, float *out, const float *x, int64_t n) {
-    Fp8Type type = precision_of(&t->run.precision, linear, layer)->type[operand];
+// Rounds one operand of a product; returns the factor that the product is to be multiplied by.
+static float round_operand(Number number, Fp8Type type, float scale, float *out, const float *x,
+                           int64_t n) {
     if (number == NUMBER_FP8) {
         round_to_fp8(out, x, n, scale, type);
         return 1.0f / scale;
@@ -253,194 +309,165 @@ static float round_operand(Trainer *t, Number number, Linear linear, int layer, 
     return 1.0f;
 }
 
-// The weights as the linear layers see them; once an optimizer step.
-static void round_weights(Trainer *t) {
-    const ModelConfig *c = &t->run.config;
+// A weight as products read it; once an optimizer step.
+static void linear_round_weight(Trainer *t, LinearLayer *l) {
+    int64_t n = (int64_t)l->N * l->C;
     if (t->rounded == NULL) { return; }
-    for (int i = 0; i < t->run.precision.count; i++) {
-        bool head = i == t->run.precision.count - 1;
-        Linear linear = head ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
-        int layer = head ? 0 : i / LINEAR_HEAD, outputs, inputs;
-        linear_shape(c, linear, &outputs, &inputs);
-        int64_t n = (int64_t)outputs * inputs;
-        const float *w = weight_of(t, linear_weight(c, linear), layer);
-        Number number = precision_of(&t->run.precision, linear, layer)->number;
-        int slot = fp8_slot_index(c, linear, layer, OPERAND_W);
-        float *rounded = t->rounded + (w - t->weights);
-        round_to_bf16(rounded, w, n); // FP8 too starts there, as it does where ranks exchange BF16
-        if (number != NUMBER_FP8) { continue; }
-        float scale = fp8_scale_for(t, slot, rounded, n, true);
-        round_operand(t, number, linear, layer, OPERAND_W, scale, rounded, rounded, n);
+    round_to_bf16(l->rounded, l->weight, n); // FP8 starts from BF16, as on the GPU
+    if (l->number != NUMBER_FP8) { return; }
+    float scale = fp8_scale_for(t, l->slot + OPERAND_W, l->rounded, n, true);
+    round_to_fp8(l->rounded, l->rounded, n, scale, l->type[OPERAND_W]);
+}
+
+static void round_weights(Trainer *t) {
+    for (int i = 0; i < t->run.config.num_layers; i++) {
+        Block *b = &t->blocks[i];
+        linear_round_weight(t, &b->qkv);
+        linear_round_weight(t, &b->attention_out);
+        linear_round_weight(t, &b->fc1);
+        linear_round_weight(t, &b->fc2);
     }
-}
-
-static const float *linear_operand_w(Trainer *t, Linear linear, int layer) {
-    float *space = t->rounded != NULL ? t->rounded : t->weights;
-    return tensor_of(t, space, linear_weight(&t->run.config, linear), layer);
-}
-
-static float slot_inverse(Trainer *t, Linear linear, int layer, OperandId operand) {
-    bool fp8 = precision_of(&t->run.precision, linear, layer)->number == NUMBER_FP8;
-    return fp8 ? t->slots[fp8_slot_index(&t->run.config, linear, layer, operand)].scale_inv : 1.0f;
+    linear_round_weight(t, &t->head);
 }
 
 // y[M,N] = x[M,C] W' (+ bias) (+ addend)
-static void linear_forward(Trainer *t, Linear linear, int layer, float *y, const float *x,
-                           const float *bias, const float *addend, int M, Pass pass) {
-    const ModelConfig *c = &t->run.config;
-    const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
-    int outputs, inputs;
-    linear_shape(c, linear, &outputs, &inputs);
-    Number number = pass == PASS_EVAL_BF16 && lp->number == NUMBER_FP8 ? NUMBER_BF16 : lp->number;
-    const float *w = linear_operand_w(t, linear, layer);
-    float alpha = 1.0f;
+static void linear_forward(Trainer *t, const LinearLayer *l, float *y, const float *x,
+                           const float *addend, int M, Pass pass) {
+    bool to_bf16 = pass == PASS_EVAL_BF16 && l->number == NUMBER_FP8;
+    Number number = to_bf16 ? NUMBER_BF16 : l->number;
+    const float *w = l->rounded;
+    int64_t n = (int64_t)M * l->C;
+    float alpha = 1.0f, scale = 1.0f;
+    if (number == NUMBER_FP8) {
+        scale = fp8_scale_for(t, l->slot + OPERAND_X, x, n, pass == PASS_TRAIN);
+        alpha = t->slots[l->slot + OPERAND_W].scale_inv;
+    }
     if (number != NUMBER_FP32) {
-        int64_t n = (int64_t)M * inputs;
-        int slot = fp8_slot_index(c, linear, layer, OPERAND_X);
-        float scale = number == NUMBER_FP8 ? fp8_scale_for(t, slot, x, n, pass == PASS_TRAIN)
-                                           : 1.0f;
-        alpha = round_operand(t, number, linear, layer, OPERAND_X, scale, t->operand_a, x, n);
+        alpha *= round_operand(number, l->type[OPERAND_X], scale, t->operand_a, x, n);
         x = t->operand_a;
     }
-    if (number == NUMBER_FP8) { alpha *= slot_inverse(t, linear, layer, OPERAND_W); }
-    if (number != lp->number) {
-        round_to_bf16(t->operand_b, weight_of(t, linear_weight(c, linear), layer),
-                      (int64_t)outputs * inputs);
+    if (to_bf16) {
+        round_to_bf16(t->operand_b, l->weight, (int64_t)l->N * l->C);
         w = t->operand_b;
     }
     cpu_gemm((CpuGemm){.m = M,
-                       .n = outputs,
-                       .k = inputs,
+                       .n = l->N,
+                       .k = l->C,
                        .a = x,
                        .b = w,
                        .c = y,
-                       .bias = bias,
+                       .bias = l->bias,
                        .addend = addend,
                        .trans_b = true,
                        .alpha = alpha});
 }
 
 // dx[M,C] = dy[M,N] W, dW += dy' x, dbias += the column sums of dy (where there is one)
-static void linear_backward(Trainer *t, Linear linear, int layer, float *dx, float *dbias,
-                            const float *dy, const float *x, int M) {
-    const ModelConfig *c = &t->run.config;
-    const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
-    int outputs, inputs;
-    linear_shape(c, linear, &outputs, &inputs);
-    int64_t dy_size = (int64_t)M * outputs, x_size = (int64_t)M * inputs;
-    if (dbias != NULL) { bias_backward(dbias, dy, M, outputs); }
+static void linear_backward(Trainer *t, const LinearLayer *l, float *dx, const float *dy,
+                            const float *x, int M) {
+    int64_t dy_size = (int64_t)M * l->N, x_size = (int64_t)M * l->C;
+    const Fp8Type type = l->type[OPERAND_DY];
     const float *dy_operand = dy;
     float alpha = 1.0f, dy_scale = 1.0f;
-    if (lp->number != NUMBER_FP32) {
-        int slot = fp8_slot_index(c, linear, layer, OPERAND_DY);
-        if (lp->number == NUMBER_FP8) { dy_scale = fp8_scale_for(t, slot, dy, dy_size, true); }
-        alpha = round_operand(t, lp->number, linear, layer, OPERAND_DY, dy_scale, t->operand_a, dy,
-                              dy_size);
+    if (l->dbias != NULL) { bias_backward(l->dbias, dy, M, l->N); }
+    if (l->number == NUMBER_FP8) {
+        dy_scale = fp8_scale_for(t, l->slot + OPERAND_DY, dy, dy_size, true);
+        alpha = t->slots[l->slot + OPERAND_W].scale_inv;
+    }
+    if (l->number != NUMBER_FP32) {
+        alpha *= round_operand(l->number, type, dy_scale, t->operand_a, dy, dy_size);
         dy_operand = t->operand_a;
     }
-    cpu_gemm((CpuGemm){.m = M,
-                       .n = inputs,
-                       .k = outputs,
-                       .a = dy_operand,
-                       .b = linear_operand_w(t, linear, layer),
-                       .c = dx,
-                       .alpha = alpha * slot_inverse(t, linear, layer, OPERAND_W)});
-    if (lp->wgrad != NUMBER_FP32) {
-        float x_scale = t->slots[fp8_slot_index(c, linear, layer, OPERAND_X)].scale;
-        alpha = round_operand(t, lp->wgrad, linear, layer, OPERAND_DY, dy_scale, t->operand_a, dy,
-                              dy_size);
-        alpha *= round_operand(t, lp->wgrad, linear, layer, OPERAND_X, x_scale, t->operand_b, x,
-                               x_size);
+    cpu_gemm((CpuGemm){
+        .m = M, .n = l->C, .k = l->N, .a = dy_operand, .b = l->rounded, .c = dx, .alpha = alpha});
+    alpha = 1.0f;
+    if (l->wgrad != NUMBER_FP32) {
+        alpha = round_operand(l->wgrad, type, dy_scale, t->operand_a, dy, dy_size);
+        alpha *= round_operand(l->wgrad, l->type[OPERAND_X], t->slots[l->slot + OPERAND_X].scale,
+                               t->operand_b, x, x_size);
         dy_operand = t->operand_a;
         x = t->operand_b;
     }
-    float *dw = gradient_of(t, linear_weight(c, linear), layer);
-    cpu_gemm((CpuGemm){.m = outputs,
-                       .n = inputs,
+    cpu_gemm((CpuGemm){.m = l->N,
+                       .n = l->C,
                        .k = M,
                        .a = dy_operand,
                        .b = x,
-                       .c = dw,
-                       .addend = dw,
+                       .c = l->dweight,
+                       .addend = l->dweight,
                        .trans_a = true,
                        .alpha = alpha});
 }
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-static void norm_forward(Trainer *t, TensorId weight, int layer, float *out, float *mean,
-                         float *rstd, const float *x, int M) {
+static void norm_forward(Trainer *t, const NormLayer *n, const float *x, int M) {
     const ModelConfig *c = &t->run.config;
-    const float *w = weight_of(t, weight, layer);
-    if (c->arch == ARCH_LLAMA) {
-        rmsnorm_forward(out, rstd, x, w, M, c->channels, (float)c->norm_eps);
+    float eps = (float)c->norm_eps;
+    if (n->bias == NULL) {
+        rmsnorm_forward(n->out, n->rstd, x, n->weight, M, c->channels, eps);
     } else {
-        const float *bias = weight_of(t, (TensorId)(weight + 1), layer);
-        layernorm_forward(out, mean, rstd, x, w, bias, M, c->channels, (float)c->norm_eps);
+        layernorm_forward(n->out, n->mean, n->rstd, x, n->weight, n->bias, M, c->channels, eps);
     }
 }
 
-static void norm_backward(Trainer *t, TensorId weight, int layer, float *dx, const float *dout,
-                          const float *x, const float *mean, const float *rstd, int M) {
-    const ModelConfig *c = &t->run.config;
-    const float *w = weight_of(t, weight, layer);
-    float *dw = gradient_of(t, weight, layer);
-    if (c->arch == ARCH_LLAMA) {
-        rmsnorm_backward(dx, dw, dout, x, w, rstd, M, c->channels);
+// d_residual += the norm's input gradient
+static void norm_backward(Trainer *t, const NormLayer *n, const float *x, int M) {
+    int C = t->run.config.channels;
+    if (n->bias == NULL) {
+        rmsnorm_backward(t->d_residual, n->dweight, t->d_norm, x, n->weight, n->rstd, M, C);
     } else {
-        float *dbias = gradient_of(t, (TensorId)(weight + 1), layer);
-        layernorm_backward(dx, dw, dbias, dout, x, w, mean, rstd, M, c->channels);
+        layernorm_backward(t->d_residual, n->dweight, n->dbias, t->d_norm, x, n->weight, n->mean,
+                           n->rstd, M, C);
     }
 }
 
-// From blocks[l].residual to `out`, the next block's residual.
-static void block_forward(Trainer *t, int l, float *out, int B, int T, Pass pass) {
+static void activation_forward(Trainer *t, const Block *b, int M) {
+    const ModelConfig *c = &t->run.config;
+    if (c->arch == ARCH_LLAMA) {
+        swiglu_forward(b->activated, b->fc1_out, M, c->ffn);
+    } else {
+        gelu_forward(b->activated, b->fc1_out, (int64_t)M * c->ffn);
+    }
+}
+
+// From b->residual to `out`, the next block's residual.
+static void block_forward(Trainer *t, const Block *b, float *out, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
-    Block *b = &t->blocks[l];
-    norm_forward(t, TENSOR_NORM1_WEIGHT, l, b->norm1, b->mean1, b->rstd1, b->residual, M);
-    linear_forward(t, LINEAR_QKV, l, b->qkv, b->norm1, weight_of(t, TENSOR_QKV_BIAS, l), NULL, M,
-                   pass);
-    if (c->arch == ARCH_LLAMA) { rope_apply(b->qkv, t->rope, B, T, H, G, D, false); }
-    attention_forward(b->attention, b->lse, b->qkv, B, T, H, G, D);
-    linear_forward(t, LINEAR_ATTENTION_OUT, l, b->residual_mid, b->attention,
-                   weight_of(t, TENSOR_ATTENTION_OUT_BIAS, l), b->residual, M, pass);
-    norm_forward(t, TENSOR_NORM2_WEIGHT, l, b->norm2, b->mean2, b->rstd2, b->residual_mid, M);
-    linear_forward(t, LINEAR_FC1, l, b->fc1, b->norm2, weight_of(t, TENSOR_FC1_BIAS, l), NULL, M,
-                   pass);
-    if (c->arch == ARCH_LLAMA) {
-        swiglu_forward(b->activated, b->fc1, M, c->ffn);
-    } else {
-        gelu_forward(b->activated, b->fc1, (int64_t)M * c->ffn);
-    }
-    linear_forward(t, LINEAR_FC2, l, out, b->activated, weight_of(t, TENSOR_FC2_BIAS, l),
-                   b->residual_mid, M, pass);
+    norm_forward(t, &b->norm1, b->residual, M);
+    linear_forward(t, &b->qkv, b->qkv_out, b->norm1.out, NULL, M, pass);
+    if (c->arch == ARCH_LLAMA) { rope_apply(b->qkv_out, t->rope, B, T, H, G, D, false); }
+    attention_forward(b->attention, b->lse, b->qkv_out, B, T, H, G, D);
+    linear_forward(t, &b->attention_out, b->residual_mid, b->attention, b->residual, M, pass);
+    norm_forward(t, &b->norm2, b->residual_mid, M);
+    linear_forward(t, &b->fc1, b->fc1_out, b->norm2.out, NULL, M, pass);
+    activation_forward(t, b, M);
+    linear_forward(t, &b->fc2, out, b->activated, b->residual_mid, M, pass);
 }
 
-// d_residual goes in as the gradient of the block's output, out as that of its input.
-static void block_backward(Trainer *t, int l, int B, int T) {
+static void activation_backward(Trainer *t, const Block *b, int M) {
+    const ModelConfig *c = &t->run.config;
+    if (c->arch == ARCH_LLAMA) {
+        swiglu_backward(t->d_fc1, t->d_activated, b->fc1_out, M, c->ffn);
+    } else {
+        gelu_backward(t->d_fc1, t->d_activated, b->fc1_out, (int64_t)M * c->ffn);
+    }
+}
+
+// From the gradient of the block's output, in d_residual, to that of its input.
+static void block_backward(Trainer *t, const Block *b, int B, int T) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
-    Block *b = &t->blocks[l];
-    linear_backward(t, LINEAR_FC2, l, t->d_activated, gradient_of(t, TENSOR_FC2_BIAS, l),
-                    t->d_residual, b->activated, M);
-    if (c->arch == ARCH_LLAMA) {
-        swiglu_backward(t->d_fc1, t->d_activated, b->fc1, M, c->ffn);
-    } else {
-        gelu_backward(t->d_fc1, t->d_activated, b->fc1, (int64_t)M * c->ffn);
-    }
-    linear_backward(t, LINEAR_FC1, l, t->d_norm, gradient_of(t, TENSOR_FC1_BIAS, l), t->d_fc1,
-                    b->norm2, M);
-    norm_backward(t, TENSOR_NORM2_WEIGHT, l, t->d_residual, t->d_norm, b->residual_mid, b->mean2,
-                  b->rstd2, M);
-    linear_backward(t, LINEAR_ATTENTION_OUT, l, t->d_attention,
-                    gradient_of(t, TENSOR_ATTENTION_OUT_BIAS, l), t->d_residual, b->attention, M);
-    attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->qkv, B, T, H, G, D);
+    linear_backward(t, &b->fc2, t->d_activated, t->d_residual, b->activated, M);
+    activation_backward(t, b, M);
+    linear_backward(t, &b->fc1, t->d_norm, t->d_fc1, b->norm2.out, M);
+    norm_backward(t, &b->norm2, b->residual_mid, M);
+    linear_backward(t, &b->attention_out, t->d_attention, t->d_residual, b->attention, M);
+    attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->qkv_out, B, T, H, G, D);
     if (c->arch == ARCH_LLAMA) { rope_apply(t->d_qkv, t->rope, B, T, H, G, D, true); }
-    linear_backward(t, LINEAR_QKV, l, t->d_norm, gradient_of(t, TENSOR_QKV_BIAS, l), t->d_qkv,
-                    b->norm1, M);
-    norm_backward(t, TENSOR_NORM1_WEIGHT, l, t->d_residual, t->d_norm, b->residual, b->mean1,
-                  b->rstd1, M);
+    linear_backward(t, &b->qkv, t->d_norm, t->d_qkv, b->norm1.out, M);
+    norm_backward(t, &b->norm1, b->residual, M);
 }
 
 // ---- forward, loss, backward --------------------------------------------------------------------
@@ -448,14 +475,19 @@ static void block_backward(Trainer *t, int l, int B, int T) {
 // From inputs [B,T] to norm_out.
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
-    embedding_forward(t->blocks[0].residual, t->inputs, weight_of(t, TENSOR_TOKEN_EMBEDDING, 0),
-                      weight_of(t, TENSOR_POSITION_EMBEDDING, 0), B, T, c->channels);
+    embedding_forward(t->blocks[0].residual, t->inputs, t->wte, t->wpe, B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         float *out = l + 1 < c->num_layers ? t->blocks[l + 1].residual : t->residual_out;
-        block_forward(t, l, out, B, T, pass);
+        block_forward(t, &t->blocks[l], out, B, T, pass);
     }
-    norm_forward(t, TENSOR_FINAL_NORM_WEIGHT, 0, t->norm_out, t->mean_out, t->rstd_out,
-                 t->residual_out, B * T);
+    norm_forward(t, &t->final_norm, t->residual_out, B * T);
+}
+
+// The logits of the rows of the last norm from `row` on; returns those rows.
+static const float *head_forward(Trainer *t, int row, int rows, Pass pass) {
+    const float *x = t->final_norm.out + (size_t)row * t->run.config.channels;
+    linear_forward(t, &t->head, t->logits, x, NULL, rows, pass);
+    return x;
 }
 
 // The LM head and the loss, some rows at a time, so that the logits never exist whole. Returns the
@@ -466,29 +498,24 @@ static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     double sum = 0;
     for (int row = 0; row < M; row += t->chunk_rows) {
         int rows = (int)min64(t->chunk_rows, M - row);
-        const float *x = t->norm_out + (size_t)row * c->channels;
-        linear_forward(t, LINEAR_HEAD, 0, t->logits, x, NULL, NULL, rows, pass);
+        const float *x = head_forward(t, row, rows, pass);
         cross_entropy(t->losses + row, t->logits, t->targets + row, rows, c->vocab, c->padded_vocab,
                       gradient_scale);
         if (gradient_scale > 0) {
-            linear_backward(t, LINEAR_HEAD, 0, t->d_norm + (size_t)row * c->channels, NULL,
-                            t->logits, x, rows);
+            linear_backward(t, &t->head, t->d_norm + (size_t)row * c->channels, t->logits, x, rows);
         }
     }
     for (int i = 0; i < M; i++) { sum += t->losses[i]; }
     return sum;
 }
 
-// From d_norm, the gradient of norm_out, down to the embeddings.
+// From d_norm, the gradient of the last norm, down to the embeddings.
 static void model_backward(Trainer *t, int B, int T) {
     const ModelConfig *c = &t->run.config;
     memset(t->d_residual, 0, (size_t)B * T * c->channels * sizeof(float));
-    norm_backward(t, TENSOR_FINAL_NORM_WEIGHT, 0, t->d_residual, t->d_norm, t->residual_out,
-                  t->mean_out, t->rstd_out, B * T);
-    for (int l = c->num_layers - 1; l >= 0; l--) { block_backward(t, l, B, T); }
-    embedding_backward(gradient_of(t, TENSOR_TOKEN_EMBEDDING, 0),
-                       gradient_of(t, TENSOR_POSITION_EMBEDDING, 0), t->d_residual, t->inputs, B, T,
-                       c->channels);
+    norm_backward(t, &t->final_norm, t->residual_out, B * T);
+    for (int l = c->num_layers - 1; l >= 0; l--) { block_backward(t, &t->blocks[l], B, T); }
+    embedding_backward(t->dwte, t->dwpe, t->d_residual, t->inputs, B, T, c->channels);
 }
 
 // ---- update -----------------------------------------------------------------------------------
@@ -607,8 +634,7 @@ static const float *next_logits(void *trainer, const int *tokens, int n) {
     Pass pass = eval_pass(&t->run.options);
     memcpy(t->inputs, tokens, (size_t)n * sizeof(int));
     model_forward(t, 1, n, pass);
-    linear_forward(t, LINEAR_HEAD, 0, t->logits,
-                   t->norm_out + (size_t)(n - 1) * t->run.config.channels, NULL, NULL, 1, pass);
+    head_forward(t, n - 1, 1, pass);
     return t->logits;
 }
 
