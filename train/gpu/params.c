@@ -12,17 +12,19 @@ enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
 
 // ---- planning -----------------------------------------------------------------------------------
 
-// Which parameters are sent as FP8 codes: the weights of FP8 layers that nothing reads in BF16. A
-// tied embedding is looked up, and evaluations in BF16 multiply by all weights.
+// Which parameters have segments of FP8 weights. A tied embedding, which is looked up, has not.
 static bool *find_codes(const Run *run) {
     bool *codes = calloc_or_die((size_t)run->layout.count, sizeof(bool));
     for (int i = 0; i < run->precision.count; i++) {
         bool fp8 = run->precision.linear[i].number == NUMBER_FP8;
         const Param *w = linear_param(&run->layout, i);
-        codes[w - run->layout.params] = fp8 && w->id != TENSOR_TOKEN_EMBEDDING &&
-                                        run->options.eval_precision != EVAL_BF16;
+        codes[w - run->layout.params] = fp8 && w->id != TENSOR_TOKEN_EMBEDDING;
     }
     return codes;
+}
+
+bool params_sends_codes(const Params *p, int segment) {
+    return p->zero.segments[segment].codes && p->run->options.eval_precision != EVAL_BF16;
 }
 
 static int64_t segment_size(const Params *p, int segment) {
@@ -73,7 +75,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     int64_t largest_codes = 0;
     p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
     for (int s = 0; s < p->zero.count; s++) {
-        bool is_codes = p->zero.segments[s].codes;
+        bool is_codes = params_sends_codes(p, s);
         plan_buffer(plan, "weights", is_codes ? "weights, FP8" : "weights, BF16",
                     segment_size(p, s) * (is_codes ? 1 : (int64_t)sizeof(Bf16)), &p->weights[s]);
         if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, s)); }
@@ -144,7 +146,7 @@ static void send_tensors(Params *p, int *tensor) {
     p->num_tensors = 0;
     for (int i = 0; i < run->precision.count; i++) {
         int param = (int)(linear_param(&run->layout, i) - run->layout.params);
-        if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
+        if (!params_sends_codes(p, p->zero.segment[param])) { continue; }
         Fp8Tensor *t = &tensors[p->num_tensors];
         *t = params_tensor(p, linear_of_index(&run->config, i), i / LINEAR_HEAD, OPERAND_W);
         t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
@@ -166,14 +168,15 @@ static void send_segments(Params *p, const int *tensor) {
         BucketSegments *bucket = &p->buckets[segment->bucket];
         int64_t within = range->place - segment->begin, n = range->end - range->begin;
         void *weights = p->weights[range->segment];
+        bool codes = params_sends_codes(p, range->segment);
         if (bucket->count == 0) { bucket->begin = i; }
         segments[i] = (AdamWSegment){
             .first = range->begin,
             .n = n,
             .gradient = range->place,
             .state = range->kept,
-            .bf16 = segment->codes ? NULL : (Bf16 *)weights + within,
-            .fp8 = segment->codes ? (uint8_t *)weights + within : NULL,
+            .bf16 = codes ? NULL : (Bf16 *)weights + within,
+            .fp8 = codes ? (uint8_t *)weights + within : NULL,
             .tensor = tensor[range->param],
             .first_block = bucket->blocks,
         };
@@ -234,7 +237,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     *codes = false;
     if (q == NULL) { return NULL; }
     int i = (int)(q - p->run->layout.params), s = p->zero.segment[i];
-    *codes = p->zero.segments[s].codes;
+    *codes = params_sends_codes(p, s);
     int64_t within = p->zero.place[i] - p->zero.segments[s].begin;
     return (char *)p->weights[s] + within * (*codes ? 1 : (int64_t)sizeof(Bf16));
 }
@@ -406,9 +409,8 @@ static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-        const ZeroSegment *segment = &z->segments[s];
-        comm_all_gather(p->comm, p->weights[s], segment->codes ? COMM_U8 : COMM_BF16,
-                        segment->part);
+        comm_all_gather(p->comm, p->weights[s], params_sends_codes(p, s) ? COMM_U8 : COMM_BF16,
+                        z->segments[s].part);
     }
     comm_end(p->comm, bucket);
     p->arriving[bucket] = true;

@@ -31,7 +31,7 @@ typedef struct {
     const Run *run;
 
     ZeroLayout zero;
-    void **weights;             // [zero.count] of a segment: BF16, or FP8 where it is codes
+    void **weights;             // [zero.count] of a segment: BF16 or FP8
     float *master;              // [zero.kept]
     void *gradients;            // [zero.size] gradient_type
     void *exp_avg, *exp_avg_sq; // [zero.kept] moment_type
@@ -114,6 +114,9 @@ void params_snapshot(Params *p, Snapshot *snapshot);
 // The gradients, laid out as the parameters, to the host; all ranks call it. Waits for the device.
 void params_fetch_gradients(Params *p, float *host);
 
+// Whether the segment's new weights are sent in FP8. Evaluations in BF16 multiply by the weights in
+// BF16: then they are sent so, and every rank quantises them.
+bool params_sends_codes(const Params *p, int segment);
 // How many collectives can be waited for: comm_open's slots.
 int params_slots(const ParamLayout *layout);
 

@@ -138,8 +138,9 @@ static void fetch_model(Params *p, Bf16 *to) {
     params_join(p); // new weights may still be on their way
     for (int s = 0; s < p->zero.count; s++) {
         const ZeroSegment *segment = &p->zero.segments[s];
-        Bf16 *weights = segment->codes ? p->gathered : p->weights[s];
-        if (segment->codes) {
+        bool codes = params_sends_codes(p, s);
+        Bf16 *weights = codes ? p->gathered : p->weights[s];
+        if (codes) {
             gpu_to_bf16(weights + p->run->rank * segment->part, p->master + segment->kept,
                         segment->part, p->gpu->stream);
             comm_begin(p->comm);
