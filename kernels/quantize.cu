@@ -1,5 +1,4 @@
-// Operands of products from BF16 to FP8, their amax and column sums; the second launch of every sum
-// over rows.
+// Operands of products from BF16 to FP8, and column sums; the second launch of every sum over rows.
 #include "quantize.cuh"
 
 void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
@@ -13,24 +12,6 @@ void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int 
     } else if (sums.data != NULL) {
         sum_columns<false>(name, source, NULL, NULL, sums, scratch, M, N, stream);
     }
-}
-
-__global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
-    float range = 0.0f;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        range = range8(range, load8(x, i));
-    }
-    block_amax(amax, range);
-}
-
-void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
-    if (q.mode != SCALE_MEASURED) { return; }
-    check_aligned("measure", {x});
-    if (n < 1 || n % VEC != 0) { die("measure: %lld values; a multiple of 8", (long long)n); }
-    int blocks = (int)min((n / VEC + 255) / 256, (int64_t)4 * PARTIALS);
-    amax_kernel<<<blocks, 256, 0, stream>>>(&q.live->amax, x, n / VEC);
-    LAUNCH_CHECK();
 }
 
 __global__ void __launch_bounds__(TILE_THREADS)
