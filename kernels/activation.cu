@@ -1,168 +1,163 @@
-// GELU and SwiGLU, and sums over rows: the activations' bias gradients come out of the same pass.
+// GELU and SwiGLU, forward and backward: a source of values each (quantize.cuh), whether they
+// become BF16 or FP8.
 #include "activation.cuh"
-#include "device.cuh"
+#include "quantize.cuh"
 
-// Vector i of out, and its range.
-__device__ __forceinline__ void write_vector(Bf16 *out, int64_t i, const Floats8 &x,
-                                             const float *amax, float &range) {
-    uint4 packed = pack8(x);
-    reinterpret_cast<uint4 *>(out)[i] = packed;
-    if (amax != nullptr) { range = range8(range, unpack8(packed)); }
-}
+// gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). GELU_1 x + GELU_3 x^3 is 2u / log 2.
+#define GELU_1 2.302208198f
+#define GELU_3 0.1029432397f
 
-__global__ void gelu_forward_kernel(Bf16 *out, float *amax, const Bf16 *x, int64_t vectors) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    float range = 0.0f;
-    if (i < vectors) {
-        Floats8 v = load8(x, i);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) { v.v[j] = gelu(v.v[j]); }
-        write_vector(out, i, v, amax, range);
+struct GeluSource : PlainPlace {
+    typedef uint4 Raw;
+    const Bf16 *x;
+    GeluSource(const Bf16 *input, int F) : PlainPlace{F / VEC}, x(input) {
     }
-    if (amax != nullptr) { block_amax(amax, range); }
-}
-
-void gpu_gelu_forward(Bf16 *out, float *amax, const Bf16 *x, int64_t n, cudaStream_t stream) {
-    gelu_forward_kernel<<<divide_up(n / VEC, 256), 256, 0, stream>>>(out, amax, x, n / VEC);
-    LAUNCH_CHECK();
-}
-
-__global__ void swiglu_forward_kernel(Bf16 *out, float *amax, const Bf16 *x, int64_t count,
-                                      int per_row) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    float range = 0.0f;
-    if (i < count) {
-        int64_t at = i / per_row * 2 * per_row + i % per_row;
-        Floats8 gate = load8(x, at), up = load8(x, at + per_row);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) { up.v[j] *= gate.v[j] * sigmoid(gate.v[j]); }
-        write_vector(out, i, up, amax, range);
+    __device__ Raw fetch(int i) const {
+        return raw8(x, place(i));
     }
-    if (amax != nullptr) { block_amax(amax, range); }
-}
-
-void gpu_swiglu_forward(Bf16 *out, float *amax, const Bf16 *x, int M, int F, cudaStream_t stream) {
-    int64_t count = (int64_t)M * F / VEC;
-    swiglu_forward_kernel<<<divide_up(count, 256), 256, 0, stream>>>(out, amax, x, count, F / VEC);
-    LAUNCH_CHECK();
-}
-
-__global__ void swiglu_backward_kernel(Bf16 *dx, float *amax, const Bf16 *dout, const Bf16 *x,
-                                       int64_t count, int per_row) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    float range = 0.0f;
-    if (i < count) {
-        int64_t at = i / per_row * 2 * per_row + i % per_row;
-        Floats8 gate = load8(x, at), up = load8(x, at + per_row), d = load8(dout, i);
+    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
+        Floats8 v = unpack8(raw);
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            float s = sigmoid(gate.v[j]), silu = gate.v[j] * s;
-            float dgate = d.v[j] * up.v[j] * (s + silu * (1.0f - s));
-            up.v[j] = d.v[j] * silu;
-            gate.v[j] = dgate;
+            float x = v.v[j];
+            values[0].v[j] = x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
         }
-        write_vector(dx, at, gate, amax, range);
-        write_vector(dx, at + per_row, up, amax, range);
     }
-    if (amax != nullptr) { block_amax(amax, range); }
+};
+
+struct GeluBackwardSource : PlainPlace {
+    enum { GRADIENT = 1 };
+    struct Raw {
+        uint4 dout, x;
+    };
+    const Bf16 *dout, *x;
+    GeluBackwardSource(const Bf16 *gradient, const Bf16 *input, int F)
+        : PlainPlace{F / VEC}, dout(gradient), x(input) {
+    }
+    __device__ Raw fetch(int i) const {
+        return {raw8(dout, place(i)), raw8(x, place(i))};
+    }
+    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
+        const float log2 = 0.6931471806f;
+        Floats8 v = unpack8(raw.x), d = unpack8(raw.dout);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            float x = v.v[j], square = x * x;
+            float s = sigmoid2(x * (GELU_1 + GELU_3 * square));
+            float slope_of_2u = log2 * GELU_1 + (3.0f * log2 * GELU_3) * square;
+            values[0].v[j] = d.v[j] * (s + (s - s * s) * (x * slope_of_2u));
+        }
+    }
+};
+
+// Rows of gate and up, each `vectors` vectors.
+struct GatedPlace : PlainPlace {
+    int64_t gate;
+    __device__ void begin(int row, int vector) {
+        gate = row * (int64_t)(2 * vectors) + vector;
+        PlainPlace::begin(row, vector);
+    }
+    __device__ void begin_at(int64_t i) {
+        gate = i / vectors * 2 * vectors + i % vectors;
+        PlainPlace::begin_at(i);
+    }
+    __device__ int64_t gate_place(int i) const {
+        return gate + i * 2 * vectors;
+    }
+};
+
+// FP8: the product's order in that form. The two orders differ in the last bit.
+template <bool FP8> struct SwigluSource : GatedPlace {
+    struct Raw {
+        uint4 gate, up;
+    };
+    const Bf16 *x;
+    SwigluSource(const Bf16 *input, int F) : GatedPlace{F / VEC}, x(input) {
+    }
+    __device__ Raw fetch(int i) const {
+        return {raw8(x, gate_place(i)), raw8(x, gate_place(i) + vectors)};
+    }
+    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
+        Floats8 g = unpack8(raw.gate), up = unpack8(raw.up);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            values[0].v[j] = FP8 ? up.v[j] * g.v[j] * sigmoid(g.v[j])
+                                 : up.v[j] * (g.v[j] * sigmoid(g.v[j]));
+        }
+    }
+};
+
+struct SwigluBackwardSource : GatedPlace {
+    enum { OUTPUTS = 2, GRADIENT = 1 };
+    struct Raw {
+        uint4 dout, gate, up;
+    };
+    const Bf16 *dout, *x;
+    SwigluBackwardSource(const Bf16 *gradient, const Bf16 *input, int F)
+        : GatedPlace{F / VEC}, dout(gradient), x(input) {
+    }
+    __device__ Raw fetch(int i) const {
+        return {raw8(dout, place(i)), raw8(x, gate_place(i)), raw8(x, gate_place(i) + vectors)};
+    }
+    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
+        Floats8 g = unpack8(raw.gate), up = unpack8(raw.up), d = unpack8(raw.dout);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            float s = sigmoid(g.v[j]), silu = g.v[j] * s;
+            values[0].v[j] = d.v[j] * up.v[j] * (s + silu * (1.0f - s));
+            values[1].v[j] = d.v[j] * silu;
+        }
+    }
+};
+
+void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream) {
+    const char *name = "gelu forward";
+    GeluSource source(x, F);
+    check_operand(name, out, q, M, F);
+    check_aligned(name, {x});
+    if (q.fused) {
+        quantize<false>(name, source, out, q, {}, {}, M, F, stream);
+    } else {
+        produce(source, out, q, M, F, stream);
+    }
 }
 
-void gpu_swiglu_backward(Bf16 *dx, float *amax, const Bf16 *dout, const Bf16 *x, int M, int F,
+void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
+                       const Bf16 *x, Scratch scratch, int M, int F, cudaStream_t stream) {
+    const char *name = "gelu backward";
+    GeluBackwardSource source(dout, x, F);
+    check_operand(name, dx, q, M, F);
+    check_aligned(name, {dout, x});
+    if (q.fused) {
+        quantize<true>(name, source, dx, q, column_sums, scratch, M, F, stream);
+    } else {
+        sum_columns<true>(name, source, dx.bf16, measured_amax(q), column_sums, scratch, M, F,
+                          stream);
+        gpu_quantize(dx, q, {}, scratch, M, F, stream);
+    }
+}
+
+void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,
+                        cudaStream_t stream) {
+    const char *name = "swiglu forward";
+    check_operand(name, out, q, M, F);
+    check_aligned(name, {x});
+    if (q.fused) {
+        quantize<false>(name, SwigluSource<true>(x, F), out, q, {}, {}, M, F, stream);
+    } else {
+        produce(SwigluSource<false>(x, F), out, q, M, F, stream);
+    }
+}
+
+void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream) {
-    int64_t count = (int64_t)M * F / VEC;
-    swiglu_backward_kernel<<<divide_up(count, 256), 256, 0, stream>>>(dx, amax, dout, x, count,
-                                                                      F / VEC);
-    LAUNCH_CHECK();
-}
-
-// ---- sums over rows -----------------------------------------------------------------------------
-
-enum { ROW_LANES = 8, SUM_COLUMNS = WARP * VEC }; // a block's threads: 32 vectors wide, 8 rows high
-
-// The column sums of x [M,N], a part of the rows a block: partials[blockIdx.y][N]. With GELU, of
-// dx = x gelu'(g.x), which is written on the way.
-template <bool GELU>
-__global__ void __launch_bounds__(WARP *ROW_LANES)
-    column_sums_kernel(float *partials, const Bf16 *x, GeluBackward g, int M, int N) {
-    __shared__ float shared[ROW_LANES][SUM_COLUMNS];
-    int vectors = N / VEC, i = blockIdx.x * WARP + threadIdx.x;
-    float range = 0.0f;
-    Floats8 sum = {};
-    if (i < vectors) {
-#pragma unroll 4
-        for (int64_t row = blockIdx.y * ROW_LANES + threadIdx.y; row < M;
-             row += gridDim.y * ROW_LANES) {
-            Floats8 v = load8(x, row * vectors + i);
-            if (GELU) {
-                Floats8 p = load8(g.x, row * vectors + i);
-#pragma unroll
-                for (int j = 0; j < VEC; j++) { v.v[j] *= gelu_slope(p.v[j]); }
-                v = rounded8(v);
-                store8(g.dx, row * vectors + i, v);
-                if (g.amax != nullptr) { range = range8(range, v); }
-            }
-#pragma unroll
-            for (int j = 0; j < VEC; j++) { sum.v[j] += v.v[j]; }
-        }
+    const char *name = "swiglu backward";
+    SwigluBackwardSource source(dout, x, F);
+    check_operand(name, dx, q, M, 2 * F);
+    check_aligned(name, {dout, x});
+    if (q.fused) {
+        quantize<false>(name, source, dx, q, {}, {}, M, F, stream);
+    } else {
+        produce(source, dx, q, M, F, stream);
     }
-#pragma unroll
-    for (int j = 0; j < VEC; j++) { shared[threadIdx.y][threadIdx.x * VEC + j] = sum.v[j]; }
-    __syncthreads();
-    int column = threadIdx.y * WARP + threadIdx.x; // 256 threads, 256 columns
-    float total = shared[0][column];
-    for (int lane = 1; lane < ROW_LANES; lane++) { total += shared[lane][column]; }
-    int64_t at = (int64_t)blockIdx.x * SUM_COLUMNS + column;
-    if (at < N) { partials[(int64_t)blockIdx.y * N + at] = total; }
-    if (GELU && g.amax != nullptr) { block_amax(g.amax, range); }
-}
-
-// A block: 32 columns of a kind, 32 lanes of partial sums.
-__global__ void sum_partials_kernel(PartialSums s) {
-    __shared__ float shared[WARP][WARP + 1];
-    GradientOut out = s.outs[blockIdx.y];
-    const float *partials = s.partials + blockIdx.y * s.count * s.columns;
-    int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
-    float sum = 0.0f;
-    if (out.data == nullptr) { return; }
-#pragma unroll 8
-    for (int i = threadIdx.y; i < s.count && column < s.columns; i += WARP) {
-        sum += partials[i * s.columns + column];
-    }
-    shared[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    sum = warp_sum(shared[threadIdx.x][threadIdx.y]); // a warp a column now
-    column = (int64_t)blockIdx.x * WARP + threadIdx.y;
-    if (threadIdx.x == 0 && column < s.columns) { gradient_store(out, column, sum); }
-}
-
-void sum_partials(const PartialSums &sums, cudaStream_t stream) {
-    dim3 grid(divide_up(sums.columns, WARP), 3), block(WARP, WARP);
-    if (sums.outs[2].data == NULL) { grid.y = sums.outs[1].data == NULL ? 1 : 2; }
-    sum_partials_kernel<<<grid, block, 0, stream>>>(sums);
-    LAUNCH_CHECK();
-}
-
-size_t partial_sums_bytes(int64_t columns) {
-    return (size_t)PARTIALS * (size_t)columns * sizeof(float);
-}
-
-static dim3 column_sums_grid(int M, int N) {
-    int across = divide_up(N, SUM_COLUMNS);
-    int down = max(1, min(PARTIALS, 8 * PARTIALS / across));
-    return dim3(across, min(down, divide_up(M, ROW_LANES)));
-}
-
-void gpu_column_sums(GradientOut sums, const Bf16 *x, float *scratch, int M, int N,
-                     cudaStream_t stream) {
-    dim3 grid = column_sums_grid(M, N), block(WARP, ROW_LANES);
-    column_sums_kernel<false><<<grid, block, 0, stream>>>(scratch, x, {}, M, N);
-    LAUNCH_CHECK();
-    sum_partials({{sums}, scratch, (int)grid.y, N}, stream);
-}
-
-void gpu_gelu_backward(GeluBackward g, cudaStream_t stream) {
-    dim3 grid = column_sums_grid(g.M, g.F), block(WARP, ROW_LANES);
-    column_sums_kernel<true><<<grid, block, 0, stream>>>(g.scratch, g.dout, g, g.M, g.F);
-    LAUNCH_CHECK();
-    sum_partials({{g.column_sums}, g.scratch, (int)grid.y, g.F}, stream);
 }

@@ -1,5 +1,5 @@
 // Attention without a library, for the shapes that cuDNN refuses: a warp a query (forward, dQ) or a
-// warp a key (dK, dV), FP32 throughout, every sum in a fixed order. It is slow; it is right.
+// warp a key (dK, dV), FP32 throughout, every sum in a fixed order. Slow, and right.
 #include "device.cuh"
 
 #include <math_constants.h>
@@ -11,7 +11,7 @@ struct Shape {
     float scale;
 };
 
-// Where a warp's head starts, in the packed buffer and in the output.
+// Where a head starts in the packed buffer.
 __device__ __forceinline__ const Bf16 *packed_row(const Bf16 *qkv, const Shape &s, int64_t token,
                                                   int head) {
     return qkv + token * s.N + (int64_t)head * s.D;
@@ -123,8 +123,13 @@ __global__ void attention_dkv_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 
     store_head(d_qkv + token * s.N + (int64_t)(s.H + s.G + g) * s.D, dv, s.D);
 }
 
-static Shape shape_of(int T, int H, int G, int D) {
-    if (D > HEAD_LANES * WARP) { die("attention: heads of %d; at most %d", D, HEAD_LANES * WARP); }
+static Shape shape_of(int B, int T, int H, int G, int D) {
+    const int most = HEAD_LANES * WARP;
+    if (D < 1 || D > most) { die("plain attention: heads of %d; 1 to %d", D, most); }
+    if (G < 1 || H % G != 0) { die("plain attention: %d heads in %d groups", H, G); }
+    if (B < 1 || T < 1 || (int64_t)B * T * H > INT_MAX / 2) {
+        die("plain attention: %d x %d tokens of %d heads", B, T, H);
+    }
     return {T, H, G, D, (H + 2 * G) * D, 1.0f / sqrtf((float)D)};
 }
 
@@ -132,7 +137,7 @@ void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, int B, int 
                              int D, cudaStream_t stream) {
     int64_t tokens = (int64_t)B * T;
     attention_forward_kernel<<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(
-        out, lse, qkv, tokens, shape_of(T, H, G, D));
+        out, lse, qkv, tokens, shape_of(B, T, H, G, D));
     LAUNCH_CHECK();
 }
 
@@ -140,7 +145,7 @@ void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, c
                               const Bf16 *qkv, int B, int T, int H, int G, int D,
                               cudaStream_t stream) {
     int64_t tokens = (int64_t)B * T;
-    Shape s = shape_of(T, H, G, D);
+    Shape s = shape_of(B, T, H, G, D);
     attention_dq_kernel<<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(d_qkv, d_out, out,
                                                                                lse, qkv, tokens, s);
     LAUNCH_CHECK();

@@ -1,5 +1,5 @@
 // What the kernels share: 16-byte loads and stores of BF16, reductions in a fixed order, partial
-// sums over rows.
+// sums over rows, and what launchers check.
 #ifndef LLM8_DEVICE_CUH
 #define LLM8_DEVICE_CUH
 
@@ -7,6 +7,8 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <initializer_list>
+#include <limits.h>
 
 enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes
 
@@ -88,7 +90,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Meets the other threads of a group, of `lanes` in whole warps; up to 15 groups a block.
+// A barrier of a group of `lanes` threads, whole warps; up to 15 groups a block.
 __device__ __forceinline__ void group_barrier(int group, int lanes) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 }
@@ -117,8 +119,8 @@ __device__ __forceinline__ float range8(float range, const Floats8 &x) {
     return range;
 }
 
-// *amax = max(*amax, the block's range), by their bits: non-negative floats order as those do, NaN
-// on top. All threads call it.
+// *amax = max(*amax, the block's range), by their bits: non-negative floats order as their bits do,
+// and NaN is above all. All threads call it.
 __device__ __forceinline__ void block_amax(float *amax, float range) {
     __shared__ uint32_t shared[WARP];
     int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
@@ -175,8 +177,13 @@ static inline int divide_up(int64_t a, int64_t b) {
     return (int)((a + b - 1) / b);
 }
 
-// Partial sums: [PARTIALS, columns] floats.
-enum { PARTIALS = 264 }; // two blocks on each of the H200's multiprocessors
+// ---- sums over rows: partial sums, then a second launch ----
+
+enum {
+    PARTIALS = 264, // two blocks on each of the H200's multiprocessors
+    ROW_LANES = 8,  // rows that a block of column_sums_kernel reads at a time
+    TILE_ROWS = 128 // rows of a tile of quantize.cuh
+};
 
 // Up to three kinds of sums, one after another: [kind][count][columns]. Each goes to its out, the
 // sum over `count` partial sums in their order; a kind whose out has no data is not read.
@@ -189,6 +196,53 @@ struct PartialSums {
 
 void sum_partials(const PartialSums &sums, cudaStream_t stream);
 
+// ---- what launchers check; `name` is the launcher's ----
+
 #define LAUNCH_CHECK() CUDA_CHECK(cudaGetLastError())
+
+static inline void check_aligned(const char *name, std::initializer_list<const void *> pointers) {
+    for (const void *p : pointers) {
+        if ((uintptr_t)p % 16 != 0) { die("%s: pointer %p is not 16-byte aligned", name, p); }
+    }
+}
+
+// M rows of N values, read 8 at a time. Kernels count rows, columns and vectors of 8 in an int.
+static inline void check_shape(const char *name, int64_t M, int64_t N) {
+    if (M < 1 || N < 1 || N % VEC != 0 || M * (N / VEC) > INT_MAX / 2) {
+        die("%s: %lld x %lld; the GPU kernels take columns in multiples of %d, up to 2^33 values",
+            name, (long long)M, (long long)N, VEC);
+    }
+}
+
+static inline void check_scratch(const char *name, Scratch scratch, int64_t floats) {
+    size_t needed = (size_t)floats * sizeof(float);
+    if (needed > scratch.bytes) {
+        die("%s: %zu bytes of scratch; %zu are needed", name, scratch.bytes, needed);
+    }
+    check_aligned(name, {scratch.data});
+}
+
+// Whether any FP8 form is requested, after a check of the operand [M,N].
+static inline bool check_operand(const char *name, const Operand &out, const Fp8Tensor &q,
+                                 int64_t M, int64_t N) {
+    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
+    check_shape(name, M, N);
+    check_aligned(name, {out.bf16, out.fp8, out.fp8_t});
+    if (codes && (M % 16 != 0 || N % 16 != 0)) {
+        die("%s: %lld x %lld in FP8; both sides must be multiples of 16", name, (long long)M,
+            (long long)N);
+    }
+    if ((codes || q.fused || q.mode == SCALE_MEASURED) && q.live == NULL) {
+        die("%s: an FP8 operand without a scale", name);
+    }
+    if (q.fused && q.mode != SCALE_GIVEN) { die("%s: fused, without a given scale", name); }
+    if (!q.fused && out.bf16 == NULL) { die("%s: no BF16 form", name); }
+    return codes;
+}
+
+// Where a producer that writes BF16 leaves the amax; NULL: nowhere.
+static inline float *measured_amax(const Fp8Tensor &q) {
+    return q.mode == SCALE_MEASURED ? &q.live->amax : NULL;
+}
 
 #endif

@@ -19,6 +19,8 @@ __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf1
 void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
                            int T, int C, cudaStream_t stream) {
     int64_t vectors = (int64_t)B * T * C / VEC;
+    check_shape("embedding forward", (int64_t)B * T, C);
+    check_aligned("embedding forward", {out, wte, wpe});
     embedding_forward_kernel<<<divide_up(vectors, 256), 256, 0, stream>>>(out, tokens, wte, wpe,
                                                                           vectors, T, C / VEC);
     LAUNCH_CHECK();
@@ -26,7 +28,7 @@ void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const 
 
 enum { EMBEDDING_THREADS = 256 };
 
-// Vector `column` of the rows listed from begin on, every step-th.
+// The sum of vector `column` of the rows that are listed from begin on, every step-th.
 __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, int begin, int end,
                                             int step, int per_row, int column) {
     Floats8 sum = {};
@@ -39,11 +41,11 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
     return sum;
 }
 
-// A warp takes a run; of long ones a block takes 32 vectors' columns, its warps' sums meet in
-// order.
+// A warp takes a run. Of a long run a block takes 32 vectors of columns; its warps' sums are added
+// in order.
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_backward_kernel(GradientOut dwte, const Bf16 *dout, const int *tokens,
-                              const int *rows, const int *starts, const int *runs, int per_row) {
+    embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
+                              const int *starts, const int *runs, int per_row) {
     enum { WARPS = EMBEDDING_THREADS / WARP };
     __shared__ float4 sums[WARPS][2 * WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -77,17 +79,18 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
 }
 
-void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *tokens, const int *rows,
+void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream) {
     int blocks = min(4 * PARTIALS, divide_up(M, EMBEDDING_THREADS / WARP));
+    check_shape("embedding backward", M, C);
+    check_aligned("embedding backward", {dwte.data, dout});
     dwte.accumulate = true;
     embedding_backward_kernel<<<blocks, EMBEDDING_THREADS, 0, stream>>>(dwte, dout, tokens, rows,
                                                                         starts, runs, C / VEC);
     LAUNCH_CHECK();
 }
 
-__global__ void position_backward_kernel(GradientOut dwpe, const Bf16 *dout, int B,
-                                         int64_t vectors) {
+__global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B, int64_t vectors) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; // a vector of [T,C]
     if (i >= vectors) { return; }
     Floats8 sum = {};
@@ -99,9 +102,11 @@ __global__ void position_backward_kernel(GradientOut dwpe, const Bf16 *dout, int
     gradient_store8(dwpe, i, sum);
 }
 
-void gpu_position_backward(GradientOut dwpe, const Bf16 *dout, int B, int T, int C,
+void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
                            cudaStream_t stream) {
     int64_t vectors = (int64_t)T * C / VEC;
+    check_shape("position backward", (int64_t)B * T, C);
+    check_aligned("position backward", {dwpe.data, dout});
     position_backward_kernel<<<divide_up(vectors, 128), 128, 0, stream>>>(dwpe, dout, B, vectors);
     LAUNCH_CHECK();
 }

@@ -53,16 +53,17 @@ __device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c
     d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// The scale a measuring kernel quantises by; one thread of the launch makes it known.
-__device__ __forceinline__ float measured_scale(const Fp8Tensor &out, bool announces) {
-    bool known = out.slot != nullptr && out.slot->count > 0;
-    float amax = out.live->amax;
-    float scale = known ? out.slot->scale : fp8_scale(amax, out.target, 1.0f);
+// The scale that follows from the measured amax, unless the slot has a history, whose scale then
+// stays. One thread of the launch announces it to the products.
+__device__ __forceinline__ float measured_scale(const Fp8Tensor &q, bool announces) {
+    bool known = q.slot != nullptr && q.slot->count > 0;
+    float amax = q.live->amax;
+    float scale = known ? q.slot->scale : fp8_scale(amax, q.target, 1.0f);
     if (announces) {
-        out.live->scale = scale;
-        out.live->scale_inv = 1.0f / scale;
-        if (out.slot != nullptr && out.record) {
-            atomicMax(reinterpret_cast<uint32_t *>(&out.slot->amax), __float_as_uint(amax));
+        q.live->scale = scale;
+        q.live->scale_inv = 1.0f / scale;
+        if (q.record && q.slot != nullptr) {
+            atomicMax(reinterpret_cast<uint32_t *>(&q.slot->amax), __float_as_uint(amax));
         }
     }
     return scale;

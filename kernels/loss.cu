@@ -1,6 +1,7 @@
-// Softmax and cross-entropy, with the gradient of the logits.
+// The loss: cross-entropy of the logits' softmax, and its gradient, in place of the logits or in
+// FP8.
 #include "activation.cuh"
-#include "device.cuh"
+#include "quantize.cuh"
 
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
@@ -33,63 +34,31 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     return x;
 }
 
-__device__ __forceinline__ void add_vector(MaxSum &mine, Floats8 v, int column, int V) {
-    float max = mine.max, sum = 0.0f;
-    if (column + VEC > V) { // the vocabulary ends within it
+// Less scale where the target is: element `at`, if that is one of the 8.
+__device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
 #pragma unroll
-        for (int j = 0; j < VEC; j++) { v.v[j] = column + j < V ? v.v[j] : -CUDART_INF_F; }
-    }
-#pragma unroll
-    for (int j = 0; j < VEC; j++) { max = fmaxf(max, v.v[j]); }
-#pragma unroll
-    for (int j = 0; j < VEC; j++) { sum += __expf(v.v[j] - max); }
-    mine = {max, mine.sum * __expf(mine.max - max) + sum};
+    for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
-// (softmax - onehot) * gradient_scale of one vector.
-__device__ __forceinline__ Floats8 gradient_vector(Floats8 v, int column, int V, int target,
-                                                   MaxSum all, float gradient_scale) {
-    float factor = gradient_scale / all.sum;
+// (softmax - onehot) * scale of 8 logits; 0 past the vocabulary. lse: the row's log-sum-exp.
+__device__ __forceinline__ Floats8 softmax_gradient(uint4 logits, float lse, int column, int V,
+                                                    int target, float scale) {
+    const float log2e = 1.4426950408889634f;
+    Floats8 v = unpack8(logits);
 #pragma unroll
-    for (int j = 0; j < VEC; j++) { v.v[j] = __expf(v.v[j] - all.max) * factor; }
+    for (int j = 0; j < VEC; j++) { v.v[j] = scale * exp2_fast((v.v[j] - lse) * log2e); }
     if (column + VEC > V || (unsigned)(target - column) < VEC) {
 #pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            v.v[j] = column + j < V ? v.v[j] : 0.0f;
-            v.v[j] -= column + j == target ? gradient_scale : 0.0f;
-        }
+        for (int j = 0; j < VEC; j++) { v.v[j] = column + j < V ? v.v[j] : 0.0f; }
+        subtract_onehot(v, target - column, scale);
     }
     return v;
 }
 
-__device__ __forceinline__ void leave_row_out(float *loss, Bf16 *x, int begin, int end) {
+// A row, or a block's part of it, that is left out.
+__device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int end) {
     if (begin == 0 && threadIdx.x == 0) { *loss = 0.0f; }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) { store8(x, i, Floats8{}); }
-}
-
-// A block a row. The row is read twice, the second time from L2 at best. For devices without
-// clusters.
-__global__ void __launch_bounds__(1024)
-    cross_entropy_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
-                         float gradient_scale) {
-    __shared__ MaxSum shared[WARP];
-    int row = blockIdx.x, target = targets[row], vectors = P / VEC;
-    Bf16 *x = logits + (int64_t)row * P;
-    if (target < 0) {
-        leave_row_out(losses + row, x, 0, vectors);
-        return;
-    }
-    MaxSum mine = {-CUDART_INF_F, 0.0f};
-    for (int i = threadIdx.x; i * VEC < V; i += blockDim.x) {
-        add_vector(mine, load8(x, i), i * VEC, V);
-    }
-    MaxSum all = block_max_sum(mine, shared);
-    float target_logit = to_float(x[target]);
-    __syncthreads(); // everybody has read the target before anybody overwrites it
-    if (threadIdx.x == 0) { losses[row] = logf(all.sum) + all.max - target_logit; }
-    for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
-        store8(x, i, gradient_vector(load8(x, i), i * VEC, V, target, all, gradient_scale));
-    }
 }
 
 // The largest of 8 packed BF16 values.
@@ -125,7 +94,7 @@ __global__ void __launch_bounds__(512)
     int begin = rank * per_block, end = min(vectors, begin + per_block);
     Bf16 *x = logits + (int64_t)row * P;
     if (target < 0) {
-        leave_row_out(losses + row, x, begin, end);
+        leave_out(losses + row, x, begin, end);
         return;
     }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
@@ -175,47 +144,29 @@ __global__ void __launch_bounds__(512)
             v.v[j] = pair.x * factor;
             v.v[j + 1] = pair.y * factor;
         }
-        if (i == target / VEC) {
-#pragma unroll
-            for (int j = 0; j < VEC; j++) { v.v[j] -= j == target % VEC ? gradient_scale : 0.0f; }
-        }
+        if (i == target / VEC) { subtract_onehot(v, target % VEC, gradient_scale); }
         store8(x, i, v);
     }
     if (blocks > 1) { cluster.sync(); } // nobody leaves while its result may be read
 #endif
 }
 
-// Blocks a row, so that two or more fit a multiprocessor's shared memory at a time; 0: too many.
-static int cluster_blocks(int P) {
-    const int most_bytes = 104 << 10;
-    int blocks = 1;
-    while (blocks <= 8 && (int64_t)P * 2 > (int64_t)blocks * most_bytes) { blocks *= 2; }
-    return blocks <= 8 ? blocks : 0;
-}
-
-static bool device_has_clusters(void) {
-    int device, major;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
-}
-
-// A block a row, which is read once, some vectors a thread at a time. lse may be NULL; it is
-// infinite for a row that is left out.
+// A block a row, which is read once, some vectors a thread at a time. Leaves each row's
+// log-sum-exp, infinite for a row that is left out, in lse, unless that is NULL. GRADIENT: reads
+// the row a second time, from L2 at best, and writes the gradient in place: the general kernel.
+template <bool GRADIENT>
 __global__ void __launch_bounds__(512)
-    cross_entropy_forward_kernel(float *losses, float *lse, const Bf16 *logits, const int *targets,
-                                 int V, int P) {
+    cross_entropy_kernel(float *losses, float *lse, Bf16 *logits, const int *targets, int V, int P,
+                         float gradient_scale) {
     enum { AT_ONCE = 4 };
     __shared__ MaxSum shared[WARP];
     const float log2e = 1.4426950408889634f;
     const uint4 nothing = {0xff80ff80u, 0xff80ff80u, 0xff80ff80u, 0xff80ff80u}; // minus infinity
     int row = blockIdx.x, target = targets[row], vectors = (V + VEC - 1) / VEC;
-    const uint4 *x = reinterpret_cast<const uint4 *>(logits + (int64_t)row * P);
+    uint4 *x = reinterpret_cast<uint4 *>(logits + (int64_t)row * P);
     if (target < 0) {
-        if (threadIdx.x == 0) {
-            losses[row] = 0.0f;
-            if (lse != nullptr) { lse[row] = CUDART_INF_F; }
-        }
+        leave_out(losses + row, logits + (int64_t)row * P, 0, GRADIENT ? P / VEC : 0);
+        if (lse != nullptr && threadIdx.x == 0) { lse[row] = CUDART_INF_F; }
         return;
     }
     MaxSum mine = {-CUDART_INF_F, 0.0f};
@@ -242,53 +193,115 @@ __global__ void __launch_bounds__(512)
         mine = {max, mine.sum * exp2_fast((mine.max - max) * log2e) + sum};
     }
     MaxSum all = block_max_sum(mine, shared);
+    float log_sum = logf(all.sum) + all.max;
     if (threadIdx.x == 0) {
-        float log_sum = logf(all.sum) + all.max;
         losses[row] = log_sum - to_float(logits[(int64_t)row * P + target]);
         if (lse != nullptr) { lse[row] = log_sum; }
     }
-}
-
-void gpu_cross_entropy_forward(float *losses, float *lse, const Bf16 *logits, const int *targets,
-                               int M, int V, int P, cudaStream_t stream) {
-    int threads = min(512, divide_up(divide_up(V, VEC), WARP) * WARP);
-    cross_entropy_forward_kernel<<<M, threads, 0, stream>>>(losses, lse, logits, targets, V, P);
-    LAUNCH_CHECK();
-}
-
-void gpu_cross_entropy(float *losses, Bf16 *logits, const int *targets, int M, int V, int P,
-                       float gradient_scale, cudaStream_t stream) {
-    static const bool clusters = device_has_clusters();
-    if (!(gradient_scale > 0.0f)) {
-        gpu_cross_entropy_forward(losses, NULL, logits, targets, M, V, P, stream);
-        return;
+    if (!GRADIENT) { return; }
+    __syncthreads(); // the target's logit has been read
+    for (int i = threadIdx.x; i < P / VEC; i += blockDim.x) {
+        Floats8 v = softmax_gradient(x[i], log_sum, i * VEC, V, target, gradient_scale);
+        x[i] = pack8(v);
     }
-    int blocks = clusters ? cluster_blocks(P) : 0, vectors = P / VEC;
-    if (blocks == 0) {
-        int threads = vectors >= 1024 ? 1024 : divide_up(vectors, WARP) * WARP;
-        cross_entropy_kernel<<<M, threads, 0, stream>>>(losses, logits, targets, V, P,
-                                                        gradient_scale);
+}
+
+struct LossSource : PlainPlace {
+    enum { GRADIENT = 1 };
+    struct Raw {
+        uint4 logits;
+        float lse;
+        int target;
+    };
+    const Bf16 *logits;
+    const float *lse;
+    const int *targets;
+    float scale;
+    int V, column;
+    __device__ void begin(int row, int vector) {
+        lse += row;
+        targets += row;
+        column = vector * VEC;
+        PlainPlace::begin(row, vector);
+    }
+    __device__ Raw fetch(int i) const {
+        return {raw8(logits, place(i)), lse[i], targets[i]};
+    }
+    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
+        values[0] = softmax_gradient(raw.logits, raw.lse, column, V, raw.target, scale);
+    }
+};
+
+// Blocks of a cluster, which share a row, so that two or more fit a multiprocessor at a time. 0:
+// the row is too long, or there are no clusters: code that was compiled for an older device has
+// none, wherever it runs.
+static int cluster_blocks(int P) {
+    int device, bytes;
+    cudaFuncAttributes code;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    CUDA_CHECK(cudaFuncGetAttributes(&code, cross_entropy_cluster_kernel));
+    if (code.ptxVersion < 90 || code.binaryVersion < 90) { return 0; }
+    int64_t most_bytes = bytes / 2 - (10 << 10); // 104 KB on Hopper
+    int blocks = 1;
+    while (blocks <= 8 && (int64_t)P * 2 > blocks * most_bytes) { blocks *= 2; }
+    return blocks <= 8 ? blocks : 0;
+}
+
+void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, const int *targets,
+                       int M, int V, int P, float gradient_scale, cudaStream_t stream) {
+    const char *name = "cross-entropy";
+    bool gradient = gradient_scale > 0.0f;
+    if (!gradient) { logits.fp8 = logits.fp8_t = NULL; }
+    check_operand(name, logits, gradient ? q : Fp8Tensor{}, M, P);
+    if (logits.bf16 == NULL || V < 1 || V > P) {
+        die("%s: no logits, or %d of a vocabulary of %d", name, P, V);
+    }
+    if (!gradient || q.fused) {
+        int threads = min(512, divide_up(divide_up(V, VEC), WARP) * WARP);
+        float *kept = gradient ? lse : NULL;
+        if (gradient && lse == NULL) { die("%s: no scratch for log-sum-exp", name); }
+        cross_entropy_kernel<false>
+            <<<M, threads, 0, stream>>>(losses, kept, logits.bf16, targets, V, P, 0.0f);
         LAUNCH_CHECK();
+        if (!gradient) { return; }
+        LossSource source;
+        source.vectors = P / VEC;
+        source.logits = logits.bf16;
+        source.lse = lse;
+        source.targets = targets;
+        source.scale = gradient_scale;
+        source.V = V;
+        quantize<false>(name, source, logits, q, {}, {}, M, P, stream);
         return;
     }
-    int per_block = divide_up(vectors, blocks),
-        threads = min(512, divide_up(per_block, WARP) * WARP);
-    size_t shared = (size_t)per_block * sizeof(uint4);
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(M * blocks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaFuncSetAttribute(cross_entropy_cluster_kernel,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    CUDA_CHECK(cudaLaunchKernelEx(&config, cross_entropy_cluster_kernel, losses, logits, targets, V,
-                                  P, per_block, gradient_scale));
+    int blocks = cluster_blocks(P), vectors = P / VEC;
+    if (blocks == 0) {
+        int threads = min(512, divide_up(vectors, WARP) * WARP);
+        cross_entropy_kernel<true>
+            <<<M, threads, 0, stream>>>(losses, NULL, logits.bf16, targets, V, P, gradient_scale);
+        LAUNCH_CHECK();
+    } else {
+        int per_block = divide_up(vectors, blocks);
+        int threads = min(512, divide_up(per_block, WARP) * WARP);
+        size_t shared = (size_t)per_block * sizeof(uint4);
+        cudaLaunchAttribute cluster;
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = blocks;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(M * blocks);
+        config.blockDim = dim3(threads);
+        config.dynamicSmemBytes = shared;
+        config.stream = stream;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        CUDA_CHECK(cudaFuncSetAttribute(cross_entropy_cluster_kernel,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+        CUDA_CHECK(cudaLaunchKernelEx(&config, cross_entropy_cluster_kernel, losses, logits.bf16,
+                                      targets, V, P, per_block, gradient_scale));
+    }
+    gpu_quantize(logits, q, {}, {}, M, P, stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {

@@ -1,6 +1,28 @@
-// LayerNorm and RMSNorm, forward. A row is held in registers by one warp, or by a few when it is
-// long, so it is read once.
-#include "device.cuh"
+// LayerNorm and RMSNorm. Forward to BF16 holds a row in the registers of a warp, or of a few where
+// it is long. Forward to FP8 and backward work on several rows at a time, a thread on 8 columns of
+// them, so that rows share the wait for their sums; what the next rows need is fetched into shared
+// memory meanwhile. Where a block has no room for that, the FP8 forms take a second pass.
+#include "quantize.cuh"
+
+#include <cuda_pipeline.h>
+
+enum {
+    MOST_THREADS = 512,
+    WIDE = MOST_THREADS * VEC, // channels that leave registers for several rows at a time
+    WIDEST = 2 * WIDE
+};
+
+// One normalised value, from x less the row's mean (RMSNorm: x).
+__device__ __forceinline__ float normalised(float x, float rstd, float weight, float bias) {
+    return fmaf(x * rstd, weight, bias);
+}
+
+// ---- forward to BF16 ----
+
+static void check_norm(const char *name, int M, int C) {
+    check_shape(name, M, C);
+    if (C > WIDEST) { die("%s: %d channels; the GPU kernels take up to %d", name, C, WIDEST); }
+}
 
 enum { WARPS = 8, MOST_VECTORS = 8, MOST_WARPS_A_ROW = 4 };
 
@@ -17,10 +39,11 @@ __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int 
     return sum;
 }
 
-// W warps a row, V vectors of 8 a lane. inverse: 1 / C
+// W warps a row, V vectors of 8 a lane. inverse: 1 / C. out NULL: the statistics alone. amax: of
+// what is written, unless NULL.
 template <int W, int V, bool LAYERNORM>
 __global__ void __launch_bounds__(WARPS *WARP, 3)
-    norm_forward_kernel(NormForward n, float inverse) {
+    norm_forward_kernel(NormForward n, Bf16 *out, float *amax, float inverse) {
     enum { LANES = W * WARP };
     __shared__ float shared[2][WARPS];
     int group = threadIdx.x / LANES, lane = threadIdx.x % LANES, vectors = n.C / VEC;
@@ -57,52 +80,495 @@ __global__ void __launch_bounds__(WARPS *WARP, 3)
         if (LAYERNORM) { n.mean[row] = mu; }
         n.rstd[row] = r;
     }
-    if (n.out == nullptr) { return; }
+    if (out == nullptr) { return; }
 #pragma unroll
     for (int k = 0; k < V; k++) {
         int i = lane + k * LANES;
         if (i >= vectors) { continue; }
         Floats8 w = load8(n.weight, i), b = LAYERNORM ? load8(n.bias, i) : Floats8{};
 #pragma unroll
-        for (int j = 0; j < VEC; j++) { v[k].v[j] = fmaf(v[k].v[j] * r, w.v[j], b.v[j]); }
+        for (int j = 0; j < VEC; j++) { v[k].v[j] = normalised(v[k].v[j], r, w.v[j], b.v[j]); }
         uint4 packed = pack8(v[k]);
-        reinterpret_cast<uint4 *>(n.out)[first + i] = packed;
-        if (n.amax != nullptr) { range = range8(range, unpack8(packed)); }
+        reinterpret_cast<uint4 *>(out)[first + i] = packed;
+        if (amax != nullptr) { range = range8(range, unpack8(packed)); }
     }
-    if (n.amax != nullptr) { block_amax(n.amax, range); }
+    if (amax != nullptr) { block_amax(amax, range); }
 }
 
-template <int W, int V> static void norm_forward(const NormForward &n, cudaStream_t stream) {
-    int blocks = divide_up(n.M, WARPS / W);
+template <int W, int V>
+static void norm_forward(const NormForward &n, Bf16 *out, float *amax, cudaStream_t stream) {
     auto kernel = n.bias != NULL ? norm_forward_kernel<W, V, true>
                                  : norm_forward_kernel<W, V, false>;
-    kernel<<<blocks, WARPS * WARP, 0, stream>>>(n, 1.0f / (float)n.C);
+    kernel<<<divide_up(n.M, WARPS / W), WARPS * WARP, 0, stream>>>(n, out, amax, 1.0f / (float)n.C);
     LAUNCH_CHECK();
 }
 
-void gpu_norm_forward(NormForward n, cudaStream_t stream) {
-    const int most = MOST_WARPS_A_ROW * WARP * MOST_VECTORS * VEC;
-    if (n.C % VEC != 0 || n.C > most) {
-        die("norm: %d channels; the GPU kernels take a multiple of 8 up to %d", n.C, most);
-    }
+static void norm_forward_bf16(const NormForward &n, Bf16 *out, float *amax, cudaStream_t stream) {
+    static void (*const launches[])(const NormForward &, Bf16 *, float *, cudaStream_t) = {
+        norm_forward<1, 1>, norm_forward<1, 2>, norm_forward<1, 3>, norm_forward<1, 4>,
+        norm_forward<1, 5>, norm_forward<1, 6>, norm_forward<1, 7>, norm_forward<2, 4>,
+        norm_forward<2, 6>, norm_forward<2, 8>, norm_forward<4, 6>, norm_forward<4, 8>};
     int vectors = divide_up(n.C / VEC, WARP); // a lane's, when one warp takes a row
-    switch (vectors) {
-    case 1: norm_forward<1, 1>(n, stream); return;
-    case 2: norm_forward<1, 2>(n, stream); return;
-    case 3: norm_forward<1, 3>(n, stream); return;
-    case 4: norm_forward<1, 4>(n, stream); return;
-    case 5: norm_forward<1, 5>(n, stream); return;
-    case 6: norm_forward<1, 6>(n, stream); return;
-    case 7: norm_forward<1, 7>(n, stream); return;
-    case 8: norm_forward<2, 4>(n, stream); return;
+    int i = vectors <= 8    ? vectors - 1
+            : vectors <= 12 ? 8
+            : vectors <= 16 ? 9
+            : vectors <= 24 ? 10
+                            : 11;
+    launches[i](n, out, amax, stream);
+}
+
+// ---- several rows at a time: a group of threads a row, 8 columns a thread ----
+//
+// Codes of 32 rows gather in shared memory, where they are turned.
+
+enum { CHUNK_ROWS = 32, BLOCKS = PARTIALS / 2 };
+
+// A block: `groups` groups of `lanes` threads, whole warps.
+struct Division {
+    int lanes, groups; // no groups: not even one fits
+    size_t shared;     // bytes
+};
+
+// Where word `slot` (rows 4 slot to 4 slot + 3) of a column's codes lies: padded so that neither
+// writing along columns nor reading along rows waits for banks more than it must.
+__device__ __forceinline__ int tile_word(int column, int slot) {
+    return column * (CHUNK_ROWS / 4) + column / VEC * 4 + slot;
+}
+
+static inline size_t tile_bytes(int C) {
+    return ((size_t)C * (CHUNK_ROWS / 4) + (size_t)C / VEC * 4) * sizeof(uint32_t);
+}
+
+// The sums of N numbers over the group, in every lane, in a fixed order. N is a power of two up to
+// 8. buffer: this call's [warps of a group][N]; another one at the next call.
+template <int N>
+__device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int group, int lanes) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x % lanes / WARP, index = 0;
+#pragma unroll
+    for (int n = N, offset = WARP / 2; offset > 0; offset /= 2) {
+        if (n == 1) {
+            v[0] += __shfl_xor_sync(~0u, v[0], offset);
+            continue;
+        }
+        n /= 2; // a half of the values goes each way
+        bool upper = lane & offset;
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            float sent = upper ? v[i] : v[i + n], kept = upper ? v[i + n] : v[i];
+            v[i] = kept + __shfl_xor_sync(~0u, sent, offset);
+        }
+        index += upper ? n : 0;
     }
-    if (vectors <= 12) {
-        norm_forward<2, 6>(n, stream);
-    } else if (vectors <= 16) {
-        norm_forward<2, 8>(n, stream);
-    } else if (vectors <= 24) {
-        norm_forward<4, 6>(n, stream);
+    if (lane % (WARP / N) == 0) { buffer[warp * N + index] = v[0]; }
+    group_barrier(group, lanes);
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int i = lane; i < lanes / WARP * N; i += WARP) { sum += buffer[i]; }
+#pragma unroll
+    for (int offset = N; offset < WARP; offset *= 2) { sum += __shfl_xor_sync(~0u, sum, offset); }
+#pragma unroll
+    for (int i = 0; i < N; i++) { v[i] = __shfl_sync(~0u, sum, i); }
+}
+
+// A thread's codes of four rows, turned, to the group's tile.
+__device__ __forceinline__ void turn_codes(uint32_t *tile, uint2 (&codes)[4], int column,
+                                           int slot) {
+    transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+    transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        tile[tile_word(column + i, slot)] = codes[i].x;
+        tile[tile_word(column + 4 + i, slot)] = codes[i].y;
+    }
+}
+
+// The chunk's turned codes, from the group's tile to columns.
+__device__ __forceinline__ void flush_columns(uint8_t *columns, const uint32_t *tile, int row,
+                                              int M, int C, int lane, int lanes) {
+    enum { PIECES = CHUNK_ROWS / 16 };
+    for (int i = lane; i < C * PIECES; i += lanes) {
+        int column = i / PIECES, piece = i % PIECES;
+        if (row + piece * 16 >= M) { continue; }
+        uint4 codes = *reinterpret_cast<const uint4 *>(tile + tile_word(column, piece * 4));
+        *reinterpret_cast<uint4 *>(columns + column * (int64_t)M + row + piece * 16) = codes;
+    }
+}
+
+// Groups enough to fill a multiprocessor's registers, at most four (which share out the usual
+// numbers of rows most evenly), within the shared memory that the device gives a block, less what
+// is static: 220 KB on Hopper. slot_bytes: what a thread fetches ahead. LLM8_TEST_SHARED_KIB is
+// what tests say that the device gives.
+static Division divide(int C, bool codes, size_t slot_bytes) {
+    const char *test = getenv("LLM8_TEST_SHARED_KIB");
+    int device, most_bytes;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(
+        cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    if (test != NULL) { most_bytes = min(most_bytes, atoi(test) << 10); }
+    most_bytes -= 7 << 10;
+    int lanes = divide_up(C / VEC, WARP) * WARP, groups = min(4, max(1, MOST_THREADS / lanes));
+    int64_t group_bytes = (codes ? (int64_t)tile_bytes(C) : 0) + lanes * (int64_t)slot_bytes;
+    while (groups > 0 && groups * group_bytes > most_bytes) { groups--; }
+    return {lanes, groups, (size_t)(groups * group_bytes)};
+}
+
+// Vector `vector` of x; zeros, where it is not inside.
+__device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vector, bool inside) {
+    const uint4 *from = reinterpret_cast<const uint4 *>(x) + (inside ? vector : 0);
+    __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
+}
+
+// ---- forward to FP8 ----
+
+enum { ROWS = 4 }; // at a time
+
+// Begins to fetch ROWS rows from `row` on.
+__device__ __forceinline__ void fetch_rows(uint4 *slots, const NormForward &n, int row, int vector,
+                                           bool inside) {
+    int at = row * (n.C / VEC) + vector;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++, at += n.C / VEC) {
+        fetch_ahead(slots + i * blockDim.x, n.x, at, inside);
+    }
+    __pipeline_commit();
+}
+
+__device__ __forceinline__ float4 four(const float (&x)[ROWS]) {
+    return make_float4(x[0], x[1], x[2], x[3]);
+}
+
+template <bool LAYERNORM>
+__global__ void __launch_bounds__(MOST_THREADS)
+    norm_forward_fp8_kernel(NormForward n, Operand out, Fp8Tensor q, Division division,
+                            float inverse) {
+    extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
+    __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
+    int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
+    int vectors = n.C / VEC, sums = lanes / WARP * ROWS, turn = 0;
+    bool inside = vector < vectors;
+    uint4 *slots = dynamic + threadIdx.x;
+    uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + ROWS * blockDim.x);
+    tile += group * tile_word(n.C, 0);
+    Floats8 w = {}, b = {};
+    if (inside) { w = load8(n.weight, vector); }
+    if (inside && LAYERNORM) { b = load8(n.bias, vector); }
+    float range = 0.0f, scale = q.live->scale;
+    int stride = gridDim.x * division.groups * CHUNK_ROWS;
+    int chunk = (blockIdx.x * division.groups + group) * CHUNK_ROWS;
+    if (chunk < n.M) { fetch_rows(slots, n, chunk, vector, inside); }
+    for (; chunk < n.M; chunk += stride) {
+#pragma unroll 1
+        for (int slot = 0; slot < CHUNK_ROWS / ROWS && chunk + slot * ROWS < n.M; slot++) {
+            int row = chunk + slot * ROWS;
+            int next = slot + 1 < CHUNK_ROWS / ROWS ? row + ROWS : chunk + stride;
+            float *buffer = buffers[turn ^= 1] + group * 2 * sums;
+            Floats8 x[ROWS];
+            float mean[ROWS], rstd[ROWS];
+            __pipeline_wait_prior(0);
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                x[i] = unpack8(slots[i * blockDim.x]);
+                mean[i] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < VEC && LAYERNORM; j++) { mean[i] += x[i].v[j]; }
+            }
+            if (LAYERNORM) {
+                group_sums(mean, buffer, group, lanes);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) {
+                    mean[i] *= inverse;
+#pragma unroll
+                    for (int j = 0; j < VEC; j++) { x[i].v[j] -= mean[i]; }
+                }
+            }
+            if (next < n.M) { fetch_rows(slots, n, next, vector, inside); } // all has been read
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int j = 0; j < VEC; j++) { sum = fmaf(x[i].v[j], x[i].v[j], sum); }
+                rstd[i] = inside ? sum : 0.0f;
+            }
+            group_sums(rstd, buffer + sums, group, lanes);
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) { rstd[i] = rsqrtf(fmaf(rstd[i], inverse, n.eps)); }
+            if (vector == 0) {
+                if (LAYERNORM) { *reinterpret_cast<float4 *>(n.mean + row) = four(mean); }
+                *reinterpret_cast<float4 *>(n.rstd + row) = four(rstd);
+            }
+            if (!inside) { continue; }
+            uint2 codes[ROWS];
+            int at = row * vectors + vector;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++, at += vectors) {
+                Floats8 v = x[i];
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    v.v[j] = normalised(v.v[j], rstd[i], w.v[j], b.v[j]);
+                }
+                range = range8(range, v);
+                codes[i] = encode8<FP8_E4M3>(v, scale);
+                if (out.fp8 != nullptr) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
+            }
+            if (out.fp8_t != nullptr) { turn_codes(tile, codes, vector * VEC, slot); }
+        }
+        if (out.fp8_t == nullptr) { continue; }
+        group_barrier(group, lanes);
+        flush_columns(out.fp8_t, tile, chunk, n.M, n.C, vector, lanes);
+        group_barrier(group, lanes);
+    }
+    if (q.record) { block_amax(&q.slot->amax, range); }
+}
+
+// By statistics that are known.
+struct NormSource : PlainPlace {
+    struct Raw {
+        uint4 x;
+        float mean, rstd;
+    };
+    const Bf16 *x, *weight, *bias; // bias NULL: RMSNorm
+    const float *mean, *rstd;
+    Floats8 w, b;
+    NormSource(const NormForward &n)
+        : PlainPlace{n.C / VEC}, x(n.x), weight(n.weight), bias(n.bias), mean(n.mean),
+          rstd(n.rstd) {
+    }
+    __device__ void begin(int row, int vector) {
+        if (vector < vectors) {
+            w = load8(weight, vector);
+            b = bias != nullptr ? load8(bias, vector) : Floats8{};
+        }
+        mean += row;
+        rstd += row;
+        PlainPlace::begin(row, vector);
+    }
+    __device__ Raw fetch(int i) const {
+        return {raw8(x, place(i)), bias != nullptr ? mean[i] : 0.0f, rstd[i]};
+    }
+    __device__ void compute(int, const Raw &raw, Floats8 *values) const {
+        Floats8 v = unpack8(raw.x);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            values[0].v[j] = normalised(v.v[j] - raw.mean, raw.rstd, w.v[j], b.v[j]);
+        }
+    }
+};
+
+void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stream) {
+    const char *name = "norm forward";
+    check_norm(name, n.M, n.C);
+    check_operand(name, out, q, n.M, n.C);
+    check_aligned(name, {n.x, n.weight, n.bias, n.mean, n.rstd});
+    if (n.rstd == NULL || (n.bias != NULL && n.mean == NULL)) { die("%s: no statistics", name); }
+    if (!q.fused) {
+        norm_forward_bf16(n, out.bf16, measured_amax(q), stream);
+        gpu_quantize(out, q, {}, {}, n.M, n.C, stream);
+        return;
+    }
+    if (q.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
+    Division d = divide(n.C, true, ROWS * sizeof(uint4));
+    bool one_pass = n.C <= WIDE && d.groups > 0;
+    if (one_pass) {
+        auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
+                                     : norm_forward_fp8_kernel<false>;
+        int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)d.shared));
+        kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, q, d, 1.0f / (float)n.C);
+        LAUNCH_CHECK();
     } else {
-        norm_forward<4, 8>(n, stream);
+        norm_forward_bf16(n, NULL, NULL, stream);
     }
+    if (!one_pass || q.counts != NULL) { // the same codes once more, where they are counted
+        quantize<false>(name, NormSource(n), out, q, {}, {}, n.M, n.C, stream);
+    }
+}
+
+// ---- backward: a column's sums stay in the registers of one thread ----
+
+// Slots of 16 bytes for R rows that a thread fetches ahead: x, dout, and the residual gradient
+// twice, since that is read last.
+template <int R> struct Slot {
+    enum { X = 0, DOUT = R, RESIDUAL = 2 * R, COUNT = 4 * R };
+};
+
+// The groups' sums of one kind, added in the groups' order, to the block's partial sums. sums: room
+// for [groups][C].
+__device__ void write_partial(float *partials, float *sums, const Floats8 &sum, int C, int group,
+                              const Division &d) {
+    int vector = threadIdx.x % d.lanes;
+    __syncthreads();
+    if (vector < C / VEC) { store_floats8(sums + group * C, vector, sum); }
+    __syncthreads();
+    for (int i = threadIdx.x; i < C; i += blockDim.x) {
+        float total = sums[i];
+        for (int g = 1; g < d.groups; g++) { total += sums[g * C + i]; }
+        partials[(int64_t)blockIdx.x * C + i] = total;
+    }
+}
+
+// R rows at a time. LAYERNORM: also sums for the bias and for the columns of the new residual
+// gradient. CODES: that also goes to the FP8 forms, in TYPE; M is a multiple of 4. amax: of the new
+// residual gradient, unless NULL or CODES.
+template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
+__global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
+    norm_backward_kernel(NormBackward n, Operand out, Fp8Tensor q, float *amax, Division division,
+                         float inverse) {
+    extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
+    __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
+    typedef Slot<R> Place;
+    int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
+    int vectors = n.C / VEC, turn = 0; // turn: of what there are two of
+    bool inside = vector < vectors;
+    uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + Place::COUNT * blockDim.x);
+    if (CODES) { tile += group * tile_word(n.C, 0); }
+    Floats8 weight_sum = {}, bias_sum = {}, column_sum = {};
+    uint4 weight = {};
+    if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
+    float range = 0.0f, scale = CODES ? q.live->scale : 1.0f;
+    float next_mean[R], next_rstd[R]; // of the rows that are being fetched
+    auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
+    // Begins to fetch R rows from `row` on; past the end there are zeros.
+    auto fetch = [&](int row, int to) {
+        int at = row * vectors + vector;
+#pragma unroll
+        for (int i = 0; i < R; i++, at += vectors) {
+            bool exists = CODES || row + i < n.M, fetches = exists && inside;
+            fetch_ahead(&slot_of(Place::X + i), n.x, at, fetches);
+            fetch_ahead(&slot_of(Place::DOUT + i), n.dout, at, fetches);
+            fetch_ahead(&slot_of(Place::RESIDUAL + to * R + i), out.bf16, at, fetches);
+            next_mean[i] = LAYERNORM && exists ? n.mean[row + i] : 0.0f;
+            next_rstd[i] = exists ? n.rstd[row + i] : 0.0f;
+        }
+        __pipeline_commit();
+    };
+    // The R rows that have been fetched, from `row` on, while those from `next` on are.
+    auto rows = [&](int row, int next, uint2 *codes) {
+        float *buffer = buffers[turn] + group * (lanes / WARP) * 2 * R;
+        float mean[R], rstd[R], both[2 * R]; // both: sums of g, and of g times the normalised x
+        Floats8 g[R], hat[R];                // the gradient by the normalised x, and that
+        __pipeline_wait_prior(0);
+        Floats8 w = unpack8(weight);
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            mean[i] = next_mean[i];
+            rstd[i] = next_rstd[i];
+            Floats8 x = unpack8(slot_of(Place::X + i)), d = unpack8(slot_of(Place::DOUT + i));
+            float shift = -mean[i] * rstd[i], sum = 0.0f, projected = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                hat[i].v[j] = LAYERNORM ? fmaf(x.v[j], rstd[i], shift) : x.v[j] * rstd[i];
+                g[i].v[j] = d.v[j] * w.v[j];
+                weight_sum.v[j] = fmaf(d.v[j], hat[i].v[j], weight_sum.v[j]);
+                if (LAYERNORM) {
+                    bias_sum.v[j] += d.v[j];
+                    sum += g[i].v[j];
+                }
+                projected = fmaf(g[i].v[j], hat[i].v[j], projected);
+            }
+            both[i] = sum;
+            both[R + i] = projected;
+        }
+        if (next < n.M) { fetch(next, turn ^ 1); } // the slots of x and dout have been read
+        group_sums(both, buffer, group, lanes);
+        int at = row * vectors + vector;
+#pragma unroll
+        for (int i = 0; i < R; i++, at += vectors) {
+            Floats8 value = unpack8(slot_of(Place::RESIDUAL + turn * R + i));
+            float down = -rstd[i] * (both[i] * inverse);
+            float along = -rstd[i] * (both[R + i] * inverse);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                float rest = LAYERNORM ? value.v[j] + down : value.v[j];
+                value.v[j] = fmaf(hat[i].v[j], along, fmaf(g[i].v[j], rstd[i], rest));
+            }
+            uint4 packed = pack8(value);
+            value = unpack8(packed);
+#pragma unroll
+            for (int j = 0; j < VEC && LAYERNORM; j++) { column_sum.v[j] += value.v[j]; }
+            bool stores = (CODES || row + i < n.M) && inside;
+            if (stores) { reinterpret_cast<uint4 *>(out.bf16)[at] = packed; }
+            if (stores && (CODES || amax != nullptr)) { range = range8(range, value); }
+            if (CODES) { codes[i] = encode8<TYPE>(value, scale); }
+            if (CODES && stores) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
+        }
+        turn ^= 1;
+    };
+    int stride = gridDim.x * division.groups * CHUNK_ROWS;
+    int chunk = (blockIdx.x * division.groups + group) * CHUNK_ROWS;
+    if (chunk < n.M) { fetch(chunk, 0); }
+    for (; chunk < n.M; chunk += stride) {
+#pragma unroll 1
+        for (int slot = 0; slot < CHUNK_ROWS / 4 && chunk + slot * 4 < n.M; slot++) {
+            uint2 codes[4] = {};
+#pragma unroll(CODES ? 4 : 1)
+            for (int i = 0; i < 4; i += R) {
+                int done = slot * 4 + i + R;
+                int next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
+                if (!CODES && chunk + done - R >= n.M) { break; } // nothing has been fetched
+                rows(chunk + done - R, next, codes + i);
+            }
+            if (CODES && inside) { turn_codes(tile, codes, vector * VEC, slot); }
+        }
+        if (CODES) {
+            group_barrier(group, lanes);
+            flush_columns(out.fp8_t, tile, chunk, n.M, n.C, vector, lanes);
+            group_barrier(group, lanes);
+        }
+    }
+    if (CODES && q.record) { block_amax(&q.slot->amax, range); }
+    if (!CODES && amax != nullptr) { block_amax(amax, range); }
+    float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
+    int64_t kind = (int64_t)gridDim.x * n.C;
+    write_partial(partials, sums, weight_sum, n.C, group, division);
+    if (LAYERNORM) { write_partial(partials + kind, sums, bias_sum, n.C, group, division); }
+    if (LAYERNORM && n.column_sums.data != nullptr) {
+        write_partial(partials + 2 * kind, sums, column_sum, n.C, group, division);
+    }
+}
+
+template <int R, bool CODES, Fp8Type TYPE>
+static void launch_backward(const NormBackward &n, const Operand &out, const Fp8Tensor &q,
+                            float *amax, const Division &d, cudaStream_t stream) {
+    auto kernel = n.mean != NULL ? norm_backward_kernel<R, true, CODES, TYPE>
+                                 : norm_backward_kernel<R, false, CODES, TYPE>;
+    int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
+    int kinds = n.mean == NULL ? 1 : n.column_sums.data != NULL ? 3 : 2;
+    check_scratch("norm backward", n.scratch, (int64_t)blocks * kinds * n.C);
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
+    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, q, amax, d, 1.0f / (float)n.C);
+    LAUNCH_CHECK();
+    PartialSums sums = {{n.dweight}, n.scratch.data, blocks, n.C};
+    if (kinds > 1) { sums.outs[1] = n.dbias; }
+    if (kinds > 2) { sums.outs[2] = n.column_sums; }
+    sum_partials(sums, stream);
+}
+
+void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream) {
+    const char *name = "norm backward";
+    bool several = n.C <= WIDE;
+    check_norm(name, n.M, n.C);
+    check_operand(name, out, q, n.M, n.C);
+    check_aligned(name, {n.dout, n.x, n.weight});
+    if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
+    // RMSNorm's models have no biases: their column sums, where requested, are a pass of their own
+    Gradient sums = n.mean == NULL ? n.column_sums : Gradient{};
+    Division with_codes = divide(n.C, true, Slot<2>::COUNT * sizeof(uint4));
+    if (several && with_codes.groups > 0 && q.mode == SCALE_GIVEN && q.counts == NULL &&
+        out.fp8 != NULL && out.fp8_t != NULL && sums.data == NULL) {
+        if (q.type == FP8_E4M3) {
+            launch_backward<2, true, FP8_E4M3>(n, out, q, NULL, with_codes, stream);
+        } else {
+            launch_backward<2, true, FP8_E5M2>(n, out, q, NULL, with_codes, stream);
+        }
+        return;
+    }
+    int slots = several ? (int)Slot<2>::COUNT : (int)Slot<1>::COUNT;
+    Division d = divide(n.C, false, slots * sizeof(uint4));
+    if (d.groups == 0) { die("%s: %d channels; too little shared memory", name, n.C); }
+    auto launch = several ? launch_backward<2, false, FP8_E4M3>
+                          : launch_backward<1, false, FP8_E4M3>;
+    launch(n, out, q, measured_amax(q), d, stream);
+    gpu_quantize(out, q, sums, n.scratch, n.M, n.C, stream);
 }

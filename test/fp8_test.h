@@ -1,28 +1,37 @@
-// What the tests of kernels that write FP8 share.
+// What the tests of operands share: a tensor in its three forms, and one test of every producer, in
+// all the ways in which it can be asked for its output (kernels.h).
 #ifndef LLM8_FP8_TEST_H
 #define LLM8_FP8_TEST_H
 
-#include "../kernels/fp8.h"
 #include "gpu_test.h"
 
 typedef std::vector<uint8_t> Codes;
 
-// A quantised tensor under test: poisoned outputs, one slot, one live entry.
+static inline bool has_fp8(void) {
+    return gpu.capability >= 90;
+}
+
+template <typename T> static bool same(const std::vector<T> &a, const std::vector<T> &b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// A tensor under test: poisoned outputs, one slot, one live entry.
 struct Quantised {
     int M, N;
     Fp8Type type;
-    Buffer<uint8_t> rows, columns;
+    Bf16Buffer bf16;
+    Buffer<uint8_t> fp8, fp8_t;
     Buffer<Fp8Live> live;
     Buffer<Fp8Slot> slot;
     Buffer<Fp8Counts> counts;
     float scale;
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
-        : M(m), N(n), type(t), rows((size_t)m * n), columns((size_t)m * n), live(1), slot(1),
-          counts(1), scale(given_scale) {
+        : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
+          live(1), slot(1), counts(1), scale(given_scale) {
         reset(0.0f, 1);
     }
-    // count: of the slot's history; the live range as a producer would have left it
+    // count: of the slot's history; measured: the amax as a producer would have left it
     void reset(float measured, int count) {
         Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
         Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
@@ -30,12 +39,15 @@ struct Quantised {
         live.put(&l);
         slot.put(&s);
         counts.put(&nothing);
-        rows.poison();
-        columns.poison();
+        bf16.poison();
+        fp8.poison();
+        fp8_t.poison();
     }
-    Fp8Out out() {
-        return {rows.data, columns.data, type, fp8_max(type),
-                live.data, slot.data,    true, counts.data};
+    Operand operand() const {
+        return {bf16.data, fp8.data, fp8_t.data};
+    }
+    Fp8Tensor tensor(ScaleMode mode, bool fused) const {
+        return {type, mode, fused, true, fp8_max(type), live.data, slot.data, counts.data};
     }
 };
 
@@ -60,28 +72,99 @@ static inline int check_codes(const Codes &codes, const Floats &values, float sc
     return differ;
 }
 
-static inline void check_transpose(Quantised &q) {
-    Codes rows = q.rows.get(), columns = q.columns.get(), turned(rows.size());
+static inline void check_transpose(const Quantised &q) {
+    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), turned(rows.size());
     for (int i = 0; i < q.M; i++) {
         for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = rows[(size_t)i * q.N + j]; }
     }
     CHECK(columns == turned);
 }
 
-// A tensor quantised by a given scale, and its range in the slot. exact: the values are those of
-// cpu.c to the last bit, so the codes must be too, and the range.
-static inline void check_given(Quantised &q, const Floats &expected, bool exact) {
-    int differ = check_codes(q.rows.get(), expected, q.scale, q.type, exact ? 0 : 1);
+// A tensor quantised by a given scale, its amax in the slot, and what was lost. exact: the values
+// are known to the last bit, so the codes must be exact too, and the amax.
+static inline void check_given(const Quantised &q, const Floats &expected, bool exact) {
+    int differ = check_codes(q.fp8.get(), expected, q.scale, q.type, exact ? 0 : 1);
     CHECK(differ <= (int)(expected.size() / 50)); // rounding differs rarely
     check_transpose(q);
     float amax = tensor_amax(expected.data(), (int64_t)expected.size());
     CHECK_CLOSE(q.slot.get()[0].amax, amax, exact ? 0.0 : 1e-4 * amax);
-    Fp8Counts counts = q.counts.get()[0], wanted = {0, 0, 0};
-    count_fp8(&wanted, expected.data(), (int64_t)expected.size(), q.scale, q.type);
+    Fp8Counts counts = q.counts.get()[0], right = {0, 0, 0};
+    count_fp8(&right, expected.data(), (int64_t)expected.size(), q.scale, q.type);
     double near = exact ? 0.0 : 0.02; // values that are not exact may be on the other side
-    CHECK_EQUAL(counts.elements, wanted.elements);
-    CHECK_CLOSE((double)counts.saturated, (double)wanted.saturated, near * expected.size());
-    CHECK_CLOSE((double)counts.vanished, (double)wanted.vanished, near * expected.size());
+    CHECK_EQUAL(counts.elements, right.elements);
+    CHECK_CLOSE((double)counts.saturated, (double)right.saturated, near * expected.size());
+    CHECK_CLOSE((double)counts.vanished, (double)right.vanished, near * expected.size());
+}
+
+// A tensor quantised by its measured amax.
+static inline void check_measured(const Quantised &q, const Floats &values) {
+    float amax = tensor_amax(values.data(), (int64_t)values.size());
+    float scale = fp8_scale(amax, fp8_max(q.type), 1.0f);
+    Fp8Live live = q.live.get()[0];
+    CHECK_CLOSE(live.amax, amax, 0.0);
+    CHECK_CLOSE(live.scale, scale, 0.0);
+    CHECK_CLOSE(live.scale_inv, 1.0f / scale, 0.0);
+    CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
+    CHECK_EQUAL(check_codes(q.fp8.get(), values, scale, q.type, 0), 0);
+    check_transpose(q);
+}
+
+// What a fused producer quantises, and what it leaves in BF16.
+typedef enum {
+    FUSED_UNROUNDED, // FP32 values; the BF16 form stays as it was
+    FUSED_ROUNDED    // its BF16 result, which it also leaves
+} Fused;
+
+// A producer of [M,N] against its FP32 definition: in BF16; and, where shape and device allow FP8,
+// fused, by a given scale in two passes, and measured. input: what the producer finds in out.bf16;
+// NULL: nothing.
+template <typename Launch>
+static void check_producer(Fused fused, int M, int N, Fp8Type type, float scale,
+                           const Floats *input, const Floats &expected, Launch produce) {
+    Quantised q(M, N, type, scale);
+    Operand all = q.operand();
+    Floats before = input != NULL ? *input : Floats(expected.size(), bf16_decode(0xffff));
+    auto launch = [&](Operand out, Fp8Tensor tensor) {
+        put_floats(q.bf16, before);
+        produce(out, tensor);
+    };
+    launch({all.bf16, NULL, NULL}, Fp8Tensor{});
+    Floats result = get_floats(q.bf16);
+    CHECK_BF16(result, expected, 1.05);
+    CHECK(Codes(q.fp8.count, 0xff) == q.fp8.get());
+    if (!has_fp8() || M % 16 != 0 || N % 16 != 0) { return; }
+
+    q.reset(0.0f, 1);
+    launch(all, q.tensor(SCALE_GIVEN, true));
+    const Floats &left = fused == FUSED_ROUNDED ? result : before;
+    CHECK(same_bits(get_floats(q.bf16), left));
+    check_given(q, fused == FUSED_ROUNDED ? result : expected, fused == FUSED_ROUNDED);
+    float amax = q.slot.get()[0].amax;
+    Codes rows = q.fp8.get(), columns = q.fp8_t.get(), untouched(rows.size(), 0xff);
+    for (int forms = 1; forms < 4; forms++) { // without counts, and one form alone
+        q.reset(0.0f, 1);
+        Fp8Tensor uncounted = q.tensor(SCALE_GIVEN, true);
+        uncounted.counts = NULL;
+        launch({all.bf16, forms & 1 ? all.fp8 : NULL, forms & 2 ? all.fp8_t : NULL}, uncounted);
+        CHECK(q.fp8.get() == (forms & 1 ? rows : untouched));
+        CHECK(q.fp8_t.get() == (forms & 2 ? columns : untouched));
+        CHECK(same_bits(get_floats(q.bf16), left));
+        CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
+        CHECK_EQUAL(q.counts.get()[0].elements, 0);
+    }
+
+    q.reset(0.0f, 1);
+    launch(all, q.tensor(SCALE_GIVEN, false));
+    CHECK(same_bits(get_floats(q.bf16), result));
+    check_given(q, result, true);
+
+    q.reset(0.0f, 0);
+    launch(all, q.tensor(SCALE_MEASURED, false));
+    CHECK(same_bits(get_floats(q.bf16), result));
+    check_measured(q, result);
+    q.reset(0.0f, 3); // with a history, whose scale stays
+    launch(all, q.tensor(SCALE_MEASURED, false));
+    CHECK_EQUAL(check_codes(q.fp8.get(), result, scale, type, 0), 0);
 }
 
 #endif

@@ -1,6 +1,6 @@
-// What the GPU tests share: device buffers that start poisoned, random BF16 data, and the rule by
-// which a kernel is judged: its error against the FP32 definition may be at most k times that of
-// merely rounding the definition's result to BF16.
+// What the GPU tests share: device buffers that start poisoned and end in a guard zone, random BF16
+// data, and the rule by which a kernel is judged: its error against the FP32 definition may be at
+// most k times that of merely rounding the definition's result to BF16.
 #ifndef LLM8_GPU_TEST_H
 #define LLM8_GPU_TEST_H
 
@@ -9,6 +9,8 @@
 #include "../kernels/kernels.h"
 #include "test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 typedef std::vector<float> Floats;
@@ -16,17 +18,30 @@ typedef std::vector<int> Ints;
 
 static Gpu gpu;
 
-// A device buffer, filled with 0xff (NaN as BF16 and as FP32) when it is made.
+// A device buffer, filled with 0xff (NaN as BF16 and as FP32) when it is made. What follows it must
+// not be written: compute-sanitizer does not see that where buffers share an allocation.
 template <typename T> struct Buffer {
+    enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
     T *data = nullptr;
     size_t count;
 
     explicit Buffer(size_t n) : count(n) {
-        CUDA_CHECK(cudaMalloc((void **)&data, n * sizeof(T) + 16));
+        CUDA_CHECK(cudaMalloc((void **)&data, n * sizeof(T) + GUARD));
+        CUDA_CHECK(cudaMemsetAsync(data + n, GUARD_BYTE, GUARD, gpu.stream));
         poison();
     }
     ~Buffer() {
-        cudaFree(data);
+        std::vector<uint8_t> zone(GUARD);
+        CUDA_CHECK(
+            cudaMemcpyAsync(zone.data(), data + count, GUARD, cudaMemcpyDeviceToHost, gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        size_t intact = 0;
+        while (intact < GUARD && zone[intact] == GUARD_BYTE) { intact++; }
+        if (intact < GUARD) {
+            test_fail(__FILE__, __LINE__, "byte %zu after a buffer of %zu was written", intact,
+                      count * sizeof(T));
+        }
+        CUDA_CHECK(cudaFree(data));
     }
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
@@ -71,8 +86,7 @@ struct InputBuffer : Buffer<StepInput> {
     }
 };
 
-// An update by FP32 moments and BF16 gradients, whose other fields are the tests'
-// own.
+// An update by FP32 moments and BF16 gradients; the tests set its other fields.
 static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp_avg_sq,
                                        const Bf16 *gradients, const uint8_t *decay) {
     return {.master = master,
@@ -88,8 +102,8 @@ static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp
             .weight_decay = 0.1f};
 }
 
-// Segments of an update of n parameters that begin at these elements; gradients, moments and copies
-// lie as the parameters do.
+// Segments of an update of n parameters that begin at these elements; gradients, moments and BF16
+// weights lie as the parameters do.
 struct SegmentBuffer : Buffer<AdamWSegment> {
     SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, Bf16 *weights, int64_t n)
         : Buffer<AdamWSegment>(first.size()) {
@@ -99,7 +113,7 @@ struct SegmentBuffer : Buffer<AdamWSegment> {
             AdamWSegment s = {};
             s.first = s.gradient = s.state = first[i];
             s.n = (i + 1 < first.size() ? first[i + 1] : n) - first[i];
-            s.weights = weights + first[i];
+            s.bf16 = weights + first[i];
             s.first_block = u.segment_blocks;
             u.segment_blocks += gpu_adamw_blocks(s.n);
             segments.push_back(s);
@@ -110,22 +124,15 @@ struct SegmentBuffer : Buffer<AdamWSegment> {
     }
 };
 
-// Where a kernel leaves the range of what it writes.
-struct AmaxBuffer : FloatBuffer {
-    AmaxBuffer() : FloatBuffer(1) {
-        clear();
+// Exactly the scratch that sums over M rows need.
+struct SumScratch : FloatBuffer {
+    SumScratch(int64_t M, int64_t columns)
+        : FloatBuffer(partial_sums_bytes(M, columns) / sizeof(float)) {
     }
-    float *clear() {
-        CUDA_CHECK(cudaMemset(data, 0, sizeof(float)));
-        return data;
+    Scratch scratch() const {
+        return {data, count * sizeof(float)};
     }
 };
-
-#define CHECK_AMAX(buffer, values)                                                    \
-    do {                                                                              \
-        Floats all = values;                                                          \
-        CHECK_EQUAL((buffer).get()[0], tensor_amax(all.data(), (int64_t)all.size())); \
-    } while (0)
 
 // Under compute-sanitizer, which is slow (LLM8_SANITIZING is the tool): larger shapes are left out,
 // and so are the libraries' own kernels.
@@ -195,6 +202,37 @@ static inline void check_against(const char *what, const Floats &actual, const F
 // BF16 results against the FP32 definition.
 #define CHECK_BF16(actual, expected, k) \
     check_against(#actual, actual, expected, k, __FILE__, __LINE__)
+
+// A launcher that refuses what it is given: it dies before it calls CUDA, and says `part`.
+template <typename Call> static void check_dies(const char *part, Call call, int line) {
+    int ends[2], status;
+    char text[512];
+    size_t length = 0;
+    if (sanitizing()) { return; }
+    fflush(stdout);
+    if (pipe(ends) != 0) { die("pipe: no file descriptors"); }
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        dup2(ends[1], STDERR_FILENO);
+        call();
+        _exit(EXIT_SUCCESS);
+    }
+    close(ends[1]);
+    for (ssize_t n = 1; n > 0 && length + 1 < sizeof(text); length += n > 0 ? (size_t)n : 0) {
+        n = read(ends[0], text + length, sizeof(text) - 1 - length);
+    }
+    text[length] = 0;
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    if (strstr(text, part) == NULL) {
+        test_fail(__FILE__, line, "not refused with \"%s\": \"%s\"", part, text);
+    }
+}
+
+#define CHECK_DIES(part, call) \
+    check_dies(                \
+        part, [&] { call; }, __LINE__)
 
 // Milliseconds a call takes, the median of a few, over buffers larger than L2.
 template <typename Call> static float time_ms(Call call) {

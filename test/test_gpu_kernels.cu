@@ -1,10 +1,6 @@
-// Every kernel against its definition in cpu.c: odd shapes, random data, poisoned outputs, repeats
-// that must give the same bits.
-#include "gpu_test.h"
-
-static GradientOut overwrite(void *data, GpuType type) {
-    return {data, type, false};
-}
+// Every kernel of a step against its definition in cpu.c, in BF16 and FP8: odd shapes, random data,
+// poisoned outputs, guard zones, repeats that must give the same bits.
+#include "fp8_test.h"
 
 // Runs a gradient kernel into FP32 and BF16, overwriting and adding, and checks each.
 template <typename Launch>
@@ -66,9 +62,8 @@ static void embedding(int B, int T, int C, int V, bool positions) {
     starts.put(host_starts.data());
     runs.put(host_runs.data());
     embedding_backward(dwte.data(), dwpe.data(), dout.host.data(), tokens.data(), B, T, C);
-    CHECK_GRADIENT(dwpe, [&](GradientOut g) {
-        gpu_position_backward(g, dout.device.data, B, T, C, gpu.stream);
-    });
+    CHECK_GRADIENT(
+        dwpe, [&](Gradient g) { gpu_position_backward(g, dout.device.data, B, T, C, gpu.stream); });
     FloatBuffer sums((size_t)V * C);
     CUDA_CHECK(cudaMemsetAsync(sums.data, 0, sums.count * sizeof(float), gpu.stream));
     gpu_embedding_backward({sums.data, TYPE_F32, true}, dout.device.data, device_tokens.data,
@@ -85,210 +80,275 @@ static void embeddings(void) {
     embedding(64, 3, 40, 7, false);
 }
 
-// Gradients of a norm: the residual's, the weights', and the sums of the residual's.
-static void norm_gradients(int M, int C, bool layernorm, const Input &x, const Input &w,
-                           const Floats &mean, const Floats &rstd) {
-    if (misleads_racecheck(M, C)) { return; }
-    Input dout((size_t)M * C, 1), residual((size_t)M * C, 1);
-    FloatBuffer device_mean(M), device_rstd(M), scratch(partial_sums_bytes(3 * C) / sizeof(float));
-    device_mean.put(mean.data());
-    device_rstd.put(rstd.data());
-    Floats dx = residual.host, dw(C, 0.0f), db(C, 0.0f), sums(C, 0.0f);
-    if (layernorm) {
-        layernorm_backward(dx.data(), dw.data(), db.data(), dout.host.data(), x.host.data(),
-                           w.host.data(), mean.data(), rstd.data(), M, C);
-    } else {
-        rmsnorm_backward(dx.data(), dw.data(), dout.host.data(), x.host.data(), w.host.data(),
-                         rstd.data(), M, C);
+// The norm's three sums over rows, by FP32 unless g says otherwise.
+static void norm_gradients(const NormBackward &plain, const Input &residual, const Floats &dw,
+                           const Floats &db, const Floats &sums) {
+    int M = plain.M, C = plain.C;
+    bool layernorm = plain.mean != NULL;
+    FloatBuffer spare(C), spare2(C), spare3(C);
+    Quantised q(M, C, FP8_E5M2, 60.0f);
+    for (int fused = 0; fused < 2; fused++) {
+        if (fused && (!has_fp8() || M % 16 != 0 || C % 16 != 0)) { continue; }
+        Fp8Tensor tensor = fused ? q.tensor(SCALE_GIVEN, true) : Fp8Tensor{};
+        Operand out = {q.bf16.data, fused ? q.fp8.data : NULL, fused ? q.fp8_t.data : NULL};
+        tensor.counts = NULL;
+        auto run = [&](int which, Gradient g) {
+            NormBackward n = plain;
+            n.dweight = {spare.data, TYPE_F32, false};
+            if (layernorm) { n.dbias = {spare2.data, TYPE_F32, false}; }
+            n.column_sums = {spare3.data, TYPE_F32, false};
+            (which == 0 ? n.dweight : which == 1 ? n.dbias : n.column_sums) = g;
+            put_floats(q.bf16, residual.host);
+            gpu_norm_backward(out, tensor, n, gpu.stream);
+        };
+        CHECK_GRADIENT(dw, [&](Gradient g) { run(0, g); });
+        if (layernorm) {
+            CHECK_GRADIENT(db, [&](Gradient g) { run(1, g); });
+        }
+        CHECK_GRADIENT(sums, [&](Gradient g) { run(2, g); });
     }
-    Bf16Buffer d_residual((size_t)M * C);
-    FloatBuffer other(C), third(C);
-    AmaxBuffer amax;
-    NormBackward n = {d_residual.data,
-                      {},
-                      {},
-                      {},
-                      dout.device.data,
-                      x.device.data,
-                      w.device.data,
-                      layernorm ? device_mean.data : NULL,
-                      device_rstd.data,
-                      scratch.data,
-                      amax.data,
-                      M,
-                      C};
-    auto run = [&](GradientOut weight, GradientOut bias, GradientOut column_sums) {
-        put_floats(d_residual, residual.host);
-        n.dweight = weight;
-        n.dbias = bias;
-        n.column_sums = column_sums;
-        gpu_norm_backward(n, gpu.stream);
-    };
-    GradientOut none = {}, spare = overwrite(other.data, TYPE_F32),
-                spare2 = overwrite(third.data, TYPE_F32);
-    CHECK_GRADIENT(dw, [&](GradientOut g) { run(g, spare, none); });
-    if (layernorm) {
-        CHECK_GRADIENT(db, [&](GradientOut g) { run(spare, g, none); });
-    }
-    run(spare, spare2, none);
-    Floats result = get_floats(d_residual);
-    CHECK_BF16(result, dx, 1.05);
-    CHECK_AMAX(amax, result);
-    bias_backward(sums.data(), result.data(), M, C); // of what was written, rounding included
-    CHECK_GRADIENT(sums, [&](GradientOut g) { run(spare, spare2, g); });
 }
 
-static void norm(int M, int C, bool layernorm) {
-    if (left_out((int64_t)M * C)) { return; }
+// Weights are positive and dout follows x, so that with rows far from zero (centre) what a thread
+// beyond a row computes would be far larger than what is in it.
+static void norm(int M, int C, bool layernorm, float centre) {
     const float eps = 1e-5f;
-    Input x((size_t)M * C, 2), w(C, 1), b(C, 1);
-    for (float &v : x.host) { v += 0.5f; }
-    round_to_bf16(x.host.data(), x.host.data(), (int64_t)x.host.size());
-    put_floats(x.device, x.host);
-    Bf16Buffer out((size_t)M * C);
-    FloatBuffer device_mean(M), device_rstd(M);
-    Floats expected((size_t)M * C), mean(M), rstd(M);
-    AmaxBuffer amax;
-    const Bf16 *bias = layernorm ? b.device.data : NULL;
-    gpu_norm_forward({out.data, device_mean.data, device_rstd.data, amax.data, x.device.data,
-                      w.device.data, bias, eps, M, C},
-                     gpu.stream);
-    CHECK_AMAX(amax, get_floats(out));
-    if (layernorm) {
-        layernorm_forward(expected.data(), mean.data(), rstd.data(), x.host.data(), w.host.data(),
-                          b.host.data(), M, C, eps);
-        CHECK_ERROR(device_mean.get().data(), mean.data(), M, 1e-5);
-    } else {
-        rmsnorm_forward(expected.data(), rstd.data(), x.host.data(), w.host.data(), M, C, eps);
+    size_t n = (size_t)M * C;
+    if (left_out((int64_t)n) || misleads_racecheck(M, C)) { return; }
+    Input x(n, 2), w(C, 1), b(C, 1), dout(n, 1), residual(n, 1);
+    for (float &value : w.host) { value = fabsf(value); }
+    for (size_t i = 0; i < n; i++) {
+        dout.host[i] += x.host[i];
+        x.host[i] += centre;
     }
-    CHECK_ERROR(device_rstd.get().data(), rstd.data(), M, 1e-5);
-    CHECK_BF16(get_floats(out), expected, 1.05);
-    norm_gradients(M, C, layernorm, x, w, mean, rstd);
+    round_to_bf16(x.host.data(), x.host.data(), (int64_t)n);
+    round_to_bf16(dout.host.data(), dout.host.data(), (int64_t)n);
+    put_floats(w.device, w.host);
+    put_floats(x.device, x.host);
+    put_floats(dout.device, dout.host);
+    FloatBuffer mean(M), rstd(M);
+    Floats y(n), means(M), deviations(M), dx = residual.host, dw(C, 0.0f), db(C, 0.0f),
+                                          sums(C, 0.0f);
+    const Bf16 *bias = layernorm ? b.device.data : NULL;
+    if (layernorm) {
+        layernorm_forward(y.data(), means.data(), deviations.data(), x.host.data(), w.host.data(),
+                          b.host.data(), M, C, eps);
+    } else {
+        rmsnorm_forward(y.data(), deviations.data(), x.host.data(), w.host.data(), M, C, eps);
+    }
+    check_producer(FUSED_UNROUNDED, M, C, FP8_E4M3, 60.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
+        mean.poison();
+        rstd.poison();
+        gpu_norm_forward(out, q,
+                         {mean.data, rstd.data, x.device.data, w.device.data, bias, eps, M, C},
+                         gpu.stream);
+        if (layernorm) { CHECK_ERROR(mean.get().data(), means.data(), M, 1e-5); }
+        CHECK_ERROR(rstd.get().data(), deviations.data(), M, 1e-5);
+    });
+
+    SumScratch scratch(M, 3 * C);
+    FloatBuffer ignored(C), ignored2(C);
+    mean.put(means.data());
+    rstd.put(deviations.data());
+    if (layernorm) {
+        layernorm_backward(dx.data(), dw.data(), db.data(), dout.host.data(), x.host.data(),
+                           w.host.data(), means.data(), deviations.data(), M, C);
+    } else {
+        rmsnorm_backward(dx.data(), dw.data(), dout.host.data(), x.host.data(), w.host.data(),
+                         deviations.data(), M, C);
+    }
+    NormBackward backward = {};
+    backward.dweight = {ignored.data, TYPE_F32, false};
+    if (layernorm) { backward.dbias = {ignored2.data, TYPE_F32, false}; }
+    backward.dout = dout.device.data;
+    backward.x = x.device.data;
+    backward.weight = w.device.data;
+    backward.mean = layernorm ? mean.data : NULL;
+    backward.rstd = rstd.data;
+    backward.scratch = scratch.scratch();
+    backward.M = M;
+    backward.C = C;
+    Floats result;
+    check_producer(FUSED_ROUNDED, M, C, FP8_E5M2, 60.0f, &residual.host, dx,
+                   [&](Operand out, Fp8Tensor q) {
+                       gpu_norm_backward(out, q, backward, gpu.stream);
+                       if (!result.empty()) { return; }
+                       std::vector<Bf16> codes(n);
+                       CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+                       CUDA_CHECK(cudaMemcpy(codes.data(), out.bf16, n * sizeof(Bf16),
+                                             cudaMemcpyDeviceToHost));
+                       for (Bf16 code : codes) { result.push_back(bf16_decode(code)); }
+                   });
+    bias_backward(sums.data(), result.data(), M, C); // of what was written, rounding included
+    norm_gradients(backward, residual, dw, db, sums);
 }
+
+static const int norm_shapes[][2] = {
+    {1, 8},     {17, 48},     {16, 16},   {80, 208},  {1000, 768}, {1008, 768}, {65, 1600},
+    {96, 1600}, {1008, 1600}, {33, 2048}, {64, 2048}, {48, 4096},  {19, 5128},  {32, 5120},
+    {32, 8192}, {9, 8192},    {256, 768}, {256, 776}, {192, 1360} // the last three share out evenly
+};
 
 static void norms(void) {
     for (int layernorm = 0; layernorm < 2; layernorm++) {
-        norm(1, 8, layernorm);
-        norm(17, 48, layernorm);
-        norm(1000, 768, layernorm);
-        norm(65, 1600, layernorm);
-        norm(33, 2048, layernorm);
-        norm(19, 5128, layernorm);
-        norm(9, 8192, layernorm);
-        norm(256, 776, layernorm); // of even shares
-        norm(192, 1352, layernorm);
+        for (const int *shape : norm_shapes) { norm(shape[0], shape[1], layernorm, 0.5f); }
+        norm(96, 1600, layernorm, 64.0f);
     }
+}
+
+// As on devices whose blocks have less shared memory than Hopper's: fewer groups, or none.
+static void norms_in_little_shared_memory(void) {
+    static const char *const kilobytes[] = {"164", "99", "72"};
+    for (const char *kib : kilobytes) {
+        setenv("LLM8_TEST_SHARED_KIB", kib, 1);
+        for (int layernorm = 0; layernorm < 2; layernorm++) {
+            norm(256, 768, layernorm, 0.5f);
+            norm(96, 1600, layernorm, 0.5f);
+            norm(48, 2048, layernorm, 0.5f);
+            norm(32, 4096, layernorm, 0.5f);
+        }
+    }
+    unsetenv("LLM8_TEST_SHARED_KIB");
 }
 
 static void rope(int B, int T, int H, int G, int D) {
     int N = (H + 2 * G) * D;
     Input qkv((size_t)B * T * N, 1);
-    Floats table((size_t)T * D), expected = qkv.host;
-    FloatBuffer device_table(table.size());
-    Rope angles = {10000.0};
-    rope_table(table.data(), T, D, &angles);
-    device_table.put(table.data());
-    rope_apply(expected.data(), table.data(), B, T, H, G, D, false);
-    gpu_rope_apply(qkv.device.data, device_table.data, B, T, H, G, D, false, gpu.stream);
-    Floats turned = get_floats(qkv.device);
-    CHECK_BF16(turned, expected, 1.02);
-    rope_apply(turned.data(), table.data(), B, T, H, G, D, true);
-    gpu_rope_apply(qkv.device.data, device_table.data, B, T, H, G, D, true, gpu.stream);
-    CHECK_BF16(get_floats(qkv.device), turned, 1.02);
+    Floats table((size_t)T * D), forward = qkv.host, backward = qkv.host;
+    FloatBuffer angles(table.size());
+    Rope rope = {10000.0};
+    rope_table(table.data(), T, D, &rope);
+    angles.put(table.data());
+    rope_apply(forward.data(), table.data(), B, T, H, G, D, false);
+    rope_apply(backward.data(), table.data(), B, T, H, G, D, true);
+    gpu_rope_forward(qkv.device.data, angles.data, B, T, H, G, D, gpu.stream);
+    CHECK_BF16(get_floats(qkv.device), forward, 1.02);
+    for (int type = 0; type < 2; type++) {
+        check_producer(D % 16 == 0 ? FUSED_UNROUNDED : FUSED_ROUNDED, B * T, N, (Fp8Type)type,
+                       100.0f, &qkv.host, backward, [&](Operand out, Fp8Tensor q) {
+                           gpu_rope_backward(out, q, angles.data, B, T, H, G, D, gpu.stream);
+                       });
+    }
 }
 
 static void ropes(void) {
+    static const int head_sizes[] = {16, 24, 40, 64, 72, 80, 96, 100, 128};
+    for (int D : head_sizes) {
+        rope(2, 24, 4, 2, D);
+        rope(1, 17, 3, 1, D);
+    }
     rope(1, 1, 1, 1, 16);
+    rope(1, 5, 1, 1, 2);
     rope(2, 17, 25, 5, 64);
-    rope(1, 100, 4, 2, 24); // half a head is not a multiple of 8
-    rope(2, 33, 8, 2, 128);
+    CHECK_DIES("head size must be even",
+               gpu_rope_forward((Bf16 *)16, (float *)16, 1, 1, 1, 1, 7, gpu.stream));
 }
 
-static void activation(int M, int F) {
-    if (left_out((int64_t)M * F)) { return; }
-    Input x((size_t)M * F, 2), x2((size_t)M * 2 * F, 2), dout((size_t)M * F, 1);
-    int64_t n = (int64_t)M * F;
-    Bf16Buffer out(n), dx(n), dx2(2 * n);
-    FloatBuffer scratch(partial_sums_bytes(2 * F) / sizeof(float));
-    Floats expected(n), expected2(2 * n), sums(F, 0.0f);
-    AmaxBuffer amax;
-    gpu_gelu_forward(out.data, amax.data, x.device.data, n, gpu.stream);
-    CHECK_AMAX(amax, get_floats(out));
-    gelu_forward(expected.data(), x.host.data(), n);
-    CHECK_BF16(get_floats(out), expected, 1.05);
-    gelu_backward(expected.data(), dout.host.data(), x.host.data(), n);
-    auto backward = [&](GradientOut g) {
-        gpu_gelu_backward(
-            {dx.data, amax.clear(), g, dout.device.data, x.device.data, scratch.data, M, F},
-            gpu.stream);
-    };
+static void activation(int M, int F, Fp8Type type) {
+    size_t n = (size_t)M * F;
+    if (left_out((int64_t)n)) { return; }
+    Input x(n, 2), x2(2 * n, 2), dout(n, 1);
+    SumScratch scratch(M, F);
     FloatBuffer ignored(F);
-    backward(overwrite(ignored.data, TYPE_F32));
-    Floats result = get_floats(dx);
-    CHECK_BF16(result, expected, 1.05);
-    CHECK_AMAX(amax, result);
-    bias_backward(sums.data(), result.data(), M, F);
-    CHECK_GRADIENT(sums, backward);
-
-    out.poison();
-    gpu_swiglu_forward(out.data, amax.clear(), x2.device.data, M, F, gpu.stream);
-    swiglu_forward(expected.data(), x2.host.data(), M, F);
-    CHECK_BF16(get_floats(out), expected, 1.05);
-    CHECK_AMAX(amax, get_floats(out));
-    gpu_swiglu_backward(dx2.data, amax.clear(), dout.device.data, x2.device.data, M, F, gpu.stream);
-    swiglu_backward(expected2.data(), dout.host.data(), x2.host.data(), M, F);
-    CHECK_BF16(get_floats(dx2), expected2, 1.05);
-    CHECK_AMAX(amax, get_floats(dx2));
-
-    sums.assign(2 * F, 0.0f);
-    bias_backward(sums.data(), x2.host.data(), M, 2 * F);
-    CHECK_GRADIENT(sums, [&](GradientOut g) {
-        gpu_column_sums(g, x2.device.data, scratch.data, M, 2 * F, gpu.stream);
+    Floats y(n), dx(n), dx2(2 * n), sums(F, 0.0f);
+    gelu_forward(y.data(), x.host.data(), (int64_t)n);
+    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
+        gpu_gelu_forward(out, q, x.device.data, M, F, gpu.stream);
     });
+    swiglu_forward(y.data(), x2.host.data(), M, F);
+    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
+        gpu_swiglu_forward(out, q, x2.device.data, M, F, gpu.stream);
+    });
+    swiglu_backward(dx2.data(), dout.host.data(), x2.host.data(), M, F); // in place of x
+    check_producer(FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x2.host, dx2,
+                   [&](Operand out, Fp8Tensor q) {
+                       gpu_swiglu_backward(out, q, dout.device.data, out.bf16, M, F, gpu.stream);
+                   });
+    gelu_backward(dx.data(), dout.host.data(), x.host.data(), (int64_t)n); // in place of dout
+    auto backward = [&](Operand out, Fp8Tensor q, Gradient g) {
+        gpu_gelu_backward(out, q, g, out.bf16, x.device.data, scratch.scratch(), M, F, gpu.stream);
+    };
+    check_producer(FUSED_UNROUNDED, M, F, type, 50.0f, &dout.host, dx,
+                   [&](Operand out, Fp8Tensor q) {
+                       backward(out, q, {ignored.data, TYPE_F32, false});
+                   });
+    Quantised result(M, F, type, 50.0f);
+    if (has_fp8() && M % 16 == 0 && F % 16 == 0) { // of the unrounded values
+        bias_backward(sums.data(), dx.data(), M, F);
+        put_floats(result.bf16, dout.host);
+        backward(result.operand(), result.tensor(SCALE_GIVEN, true),
+                 {ignored.data, TYPE_F32, false});
+        CHECK_ERROR(ignored.get().data(), sums.data(), F, 1e-4);
+        sums.assign(F, 0.0f);
+    }
+    auto plain = [&](Gradient g) {
+        put_floats(result.bf16, dout.host);
+        backward({result.bf16.data, NULL, NULL}, {}, g);
+    };
+    plain({ignored.data, TYPE_F32, false});
+    bias_backward(sums.data(), get_floats(result.bf16).data(), M, F); // of the rounded values
+    CHECK_GRADIENT(sums, plain);
 }
 
 static void activations(void) {
-    activation(1, 8);
-    activation(17, 200);
-    activation(1000, 3072);
-    activation(5000, 264);
+    activation(1, 8, FP8_E5M2);
+    activation(17, 200, FP8_E5M2);
+    activation(16, 16, FP8_E4M3);
+    activation(144, 208, FP8_E5M2);
+    activation(1000, 3072, FP8_E5M2);
+    activation(512, 3072, FP8_E4M3);
+    activation(5000, 264, FP8_E5M2);
 }
 
-static void loss(int M, int V, int P) {
+static void loss(int M, int V, int P, Fp8Type type) {
+    const float factor = 0.25f;
     if (left_out((int64_t)M * P)) { return; }
     Input logits((size_t)M * P, 3);
-    Ints targets = random_tokens(M, V);
-    for (int i = 0; i < M; i += 5) { targets[i] = i % 2 ? -1 : V - 1; }
-    if (M > 2) { targets[2] = -1; }
-    Buffer<int> device_targets(M);
-    device_targets.put(targets.data());
-    FloatBuffer losses(M);
+    Ints host_targets = random_tokens(M, V);
+    for (int i = 0; i < M; i += 5) { host_targets[i] = i % 2 ? -1 : V - 1; }
+    if (M > 2) { host_targets[2] = -1; }
+    Buffer<int> targets(M);
+    targets.put(host_targets.data());
+    FloatBuffer losses(M), lse(M);
     Buffer<double> sum(1);
-    Floats expected_losses(M), gradient = logits.host;
-    double expected_sum = 0;
-    gpu_cross_entropy(losses.data, logits.device.data, device_targets.data, M, V, P, 0.0f,
-                      gpu.stream);
+    Floats expected(M), gradient = logits.host;
+    double total = 0;
+    cross_entropy(expected.data(), gradient.data(), host_targets.data(), M, V, P, factor);
+    gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, M, V,
+                      P, 0.0f, gpu.stream);
     CHECK(same_bits(get_floats(logits.device), logits.host));
-    cross_entropy(expected_losses.data(), gradient.data(), targets.data(), M, V, P, 0.25f);
-    CHECK_ERROR(losses.get().data(), expected_losses.data(), M, 2e-6);
-    losses.poison();
-    gpu_cross_entropy(losses.data, logits.device.data, device_targets.data, M, V, P, 0.25f,
-                      gpu.stream);
-    CHECK_ERROR(losses.get().data(), expected_losses.data(), M, 2e-6);
-    CHECK_BF16(get_floats(logits.device), gradient, 1.05);
+    CHECK_ERROR(losses.get().data(), expected.data(), M, 2e-6);
+    check_producer(FUSED_UNROUNDED, M, P, type, fp8_max(type) / factor, &logits.host, gradient,
+                   [&](Operand out, Fp8Tensor q) {
+                       if (q.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
+                           gpu_cross_entropy(losses.data, {out.bf16, NULL, NULL}, {}, NULL,
+                                             targets.data, M, V, P, factor, gpu.stream);
+                           gpu_measure(q, out.bf16, (int64_t)M * P, gpu.stream);
+                           gpu_quantize(out, q, {}, {}, M, P, gpu.stream);
+                           return;
+                       }
+                       losses.poison();
+                       gpu_cross_entropy(losses.data, out, q, lse.data, targets.data, M, V, P,
+                                         factor, gpu.stream);
+                       CHECK_ERROR(losses.get().data(), expected.data(), M, 2e-6);
+                   });
     gpu_sum_losses(sum.data, losses.data, M, false, gpu.stream);
     gpu_sum_losses(sum.data, losses.data, M, true, gpu.stream);
-    for (float l : losses.get()) { expected_sum += 2.0 * l; }
-    CHECK_CLOSE(sum.get()[0], expected_sum, 1e-9 * fabs(expected_sum));
+    for (float l : losses.get()) { total += 2.0 * l; }
+    CHECK_CLOSE(sum.get()[0], total, 1e-9 * fabs(total));
 }
 
 static void losses(void) {
-    loss(1, 5, 8);
-    loss(33, 257, 264);
-    loss(100, 8001, 8064);
-    loss(5, 50257, 50304);
-    loss(20, 50257, 50304);
-    loss(7, 128256, 128256);
+    loss(1, 5, 8, FP8_E5M2);
+    loss(33, 257, 264, FP8_E5M2);
+    loss(16, 16, 16, FP8_E4M3);
+    loss(48, 301, 304, FP8_E5M2);
+    loss(128, 5003, 5008, FP8_E5M2);
+    loss(100, 8001, 8064, FP8_E5M2);
+    loss(5, 50257, 50304, FP8_E5M2);
+    loss(20, 50257, 50304, FP8_E5M2);
+    loss(7, 128256, 128256, FP8_E5M2);
+    loss(3, 499999, 500000, FP8_E5M2); // too long a row for a cluster: the general kernel
 }
 
 static void losses_of_bad_logits_are_not_finite(void) {
@@ -301,8 +361,8 @@ static void losses_of_bad_logits_are_not_finite(void) {
         int host_targets[] = {1, 2, 3};
         targets.put(host_targets);
         FloatBuffer out(3);
-        gpu_cross_entropy(out.data, logits.device.data, targets.data, 3, 257, 264, 1.0f,
-                          gpu.stream);
+        gpu_cross_entropy(out.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, 3,
+                          257, 264, 1.0f, gpu.stream);
         Floats l = out.get();
         CHECK(isfinite(l[0]) && !isfinite(l[1]) && isfinite(l[2]));
     }
@@ -312,6 +372,7 @@ int main(void) {
     if (!open_test_gpu(1 << 20)) { return 0; }
     RUN(embeddings);
     RUN(norms);
+    RUN(norms_in_little_shared_memory);
     RUN(ropes);
     RUN(activations);
     RUN(losses);
