@@ -1,6 +1,5 @@
 // GELU and SwiGLU, forward and backward: a source of values each (quantize.cuh), whether they
 // become BF16 or FP8.
-#include "activation.cuh"
 #include "quantize.cuh"
 
 // gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). GELU_1 x + GELU_3 x^3 is 2u / log 2.

@@ -75,6 +75,28 @@ __device__ __forceinline__ Bf16 to_bf16(float x) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
+// 2^x and 1/x within 2 units in the last place; results and arguments below 2^-126 count as 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// sigmoid(x log 2)
+__device__ __forceinline__ float sigmoid2(float x) {
+    return reciprocal_fast(1.0f + exp2_fast(-x));
+}
+
+__device__ __forceinline__ float sigmoid(float x) {
+    return sigmoid2(1.4426950408889634f * x);
+}
+
 // The same sum in every lane, in an order that does not depend on timing.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll

@@ -1,6 +1,5 @@
 // The loss: cross-entropy of the logits' softmax, and its gradient, in place of the logits or in
 // FP8.
-#include "activation.cuh"
 #include "quantize.cuh"
 
 #include <cooperative_groups.h>
@@ -285,17 +284,9 @@ void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, c
         int per_block = divide_up(vectors, blocks);
         int threads = min(512, divide_up(per_block, WARP) * WARP);
         size_t shared = (size_t)per_block * sizeof(uint4);
-        cudaLaunchAttribute cluster;
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim.x = blocks;
-        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(M * blocks);
-        config.blockDim = dim3(threads);
-        config.dynamicSmemBytes = shared;
-        config.stream = stream;
-        config.attrs = &cluster;
-        config.numAttrs = 1;
+        cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension};
+        cluster.val.clusterDim = {(unsigned)blocks, 1, 1};
+        cudaLaunchConfig_t config = {dim3(M * blocks), dim3(threads), shared, stream, &cluster, 1};
         CUDA_CHECK(cudaFuncSetAttribute(cross_entropy_cluster_kernel,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
         CUDA_CHECK(cudaLaunchKernelEx(&config, cross_entropy_cluster_kernel, losses, logits.bf16,

@@ -5,68 +5,6 @@
 #include "../kernels/gemm.h"
 #include "bench_gpu.h"
 
-static void bench_norms(int M, int C, bool layernorm) {
-    size_t n = (size_t)M * C;
-    Filled x(n, 1), dout(n, 1), w(C, 1), b(C, 1);
-    Bf16Buffer out(n);
-    FloatBuffer mean(M), rstd(M), dw(C), db(C), sums(C), scratch(partial_sums_bytes(3 * C) / 4);
-    const char *shape = shape_text("%d x %d", M, C);
-    bench(layernorm ? "layernorm forward" : "rmsnorm forward", shape, bytes(2.0 * n), [&] {
-        gpu_norm_forward({out.data, mean.data, rstd.data, NULL, x.device.data, w.device.data,
-                          layernorm ? b.device.data : NULL, 1e-5f, M, C},
-                         gpu.stream);
-    });
-    NormBackward nb = {out.data,
-                       {dw.data, TYPE_F32, false},
-                       {db.data, TYPE_F32, false},
-                       {},
-                       dout.device.data,
-                       x.device.data,
-                       w.device.data,
-                       layernorm ? mean.data : NULL,
-                       rstd.data,
-                       scratch.data,
-                       NULL,
-                       M,
-                       C};
-    if (layernorm) { nb.column_sums = {sums.data, TYPE_F32, false}; }
-    bench(layernorm ? "layernorm backward" : "rmsnorm backward", shape, bytes(4.0 * n),
-          [&] { gpu_norm_backward(nb, gpu.stream); });
-}
-
-static void bench_activations(int M, int F, bool gelu) {
-    size_t n = (size_t)M * F;
-    Filled x(gelu ? n : 2 * n, 1), dout(n, 1);
-    Bf16Buffer out(n), dx(2 * n);
-    FloatBuffer sums(F), scratch(partial_sums_bytes(F) / 4);
-    const char *shape = shape_text("%d x %d", M, F);
-    if (gelu) {
-        bench("gelu forward", shape, bytes(2.0 * n),
-              [&] { gpu_gelu_forward(out.data, NULL, x.device.data, n, gpu.stream); });
-        bench("gelu backward", shape, bytes(3.0 * n), [&] {
-            gpu_gelu_backward({dx.data,
-                               NULL,
-                               {sums.data, TYPE_F32, false},
-                               dout.device.data,
-                               x.device.data,
-                               scratch.data,
-                               M,
-                               F},
-                              gpu.stream);
-        });
-        bench("column sums", shape, bytes(1.0 * n), [&] {
-            gpu_column_sums({sums.data, TYPE_F32, false}, x.device.data, scratch.data, M, F,
-                            gpu.stream);
-        });
-        return;
-    }
-    bench("swiglu forward", shape, bytes(3.0 * n),
-          [&] { gpu_swiglu_forward(out.data, NULL, x.device.data, M, F, gpu.stream); });
-    bench("swiglu backward", shape, bytes(5.0 * n), [&] {
-        gpu_swiglu_backward(dx.data, NULL, dout.device.data, x.device.data, M, F, gpu.stream);
-    });
-}
-
 static void bench_loss(int M, int V, int P) {
     Filled logits((size_t)M * P, 2);
     std::vector<int> host(M);
@@ -75,45 +13,26 @@ static void bench_loss(int M, int V, int P) {
     targets.put(host.data());
     FloatBuffer losses(M);
     bench("cross-entropy", shape_text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
-        gpu_cross_entropy(losses.data, logits.device.data, targets.data, M, V, P, 1e-6f,
-                          gpu.stream);
+        gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, M,
+                          V, P, 1e-6f, gpu.stream);
     });
 }
 
 static void bench_optimizer(int64_t n) {
-    FloatBuffer w(n), m(n), v(n);
-    Bf16Buffer weights(n), g(n);
-    Buffer<uint8_t> decay(n / 64);
-    Buffer<StepState> state(1);
-    InputBuffer input(1e-3, 0);
     enum { PARTS = 1024 };
+    Filled g(n, 1);
+    Buffer<StepState> state(1);
     Buffer<double> scratch(PARTS);
     Buffer<GradientPart> parts(PARTS);
     GradientPart pieces[PARTS];
+    char shape[32];
     for (int i = 0; i < PARTS; i++) { pieces[i] = {i * (n / PARTS), n / PARTS}; }
     parts.put(pieces);
-    StepState s = {.gradient_scale = 1.0f, .updates = 1};
-    state.put(&s);
-    AdamWUpdate u = {.master = w.data,
-                     .exp_avg = m.data,
-                     .exp_avg_sq = v.data,
-                     .moment_type = TYPE_F32,
-                     .gradients = g.data,
-                     .gradient_type = TYPE_BF16,
-                     .decay = decay.data,
-                     .input = input.data,
-                     .beta1 = 0.9f,
-                     .beta2 = 0.95f,
-                     .eps = 1e-8f};
-    SegmentBuffer segments(u, {0}, weights.data, n);
-    const char *shape = shape_text("%dM", (int)(n >> 20), 0);
-    bench("adamw, FP32 moments", shape, 28.0 * n / BYTES_PER_S,
-          [&] { gpu_adamw_update(&u, state.data, gpu.stream); });
-    u.moment_type = TYPE_BF16;
-    bench("adamw, BF16 moments", shape, 20.0 * n / BYTES_PER_S,
-          [&] { gpu_adamw_update(&u, state.data, gpu.stream); });
+    snprintf(shape, sizeof(shape), "%dM", (int)(n >> 20));
+    bench_adamw("adamw, FP32 moments", shape, n, TYPE_F32, false);
+    bench_adamw("adamw, BF16 moments", shape, n, TYPE_BF16, false);
     bench("gradient norm", shape, bytes(1.0 * n), [&] {
-        gpu_sum_of_squares(state.data, scratch.data, g.data, TYPE_BF16, parts.data, PARTS,
+        gpu_sum_of_squares(state.data, scratch.data, g.device.data, TYPE_BF16, parts.data, PARTS,
                            gpu.stream);
     });
 }
@@ -201,13 +120,10 @@ static void bench_products(int M, int N, int K, const char *layer) {
 int main(int argc, char **argv) {
     if (!open_test_gpu((size_t)4608 << 20)) { return 0; }
     if (argc > 1) { wanted = argv[1]; }
-    bench_norms(65536, 768, true);
-    bench_norms(32768, 1600, true);
-    bench_norms(32768, 2048, false);
-    bench_norms(16384, 4096, false);
-    bench_activations(65536, 3072, true);
-    bench_activations(32768, 6400, true);
-    bench_activations(32768, 5504, false);
+    bench_producers(65536, 768, 3072, true, false);
+    bench_producers(32768, 1600, 6400, true, false);
+    bench_producers(32768, 2048, 5504, false, false);
+    bench_producers(16384, 4096, 14336, false, false);
     bench_loss(16384, 50257, 50304);
     bench_loss(8192, 128256, 128256);
     bench_optimizer(256 << 20);

@@ -1,6 +1,5 @@
-// What uses the FP8 tensors: the scaling state's update against the one rule in fp8.h, and
+// What uses the FP8 tensors: the scaling state's update against the one rule in fp8_format.h, and
 // cuBLASLt's products against FP64 of the dequantised operands.
-#include "../kernels/fp8.h"
 #include "../kernels/gemm.h"
 #include "gpu_test.h"
 

@@ -242,7 +242,7 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         u.input = input.data;
         u.seed = 1;
         SegmentBuffer segments(u, {0, 64 * 5, 64 * 700}, weights.data, n);
-        gpu_adamw_update(&u, state.data, gpu.stream);
+        gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
                    .beta2 = 0.95f,
@@ -290,7 +290,7 @@ static void skipped_step_changes_nothing(void) {
     AdamWUpdate u = plain_update(master.data, m.data, v.data, g.device.data, decay.data);
     u.input = input.data;
     SegmentBuffer segments(u, {0}, weights.data, n);
-    gpu_adamw_update(&u, state.data, gpu.stream);
+    gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream);
     CHECK(same_bits(master.get(), w.host));
     CHECK(isnan(m.get()[0]) && isnan(get_floats(weights)[0])); // still poisoned
 }
