@@ -103,7 +103,7 @@ static void print_plan(const Options *options) {
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: an 80 GB one
     }
-    NumberSupport support = support_of(options, 0, t->lacks_fp8);
+    NumberSupport support = support_of(0, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     options_print(&t->run.options, stdout);
     precision_print(&t->run.precision);

@@ -128,8 +128,6 @@ const OptionRow option_table[] = {
     FLAG("fp8-wgrad", fp8_wgrad, "true", PRECISION, "the weight gradients' products in FP8 too"),
     CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, "forward", "none|forward|all", PRECISION,
            "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)"),
-    FLAG("fp8-small-products", fp8_small_products, "false", PRECISION,
-         "FP8 also where a micro-batch's products are too small to gain by it (GPU)"),
     FLAG("fp8-required", fp8_required, "false", PRECISION,
          "refuse to run where FP8 is asked for and the device has none, instead of using BF16"),
     LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX, PRECISION,
@@ -189,15 +187,11 @@ const OptionRow option_table[] = {
     FLAG("gemm-autotune", gemm_autotune, "false", option_group_gpu,
          "time cuBLASLt's algorithms once (half a minute); the choice is kept under --save and "
          "used again"),
-    INT("lm-head-chunk-tokens", lm_head_chunk_tokens, "0", 0, 1 << 30, option_group_gpu,
-        "tokens whose logits exist at a time; 0: what 4 GiB hold"),
     INT("workspace-mib", workspace_mib, "4608", 64, 1 << 20, option_group_gpu,
         "most workspace for attention"),
     INT("device", device, "0", 0, 1023, option_group_gpu, "which GPU"),
     REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6, option_group_gpu,
          "memory that --plan fits the run into; 0: the GPU's own"),
-    REAL("assume-compute-capability", assume_compute_capability, "0", 0, 99, option_group_gpu,
-         "take the GPU for an older one, 8.0 say: what it lacks is not used; 0: as it is"),
     FLAG("profile", profile, "false", option_group_gpu,
          "after the last step, time one more by kernel family (its update counts for nothing)"),
     FLAG("verify", verify, "false", option_group_gpu,
@@ -207,13 +201,6 @@ const OptionRow option_table[] = {
         "GPUs of this machine to train on, a process (rank) each; leave it out where torchrun, "
         "srun "
         "or mpirun starts the ranks"),
-    CHOICE(
-        "zero-stage", zero_stage, "1", "0|1", option_group_ranks,
-        "1: a rank keeps and updates its part of the master weights and moments; 0: all of them"),
-    CHOICE("grad-reduce-dtype", grad_reduce_dtype, "auto", "auto|fp32|bf16", option_group_ranks,
-           "type in which gradients are summed over the ranks; auto: the one they are kept in"),
-    FLAG("fp8-param-gather", fp8_param_gather, "true", option_group_ranks,
-         "with --zero-stage 1, send FP8 layers' new weights as FP8"),
     INT("distributed-timeout", distributed_timeout, "600", 1, 1 << 20, option_group_ranks,
         "seconds to wait for ranks to come, and after which one that hangs ends the run"),
 

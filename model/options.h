@@ -62,7 +62,7 @@ typedef struct {
     int fp8_margin, fp8_e5m2_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
     bool first_last_layers_bf16;
     int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
-    bool fp8_lm_head, fp8_wgrad, fp8_small_products, fp8_required;
+    bool fp8_lm_head, fp8_wgrad, fp8_required;
     int fp8_fast_accumulation;
     int64_t fp8_stats_interval;
     // evaluation and sampling
@@ -82,12 +82,11 @@ typedef struct {
     // GPU
     int recompute, grad_accum_dtype, adam_dtype;
     bool cuda_graphs, deterministic, gemm_autotune;
-    int lm_head_chunk_tokens, workspace_mib, device;
-    double device_memory_gib, assume_compute_capability;
+    int workspace_mib, device;
+    double device_memory_gib;
     bool verify, profile;
     // several GPUs
-    int gpus, zero_stage, grad_reduce_dtype, distributed_timeout;
-    bool fp8_param_gather;
+    int gpus, distributed_timeout;
     // run
     int64_t log_interval;
     char metrics[PATH_LENGTH];

@@ -50,8 +50,8 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
     }
     if (outputs % 16 != 0 || inputs % 16 != 0) { return "a side is not a multiple of 16"; }
     if (c->seq_length % 16 != 0) { return "--seq-length is not a multiple of 16"; }
-    if (!o->fp8_small_products && forward_work(o, c, linear) < support->fp8_gains_from) {
-        return "too small to gain (--fp8-small-products)";
+    if (forward_work(o, c, linear) < support->fp8_gains_from) {
+        return "too small to gain from FP8";
     }
     return NULL;
 }

@@ -110,9 +110,7 @@ void run_start(Run *run, const char *device) {
     run_catch_signals();
     if (run->train_data.windows == 0) { return; }
     int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
-    if (run->ranks > 1) {
-        printf("  ranks       %d, --zero-stage %d\n", run->ranks, o->zero_stage);
-    }
+    if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
     printf("  schedule    %lld steps of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
            (long long)o->train_iters, (long long)step_tokens, run_micro_batches(run) * run->ranks,
            o->micro_batch_size * o->seq_length, run_micro_batches(run) * run->ranks > 1 ? "es" : "",

@@ -46,23 +46,11 @@ static int64_t place_copies(Params *p, const bool *coded) {
 
 // Which elements this rank has master weights and moments of, and saves.
 static void find_ranges(Params *p) {
-    int ranks = p->run->ranks, rank = p->run->rank;
-    bool whole = p->run->options.zero_stage == 0;
-    p->ranges = calloc_or_die((size_t)(ranks * p->run->layout.count), sizeof(ZeroRange));
-    for (int r = whole ? 0 : rank; r < (whole ? ranks : rank + 1); r++) {
-        ZeroRange *ranges;
-        int count = zero_ranges(&p->zero, r, &ranges);
-        if (r == rank) { p->first_saved = p->num_ranges, p->num_saved = count; }
-        for (int i = 0; i < count; i++) {
-            if (whole) { ranges[i].kept = ranges[i].place; }
-            p->ranges[p->num_ranges++] = ranges[i];
-        }
-        free(ranges);
-    }
-    p->state_size = whole ? p->zero.size : p->zero.kept;
+    p->num_ranges = p->num_saved = zero_ranges(&p->zero, p->run->rank, &p->ranges);
+    p->state_size = p->zero.kept;
     p->saved = calloc_or_die((size_t)p->num_saved, sizeof(Bucket));
     for (int i = 0; i < p->num_saved; i++) {
-        const ZeroRange *range = &p->ranges[p->first_saved + i];
+        const ZeroRange *range = &p->ranges[i];
         p->saved[i] = (Bucket){range->begin, range->end};
     }
 }
@@ -100,10 +88,9 @@ static void plan_fp8(Params *p, Plan *plan) {
 // In FP32: asked for, or where sums need it; one micro-batch's gradients need no wider sum.
 static GpuType gradient_type(const Run *run) {
     const Options *o = &run->options;
-    bool reduced = run->ranks > 1 && o->grad_reduce_dtype == GRADIENT_FP32;
     bool sums = run_micro_batches(run) > 1;
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
-                (o->grad_accum_dtype == GRADIENT_AUTO && (sums || reduced));
+                (o->grad_accum_dtype == GRADIENT_AUTO && sums);
     return wide ? TYPE_F32 : TYPE_BF16;
 }
 

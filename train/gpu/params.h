@@ -3,7 +3,7 @@
 // scaling state, the optimizer's step, and their way to and from a checkpoint.
 //
 // Several ranks (params_ranks.c): gradients lie in the arranged space of model/zero.h, master
-// weights and moments are those of this rank's parts (--zero-stage 0: all of the arranged space).
+// weights and moments are those of this rank's parts.
 // Each bucket's gradients are exchanged by params_reduce() once they are complete, its new weights
 // by params_update(), to be there after params_receive().
 #ifndef LLM8_PARAMS_H
@@ -49,9 +49,8 @@ typedef struct {
     GpuType gradient_type, moment_type;
     GradientPart *parts; // [num_parts] on the device: what this rank adds up for the norm
     int num_parts;
-    Bf16 *travelling;  // gradients of one segment, where they are kept in FP32 and summed in BF16
     ZeroRange *ranges; // [num_ranges] what master weights and moments are
-    int num_ranges, first_saved, num_saved; // those of them in this rank's part of a checkpoint
+    int num_ranges, num_saved; // those of them in this rank's part of a checkpoint
     Bucket *saved;                          // [num_saved] the same
     uint8_t *decay;                         // a flag for each PARAM_ALIGN elements
     StepState *state;

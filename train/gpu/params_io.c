@@ -144,7 +144,7 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
 // This rank's ranges of an array, one after another.
 static char *fetch_ranges(Params *p, char *to, const void *device, GpuType type) {
     for (int i = 0; i < p->num_saved; i++) {
-        const ZeroRange *r = &p->ranges[p->first_saved + i];
+        const ZeroRange *r = &p->ranges[i];
         size_t bytes = (size_t)((r->end - r->begin) * gpu_type_bytes(type));
         gpu_fetch(p->gpu, to, (const char *)device + r->kept * gpu_type_bytes(type), bytes);
         to += bytes;

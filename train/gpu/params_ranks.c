@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool keeps_all(const Params *p) {
-    return p->run->options.zero_stage == 0;
-}
-
 static int64_t segment_size(const Params *p, int segment) {
     return p->zero.segments[segment].part * p->zero.ranks;
 }
@@ -37,7 +33,7 @@ int params_slots(const ParamLayout *layout) {
 // in BF16.
 static bool owners_quantize(const Params *p) {
     const Options *o = &p->run->options;
-    return o->fp8_param_gather && o->eval_precision != EVAL_BF16;
+    return o->eval_precision != EVAL_BF16;
 }
 
 int64_t params_place_segments(Params *p) {
@@ -57,20 +53,12 @@ int64_t params_place_segments(Params *p) {
     return size;
 }
 
-static bool sums_in_bf16(const Params *p) {
-    return p->gradient_type == TYPE_F32 && p->run->options.grad_reduce_dtype == GRADIENT_BF16;
-}
-
 void params_plan_segments(Params *p, Plan *plan) {
-    int64_t largest = 0;
     for (int s = 0; s < p->zero.count; s++) {
-        largest = max64(largest, segment_size(p, s));
         if (p->places[s].copies >= 0) { continue; }
         plan_buffer(plan, "weights", "FP8 weights", segment_size(p, s),
                     (void **)&p->places[s].codes);
     }
-    plan_buffer(plan, "gradients", "gradients, as they travel",
-                sums_in_bf16(p) ? largest * (int64_t)sizeof(Bf16) : 0, (void **)&p->travelling);
 }
 
 static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *rows,
@@ -126,18 +114,6 @@ static void *gradients_from(const Params *p, int64_t place) {
     return (char *)p->gradients + place * gpu_type_bytes(p->gradient_type);
 }
 
-// In BF16, through a buffer: rounded and widened on the collectives' own stream.
-static void reduce_in_bf16(Params *p, const ZeroSegment *s) {
-    int64_t own = p->run->rank * s->part;
-    cudaStream_t stream = p->comm->stream;
-    comm_begin(p->comm);
-    gpu_to_bf16(p->travelling, gradients_from(p, s->begin), s->part * p->zero.ranks, stream);
-    comm_reduce_scatter(p->comm, p->travelling, COMM_BF16, s->part);
-    comm_end(p->comm, sums_slot(p));
-    gpu_to_float(gradients_from(p, s->begin + own), p->travelling + own, TYPE_BF16, s->part,
-                 stream);
-}
-
 static void gather_gradients(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
@@ -151,19 +127,12 @@ static void gather_gradients(Params *p, int bucket) {
 void params_reduce(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     if (z->ranks == 1) { return; }
-    if (sums_in_bf16(p)) {
-        for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-            reduce_in_bf16(p, &z->segments[s]);
-        }
-    } else {
-        comm_begin(p->comm);
-        for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-            comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin),
-                                comm_type(p->gradient_type), z->segments[s].part);
-        }
-        comm_end(p->comm, sums_slot(p));
+    comm_begin(p->comm);
+    for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
+        comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin),
+                            comm_type(p->gradient_type), z->segments[s].part);
     }
-    if (keeps_all(p)) { gather_gradients(p, bucket); }
+    comm_end(p->comm, sums_slot(p));
 }
 
 void params_join(Params *p) {
@@ -177,7 +146,7 @@ void params_fetch_gradients(Params *p, float *host) {
     bool wide = p->gradient_type == TYPE_F32;
     size_t bytes = (size_t)(p->zero.size * gpu_type_bytes(p->gradient_type));
     char *all = malloc_or_die(bytes);
-    for (int b = 0; p->zero.ranks > 1 && !keeps_all(p) && b < layout->num_buckets; b++) {
+    for (int b = 0; p->zero.ranks > 1 && b < layout->num_buckets; b++) {
         gather_gradients(p, b);
     }
     params_join(p);
@@ -267,7 +236,6 @@ static void agree_on_ranges(Params *p, const StepState *state) {
 
 static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
-    if (keeps_all(p)) { return; }
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
         const SegmentPlace *place = &p->places[s];
@@ -335,7 +303,7 @@ static void finish_rows(Params *p, WeightRows rows, bool codes) {
 void params_receive(Params *p, int bucket) {
     if (p->zero.ranks == 1) { return; }
     gpu_family(p->gpu, FAMILY_COMMUNICATION);
-    if (!keeps_all(p)) { comm_wait(p->comm, bucket); }
+    comm_wait(p->comm, bucket);
     finish_rows(p, p->bucket_rows[bucket], owners_quantize(p));
     if (bucket == 0) { finish_rows(p, (WeightRows){p->tied_weight, p->tied_tiles}, false); }
 }
@@ -348,10 +316,6 @@ void params_gather_plain(Params *p, int segment) {
     const ZeroSegment *s = &p->zero.segments[segment];
     int64_t own = p->run->rank * s->part;
     cudaStream_t stream = p->gpu->stream;
-    if (keeps_all(p)) {
-        gpu_to_bf16(p->plain, p->master + s->begin, segment_size(p, segment), stream);
-        return;
-    }
     gpu_to_bf16(p->plain + own, p->master + s->kept, s->part, stream);
     comm_begin(p->comm);
     comm_all_gather(p->comm, p->plain, COMM_BF16, s->part);
