@@ -8,8 +8,6 @@
 // their gradients are BF16, statistics FP32. Operands of linear layers are FP8 where the policy
 // says so (model/precision.h): quantised by what computes them, or, where the scale is not known
 // before, from BF16 (train/gpu/linear.h).
-#include "model/fit.h"
-#include "model/schedule.h"
 #include "ranks/launch.h"
 #include "train/gpu/activations.h"
 #include "train/gpu/batches.h"

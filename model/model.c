@@ -159,24 +159,28 @@ const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
     return &layout->params[layout->first[id] + skip];
 }
 
-void model_init(const ParamLayout *layout, float *weights, uint64_t seed) {
+void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,
+                uint64_t seed) {
     const ModelConfig *c = &layout->config;
+    const TensorRow *row = &table[p->id];
+    int64_t used = row->rows == DIM_VOCAB ? (int64_t)c->vocab * p->cols : param_size(p);
+    bool normal = row->init == INIT_NORMAL || row->init == INIT_RESIDUAL;
+    float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
+    float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
+                                                   : c->init_std);
+    uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * TENSOR_COUNT + p->id);
+#pragma omp parallel for
+    for (int64_t i = begin; i < end; i++) {
+        float value = normal ? std * rng_normal(key, (uint64_t)i) : mean;
+        out[i - begin] = i < used ? value : 0.0f;
+    }
+}
+
+void model_init(const ParamLayout *layout, float *weights, uint64_t seed) {
     memset(weights, 0, (size_t)layout->size * sizeof(float));
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
-        const TensorRow *row = &table[p->id];
-        float *w = weights + p->offset;
-        int64_t n = row->rows == DIM_VOCAB ? (int64_t)c->vocab * p->cols : param_size(p);
-        if (row->init == INIT_ZERO) { continue; }
-        if (row->init == INIT_ONE) {
-            for (int64_t j = 0; j < n; j++) { w[j] = 1.0f; }
-            continue;
-        }
-        bool residual = row->init == INIT_RESIDUAL;
-        float std = (float)(residual ? c->init_std / sqrt(2.0 * c->num_layers) : c->init_std);
-        uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * TENSOR_COUNT + p->id);
-#pragma omp parallel for
-        for (int64_t j = 0; j < n; j++) { w[j] = std * rng_normal(key, (uint64_t)j); }
+        param_init(layout, p, 0, param_size(p), weights + p->offset, seed);
     }
 }
 

@@ -1,6 +1,6 @@
 // Every option of both trainers, from one table: parsing, --help, --config, the echo, the checks
-// and what is saved with a run all iterate its rows. Adding an option is one field here and one row
-// in options.c.
+// and what is saved with a run all iterate over its rows. A new option is one field here and one
+// row in option_table.c.
 //
 // Names are Megatron-LM's wherever it has one. Precedence, lowest first: the table's default, the
 // preset named by --model, the file named by --config, the command line.
@@ -30,6 +30,7 @@ typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
 struct Group;
 
+// Where a value comes from, weakest first.
 typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
 
 enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
@@ -96,8 +97,7 @@ typedef struct {
     bool help, version;
 
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
-    // Which of the processes that train together this one is, and the others: what launch() says;
-    // until then, as many as --gpus.
+    // Set by launch(): this process among those that train together. Until then, ranks is --gpus.
     int rank, ranks;
     struct Group *group;
 } Options;
@@ -118,30 +118,43 @@ typedef struct {
     const char *fallback; // the default, as text
     double min, max;      // bounds of a number, inclusive
     const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
-    const char *group;
+    const char *group;    // heading in --help
     const char *help;
+    bool action; // says what to do now, not what the run is: neither echoed nor saved
 } OptionRow;
 
-const OptionRow *option_rows(int *count);
+typedef struct {
+    const char *name;
+    const char *help;
+    const char *settings; // "name value name value ..."
+} Preset;
+
+// option_table.c
+extern const OptionRow option_table[];
+extern const int option_table_count;
+extern const Preset preset_table[];
+extern const int preset_table_count;
+extern const char *const retired_options[]; // names that older versions had; NULL at the end
 
 // Defaults, preset, config file, command line; then derived values and checks. Answers --help
-// and --version by printing and leaving. Dies with one line on the first fault.
+// and --version by printing, and exits. Dies with one line on the first fault.
 void options_parse(Options *options, int argc, char **argv);
 
-// The same without leaving the process. Never prints.
+// The same, but returns faults in err. Prints nothing, but for a warning when the config file names
+// options that no longer exist.
 bool options_read(Options *options, int argc, char **argv, Error *err);
 
 // Once the number of ranks is known: fills in --global-batch-size, or refuses it.
 bool options_finish_batch(Options *options, int ranks, Error *err);
 
-// Where the value of a known option comes from.
-OptionSource option_source(const Options *options, const char *name);
-
 // Sets one option from text, unless a stronger source has set it already.
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err);
 
-// Whether the run trains, or only looks at what there is; whether it saves what it trains.
+// The source of the value of an existing option.
+OptionSource option_source(const Options *options, const char *name);
+
+// Whether the run trains, or only evaluates or samples; whether it saves what it trains.
 static inline bool options_train(const Options *o) {
     return !o->sample_only && !o->eval_only;
 }
@@ -149,16 +162,15 @@ static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
 
+// ---- option_text.c ----
+
 enum { OPTION_TEXT = PATH_LENGTH };
 
 // A row's present value as option_set would read it.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
 
-// Says which options on the command line or in the file have no effect without a GPU.
+// Names the options on the command line or in the file that have no effect without a GPU.
 void options_note_gpu_only(const Options *options);
-
-// Whether a row says what to do now rather than what the run is.
-bool option_is_action(const OptionRow *row);
 
 void options_print(const Options *options, FILE *out);        // the echo, as options, by group
 void options_write_config(const Options *options, FILE *out); // a file for --config

@@ -261,7 +261,8 @@ static void copy_ranges(RankTrainer *r, int64_t elements) {
         float *to = r->snapshot + kind * elements;
         for (int i = 0; i < r->num_ranges; i++) {
             const ZeroRange *range = &r->ranges[i];
-            memcpy(to, kept[kind] + range->kept, (size_t)(range->end - range->begin) * sizeof(float));
+            memcpy(to, kept[kind] + range->kept,
+                   (size_t)(range->end - range->begin) * sizeof(float));
             to += range->end - range->begin;
         }
     }

@@ -49,10 +49,10 @@ typedef struct {
     GpuType gradient_type, moment_type;
     GradientPart *parts; // [num_parts] on the device: what this rank adds up for the norm
     int num_parts;
-    ZeroRange *ranges; // [num_ranges] what master weights and moments are
+    ZeroRange *ranges;         // [num_ranges] what master weights and moments are
     int num_ranges, num_saved; // those of them in this rank's part of a checkpoint
-    Bucket *saved;                          // [num_saved] the same
-    uint8_t *decay;                         // a flag for each PARAM_ALIGN elements
+    Bucket *saved;             // [num_saved] the same
+    uint8_t *decay;            // a flag for each PARAM_ALIGN elements
     StepState *state;
     double *norm_scratch; // also of the sums of counts
 

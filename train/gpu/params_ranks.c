@@ -146,9 +146,7 @@ void params_fetch_gradients(Params *p, float *host) {
     bool wide = p->gradient_type == TYPE_F32;
     size_t bytes = (size_t)(p->zero.size * gpu_type_bytes(p->gradient_type));
     char *all = malloc_or_die(bytes);
-    for (int b = 0; p->zero.ranks > 1 && b < layout->num_buckets; b++) {
-        gather_gradients(p, b);
-    }
+    for (int b = 0; p->zero.ranks > 1 && b < layout->num_buckets; b++) { gather_gradients(p, b); }
     params_join(p);
     gpu_fetch(p->gpu, all, p->gradients, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
