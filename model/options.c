@@ -40,28 +40,21 @@ static bool is_retired(const char *name) {
     return false;
 }
 
-// Edits (insert, delete, replace, swap neighbours) between two names: Damerau-Levenshtein,
-// restricted.
+// Characters to insert, delete or replace between two names (Levenshtein).
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
-    int rows[3][LONGEST + 1], n = (int)strlen(b), m = (int)strlen(a);
-    if (n > LONGEST || m > LONGEST) { return LONGEST; }
-    for (int j = 0; j <= n; j++) { rows[0][j] = j; }
-    for (int i = 1; i <= m; i++) {
-        int *now = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
-        now[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best) { best = above[j] + 1; }
-            if (now[j - 1] + 1 < best) { best = now[j - 1] + 1; }
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                two_above[j - 2] + 1 < best) {
-                best = two_above[j - 2] + 1;
-            }
-            now[j] = best;
+    int d[LONGEST + 1][LONGEST + 1], m = (int)strlen(a), n = (int)strlen(b);
+    if (m > LONGEST || n > LONGEST) { return LONGEST; }
+    for (int i = 0; i <= m; i++) {
+        for (int j = 0; j <= n; j++) {
+            d[i][j] = i + j;
+            if (i == 0 || j == 0) { continue; }
+            int indel = 1 + (d[i - 1][j] < d[i][j - 1] ? d[i - 1][j] : d[i][j - 1]);
+            int replace = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            d[i][j] = replace < indel ? replace : indel;
         }
     }
-    return rows[m % 3][n];
+    return d[m][n];
 }
 
 static bool fail_unknown(Error *err, const char *name) {
@@ -146,33 +139,39 @@ bool option_set(Options *options, const char *name, const char *value, OptionSou
     return true;
 }
 
-// ---- the command line ---------------------------------------------------------------------------
-
-// Reads argv[*i] (and the next one where it is the value), moving *i to the last one read.
-static bool read_argument(Options *options, int argc, char **argv, int *i, Error *err) {
-    const char *arg = argv[*i];
-    if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
-        return fail(err, "unexpected argument '%s': options start with -- (--help lists all)", arg);
-    }
-    char name[PATH_LENGTH];
-    size_t length = strcspn(arg, "=") - 2;
-    const char *value = arg[length + 2] == '=' ? arg + length + 3 : NULL;
-    if (length >= sizeof(name)) { return fail(err, "option too long: %.60s...", arg); }
-    memcpy(name, arg + 2, length);
-    name[length] = '\0';
-
+// The same by a name that may be a flag's with "no-" before it. value: NULL: none was given.
+static bool set_named(Options *options, const char *name, const char *value, OptionSource source,
+                      Error *err) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     if (row == NULL) { return fail_unknown(err, name); }
     if (row->type == OPTION_BOOL && value == NULL) {
         value = negated ? "false" : "true";
     } else if (negated) {
-        return fail(err, "%s: only a flag can be negated, and without a value", arg);
+        return fail(err, "--%s: only a flag can be negated, and without a value", name);
     } else if (value == NULL) {
-        if (++*i >= argc) { return fail(err, "--%s needs a value (%s)", name, row->choices); }
-        value = argv[*i];
+        return fail(err, "--%s needs a value (%s)", name, row->choices);
     }
-    return option_set(options, row->name, value, SOURCE_COMMAND, err);
+    return option_set(options, row->name, value, source, err);
+}
+
+// Reads argv[*i] (and the next one where it is the value), moving *i to the last one read.
+static bool read_argument(Options *options, int argc, char **argv, int *i, Error *err) {
+    const char *arg = argv[*i];
+    char name[PATH_LENGTH];
+    if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
+        return fail(err, "unexpected argument '%s': options start with -- (--help lists all)", arg);
+    }
+    size_t length = strcspn(arg, "=") - 2;
+    const char *value = arg[length + 2] == '=' ? arg + length + 3 : NULL;
+    if (length >= sizeof(name)) { return fail(err, "option too long: %.60s...", arg); }
+    memcpy(name, arg + 2, length);
+    name[length] = '\0';
+    bool negated;
+    const OptionRow *row = find_option(name, &negated);
+    bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
+    if (separate && *i + 1 < argc) { value = argv[++*i]; }
+    return set_named(options, name, value, SOURCE_COMMAND, err);
 }
 
 // ---- the configuration file ---------------------------------------------------------------------
@@ -216,10 +215,8 @@ static bool read_line(Options *options, char *line, char retired[PATH_LENGTH], E
     }
     bool negated;
     const OptionRow *row = find_option(name, &negated);
-    if (row != NULL && row->type == OPTION_BOOL && *value == '\0') {
-        return option_set(options, row->name, negated ? "false" : "true", SOURCE_CONFIG, err);
-    }
-    return option_set(options, name, value, SOURCE_CONFIG, err);
+    bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
+    return set_named(options, name, flag ? NULL : value, SOURCE_CONFIG, err);
 }
 
 static bool read_config(Options *options, const char *path, Error *err) {
