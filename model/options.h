@@ -1,6 +1,6 @@
 // Every option of both trainers, from one table: parsing, --help, --config, the echo, the checks
-// and what is saved with a run all iterate over its rows. A new option is one field here and one
-// row in option_table.c.
+// and what is saved with a run all iterate over its rows. A new option is one row in
+// option_rows.h.
 //
 // Names are Megatron-LM's wherever it has one. Precedence, lowest first: the table's default, the
 // preset named by --model, the file named by --config, the command line.
@@ -35,67 +35,15 @@ typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } Op
 
 enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 
+// One field for each row of option_rows.h.
+#define INT(name, field, ...) int field;
+#define LONG(name, field, ...) int64_t field;
+#define REAL(name, field, ...) double field;
+#define FLAG(name, field, ...) bool field;
+#define TEXT(name, field, ...) char field[PATH_LENGTH];
+#define CHOICE(name, field, ...) int field;
 typedef struct {
-    // model
-    char model[PATH_LENGTH];
-    int arch;
-    int num_layers, hidden_size, num_attention_heads, num_query_groups, ffn_hidden_size;
-    int vocab_size, make_vocab_size_divisible_by, seq_length, max_position_embeddings;
-    bool untie_embeddings_and_output_weights;
-    double norm_epsilon, rope_theta, init_method_std;
-    int rope_scaling, rope_original_length;
-    double rope_scaling_factor, rope_low_freq_factor, rope_high_freq_factor;
-    // data
-    char data[PATH_LENGTH], valid_data[PATH_LENGTH], tokenizer[PATH_LENGTH];
-    bool shuffle;
-    // training
-    int64_t train_iters;
-    int micro_batch_size, global_batch_size;
-    int64_t seed;
-    int max_skipped;
-    // optimizer and learning rate
-    double lr, min_lr, weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
-    int lr_decay_style;
-    int64_t lr_warmup_iters, lr_decay_iters, lr_wsd_decay_iters;
-    // precision
-    bool bf16;
-    int fp8_format, fp8_recipe;
-    int fp8_margin, fp8_e5m2_margin, fp8_interval, fp8_amax_history_len, fp8_amax_compute_algo;
-    bool first_last_layers_bf16;
-    int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
-    bool fp8_lm_head, fp8_wgrad, fp8_required;
-    int fp8_fast_accumulation;
-    int64_t fp8_stats_interval;
-    // evaluation and sampling
-    int64_t eval_interval, eval_iters, sample_interval;
-    int eval_precision;
-    int sample_length, sample_top_k;
-    double sample_temperature;
-    int64_t sample_seed;
-    bool sample_only, eval_only;
-    char sample_prompt[PATH_LENGTH], eval_choices[PATH_LENGTH];
-    int64_t eval_choices_limit;
-    // checkpoints
-    char save[PATH_LENGTH], resume[PATH_LENGTH], load[PATH_LENGTH];
-    int64_t save_interval;
-    int keep;
-    bool list_checkpoints;
-    // GPU
-    int recompute, grad_accum_dtype, adam_dtype;
-    bool cuda_graphs, deterministic, gemm_autotune;
-    int workspace_mib, device;
-    double device_memory_gib;
-    bool verify, profile;
-    // several GPUs
-    int gpus, distributed_timeout;
-    // run
-    int64_t log_interval;
-    char metrics[PATH_LENGTH];
-    bool plan, list_tensors;
-    char dump_gradients[PATH_LENGTH];
-    char config[PATH_LENGTH];
-    bool help, version;
-
+#include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
     // Set by launch(): this process among those that train together. Until then, ranks is --gpus.
     int rank, ranks;
