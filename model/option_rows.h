@@ -1,7 +1,7 @@
 // Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
 // Included twice: options.h makes the fields of Options from it, option_table.c the table. A row is
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
-// with ACTION at its end where it says what to do now, not what the run is.
+// with ACTION at its end where it commands this process and is no property of the run.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET", "start from a preset; each option below overrides it")

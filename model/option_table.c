@@ -28,13 +28,15 @@ const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 
 // A config.txt of an older version may hold them.
-const char *const retired_options[] = {"fp8-small-products",
-                                       "lm-head-chunk-tokens",
-                                       "assume-compute-capability",
-                                       "zero-stage",
-                                       "grad-reduce-dtype",
-                                       "fp8-param-gather",
-                                       NULL};
+const char *const retired_options[] = {
+    "fp8-small-products",
+    "lm-head-chunk-tokens",
+    "assume-compute-capability",
+    "zero-stage",
+    "grad-reduce-dtype",
+    "fp8-param-gather",
+    NULL,
+};
 
 #define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 max-position-embeddings 1024 "
 #define LLAMA3 \

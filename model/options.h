@@ -68,7 +68,7 @@ typedef struct {
     const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
     const char *group;    // heading in --help
     const char *help;
-    bool action; // says what to do now, not what the run is: neither echoed nor saved
+    bool action; // a command of this process, no property of the run: neither echoed nor saved
 } OptionRow;
 
 typedef struct {

@@ -216,7 +216,7 @@ counts_and_profiles() {
 
 falls_back_to_bf16() {
     local options="$gpt2 --micro-batch-size 2 --train-iters 3" fp8="--fp8-format hybrid"
-    gpu $options --save bf16 && STANDIN_CAPABILITY=80 gpu $options $fp8 --save fallen || return
+    gpu $options --save bf16 && LLM8_TEST_CAPABILITY=80 gpu $options $fp8 --save fallen || return
     has log 'no FP8 here: compute capability 8.0 is below 9.0' || fail "$(cat log)"
     same_end bf16 fallen || fail "not the same as BF16"
     STANDIN_CAPABILITY=89 expect_status 1 "$standin" $settings $options $fp8 --fp8-required
