@@ -1,7 +1,6 @@
 // Options as text: their values, the configuration file, the echo at the start, --help.
 #include "options.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,19 +35,10 @@ static void print_group(FILE *out, const char **group, const OptionRow *row, con
     *group = row->group;
 }
 
-// Whether options.c would read an unquoted value as it is.
-static bool is_plain(const char *value) {
-    if (*value == '"' || *value == '=' || *value == '#') { return false; }
-    char before = ' ';
-    for (const char *p = value; *p != '\0'; before = *p++) {
-        bool comment = *p == '#' && isspace((unsigned char)before);
-        bool edge = isspace((unsigned char)*p) && (p == value || p[1] == '\0');
-        if (comment || edge || *p == '\n') { return false; }
-    }
-    return true;
-}
-
 void options_write_config(const Options *options, FILE *out) {
+    // values of other characters are quoted
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                                "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;
     char value[OPTION_TEXT];
     fputs("# The effective options of a run; start another like it with --config on this file.\n",
@@ -58,7 +48,7 @@ void options_write_config(const Options *options, FILE *out) {
         if (row->action || *option_text(options, row, value) == '\0') { continue; }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
-        bool quoted = !is_plain(value);
+        bool quoted = value[strspn(value, plain)] != '\0';
         if (quoted) { fputc('"', out); }
         for (const char *p = value; *p != '\0'; p++) {
             if (quoted && (*p == '"' || *p == '\\')) { fputc('\\', out); }

@@ -321,11 +321,10 @@ static bool check_values(const Options *o, Error *err) {
                     "at most --num-layers %d together",
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
-    if (strcmp(o->resume, "latest") == 0 && o->save[0] == '\0') {
-        return fail(err, "--resume latest: needs --save DIR, where to look");
-    }
-    if (o->list_checkpoints && o->save[0] == '\0') {
-        return fail(err, "--list-checkpoints: needs --save DIR, where to look");
+    bool latest = strcmp(o->resume, "latest") == 0;
+    if ((latest || o->list_checkpoints) && o->save[0] == '\0') {
+        return fail(err, "--%s: needs --save DIR, where to look",
+                    latest ? "resume latest" : "list-checkpoints");
     }
     return true;
 }

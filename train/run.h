@@ -49,7 +49,7 @@ typedef struct {
 // Model, batch and precision, from the options and what the device offers.
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err);
 void run_free_configuration(Run *run);
-// Prints them. Answers --list-checkpoints and --list-tensors, and exits.
+// Prints them; or answers --list-checkpoints or --list-tensors, and exits.
 void run_announce(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 // Several ranks: data and folder must be the same on all.
@@ -66,8 +66,7 @@ int run_close(Run *run);
 
 // What run_start opens: shards, choices, tokenizer, prompt.
 void run_open_data(Run *run);
-// inputs, targets [B,T] of micro-batch `micro` of the present step, or of the one `ahead` steps
-// later.
+// inputs, targets [B,T] of micro-batch `micro` of the step `ahead` steps after the present one.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 int run_micro_batches(const Run *run); // a step
 
@@ -120,8 +119,7 @@ static inline bool run_finite(double loss, double norm) {
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
 
-// --fp8-stats-interval: whether step number `step` counts what FP8 loses; the record of it, by
-// slot.
+// --fp8-stats-interval: whether step number `step` counts what FP8 loses; its record, by slot.
 bool run_counts_fp8(const Run *run, int64_t step);
 void run_report_fp8(Run *run, const Fp8Counts *counts);
 
