@@ -11,7 +11,6 @@
 #include "kernels/cpu.h"
 #include "kernels/cpu_gemm.h"
 #include "model/plan.h"
-#include "model/schedule.h"
 #include "ranks/launch.h"
 #include "train/run.h"
 

@@ -7,8 +7,6 @@
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
 // their gradients are BF16, statistics FP32. Every layer knows in which precision its operands are
 // (train/gpu/linear.h); producers write the forms that are requested (kernels/kernels.h).
-#include "model/fit.h"
-#include "model/schedule.h"
 #include "ranks/launch.h"
 #include "train/gpu/batches.h"
 #include "train/gpu/network.h"
@@ -102,7 +100,7 @@ static void print_plan(const Options *options) {
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: an 80 GB one
     }
-    NumberSupport support = support_of(options, 0, t->lacks_fp8);
+    NumberSupport support = support_of(0, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     options_print(&t->run.options, stdout);
     precision_print(&t->run.precision);

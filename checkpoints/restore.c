@@ -32,17 +32,15 @@ static const char *saved_text(const cJSON *options, const char *name) {
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
                       Error *err) {
-    int count;
-    const OptionRow *rows = option_rows(&count);
     cJSON *saved = cJSON_Parse(c->options);
     bool ok = true;
-    for (int i = 0; ok && i < count; i++) {
-        const char *name = rows[i].name, *was = saved_text(saved, name);
+    for (int i = 0; ok && i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        const char *name = row->name, *was = saved_text(saved, name);
         char now[OPTION_TEXT];
-        option_text(options, &rows[i], now);
+        option_text(options, row, now);
         bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0;
-        if (moves || option_is_action(&rows[i]) || strcmp(was, now) == 0 ||
-            !cJSON_HasObjectItem(saved, name)) {
+        if (moves || row->action || strcmp(was, now) == 0 || !cJSON_HasObjectItem(saved, name)) {
             continue;
         }
         if (is_shape(name, layout->config.arch)) {

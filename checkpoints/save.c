@@ -156,10 +156,9 @@ static bool write_scaling(const Snapshot *s, const char *folder, cJSON *files, E
 static cJSON *options_json(const Options *options) {
     cJSON *json = cJSON_CreateObject();
     char value[OPTION_TEXT];
-    int count;
-    const OptionRow *rows = option_rows(&count);
-    for (int i = 0; i < count; i++) {
-        cJSON_AddStringToObject(json, rows[i].name, option_text(options, &rows[i], value));
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        cJSON_AddStringToObject(json, row->name, option_text(options, row, value));
     }
     return json;
 }

@@ -13,14 +13,12 @@ static const TensorRow table[TENSOR_COUNT] = {
      DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
      "wte.weight", false, {{"embed_tokens.weight", DIM_VOCAB}}},
     {TENSOR_POSITION_EMBEDDING, "position_embedding.weight", PLACE_EMBEDDING, GPT2_ONLY,
-     DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, true,
-     "wpe.weight", false, {{0}}},
+     DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, true, "wpe.weight", false, {{0}}},
     {TENSOR_NORM1_WEIGHT, "norm1.weight", PLACE_BLOCK, BOTH,
      DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
      "ln_1.weight", false, {{"input_layernorm.weight", DIM_CHANNELS}}},
     {TENSOR_NORM1_BIAS, "norm1.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
-     "ln_1.bias", false, {{0}}},
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_1.bias", false, {{0}}},
     {TENSOR_QKV_WEIGHT, "qkv.weight", PLACE_BLOCK, BOTH,
      DIM_QKV, DIM_CHANNELS, INIT_NORMAL, true,
      "attn.c_attn.weight", true,
@@ -28,39 +26,32 @@ static const TensorRow table[TENSOR_COUNT] = {
       {"self_attn.k_proj.weight", DIM_GROUPS},
       {"self_attn.v_proj.weight", DIM_GROUPS}}},
     {TENSOR_QKV_BIAS, "qkv.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_QKV, DIM_NONE, INIT_ZERO, false,
-     "attn.c_attn.bias", false, {{0}}},
+     DIM_QKV, DIM_NONE, INIT_ZERO, false, "attn.c_attn.bias", false, {{0}}},
     {TENSOR_ATTENTION_OUT_WEIGHT, "attention_out.weight", PLACE_BLOCK, BOTH,
      DIM_CHANNELS, DIM_HEADS, INIT_RESIDUAL, true,
      "attn.c_proj.weight", true, {{"self_attn.o_proj.weight", DIM_CHANNELS}}},
     {TENSOR_ATTENTION_OUT_BIAS, "attention_out.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
-     "attn.c_proj.bias", false, {{0}}},
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "attn.c_proj.bias", false, {{0}}},
     {TENSOR_NORM2_WEIGHT, "norm2.weight", PLACE_BLOCK, BOTH,
      DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
      "ln_2.weight", false, {{"post_attention_layernorm.weight", DIM_CHANNELS}}},
     {TENSOR_NORM2_BIAS, "norm2.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
-     "ln_2.bias", false, {{0}}},
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_2.bias", false, {{0}}},
     {TENSOR_FC1_WEIGHT, "fc1.weight", PLACE_BLOCK, BOTH,
      DIM_FC1, DIM_CHANNELS, INIT_NORMAL, true,
-     "mlp.c_fc.weight", true,
-     {{"mlp.gate_proj.weight", DIM_FFN}, {"mlp.up_proj.weight", DIM_FFN}}},
+     "mlp.c_fc.weight", true, {{"mlp.gate_proj.weight", DIM_FFN}, {"mlp.up_proj.weight", DIM_FFN}}},
     {TENSOR_FC1_BIAS, "fc1.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_FC1, DIM_NONE, INIT_ZERO, false,
-     "mlp.c_fc.bias", false, {{0}}},
+     DIM_FC1, DIM_NONE, INIT_ZERO, false, "mlp.c_fc.bias", false, {{0}}},
     {TENSOR_FC2_WEIGHT, "fc2.weight", PLACE_BLOCK, BOTH,
      DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL, true,
      "mlp.c_proj.weight", true, {{"mlp.down_proj.weight", DIM_CHANNELS}}},
     {TENSOR_FC2_BIAS, "fc2.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
-     "mlp.c_proj.bias", false, {{0}}},
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "mlp.c_proj.bias", false, {{0}}},
     {TENSOR_FINAL_NORM_WEIGHT, "final_norm.weight", PLACE_FINAL, BOTH,
      DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
      "ln_f.weight", false, {{"norm.weight", DIM_CHANNELS}}},
     {TENSOR_FINAL_NORM_BIAS, "final_norm.bias", PLACE_FINAL, GPT2_ONLY,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false,
-     "ln_f.bias", false, {{0}}},
+     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_f.bias", false, {{0}}},
     {TENSOR_HEAD_WEIGHT, "head.weight", PLACE_FINAL, BOTH,
      DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
      "lm_head.weight", false, {{"lm_head.weight", DIM_VOCAB}}},
@@ -159,24 +150,28 @@ const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
     return &layout->params[layout->first[id] + skip];
 }
 
-void model_init(const ParamLayout *layout, float *weights, uint64_t seed) {
+void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,
+                uint64_t seed) {
     const ModelConfig *c = &layout->config;
+    const TensorRow *row = &table[p->id];
+    int64_t used = row->rows == DIM_VOCAB ? (int64_t)c->vocab * p->cols : param_size(p);
+    bool normal = row->init == INIT_NORMAL || row->init == INIT_RESIDUAL;
+    float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
+    float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
+                                                   : c->init_std);
+    uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * TENSOR_COUNT + p->id);
+#pragma omp parallel for
+    for (int64_t i = begin; i < end; i++) {
+        float value = normal ? std * rng_normal(key, (uint64_t)i) : mean;
+        out[i - begin] = i < used ? value : 0.0f;
+    }
+}
+
+void model_init(const ParamLayout *layout, float *weights, uint64_t seed) {
     memset(weights, 0, (size_t)layout->size * sizeof(float));
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
-        const TensorRow *row = &table[p->id];
-        float *w = weights + p->offset;
-        int64_t n = row->rows == DIM_VOCAB ? (int64_t)c->vocab * p->cols : param_size(p);
-        if (row->init == INIT_ZERO) { continue; }
-        if (row->init == INIT_ONE) {
-            for (int64_t j = 0; j < n; j++) { w[j] = 1.0f; }
-            continue;
-        }
-        bool residual = row->init == INIT_RESIDUAL;
-        float std = (float)(residual ? c->init_std / sqrt(2.0 * c->num_layers) : c->init_std);
-        uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * TENSOR_COUNT + p->id);
-#pragma omp parallel for
-        for (int64_t j = 0; j < n; j++) { w[j] = std * rng_normal(key, (uint64_t)j); }
+        param_init(layout, p, 0, param_size(p), weights + p->offset, seed);
     }
 }
 

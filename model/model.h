@@ -136,11 +136,14 @@ static inline int64_t param_size(const Param *p) {
     return (int64_t)p->rows * p->cols;
 }
 
-// The initial weights, all of the layout, gaps zero: a function of the configuration and the seed
-// alone. GPT-2: N(0, init_std), residual projections divided by sqrt(2L); Llama the same.
+// The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual
+// projections divided by sqrt(2L); norms 1, biases 0. Of elements begin..end of one parameter; and
+// of the whole layout, gaps zero.
+void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,
+                uint64_t seed);
 void model_init(const ParamLayout *layout, float *weights, uint64_t seed);
 
-// Weights that multiply activations (the head included, embeddings not), a layer's and all.
+// Weights that multiply activations: the head included, embeddings not.
 int64_t matmul_weights(const ModelConfig *config);
 
 // Floating-point operations to train on one token: 6 for each weight that multiplies, and causal

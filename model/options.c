@@ -1,63 +1,64 @@
+// Reading options: values, the command line, the --config file, presets, derived values, checks.
+//
+// The file of --config has one option a line, in any order:
+//   name value      as on the command line, with or without the -- and with or without a =
+//   name            a flag; no-name switches it off
+//   name "value"    for a value that begins or ends with a blank, or has a # after a blank;
+//                   \" \\ and \n stand for a quote, a backslash and a new line
+//   # comment       on a line of its own or after a value
 #include "options.h"
 #include "../kernels/rope.h"
-#include "option_table.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-const OptionRow *option_rows(int *count) {
-    *count = option_table_count;
-    return option_table;
+#define BLANK " \t\r\n"
+
+// ---- names --------------------------------------------------------------------------------------
+
+static const OptionRow *find_row(const char *name) {
+    for (int i = 0; i < option_table_count; i++) {
+        if (strcmp(option_table[i].name, name) == 0) { return &option_table[i]; }
+    }
+    return NULL;
 }
 
-static void *field_of(const Options *options, const OptionRow *row) {
-    return (char *)options + row->offset;
+// The row of a name, which may be a flag's with "no-" before it; NULL: unknown.
+static const OptionRow *find_option(const char *name, bool *negated) {
+    const OptionRow *row = find_row(name);
+    *negated = row == NULL && strncmp(name, "no-", 3) == 0;
+    return *negated ? find_row(name + 3) : row;
 }
 
-// Edits (insert, delete, replace, swap neighbours) between two names: Damerau-Levenshtein,
-// restricted.
+static bool is_retired(const char *name) {
+    if (strncmp(name, "no-", 3) == 0) { name += 3; }
+    for (const char *const *retired = retired_options; *retired != NULL; retired++) {
+        if (strcmp(*retired, name) == 0) { return true; }
+    }
+    return false;
+}
+
+// Characters to insert, delete or replace between two names (Levenshtein).
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
-    int rows[3][LONGEST + 1], n = (int)strlen(b), m = (int)strlen(a);
-    if (n > LONGEST || m > LONGEST) { return LONGEST; }
-    for (int j = 0; j <= n; j++) { rows[0][j] = j; }
-    for (int i = 1; i <= m; i++) {
-        int *now = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
-        now[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best) { best = above[j] + 1; }
-            if (now[j - 1] + 1 < best) { best = now[j - 1] + 1; }
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                two_above[j - 2] + 1 < best) {
-                best = two_above[j - 2] + 1;
-            }
-            now[j] = best;
+    int d[LONGEST + 1][LONGEST + 1], m = (int)strlen(a), n = (int)strlen(b);
+    if (m > LONGEST || n > LONGEST) { return LONGEST; }
+    for (int i = 0; i <= m; i++) {
+        for (int j = 0; j <= n; j++) {
+            d[i][j] = i + j;
+            if (i == 0 || j == 0) { continue; }
+            int indel = 1 + (d[i - 1][j] < d[i][j - 1] ? d[i - 1][j] : d[i][j - 1]);
+            int replace = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            d[i][j] = replace < indel ? replace : indel;
         }
     }
-    return rows[m % 3][n];
+    return d[m][n];
 }
 
-static int find_row(const char *name) {
-    for (int i = 0; i < option_table_count; i++) {
-        if (strcmp(option_table[i].name, name) == 0) { return i; }
-    }
-    return -1;
-}
-
-const OptionRow *option_find(const char *name, bool *negated) {
-    int row = find_row(name);
-    *negated = row < 0 && strncmp(name, "no-", 3) == 0;
-    if (*negated) { row = find_row(name + 3); }
-    return row < 0 ? NULL : &option_table[row];
-}
-
-static bool fail_unknown_option(Error *err, const char *name) {
-    bool negated;
-    option_find(name, &negated);
+static bool fail_unknown(Error *err, const char *name) {
+    bool negated = strncmp(name, "no-", 3) == 0;
     const char *nearest = NULL, *stem = negated ? name + 3 : name;
     int nearest_distance = 1 + (int)strlen(stem) / 3;
     for (int i = 0; i < option_table_count; i++) {
@@ -67,142 +68,193 @@ static bool fail_unknown_option(Error *err, const char *name) {
             nearest = option_table[i].name;
         }
     }
-    if (nearest != NULL) {
-        return fail(err, "unknown option --%s; did you mean --%s%s? (--help lists all)", name,
-                    negated ? "no-" : "", nearest);
-    }
-    return fail(err, "unknown option --%s (--help lists all)", name);
+    if (nearest == NULL) { return fail(err, "unknown option --%s (--help lists all)", name); }
+    return fail(err, "unknown option --%s; did you mean --%s%s? (--help lists all)", name,
+                negated ? "no-" : "", nearest);
 }
 
-static bool fail_value(Error *err, const OptionRow *row, const char *value, const char *allowed) {
-    return fail(err, "--%s %s: must be %s", row->name, *value ? value : "(nothing)", allowed);
-}
-
-static bool parse_number(const OptionRow *row, const char *value, double *number, Error *err) {
-    bool whole = row->type != OPTION_DOUBLE;
-    char allowed[160], *end;
-    snprintf(allowed, sizeof(allowed), "%s from %.16g to %.16g",
-             whole ? "a whole number" : "a number", row->min, row->max);
-    errno = 0;
-    *number = whole ? (double)strtoll(value, &end, 10) : strtod(value, &end);
-    bool plain = isdigit((unsigned char)*value) || strchr("+-.", *value) != NULL;
-    if (*value == '\0' || !plain || *end != '\0' || errno != 0 ||
-        !(*number >= row->min && *number <= row->max)) {
-        return fail_value(err, row, value, allowed);
-    }
-    return true;
-}
-
-static bool parse_bool(const OptionRow *row, const char *value, bool *out, Error *err) {
-    static const char *const words[] = {"false", "true", "0", "1", "no", "yes", "off", "on"};
-    for (int i = 0; i < 8; i++) {
-        if (strcmp(value, words[i]) == 0) {
-            *out = i % 2 == 1;
-            return true;
-        }
-    }
-    return fail_value(err, row, value, "true or false");
-}
-
-static bool parse_choice(const OptionRow *row, const char *value, int *out, Error *err) {
-    const char *p = row->choices;
-    for (int i = 0;; i++) {
-        size_t length = strcspn(p, "|");
-        if (strlen(value) == length && strncmp(p, value, length) == 0) {
-            *out = i;
-            return true;
-        }
-        if (p[length] == '\0') { break; }
-        p += length + 1;
-    }
-    char allowed[160];
-    snprintf(allowed, sizeof(allowed), "one of %s", row->choices);
-    return fail_value(err, row, value, allowed);
-}
+// ---- values -------------------------------------------------------------------------------------
 
 static bool parse_value(void *field, const OptionRow *row, const char *value, Error *err) {
-    double number;
-    switch (row->type) {
-    case OPTION_INT:
-        if (!parse_number(row, value, &number, err)) { return false; }
-        *(int *)field = (int)number;
-        return true;
-    case OPTION_INT64:
-        if (!parse_number(row, value, &number, err)) { return false; }
-        *(int64_t *)field = (int64_t)number;
-        return true;
-    case OPTION_DOUBLE: return parse_number(row, value, field, err);
-    case OPTION_BOOL: return parse_bool(row, value, field, err);
-    case OPTION_CHOICE: return parse_choice(row, value, field, err);
-    case OPTION_STRING:
+    static const char *const words[] = {"false", "true", "0", "1", "no", "yes", "off", "on"};
+    char allowed[160];
+    if (row->type == OPTION_STRING) {
         if (strlen(value) >= PATH_LENGTH) {
             return fail(err, "--%s: longer than %d characters", row->name, PATH_LENGTH - 1);
         }
         strcpy(field, value);
         return true;
     }
-    return false;
+    if (row->type == OPTION_BOOL) {
+        for (int i = 0; i < 8; i++) {
+            if (strcmp(value, words[i]) != 0) { continue; }
+            *(bool *)field = i % 2 == 1;
+            return true;
+        }
+        strcpy(allowed, "true or false");
+    } else if (row->type == OPTION_CHOICE) {
+        const char *choice = row->choices;
+        for (int i = 0; *choice != '\0'; i++) {
+            size_t length = strcspn(choice, "|");
+            if (strlen(value) == length && strncmp(choice, value, length) == 0) {
+                *(int *)field = i;
+                return true;
+            }
+            choice += length + (choice[length] == '|');
+        }
+        snprintf(allowed, sizeof(allowed), "one of %s", row->choices);
+    } else {
+        bool whole = row->type != OPTION_DOUBLE;
+        char *end;
+        errno = 0;
+        double number = whole ? (double)strtoll(value, &end, 10) : strtod(value, &end);
+        bool plain = isdigit((unsigned char)*value) || (*value != '\0' && strchr("+-.", *value));
+        if (plain && *end == '\0' && errno == 0 && number >= row->min && number <= row->max) {
+            switch (row->type) {
+            case OPTION_INT: *(int *)field = (int)number; break;
+            case OPTION_INT64: *(int64_t *)field = (int64_t)number; break;
+            default: *(double *)field = number;
+            }
+            return true;
+        }
+        snprintf(allowed, sizeof(allowed), "%s from %.16g to %.16g",
+                 whole ? "a whole number" : "a number", row->min, row->max);
+    }
+    return fail(err, "--%s %s: must be %s", row->name, *value ? value : "(nothing)", allowed);
 }
 
 OptionSource option_source(const Options *options, const char *name) {
-    return (OptionSource)options->source[find_row(name)];
+    return (OptionSource)options->source[find_row(name) - option_table];
 }
 
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err) {
-    int i = find_row(name);
-    if (i < 0) { return fail_unknown_option(err, name); }
+    const OptionRow *row = find_row(name);
+    if (row == NULL) { return fail_unknown(err, name); }
     Options parsed = *options; // so that a weaker source is still checked
-    if (!parse_value(field_of(&parsed, &option_table[i]), &option_table[i], value, err)) {
-        return false;
-    }
-    if (source < options->source[i]) { return true; }
+    if (!parse_value((char *)&parsed + row->offset, row, value, err)) { return false; }
+    if (source < options->source[row - option_table]) { return true; }
     *options = parsed;
-    options->source[i] = (unsigned char)source;
+    options->source[row - option_table] = (unsigned char)source;
     return true;
+}
+
+// The same by a name that may be a flag's with "no-" before it. value: NULL: none was given.
+static bool set_named(Options *options, const char *name, const char *value, OptionSource source,
+                      Error *err) {
+    bool negated;
+    const OptionRow *row = find_option(name, &negated);
+    if (row == NULL) { return fail_unknown(err, name); }
+    if (row->type == OPTION_BOOL && value == NULL) {
+        value = negated ? "false" : "true";
+    } else if (negated) {
+        return fail(err, "--%s: only a flag can be negated, and without a value", name);
+    } else if (value == NULL) {
+        return fail(err, "--%s needs a value (%s)", name, row->choices);
+    }
+    return option_set(options, row->name, value, source, err);
 }
 
 // Reads argv[*i] (and the next one where it is the value), moving *i to the last one read.
 static bool read_argument(Options *options, int argc, char **argv, int *i, Error *err) {
     const char *arg = argv[*i];
+    char name[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
         return fail(err, "unexpected argument '%s': options start with -- (--help lists all)", arg);
     }
-    char name[PATH_LENGTH];
-    const char *equals = strchr(arg, '=');
-    size_t length = equals != NULL ? (size_t)(equals - arg) - 2 : strlen(arg) - 2;
+    size_t length = strcspn(arg, "=") - 2;
+    const char *value = arg[length + 2] == '=' ? arg + length + 3 : NULL;
     if (length >= sizeof(name)) { return fail(err, "option too long: %.60s...", arg); }
     memcpy(name, arg + 2, length);
     name[length] = '\0';
-
     bool negated;
-    const OptionRow *row = option_find(name, &negated);
-    if (row == NULL) { return fail_unknown_option(err, name); }
-    if (row->type == OPTION_BOOL && equals == NULL) {
-        return option_set(options, row->name, negated ? "false" : "true", SOURCE_COMMAND, err);
-    }
-    if (negated) { return fail(err, "%s: only a flag can be negated, and without a value", arg); }
-    if (equals == NULL && ++*i >= argc) {
-        return fail(err, "--%s needs a value (%s)", name, row->choices);
-    }
-    return option_set(options, name, equals != NULL ? equals + 1 : argv[*i], SOURCE_COMMAND, err);
+    const OptionRow *row = find_option(name, &negated);
+    bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
+    if (separate && *i + 1 < argc) { value = argv[++*i]; }
+    return set_named(options, name, value, SOURCE_COMMAND, err);
 }
+
+// ---- the configuration file ---------------------------------------------------------------------
+
+// Removes the quotes around a value in place. Only a comment may follow them.
+static bool unquote(char *value, Error *err) {
+    char *out = value, *in = value + 1;
+    for (; *in != '"'; in++) {
+        bool escape = *in == '\\' && (in[1] == '"' || in[1] == '\\' || in[1] == 'n');
+        if (escape) { in++; }
+        if (*in == '\0') { return fail(err, "a value without its closing quotation mark"); }
+        *out++ = escape && *in == 'n' ? '\n' : *in;
+    }
+    in += 1 + strspn(in + 1, BLANK);
+    *out = '\0';
+    return *in == '\0' || *in == '#' || fail(err, "after the closing quotation mark: %.40s", in);
+}
+
+// Reads "  --name = value  # comment". The names of retired options are appended to `retired`.
+static bool read_line(Options *options, char *line, char retired[PATH_LENGTH], Error *err) {
+    char *name = line + strspn(line, BLANK);
+    if (*name == '#') { return true; }
+    if (strncmp(name, "--", 2) == 0) { name += 2; }
+    char *end = name + strcspn(name, BLANK "="), *value = end + strspn(end, BLANK "=");
+    if (*value == '"') {
+        if (!unquote(value, err)) { return false; }
+    } else { // without the comment, a # after a blank, and the blanks before it
+        char *value_end = value;
+        for (char *p = value; *p != '\0' && !(*p == '#' && isspace((unsigned char)p[-1])); p++) {
+            if (!isspace((unsigned char)*p)) { value_end = p + 1; }
+        }
+        *value_end = '\0';
+    }
+    *end = '\0';
+    if (*name == '\0' && *value == '\0') { return true; }
+    if (strcmp(name, "config") == 0) { return fail(err, "--config: a file cannot name another"); }
+    if (is_retired(name)) {
+        size_t used = strlen(retired);
+        snprintf(retired + used, PATH_LENGTH - used, " --%s", name);
+        return true;
+    }
+    bool negated;
+    const OptionRow *row = find_option(name, &negated);
+    bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
+    return set_named(options, name, flag ? NULL : value, SOURCE_CONFIG, err);
+}
+
+static bool read_config(Options *options, const char *path, Error *err) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { return fail(err, "--config %s: %s", path, strerror(errno)); }
+    char *line = NULL, retired[PATH_LENGTH] = "";
+    size_t room = 0;
+    ssize_t length;
+    bool ok = true;
+    for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
+        Error why;
+        ok = strlen(line) == (size_t)length ? read_line(options, line, retired, &why)
+                                            : fail(&why, "a NUL byte; options are text");
+        if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }
+    }
+    if (ok && ferror(file)) { ok = fail(err, "--config %s: %s", path, strerror(errno)); }
+    if (ok && retired[0] != '\0') {
+        warn("%s: options of an older version, ignored:%s", path, retired);
+    }
+    free(line);
+    fclose(file);
+    return ok;
+}
+
+// ---- presets, derived values, checks ------------------------------------------------------------
 
 static bool apply_preset(Options *options, Error *err) {
     const Preset *preset = NULL;
+    char names[400] = "", settings[1024], *state, *name;
     for (int i = 0; i < preset_table_count; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
+                 preset_table[i].name);
         if (strcmp(preset_table[i].name, options->model) == 0) { preset = &preset_table[i]; }
     }
     if (preset == NULL) {
-        char names[400] = "";
-        for (int i = 0; i < preset_table_count; i++) {
-            size_t used = strlen(names);
-            snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
-                     preset_table[i].name);
-        }
         return fail(err, "--model %s: must be one of %s", options->model, names);
     }
-    char settings[1024], *state, *name;
     snprintf(settings, sizeof(settings), "%s", preset->settings);
     for (name = strtok_r(settings, " ", &state); name != NULL; name = strtok_r(NULL, " ", &state)) {
         if (!option_set(options, name, strtok_r(NULL, " ", &state), SOURCE_PRESET, err)) {
@@ -269,11 +321,10 @@ static bool check_values(const Options *o, Error *err) {
                     "at most --num-layers %d together",
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
-    if (strcmp(o->resume, "latest") == 0 && o->save[0] == '\0') {
-        return fail(err, "--resume latest: needs --save DIR, where to look");
-    }
-    if (o->list_checkpoints && o->save[0] == '\0') {
-        return fail(err, "--list-checkpoints: needs --save DIR, where to look");
+    bool latest = strcmp(o->resume, "latest") == 0;
+    if ((latest || o->list_checkpoints) && o->save[0] == '\0') {
+        return fail(err, "--%s: needs --save DIR, where to look",
+                    latest ? "resume latest" : "list-checkpoints");
     }
     return true;
 }
@@ -294,16 +345,16 @@ bool options_read(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof(*options));
     options->ranks = 1;
     for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        if (!option_set(options, row->name, row->fallback, SOURCE_DEFAULT, err)) { return false; }
+        if (!option_set(options, option_table[i].name, option_table[i].fallback, SOURCE_DEFAULT,
+                        err)) {
+            return false;
+        }
     }
     for (int i = 1; i < argc; i++) {
         if (!read_argument(options, argc, argv, &i, err)) { return false; }
     }
     if (options->help || options->version) { return true; }
-    if (options->config[0] != '\0' && !options_read_config(options, options->config, err)) {
-        return false;
-    }
+    if (options->config[0] != '\0' && !read_config(options, options->config, err)) { return false; }
     if (!apply_preset(options, err)) { return false; }
     derive_values(options);
     options->ranks = options->gpus;
@@ -321,31 +372,4 @@ void options_parse(Options *options, int argc, char **argv) {
         printf("llm8.c %s\n", LLM8_VERSION);
         exit(EXIT_SUCCESS);
     }
-}
-
-const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]) {
-    const void *field = field_of(options, row);
-    switch (row->type) {
-    case OPTION_INT: snprintf(out, OPTION_TEXT, "%d", *(const int *)field); break;
-    case OPTION_INT64:
-        snprintf(out, OPTION_TEXT, "%lld", (long long)*(const int64_t *)field);
-        break;
-    case OPTION_DOUBLE: {
-        double value = *(const double *)field;
-        snprintf(out, OPTION_TEXT, "%.6g", value);
-        if (strtod(out, NULL) != value) { snprintf(out, OPTION_TEXT, "%.17g", value); }
-        break;
-    }
-    case OPTION_BOOL:
-        snprintf(out, OPTION_TEXT, "%s", *(const bool *)field ? "true" : "false");
-        break;
-    case OPTION_STRING: snprintf(out, OPTION_TEXT, "%s", (const char *)field); break;
-    case OPTION_CHOICE: {
-        const char *p = row->choices;
-        for (int i = 0; i < *(const int *)field; i++) { p += strcspn(p, "|") + 1; }
-        snprintf(out, OPTION_TEXT, "%.*s", (int)strcspn(p, "|"), p);
-        break;
-    }
-    }
-    return out;
 }

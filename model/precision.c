@@ -24,57 +24,34 @@ TensorId linear_weight(const ModelConfig *config, Linear linear) {
     return tied ? TENSOR_TOKEN_EMBEDDING : linears[linear].weight;
 }
 
-const Param *linear_param(const ParamLayout *layout, int index) {
-    const ModelConfig *c = &layout->config;
-    return param_find(layout, linear_weight(c, linear_of_index(c, index)), index / LINEAR_HEAD);
-}
-
-// Multiply-adds of a micro-batch's forward products in a block, or in the head.
-static double forward_work(const Options *o, const ModelConfig *c, Linear linear) {
-    double weights = 0, tokens = (double)o->micro_batch_size * c->seq_length;
-    for (int i = 0; i < LINEAR_COUNT; i++) {
-        int outputs, inputs;
-        linear_shape(c, (Linear)i, &outputs, &inputs);
-        if ((i == LINEAR_HEAD) == (linear == LINEAR_HEAD)) { weights += (double)outputs * inputs; }
-    }
-    return tokens * weights;
-}
-
 // Why a layer is not FP8, or NULL when it is.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
-                                      const NumberSupport *support, Linear linear, int layer) {
-    int outputs, inputs;
-    linear_shape(c, linear, &outputs, &inputs);
+                                      const NumberSupport *support, const LinearPrecision *lp) {
+    bool head = lp->linear == LINEAR_HEAD;
+    bool edge = lp->layer < o->num_layers_at_start_in_bf16 ||
+                lp->layer >= c->num_layers - o->num_layers_at_end_in_bf16;
+    double head_weights = (double)c->padded_vocab * c->channels;
+    double block_weights = ((double)matmul_weights(c) - head_weights) / c->num_layers;
+    double tokens = (double)o->micro_batch_size * c->seq_length;
+    double multiply_adds = tokens * (head ? head_weights : block_weights);
     if (o->fp8_format == FP8_FORMAT_NONE) { return ""; }
     if (support->lacks_fp8 != NULL) { return support->lacks_fp8; }
-    if (linear == LINEAR_HEAD && !o->fp8_lm_head) { return "--fp8-lm-head not given"; }
-    bool edge = layer < o->num_layers_at_start_in_bf16 ||
-                layer >= c->num_layers - o->num_layers_at_end_in_bf16;
-    if (linear != LINEAR_HEAD && o->first_last_layers_bf16 && edge) {
-        return "--first-last-layers-bf16";
-    }
-    if (outputs % 16 != 0 || inputs % 16 != 0) { return "a side is not a multiple of 16"; }
+    if (head && !o->fp8_lm_head) { return "--fp8-lm-head not given"; }
+    if (!head && o->first_last_layers_bf16 && edge) { return "--first-last-layers-bf16"; }
+    if (lp->outputs % 16 != 0 || lp->inputs % 16 != 0) { return "a side is not a multiple of 16"; }
     if (c->seq_length % 16 != 0) { return "--seq-length is not a multiple of 16"; }
-    if (!o->fp8_small_products && forward_work(o, c, linear) < support->fp8_gains_from) {
-        return "too small to gain (--fp8-small-products)";
-    }
-    return NULL;
-}
-
-// Why an FP8 layer's weight gradient is not in FP8, or NULL when it is.
-static const char *reason_against_wgrad(const Options *o) {
-    if (!o->fp8_wgrad) { return "--no-fp8-wgrad"; }
-    if (o->fp8_format == FP8_FORMAT_E5M2) { return "no product takes two E5M2 operands"; }
+    if (multiply_adds < support->fp8_gains_from) { return "too small to gain from FP8"; }
     return NULL;
 }
 
 Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
+    bool delayed = o->fp8_recipe == FP8_RECIPE_DELAYED;
     Precision p = {
         .config = config,
         .format = (Fp8Format)o->fp8_format,
         .recipe = (Fp8Recipe)o->fp8_recipe,
-        .margin = o->fp8_recipe == FP8_RECIPE_DELAYED ? o->fp8_margin : 0,
-        .e5m2_margin = o->fp8_recipe == FP8_RECIPE_DELAYED ? o->fp8_e5m2_margin : 0,
+        .margin = delayed ? o->fp8_margin : 0,
+        .e5m2_margin = delayed ? o->fp8_e5m2_margin : 0,
         .interval = o->fp8_interval,
         .history_length = o->fp8_amax_history_len,
         .most_recent = o->fp8_amax_compute_algo == AMAX_MOST_RECENT,
@@ -85,17 +62,29 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
     };
     p.linear = calloc_or_die((size_t)p.count, sizeof(LinearPrecision));
     for (int i = 0; i < p.count; i++) {
-        Linear linear = linear_of_index(config, i);
+        bool head = i == p.count - 1;
         LinearPrecision *lp = &p.linear[i];
-        lp->reason = reason_against_fp8(o, config, &support, linear, i / LINEAR_HEAD);
+        lp->linear = head ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
+        lp->layer = head ? 0 : i / LINEAR_HEAD;
+        lp->weight = linear_weight(config, lp->linear);
+        linear_shape(config, lp->linear, &lp->outputs, &lp->inputs);
+        lp->reason = reason_against_fp8(o, config, &support, lp);
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
-        if (lp->reason != NULL) { continue; }
-        lp->reason = reason_against_wgrad(o);
-        if (lp->reason != NULL) { lp->wgrad = NUMBER_BF16; }
-        if (lp->reason == NULL) { lp->reason = ""; }
-        lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
-        lp->type[OPERAND_W] = FP8_E4M3;
-        lp->type[OPERAND_DY] = p.format == FP8_FORMAT_E4M3 ? FP8_E4M3 : FP8_E5M2;
+        if (lp->number == NUMBER_FP8) {
+            lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
+            lp->type[OPERAND_W] = FP8_E4M3;
+            lp->type[OPERAND_DY] = p.format == FP8_FORMAT_E4M3 ? FP8_E4M3 : FP8_E5M2;
+            lp->reason = !o->fp8_wgrad                 ? "--no-fp8-wgrad"
+                         : p.format == FP8_FORMAT_E5M2 ? "no product takes two E5M2 operands"
+                                                       : "";
+            if (lp->reason[0] != '\0') { lp->wgrad = NUMBER_BF16; }
+        }
+        for (int operand = 0; operand < OPERAND_COUNT; operand++) {
+            bool fixed = fp8_slot_is_fixed(config, i * OPERAND_COUNT + operand);
+            bool more = lp->type[operand] == FP8_E5M2 && !fixed;
+            lp->target[operand] = fp8_target(lp->type[operand],
+                                             p.margin + (more ? p.e5m2_margin : 0));
+        }
     }
     return p;
 }
@@ -108,13 +97,11 @@ void precision_free(Precision *p) {
 double precision_fp8_share(const Precision *p) {
     double fp8 = 0, all = 0;
     for (int i = 0; i < p->count; i++) {
-        int outputs, inputs;
-        Linear linear = linear_of_index(p->config, i);
-        linear_shape(p->config, linear, &outputs, &inputs);
-        double product = (double)outputs * inputs;
+        const LinearPrecision *lp = &p->linear[i];
+        double product = (double)lp->outputs * lp->inputs;
         all += 3 * product;
-        if (p->linear[i].number == NUMBER_FP8) { fp8 += 2 * product; }
-        if (p->linear[i].wgrad == NUMBER_FP8) { fp8 += product; }
+        if (lp->number == NUMBER_FP8) { fp8 += 2 * product; }
+        if (lp->wgrad == NUMBER_FP8) { fp8 += product; }
     }
     return fp8 / all;
 }
@@ -124,55 +111,40 @@ const char *precision_name(const Precision *p) {
     return p->linear[0].number == NUMBER_BF16 ? "BF16" : "FP32";
 }
 
-static const char *number_name(Number number, Fp8Type type) {
-    if (number == NUMBER_FP8) { return type == FP8_E4M3 ? "E4M3" : "E5M2"; }
-    return number == NUMBER_BF16 ? "BF16" : "FP32";
-}
-
-static bool same_precision(const LinearPrecision *a, const LinearPrecision *b) {
-    return a->number == b->number && a->wgrad == b->wgrad && strcmp(a->reason, b->reason) == 0;
-}
-
-static PrecisionRow table_row(const Precision *p, Linear linear, int first, int blocks) {
-    const LinearPrecision *lp = precision_of(p, linear, first);
-    PrecisionRow row = {.linear = linears[linear].name,
-                        .first = first,
-                        .blocks = linear == LINEAR_HEAD ? 0 : blocks,
-                        .reason = lp->reason};
-    linear_shape(p->config, linear, &row.outputs, &row.inputs);
-    row.flops_share = (double)row.outputs * row.inputs * blocks / (double)matmul_weights(p->config);
-    for (int i = 0; i < OPERAND_COUNT; i++) { row.type[i] = number_name(lp->number, lp->type[i]); }
-    row.wgrad = lp->wgrad == NUMBER_FP8 ? "FP8" : number_name(lp->wgrad, FP8_E4M3);
-    return row;
+static const char *number_name(Number number, const char *fp8) {
+    return number == NUMBER_FP8 ? fp8 : number == NUMBER_BF16 ? "BF16" : "FP32";
 }
 
 int precision_rows(const Precision *p, PrecisionRow *rows) {
     int count = 0;
-    for (int linear = 0; linear < LINEAR_HEAD; linear++) {
-        for (int first = 0, next; first < p->config->num_layers; first = next) {
+    for (int linear = 0; linear < LINEAR_COUNT; linear++) {
+        int layers = linear == LINEAR_HEAD ? 1 : p->config->num_layers;
+        for (int first = 0, next; first < layers; first = next) {
             const LinearPrecision *lp = precision_of(p, (Linear)linear, first);
-            next = first + 1;
-            while (next < p->config->num_layers &&
-                   same_precision(lp, precision_of(p, (Linear)linear, next))) {
-                next++;
+            for (next = first + 1; next < layers; next++) {
+                const LinearPrecision *other = precision_of(p, (Linear)linear, next);
+                if (lp->number != other->number || lp->wgrad != other->wgrad ||
+                    strcmp(lp->reason, other->reason) != 0) {
+                    break;
+                }
             }
-            rows[count++] = table_row(p, (Linear)linear, first, next - first);
+            PrecisionRow *row = &rows[count++];
+            *row = (PrecisionRow){.linear = linears[linear].name,
+                                  .first = first,
+                                  .blocks = linear == LINEAR_HEAD ? 0 : next - first,
+                                  .outputs = lp->outputs,
+                                  .inputs = lp->inputs,
+                                  .wgrad = number_name(lp->wgrad, "FP8"),
+                                  .reason = lp->reason};
+            row->flops_share = (double)lp->outputs * lp->inputs * (next - first) /
+                               (double)matmul_weights(p->config);
+            for (int i = 0; i < OPERAND_COUNT; i++) {
+                const char *fp8 = lp->type[i] == FP8_E4M3 ? "E4M3" : "E5M2";
+                row->type[i] = number_name(lp->number, fp8);
+            }
         }
     }
-    rows[count++] = table_row(p, LINEAR_HEAD, 0, 1);
     return count;
-}
-
-static void print_row(const PrecisionRow *row) {
-    char shape[32], where[32] = "";
-    snprintf(shape, sizeof(shape), "%d x %d", row->outputs, row->inputs);
-    if (row->blocks > 0) {
-        snprintf(where, sizeof(where), row->blocks > 1 ? "%d-%d" : "%d", row->first,
-                 row->first + row->blocks - 1);
-    }
-    printf("  %-14s %-9s %-16s %-5s %-5s %-5s %-6s %s\n", row->linear, where, shape,
-           row->type[OPERAND_X], row->type[OPERAND_W], row->type[OPERAND_DY], row->wgrad,
-           row->reason);
 }
 
 void precision_print(const Precision *p) {
@@ -180,7 +152,18 @@ void precision_print(const Precision *p) {
     int count = precision_rows(p, rows);
     printf("Precision\n  %-14s %-9s %-16s %-5s %-5s %-5s %-6s\n", "linear layer", "blocks",
            "out x in", "X", "W", "dY", "wgrad");
-    for (int i = 0; i < count; i++) { print_row(&rows[i]); }
+    for (int i = 0; i < count; i++) {
+        const PrecisionRow *row = &rows[i];
+        char shape[32], where[32] = "";
+        snprintf(shape, sizeof(shape), "%d x %d", row->outputs, row->inputs);
+        if (row->blocks > 0) {
+            snprintf(where, sizeof(where), row->blocks > 1 ? "%d-%d" : "%d", row->first,
+                     row->first + row->blocks - 1);
+        }
+        printf("  %-14s %-9s %-16s %-5s %-5s %-5s %-6s %s\n", row->linear, where, shape,
+               row->type[OPERAND_X], row->type[OPERAND_W], row->type[OPERAND_DY], row->wgrad,
+               row->reason);
+    }
     free(rows);
     if (p->format == FP8_FORMAT_NONE) { return; }
     printf("  %.1f%% of the linear layers' FLOPs in FP8; ", 100 * precision_fp8_share(p));
@@ -195,22 +178,12 @@ void precision_print(const Precision *p) {
            p->fast_backward ? "fast" : "split");
 }
 
-float fp8_slot_target(const Precision *p, int slot) {
-    Fp8Type type = p->linear[slot / OPERAND_COUNT].type[slot % OPERAND_COUNT];
-    bool more = type == FP8_E5M2 && !fp8_slot_is_fixed(p->config, slot);
-    return fp8_target(type, p->margin + (more ? p->e5m2_margin : 0));
-}
-
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
     int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
     float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
     if (!fp8_slot_in_use(p, index)) { return; }
     slots[index] = (Fp8Slot){.scale = 1.0f};
     fp8_slot_rescale(&slots[index], factor, fp8_slot_target(p, index));
-}
-
-Pass eval_pass(const Options *o) {
-    return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;
 }
 
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]) {

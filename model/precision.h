@@ -1,5 +1,6 @@
 // The one place that decides precision: for each linear layer, the number formats of its operands,
-// and why. The trainers ask; the printed table is the same answer.
+// and why. The trainers fill their layers from it at start-up; the printed table is the same
+// answer.
 //
 // A linear layer has three products. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
 // output's gradient: forward X W', input gradient dY W, weight gradient dY' X.
@@ -29,35 +30,41 @@ typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 // What a product is computed for.
 typedef enum {
     PASS_TRAIN,
-    PASS_AGAIN,    // recomputation: by the scales that the first time had
-    PASS_EVAL,     // ranges do not go towards the history
+    PASS_AGAIN,    // recomputation: by the scales of the first time
+    PASS_EVAL,     // ranges are not recorded in the history
     PASS_EVAL_BF16 // the same, and no product is in FP8
 } Pass;
 
+// A linear layer, and its precision.
 typedef struct {
+    Linear linear;
+    int layer;                   // 0 for the head
+    int outputs, inputs;         // N, C
+    TensorId weight;             // [N,C]; of a tied head the token embedding
     Number number;               // of the operands in the forward and input-gradient products
     Number wgrad;                // of the operands in the weight-gradient product
     Fp8Type type[OPERAND_COUNT]; // where they are FP8
-    const char *reason;
+    float target[OPERAND_COUNT]; // what amax * scale aims at
+    const char *reason;          // why a product is not in FP8, or ""
 } LinearPrecision;
 
 typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, e5m2_margin, interval, history_length; // E5M2's comes on top
+    int margin, e5m2_margin, interval, history_length; // E5M2's margin is added to the other
     bool most_recent;
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
-    bool possible;                    // as far as the device goes
+    bool possible;                    // the device has FP8, or emulates it
     int count;                        // linear layers: 4 L + 1
-    LinearPrecision *linear;          // by precision_index
+    LinearPrecision *linear;          // [count] by linear_index
 } Precision;
 
 // What the device offers.
 typedef struct {
     Number plain;          // what is not FP8: NUMBER_FP32 or NUMBER_BF16
-    const char *lacks_fp8; // why it has no FP8; NULL: it has (or emulates it)
-    double fp8_gains_from; // multiply-adds of a block's forward products, or the head's
+    const char *lacks_fp8; // why it has no FP8; NULL: it has FP8, or emulates it
+    double fp8_gains_from; // multiply-adds of a block's forward products, or of the head's
 } NumberSupport;
 
 // The config must outlive the result.
@@ -77,12 +84,6 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
 // Outputs N and inputs C of a linear layer, and the tensor that is its weight.
 void linear_shape(const ModelConfig *config, Linear linear, int *outputs, int *inputs);
 TensorId linear_weight(const ModelConfig *config, Linear linear);
-// Of linear layer number `index` (linear_index): which one of its block, and the parameter that is
-// its weight.
-static inline Linear linear_of_index(const ModelConfig *config, int index) {
-    return index == config->num_layers * LINEAR_HEAD ? LINEAR_HEAD : (Linear)(index % LINEAR_HEAD);
-}
-const Param *linear_param(const ParamLayout *layout, int index);
 
 // Share of the linear layers' floating-point operations done in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
@@ -90,29 +91,35 @@ double precision_fp8_share(const Precision *precision);
 // "FP8", "BF16" or "FP32", for the step's line.
 const char *precision_name(const Precision *precision);
 
-// A row of the precision table: consecutive blocks that treat a linear layer alike.
+// A row of the precision table: consecutive blocks whose linear layers are treated alike.
 typedef struct {
     const char *linear;
     int first, blocks; // the head has 0 blocks
     int outputs, inputs;
     const char *type[OPERAND_COUNT]; // "E4M3", "E5M2", "BF16", "FP32"
-    const char *wgrad;               // the same, "FP8" where it is
+    const char *wgrad;               // "FP8", "BF16", "FP32"
     double flops_share;              // of the linear layers' operations
     const char *reason;
 } PrecisionRow;
 
-// The table: rows[precision->count] has room for the longest. Returns how many there are.
+// The table: rows[precision->count] has room for the longest. Returns the number of rows.
 int precision_rows(const Precision *precision, PrecisionRow *rows);
 void precision_print(const Precision *precision);
 
-// Every quantised tensor has a slot of scaling state, three to a linear layer, FP8 or not, so that
-// a slot's place does not depend on the policy.
+// Every operand has a slot of scaling state, three to a linear layer, FP8 or not, so that a slot's
+// index does not depend on the policy.
 static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, OperandId o) {
     return linear_index(config, linear, layer) * OPERAND_COUNT + o;
 }
 
+static inline int fp8_slot_count(const ModelConfig *config) {
+    return (config->num_layers * LINEAR_HEAD + 1) * OPERAND_COUNT;
+}
+
 // What the slot's scale aims at.
-float fp8_slot_target(const Precision *precision, int slot);
+static inline float fp8_slot_target(const Precision *p, int slot) {
+    return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
+}
 
 // The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more: its
 // scale is known without measuring, and its slot fixed.
@@ -128,18 +135,16 @@ static inline bool fp8_slot_follows(const Precision *p, int slot) {
     return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p->config, slot);
 }
 
-// Sets it among all slots, where the head is FP8.
+// Sets the fixed slot among all slots, where the head is FP8.
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *slots);
-
-// The pass of evaluations and samples.
-Pass eval_pass(const Options *options);
-
-static inline int fp8_slot_count(const ModelConfig *config) {
-    return (config->num_layers * LINEAR_HEAD + 1) * OPERAND_COUNT;
-}
 
 // "blocks.3.qkv.x", into out, which is returned.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
+
+// The pass of evaluations and samples.
+static inline Pass eval_pass(const Options *o) {
+    return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;
+}
 
 #ifdef __cplusplus
 }

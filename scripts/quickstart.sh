@@ -235,8 +235,8 @@ Try next
     $config --sample-only --sample-temperature 1 --sample-seed 2
   train on from here to twice as many steps
     $config --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
-  the same from the start in FP8$emulated, to compare the losses
-    $config --save run/fp8 --fp8-format hybrid$small
+  $in_fp8
+    $config --save run/fp8 --fp8-format hybrid$larger
   a larger model
     $config --save run/wide --hidden-size 288 --ffn-hidden-size 768
   your own text
@@ -253,8 +253,12 @@ trap : INT # the trainer saves and stops; then so does this script
 check_arguments
 install_packages
 build
-emulated=' (emulated on the CPU)' small=''
-[ "$trainer" = ./train_gptcu ] && emulated='' small=' --fp8-small-products'
+# a GPU computes so small a model in BF16, whatever is requested
+in_fp8='the same from the start in FP8 (emulated on the CPU), to compare the losses' larger=''
+if [ "$trainer" = ./train_gptcu ]; then
+    in_fp8='a model large enough to gain from FP8'
+    larger=' --hidden-size 768 --ffn-hidden-size 2048'
+fi
 make_data
 train_in_two_parts
 print_sample

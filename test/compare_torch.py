@@ -125,7 +125,7 @@ def train_ours(arguments, folder):
 
 
 def learning_rate(options, step):
-    """model/schedule.h, said again."""
+    """train/run.h, said again."""
     peak, least = float(options["lr"]), float(options["min-lr"])
     warmup, end = int(options["lr-warmup-iters"]), int(options["lr-decay-iters"])
     style = options["lr-decay-style"]

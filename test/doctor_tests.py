@@ -335,12 +335,7 @@ def options_that_cost_are_named():
             ({"first_last_layers_bf16": "true"}, "2 of 2 blocks are in BF16"),
             ({"fp8_fast_accumulation": "none"}, "exact accumulation is forced"),
             ({"fp8_stats_interval": "1"}, "counts in slower kernels"),
-            ({"gpus": "2", "global_batch_size": "4", "grad_reduce_dtype": "fp32"},
-             "gradients travel between the GPUs in FP32"),
-            ({"gpus": "2", "global_batch_size": "8"}, "(--grad-reduce-dtype auto, gradients kept "
-             "in FP32)"),
-            ({"gpus": "2", "fp8_param_gather": "false"}, "gathered in BF16, twice the bytes"),
-            ({"gpus": "2", "zero_stage": "0"}, "keeps and updates all master weights")):
+            ({"gpus": "2", "global_batch_size": "8"}, "travel between the GPUs in FP32")):
         status, report = said(planted("costs", on_gpu(7e14, **changes)), "--no-checkpoints")
         assert part in report, f"{changes}: {report}"
         assert status == ("global_batch_size" in changes), "the tokens do not fit another batch"

@@ -29,10 +29,6 @@ typedef struct {
     uint32_t *amax;                       // [slots]
 } RankTrainer;
 
-static bool keeps_all(const RankTrainer *r) {
-    return r->t.run.options.zero_stage == 0;
-}
-
 // ---- memory -------------------------------------------------------------------------------------
 
 // The weights of FP8 layers, but for a tied embedding: as the GPU trainer, whatever it gathers them
@@ -175,12 +171,6 @@ static void update_part(RankTrainer *r, double norm, double lr) {
 
 static void rank_update(RankTrainer *r, double norm, double lr) {
     Trainer *t = &r->t;
-    if (keeps_all(r)) {
-        over_buckets(r, true);
-        arrange(r, t->gradients, true);
-        model_update(t, norm, lr);
-        return;
-    }
     update_part(r, norm, lr);
     over_buckets(r, true);
     arrange(r, t->weights, true);
@@ -266,16 +256,13 @@ static void rank_evaluate(RankTrainer *r) {
 
 // This rank's ranges of the three arrays, one after another.
 static void copy_ranges(RankTrainer *r, int64_t elements) {
-    Trainer *t = &r->t;
-    const float *whole[3] = {t->weights, t->exp_avg, t->exp_avg_sq};
     const float *kept[3] = {r->master, r->exp_avg, r->exp_avg_sq};
     for (int kind = 0; kind < 3; kind++) {
         float *to = r->snapshot + kind * elements;
         for (int i = 0; i < r->num_ranges; i++) {
             const ZeroRange *range = &r->ranges[i];
-            const float *from = keeps_all(r) ? whole[kind] + range->begin
-                                             : kept[kind] + range->kept;
-            memcpy(to, from, (size_t)(range->end - range->begin) * sizeof(float));
+            memcpy(to, kept[kind] + range->kept,
+                   (size_t)(range->end - range->begin) * sizeof(float));
             to += range->end - range->begin;
         }
     }
@@ -308,10 +295,9 @@ static void rank_save(RankTrainer *r) {
     run_save(run, &s);
 }
 
-static void read_kind(RankTrainer *r, const Checkpoint *c, const char *kind, float *whole,
-                      float *kept) {
+static void read_kind(RankTrainer *r, const Checkpoint *c, const char *kind, float *kept) {
     Error err;
-    bool ok = !keeps_all(r) || checkpoint_read(c, kind, 0, r->t.run.layout.size, whole, &err);
+    bool ok = true;
     for (int i = 0; ok && i < r->num_ranges; i++) {
         const ZeroRange *range = &r->ranges[i];
         ok = checkpoint_read(c, kind, range->begin, range->end, kept + range->kept, &err);
@@ -332,9 +318,9 @@ static void rank_restore(RankTrainer *r) {
                    (size_t)(range->end - range->begin) * sizeof(float));
         }
     } else {
-        read_kind(r, &c, "master", t->weights, r->master);
-        read_kind(r, &c, "exp_avg", t->exp_avg, r->exp_avg);
-        read_kind(r, &c, "exp_avg_sq", t->exp_avg_sq, r->exp_avg_sq);
+        read_kind(r, &c, "master", r->master);
+        read_kind(r, &c, "exp_avg", r->exp_avg);
+        read_kind(r, &c, "exp_avg_sq", r->exp_avg_sq);
         if (!checkpoint_read(&c, "master", 0, run->layout.size, t->weights, &err) ||
             (t->amax_history != NULL &&
              !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err))) {

@@ -44,8 +44,7 @@ follows_one_rank() { # factor, options
 }
 check "BF16, Llama: as one rank" follows_one_rank 3 $LLAMA
 check "BF16, GPT-2: as one rank" follows_one_rank 3 $GPT
-check "FP32 sums: as one rank" follows_one_rank 3 $LLAMA --grad-accum-dtype fp32 \
-    --grad-reduce-dtype fp32
+check "FP32 sums: as one rank" follows_one_rank 3 $LLAMA --grad-accum-dtype fp32
 check "FP8: as one rank" follows_one_rank 3 $LLAMA --fp8-format hybrid
 check "FP8 tensorwise with head: as one rank" follows_one_rank 3 $GPT --fp8-format hybrid \
     --fp8-recipe tensorwise --fp8-lm-head
@@ -62,8 +61,6 @@ for options in "$LLAMA" "$GPT --fp8-format hybrid --fp8-lm-head" \
     name="${options:8:10} ${options##*--save-interval 50 --distributed-timeout 60}"
     check "$name" train many $options
     check "  repeated" variant $options
-    check "  --zero-stage 0" variant $options --zero-stage 0
-    check "  --no-fp8-param-gather" variant $options --no-fp8-param-gather
     check "  --no-cuda-graphs" variant $options --no-cuda-graphs
     check "  --recompute block" variant $options --recompute block
 done
@@ -72,7 +69,7 @@ resumed_elsewhere() { # through checkpoints of other numbers of ranks
     local step=0 ranks
     rm -rf parts
     train straight "$@" --gpus $most --micro-batch-size 2 || return 1
-    for ranks in $most "2 --zero-stage 0" 1 $most; do
+    for ranks in $most 2 1 $most; do
         step=$((step + 25))
         "$BIN/train_gptcu" --save parts "$@" --micro-batch-size 2 --gpus $ranks --resume latest \
             --train-iters $step --lr-decay-iters 100 || return 1

@@ -131,21 +131,21 @@ counted() { # the counts change nothing, and are there
 check "--fp8-stats-interval leaves no other trace" counted
 train bf16 $RUN >log 2>&1
 fallen_back() {
-    variant bf16 $RUN $fp8 --assume-compute-capability 8.0 >out 2>&1 || return 1
+    LLM8_TEST_CAPABILITY=80 variant bf16 $RUN $fp8 >out 2>&1 || return 1
     cat out
     local said="no FP8 here: compute capability 8.0 is below 9.0; the run goes on in BF16"
     [[ $(grep -c "$said" out) -eq 1 ]]
 }
 check "without FP8 on the device: one warning, then BF16" fallen_back
 required() {
-    ! "$BIN/train_gptcu" $RUN $fp8 --assume-compute-capability 8.9 --fp8-required >out 2>&1
+    ! LLM8_TEST_CAPABILITY=89 "$BIN/train_gptcu" $RUN $fp8 --fp8-required >out 2>&1
     cat out
     grep -q "error: --fp8-required: no FP8 here: compute capability 8.9 is below 9.0" out
 }
 check "--fp8-required refuses instead" required
 too_small() {
-    train plain $RUN --train-iters 6 && train small $RUN $fp8 --train-iters 6 \
-        --no-fp8-small-products >out 2>&1 || return 1
+    train plain $RUN --train-iters 6 &&
+        LLM8_TEST_SMALL_FP8=0 train small $RUN $fp8 --train-iters 6 >out 2>&1 || return 1
     grep "too small to gain" out && same_losses plain small
 }
 check "blocks too small to gain stay in BF16" too_small
@@ -168,11 +168,12 @@ precision_changes() {
 check "BF16 to FP8 and back" precision_changes
 check "BF16 moments" train bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
 check "BF16 moments, resumed" resumed bf16 $RUN --adam-dtype bf16 --grad-accum-dtype bf16
-first_loss() {
-    train variant "$@" --train-iters 1 && diff <(losses llama | head -1 | sed 's/"norm.*//') \
-        <(losses variant | head -1 | sed 's/"norm.*//') && echo "the same first loss"
+head_in_chunks() {
+    LLM8_TEST_HEAD_ROWS=100 train variant $RUN --train-iters 1 &&
+        diff <(losses llama | head -1 | sed 's/"norm.*//') \
+            <(losses variant | head -1 | sed 's/"norm.*//') && echo "the same first loss"
 }
-check "--lm-head-chunk-tokens 100: the same loss" first_loss $RUN --lm-head-chunk-tokens 100
+check "the LM head in chunks: the same loss" head_in_chunks
 cpu_reads_gpu() {
     "$BIN/train_gpt" $RUN --train-iters 14 --save back --resume llama/latest
 }

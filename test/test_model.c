@@ -296,6 +296,22 @@ static void the_start_does_not_depend_on_threads(void) {
     param_layout_free(&layout);
 }
 
+// Any part of a parameter, the vocabulary's padding included, as the whole space has it.
+static void a_part_starts_as_in_the_whole(void) {
+    ParamLayout layout = layout_of(INIT_MODEL);
+    float *w = initial_weights(&layout, 1);
+    for (int i = 0; i < layout.count; i++) {
+        const Param *p = &layout.params[i];
+        int64_t n = param_size(p), begin = n / 3, end = n;
+        float *part = malloc_or_die((size_t)n * sizeof(float));
+        param_init(&layout, p, begin, end, part, 1);
+        CHECK_BITS(part, w + p->offset + begin, (size_t)(end - begin) * sizeof(float));
+        free(part);
+    }
+    free(w);
+    param_layout_free(&layout);
+}
+
 int main(void) {
     RUN(known_models_have_their_size);
     RUN(other_models_have_their_size);
@@ -306,5 +322,6 @@ int main(void) {
     RUN(options_scale_the_start);
     RUN(tensors_and_seeds_are_independent);
     RUN(the_start_does_not_depend_on_threads);
+    RUN(a_part_starts_as_in_the_whole);
     return test_summary();
 }

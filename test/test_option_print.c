@@ -1,7 +1,7 @@
 // What options look like from outside: --help, the echo, the saved configuration, and the learning
 // rates they ask for.
-#include "../model/option_table.h"
-#include "../model/schedule.h"
+
+#include "../train/run.h"
 #include "fixture.h"
 
 // What a function prints of some options; to be freed.

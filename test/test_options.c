@@ -1,10 +1,11 @@
 // Options: every row of the table through every way in and out of it. The lists here are of values
 // and messages, never of options: those come from the table.
-#include "../model/option_table.h"
 #include "fixture.h"
 
+#include <fcntl.h>
 #include <float.h>
 #include <math.h>
+#include <unistd.h>
 
 static Options defaults(void) {
     return options_of("");
@@ -237,6 +238,38 @@ static void config_errors_name_file_and_line(void) {
     CHECK_CONTAINS(error_of("--config ."), "--config .: Is a directory");
 }
 
+// A config.txt of an older version loads, with one warning; the command line refuses the names.
+static void retired_options_are_ignored_in_files_only(void) {
+    char command[160], log[PATH_LENGTH] = "";
+    FILE *file = fopen("c", "w");
+    for (int i = 0; retired_options[i] != NULL; i++) {
+        fprintf(file, "%s 1\n", retired_options[i]);
+        snprintf(command, sizeof(command), "--%s 1", retired_options[i]);
+        CHECK_CONTAINS(error_of(command), "unknown option --");
+        for (int j = 0; j < option_table_count; j++) {
+            CHECK(strcmp(option_table[j].name, retired_options[i]) != 0);
+        }
+    }
+    fputs("--no-fp8-param-gather\nnum-layers 5\n", file);
+    fclose(file);
+    int saved = dup(STDERR_FILENO), out = open("said", O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    dup2(out, STDERR_FILENO);
+    Options o = options_of("--config c");
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    close(out);
+    CHECK_EQUAL(o.num_layers, 5);
+    file = fopen("said", "r");
+    log[fread(log, 1, sizeof(log) - 1, file)] = '\0';
+    fclose(file);
+    CHECK_CONTAINS(log, "warning: c: options of an older version, ignored: --fp8-small-products ");
+    CHECK_CONTAINS(log, " --zero-stage ");
+    CHECK_CONTAINS(log, " --no-fp8-param-gather\n");
+    CHECK(strchr(log, '\n') == log + strlen(log) - 1);
+    text_write("c", "fp8-param-gathe true\n");
+    CHECK_CONTAINS(error_of("--config c"), "c, line 1: unknown option --fp8-param-gathe");
+}
+
 static void presets_parse_and_derive(void) {
     for (int i = 0; i < preset_table_count; i++) {
         char command[80];
@@ -308,6 +341,7 @@ int main(void) {
     RUN(stronger_sources_win);
     RUN(config_files_say_it_in_any_way);
     RUN(config_errors_name_file_and_line);
+    RUN(retired_options_are_ignored_in_files_only);
     RUN(presets_parse_and_derive);
     RUN(contradictions_are_refused);
     RUN(global_batch_is_filled_in_or_refused);

@@ -102,8 +102,6 @@ static void small_products_stay_in_bf16(void) {
                  {tokens * 48 * 64, "", 17},
                  {block, "", 16},
                  {block + 1, "", 0},
-                 {block, "--fp8-small-products", 17},
-                 {1e18, "--fp8-small-products", 17},
                  {block, "--micro-batch-size 2", 0}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[1024];

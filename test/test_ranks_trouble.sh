@@ -238,7 +238,7 @@ restarts_give_up() {
     kill -TERM $loop
     wait $loop || status=$?
     [[ $status -eq 75 ]] || fail "status $status after a signal: $(cat err)"
-    has out 'saved; go on with --resume latest' || fail "$(tail -n 1 out)"
+    has out 'saved; resume with --resume latest' || fail "$(tail -n 1 out)"
     no_one_is_left || fail "processes are left"
 }
 

@@ -89,7 +89,7 @@ signals_save_and_say_so() {
     for signal in TERM INT USR1; do
         stop_by $signal
         [[ $status -eq 75 ]] || fail "$signal: exit status $status"
-        grep -qE '^stopped by signal [0-9]+ after step [0-9]+; saved; go on with --resume latest$' \
+        grep -qE '^stopped by signal [0-9]+ after step [0-9]+; saved; resume with --resume latest$' \
             stop.log || fail "$signal: $(tail -n 1 stop.log)"
         step=$(readlink "$signal/latest" | sed 's/step_0*//')
         has stop.log "after step $step;" || fail "$signal: saved step $step"
@@ -129,6 +129,22 @@ nonfinite_steps_are_skipped_and_counted() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 8 --save nan \
         --resume latest || return
     [[ $(grep -c SKIPPED log) -eq 2 ]] || fail "the count of skipped steps was not resumed"
+}
+
+# A diverging run whose last save fails says so by its status: 1, not 3.
+a_failed_last_save_decides_the_status() {
+    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
+        --save-interval 100000 --metrics m.jsonl || return
+    rm -r nosave
+    (
+        ulimit -f 1000 # KiB; the optimizer's file is larger
+        trap '' XFSZ
+        expect_status 1 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
+            --save-interval 100000 --metrics m.jsonl
+        exit $failing
+    ) || failing=1
+    has log 'stopped: 6 steps in a row' || fail "$(tail -n 2 log)"
+    has log 'warning: saving the checkpoint of step' || fail "$(tail -n 2 log)"
 }
 
 # The scaling state of FP8 must not learn from steps that are skipped.
@@ -227,9 +243,9 @@ saving_fails_on_a_full_disk() {
 
 run prepare
 for test in killed_runs_end_as_others_do sanitized_runs_survive_kills signals_save_and_say_so \
-    nonfinite_steps_are_skipped_and_counted nonfinite_steps_leave_the_scales \
-    torn_metrics_are_mended unwritable_metrics_stop_no_run metrics_tool_sees_faults \
-    saving_fails_where_files_may_not_grow saving_fails_on_a_full_disk; do
+    nonfinite_steps_are_skipped_and_counted a_failed_last_save_decides_the_status \
+    nonfinite_steps_leave_the_scales torn_metrics_are_mended unwritable_metrics_stop_no_run \
+    metrics_tool_sees_faults saving_fails_where_files_may_not_grow saving_fails_on_a_full_disk; do
     run $test
 done
 summary

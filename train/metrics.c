@@ -51,49 +51,34 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
 
 void metrics_options(MetricsRecord *r, const Options *options) {
     char value[OPTION_TEXT];
-    int count;
-    const OptionRow *rows = option_rows(&count);
     cJSON *json = cJSON_AddObjectToObject(r, "options");
-    for (int i = 0; i < count; i++) {
-        cJSON_AddStringToObject(json, rows[i].name, option_text(options, &rows[i], value));
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        cJSON_AddStringToObject(json, row->name, option_text(options, row, value));
     }
-}
-
-static cJSON *precision_row(const PrecisionRow *row) {
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "linear", row->linear);
-    cJSON_AddNumberToObject(json, "first_block", row->first);
-    cJSON_AddNumberToObject(json, "blocks", row->blocks);
-    cJSON_AddNumberToObject(json, "outputs", row->outputs);
-    cJSON_AddNumberToObject(json, "inputs", row->inputs);
-    cJSON_AddStringToObject(json, "x", row->type[OPERAND_X]);
-    cJSON_AddStringToObject(json, "w", row->type[OPERAND_W]);
-    cJSON_AddStringToObject(json, "dy", row->type[OPERAND_DY]);
-    cJSON_AddStringToObject(json, "wgrad", row->wgrad);
-    cJSON_AddNumberToObject(json, "flops_share", row->flops_share);
-    cJSON_AddStringToObject(json, "reason", row->reason);
-    return json;
 }
 
 void metrics_precision(MetricsRecord *r, const Precision *precision) {
     PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
     int count = precision_rows(precision, rows);
-    cJSON *json = cJSON_AddArrayToObject(r, "linear_layers");
-    for (int i = 0; i < count; i++) { cJSON_AddItemToArray(json, precision_row(&rows[i])); }
-    free(rows);
-}
-
-// A full disk may have room again later: until then, records are left out.
-static void reopen(Metrics *m) {
-    char path[PATH_LENGTH];
-    if (!m->failing) {
-        warn("%s: could not be written: %s; records are missing from here on until it can", m->path,
-             strerror(errno));
+    cJSON *layers = cJSON_AddArrayToObject(r, "linear_layers");
+    for (int i = 0; i < count; i++) {
+        const PrecisionRow *row = &rows[i];
+        cJSON *layer = cJSON_CreateObject();
+        cJSON_AddStringToObject(layer, "linear", row->linear);
+        cJSON_AddNumberToObject(layer, "first_block", row->first);
+        cJSON_AddNumberToObject(layer, "blocks", row->blocks);
+        cJSON_AddNumberToObject(layer, "outputs", row->outputs);
+        cJSON_AddNumberToObject(layer, "inputs", row->inputs);
+        cJSON_AddStringToObject(layer, "x", row->type[OPERAND_X]);
+        cJSON_AddStringToObject(layer, "w", row->type[OPERAND_W]);
+        cJSON_AddStringToObject(layer, "dy", row->type[OPERAND_DY]);
+        cJSON_AddStringToObject(layer, "wgrad", row->wgrad);
+        cJSON_AddNumberToObject(layer, "flops_share", row->flops_share);
+        cJSON_AddStringToObject(layer, "reason", row->reason);
+        cJSON_AddItemToArray(layers, layer);
     }
-    path_format(path, "%s", m->path);
-    metrics_close(m);
-    metrics_open(m, path, NULL);
-    m->failing = true;
+    free(rows);
 }
 
 void metrics_fp8_counts(MetricsRecord *r, const Precision *p, const Fp8Counts *counts) {
@@ -114,9 +99,15 @@ void metrics_end(Metrics *m, MetricsRecord *r) {
     if (line == NULL) { return; }
     bool ok = fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0;
     cJSON_free(line);
-    if (ok) {
-        m->failing = false;
-    } else {
-        reopen(m);
+    if (!ok) { // a full disk may have room again later: until then, records are left out
+        char path[PATH_LENGTH];
+        if (!m->failing) {
+            warn("%s: could not be written: %s; records are missing from here on until it can",
+                 m->path, strerror(errno));
+        }
+        path_format(path, "%s", m->path);
+        metrics_close(m);
+        metrics_open(m, path, NULL);
     }
+    m->failing = !ok;
 }

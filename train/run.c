@@ -2,17 +2,22 @@
 #include "../checkpoints/hugging_face.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
+// ---- start --------------------------------------------------------------------------------------
+
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err) {
-    *run = (Run){.options = *options, .saved_step = -1};
-    run->rank = options->rank;
-    run->ranks = options->ranks;
-    run->group = options->group;
-    run->progress = (Progress){.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN};
+    *run = (Run){.options = *options,
+                 .rank = options->rank,
+                 .ranks = options->ranks,
+                 .group = options->group,
+                 .progress = {.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN},
+                 .saved_step = -1};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
@@ -25,75 +30,74 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
-void run_print_size(const Run *run) {
-    printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
-           (long long)run->layout.num_parameters, flops_per_token(&run->config));
-}
-
-static void check_for_fp8(const Run *run) {
-    const Precision *p = &run->precision;
-    bool none = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
-    if (!none || run->rank > 0) { return; }
-    if (run->options.fp8_required) {
-        die("--fp8-required: no linear layer is in FP8; the table above says why");
-    }
-    warn("no linear layer is in FP8: the table above says why; the run goes on without");
-}
-
 void run_announce(const Run *run) {
+    const Options *o = &run->options;
+    const Precision *p = &run->precision;
     Error err;
-    if (run->options.list_checkpoints) {
-        if (!checkpoint_list(run->options.save, &err)) { die("%s", err.text); }
+    if (o->list_checkpoints) {
+        if (!checkpoint_list(o->save, &err)) { die("%s", err.text); }
         exit(EXIT_SUCCESS);
     }
-    if (run->options.list_tensors) {
+    if (o->list_tensors) {
         hf_list(&run->layout, stdout);
         exit(EXIT_SUCCESS);
     }
-    options_print(&run->options, stdout);
-    precision_print(&run->precision);
-    check_for_fp8(run);
-    if (run->options.plan) { run_print_size(run); }
+    options_print(o, stdout);
+    precision_print(p);
+    bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
+    if (no_fp8 && run->rank == 0) {
+        if (o->fp8_required) {
+            die("--fp8-required: no linear layer is in FP8; the table above says why");
+        }
+        warn("no linear layer is in FP8: the table above says why; the run continues without FP8");
+    }
+    if (o->plan) { // scripts/estimate reads these
+        printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
+               (long long)run->layout.num_parameters, flops_per_token(&run->config));
+    }
 }
 
-// A run that starts from nothing would write over another's checkpoints, and prune them.
-static void refuse_a_taken_folder(const Options *o) {
-    int64_t *steps;
-    int count = checkpoint_steps(o->save, &steps);
-    if (o->resume[0] == '\0' && count > 0) {
-        die("--save %s: a run has saved there up to step %lld; go on with it by --resume latest, "
-            "or give another --save",
-            o->save, (long long)steps[0]);
-    }
-    free(steps);
+static volatile sig_atomic_t stop_signal; // what a handler can reach
+
+static void request_stop(int number) {
+    stop_signal = number;
 }
 
-static void open_metrics(Run *run) {
-    const Options *o = &run->options;
-    Error err;
-    char path[PATH_LENGTH];
-    bool named = o->metrics[0] != '\0';
-    if (o->sample_only || (!named && !options_save(o))) { return; }
-    path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
-    if (!metrics_open(&run->metrics, path, &err)) {
-        die("--%s %s", named ? "metrics" : "save", err.text);
-    }
+int run_stop_signal(void) {
+    return stop_signal;
 }
 
 static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
+    bool saves = options_save(o);
     if (run->rank > 0) { return; }
-    if (options_save(o)) { refuse_a_taken_folder(o); }
-    if (options_save(o) && (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err))) {
-        die("--save %s", err.text);
+    if (saves) {
+        // a run that starts anew would write over another's checkpoints, and prune them
+        int64_t *steps;
+        int count = checkpoint_steps(o->save, &steps);
+        if (o->resume[0] == '\0' && count > 0) {
+            die("--save %s: a run has saved there up to step %lld; resume it with --resume latest, "
+                "or give another --save",
+                o->save, (long long)steps[0]);
+        }
+        free(steps);
+        if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
+            die("--save %s", err.text);
+        }
     }
-    open_metrics(run);
-    if (options_save(o) && run->has_valid && o->save_interval % o->eval_interval != 0) {
-        printf(
-            "  note: --save-interval %lld is not a multiple of --eval-interval %lld: a checkpoint "
-            "without an evaluation cannot become `best`\n",
-            (long long)o->save_interval, (long long)o->eval_interval);
+    bool named = o->metrics[0] != '\0';
+    if (!o->sample_only && (named || saves)) {
+        char path[PATH_LENGTH];
+        path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
+        if (!metrics_open(&run->metrics, path, &err)) {
+            die("--%s %s", named ? "metrics" : "save", err.text);
+        }
+    }
+    if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
+        printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
+               "checkpoint without an evaluation cannot become `best`\n",
+               (long long)o->save_interval, (long long)o->eval_interval);
     }
 }
 
@@ -107,84 +111,24 @@ void run_start(Run *run, const char *device) {
     ranks_check_data(run);
     open_save_folder(run);
     ranks_check_folder(run);
-    run_catch_signals();
+    // the first signal requests an end after the present step; a second one of its kind ends at
+    // once
+    struct sigaction action = {.sa_handler = request_stop,
+                               .sa_flags = SA_RESTART | (int)SA_RESETHAND};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
     if (run->train_data.windows == 0) { return; }
-    int64_t step_tokens = (int64_t)o->global_batch_size * o->seq_length;
-    if (run->ranks > 1) {
-        printf("  ranks       %d, --zero-stage %d\n", run->ranks, o->zero_stage);
-    }
+    int micro_batches = run_micro_batches(run) * run->ranks;
+    if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
     printf("  schedule    %lld steps of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, (long long)step_tokens, run_micro_batches(run) * run->ranks,
-           o->micro_batch_size * o->seq_length, run_micro_batches(run) * run->ranks > 1 ? "es" : "",
+           (long long)o->train_iters, (long long)o->global_batch_size * o->seq_length,
+           micro_batches, o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
 }
 
-int run_close(Run *run) {
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
-    bool saved = saver_wait(&run->saver);
-    const Progress *p = &run->progress;
-    bool stopped = run_is_stopping(run) && p->step < run->options.train_iters;
-    int status = !saved ? EXIT_FAILURE : (stopped ? EXIT_STOPPED_BY_SIGNAL : EXIT_SUCCESS);
-    if (p->skipped_in_row >= run->options.max_skipped) { status = EXIT_TOO_MANY_SKIPPED; }
-    MetricsRecord *r = metrics_begin("end");
-    metrics_number(r, "step", (double)p->step);
-    metrics_number(r, "status", status);
-    metrics_end(&run->metrics, r);
-    if (stopped) {
-        char by[40] = "a signal to another rank";
-        if (run_stop_signal() != 0) { snprintf(by, sizeof(by), "signal %d", run_stop_signal()); }
-        printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
-               run->options.save[0] != '\0' && saved ? "; saved; go on with --resume latest" : "");
-    } else if (status == EXIT_TOO_MANY_SKIPPED) {
-        printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
-               p->skipped_in_row);
-    }
-    metrics_close(&run->metrics);
-    dataset_close(&run->train_data);
-    dataset_close(&run->valid_data);
-    choice_sets_close(&run->choices);
-    if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
-    free(run->prompt);
-    run_free_configuration(run);
-    group_close(run->group);
-    return status;
-}
-
-static void save_config(const Options *o) {
-    Error err;
-    char path[PATH_LENGTH], *text = NULL;
-    size_t bytes;
-    FILE *file = open_memstream(&text, &bytes);
-    if (file == NULL) { die("out of memory"); }
-    options_write_config(o, file);
-    fclose(file);
-    path_format(path, "%s/config.txt", o->save);
-    if (!file_replace(path, text, bytes, &err)) { die("--save %s", err.text); }
-    free(text);
-}
-
-// Once it is clear that the run can start: before that, what an earlier run wrote stays as it is.
-static void record_start(Run *run) {
-    if (run->rank == 0 && options_save(&run->options)) { save_config(&run->options); }
-    MetricsRecord *r = metrics_begin("run");
-    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
-    metrics_text(r, "device", run->device);
-    metrics_number(r, "time", (double)time(NULL));
-    metrics_text(r, "precision", precision_name(&run->precision));
-    metrics_number(r, "parameters", (double)run->layout.num_parameters);
-    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
-    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
-    if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
-    if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
-    metrics_number(r, "ranks", run->ranks);
-    metrics_number(r, "step", (double)run->progress.step);
-    metrics_number(r, "data_sequences", (double)run->train_data.windows);
-    metrics_precision(r, &run->precision);
-    metrics_options(r, &run->options);
-    metrics_end(&run->metrics, r);
-}
-
+// Into run->progress, from the checkpoint that --resume names.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     Error err;
@@ -202,16 +146,47 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
            (long long)run->progress.step, (long long)run->progress.tokens);
     if (!checkpoint_match(checkpoint, o, &run->layout, &err)) { die("%s", err.text); }
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows) {
-        printf(
-            "  --data has %lld sequences, had %lld in the checkpoint: they come in another order\n",
-            (long long)run->train_data.windows, (long long)checkpoint->data_windows);
+        printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
+               "order\n",
+               (long long)run->train_data.windows, (long long)checkpoint->data_windows);
     }
     return true;
 }
 
+static void save_config(const Options *o) {
+    Error err;
+    char path[PATH_LENGTH], *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    options_write_config(o, file);
+    fclose(file);
+    path_format(path, "%s/config.txt", o->save);
+    if (!file_replace(path, text, bytes, &err)) { die("--save %s", err.text); }
+    free(text);
+}
+
+// config.txt and the record of the start are written once it is certain that the run can start:
+// before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     bool restored = restore(run, checkpoint);
-    record_start(run);
+    if (run->rank == 0 && options_save(&run->options)) { save_config(&run->options); }
+    MetricsRecord *r = metrics_begin("run");
+    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
+    metrics_text(r, "device", run->device);
+    metrics_number(r, "time", (double)time(NULL));
+    metrics_text(r, "precision", precision_name(&run->precision));
+    metrics_number(r, "parameters", (double)run->layout.num_parameters);
+    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
+    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
+    if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
+    if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
+    metrics_number(r, "ranks", run->ranks);
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_number(r, "data_sequences", (double)run->train_data.windows);
+    metrics_precision(r, &run->precision);
+    metrics_options(r, &run->options);
+    metrics_end(&run->metrics, r);
     return restored;
 }
 
@@ -226,26 +201,108 @@ void run_first_weights(const Run *run, float *weights) {
     printf("starting from the weights of %s\n", o->load);
 }
 
-bool run_finite(double loss, double norm) {
-    return isfinite(loss) && isfinite(norm);
+// ---- schedule -----------------------------------------------------------------------------------
+
+double learning_rate(const Options *o, int64_t step) {
+    if (step < o->lr_warmup_iters) {
+        return o->lr * (double)(step + 1) / (double)o->lr_warmup_iters;
+    }
+    if (o->lr_decay_style == DECAY_CONSTANT) { return o->lr; }
+    int64_t begin = o->lr_warmup_iters;
+    if (o->lr_decay_style == DECAY_WSD) {
+        begin = max64(begin, o->lr_decay_iters - o->lr_wsd_decay_iters);
+    }
+    if (step < begin) { return o->lr; }
+    if (step >= o->lr_decay_iters) { return o->min_lr; }
+    double done = (double)(step - begin) / (double)(o->lr_decay_iters - begin);
+    double left = o->lr_decay_style == DECAY_COSINE ? 0.5 * (1.0 + cos(3.141592653589793 * done))
+                                                    : 1.0 - done;
+    return o->min_lr + left * (o->lr - o->min_lr);
 }
 
-void run_maybe_dump(const Run *run, const float *gradients, double loss) {
-    const char *path = run->options.dump_gradients;
-    float value = (float)loss;
-    int64_t one = 1;
-    Error err;
-    if (path[0] == '\0') { return; }
-    if (run->rank > 0) { ranks_leave(run); }
-    SafeTensorsWriter w = {0};
-    safetensors_declare(&w, "loss", DTYPE_F32, 1, &one);
-    hf_declare(&w, &run->layout, DTYPE_F32);
-    if (!safetensors_begin(&w, path, NULL, &err)) { die("--dump-gradients %s", err.text); }
-    writer_write(&w.file, &value, sizeof(value));
-    hf_write(&w, &run->layout, DTYPE_F32, gradients);
-    if (!writer_close(&w.file, &err)) { die("--dump-gradients %s", err.text); }
-    printf("loss %.6f; gradients in %s\n", loss, path);
-    ranks_leave(run);
+// Several ranks stop when they have agreed to; one, at the signal.
+static bool is_stopping(const Run *run) {
+    return run->ranks > 1 ? run->stopping : stop_signal != 0;
+}
+
+bool run_goes_on(const Run *run) {
+    return run->progress.step < run->options.train_iters && !is_stopping(run) &&
+           run->progress.skipped_in_row < run->options.max_skipped;
+}
+
+static bool eval_is_due(const Run *run, int64_t step) {
+    bool last = step == run->options.train_iters;
+    return (run->has_valid || run->choices.count > 0) &&
+           (step % run->options.eval_interval == 0 || last);
+}
+
+static bool sample_is_due(const Run *run, int64_t step) {
+    return run->options.sample_interval > 0 && step % run->options.sample_interval == 0;
+}
+
+static bool save_is_due(const Run *run, int64_t step) {
+    return run->options.save[0] != '\0' && step % run->options.save_interval == 0;
+}
+
+bool run_needs_result(const Run *run, int64_t step) {
+    return eval_is_due(run, step) || sample_is_due(run, step) || save_is_due(run, step) ||
+           step >= run->options.train_iters || is_stopping(run) || run->progress.skipped_in_row > 0;
+}
+
+bool run_should_eval(const Run *run) {
+    return eval_is_due(run, run->progress.step);
+}
+
+bool run_should_sample(const Run *run) {
+    return run->rank == 0 && sample_is_due(run, run->progress.step);
+}
+
+bool run_should_save(const Run *run) {
+    int64_t step = run->progress.step;
+    if (run->options.save[0] == '\0' || step == run->saved_step) { return false; }
+    return save_is_due(run, step) || !run_goes_on(run);
+}
+
+// ---- reports ------------------------------------------------------------------------------------
+
+// The line of a step that has been counted. On a terminal a live line, drawn over by the next one,
+// shows the steps between two of --log-interval: a short form, cut to one row where need be.
+static void print_step(Run *run, StepResult s, double tokens_per_s) {
+    enum { STEP_LINE = 400 };
+    const Progress *p = &run->progress;
+    int64_t iters = run->options.train_iters;
+    struct winsize size;
+    int columns = 0; // of the terminal; 0 where stdout is none
+    if (isatty(STDOUT_FILENO)) {
+        bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+        columns = known ? size.ws_col : 80;
+    }
+    bool whole = p->step % run->options.log_interval == 0 || p->step == iters || s.skipped;
+    if (!whole && (columns == 0 || wall_seconds() - run->last_line < 0.2)) { return; }
+    run->last_line = wall_seconds();
+
+    char line[STEP_LINE], start[128], eta[32], mfu[32] = "", memory[48] = "", bytes[32];
+    double flops = tokens_per_s * flops_per_token(&run->config);
+    format_duration(eta, run->step_seconds * (double)(iters - p->step));
+    if (run->peak_flops > 0) {
+        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / (run->peak_flops * run->ranks));
+    }
+    if (run->memory_bytes > 0) {
+        snprintf(memory, sizeof(memory), " | %s", format_bytes(bytes, run->memory_bytes));
+    }
+    snprintf(start, sizeof(start), "step %5lld/%lld | loss %.4f", (long long)p->step,
+             (long long)iters, s.loss);
+    int length = snprintf(
+        line, STEP_LINE,
+        "%s | lr %.2e | norm %.4f | dt %.2f ms | %.0f tok/s | %.3g TFLOP/s%s%s | ETA %s | %s%s",
+        start, s.lr, s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, memory, eta,
+        precision_name(&run->precision), s.skipped ? " | SKIPPED" : "");
+    if (!whole && length >= columns) {
+        length = snprintf(line, STEP_LINE, "%s | %.0f tok/s | ETA %s", start, tokens_per_s, eta);
+        if (length >= columns) { line[columns - 1] = '\0'; }
+    }
+    printf("%s%s%s", columns > 0 ? "\r\033[K" : "", line, whole ? "\n" : "");
+    fflush(stdout);
 }
 
 void run_report(Run *run, StepResult s) {
@@ -261,7 +318,7 @@ void run_report(Run *run, StepResult s) {
     ranks_report(run, s);
     double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
     run->step_seconds += smooth * (s.seconds - run->step_seconds);
-    step_print(run, s, (double)tokens / s.seconds);
+    print_step(run, s, (double)tokens / s.seconds);
 
     MetricsRecord *r = metrics_begin("step");
     metrics_number(r, "step", (double)p->step);
@@ -304,6 +361,24 @@ void run_report_fp8(Run *run, const Fp8Counts *counts) {
     metrics_end(&run->metrics, r);
 }
 
+void run_maybe_dump(const Run *run, const float *gradients, double loss) {
+    const char *path = run->options.dump_gradients;
+    float value = (float)loss;
+    int64_t one = 1;
+    Error err;
+    if (path[0] == '\0') { return; }
+    if (run->rank > 0) { ranks_leave(run); }
+    SafeTensorsWriter w = {0};
+    safetensors_declare(&w, "loss", DTYPE_F32, 1, &one);
+    hf_declare(&w, &run->layout, DTYPE_F32);
+    if (!safetensors_begin(&w, path, NULL, &err)) { die("--dump-gradients %s", err.text); }
+    writer_write(&w.file, &value, sizeof(value));
+    hf_write(&w, &run->layout, DTYPE_F32, gradients);
+    if (!writer_close(&w.file, &err)) { die("--dump-gradients %s", err.text); }
+    printf("loss %.6f; gradients in %s\n", loss, path);
+    ranks_leave(run);
+}
+
 void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     const Progress *p = &run->progress;
@@ -324,4 +399,87 @@ void run_save(Run *run, const Snapshot *snapshot) {
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
+}
+
+int run_close(Run *run) {
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    bool saved = saver_wait(&run->saver);
+    const Progress *p = &run->progress;
+    bool stopped = is_stopping(run) && p->step < run->options.train_iters;
+    bool diverged = p->skipped_in_row >= run->options.max_skipped;
+    int status = !saved     ? EXIT_FAILURE // whatever else has happened
+                 : diverged ? EXIT_TOO_MANY_SKIPPED
+                 : stopped  ? EXIT_STOPPED_BY_SIGNAL
+                            : EXIT_SUCCESS;
+    MetricsRecord *r = metrics_begin("end");
+    metrics_number(r, "step", (double)p->step);
+    metrics_number(r, "status", status);
+    metrics_end(&run->metrics, r);
+    if (stopped) {
+        char by[40] = "a signal to another rank";
+        if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
+        printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
+               run->options.save[0] != '\0' && saved ? "; saved; resume with --resume latest" : "");
+    } else if (diverged) {
+        printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
+               p->skipped_in_row);
+    }
+    metrics_close(&run->metrics);
+    dataset_close(&run->train_data);
+    dataset_close(&run->valid_data);
+    choice_sets_close(&run->choices);
+    if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+    free(run->prompt);
+    run_free_configuration(run);
+    group_close(run->group);
+    return status;
+}
+
+// ---- what fits a memory -------------------------------------------------------------------------
+
+static const char *const recompute_names[] = {"none", "activations", "block"};
+
+// With these ways of saving memory; 0 when not even one sequence fits.
+static int largest_micro_batch(const Options *options, int recompute, int adam_dtype,
+                               NumberSupport support, PlannedBytes planned, int64_t memory) {
+    Options o = *options;
+    int fits = 0;
+    o.recompute = recompute;
+    o.adam_dtype = adam_dtype;
+    o.global_batch_size = 0;
+    for (int step = 1 << 12; step > 0; step /= 2) {
+        o.micro_batch_size = fits + step;
+        if (planned(&o, support) + FIT_OVERHEAD_BYTES <= memory) { fits += step; }
+    }
+    return fits;
+}
+
+void fit_print(const Options *o, NumberSupport support, PlannedBytes planned, int64_t memory) {
+    char size[32];
+    printf("What fits %s\n", format_bytes(size, (double)memory));
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        for (int adam = STATE_FP32; adam <= STATE_BF16; adam++) {
+            int micro = largest_micro_batch(o, recompute, adam, support, planned, memory);
+            printf("  --recompute %-11s --adam-dtype %s  ", recompute_names[recompute],
+                   adam == STATE_BF16 ? "bf16" : "fp32");
+            printf(micro > 0 ? "--micro-batch-size %d\n" : "no micro-batch\n", micro);
+        }
+    }
+}
+
+void fit_advice(const Options *o, NumberSupport support, PlannedBytes planned, int64_t memory,
+                char text[128]) {
+    snprintf(text, 128, "a smaller model or a GPU with more memory");
+    for (int adam = o->adam_dtype; adam <= STATE_BF16; adam++) {
+        for (int recompute = o->recompute; recompute <= RECOMPUTE_BLOCK; recompute++) {
+            int micro = largest_micro_batch(o, recompute, adam, support, planned, memory);
+            bool more = recompute != o->recompute;
+            if (micro == 0) { continue; }
+            snprintf(text, 128, "--micro-batch-size %d%s%s%s",
+                     (int)min64(micro, o->micro_batch_size), more ? " --recompute " : "",
+                     more ? recompute_names[recompute] : "",
+                     adam != o->adam_dtype ? " --adam-dtype bf16" : "");
+            return;
+        }
+    }
 }

@@ -1,5 +1,5 @@
-// What both trainers do around the model: start-up, data, the step's line, when to evaluate, sample
-// and save, signals, the way a run ends. The trainers keep the model and its mathematics.
+// What both trainers do around the model: start-up, data, schedule, the step's line, when to
+// evaluate, sample and save, signals, the end of a run. The trainers keep the model's mathematics.
 #ifndef LLM8_RUN_H
 #define LLM8_RUN_H
 
@@ -9,6 +9,8 @@
 #include "../dataloader/tokenizer.h"
 #include "../ranks/group.h"
 #include "metrics.h"
+
+#include <math.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,7 +23,7 @@ typedef struct {
     Precision precision;
     Progress progress;
     int rank, ranks;
-    Group *group; // the other ranks; NULL: there are none
+    Group *group; // the other ranks; NULL: one process
 
     Dataset train_data, valid_data;
     Loader train, valid;
@@ -37,47 +39,41 @@ typedef struct {
     double memory_bytes; // of the device in use, 0 when not known
     double step_seconds; // moving average, for the ETA
     char device[128];
-    int64_t saved_step; // the last step a save was begun for, -1: none
+    int64_t saved_step; // the step of the newest checkpoint, -1: none
     double last_line;   // when the live line was last drawn
     bool stopping;      // several ranks: they have agreed to end
 } Run;
 
-// What a step hands to its report. Several ranks: the same on all, but for own_loss.
-typedef struct {
-    double loss, norm, lr, seconds;
-    bool skipped;
-    bool stop;       // several ranks: run_stop_signal() was not 0 on one of them
-    double own_loss; // several ranks: the mean of this rank's sequences
-} StepResult;
+// ---- start and end ------------------------------------------------------------------------------
 
 // Model, batch and precision, from the options and what the device offers.
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err);
 void run_free_configuration(Run *run);
-// Prints them. --list-checkpoints is answered here.
+// Prints them; or answers --list-checkpoints or --list-tensors, and exits.
 void run_announce(const Run *run);
-// Parameters, and FLOPs to train on a token; scripts/estimate reads them from --plan.
-void run_print_size(const Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 // Several ranks: data and folder must be the same on all.
 void run_start(Run *run, const char *device);
-// The data of run_start.
-void run_open_data(Run *run);
+// Opens the checkpoint that --resume names, if there is one, and takes over its progress. The start
+// is recorded in metrics.jsonl.
+bool run_restore(Run *run, Checkpoint *checkpoint);
+// Without a checkpoint: the weights of --load, or else random ones.
+void run_first_weights(const Run *run, float *weights);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 
-// Opens the checkpoint that --resume names, if there is one, and takes its progress over. Where the
-// run starts goes into metrics.jsonl.
-bool run_restore(Run *run, Checkpoint *checkpoint);
-// Where there is none: the weights of --load, or else random ones.
-void run_first_weights(const Run *run, float *weights);
+// ---- data (run_data.c) --------------------------------------------------------------------------
 
-// inputs, targets [B,T] of micro-batch `micro` of the present step, or of the one `ahead` steps on.
+// What run_start opens: shards, choices, tokenizer, prompt.
+void run_open_data(Run *run);
+// inputs, targets [B,T] of micro-batch `micro` of the step `ahead` steps after the present one.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 int run_micro_batches(const Run *run); // a step
 
-// Evaluation goes over the same windows whatever the batch: eval_samples of them, from 0. The batch
-// from `sample` on; what is past the end is left out. Several ranks share them: each begins at
-// run_eval_first() and goes on by run_eval_stride(), and they add up their sums.
+// An evaluation reads the same windows whatever the batch: run_eval_samples of them, from 0.
+// Several ranks share them: each begins at run_eval_first(), advances by run_eval_stride(), and
+// they add up their sums. run_eval_batch: the batch from `sample` on; windows past the end are left
+// out.
 int64_t run_eval_samples(const Run *run);
 static inline int64_t run_eval_first(const Run *run) {
     return (int64_t)run->rank * run->options.micro_batch_size;
@@ -87,30 +83,54 @@ static inline int64_t run_eval_stride(const Run *run) {
 }
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
 
+// ---- schedule -----------------------------------------------------------------------------------
+
+// The learning rate of optimizer step `step`, counted from 0. Linear warm-up from lr/warmup, then:
+// cosine, linear: from lr down to min-lr at lr-decay-iters, and min-lr after;
+// constant: lr; wsd: lr, then linearly down over the last lr-wsd-decay-iters.
+double learning_rate(const Options *options, int64_t step);
+
 bool run_goes_on(const Run *run); // neither done nor stopped
-// The signal that has asked this process to end, 0: none. Several ranks: a step hands it to the
-// others, so that all end after the same one (StepResult.stop).
+// The signal that has requested the end of this process, 0: none. Several ranks: a step hands it to
+// the others, so that all end after the same one (StepResult.stop).
 int run_stop_signal(void);
-// Several ranks stop when all know it; one, when it does.
-bool run_is_stopping(const Run *run);
-void run_catch_signals(void);
-bool run_finite(double loss, double norm);
+// Whether something besides the next step waits for the report of step number `step` (counted as
+// progress counts): an evaluation, a sample, a save, the end.
+bool run_needs_result(const Run *run, int64_t step);
+bool run_should_eval(const Run *run);
+bool run_should_sample(const Run *run);
+bool run_should_save(const Run *run);
 
-// --dump-gradients: writes them (FP32, laid out as the parameters) and the loss, and leaves. Does
-// nothing without the option.
-void run_maybe_dump(const Run *run, const float *gradients, double loss);
+// ---- reports ------------------------------------------------------------------------------------
 
-// The line of a step that has been counted.
-void step_print(Run *run, StepResult s, double tokens_per_s);
+// What a step hands to its report. Several ranks: the same on all, but for own_loss.
+typedef struct {
+    double loss, norm, lr, seconds;
+    bool skipped;
+    bool stop;       // several ranks: run_stop_signal() was not 0 on one of them
+    double own_loss; // several ranks: the mean of this rank's sequences
+} StepResult;
+
+static inline bool run_finite(double loss, double norm) {
+    return isfinite(loss) && isfinite(norm);
+}
 
 // Counts the step and its tokens, prints, writes the record.
 void run_report(Run *run, StepResult result);
 void run_report_eval(Run *run, double loss, double seconds);
 
-// --fp8-stats-interval: whether step number `step` counts what FP8 loses; the record of it, by
-// slot.
+// --fp8-stats-interval: whether step number `step` counts what FP8 loses; its record, by slot.
 bool run_counts_fp8(const Run *run, int64_t step);
 void run_report_fp8(Run *run, const Fp8Counts *counts);
+
+// --dump-gradients: writes them (FP32, laid out as the parameters) and the loss, and exits. Does
+// nothing without the option.
+void run_maybe_dump(const Run *run, const float *gradients, double loss);
+
+// Starts the save and records it. The trainer sets what it saves; the rest is filled in here.
+void run_save(Run *run, const Snapshot *snapshot);
+
+// ---- multiple choice (choices.c) ----------------------------------------------------------------
 
 // How a trainer takes part in scoring multiple-choice sets.
 typedef struct {
@@ -128,32 +148,35 @@ void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t co
 // Scores every set of --eval-choices, prints and writes the records.
 void run_score_choices(Run *run, ChoiceModel model);
 
-// Whether something besides the next step waits for the report of step number `step` (counted as
-// progress counts): an evaluation, a sample, a save, the end.
-bool run_needs_result(const Run *run, int64_t step);
-bool run_should_eval(const Run *run);
-bool run_should_sample(const Run *run);
-bool run_should_save(const Run *run);
-// Starts the save and says so.
-void run_save(Run *run, const Snapshot *snapshot);
+// ---- samples (sample.c) -------------------------------------------------------------------------
 
-// The logits [V] of the token after tokens[0..n), n <= seq_length; they are used before the next
-// call.
-typedef const float *(*NextLogits)(void *trainer, const int *tokens, int n);
-
-// Prints a sample: --sample-prompt, then what the model makes of it, as text, or as ids where there
-// is no tokenizer. It starts with the end of text, as documents do.
-void run_sample(Run *run, NextLogits next_logits, void *trainer);
-
-// What a sample starts with, into run->prompt.
+// --sample-prompt as tokens, after the end of text that every document starts with: run->prompt.
 bool run_encode_prompt(Run *run, Error *err);
 
-// The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
-int sample_token(const Options *options, const float *logits, float *scratch, int V, int64_t place);
+// The logits [V] of the token after tokens[0..n), n <= seq_length; valid until the next call.
+typedef const float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
-// ---- run_ranks.c: what a run does because it is several ranks; nothing, where it is one ----
+// Prints the prompt and the model's continuation, as text, or as ids without a tokenizer.
+void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
-// What the main thread begins to do, for the watchdog (ranks/watch.h). The calls above say it
+// ---- what fits a memory -------------------------------------------------------------------------
+
+// Bytes of device memory a run with these options plans on a device that offers this.
+typedef int64_t (*PlannedBytes)(const Options *options, NumberSupport support);
+
+// Besides the plan: the CUDA context, the libraries, graphs.
+#define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
+
+// Prints the largest micro-batch for every way of saving memory.
+void fit_print(const Options *options, NumberSupport support, PlannedBytes planned, int64_t memory);
+
+// The nearest change to the options that fits, as options.
+void fit_advice(const Options *options, NumberSupport support, PlannedBytes planned, int64_t memory,
+                char text[128]);
+
+// ---- several ranks (run_ranks.c); nothing, where there is one -----------------------------------
+
+// What the main thread begins to do, for the watchdog (ranks/watch.h). The calls above report it
 // themselves; whatever else may take long must. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);
 
@@ -162,7 +185,7 @@ void ranks_check_data(const Run *run);
 void ranks_check_folder(const Run *run);
 // --resume: rank 0 finds and checks the checkpoint, the others open the same one.
 bool ranks_find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *err);
-// Takes over what the ranks have agreed on; a rank whose own loss is not finite says so.
+// Takes over what the ranks have agreed on; a rank whose own loss is not finite warns.
 void ranks_report(Run *run, StepResult result);
 // Exits with success, once all ranks do.
 void ranks_leave(const Run *run) __attribute__((noreturn));

@@ -1,11 +1,12 @@
-// What a run reads: shards, validation shards, multiple-choice sets, the tokenizer. All of them
-// must be of one tokenizer, as far as they say.
+// What a run reads: shards, validation shards, multiple-choice sets, the tokenizer; and which
+// sequences of them a rank reads in a step and in an evaluation.
 #include "run.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-// Evaluating and sampling alone need no training data, but may take the tokenizer beside it.
+// ---- opening ------------------------------------------------------------------------------------
+
+// Evaluating and sampling alone need no training data, but may use the tokenizer beside it.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     Error err;
@@ -25,33 +26,30 @@ static void open_train_data(Run *run) {
            run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
 }
 
-static void open_valid_data(Run *run) {
+// --tokenizer, or the tokenizer.bin beside the shards, if there is one.
+static void open_tokenizer(Run *run) {
     const Options *o = &run->options;
+    const char *beside = o->data[0] != '\0' ? o->data : o->valid_data;
+    const char *near = o->tokenizer[0] != '\0' ? o->tokenizer : beside;
+    const char *slash = strrchr(near, '/');
+    char path[PATH_LENGTH];
     Error err;
-    if (o->valid_data[0] == '\0') { return; }
-    if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size, &err)) {
-        die("--valid-data %s", err.text);
+    path_format(run->tokenizer_folder, "%.*s", slash != NULL ? (int)(slash - near) : 1,
+                slash != NULL ? near : ".");
+    path_format(path, "%s", o->tokenizer);
+    if (o->tokenizer[0] == '\0') {
+        path_format(path, "%s/tokenizer.bin", run->tokenizer_folder);
+        if (near[0] == '\0' || !path_exists(path)) { return; }
     }
-    run->valid = (Loader){&run->valid_data, 0, false};
-    run->has_valid = true;
-    printf("  validation  %lld tokens, %lld sequences an evaluation\n",
-           (long long)run->valid_data.tokens, (long long)run_eval_samples(run));
+    if (!tokenizer_open(&run->tokenizer, path, &err)) { die("--tokenizer %s", err.text); }
+    if (run->tokenizer.vocab > run->config.vocab) {
+        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
+            run->tokenizer.vocab, run->config.vocab);
+    }
+    run->has_tokenizer = true;
 }
 
-static void open_choices(Run *run) {
-    const char *pattern = run->options.eval_choices;
-    Error err;
-    if (pattern[0] == '\0') { return; }
-    if (!choice_sets_open(&run->choices, pattern, run->config.vocab, &err)) {
-        die("--eval-choices %s", err.text);
-    }
-    for (int i = 0; i < run->choices.count; i++) {
-        const ChoiceSet *set = &run->choices.sets[i];
-        printf("  choices     %s, %d questions\n", set->name, set->count);
-    }
-}
-
-// Everything that says which tokenizer made it must say the same.
+// A file carries a mark of the tokenizer that made it, or 0. All marks must be the same.
 static void check_marks(const Run *run) {
     uint32_t mark = run->has_tokenizer ? run->tokenizer.mark : run->train_data.tokenizer;
     const char *other = NULL;
@@ -71,35 +69,63 @@ static void check_marks(const Run *run) {
     }
 }
 
-// --tokenizer, or the tokenizer.bin beside the shards, if there is one.
-static void open_tokenizer(Run *run) {
-    const Options *o = &run->options;
-    const char *beside = o->data[0] != '\0' ? o->data : o->valid_data;
-    char path[PATH_LENGTH];
-    Error err;
-    const char *near = o->tokenizer[0] != '\0' ? o->tokenizer : beside;
-    const char *slash = strrchr(near, '/');
-    path_format(run->tokenizer_folder, "%.*s", slash != NULL ? (int)(slash - near) : 1,
-                slash != NULL ? near : ".");
-    path_format(path, "%s", o->tokenizer);
-    if (o->tokenizer[0] == '\0') {
-        path_format(path, "%s/tokenizer.bin", run->tokenizer_folder);
-        if (near[0] == '\0' || !path_exists(path)) { return; }
-    }
-    if (!tokenizer_open(&run->tokenizer, path, &err)) { die("--tokenizer %s", err.text); }
-    if (run->tokenizer.vocab > run->config.vocab) {
-        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
-            run->tokenizer.vocab, run->config.vocab);
-    }
-    run->has_tokenizer = true;
-}
-
 void run_open_data(Run *run) {
+    const Options *o = &run->options;
     Error err;
     open_train_data(run);
-    open_valid_data(run);
-    open_choices(run);
+    if (o->valid_data[0] != '\0') {
+        if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size, &err)) {
+            die("--valid-data %s", err.text);
+        }
+        run->valid = (Loader){&run->valid_data, 0, false};
+        run->has_valid = true;
+        printf("  validation  %lld tokens, %lld sequences an evaluation\n",
+               (long long)run->valid_data.tokens, (long long)run_eval_samples(run));
+    }
+    if (o->eval_choices[0] != '\0') {
+        if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab, &err)) {
+            die("--eval-choices %s", err.text);
+        }
+        for (int i = 0; i < run->choices.count; i++) {
+            const ChoiceSet *set = &run->choices.sets[i];
+            printf("  choices     %s, %d questions\n", set->name, set->count);
+        }
+    }
     open_tokenizer(run);
     check_marks(run);
     if (!run_encode_prompt(run, &err)) { die("%s", err.text); }
+}
+
+// ---- batches ------------------------------------------------------------------------------------
+
+int run_micro_batches(const Run *run) {
+    return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
+}
+
+void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
+    Error err;
+    int B = run->options.micro_batch_size;
+    int64_t first = run->progress.samples + ahead * run->options.global_batch_size;
+    int64_t sample = first + ((int64_t)micro * run->ranks + run->rank) * B;
+    run_beat(run, DOING_WORK, "reading data");
+    if (!loader_batch(&run->train, sample, B, INT64_MAX, inputs, targets, &err)) {
+        die("--data %s", err.text);
+    }
+    run_beat(run, DOING_WAIT, "in a step");
+}
+
+int64_t run_eval_samples(const Run *run) {
+    int64_t all = run->valid_data.windows;
+    int64_t requested = min64(run->options.eval_iters, all) * run->options.global_batch_size;
+    return requested > 0 ? min64(requested, all) : all;
+}
+
+void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
+    Error err;
+    run_beat(run, DOING_WORK, "reading data");
+    if (!loader_batch(&run->valid, sample, run->options.micro_batch_size, run_eval_samples(run),
+                      inputs, targets, &err)) {
+        die("--valid-data %s", err.text);
+    }
+    run_beat(run, DOING_WAIT, "in an evaluation");
 }

@@ -7,17 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void print_token(const Run *run, int token) {
-    if (!run->has_tokenizer) {
-        printf("%d ", token);
-        return;
-    }
-    int length;
-    const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
-    fwrite(bytes, 1, (size_t)length, stdout);
-    if (token == run->tokenizer.end_of_text) { printf("\n---\n"); }
-}
-
 bool run_encode_prompt(Run *run, Error *err) {
     const char *text = run->options.sample_prompt;
     size_t bytes = strlen(text);
@@ -41,6 +30,39 @@ bool run_encode_prompt(Run *run, Error *err) {
     return true;
 }
 
+static int compare_descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? 1 : (x > y ? -1 : 0);
+}
+
+// The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
+static int sample_token(const Options *o, const float *logits, float *scratch, int V,
+                        int64_t place) {
+    int top = 0;
+    for (int i = 1; i < V; i++) {
+        if (logits[i] > logits[top]) { top = i; }
+    }
+    if (!(o->sample_temperature > 0)) { return top; }
+    float threshold = -INFINITY;
+    if (o->sample_top_k > 0 && o->sample_top_k < V) {
+        memcpy(scratch, logits, (size_t)V * sizeof(float));
+        qsort(scratch, (size_t)V, sizeof(float), compare_descending);
+        threshold = scratch[o->sample_top_k - 1];
+    }
+    double sum = 0;
+    for (int i = 0; i < V; i++) {
+        double above = (double)(logits[i] - logits[top]) / o->sample_temperature;
+        scratch[i] = logits[i] >= threshold ? (float)exp(above) : 0.0f;
+        sum += scratch[i];
+    }
+    double chosen = sum * rng_uniform((uint64_t)o->sample_seed, (uint64_t)place);
+    for (int i = 0; i < V; i++) {
+        chosen -= scratch[i];
+        if (chosen < 0) { return i; }
+    }
+    return top;
+}
+
 void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     const Options *o = &run->options;
     int V = run->config.vocab, count = run->prompt_length;
@@ -50,44 +72,19 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     run_beat(run, DOING_PAUSE, "writing a sample");
     printf("sample after step %lld:\n%s", (long long)run->progress.step, o->sample_prompt);
     for (int i = 0; i < o->sample_length; i++, count++) {
-        int n = (int)min64(count, run->config.seq_length);
+        int n = (int)min64(count, run->config.seq_length), length;
         const float *logits = next_logits(trainer, tokens + count - n, n);
-        tokens[count] = sample_token(o, logits, scratch, V, i);
-        print_token(run, tokens[count]);
+        int token = tokens[count] = sample_token(o, logits, scratch, V, i);
+        if (run->has_tokenizer) {
+            const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
+            fwrite(bytes, 1, (size_t)length, stdout);
+            if (token == run->tokenizer.end_of_text) { printf("\n---\n"); }
+        } else {
+            printf("%d ", token);
+        }
         fflush(stdout);
     }
     printf("\n");
     free(tokens);
     free(scratch);
-}
-
-static int compare_descending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? 1 : (x > y ? -1 : 0);
-}
-
-int sample_token(const Options *o, const float *logits, float *scratch, int V, int64_t place) {
-    int likeliest = 0;
-    for (int i = 1; i < V; i++) {
-        if (logits[i] > logits[likeliest]) { likeliest = i; }
-    }
-    if (!(o->sample_temperature > 0)) { return likeliest; }
-    float threshold = -INFINITY;
-    if (o->sample_top_k > 0 && o->sample_top_k < V) {
-        memcpy(scratch, logits, (size_t)V * sizeof(float));
-        qsort(scratch, (size_t)V, sizeof(float), compare_descending);
-        threshold = scratch[o->sample_top_k - 1];
-    }
-    double sum = 0, chosen;
-    for (int i = 0; i < V; i++) {
-        double above = (double)(logits[i] - logits[likeliest]) / o->sample_temperature;
-        scratch[i] = logits[i] >= threshold ? (float)exp(above) : 0.0f;
-        sum += scratch[i];
-    }
-    chosen = sum * rng_uniform((uint64_t)o->sample_seed, (uint64_t)place);
-    for (int i = 0; i < V; i++) {
-        chosen -= scratch[i];
-        if (chosen < 0) { return i; }
-    }
-    return likeliest;
 }

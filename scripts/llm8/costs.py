@@ -43,8 +43,7 @@ def recorded(records, slow, fast, flops):
 def gradient_type(run):
     """What --grad-accum-dtype auto comes to, as train/gpu/params.c has it."""
     chosen = run.option("grad-accum-dtype", "auto")
-    reduced = int(run.start.get("ranks", 1)) > 1 and run.option("grad-reduce-dtype") == "fp32"
-    return chosen if chosen != "auto" else "fp32" if micro_batches(run) > 1 or reduced else "bf16"
+    return chosen if chosen != "auto" else "fp32" if micro_batches(run) > 1 else "bf16"
 
 
 def precision_costs(run, records):
@@ -115,20 +114,11 @@ def execution_costs(run):
 def communication_costs(run):
     if int(run.start.get("ranks", 1)) < 2:
         return []
-    found, chosen = [], run.option("grad-reduce-dtype", "auto")
-    if gradient_type(run) == "fp32" and chosen != "bf16":
-        found.append(note("communication", "gradients travel between the GPUs in FP32, twice the "
-                          f"bytes (--grad-reduce-dtype {chosen}, gradients kept in "
-                          f"{gradient_type(run).upper()})",
-                          "--grad-reduce-dtype bf16, where the losses allow it"))
-    if run.option("zero-stage") == "0":
-        found.append(note("communication", "--zero-stage 0: every GPU keeps and updates all master "
-                          "weights and moments", "--zero-stage 1"))
-    if metrics.number(run.start, "fp8_flops_share") > 0 and \
-            run.option("fp8-param-gather") == "false":
-        found.append(note("communication", "the FP8 layers' new weights are gathered in BF16, "
-                          "twice the bytes", "leave out --no-fp8-param-gather"))
-    return found
+    if gradient_type(run) == "bf16":
+        return []
+    return [note("communication", "gradients are accumulated in FP32 and travel between the GPUs "
+                 "in FP32, twice the bytes of BF16",
+                 "--grad-accum-dtype bf16, where the losses allow it")]
 
 
 def time_in_steps(run):

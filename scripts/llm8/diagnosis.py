@@ -18,8 +18,8 @@ SATURATED = 0.01     # of a tensor's values
 VANISHED = 0.25
 # What changes how fast a run is and what it costs, and its losses by rounding at most.
 EXECUTION = {"micro-batch-size", "recompute", "grad-accum-dtype", "cuda-graphs", "deterministic",
-             "gemm-autotune", "lm-head-chunk-tokens", "gpus", "zero-stage", "grad-reduce-dtype",
-             "distributed-timeout", "eval-choices", "eval-choices-limit", "sample-prompt"}
+             "gemm-autotune", "gpus", "distributed-timeout", "eval-choices", "eval-choices-limit",
+             "sample-prompt"}
 
 
 def is_fp8(run):

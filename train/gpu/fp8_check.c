@@ -1,6 +1,6 @@
 // Small FP8 products whose exact results are known, before a run relies on them.
-#include "../../kernels/kernels.h"
 #include "../../kernels/gemm.h"
+#include "../../kernels/kernels.h"
 #include "verify.h"
 
 #include <stdlib.h>

@@ -2,51 +2,45 @@
 
 #include "../../kernels/gemm.h"
 
-static TensorId bias_of(Linear linear) {
-    static const TensorId biases[] = {TENSOR_QKV_BIAS, TENSOR_ATTENTION_OUT_BIAS, TENSOR_FC1_BIAS,
-                                      TENSOR_FC2_BIAS, TENSOR_COUNT};
-    return biases[linear];
-}
-
-void linear_plan(LinearLayer *l, const Params *p, Linear linear, int layer, Plan *plan) {
-    const Precision *precision = &p->run->precision;
-    const LinearPrecision *lp = precision_of(precision, linear, layer);
-    *l = (LinearLayer){.linear = linear,
-                       .layer = layer,
+void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan) {
+    *l = (LinearLayer){.precision = lp,
+                       .N = lp->outputs,
+                       .C = lp->inputs,
                        .wgrad_fp8 = lp->wgrad == NUMBER_FP8,
-                       .fast_forward = precision->fast_forward,
-                       .fast_backward = precision->fast_backward,
-                       .family = linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS : FAMILY_PRODUCTS};
-    linear_shape(precision->config, linear, &l->N, &l->C);
+                       .fast_forward = p->run->precision.fast_forward,
+                       .fast_backward = p->run->precision.fast_backward,
+                       .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
+                                                           : FAMILY_PRODUCTS};
     if (lp->number != NUMBER_FP8) { return; }
     bool codes;
-    params_weights(p, linear_weight(precision->config, linear), layer, &codes);
+    params_weights(p, lp->weight, lp->layer, &codes);
     int64_t size = (int64_t)l->N * l->C;
     if (!codes) { plan_buffer(plan, "weights", "weights, FP8", size, (void **)&l->weight_fp8); }
     plan_buffer(plan, "weights", "weights, FP8, transposed", size, (void **)&l->weight_fp8_t);
 }
 
 void linear_start(LinearLayer *l, const Params *p) {
-    TensorId weight = linear_weight(&p->run->config, l->linear), bias = bias_of(l->linear);
+    const LinearPrecision *lp = l->precision;
     bool codes;
-    void *weights = params_weights(p, weight, l->layer, &codes);
+    void *weights = params_weights(p, lp->weight, lp->layer, &codes);
     if (codes) {
         l->weight_fp8 = weights;
     } else {
         l->weight = weights;
     }
-    l->dweight = params_gradient(p, weight, l->layer);
-    if (bias != TENSOR_COUNT) {
-        l->bias = params_weights(p, bias, l->layer, &codes);
-        l->dbias = params_gradient(p, bias, l->layer);
+    l->dweight = params_gradient(p, lp->weight, lp->layer);
+    if (lp->linear != LINEAR_HEAD) { // the table of tensors has a bias after each weight
+        const TensorId bias = (TensorId)(lp->weight + 1);
+        l->bias = params_weights(p, bias, lp->layer, &codes);
+        l->dbias = params_gradient(p, bias, lp->layer);
     }
     linear_set_scaling(l, p);
 }
 
 void linear_set_scaling(LinearLayer *l, const Params *p) {
-    l->x = params_tensor(p, l->linear, l->layer, OPERAND_X);
-    l->w = params_tensor(p, l->linear, l->layer, OPERAND_W);
-    l->dy = params_tensor(p, l->linear, l->layer, OPERAND_DY);
+    l->x = params_tensor(p, l->precision, OPERAND_X);
+    l->w = params_tensor(p, l->precision, OPERAND_W);
+    l->dy = params_tensor(p, l->precision, OPERAND_DY);
 }
 
 static bool is_fp8(const LinearLayer *l, Pass pass) {

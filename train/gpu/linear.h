@@ -12,8 +12,8 @@ extern "C" {
 
 // A linear layer Y[M,N] = X[M,C] W' (+ bias).
 typedef struct {
-    Linear linear;
-    int layer, N, C;
+    const LinearPrecision *precision;
+    int N, C;
     Bf16 *weight;                       // [N,C]; NULL where products read FP8 alone
     uint8_t *weight_fp8, *weight_fp8_t; // [N,C], [C,N]; NULL: the layer is BF16
     Bf16 *bias;                         // [N] or NULL
@@ -32,7 +32,7 @@ typedef struct {
 
 // Points the layer to its parameters, and plans its transposed FP8 weight (and its FP8 weight,
 // where it is made here from BF16).
-void linear_plan(LinearLayer *l, const Params *p, Linear linear, int layer, Plan *plan);
+void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan);
 // Once the plan has its memory.
 void linear_start(LinearLayer *l, const Params *p);
 // How operands get their scales, as params.h says it now: after the start and whenever measuring or

@@ -63,10 +63,11 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     int recompute = options_train(&run->options) ? run->options.recompute : RECOMPUTE_BLOCK;
     for (int l = 0; l < run->config.num_layers; l++) {
         Block *b = &n->blocks[l];
-        linear_plan(&b->qkv, n->params, LINEAR_QKV, l, plan);
-        linear_plan(&b->attention_out, n->params, LINEAR_ATTENTION_OUT, l, plan);
-        linear_plan(&b->fc1, n->params, LINEAR_FC1, l, plan);
-        linear_plan(&b->fc2, n->params, LINEAR_FC2, l, plan);
+        const LinearPrecision *lp = precision_of(&run->precision, LINEAR_QKV, l);
+        linear_plan(&b->qkv, n->params, lp + LINEAR_QKV, plan);
+        linear_plan(&b->attention_out, n->params, lp + LINEAR_ATTENTION_OUT, plan);
+        linear_plan(&b->fc1, n->params, lp + LINEAR_FC1, plan);
+        linear_plan(&b->fc2, n->params, lp + LINEAR_FC2, plan);
         list_block_buffers(run, b, M, list);
         for (int i = 0; i < BLOCK_BUFFERS; i++) {
             if (recompute >= list[i].recomputed) {
@@ -89,16 +90,20 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
                 (void **)&(pointer))
 
-// The LM head works on some rows at a time. An FP8 head's forms count as logits do.
+// The LM head works on some rows at a time. An FP8 head's forms count as logits do. Tests set the
+// number of rows by LLM8_TEST_HEAD_ROWS.
 static void plan_head(Network *n, Plan *plan, int64_t M) {
     const int64_t enough = (int64_t)4 << 30;
     LinearLayer *head = &n->head;
-    linear_plan(head, n->params, LINEAR_HEAD, 0, plan);
-    bool fp8 = precision_of(&n->run->precision, LINEAR_HEAD, 0)->number == NUMBER_FP8;
+    const LinearPrecision *lp = precision_of(&n->run->precision, LINEAR_HEAD, 0);
+    const char *test_rows = getenv("LLM8_TEST_HEAD_ROWS");
+    bool fp8 = lp->number == NUMBER_FP8;
+    linear_plan(head, n->params, lp, plan);
     int64_t P = head->N, C = head->C, rows = M;
     int64_t row_bytes = 2 * P + (fp8 ? P : 0) + (head->wgrad_fp8 ? P : 0);
     int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // what a BF16 head would take
     while (rows > 128 && rows * row_bytes > most_bytes) { rows = (rows + 1) / 2; }
+    if (test_rows != NULL) { rows = max64(1, atoll(test_rows)); }
     rows = min64(M, round_up64(rows, 16));
     n->chunk_rows = (int)rows;
     int64_t wgrad_rows = head->wgrad_fp8 ? rows : 0, fp8_rows = fp8 ? rows : 0;
@@ -186,7 +191,8 @@ static void start_linear(Network *n, LinearLayer *l, Bf16 *gradient) {
     const Operand *scratch = gradient == n->d_residual ? &n->residual_fp8 : &n->wide_fp8;
     linear_start(l, n->params);
     l->recomputed = n->run->options.recompute != RECOMPUTE_NONE &&
-                    l->layer + 1 < n->run->config.num_layers; // the last block's is still there
+                    l->precision->layer + 1 <
+                        n->run->config.num_layers; // the last block's is still there
     l->input_scratch = (Operand){n->wide, n->wide_fp8.fp8, NULL};
     l->gradient = (Operand){gradient, l->weight_fp8 != NULL ? scratch->fp8 : NULL,
                             l->wgrad_fp8 ? scratch->fp8_t : NULL};

@@ -16,9 +16,9 @@ enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
 static bool *find_codes(const Run *run) {
     bool *codes = calloc_or_die((size_t)run->layout.count, sizeof(bool));
     for (int i = 0; i < run->precision.count; i++) {
-        bool fp8 = run->precision.linear[i].number == NUMBER_FP8;
-        const Param *w = linear_param(&run->layout, i);
-        codes[w - run->layout.params] = fp8 && w->id != TENSOR_TOKEN_EMBEDDING;
+        const LinearPrecision *lp = &run->precision.linear[i];
+        const Param *w = param_find(&run->layout, lp->weight, lp->layer);
+        codes[w - run->layout.params] = lp->number == NUMBER_FP8 && w->id != TENSOR_TOKEN_EMBEDDING;
     }
     return codes;
 }
@@ -145,10 +145,11 @@ static void send_tensors(Params *p, int *tensor) {
     Fp8Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Tensor));
     p->num_tensors = 0;
     for (int i = 0; i < run->precision.count; i++) {
-        int param = (int)(linear_param(&run->layout, i) - run->layout.params);
+        const LinearPrecision *lp = &run->precision.linear[i];
+        int param = (int)(param_find(&run->layout, lp->weight, lp->layer) - run->layout.params);
         if (!params_sends_codes(p, p->zero.segment[param])) { continue; }
         Fp8Tensor *t = &tensors[p->num_tensors];
-        *t = params_tensor(p, linear_of_index(&run->config, i), i / LINEAR_HEAD, OPERAND_W);
+        *t = params_tensor(p, lp, OPERAND_W);
         t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
         tensor[param] = p->num_tensors++;
     }
@@ -250,10 +251,9 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     return (Gradient){data, p->gradient_type, false};
 }
 
-Fp8Tensor params_tensor(const Params *p, Linear linear, int layer, OperandId operand) {
+Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId operand) {
     const Precision *precision = &p->run->precision;
-    const LinearPrecision *lp = precision_of(precision, linear, layer);
-    int slot = fp8_slot_index(&p->run->config, linear, layer, operand);
+    int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return (Fp8Tensor){0}; }
     ScaleMode mode = follows && p->measuring ? SCALE_MEASURED : SCALE_GIVEN;
@@ -261,7 +261,7 @@ Fp8Tensor params_tensor(const Params *p, Linear linear, int layer, OperandId ope
                        .mode = mode,
                        .fused = mode == SCALE_GIVEN && lp->wgrad == NUMBER_FP8,
                        .record = p->delayed && follows,
-                       .target = fp8_slot_target(precision, slot),
+                       .target = lp->target[operand],
                        .live = &p->scaling.live[slot],
                        .slot = p->delayed && follows ? &p->scaling.slots[slot] : NULL,
                        .counts = p->counting ? &p->counts[slot] : NULL};

@@ -81,7 +81,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where its gradient goes; data NULL where the model has none.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
 // How an operand of an FP8 layer is quantised, for a training pass.
-Fp8Tensor params_tensor(const Params *p, Linear linear, int layer, OperandId operand);
+Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId operand);
 
 // Before a micro-batch's forward pass: nothing has been measured in it.
 void params_clear_measured(const Params *p);

@@ -13,7 +13,7 @@ extern "C" {
 enum { SUPPORT_REASON = 64 };
 
 // By compute capability alone (90 for 9.0; 0: not known). reason: what support.lacks_fp8 points to.
-NumberSupport support_of(const Options *o, int capability, char reason[SUPPORT_REASON]);
+NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 
 // With FP8 tried out. FP8 that is asked for and not there, on some rank: a warning, or with
 // --fp8-required the end. All ranks call it.

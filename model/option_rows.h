@@ -1,0 +1,196 @@
+// Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
+// Included twice: options.h makes the fields of Options from it, option_table.c the table. A row is
+//   TYPE("name", field, "default", bounds or choices or placeholder, "help")
+// with ACTION at its end where it commands this process and is no property of the run.
+// clang-format off
+#define GROUP "Model"
+TEXT("model", model, "gpt2-124m", "PRESET", "start from a preset; each option below overrides it")
+CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture")
+INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)")
+INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)")
+INT("num-attention-heads", num_attention_heads, "12", 1, 4096, "query heads (H)")
+INT("num-query-groups", num_query_groups, "0", 0, 4096,
+    "key/value heads (G); 0: as many as query heads")
+INT("ffn-hidden-size", ffn_hidden_size, "0", 0, 1 << 22,
+    "feed-forward width (F); 0: 4C for gpt2, 8C/3 rounded up to 128 for llama")
+INT("vocab-size", vocab_size, "50257", 2, 1 << 24, "vocabulary (V)")
+INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 65536,
+    "the embedding's rows are padded to a multiple of this")
+INT("seq-length", seq_length, "1024", 1, 1 << 20, "tokens a sequence (T)")
+INT("max-position-embeddings", max_position_embeddings, "0", 0, 1 << 20,
+    "longest sequence the model can see; 0: --seq-length")
+FLAG("untie-embeddings-and-output-weights", untie_embeddings_and_output_weights, "false",
+    "give the LM head weights of its own")
+REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "added to the variance in LayerNorm and RMSNorm")
+REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)")
+CHOICE("rope-scaling", rope_scaling, "none", "none|linear|llama3",
+    "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does")
+REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6, "how many times longer")
+REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 0, 1e6,
+    "llama3: frequencies with fewer turns over the original length are scaled fully")
+REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 0, 1e6,
+    "llama3: frequencies with more turns over the original length stay as they are")
+INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
+    "llama3: the sequence length before scaling")
+REAL("init-method-std", init_method_std, "0.02", 0, 10, "standard deviation of the initial weights")
+
+#undef GROUP
+#define GROUP "Data"
+TEXT("data", data, "", "GLOB", "training shards")
+TEXT("valid-data", valid_data, "", "GLOB", "validation shards")
+TEXT("tokenizer", tokenizer, "", "FILE",
+    "tokenizer.bin, to print samples as text; default: the one beside the shards")
+FLAG("shuffle", shuffle, "true",
+    "visit the training windows in a seeded random order, a new one each epoch")
+
+#undef GROUP
+#define GROUP "Training"
+LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the whole run")
+INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)")
+INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
+    "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank")
+LONG("seed", seed, "1234", 0, COUNT_MAX, "of the initial weights and the data order")
+INT("max-skipped", max_skipped, "20", 1, 1 << 30,
+    "stop after this many steps in a row with a NaN or infinite loss or norm")
+
+#undef GROUP
+#define GROUP "Optimizer and learning rate"
+REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
+REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
+CHOICE("lr-decay-style", lr_decay_style, "cosine", "cosine|linear|constant|wsd",
+    "shape after the warm-up; wsd: constant, then linear over --lr-wsd-decay-iters")
+LONG("lr-warmup-iters", lr_warmup_iters, "0", 0, COUNT_MAX, "steps of linear warm-up")
+LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
+    "step at which the decay ends; 0: --train-iters")
+LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,
+    "length of the decay of wsd; 0: a fifth of --lr-decay-iters")
+REAL("weight-decay", weight_decay, "0.1", 0, 100, "AdamW's, on matrices only")
+REAL("adam-beta1", adam_beta1, "0.9", 0, 0.999999, "AdamW's first-moment decay")
+REAL("adam-beta2", adam_beta2, "0.95", 0, 0.999999, "AdamW's second-moment decay")
+REAL("adam-eps", adam_eps, "1e-8", 1e-30, 1, "added to the root of the second moment")
+REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
+
+#undef GROUP
+#define GROUP "Precision"
+FLAG("bf16", bf16, "false", "operands of the linear layers in BF16 (emulated on the CPU)")
+CHOICE("fp8-format", fp8_format, "none", "none|hybrid|e4m3|e5m2",
+    "operands of the blocks' linear layers in FP8 (docs/fp8.md)")
+CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise",
+    "scales from the amax history of earlier steps, or from each tensor itself")
+INT("fp8-margin", fp8_margin, "0", -32, 32, "delayed: leave 2^N of headroom in the scale")
+INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
+    "delayed: further headroom for E5M2: gradients may grow 2^N-fold from one step to the next")
+INT("fp8-interval", fp8_interval, "1", 1, 1 << 30, "delayed: optimizer steps between scale updates")
+INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536,
+    "delayed: optimizer steps remembered")
+CHOICE("fp8-amax-compute-algo", fp8_amax_compute_algo, "max", "max|most_recent",
+    "delayed: which entry of the history sets the scale")
+FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
+    "keep the first and last blocks in BF16")
+INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,
+    "how many first, with --first-last-layers-bf16")
+INT("num-layers-at-end-in-bf16", num_layers_at_end_in_bf16, "1", 0, 4096,
+    "how many last, with --first-last-layers-bf16")
+FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too")
+FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too")
+CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, "forward", "none|forward|all",
+    "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)")
+FLAG("fp8-required", fp8_required, "false",
+    "refuse to run where FP8 is requested and the device has none, instead of using BF16")
+LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX,
+    "steps between counts, in metrics.jsonl, of each tensor's values that saturated or vanished "
+    "(underflowed); 0: none")
+
+#undef GROUP
+#define GROUP "Evaluation and sampling"
+LONG("eval-interval", eval_interval, "250", 1, COUNT_MAX,
+    "steps between evaluations (with --valid-data)")
+LONG("eval-iters", eval_iters, "20", 0, COUNT_MAX,
+    "global batches an evaluation; 0: all validation data")
+CHOICE("eval-precision", eval_precision, "same", "same|bf16",
+    "of the linear layers in evaluations and samples: as in training, or BF16")
+LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX, "steps between samples; 0: none")
+INT("sample-length", sample_length, "256", 1, 1 << 20, "tokens of a sample")
+REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
+    "softmax temperature; 0: always the most likely token")
+INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
+    "sample among the K most likely tokens; 0: among all")
+LONG("sample-seed", sample_seed, "1", 0, COUNT_MAX, "of the samples")
+TEXT("sample-prompt", sample_prompt, "", "TEXT",
+    "text that samples continue; needs a tokenizer.bin with the rules for splitting text")
+FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
+TEXT("eval-choices", eval_choices, "", "GLOB",
+    "multiple-choice sets (scripts/prepare_choices) to score at every evaluation")
+LONG("eval-choices-limit", eval_choices_limit, "0", 0, COUNT_MAX, "questions of each set; 0: all")
+FLAG("eval-only", eval_only, "false",
+    "evaluate once (--valid-data, --eval-choices) and exit", ACTION)
+
+#undef GROUP
+#define GROUP "Checkpoints"
+TEXT("save", save, "", "DIR", "where checkpoints, metrics.jsonl and config.txt go")
+LONG("save-interval", save_interval, "1000", 1, COUNT_MAX,
+    "steps between checkpoints (and one at the end)")
+INT("keep", keep, "3", 0, 1 << 30, "newest checkpoints kept, besides the best; 0: all")
+TEXT("load", load, "", "DIR",
+    "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run")
+TEXT("resume", resume, "", "latest|PATH",
+    "continue from a checkpoint; latest: the newest valid one under --save, if any")
+FLAG("list-checkpoints", list_checkpoints, "false",
+    "list the checkpoints under --save, valid or damaged, and exit", ACTION)
+
+#undef GROUP
+#define GROUP "GPU"
+CHOICE("recompute", recompute, "none", "none|activations|block",
+    "recomputed in the backward pass, to save memory: the norms' and activations' outputs, or "
+    "whole blocks")
+CHOICE("grad-accum-dtype", grad_accum_dtype, "auto", "auto|fp32|bf16",
+    "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else BF16")
+CHOICE("adam-dtype", adam_dtype, "fp32", "fp32|bf16",
+    "type of AdamW's moments; BF16 ones are rounded stochastically")
+FLAG("cuda-graphs", cuda_graphs, "true",
+    "capture the micro-step once and replay it, without launch gaps")
+FLAG("deterministic", deterministic, "true",
+    "attention's backward in a fixed order too, at the cost of workspace and time")
+FLAG("gemm-autotune", gemm_autotune, "false",
+    "time cuBLASLt's algorithms once (half a minute); the choice is kept under --save and used "
+    "again")
+INT("workspace-mib", workspace_mib, "4608", 64, 1 << 20, "most workspace for attention")
+INT("device", device, "0", 0, 1023, "which GPU")
+REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
+    "memory that --plan fits the run into; 0: the GPU's own", ACTION)
+FLAG("profile", profile, "false",
+    "after the last step, time one more by kernel family (its update counts for nothing)")
+FLAG("verify", verify, "false",
+    "check driver, libraries, products, an attention and NCCL on this machine, and exit", ACTION)
+
+#undef GROUP
+#define GROUP "Several GPUs"
+INT("gpus", gpus, "1", 1, RANKS_MAX,
+    "GPUs of this machine to train on, a process (rank) each; omit it where torchrun, srun or "
+    "mpirun starts the ranks")
+INT("distributed-timeout", distributed_timeout, "600", 1, 1 << 20,
+    "seconds to wait for ranks to start, and after which a rank that hangs ends the run")
+
+#undef GROUP
+#define GROUP "Run"
+LONG("log-interval", log_interval, "10", 1, COUNT_MAX,
+    "steps between lines (metrics.jsonl has every step)")
+TEXT("metrics", metrics, "", "FILE",
+    "where the metrics go instead of --save's metrics.jsonl; needs no --save")
+FLAG("plan", plan, "false", "print the memory plan and exit", ACTION)
+FLAG("list-tensors", list_tensors, "false",
+    "print the model's tensors, as model.safetensors has them, and exit", ACTION)
+TEXT("dump-gradients", dump_gradients, "", "FILE",
+    "write the next step's loss and gradients, before clipping, as safetensors, and exit", ACTION)
+TEXT("config", config, "", "FILE",
+    "read options from a file, one a line; the command line overrides it", ACTION)
+FLAG("help", help, "false", "this text", ACTION)
+FLAG("version", version, "false", "the version", ACTION)
+
+#undef GROUP
+#undef INT
+#undef LONG
+#undef REAL
+#undef FLAG
+#undef TEXT
+#undef CHOICE

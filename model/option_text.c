@@ -1,0 +1,136 @@
+// Options as text: their values, the configuration file, the echo at the start, --help.
+#include "options.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]) {
+    const void *field = (const char *)options + row->offset;
+    switch (row->type) {
+    case OPTION_INT: snprintf(out, OPTION_TEXT, "%d", *(const int *)field); break;
+    case OPTION_INT64:
+        snprintf(out, OPTION_TEXT, "%lld", (long long)*(const int64_t *)field);
+        break;
+    case OPTION_DOUBLE: {
+        double value = *(const double *)field;
+        snprintf(out, OPTION_TEXT, "%.6g", value);
+        if (strtod(out, NULL) != value) { snprintf(out, OPTION_TEXT, "%.17g", value); }
+        break;
+    }
+    case OPTION_BOOL: strcpy(out, *(const bool *)field ? "true" : "false"); break;
+    case OPTION_STRING: snprintf(out, OPTION_TEXT, "%s", (const char *)field); break;
+    case OPTION_CHOICE: {
+        const char *choice = row->choices;
+        for (int i = 0; i < *(const int *)field; i++) { choice += strcspn(choice, "|") + 1; }
+        snprintf(out, OPTION_TEXT, "%.*s", (int)strcspn(choice, "|"), choice);
+        break;
+    }
+    }
+    return out;
+}
+
+// Prints a heading, once for each group.
+static void print_group(FILE *out, const char **group, const OptionRow *row, const char *format) {
+    if (*group == NULL || strcmp(*group, row->group) != 0) { fprintf(out, format, row->group); }
+    *group = row->group;
+}
+
+void options_write_config(const Options *options, FILE *out) {
+    // values of other characters are quoted
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                                "_-+.,:;/*?[]{}()@%~";
+    const char *group = NULL;
+    char value[OPTION_TEXT];
+    fputs("# The effective options of a run; start another like it with --config on this file.\n",
+          out);
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        if (row->action || *option_text(options, row, value) == '\0') { continue; }
+        print_group(out, &group, row, "\n# %s\n");
+        fprintf(out, "%s ", row->name);
+        bool quoted = value[strspn(value, plain)] != '\0';
+        if (quoted) { fputc('"', out); }
+        for (const char *p = value; *p != '\0'; p++) {
+            if (quoted && (*p == '"' || *p == '\\')) { fputc('\\', out); }
+            fputs(*p == '\n' ? "\\n" : (char[]){*p, '\0'}, out);
+        }
+        fputs(quoted ? "\"\n" : "\n", out);
+    }
+}
+
+void options_note_gpu_only(const Options *options) {
+    char value[OPTION_TEXT];
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        bool gpu_only = strstr(row->group, "GPU") != NULL;
+        if (gpu_only && strcmp(option_text(options, row, value), row->fallback) != 0) {
+            printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
+        }
+    }
+}
+
+void options_print(const Options *options, FILE *out) {
+    enum { WIDTH = 100 };
+    const char *group = NULL;
+    char value[OPTION_TEXT], item[OPTION_TEXT + 80];
+    size_t column = 0;
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        if (row->action || *option_text(options, row, value) == '\0') { continue; }
+        if (row->type == OPTION_BOOL) {
+            bool on = strcmp(value, "true") == 0;
+            snprintf(item, sizeof(item), " --%s%s", on ? "" : "no-", row->name);
+        } else {
+            snprintf(item, sizeof(item), " --%s %s", row->name, value);
+        }
+        if (group == NULL || strcmp(group, row->group) != 0) {
+            print_group(out, &group, row, group == NULL ? "%s\n " : "\n%s\n ");
+            column = 1;
+        } else if (column + strlen(item) > WIDTH) {
+            fputs("\n ", out);
+            column = 1;
+        }
+        fputs(item, out);
+        column += strlen(item);
+    }
+    fputs("\n", out);
+}
+
+void options_help(FILE *out, const char *program) {
+    enum { INDENT = 36, WIDTH = 100 };
+    const char *group = NULL;
+    fprintf(out,
+            "llm8.c %s: trains GPT-2 and Llama models\n\n"
+            "Usage: %s --data 'train_*.bin' [options]\n",
+            LLM8_VERSION, program);
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        print_group(out, &group, row, "\n%s\n");
+        bool flag = row->type == OPTION_BOOL, on = flag && strcmp(row->fallback, "true") == 0;
+        bool fallback = !flag && row->fallback[0] != '\0';
+        char left[160], help[512];
+        snprintf(left, sizeof(left), "  --%s%s %s", on ? "[no-]" : "", row->name, row->choices);
+        snprintf(help, sizeof(help), "%s%s%s%s", row->help, fallback ? " [" : "",
+                 fallback ? row->fallback : "", fallback ? "]" : "");
+        fprintf(out, "%-*s", INDENT, left);
+        if (strlen(left) >= INDENT) { fprintf(out, "\n%*s", INDENT, ""); }
+        int column = INDENT;
+        for (const char *text = help; *text != '\0'; text += strspn(text, " ")) {
+            int word = (int)strcspn(text, " ");
+            if (column > INDENT && column + 1 + word > WIDTH) {
+                fprintf(out, "\n%*s", INDENT, "");
+                column = INDENT;
+            }
+            column += fprintf(out, "%s%.*s", column > INDENT ? " " : "", word, text);
+            text += word;
+        }
+        fputc('\n', out);
+    }
+    fputs("\nPresets for --model\n", out);
+    for (int i = 0; i < preset_table_count; i++) {
+        fprintf(out, "  %-*s%s\n", INDENT - 2, preset_table[i].name, preset_table[i].help);
+    }
+    fputs("\nExit status: 0 done; 1 error; 3 too many skipped steps; 4 rank lost; 75 stopped by a "
+          "signal, saved.\n",
+          out);
+}
