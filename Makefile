@@ -138,7 +138,8 @@ fuzz: $(BUILD)/asan/fuzz
 	cd $(BUILD)/fuzz/folder && LLM8_ROOT=$(CURDIR) ../../asan/fuzz $(SECONDS) $(SEED)
 
 # test_faults.c makes each of these calls fail
-FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap
+FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap \
+          malloc calloc realloc aligned_alloc
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
 $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \

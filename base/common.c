@@ -1,5 +1,6 @@
 #include "common.h"
 
+#include <cjson/cJSON.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +85,11 @@ void *realloc_or_die(void *old, size_t bytes) {
 char *strdup_or_die(const char *text) {
     size_t bytes = strlen(text) + 1;
     return memcpy(malloc_or_die(bytes), text, bytes);
+}
+
+// cJSON leaves out what it finds no memory for; with checked memory it never does.
+__attribute__((constructor)) static void check_memory_of_cjson(void) {
+    cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});
 }
 
 double wall_seconds(void) {

@@ -125,8 +125,11 @@ int run_close(Run *run) {
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
     bool stopped = run_is_stopping(run) && p->step < run->options.train_iters;
-    int status = !saved ? EXIT_FAILURE : (stopped ? EXIT_STOPPED_BY_SIGNAL : EXIT_SUCCESS);
-    if (p->skipped_in_row >= run->options.max_skipped) { status = EXIT_TOO_MANY_SKIPPED; }
+    bool diverged = p->skipped_in_row >= run->options.max_skipped;
+    int status = EXIT_SUCCESS;
+    if (stopped) { status = EXIT_STOPPED_BY_SIGNAL; }
+    if (diverged) { status = EXIT_TOO_MANY_SKIPPED; }
+    if (!saved) { status = EXIT_FAILURE; }
     MetricsRecord *r = metrics_begin("end");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "status", status);
@@ -136,7 +139,7 @@ int run_close(Run *run) {
         if (run_stop_signal() != 0) { snprintf(by, sizeof(by), "signal %d", run_stop_signal()); }
         printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
                run->options.save[0] != '\0' && saved ? "; saved; go on with --resume latest" : "");
-    } else if (status == EXIT_TOO_MANY_SKIPPED) {
+    } else if (diverged) {
         printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
                p->skipped_in_row);
     }
