@@ -65,9 +65,7 @@ void path_format(char path[PATH_LENGTH], const char *format, ...) {
 }
 
 void *malloc_or_die(size_t bytes) {
-    void *p = malloc(bytes > 0 ? bytes : 1);
-    if (p == NULL) { die("out of memory: %zu bytes could not be allocated", bytes); }
-    return p;
+    return realloc_or_die(NULL, bytes);
 }
 
 void *calloc_or_die(size_t count, size_t size) {

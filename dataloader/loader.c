@@ -1,5 +1,5 @@
 #include "loader.h"
-#include "shuffle.h"
+#include "../base/rng.h"
 
 #include <assert.h>
 #include <glob.h>
@@ -101,7 +101,7 @@ int64_t loader_window(const Loader *loader, int64_t sample) {
     int64_t windows = loader->data->windows, epoch = sample / windows, place = sample % windows;
     if (!loader->shuffle) { return place; }
     uint64_t key = rng_bits(loader->seed, (uint64_t)epoch);
-    return (int64_t)shuffle_element(key, (uint64_t)windows, (uint64_t)place);
+    return (int64_t)rng_permute(key, (uint64_t)windows, (uint64_t)place);
 }
 
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,

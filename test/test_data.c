@@ -1,5 +1,5 @@
 // Shards, windows, the order of samples, tokenizer.bin.
-#include "../dataloader/shuffle.h"
+#include "../base/rng.h"
 #include "../train/run.h"
 #include "fixture.h"
 
@@ -264,14 +264,14 @@ static int compare_u64(const void *a, const void *b) {
 static void shuffle_is_a_permutation(void) {
     enum { SAMPLED = 20000 };
     static uint64_t at[SAMPLED];
-    for (uint64_t n = 1; n <= 300; n++) { CHECK(is_permutation(shuffle_element, n * 77, n)); }
-    CHECK(is_permutation(shuffle_element, 5, 1000003) && is_permutation(shuffle_element, 5, 65536));
+    for (uint64_t n = 1; n <= 300; n++) { CHECK(is_permutation(rng_permute, n * 77, n)); }
+    CHECK(is_permutation(rng_permute, 5, 1000003) && is_permutation(rng_permute, 5, 65536));
     CHECK(!is_permutation(folded, 5, 300));
     static const uint64_t large[] = {(1ull << 32) - 1, (1ull << 32) + 1, (1ull << 53) + 7};
     for (int i = 0; i < 3; i++) {
         uint64_t above = 0;
         for (uint64_t j = 0; j < SAMPLED; j++) {
-            at[j] = shuffle_element(9, large[i], j * (large[i] / SAMPLED));
+            at[j] = rng_permute(9, large[i], j * (large[i] / SAMPLED));
             CHECK(at[j] < large[i]);
             above += at[j] > large[i] / 2;
         }

@@ -29,26 +29,26 @@ static int read_ranges(const char *text, Bucket ranges[RANGES]) {
 static void write_part(const Fixture *f, int rank, int ranks, const char *text) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     char path[PATH_LENGTH], metadata[PATH_LENGTH];
-    SafeTensorsWriter w = {0};
+    TensorEntry tensors[3] = {0};
+    FileWriter w;
     Bucket ranges[RANGES];
     int64_t n = f->layout.size, elements = 0;
     int count = read_ranges(text, ranges);
     for (int i = 0; i < count; i++) { elements += max64(0, ranges[i].end - ranges[i].begin); }
+    float *values = malloc_or_die((size_t)(3 * elements) * sizeof(float)), *to = values;
     path_format(path, "s/step_00000001/optimizer-%d-of-%d.safetensors", rank, ranks);
     path_format(metadata, "{\"ranges\":\"%s\"}", text);
     for (int kind = 0; kind < 3; kind++) {
-        safetensors_declare(&w, kinds[kind], DTYPE_F32, 1, &elements);
-    }
-    safetensors_begin(&w, path, metadata, NULL);
-    for (int i = 0; i < 3 * count; i++) {
-        Bucket r = ranges[i % count];
-        for (int64_t at = r.begin; at < r.end; at++) {
-            float value = at >= 0 && at < n ? f->state[i / count * n + at] : 0.0f;
-            writer_write(&w.file, &value, sizeof(value));
+        tensors[kind] = (TensorEntry){.dims = 1, .shape = {elements}, .data = to};
+        strcpy(tensors[kind].name, kinds[kind]);
+        for (int i = 0; i < count; i++) {
+            for (int64_t at = ranges[i].begin; at < ranges[i].end; at++) {
+                *to++ = at >= 0 && at < n ? f->state[kind * n + at] : 0.0f;
+            }
         }
     }
-    writer_close(&w.file, NULL);
-    safetensors_free(&w);
+    CHECK(safetensors_write(&w, path, tensors, 3, metadata, NULL));
+    free(values);
 }
 
 // Saves the fixture, then puts the files of several ranks in place of its own.
@@ -157,21 +157,22 @@ static void wrong_tensors_are_refused(void) {
     fixture_open(&f, TINY "--save s");
     int64_t n = f.layout.size;
     for (int fault = 0; fault < 5; fault++) {
-        SafeTensorsWriter w = {0};
         Checkpoint c;
         Error err = {""};
+        FileWriter w;
         char metadata[TEXT];
-        int64_t rows = n - 64 - (fault == 1), square[2] = {1, n - 64};
+        int64_t rows = n - 64 - (fault == 1);
+        TensorEntry tensors[] = {
+            {.name = "master", .dims = 1, .shape = {rows}, .data = f.state},
+            {.name = "exp_avg", .dims = 1, .shape = {rows}, .data = f.state},
+            {.name = "exp_avg_sq", .dims = 1, .shape = {rows}, .data = f.state},
+        };
         save_split(&f, 2, texts);
         snprintf(metadata, sizeof(metadata), "{\"ranges\":\"64:%lld\"}", (long long)n);
-        safetensors_declare(&w, fault == 2 ? "slave" : "master", DTYPE_F32, 1, &rows);
-        safetensors_declare(&w, "exp_avg", fault == 3 ? DTYPE_I32 : DTYPE_F32, 1, &rows);
-        safetensors_declare(&w, "exp_avg_sq", DTYPE_F32, fault == 4 ? 2 : 1,
-                            fault == 4 ? square : &rows);
-        safetensors_begin(&w, path, metadata, NULL);
-        for (int64_t i = 0; i < 3 * rows; i++) { writer_write(&w.file, f.state, sizeof(float)); }
-        writer_close(&w.file, NULL);
-        safetensors_free(&w);
+        if (fault == 2) { strcpy(tensors[0].name, "slave"); }
+        if (fault == 3) { tensors[1].dtype = DTYPE_I32; }
+        if (fault == 4) { tensors[2].dims = 2, tensors[2].shape[1] = 1; }
+        CHECK(safetensors_write(&w, path, tensors, 3, metadata, NULL));
         CHECK(checkpoint_open(&c, "s/step_00000001", &err) == (fault == 0));
         if (fault == 0) {
             checkpoint_close(&c);

@@ -5,33 +5,34 @@
 #include <unistd.h>
 
 static void every_dtype_round_trips(void) {
-    static const int64_t shape[TENSOR_DIMS] = {2, 1, 3, 2};
     static const char *const names[] = {"F32", "BF16", "F16", "I32", "I64", "U8"};
     unsigned char bytes[12 * 8];
     for (int dtype = DTYPE_F32; dtype <= DTYPE_U8; dtype++) {
-        SafeTensorsWriter w = {0};
+        FileWriter w;
         SafeTensors st;
         CHECK_TEXT(dtype_name((Dtype)dtype), names[dtype]);
         size_t size = 12 * (size_t)dtype_bytes((Dtype)dtype);
         for (size_t i = 0; i < size; i++) { bytes[i] = (unsigned char)(37 * i + 1); }
-        safetensors_declare(&w, "first \"one\"", (Dtype)dtype, 4, shape);
-        safetensors_declare(&w, "scalar", (Dtype)dtype, 0, NULL);
-        safetensors_declare(&w, "none", (Dtype)dtype, 1, (int64_t[]){0});
-        CHECK(safetensors_begin(&w, "t.st", "{\"key\":\"a \\\"value\\\"\"}", NULL));
-        writer_write(&w.file, bytes, size);
-        writer_write(&w.file, bytes, (size_t)dtype_bytes((Dtype)dtype));
-        CHECK(writer_close(&w.file, NULL));
-        safetensors_free(&w);
+        TensorEntry tensors[3] = {
+            {.name = "first \"one\"", .dims = 4, .shape = {2, 1, 3, 2}},
+            {.name = "scalar"},
+            {.name = "none", .dims = 1},
+        };
+        for (int i = 0; i < 3; i++) {
+            tensors[i].dtype = (Dtype)dtype;
+            tensors[i].data = bytes;
+        }
+        CHECK(safetensors_write(&w, "t.st", tensors, 3, "{\"key\":\"a \\\"value\\\"\"}", NULL));
 
         CHECK(safetensors_open(&st, "t.st", NULL));
         CHECK_EQUAL(st.count, 3);
-        CHECK_EQUAL((st.data - st.file.data) % 8, 0);
+        CHECK_EQUAL(((const unsigned char *)st.entries[0].data - st.file.data) % 8, 0);
         CHECK_TEXT(st.metadata, "{\"key\":\"a \\\"value\\\"\"}");
         const TensorEntry *e = safetensors_find(&st, "first \"one\"");
         if (e == NULL) { die("t.st: the first tensor is missing"); }
         CHECK(e->dtype == (Dtype)dtype && e->dims == 4);
-        CHECK_BITS(e->shape, shape, sizeof(shape));
-        CHECK_BITS(st.data + e->begin, bytes, size);
+        CHECK_BITS(e->shape, tensors[0].shape, sizeof(e->shape));
+        CHECK_BITS(e->data, bytes, size);
         CHECK_EQUAL(safetensors_find(&st, "scalar")->dims, 0);
         CHECK(safetensors_find(&st, "first") == NULL);
         safetensors_close(&st);
@@ -43,20 +44,16 @@ static void sixteen_bit_floats_decode(void) {
     enum { CODES = 65536 };
     static uint16_t codes[CODES];
     static float out[CODES];
-    int64_t shape = CODES;
     for (int i = 0; i < CODES; i++) { codes[i] = (uint16_t)i; }
     for (int dtype = DTYPE_BF16; dtype <= DTYPE_F16; dtype++) {
         int fraction = dtype == DTYPE_BF16 ? 7 : 10, exponents = 15 - fraction;
         int bias = (1 << (exponents - 1)) - 1;
-        SafeTensorsWriter w = {0};
+        TensorEntry t = {"codes", (Dtype)dtype, 1, {CODES}, codes, false, 0, 0};
+        FileWriter w;
         SafeTensors st;
-        safetensors_declare(&w, "codes", (Dtype)dtype, 1, &shape);
-        safetensors_begin(&w, "t.st", NULL, NULL);
-        writer_write(&w.file, codes, sizeof(codes));
-        writer_close(&w.file, NULL);
-        safetensors_free(&w);
+        CHECK(safetensors_write(&w, "t.st", &t, 1, NULL, NULL));
         CHECK(safetensors_open(&st, "t.st", NULL));
-        safetensors_read_floats(&st, &st.entries[0], 5, CODES - 5, out + 5);
+        safetensors_read_floats(&st.entries[0], 5, CODES - 5, out + 5);
         for (int i = 5; i < CODES; i++) {
             int exponent = i >> fraction & ((1 << exponents) - 1),
                 mantissa = i & ((1 << fraction) - 1);
@@ -187,12 +184,11 @@ static void deep_nesting_is_refused(void) {
 }
 
 static void save_model(const char *path, Fixture *f) {
-    SafeTensorsWriter w = {0};
-    hf_declare(&w, &f->layout, DTYPE_F32);
-    safetensors_begin(&w, path, NULL, NULL);
-    hf_write(&w, &f->layout, DTYPE_F32, f->state);
-    writer_close(&w.file, NULL);
-    safetensors_free(&w);
+    TensorEntry *tensors;
+    FileWriter w;
+    int count = hf_tensors(&f->layout, DTYPE_F32, f->state, &tensors);
+    CHECK(safetensors_write(&w, path, tensors, count, NULL, NULL));
+    free(tensors);
 }
 
 static void models_round_trip_under_hugging_face_names(void) {
