@@ -38,8 +38,8 @@ objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 all: $(PROGRAMS)
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
-tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/shard.c dataloader/tokenizer.c \
-            dataloader/encoder.c base/io.c base/common.c)
+tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/tokenizer.c \
+            base/io.c base/common.c)
 make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)

@@ -3,14 +3,23 @@
 // writes data/mine_train.bin, data/mine_val.bin and data/tokenizer.bin. Each file is a document: an
 // end-of-text token, then its text; the end of each goes to the validation shard. The tokens are
 // bytes, or those of another tokenizer.bin that says how text is cut (--tokenizer).
-#include "encoder.h"
-#include "shard.h"
+#include "loader.h"
+#include "tokenizer.h"
 
 #include <getopt.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+typedef struct {
+    char path[PATH_LENGTH];
+    FileWriter writer;
+    int64_t *counts; // [vocab] how often each token was written
+    int64_t tokens;
+} Output;
 
 typedef struct {
     const char *prefix;
@@ -18,27 +27,19 @@ typedef struct {
     Tokenizer tokenizer;
     Encoder encoder;
     int token_bytes;
-    int *tokens; // of the part of a text in hand
-    size_t room;
+    int *tokens; // of the current part of a text
+    size_t room; // of tokens
 } Job;
 
-typedef struct {
-    int64_t *counts; // [vocab] how often each token was written
-    FileWriter writer;
-    int64_t tokens;
-} Output;
-
 static void put_token(const Job *job, Output *out, int token) {
-    uint16_t narrow = (uint16_t)token;
-    uint32_t wide = (uint32_t)token;
-    writer_write(&out->writer, job->token_bytes == 2 ? (void *)&narrow : (void *)&wide,
-                 (size_t)job->token_bytes);
+    uint32_t number = (uint32_t)token;
+    writer_write(&out->writer, &number, (size_t)job->token_bytes); // little-endian
     out->counts[token]++;
     out->tokens++;
 }
 
-// The end of a part of a text that can be encoded by itself: where a line ends between two visible
-// ASCII characters, no word of any tokenizer goes on.
+// The end of a part of a text that can be encoded on its own: a line's end between two visible
+// ASCII characters, which no tokenizer's words cross.
 static size_t part_end(const unsigned char *text, size_t n) {
     enum { PART = 1 << 20 };
     for (size_t at = PART; at < n; at++) {
@@ -65,55 +66,40 @@ static void put_text(Job *job, Output *out, const unsigned char *text, size_t n)
     }
 }
 
-// How many bytes of a text are for training: the rest starts a line, unless that would cost more
-// than half of it.
-static int64_t split_point(const MappedFile *text, double valid_fraction) {
-    int64_t n = (int64_t)text->bytes, at = n - (int64_t)((double)n * valid_fraction);
-    const unsigned char *line = at < n ? memchr(text->data + at, '\n', (size_t)(n - at) / 2) : NULL;
-    return line != NULL ? line + 1 - text->data : at;
-}
-
-// The entropy of the token frequencies: the loss of the best model that ignores context.
-static double unigram_entropy(const int64_t *counts, int vocab) {
-    double total = 0, sum = 0;
-    for (int i = 0; i < vocab; i++) { total += (double)counts[i]; }
-    for (int i = 0; i < vocab; i++) {
-        if (counts[i] > 0) { sum -= (double)counts[i] / total * log((double)counts[i] / total); }
-    }
-    return sum;
-}
-
+// Leaves room for the header, which needs the count of tokens.
 static void open_output(const Job *job, Output *out, const char *part) {
     Error err;
-    char path[PATH_LENGTH];
-    int32_t header[SHARD_HEADER_BYTES / 4] = {0};
+    char fresh[PATH_LENGTH];
     *out = (Output){.counts = calloc_or_die((size_t)job->tokenizer.vocab, sizeof(int64_t))};
-    path_format(path, "%s_%s.bin.new", job->prefix, part);
-    if (!writer_open(&out->writer, path, &err)) { die("%s", err.text); }
-    writer_write(&out->writer, header, sizeof(header)); // the count is not known yet
+    path_format(out->path, "%s_%s.bin", job->prefix, part);
+    path_format(fresh, "%s.new", out->path);
+    if (!writer_open(&out->writer, fresh, &err)) { die("%s", err.text); }
+    if (lseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) < 0) { die("%s: no file", fresh); }
 }
 
-// Writes the header over its place and gives the file its name.
-static void close_output(const Job *job, Output *out, const char *part) {
+// Writes the header and gives the file its name. Prints the entropy of the token frequencies: the
+// loss of the best model that ignores context.
+static void close_output(const Job *job, Output *out) {
     Error err;
-    char path[PATH_LENGTH], fresh[PATH_LENGTH];
     int32_t header[SHARD_HEADER_BYTES / 4];
-    path_format(fresh, "%s_%s.bin.new", job->prefix, part);
-    path_format(path, "%s_%s.bin", job->prefix, part);
-    if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
-    double entropy = unigram_entropy(out->counts, job->tokenizer.vocab);
-    free(out->counts);
-    if (out->tokens == 0) {
-        remove(fresh);
-        return;
+    double entropy = 0, total = (double)out->tokens;
+    for (int i = 0; i < job->tokenizer.vocab; i++) {
+        double share = (double)out->counts[i] / total;
+        if (out->counts[i] > 0) { entropy -= share * log(share); }
     }
+    free(out->counts);
     shard_header(header, job->token_bytes, out->tokens);
     header[SHARD_TOKENIZER] = (int32_t)job->tokenizer.mark;
-    FILE *file = fopen(fresh, "r+b");
-    bool ok = file != NULL && fwrite(header, sizeof(header), 1, file) == 1;
-    ok = file != NULL && fclose(file) == 0 && ok;
-    if (!ok || rename(fresh, path) != 0) { die("%s: could not be written", path); }
-    printf("%s: %lld tokens, unigram entropy %.4f\n", path, (long long)out->tokens, entropy);
+    bool headed = pwrite(out->writer.file, header, sizeof(header), 0) == sizeof(header);
+    if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
+    if (out->tokens == 0) {
+        remove(out->writer.path);
+        return;
+    }
+    if (!headed || rename(out->writer.path, out->path) != 0) {
+        die("%s: could not be written", out->path);
+    }
+    printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens, entropy);
 }
 
 static void tokenize_files(Job *job, char **files, int count) {
@@ -125,26 +111,30 @@ static void tokenize_files(Job *job, char **files, int count) {
         MappedFile text;
         if (!file_map(&text, files[i], &err)) { die("%s", err.text); }
         if (text.bytes == 0) { die("%s: an empty file", files[i]); }
-        size_t split = (size_t)split_point(&text, job->valid_fraction);
+        // the validation part starts a line, unless that would cost it more than half
+        size_t split = text.bytes - (size_t)((double)text.bytes * job->valid_fraction);
+        const unsigned char *line = NULL;
+        if (split < text.bytes) {
+            line = memchr(text.data + split, '\n', (text.bytes - split) / 2);
+        }
+        if (line != NULL) { split = (size_t)(line + 1 - text.data); }
         put_text(job, &train, text.data, split);
         if (split < text.bytes) { put_text(job, &valid, text.data + split, text.bytes - split); }
         file_unmap(&text);
     }
-    close_output(job, &train, "train");
-    close_output(job, &valid, "val");
+    close_output(job, &train);
+    close_output(job, &valid);
 }
 
 // Opens the tokenizer, and puts it beside the shards.
 static void open_tokenizer(Job *job, const char *given) {
     Error err;
-    char folder[PATH_LENGTH], path[PATH_LENGTH];
-    path_format(folder, "%s", job->prefix);
-    char *slash = strrchr(folder, '/');
-    strcpy(slash != NULL ? slash : folder, slash != NULL ? "" : ".");
-    if (folder[0] != '\0' && !folder_make(folder, &err)) { die("%s", err.text); }
+    char copy[PATH_LENGTH], path[PATH_LENGTH];
+    path_format(copy, "%s_train.bin", job->prefix);
+    const char *folder = dirname(copy), *from = given != NULL ? given : path;
+    if (!folder_make(folder, &err)) { die("%s", err.text); }
     path_format(path, "%s/tokenizer.bin", folder);
     if (given == NULL && !tokenizer_write_bytes(path, &err)) { die("%s", err.text); }
-    const char *from = given != NULL ? given : path;
     Tokenizer *t = &job->tokenizer;
     if (!tokenizer_open(t, from, &err)) { die("--tokenizer %s", err.text); }
     if (!encoder_open(&job->encoder, t, &err)) { die("--tokenizer %s: %s", from, err.text); }
@@ -172,7 +162,7 @@ int main(int argc, char **argv) {
                                           {0}};
     Job job = {.valid_fraction = 0.1};
     const char *tokenizer = NULL;
-    opterr = 0; // the error is ours to print
+    opterr = 0; // this program prints the error
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
         case 'o': job.prefix = optarg; break;

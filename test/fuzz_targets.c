@@ -3,8 +3,8 @@
 #define _GNU_SOURCE // memfd_create
 
 #include "../checkpoints/hugging_face.h"
-#include "../dataloader/encoder.h"
 #include "../dataloader/loader.h"
+#include "../dataloader/tokenizer.h"
 #include "choice_file.h"
 #include "fixture.h"
 #include "fuzz.h"

@@ -25,7 +25,7 @@ static void what_was_written_is_read(void) {
         choice_file_write(&f, "sets/one_val.bin");
         CHECK(choices_open(&set, "sets/one_val.bin", VOCAB, NULL));
         CHECK_TEXT(set.name, "one_val");
-        CHECK(set.count == 3 && set.tokenizer == 0xabcdef01);
+        CHECK(set.count == 3 && set.file.tokenizer == 0xabcdef01);
         CHECK(set.questions[0].answers == 2 && set.questions[0].label == 1);
         CHECK(set.questions[1].answers == 3 && set.questions[2].context == 20);
         // the first question's numbers begin at 0: its context at 6, its second answer at 12
@@ -69,7 +69,7 @@ static void hostile_sets_are_refused(void) {
         int32_t value;
         const char *expected;
     } headers[] = {
-        {0, 20240520, "not a multiple-choice set; scripts/prepare_choices makes them"},
+        {0, 20240520, "not a multiple-choice set's 20240522; scripts/prepare_choices makes them"},
         {1, 3, "version 3; this program reads 1 (uint16) and 2 (uint32)"},
         {2, 0, "the header says 0 questions"},
         {2, -1, "the header says -1 questions"},
@@ -90,7 +90,7 @@ static void hostile_sets_are_refused(void) {
     }
     for (size_t bytes = 0; bytes < b.size; bytes += 3) {
         blob_write("bad.bin", b.bytes, bytes);
-        refuse(bytes < CHOICES_HEADER_BYTES ? "not a multiple-choice set" : "");
+        refuse(bytes < SHARD_HEADER_BYTES ? "too short for a multiple-choice set" : "");
     }
     free(b.bytes);
     refuse_number(0, 7, "question 0 of 3"); // no start
@@ -121,7 +121,7 @@ static void globs_open_all(void) {
     CHECK_CONTAINS(err.text, "sets/none*: no such file; scripts/prepare_choices");
     text_write("sets/z.bin", "no set");
     CHECK(!choice_sets_open(&sets, "sets/*.bin", VOCAB, &err));
-    CHECK_CONTAINS(err.text, "sets/z.bin: not a multiple-choice set");
+    CHECK_CONTAINS(err.text, "sets/z.bin: 6 bytes, too short for a multiple-choice set");
     CHECK_EQUAL(sets.count, 0);
 }
 

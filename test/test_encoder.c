@@ -1,8 +1,10 @@
 // Text to tokens: words as GPT-2's and Llama 3's patterns cut them, merges in the order of the ids,
 // any bytes at all. test/tokenizer_tests.py compares with the tokenizers' own libraries.
 #include "../base/rng.h"
-#include "../dataloader/encoder.h"
+#include "../dataloader/tokenizer.h"
 #include "fixture.h"
+
+#include <unistd.h>
 
 enum { END = 256, HEADER_INTS = 256, MOST = 4096 };
 
@@ -164,6 +166,25 @@ static void every_text_comes_back(void) {
     }
 }
 
+// A file may say that a space is a letter; the patterns take it for a space all the same.
+static void spaces_are_spaces(void) {
+    Fix f;
+    char out[MOST];
+    write_tokenizer("t.bin", CUT_GPT2, -1);
+    Blob b = blob_read("t.bin");
+    CharacterRange *space = (CharacterRange *)(b.bytes + b.size - sizeof(ranges)) + 1;
+    CHECK_EQUAL(space->first, 32);
+    space->class_id = CLASS_LETTER;
+    blob_write("t.bin", b.bytes, b.size);
+    CHECK(tokenizer_open(&f.tokenizer, "t.bin", NULL));
+    CHECK(encoder_open(&f.encoder, &f.tokenizer, NULL));
+    alarm(20);
+    CHECK_TEXT(shown(&f, " \ta", out), " |\t|a");
+    alarm(0);
+    free(b.bytes);
+    fix_close(&f);
+}
+
 static void long_words_are_quick(void) {
     enum { LONG = 1 << 20 };
     Fix f;
@@ -199,6 +220,7 @@ int main(void) {
     RUN(llama3_words);
     RUN(bytes_are_their_own_tokens);
     RUN(every_text_comes_back);
+    RUN(spaces_are_spaces);
     RUN(long_words_are_quick);
     RUN(what_cannot_encode_is_refused);
     return test_summary();

@@ -49,7 +49,7 @@ static void list_rows(Scoring *s) {
             if (row.length == 0) {
                 die("--eval-choices %s: answer %d of question %d has %d tokens, too many for "
                     "--seq-length %d",
-                    s->set->path, a, q, row.answer, s->run->config.seq_length);
+                    s->set->file.path, a, q, row.answer, s->run->config.seq_length);
             }
             s->rows = realloc_or_die(s->rows, ((size_t)s->num_rows + 1) * sizeof(Row));
             s->rows[s->num_rows++] = row;
