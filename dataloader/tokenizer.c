@@ -100,15 +100,11 @@ bool tokenizer_write_bytes(const char *path, Error *err) {
 
 // ---- tokens by their bytes ----------------------------------------------------------------------
 
-static uint64_t hash_bytes(const unsigned char *bytes, size_t n) { // FNV-1a
-    uint64_t hash = 14695981039346656037ull;
-    for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
-    return hash ^ (hash >> 29);
-}
-
 // Where these bytes are in the table, or the empty place where they belong.
 static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n) {
-    size_t place = hash_bytes(bytes, n) & e->mask;
+    uint64_t hash = 14695981039346656037ull; // FNV-1a
+    for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
+    size_t place = (hash ^ hash >> 29) & e->mask;
     for (; e->table[place] >= 0; place = (place + 1) & e->mask) {
         int length;
         const unsigned char *other = tokenizer_decode(e->tokenizer, e->table[place], &length);

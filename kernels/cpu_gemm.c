@@ -194,8 +194,7 @@ void cpu_gemm(CpuGemm g) {
         float *a_pack = aligned_alloc(64, sizeof(float) * MC * KC);
         float *b_pack = aligned_alloc(64, sizeof(float) * NC * KC);
         if (a_pack == NULL || b_pack == NULL) {
-            die("out of memory: %zu bytes could not be allocated",
-                sizeof(float) * (MC + NC) * KC);
+            die("out of memory: %zu bytes could not be allocated", sizeof(float) * (MC + NC) * KC);
         }
 #pragma omp for schedule(dynamic)
         for (int block = 0; block < row_blocks * col_blocks; block++) {

@@ -81,9 +81,7 @@ int __wrap_fsync(int file) {
 }
 
 // Memory runs out at allocation number memory.failing, and for good.
-static struct {
-    int calls, failing;
-} memory;
+static struct { int calls, failing; } memory;
 
 static bool no_memory(void) {
     int call = __atomic_add_fetch(&memory.calls, 1, __ATOMIC_SEQ_CST);
