@@ -277,7 +277,7 @@ static void a_save_without_memory_says_so(void) {
     int n = 1;
     while (!survives_without_memory(save_third, n)) {
         CHECK(resumed_step() >= 2);
-        n += n < 50 ? 1 : 7;
+        n += n < 50 ? 1 : 23;
     }
     CHECK(n > 500); // cJSON's allocations are among them
     CHECK(holds("s/step_00000003", 3));
