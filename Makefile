@@ -38,8 +38,8 @@ objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 all: $(PROGRAMS)
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
-tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/shard.c dataloader/tokenizer.c \
-            dataloader/encoder.c base/io.c base/common.c)
+tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/tokenizer.c \
+            base/io.c base/common.c)
 make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
@@ -138,7 +138,8 @@ fuzz: $(BUILD)/asan/fuzz
 	cd $(BUILD)/fuzz/folder && LLM8_ROOT=$(CURDIR) ../../asan/fuzz $(SECONDS) $(SEED)
 
 # test_faults.c makes each of these calls fail
-FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap
+FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap \
+          malloc calloc realloc aligned_alloc
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
 $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \

@@ -1,5 +1,6 @@
 #include "common.h"
 
+#include <cjson/cJSON.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,9 +65,7 @@ void path_format(char path[PATH_LENGTH], const char *format, ...) {
 }
 
 void *malloc_or_die(size_t bytes) {
-    void *p = malloc(bytes > 0 ? bytes : 1);
-    if (p == NULL) { die("out of memory: %zu bytes could not be allocated", bytes); }
-    return p;
+    return realloc_or_die(NULL, bytes);
 }
 
 void *calloc_or_die(size_t count, size_t size) {
@@ -84,6 +83,11 @@ void *realloc_or_die(void *old, size_t bytes) {
 char *strdup_or_die(const char *text) {
     size_t bytes = strlen(text) + 1;
     return memcpy(malloc_or_die(bytes), text, bytes);
+}
+
+// cJSON leaves out what it finds no memory for; with checked memory it never does.
+__attribute__((constructor)) static void check_memory_of_cjson(void) {
+    cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});
 }
 
 double wall_seconds(void) {

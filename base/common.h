@@ -53,7 +53,8 @@ enum { PATH_LENGTH = 1024 };
 // A path built like printf; dies when it does not fit.
 void path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
 
-// Never return NULL: they die, naming the size. calloc_or_die's memory is zero.
+// Never return NULL: they die, naming the size. calloc_or_die's memory is zero. cJSON allocates by
+// malloc_or_die too, so its results need no checks.
 void *malloc_or_die(size_t bytes);
 void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);

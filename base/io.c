@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,10 +18,6 @@ static bool fail_path(Error *err, const char *path, int why) {
     return fail(err, "%s: %s", path, strerror(why));
 }
 
-static uint32_t checksum(uint32_t crc, const void *data, size_t bytes) {
-    return (uint32_t)crc32_z(crc, data, bytes);
-}
-
 bool writer_open(FileWriter *w, const char *path, Error *err) {
     *w = (FileWriter){.file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
     if (w->file < 0) { return fail_path(err, path, errno); }
@@ -32,18 +29,17 @@ bool writer_open(FileWriter *w, const char *path, Error *err) {
 static void write_out(FileWriter *w, const unsigned char *data, size_t bytes) {
     while (bytes > 0 && w->error == 0) {
         ssize_t written = write(w->file, data, bytes);
-        if (written < 0 && errno == EINTR) { continue; }
-        if (written <= 0) {
+        if (written > 0) {
+            data += written;
+            bytes -= (size_t)written;
+        } else if (written == 0 || errno != EINTR) {
             w->error = written < 0 ? errno : EIO;
-            return;
         }
-        data += written;
-        bytes -= (size_t)written;
     }
 }
 
 void writer_write(FileWriter *w, const void *data, size_t bytes) {
-    w->crc = checksum(w->crc, data, bytes);
+    w->crc = (uint32_t)crc32_z(w->crc, data, bytes);
     w->bytes += (int64_t)bytes;
     if (w->used + bytes > BUFFER_BYTES) {
         write_out(w, w->buffer, w->used);
@@ -51,10 +47,10 @@ void writer_write(FileWriter *w, const void *data, size_t bytes) {
     }
     if (bytes > BUFFER_BYTES) {
         write_out(w, data, bytes);
-        return;
+    } else {
+        memcpy(w->buffer + w->used, data, bytes);
+        w->used += bytes;
     }
-    memcpy(w->buffer + w->used, data, bytes);
-    w->used += bytes;
 }
 
 bool writer_close(FileWriter *w, Error *err) {
@@ -71,22 +67,18 @@ bool file_map(MappedFile *m, const char *path, Error *err) {
     struct stat info;
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe is refused, not waited for
     if (file < 0) { return fail_path(err, path, errno); }
-    void *map = NULL;
-    bool ok = fstat(file, &info) == 0;
-    int why = errno;
-    if (ok && !S_ISREG(info.st_mode)) {
-        ok = false;
-        why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
-    }
-    if (ok && info.st_size > 0) {
-        map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-        ok = map != MAP_FAILED;
-        why = errno;
+    int why = fstat(file, &info) != 0 ? errno : 0;
+    if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
+    if (why == 0 && info.st_size > 0) {
+        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+        if (map == MAP_FAILED) {
+            why = errno;
+        } else {
+            *m = (MappedFile){map, (size_t)info.st_size};
+        }
     }
     close(file);
-    if (!ok) { return fail_path(err, path, why); }
-    *m = (MappedFile){map, (size_t)info.st_size};
-    return true;
+    return why == 0 || fail_path(err, path, why);
 }
 
 void file_unmap(MappedFile *m) {
@@ -94,46 +86,37 @@ void file_unmap(MappedFile *m) {
     *m = (MappedFile){0};
 }
 
-// The folder a path lies in.
-static void parent_of(char parent[PATH_LENGTH], const char *path) {
-    path_format(parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash == NULL) {
-        strcpy(parent, ".");
-    } else {
-        slash[slash == parent ? 1 : 0] = '\0';
-    }
-}
-
-bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
-    char fresh[PATH_LENGTH], parent[PATH_LENGTH];
-    path_format(fresh, "%s.new", path);
-    parent_of(parent, path);
-    FileWriter w;
-    if (!writer_open(&w, fresh, err)) { return false; }
-    writer_write(&w, data, bytes);
-    if (!writer_close(&w, err)) { return false; }
-    if (rename(fresh, path) != 0) { return fail_path(err, path, errno); }
-    return folder_sync(parent, err);
-}
-
-bool link_replace(const char *link, const char *target, Error *err) {
-    char fresh[PATH_LENGTH], parent[PATH_LENGTH];
-    path_format(fresh, "%s.new", link);
-    parent_of(parent, link);
-    if (unlink(fresh) != 0 && errno != ENOENT) { return fail_path(err, fresh, errno); }
-    if (symlink(target, fresh) != 0) { return fail_path(err, fresh, errno); }
-    if (rename(fresh, link) != 0) { return fail_path(err, link, errno); }
-    return folder_sync(parent, err);
-}
-
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err) {
     MappedFile m;
     if (!file_map(&m, path, err)) { return false; }
     *bytes = (int64_t)m.bytes;
-    *crc = m.bytes > 0 ? checksum(0, m.data, m.bytes) : 0;
+    *crc = m.bytes > 0 ? (uint32_t)crc32_z(0, m.data, m.bytes) : 0;
     file_unmap(&m);
     return true;
+}
+
+// Gives `fresh` the name `path`, in the same folder, and syncs the folder.
+static bool rename_synced(const char *fresh, const char *path, Error *err) {
+    char copy[PATH_LENGTH];
+    path_format(copy, "%s", path);
+    if (rename(fresh, path) != 0) { return fail_path(err, path, errno); }
+    return folder_sync(dirname(copy), err);
+}
+
+bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
+    char fresh[PATH_LENGTH];
+    FileWriter w;
+    path_format(fresh, "%s.new", path);
+    if (!writer_open(&w, fresh, err)) { return false; }
+    writer_write(&w, data, bytes);
+    return writer_close(&w, err) && rename_synced(fresh, path, err);
+}
+
+bool link_replace(const char *link, const char *target, Error *err) {
+    char fresh[PATH_LENGTH];
+    path_format(fresh, "%s.new", link);
+    bool made = (unlink(fresh) == 0 || errno == ENOENT) && symlink(target, fresh) == 0;
+    return made ? rename_synced(fresh, link, err) : fail_path(err, fresh, errno);
 }
 
 bool folder_make(const char *path, Error *err) {
@@ -157,10 +140,9 @@ bool folder_make(const char *path, Error *err) {
 bool folder_sync(const char *path, Error *err) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) { return fail_path(err, path, errno); }
-    bool ok = fsync(folder) == 0;
-    int why = errno;
+    int why = fsync(folder) != 0 ? errno : 0;
     close(folder);
-    return ok || fail_path(err, path, why);
+    return why == 0 || fail_path(err, path, why);
 }
 
 bool folder_remove(const char *path, Error *err) {

@@ -1,4 +1,4 @@
-// Files that are whole or not there: durable writes, mapped reads, folders.
+// Durable files: written whole or not at all. Mapped reads, folders.
 #ifndef LLM8_IO_H
 #define LLM8_IO_H
 
@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-// Writes a file through a buffer and keeps its length and CRC-32 (zlib's). The first error sticks
-// and is reported by writer_close, so that a row of writer_write calls needs no checks between.
+// Writes a file through a buffer and keeps its length and its CRC-32 (zlib's). The first error is
+// kept and writer_close() reports it, so writer_write() returns nothing.
 typedef struct {
     char path[PATH_LENGTH];
     int file, error;
@@ -21,10 +21,10 @@ typedef struct {
 
 bool writer_open(FileWriter *w, const char *path, Error *err);
 void writer_write(FileWriter *w, const void *data, size_t bytes);
-// Flushes, syncs to the disk, closes. Frees the writer in every case.
+// Flushes, syncs to the disk and closes; frees the buffer on failure too.
 bool writer_close(FileWriter *w, Error *err);
 
-// A whole file, read-only. An empty one is mapped as NULL with 0 bytes.
+// A whole file, mapped read-only. An empty file is NULL with 0 bytes.
 typedef struct {
     const unsigned char *data;
     size_t bytes;
@@ -32,19 +32,17 @@ typedef struct {
 
 bool file_map(MappedFile *m, const char *path, Error *err);
 void file_unmap(MappedFile *m);
-
-// Replaces path at once: written beside it, synced, renamed.
-bool file_replace(const char *path, const void *data, size_t bytes, Error *err);
-
-// Makes link point to target, at once; target is relative to link's folder.
-bool link_replace(const char *link, const char *target, Error *err);
-
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
 
-bool folder_make(const char *path, Error *err); // with its parents; fine if it is there
-bool folder_sync(const char *path, Error *err);
-bool folder_remove(const char *path, Error *err); // with everything in it
-bool path_exists(const char *path);
+// Replaces a file, or a symbolic link, in one step: the new one is written beside it, synced, then
+// renamed. A link's target is relative to the link's folder.
+bool file_replace(const char *path, const void *data, size_t bytes, Error *err);
+bool link_replace(const char *link, const char *target, Error *err);
+
+bool folder_make(const char *path, Error *err);   // with its parents; it may exist already
+bool folder_sync(const char *path, Error *err);   // so that renames in it survive a power cut
+bool folder_remove(const char *path, Error *err); // with everything in it; links are not followed
+bool path_exists(const char *path);               // a dangling link exists
 
 #ifdef __cplusplus
 }

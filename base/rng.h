@@ -1,16 +1,14 @@
-// Counter-based random numbers: a value is a function of (key, counter), so there is no state to
-// save, no order to keep and no dependence on threads.
+// Counter-based random numbers: a value is a function of (key, counter). There is no state to save,
+// and the values do not depend on the order of the calls or on threads.
 //
 // The mixer is splitmix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators", 2014), applied twice over the key and the counter.
+// generators", 2014), applied once to the key and once to key and counter together.
 #ifndef LLM8_RNG_H
 #define LLM8_RNG_H
 
 #include "common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include <math.h>
 
 HOST_DEVICE static inline uint64_t rng_mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -27,8 +25,8 @@ HOST_DEVICE static inline float rng_uniform(uint64_t key, uint64_t counter) {
     return (float)(rng_bits(key, counter) >> 40) * 0x1p-24f;
 }
 
-// 32 bits for the price of a few instructions: the finalizer of MurmurHash3 (Appleby, 2011) over a
-// counter whose upper half and key have been mixed in. For stochastic rounding.
+// 32 bits for stochastic rounding, in fewer instructions than rng_bits: MurmurHash3's finalizer
+// (Appleby, 2011) over the lower half of the counter, mixed with its upper half and the key.
 HOST_DEVICE static inline uint32_t rng_bits32(uint32_t key, uint64_t counter) {
     uint32_t x = (uint32_t)counter ^ key ^ (uint32_t)(counter >> 32) * 0x9e3779b9u;
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
@@ -37,10 +35,31 @@ HOST_DEVICE static inline uint32_t rng_bits32(uint32_t key, uint64_t counter) {
 }
 
 // Standard normal (Box-Muller).
-float rng_normal(uint64_t key, uint64_t counter);
-
-#ifdef __cplusplus
+static inline float rng_normal(uint64_t key, uint64_t counter) {
+    uint64_t bits = rng_bits(key, counter);
+    double u = ((double)(bits >> 32) + 0.5) * 0x1p-32;
+    double v = (double)(bits & 0xffffffffu) * 0x1p-32;
+    return (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
 }
-#endif
+
+// Element `place` of a permutation of 0..n-1 that the key selects. A Feistel network permutes
+// 0..4^k-1, the next power of four; values from n on are permuted again until one is below n (cycle
+// walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+static inline uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t place) {
+    enum { ROUNDS = 6 };
+    int half = 1;
+    while (half < 32 && (1ull << (2 * half)) < n) { half++; }
+    uint64_t mask = (1ull << half) - 1;
+    do {
+        uint64_t left = place >> half, right = place & mask;
+        for (int round = 0; round < ROUNDS; round++) {
+            uint64_t mixed = left ^ (rng_bits(key + (uint64_t)round, right) & mask);
+            left = right;
+            right = mixed;
+        }
+        place = left << half | right;
+    } while (place >= n);
+    return place;
+}
 
 #endif

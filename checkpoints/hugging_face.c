@@ -1,160 +1,97 @@
 #include "hugging_face.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { STRIP = 64 }; // columns transposed at a time
+// ---- tensors ------------------------------------------------------------------------------------
 
-static void name_part(HfPart *part, const ModelConfig *c, const TensorRow *row, int layer,
-                      const char *name) {
-    const char *body = c->arch == ARCH_GPT2 ? "transformer" : "model";
-    const char *blocks = c->arch == ARCH_GPT2 ? "h" : "layers";
-    if (row->id == TENSOR_HEAD_WEIGHT) {
-        snprintf(part->name, TENSOR_NAME, "%s", name);
-    } else if (row->place == PLACE_BLOCK) {
-        snprintf(part->name, TENSOR_NAME, "%s.%s.%d.%s", body, blocks, layer, name);
-    } else {
-        snprintf(part->name, TENSOR_NAME, "%s.%s", body, name);
-    }
-}
-
-int hf_parts(const ParamLayout *layout, const Param *p, HfPart parts[HF_PARTS]) {
+int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors) {
     const ModelConfig *c = &layout->config;
-    const TensorRow *row = tensor_row(p->id);
-    int rows = row->rows == DIM_VOCAB ? c->vocab : p->rows; // without the padding
-    if (c->arch == ARCH_GPT2) {
-        parts[0] = (HfPart){.rows = rows, .cols = p->cols, .transposed = row->gpt2_transposed};
-        name_part(&parts[0], c, row, p->layer, row->gpt2_name);
-        return 1;
-    }
-    int count = 0, first = 0;
-    for (; count < HF_PARTS && row->llama_parts[count].name != NULL; count++) {
-        Dim dim = row->llama_parts[count].rows;
-        int part_rows = dim == DIM_VOCAB ? c->vocab : dim_size(c, dim);
-        parts[count] = (HfPart){.first_row = first, .rows = part_rows, .cols = p->cols};
-        name_part(&parts[count], c, row, p->layer, row->llama_parts[count].name);
-        first += part_rows;
+    bool gpt2 = c->arch == ARCH_GPT2;
+    const char *body = gpt2 ? "transformer" : "model", *blocks = gpt2 ? "h" : "layers";
+    int count = 0;
+    *tensors = calloc_or_die((size_t)layout->count * HF_PARTS, sizeof(TensorEntry));
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        const TensorRow *row = tensor_row(p->id);
+        int64_t first = p->offset;
+        for (int part = 0; part < (gpt2 ? 1 : HF_PARTS); part++) {
+            const char *name = gpt2 ? row->gpt2_name : row->llama_parts[part].name;
+            Dim dim = gpt2 ? row->rows : row->llama_parts[part].rows;
+            if (name == NULL) { break; }
+            int64_t rows = dim == DIM_VOCAB ? c->vocab : dim_size(c, dim); // without the padding
+            TensorEntry *t = &(*tensors)[count++];
+            t->dtype = dtype;
+            t->dims = row->cols == DIM_NONE ? 1 : 2;
+            t->transposed = gpt2 && row->gpt2_transposed;
+            t->shape[0] = t->transposed ? p->cols : rows;
+            t->shape[1] = t->transposed ? rows : p->cols;
+            if (weights != NULL) { t->data = (const char *)weights + first * dtype_bytes(dtype); }
+            first += rows * p->cols;
+            if (row->id == TENSOR_HEAD_WEIGHT) {
+                snprintf(t->name, TENSOR_NAME, "%s", name);
+            } else if (row->place == PLACE_BLOCK) {
+                snprintf(t->name, TENSOR_NAME, "%s.%s.%d.%s", body, blocks, p->layer, name);
+            } else {
+                snprintf(t->name, TENSOR_NAME, "%s.%s", body, name);
+            }
+        }
     }
     return count;
 }
 
-static int part_shape(const HfPart *part, bool vector, int64_t shape[2]) {
-    shape[0] = part->transposed ? part->cols : part->rows;
-    shape[1] = part->transposed ? part->rows : part->cols;
-    return vector ? 1 : 2;
-}
-
-static bool is_vector(const Param *p) {
-    return tensor_row(p->id)->cols == DIM_NONE;
-}
-
-void hf_declare(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype) {
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
-        HfPart parts[HF_PARTS];
-        int count = hf_parts(layout, p, parts);
-        for (int j = 0; j < count; j++) {
-            int64_t shape[2];
-            int dims = part_shape(&parts[j], is_vector(p), shape);
-            safetensors_declare(w, parts[j].name, dtype, dims, shape);
-        }
-    }
-}
-
 void hf_list(const ParamLayout *layout, FILE *out) {
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
-        HfPart parts[HF_PARTS];
-        int count = hf_parts(layout, p, parts);
-        for (int j = 0; j < count; j++) {
-            int64_t shape[2];
-            int dims = part_shape(&parts[j], is_vector(p), shape);
-            fprintf(out, "%s %lld", parts[j].name, (long long)shape[0]);
-            fprintf(out, dims > 1 ? " %lld\n" : "\n", (long long)shape[1]);
-        }
+    TensorEntry *tensors;
+    int count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
+    for (const TensorEntry *t = tensors; t < tensors + count; t++) {
+        fprintf(out, "%s %lld", t->name, (long long)t->shape[0]);
+        fprintf(out, t->dims > 1 ? " %lld\n" : "\n", (long long)t->shape[1]);
     }
+    free(tensors);
 }
 
-// Writes [rows,cols] as [cols,rows], a strip of columns at a time.
-static void write_transposed(FileWriter *file, const char *from, int rows, int cols, size_t size) {
-    char *strip = malloc_or_die((size_t)STRIP * (size_t)rows * size);
-    for (int begin = 0; begin < cols; begin += STRIP) {
-        int n = cols - begin < STRIP ? cols - begin : STRIP;
-        for (int r = 0; r < rows; r++) {
-            const char *row = from + ((size_t)r * (size_t)cols + (size_t)begin) * size;
-            for (int c = 0; c < n; c++) {
-                memcpy(strip + ((size_t)c * (size_t)rows + (size_t)r) * size,
-                       row + (size_t)c * size, size);
-            }
-        }
-        writer_write(file, strip, (size_t)n * (size_t)rows * size);
-    }
-    free(strip);
-}
-
-void hf_write(SafeTensorsWriter *w, const ParamLayout *layout, Dtype dtype, const void *weights) {
-    size_t size = (size_t)dtype_bytes(dtype);
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
-        HfPart parts[HF_PARTS];
-        int count = hf_parts(layout, p, parts);
-        for (int j = 0; j < count; j++) {
-            const HfPart *part = &parts[j];
-            size_t skip = (size_t)p->offset + (size_t)part->first_row * (size_t)part->cols;
-            const char *from = (const char *)weights + skip * size;
-            if (part->transposed) {
-                write_transposed(&w->file, from, part->rows, part->cols, size);
-            } else {
-                writer_write(&w->file, from, (size_t)part->rows * (size_t)part->cols * size);
-            }
-        }
-    }
-}
-
-static bool read_part(const SafeTensors *st, const HfPart *part, bool vector, float *out,
-                      Error *err) {
-    int64_t shape[2];
-    int dims = part_shape(part, vector, shape);
-    const TensorEntry *e = safetensors_find(st, part->name);
+static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out, Error *err) {
+    const TensorEntry *e = safetensors_find(st, t->name);
     // files of the bare model, without the head's class around it, leave out the first word
-    const char *dot = strchr(part->name, '.');
+    const char *dot = strchr(t->name, '.');
     if (e == NULL && dot != NULL) { e = safetensors_find(st, dot + 1); }
-    if (e == NULL) { return fail(err, "%s: tensor '%s' is missing", st->path, part->name); }
-    bool same = e->dims == dims && e->shape[0] == shape[0] && (vector || e->shape[1] == shape[1]);
+    if (e == NULL) { return fail(err, "%s: tensor '%s' is missing", st->path, t->name); }
+    int64_t rows = t->shape[0], cols = t->shape[1];
+    bool same = e->dims == t->dims && e->shape[0] == rows && (t->dims == 1 || e->shape[1] == cols);
     if (!same || e->dtype > DTYPE_F16) {
         return fail(err, "%s: tensor '%s' is %s [%lld, %lld], not a floating-point [%lld, %lld]",
-                    st->path, part->name, dtype_name(e->dtype), (long long)e->shape[0],
-                    (long long)(e->dims > 1 ? e->shape[1] : 1), (long long)shape[0],
-                    (long long)(vector ? 1 : shape[1]));
+                    st->path, t->name, dtype_name(e->dtype), (long long)e->shape[0],
+                    (long long)(e->dims > 1 ? e->shape[1] : 1), (long long)rows, (long long)cols);
     }
-    if (!part->transposed) {
-        safetensors_read_floats(st, e, 0, (int64_t)part->rows * part->cols, out);
+    if (!t->transposed) {
+        safetensors_read_floats(e, 0, rows * cols, out);
         return true;
     }
-    float *column = malloc_or_die((size_t)part->rows * sizeof(float));
-    for (int c = 0; c < part->cols; c++) {
-        safetensors_read_floats(st, e, (int64_t)c * part->rows, part->rows, column);
-        for (int r = 0; r < part->rows; r++) { out[(int64_t)r * part->cols + c] = column[r]; }
+    float *row = malloc_or_die((size_t)cols * sizeof(float));
+    for (int64_t r = 0; r < rows; r++) {
+        safetensors_read_floats(e, r * cols, cols, row);
+        for (int64_t c = 0; c < cols; c++) { out[c * rows + r] = row[c]; }
     }
-    free(column);
+    free(row);
     return true;
 }
 
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, float *weights, Error *err) {
+    TensorEntry *tensors;
+    bool ok = true;
     memset(weights, 0, (size_t)layout->size * sizeof(float));
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
-        HfPart parts[HF_PARTS];
-        int count = hf_parts(layout, p, parts);
-        for (int j = 0; j < count; j++) {
-            float *out = weights + p->offset + (int64_t)parts[j].first_row * p->cols;
-            if (!read_part(st, &parts[j], is_vector(p), out, err)) { return false; }
-        }
+    int count = hf_tensors(layout, DTYPE_F32, weights, &tensors);
+    for (int i = 0; ok && i < count; i++) {
+        ok = read_tensor(st, &tensors[i], (float *)tensors[i].data, err);
     }
-    return true;
+    free(tensors);
+    return ok;
 }
+
+// ---- config.json --------------------------------------------------------------------------------
 
 static void add_gpt2_config(cJSON *json, const ModelConfig *c) {
     cJSON_AddStringToObject(json, "model_type", "gpt2");
@@ -170,20 +107,11 @@ static void add_gpt2_config(cJSON *json, const ModelConfig *c) {
     cJSON_AddNumberToObject(json, "attn_pdrop", 0);
 }
 
-static void add_rope_config(cJSON *json, const Rope *rope) {
-    cJSON_AddNumberToObject(json, "rope_theta", rope->theta);
-    if (rope->scaling == ROPE_UNSCALED) { return; }
-    cJSON *scaling = cJSON_AddObjectToObject(json, "rope_scaling");
-    bool llama3 = rope->scaling == ROPE_LLAMA3;
-    cJSON_AddStringToObject(scaling, "rope_type", llama3 ? "llama3" : "linear");
-    cJSON_AddNumberToObject(scaling, "factor", rope->factor);
-    if (!llama3) { return; }
-    cJSON_AddNumberToObject(scaling, "low_freq_factor", rope->low_factor);
-    cJSON_AddNumberToObject(scaling, "high_freq_factor", rope->high_factor);
-    cJSON_AddNumberToObject(scaling, "original_max_position_embeddings", rope->original_length);
-}
+static const char *const rope_types[] = {
+    [ROPE_UNSCALED] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3"};
 
 static void add_llama_config(cJSON *json, const ModelConfig *c) {
+    const Rope *rope = &c->rope;
     cJSON_AddStringToObject(json, "model_type", "llama");
     cJSON_AddNumberToObject(json, "num_hidden_layers", c->num_layers);
     cJSON_AddNumberToObject(json, "num_attention_heads", c->num_heads);
@@ -193,34 +121,157 @@ static void add_llama_config(cJSON *json, const ModelConfig *c) {
     cJSON_AddNumberToObject(json, "intermediate_size", c->ffn);
     cJSON_AddNumberToObject(json, "max_position_embeddings", c->max_position);
     cJSON_AddNumberToObject(json, "rms_norm_eps", c->norm_eps);
-    add_rope_config(json, &c->rope);
+    cJSON_AddNumberToObject(json, "rope_theta", rope->theta);
+    if (rope->scaling != ROPE_UNSCALED) {
+        cJSON *scaling = cJSON_AddObjectToObject(json, "rope_scaling");
+        cJSON_AddStringToObject(scaling, "rope_type", rope_types[rope->scaling]);
+        cJSON_AddNumberToObject(scaling, "factor", rope->factor);
+        if (rope->scaling == ROPE_LLAMA3) {
+            cJSON_AddNumberToObject(scaling, "low_freq_factor", rope->low_factor);
+            cJSON_AddNumberToObject(scaling, "high_freq_factor", rope->high_factor);
+            cJSON_AddNumberToObject(scaling, "original_max_position_embeddings",
+                                    rope->original_length);
+        }
+    }
     cJSON_AddStringToObject(json, "hidden_act", "silu");
     cJSON_AddBoolToObject(json, "attention_bias", false);
     cJSON_AddBoolToObject(json, "mlp_bias", false);
 }
 
-char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
+static cJSON *config_json(const ModelConfig *c, Dtype dtype, int end_of_text) {
+    bool gpt2 = c->arch == ARCH_GPT2;
     cJSON *json = cJSON_CreateObject();
-    const char *class_name = c->arch == ARCH_GPT2 ? "GPT2LMHeadModel" : "LlamaForCausalLM";
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
-                         cJSON_CreateString(class_name));
-    if (c->arch == ARCH_GPT2) {
-        add_gpt2_config(json, c);
-    } else {
-        add_llama_config(json, c);
-    }
+                         cJSON_CreateString(gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"));
+    (gpt2 ? add_gpt2_config : add_llama_config)(json, c);
     cJSON_AddNumberToObject(json, "vocab_size", c->vocab);
-    // without a tokenizer, where text ends in the two vocabularies that are ours to know
+    // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
     int known = c->vocab == 50257 ? 50256 : (c->vocab == 257 ? 256 : -1);
     int end = end_of_text >= 0 ? end_of_text : known;
-    cJSON_AddItemToObject(json, "bos_token_id",
-                          end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
-    cJSON_AddItemToObject(json, "eos_token_id",
-                          end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
+    static const char *const ends[] = {"bos_token_id", "eos_token_id"};
+    for (int i = 0; i < 2; i++) {
+        cJSON_AddItemToObject(json, ends[i],
+                              end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
+    }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", c->tied_head);
     cJSON_AddNumberToObject(json, "initializer_range", c->init_std);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
+    return json;
+}
+
+char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
+    cJSON *json = config_json(c, dtype, end_of_text);
     char *text = cJSON_Print(json);
     cJSON_Delete(json);
     return text;
+}
+
+// ---- --load -------------------------------------------------------------------------------------
+
+static bool same_number(double a, double b) {
+    return fabs(a - b) <= 1e-6 * fabs(b);
+}
+
+static double number_or(const cJSON *json, const char *key, double otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
+}
+
+// Whether a config.json, as any version of transformers writes it, has this rotary embedding.
+static bool same_rope(const cJSON *config, const Rope *rope) {
+    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(config, "rope_parameters");
+    if (!cJSON_IsObject(scaling)) {
+        scaling = cJSON_GetObjectItemCaseSensitive(config, "rope_scaling");
+    }
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    if (!cJSON_IsString(type)) { type = cJSON_GetObjectItemCaseSensitive(scaling, "type"); }
+    const char *name = cJSON_IsString(type) ? type->valuestring : "default";
+    double theta = number_or(config, "rope_theta", number_or(scaling, "rope_theta", 10000));
+    const struct {
+        const char *key;
+        double ours;
+        RopeScaling from; // the first kind that has it
+    } numbers[] = {
+        {"factor", rope->factor, ROPE_LINEAR},
+        {"low_freq_factor", rope->low_factor, ROPE_LLAMA3},
+        {"high_freq_factor", rope->high_factor, ROPE_LLAMA3},
+        {"original_max_position_embeddings", rope->original_length, ROPE_LLAMA3},
+    };
+    bool same = strcmp(name, rope_types[rope->scaling]) == 0 && same_number(theta, rope->theta);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        same = same && (rope->scaling < numbers[i].from ||
+                        same_number(number_or(scaling, numbers[i].key, NAN), numbers[i].ours));
+    }
+    return same;
+}
+
+// Whether a key of config.json may differ: it does not change what the model computes here.
+static bool may_differ(const char *key, Arch arch) {
+    static const char *const keys[] = {
+        "architectures", "dtype",      "bos_token_id", "eos_token_id",
+        "resid_pdrop",   "embd_pdrop", "attn_pdrop",   "initializer_range"};
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        if (strcmp(key, keys[i]) == 0) { return true; }
+    }
+    return strncmp(key, "rope_", 5) == 0 || // same_rope compares these
+           (arch == ARCH_LLAMA && strcmp(key, "max_position_embeddings") == 0);
+}
+
+static bool check_config(const char *folder, const cJSON *theirs, const ModelConfig *c,
+                         Error *err) {
+    static const char hint[] =
+        "scripts/convert_hf import writes the options that fit (options.txt)";
+    cJSON *ours = config_json(c, DTYPE_F32, -1);
+    const cJSON *item;
+    bool ok = true;
+    cJSON_ArrayForEach(item, ours) {
+        const cJSON *other = cJSON_GetObjectItemCaseSensitive(theirs, item->string);
+        bool said = other != NULL && !cJSON_IsNull(other);
+        if (!ok || !said || may_differ(item->string, c->arch)) { continue; }
+        ok = cJSON_IsNumber(other) && cJSON_IsNumber(item)
+                 ? same_number(other->valuedouble, item->valuedouble)
+                 : cJSON_Compare(other, item, true);
+        if (!ok) {
+            char *was = cJSON_PrintUnformatted(other), *now = cJSON_PrintUnformatted(item);
+            fail(err, "%s: another model's: its config.json has \"%s\": %.80s, this run %.80s; %s",
+                 folder, item->string, was, now, hint);
+            cJSON_free(was);
+            cJSON_free(now);
+        }
+    }
+    cJSON_Delete(ours);
+    if (ok && c->arch == ARCH_LLAMA && !same_rope(theirs, &c->rope)) {
+        return fail(err,
+                    "%s: another model's: its config.json has another rotary embedding than the "
+                    "--rope options say; %s",
+                    folder, hint);
+    }
+    return ok;
+}
+
+bool hf_load(const char *folder, const ParamLayout *layout, float *weights, Error *err) {
+    char path[PATH_LENGTH], index[PATH_LENGTH];
+    MappedFile file;
+    SafeTensors st;
+    if (!path_exists(folder)) { return fail(err, "%s: no such folder", folder); }
+    path_format(path, "%s/config.json", folder);
+    if (!file_map(&file, path, err)) { return false; }
+    cJSON *config = cJSON_ParseWithLength((const char *)file.data, file.bytes);
+    file_unmap(&file);
+    bool ok = cJSON_IsObject(config) ? check_config(folder, config, &layout->config, err)
+                                     : fail(err, "%s: not JSON; it is damaged", path);
+    cJSON_Delete(config);
+    if (!ok) { return false; }
+    path_format(path, "%s/model.safetensors", folder);
+    path_format(index, "%s/model.safetensors.index.json", folder);
+    if (!path_exists(path) && path_exists(index)) {
+        return fail(err,
+                    "%s: its weights are in several files; scripts/convert_hf import makes "
+                    "them one",
+                    folder);
+    }
+    if (!safetensors_open(&st, path, err)) { return false; }
+    ok = hf_read(&st, layout, weights, err);
+    safetensors_close(&st);
+    return ok;
 }

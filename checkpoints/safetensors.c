@@ -14,6 +14,8 @@ static const struct {
     int bytes;
 } dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2}, {"I32", 4}, {"I64", 8}, {"U8", 1}};
 
+enum { DTYPES = sizeof(dtypes) / sizeof(dtypes[0]) };
+
 int dtype_bytes(Dtype dtype) {
     return dtypes[dtype].bytes;
 }
@@ -22,30 +24,35 @@ const char *dtype_name(Dtype dtype) {
     return dtypes[dtype].name;
 }
 
+// ---- reading ------------------------------------------------------------------------------------
+
 // A JSON number that is a whole number from 0 to 2^53.
 static bool read_count(const cJSON *item, int64_t *out) {
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 0x1p53)) {
+    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    *out = value >= 0 && value <= 0x1p53 ? (int64_t)value : -1;
+    return (double)*out == value && value >= 0;
+}
+
+// Reads "name": {...}; data: what follows the header.
+static bool read_entry(TensorEntry *e, const cJSON *item, const unsigned char *data,
+                       int64_t data_bytes) {
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
+    int type = cJSON_IsString(dtype) ? 0 : DTYPES;
+    while (type < DTYPES && strcmp(dtype->valuestring, dtypes[type].name) != 0) { type++; }
+    *e = (TensorEntry){.dtype = (Dtype)type};
+    if (strlen(item->string) >= TENSOR_NAME || type == DTYPES || !cJSON_IsArray(shape) ||
+        !cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
+        !read_count(offsets->child, &e->begin) || !read_count(offsets->child->next, &e->end) ||
+        e->begin > e->end || e->end > data_bytes) {
         return false;
     }
-    *out = (int64_t)item->valuedouble;
-    return (double)*out == item->valuedouble;
-}
-
-static bool read_dtype(const cJSON *item, Dtype *out) {
-    for (int i = 0; cJSON_IsString(item) && i < (int)(sizeof(dtypes) / sizeof(dtypes[0])); i++) {
-        if (strcmp(item->valuestring, dtypes[i].name) == 0) {
-            *out = (Dtype)i;
-            return true;
-        }
-    }
-    return false;
-}
-
-// Fills dims and shape, and checks that begin..end holds just that many elements.
-static bool read_shape(TensorEntry *e, const cJSON *shape) {
+    strcpy(e->name, item->string);
+    e->data = data + e->begin;
     int64_t elements = 1;
-    if (!cJSON_IsArray(shape)) { return false; }
-    for (const cJSON *dim = shape->child; dim != NULL; dim = dim->next) {
+    const cJSON *dim;
+    cJSON_ArrayForEach(dim, shape) {
         int64_t size;
         if (e->dims == TENSOR_DIMS || !read_count(dim, &size)) { return false; }
         if (size > 0 && elements > INT64_MAX / 8 / size) { return false; }
@@ -55,50 +62,11 @@ static bool read_shape(TensorEntry *e, const cJSON *shape) {
     return e->end - e->begin == elements * dtype_bytes(e->dtype);
 }
 
-static bool read_entry(TensorEntry *e, const cJSON *item, int64_t data_bytes) {
-    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
-    *e = (TensorEntry){0};
-    if (strlen(item->string) >= TENSOR_NAME) { return false; }
-    strcpy(e->name, item->string);
-    if (!read_dtype(cJSON_GetObjectItemCaseSensitive(item, "dtype"), &e->dtype)) { return false; }
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2) { return false; }
-    if (!read_count(offsets->child, &e->begin) || !read_count(offsets->child->next, &e->end)) {
-        return false;
-    }
-    return e->begin <= e->end && e->end <= data_bytes &&
-           read_shape(e, cJSON_GetObjectItemCaseSensitive(item, "shape"));
-}
-
 static int compare_entries(const void *a, const void *b) {
     const TensorEntry *x = a, *y = b;
     if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
     if (x->end != y->end) { return x->end < y->end ? -1 : 1; }
     return strcmp(x->name, y->name);
-}
-
-static bool read_entries(SafeTensors *st, const cJSON *header, int64_t data_bytes, Error *err) {
-    int most = cJSON_GetArraySize(header);
-    st->entries = calloc_or_die((size_t)most, sizeof(TensorEntry));
-    for (const cJSON *item = header->child; item != NULL; item = item->next) {
-        if (strcmp(item->string, "__metadata__") == 0) {
-            free(st->metadata);
-            st->metadata = cJSON_PrintUnformatted(item);
-            continue;
-        }
-        if (!read_entry(&st->entries[st->count], item, data_bytes)) {
-            return fail(err, "%s: the header's entry for '%.100s' is wrong", st->path,
-                        item->string);
-        }
-        st->count++;
-    }
-    qsort(st->entries, (size_t)st->count, sizeof(TensorEntry), compare_entries);
-    for (int i = 1; i < st->count; i++) {
-        if (st->entries[i].begin < st->entries[i - 1].end) {
-            return fail(err, "%s: tensors '%s' and '%s' overlap", st->path, st->entries[i - 1].name,
-                        st->entries[i].name);
-        }
-    }
-    return true;
 }
 
 static bool read_header(SafeTensors *st, Error *err) {
@@ -113,13 +81,33 @@ static bool read_header(SafeTensors *st, Error *err) {
                     "most are allowed",
                     st->path, (unsigned long long)length, st->file.bytes);
     }
-    st->data = st->file.data + sizeof(length) + length;
+    const unsigned char *text = st->file.data + sizeof(length), *data = text + length;
     int64_t data_bytes = (int64_t)(st->file.bytes - sizeof(length) - length);
-    cJSON *header = cJSON_ParseWithLength((const char *)st->file.data + sizeof(length), length);
-    bool ok = cJSON_IsObject(header) ? read_entries(st, header, data_bytes, err)
-                                     : fail(err, "%s: the header is not JSON", st->path);
+    cJSON *header = cJSON_ParseWithLength((const char *)text, length);
+    const cJSON *item;
+    bool ok = cJSON_IsObject(header) || fail(err, "%s: the header is not JSON", st->path);
+    if (ok) {
+        st->entries = calloc_or_die((size_t)cJSON_GetArraySize(header), sizeof(TensorEntry));
+        cJSON_ArrayForEach(item, header) {
+            if (strcmp(item->string, "__metadata__") == 0) {
+                free(st->metadata);
+                st->metadata = cJSON_PrintUnformatted(item);
+            } else if (ok && !read_entry(&st->entries[st->count++], item, data, data_bytes)) {
+                ok = fail(err, "%s: the header's entry for '%.100s' is wrong", st->path,
+                          item->string);
+            }
+        }
+    }
     cJSON_Delete(header);
-    return ok;
+    if (!ok) { return false; }
+    qsort(st->entries, (size_t)st->count, sizeof(TensorEntry), compare_entries);
+    for (int i = 1; i < st->count; i++) {
+        if (st->entries[i].begin < st->entries[i - 1].end) {
+            return fail(err, "%s: tensors '%s' and '%s' overlap", st->path, st->entries[i - 1].name,
+                        st->entries[i].name);
+        }
+    }
+    return true;
 }
 
 bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
@@ -153,10 +141,9 @@ static float half_decode(uint16_t code) {
     return float_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-void safetensors_read_floats(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t n,
-                             float *out) {
+void safetensors_read_floats(const TensorEntry *e, int64_t begin, int64_t n, float *out) {
     int size = dtype_bytes(e->dtype);
-    const unsigned char *from = st->data + e->begin + begin * size;
+    const unsigned char *from = (const unsigned char *)e->data + begin * size;
     assert(begin >= 0 && e->begin + (begin + n) * size <= e->end);
     assert(e->dtype == DTYPE_F32 || e->dtype == DTYPE_BF16 || e->dtype == DTYPE_F16);
     if (e->dtype == DTYPE_F32) {
@@ -170,24 +157,7 @@ void safetensors_read_floats(const SafeTensors *st, const TensorEntry *e, int64_
     }
 }
 
-void safetensors_declare(SafeTensorsWriter *w, const char *name, Dtype dtype, int dims,
-                         const int64_t *shape) {
-    if (w->count == w->room) {
-        w->room = w->room > 0 ? 2 * w->room : 64;
-        w->entries = realloc_or_die(w->entries, (size_t)w->room * sizeof(TensorEntry));
-    }
-    TensorEntry *e = &w->entries[w->count++];
-    *e = (TensorEntry){.dtype = dtype, .dims = dims, .begin = w->bytes};
-    assert(strlen(name) < TENSOR_NAME && dims <= TENSOR_DIMS);
-    strcpy(e->name, name);
-    int64_t bytes = dtype_bytes(dtype);
-    for (int i = 0; i < dims; i++) {
-        e->shape[i] = shape[i];
-        bytes *= shape[i];
-    }
-    w->bytes += bytes;
-    e->end = w->bytes;
-}
+// ---- writing ------------------------------------------------------------------------------------
 
 static cJSON *count_array(const int64_t *counts, int n) {
     cJSON *array = cJSON_CreateArray();
@@ -197,32 +167,57 @@ static cJSON *count_array(const int64_t *counts, int n) {
     return array;
 }
 
-bool safetensors_begin(SafeTensorsWriter *w, const char *path, const char *metadata, Error *err) {
+// Writes data [cols,rows] as [rows,cols], some rows at a time.
+static void write_transposed(FileWriter *w, const TensorEntry *t) {
+    enum { STRIP = 64 };
+    int64_t rows = t->shape[0], cols = t->shape[1];
+    size_t size = (size_t)dtype_bytes(t->dtype);
+    char *strip = malloc_or_die((size_t)(STRIP * cols) * size);
+    for (int64_t begin = 0; begin < rows; begin += STRIP) {
+        int64_t n = min64(STRIP, rows - begin);
+        for (int64_t c = 0; c < cols; c++) {
+            const char *from = (const char *)t->data + (size_t)(c * rows + begin) * size;
+            for (int64_t r = 0; r < n; r++) {
+                memcpy(strip + (size_t)(r * cols + c) * size, from + (size_t)r * size, size);
+            }
+        }
+        writer_write(w, strip, (size_t)(n * cols) * size);
+    }
+    free(strip);
+}
+
+bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
+                       const char *metadata, Error *err) {
+    static const char spaces[8] = "       ";
+    int64_t end = 0;
+    if (!writer_open(w, path, err)) { return false; }
     cJSON *header = cJSON_CreateObject();
     if (metadata != NULL) { cJSON_AddRawToObject(header, "__metadata__", metadata); }
-    for (int i = 0; i < w->count; i++) {
-        const TensorEntry *e = &w->entries[i];
-        int64_t offsets[2] = {e->begin, e->end};
-        cJSON *item = cJSON_AddObjectToObject(header, e->name);
-        cJSON_AddStringToObject(item, "dtype", dtype_name(e->dtype));
-        cJSON_AddItemToObject(item, "shape", count_array(e->shape, e->dims));
-        cJSON_AddItemToObject(item, "data_offsets", count_array(offsets, 2));
+    for (int i = 0; i < count; i++) {
+        TensorEntry *t = &tensors[i];
+        t->begin = end;
+        int64_t bytes = dtype_bytes(t->dtype);
+        for (int d = 0; d < t->dims; d++) { bytes *= t->shape[d]; }
+        t->end = end += bytes;
+        cJSON *item = cJSON_AddObjectToObject(header, t->name);
+        cJSON_AddStringToObject(item, "dtype", dtype_name(t->dtype));
+        cJSON_AddItemToObject(item, "shape", count_array(t->shape, t->dims));
+        cJSON_AddItemToObject(item, "data_offsets", count_array((int64_t[]){t->begin, t->end}, 2));
     }
     char *text = cJSON_PrintUnformatted(header);
     cJSON_Delete(header);
-    static const char spaces[8] = "       ";
     uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;
-    bool ok = writer_open(&w->file, path, err);
-    if (ok) {
-        writer_write(&w->file, &padded, sizeof(padded));
-        writer_write(&w->file, text, length);
-        writer_write(&w->file, spaces, padded - length);
-    }
+    writer_write(w, &padded, sizeof(padded));
+    writer_write(w, text, length);
+    writer_write(w, spaces, padded - length);
     cJSON_free(text);
-    return ok;
-}
-
-void safetensors_free(SafeTensorsWriter *w) {
-    free(w->entries);
-    *w = (SafeTensorsWriter){0};
+    for (int i = 0; i < count; i++) {
+        const TensorEntry *t = &tensors[i];
+        if (t->transposed) {
+            write_transposed(w, t);
+        } else {
+            writer_write(w, t->data, (size_t)(t->end - t->begin));
+        }
+    }
+    return writer_close(w, err);
 }

@@ -1,16 +1,12 @@
 // Multiple-choice sets: questions with several answers, one of them right, as HellaSwag's. The
-// model scores each answer by the probability it gives to the answer's tokens after the question's.
+// model scores an answer by the probability that it gives to the answer's tokens after the context.
 //
-// Layout, little-endian; version 1 is llm.c's evaluation format, version 2 the same in uint32:
-//   bytes 0..1023   256 int32: [0] magic 20240522, [1] version, [2] how many questions, [3] bytes
-//   of
-//                   the longest, [4] the mark of the tokenizer (tokenizer.h; 0: not said), the
-//                   rest 0
-//   from byte 1024  the questions one after another, each a row of numbers (uint16 or uint32):
-//                   65535; the bytes of the question, from that first number to its last; its place
-//                   in the set; which answer is right, from 0; how many answers A; the length of
-//                   the context, and its tokens; then A times the length of an answer, and its
-//                   tokens
+// Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format,
+// version 2 the same in uint32. Header [2] is the count of questions, [3] the bytes of the longest.
+// The numbers are the questions one after another, each:
+//   65535; the bytes of the question, from that 65535 to its last number; its index in the set; the
+//   index of the right answer; how many answers A; the length of the context, and its tokens; then
+//   A times the length of an answer, and its tokens
 //
 // choices_open refuses a file of another kind or version, numbers that do not add up to the file, a
 // question without a context, answers or a right answer, an empty answer, and a token outside the
@@ -18,24 +14,22 @@
 #ifndef LLM8_CHOICES_H
 #define LLM8_CHOICES_H
 
-#include "../base/io.h"
+#include "loader.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { CHOICES_MAGIC = 20240522, CHOICES_HEADER_BYTES = 1024, CHOICES_START = 65535 };
+enum { CHOICES_MAGIC = 20240522, CHOICES_START = 65535 };
 
 typedef struct {
-    int64_t at; // in numbers, of the question's first answer's length
+    int64_t at; // the number that is the first answer's length
     int label, answers, context;
 } Question;
 
 typedef struct {
-    char path[PATH_LENGTH], name[64]; // the name is the file's, without .bin
-    MappedFile file;
-    int number_bytes; // 2 or 4
-    uint32_t tokenizer;
+    TokenFile file;
+    char name[64]; // of the file, without its folder and .bin
     int count;
     Question *questions;
 } ChoiceSet;
@@ -48,13 +42,13 @@ typedef struct {
 bool choices_open(ChoiceSet *set, const char *path, int vocab, Error *err);
 void choices_close(ChoiceSet *set);
 
-// Every file that the glob pattern matches.
+// Opens every file that the glob pattern matches.
 bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab, Error *err);
 void choice_sets_close(ChoiceSets *sets);
 
-// The tokens of an answer after its context's into tokens[most]; of the context only its end, where
-// both are too long. Returns how many they are, *answer of them the answer's. An answer longer than
-// `most` - 1 does not fit: returns 0.
+// Writes the context's tokens, then an answer's, into tokens[most]; if both are too long, only the
+// end of the context. Returns how many there are; the last *answer of them are the answer's.
+// Returns 0 for an answer longer than most - 1.
 int choices_row(const ChoiceSet *set, int question, int answer_index, int most, int *tokens,
                 int *answer);
 

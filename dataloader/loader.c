@@ -1,43 +1,109 @@
 #include "loader.h"
-#include "shuffle.h"
+#include "../base/rng.h"
 
 #include <assert.h>
 #include <glob.h>
 #include <stdlib.h>
+#include <string.h>
 
-// Shards that do not say which tokenizer made them go with any.
-static bool check_tokenizer(Dataset *data, const Shard *shard, Error *err) {
-    if (shard->tokenizer == 0) { return true; }
-    if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
-    return shard->tokenizer == data->tokenizer ||
-           fail(err,
-                "%s: made with another tokenizer than the shards before it (%s first); give those "
-                "of one tokenizer",
-                shard->path, data->shards[0].path);
+static bool read_header(TokenFile *f, int32_t magic, const char *kind, const char *remedy,
+                        Error *err) {
+    if (f->file.bytes < SHARD_HEADER_BYTES) {
+        return fail(err, "%s: %zu bytes, too short for a %s (its header alone is %d); %s", f->path,
+                    f->file.bytes, kind, SHARD_HEADER_BYTES, remedy);
+    }
+    memcpy(f->header, f->file.data, sizeof(f->header));
+    if (f->header[0] != magic) {
+        return fail(err, "%s: magic number %d, not a %s's %d; %s", f->path, f->header[0], kind,
+                    magic, remedy);
+    }
+    if (f->header[1] != 1 && f->header[1] != 2) {
+        return fail(err, "%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", f->path,
+                    kind, f->header[1]);
+    }
+    f->token_bytes = 2 * f->header[1];
+    f->count = (int64_t)(f->file.bytes - SHARD_HEADER_BYTES) / f->token_bytes;
+    f->tokenizer = (uint32_t)f->header[SHARD_TOKENIZER];
+    return true;
 }
 
-static bool open_shards(Dataset *data, const glob_t *found, Error *err) {
-    data->shards = calloc_or_die(found->gl_pathc, sizeof(Shard));
-    data->first = calloc_or_die(found->gl_pathc + 1, sizeof(int64_t));
-    for (size_t i = 0; i < found->gl_pathc; i++) {
-        if (!shard_open(&data->shards[i], found->gl_pathv[i], err)) { return false; }
-        data->num_shards++;
-        if (!check_tokenizer(data, &data->shards[i], err)) { return false; }
-        data->tokens += data->shards[i].count;
-        data->first[i + 1] = data->tokens;
+bool token_file_open(TokenFile *f, const char *path, int32_t magic, const char *kind,
+                     const char *remedy, Error *err) {
+    *f = (TokenFile){0};
+    if (strlen(path) >= PATH_LENGTH) { return fail(err, "path too long: %.80s...", path); }
+    strcpy(f->path, path);
+    if (!file_map(&f->file, path, err)) { return false; }
+    if (read_header(f, magic, kind, remedy, err)) { return true; }
+    token_file_close(f);
+    return false;
+}
+
+void token_file_close(TokenFile *f) {
+    file_unmap(&f->file);
+    *f = (TokenFile){0};
+}
+
+uint32_t token_file_number(const TokenFile *f, int64_t i) {
+    const unsigned char *from = f->file.data + SHARD_HEADER_BYTES + i * f->token_bytes;
+    uint32_t number = 0;
+    assert(i >= 0 && i < f->count);
+    memcpy(&number, from, (size_t)f->token_bytes); // little-endian
+    return number;
+}
+
+bool shard_open(TokenFile *f, const char *path, Error *err) {
+    if (!token_file_open(f, path, SHARD_MAGIC, "token shard", "make shards with ./tokenize", err)) {
+        return false;
     }
-    return true;
+    uint64_t count = (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
+    bool whole = (f->file.bytes - SHARD_HEADER_BYTES) % (size_t)f->token_bytes == 0;
+    bool ok = (count == (uint64_t)f->count && whole) ||
+              fail(err,
+                   "%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut "
+                   "short",
+                   path, (unsigned long long)count, (unsigned long long)f->count,
+                   whole ? "" : " and a part");
+    ok = ok && (count > 0 || fail(err, "%s: a shard without tokens", path));
+    if (!ok) { token_file_close(f); }
+    return ok;
+}
+
+void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count) {
+    memset(header, 0, SHARD_HEADER_BYTES);
+    header[0] = SHARD_MAGIC;
+    header[1] = token_bytes / 2;
+    header[2] = (int32_t)(uint32_t)count;
+    header[3] = (int32_t)(uint32_t)(count >> 32);
 }
 
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err) {
     *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
     glob_t found;
     int status = glob(pattern, 0, NULL, &found);
-    if (status == GLOB_NOMATCH) {
-        return fail(err, "%s: no such file; make shards with ./tokenize", pattern);
+    if (status != 0) {
+        return fail(err, "%s: %s", pattern,
+                    status == GLOB_NOMATCH ? "no such file; make shards with ./tokenize"
+                                           : "the files cannot be listed");
     }
-    if (status != 0) { return fail(err, "%s: the files cannot be listed", pattern); }
-    bool ok = open_shards(data, &found, err);
+    data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
+    data->first = calloc_or_die(found.gl_pathc + 1, sizeof(int64_t));
+    bool ok = true;
+    for (size_t i = 0; ok && i < found.gl_pathc; i++) {
+        TokenFile *shard = &data->shards[i];
+        ok = shard_open(shard, found.gl_pathv[i], err);
+        if (!ok) { break; }
+        data->num_shards++;
+        data->tokens += shard->count;
+        data->first[i + 1] = data->tokens;
+        // a shard of an unknown tokenizer is accepted among any
+        if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
+        if (shard->tokenizer != 0 && shard->tokenizer != data->tokenizer) {
+            ok = fail(err,
+                      "%s: made with another tokenizer than the shards before it (%s first); give "
+                      "those of one tokenizer",
+                      shard->path, data->shards[0].path);
+        }
+    }
     globfree(&found);
     data->windows = ok ? (data->tokens - 1) / seq_length : 0;
     if (ok && data->windows == 0) {
@@ -50,72 +116,58 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
 }
 
 void dataset_close(Dataset *data) {
-    for (int i = 0; i < data->num_shards; i++) { shard_close(&data->shards[i]); }
+    for (int i = 0; i < data->num_shards; i++) { token_file_close(&data->shards[i]); }
     free(data->shards);
     free(data->first);
     *data = (Dataset){0};
 }
 
-// The shard that holds a position of the stream.
-static int find_shard(const Dataset *data, int64_t position) {
-    int low = 0, high = data->num_shards - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (data->first[middle] <= position) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
-// out[i] = token begin + i of the stream, whichever shards it lies in.
+// out[i] = token begin + i of the stream, across shards.
 static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out, Error *err) {
-    for (int shard = find_shard(data, begin); n > 0; shard++) {
-        const Shard *s = &data->shards[shard];
-        int64_t at = begin - data->first[shard], part = min64(n, s->count - at);
-        shard_read(s, at, part, out);
-        for (int64_t i = 0; i < part; i++) {
-            if (out[i] >= data->vocab) {
-                return fail(err,
-                            "%s: token %lld is %d, outside the vocabulary of %d (--vocab-size)",
-                            s->path, (long long)(at + i), out[i], data->vocab);
-            }
+    int shard = 0;
+    for (int64_t i = 0; i < n; i++) {
+        while (begin + i >= data->first[shard + 1]) { shard++; }
+        const TokenFile *s = &data->shards[shard];
+        int64_t at = begin + i - data->first[shard];
+        uint32_t token = token_file_number(s, at);
+        if (token >= (uint32_t)data->vocab) {
+            return fail(err, "%s: token %lld is %u, outside the vocabulary of %d (--vocab-size)",
+                        s->path, (long long)at, token, data->vocab);
         }
-        begin += part;
-        out += part;
-        n -= part;
+        out[i] = (int)token;
     }
     return true;
 }
 
 bool dataset_window(const Dataset *data, int64_t window, int *inputs, int *targets, Error *err) {
     assert(window >= 0 && window < data->windows);
-    int64_t begin = window * data->seq_length;
-    return read_stream(data, begin, data->seq_length, inputs, err) &&
-           read_stream(data, begin + 1, data->seq_length, targets, err);
+    int T = data->seq_length;
+    int64_t begin = window * T;
+    if (!read_stream(data, begin, 1, inputs, err) ||
+        !read_stream(data, begin + 1, T, targets, err)) {
+        return false;
+    }
+    memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));
+    return true;
 }
 
 int64_t loader_window(const Loader *loader, int64_t sample) {
     int64_t windows = loader->data->windows, epoch = sample / windows, place = sample % windows;
     if (!loader->shuffle) { return place; }
     uint64_t key = rng_bits(loader->seed, (uint64_t)epoch);
-    return (int64_t)shuffle_element(key, (uint64_t)windows, (uint64_t)place);
+    return (int64_t)rng_permute(key, (uint64_t)windows, (uint64_t)place);
 }
 
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, Error *err) {
     int T = loader->data->seq_length;
     for (int i = 0; i < count; i++, sample++, inputs += T, targets += T) {
-        if (sample >= end) {
-            for (int t = 0; t < T; t++) {
-                inputs[t] = 0;
-                targets[t] = -1;
-            }
-        } else if (!dataset_window(loader->data, loader_window(loader, sample), inputs, targets,
-                                   err)) {
-            return false;
+        if (sample < end) {
+            int64_t window = loader_window(loader, sample);
+            if (!dataset_window(loader->data, window, inputs, targets, err)) { return false; }
+        } else {
+            memset(inputs, 0, (size_t)T * sizeof(int));
+            memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
         }
     }
     return true;

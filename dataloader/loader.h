@@ -1,37 +1,71 @@
-// From token shards to batches.
+// From token shards to batches; the files of numbers that shards and multiple-choice sets are.
 //
-// A data set is the tokens of its shards, in the order of their names, as one stream. The stream is
-// cut into windows: window w is inputs [wT, wT+T) and targets one token on. Every token but the
-// first, and the at most T-1 that do not fill a last window, is a target in exactly one window.
+// A token file, little-endian:
+//   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
+//                   uint16, 2: uint32, [2] and [3] counts, [4] the mark of the tokenizer
+//                   (tokenizer.h; 0: not known), the rest 0
+//   from byte 1024  the numbers, most of them tokens
+// A token shard has magic 20240520; [2] and [3] are the lower and the upper half of the count of
+// tokens, both unsigned; nothing follows the tokens. llm.c's shards are version 1 with [3] zero.
+// A multiple-choice set is in choices.h.
 //
-// A run is an endless row of samples, numbered from 0: sample s is in epoch s / windows, which
-// visits every window once, in an order that is a function of (seed, epoch). So where a run stands
-// is one number, the samples consumed; rank r of R reads, in micro-batch m of a step, the samples
-// from consumed + (m R + r) B on, and a run can go on with another R or B.
+// A data set is the tokens of its shards, in the order of their names, as one stream. Window w of
+// the stream is the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). Every token but the first,
+// and the at most T-1 at the end that fill no window, is a target in exactly one window.
+//
+// A run is an endless sequence of samples, numbered from 0: sample s is in epoch s / windows, and
+// an epoch visits every window once, in an order that is a function of (seed, epoch). So the
+// position of a run is one number, the samples consumed. In micro-batch m of a step, rank r of R
+// reads B samples from consumed + (m R + r) B on; a run can be resumed with another R or B.
 #ifndef LLM8_LOADER_H
 #define LLM8_LOADER_H
 
-#include "shard.h"
+#include "../base/io.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+enum { SHARD_MAGIC = 20240520, SHARD_HEADER_BYTES = 1024, SHARD_TOKENIZER = 4 };
+
+typedef struct {
+    char path[PATH_LENGTH];
+    MappedFile file;
+    int32_t header[SHARD_TOKENIZER + 1];
+    int token_bytes;    // of a number: 2 or 4
+    int64_t count;      // numbers in the file
+    uint32_t tokenizer; // the mark; 0: not known
+} TokenFile;
+
+// Refuses a file that is missing, too short for a header, or of another magic number or version.
+// kind and remedy complete the message: "... not a KIND ...; REMEDY".
+bool token_file_open(TokenFile *f, const char *path, int32_t magic, const char *kind,
+                     const char *remedy, Error *err);
+void token_file_close(TokenFile *f);
+
+// Number i < count.
+uint32_t token_file_number(const TokenFile *f, int64_t i);
+
+// Also refuses a shard without tokens, or whose size is not what its header says.
+bool shard_open(TokenFile *shard, const char *path, Error *err);
+
+// The header of a shard whose tokenizer is not known.
+void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
+
 typedef struct {
     int num_shards;
-    Shard *shards;
-    int64_t *first; // [num_shards + 1] the stream position of each shard's first token; the end
+    TokenFile *shards;
+    int64_t *first; // [num_shards + 1] the stream position of each shard's first token, and the end
     int64_t tokens, windows;
     int seq_length, vocab;
-    uint32_t tokenizer; // the mark that the shards carry; 0: none says
+    uint32_t tokenizer; // the mark that the shards carry; 0: not known
 } Dataset;
 
 // Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err);
 void dataset_close(Dataset *data);
 
-// inputs[T], targets[T] of a window. Refuses a token outside the vocabulary, naming where it
-// stands.
+// inputs[T], targets[T] of a window. Refuses a token outside the vocabulary, and says where it is.
 bool dataset_window(const Dataset *data, int64_t window, int *inputs, int *targets, Error *err);
 
 typedef struct {
@@ -43,8 +77,8 @@ typedef struct {
 // The window of a sample.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
-// inputs, targets: [count,T], the samples from `sample` on. Samples from `end` on are left out:
-// token 0 with target -1, which the loss ignores. INT64_MAX: no end.
+// inputs, targets: [count,T], the samples from `sample` on. A sample from `end` on (INT64_MAX: no
+// end) gets inputs 0 and targets -1, which the loss ignores.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, Error *err);
 

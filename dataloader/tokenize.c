@@ -3,42 +3,38 @@
 // writes data/mine_train.bin, data/mine_val.bin and data/tokenizer.bin. Each file is a document: an
 // end-of-text token, then its text; the end of each goes to the validation shard. The tokens are
 // bytes, or those of another tokenizer.bin that says how text is cut (--tokenizer).
-#include "encoder.h"
-#include "shard.h"
+#include "loader.h"
+#include "tokenizer.h"
 
 #include <getopt.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+static double valid_fraction = 0.1;
+static Tokenizer tokenizer;
+static Encoder encoder;
+static int token_bytes;
 
 typedef struct {
-    const char *prefix;
-    double valid_fraction;
-    Tokenizer tokenizer;
-    Encoder encoder;
-    int token_bytes;
-    int *tokens; // of the part of a text in hand
-    size_t room;
-} Job;
-
-typedef struct {
-    int64_t *counts; // [vocab] how often each token was written
+    char path[PATH_LENGTH];
     FileWriter writer;
+    int64_t *counts; // [vocab] how often each token was written
     int64_t tokens;
 } Output;
 
-static void put_token(const Job *job, Output *out, int token) {
-    uint16_t narrow = (uint16_t)token;
-    uint32_t wide = (uint32_t)token;
-    writer_write(&out->writer, job->token_bytes == 2 ? (void *)&narrow : (void *)&wide,
-                 (size_t)job->token_bytes);
+static void put_token(Output *out, int token) {
+    uint32_t number = (uint32_t)token;
+    writer_write(&out->writer, &number, (size_t)token_bytes); // little-endian
     out->counts[token]++;
     out->tokens++;
 }
 
-// The end of a part of a text that can be encoded by itself: where a line ends between two visible
-// ASCII characters, no word of any tokenizer goes on.
+// The end of a part of a text that can be encoded on its own: a line's end between two visible
+// ASCII characters, which no tokenizer's words cross.
 static size_t part_end(const unsigned char *text, size_t n) {
     enum { PART = 1 << 20 };
     for (size_t at = PART; at < n; at++) {
@@ -50,118 +46,86 @@ static size_t part_end(const unsigned char *text, size_t n) {
     return n;
 }
 
-static void put_text(Job *job, Output *out, const unsigned char *text, size_t n) {
-    put_token(job, out, job->tokenizer.end_of_text);
+static void put_text(Output *out, const unsigned char *text, size_t n) {
+    put_token(out, tokenizer.end_of_text);
     while (n > 0) {
         size_t part = part_end(text, n);
-        if (part > job->room) {
-            job->room = part;
-            job->tokens = realloc_or_die(job->tokens, part * sizeof(int));
-        }
-        int64_t count = encoder_encode(&job->encoder, text, part, job->tokens);
-        for (int64_t i = 0; i < count; i++) { put_token(job, out, job->tokens[i]); }
+        int *tokens = malloc_or_die(part * sizeof(int));
+        int64_t count = encoder_encode(&encoder, text, part, tokens);
+        for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }
+        free(tokens);
         text += part;
         n -= part;
     }
 }
 
-// How many bytes of a text are for training: the rest starts a line, unless that would cost more
-// than half of it.
-static int64_t split_point(const MappedFile *text, double valid_fraction) {
-    int64_t n = (int64_t)text->bytes, at = n - (int64_t)((double)n * valid_fraction);
-    const unsigned char *line = at < n ? memchr(text->data + at, '\n', (size_t)(n - at) / 2) : NULL;
-    return line != NULL ? line + 1 - text->data : at;
-}
-
-// The entropy of the token frequencies: the loss of the best model that ignores context.
-static double unigram_entropy(const int64_t *counts, int vocab) {
-    double total = 0, sum = 0;
-    for (int i = 0; i < vocab; i++) { total += (double)counts[i]; }
-    for (int i = 0; i < vocab; i++) {
-        if (counts[i] > 0) { sum -= (double)counts[i] / total * log((double)counts[i] / total); }
-    }
-    return sum;
-}
-
-static void open_output(const Job *job, Output *out, const char *part) {
+// Leaves room for the header, which needs the count of tokens.
+static void open_output(Output *out, const char *prefix, const char *part) {
     Error err;
-    char path[PATH_LENGTH];
-    int32_t header[SHARD_HEADER_BYTES / 4] = {0};
-    *out = (Output){.counts = calloc_or_die((size_t)job->tokenizer.vocab, sizeof(int64_t))};
-    path_format(path, "%s_%s.bin.new", job->prefix, part);
-    if (!writer_open(&out->writer, path, &err)) { die("%s", err.text); }
-    writer_write(&out->writer, header, sizeof(header)); // the count is not known yet
+    char fresh[PATH_LENGTH];
+    *out = (Output){.counts = calloc_or_die((size_t)tokenizer.vocab, sizeof(int64_t))};
+    path_format(out->path, "%s_%s.bin", prefix, part);
+    path_format(fresh, "%s.new", out->path);
+    if (!writer_open(&out->writer, fresh, &err)) { die("%s", err.text); }
+    if (lseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) < 0) { die("%s: no file", fresh); }
 }
 
-// Writes the header over its place and gives the file its name.
-static void close_output(const Job *job, Output *out, const char *part) {
+// Writes the header and gives the file its name. Prints the entropy of the token frequencies: the
+// loss of the best model that ignores context.
+static void close_output(Output *out) {
     Error err;
-    char path[PATH_LENGTH], fresh[PATH_LENGTH];
     int32_t header[SHARD_HEADER_BYTES / 4];
-    path_format(fresh, "%s_%s.bin.new", job->prefix, part);
-    path_format(path, "%s_%s.bin", job->prefix, part);
-    if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
-    double entropy = unigram_entropy(out->counts, job->tokenizer.vocab);
+    double entropy = 0;
+    for (int i = 0; i < tokenizer.vocab; i++) {
+        double share = (double)out->counts[i] / (double)out->tokens;
+        if (out->counts[i] > 0) { entropy -= share * log(share); }
+    }
     free(out->counts);
+    shard_header(header, token_bytes, out->tokens);
+    header[SHARD_TOKENIZER] = (int32_t)tokenizer.mark;
+    bool headed = pwrite(out->writer.file, header, sizeof(header), 0) == sizeof(header);
+    if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
     if (out->tokens == 0) {
-        remove(fresh);
+        remove(out->writer.path);
         return;
     }
-    shard_header(header, job->token_bytes, out->tokens);
-    header[SHARD_TOKENIZER] = (int32_t)job->tokenizer.mark;
-    FILE *file = fopen(fresh, "r+b");
-    bool ok = file != NULL && fwrite(header, sizeof(header), 1, file) == 1;
-    ok = file != NULL && fclose(file) == 0 && ok;
-    if (!ok || rename(fresh, path) != 0) { die("%s: could not be written", path); }
-    printf("%s: %lld tokens, unigram entropy %.4f\n", path, (long long)out->tokens, entropy);
+    if (!headed || rename(out->writer.path, out->path) != 0) {
+        die("%s: could not be written", out->path);
+    }
+    printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens, entropy);
 }
 
-static void tokenize_files(Job *job, char **files, int count) {
+static void tokenize_file(const char *path, Output *train, Output *valid) {
     Error err;
-    Output train, valid;
-    open_output(job, &train, "train");
-    open_output(job, &valid, "val");
-    for (int i = 0; i < count; i++) {
-        MappedFile text;
-        if (!file_map(&text, files[i], &err)) { die("%s", err.text); }
-        if (text.bytes == 0) { die("%s: an empty file", files[i]); }
-        size_t split = (size_t)split_point(&text, job->valid_fraction);
-        put_text(job, &train, text.data, split);
-        if (split < text.bytes) { put_text(job, &valid, text.data + split, text.bytes - split); }
-        file_unmap(&text);
-    }
-    close_output(job, &train, "train");
-    close_output(job, &valid, "val");
+    MappedFile text;
+    if (!file_map(&text, path, &err)) { die("%s", err.text); }
+    if (text.bytes == 0) { die("%s: an empty file", path); }
+    // the validation part starts a line, unless that would cost it more than half
+    size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
+    const unsigned char *line = NULL;
+    if (split < text.bytes) { line = memchr(text.data + split, '\n', (text.bytes - split) / 2); }
+    if (line != NULL) { split = (size_t)(line + 1 - text.data); }
+    put_text(train, text.data, split);
+    if (split < text.bytes) { put_text(valid, text.data + split, text.bytes - split); }
+    file_unmap(&text);
 }
 
 // Opens the tokenizer, and puts it beside the shards.
-static void open_tokenizer(Job *job, const char *given) {
+static void open_tokenizer(const char *prefix, const char *given) {
     Error err;
-    char folder[PATH_LENGTH], path[PATH_LENGTH];
-    path_format(folder, "%s", job->prefix);
-    char *slash = strrchr(folder, '/');
-    strcpy(slash != NULL ? slash : folder, slash != NULL ? "" : ".");
-    if (folder[0] != '\0' && !folder_make(folder, &err)) { die("%s", err.text); }
+    char copy[PATH_LENGTH], path[PATH_LENGTH];
+    path_format(copy, "%s_train.bin", prefix);
+    const char *folder = dirname(copy), *from = given != NULL ? given : path;
+    if (!folder_make(folder, &err)) { die("%s", err.text); }
     path_format(path, "%s/tokenizer.bin", folder);
     if (given == NULL && !tokenizer_write_bytes(path, &err)) { die("%s", err.text); }
-    const char *from = given != NULL ? given : path;
-    Tokenizer *t = &job->tokenizer;
-    if (!tokenizer_open(t, from, &err)) { die("--tokenizer %s", err.text); }
-    if (!encoder_open(&job->encoder, t, &err)) { die("--tokenizer %s: %s", from, err.text); }
-    if (given != NULL && !file_replace(path, t->file.data, t->file.bytes, &err)) {
+    if (!tokenizer_open(&tokenizer, from, &err)) { die("--tokenizer %s", err.text); }
+    if (!encoder_open(&encoder, &tokenizer, &err)) { die("--tokenizer %s: %s", from, err.text); }
+    if (given != NULL && !file_replace(path, tokenizer.file.data, tokenizer.file.bytes, &err)) {
         die("%s", err.text);
     }
-    job->token_bytes = t->vocab <= 1 << 16 ? 2 : 4;
-    printf("%s: vocabulary %d\n", path, t->vocab);
-}
-
-static double parse_fraction(const char *text) {
-    char *end;
-    double fraction = strtod(text, &end);
-    if (*text == '\0' || *end != '\0' || !(fraction >= 0 && fraction < 1)) {
-        die("--valid-fraction %s: must be a number from 0 to below 1", text);
-    }
-    return fraction;
+    token_bytes = tokenizer.vocab <= 1 << 16 ? 2 : 4;
+    printf("%s: vocabulary %d\n", path, tokenizer.vocab);
 }
 
 int main(int argc, char **argv) {
@@ -170,14 +134,19 @@ int main(int argc, char **argv) {
                                           {"tokenizer", required_argument, NULL, 't'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
-    Job job = {.valid_fraction = 0.1};
-    const char *tokenizer = NULL;
-    opterr = 0; // the error is ours to print
+    const char *prefix = NULL, *given = NULL;
+    char *end;
+    opterr = 0; // this program prints the error
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
-        case 'o': job.prefix = optarg; break;
-        case 'f': job.valid_fraction = parse_fraction(optarg); break;
-        case 't': tokenizer = optarg; break;
+        case 'o': prefix = optarg; break;
+        case 't': given = optarg; break;
+        case 'f':
+            valid_fraction = strtod(optarg, &end);
+            if (*optarg == '\0' || *end != '\0' || !(valid_fraction >= 0 && valid_fraction < 1)) {
+                die("--valid-fraction %s: must be a number from 0 to below 1", optarg);
+            }
+            break;
         case 'h':
             printf("Usage: %s --output-prefix PREFIX [--valid-fraction 0.1] [--tokenizer FILE] "
                    "FILE...\n"
@@ -189,12 +158,16 @@ int main(int argc, char **argv) {
         default: die("%s: no such option, or its value is missing (--help)", argv[optind - 1]);
         }
     }
-    if (job.prefix == NULL) { die("--output-prefix is missing (--help)"); }
+    if (prefix == NULL) { die("--output-prefix is missing (--help)"); }
     if (optind >= argc) { die("no text files given (--help)"); }
-    open_tokenizer(&job, tokenizer);
-    tokenize_files(&job, argv + optind, argc - optind);
-    free(job.tokens);
-    encoder_close(&job.encoder);
-    tokenizer_close(&job.tokenizer);
+    Output train, valid;
+    open_tokenizer(prefix, given);
+    open_output(&train, prefix, "train");
+    open_output(&valid, prefix, "val");
+    for (int i = optind; i < argc; i++) { tokenize_file(argv[i], &train, &valid); }
+    close_output(&train);
+    close_output(&valid);
+    encoder_close(&encoder);
+    tokenizer_close(&tokenizer);
     return 0;
 }

@@ -4,52 +4,32 @@
 #include <string.h>
 #include <zlib.h>
 
-enum { HEADER_INTS = 256 };
+enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
 
-// The ranges, which reach to the file's end, must be in order.
-static bool read_ranges(Tokenizer *t, const char *path, size_t begin, int32_t count, Error *err) {
-    size_t held = (t->file.bytes - begin) / sizeof(CharacterRange);
-    if (count < 0 || (size_t)count > held) {
-        return fail(err, "%s: %d ranges of characters, room for %zu; it is damaged", path, count,
-                    held);
-    }
-    t->num_ranges = count;
-    t->ranges = calloc_or_die((size_t)count + 1, sizeof(CharacterRange));
-    memcpy(t->ranges, t->file.data + begin, (size_t)count * sizeof(CharacterRange));
-    int64_t end = -1;
-    for (int i = 0; i < count; i++) {
-        const CharacterRange *r = &t->ranges[i];
-        if (r->first <= end || r->last < r->first || r->class_id >= CLASS_COUNT) {
-            return fail(err, "%s: range of characters %d is wrong; it is damaged", path, i);
-        }
-        end = r->last;
-    }
-    return true;
-}
+// ---- ids to bytes -------------------------------------------------------------------------------
 
-static bool read_entries(Tokenizer *t, const char *path, Error *err) {
-    int32_t header[HEADER_INTS];
+static bool read_file(Tokenizer *t, const char *path, Error *err) {
+    int32_t header[HEADER_INTS] = {0};
     const MappedFile *f = &t->file;
-    if (f->bytes < sizeof(header)) {
-        return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);
-    }
-    memcpy(header, f->data, sizeof(header));
+    if (f->bytes >= sizeof(header)) { memcpy(header, f->data, sizeof(header)); }
     if (header[0] != TOKENIZER_MAGIC) {
         return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);
     }
     if (header[1] != 2) {
         return fail(err, "%s: tokenizer version %d; this program reads 2", path, header[1]);
     }
-    if (header[2] <= 0 || (size_t)header[2] > f->bytes || header[3] < 0 || header[3] >= header[2]) {
-        return fail(err, "%s: vocabulary %d with end-of-text %d", path, header[2], header[3]);
+    t->vocab = header[2];
+    t->end_of_text = header[3];
+    t->cut = (Cut)header[4];
+    t->num_ranges = header[5];
+    if (t->vocab <= 0 || (size_t)t->vocab > f->bytes || t->end_of_text < 0 ||
+        t->end_of_text >= t->vocab) {
+        return fail(err, "%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
     }
     if (header[4] < 0 || header[4] >= CUT_COUNT) {
         return fail(err, "%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
                     CUT_COUNT - 1);
     }
-    t->vocab = header[2];
-    t->end_of_text = header[3];
-    t->cut = (Cut)header[4];
     t->at = calloc_or_die((size_t)t->vocab, sizeof(size_t));
     size_t end = sizeof(header);
     for (int id = 0; id < t->vocab; id++) {
@@ -60,13 +40,30 @@ static bool read_entries(Tokenizer *t, const char *path, Error *err) {
         end += 1 + (size_t)f->data[end];
     }
     t->mark = (uint32_t)crc32(0, f->data + sizeof(header), (uInt)(end - sizeof(header)));
-    return read_ranges(t, path, end, header[5], err);
+
+    size_t room = (f->bytes - end) / sizeof(CharacterRange);
+    if (t->num_ranges < 0 || (size_t)t->num_ranges > room) {
+        return fail(err, "%s: %d ranges of characters, room for %zu; it is damaged", path,
+                    t->num_ranges, room);
+    }
+    size_t bytes = (size_t)t->num_ranges * sizeof(CharacterRange);
+    t->ranges = malloc_or_die(bytes);
+    memcpy(t->ranges, f->data + end, bytes);
+    int64_t last = -1;
+    for (int i = 0; i < t->num_ranges; i++) {
+        const CharacterRange *r = &t->ranges[i];
+        if (r->first <= last || r->last < r->first || r->class_id >= CLASS_COUNT) {
+            return fail(err, "%s: range of characters %d is wrong; it is damaged", path, i);
+        }
+        last = r->last;
+    }
+    return true;
 }
 
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     *t = (Tokenizer){0};
     if (!file_map(&t->file, path, err)) { return false; }
-    if (read_entries(t, path, err)) { return true; }
+    if (read_file(t, path, err)) { return true; }
     tokenizer_close(t);
     return false;
 }
@@ -80,9 +77,9 @@ void tokenizer_close(Tokenizer *t) {
 
 const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
     bool known = id >= 0 && id < t->vocab && id != t->end_of_text;
-    const unsigned char *entry = known ? t->file.data + t->at[id] : NULL;
-    *length = known ? entry[0] : 0;
-    return known ? entry + 1 : (const unsigned char *)"";
+    const unsigned char *entry = known ? t->file.data + t->at[id] : (const unsigned char *)"";
+    *length = entry[0];
+    return entry + known;
 }
 
 bool tokenizer_write_bytes(const char *path, Error *err) {
@@ -99,4 +96,251 @@ bool tokenizer_write_bytes(const char *path, Error *err) {
     memcpy(file.end, end_of_text, sizeof(file.end));
     size_t bytes = offsetof(__typeof__(file), end) + sizeof(file.end);
     return file_replace(path, &file, bytes, err);
+}
+
+// ---- tokens by their bytes ----------------------------------------------------------------------
+
+// Where these bytes are in the table, or the empty place where they belong.
+static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n) {
+    uint64_t hash = 14695981039346656037ull; // FNV-1a
+    for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
+    size_t place = (hash ^ hash >> 29) & e->mask;
+    for (; e->table[place] >= 0; place = (place + 1) & e->mask) {
+        int length;
+        const unsigned char *other = tokenizer_decode(e->tokenizer, e->table[place], &length);
+        if ((size_t)length == n && memcmp(other, bytes, n) == 0) { break; }
+    }
+    return place;
+}
+
+static int find_token(const Encoder *e, const unsigned char *bytes, size_t n) {
+    return n > 0 && n <= 255 ? e->table[find_place(e, bytes, n)] : -1;
+}
+
+bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
+    *e = (Encoder){.tokenizer = t};
+    if (t->cut == CUT_UNKNOWN) {
+        return fail(err, "it can turn tokens into text, but does not say how text is cut into "
+                         "tokens; scripts/prepare_data writes one that does, for byte, GPT-2 and "
+                         "Llama 3 vocabularies");
+    }
+    size_t room = 16;
+    while (room < 2 * (size_t)t->vocab) { room *= 2; }
+    e->mask = room - 1;
+    e->table = malloc_or_die(room * sizeof(int));
+    memset(e->table, -1, room * sizeof(int)); // every int is -1
+    for (int id = 0; id < t->vocab; id++) {
+        int length;
+        const unsigned char *bytes = tokenizer_decode(t, id, &length);
+        size_t place = find_place(e, bytes, (size_t)length);
+        // of two tokens with the same bytes, the first is used
+        if (length > 0 && e->table[place] < 0) { e->table[place] = id; }
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        unsigned char text = (unsigned char)byte;
+        e->byte_id[byte] = find_token(e, &text, 1);
+        if (e->byte_id[byte] < 0) {
+            encoder_close(e);
+            return fail(err, "no token is byte %d alone, so not every text can be encoded", byte);
+        }
+    }
+    e->class_of = calloc_or_die(CODE_POINTS, 1);
+    for (int i = 0; i < t->num_ranges; i++) {
+        const CharacterRange *r = &t->ranges[i];
+        for (uint32_t c = r->first; c <= r->last && c < CODE_POINTS; c++) {
+            e->class_of[c] = (unsigned char)r->class_id;
+        }
+    }
+    e->class_of[' '] = CLASS_SPACE; // as the patterns below assume, whatever the file says
+    return true;
+}
+
+void encoder_close(Encoder *e) {
+    free(e->table);
+    free(e->class_of);
+    free(e->end);
+    free(e->before);
+    free(e->heap);
+    *e = (Encoder){0};
+}
+
+typedef struct {
+    int bytes;
+    CharacterClass class_id;
+} Character;
+
+// The character at p; a byte that begins no valid UTF-8 is a character of its own. At the end: no
+// bytes.
+static Character character_at(const Encoder *e, const unsigned char *p, const unsigned char *end) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const Character stray = {1, CLASS_OTHER};
+    if (p >= end) { return (Character){0, CLASS_OTHER}; }
+    if (*p < 0x80) { return (Character){1, (CharacterClass)e->class_of[*p]}; }
+    int bytes = *p >= 0xf0 ? 4 : (*p >= 0xe0 ? 3 : 2);
+    if (*p < 0xc2 || *p > 0xf4 || end - p < bytes) { return stray; }
+    uint32_t code = *p & (0xffu >> (bytes + 1));
+    for (int i = 1; i < bytes; i++) {
+        if ((p[i] & 0xc0) != 0x80) { return stray; }
+        code = code << 6 | (p[i] & 0x3fu);
+    }
+    bool surrogate = code >= 0xd800 && code < 0xe000;
+    if (code < least[bytes] || code >= CODE_POINTS || surrogate) { return stray; }
+    return (Character){bytes, (CharacterClass)e->class_of[code]};
+}
+
+// ---- words --------------------------------------------------------------------------------------
+
+// The end of the run of one class from p on, of at most `most` characters.
+static const unsigned char *skip_class(const Encoder *e, const unsigned char *p,
+                                       const unsigned char *end, CharacterClass class_id,
+                                       int64_t most) {
+    for (Character c; most > 0 && p < end; p += c.bytes, most--) {
+        c = character_at(e, p, end);
+        if (c.class_id != class_id) { break; }
+    }
+    return p;
+}
+
+static size_t contraction_length(const unsigned char *p, const unsigned char *end, bool any_case) {
+    static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
+    unsigned char fold = any_case ? 0x20 : 0;
+    if (p >= end || *p != '\'') { return 0; }
+    for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
+        const char *ending = endings[i];
+        size_t n = strlen(ending), same = 0;
+        while (same < n && p + 1 + same < end && (p[1 + same] | fold) == ending[same]) { same++; }
+        if (same == n) { return 1 + n; }
+    }
+    return 0;
+}
+
+// \s+(?!\S)|\s+ : white space leaves its last character to the word after it.
+static const unsigned char *end_of_space(const Encoder *e, const unsigned char *p,
+                                         const unsigned char *end) {
+    const unsigned char *at = skip_class(e, p, end, CLASS_SPACE, INT64_MAX), *last = at - 1;
+    while (last > p && (*last & 0xc0) == 0x80) { last--; }
+    return at == end || last == p ? at : last;
+}
+
+// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+static const unsigned char *gpt2_word(const Encoder *e, const unsigned char *p,
+                                      const unsigned char *end) {
+    size_t contraction = contraction_length(p, end, false);
+    if (contraction > 0) { return p + contraction; }
+    const unsigned char *from = *p == ' ' && p + 1 < end ? p + 1 : p;
+    Character first = character_at(e, from, end);
+    if (first.class_id == CLASS_SPACE) { return end_of_space(e, p, end); }
+    return skip_class(e, from, end, first.class_id, INT64_MAX);
+}
+
+static bool is_newline(unsigned char c) {
+    return c == '\r' || c == '\n';
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
+// |\s*[\r\n]+|\s+(?!\S)|\s+
+static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p,
+                                        const unsigned char *end) {
+    size_t contraction = contraction_length(p, end, true);
+    if (contraction > 0) { return p + contraction; }
+    Character first = character_at(e, p, end), next = character_at(e, p + first.bytes, end);
+    bool leads = next.bytes > 0 && next.class_id == CLASS_LETTER && !is_newline(*p);
+    if (first.class_id == CLASS_LETTER || (leads && first.class_id != CLASS_NUMBER)) {
+        return skip_class(e, p + first.bytes, end, CLASS_LETTER, INT64_MAX);
+    }
+    if (first.class_id == CLASS_NUMBER) { return skip_class(e, p, end, CLASS_NUMBER, 3); }
+    bool after_space = *p == ' ' && next.bytes > 0 && next.class_id == CLASS_OTHER;
+    if (first.class_id == CLASS_OTHER || after_space) {
+        p = skip_class(e, p + first.bytes, end, CLASS_OTHER, INT64_MAX);
+        while (p < end && is_newline(*p)) { p++; }
+        return p;
+    }
+    const unsigned char *space = skip_class(e, p, end, CLASS_SPACE, INT64_MAX), *line = space;
+    while (line > p && !is_newline(line[-1])) { line--; }
+    return line > p ? line : end_of_space(e, p, end);
+}
+
+// ---- merging ------------------------------------------------------------------------------------
+
+static void heap_push(Encoder *e, Merge merge) {
+    size_t at = e->heap_count++;
+    for (; at > 0 && e->heap[(at - 1) / 2].key > merge.key; at = (at - 1) / 2) {
+        e->heap[at] = e->heap[(at - 1) / 2];
+    }
+    e->heap[at] = merge;
+}
+
+static Merge heap_pop(Encoder *e) {
+    Merge top = e->heap[0], last = e->heap[--e->heap_count];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < e->heap_count; at = child) {
+        if (child + 1 < e->heap_count && e->heap[child + 1].key < e->heap[child].key) { child++; }
+        if (e->heap[child].key >= last.key) { break; }
+        e->heap[at] = e->heap[child];
+    }
+    e->heap[at] = last;
+    return top;
+}
+
+// Puts the merge of the token at `left` and the next one on the heap, if together they are a token.
+static void offer(Encoder *e, const unsigned char *word, int n, int left) {
+    int middle = left >= 0 ? e->end[left] : n;
+    if (middle >= n) { return; }
+    int id = find_token(e, word + left, (size_t)(e->end[middle] - left));
+    if (id < 0) { return; }
+    heap_push(e, (Merge){(uint64_t)(uint32_t)id << 32 | (uint32_t)left, e->end[middle]});
+}
+
+static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *tokens) {
+    int whole = find_token(e, word, (size_t)n);
+    if (whole >= 0) {
+        tokens[0] = whole;
+        return 1;
+    }
+    if ((size_t)n > e->room) {
+        e->room = 2 * (size_t)n;
+        e->end = realloc_or_die(e->end, e->room * sizeof(int));
+        e->before = realloc_or_die(e->before, e->room * sizeof(int));
+        e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge)); // a merge offers two more
+    }
+    e->heap_count = 0;
+    for (int i = 0; i < n; i++) {
+        e->end[i] = i + 1;
+        e->before[i] = i - 1;
+    }
+    for (int i = 0; i + 1 < n; i++) { offer(e, word, n, i); }
+    while (e->heap_count > 0) {
+        Merge merge = heap_pop(e);
+        int left = (int)(uint32_t)merge.key, middle = e->end[left];
+        // skip a pair of which one token has merged with another in the meantime
+        if (middle <= left || middle >= n || e->end[middle] != merge.right) { continue; }
+        e->end[left] = merge.right;
+        e->end[middle] = -1;
+        if (merge.right < n) { e->before[merge.right] = left; }
+        offer(e, word, n, e->before[left]);
+        offer(e, word, n, left);
+    }
+    int64_t count = 0;
+    for (int i = 0; i < n; i = e->end[i]) {
+        tokens[count++] = find_token(e, word + i, (size_t)(e->end[i] - i));
+    }
+    return count;
+}
+
+int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens) {
+    enum { LONGEST = 1 << 30 };
+    const unsigned char *end = text + bytes;
+    int64_t count = 0;
+    if (e->tokenizer->cut == CUT_BYTES) {
+        for (size_t i = 0; i < bytes; i++) { tokens[i] = e->byte_id[text[i]]; }
+        return (int64_t)bytes;
+    }
+    while (text < end) {
+        const unsigned char *stop = e->tokenizer->cut == CUT_GPT2 ? gpt2_word(e, text, end)
+                                                                  : llama3_word(e, text, end);
+        if (stop - text > LONGEST) { stop = text + LONGEST; }
+        count += encode_word(e, text, (int)(stop - text), tokens + count);
+        text = stop;
+    }
+    return count;
 }

@@ -1,14 +1,17 @@
-// From token ids to bytes, for printing samples: llm.c's tokenizer.bin, with what an encoder needs
-// (encoder.h) in fields and bytes that llm.c does not look at.
+// From token ids to bytes and from text to token ids, by a tokenizer.bin: that of bytes, or the
+// byte-pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as these
+// two do).
 //
-// Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2] vocabulary size, [3] the
-// end-of-text token, [4] how text is cut into words (Cut), [5] how many ranges of characters follow
-// the tokens, the rest 0; then for each id one byte of length and that many bytes; then the ranges,
-// each 3 uint32: the first and the last code point, and the class (CharacterClass). Tokens that
-// stand for no text of their own (all special ones but the end of text) have length 0.
+// tokenizer.bin is llm.c's, extended by what an encoder needs in fields and bytes that llm.c
+// ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2] vocabulary
+// size, [3] the end-of-text token, [4] how text is cut into words (Cut), [5] how many ranges of
+// characters follow the tokens, the rest 0; then for each id one byte of length and that many
+// bytes; then the ranges, each 3 uint32: the first and the last code point, and the class
+// (CharacterClass). Special tokens other than the end of text stand for no text and have length 0.
 //
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
-// Token shards carry it (shard.h), so that those of two tokenizers are not mixed.
+// Token shards and multiple-choice sets carry it (loader.h), so that those of two tokenizers
+// are not mixed.
 #ifndef LLM8_TOKENIZER_H
 #define LLM8_TOKENIZER_H
 
@@ -33,9 +36,9 @@ typedef struct {
     uint32_t mark;
     Cut cut;
     MappedFile file;
-    size_t *at; // [vocab] where an id's length stands in the file
+    size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;
-    CharacterRange *ranges; // in ascending order; what is in none is CLASS_OTHER
+    CharacterRange *ranges; // in ascending order; a character outside them is CLASS_OTHER
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *err);
@@ -46,6 +49,30 @@ const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *l
 
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.
 bool tokenizer_write_bytes(const char *path, Error *err);
+
+typedef struct {
+    uint64_t key; // (id << 32) + position: the lowest comes first
+    int right;    // the token of that id would be the bytes [position, right)
+} Merge;
+
+typedef struct {
+    const Tokenizer *tokenizer;
+    int *table; // ids by the hash of their bytes; -1: empty
+    size_t mask;
+    int byte_id[256];
+    unsigned char *class_of; // [0x110000] the class of each character
+    size_t room;             // of the buffers below, in bytes of a word
+    int *end, *before; // of the token that begins at a byte: its end; the start of the previous
+    Merge *heap;
+    size_t heap_count;
+} Encoder;
+
+// Refuses a tokenizer that does not say how text is cut, or has no token for some byte.
+bool encoder_open(Encoder *e, const Tokenizer *tokenizer, Error *err);
+void encoder_close(Encoder *e);
+
+// Writes the tokens of a text, at most one a byte, without an end of text; returns how many.
+int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
 #ifdef __cplusplus
 }

@@ -178,7 +178,7 @@ void attention_forward(float *out, float *lse, const float *qkv, int B, int T, i
     float scale = 1.0f / sqrtf((float)D);
 #pragma omp parallel
     {
-        float *p = malloc((size_t)T * sizeof(float));
+        float *p = malloc_or_die((size_t)T * sizeof(float));
 #pragma omp for collapse(2)
         for (int b = 0; b < B; b++) {
             for (int h = 0; h < H; h++) {
@@ -341,7 +341,7 @@ void adamw_update(float *weights, float *m, float *v, const float *gradients, in
 double sum_of_squares(const float *x, int64_t n) {
     enum { BLOCK = 1 << 16 };
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
-    double *partial = malloc((size_t)blocks * sizeof(double)), total = 0.0;
+    double *partial = malloc_or_die((size_t)blocks * sizeof(double)), total = 0.0;
 #pragma omp parallel for
     for (int64_t b = 0; b < blocks; b++) {
         int64_t end = (b + 1) * BLOCK < n ? (b + 1) * BLOCK : n;

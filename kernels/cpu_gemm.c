@@ -5,6 +5,7 @@
 // Vectors are GCC's vector extension, so that one source serves AVX-512, AVX2 and anything else the
 // compiler can lower; only the tile sizes differ. `make BLAS=openblas` replaces all of it.
 #include "cpu_gemm.h"
+#include "../base/common.h"
 
 #include <assert.h>
 #include <omp.h>
@@ -192,6 +193,9 @@ void cpu_gemm(CpuGemm g) {
     {
         float *a_pack = aligned_alloc(64, sizeof(float) * MC * KC);
         float *b_pack = aligned_alloc(64, sizeof(float) * NC * KC);
+        if (a_pack == NULL || b_pack == NULL) {
+            die("out of memory: %zu bytes could not be allocated", sizeof(float) * (MC + NC) * KC);
+        }
 #pragma omp for schedule(dynamic)
         for (int block = 0; block < row_blocks * col_blocks; block++) {
             int row = block % row_blocks * row_step, col = block / row_blocks * col_step;

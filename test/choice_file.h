@@ -41,8 +41,8 @@ static inline void put_question(ChoiceFile *f, int label, int context, int answe
 }
 
 static inline void choice_file_write(const ChoiceFile *f, const char *path) {
-    int32_t header[CHOICES_HEADER_BYTES / 4] = {CHOICES_MAGIC, f->number_bytes / 2, f->questions, 0,
-                                                (int32_t)f->mark};
+    int32_t header[SHARD_HEADER_BYTES / 4] = {CHOICES_MAGIC, f->number_bytes / 2, f->questions, 0,
+                                              (int32_t)f->mark};
     size_t bytes = (size_t)f->count * (size_t)f->number_bytes;
     unsigned char *file = malloc_or_die(sizeof(header) + bytes);
     memcpy(file, header, sizeof(header));

@@ -11,7 +11,7 @@ static float *read_all(const SafeTensors *st, const char *name, int64_t *n) {
     if (e == NULL) { die("%s: no tensor '%s'", st->path, name); }
     *n = (e->end - e->begin) / dtype_bytes(e->dtype);
     float *values = malloc_or_die((size_t)*n * sizeof(float));
-    safetensors_read_floats(st, e, 0, *n, values);
+    safetensors_read_floats(e, 0, *n, values);
     return values;
 }
 

@@ -8,7 +8,7 @@
 
 What follows -- is for the trainer; PyTorch's side takes everything from the options that the run
 records: shape, batch, AdamW, schedule, clipping, seed. The start is a checkpoint of step 0 that
-train_gpt writes, opened by transformers; the data order is dataloader/loader.h's and shuffle.h's,
+train_gpt writes, opened by transformers; the data order is that of dataloader/loader.h,
 computed here again. PyTorch runs plain: FP32, or BF16 autocast where the run is not FP32, and
 scaled-dot-product attention. Needs torch, transformers and numpy.
 
@@ -37,7 +37,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORD = 2**64 - 1
 
 
-# ---- the data order: dataloader/loader.h, shuffle.h and base/rng.h -----------------------------
+# ---- the data order: dataloader/loader.h and base/rng.h -----------------------------------------
 
 
 def rng_mix(x):

@@ -38,6 +38,25 @@ static inline void text_write(const char *path, const char *text) {
     blob_write(path, text, strlen(text));
 }
 
+// A call that uses `err` must fail with a message that has this in it.
+#define CHECK_REFUSED(call, expected)       \
+    do {                                    \
+        Error err = {""};                   \
+        CHECK(!(call));                     \
+        CHECK_CONTAINS(err.text, expected); \
+    } while (0)
+
+enum { TEXT_MOST = 4096 };
+
+// A file's text; used before the next call.
+static inline const char *text_read(const char *path) {
+    static char text[TEXT_MOST];
+    Blob b = blob_read(path);
+    snprintf(text, sizeof(text), "%.*s", (int)b.size, (char *)b.bytes);
+    free(b.bytes);
+    return text;
+}
+
 // options_read of "--name value --name value", as a shell would split it.
 static inline bool read_options(Options *options, const char *text, Error *err) {
     enum { WORDS = 256 };

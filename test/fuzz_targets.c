@@ -3,8 +3,8 @@
 #define _GNU_SOURCE // memfd_create
 
 #include "../checkpoints/hugging_face.h"
-#include "../dataloader/encoder.h"
 #include "../dataloader/loader.h"
+#include "../dataloader/tokenizer.h"
 #include "choice_file.h"
 #include "fixture.h"
 #include "fuzz.h"
@@ -183,7 +183,7 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
         float value = 0;
         int64_t elements = (e->end - e->begin) / dtype_bytes(e->dtype);
         if (elements == 0 || e->dtype > DTYPE_F16) { continue; }
-        safetensors_read_floats(&st, e, elements - 1, 1, &value);
+        safetensors_read_floats(e, elements - 1, 1, &value);
         sink = value > 0 && safetensors_find(&st, e->name) != NULL;
     }
     sink = hf_read(&st, &f.layout, f.state, NULL);

@@ -28,7 +28,7 @@ static inline const void *golden_data(const SafeTensors *st, const char *name, D
     if (e == NULL || e->dtype != dtype || e->end - e->begin != n * dtype_bytes(dtype)) {
         die("%s: no tensor '%s' of %lld elements", st->path, name, (long long)n);
     }
-    return st->data + e->begin;
+    return e->data;
 }
 
 // Normal, standard deviation `size`; the same numbers for the same seed.

@@ -1,24 +1,22 @@
 // Checkpoints that are in order: what is saved comes back, on any number of ranks and in another
 // precision; which ones are kept; which one --resume means. test_damage.c has the others.
+#include "../train/run.h"
 #include "fixture.h"
 
+#include <cjson/cJSON.h>
 #include <unistd.h>
 
 #define SAVED TINY "--save s "
 #define DELAYED SAVED "--fp8-format hybrid --fp8-amax-history-len 6 "
 
-static bool same_double(double a, double b) {
-    return memcmp(&a, &b, sizeof(a)) == 0 || (isnan(a) && isnan(b));
-}
-
-static void check_progress(const Progress *a, const Progress *b) {
-    CHECK_EQUAL(a->step, b->step);
-    CHECK_EQUAL(a->samples, b->samples);
-    CHECK_EQUAL(a->tokens, b->tokens);
-    CHECK_EQUAL(a->skipped, b->skipped);
-    CHECK_EQUAL(a->skipped_in_row, b->skipped_in_row);
-    CHECK(same_double(a->loss, b->loss) && same_double(a->valid_loss, b->valid_loss));
-    CHECK(same_double(a->best_valid_loss, b->best_valid_loss));
+static void save_steps(const char *options, int first, int last, int best) {
+    Fixture f;
+    fixture_open(&f, options);
+    for (int step = first; step <= last; step++) {
+        f.snapshot.best = step == best;
+        CHECK(fixture_save(&f, step, NULL));
+    }
+    fixture_close(&f);
 }
 
 // Reads the state in `parts` pieces and compares it with the fixture's.
@@ -42,21 +40,18 @@ static void state_comes_back(void) {
     Checkpoint c;
     fixture_open(&f, SAVED);
     Progress *p = &f.snapshot.progress;
-    *p = (Progress){.samples = 1ll << 52,
-                    .tokens = (1ll << 53) - 1,
-                    .skipped = 3,
-                    .skipped_in_row = 2,
-                    .loss = 0.1 + 0.2,
-                    .valid_loss = NAN,
-                    .best_valid_loss = 5e-324};
+    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324};
     CHECK(fixture_save(&f, 123456789012, NULL));
     CHECK(checkpoint_open(&c, "s/step_123456789012", NULL));
-    check_progress(&c.progress, p);
+    const Progress *q = &c.progress;
+    CHECK(q->step == p->step && q->samples == p->samples && q->tokens == p->tokens);
+    CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
+    CHECK(q->loss == p->loss && isnan(q->valid_loss) && q->best_valid_loss == p->best_valid_loss);
     CHECK_EQUAL(c.data_windows, 77);
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);
     CHECK_TEXT(c.precision, "FP32");
-    CHECK_CONTAINS(c.options, "\"num-layers\":\"2\"");
+    CHECK_TEXT(cJSON_GetObjectItem(c.options, "num-layers")->valuestring, "2");
     for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
     float other;
     CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other, NULL));
@@ -143,44 +138,42 @@ static void scaling_state_adapts(void) {
 static void scaling_of_another_depth_is_refused(void) {
     Fixture f;
     Checkpoint c;
-    Error err;
-    fixture_open(&f, DELAYED);
-    CHECK(fixture_save(&f, 1, NULL));
-    fixture_close(&f);
+    save_steps(DELAYED, 1, 1, 0);
     fixture_open(&f, DELAYED "--num-layers 3");
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
-    CHECK(!checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err));
-    CHECK_TEXT(err.text,
-               "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
+    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
+                  "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
     checkpoint_close(&c);
     fixture_close(&f);
 }
 
-static void refuse_match(const Checkpoint *c, const char *options, const char *expected) {
-    Fixture f;
-    Error err = {""};
-    fixture_open(&f, options);
-    CHECK(!checkpoint_match(c, &f.options, &f.layout, &err));
-    CHECK_CONTAINS(err.text, "s/step_00000001: another model's checkpoint: it has ");
-    CHECK_CONTAINS(err.text, expected);
-    fixture_close(&f);
-}
-
 static void other_models_are_refused(void) {
+#define ANOTHER "s/step_00000001: another model's checkpoint: it has --"
+    static const struct {
+        const char *options, *expected;
+    } rows[] = {
+        {SAVED "--num-layers 3", ANOTHER "num-layers 2, this run 3"},
+        {SAVED "--hidden-size 64", ANOTHER "hidden-size 32, this run 64"},
+        {SAVED "--num-attention-heads 4", ANOTHER "num-attention-heads 2, this run 4"},
+        {SAVED "--num-query-groups 2", ANOTHER "num-query-groups 1, this run 2"},
+        {SAVED "--ffn-hidden-size 48", ANOTHER "ffn-hidden-size 32, this run 48"},
+        {SAVED "--vocab-size 21", ANOTHER "vocab-size 20, this run 21"},
+        {SAVED "--untie-embeddings-and-output-weights",
+         ANOTHER "untie-embeddings-and-output-weights false, this run true"},
+        {SAVED "--arch gpt2 --num-query-groups 2", ANOTHER "arch llama, this run gpt2"},
+    };
     Fixture f;
     Checkpoint c;
     fixture_open(&f, SAVED);
     CHECK(fixture_save(&f, 1, NULL));
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
     CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
-    refuse_match(&c, SAVED "--num-layers 3", "--num-layers 2, this run 3");
-    refuse_match(&c, SAVED "--hidden-size 64", "--hidden-size 32, this run 64");
-    refuse_match(&c, SAVED "--num-attention-heads 4", "--num-attention-heads 2, this run 4");
-    refuse_match(&c, SAVED "--num-query-groups 2", "--num-query-groups 1, this run 2");
-    refuse_match(&c, SAVED "--ffn-hidden-size 48", "--ffn-hidden-size 32, this run 48");
-    refuse_match(&c, SAVED "--vocab-size 21", "--vocab-size 20, this run 21");
-    refuse_match(&c, SAVED "--untie-embeddings-and-output-weights", "false, this run true");
-    refuse_match(&c, SAVED "--arch gpt2 --num-query-groups 2", "--arch llama, this run gpt2");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Fixture other;
+        fixture_open(&other, rows[i].options);
+        CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout, &err), rows[i].expected);
+        fixture_close(&other);
+    }
     fixture_close(&f);
     fixture_open(&f, SAVED "--seq-length 16 --lr 1e-5 --fp8-format e4m3 --rope-theta 5e5");
     CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
@@ -209,16 +202,6 @@ static const char *shown(void) {
                                  links[i], step);
     }
     return text;
-}
-
-static void save_steps(const char *options, int first, int last, int best) {
-    Fixture f;
-    fixture_open(&f, options);
-    for (int step = first; step <= last; step++) {
-        f.snapshot.best = step == best;
-        CHECK(fixture_save(&f, step, NULL));
-    }
-    fixture_close(&f);
 }
 
 static void newest_and_best_are_kept(void) {
@@ -299,6 +282,23 @@ static void saving_goes_on_in_a_thread(void) {
     fixture_close(&f);
 }
 
+// A run that ends because of skipped steps, and whose last save fails, has failed.
+static void a_failed_last_save_decides_the_status(void) {
+    for (int failing = 0; failing < 2; failing++) {
+        Fixture f;
+        Run run;
+        folder_remove("s", NULL);
+        fixture_open(&f, SAVED "--max-skipped 2");
+        CHECK(folder_make("s", NULL) && run_configure(&run, &f.options, (NumberSupport){0}, NULL));
+        if (failing) { text_write("s/.tmp-step_00000009", "in the way"); }
+        run.progress.step = 9;
+        run.progress.skipped_in_row = 2;
+        run_save(&run, &f.snapshot);
+        CHECK_EQUAL(run_close(&run), failing ? EXIT_FAILURE : EXIT_TOO_MANY_SKIPPED);
+        fixture_close(&f);
+    }
+}
+
 int main(void) {
     RUN(state_comes_back);
     RUN(bf16_moments_come_back);
@@ -309,5 +309,6 @@ int main(void) {
     RUN(steps_are_overwritten);
     RUN(leftovers_are_swept);
     RUN(saving_goes_on_in_a_thread);
+    RUN(a_failed_last_save_decides_the_status);
     return test_summary();
 }

@@ -61,7 +61,7 @@ shards() {
     refuses "--data magic.bin: magic number|not a token shard's 20240520|./tokenize" \
         "${train[@]}" magic.bin
     cp d/x_train.bin version.bin && poke version.bin 4 '\7'
-    refuses '--data version.bin: shard version 7|reads 1 (uint16) and 2 (uint32)' \
+    refuses '--data version.bin: token shard version 7|reads 1 (uint16) and 2 (uint32)' \
         "${train[@]}" version.bin
     cp d/x_train.bin count.bin && poke count.bin 8 '\377\377\377\377'
     refuses '--data count.bin: the header says 4294967295 tokens|damaged' "${train[@]}" count.bin

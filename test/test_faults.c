@@ -1,13 +1,17 @@
 // A disk that fails: every system call of a save made to fail in turn, once, for good, or as a full
 // disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
 // save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
+#include "../kernels/cpu.h"
+#include "../kernels/cpu_gemm.h"
 #include "fixture.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <omp.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef enum { FAIL_ONCE, FAIL_FROM_THERE, DISK_FULL, MODES } Mode;
@@ -75,6 +79,26 @@ int __wrap_fsync(int file);
 int __wrap_fsync(int file) {
     return fails("fsync", false) || file < 0 ? -1 : 0;
 }
+
+// Memory runs out at allocation number memory.failing, and for good.
+static struct { int calls, failing; } memory;
+
+static bool no_memory(void) {
+    int call = __atomic_add_fetch(&memory.calls, 1, __ATOMIC_SEQ_CST);
+    return memory.failing > 0 && call >= memory.failing;
+}
+
+#define WRAP_MEMORY(name, parameters, arguments)             \
+    void *__real_##name parameters;                          \
+    void *__wrap_##name parameters;                          \
+    void *__wrap_##name parameters {                         \
+        return no_memory() ? NULL : __real_##name arguments; \
+    }
+
+WRAP_MEMORY(malloc, (size_t bytes), (bytes))
+WRAP_MEMORY(calloc, (size_t count, size_t size), (count, size))
+WRAP_MEMORY(realloc, (void *old, size_t bytes), (old, bytes))
+WRAP_MEMORY(aligned_alloc, (size_t alignment, size_t bytes), (alignment, bytes))
 
 typedef bool Save(Fixture *f, int64_t step, Error *err);
 
@@ -216,9 +240,77 @@ static void files_and_links_are_replaced_or_kept(void) {
     }
 }
 
+// Runs `work` in a child that has no memory from its n-th allocation on. Returns whether n is past
+// the last; otherwise the child must have said so and ended with status 1.
+static bool survives_without_memory(void (*work)(void), int n) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        if (freopen("said", "w", stderr) == NULL) { _exit(2); }
+        memory.calls = 0;
+        memory.failing = n;
+        work();
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) { return true; }
+    Blob b = blob_read("said");
+    bool told = b.size > 20 && memcmp(b.bytes, "error: out of memory", 20) == 0;
+    if (!told || !WIFEXITED(status) || WEXITSTATUS(status) != 1) {
+        test_fail(__FILE__, __LINE__, "allocation %d: status %x, \"%.*s\"", n, (unsigned)status,
+                  (int)b.size, (char *)b.bytes);
+    }
+    free(b.bytes);
+    return false;
+}
+
+static void save_third(void) {
+    save_step(&fixture, 3, NULL);
+}
+
+static void a_save_without_memory_says_so(void) {
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 1 --fp8-format hybrid "
+                                "--fp8-amax-history-len 4");
+    folder_remove("s", NULL);
+    save_step(&fixture, 2, NULL);
+    int n = 1;
+    while (!survives_without_memory(save_third, n)) {
+        CHECK(resumed_step() >= 2);
+        n += n < 50 ? 1 : 23;
+    }
+    CHECK(n > 500); // cJSON's allocations are among them
+    CHECK(holds("s/step_00000003", 3));
+    fixture_close(&fixture);
+}
+
+static void sum_squares(void) {
+    float x[2] = {1, 2};
+    sum_of_squares(x, 2);
+}
+
+static void attend(void) {
+    float qkv[3] = {1, 2, 3}, out[1], lse[1];
+    attention_forward(out, lse, qkv, 1, 1, 1, 1, 1);
+}
+
+static void multiply(void) {
+    float a[1] = {1}, b[1] = {2}, c[1];
+    cpu_gemm((CpuGemm){.m = 1, .n = 1, .k = 1, .a = a, .b = b, .c = c, .alpha = 1});
+}
+
+static void operations_without_memory_say_so(void) {
+    omp_set_num_threads(1);
+    CHECK(!survives_without_memory(sum_squares, 1));
+    CHECK(!survives_without_memory(attend, 1));
+    CHECK(!survives_without_memory(multiply, 1));
+}
+
 int main(void) {
     RUN(a_checkpoint_survives_every_failing_call);
     RUN(a_careless_save_is_caught);
     RUN(files_and_links_are_replaced_or_kept);
+    RUN(a_save_without_memory_says_so);
+    RUN(operations_without_memory_say_so);
     return test_summary();
 }

@@ -1,6 +1,13 @@
-// tokenizer.bin: ours read back, and what is no tokenizer refused.
+// tokenizer.bin, read and refused; and text to tokens: words as GPT-2's and Llama 3's patterns cut
+// them, merges in the order of the ids, any bytes at all. test/tokenizer_tests.py compares with the
+// tokenizers' own libraries.
+#include "../base/rng.h"
 #include "../dataloader/tokenizer.h"
 #include "fixture.h"
+
+#include <unistd.h>
+
+// ---- tokenizer.bin ------------------------------------------------------------------------------
 
 static void bytes_read_back(void) {
     Tokenizer t;
@@ -41,10 +48,8 @@ static void entries_have_any_length(void) {
 
 static void refuse(const char *expected) {
     Tokenizer t;
-    Error err = {""};
-    CHECK(!tokenizer_open(&t, "bad.bin", &err));
-    CHECK_CONTAINS(err.text, "bad.bin: ");
-    CHECK_CONTAINS(err.text, expected);
+    CHECK_REFUSED(tokenizer_open(&t, "bad.bin", &err), "bad.bin: ");
+    CHECK_REFUSED(tokenizer_open(&t, "bad.bin", &err), expected);
 }
 
 static void every_truncation_is_refused(void) {
@@ -82,40 +87,32 @@ static void hostile_headers_are_refused(void) {
     remove("bad.bin");
     refuse("No such file");
     tokenizer_write_bytes("t.bin", NULL);
-    Blob b = blob_read("t.bin");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Blob b = blob_read("t.bin");
+        memcpy(b.bytes + 4 * rows[i].index, &rows[i].value, 4);
         blob_write("bad.bin", b.bytes, b.size);
-        FILE *file = fopen("bad.bin", "r+b");
-        fseek(file, 4 * rows[i].index, SEEK_SET);
-        fwrite(&rows[i].value, 4, 1, file);
-        fclose(file);
+        free(b.bytes);
         refuse(rows[i].expected);
     }
-    free(b.bytes);
 }
 
 static void wrong_ranges_are_refused(void) {
     static const CharacterRange rows[][2] = {
-        {{5, 4, 1}, {6, 7, 1}},
-        {{1, 9, 1}, {9, 12, 2}},
-        {{8, 9, 1}, {1, 2, 2}},
-        {{1, 2, 1}, {3, 4, CLASS_COUNT}},
+        {{5, 4, 1}, {6, 7, 1}},           {{1, 9, 1}, {9, 12, 2}},         {{8, 9, 1}, {1, 2, 2}},
+        {{1, 2, 1}, {3, 4, CLASS_COUNT}}, {{1, 2, 1}, {3, UINT32_MAX, 2}}, // right
     };
+    enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
     tokenizer_write_bytes("t.bin", NULL);
     Blob b = blob_read("t.bin");
-    int32_t two = 2;
-    memcpy(b.bytes + 4 * 5, &two, sizeof(two));
     b.bytes = realloc_or_die(b.bytes, b.size + sizeof(rows[0]));
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    b.bytes[4 * 5] = 2;
+    for (size_t i = 0; i < ROWS; i++) {
         memcpy(b.bytes + b.size, rows[i], sizeof(rows[0]));
         blob_write("bad.bin", b.bytes, b.size + sizeof(rows[0]));
-        refuse("range of characters ");
+        if (i < ROWS - 1) { refuse("range of characters "); }
     }
-    CharacterRange right[2] = {{1, 2, 1}, {3, UINT32_MAX, 2}};
-    memcpy(b.bytes + b.size, right, sizeof(right));
-    blob_write("t.bin", b.bytes, b.size + sizeof(right));
     Tokenizer t;
-    CHECK(tokenizer_open(&t, "t.bin", NULL));
+    CHECK(tokenizer_open(&t, "bad.bin", NULL));
     CHECK_EQUAL(t.num_ranges, 2);
     tokenizer_close(&t);
     free(b.bytes);
@@ -141,6 +138,216 @@ static void marks_tell_tokenizers_apart(void) {
     free(b.bytes);
 }
 
+// ---- text to tokens -----------------------------------------------------------------------------
+
+enum { END = 256, HEADER_INTS = 256, MOST = 4096 };
+
+// The first merges of a vocabulary; ids from 257 on.
+static const char *const merges[] = {"th", "the", " t",   " the", "in", "ing", "aa",
+                                     "12", "123", "\n\n", "  ",   "'s", "é",   " a"};
+enum { MERGES = sizeof(merges) / sizeof(merges[0]) };
+
+static const CharacterRange ranges[] = {
+    {9, 13, CLASS_SPACE},       {32, 32, CLASS_SPACE},      {'0', '9', CLASS_NUMBER},
+    {'A', 'Z', CLASS_LETTER},   {'a', 'z', CLASS_LETTER},   {0xa0, 0xa0, CLASS_SPACE},
+    {0xb2, 0xb3, CLASS_NUMBER}, {0xe0, 0xf6, CLASS_LETTER}, {0x4e00, 0x9fff, CLASS_LETTER},
+};
+
+// Writes that tokenizer, with `dropped` of its bytes left without a token (-1: none).
+static void write_tokenizer(const char *path, Cut cut, int dropped) {
+    unsigned char file[MOST] = {0};
+    int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC,  2,
+                                   END + 1 + MERGES, END,
+                                   (int32_t)cut,     sizeof(ranges) / sizeof(ranges[0])};
+    size_t at = sizeof(header);
+    memcpy(file, header, sizeof(header));
+    for (int byte = 0; byte < 256; byte++) {
+        file[at] = byte != dropped;
+        file[at + 1] = (unsigned char)byte;
+        at += 1 + file[at];
+    }
+    file[at++] = 0; // the end of text
+    for (int i = 0; i < MERGES; i++) {
+        size_t n = strlen(merges[i]);
+        file[at++] = (unsigned char)n;
+        memcpy(file + at, merges[i], n);
+        at += n;
+    }
+    memcpy(file + at, ranges, sizeof(ranges));
+    blob_write(path, file, at + sizeof(ranges));
+}
+
+typedef struct {
+    Tokenizer tokenizer;
+    Encoder encoder;
+    int tokens[MOST];
+} Fix;
+
+static void fix_open(Fix *f, Cut cut) {
+    write_tokenizer("t.bin", cut, -1);
+    CHECK(tokenizer_open(&f->tokenizer, "t.bin", NULL));
+    CHECK(encoder_open(&f->encoder, &f->tokenizer, NULL));
+}
+
+static void fix_close(Fix *f) {
+    encoder_close(&f->encoder);
+    tokenizer_close(&f->tokenizer);
+}
+
+// The tokens of a text with bars between them.
+static const char *shown(Fix *f, const char *text, char out[MOST]) {
+    int64_t count = encoder_encode(&f->encoder, (const unsigned char *)text, strlen(text),
+                                   f->tokens);
+    size_t used = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int length;
+        const unsigned char *bytes = tokenizer_decode(&f->tokenizer, f->tokens[i], &length);
+        used += (size_t)snprintf(out + used, MOST - used, "%s%.*s", i > 0 ? "|" : "", length,
+                                 (const char *)bytes);
+    }
+    out[used] = '\0';
+    return out;
+}
+
+typedef struct {
+    const char *text, *tokens;
+} Row;
+
+static void check_rows(Cut cut, const Row *rows, size_t count) {
+    Fix f;
+    char out[MOST];
+    fix_open(&f, cut);
+    for (size_t i = 0; i < count; i++) { CHECK_TEXT(shown(&f, rows[i].text, out), rows[i].tokens); }
+    CHECK(CAUGHT(CHECK_TEXT(shown(&f, rows[0].text, out), rows[1].tokens)));
+    fix_close(&f);
+}
+
+static void gpt2_words(void) {
+    static const Row rows[] = {
+        {"the thing", "the| |th|ing"}, // "th" has a lower id than " t"
+        {" the", " the"},
+        {"aaaaa", "aa|aa|a"},
+        {"1234", "123|4"},
+        {"x12", "x|12"},
+        {"it's 's", "i|t|'s| |'|s"}, // a space and a quote are a word
+        {"IT'S", "I|T|'|S"},
+        {"a  b", "a| | |b"}, // the last space goes with b, and there is no such token
+        {"a  ", "a|  "},
+        {"a\n\n", "a|\n\n"},
+        {"a\n\nb", "a|\n|\n|b"},
+        {"a \n\n a", "a| |\n\n| a"},
+        {"!a", "!|a"},
+        {" a!", " a|!"},
+        {"é", "é"},
+        {"", ""},
+        {" ", " "},
+    };
+    check_rows(CUT_GPT2, rows, sizeof(rows) / sizeof(rows[0]));
+}
+
+static void llama3_words(void) {
+    static const Row rows[] = {
+        {"the thing", "the| |th|ing"},
+        {"12345", "123|4|5"}, // three digits at a time
+        {"1212", "12|1|2"},
+        {"IT'S", "I|T|'|S"}, // one word, and there is no such token
+        {"it's", "i|t|'s"},
+        {"\ta", "\t|a"},
+        {"a\n\nb", "a|\n\n|b"}, // line ends stay together
+        {"a  \n\n  b", "a|  |\n\n| | |b"},
+        {"a  b", "a| | |b"},
+        {"!\n\n", "!|\n\n"},
+    };
+    check_rows(CUT_LLAMA3, rows, sizeof(rows) / sizeof(rows[0]));
+}
+
+static void bytes_are_their_own_tokens(void) {
+    Fix f;
+    fix_open(&f, CUT_BYTES);
+    CHECK_EQUAL(encoder_encode(&f.encoder, (const unsigned char *)"the", 3, f.tokens), 3);
+    CHECK(f.tokens[0] == 't' && f.tokens[1] == 'h' && f.tokens[2] == 'e');
+    fix_close(&f);
+}
+
+// Whatever the bytes are, the tokens' bytes are they, at most one token a byte.
+static void every_text_comes_back(void) {
+    static const char pieces[][8] = {"the",      "  ",       "\n",   "'s",  "12345",
+                                     "\xc3\xa9", "\xff",     "\xc3", "a",   "\xf0\x9f",
+                                     "\x80",     "\xe4\xb8", "!",    "ing "};
+    enum { PIECES = sizeof(pieces) / sizeof(pieces[0]) };
+    for (int cut = CUT_BYTES; cut < CUT_COUNT; cut++) {
+        Fix f;
+        fix_open(&f, (Cut)cut);
+        for (uint64_t seed = 0; seed < 300; seed++) {
+            char text[MOST / 8] = "", back[MOST / 8] = "";
+            int count = (int)(rng_bits(seed, 0) % 40);
+            for (int i = 1; i <= count; i++) {
+                strcat(text, pieces[rng_bits(seed, (uint64_t)i) % PIECES]);
+            }
+            size_t bytes = strlen(text), used = 0;
+            int64_t n = encoder_encode(&f.encoder, (const unsigned char *)text, bytes, f.tokens);
+            CHECK(n <= (int64_t)bytes);
+            for (int64_t i = 0; i < n; i++) {
+                int length;
+                const unsigned char *token = tokenizer_decode(&f.tokenizer, f.tokens[i], &length);
+                memcpy(back + used, token, (size_t)length);
+                used += (size_t)length;
+            }
+            CHECK_EQUAL(used, bytes);
+            CHECK_BITS(back, text, bytes);
+        }
+        fix_close(&f);
+    }
+}
+
+// A file may say that a space is a letter; the patterns take it for a space all the same.
+static void spaces_are_spaces(void) {
+    Fix f;
+    char out[MOST];
+    write_tokenizer("t.bin", CUT_GPT2, -1);
+    Blob b = blob_read("t.bin");
+    CharacterRange *space = (CharacterRange *)(b.bytes + b.size - sizeof(ranges)) + 1;
+    CHECK_EQUAL(space->first, 32);
+    space->class_id = CLASS_LETTER;
+    blob_write("t.bin", b.bytes, b.size);
+    CHECK(tokenizer_open(&f.tokenizer, "t.bin", NULL));
+    CHECK(encoder_open(&f.encoder, &f.tokenizer, NULL));
+    alarm(20);
+    CHECK_TEXT(shown(&f, " \ta", out), " |\t|a");
+    alarm(0);
+    free(b.bytes);
+    fix_close(&f);
+}
+
+static void long_words_are_quick(void) {
+    enum { LONG = 1 << 20 };
+    Fix f;
+    fix_open(&f, CUT_GPT2);
+    unsigned char *text = malloc_or_die(LONG);
+    int *tokens = malloc_or_die(LONG * sizeof(int));
+    memset(text, 'a', LONG);
+    CHECK_EQUAL(encoder_encode(&f.encoder, text, LONG, tokens), LONG / 2);
+    free(text);
+    free(tokens);
+    fix_close(&f);
+}
+
+static void refuse_encoder(Cut cut, int dropped, const char *expected) {
+    Tokenizer t;
+    Encoder e;
+    write_tokenizer("bad.bin", cut, dropped);
+    CHECK(tokenizer_open(&t, "bad.bin", NULL));
+    CHECK_REFUSED(encoder_open(&e, &t, &err), expected);
+    tokenizer_close(&t);
+}
+
+static void what_cannot_encode_is_refused(void) {
+    refuse_encoder(CUT_UNKNOWN, -1,
+                   "does not say how text is cut into tokens; scripts/prepare_data");
+    refuse_encoder(CUT_GPT2, 200, "no token is byte 200 alone");
+    refuse_encoder(CUT_BYTES, 0, "no token is byte 0 alone");
+}
+
 int main(void) {
     RUN(bytes_read_back);
     RUN(entries_have_any_length);
@@ -148,5 +355,12 @@ int main(void) {
     RUN(hostile_headers_are_refused);
     RUN(wrong_ranges_are_refused);
     RUN(marks_tell_tokenizers_apart);
+    RUN(gpt2_words);
+    RUN(llama3_words);
+    RUN(bytes_are_their_own_tokens);
+    RUN(every_text_comes_back);
+    RUN(spaces_are_spaces);
+    RUN(long_words_are_quick);
+    RUN(what_cannot_encode_is_refused);
     return test_summary();
 }

@@ -26,7 +26,7 @@ static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *nu
             if (row.length == 0) {
                 die("--eval-choices %s: answer %d of question %d has %d tokens, too many for "
                     "--seq-length %d",
-                    set->path, a, q, row.answer, run->config.seq_length);
+                    set->file.path, a, q, row.answer, run->config.seq_length);
             }
             rows = realloc_or_die(rows, ((size_t)count + 1) * sizeof(Row));
             rows[count++] = row;

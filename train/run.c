@@ -364,17 +364,20 @@ void run_report_fp8(Run *run, const Fp8Counts *counts) {
 void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
-    int64_t one = 1;
+    TensorEntry *tensors;
+    FileWriter w;
     Error err;
     if (path[0] == '\0') { return; }
     if (run->rank > 0) { ranks_leave(run); }
-    SafeTensorsWriter w = {0};
-    safetensors_declare(&w, "loss", DTYPE_F32, 1, &one);
-    hf_declare(&w, &run->layout, DTYPE_F32);
-    if (!safetensors_begin(&w, path, NULL, &err)) { die("--dump-gradients %s", err.text); }
-    writer_write(&w.file, &value, sizeof(value));
-    hf_write(&w, &run->layout, DTYPE_F32, gradients);
-    if (!writer_close(&w.file, &err)) { die("--dump-gradients %s", err.text); }
+    int count = hf_tensors(&run->layout, DTYPE_F32, gradients, &tensors);
+    tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
+    memmove(tensors + 1, tensors, (size_t)count * sizeof(TensorEntry));
+    tensors[0] = (TensorEntry){
+        .name = "loss", .dtype = DTYPE_F32, .dims = 1, .shape = {1}, .data = &value};
+    if (!safetensors_write(&w, path, tensors, count + 1, NULL, &err)) {
+        die("--dump-gradients %s", err.text);
+    }
+    free(tensors);
     printf("loss %.6f; gradients in %s\n", loss, path);
     ranks_leave(run);
 }

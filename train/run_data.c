@@ -55,9 +55,9 @@ static void check_marks(const Run *run) {
     const char *other = NULL;
     if (mark == 0) { mark = run->valid_data.tokenizer; }
     for (int i = 0; i < run->choices.count; i++) {
-        uint32_t set = run->choices.sets[i].tokenizer;
+        uint32_t set = run->choices.sets[i].file.tokenizer;
         if (mark == 0) { mark = set; }
-        if (set != 0 && set != mark) { other = run->choices.sets[i].path; }
+        if (set != 0 && set != mark) { other = run->choices.sets[i].file.path; }
     }
     uint32_t valid = run->valid_data.tokenizer, train = run->train_data.tokenizer;
     if (valid != 0 && valid != mark) { other = run->options.valid_data; }

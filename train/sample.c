@@ -1,6 +1,5 @@
 // Samples: what they start with, choosing tokens, printing them.
 #include "../base/rng.h"
-#include "../dataloader/encoder.h"
 #include "run.h"
 
 #include <math.h>

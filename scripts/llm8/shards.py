@@ -1,4 +1,4 @@
-"""Token shards (dataloader/shard.h has the format), and the numbers that decide their order."""
+"""Token shards (dataloader/loader.h has the format), and the numbers that decide their order."""
 
 import hashlib
 import os

@@ -195,7 +195,7 @@ def hugging_face_tokens(tokenizer):
 
 
 def cut_of(tokenizer, tokens):
-    """Whether our encoder does what this tokenizer does: see dataloader/encoder.h."""
+    """Whether our encoder does what this tokenizer does: see dataloader/tokenizer.h."""
     model, pre = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
     plain = (model["type"] == "BPE" and tokenizer["normalizer"] is None and
              not model.get("dropout") and not any(row.get("lstrip") or row.get("rstrip")
