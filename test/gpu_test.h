@@ -116,7 +116,7 @@ struct AmaxBuffer : FloatBuffer {
         clear();
     }
     float *clear() {
-        CUDA_CHECK(cudaMemset(data, 0, sizeof(float)));
+        CUDA_CHECK(cudaMemsetAsync(data, 0, sizeof(float), gpu.stream));
         return data;
     }
 };
