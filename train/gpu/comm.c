@@ -125,6 +125,8 @@ static bool is_capturing(cudaStream_t stream) {
 
 void comm_begin(Comm *c) {
     if (c->ranks == 1) { return; }
+    assert(!c->begun);
+    c->begun = true;
     CUDA_CHECK(cudaEventRecord(c->ready, c->compute));
     CUDA_CHECK(cudaStreamWaitEvent(c->stream, c->ready, 0));
     NCCL(c, GroupStart());
@@ -132,7 +134,8 @@ void comm_begin(Comm *c) {
 
 void comm_end(Comm *c, int slot) {
     if (c->ranks == 1) { return; }
-    assert(slot >= 0 && slot < c->slots);
+    assert(c->begun && slot >= 0 && slot < c->slots);
+    c->begun = false;
     NCCL(c, GroupEnd());
     CUDA_CHECK(cudaEventRecord(c->done[slot], c->stream));
     c->captured[slot] = is_capturing(c->stream);
@@ -140,6 +143,7 @@ void comm_end(Comm *c, int slot) {
 
 void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count) {
     if (c->ranks == 1) { return; }
+    assert(c->begun);
     char *own = (char *)buffer + c->rank * count * types[type].bytes;
     NCCL(c,
          ReduceScatter(buffer, own, (size_t)count, types[type].nccl, NCCL_SUM, c->comm, c->stream));
@@ -147,12 +151,14 @@ void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count) {
 
 void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count) {
     if (c->ranks == 1) { return; }
+    assert(c->begun);
     const char *own = (const char *)buffer + c->rank * count * types[type].bytes;
     NCCL(c, AllGather(own, buffer, (size_t)count, types[type].nccl, c->comm, c->stream));
 }
 
 void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t count) {
     if (c->ranks == 1) { return; }
+    assert(c->begun);
     NCCL(c, AllReduce(buffer, buffer, (size_t)count, types[type].nccl,
                       op == COMM_SUM ? NCCL_SUM : NCCL_MAX, c->comm, c->stream));
 }

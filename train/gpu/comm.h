@@ -32,6 +32,7 @@ typedef struct {
     int slots;
     cudaEvent_t *done; // [slots]
     bool *captured;    // [slots] whether `done` was last recorded in a capture
+    bool begun;        // between comm_begin and comm_end
 } Comm;
 
 // On the current device, which must be no other rank's. slots: how many collectives can be waited

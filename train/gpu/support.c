@@ -76,19 +76,15 @@ bool fp8_self_check(Gpu *gpu, Error *err) {
     gpu->workspace_bytes = workspace_bytes;
     gpu_send(gpu, device, host, sizeof(*device));
     for (int type = 0; type < 2 && well; type++) {
-        Gemm g = {.m = SIDE,
-                  .n = SIDE,
-                  .k = SIDE,
-                  .a = device->a[type],
-                  .b = device->b,
-                  .d = device->d[type],
-                  .type_a = type == 0 ? TYPE_E4M3 : TYPE_E5M2,
-                  .type_b = TYPE_E4M3,
-                  .type_d = TYPE_F32,
-                  .trans_b = true,
-                  .alpha = 1.0f,
-                  .scale_a = &device->live[0].scale_inv,
-                  .scale_b = &device->live[1].scale_inv};
+        Gemm g = gemm_plain(SIDE, SIDE, SIDE, NULL, NULL, device->d[type]);
+        g.a = device->a[type];
+        g.b = device->b;
+        g.type_a = type == 0 ? TYPE_E4M3 : TYPE_E5M2;
+        g.type_b = TYPE_E4M3;
+        g.type_d = TYPE_F32;
+        g.trans_b = true;
+        g.scale_a = &device->live[0].scale_inv;
+        g.scale_b = &device->live[1].scale_inv;
         Error why;
         if (!gemm_supported(gpu, g, &why)) {
             well = fail(err, "FP8 self-check: no product of %s and E4M3: %s", names[type],

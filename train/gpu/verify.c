@@ -77,14 +77,7 @@ static void check_product(Gpu *gpu) {
     GpuTimer timer = gpu_timer_begin(gpu);
     for (int i = 0; i < RUNS; i++) { gemm(gpu, g); }
     float ms = gpu_timer_end(gpu, timer) / RUNS;
-    cpu_gemm((CpuGemm){.m = ROWS,
-                       .n = N,
-                       .k = N,
-                       .a = host_a,
-                       .b = host_b,
-                       .c = expected,
-                       .trans_b = true,
-                       .alpha = 1.0f});
+    cpu_gemm((CpuGemm){ROWS, N, N, host_a, host_b, expected, .trans_b = true, .alpha = 1.0f});
     result_row("product 4096^3", gpu, d, expected, (int64_t)ROWS * N, 4e-3, 2.0 * N * N * N, ms);
     free(host_a);
     free(host_b);

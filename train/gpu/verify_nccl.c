@@ -25,35 +25,23 @@ static void give_up(int signal_number) {
     _exit(EXIT_FAILURE);
 }
 
-// The calls of one GPU after the other; the first that fails ends the check.
-#define CUDA(call)                                                                     \
-    do {                                                                               \
-        cudaError_t status_ = (call);                                                  \
-        if (status_ != cudaSuccess) {                                                  \
-            return fail(err, "GPU %d: %s: %s", d, #call, cudaGetErrorString(status_)); \
-        }                                                                              \
-    } while (0)
-#define NCCL(name, ...)                                                        \
-    do {                                                                       \
-        int status_ = n->name(__VA_ARGS__);                                    \
-        if (status_ != NCCL_SUCCESS) {                                         \
-            return fail(err, "nccl%s: %s (NCCL_DEBUG=INFO tells more)", #name, \
-                        n->GetErrorString(status_));                           \
-        }                                                                      \
-    } while (0)
-
-static bool wait_for_all(const Member *members, int gpus, Error *err) {
-    for (int d = 0; d < gpus; d++) {
-        CUDA(cudaSetDevice(d));
-        CUDA(cudaStreamSynchronize(members[d].stream));
+// The first call that fails ends the check.
+#define CUDA(call)                                                              \
+    if ((cuda = (call)) != cudaSuccess) {                                       \
+        return fail(err, "GPU %d: %s: %s", d, #call, cudaGetErrorString(cuda)); \
     }
-    return true;
-}
+#define NCCL(name, ...)                                                    \
+    if ((status = n->name(__VA_ARGS__)) != NCCL_SUCCESS) {                 \
+        return fail(err, "nccl" #name ": %s (NCCL_DEBUG=INFO tells more)", \
+                    n->GetErrorString(status));                            \
+    }
 
 // Fills in seconds, of an all-reduce. values: [elements] on the host.
 static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements, float *values,
                       double *seconds, Error *err) {
     size_t bytes = (size_t)elements * sizeof(float);
+    cudaError_t cuda;
+    int status;
     NcclId id;
     for (int d = 0; d < gpus; d++) {
         Member *m = &members[d];
@@ -76,28 +64,28 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
     for (int run = 0; run <= RUNS + 1; run++) { // one is checked, one warms up, the rest are timed
         NCCL(GroupStart);
         for (int d = 0; d < gpus; d++) {
-            NCCL(AllReduce, members[d].buffer, members[d].buffer, (size_t)elements, NCCL_FLOAT32,
-                 NCCL_SUM, members[d].comm, members[d].stream);
+            const Member *m = &members[d];
+            NCCL(AllReduce, m->buffer, m->buffer, (size_t)elements, NCCL_FLOAT32, NCCL_SUM, m->comm,
+                 m->stream);
         }
         NCCL(GroupEnd);
-        for (int d = 0; d < gpus && run == 0; d++) {
+        for (int d = 0; d < gpus && (run <= 1 || run == RUNS + 1); d++) {
+            const Member *m = &members[d];
             CUDA(cudaSetDevice(d));
-            CUDA(cudaMemcpyAsync(values, members[d].buffer, bytes, cudaMemcpyDeviceToHost,
-                                 members[d].stream));
-            CUDA(cudaStreamSynchronize(members[d].stream));
-            for (int64_t i = 0; i < elements; i++) {
+            if (run == 0) {
+                CUDA(cudaMemcpyAsync(values, m->buffer, bytes, cudaMemcpyDeviceToHost, m->stream));
+            }
+            CUDA(cudaStreamSynchronize(m->stream));
+            for (int64_t i = 0; i < elements && run == 0; i++) {
                 float sum = (float)(gpus * (i % PERIOD) + gpus * (gpus - 1) / 2);
-                if (values[i] == sum) { continue; }
-                return fail(err, "GPU %d has %g where the sum over %d GPUs is %g", d, values[i],
-                            gpus, sum);
+                if (!(values[i] == sum)) {
+                    return fail(err, "GPU %d has %g where the sum over %d GPUs is %g", d, values[i],
+                                gpus, sum);
+                }
             }
         }
-        if (run == 1) {
-            if (!wait_for_all(members, gpus, err)) { return false; }
-            begin = wall_seconds();
-        }
+        if (run == 1) { begin = wall_seconds(); }
     }
-    if (!wait_for_all(members, gpus, err)) { return false; }
     *seconds = (wall_seconds() - begin) / RUNS;
     return true;
 }
