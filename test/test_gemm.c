@@ -50,7 +50,7 @@ static void check_product(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, 
     Sample a = sample(1, TYPE_BF16, 0), b = sample(2, TYPE_BF16, shift);
     Sample c = sample(3, TYPE_BF16, 0), bias = sample(4, TYPE_BF16, 0);
     Sample d = sample(5, TYPE_BF16, 0);
-    float expected[M * N];
+    float expected[M * N] = {0};
     bool narrow = type_d == TYPE_BF16;
     Gemm g = gemm_plain(M, N, K, (Bf16 *)(void *)a.device, (Bf16 *)(void *)b.device, d.device);
     g.trans_a = trans_a;
@@ -109,7 +109,7 @@ static void gelu_epilogues(void) {
     Sample a = sample(1, TYPE_BF16, 0), b = sample(2, TYPE_BF16, 0);
     Sample d = sample(3, TYPE_BF16, 0), aux = sample(4, TYPE_BF16, 0);
     Sample bias = sample(5, TYPE_BF16, 0);
-    float product[M * N], pre[M * N], expected[M * N];
+    float product[M * N] = {0}, pre[M * N], expected[M * N];
     Gemm g = gemm_plain(M, N, K, (Bf16 *)(void *)a.device, (Bf16 *)(void *)b.device, d.device);
     g.epilogue = EPILOGUE_GELU_AUX_BIAS;
     g.bias = bias.device;
@@ -154,7 +154,7 @@ static void fp8_products(void) {
     _Alignas(16) const float scales[8] = {[0] = 0.5f, [4] = 3.0f};
     Sample a = sample(1, TYPE_E5M2, 64), b = sample(2, TYPE_E4M3, 0);
     Sample d = sample(3, TYPE_BF16, 0);
-    float expected[M * N];
+    float expected[M * N] = {0};
     Gemm g = fp8_product(&a, &b, &d, scales);
     CpuGemm same = {.m = M,
                     .n = N,
