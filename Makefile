@@ -180,9 +180,11 @@ readme: train_gpt
 
 # Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: ranks of the CPU
 # trainer with train/gpu/comm.c as it is; the GPU trainer with its C
-COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c test/standin/cuda_runtime.c
+COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c kernels/gpu.c test/standin/cuda_runtime.c
+GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
+                   $(addprefix test/standin/,products.c values.c cuda_runtime.c)
 ON_STANDIN := $(COMM_ON_STANDIN) test/rank_trainer.c
-GPU_ON_STANDIN := $(filter-out kernels/gemm.c kernels/attention%,$(GPU_C)) \
+GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
                   $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
 STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra -Itest/standin -MMD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu
@@ -215,10 +217,12 @@ $(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) \
 $(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
                             $(call objects,asan,$(LIBRARY))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
-$(call objects,plain,test/test_comm.c): BASE += -Itest/standin
-$(call objects,asan,test/test_comm.c): BASE += -Itest/standin
+$(foreach b,plain asan,$(call objects,$(b),test/test_comm.c test/test_gemm.c)): \
+    BASE += -Itest/standin
 $(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
 $(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
+$(BUILD)/plain/test_gemm: $(call objects,plain/standin,$(GEMM_ON_STANDIN))
+$(BUILD)/asan/test_gemm: $(call objects,asan/standin,$(GEMM_ON_STANDIN))
 
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden

@@ -7,11 +7,12 @@
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
 // their gradients are BF16, statistics FP32. Every layer knows in which precision its operands are
 // (train/gpu/linear.h); producers write the forms that are requested (kernels/kernels.h).
+#include "base/io.h"
+#include "kernels/gemm.h"
 #include "ranks/launch.h"
 #include "train/gpu/batches.h"
 #include "train/gpu/network.h"
 #include "train/gpu/support.h"
-#include "train/gpu/tune.h"
 #include "train/gpu/verify.h"
 
 #include <math.h>
@@ -203,6 +204,8 @@ static int trainer_close(Trainer *t) {
     }
     params_close(&t->params);
     CUDA_CHECK(cudaFree(t->memory));
+    gemm_close(&t->gpu);
+    attention_close(&t->gpu);
     gpu_close(&t->gpu);
     free(t->sample_codes);
     free(t->sample_logits);
@@ -714,22 +717,44 @@ static void trainer_restore(Trainer *t) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// Times cuBLASLt's algorithms in micro-steps whose results are thrown away.
+// Which of cuBLASLt's algorithms each product takes (--gemm-autotune): rank 0 times them in
+// micro-steps whose results are thrown away, unless an earlier run has (--save
+// DIR/gemm_choices.bin), and all ranks take its choices, so that a resumed run computes the same.
 static void tune_products(Trainer *t) {
-    if (!t->run.options.gemm_autotune) { return; }
-    tune_begin(&t->gpu, &t->run);
-    if (t->run.rank == 0) {
+    Run *run = &t->run;
+    bool keeps = run->options.save[0] != '\0';
+    char path[PATH_LENGTH], *choices = NULL;
+    size_t bytes = 0;
+    Error err;
+    if (!run->options.gemm_autotune) { return; }
+    run_beat(run, DOING_PAUSE, "tuning products");
+    path_format(path, "%s/gemm_choices.bin", run->options.save);
+    if (run->rank == 0) {
+        MappedFile file;
+        if (keeps && path_exists(path)) {
+            if (!file_map(&file, path, &err)) { die("%s", err.text); }
+            gemm_take_choices(&t->gpu, file.data, file.bytes);
+            file_unmap(&file);
+        }
         Batch *s = batches_next(&t->batches);
-        run_batch(&t->run, 0, 0, s->inputs, s->targets);
+        run_batch(run, 0, 0, s->inputs, s->targets);
         batches_send(&t->batches);
         double begin = wall_seconds();
+        gemm_autotune(&t->gpu, true);
         micro_step(t, MICRO_FIRST);
-        if (run_micro_batches(&t->run) > 1) { micro_step(t, 0); }
+        if (run_micro_batches(run) > 1) { micro_step(t, 0); }
+        gemm_autotune(&t->gpu, false);
         CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
         params_forget_amaxes(&t->params);
         printf("  products    tuned in %.1f s\n", wall_seconds() - begin);
+        choices = (char *)gemm_choices(&t->gpu, &bytes);
+        if (keeps && !file_replace(path, choices, bytes, &err)) { warn("%s", err.text); }
     }
-    tune_end(&t->gpu, &t->run);
+    group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
+    if (run->rank > 0) { choices = (char *)malloc_or_die(bytes); }
+    group_broadcast(run->group, CHANNEL_MAIN, choices, bytes);
+    if (run->rank > 0) { gemm_take_choices(&t->gpu, choices, bytes); }
+    free(choices);
 }
 
 // One more step, launch by launch, by kernel family. Its learning rate is 0.

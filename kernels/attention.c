@@ -1,67 +1,393 @@
-#include "attention_graph.h"
+#include "attention.h"
 #include "kernels.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
-// ---- plans --------------------------------------------------------------------------------------
+// cuDNN finds its flash-attention engine by the shape of an operation graph; the graphs below are
+// the ones it knows (B.H.T.T score matrices are "virtual": they exist inside the engine only).
+
+typedef cudnnBackendDescriptor_t Desc;
+
+// Tensors that a call binds to memory.
+enum {
+    UID_Q = 1,
+    UID_K,
+    UID_V,
+    UID_OUT,
+    UID_LSE,
+    UID_DOUT,
+    UID_DQ,
+    UID_DK,
+    UID_DV,
+    UID_SUM,     // dot(dout, out) of each row, in our workspace
+    UID_DQ_SUM,  // FP32 accumulator of dQ, in our workspace, unless deterministic
+    UID_SCALE,   // by value
+    UID_MASKED,  // by value
+    UID_ONE,     // by value
+    UID_VIRTUAL, // the first of those that are not bound
+};
+
+// A piece of a call: some sequences, some key/value heads with their query heads.
+typedef struct {
+    int sequences, groups;
+} Piece;
+
+// A graph for a piece of a shape, and the engine that runs it.
+typedef struct {
+    AttentionShape shape;
+    Piece piece;
+    bool backward;
+    bool usable;
+    Error why_not;
+    Desc plan;
+    size_t workspace; // cuDNN's own
+} AttentionPlan;
 
 struct AttentionCache {
-    int count, room;
+    int count;
     AttentionPlan *plans;
     bool said; // that the plain kernel serves
 };
 
-AttentionCache *attention_cache_new(void) {
-    return calloc_or_die(1, sizeof(AttentionCache));
+static AttentionCache *cache_of(Gpu *gpu) {
+    if (gpu->attentions == NULL) { gpu->attentions = calloc_or_die(1, sizeof(AttentionCache)); }
+    return gpu->attentions;
 }
 
-void attention_cache_free(AttentionCache *cache) {
+void attention_close(Gpu *gpu) {
+    AttentionCache *cache = cache_of(gpu);
     for (int i = 0; i < cache->count; i++) {
         if (cache->plans[i].usable) { cudnnBackendDestroyDescriptor(cache->plans[i].plan); }
     }
     free(cache->plans);
     free(cache);
+    gpu->attentions = NULL;
 }
 
-static bool same_plan(const AttentionPlan *a, const AttentionPlan *b) {
-    const AttentionShape *x = &a->shape, *y = &b->shape;
-    return x->T == y->T && x->H == y->H && x->G == y->G && x->D == y->D &&
-           x->deterministic == y->deterministic && a->backward == b->backward &&
-           a->piece.sequences == b->piece.sequences && a->piece.groups == b->piece.groups;
+// ---- building graphs ----------------------------------------------------------------------------
+
+enum { DESCRIPTORS = 128, OPS = 32 };
+
+typedef struct {
+    int64_t d[4];
+} Dims;
+
+typedef struct {
+    int num_made, num_ops;
+    Desc made[DESCRIPTORS], ops[OPS]; // all there is to destroy; of it, the operations
+    int64_t next_uid;
+    cudnnStatus_t status; // the first that was not a success
+    // dimensions: [b,h,T,D], [b,g,T,D], its transpose, [b,h,T,T], [b,h,T,1]
+    Dims head, group, group_t, scores, row;
+    // strides: in the packed buffer, and transposed; of the output; of the rows' statistics
+    Dims qkv, qkv_t, out, lse;
+} Graph;
+
+// After the first failure nothing more is asked of cuDNN, so that its last error is the reason.
+
+static Desc make(Graph *g, cudnnBackendDescriptorType_t type) {
+    Desc d = NULL;
+    assert(g->num_made < DESCRIPTORS);
+    if (g->status == CUDNN_STATUS_SUCCESS) { g->status = cudnnBackendCreateDescriptor(type, &d); }
+    if (d != NULL) { g->made[g->num_made++] = d; }
+    return d;
 }
 
-static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, AttentionPiece piece,
-                                     bool backward) {
-    AttentionCache *cache = gpu->attentions;
-    AttentionPlan wanted = {.shape = s, .piece = piece, .backward = backward};
+static void set(Graph *g, Desc d, cudnnBackendAttributeName_t name,
+                cudnnBackendAttributeType_t type, int64_t count, const void *value) {
+    if (g->status != CUDNN_STATUS_SUCCESS) { return; }
+    g->status = cudnnBackendSetAttribute(d, name, type, count, value);
+}
+
+// A descriptor's descriptor; NULL: it has none.
+static void join(Graph *g, Desc d, cudnnBackendAttributeName_t name, Desc value) {
+    if (value != NULL) { set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value); }
+}
+
+static void finish(Graph *g, Desc d) {
+    if (g->status == CUDNN_STATUS_SUCCESS) { g->status = cudnnBackendFinalize(d); }
+}
+
+static Desc finish_op(Graph *g, Desc op, Desc result) {
+    assert(g->num_ops < OPS);
+    finish(g, op);
+    g->ops[g->num_ops++] = op;
+    return result;
+}
+
+static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16;
+
+// uid 0: virtual.
+static Desc tensor(Graph *g, int64_t uid, cudnnDataType_t type, Dims dims, Dims strides) {
+    Desc d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    int64_t alignment = 16, own = uid != 0 ? uid : g->next_uid++;
+    bool yes = true, by_value = uid == UID_SCALE || uid == UID_MASKED || uid == UID_ONE;
+    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &own);
+    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d);
+    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d);
+    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+    if (uid == 0) { set(g, d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &yes); }
+    if (by_value) { set(g, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &yes); }
+    finish(g, d);
+    return d;
+}
+
+static Dims packed(Dims dims) {
+    return (Dims){{dims.d[1] * dims.d[2] * dims.d[3], dims.d[2] * dims.d[3], dims.d[3], 1}};
+}
+
+static Desc inner(Graph *g, cudnnDataType_t type, Dims dims) {
+    return tensor(g, 0, type, dims, packed(dims));
+}
+
+static Desc value(Graph *g, int64_t uid) {
+    return tensor(g, uid, F32, (Dims){{1, 1, 1, 1}}, (Dims){{1, 1, 1, 1}});
+}
+
+// y = mode(x, b) or, with t, where(t, x, b); axis is for GEN_INDEX.
+static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,
+                      int64_t axis) {
+    cudnnDataType_t type = mode == CUDNN_POINTWISE_CMP_GE ? CUDNN_DATA_BOOLEAN : F32;
+    Desc kind = make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+    set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    if (mode == CUDNN_POINTWISE_GEN_INDEX) {
+        set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+    }
+    finish(g, kind);
+    Desc op = make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind);
+    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
+    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
+    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
+    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
+    return finish_op(g, op, y);
+}
+
+static Desc matmul(Graph *g, Desc a, Desc b, Desc c) {
+    Desc kind = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
+    finish(g, kind);
+    Desc op = make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
+    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
+    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
+    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
+    return finish_op(g, op, c);
+}
+
+static Desc reduction(Graph *g, cudnnReduceTensorOp_t how, Desc x, Desc y) {
+    Desc kind = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &how);
+    set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
+    finish(g, kind);
+    Desc op = make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    join(g, op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
+    join(g, op, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
+    join(g, op, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
+    return finish_op(g, op, y);
+}
+
+static Desc reshape(Graph *g, Desc x, Desc y) {
+    Desc op = make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    join(g, op, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
+    join(g, op, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
+    return finish_op(g, op, y);
+}
+
+// ---- the two graphs -----------------------------------------------------------------------------
+
+// mode(x, b) or mode(x), in FP32.
+static Desc apply(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Dims dims) {
+    return pointwise(g, mode, x, b, NULL, inner(g, F32, dims), 0);
+}
+
+// where(row >= col, x, very negative)
+static Desc causal_mask(Graph *g, Desc x) {
+    Dims scores = g->scores;
+    Desc row = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
+                         inner(g, CUDNN_DATA_INT32, scores), 2);
+    Desc col = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, x, NULL, NULL,
+                         inner(g, CUDNN_DATA_INT32, scores), 3);
+    Desc seen = pointwise(g, CUDNN_POINTWISE_CMP_GE, row, col, NULL,
+                          inner(g, CUDNN_DATA_BOOLEAN, scores), 0);
+    return pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, x, value(g, UID_MASKED), seen,
+                     inner(g, F32, scores), 0);
+}
+
+static void build_forward(Graph *g) {
+    Desc q = tensor(g, UID_Q, BF16, g->head, g->qkv);
+    Desc k_t = tensor(g, UID_K, BF16, g->group_t, g->qkv_t);
+    Desc v = tensor(g, UID_V, BF16, g->group, g->qkv);
+    Desc out = tensor(g, UID_OUT, BF16, g->head, g->out);
+    Desc lse = tensor(g, UID_LSE, F32, g->row, g->lse);
+
+    Desc s = matmul(g, q, k_t, inner(g, F32, g->scores));
+    s = apply(g, CUDNN_POINTWISE_MUL, s, value(g, UID_SCALE), g->scores);
+    s = causal_mask(g, s);
+    Desc max = reduction(g, CUDNN_REDUCE_TENSOR_MAX, s, inner(g, F32, g->row));
+    Desc e = apply(g, CUDNN_POINTWISE_SUB, s, max, g->scores);
+    e = apply(g, CUDNN_POINTWISE_EXP, e, NULL, g->scores);
+    Desc sum = reduction(g, CUDNN_REDUCE_TENSOR_ADD, e, inner(g, F32, g->row));
+    Desc log = apply(g, CUDNN_POINTWISE_LOG, sum, NULL, g->row);
+    pointwise(g, CUDNN_POINTWISE_ADD, max, log, NULL, lse, 0);
+    Desc p = pointwise(g, CUDNN_POINTWISE_DIV, e, sum, NULL, inner(g, BF16, g->scores), 0);
+    matmul(g, p, v, out);
+}
+
+// The gradient of K or V: the transposed scores times the rows, a product per query head, summed
+// over the heads that share the group.
+static void group_gradient(Graph *g, Desc scores, Desc rows, int64_t uid) {
+    Dims t = packed(g->scores);
+    t.d[2] = 1;
+    t.d[3] = g->scores.d[3];
+    Desc scores_t = reshape(g, scores, tensor(g, 0, BF16, g->scores, t));
+    Desc result = tensor(g, uid, BF16, g->group, g->qkv);
+    if (g->head.d[1] == g->group.d[1]) {
+        matmul(g, scores_t, rows, result);
+    } else {
+        Desc per_head = matmul(g, scores_t, rows, inner(g, BF16, g->head));
+        reduction(g, CUDNN_REDUCE_TENSOR_ADD, per_head, result);
+    }
+}
+
+static void build_backward(Graph *g, bool deterministic) {
+    Desc q = tensor(g, UID_Q, BF16, g->head, g->qkv);
+    Desc k_t = tensor(g, UID_K, BF16, g->group_t, g->qkv_t);
+    Desc v_t = tensor(g, UID_V, BF16, g->group_t, g->qkv_t);
+    Desc out = tensor(g, UID_OUT, BF16, g->head, g->out);
+    Desc dout = tensor(g, UID_DOUT, BF16, g->head, g->out);
+    Desc lse = tensor(g, UID_LSE, F32, g->row, g->lse);
+    Desc sum = tensor(g, UID_SUM, F32, g->row, packed(g->row));
+    Desc dq = tensor(g, UID_DQ, BF16, g->head, g->qkv);
+
+    Desc products = apply(g, CUDNN_POINTWISE_MUL, dout, out, g->head);
+    Desc row_sum = reduction(g, CUDNN_REDUCE_TENSOR_ADD, products, inner(g, F32, g->row));
+    pointwise(g, CUDNN_POINTWISE_MUL, row_sum, value(g, UID_ONE), NULL, sum, 0);
+
+    Desc s = matmul(g, q, k_t, inner(g, F32, g->scores));
+    s = apply(g, CUDNN_POINTWISE_MUL, s, value(g, UID_SCALE), g->scores);
+    s = apply(g, CUDNN_POINTWISE_SUB, s, lse, g->scores);
+    Desc p = apply(g, CUDNN_POINTWISE_EXP, causal_mask(g, s), NULL, g->scores);
+    group_gradient(g, p, dout, UID_DV);
+
+    Desc dp = matmul(g, dout, v_t, inner(g, F32, g->scores));
+    dp = apply(g, CUDNN_POINTWISE_SUB, dp, sum, g->scores);
+    Desc ds = apply(g, CUDNN_POINTWISE_MUL, dp, p, g->scores);
+    ds = apply(g, CUDNN_POINTWISE_MUL, ds, value(g, UID_SCALE), g->scores);
+    group_gradient(g, ds, q, UID_DK);
+
+    Desc k = reshape(g, k_t, tensor(g, 0, BF16, g->group, g->qkv));
+    if (deterministic) {
+        matmul(g, ds, k, dq);
+    } else {
+        Desc dq_sum = tensor(g, UID_DQ_SUM, F32, g->head, packed(g->head));
+        matmul(g, ds, k, dq_sum);
+        pointwise(g, CUDNN_POINTWISE_IDENTITY, dq_sum, NULL, NULL, dq, 0);
+    }
+}
+
+// ---- plans --------------------------------------------------------------------------------------
+
+// The graph, and the first engine configuration for it that can be finalized, of those the
+// heuristics propose.
+static void make_plan(Gpu *gpu, AttentionPlan *plan) {
+    enum { CONFIGS = 8 };
+    const AttentionShape *s = &plan->shape;
+    int64_t b = plan->piece.sequences, group = plan->piece.groups, h = group * (s->H / s->G);
+    int64_t T = s->T, D = s->D, N = (int64_t)(s->H + 2 * s->G) * D, HD = (int64_t)s->H * D;
+    Graph g = {
+        .next_uid = UID_VIRTUAL,
+        .head = {{b, h, T, D}},
+        .group = {{b, group, T, D}},
+        .group_t = {{b, group, D, T}},
+        .scores = {{b, h, T, T}},
+        .row = {{b, h, T, 1}},
+        .qkv = {{T * N, D, N, 1}},
+        .qkv_t = {{T * N, D, 1, N}},
+        .out = {{T * HD, D, HD, 1}},
+        .lse = {{s->H * T, T, 1, 1}},
+    };
+    if (plan->backward) {
+        build_backward(&g, s->deterministic);
+    } else {
+        build_forward(&g);
+    }
+    Desc op_graph = make(&g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), configs[CONFIGS];
+    set(&g, op_graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &gpu->dnn);
+    set(&g, op_graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g.num_ops,
+        g.ops);
+    finish(&g, op_graph);
+
+    cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+    Desc heuristics = make(&g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    join(&g, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, op_graph);
+    set(&g, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    finish(&g, heuristics);
+    for (int i = 0; i < CONFIGS; i++) { configs[i] = make(&g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR); }
+    int64_t found = 0, bytes = 0;
+    if (g.status == CUDNN_STATUS_SUCCESS) {
+        cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, CONFIGS, &found, configs);
+    }
+    for (int i = 0; i < found && i < CONFIGS && !plan->usable; i++) {
+        Graph attempt = {.status = CUDNN_STATUS_SUCCESS};
+        plan->plan = make(&attempt, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+        set(&attempt, plan->plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,
+            &gpu->dnn);
+        join(&attempt, plan->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
+        finish(&attempt, plan->plan);
+        plan->usable = attempt.status == CUDNN_STATUS_SUCCESS;
+        if (!plan->usable && attempt.num_made > 0) { cudnnBackendDestroyDescriptor(plan->plan); }
+    }
+    if (plan->usable) {
+        DNN_CHECK(cudnnBackendGetAttribute(plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                           CUDNN_TYPE_INT64, 1, NULL, &bytes));
+        plan->workspace = (size_t)bytes;
+    } else {
+        char reason[256] = "";
+        cudnnGetLastErrorString(reason, sizeof(reason));
+        fail(&plan->why_not, "cuDNN has no attention engine for T %d, %d/%d heads of %d: %.200s",
+             s->T, s->H, s->G, s->D, reason);
+    }
+    while (g.num_made > 0) { cudnnBackendDestroyDescriptor(g.made[--g.num_made]); }
+}
+
+static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bool backward) {
+    AttentionCache *cache = cache_of(gpu);
     for (int i = 0; i < cache->count; i++) {
-        if (same_plan(&cache->plans[i], &wanted)) { return &cache->plans[i]; }
+        const AttentionPlan *p = &cache->plans[i];
+        if (p->shape.T == s.T && p->shape.H == s.H && p->shape.G == s.G && p->shape.D == s.D &&
+            p->shape.deterministic == s.deterministic && p->backward == backward &&
+            p->piece.sequences == piece.sequences && p->piece.groups == piece.groups) {
+            return p;
+        }
     }
-    attention_make_plan(gpu, &wanted);
-    if (cache->count == cache->room) {
-        cache->room = cache->room > 0 ? 2 * cache->room : 8;
-        cache->plans = realloc_or_die(cache->plans, (size_t)cache->room * sizeof(AttentionPlan));
-    }
-    cache->plans[cache->count] = wanted;
-    return &cache->plans[cache->count++];
+    cache->plans = realloc_or_die(cache->plans, (size_t)(cache->count + 1) * sizeof(AttentionPlan));
+    AttentionPlan *plan = &cache->plans[cache->count++];
+    *plan = (AttentionPlan){.shape = s, .piece = piece, .backward = backward};
+    make_plan(gpu, plan);
+    return plan;
 }
 
 // ---- running ------------------------------------------------------------------------------------
 
 enum { OWN_ALIGN = 256 };
 
-static size_t sum_bytes(const AttentionShape *s, AttentionPiece p) {
+static size_t sum_bytes(const AttentionShape *s, Piece p) {
     int64_t rows = (int64_t)p.sequences * p.groups * (s->H / s->G) * s->T;
     return (size_t)round_up64(rows * (int64_t)sizeof(float), OWN_ALIGN);
 }
 
-static size_t dq_sum_bytes(const AttentionShape *s, AttentionPiece p) {
+static size_t dq_sum_bytes(const AttentionShape *s, Piece p) {
     return s->deterministic ? 0 : sum_bytes(s, p) * (size_t)s->D;
 }
 
 // What a backward piece needs, cuDNN's share by its known growth and some room.
-static size_t expected_bytes(const AttentionShape *s, AttentionPiece p) {
+static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
@@ -70,8 +396,8 @@ static size_t expected_bytes(const AttentionShape *s, AttentionPiece p) {
 }
 
 // The largest piece that fits: whole sequences, or else some groups of one.
-static AttentionPiece piece_for(const AttentionShape *s, size_t bytes) {
-    AttentionPiece p = {s->B, s->G};
+static Piece piece_for(const AttentionShape *s, size_t bytes) {
+    Piece p = {s->B, s->G};
     while (p.sequences > 1 && expected_bytes(s, p) > bytes) { p.sequences = (p.sequences + 1) / 2; }
     while (p.groups > 1 && expected_bytes(s, p) > bytes) { p.groups = (p.groups + 1) / 2; }
     return p;
@@ -81,104 +407,115 @@ size_t attention_workspace(AttentionShape s, size_t most) {
     return expected_bytes(&s, piece_for(&s, most));
 }
 
-static void execute(Gpu *gpu, const AttentionPlan *plan, int count, const int64_t *uids,
-                    void **pointers, void *workspace) {
-    cudnnBackendDescriptor_t pack;
-    DNN_CHECK(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack));
-    DNN_CHECK(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64,
-                                       count, uids));
-    DNN_CHECK(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
-                                       CUDNN_TYPE_VOID_PTR, count, pointers));
-    DNN_CHECK(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
-                                       1, &workspace));
-    DNN_CHECK(cudnnBackendFinalize(pack));
+// bound: where each tensor lies, on the device or, by value, on the host; NULL: not in the graph.
+static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound[UID_VIRTUAL],
+                    void *workspace) {
+    Graph call = {.status = CUDNN_STATUS_SUCCESS};
+    int64_t uids[UID_VIRTUAL];
+    const void *pointers[UID_VIRTUAL];
+    int count = 0;
+    for (int uid = 1; uid < UID_VIRTUAL; uid++) {
+        if (bound[uid] == NULL) { continue; }
+        uids[count] = uid;
+        pointers[count++] = bound[uid];
+    }
+    Desc pack = make(&call, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    set(&call, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, uids);
+    set(&call, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
+    set(&call, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    finish(&call, pack);
+    DNN_CHECK(call.status);
     DNN_CHECK(cudnnBackendExecute(gpu->dnn, plan->plan, pack));
     DNN_CHECK(cudnnBackendDestroyDescriptor(pack));
 }
 
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
-    const AttentionPlan *forward = plan_for(gpu, s, (AttentionPiece){s.B, s.G}, false);
-    bool fits = forward->usable && forward->workspace <= gpu->attention_bytes;
-    if (!fits) {
-        if (why != NULL) { *why = forward->why_not; }
-        return false;
+    const AttentionPlan *forward = plan_for(gpu, s, (Piece){s.B, s.G}, false);
+    if (!forward->usable) { return fail(why, "%s", forward->why_not.text); }
+    if (forward->workspace > gpu->attention_bytes) {
+        return fail(why,
+                    "cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
+                    forward->workspace, gpu->attention_bytes);
     }
-    AttentionPiece piece = piece_for(&s, gpu->attention_bytes);
-    const AttentionPlan *backward = plan_for(gpu, s, piece, true);
-    if (!backward->usable && why != NULL) { *why = backward->why_not; }
-    return backward->usable;
+    const AttentionPlan *backward = plan_for(gpu, s, piece_for(&s, gpu->attention_bytes), true);
+    return backward->usable ? true : fail(why, "%s", backward->why_not.text);
 }
 
-static bool use_plain(Gpu *gpu, AttentionShape s) {
+static bool use_plain(Gpu *gpu, const AttentionShape *s) {
     Error why;
-    if (attention_by_cudnn(gpu, s, &why)) { return false; }
+    if (attention_by_cudnn(gpu, *s, &why)) { return false; }
     if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", why.text); }
     gpu->attentions->said = true;
     return true;
 }
 
+static void check(const AttentionShape *s, const void *const addresses[], int count) {
+    if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
+    for (int i = 0; i < count; i++) {
+        if (addresses[i] == NULL || (uintptr_t)addresses[i] % 16 != 0) {
+            die("attention: operand %d is at %p; the address must be a multiple of 16", i,
+                addresses[i]);
+        }
+    }
+}
+
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
-    if (use_plain(gpu, s)) {
+    check(&s, (const void *[]){out, lse, qkv}, 3);
+    if (use_plain(gpu, &s)) {
         attention_plain_forward(out, lse, qkv, s.B, s.T, s.H, s.G, s.D, gpu->stream);
         return;
     }
     float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f;
     const Bf16 *k = qkv + s.H * s.D, *v = k + s.G * s.D;
-    int64_t uids[] = {UID_Q, UID_K, UID_V, UID_OUT, UID_LSE, UID_SCALE, UID_MASKED};
-    void *pointers[] = {(void *)qkv, (void *)k, (void *)v, out, lse, &scale, &masked};
-    const AttentionPlan *plan = plan_for(gpu, s, (AttentionPiece){s.B, s.G}, false);
-    execute(gpu, plan, 7, uids, pointers, gpu->attention_workspace);
-}
-
-// One piece of the backward pass, from sequence b and group g on.
-static void backward_piece(Gpu *gpu, const AttentionShape *s, const AttentionPlan *plan, int b,
-                           int g, Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                           const Bf16 *qkv) {
-    int D = s->D, heads = s->H / s->G, h = g * heads;
-    int64_t row = (int64_t)(s->H + 2 * s->G) * D, first = (int64_t)b * s->T;
-    int64_t q_at = first * row + (int64_t)h * D;
-    int64_t k_at = first * row + (int64_t)(s->H + g) * D, v_at = k_at + (int64_t)s->G * D;
-    int64_t out_at = first * s->H * D + (int64_t)h * D, lse_at = ((int64_t)b * s->H + h) * s->T;
-    float scale = 1.0f / sqrtf((float)D), masked = -1e9f, one = 1.0f;
-    char *sum = gpu->attention_workspace, *dq_sum = sum + sum_bytes(s, plan->piece);
-    char *rest = dq_sum + dq_sum_bytes(s, plan->piece);
-    if (rest + plan->workspace > (char *)gpu->attention_workspace + gpu->attention_bytes) {
-        die("cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
-            (size_t)(rest - sum) + plan->workspace, gpu->attention_bytes);
-    }
-    int64_t uids[] = {UID_Q,  UID_K,  UID_V,   UID_OUT,   UID_LSE,    UID_DOUT, UID_DQ,
-                      UID_DK, UID_DV, UID_SUM, UID_SCALE, UID_MASKED, UID_ONE,  UID_DQ_SUM};
-    void *pointers[] = {(void *)(qkv + q_at),
-                        (void *)(qkv + k_at),
-                        (void *)(qkv + v_at),
-                        (void *)(out + out_at),
-                        (void *)(lse + lse_at),
-                        (void *)(d_out + out_at),
-                        d_qkv + q_at,
-                        d_qkv + k_at,
-                        d_qkv + v_at,
-                        sum,
-                        &scale,
-                        &masked,
-                        &one,
-                        dq_sum};
-    execute(gpu, plan, s->deterministic ? 13 : 14, uids, pointers, rest);
+    const void *bound[UID_VIRTUAL] = {
+        [UID_Q] = qkv,   [UID_K] = k,          [UID_V] = v,           [UID_OUT] = out,
+        [UID_LSE] = lse, [UID_SCALE] = &scale, [UID_MASKED] = &masked};
+    const AttentionPlan *plan = plan_for(gpu, s, (Piece){s.B, s.G}, false);
+    execute(gpu, plan, bound, gpu->attention_workspace);
 }
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    if (use_plain(gpu, s)) {
+    check(&s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5);
+    if (use_plain(gpu, &s)) {
         attention_plain_backward(d_qkv, d_out, out, lse, qkv, s.B, s.T, s.H, s.G, s.D, gpu->stream);
         return;
     }
-    AttentionPiece piece = piece_for(&s, gpu->attention_bytes);
+    float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
+    int D = s.D, heads = s.H / s.G;
+    int64_t row = (int64_t)(s.H + 2 * s.G) * D;
+    Piece piece = piece_for(&s, gpu->attention_bytes);
     for (int b = 0; b < s.B; b += piece.sequences) {
         for (int g = 0; g < s.G; g += piece.groups) {
-            AttentionPiece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,
-                                   s.G - g < piece.groups ? s.G - g : piece.groups};
+            Piece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,
+                          s.G - g < piece.groups ? s.G - g : piece.groups};
             const AttentionPlan *plan = plan_for(gpu, s, part, true);
             if (!plan->usable) { die("%s", plan->why_not.text); }
-            backward_piece(gpu, &s, plan, b, g, d_qkv, d_out, out, lse, qkv);
+            char *sum = gpu->attention_workspace, *dq_sum = sum + sum_bytes(&s, part);
+            char *rest = dq_sum + dq_sum_bytes(&s, part);
+            size_t bytes = (size_t)(rest - sum) + plan->workspace;
+            if (bytes > gpu->attention_bytes) {
+                die("cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
+                    bytes, gpu->attention_bytes);
+            }
+            int64_t first = (int64_t)b * s.T, h = (int64_t)g * heads, q = first * row + h * D;
+            int64_t k = first * row + (int64_t)(s.H + g) * D, v = k + (int64_t)s.G * D;
+            int64_t result = (first * s.H + h) * D, statistic = ((int64_t)b * s.H + h) * s.T;
+            const void *bound[UID_VIRTUAL] = {[UID_Q] = qkv + q,
+                                              [UID_K] = qkv + k,
+                                              [UID_V] = qkv + v,
+                                              [UID_OUT] = out + result,
+                                              [UID_LSE] = lse + statistic,
+                                              [UID_DOUT] = d_out + result,
+                                              [UID_DQ] = d_qkv + q,
+                                              [UID_DK] = d_qkv + k,
+                                              [UID_DV] = d_qkv + v,
+                                              [UID_SUM] = sum,
+                                              [UID_SCALE] = &scale,
+                                              [UID_MASKED] = &masked,
+                                              [UID_ONE] = &one,
+                                              [UID_DQ_SUM] = s.deterministic ? NULL : dq_sum};
+            execute(gpu, plan, bound, rest);
         }
     }
 }

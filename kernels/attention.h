@@ -3,6 +3,8 @@
 // qkv, d_qkv: BF16 [B,T,(H+2G)D], each row the H query heads, the G key heads, the G value heads.
 // out, d_out: BF16 [B,T,H*D]. lse: FP32 [B,H,T], the log-sum-exp of each row, kept for backward.
 //
+// Every address is a multiple of 16 bytes, and G divides H.
+//
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
 // shape (a head size that is not a multiple of 8, say), a plain kernel of our own serves.
 //
@@ -28,15 +30,15 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// Bytes of gpu->attention_workspace that both passes can do with; the more there is up to `most`,
-// the fewer pieces the deterministic backward is cut into. Needs no device.
+// Bytes of gpu->attention_workspace that both passes can work with, at most `most` where that is
+// possible: the more, the fewer pieces the deterministic backward is cut into. Needs no device.
 size_t attention_workspace(AttentionShape s, size_t most);
 
 // Whether cuDNN serves the shape; `why` says why not.
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why);
 
-AttentionCache *attention_cache_new(void);
-void attention_cache_free(AttentionCache *cache);
+// Forgets the plans.
+void attention_close(Gpu *gpu);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,5 @@
 #include "gemm.h"
 
-#include "../base/io.h"
-
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,36 +8,37 @@
 // cuBLASLt is column-major, where our row-major D[m,n] is its D'[n,m] = op(B)' op(A)': the operands
 // change places, so what cuBLASLt calls A is our b.
 
-enum { CANDIDATES = 16 };
+enum { CANDIDATES = 16, LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 
-// What a plan depends on; compared and hashed as bytes, so it has no gaps.
+// What a plan depends on; compared as bytes. alignment: of a, b, c and d, of which algorithms may
+// need up to MOST_ALIGNMENT bytes.
 typedef struct {
-    int32_t m, n, k;
-    int16_t type_a, type_b, type_d, epilogue;
-    int16_t trans_a, trans_b, has_c, in_place, fast_accumulation, unused;
+    int32_t alignment, shape[3], types[3], trans[2];
+    int32_t epilogue, has_c, in_place, fast_accumulation;
 } PlanKey;
 
 typedef struct {
     PlanKey key;
+    int32_t algorithm; // its place in the heuristic's list
+} Choice;
+
+typedef struct {
+    Choice choice;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
-    int choice; // the algorithm's place in the heuristic's list
 } GemmPlan;
 
 struct GemmCache {
-    int count, room;
+    int num_plans, num_choices;
     GemmPlan *plans;
+    Choice *choices; // for plans still to be made
     bool autotune;
-    int num_choices; // read from a file
-    struct {
-        PlanKey key;
-        int choice;
-    } * choices;
 };
 
-GemmCache *gemm_cache_new(void) {
-    return calloc_or_die(1, sizeof(GemmCache));
+static GemmCache *cache_of(Gpu *gpu) {
+    if (gpu->gemms == NULL) { gpu->gemms = calloc_or_die(1, sizeof(GemmCache)); }
+    return gpu->gemms;
 }
 
 static void plan_destroy(GemmPlan *p) {
@@ -50,88 +48,115 @@ static void plan_destroy(GemmPlan *p) {
     cublasLtMatmulDescDestroy(p->op);
 }
 
-void gemm_cache_free(GemmCache *cache) {
-    for (int i = 0; i < cache->count; i++) { plan_destroy(&cache->plans[i]); }
+void gemm_close(Gpu *gpu) {
+    GemmCache *cache = cache_of(gpu);
+    for (int i = 0; i < cache->num_plans; i++) { plan_destroy(&cache->plans[i]); }
     free(cache->plans);
     free(cache->choices);
     free(cache);
+    gpu->gemms = NULL;
 }
 
-static cudaDataType_t cuda_type(GpuType type) {
-    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
-    return types[type];
+// ---- plans --------------------------------------------------------------------------------------
+
+static void check_address(const Gemm *g, const char *name, const void *address, bool needed) {
+    if ((address != NULL || !needed) && (uintptr_t)address % LEAST_ALIGNMENT == 0) { return; }
+    die("gemm: a product of %d x %d x %d has %s at %p; the address must be a multiple of %d", g->m,
+        g->n, g->k, name, address, LEAST_ALIGNMENT);
+}
+
+static void check(const Gemm *g) {
+    bool a_fp8 = gpu_type_bytes(g->type_a) == 1, b_fp8 = gpu_type_bytes(g->type_b) == 1;
+    bool gelu = g->epilogue == EPILOGUE_GELU_AUX_BIAS;
+    check_address(g, "a", g->a, true);
+    check_address(g, "b", g->b, true);
+    check_address(g, "c", g->c, g->beta != 0.0f);
+    check_address(g, "d", g->d, true);
+    check_address(g, "bias", g->bias, gelu || g->epilogue == EPILOGUE_BIAS);
+    check_address(g, "aux", g->aux, gelu || g->epilogue == EPILOGUE_DGELU);
+    check_address(g, "scale_a", g->scale_a, a_fp8);
+    check_address(g, "scale_b", g->scale_b, b_fp8);
+    if (a_fp8 != b_fp8 || (a_fp8 && (g->trans_a || !g->trans_b))) {
+        die("gemm: a product of %d x %d x %d mixes FP8 with another type, or has an FP8 operand "
+            "without k contiguous",
+            g->m, g->n, g->k);
+    }
 }
 
 static PlanKey key_of(const Gemm *g) {
-    PlanKey key;
-    memset(&key, 0, sizeof(key));
-    key = (PlanKey){.m = g->m,
-                    .n = g->n,
-                    .k = g->k,
-                    .type_a = (int16_t)g->type_a,
-                    .type_b = (int16_t)g->type_b,
-                    .type_d = (int16_t)g->type_d,
-                    .epilogue = (int16_t)g->epilogue,
-                    .trans_a = g->trans_a,
-                    .trans_b = g->trans_b,
-                    .has_c = g->beta != 0.0f,
-                    .in_place = g->c == g->d,
-                    .fast_accumulation = g->fast_accumulation};
-    return key;
+    uintptr_t addresses = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d;
+    int alignment = MOST_ALIGNMENT;
+    while (addresses % (uintptr_t)alignment != 0) { alignment /= 2; }
+    return (PlanKey){alignment,
+                     {g->m, g->n, g->k},
+                     {(int32_t)g->type_a, (int32_t)g->type_b, (int32_t)g->type_d},
+                     {g->trans_a, g->trans_b},
+                     (int32_t)g->epilogue,
+                     g->beta != 0.0f,
+                     g->c == g->d,
+                     g->fast_accumulation};
 }
 
 static cublasLtMatrixLayout_t layout_new(GpuType type, int rows, int cols) {
+    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
     cublasLtMatrixLayout_t layout;
     BLAS_CHECK(
-        cublasLtMatrixLayoutCreate(&layout, cuda_type(type), (uint64_t)cols, (uint64_t)rows, cols));
+        cublasLtMatrixLayoutCreate(&layout, types[type], (uint64_t)cols, (uint64_t)rows, cols));
     return layout;
 }
 
-#define SET(op, attribute, value) \
-    BLAS_CHECK(cublasLtMatmulDescSetAttribute(op, attribute, &(value), sizeof(value)))
+#define SET(op, attribute, value)                                                             \
+    BLAS_CHECK(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
+                                              sizeof(value)))
+
+// The pointers that are part of the description rather than of the call.
+static void plan_point(GemmPlan *p, const Gemm *g) {
+    if (g->bias != NULL) { SET(p->op, BIAS_POINTER, g->bias); }
+    if (g->aux != NULL) { SET(p->op, EPILOGUE_AUX_POINTER, g->aux); }
+    if (g->scale_a != NULL) { SET(p->op, B_SCALE_POINTER, g->scale_a); }
+    if (g->scale_b != NULL) { SET(p->op, A_SCALE_POINTER, g->scale_b); }
+}
 
 static void plan_describe(GemmPlan *p, const Gemm *g) {
     static const cublasLtEpilogue_t epilogues[EPILOGUE_COUNT] = {
         CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
         CUBLASLT_EPILOGUE_DGELU};
-    p->key = key_of(g);
+    const cublasOperation_t transa = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t transb = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cudaDataType_t bias_type = CUDA_R_16BF;
+    const int64_t aux_row = g->n;
+    const int8_t fast = 1;
     BLAS_CHECK(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    cublasOperation_t transa = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasOperation_t transb = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    SET(p->op, CUBLASLT_MATMUL_DESC_TRANSA, transa);
-    SET(p->op, CUBLASLT_MATMUL_DESC_TRANSB, transb);
+    SET(p->op, TRANSA, transa);
+    SET(p->op, TRANSB, transb);
     if (g->epilogue != EPILOGUE_NONE) {
-        cudaDataType_t bias_type = CUDA_R_16BF;
-        int64_t aux_row = g->n;
-        SET(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[g->epilogue]);
-        SET(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
-        if (g->aux != NULL) { SET(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_row); }
+        SET(p->op, EPILOGUE, epilogues[g->epilogue]);
+        SET(p->op, BIAS_DATA_TYPE, bias_type);
+        if (g->aux != NULL) { SET(p->op, EPILOGUE_AUX_LD, aux_row); }
     }
-    if (g->fast_accumulation) {
-        int8_t fast = 1;
-        SET(p->op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
-    }
+    if (g->fast_accumulation) { SET(p->op, FAST_ACCUM, fast); }
     p->a = layout_new(g->type_b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
     p->b = layout_new(g->type_a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
     p->d = layout_new(g->type_d, g->m, g->n);
+    plan_point(p, g);
 }
 
-// The pointers that are part of the description rather than of the call.
-static void plan_point(GemmPlan *p, const Gemm *g) {
-    if (g->bias != NULL) { SET(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias); }
-    if (g->aux != NULL) { SET(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, g->aux); }
-    if (g->scale_a != NULL) { SET(p->op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g->scale_a); }
-    if (g->scale_b != NULL) { SET(p->op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g->scale_b); }
-}
+#define PREFER(preference, attribute, value)                                                      \
+    BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, \
+                                                    &(value), sizeof(value)))
 
 // The heuristic's algorithms for a plan, the most promising first; returns how many.
 static int plan_candidates(Gpu *gpu, const GemmPlan *p, cublasLtMatmulHeuristicResult_t *results) {
     cublasLtMatmulPreference_t preference;
     size_t workspace = gpu->workspace_bytes;
+    uint32_t alignment = (uint32_t)p->choice.key.alignment;
     int count = 0;
     BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
+    PREFER(preference, MAX_WORKSPACE_BYTES, workspace);
+    PREFER(preference, MIN_ALIGNMENT_A_BYTES, alignment);
+    PREFER(preference, MIN_ALIGNMENT_B_BYTES, alignment);
+    PREFER(preference, MIN_ALIGNMENT_C_BYTES, alignment);
+    PREFER(preference, MIN_ALIGNMENT_D_BYTES, alignment);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->blas, p->op, p->a, p->b, p->d, p->d,
                                                            preference, CANDIDATES, results, &count);
     cublasLtMatmulPreferenceDestroy(preference);
@@ -144,27 +169,19 @@ static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
                           g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
 }
 
-// Milliseconds of a run, of so many one after another; negative where the algorithm fails.
+// Milliseconds of a run, of `runs` one after another; negative where the algorithm fails.
 static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g, int runs) {
-    cudaEvent_t begin, end;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    float ms = 0.0f;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    CUDA_CHECK(cudaEventRecord(begin, gpu->stream));
+    GpuTimer timer = gpu_timer_begin(gpu);
     for (int run = 0; run < runs && status == CUBLAS_STATUS_SUCCESS; run++) {
         status = plan_run(gpu, p, g);
     }
-    CUDA_CHECK(cudaEventRecord(end, gpu->stream));
-    CUDA_CHECK(cudaEventSynchronize(end));
-    CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
+    float ms = gpu_timer_end(gpu, timer);
     return status == CUBLAS_STATUS_SUCCESS ? ms / (float)runs : -1.0f;
 }
 
-// Times every candidate on the operands in hand, in turns of turn_ms: training holds a device at
-// its power limit, where what counts is an algorithm's energy, and short runs do not show that. The
+// Times every candidate on the call's operands, in turns of turn_ms: training holds a device at its
+// power limit, where what counts is an algorithm's energy, and short runs do not show that. The
 // first turns bring the device there. D is computed many times over, so where C is D its values are
 // worthless afterwards: the caller tunes in a step whose results are thrown away.
 static int plan_fastest(Gpu *gpu, GemmPlan *p, const Gemm *g,
@@ -173,6 +190,7 @@ static int plan_fastest(Gpu *gpu, GemmPlan *p, const Gemm *g,
     const float turn_ms = 20.0f, hopeless = 1.2f, worthwhile = 0.99f;
     float ms[CANDIDATES], least = INFINITY;
     int fastest = 0;
+    if (count == 1) { return 0; }
     for (int i = 0; i < count; i++) {
         p->algo = results[i].algo;
         bool works = results[i].state == CUBLAS_STATUS_SUCCESS && plan_time(gpu, p, g, 1) >= 0;
@@ -195,48 +213,34 @@ static int plan_fastest(Gpu *gpu, GemmPlan *p, const Gemm *g,
     return fastest;
 }
 
-static int stored_choice(const GemmCache *cache, const PlanKey *key) {
-    for (int i = 0; i < cache->num_choices; i++) {
-        if (memcmp(&cache->choices[i].key, key, sizeof(*key)) == 0) {
-            return cache->choices[i].choice;
-        }
-    }
-    return -1;
-}
-
-static bool plan_make(Gpu *gpu, GemmPlan *p, const Gemm *g, Error *err) {
-    cublasLtMatmulHeuristicResult_t results[CANDIDATES];
-    plan_describe(p, g);
-    plan_point(p, g);
-    int count = plan_candidates(gpu, p, results);
-    if (count == 0) {
-        plan_destroy(p);
-        return fail(err,
-                    "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d)",
-                    g->m, g->n, g->k, g->type_a, g->type_b, g->type_d);
-    }
-    p->choice = stored_choice(gpu->gemms, &p->key);
-    if (p->choice < 0 || p->choice >= count) {
-        p->choice = gpu->gemms->autotune ? plan_fastest(gpu, p, g, results, count) : 0;
-    }
-    p->algo = results[p->choice].algo;
-    return true;
-}
-
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
-    GemmCache *cache = gpu->gemms;
-    PlanKey key = key_of(g);
-    for (int i = 0; i < cache->count; i++) {
-        if (memcmp(&cache->plans[i].key, &key, sizeof(key)) == 0) { return &cache->plans[i]; }
+    GemmCache *cache = cache_of(gpu);
+    GemmPlan p = {.choice = {key_of(g), -1}};
+    cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+    check(g);
+    for (int i = 0; i < cache->num_plans; i++) {
+        GemmPlan *known = &cache->plans[i];
+        if (memcmp(&known->choice.key, &p.choice.key, sizeof(PlanKey)) == 0) { return known; }
     }
-    GemmPlan plan;
-    if (!plan_make(gpu, &plan, g, err)) { return NULL; }
-    if (cache->count == cache->room) {
-        cache->room = cache->room > 0 ? 2 * cache->room : 32;
-        cache->plans = realloc_or_die(cache->plans, (size_t)cache->room * sizeof(GemmPlan));
+    plan_describe(&p, g);
+    int count = plan_candidates(gpu, &p, results);
+    if (count == 0) {
+        plan_destroy(&p);
+        fail(err, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d)",
+             g->m, g->n, g->k, g->type_a, g->type_b, g->type_d);
+        return NULL;
     }
-    cache->plans[cache->count] = plan;
-    return &cache->plans[cache->count++];
+    for (int i = 0; i < cache->num_choices; i++) {
+        const Choice *kept = &cache->choices[i];
+        if (memcmp(&kept->key, &p.choice.key, sizeof(PlanKey)) == 0) { p.choice = *kept; }
+    }
+    if (p.choice.algorithm < 0 || p.choice.algorithm >= count) {
+        p.choice.algorithm = cache->autotune ? plan_fastest(gpu, &p, g, results, count) : 0;
+    }
+    p.algo = results[p.choice.algorithm].algo;
+    cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
+    cache->plans[cache->num_plans] = p;
+    return &cache->plans[cache->num_plans++];
 }
 
 bool gemm_supported(Gpu *gpu, Gemm g, Error *err) {
@@ -244,16 +248,9 @@ bool gemm_supported(Gpu *gpu, Gemm g, Error *err) {
 }
 
 Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
-    return (Gemm){.m = m,
-                  .n = n,
-                  .k = k,
-                  .a = a,
-                  .b = b,
-                  .d = d,
-                  .type_a = TYPE_BF16,
-                  .type_b = TYPE_BF16,
-                  .type_d = TYPE_BF16,
-                  .alpha = 1.0f};
+    Gemm g = {.m = m, .n = n, .k = k, .a = a, .b = b, .d = d, .alpha = 1.0f};
+    g.type_a = g.type_b = g.type_d = TYPE_BF16;
+    return g;
 }
 
 void gemm(Gpu *gpu, Gemm g) {
@@ -264,71 +261,40 @@ void gemm(Gpu *gpu, Gemm g) {
     BLAS_CHECK(plan_run(gpu, plan, &g));
 }
 
+// ---- choices ------------------------------------------------------------------------------------
+
 void gemm_autotune(Gpu *gpu, bool on) {
-    gpu->gemms->autotune = on;
+    cache_of(gpu)->autotune = on;
 }
 
-// "cuBLASLt 130100 NVIDIA H200": the choices hold for one library on one kind of device.
-static void choices_title(const Gpu *gpu, char title[512]) {
-    snprintf(title, 512, "cuBLASLt %zu %s", cublasLtGetVersion(), gpu->name);
+// Choices are a title line and a Choice each. They hold for one version of the library on one kind
+// of device, and one layout of Choice.
+static size_t choices_title(const Gpu *gpu, char title[512]) {
+    return (size_t)snprintf(title, 512, "cuBLASLt %zu, %s, %zu bytes a product\n",
+                            cublasLtGetVersion(), gpu->name, sizeof(Choice));
 }
 
-static void take_choice(GemmCache *cache, const char *line) {
-    int f[13], choice;
-    if (sscanf(line, "%d %d %d %d %d %d %d %d %d %d %d %d : %d", &f[0], &f[1], &f[2], &f[3], &f[4],
-               &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &choice) != 13) {
-        return;
+void *gemm_choices(Gpu *gpu, size_t *bytes) {
+    const GemmCache *cache = cache_of(gpu);
+    char title[512];
+    size_t used = choices_title(gpu, title);
+    *bytes = used + (size_t)cache->num_plans * sizeof(Choice);
+    char *data = malloc_or_die(*bytes);
+    memcpy(data, title, used);
+    for (int i = 0; i < cache->num_plans; i++, used += sizeof(Choice)) {
+        memcpy(data + used, &cache->plans[i].choice, sizeof(Choice));
     }
-    PlanKey key;
-    memset(&key, 0, sizeof(key));
-    key = (PlanKey){.m = f[0],
-                    .n = f[1],
-                    .k = f[2],
-                    .type_a = (int16_t)f[3],
-                    .type_b = (int16_t)f[4],
-                    .type_d = (int16_t)f[5],
-                    .epilogue = (int16_t)f[6],
-                    .trans_a = (int16_t)f[7],
-                    .trans_b = (int16_t)f[8],
-                    .has_c = (int16_t)f[9],
-                    .in_place = (int16_t)f[10],
-                    .fast_accumulation = (int16_t)f[11]};
-    cache->choices = realloc_or_die(cache->choices,
-                                    (size_t)(cache->num_choices + 1) * sizeof(*cache->choices));
-    cache->choices[cache->num_choices].key = key;
-    cache->choices[cache->num_choices++].choice = choice;
+    return data;
 }
 
-void gemm_take_choices(Gpu *gpu, const char *text, size_t bytes) {
-    char line[512], title[512];
-    bool ours = false;
-    const char *end = text + bytes, *next;
-    choices_title(gpu, title);
-    for (bool first = true; text < end; text = next, first = false) {
-        const char *stop = memchr(text, '\n', (size_t)(end - text));
-        int length = (int)min64((stop != NULL ? stop : end) - text, (int64_t)sizeof(line) - 1);
-        next = stop != NULL ? stop + 1 : end;
-        snprintf(line, sizeof(line), "%.*s", length, text);
-        if (first) {
-            ours = strcmp(line, title) == 0;
-        } else if (ours) {
-            take_choice(gpu->gemms, line);
-        }
-    }
-}
-
-char *gemm_choices(const Gpu *gpu) {
-    const GemmCache *cache = gpu->gemms;
-    size_t room = 512 + (size_t)cache->count * 160, used;
-    char *text = malloc_or_die(room), title[512];
-    choices_title(gpu, title);
-    used = (size_t)snprintf(text, room, "%s\n", title);
-    for (int i = 0; i < cache->count; i++) {
-        const PlanKey *k = &cache->plans[i].key;
-        used += (size_t)snprintf(
-            text + used, room - used, "%d %d %d %d %d %d %d %d %d %d %d %d : %d\n", k->m, k->n,
-            k->k, k->type_a, k->type_b, k->type_d, k->epilogue, k->trans_a, k->trans_b, k->has_c,
-            k->in_place, k->fast_accumulation, cache->plans[i].choice);
-    }
-    return text;
+void gemm_take_choices(Gpu *gpu, const void *data, size_t bytes) {
+    GemmCache *cache = cache_of(gpu);
+    char title[512];
+    size_t used = choices_title(gpu, title);
+    if (bytes < used || memcmp(data, title, used) != 0) { return; }
+    size_t count = (bytes - used) / sizeof(Choice);
+    free(cache->choices);
+    cache->choices = calloc_or_die(count + 1, sizeof(Choice));
+    cache->num_choices = (int)count;
+    memcpy(cache->choices, (const char *)data + used, count * sizeof(Choice));
 }

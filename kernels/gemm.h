@@ -1,13 +1,13 @@
 // Matrix products through cuBLASLt: one Gemm in, one call out.
 //
 // Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op is the transposition
-// that trans_a or trans_b asks for. With FP8 operands, both must lie with k contiguous, which is
-// trans_a false and trans_b true (Hopper's tensor cores take no other), and the product is
-// multiplied by *scale_a and *scale_b.
+// that trans_a or trans_b asks for. FP8 operands must both have k contiguous, which is trans_a
+// false and trans_b true (Hopper's tensor cores take no other), and the product is multiplied by
+// *scale_a and *scale_b. Every address is a multiple of 16 bytes.
 //
-// The plan (layouts and algorithm) of each shape is made once. Which algorithm: the heuristic's
-// first, or with autotuning the fastest of its first few, timed once; a choice can be written to a
-// file and read back, so that a resumed run computes the same bits.
+// The plan (layouts and algorithm) of each shape is made once. The algorithm is the heuristic's
+// first, or with autotuning the fastest of its first few, timed once; the choices can be kept and
+// given back, so that a resumed run computes the same bits.
 #ifndef LLM8_GEMM_H
 #define LLM8_GEMM_H
 
@@ -35,11 +35,11 @@ typedef struct {
     float alpha, beta;
     GemmEpilogue epilogue;
     void *bias, *aux;               // BF16
-    const float *scale_a, *scale_b; // FP8 operands': on the device, 16-byte aligned
+    const float *scale_a, *scale_b; // of FP8 operands, on the device
     bool fast_accumulation;         // FP8: keep partial sums in the tensor cores
 } Gemm;
 
-// A product of BF16 into BF16, nothing transposed, added or besides.
+// A product of BF16 into BF16, without transposition, addition or epilogue.
 Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);
@@ -47,16 +47,17 @@ void gemm(Gpu *gpu, Gemm g);
 // False, with the reason, where cuBLASLt has no algorithm for it.
 bool gemm_supported(Gpu *gpu, Gemm g, Error *err);
 
-GemmCache *gemm_cache_new(void);
-void gemm_cache_free(GemmCache *cache);
-
 // While on, new shapes are timed, which spoils the results of products that add to their own
 // output: for a step whose results are thrown away, and not while a graph is being captured.
 void gemm_autotune(Gpu *gpu, bool on);
-// What has been chosen so far, as text (to be freed); for what comes, the choices of such a text.
-// Those of another device or library version, and lines that mean nothing, are passed over.
-char *gemm_choices(const Gpu *gpu);
-void gemm_take_choices(Gpu *gpu, const char *text, size_t bytes);
+
+// The choices of all plans so far (to be freed); for plans still to be made, the choices of such
+// data. Those of another device or library version are ignored.
+void *gemm_choices(Gpu *gpu, size_t *bytes);
+void gemm_take_choices(Gpu *gpu, const void *data, size_t bytes);
+
+// Forgets plans and choices.
+void gemm_close(Gpu *gpu);
 
 #ifdef __cplusplus
 }

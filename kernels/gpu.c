@@ -1,7 +1,6 @@
 #include "gpu.h"
-#include "attention.h"
-#include "gemm.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,18 +51,33 @@ bool gpu_open(Gpu *gpu, int device, Error *err) {
     BLAS_CHECK(cublasLtCreate(&gpu->blas));
     DNN_CHECK(cudnnCreate(&gpu->dnn));
     DNN_CHECK(cudnnSetStream(gpu->dnn, gpu->stream));
-    gpu->gemms = gemm_cache_new();
-    gpu->attentions = attention_cache_new();
     return true;
 }
 
 void gpu_close(Gpu *gpu) {
+    assert(gpu->gemms == NULL && gpu->attentions == NULL);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    attention_cache_free(gpu->attentions);
-    gemm_cache_free(gpu->gemms);
     DNN_CHECK(cudnnDestroy(gpu->dnn));
     BLAS_CHECK(cublasLtDestroy(gpu->blas));
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
+}
+
+GpuTimer gpu_timer_begin(const Gpu *gpu) {
+    GpuTimer timer;
+    CUDA_CHECK(cudaEventCreate(&timer.begin));
+    CUDA_CHECK(cudaEventCreate(&timer.end));
+    CUDA_CHECK(cudaEventRecord(timer.begin, gpu->stream));
+    return timer;
+}
+
+float gpu_timer_end(const Gpu *gpu, GpuTimer timer) {
+    float ms;
+    CUDA_CHECK(cudaEventRecord(timer.end, gpu->stream));
+    CUDA_CHECK(cudaEventSynchronize(timer.end));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, timer.begin, timer.end));
+    CUDA_CHECK(cudaEventDestroy(timer.begin));
+    CUDA_CHECK(cudaEventDestroy(timer.end));
+    return ms;
 }
 
 enum { PROFILE_EVENTS = 1 << 16 };

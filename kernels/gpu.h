@@ -51,20 +51,29 @@ typedef struct {
     cudnnHandle_t dnn;
     void *workspace, *attention_workspace; // of one product, of one attention; from the plan
     size_t workspace_bytes, attention_bytes;
-    GemmCache *gemms;
-    AttentionCache *attentions;
-    GpuProfile *profile; // NULL: not profiling
+    GemmCache *gemms;           // of gemm.c, until gemm_close; NULL: none yet
+    AttentionCache *attentions; // of attention.c, until attention_close
+    GpuProfile *profile;        // NULL: not profiling
 } Gpu;
 
 // Takes device `device` (the workspaces are the caller's, and left alone); refuses one older than
 // sm_80, or none at all, in one line.
 bool gpu_open(Gpu *gpu, int device, Error *err);
+// After gemm_close and attention_close.
 void gpu_close(Gpu *gpu);
 
-// Copies to the device, and waits.
+// Copies to the device, and waits. (cudaMemcpy would not do: what runs on gpu->stream does not wait
+// for it, and from pageable memory it may return before the device has the data.)
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
 // Copies to the host: enqueued.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
+
+// Milliseconds that the device takes for what is enqueued between the two calls; the second waits.
+typedef struct {
+    cudaEvent_t begin, end;
+} GpuTimer;
+GpuTimer gpu_timer_begin(const Gpu *gpu);
+float gpu_timer_end(const Gpu *gpu, GpuTimer timer);
 
 // What is enqueued from here on belongs to the family. Does nothing unless profiling.
 void gpu_family(Gpu *gpu, GpuFamily family);

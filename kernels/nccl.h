@@ -1,5 +1,5 @@
-// The part of NCCL that comm.c uses, found when it is needed: a machine of one GPU needs no NCCL,
-// to build or to run. The names, types and values are those of NCCL's API reference ("NCCL API" in
+// The part of NCCL that we use, loaded when it is needed: a machine of one GPU needs no NCCL, to
+// build or to run. The names, types and values are those of NCCL's API reference ("NCCL API" in
 // NVIDIA's NCCL user guide: communicator creation, collective communication functions, group calls,
 // types), which have not changed since 2.10; test/test_gpu_comm.cu compares them with nccl.h where
 // there is one.

@@ -22,8 +22,7 @@ struct Filled {
         for (size_t i = 0; i < period; i++) { codes[i] = bf16_encode(scale * values[i]); }
         for (size_t at = 0; at < n; at += period) {
             size_t count = n - at < period ? n - at : period;
-            CUDA_CHECK(cudaMemcpy(device.data + at, codes.data(), count * sizeof(Bf16),
-                                  cudaMemcpyHostToDevice));
+            gpu_send(&gpu, device.data + at, codes.data(), count * sizeof(Bf16));
         }
     }
 };

@@ -78,8 +78,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
     weight_gradient.trans_a = true;
     for (int tuned = 0; tuned < 2; tuned++) {
         Gemm g = forward;
-        gemm_cache_free(gpu.gemms);
-        gpu.gemms = gemm_cache_new();
+        gemm_close(&gpu);
         gemm_autotune(&gpu, tuned);
         const char *tag = tuned ? " tuned" : "";
         char name[64];

@@ -69,15 +69,16 @@ static inline Array array_open(Comm *c, CommType type, int64_t count) {
 }
 
 static inline void array_send(Array *a) {
-    cudaMemcpy(a->device, a->host, a->bytes, cudaMemcpyHostToDevice);
+    cudaMemcpyAsync(a->device, a->host, a->bytes, cudaMemcpyHostToDevice, a->comm->compute);
+    cudaStreamSynchronize(a->comm->compute); // the host's memory is used again
 }
 
 // Whether elements begin..end are as expected.
 static inline int array_is_wrong(Array *a, int64_t begin, int64_t end) {
     size_t from = (size_t)(begin * comm_type_bytes[a->type]);
     size_t bytes = (size_t)(end - begin) * (size_t)comm_type_bytes[a->type];
+    cudaMemcpyAsync(a->host, a->device, a->bytes, cudaMemcpyDeviceToHost, a->comm->compute);
     cudaStreamSynchronize(a->comm->compute);
-    cudaMemcpy(a->host, a->device, a->bytes, cudaMemcpyDeviceToHost);
     return memcmp(a->host + from, a->expected + from, bytes) != 0;
 }
 

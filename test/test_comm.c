@@ -2,7 +2,7 @@
 // every collective with several numbers of ranks, what is refused before NCCL is asked to join
 // them, and the row of --verify.
 #include "../ranks/meet.h"
-#include "../train/gpu/verify_nccl.h"
+#include "../train/gpu/verify.h"
 #include "comm_checks.h"
 #include "processes.h"
 
@@ -139,12 +139,10 @@ static void what_cannot_work_is_refused(void) {
     remove("standin-error");
 }
 
-// ---- the row of --verify, where one process holds all GPUs
-// ----------------------------------------
+// ---- the row of --verify, where one process has all GPUs ----------------------------------------
 
 static NcclVerdict verdict(int gpus, char text[sizeof(((Error *)NULL)->text)]) {
-    NcclCheck what = {.gpus = gpus, .elements = 100001, .seconds = 100};
-    return nccl_self_check(what, text, sizeof(((Error *)NULL)->text));
+    return nccl_self_check(gpus, 100001, 100, text, sizeof(((Error *)NULL)->text));
 }
 
 static void gpus_are_verified(void) {
@@ -179,8 +177,7 @@ static int verifies_what_hangs(int number, void *argument) {
     char text[768];
     dup2(STDERR_FILENO, STDOUT_FILENO);
     text_write("standin-hang", "");
-    return (int)nccl_self_check((NcclCheck){.gpus = 2, .elements = 1, .seconds = 1}, text,
-                                sizeof(text));
+    return (int)nccl_self_check(2, 1, 1, text, sizeof(text));
 }
 
 static void a_hang_is_named(void) {

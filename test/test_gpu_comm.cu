@@ -97,7 +97,8 @@ static void graphs_wait_and_reduce() {
     CUDA(cudaMalloc(&y, bytes));
     for (int turn = 0; turn < 4; turn++) {
         for (int64_t i = 0; i < count; i++) { host[i] = (float)(turn + group.rank + i % 3); }
-        CUDA(cudaMemcpy(x, host, bytes, cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, stream));
+        CUDA(cudaStreamSynchronize(stream));
         comm_begin(&comm);
         comm_all_reduce(&comm, x, COMM_F32, COMM_SUM, count);
         comm_end(&comm, 0);
@@ -115,8 +116,8 @@ static void graphs_wait_and_reduce() {
             CUDA(cudaGraphDestroy(graph));
         }
         CUDA(cudaGraphLaunch(launched, stream));
+        CUDA(cudaMemcpyAsync(host, y, bytes, cudaMemcpyDeviceToHost, stream));
         CUDA(cudaStreamSynchronize(stream));
-        CUDA(cudaMemcpy(host, y, bytes, cudaMemcpyDeviceToHost));
         int n = group.ranks, ranks_sum = n * (n - 1) / 2;
         for (int64_t i = 0; i < count; i++) {
             float expected = (float)(n * (n * (turn + i % 3) + ranks_sum));

@@ -3,7 +3,8 @@
 //
 // What only a real device would punish is looked for here. A copy to the host arrives no sooner
 // than the host waits for it; whoever changes memory that a copy to the device may still read is
-// stopped. What another stream does comes as late as it may. New memory is all NaN.
+// stopped. What another stream does comes as late as it may, and so does what cudaMemcpy, which
+// belongs to no stream of ours, brings to the device. New memory is all NaN.
 //
 // STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE, or LOCAL_RANK: which device a rank has;
 // STANDIN_BUS: all have the same one.

@@ -1,9 +1,8 @@
-// The products and attention, which cuBLASLt and cuDNN do on a device: stand-ins for
-// kernels/gemm.c and kernels/attention.c.
+// The products and attention of a device: cuBLASLt on the CPU, as far as kernels/gemm.c calls it,
+// and a stand-in for kernels/attention.c.
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
 #include "../../kernels/cpu_gemm.h"
-#include "../../kernels/gemm.h"
 #include "values.h"
 
 #include <stdlib.h>
@@ -11,105 +10,193 @@
 
 // ---- products -----------------------------------------------------------------------------------
 
-Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
-    return (Gemm){.m = m,
-                  .n = n,
-                  .k = k,
-                  .a = a,
-                  .b = b,
-                  .d = d,
-                  .type_a = TYPE_BF16,
-                  .type_b = TYPE_BF16,
-                  .type_d = TYPE_BF16,
-                  .alpha = 1.0f};
+struct StandinMatmul {
+    cublasOperation_t transa, transb;
+    cublasLtEpilogue_t epilogue;
+    cudaDataType_t bias_type;
+    int64_t aux_row;
+    int8_t fast;
+    const void *bias;
+    void *aux;
+    const float *a_scale, *b_scale;
+};
+
+struct StandinLayout {
+    cudaDataType_t type;
+    int rows, cols;
+};
+
+struct StandinPreference {
+    uint32_t alignment[4]; // of A, B, C, D
+};
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+    (void)compute, (void)scale;
+    *desc = calloc_or_die(1, sizeof(**desc));
+    return CUBLAS_STATUS_SUCCESS;
 }
 
-static bool aligned(const void *pointer) {
-    return (uintptr_t)pointer % 16 == 0;
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+    free(desc);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
-// What cuBLASLt asks for.
-bool gemm_supported(Gpu *gpu, Gemm g, Error *err) {
-    bool fp8 = g.type_a != TYPE_BF16;
-    bool well = aligned(g.a) && aligned(g.b) && aligned(g.c) && aligned(g.d) && aligned(g.aux);
-    (void)gpu;
-    if (fp8) {
-        bool shape = g.m % 16 == 0 && g.n % 16 == 0 && g.k % 16 == 0;
-        bool types = g.type_b != TYPE_BF16 && (g.type_a == TYPE_E4M3 || g.type_b == TYPE_E4M3);
-        well = well && shape && types && !g.trans_a && g.trans_b && g.scale_a != NULL &&
-               g.scale_b != NULL && aligned(g.scale_a) && aligned(g.scale_b);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes) {
+#define FIELD(name) \
+    { offsetof(struct StandinMatmul, name), sizeof(desc->name) }
+    static const struct {
+        size_t offset, bytes;
+    } fields[STANDIN_MATMUL_ATTRIBUTES] = {
+        [CUBLASLT_MATMUL_DESC_TRANSA] = FIELD(transa),
+        [CUBLASLT_MATMUL_DESC_TRANSB] = FIELD(transb),
+        [CUBLASLT_MATMUL_DESC_EPILOGUE] = FIELD(epilogue),
+        [CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE] = FIELD(bias_type),
+        [CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD] = FIELD(aux_row),
+        [CUBLASLT_MATMUL_DESC_FAST_ACCUM] = FIELD(fast),
+        [CUBLASLT_MATMUL_DESC_BIAS_POINTER] = FIELD(bias),
+        [CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER] = FIELD(aux),
+        [CUBLASLT_MATMUL_DESC_A_SCALE_POINTER] = FIELD(a_scale),
+        [CUBLASLT_MATMUL_DESC_B_SCALE_POINTER] = FIELD(b_scale),
+    };
+    if (bytes != fields[attribute].bytes) { return CUBLAS_STATUS_INVALID_VALUE; }
+    memcpy((char *)desc + fields[attribute].offset, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
+    if (ld != (int64_t)rows) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    *layout = malloc_or_die(sizeof(**layout));
+    **layout = (struct StandinLayout){type, (int)rows, (int)cols};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    free(layout);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
+    *preference = malloc_or_die(sizeof(**preference));
+    **preference = (struct StandinPreference){{256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    free(preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes) {
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) { return CUBLAS_STATUS_SUCCESS; }
+    if (bytes != sizeof(uint32_t)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    memcpy(&preference->alignment[attribute - 1], value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static bool is_fp8(cublasLtMatrixLayout_t x) {
+    return x->type == CUDA_R_8F_E4M3 || x->type == CUDA_R_8F_E5M2;
+}
+
+// What the library asks for.
+static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d) {
+    bool ta = desc->transa == CUBLAS_OP_T, tb = desc->transb == CUBLAS_OP_T;
+    bool fits = (ta ? a->cols : a->rows) == d->rows && (tb ? b->rows : b->cols) == d->cols &&
+                (ta ? a->rows : a->cols) == (tb ? b->cols : b->rows);
+    if (!is_fp8(a) && !is_fp8(b)) { return fits; }
+    bool sixteens = a->rows % 16 == 0 && a->cols % 16 == 0 && b->cols % 16 == 0;
+    bool types = is_fp8(a) && is_fp8(b) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
+    return fits && sixteens && types && ta && !tb && desc->a_scale != NULL &&
+           desc->b_scale != NULL && (uintptr_t)desc->a_scale % 16 == 0 &&
+           (uintptr_t)desc->b_scale % 16 == 0;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int room,
+                                              cublasLtMatmulHeuristicResult_t *results,
+                                              int *count) {
+    const char *wanted = getenv("STANDIN_ALGORITHMS");
+    int most = wanted != NULL ? atoi(wanted) : 1;
+    (void)handle, (void)c;
+    *count = 0;
+    if (!is_product(desc, a, b, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    for (uint32_t need = 256; need >= 16 && *count < room && *count < most; need /= 4) {
+        bool works = true;
+        for (int i = 0; i < 4; i++) { works = works && preference->alignment[i] >= need; }
+        if (works) {
+            results[(*count)++] = (cublasLtMatmulHeuristicResult_t){
+                {need}, 0, CUBLAS_STATUS_SUCCESS};
+        }
     }
-    return well ? true : fail(err, "stand-in: product of %d x %d x %d", g.m, g.n, g.k);
+    return *count > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// D's values, before they are rounded: x is product + addend + bias.
-static void apply_epilogue(const Gemm *g, float *x, int64_t n) {
-    if (g->epilogue == EPILOGUE_GELU_AUX_BIAS) {
-        values_round(g->aux, TYPE_BF16, x, n);
-        gelu_forward(x, x, n);
-    } else if (g->epilogue == EPILOGUE_DGELU) {
-        float *input = values_read(g->aux, TYPE_BF16, n);
-        gelu_backward(x, x, input, n);
+static GpuType type_of(cublasLtMatrixLayout_t x) {
+    static const GpuType types[] = {TYPE_F32, TYPE_BF16, TYPE_E4M3, TYPE_E5M2};
+    return types[x->type];
+}
+
+static float *read_matrix(const void *x, cublasLtMatrixLayout_t layout) {
+    return values_read(x, type_of(layout), (int64_t)layout->rows * layout->cols);
+}
+
+// A column-major product of A and B is the row-major one of B and A.
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+    int64_t n = (int64_t)d->rows * d->cols;
+    float factor = *(const float *)alpha, add = *(const float *)beta;
+    uintptr_t addresses = (uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)D;
+    (void)handle, (void)workspace, (void)workspace_bytes, (void)stream;
+    if (!is_product(desc, a, b, d) || addresses % algo->alignment != 0) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    float *left = read_matrix(B, b), *right = read_matrix(A, a), *bias = NULL;
+    float *addend = add != 0.0f ? read_matrix(C, c) : NULL;
+    float *product = malloc_or_die((size_t)n * sizeof(float));
+    for (int64_t i = 0; i < n && addend != NULL; i++) { addend[i] *= add; }
+    if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS ||
+        desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+        bias = values_read(desc->bias, TYPE_BF16, d->rows);
+    }
+    if (is_fp8(a)) { factor = factor * *desc->b_scale * *desc->a_scale; }
+    cpu_gemm((CpuGemm){.m = d->cols,
+                       .n = d->rows,
+                       .k = desc->transa == CUBLAS_OP_T ? a->rows : a->cols,
+                       .a = left,
+                       .b = right,
+                       .c = product,
+                       .bias = bias,
+                       .addend = addend,
+                       .trans_a = desc->transb == CUBLAS_OP_T,
+                       .trans_b = desc->transa == CUBLAS_OP_T,
+                       .alpha = factor});
+    if (desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+        values_round(desc->aux, TYPE_BF16, product, n);
+        gelu_forward(product, product, n);
+    } else if (desc->epilogue == CUBLASLT_EPILOGUE_DGELU) {
+        float *input = values_read(desc->aux, TYPE_BF16, n);
+        gelu_backward(product, product, input, n);
         free(input);
     }
-}
-
-void gemm(Gpu *gpu, Gemm g) {
-    int64_t n = (int64_t)g.m * g.n;
-    Error err;
-    if (!gemm_supported(gpu, g, &err)) { die("%s", err.text); }
-    float *a = values_read(g.a, g.type_a, (int64_t)g.m * g.k);
-    float *b = values_read(g.b, g.type_b, (int64_t)g.k * g.n);
-    float *c = g.beta != 0.0f ? values_read(g.c, g.type_d, n) : NULL;
-    float *bias = values_read(g.bias, TYPE_BF16, g.n);
-    float *d = malloc_or_die((size_t)n * sizeof(float));
-    for (int64_t i = 0; i < n && c != NULL; i++) { c[i] *= g.beta; }
-    float scale_a = g.scale_a != NULL ? *g.scale_a : 1.0f;
-    float scale_b = g.scale_b != NULL ? *g.scale_b : 1.0f;
-    cpu_gemm((CpuGemm){.m = g.m,
-                       .n = g.n,
-                       .k = g.k,
-                       .a = a,
-                       .b = b,
-                       .c = d,
-                       .bias = bias,
-                       .addend = c,
-                       .trans_a = g.trans_a,
-                       .trans_b = g.trans_b,
-                       .alpha = g.alpha * scale_a * scale_b});
-    apply_epilogue(&g, d, n);
-    values_write(g.d, g.type_d, d, n);
-    free(a);
-    free(b);
-    free(c);
+    values_write(D, type_of(d), product, n);
+    free(left);
+    free(right);
+    free(addend);
     free(bias);
-    free(d);
-}
-
-GemmCache *gemm_cache_new(void) {
-    return NULL;
-}
-
-void gemm_cache_free(GemmCache *cache) {
-    (void)cache;
-}
-
-void gemm_autotune(Gpu *gpu, bool on) {
-    (void)gpu, (void)on;
-}
-
-static const char choices[] = "choices of the stand-in\n";
-
-char *gemm_choices(const Gpu *gpu) {
-    (void)gpu;
-    return strdup_or_die(choices);
-}
-
-void gemm_take_choices(Gpu *gpu, const char *text, size_t bytes) {
-    (void)gpu;
-    if (bytes != strlen(choices) || memcmp(text, choices, bytes) != 0) {
-        die("stand-in: choices of products: '%.*s'", (int)bytes, text);
-    }
+    free(product);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 // ---- attention ----------------------------------------------------------------------------------
@@ -157,10 +244,6 @@ bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
     return fail(why, "stand-in: no cuDNN");
 }
 
-AttentionCache *attention_cache_new(void) {
-    return NULL;
-}
-
-void attention_cache_free(AttentionCache *cache) {
-    (void)cache;
+void attention_close(Gpu *gpu) {
+    (void)gpu;
 }

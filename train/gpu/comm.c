@@ -1,16 +1,11 @@
 #include "comm.h"
+#include "../../kernels/gpu.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-static void check_cuda(cudaError_t status, const char *call) {
-    if (status != cudaSuccess) { die("%s: %s", call, cudaGetErrorString(status)); }
-}
-
-#define CUDA(call) check_cuda((call), #call)
 
 // A failure that another rank's end can cause is the watch's to explain.
 static void check_nccl(const Comm *c, int status, const char *call) {
@@ -33,44 +28,24 @@ typedef struct {
     char host[64], bus[32]; // the GPU's place in its machine
 } Card;
 
-static Card own_card(const Comm *c) {
-    Card card;
-    int device;
-    memset(&card, 0, sizeof(card));
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaDeviceGetPCIBusId(card.bus, sizeof(card.bus), device));
-    NCCL(c, GetVersion(&card.version));
-    if (gethostname(card.host, sizeof(card.host) - 1) != 0) { strcpy(card.host, "?"); }
-    return card;
-}
-
 static bool check_cards(const Card *cards, int ranks, Error *err) {
     for (int r = 0; r < ranks; r++) {
-        if (cards[r].version != cards[0].version) {
+        const Card *card = &cards[r];
+        if (card->version != cards[0].version) {
             return fail(err, "rank %d on %s has NCCL %d, rank 0 has %d: all ranks need the same", r,
-                        cards[r].host, cards[r].version, cards[0].version);
+                        card->host, card->version, cards[0].version);
         }
         for (int q = 0; q < r; q++) {
-            if (strcmp(cards[r].host, cards[q].host) == 0 &&
-                strcmp(cards[r].bus, cards[q].bus) == 0) {
-                return fail(
-                    err,
-                    "ranks %d and %d both have GPU %s of %s: start no more ranks than GPUs, "
-                    "each with its own LOCAL_RANK",
-                    q, r, cards[r].bus, cards[r].host);
+            if (strcmp(card->host, cards[q].host) != 0 || strcmp(card->bus, cards[q].bus) != 0) {
+                continue;
             }
+            return fail(err,
+                        "ranks %d and %d both have GPU %s of %s: start no more ranks than GPUs, "
+                        "each with its own LOCAL_RANK",
+                        q, r, card->bus, card->host);
         }
     }
     return true;
-}
-
-static bool exchange_cards(Comm *c, Error *err) {
-    Card mine = own_card(c), *cards = calloc_or_die((size_t)c->ranks, sizeof(Card));
-    group_gather(c->group, CHANNEL_MAIN, &mine, sizeof(mine), cards);
-    bool ok = group_agree(c->group, CHANNEL_MAIN, c->rank > 0 || check_cards(cards, c->ranks, err),
-                          err);
-    free(cards);
-    return ok;
 }
 
 // NCCL's errors that no call returns, such as a broken network.
@@ -86,23 +61,33 @@ static bool probe(void *argument, Error *err) {
 bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *err) {
     *c = (Comm){.rank = group->rank, .ranks = group->ranks, .group = group, .compute = compute};
     NcclId id;
-    int least, greatest;
+    Card mine;
+    int least, greatest, device;
     if (c->ranks == 1) { return true; }
-    bool loaded = nccl_load(&c->nccl, err);
-    if (!group_agree(group, CHANNEL_MAIN, loaded, err) || !exchange_cards(c, err)) { return false; }
+    if (!group_agree(group, CHANNEL_MAIN, nccl_load(&c->nccl, err), err)) { return false; }
+    memset(&mine, 0, sizeof(mine));
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus, sizeof(mine.bus), device));
+    NCCL(c, GetVersion(&mine.version));
+    if (gethostname(mine.host, sizeof(mine.host) - 1) != 0) { strcpy(mine.host, "?"); }
+    Card *cards = calloc_or_die((size_t)c->ranks, sizeof(Card));
+    group_gather(group, CHANNEL_MAIN, &mine, sizeof(mine), cards);
+    bool fit = c->rank > 0 || check_cards(cards, c->ranks, err);
+    free(cards);
+    if (!group_agree(group, CHANNEL_MAIN, fit, err)) { return false; }
     memset(&id, 0, sizeof(id));
     if (c->rank == 0) { NCCL(c, GetUniqueId(&id)); }
     group_broadcast(group, CHANNEL_MAIN, &id, sizeof(id));
     NCCL(c, CommInitRank(&c->comm, c->ranks, id, c->rank));
-    CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
-    CUDA(cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming));
-    CUDA(cudaEventCreateWithFlags(&c->joined, cudaEventDisableTiming));
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&c->joined, cudaEventDisableTiming));
     c->slots = slots;
     c->done = calloc_or_die((size_t)slots, sizeof(*c->done));
     c->captured = calloc_or_die((size_t)slots, sizeof(*c->captured));
     for (int i = 0; i < slots; i++) {
-        CUDA(cudaEventCreateWithFlags(&c->done[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&c->done[i], cudaEventDisableTiming));
     }
     watch_probe(group->watch, probe, c);
     return true;
@@ -111,12 +96,12 @@ bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *er
 void comm_close(Comm *c) {
     if (c->ranks <= 1) { return; }
     watch_probe(c->group->watch, NULL, NULL);
-    CUDA(cudaStreamSynchronize(c->stream));
+    CUDA_CHECK(cudaStreamSynchronize(c->stream));
     NCCL(c, CommDestroy(c->comm));
-    for (int i = 0; i < c->slots; i++) { CUDA(cudaEventDestroy(c->done[i])); }
-    CUDA(cudaEventDestroy(c->joined));
-    CUDA(cudaEventDestroy(c->ready));
-    CUDA(cudaStreamDestroy(c->stream));
+    for (int i = 0; i < c->slots; i++) { CUDA_CHECK(cudaEventDestroy(c->done[i])); }
+    CUDA_CHECK(cudaEventDestroy(c->joined));
+    CUDA_CHECK(cudaEventDestroy(c->ready));
+    CUDA_CHECK(cudaStreamDestroy(c->stream));
     free(c->done);
     free(c->captured);
     *c = (Comm){.ranks = 1};
@@ -134,44 +119,46 @@ static const struct {
 
 static bool is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status;
-    CUDA(cudaStreamIsCapturing(stream, &status));
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
     return status == cudaStreamCaptureStatusActive;
 }
 
 void comm_begin(Comm *c) {
     if (c->ranks == 1) { return; }
-    CUDA(cudaEventRecord(c->ready, c->compute));
-    CUDA(cudaStreamWaitEvent(c->stream, c->ready, 0));
+    assert(!c->begun);
+    c->begun = true;
+    CUDA_CHECK(cudaEventRecord(c->ready, c->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(c->stream, c->ready, 0));
     NCCL(c, GroupStart());
 }
 
 void comm_end(Comm *c, int slot) {
     if (c->ranks == 1) { return; }
-    assert(slot >= 0 && slot < c->slots);
+    assert(c->begun && slot >= 0 && slot < c->slots);
+    c->begun = false;
     NCCL(c, GroupEnd());
-    CUDA(cudaEventRecord(c->done[slot], c->stream));
+    CUDA_CHECK(cudaEventRecord(c->done[slot], c->stream));
     c->captured[slot] = is_capturing(c->stream);
-}
-
-// Where this rank's part of a buffer lies.
-static void *own_part(const Comm *c, void *buffer, CommType type, int64_t count) {
-    return (char *)buffer + c->rank * count * types[type].bytes;
 }
 
 void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count) {
     if (c->ranks == 1) { return; }
-    NCCL(c, ReduceScatter(buffer, own_part(c, buffer, type, count), (size_t)count, types[type].nccl,
-                          NCCL_SUM, c->comm, c->stream));
+    assert(c->begun);
+    char *own = (char *)buffer + c->rank * count * types[type].bytes;
+    NCCL(c,
+         ReduceScatter(buffer, own, (size_t)count, types[type].nccl, NCCL_SUM, c->comm, c->stream));
 }
 
 void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count) {
     if (c->ranks == 1) { return; }
-    NCCL(c, AllGather(own_part(c, buffer, type, count), buffer, (size_t)count, types[type].nccl,
-                      c->comm, c->stream));
+    assert(c->begun);
+    const char *own = (const char *)buffer + c->rank * count * types[type].bytes;
+    NCCL(c, AllGather(own, buffer, (size_t)count, types[type].nccl, c->comm, c->stream));
 }
 
 void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t count) {
     if (c->ranks == 1) { return; }
+    assert(c->begun);
     NCCL(c, AllReduce(buffer, buffer, (size_t)count, types[type].nccl,
                       op == COMM_SUM ? NCCL_SUM : NCCL_MAX, c->comm, c->stream));
 }
@@ -182,12 +169,12 @@ void comm_wait(Comm *c, int slot) {
     bool capturing = is_capturing(c->compute);
     assert(capturing || !c->captured[slot]); // that event exists in its graph alone
     unsigned flags = capturing && !c->captured[slot] ? cudaEventWaitExternal : 0;
-    CUDA(cudaStreamWaitEvent(c->compute, c->done[slot], flags));
+    CUDA_CHECK(cudaStreamWaitEvent(c->compute, c->done[slot], flags));
 }
 
 void comm_join(Comm *c) {
     if (c->ranks == 1) { return; }
     if (is_capturing(c->compute) && !is_capturing(c->stream)) { return; } // nothing was begun in it
-    CUDA(cudaEventRecord(c->joined, c->stream));
-    CUDA(cudaStreamWaitEvent(c->compute, c->joined, 0));
+    CUDA_CHECK(cudaEventRecord(c->joined, c->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(c->compute, c->joined, 0));
 }

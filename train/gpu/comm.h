@@ -1,13 +1,13 @@
 // What the GPUs of a run exchange: collectives over NCCL, on a stream of their own.
 //
-// A collective is enqueued between comm_begin and comm_end. It starts when what the compute stream
-// has been given before comm_begin is done, and runs beside what it is given after; comm_wait makes
-// the compute stream wait for it. Several between one pair go as one launch. Nothing here waits on
-// the host. All of it can be captured into a graph, on all ranks or on none: what is begun in a
+// A collective is enqueued between comm_begin and comm_end. It starts when the compute stream has
+// done what it was given before comm_begin, and runs beside what that is given after; comm_wait
+// makes the compute stream wait for it. Several between one pair are one launch. Nothing here waits
+// on the host. All of it can be captured into a graph, on all ranks or on none: what is begun in a
 // capture is joined in it (comm_join), while a wait in a capture for what was enqueued before it
 // becomes a wait for that event's latest record at each launch.
 //
-// Every rank makes the same calls in the same order. One process: nothing happens.
+// Every rank makes the same calls in the same order. With one rank nothing happens.
 #ifndef LLM8_COMM_H
 #define LLM8_COMM_H
 
@@ -32,6 +32,7 @@ typedef struct {
     int slots;
     cudaEvent_t *done; // [slots]
     bool *captured;    // [slots] whether `done` was last recorded in a capture
+    bool begun;        // between comm_begin and comm_end
 } Comm;
 
 // On the current device, which must be no other rank's. slots: how many collectives can be waited

@@ -1,6 +1,7 @@
 #include "support.h"
+#include "../../kernels/kernels.h"
+#include "../../kernels/gemm.h"
 #include "../../ranks/group.h"
-#include "verify.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,30 +28,95 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
     return support;
 }
 
-// Several ranks, of which one has no FP8: none has.
-static void agree(const Options *o, NumberSupport *support, char reason[SUPPORT_REASON]) {
-    Error err = {""};
-    bool lacks = support->lacks_fp8 != NULL;
-    if (lacks) { fail(&err, "%s", support->lacks_fp8); }
-    if (o->group == NULL || group_agree(o->group, CHANNEL_MAIN, !lacks, &err)) { return; }
-    snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, err.text);
-    support->lacks_fp8 = reason;
-}
-
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]) {
     NumberSupport support = support_of(gpu->capability, reason);
-    Error err;
+    Error err = {""};
     if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
     if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, &err)) {
         snprintf(reason, SUPPORT_REASON, "the FP8 self-check failed");
         warn("%s", err.text);
         support.lacks_fp8 = reason;
     }
-    agree(o, &support, reason);
+    // several ranks of which one has no FP8: none uses it
+    bool has = support.lacks_fp8 == NULL || fail(&err, "%s", support.lacks_fp8);
+    if (o->group != NULL && !group_agree(o->group, CHANNEL_MAIN, has, &err)) {
+        snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, err.text);
+        support.lacks_fp8 = reason;
+    }
     if (support.lacks_fp8 == NULL) { return support; }
     if (o->fp8_required) { die("--fp8-required: no FP8 here: %s", support.lacks_fp8); }
     warn("no FP8 here: %s; the run goes on in BF16", support.lacks_fp8);
     return support;
+}
+
+enum { SIDE = 64 };
+
+// Small whole numbers: their sums of products are exact in FP32 whatever the order.
+static float value(int row, int column, int key) {
+    return (float)((row * 7 + column * 5 + row * column * key) % 7 - 3);
+}
+
+bool fp8_self_check(Gpu *gpu, Error *err) {
+    static const char *const names[2] = {"E4M3", "E5M2"};
+    static const size_t workspace_bytes = (size_t)32 << 20;
+    typedef struct {
+        uint8_t a[2][SIDE * SIDE], b[SIDE * SIDE]; // a as E4M3 and as E5M2
+        float d[2][SIDE * SIDE];
+        Fp8Live live[2];
+    } Products;
+    Products *host = calloc_or_die(1, sizeof(*host)), *device;
+    void *workspace = gpu->workspace;
+    size_t bytes = gpu->workspace_bytes;
+    bool well = true;
+    for (int i = 0; i < SIDE * SIDE; i++) {
+        float a = value(i / SIDE, i % SIDE, 1), b = value(i / SIDE, i % SIDE, 2);
+        host->a[0][i] = fp8_encode(a, FP8_E4M3);
+        host->a[1][i] = fp8_encode(a, FP8_E5M2);
+        host->b[i] = fp8_encode(b, FP8_E4M3);
+    }
+    host->live[0].scale_inv = 0.5f;
+    host->live[1].scale_inv = 0.25f;
+    CUDA_CHECK(cudaMalloc((void **)&device, sizeof(*device)));
+    CUDA_CHECK(cudaMalloc(&gpu->workspace, workspace_bytes)); // the run's is not planned yet
+    gpu->workspace_bytes = workspace_bytes;
+    gpu_send(gpu, device, host, sizeof(*device));
+    for (int type = 0; type < 2 && well; type++) {
+        Gemm g = gemm_plain(SIDE, SIDE, SIDE, NULL, NULL, device->d[type]);
+        g.a = device->a[type];
+        g.b = device->b;
+        g.type_a = type == 0 ? TYPE_E4M3 : TYPE_E5M2;
+        g.type_b = TYPE_E4M3;
+        g.type_d = TYPE_F32;
+        g.trans_b = true;
+        g.scale_a = &device->live[0].scale_inv;
+        g.scale_b = &device->live[1].scale_inv;
+        Error why;
+        if (!gemm_supported(gpu, g, &why)) {
+            well = fail(err, "FP8 self-check: no product of %s and E4M3: %s", names[type],
+                        why.text);
+            break;
+        }
+        gemm(gpu, g);
+        gpu_fetch(gpu, host->d[type], device->d[type], sizeof(host->d[type]));
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        int wrong = 0;
+        for (int i = 0; i < SIDE * SIDE; i++) {
+            float sum = 0;
+            for (int k = 0; k < SIDE; k++) { sum += value(i / SIDE, k, 1) * value(i % SIDE, k, 2); }
+            wrong += !(host->d[type][i] == sum * 0.5f * 0.25f);
+        }
+        if (wrong > 0) {
+            well = fail(err,
+                        "FP8 self-check: %d of %d entries of a product of %s and E4M3 are wrong",
+                        wrong, SIDE * SIDE, names[type]);
+        }
+    }
+    CUDA_CHECK(cudaFree(gpu->workspace));
+    CUDA_CHECK(cudaFree(device));
+    gpu->workspace = workspace;
+    gpu->workspace_bytes = bytes;
+    free(host);
+    return well;
 }
 
 void support_check_shapes(const ModelConfig *c) {

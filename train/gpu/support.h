@@ -1,4 +1,4 @@
-// What numbers the device at hand can work with, as far as the options let it.
+// What numbers the device can compute with, as far as the options let it.
 #ifndef LLM8_SUPPORT_H
 #define LLM8_SUPPORT_H
 
@@ -15,9 +15,12 @@ enum { SUPPORT_REASON = 64 };
 // By compute capability alone (90 for 9.0; 0: not known). reason: what support.lacks_fp8 points to.
 NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 
-// With FP8 tried out. FP8 that is asked for and not there, on some rank: a warning, or with
+// With FP8 tried out. FP8 that is requested and not available on some rank: a warning, or with
 // --fp8-required the end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]);
+
+// Whether small FP8 products of this device, with scales, are exact.
+bool fp8_self_check(Gpu *gpu, Error *err);
 
 // Dies where the kernels cannot work with the model's sizes.
 void support_check_shapes(const ModelConfig *config);

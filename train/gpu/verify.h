@@ -1,9 +1,8 @@
-// --verify: is this machine fit to train on? Versions, memory, a product and an attention that
-// are checked against FP64 and timed, small FP8 products and NCCL; a table and an exit status.
+// --verify: is this machine fit to train on? Versions, memory, a product and an attention that are
+// checked against the CPU's and timed, small FP8 products and NCCL; a table and an exit status.
 #ifndef LLM8_VERIFY_H
 #define LLM8_VERIFY_H
 
-#include "../../kernels/gpu.h"
 #include "../../model/options.h"
 
 #ifdef __cplusplus
@@ -12,8 +11,15 @@ extern "C" {
 
 int verify(const Options *options);
 
-// Whether small FP8 products of this device, with scales, are exactly what they should be.
-bool fp8_self_check(Gpu *gpu, Error *err);
+// NCCL between the GPUs that this process sees: an all-reduce, its sums checked and timed. Which of
+// its ways NCCL takes, the environment says (NCCL_*), as in a training.
+#define NCCL_ROW "NCCL between GPUs"
+
+typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
+
+// Of so many FP32 elements. A check that takes longer than `seconds` ends the program with a line
+// that says so. text: the row's. Not tested: there is one GPU, or no NCCL that serves.
+NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-#include "verify_nccl.h"
 #include "../../kernels/nccl.h"
+#include "verify.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -8,135 +8,12 @@
 
 enum { RUNS = 10, PERIOD = 1021 };
 
-// One process with all GPUs: a rank each, whose calls NCCL takes as a group.
+// A rank: one process has all GPUs, and NCCL takes their calls as a group.
 typedef struct {
     float *buffer;
     cudaStream_t stream;
     NcclComm comm;
 } Member;
-
-typedef struct {
-    Nccl nccl;
-    NcclCheck what;
-    Member *members; // [gpus]
-    bool broken;     // a call of NCCL has failed
-} Ring;
-
-static bool cuda_well(cudaError_t status, int device, const char *call, Error *err) {
-    if (status == cudaSuccess) { return true; }
-    return fail(err, "GPU %d: %s: %s", device, call, cudaGetErrorString(status));
-}
-
-#define CUDA(call) cuda_well((call), d, #call, err)
-
-static bool nccl_well(Ring *r, int status, const char *call, Error *err) {
-    if (status == NCCL_SUCCESS) { return true; }
-    r->broken = true;
-    return fail(err, "nccl%s: %s (NCCL_DEBUG=INFO tells more)", call,
-                r->nccl.GetErrorString(status));
-}
-
-// What rank d puts in; whole numbers, so that sums are exact in any order.
-static float value_of(int d, int64_t i) {
-    return (float)(i % PERIOD + d);
-}
-
-static bool fill(const Ring *r, Error *err) {
-    size_t bytes = (size_t)r->what.elements * sizeof(float);
-    float *values = malloc_or_die(bytes);
-    bool well = true;
-    for (int d = 0; well && d < r->what.gpus; d++) {
-        for (int64_t i = 0; i < r->what.elements; i++) { values[i] = value_of(d, i); }
-        well = CUDA(cudaSetDevice(d)) &&
-               CUDA(cudaMemcpy(r->members[d].buffer, values, bytes, cudaMemcpyHostToDevice));
-    }
-    free(values);
-    return well;
-}
-
-static bool join(Ring *r, Error *err) {
-    NcclId id;
-    size_t bytes = (size_t)r->what.elements * sizeof(float);
-    for (int d = 0; d < r->what.gpus; d++) {
-        Member *m = &r->members[d];
-        if (!CUDA(cudaSetDevice(d)) || !CUDA(cudaMalloc((void **)&m->buffer, bytes)) ||
-            !CUDA(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking))) {
-            return false;
-        }
-    }
-    if (!nccl_well(r, r->nccl.GetUniqueId(&id), "GetUniqueId", err)) { return false; }
-    bool well = nccl_well(r, r->nccl.GroupStart(), "GroupStart", err);
-    for (int d = 0; well && d < r->what.gpus; d++) {
-        well = CUDA(cudaSetDevice(d)) &&
-               nccl_well(r, r->nccl.CommInitRank(&r->members[d].comm, r->what.gpus, id, d),
-                         "CommInitRank", err);
-    }
-    return well && nccl_well(r, r->nccl.GroupEnd(), "CommInitRank", err);
-}
-
-static bool all_reduce(Ring *r, Error *err) {
-    bool well = nccl_well(r, r->nccl.GroupStart(), "GroupStart", err);
-    for (int d = 0; well && d < r->what.gpus; d++) {
-        const Member *m = &r->members[d];
-        well = nccl_well(r,
-                         r->nccl.AllReduce(m->buffer, m->buffer, (size_t)r->what.elements,
-                                           NCCL_FLOAT32, NCCL_SUM, m->comm, m->stream),
-                         "AllReduce", err);
-    }
-    return well && nccl_well(r, r->nccl.GroupEnd(), "AllReduce", err);
-}
-
-static bool wait_for_all(const Ring *r, Error *err) {
-    for (int d = 0; d < r->what.gpus; d++) {
-        if (!CUDA(cudaSetDevice(d)) || !CUDA(cudaStreamSynchronize(r->members[d].stream))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool check_sums(const Ring *r, Error *err) {
-    size_t bytes = (size_t)r->what.elements * sizeof(float);
-    float *values = malloc_or_die(bytes);
-    int n = r->what.gpus;
-    bool well = true;
-    for (int d = 0; well && d < n; d++) {
-        well = CUDA(cudaSetDevice(d)) &&
-               CUDA(cudaMemcpy(values, r->members[d].buffer, bytes, cudaMemcpyDeviceToHost));
-        for (int64_t i = 0; well && i < r->what.elements; i++) {
-            float expected = (float)n * value_of(0, i) + (float)(n * (n - 1) / 2);
-            if (values[i] == expected) { continue; }
-            well = fail(err, "GPU %d has %g where the sum over %d GPUs is %g", d, values[i], n,
-                        expected);
-        }
-    }
-    free(values);
-    return well;
-}
-
-// Seconds of an all-reduce. What is in the buffers then counts for nothing.
-static bool time_it(Ring *r, double *seconds, Error *err) {
-    if (!all_reduce(r, err) || !wait_for_all(r, err)) { return false; }
-    double begin = wall_seconds();
-    for (int i = 0; i < RUNS; i++) {
-        if (!all_reduce(r, err)) { return false; }
-    }
-    if (!wait_for_all(r, err)) { return false; }
-    *seconds = (wall_seconds() - begin) / RUNS;
-    return true;
-}
-
-// What NCCL has failed to do may hang in being taken down.
-static void leave(Ring *r) {
-    for (int d = 0; d < r->what.gpus; d++) {
-        Member *m = &r->members[d];
-        cudaSetDevice(d);
-        if (m->comm != NULL && !r->broken) { r->nccl.CommDestroy(m->comm); }
-        if (m->stream != NULL) { cudaStreamDestroy(m->stream); }
-        cudaFree(m->buffer);
-    }
-    free(r->members);
-}
 
 // NCCL waits without end for a GPU that does not answer.
 static void give_up(int signal_number) {
@@ -148,44 +25,105 @@ static void give_up(int signal_number) {
     _exit(EXIT_FAILURE);
 }
 
-static bool run(Ring *r, char *text, size_t room) {
-    Error err;
-    double seconds;
-    int version = 0, n = r->what.gpus;
-    if (!join(r, &err) || !fill(r, &err) || !all_reduce(r, &err) || !wait_for_all(r, &err) ||
-        !check_sums(r, &err) || !time_it(r, &seconds, &err)) {
-        snprintf(text, room, "%s", err.text);
-        return false;
+// The first call that fails ends the check.
+#define CUDA(call)                                                              \
+    if ((cuda = (call)) != cudaSuccess) {                                       \
+        return fail(err, "GPU %d: %s: %s", d, #call, cudaGetErrorString(cuda)); \
     }
-    double bytes = (double)r->what.elements * sizeof(float);
-    r->nccl.GetVersion(&version);
-    snprintf(text, room,
-             "version %d.%d.%d, %d GPUs: sums exact, %.0f MiB in %.2f ms, bus bandwidth %.0f GB/s",
-             version / 10000, version / 100 % 100, version % 100, n, bytes / (1 << 20),
-             1e3 * seconds, 2e-9 * bytes * (n - 1) / n / seconds);
+#define NCCL(name, ...)                                                    \
+    if ((status = n->name(__VA_ARGS__)) != NCCL_SUCCESS) {                 \
+        return fail(err, "nccl" #name ": %s (NCCL_DEBUG=INFO tells more)", \
+                    n->GetErrorString(status));                            \
+    }
+
+// Fills in seconds, of an all-reduce. values: [elements] on the host.
+static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements, float *values,
+                      double *seconds, Error *err) {
+    size_t bytes = (size_t)elements * sizeof(float);
+    cudaError_t cuda;
+    int status;
+    NcclId id;
+    for (int d = 0; d < gpus; d++) {
+        Member *m = &members[d];
+        CUDA(cudaSetDevice(d));
+        CUDA(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+        CUDA(cudaMalloc((void **)&m->buffer, bytes));
+        // whole numbers, so that sums are exact in any order
+        for (int64_t i = 0; i < elements; i++) { values[i] = (float)(i % PERIOD + d); }
+        CUDA(cudaMemcpyAsync(m->buffer, values, bytes, cudaMemcpyHostToDevice, m->stream));
+        CUDA(cudaStreamSynchronize(m->stream));
+    }
+    NCCL(GetUniqueId, &id);
+    NCCL(GroupStart);
+    for (int d = 0; d < gpus; d++) {
+        CUDA(cudaSetDevice(d));
+        NCCL(CommInitRank, &members[d].comm, gpus, id, d);
+    }
+    NCCL(GroupEnd);
+    double begin = 0;
+    for (int run = 0; run <= RUNS + 1; run++) { // one is checked, one warms up, the rest are timed
+        NCCL(GroupStart);
+        for (int d = 0; d < gpus; d++) {
+            const Member *m = &members[d];
+            NCCL(AllReduce, m->buffer, m->buffer, (size_t)elements, NCCL_FLOAT32, NCCL_SUM, m->comm,
+                 m->stream);
+        }
+        NCCL(GroupEnd);
+        for (int d = 0; d < gpus && (run <= 1 || run == RUNS + 1); d++) {
+            const Member *m = &members[d];
+            CUDA(cudaSetDevice(d));
+            if (run == 0) {
+                CUDA(cudaMemcpyAsync(values, m->buffer, bytes, cudaMemcpyDeviceToHost, m->stream));
+            }
+            CUDA(cudaStreamSynchronize(m->stream));
+            for (int64_t i = 0; i < elements && run == 0; i++) {
+                float sum = (float)(gpus * (i % PERIOD) + gpus * (gpus - 1) / 2);
+                if (!(values[i] == sum)) {
+                    return fail(err, "GPU %d has %g where the sum over %d GPUs is %g", d, values[i],
+                                gpus, sum);
+                }
+            }
+        }
+        if (run == 1) { begin = wall_seconds(); }
+    }
+    *seconds = (wall_seconds() - begin) / RUNS;
     return true;
 }
 
-NcclVerdict nccl_self_check(NcclCheck what, char *text, size_t room) {
-    Ring r = {.what = what};
-    Error err;
-    int device = 0;
-    if (what.gpus < 2) {
-        snprintf(text, room, "not tested: there is one GPU to see");
-        return NCCL_NOT_TESTED;
-    }
-    if (!nccl_load(&r.nccl, &err)) {
+NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room) {
+    Nccl nccl;
+    Error err = {"there is one GPU to see"};
+    if (gpus < 2 || !nccl_load(&nccl, &err)) {
         snprintf(text, room, "not tested: %s", err.text);
         return NCCL_NOT_TESTED;
     }
+    int device = 0, version = 0;
+    double taken = 0, bytes = (double)elements * sizeof(float);
+    Member *members = calloc_or_die((size_t)gpus, sizeof(Member));
+    float *values = malloc_or_die((size_t)elements * sizeof(float));
     fflush(stdout);
     signal(SIGALRM, give_up);
-    alarm(what.seconds);
+    alarm(seconds);
     cudaGetDevice(&device);
-    r.members = calloc_or_die((size_t)what.gpus, sizeof(*r.members));
-    bool well = run(&r, text, room);
-    leave(&r);
+    bool well = check_all(&nccl, members, gpus, elements, values, &taken, &err);
+    for (int d = 0; d < gpus; d++) {
+        const Member *m = &members[d];
+        cudaSetDevice(d);
+        // what NCCL has failed to do may hang in being taken down
+        if (m->comm != NULL && well) { nccl.CommDestroy(m->comm); }
+        if (m->stream != NULL) { cudaStreamDestroy(m->stream); }
+        cudaFree(m->buffer);
+    }
     cudaSetDevice(device);
     alarm(0);
-    return well ? NCCL_WELL : NCCL_BAD;
+    free(members);
+    free(values);
+    nccl.GetVersion(&version);
+    snprintf(text, room, "%s", err.text);
+    if (!well) { return NCCL_BAD; }
+    snprintf(text, room,
+             "version %d.%d.%d, %d GPUs: sums exact, %.0f MiB in %.2f ms, bus bandwidth %.0f GB/s",
+             version / 10000, version / 100 % 100, version % 100, gpus, bytes / (1 << 20),
+             1e3 * taken, 2e-9 * bytes * (gpus - 1) / gpus / taken);
+    return NCCL_WELL;
 }
