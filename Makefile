@@ -158,7 +158,7 @@ endif
 .SECONDARY:
 
 test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
-      $(BUILD)/plain/rank_trainer $(BUILD)/asan/rank_trainer $(BUILD)/standin/libnccl.so.2 \
+      $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(BUILD)/plain/fp8_values \
       $(TEST_PROGRAMS) $(STANDIN_TESTS)
@@ -178,12 +178,11 @@ lint:
 readme: train_gpt
 	@scripts/readme_options.sh
 
-# Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: ranks of the CPU
-# trainer with train/gpu/comm.c as it is; the GPU trainer with its C
+# Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: the GPU trainer with
+# its C; test_comm with train/gpu/comm.c as it is
 COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c kernels/gpu.c test/standin/cuda_runtime.c
 GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
                    $(addprefix test/standin/,products.c values.c cuda_runtime.c)
-ON_STANDIN := $(COMM_ON_STANDIN) test/rank_trainer.c
 GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
                   $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
 STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra -Itest/standin -MMD -MP
@@ -194,14 +193,15 @@ $(BUILD)/asan/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
 standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,$(1),$(LIBRARY))
+FAULT_HOOKS := -Wl,--wrap=loader_batch,--wrap=gpu_sum_losses # test/standin/faults.c
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
 $(BUILD)/plain/standin_spikes: $(BUILD)/plain/standin/test/test_gpu_spikes.cu.o
 $(BUILD)/asan/standin_spikes: $(BUILD)/asan/standin/test/test_gpu_spikes.cu.o
 $(BUILD)/plain/standin_trainer $(BUILD)/plain/standin_spikes: $(call standin_objects,plain)
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS)
 $(BUILD)/asan/standin_trainer $(BUILD)/asan/standin_spikes: $(call standin_objects,asan)
-	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
+	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS)
 $(BUILD)/plain/standin/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@
@@ -211,12 +211,6 @@ $(BUILD)/asan/standin/%.c.o: %.c
 $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BASE) -Itest/standin -fPIC -shared $< -o $@ -lpthread
-$(BUILD)/plain/rank_trainer: $(call objects,plain/standin,$(ON_STANDIN)) \
-                             $(call objects,plain,$(LIBRARY))
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
-$(BUILD)/asan/rank_trainer: $(call objects,asan/standin,$(ON_STANDIN)) \
-                            $(call objects,asan,$(LIBRARY))
-	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 $(foreach b,plain asan,$(call objects,$(b),test/test_comm.c test/test_gemm.c)): \
     BASE += -Itest/standin
 $(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)

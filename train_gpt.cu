@@ -788,7 +788,7 @@ int main(int argc, char **argv) {
     Ranks ranks;
     options_parse(&options, argc, argv);
     if (options.verify) { return verify(&options); }
-    launch(&ranks, &group, &options, argv);
+    launch(&ranks, &group, &options);
     trainer_open(&t, &options, &ranks);
     trainer_restore(&t);
     if (!options_train(&options)) {

@@ -1,97 +1,673 @@
-#include "group.h"
-#include "net.h"
+#define _GNU_SOURCE // accept4
 
+#include "group.h"
+
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
-// Before every message, so that ranks that are not at the same place are noticed.
+enum { HOST = 64, HELLO_SECONDS = 5 }; // characters of a machine's name; to wait for a Hello
+
+// What a rank says first, and what rank 0 answers once all have come.
 typedef struct {
-    uint32_t call, bytes;
+    char magic[8];
+    int32_t rank, ranks;
+    char host[HOST];
+    char refusal[sizeof(Error)]; // by rank 0; "": the group is whole
+} Hello;
+
+enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST }; // of a message, beside data on a channel
+
+typedef struct {
+    int32_t kind, call;
+    uint32_t bytes;
 } Header;
+
+typedef struct Message {
+    struct Message *next;
+    Header head;
+    char data[]; // [head.bytes]
+} Message;
+
+typedef struct {
+    int64_t step;
+    double age; // seconds the rank has been at it
+    int32_t doing;
+    char what[44];
+} Beat;
+
+typedef struct {
+    int file; // -1: none
+    char host[HOST];
+    bool left, closed; // has said goodbye; its connection has ended
+    double heard;
+    Beat beat;
+    Message *coming; // of which `got` bytes, from head on, are here
+    size_t got;
+    Message *first[CHANNELS];
+    pthread_mutex_t sending; // so that messages of several threads stay whole
+} Peer;
+
+struct Watch {
+    int rank, ranks;
+    int count; // of peers: rank 0 has one a rank, its own unused; the others have rank 0
+    double limit, tick;
+    Peer *peers;    // [count]
+    int quit;       // eventfd: the watch's thread is to end
+    int quit_probe; // the same for the probe's
+    pthread_t thread, probe_thread;
+    WatchProbe *probe;
+    void *argument;
+    pthread_mutex_t mutex;  // of what follows, and of the peers but for sending
+    pthread_cond_t changed; // a message has come, or a goodbye
+    Beat mine;
+    double since; // when mine began
+    double left;  // when the last peer so far said goodbye
+    bool runs, leaving;
+};
+
+// ---- TCP ----------------------------------------------------------------------------------------
+
+// getaddrinfo's status; 0: *found is to be freed.
+static int resolve(const char *host, int port, int flags, struct addrinfo **found) {
+    char service[16];
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+    snprintf(service, sizeof(service), "%d", port);
+    return getaddrinfo(host, service, &hints, found);
+}
+
+static void set_option(int file, int level, int name, int value) {
+    setsockopt(file, level, name, &value, sizeof(value)); // what fails here costs no correctness
+}
+
+// Of connect and send (SO_SNDTIMEO), or of accept and recv (SO_RCVTIMEO). 0: none.
+static void set_timeout(int file, int which, double seconds) {
+    long micro = (long)(1e6 * seconds);
+    struct timeval time = {.tv_sec = micro / 1000000, .tv_usec = micro % 1000000};
+    setsockopt(file, SOL_SOCKET, which, &time, sizeof(time));
+}
+
+// On a numeric address; errno is EINVAL where it is none.
+static int listen_on(const char *address, int port) {
+    struct addrinfo *found;
+    if (resolve(address, port, AI_NUMERICHOST, &found) != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    int file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (found->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+    bool ok = file >= 0 && bind(file, found->ai_addr, found->ai_addrlen) == 0 &&
+              listen(file, SOMAXCONN) == 0;
+    int why = errno;
+    freeaddrinfo(found);
+    if (!ok && file >= 0) { close(file); }
+    errno = why;
+    return ok ? file : -1;
+}
+
+int group_listen(const char *host, int *port, Error *err) {
+    struct sockaddr_in6 address; // its port is where that of sockaddr_in is
+    socklen_t length = sizeof(address);
+    int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port);
+    if (file < 0 && errno == EINVAL) { // a name: every address, of IPv4 alone without IPv6
+        file = listen_on("::", *port);
+        bool no_ipv6 = file < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL);
+        if (no_ipv6) { file = listen_on("0.0.0.0", *port); }
+    }
+    if (file >= 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0) {
+        *port = ntohs(address.sin6_port);
+        return file;
+    }
+    const char *advice = strerror(errno);
+    if (errno == EADDRINUSE) {
+        advice = "another process has the port; set MASTER_PORT to a free one";
+    } else if (errno == EADDRNOTAVAIL) {
+        advice = "not an address of this machine; MASTER_ADDR must be the one rank 0 runs on";
+    }
+    fail(err, "rank 0 cannot listen on %s port %d: %s", host, *port, advice);
+    return -1;
+}
+
+// One round over the host's addresses; *why: of the last that failed.
+static int connect_once(const char *host, int port, double until, const char **why) {
+    struct addrinfo *found;
+    int file = -1, status = resolve(host, port, 0, &found);
+    if (status != 0) {
+        *why = status == EAI_SYSTEM ? strerror(errno) : gai_strerror(status);
+        return -1;
+    }
+    for (const struct addrinfo *a = found; a != NULL && file < 0; a = a->ai_next) {
+        file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        set_timeout(file, SO_SNDTIMEO, fmin(fmax(until - wall_seconds(), 0.001), 10));
+        if (file < 0 || connect(file, a->ai_addr, a->ai_addrlen) != 0) {
+            *why = strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
+            if (file >= 0) { close(file); }
+            file = -1;
+        }
+    }
+    freeaddrinfo(found);
+    return file;
+}
+
+// ---- messages -----------------------------------------------------------------------------------
+
+// wait: until the peer has taken it. Otherwise a peer that takes no more is judged by its silence.
+static void send_message(Peer *p, bool wait, Header head, const void *data) {
+    size_t sent = 0, bytes = sizeof(head) + head.bytes;
+    if (p->file < 0) { return; }
+    if (wait) {
+        pthread_mutex_lock(&p->sending);
+    } else if (pthread_mutex_trylock(&p->sending) != 0) {
+        return;
+    }
+    char *frame = malloc_or_die(bytes);
+    memcpy(frame, &head, sizeof(head));
+    if (head.bytes > 0) { memcpy(frame + sizeof(head), data, head.bytes); }
+    while (sent < bytes) {
+        int flags = MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT);
+        ssize_t n = send(p->file, frame + sent, bytes - sent, flags);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n <= 0) { break; }
+        sent += (size_t)n;
+    }
+    if (sent > 0 && sent < bytes) { shutdown(p->file, SHUT_WR); } // nothing fits behind a part
+    free(frame);
+    pthread_mutex_unlock(&p->sending);
+}
+
+static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
+    Header head = {kind, 0, (uint32_t)bytes};
+    for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, head, data); }
+}
+
+static void send_call(Group *g, int rank, Channel channel, int call, const void *data,
+                      size_t bytes) {
+    Header head = {(int32_t)channel, call, (uint32_t)bytes};
+    send_message(&g->watch->peers[rank], true, head, data);
+}
+
+static void receive_call(Group *g, int rank, Channel channel, int call, void *data, size_t bytes) {
+    Watch *w = g->watch;
+    Message **first = &w->peers[rank].first[channel], *m;
+    pthread_mutex_lock(&w->mutex);
+    while (*first == NULL) { pthread_cond_wait(&w->changed, &w->mutex); }
+    m = *first;
+    *first = m->next;
+    pthread_mutex_unlock(&w->mutex);
+    if (m->head.call != call || m->head.bytes != bytes) {
+        die("rank %d is at another place in the program: it sent message %x of %u bytes where %x "
+            "of %zu was due",
+            rank, m->head.call, m->head.bytes, call, bytes);
+    }
+    memcpy(data, m->data, bytes);
+    free(m);
+}
+
+// ---- the watchdog -------------------------------------------------------------------------------
+
+// Ends this process, and from rank 0 all. The mutex is held, so that one thread alone says why.
+__attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
+    Error why;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why.text, sizeof(why.text), format, args);
+    va_end(args);
+    if (w->rank == 0) { send_all(w, KIND_LOST, why.text, strlen(why.text) + 1); }
+    complain("%s; this rank ends at step %lld (exit status %d)", why.text, (long long)w->mine.step,
+             EXIT_LOST_RANK);
+    _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() with it
+}
+
+// reason: with %.1f for the seconds.
+__attribute__((noreturn)) static void end_for(Watch *w, int rank, const char *reason,
+                                              double seconds) {
+    const Peer *p = &w->peers[rank];
+    char text[128];
+    snprintf(text, sizeof(text), reason, seconds);
+    end_run(w, "rank %d on %s %s, last heard at step %lld (%s)", rank, p->host, text,
+            (long long)p->beat.step, p->beat.what);
+}
+
+void watch_lost(Watch *w, const char *fallback) {
+    nanosleep(&(struct timespec){.tv_sec = 3}, NULL); // the watch's thread ends the process first
+    pthread_mutex_lock(&w->mutex);
+    end_run(w, "%s", fallback);
+}
+
+static void handle(Watch *w, int rank, Message *m) {
+    Peer *p = &w->peers[rank];
+    Message **last;
+    switch (m->head.kind) {
+    case KIND_BEAT: memcpy(&p->beat, m->data, sizeof(Beat)); break;
+    case KIND_BYE: p->left = true, w->left = p->heard; break;
+    case KIND_LOST: end_run(w, "%s", m->data);
+    default:
+        for (last = &p->first[m->head.kind]; *last != NULL; last = &(*last)->next) {}
+        *last = m;
+        m = NULL;
+    }
+    free(m);
+    pthread_cond_broadcast(&w->changed);
+}
+
+// Reads what has come from a rank, and notices its end.
+static void read_peer(Watch *w, int rank) {
+    Peer *p = &w->peers[rank];
+    while (!p->closed) {
+        if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
+        Message *m = p->coming;
+        size_t due = sizeof(Header) + m->head.bytes; // 0 until the header is here
+        ssize_t n = recv(p->file, (char *)&m->head + p->got, due - p->got, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return; }
+        p->closed = n <= 0;
+        if (p->closed) { break; }
+        p->heard = wall_seconds();
+        p->got += (size_t)n;
+        if (p->got == sizeof(Header) && m->head.bytes > 0) {
+            p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
+        } else if (p->got == due) {
+            p->coming = NULL;
+            p->got = 0;
+            handle(w, rank, m);
+        }
+    }
+    if (p->left) { return; }
+    // A fault that all ranks share is said by their main threads, this one's too.
+    pthread_mutex_unlock(&w->mutex);
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+    pthread_mutex_lock(&w->mutex);
+    end_for(w, rank, "has ended without a goodbye", 0);
+}
+
+// Ends the run if a rank is lost. Ranks other than 0 judge rank 0's silence alone, a little later,
+// for its word comes first.
+static void judge(Watch *w, double now) {
+    double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), silence, longest = 0;
+    int quiet = -1, stuck = -1, behind = -1;
+    bool all_wait = now - w->left > limit + 2 * w->tick; // who left may be what they waited for
+    for (int r = 0; r < w->count; r++) {
+        const Peer *p = &w->peers[r];
+        const Beat *b = &p->beat;
+        if (p->left) { continue; }
+        silence = now - p->heard;
+        if (silence > limit) { end_for(w, r, "has been silent for %.1f s", silence); }
+        if (quiet < 0 && silence > 4 * w->tick) { quiet = r; }
+        // by its own word alone: a rank that is not heard may have gone on to something else
+        if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
+            stuck = r, longest = b->age;
+        }
+        all_wait = all_wait && b->doing == DOING_WAIT && b->age + silence > limit + 2 * w->tick;
+        if (behind < 0 || b->step < w->peers[behind].beat.step) { behind = r; }
+    }
+    if (w->rank != 0) { return; }
+    if (stuck >= 0) { end_for(w, stuck, "has not gone on for %.1f s", longest); }
+    if (!all_wait || behind < 0) { return; }
+    if (quiet >= 0) { // it has stopped while it waited
+        end_for(w, quiet, "has been silent for %.1f s", now - w->peers[quiet].heard);
+    }
+    end_for(w, behind, "waits, as all ranks do, for %.1f s: a GPU or the network hangs", limit);
+}
+
+static void *watch_thread(void *argument) {
+    Watch *w = argument;
+    struct pollfd *p = calloc_or_die((size_t)w->count + 1, sizeof(*p));
+    double last = wall_seconds(), next = last;
+    pthread_mutex_lock(&w->mutex);
+    while (p[w->count].revents == 0) {
+        double now = wall_seconds(), stopped = now - last - w->tick;
+        last = now;
+        if (stopped > 1) { // nobody could be heard
+            w->since += stopped;
+            for (int r = 0; r < w->count; r++) { w->peers[r].heard += stopped; }
+        }
+        if (now >= next) {
+            next = now + w->tick;
+            w->mine.age = now - w->since;
+            if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
+            bool said = w->leaving && w->rank != 0; // nothing follows a goodbye
+            if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
+            judge(w, now);
+        }
+        for (int r = 0; r < w->count; r++) {
+            p[r].fd = w->peers[r].closed ? -1 : w->peers[r].file;
+            p[r].events = POLLIN;
+        }
+        p[w->count] = (struct pollfd){.fd = w->quit, .events = POLLIN};
+        pthread_mutex_unlock(&w->mutex);
+        int ready = poll(p, (nfds_t)w->count + 1, (int)ceil(1e3 * fmax(0, next - wall_seconds())));
+        pthread_mutex_lock(&w->mutex);
+        for (int r = 0; ready > 0 && r < w->count; r++) {
+            if (p[r].fd >= 0 && p[r].revents != 0) { read_peer(w, r); }
+        }
+    }
+    pthread_mutex_unlock(&w->mutex);
+    free(p);
+    return NULL;
+}
+
+static void set_doing(Watch *w, Doing doing, const char *what) {
+    w->mine.doing = (int32_t)doing;
+    snprintf(w->mine.what, sizeof(w->mine.what), "%s", what);
+    w->since = wall_seconds();
+}
+
+void watch_beat(Watch *w, int64_t step, Doing doing, const char *what) {
+    if (w == NULL) { return; }
+    pthread_mutex_lock(&w->mutex);
+    w->mine.step = step;
+    set_doing(w, doing, what);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+// In a thread of its own: a probe that hangs must not keep the other from its beats.
+static void *run_probe(void *argument) {
+    Watch *w = argument;
+    struct pollfd quit = {.fd = w->quit_probe, .events = POLLIN};
+    Error err;
+    while (poll(&quit, 1, (int)(1e3 * w->tick)) <= 0) {
+        if (w->probe(w->argument, &err)) { continue; }
+        pthread_mutex_lock(&w->mutex);
+        end_run(w, "rank %d: %s", w->rank, err.text);
+    }
+    return NULL;
+}
+
+void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
+    if (w == NULL) { return; }
+    if (w->probe != NULL) {
+        eventfd_write(w->quit_probe, 1);
+        pthread_join(w->probe_thread, NULL);
+        close(w->quit_probe);
+    }
+    w->probe = probe;
+    w->argument = argument;
+    if (probe == NULL) { return; }
+    w->quit_probe = eventfd(0, EFD_CLOEXEC);
+    if (w->quit_probe < 0 || pthread_create(&w->probe_thread, NULL, run_probe, w) != 0) {
+        die("the probe's thread cannot be started: %s", strerror(errno));
+    }
+}
+
+// ---- what ranks agree on ------------------------------------------------------------------------
 
 typedef enum { CALL_AGREE = 0x4c380001, CALL_BROADCAST, CALL_GATHER } Call;
 
-static void lost(const Group *g, int rank) {
-    char text[160];
-    snprintf(text, sizeof(text), "rank %d has gone: %s", rank, net_reason());
-    watch_lost(g->watch, text);
-}
-
-static int peer_of(const Group *g, Channel channel, int rank) {
-    return g->peers[channel][g->rank == 0 ? rank : 0];
-}
-
-static void give(const Group *g, Channel channel, int rank, Call call, const void *data,
-                 size_t bytes) {
-    Header h = {call, (uint32_t)bytes};
-    int file = peer_of(g, channel, rank);
-    if (!net_send(file, &h, sizeof(h)) || !net_send(file, data, bytes)) { lost(g, rank); }
-}
-
-static void take(const Group *g, Channel channel, int rank, Call call, void *data, size_t bytes) {
-    Header h;
-    int file = peer_of(g, channel, rank);
-    if (!net_receive(file, &h, sizeof(h), NET_FOREVER)) { lost(g, rank); }
-    if (h.call != call || h.bytes != bytes) {
-        die("rank %d is at another place in the program: it sent message %x of %u bytes where %x "
-            "of %zu was due",
-            rank, h.call, h.bytes, call, bytes);
-    }
-    if (!net_receive(file, data, bytes, NET_FOREVER)) { lost(g, rank); }
-}
-
-typedef struct {
-    uint32_t ok;
-    Error err;
-} Verdict;
-
-bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
-    if (g == NULL || g->ranks == 1) { return ok; }
-    Verdict verdict = {.ok = ok}, theirs;
-    if (!ok && err != NULL) { fail(&verdict.err, "rank %d: %s", g->rank, err->text); }
-    if (g->rank != 0) {
-        give(g, channel, 0, CALL_AGREE, &verdict, sizeof(verdict));
-        take(g, channel, 0, CALL_AGREE, &verdict, sizeof(verdict));
-    } else {
-        for (int r = 1; r < g->ranks; r++) {
-            take(g, channel, r, CALL_AGREE, &theirs, sizeof(theirs));
-            if (verdict.ok && !theirs.ok) { verdict = theirs; }
-        }
-        for (int r = 1; r < g->ranks; r++) {
-            give(g, channel, r, CALL_AGREE, &verdict, sizeof(verdict));
-        }
-    }
-    return verdict.ok || fail(err, "%s", verdict.err.text);
-}
-
 void group_broadcast(Group *g, Channel channel, void *data, size_t bytes) {
-    if (g == NULL || g->ranks == 1) { return; }
-    if (g->rank != 0) { take(g, channel, 0, CALL_BROADCAST, data, bytes); }
+    if (g == NULL) { return; }
+    if (g->rank != 0) { receive_call(g, 0, channel, CALL_BROADCAST, data, bytes); }
     for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        give(g, channel, r, CALL_BROADCAST, data, bytes);
+        send_call(g, r, channel, CALL_BROADCAST, data, bytes);
     }
 }
 
 void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
     if (g == NULL || g->rank == 0) { memcpy(all, mine, bytes); }
-    if (g == NULL || g->ranks == 1) { return; }
-    if (g->rank != 0) { give(g, channel, 0, CALL_GATHER, mine, bytes); }
+    if (g == NULL) { return; }
+    if (g->rank != 0) { send_call(g, 0, channel, CALL_GATHER, mine, bytes); }
     for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        take(g, channel, r, CALL_GATHER, (char *)all + (size_t)r * bytes, bytes);
+        receive_call(g, r, channel, CALL_GATHER, (char *)all + (size_t)r * bytes, bytes);
     }
 }
 
-void group_close(Group *g) {
-    if (g == NULL) { return; }
-    watch_stop(g->watch);
-    for (int c = 0; c < CHANNELS && g->ranks > 1; c++) {
-        for (int i = 0; i < (g->rank == 0 ? g->ranks : 1); i++) {
-            if (g->peers[c][i] >= 0) { close(g->peers[c][i]); }
-        }
-        free(g->peers[c]);
+bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
+    Error verdict = {""}, theirs; // "": ok
+    if (g == NULL || g->ranks == 1) { return ok; }
+    if (!ok) { fail(&verdict, "rank %d: %s", g->rank, err != NULL ? err->text : ""); }
+    if (g->rank != 0) { send_call(g, 0, channel, CALL_AGREE, &verdict, sizeof(verdict)); }
+    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
+        receive_call(g, r, channel, CALL_AGREE, &theirs, sizeof(theirs));
+        if (verdict.text[0] == '\0') { verdict = theirs; }
     }
-    free(g->hosts);
+    group_broadcast(g, channel, &verdict, sizeof(verdict));
+    return verdict.text[0] == '\0' || fail(err, "%s", verdict.text);
+}
+
+// ---- the meeting --------------------------------------------------------------------------------
+
+static Hello own_hello(const Watch *w) {
+    Hello h = {.magic = "LLM8.c2", .rank = w->rank, .ranks = w->ranks};
+    if (gethostname(h.host, sizeof(h.host) - 1) != 0) { strcpy(h.host, "?"); }
+    return h;
+}
+
+static bool receive_hello(int file, Hello *h, double seconds) {
+    set_timeout(file, SO_RCVTIMEO, seconds);
+    bool whole = recv(file, h, sizeof(*h), MSG_WAITALL) == (ssize_t)sizeof(*h);
+    h->host[sizeof(h->host) - 1] = h->refusal[sizeof(h->refusal) - 1] = '\0';
+    return whole;
+}
+
+// Whether a rank has come. One that came and died may come again.
+static bool is_here(Peer *p) {
+    char byte;
+    if (p->file >= 0 && recv(p->file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0) {
+        close(p->file);
+        p->file = -1;
+    }
+    return p->file >= 0;
+}
+
+// How many ranks have not come, and which: "2, 3, 5".
+static int list_missing(Watch *w, char *text, size_t room) {
+    int count = 0;
+    size_t used = 0;
+    for (int r = 1; r < w->ranks; r++) {
+        if (is_here(&w->peers[r])) { continue; }
+        if (used + 20 < room) {
+            const char *format = used + 40 < room ? "%s%d" : "%s...";
+            used += (size_t)snprintf(text + used, room - used, format, count > 0 ? ", " : "", r);
+        }
+        count++;
+    }
+    return count;
+}
+
+// One more connection: a rank's, which gets its place, or a stranger's, which is sent away.
+static bool seat(Watch *w, int file, const char *place, Error *err) {
+    Hello h, answer = own_hello(w);
+    if (!receive_hello(file, &h, HELLO_SECONDS) ||
+        memcmp(h.magic, answer.magic, sizeof(h.magic)) != 0) {
+        warn("a connection to %s was not a rank's, and is ignored", place);
+        close(file);
+        return true;
+    }
+    if (h.ranks != w->ranks || h.rank < 0 || h.rank >= w->ranks) {
+        fail(err, "rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
+             h.host, h.ranks, w->ranks);
+    } else if (h.rank == 0 || is_here(&w->peers[h.rank])) {
+        fail(err, "two processes say that they are rank %d: one on %s, one on %s", h.rank,
+             w->peers[h.rank].host, h.host);
+    } else {
+        w->peers[h.rank].file = file;
+        memcpy(w->peers[h.rank].host, h.host, sizeof(h.host));
+        return true;
+    }
+    snprintf(answer.refusal, sizeof(answer.refusal), "%s", err->text);
+    send(file, &answer, sizeof(answer), MSG_NOSIGNAL);
+    close(file);
+    return false;
+}
+
+static bool meet_as_first(Watch *w, int listener, const char *place, double seconds, Error *err) {
+    double now = wall_seconds(), until = now + seconds, told = now;
+    char missing[600];
+    bool ok = true;
+    for (int count; ok && (count = list_missing(w, missing, sizeof(missing))) > 0;) {
+        const char *ranks = count > 1 ? "ranks" : "rank";
+        if (now >= until) {
+            ok = fail(err, "%s %s of %d did not come to %s within %.0f s (--distributed-timeout)",
+                      ranks, missing, w->ranks, place, seconds);
+            break;
+        }
+        if (now - told >= 10) {
+            warn("waiting at %s for %s %s of %d", place, ranks, missing, w->ranks);
+            told = now + 50; // then once a minute
+        }
+        set_timeout(listener, SO_RCVTIMEO, fmin(fmax(until - now, 0.001), 10));
+        int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (file >= 0) { ok = seat(w, file, place, err); }
+        now = wall_seconds();
+    }
+    Hello answer = own_hello(w);
+    if (!ok) { snprintf(answer.refusal, sizeof(answer.refusal), "%s", err->text); }
+    for (int r = 1; r < w->ranks; r++) { // who has gone needs no answer
+        if (w->peers[r].file >= 0) {
+            send(w->peers[r].file, &answer, sizeof(answer), MSG_NOSIGNAL);
+        }
+    }
+    return ok;
+}
+
+static bool meet_as_other(Watch *w, const char *host, int port, double seconds, Error *err) {
+    const char *why = "";
+    double now = wall_seconds(), until = now + seconds, told = now, pause = 0.01;
+    Hello mine = own_hello(w), first = {.rank = w->rank};
+    Peer *p = &w->peers[0];
+    // a socket can connect to itself, on a port that no one listens on: it reads its own rank
+    while (first.rank == w->rank) {
+        if (p->file >= 0) { close(p->file); }
+        p->file = connect_once(host, port, until, &why);
+        now = wall_seconds();
+        if (p->file >= 0) {
+            send(p->file, &mine, sizeof(mine), MSG_NOSIGNAL);
+            errno = 0;
+            if (!receive_hello(p->file, &first, until - now + seconds / 8 + HELLO_SECONDS)) {
+                why = errno == 0 ? "it closed the connection" : strerror(errno);
+                return fail(err,
+                            "rank 0 at %s port %d gave no answer before all ranks had come: "
+                            "%s",
+                            host, port, why);
+            }
+        } else if (now + pause >= until) {
+            return fail(err,
+                        "rank 0 was not reached at %s port %d within %.0f s "
+                        "(--distributed-timeout): %s; are MASTER_ADDR and MASTER_PORT those of "
+                        "rank 0, and does it run?",
+                        host, port, seconds, why);
+        } else if (now - told >= 10) {
+            warn("waiting for rank 0 at %s port %d: %s", host, port, why);
+            told = now + 50; // then once a minute
+        }
+        nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * pause)}, NULL);
+        pause = fmin(2 * pause, 0.5);
+    }
+    if (memcmp(first.magic, mine.magic, sizeof(mine.magic)) != 0) {
+        return fail(err,
+                    "what answers at %s port %d is not rank 0 of an llm8.c run: are MASTER_ADDR "
+                    "and MASTER_PORT right?",
+                    host, port);
+    }
+    memcpy(p->host, first.host, sizeof(first.host));
+    return first.refusal[0] == '\0' || fail(err, "%s", first.refusal);
+}
+
+// Rank 0's text is every rank's; otherwise the first line that differs is named.
+static bool agree_on_identity(Group *g, const char *mine, Error *err) {
+    size_t bytes = strlen(mine) + 1, line = 0, at = 0;
+    group_broadcast(g, CHANNEL_MAIN, &bytes, sizeof(bytes));
+    char *first = malloc_or_die(bytes);
+    if (g->rank == 0) { memcpy(first, mine, bytes); }
+    group_broadcast(g, CHANNEL_MAIN, first, bytes);
+    for (; mine[at] == first[at] && mine[at] != '\0'; at++) {
+        if (mine[at] == '\n') { line = at + 1; }
+    }
+    bool same = mine[at] == first[at];
+    if (!same) {
+        fail(err,
+             "on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks need the "
+             "same program and options",
+             own_hello(g->watch).host, (int)strcspn(mine + line, "\n"), mine + line,
+             (int)strcspn(first + line, "\n"), first + line);
+    }
+    free(first);
+    return group_agree(g, CHANNEL_MAIN, same, err);
+}
+
+bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
+                const char *identity, double seconds, Error *err) {
+    char place[320];
+    bool ok;
+    *g = (Group){.rank = rank, .ranks = ranks};
+    if (ranks == 1) { return true; }
+    Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
+    *w = (Watch){.rank = rank,
+                 .ranks = ranks,
+                 .count = rank == 0 ? ranks : 1,
+                 .tick = fmin(0.25, seconds / 16),
+                 .mutex = PTHREAD_MUTEX_INITIALIZER,
+                 .changed = PTHREAD_COND_INITIALIZER};
+    w->limit = seconds - 3 * w->tick; // so that all ranks have ended by then
+    w->peers = calloc_or_die((size_t)w->count, sizeof(Peer));
+    for (int r = 0; r < w->count; r++) {
+        w->peers[r] = (Peer){.file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
+    }
+    if (rank == 0) {
+        if (listener < 0) { listener = group_listen(host, &port, err); }
+        memcpy(w->peers[0].host, own_hello(w).host, HOST);
+        snprintf(place, sizeof(place), "%s port %d", host, port);
+        ok = listener >= 0 && meet_as_first(w, listener, place, seconds, err);
+        if (listener >= 0) { close(listener); }
+    } else {
+        ok = meet_as_other(w, host, port, seconds, err);
+    }
+    for (int r = 0; r < w->count; r++) {
+        Peer *p = &w->peers[r];
+        p->closed = p->file < 0;
+        p->heard = wall_seconds();
+        p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
+        set_timeout(p->file, SO_SNDTIMEO, 0);
+        set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // small messages at once
+        set_option(p->file, SOL_SOCKET, SO_KEEPALIVE, 1);
+    }
+    set_doing(w, DOING_WORK, "starting");
+    w->quit = eventfd(0, EFD_CLOEXEC);
+    w->runs = ok;
+    if (ok && pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
+        die("the watchdog's thread cannot be started: %s", strerror(errno));
+    }
+    ok = ok && agree_on_identity(g, identity, err);
+    if (!ok) { group_close(g); }
+    return ok;
+}
+
+void group_close(Group *g) {
+    Watch *w = g != NULL ? g->watch : NULL;
+    if (w == NULL) { return; }
+    watch_probe(w, NULL, NULL);
+    if (w->runs) {
+        pthread_mutex_lock(&w->mutex);
+        w->leaving = true;
+        set_doing(w, DOING_PAUSE, "ending"); // the last save of another rank may take long
+        if (w->rank != 0) { send_all(w, KIND_BYE, NULL, 0); }
+        for (int r = 0; r < w->count; r++) {
+            Peer *p = &w->peers[r];
+            while (p->file >= 0 && !p->left) { pthread_cond_wait(&w->changed, &w->mutex); }
+        }
+        if (w->rank == 0) { send_all(w, KIND_BYE, NULL, 0); }
+        pthread_mutex_unlock(&w->mutex);
+        eventfd_write(w->quit, 1);
+        pthread_join(w->thread, NULL);
+    }
+    close(w->quit);
+    for (int r = 0; r < w->count; r++) {
+        free(w->peers[r].coming);
+        if (w->peers[r].file >= 0) { close(w->peers[r].file); }
+    }
+    free(w->peers);
+    free(w);
     *g = (Group){.ranks = 1};
 }

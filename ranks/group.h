@@ -1,40 +1,77 @@
-// The ranks of a run as processes that know each other: connections over TCP from every rank to
-// rank 0, and what they agree on over them. What the GPUs exchange is train/gpu/comm.h.
+// The ranks of a run as processes that know each other: how they find each other over TCP, what
+// they agree on then, and the watchdog. What the GPUs exchange is train/gpu/comm.h.
 //
-// Calls on a channel are made by all ranks in the same order, from one thread a channel. A rank
-// that dies or hangs while others wait for it ends those too (ranks/watch.h), so that no call here
-// returns without the others' part.
+// Rank 0 listens; every other rank connects to it and says which rank it is. Once all have come
+// and run the same program with the same options, the group is whole. Nothing is encrypted or
+// secret: whoever can reach the port while the ranks meet can disturb a start, so the port belongs
+// inside a cluster.
+//
+// A thread of each rank reads its connections. It is the watchdog: it tells rank 0 how far its rank
+// is, four times a second, and ends the process when some rank is lost. NCCL's own error query
+// misses a rank that hangs. Rank 0 judges. A rank is lost when its connection closes without a
+// goodbye (it died), when it has been silent for --distributed-timeout (it is stopped, or its
+// machine is gone), or when its main thread has worked at one thing for as long (a file system that
+// hangs). When all ranks wait for each other for as long, a GPU or the network hangs. Rank 0 then
+// tells every rank which rank at which step, and each prints that and exits with EXIT_LOST_RANK.
+// Time in which the watching process itself was stopped does not count.
 #ifndef LLM8_GROUP_H
 #define LLM8_GROUP_H
 
-#include "watch.h"
+#include "../base/common.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNEL_WATCH, CHANNELS } Channel;
-
-enum { GROUP_HOST = 64 };
+typedef struct Watch Watch; // the connections, and the thread that reads them
 
 typedef struct Group {
     int rank, ranks; // 0 of 1: one process, and every call below is free
-    int local_rank;
-    int *peers[CHANNELS];      // rank 0: [ranks], its own -1; others: [1], rank 0
-    char (*hosts)[GROUP_HOST]; // [ranks] where they run; known to rank 0
-    Watch *watch;              // NULL: one process
+    Watch *watch;    // NULL: one process
 } Group;
+
+// A socket on which rank 0 listens; *port 0 becomes any free one. An address, or localhost, is
+// listened on alone; a machine's name can mean another address here than elsewhere (Debian's is
+// 127.0.1.1), so that all are. -1: err says why.
+int group_listen(const char *host, int *port, Error *err);
+
+// Meets the others at host:port within `seconds`, which is the watchdog's limit from then on.
+// listener: rank 0's, where there is one already, else -1. identity: lines of text, the same on
+// every rank, that say what it runs. On failure every rank that came gets the reason, which names
+// the ranks that are missing or differ.
+bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
+                const char *identity, double seconds, Error *err);
+// Says goodbye to the others, who then do not take this rank's end for a loss. Rank 0 leaves last.
+void group_close(Group *g);
+
+// All ranks make these calls in the same order, from one thread a channel. No rank's end makes them
+// return: it ends this process too.
+typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
 // True where ok is on every rank. Otherwise err is the same on all: the first such rank's, with its
 // number in front. Also a barrier.
 bool group_agree(Group *g, Channel channel, bool ok, Error *err);
-
 // Rank 0's bytes to all / every rank's to rank 0's all[ranks * bytes].
 void group_broadcast(Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all);
 
-// Says goodbye to the others, who then do not take this rank's end for a loss.
-void group_close(Group *g);
+typedef enum {
+    DOING_WORK,  // must end within the time limit
+    DOING_WAIT,  // ends when the other ranks, or the GPU, get on
+    DOING_PAUSE, // has no time limit: a disk
+} Doing;
+
+// What this rank's main thread begins to do, at which step. what: a short text. w may be NULL.
+void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
+
+// Called four times a second, in a thread of its own, where it may block; ends the run where it
+// returns false (NCCL's asynchronous errors). NULL: no more; waits for a call that is being made.
+typedef bool WatchProbe(void *argument, Error *err);
+void watch_probe(Watch *w, WatchProbe *probe, void *argument);
+
+// For a thread whose call failed because another rank ended: lets the watch say why, and ends the
+// process in any case.
+void watch_lost(Watch *w, const char *fallback) __attribute__((noreturn));
 
 #ifdef __cplusplus
 }

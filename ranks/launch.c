@@ -1,78 +1,281 @@
 #include "launch.h"
 #include "../base/io.h"
-#include "meet.h"
-#include "starter.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-// What every rank must have alike: the program, to the byte, and the options.
-static char *identity_of(const Options *options) {
-    char *text = NULL;
+// ---- who this process is ------------------------------------------------------------------------
+
+typedef struct {
+    const char *starter, *rank, *ranks, *local_rank, *local_ranks;
+} Family;
+
+static const Family families[] = {
+    {"WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL},
+};
+enum {
+    FAMILIES = sizeof(families) / sizeof(families[0]),
+    SLURM = FAMILIES - 1,
+    DEFAULT_PORT = 29500,
+    AGENT_STEP = 2, // not 1: of the ports that the kernel gives out, every second is to listen on
+};
+
+// A variable that is set to nothing is not set.
+static const char *variable(const char *name) {
+    const char *value = name != NULL ? getenv(name) : NULL;
+    return value != NULL && *value != '\0' ? value : NULL;
+}
+
+// *value keeps what it holds where the variable is not set.
+static bool read_int(const char *name, int min, int max, int *value, Error *err) {
+    const char *text = variable(name);
+    char *end;
+    if (text == NULL) { return true; }
+    errno = 0;
+    long number = strtol(text, &end, 10);
+    if (*end != '\0' || errno != 0 || number < min || number > max) {
+        return fail(err, "%s=%s: must be a whole number from %d to %d", name, text, min, max);
+    }
+    *value = (int)number;
+    return true;
+}
+
+static bool read_family(Ranks *r, const Family *f, Error *err) {
+    int rank = -1, local = -1, local_ranks = 0, most = RANKS_MAX - 1;
+    bool counted = variable(f->ranks) != NULL;
+    if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks, err)) { return false; }
+    if (variable(f->rank) == NULL && r->ranks == 1 && counted) { return true; }
+    if (counted) { most = r->ranks - 1; }
+    if (!read_int(f->rank, 0, most, &rank, err) ||
+        !read_int(f->local_ranks, 1, most + 1, &local_ranks, err)) {
+        return false;
+    }
+    if (local_ranks > 0) { most = local_ranks - 1; }
+    if (!read_int(f->local_rank, 0, most, &local, err)) { return false; }
+    if (r->ranks == 1) { local = 0; }
+    *r = (Ranks){rank, r->ranks, local, local_ranks, .source = f->starter};
+    return (counted && rank >= 0 && local >= 0) ||
+           fail(err,
+                "%s, %s and %s say which of how many ranks this is, and which GPU of its "
+                "machine it takes: set all three",
+                f->rank, f->ranks, f->local_rank);
+}
+
+// Where rank 0 is met, when several ranks are.
+static bool read_meeting(Ranks *r, Error *err) {
+    const char *host = variable("MASTER_ADDR"), *list = NULL;
+    r->port = DEFAULT_PORT;
+    if (r->source == families[SLURM].starter) {
+        const char *job = variable("SLURM_JOB_ID");
+        list = variable("SLURM_STEP_NODELIST");
+        if (job != NULL) { r->port = 20000 + (int)(strtoul(job, NULL, 10) % 10000); }
+    }
+    if (!read_int("MASTER_PORT", 1, 65535, &r->port, err)) { return false; }
+    const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
+        r->port += r->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
+    }
+    if (host != NULL && strlen(host) >= sizeof(r->host)) {
+        return fail(err, "MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
+    }
+    if (host == NULL && r->local_ranks == r->ranks) { host = "127.0.0.1"; }
+    if (host != NULL) {
+        snprintf(r->host, sizeof(r->host), "%s", host);
+        return true;
+    }
+    if (list == NULL) {
+        return fail(err, "MASTER_ADDR is not set: %d ranks need to know the host of rank 0",
+                    r->ranks);
+    }
+    // the first host of "node[03-05,9]-ib,other": node03-ib
+    size_t prefix = strcspn(list, ",[");
+    const char *number = list + prefix + (list[prefix] == '['), *close = strchr(number, ']');
+    bool bracket = list[prefix] == '[';
+    const char *rest = bracket && close != NULL ? close + 1 : "";
+    snprintf(r->host, sizeof(r->host), "%.*s%.*s%.*s", (int)prefix, list,
+             bracket ? (int)strcspn(number, "-,]") : 0, number, (int)strcspn(rest, ","), rest);
+    return true;
+}
+
+// --gpus: this process starts the ranks of its machine.
+static bool read_nodes(Ranks *r, int gpus, Error *err) {
+    int nodes = 1, node = 0;
+    if (!read_int("NNODES", 1, RANKS_MAX, &nodes, err)) { return false; }
+    if (nodes > 1 && !read_int("NODE_RANK", 0, nodes - 1, &node, err)) { return false; }
+    if (nodes > 1 && (variable("NODE_RANK") == NULL || variable("MASTER_ADDR") == NULL ||
+                      variable("MASTER_PORT") == NULL)) {
+        return fail(err, "NNODES=%d needs NODE_RANK, MASTER_ADDR and MASTER_PORT besides: set all",
+                    nodes);
+    }
+    if ((int64_t)nodes * gpus > RANKS_MAX) {
+        return fail(err, "NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
+    }
+    *r = (Ranks){.rank = node * gpus,
+                 .ranks = nodes * gpus,
+                 .local_ranks = gpus,
+                 .host = "127.0.0.1",
+                 .source = "--gpus",
+                 .starts = nodes * gpus > 1};
+    return nodes == 1 || read_meeting(r, err);
+}
+
+bool ranks_read(Ranks *r, const Options *options, Error *err) {
+    *r = (Ranks){.ranks = 1, .local_ranks = 1, .source = "one process"};
+    const Family *family = NULL;
+    for (int i = FAMILIES - 1; i >= 0; i--) {
+        const Family *f = &families[i];
+        // of Slurm's, a batch script has SLURM_PROCID before srun starts any
+        bool set = variable(f->ranks) != NULL || (i != SLURM && variable(f->rank) != NULL);
+        if (set) { family = f; }
+    }
+    if (family != NULL && !read_family(r, family, err)) { return false; }
+    // a --config may have kept what an earlier run was started with
+    bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
+    int gpus = family == NULL || typed ? options->gpus : 1;
+    bool alone = r->ranks == 1;
+    if (alone && !read_nodes(r, gpus, err)) { return false; }
+    if (options->device != 0 && r->ranks > 1) {
+        return fail(err,
+                    "--device %d: of several ranks, each takes the GPU of its number on its "
+                    "machine; choose among GPUs with CUDA_VISIBLE_DEVICES",
+                    options->device);
+    }
+    if (alone) { return true; }
+    if (gpus > 1 && gpus != r->local_ranks) {
+        return fail(err,
+                    "--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
+                    "start one process",
+                    gpus, r->ranks, family->ranks, variable(family->ranks));
+    }
+    return read_meeting(r, err);
+}
+
+bool ranks_device(const Ranks *r, int visible, int *device, Error *err) {
+    *device = visible == 1 ? 0 : r->local_rank;
+    return *device < visible ||
+           fail(err,
+                "rank %d is number %d on its machine, whose GPUs are 0 to %d: start no more "
+                "ranks than GPUs",
+                r->rank, r->local_rank, visible - 1);
+}
+
+// ---- the starter --------------------------------------------------------------------------------
+
+// Waits for the ranks, and ends with what the first that failed ended with.
+__attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
+                                                  const sigset_t *signals) {
+    const double GRACE = 1.5; // seconds for the others to end by themselves
+    pid_t group = ids[0];
+    int running = r->local_ranks, result = 0;
+    double failed = 0;
+    while (running > 0) {
+        int number = sigtimedwait(signals, NULL, &(struct timespec){.tv_nsec = 200000000}), status;
+        if (number > 0 && number != SIGCHLD) { kill(-group, number); }
+        for (int i = 0; i < r->local_ranks; i++) {
+            if (ids[i] == 0 || waitpid(ids[i], &status, WNOHANG) <= 0) { continue; }
+            ids[i] = 0;
+            running--;
+            bool killed = WIFSIGNALED(status);
+            int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
+                           code == EXIT_STOPPED_BY_SIGNAL; // as all ranks do, one after another
+            bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
+            if (i == 0 && failed == 0) { result = code; }
+            if (orderly || effect || failed < 0) { continue; }
+            if (failed == 0) { failed = wall_seconds(); }
+            result = code;
+            const char *others = running > 0 ? "; the other ranks are ended" : "";
+            if (killed) {
+                complain("rank %d was killed by signal %d (%s)%s", r->rank + i, WTERMSIG(status),
+                         strsignal(WTERMSIG(status)), others);
+            } else {
+                complain("rank %d ended with exit status %d%s", r->rank + i, code, others);
+            }
+        }
+        if (failed > 0 && wall_seconds() > failed + GRACE) {
+            kill(-group, SIGKILL);
+            failed = -1;
+        }
+    }
+    exit(result);
+}
+
+// Forks this machine's ranks, in each of which it returns; the starter exits here. *listener: rank
+// 0's socket, made before the ranks start, so that no other process can take the port.
+static void start_ranks(Ranks *r, int *listener) {
+    static pid_t ids[RANKS_MAX];
+    Error err;
+    pid_t starter = getpid();
+    sigset_t signals, old;
+    *listener = r->rank == 0 ? group_listen(r->host, &r->port, &err) : -1;
+    if (r->rank == 0 && *listener < 0) { die("%s", err.text); }
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM), sigaddset(&signals, SIGINT), sigaddset(&signals, SIGUSR1);
+    sigaddset(&signals, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &signals, &old);
+    fflush(stdout);
+    for (int i = 0; i < r->local_ranks; i++) {
+        ids[i] = fork();
+        if (ids[i] < 0) { die("rank %d could not be started: %s", r->rank + i, strerror(errno)); }
+        // a group of their own: a terminal's ^C reaches the starter alone, which passes it on once
+        setpgid(ids[i], ids[0]);
+        if (ids[i] > 0) { continue; }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != starter) { _exit(EXIT_LOST_RANK); }
+        sigprocmask(SIG_SETMASK, &old, NULL);
+        r->local_rank = i;
+        r->rank += i;
+        if (r->rank > 0 && *listener >= 0) { close(*listener); }
+        return;
+    }
+    if (*listener >= 0) { close(*listener); }
+    await_ranks(r, ids, &signals);
+}
+
+void launch(Ranks *r, Group *group, Options *options) {
+    const Options *o = options;
+    Error err;
+    char *identity = NULL;
+    int listener = -1;
     size_t bytes;
     int64_t size = 0;
     uint32_t crc = 0;
-    file_checksum("/proc/self/exe", &size, &crc, NULL);
-    FILE *file = open_memstream(&text, &bytes);
-    if (file == NULL) { die("out of memory"); }
-    fprintf(file, "program llm8.c %s, %lld bytes, checksum %08x\n", LLM8_VERSION, (long long)size,
-            crc);
-    options_write_config(options, file);
-    fclose(file);
-    return text;
-}
-
-// Ranks other than 0 have nothing to say that rank 0 does not say.
-static void be_quiet(void) {
-    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    if (null < 0 || dup2(null, STDOUT_FILENO) < 0) { die("/dev/null: %s", strerror(errno)); }
-    close(null);
-}
-
-static bool is_alone(const Options *o) {
-    return o->plan || o->list_checkpoints || o->verify || o->sample_only;
-}
-
-// Rank 0's socket, made before the ranks start, so that no other process can take the port.
-static int listen_early(Ranks *r) {
-    Error err;
-    if (r->rank != 0 || r->port != 0) { return -1; }
-    int listener = net_listen(r->host, r->port, &err);
-    if (listener < 0) { die("%s", err.text); }
-    r->port = net_port(listener);
-    return listener;
-}
-
-static int inherited_listener(void) {
-    const char *text = getenv(STARTER_LISTENER);
-    int file = text != NULL ? atoi(text) : -1;
-    unsetenv(STARTER_LISTENER);
-    if (file < 0 || fcntl(file, F_SETFD, FD_CLOEXEC) != 0) { return -1; }
-    return file;
-}
-
-void launch(Ranks *r, Group *group, Options *options, char **argv) {
-    Error err;
     *group = (Group){.ranks = 1};
-    if (!ranks_read(r, options, &err)) { die("%s", err.text); }
-    options->ranks = is_alone(options) && !options->plan ? 1 : r->ranks;
-    if (is_alone(options)) { return; }
-    if (r->starts) { exit(starter_run(r, listen_early(r), argv)); }
+    if (!ranks_read(r, o, &err)) { die("%s", err.text); }
+    bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
+    options->ranks = alone && !o->plan ? 1 : r->ranks;
+    if (alone) { return; }
+    if (r->starts) { start_ranks(r, &listener); }
     options->rank = r->rank;
     if (r->ranks == 1) { return; }
     errors_name_rank(r->rank);
-    if (r->rank > 0) { be_quiet(); }
-    char *identity = identity_of(options);
-    int listener = inherited_listener();
-    double seconds = options->distributed_timeout;
-    if (!meet(group, r, listener, identity, seconds, &err)) { die("%s", err.text); }
+    if (r->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
+        die("/dev/null: %s", strerror(errno));
+    }
+    // what every rank must have alike: the program, to the byte, and the options
+    FILE *file = open_memstream(&identity, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    file_checksum("/proc/self/exe", &size, &crc, NULL);
+    fprintf(file, "program llm8.c %s, %lld bytes, checksum %08x\n", LLM8_VERSION, (long long)size,
+            crc);
+    options_write_config(o, file);
+    fclose(file);
+    if (!group_open(group, r->rank, r->ranks, r->host, r->port, listener, identity,
+                    o->distributed_timeout, &err)) {
+        die("%s", err.text);
+    }
     free(identity);
     options->group = group;
-    group->watch = watch_start(group, seconds);
 }
 
 void launch_refuse(const Options *options, const char *program) {

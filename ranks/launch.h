@@ -1,27 +1,51 @@
-// From one command line to the ranks of a run, before any of them touches a GPU.
+// From one command line to the ranks of a run, before any of them touches a GPU. Which of the
+// processes that train together this one is, its starter says in the environment:
 //
-// With --gpus N this process becomes the starter: it runs itself N times, as torchrun would, with
-// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and waits. It
-// passes SIGTERM, SIGINT and SIGUSR1 on; its exit status is that of the first rank that failed, or
-// 128 plus its signal. That rank's message is shown first, then the others are ended. No rank
+//   started by   variables
+//   torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; also anyone by hand
+//   Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE ..._LOCAL_RANK ..._LOCAL_SIZE
+//   Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID
+//
+// The first of these that is set counts. Rank 0 is met at MASTER_ADDR:MASTER_PORT (two ports on
+// where torchrun itself listens there: TORCHELASTIC_USE_AGENT_STORE=True); they may be left out on
+// one machine, and under Slurm, where the step's first host and a port from the job's number stand
+// in. What does not fit together is refused, naming the variables.
+//
+// With --gpus N, where none is set, this process is the starter: it forks N ranks and waits. On
+// each of several machines it takes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT besides. It
+// passes SIGTERM, SIGINT and SIGUSR1 on. When a rank fails it says which and how, and ends the
+// others; its exit status is that of the first rank that failed, or 128 plus its signal. No rank
 // outlives the starter: the kernel kills them with it.
-//
-// Under torchrun, srun or mpirun (ranks/ranks.h) the process is a rank at once.
 #ifndef LLM8_LAUNCH_H
 #define LLM8_LAUNCH_H
 
+#include "../model/options.h"
 #include "group.h"
-#include "ranks.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+typedef struct {
+    int rank, ranks;             // of all machines
+    int local_rank, local_ranks; // of this one; 0: how many is not known
+    char host[256];              // where rank 0 is met
+    int port;                    // 0: any free one
+    const char *source;          // who started them
+    bool starts;                 // this process is to start --gpus ranks, from `rank` on
+} Ranks;
+
+bool ranks_read(Ranks *r, const Options *options, Error *err);
+
+// The GPU of a rank, of those that the process sees: where there is one, the starter has chosen it
+// (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
+bool ranks_device(const Ranks *r, int visible, int *device, Error *err);
+
 // Returns in every rank, with the group whole and options->rank, ->ranks and ->group set; the
 // starter exits here. Ranks other than 0 print nothing but errors from here on. What needs no other
 // rank (--list-checkpoints, --verify, --sample-only, and --plan, which plans for as many ranks as
 // it says) stays one process. Dies with one line on every rank when the ranks do not come together.
-void launch(Ranks *ranks, Group *group, Options *options, char **argv);
+void launch(Ranks *ranks, Group *group, Options *options);
 
 // For a program that is one process whatever it was started as.
 void launch_refuse(const Options *options, const char *program);

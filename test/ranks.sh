@@ -1,22 +1,47 @@
 #!/usr/bin/env bash
-# What the shell tests of several ranks share: test/rank_trainer.c, which is the CPU trainer as
-# ranks over stand-ins for NCCL and CUDA.
+# What the shell tests of several ranks share: the GPU trainer as ranks on a machine without a GPU,
+# over the stand-ins of test/standin for CUDA, its libraries, NCCL and our kernels.
 # shellcheck disable=SC2034 # what is defined here is used there
 # shellcheck source=test/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 export LD_LIBRARY_PATH=$root/build/standin
 metrics_tool=$root/build/plain/metrics_tool
-trainer=$root/build/plain/rank_trainer
-sanitized=$root/build/asan/rank_trainer
+trainer=$root/build/plain/standin_trainer
+sanitized=$root/build/asan/standin_trainer
+export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
+if [[ ! -x $trainer ]]; then
+    echo "  skipped: no C++ compiler, so no stand-in trainer"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
 
-# 58 windows of 64 tokens, 12 a step: an epoch ends in the middle of every fifth step.
-common=(--model llama-tiny --data d/x_train.bin --global-batch-size 12 --lr 3e-3 --log-interval 1
-    --distributed-timeout 20)
+# An epoch ends in the middle of a step.
+common=(--model llama-tiny --data d/x_train.bin --global-batch-size 12 --micro-batch-size 2
+    --seq-length 32 --lr 1e-3 --log-interval 1 --no-cuda-graphs --distributed-timeout 20)
 
 prepare() {
     make_text 1 4000 >text
     "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
 }
+
+# train NAME OPTIONS...: into the folder NAME
+train() {
+    local name=$1
+    shift
+    expect_status 0 "$trainer" "${common[@]}" --save "$name" "$@"
+}
+
+# As `train`, in the background, its output in $name.out and $name.err; and until its third step.
+train_on() {
+    local name=$1
+    shift
+    rm -f "$name.out" # so that what is waited for is this run's
+    "${launcher[@]}" "$trainer" "${common[@]}" --save "$name" --train-iters 1000000 \
+        --save-interval 1000000 "$@" >"$name.out" 2>"$name.err" &
+    starter=$!
+    wait_until grep -q '^step .* 3/' "$name.out"
+}
+launcher=()
 
 steps_of() {
     "$metrics_tool" "$1/metrics.jsonl" | grep '^step'
@@ -56,7 +81,7 @@ ranks_of() {
 }
 
 no_one_is_left() {
-    ! pgrep -s 0 -x rank_trainer >/dev/null
+    ! pgrep -s 0 -x standin_trainer >/dev/null
 }
 
 # A run of which a random rank is killed after a random time, until that has happened $1 times.

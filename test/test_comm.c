@@ -1,7 +1,7 @@
 // train/gpu/comm.c, nccl.c and verify_nccl.c as they are, over the stand-ins for NCCL and CUDA:
 // every collective with several numbers of ranks, what is refused before NCCL is asked to join
 // them, and the row of --verify.
-#include "../ranks/meet.h"
+#include "../ranks/group.h"
 #include "../train/gpu/verify.h"
 #include "comm_checks.h"
 #include "processes.h"
@@ -13,13 +13,14 @@ typedef struct {
 static Group *join(int rank, const Place *p) {
     static Group g;
     Error err;
-    char local[16];
-    Ranks r = {.rank = rank, .ranks = p->ranks, .port = p->port, .host = "127.0.0.1"};
-    snprintf(local, sizeof(local), "%d", rank);
-    setenv("LOCAL_RANK", local, 1);
+    char device[16];
+    int listener = rank == 0 ? p->listener : -1;
+    snprintf(device, sizeof(device), "%d", rank);
+    setenv("STANDIN_DEVICE", device, 1);
     errors_name_rank(rank);
-    if (!meet(&g, &r, rank == 0 ? p->listener : -1, "", 20, &err)) { die("%s", err.text); }
-    if (p->ranks > 1) { g.watch = watch_start(&g, 20); }
+    if (!group_open(&g, rank, p->ranks, "127.0.0.1", p->port, listener, "", 20, &err)) {
+        die("%s", err.text);
+    }
     return &g;
 }
 
@@ -39,8 +40,8 @@ static int all_collectives(int rank, void *argument) {
 }
 
 static void run_ranks(Processes *run, int ranks, Body *body) {
-    Place p = {.ranks = ranks, .listener = net_listen("127.0.0.1", 0, NULL)};
-    p.port = net_port(p.listener);
+    Place p = {.ranks = ranks};
+    p.listener = group_listen("127.0.0.1", &p.port, NULL);
     unlink("said");
     processes_start(run, ranks, "said", body, &p);
     close(p.listener);

@@ -6,6 +6,9 @@
 #include "comm_checks.h"
 #include "test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 #define SAME(ours, theirs) static_assert((int)(ours) == (int)(theirs), #ours)
@@ -161,19 +164,27 @@ static void print_bandwidth() {
     CUDA(cudaFree(buffer));
 }
 
+// In a process of its own: launch() forks, and what CUDA has opened does not survive that.
+static int count_devices(void) {
+    int status = 0, count = 0;
+    pid_t id = fork();
+    if (id == 0) { _exit(cudaGetDeviceCount(&count) == cudaSuccess ? count : 0); }
+    return id > 0 && waitpid(id, &status, 0) == id && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
 int main(int, char **argv) {
     static Options options;
     Ranks ranks;
     Error err;
-    int devices = 0, device;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 2) {
+    int devices = count_devices(), device;
+    if (devices < 2) {
         printf("  skipped: fewer than two GPUs\n0 passed, 0 failed, 1 skipped\n");
         return 0;
     }
     if (!options_read(&options, 1, argv, &err)) { die("%s", err.text); }
     options.gpus = devices;
     options.distributed_timeout = 60;
-    launch(&ranks, &group, &options, argv);
+    launch(&ranks, &group, &options);
     if (!ranks_device(&ranks, devices, &device, &err)) { die("%s", err.text); }
     CUDA(cudaSetDevice(device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -1,43 +1,64 @@
 // Ranks as processes that find each other over TCP, and what they agree on then: every address
 // family, every way in which the meeting can fail, and who is told what.
-#include "../ranks/meet.h"
+#include "../ranks/group.h"
 #include "processes.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-static const char identity[] = "program x\nlr 0.5\n";
-
-// A listening socket, and the ranks that are to meet there.
+// A listening socket, and the ranks that are to meet there. numbers: the rank of each process, or
+// its own number.
 typedef struct {
     int listener, port, ranks;
     const char *host;
     double seconds;
+    const int *numbers;
 } Place;
 
-static Place place_at(const char *host, int ranks) {
+static Place place_at(const char *host, int ranks, double seconds) {
     Error err;
-    int listener = net_listen(host, 0, &err);
-    if (listener < 0) { die("%s", err.text); }
-    return (Place){listener, net_port(listener), ranks, host, 10};
+    Place p = {.ranks = ranks, .host = host, .seconds = seconds};
+    p.listener = group_listen(host, &p.port, &err);
+    if (p.listener < 0) { die("%s", err.text); }
+    return p;
 }
 
-static bool join(const Place *p, int rank, const char *what, Group *g, Error *err) {
-    Ranks r = {.rank = rank, .ranks = p->ranks, .port = p->port};
-    snprintf(r.host, sizeof(r.host), "%s", p->host);
+static bool join(const Place *p, int number, const char *identity, Group *g, Error *err) {
+    int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
-    int listener = rank == 0 ? p->listener : -1;
     if (rank != 0) { close(p->listener); }
-    return meet(g, &r, listener, what, p->seconds, err);
+    return group_open(g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, identity,
+                      p->seconds, err);
 }
 
 // Only rank 0 may be left with the listening socket: a connection to it must end with that process.
-static void run_there(Processes *run, int count, Body *body, Place *p) {
+static char *run_there(Processes *run, int count, Body *body, Place *p) {
     unlink("said");
     processes_start(run, count, "said", body, p);
     close(p->listener);
     processes_wait(run);
+    return processes_log(run);
+}
+
+static int join_as_told(int number, void *argument) {
+    Group g;
+    Error err;
+    if (!join(argument, number, "program x\nlr 0.5\n", &g, &err)) { die("%s", err.text); }
+    group_close(&g);
+    return 0;
+}
+
+// A connection of what is no rank.
+static int connect_to(const char *address, int port) {
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    char mapped[64];
+    snprintf(mapped, sizeof(mapped), "%s%s", strchr(address, ':') ? "" : "::ffff:", address);
+    inet_pton(AF_INET6, mapped, &six.sin6_addr);
+    int file = socket(AF_INET6, SOCK_STREAM, 0);
+    if (connect(file, (struct sockaddr *)&six, sizeof(six)) == 0) { return file; }
+    close(file);
+    return -1;
 }
 
 // ---- the calls on a channel ---------------------------------------------------------------------
@@ -46,9 +67,9 @@ static int agree_in_turn(int rank, void *argument) {
     const Place *p = argument;
     Group g;
     Error err = {""};
-    if (!join(p, rank, identity, &g, &err)) { die("%s", err.text); }
+    if (!join(p, rank, "", &g, &err)) { die("%s", err.text); }
     int wrong = 0;
-    for (int c = CHANNEL_MAIN; c <= CHANNEL_SAVE; c++) {
+    for (int c = CHANNEL_MAIN; c < CHANNELS; c++) {
         Channel channel = (Channel)c;
         int number = rank == 0 ? 42 : -1, all[PROCESSES] = {0}, mine = rank * rank;
         err.text[0] = '\0';
@@ -62,10 +83,16 @@ static int agree_in_turn(int rank, void *argument) {
         wrong += p->ranks > 1 && strcmp(err.text, "rank 1: reason 1") != 0;
         wrong += group_agree(&g, channel, rank != 0, &err);
     }
-    char *large = malloc_or_die(1 << 20);
-    memset(large, rank == 0 ? 'x' : 'y', 1 << 20);
-    group_broadcast(&g, CHANNEL_MAIN, large, 1 << 20);
-    wrong += large[0] != 'x' || large[(1 << 20) - 1] != 'x';
+    // rank 0 sends on both channels before the others read: each finds its own
+    enum { LARGE = 1 << 20 };
+    char *large = malloc_or_die(LARGE);
+    for (int i = 0; i < 2; i++) {
+        Channel channel = (i == 0) == (rank == 0) ? CHANNEL_MAIN : CHANNEL_SAVE;
+        char expected = channel == CHANNEL_MAIN ? 'x' : 'z';
+        memset(large, rank == 0 ? expected : 'y', LARGE);
+        group_broadcast(&g, channel, large, LARGE);
+        wrong += large[0] != expected || large[LARGE - 1] != expected;
+    }
     free(large);
     group_close(&g);
     return wrong;
@@ -77,12 +104,32 @@ static void ranks_meet_and_agree(void) {
     static const int counts[] = {1, 2, 3, 8};
     for (int h = 0; h < 5; h++) {
         for (int i = 0; i < 4; i++) {
-            Place p = place_at(hosts[h], counts[i]);
+            Place p = place_at(hosts[h], counts[i], 10);
             Processes run;
-            run_there(&run, counts[i], agree_in_turn, &p);
+            free(run_there(&run, counts[i], agree_in_turn, &p));
             for (int r = 0; r < counts[i]; r++) { CHECK_EQUAL(run.status[r], 0); }
         }
     }
+}
+
+static int at_another_place(int rank, void *argument) {
+    Group g;
+    Error err;
+    if (!join(argument, rank, "", &g, &err)) { die("%s", err.text); }
+    int value = 0, all[2];
+    if (rank == 1) { group_gather(&g, CHANNEL_MAIN, &value, sizeof(value), all); }
+    group_agree(&g, CHANNEL_MAIN, true, NULL);
+    return 0;
+}
+
+static void ranks_must_make_the_same_calls(void) {
+    Place p = place_at("127.0.0.1", 2, 10);
+    Processes run;
+    char *log = run_there(&run, 2, at_another_place, &p);
+    CHECK_CONTAINS(log, "rank 1 is at another place in the program: it sent message 4c380003 of 4");
+    CHECK_EQUAL(run.status[0], 1);
+    CHECK_EQUAL(run.status[1], EXIT_LOST_RANK);
+    free(log);
 }
 
 // A name that is no address is listened for on all of them, so that others may know it by another.
@@ -90,58 +137,56 @@ static void names_are_heard_everywhere(void) {
     char name[64];
     gethostname(name, sizeof(name));
     Error err;
-    int listener = net_listen(name, 0, &err);
+    int port = 0, listener = group_listen(name, &port, &err);
     CHECK(listener >= 0);
     static const char *const ways[] = {"127.0.0.1", "127.0.0.9", "::1"};
     for (int i = 0; i < 3; i++) {
-        int file = net_connect(ways[i], net_port(listener), wall_seconds() + 5, &err);
+        int file = connect_to(ways[i], port);
         CHECK(file >= 0);
         close(file);
     }
     close(listener);
-    listener = net_listen("127.0.0.9", 0, &err);
-    CHECK(net_connect("127.0.0.1", net_port(listener), wall_seconds() + 0.1, &err) < 0);
+    port = 0;
+    listener = group_listen("127.0.0.9", &port, &err);
+    CHECK(connect_to("127.0.0.1", port) < 0);
     close(listener);
-}
-
-static int join_as_told(int rank, void *argument) {
-    Group g;
-    Error err;
-    if (!join(argument, rank, identity, &g, &err)) { die("%s", err.text); }
-    group_close(&g);
-    return 0;
 }
 
 // ---- meetings that fail -------------------------------------------------------------------------
 
-static int missing_ranks(int number, void *argument) {
-    const Place *p = argument;
+static void missing_ranks_are_named(void) {
     static const int present[] = {0, 1, 4};
-    return join_as_told(present[number], (void *)p);
+    Place p = place_at("127.0.0.1", 8, 0.4);
+    Processes run;
+    double begin = wall_seconds();
+    p.numbers = present;
+    char *log = run_there(&run, 3, join_as_told, &p), expected[128];
+    CHECK(wall_seconds() - begin < 5);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQUAL(run.status[i], 1);
+        snprintf(expected, sizeof(expected),
+                 "rank %d: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port %d "
+                 "within 0 s",
+                 present[i], p.port);
+        CHECK_CONTAINS(log, expected);
+    }
+    free(log);
 }
 
-static void missing_ranks_are_named(void) {
-    Place p = place_at("127.0.0.1", 8);
+static void many_missing_ranks_are_cut_short(void) {
+    Place p = place_at("127.0.0.1", 4096, 0.1);
     Processes run;
-    p.seconds = 0.4;
-    double begin = wall_seconds();
-    run_there(&run, 3, missing_ranks, &p);
-    CHECK(wall_seconds() - begin < 5);
-    char *log = processes_log(&run), expected[100];
-    for (int i = 0; i < 3; i++) { CHECK_EQUAL(run.status[i], 1); }
-    snprintf(expected, sizeof(expected),
-             "rank 4: error: ranks 2-3, 5-7 of 8 did not come to 127.0.0.1:%d within 0 s", p.port);
-    CHECK_CONTAINS(log, expected);
-    CHECK_CONTAINS(log, "rank 0: error: ranks 2-3, 5-7 of 8");
-    CHECK_CONTAINS(log, "rank 1: error: ranks 2-3, 5-7 of 8");
+    char *log = run_there(&run, 1, join_as_told, &p);
+    CHECK_CONTAINS(log, "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ");
+    CHECK_CONTAINS(log, ", ... of 4096 did not come");
     free(log);
 }
 
 static int differing(int rank, void *argument) {
     Group g;
     Error err;
-    const char *what = rank == 1 ? "program x\nlr 0.25\n" : identity;
-    if (!join(argument, rank, what, &g, &err)) { die("%s", err.text); }
+    const char *identity = rank == 1 ? "program x\nlr 0.25\n" : "program x\nlr 0.5\n";
+    if (!join(argument, rank, identity, &g, &err)) { die("%s", err.text); }
     return 0;
 }
 
@@ -151,109 +196,93 @@ static int of_another_size(int rank, void *argument) {
     return join_as_told(rank, &p);
 }
 
-static int both_rank_one(int number, void *argument) {
-    return join_as_told(number == 0 ? 0 : 1, argument);
-}
-
 static void ranks_that_differ_are_refused(void) {
+    static const int one_twice[] = {0, 1, 1};
     static const struct {
         Body *body;
+        const int *numbers;
         const char *expected;
     } rows[] = {
-        {differing, "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'"},
-        {of_another_size, "was started as one of 5 ranks, rank 0 as one of 3"},
-        {both_rank_one, "two processes say that they are rank 1: one on "},
+        {differing, NULL, "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'; all ranks"},
+        {of_another_size, NULL, "was started as one of 5 ranks, rank 0 as one of 3"},
+        {join_as_told, one_twice, "two processes say that they are rank 1: one on "},
     };
     for (int i = 0; i < 3; i++) {
-        Place p = place_at("127.0.0.1", 3);
+        Place p = place_at("127.0.0.1", 3, 3);
         Processes run;
-        p.seconds = 1.5;
-        run_there(&run, 3, rows[i].body, &p);
-        char *log = processes_log(&run);
+        p.numbers = rows[i].numbers;
+        char *log = run_there(&run, 3, rows[i].body, &p);
         CHECK_EQUAL(run.status[0], 1);
         CHECK_EQUAL(run.status[1], 1);
-        CHECK_CONTAINS(log, rows[i].expected);
         CHECK_CONTAINS(log, "rank 0: error: ");
         CHECK_CONTAINS(log, "rank 1: error: ");
+        CHECK_CONTAINS(log, rows[i].expected);
         CHECK(strstr(log, "did not come") == NULL); // at once, and not by the time limit
         free(log);
     }
 }
 
-// Rank 1 comes, and dies while rank 2 is awaited; another process comes in its place.
-static int dies_and_comes_again(int number, void *argument) {
-    static const int ranks[] = {0, 1, 1, 2};
-    if (number == 1) { ualarm(200000, 0); }
-    if (number >= 2) { usleep(300000 * (unsigned)(number - 1)); }
-    return join_as_told(ranks[number], argument);
-}
-
 // What a port scanner or a browser sends, or nothing.
 static int strangers(int number, void *argument) {
     const Place *p = argument;
-    Error err;
     if (number < 2) { return join_as_told(number, argument); }
-    int file = net_connect(p->host, p->port, wall_seconds() + 5, &err);
-    char noise[200];
+    int file = connect_to(p->host, p->port);
+    char noise[2000];
     memset(noise, 'G', sizeof(noise));
-    if (number == 2) { net_send(file, noise, sizeof(noise)); }
+    if (number == 2) { send(file, noise, sizeof(noise), MSG_NOSIGNAL); }
     close(file);
     return 0;
 }
 
 static void strangers_are_ignored(void) {
-    Place p = place_at("127.0.0.1", 2);
+    Place p = place_at("127.0.0.1", 2, 10);
     Processes run;
-    run_there(&run, 4, strangers, &p);
+    free(run_there(&run, 4, strangers, &p));
     CHECK_EQUAL(run.status[0], 0);
     CHECK_EQUAL(run.status[1], 0);
 }
 
-static int only_others(int number, void *argument) {
-    return join_as_told(number + 1, argument);
-}
-
 static void a_wrong_place_is_named(void) {
+    static const int only_one[] = {1};
     Processes run;
-    Place p = place_at("127.0.0.1", 2);
+    Place p = place_at("127.0.0.1", 2, 0.3);
     char expected[100];
     close(p.listener); // nobody listens any more
     p.listener = -1;
-    p.seconds = 0.3;
-    run_there(&run, 1, only_others, &p);
-    char *log = processes_log(&run);
+    p.numbers = only_one;
+    char *log = run_there(&run, 1, join_as_told, &p);
     snprintf(expected, sizeof(expected),
-             "rank 1: error: rank 0 was not reached at 127.0.0.1:%d within 0 s", p.port);
+             "rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s", p.port);
     CHECK_EQUAL(run.status[0], 1);
     CHECK_CONTAINS(log, expected);
     CHECK_CONTAINS(log, "Connection refused");
     free(log);
     p.host = "a host with spaces";
-    run_there(&run, 1, only_others, &p);
-    log = processes_log(&run);
-    CHECK_CONTAINS(log, "not reached at a host with spaces:");
+    log = run_there(&run, 1, join_as_told, &p);
+    CHECK_CONTAINS(log, "not reached at a host with spaces port ");
     free(log);
 }
 
 // Something else has the port: it answers nothing that a rank would, or listens where rank 0
 // should.
 static void a_taken_port_is_named(void) {
+    static const int only_one[] = {1};
     Error err;
-    int other = net_listen("127.0.0.1", 0, &err);
-    CHECK(net_listen("127.0.0.1", net_port(other), &err) < 0);
-    CHECK_CONTAINS(err.text, "rank 0 cannot listen on 127.0.0.1:");
+    int port = 0, none = 0, other = group_listen("127.0.0.1", &port, &err);
+    CHECK(group_listen("127.0.0.1", &port, &err) < 0);
+    CHECK_CONTAINS(err.text, "rank 0 cannot listen on 127.0.0.1 port ");
     CHECK_CONTAINS(err.text, "another process has the port; set MASTER_PORT");
-    CHECK(net_listen("192.0.2.77", 0, &err) < 0);
+    CHECK(group_listen("192.0.2.77", &none, &err) < 0);
     CHECK_CONTAINS(err.text, "not an address of this machine");
-    Place p = {.listener = -1, .port = net_port(other), .ranks = 2, .host = "127.0.0.1"};
-    p.seconds = 2;
+    Place p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
+    p.numbers = only_one;
     Processes run;
     unlink("said");
-    processes_start(&run, 1, "said", only_others, &p);
-    int file = net_accept(other, wall_seconds() + 5);
+    processes_start(&run, 1, "said", join_as_told, &p);
+    int file = accept(other, NULL, NULL);
     char noise[2000];
     memset(noise, 'H', sizeof(noise));
-    net_send(file, noise, sizeof(noise));
+    send(file, noise, sizeof(noise), MSG_NOSIGNAL);
     processes_wait(&run);
     char *log = processes_log(&run);
     CHECK_CONTAINS(log, "is not rank 0 of an llm8.c run");
@@ -262,10 +291,19 @@ static void a_taken_port_is_named(void) {
     close(other);
 }
 
+// Rank 1 comes, and dies while rank 2 is awaited; another process comes in its place.
+static int dies_and_comes_again(int number, void *argument) {
+    if (number == 1) { ualarm(200000, 0); }
+    if (number >= 2) { usleep(300000 * (unsigned)(number - 1)); }
+    return join_as_told(number, argument);
+}
+
 static void ranks_may_come_again(void) {
-    Place p = place_at("127.0.0.1", 3);
+    static const int numbers[] = {0, 1, 1, 2};
+    Place p = place_at("127.0.0.1", 3, 10);
     Processes run;
-    run_there(&run, 4, dies_and_comes_again, &p);
+    p.numbers = numbers;
+    free(run_there(&run, 4, dies_and_comes_again, &p));
     CHECK_EQUAL(run.status[0], 0);
     CHECK_EQUAL(run.status[1], 128 + SIGALRM);
     CHECK_EQUAL(run.status[2], 0);
@@ -274,8 +312,10 @@ static void ranks_may_come_again(void) {
 
 int main(void) {
     RUN(ranks_meet_and_agree);
+    RUN(ranks_must_make_the_same_calls);
     RUN(names_are_heard_everywhere);
     RUN(missing_ranks_are_named);
+    RUN(many_missing_ranks_are_cut_short);
     RUN(ranks_that_differ_are_refused);
     RUN(strangers_are_ignored);
     RUN(a_wrong_place_is_named);

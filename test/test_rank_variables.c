@@ -1,6 +1,6 @@
 // Who a process is, from the variables that its starter sets: every family, what they leave out,
 // and what does not fit together.
-#include "../ranks/ranks.h"
+#include "../ranks/launch.h"
 #include "fixture.h"
 
 static const char *const variables[] = {
@@ -130,9 +130,9 @@ static void what_does_not_fit_is_refused(void) {
     static const struct {
         const char *environment, *options, *expected;
     } rows[] = {
-        {"WORLD_SIZE=4", "", "WORLD_SIZE is set, but RANK is not"},
-        {"RANK=0", "", "RANK is set, but WORLD_SIZE is not"},
-        {"RANK=0 WORLD_SIZE=2 " MASTER, "", "but LOCAL_RANK, which says which GPU"},
+        {"WORLD_SIZE=4", "", "RANK, WORLD_SIZE and LOCAL_RANK say which of how many ranks this is"},
+        {"RANK=0", "", "RANK, WORLD_SIZE and LOCAL_RANK say which"},
+        {"RANK=0 WORLD_SIZE=2 " MASTER, "", "which GPU of its machine it takes: set all three"},
         {TORCH(4, 4, 0, 4), "", "RANK=4: must be a whole number from 0 to 3"},
         {TORCH(-1, 4, 0, 4), "", "RANK=-1: must be"},
         {TORCH(1x, 4, 0, 4), "", "RANK=1x: must be"},
@@ -146,15 +146,17 @@ static void what_does_not_fit_is_refused(void) {
         {TORCH(1, 4, 1, 4), "--gpus 2", "--gpus 2, but 4 ranks are started already (WORLD_SIZE=4)"},
         {TORCH(1, 4, 1, 4), "--device 1", "--device 1: of several ranks, each takes the GPU"},
         {"", "--gpus 2 --device 1", "--device 1: of several ranks"},
-        {"OMPI_COMM_WORLD_RANK=1", "", "but OMPI_COMM_WORLD_SIZE is not"},
+        {"OMPI_COMM_WORLD_RANK=1", "",
+         "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK"},
         {OMPI(1, 4, 1, 2), "", "MASTER_ADDR is not set"},
         {SLURM(1, 4, 0), "", "MASTER_ADDR is not set"},
         {SLURM(4, 4, 0) MASTER, "", "SLURM_PROCID=4: must be"},
-        {"NNODES=2", "--gpus 2", "NNODES=2 is set, but NODE_RANK is not"},
+        {"NNODES=2", "--gpus 2", "NNODES=2 needs NODE_RANK, MASTER_ADDR and MASTER_PORT besides"},
         {"NNODES=2 NODE_RANK=2", "--gpus 2", "NODE_RANK=2: must be a whole number from 0 to 1"},
-        {"NNODES=2 NODE_RANK=0", "--gpus 2", "but MASTER_ADDR is not: set both"},
-        {"NNODES=2 NODE_RANK=0 MASTER_ADDR=x", "", "but MASTER_PORT is not: set both"},
-        {"NNODES=4096 NODE_RANK=0", "--gpus 2", "NNODES=4096 and --gpus 2: more than 4096 ranks"},
+        {"NNODES=2 NODE_RANK=0", "--gpus 2", "NNODES=2 needs NODE_RANK, MASTER_ADDR and"},
+        {"NNODES=2 NODE_RANK=0 MASTER_ADDR=x", "", "NNODES=2 needs"},
+        {"NNODES=4096 NODE_RANK=0 " MASTER, "--gpus 2",
+         "NNODES=4096 and --gpus 2: more than 4096 ranks"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         Options o = options_of(rows[i].options);

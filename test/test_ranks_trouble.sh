@@ -5,18 +5,17 @@
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 RANDOM=5 # the delays below repeat, as far as delays can
-common+=(--micro-batch-size 2)
 
-# plant KIND:RANK:STEP FOLDER OPTIONS...: a run with a fault, in the background
+# plant KIND RANK STEP FOLDER: a run with a fault, in the background, once there is a checkpoint.
+# While the data of step 3 are read, step 2 is the last that is complete.
 plant() {
-    local fault=$1 folder=$2
-    shift 2
+    local fault=$1:$(($3 * 12 + $2 * 2)) folder=$4
     mkdir -p "$folder"
     (
         begin=$(date +%s%N) status=0
-        FAULT=$fault "$trainer" "${common[@]}" --gpus 3 --train-iters 8 --save "$folder/s" \
-            --save-interval 2 --distributed-timeout 2 "$@" >"$folder/out" 2>"$folder/err" ||
-            status=$?
+        FAULT=$fault FAULT_AFTER=$folder/s/latest "$trainer" "${common[@]}" --gpus 3 \
+            --train-iters 8 --save "$folder/s" --save-interval 2 --distributed-timeout 4 \
+            >"$folder/out" 2>"$folder/err" || status=$?
         echo "$status $((($(date +%s%N) - begin) / 1000000))" >"$folder/status"
     ) &
 }
@@ -27,7 +26,7 @@ expect() {
     shift 3
     read -r got ms <"$folder/status"
     [[ $got -eq $status ]] || fail "$folder: status $got, not $status: $(cat "$folder/err")"
-    [[ $ms -lt 10000 ]] || fail "$folder: took $ms ms"
+    [[ $ms -lt 15000 ]] || fail "$folder: took $ms ms"
     [[ $(readlink "$folder/s/latest") == "step_0000000$latest" ]] ||
         fail "$folder: the newest checkpoint is $(readlink "$folder/s/latest")"
     for text in "$@"; do
@@ -39,36 +38,38 @@ expect() {
 }
 
 faults_end_every_rank() {
-    plant kill:1:3 kill
-    plant kill:0:3 kill0
-    plant die:2:3 die
-    plant stop:2:3 stop
-    plant stop:0:3 stop0
-    plant hang:1:3 hang
-    plant nan:1:3 nan
-    plant term:1:3 term
-    plant disk:1:3 disk
-    plant disk:0:3 disk0
-    plant none:0:0 sound
+    plant kill 1 3 kill
+    plant kill 0 3 kill0
+    plant die 2 3 die
+    plant stop 2 3 stop
+    wait # more at once would starve each other while they start
+    plant stop 0 3 stop0
+    plant hang 1 3 hang
+    plant nan 1 3 nan
+    plant term 1 3 term
+    wait
+    plant disk 1 3 disk
+    plant disk 0 3 disk0
+    plant none 0 3 sound
     wait
     expect sound 0 8
     expect kill 137 2 '^error: rank 1 was killed by signal 9' \
-        '^rank [02]: error: rank 1 on .* has ended without a goodbye.*this rank ends at step 3'
-    expect kill0 137 2 '^error: rank 0 was killed by signal 9' '^rank [12]: error: rank 0 has ended'
+        '^rank [02]: error: rank 1 on .* has ended without a goodbye.*this rank ends at step 2'
+    expect kill0 137 2 '^error: rank 0 was killed by signal 9' '^rank [12]: error: rank 0 on .* has ended'
     expect die 1 2 '^rank 2: error: a planted fault$'
     [[ $(head -n 1 die/err) == 'rank 2: error: a planted fault' ]] || fail "$(head -n 1 die/err)"
-    expect stop 4 2 '^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 3'
-    expect stop0 4 2 '^rank [12]: error: rank 0 has been silent for .*this rank ends at step 3'
-    expect hang 4 2 'error: rank 1 on .* has not gone on for .* s at step 3 \(reading data\)'
+    expect stop 4 2 '^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 2'
+    expect stop0 4 2 '^rank [12]: error: rank 0 on .* has been silent for .*this rank ends at step 2'
+    expect hang 4 2 'error: rank 1 on .* has not gone on for .* s, last heard at step 2 \(reading data\)'
     expect nan 0 8 "^rank 1: warning: step 4 is skipped: the loss of this rank's sequences is nan"
     [[ $(grep -c '"skipped":1' nan/s/metrics.jsonl) -eq 1 ]] || fail "nan: not one step skipped"
-    expect term 75 4
-    has term/out 'stopped by a signal to another rank after step 4; saved' ||
+    expect term 75 6
+    has term/out 'stopped by a signal to another rank after step 6; saved' ||
         fail "$(tail -n 1 term/out)"
     expect disk 1 2 'warning: saving the checkpoint of step 4 failed: rank 1: .*optimizer-1-of-3' \
         'earlier checkpoints are as they were' 'of step 8 failed: rank 1:'
     expect disk0 1 2 'of step 4 failed: rank 0: .*could not be written'
-    no_one_is_left || fail "processes are left: $(pgrep -s 0 -ax rank_trainer)"
+    no_one_is_left || fail "processes are left: $(pgrep -s 0 -ax standin_trainer)"
 }
 
 # From what each of them left, to the end that the sound run had.
@@ -110,31 +111,25 @@ sanitized_ranks_survive_kills() {
 signals_save() {
     local signal status starter step
     for signal in TERM INT USR1; do
-        rm -f out # so that what is waited for is this run's
-        "$trainer" "${common[@]}" --gpus 3 --train-iters 1000000 --save $signal \
-            --save-interval 1000000 >out 2>err &
-        starter=$!
-        wait_until grep -q '^step .* 3/' out
-        kill -$signal $starter
+        train_on $signal --gpus 3
+        kill "-$signal" "$starter"
         status=0
-        wait $starter || status=$?
-        [[ $status -eq 75 ]] || fail "$signal: status $status: $(cat err)"
+        wait "$starter" || status=$?
+        [[ $status -eq 75 ]] || fail "$signal: status $status: $(cat $signal.err)"
         step=$(readlink $signal/latest | sed 's/step_0*//')
-        grep -qE "^stopped by .* after step $step; saved" out || fail "$signal: $(tail -n 1 out)"
-        [[ ! -s err ]] || fail "$signal: $(cat err)"
+        has $signal.out "stopped by signal $(kill -l $signal) after step $step; saved" ||
+            fail "$signal: $(tail -n 1 $signal.out)"
+        [[ ! -s $signal.err ]] || fail "$signal: $(cat $signal.err)"
     done
 }
 
 no_rank_outlives_its_starter() {
     local starter ranks rank
-    rm -f out
-    "$trainer" "${common[@]}" --gpus 3 --train-iters 1000000 >out 2>err &
-    starter=$!
-    wait_until grep -q '^step .* 3/' out
-    mapfile -t ranks < <(ranks_of $starter)
+    train_on orphans --gpus 3
+    mapfile -t ranks < <(ranks_of "$starter")
     [[ ${#ranks[@]} -eq 3 ]] || fail "${#ranks[@]} ranks"
-    kill -9 $starter
-    wait $starter 2>/dev/null
+    kill -9 "$starter"
+    wait "$starter" 2>/dev/null
     for rank in "${ranks[@]}"; do wait_until is_gone "$rank"; done
 }
 
@@ -148,9 +143,10 @@ bad_starts_are_refused() {
     expect_status 1 "$trainer" "${common[@]}" --gpus 5 || return
     has log '--global-batch-size 12: must be a multiple of --micro-batch-size 2 x 5 ranks' ||
         fail "$(cat log)"
-    expect_status 1 train_gpt "${common[@]}" --gpus 2 || return
+    expect_status 1 train_gpt --data d/x_train.bin --gpus 2 || return
     has log 'is one process, and not one of 2 ranks (--gpus)' || fail "$(cat log)"
-    expect_status 1 env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$root/train_gpt" "${common[@]}" || return
+    expect_status 1 env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$root/train_gpt" --data d/x_train.bin ||
+        return
     has log 'not one of 2 ranks (WORLD_SIZE)' || fail "$(cat log)"
     [[ $((SECONDS - begin)) -le 8 ]] || fail "took $((SECONDS - begin)) s"
 }
@@ -190,7 +186,7 @@ ranks_must_see_the_same() {
         done
         grep -qE -- "$expected" b/err || fail "no '$expected': $(cat a/err b/err)"
     done <<'ROWS'
-rank 1: error: rank 1 on .* runs something else: 'lr 0.5', where rank 0 has 'lr 0.003'|--lr 0.5
+rank 1: error: rank 1: on .*, it runs something else: 'lr 0.5', where rank 0 has 'lr 0.001'|--lr 0.5
 rank 1: error: --data d/x_train.bin: [0-9]+ tokens here, [0-9]+ where rank 0 reads|
 rank 1: error: --save s: this rank does not see what rank 0 writes there|
 ROWS
@@ -198,14 +194,16 @@ ROWS
 
 # scripts/restart.sh goes on until the run is done, and knows when not to.
 restarts_resume() {
-    local restart=$root/scripts/restart.sh loop status=0 kills=0 starter ranks
+    local restart=$root/scripts/restart.sh loop status=0 kills=0 newest='' starter ranks
     rm -rf again
     "$restart" --pause 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 40 --save again \
         --save-interval 1 >out 2>err &
     loop=$!
     while [[ $kills -lt 5 ]] && kill -0 $loop 2>/dev/null; do
-        sleep "0.$((RANDOM % 30 + 20))"
-        starter=$(pgrep -P $loop -x rank_trainer | head -n 1)
+        if [[ $(readlink again/latest) == "$newest" ]]; then continue; fi # no new checkpoint yet
+        newest=$(readlink again/latest)
+        sleep "0.0$((RANDOM % 10))"
+        starter=$(pgrep -P $loop -x standin_trainer | head -n 1)
         if [[ -z $starter ]]; then continue; fi
         mapfile -t ranks < <(ranks_of "$starter")
         if [[ ${#ranks[@]} -eq 3 ]] && kill -9 "${ranks[RANDOM % 3]}" 2>/dev/null; then
@@ -219,26 +217,24 @@ restarts_resume() {
 }
 
 restarts_give_up() {
-    local restart=$root/scripts/restart.sh loop status=0
+    local restart=$root/scripts/restart.sh starter status=0
     rm -rf never
-    FAULT=kill:1:3 expect_status 137 "$restart" --pause 0 --failures 2 "$trainer" "${common[@]}" \
-        --gpus 2 --train-iters 8 --save never --save-interval 2 || return
+    FAULT=kill:38 FAULT_AFTER=never/latest expect_status 137 "$restart" --pause 0 --failures 2 \
+        "$trainer" "${common[@]}" --gpus 2 --train-iters 8 --save never --save-interval 2 || return
     has log 'restart: status 137 at step_00000002, failure 1 of 2' || fail "$(cat log)"
     has log 'restart: status 137; 2 runs in a row failed at step_00000002: giving up' ||
         fail "$(cat log)"
-    FAULT=nan:0:1 expect_status 3 "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
+    FAULT=nans:12 expect_status 3 "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
         --train-iters 8 --save skipping || return
     ! has log 'restart: status' || fail "too many skipped steps are tried again"
     expect_status 1 "$restart" "$trainer" || return
     has log 'the command has no --save DIR' || fail "$(cat log)"
-    rm -f out
-    "$restart" "$trainer" "${common[@]}" --gpus 2 --train-iters 1000000 --save stopped >out 2>err &
-    loop=$!
-    wait_until grep -q '^step .* 3/' out
-    kill -TERM $loop
-    wait $loop || status=$?
-    [[ $status -eq 75 ]] || fail "status $status after a signal: $(cat err)"
-    has out 'saved; resume with --resume latest' || fail "$(tail -n 1 out)"
+    launcher=("$restart")
+    train_on stopped --gpus 2
+    kill -TERM "$starter"
+    wait "$starter" || status=$?
+    [[ $status -eq 75 ]] || fail "status $status after a signal: $(cat stopped.err)"
+    has stopped.out 'saved; resume with --resume latest' || fail "$(tail -n 1 stopped.out)"
     no_one_is_left || fail "processes are left"
 }
 

@@ -3,17 +3,7 @@
 # ZeRO-1, the same as one rank with accumulation, in BF16 and FP8; on other numbers of ranks later.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
-standin=$root/build/plain/standin_trainer
-sanitized=$root/build/asan/standin_trainer
-export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
-if [[ ! -x $standin ]]; then
-    echo "  skipped: no C++ compiler, so no stand-in trainer"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
-
-common+=(--valid-data d/x_val.bin --no-cuda-graphs --micro-batch-size 2 --seq-length 32 --lr 1e-3
-    --weight-decay 20)
+common+=(--valid-data d/x_val.bin --weight-decay 20)
 export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
 untied=(--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
     --make-vocab-size-divisible-by 16)
@@ -24,13 +14,6 @@ kinds=("" "--model gpt2-tiny --adam-dtype bf16 --gemm-autotune"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4" "${coarsest_fp8[*]}"
     "--fp8-format hybrid --first-last-layers-bf16"
     "--fp8-format e4m3 --eval-precision bf16 ${untied[*]}")
-
-# train NAME OPTIONS...: into the folder NAME
-train() {
-    local name=$1
-    shift
-    expect_status 0 "$standin" "${common[@]}" --save "$name" "$@"
-}
 
 evals_of() {
     "$metrics_tool" "$1/metrics.jsonl" | grep '^eval' | sed 's/ seconds .*//'
@@ -100,11 +83,11 @@ numbers_of_ranks_change() {
 gradients_add_up() {
     local ranks
     for ranks in 1 2 3; do
-        expect_status 0 "$standin" "${common[@]}" --gpus $ranks --dump-gradients "$ranks.st" ||
+        expect_status 0 "$trainer" "${common[@]}" --gpus $ranks --dump-gradients "$ranks.st" ||
             return
     done
-    expect_status 0 "$standin" "${common[@]}" --micro-batch-size 1 --dump-gradients half.st &&
-        expect_status 0 "$standin" "${common[@]}" --seed 2 --dump-gradients other.st || return
+    expect_status 0 "$trainer" "${common[@]}" --micro-batch-size 1 --dump-gradients half.st &&
+        expect_status 0 "$trainer" "${common[@]}" --seed 2 --dump-gradients other.st || return
     for ranks in 2 3; do
         "$root/build/plain/compare_tensors" $ranks.st 1.st half.st 8 >log || fail "$(cat log)"
     done
@@ -116,7 +99,7 @@ one_rank_lacks_fp8() {
     local r port=$((20000 + RANDOM % 9000)) children=()
     for r in 0 1; do
         env STANDIN_CAPABILITY=$((90 - 10 * r)) RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r \
-            MASTER_ADDR=localhost MASTER_PORT=$port "$standin" "${common[@]}" --train-iters 2 \
+            MASTER_ADDR=localhost MASTER_PORT=$port "$trainer" "${common[@]}" --train-iters 2 \
             --fp8-format hybrid --save mixed >"out.$r" 2>"err.$r" &
         children[r]=$!
     done
@@ -132,7 +115,7 @@ one_rank_lacks_fp8() {
 
 # Killed at random moments, and gone on from the newest checkpoint, to the very end.
 killed_ranks_resume() {
-    local total_kills=0 round run=("$standin" "${common[@]}" --fp8-format hybrid --train-iters 30)
+    local total_kills=0 round run=("$trainer" "${common[@]}" --fp8-format hybrid --train-iters 30)
     expect_status 0 "${run[@]}" --gpus 3 --save straight || return
     for ((round = 0; total_kills < 3 && round < 10; round++)); do
         rm -rf killed

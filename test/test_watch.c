@@ -1,38 +1,22 @@
 // The watchdog: a rank that dies, is stopped, hangs or waits in vain ends every rank within the
 // time limit, with a line that names it and its step; what only takes long ends nobody. All cases
 // run at once, three processes each.
-#include "../ranks/meet.h"
+#include "../ranks/group.h"
 #include "processes.h"
 
 enum { RANKS = 3, BAD = 1 };
-#define LIMIT 1.6 // seconds; a tenth of it between heartbeats
+#define LIMIT 1.6 // seconds; a sixteenth of it between heartbeats
 
 typedef struct {
     const char *name;
-    Body *body;
-    int status[RANKS];       // expected
-    const char *says[RANKS]; // what each rank's line contains; NULL: no line
+    int who; // the rank that does something, while the others wait at step 57
+    void (*does)(Group *g);
+    void (*all_do)(Group *g); // instead: what every rank does, and then leaves
+    int status[RANKS];        // expected
+    const char *says[RANKS];  // what each rank's line contains; NULL: no line
     int listener, port;
     Processes run;
-    double seconds; // it took
 } Case;
-
-static Group join(int rank, const Case *c) {
-    Group g;
-    Error err;
-    Ranks r = {.rank = rank, .ranks = RANKS, .port = c->port, .host = "127.0.0.1"};
-    errors_name_rank(rank);
-    if (!meet(&g, &r, rank == 0 ? c->listener : -1, "", 10, &err)) { die("%s", err.text); }
-    Group *lasting = malloc_or_die(sizeof(g)); // the watch's thread reads it to the end
-    *lasting = g;
-    lasting->watch = watch_start(lasting, LIMIT);
-    return *lasting;
-}
-
-static int leave(Group *g) {
-    group_close(g);
-    return 0;
-}
 
 static void work(const Group *g, int64_t step) {
     watch_beat(g->watch, step, DOING_WORK, "reading data");
@@ -42,218 +26,214 @@ static void wait_for_others(const Group *g, int64_t step) {
     watch_beat(g->watch, step, DOING_WAIT, "in a step");
 }
 
-static int wait_for_ever(Group *g) {
+// In units of the time limit.
+static void pass_time(double limits) {
+    usleep((useconds_t)(1e6 * LIMIT * limits));
+}
+
+static int take_part(int rank, void *argument) {
+    const Case *c = argument;
+    Group g;
+    Error err;
+    errors_name_rank(rank);
+    int listener = rank == 0 ? c->listener : -1;
+    if (rank != 0) { close(c->listener); }
+    if (!group_open(&g, rank, RANKS, "127.0.0.1", c->port, listener, "", LIMIT, &err)) {
+        die("%s", err.text);
+    }
+    wait_for_others(&g, 57);
+    if (c->all_do != NULL) {
+        c->all_do(&g);
+        group_close(&g);
+        return 0;
+    }
+    alarm(20); // should nothing end it
+    if (rank == c->who) { c->does(&g); }
     for (;;) { pause(); }
-    return leave(g);
 }
 
 // ---- what ends a run ----------------------------------------------------------------------------
 
-static int one_dies(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    usleep(400000);
-    if (rank == BAD) { raise(SIGKILL); }
-    return wait_for_ever(&g);
+static void dies(Group *g) {
+    (void)g;
+    pass_time(0.25);
+    raise(SIGKILL);
 }
 
-static int first_dies(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    usleep(400000);
-    if (rank == 0) { die("a reason"); }
-    return wait_for_ever(&g);
+static void says_why(Group *g) {
+    (void)g;
+    pass_time(0.25);
+    die("a reason");
 }
 
-// Goes on once the others have ended, and finds itself alone.
-static void stop_for_long(void) {
+// Resumes once the others have ended, and finds itself alone.
+static void stops(Group *g) {
+    (void)g;
+    pass_time(0.25);
     if (fork() == 0) {
-        usleep((useconds_t)(1e6 * (LIMIT + 1)));
+        pass_time(1.6);
         kill(getppid(), SIGCONT);
         _exit(0);
     }
     raise(SIGSTOP);
 }
 
-static int one_stops(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    usleep(400000);
-    if (rank == BAD) { stop_for_long(); }
-    return wait_for_ever(&g);
-}
-
-static int first_stops(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    usleep(400000);
-    if (rank == 0) { stop_for_long(); }
-    return wait_for_ever(&g);
-}
-
 // What it was last heard to work at is not what it hangs in.
-static int one_stops_at_work(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    if (rank == BAD) {
-        work(&g, 57);
-        usleep(400000);
-        stop_for_long();
-    }
-    return wait_for_ever(&g);
+static void stops_at_work(Group *g) {
+    work(g, 57);
+    stops(g);
 }
 
-static int one_hangs(int rank, void *argument) {
-    Group g = join(rank, argument);
-    if (rank == BAD) {
-        work(&g, 56);
-    } else {
-        wait_for_others(&g, 57);
-    }
-    return wait_for_ever(&g);
+static void hangs_at_work(Group *g) {
+    work(g, 56);
 }
 
-static int all_wait(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, rank == BAD ? 56 : 57);
-    return wait_for_ever(&g);
+static void waits_behind(Group *g) {
+    wait_for_others(g, 56);
 }
 
 static bool broken_network(void *argument, Error *err) {
     return *(double *)argument > wall_seconds() || fail(err, "NCCL: a broken network");
 }
 
-static int probe_fails(int rank, void *argument) {
-    Group g = join(rank, argument);
-    double when = wall_seconds() + 0.4;
-    wait_for_others(&g, 57);
-    if (rank == BAD) { watch_probe(g.watch, broken_network, &when); }
-    return wait_for_ever(&g);
+static void finds_a_broken_network(Group *g) {
+    static double when;
+    when = wall_seconds() + 0.25 * LIMIT;
+    watch_probe(g->watch, broken_network, &when);
 }
 
-// A call that waits for a rank that is gone ends as the watch says, not by itself.
-static int one_dies_in_a_call(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    usleep(400000);
-    if (rank == BAD) { raise(SIGKILL); }
-    group_agree(&g, CHANNEL_MAIN, true, NULL);
-    return 99;
+static bool blocks(void *argument, Error *err) {
+    (void)err;
+    pass_time(*(double *)argument);
+    return true;
+}
+
+// As a hang of the GPU, or of the network, can take NCCL's query with it.
+static void hangs_in_its_probe(Group *g) {
+    static double limits = 100;
+    watch_probe(g->watch, blocks, &limits);
+    pass_time(0.2);
+    wait_for_others(g, 56); // a beat does not wait for the probe
+}
+
+// A call that waits for a rank that is gone ends as the watch says, and does not return.
+static void one_dies_in_a_call(Group *g) {
+    if (g->rank == BAD) { dies(g); }
+    group_agree(g, CHANNEL_MAIN, true, NULL);
+    _exit(99);
 }
 
 // ---- what does not ------------------------------------------------------------------------------
 
-static int one_pauses(int rank, void *argument) {
-    Group g = join(rank, argument);
-    if (rank == BAD) {
-        watch_beat(g.watch, 57, DOING_PAUSE, "waiting for a disk");
-    } else {
-        wait_for_others(&g, 57);
-    }
-    usleep((useconds_t)(1e6 * 2 * LIMIT));
-    return leave(&g);
+static void one_pauses(Group *g) {
+    if (g->rank == BAD) { watch_beat(g->watch, 57, DOING_PAUSE, "waiting for a disk"); }
+    pass_time(2);
 }
 
-// Its steps take long, but it goes on; the others wait for it longer than the limit.
-static int one_is_slow(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
+// Its steps take long, but it gets on; the others wait for it longer than the limit.
+static void one_is_slow(Group *g) {
     for (int i = 0; i < 8; i++) {
-        if (rank == BAD) { work(&g, 57 + i); }
-        usleep((useconds_t)(1e6 * 0.3 * LIMIT));
+        if (g->rank == BAD) { work(g, 57 + i); }
+        pass_time(0.3);
     }
-    return leave(&g);
 }
 
-static int one_is_stopped_for_a_while(int rank, void *argument) {
-    Group g = join(rank, argument);
-    wait_for_others(&g, 57);
-    if (rank == BAD && fork() == 0) {
+static void one_probe_is_slow(Group *g) {
+    double limits = 1.5;
+    if (g->rank == BAD) { watch_probe(g->watch, blocks, &limits); }
+    one_is_slow(g);
+    wait_for_others(g, 65);
+    watch_probe(g->watch, NULL, NULL);
+}
+
+static void one_is_stopped_for_a_while(Group *g) {
+    if (g->rank == BAD && fork() == 0) {
         kill(getppid(), SIGSTOP);
-        usleep((useconds_t)(1e6 * 0.5 * LIMIT));
+        pass_time(0.5);
         kill(getppid(), SIGCONT);
         _exit(0);
     }
-    usleep((useconds_t)(1e6 * 0.8 * LIMIT));
-    return leave(&g);
+    pass_time(0.8);
 }
 
-// Ranks say goodbye one after another; who is done waits for the last, as long as that goes on.
-static int all_leave_in_turn(int rank, void *argument) {
-    Group g = join(rank, argument);
-    for (int i = 0; i < 3 * (RANKS - 1 - rank); i++) {
-        work(&g, 57 + i);
-        usleep((useconds_t)(1e6 * 0.3 * LIMIT));
+// Ranks say goodbye one after another; who is done waits for the last, as long as that gets on.
+static void all_leave_in_turn(Group *g) {
+    for (int i = 0; i < 3 * (RANKS - 1 - g->rank); i++) {
+        work(g, 57 + i);
+        pass_time(0.3);
     }
-    return leave(&g);
 }
 
 #define LOST EXIT_LOST_RANK
 static Case cases[] = {
     {.name = "one dies",
-     .body = one_dies,
+     .who = BAD,
+     .does = dies,
      .status = {LOST, 128 + SIGKILL, LOST},
      .says = {"rank 1 on ", NULL,
               "has ended without a goodbye, last heard at step 57 (in a step)"}},
     {.name = "the first dies",
-     .body = first_dies,
+     .does = says_why,
      .status = {1, LOST, LOST},
-     .says = {"error: a reason", "rank 0 has ended without a goodbye, last heard at step 57",
-              "this rank ends at step 57 (exit status 4)"}},
+     .says = {"error: a reason", "has ended without a goodbye, last heard at step 57",
+              "rank 2: error: rank 0 on "}},
     {.name = "one stops",
-     .body = one_stops,
+     .who = BAD,
+     .does = stops,
      .status = {LOST, LOST, LOST},
      .says = {"rank 1 on ", "rank 1: error: ", " s, last heard at step 57 (in a step)"}},
     {.name = "the first stops",
-     .body = first_stops,
+     .does = stops,
      .status = {LOST, LOST, LOST},
-     .says = {"rank 0: error: ", "rank 0 has been silent for ", "last heard at step 57"}},
+     .says = {"rank 0: error: ", " has been silent for ", "last heard at step 57"}},
     {.name = "one stops at work",
-     .body = one_stops_at_work,
+     .who = BAD,
+     .does = stops_at_work,
      .status = {LOST, LOST, LOST},
      .says = {"rank 1 on ", "rank 1: error: ", "silent for "}},
     {.name = "one hangs",
-     .body = one_hangs,
+     .who = BAD,
+     .does = hangs_at_work,
      .status = {LOST, LOST, LOST},
-     .says = {"has not gone on for 1.", "rank 1 on ", " s at step 56 (reading data)"}},
+     .says = {"has not gone on for 1.", "rank 1 on ", " s, last heard at step 56 (reading data)"}},
     {.name = "all wait",
-     .body = all_wait,
+     .who = BAD,
+     .does = waits_behind,
      .status = {LOST, LOST, LOST},
-     .says = {" s: rank 1 on ", "waits at step 56 (in a step), as all do",
-              "a GPU or the network hangs"}},
+     .says = {"rank 1 on ", "waits, as all ranks do, for 1.3 s: a GPU or the network hangs, last",
+              " heard at step 56 (in a step); this rank ends at step 57 (exit status 4)"}},
     {.name = "the probe fails",
-     .body = probe_fails,
+     .who = BAD,
+     .does = finds_a_broken_network,
      .status = {LOST, LOST, LOST},
      .says = {"rank 1 on ", "rank 1: NCCL: a broken network", "rank 1 on "}},
+    {.name = "the first's probe hangs",
+     .does = hangs_in_its_probe,
+     .status = {LOST, LOST, LOST},
+     .says = {"rank 0 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
     {.name = "one dies in a call",
-     .body = one_dies_in_a_call,
+     .all_do = one_dies_in_a_call,
      .status = {LOST, 128 + SIGKILL, LOST},
      .says = {"has ended without a goodbye", NULL, "has ended without a goodbye"}},
-    {.name = "one pauses", .body = one_pauses},
-    {.name = "one is slow", .body = one_is_slow},
-    {.name = "one is stopped for a while", .body = one_is_stopped_for_a_while},
-    {.name = "all leave in turn", .body = all_leave_in_turn},
+    {.name = "one pauses", .all_do = one_pauses},
+    {.name = "one is slow", .all_do = one_is_slow},
+    {.name = "one's probe is slow", .all_do = one_probe_is_slow},
+    {.name = "one is stopped for a while", .all_do = one_is_stopped_for_a_while},
+    {.name = "all leave in turn", .all_do = all_leave_in_turn},
 };
 enum { CASES = sizeof(cases) / sizeof(cases[0]) };
 
-// The line of a rank's error, or "".
-static const char *line_of(char *log, int rank, char out[1024]) {
-    char tag[32];
-    snprintf(tag, sizeof(tag), "rank %d: error: ", rank);
-    const char *line = strstr(log, tag);
-    snprintf(out, 1024, "%.*s", line != NULL ? (int)strcspn(line, "\n") : 0,
-             line != NULL ? line : "");
-    return out;
-}
-
 static void check_case(Case *c) {
-    char *log = processes_log(&c->run), line[1024];
+    char *log = processes_log(&c->run), tag[32], line[1024];
     for (int r = 0; r < RANKS; r++) {
         if (c->run.status[r] != c->status[r]) {
             test_fail(__FILE__, __LINE__, "%s: rank %d: status %d, not %d: %s", c->name, r,
                       c->run.status[r], c->status[r], log);
         }
-        line_of(log, r, line);
+        snprintf(tag, sizeof(tag), "rank %d: error: ", r);
+        const char *said = strstr(log, tag);
+        snprintf(line, sizeof(line), "%.*s", said != NULL ? (int)strcspn(said, "\n") : 0,
+                 said != NULL ? said : "");
         if (c->says[r] != NULL) {
             CHECK_CONTAINS(line, c->says[r]);
         } else {
@@ -264,15 +244,13 @@ static void check_case(Case *c) {
 }
 
 static void every_rank_is_judged_rightly(void) {
-    Error err;
     double begin = wall_seconds();
     for (int i = 0; i < CASES; i++) {
         Case *c = &cases[i];
         char log[32];
-        c->listener = net_listen("127.0.0.1", 0, &err);
-        c->port = net_port(c->listener);
+        c->listener = group_listen("127.0.0.1", &c->port, NULL);
         snprintf(log, sizeof(log), "said.%d", i);
-        processes_start(&c->run, RANKS, log, c->body, c);
+        processes_start(&c->run, RANKS, log, take_part, c);
         close(c->listener);
     }
     for (int i = 0; i < CASES; i++) { processes_wait(&cases[i].run); }

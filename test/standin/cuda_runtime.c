@@ -192,9 +192,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all) {
 
 // ---- the device ---------------------------------------------------------------------------------
 
-static int number_from(const char *first, const char *second, int otherwise) {
-    const char *text = getenv(first);
-    if (text == NULL) { text = getenv(second); }
+static int number_from(const char *name, int otherwise) {
+    const char *text = getenv(name);
     return text != NULL ? atoi(text) : otherwise;
 }
 
@@ -204,7 +203,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int number) {
-    int capability = number_from("STANDIN_CAPABILITY", "", 90);
+    int capability = number_from("STANDIN_CAPABILITY", 90);
     (void)number;
     memset(info, 0, sizeof(*info));
     snprintf(info->name, sizeof(info->name), "stand-in");
@@ -215,8 +214,15 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int number) {
     return cudaSuccess;
 }
 
+static int device_set;
+
+cudaError_t cudaSetDevice(int number) {
+    device_set = number;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDevice(int *number) {
-    *number = number_from("STANDIN_DEVICE", "LOCAL_RANK", 0);
+    *number = number_from("STANDIN_DEVICE", device_set);
     return cudaSuccess;
 }
 
@@ -277,7 +283,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 #define UNUSED __attribute__((unused))
 
 ANSWER(cudaGetLastError, cudaSuccess, void)
-ANSWER(cudaSetDevice, cudaSuccess, UNUSED int number)
 ANSWER(cudaHostRegister, cudaSuccess, UNUSED void *p, UNUSED size_t bytes, UNUSED unsigned flags)
 ANSWER(cudaHostUnregister, cudaSuccess, UNUSED void *p)
 ANSWER(cudaStreamBeginCapture, cudaErrorNotSupported, UNUSED cudaStream_t stream,
