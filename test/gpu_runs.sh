@@ -5,6 +5,7 @@ set -u
 ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
 BIN=$(realpath -m "${LLM8_BIN:-$ROOT}")
 COMPARE=$(realpath -m "${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}")
+export LLM8_GUARD=1 # an overrun of a planned buffer ends a run (model/plan.h)
 mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0
 check() { # name, command...

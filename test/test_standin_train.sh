@@ -234,6 +234,17 @@ stays_in_bf16_where_small() {
     has log 'error: --fp8-required: no linear layer' || fail "$(cat log)"
 }
 
+# A kernel that leaves its scratch (STANDIN_OVERRUN: column sums, by a row) ends the run.
+overruns_are_named() {
+    local options="$gpt2 --micro-batch-size 2 --train-iters 2"
+    local said="LLM8_GUARD: buffer 'partial sums' (scratch"
+    STANDIN_OVERRUN=1 expect_status 1 "$standin" $settings --no-cuda-graphs $options
+    has log "$said" || fail "$(cat log)"
+    ! has log 'step     1/2' || fail "the step was reported"
+    LLM8_GUARD=0 STANDIN_OVERRUN=1 gpu $options
+    gpu $options
+}
+
 # Addresses, arithmetic and what is never freed.
 sanitized_runs() {
     local state options="--micro-batch-size 2 --global-batch-size 4 --no-cuda-graphs"
@@ -250,7 +261,8 @@ sanitized_runs() {
 
 for test in prepare bf16_gradients fp8_gradients losses_follow resumes_exactly same_bits \
     checkpoints_cross scales_are_renewed_in_time evaluates_and_samples counts_and_profiles \
-    falls_back_to_bf16 stays_in_bf16_where_small sanitized_runs; do
+    falls_back_to_bf16 stays_in_bf16_where_small overruns_are_named \
+    sanitized_runs; do
     run $test
 done
 summary

@@ -5,9 +5,13 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+static size_t planned_sums;
 
 size_t partial_sums_bytes(int64_t columns) {
-    return (size_t)columns * sizeof(float);
+    planned_sums = (size_t)columns * sizeof(float);
+    return planned_sums;
 }
 
 // ---- embeddings ---------------------------------------------------------------------------------
@@ -53,8 +57,11 @@ void gpu_embedding_backward(GradientOut dwte, const Bf16 *dout, const int *token
 
 void gpu_column_sums(GradientOut sums, const Bf16 *x, float *scratch, int M, int N,
                      cudaStream_t stream) {
-    (void)scratch, (void)stream;
+    (void)stream;
     float *values = values_read(x, TYPE_BF16, (int64_t)M * N), *out = gradient_begin(sums, N);
+    if (scratch != NULL && getenv("STANDIN_OVERRUN") != NULL) { // a row more than was planned
+        memset((char *)scratch + planned_sums, 0, (size_t)N * sizeof(float));
+    }
     bias_backward(out, values, M, N);
     gradient_end(sums, out, N);
     free(values);
