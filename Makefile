@@ -3,6 +3,7 @@
 # make BLAS=openblas   matrix products of the CPU trainer by OpenBLAS instead of our own
 # make NATIVE=         without -march=native, for binaries that run on other machines
 # make train_gptcu     the GPU trainer; ARCHS="90a" builds for one kind of GPU only, faster
+# make WERROR=1        with warnings as errors, as .ci/run does
 
 CC      ?= gcc
 NATIVE  ?= -march=native
@@ -13,6 +14,10 @@ WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith
 CFLAGS  ?= -O3 -g
 BASE    := -std=gnu11 -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
 LDLIBS  := -lcjson -lz -lm -lpthread
+ifeq ($(WERROR),1)
+WARN    += -Werror
+CU_WARN := ,-Werror -Werror all-warnings
+endif
 ifeq ($(BLAS),openblas)
 BASE    += -DLLM8_OPENBLAS
 LDLIBS  += -lopenblas
@@ -60,7 +65,7 @@ ARCHS     ?= 80 89 90a
 PTX       ?= 90
 CUDA_ARCH := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(foreach a,$(PTX),-gencode arch=compute_$(a),code=compute_$(a))
-CUDAFLAGS := -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas $(CUDA_ARCH)
+CUDAFLAGS := -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas$(CU_WARN) $(CUDA_ARCH)
 CUDALIBS  := -L$(CUDA_HOME)/lib64 -lcublasLt -lcudnn -lcudart -lstdc++ -ldl
 
 $(BUILD)/plain/%.cu.o: %.cu
@@ -78,8 +83,9 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
-# what test/gpu.sh runs
-.PHONY: gpu-programs test-gpu bench
+# what test/gpu.sh runs, and what nvcc alone can check
+.PHONY: gpu-programs cuda test-gpu bench
+cuda: $(GPU_TESTS) $(BUILD)/plain/train_gpt.cu.o
 gpu-programs: train_gpt train_gptcu tokenize $(BUILD)/plain/compare_tensors $(GPU_TESTS)
 
 # SANITIZE_GPU=1: compute-sanitizer besides. LLM8_BIN=FOLDER: run the programs there, build nothing
@@ -183,7 +189,8 @@ COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c test/standin/cuda_runtime.c
 ON_STANDIN := $(COMM_ON_STANDIN) test/rank_trainer.c
 GPU_ON_STANDIN := $(filter-out kernels/gemm.c kernels/attention%,$(GPU_C)) \
                   $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
-STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra -Itest/standin -MMD -MP
+STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra $(filter -Werror,$(WARN)) \
+               -Itest/standin -MMD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
