@@ -9,15 +9,15 @@ CC      ?= gcc
 NATIVE  ?= -march=native
 BLAS    ?= own
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith
+ifeq ($(WERROR),1)
+WARN    += -Werror
+CU_WARN := ,-Werror -Werror all-warnings
+endif
 # no fast-math: NaN must stay NaN. The three flags below change no result's meaning: they let loops
 # vectorise and use fused multiply-add.
 CFLAGS  ?= -O3 -g
 BASE    := -std=gnu11 -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
 LDLIBS  := -lcjson -lz -lm -lpthread
-ifeq ($(WERROR),1)
-WARN    += -Werror
-CU_WARN := ,-Werror -Werror all-warnings
-endif
 ifeq ($(BLAS),openblas)
 BASE    += -DLLM8_OPENBLAS
 LDLIBS  += -lopenblas
