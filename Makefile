@@ -152,7 +152,7 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
-# make test-gpu runs the two others
+# make test-gpu runs test_gpu_train.sh and test_gpu_ranks.sh
 SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
                  $(wildcard test/test_*.sh) $(wildcard test/*_tests.py))
 # the GPU trainer without a GPU, where there is a C++ compiler
@@ -175,7 +175,7 @@ bench-cpu: $(BUILD)/plain/bench_cpu
 $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# layout, floors, defects; needs clang-format-14, cppcheck and shellcheck
+# layout, includes, defects; needs clang-format-14, cppcheck and shellcheck
 lint:
 	@scripts/lint.sh
 

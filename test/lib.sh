@@ -82,7 +82,7 @@ wait_until() {
         if "$@" 2>/dev/null; then return; fi
         sleep 0.01
     done
-    fail "waited in vain: $*"
+    fail "not within 20 seconds: $*"
     return 1
 }
 

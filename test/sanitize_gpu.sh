@@ -11,7 +11,7 @@ if ! command -v "$sanitizer" >/dev/null; then
     skip_all "no compute-sanitizer; it comes with the CUDA toolkit"
 fi
 
-# The sanitizer ends with a summary that counts no error, and the tests pass: both are wanted.
+# Passes when the sanitizer's summary counts no error and the program's own tests pass.
 check() { # tool, program
     local name
     name="$1 $(basename "$2")"

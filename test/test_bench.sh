@@ -101,7 +101,7 @@ other_devices_have_no_floor() {
     expect 'r[0]["mfu"] > 0 and r[0]["machine"]["gpu"] == "NVIDIA H100"' other.jsonl
 }
 
-# What must not become a record, while the rest of the call goes on.
+# A run with a fault leaves no record, and does not stop the other runs.
 bad_runs_leave_no_record() {
     local before
     before=$(cksum bench.jsonl)

@@ -76,7 +76,7 @@ plant() {
     make_text 1 60000 >"$1/mine.txt"
 }
 
-# What the commands of a page find that need a GPU or a network, or a run to look at.
+# Prepares what a page's commands read but cannot make here: runs, an imported model.
 prepare_page() {
     case $1 in
     fine_tune) prepare_start ;;

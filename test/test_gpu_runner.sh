@@ -93,7 +93,7 @@ sanitizer_findings_are_failures() {
     expect_said 0 'compute-sanitizer does not support this device' "${run[@]}"
     sanitizer_says "$clean" 0
     stand_in test_gpu_kernels '4 passed, 1 failed, 0 skipped' 1
-    expect_status 1 "${run[@]}" # by itself, and under each tool
+    expect_status 1 "${run[@]}" # alone, and under each tool
     [[ $(tail -n 1 log) == *" 3 failed, "* ]] || fail "a failing test: $(cat log)"
 }
 

@@ -78,7 +78,7 @@ trains_on_a_text() {
     cp log trained
 }
 
-# Every line of `Try next`, but those that begin all over.
+# Every command under `Try next` but those of make.
 suggestions_work() {
     local command count=0
     sed '1,/^Try next/d' trained | grep '^    \./' >commands

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2086,SC2206 # options are words on purpose
-# The GPU trainer on a machine without a GPU, over the stand-ins of test/standin: what train_gpt.cu
-# and the C of kernels/ do around the kernels. Their arithmetic is kernels/cpu.c's here, rounded
-# where the device rounds; test_gpu_*.cu and test_gpu_train.sh are about the real ones.
+# The GPU trainer on a machine without a GPU, over the stand-ins of test/standin: train_gpt.cu and
+# the C files around the kernels. The stand-ins compute with kernels/cpu.c and round where the
+# device rounds; test_gpu_*.cu and test_gpu_train.sh test the real kernels.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 standin=$root/build/plain/standin_trainer
@@ -117,7 +117,7 @@ same_state() {
     cmp -s {"$1","$2"}/latest/optimizer-0-of-1.safetensors && same_end "$1" "$2"
 }
 
-# What must not change a bit.
+# Options that must not change a bit of the result.
 same_bits() {
     local state change
     for state in "${state_options[@]}"; do
@@ -137,7 +137,7 @@ same_bits() {
 
 # ---- the rest of a trainer ----------------------------------------------------------------------
 
-# Each goes on from the other's checkpoint, as from its own; and in FP8 from one in BF16.
+# Each resumes from the other's checkpoint as from its own, with or without FP8 on either side.
 checkpoints_cross() {
     local first second noise options="$llama --micro-batch-size 2 --lr-decay-iters 12"
     local fp8="--fp8-format hybrid --fp8-amax-history-len 4"
@@ -160,7 +160,7 @@ checkpoints_cross() {
     done
 }
 
-# With --fp8-interval 4, steps 2 to 4 go by what step 1 measured, step 5 no longer.
+# With --fp8-interval 4, steps 2 to 4 use the scales of step 1, and step 5 new ones.
 scales_are_renewed_in_time() {
     local i options="$llama --micro-batch-size 2 --fp8-format hybrid --train-iters 5"
     for i in 4 100; do
@@ -239,7 +239,7 @@ overruns_are_named() {
     gpu $options
 }
 
-# Addresses, arithmetic and what is never freed.
+# Under AddressSanitizer and UBSan, with leaks.
 sanitized_runs() {
     local state options="--micro-batch-size 2 --global-batch-size 4 --no-cuda-graphs"
     for state in "${state_options[@]:1:3}"; do
