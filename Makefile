@@ -3,11 +3,16 @@
 # make BLAS=openblas   matrix products of the CPU trainer by OpenBLAS instead of our own
 # make NATIVE=         without -march=native, for binaries that run on other machines
 # make train_gptcu     the GPU trainer; ARCHS="90a" builds for one kind of GPU only, faster
+# make WERROR=1        with warnings as errors, as .ci/run does
 
 CC      ?= gcc
 NATIVE  ?= -march=native
 BLAS    ?= own
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith
+ifeq ($(WERROR),1)
+WARN    += -Werror
+CU_WARN := ,-Werror -Werror all-warnings
+endif
 # no fast-math: NaN must stay NaN. The three flags below change no result's meaning: they let loops
 # vectorise and use fused multiply-add.
 CFLAGS  ?= -O3 -g
@@ -60,7 +65,7 @@ ARCHS     ?= 80 89 90a
 PTX       ?= 90
 CUDA_ARCH := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(foreach a,$(PTX),-gencode arch=compute_$(a),code=compute_$(a))
-CUDAFLAGS := -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas $(CUDA_ARCH)
+CUDAFLAGS := -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas$(CU_WARN) $(CUDA_ARCH)
 CUDALIBS  := -L$(CUDA_HOME)/lib64 -lcublasLt -lcudnn -lcudart -lstdc++ -ldl
 
 $(BUILD)/plain/%.cu.o: %.cu
@@ -78,8 +83,9 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
-# what test/gpu.sh runs
-.PHONY: gpu-programs test-gpu bench
+# what test/gpu.sh runs, and what nvcc alone can check
+.PHONY: gpu-programs cuda test-gpu bench
+cuda: $(GPU_TESTS) $(BUILD)/plain/train_gpt.cu.o
 gpu-programs: train_gpt train_gptcu tokenize $(BUILD)/plain/compare_tensors $(GPU_TESTS)
 
 # SANITIZE_GPU=1: compute-sanitizer besides. LLM8_BIN=FOLDER: run the programs there, build nothing
@@ -147,9 +153,9 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
-# make test-gpu runs the other one
+# make test-gpu runs test_gpu_train.sh and test_gpu_ranks.sh
 SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
-                 $(wildcard test/test_*.sh))
+                 $(wildcard test/test_*.sh) $(wildcard test/*_tests.py))
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
@@ -170,7 +176,7 @@ bench-cpu: $(BUILD)/plain/bench_cpu
 $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# layout, floors, defects; needs clang-format-14, cppcheck and shellcheck
+# layout, includes, defects; needs clang-format-14, cppcheck and shellcheck
 lint:
 	@scripts/lint.sh
 
@@ -185,7 +191,8 @@ GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
                    $(addprefix test/standin/,products.c values.c cuda_runtime.c)
 GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
                   $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
-STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra -Itest/standin -MMD -MP
+STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra $(filter -Werror,$(WARN)) \
+               -Itest/standin -MMD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@

@@ -147,6 +147,7 @@ static void plan_activations(Trainer *t) {
     const ModelConfig *c = &t->run.config;
     int64_t B = t->run.options.micro_batch_size, T = c->seq_length, M = B * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
+    plan_floats(t, "data", "rotary table", T * c->head_size, &t->rope);
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
@@ -154,12 +155,12 @@ static void plan_activations(Trainer *t) {
     }
     plan_buffer(&t->plan, "data", "inputs", M * (int64_t)sizeof(int), (void **)&t->inputs);
     plan_buffer(&t->plan, "data", "targets", M * (int64_t)sizeof(int), (void **)&t->targets);
+    t->plan.phase = PHASE_STEP;
     for (int l = 0; l < c->num_layers; l++) { plan_block(t, &t->blocks[l], M); }
     plan_floats(t, "activations", "last residual", M * C, &t->residual_out);
     plan_norm(t, &t->final_norm, M,
               (const char *const[]){"last norm", "last norm mean", "last norm rstd"});
     plan_floats(t, "activations", "losses", M, &t->losses);
-    plan_floats(t, "activations", "rotary table", T * c->head_size, &t->rope);
     plan_floats(t, "scratch", "logits", (int64_t)t->chunk_rows * c->padded_vocab, &t->logits);
     plan_floats(t, "scratch", "d residual", M * C, &t->d_residual);
     plan_floats(t, "scratch", "d norm", M * C, &t->d_norm);
@@ -176,6 +177,19 @@ static void plan_activations(Trainer *t) {
     plan_floats(t, "scratch", "rounded operand", operand, &t->operand_a);
     plan_floats(t, "scratch", "rounded operand 2", operand, &t->operand_b);
 }
+
+// LLM8_GUARD=1 (model/plan.h)
+static void guard_fill(void *none, void *to, int byte, int64_t bytes) {
+    (void)none;
+    memset(to, byte, (size_t)bytes);
+}
+
+static void guard_fetch(void *none, void *to, const void *from, int64_t bytes) {
+    (void)none;
+    memcpy(to, from, (size_t)bytes);
+}
+
+static const PlanMemory guard = {NULL, guard_fill, guard_fetch};
 
 static float *tensor_of(Trainer *t, float *space, TensorId id, int layer) {
     const Param *p = param_find(&t->run.layout, id, layer);
@@ -254,6 +268,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     if (t->memory == NULL) { die("out of memory: the plan needs %s (--plan)", size); }
     memset(t->memory, 0, (size_t)t->plan.bytes);
     plan_assign(&t->plan, t->memory);
+    plan_guard_start(&t->plan, guard);
     resolve(t);
     const ModelConfig *c = &t->run.config;
     rope_table(t->rope, c->seq_length, c->head_size, &c->rope);
@@ -474,6 +489,7 @@ static void block_backward(Trainer *t, const Block *b, int B, int T) {
 // From inputs [B,T] to norm_out.
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
+    plan_guard_poison(&t->plan, guard);
     embedding_forward(t->blocks[0].residual, t->inputs, t->wte, t->wpe, B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         float *out = l + 1 < c->num_layers ? t->blocks[l + 1].residual : t->residual_out;
@@ -569,6 +585,7 @@ static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
     int B = o->micro_batch_size, T = o->seq_length;
+    Error err;
     double begin = wall_seconds(), loss = 0;
     double step_tokens = (double)o->global_batch_size * T;
     t->counting = run_counts_fp8(run, run->progress.step + 1);
@@ -586,6 +603,7 @@ static void train_step(Trainer *t) {
     result.skipped = !run_finite(result.loss, result.norm);
     scaling_update(t, result.skipped);
     if (!result.skipped) { model_update(t, result.norm, result.lr); }
+    if (!plan_guard_check(&t->plan, guard, &err)) { die("%s", err.text); }
     result.seconds = wall_seconds() - begin;
     run_report(run, result);
     if (t->counting) { report_counts(t); }

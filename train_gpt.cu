@@ -123,10 +123,30 @@ static void check_memory(const Trainer *t, NumberSupport support) {
     }
 }
 
+// LLM8_GUARD=1 (model/plan.h): what the plan's guard zones and poison are written and read with.
+static void guard_fill(void *gpu, void *to, int byte, int64_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(to, byte, (size_t)bytes, ((const Gpu *)gpu)->stream));
+}
+
+static void guard_fetch(void *gpu, void *to, const void *from, int64_t bytes) {
+    gpu_fetch((const Gpu *)gpu, to, from, (size_t)bytes);
+    CUDA_CHECK(cudaStreamSynchronize(((const Gpu *)gpu)->stream));
+}
+
+static PlanMemory guard_memory(Trainer *t) {
+    return {&t->gpu, guard_fill, guard_fetch};
+}
+
+static void guard_check(Trainer *t) {
+    Error err;
+    if (!plan_guard_check(&t->plan, guard_memory(t), &err)) { die("%s", err.text); }
+}
+
 static void allocate(Trainer *t) {
     CUDA_CHECK(cudaMalloc(&t->memory, (size_t)t->plan.bytes));
     CUDA_CHECK(cudaMemsetAsync(t->memory, 0, (size_t)t->plan.bytes, t->gpu.stream));
     plan_assign(&t->plan, t->memory);
+    plan_guard_start(&t->plan, guard_memory(t));
     batches_start(&t->batches, &t->gpu);
     for (int i = 0; i < RESULTS; i++) {
         CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].input, sizeof(StepInput)));
@@ -403,6 +423,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
+    plan_guard_poison(&t->plan, guard_memory(t));
     params_clear_measured(&t->params);
     network_receive(net, 0);
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
@@ -564,6 +585,7 @@ static void finish_step(Trainer *t) {
     result.own_loss = p->state->own_loss * t->run.ranks /
                       ((double)t->run.options.global_batch_size * t->run.options.seq_length);
     t->waiting = false;
+    guard_check(t);
     set_scaling(t, t->params.delayed ? p->state->unmeasured > 0 : t->params.measuring,
                 t->params.counting);
     run_report(&t->run, result);
@@ -662,6 +684,7 @@ static void evaluate(Trainer *t) {
     ChoiceModel model = {t, choice_losses, sum_counts};
     if (t->run.has_valid) { validate(t); }
     run_score_choices(&t->run, model);
+    guard_check(t);
 }
 
 static void maybe_evaluate(Trainer *t) {

@@ -3,6 +3,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // 0xff...: NaN in FP32, BF16, E4M3 and E5M2
+
+static bool guarded(void) {
+    const char *text = getenv("LLM8_GUARD");
+    return text != NULL && strcmp(text, "1") == 0;
+}
+
+// A buffer and its guard zone, which begins at the first byte that was not requested.
+static int64_t room_of(int64_t bytes) {
+    return round_up64(bytes, PLAN_ALIGN) + (guarded() ? PLAN_GUARD_BYTES : 0);
+}
+
+static int64_t phase_begin(const Plan *plan, int phase) {
+    int64_t begin = 0;
+    for (int i = 0; i < phase; i++) {
+        if (i <= PHASE_STEP || guarded()) { begin += plan->phase_bytes[i]; }
+    }
+    return begin;
+}
+
 void plan_buffer(Plan *plan, const char *category, const char *name, int64_t bytes,
                  void **pointer) {
     *pointer = NULL;
@@ -11,14 +31,12 @@ void plan_buffer(Plan *plan, const char *category, const char *name, int64_t byt
         plan->room = plan->room > 0 ? 2 * plan->room : 64;
         plan->rows = realloc_or_die(plan->rows, (size_t)plan->room * sizeof(PlanRow));
     }
-    bytes = round_up64(bytes, PLAN_ALIGN);
-    plan->rows[plan->count++] = (PlanRow){name, category, bytes, plan->phase, pointer};
-    plan->phase_bytes[plan->phase] += bytes;
-    int64_t largest = 0;
-    for (int i = PHASE_ALWAYS + 1; i < PHASE_COUNT; i++) {
-        largest = max64(largest, plan->phase_bytes[i]);
+    plan->rows[plan->count++] = (PlanRow){name, category, bytes, plan->phase, pointer, NULL};
+    plan->phase_bytes[plan->phase] += room_of(bytes);
+    plan->bytes = 0;
+    for (int i = 0; i < PHASE_COUNT; i++) {
+        plan->bytes = max64(plan->bytes, phase_begin(plan, i) + plan->phase_bytes[i]);
     }
-    plan->bytes = plan->phase_bytes[PHASE_ALWAYS] + largest;
 }
 
 // The buffers of one name, as one line.
@@ -45,7 +63,7 @@ static int gather_lines(const Plan *plan, Line *lines) {
         }
         if (at == count) { lines[count++] = (Line){row->name, row->category, 0, 0}; }
         lines[at].count++;
-        lines[at].bytes += row->bytes;
+        lines[at].bytes += round_up64(row->bytes, PLAN_ALIGN);
     }
     qsort(lines, (size_t)count, sizeof(Line), compare_lines);
     return count;
@@ -83,6 +101,10 @@ void plan_print(const Plan *plan, FILE *out) {
     }
     int64_t shared = -plan->bytes;
     for (int i = 0; i < PHASE_COUNT; i++) { shared += plan->phase_bytes[i]; }
+    if (guarded()) {
+        fprintf(out, "  %-34s %12s\n", "guard zones (LLM8_GUARD)",
+                format_bytes(size, (double)plan->count * PLAN_GUARD_BYTES));
+    }
     if (shared > 0) {
         fprintf(out, "  %-34s %12s\n", "less what phases of a step share",
                 format_bytes(size, (double)shared));
@@ -92,17 +114,52 @@ void plan_print(const Plan *plan, FILE *out) {
 }
 
 void plan_assign(Plan *plan, void *base) {
-    int64_t next[PHASE_COUNT];
-    for (int i = 0; i < PHASE_COUNT; i++) { next[i] = plan->phase_bytes[PHASE_ALWAYS]; }
-    next[PHASE_ALWAYS] = 0;
+    char *next[PHASE_COUNT];
+    for (int i = 0; i < PHASE_COUNT; i++) { next[i] = (char *)base + phase_begin(plan, i); }
     for (int i = 0; i < plan->count; i++) {
         PlanRow *row = &plan->rows[i];
-        *row->pointer = (char *)base + next[row->phase];
-        next[row->phase] += row->bytes;
+        *row->pointer = row->address = next[row->phase];
+        next[row->phase] += room_of(row->bytes);
     }
 }
 
 void plan_free(Plan *plan) {
     free(plan->rows);
     *plan = (Plan){0};
+}
+
+// ---- the guard ----------------------------------------------------------------------------------
+
+void plan_guard_start(const Plan *plan, PlanMemory memory) {
+    for (int i = 0; i < plan->count && guarded(); i++) {
+        const PlanRow *row = &plan->rows[i];
+        memory.fill(memory.context, row->address + row->bytes, ZONE_BYTE,
+                    room_of(row->bytes) - row->bytes);
+    }
+}
+
+void plan_guard_poison(const Plan *plan, PlanMemory memory) {
+    for (int i = 0; i < plan->count && guarded(); i++) {
+        const PlanRow *row = &plan->rows[i];
+        if (row->phase == PHASE_ALWAYS) { continue; }
+        memory.fill(memory.context, row->address, POISON_BYTE, row->bytes);
+    }
+}
+
+bool plan_guard_check(const Plan *plan, PlanMemory memory, Error *err) {
+    unsigned char zone[PLAN_ALIGN + PLAN_GUARD_BYTES];
+    for (int i = 0; i < plan->count && guarded(); i++) {
+        const PlanRow *row = &plan->rows[i];
+        int64_t bytes = room_of(row->bytes) - row->bytes, at = 0;
+        memory.fetch(memory.context, zone, row->address + row->bytes, bytes);
+        while (at < bytes && zone[at] == ZONE_BYTE) { at++; }
+        if (at < bytes) {
+            return fail(err,
+                        "LLM8_GUARD: buffer '%s' (%s, row %d of the plan) was written past its "
+                        "%lld bytes, at byte %lld",
+                        row->name, row->category, i, (long long)row->bytes,
+                        (long long)(row->bytes + at));
+        }
+    }
+    return true;
 }

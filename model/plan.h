@@ -1,6 +1,11 @@
-// Memory is planned, then allocated once. Whoever needs a buffer says so here, under a name and a
+// Memory is planned, then allocated once. Each buffer is requested here, under a name and a
 // category; plan_print shows the list, and plan_assign gives every buffer its place in one
 // allocation. Nothing is allocated after that, so evaluation, sampling and saving cannot run out.
+//
+// LLM8_GUARD=1, for tests: an overrun of a buffer hits its neighbour in the same allocation, where
+// compute-sanitizer and AddressSanitizer see nothing. With it, phases share no memory, a guard zone
+// lies behind every buffer, buffers of a step are filled with NaN before the step, and a written
+// zone ends the run with the buffer's name.
 #ifndef LLM8_PLAN_H
 #define LLM8_PLAN_H
 
@@ -12,12 +17,14 @@
 extern "C" {
 #endif
 
-enum { PLAN_ALIGN = 256 };
+enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 
-// When a buffer is in use. Those of one phase only share their memory with those of another.
+// How long a buffer keeps its content. Only PHASE_ALWAYS outlives a step; the phases after
+// PHASE_STEP exclude each other, so their buffers share memory.
 typedef enum {
     PHASE_ALWAYS,
-    PHASE_LINEAR,    // a linear layer of a block, with what makes its operands
+    PHASE_STEP,      // written anew in every forward pass, and read until the end of the step
+    PHASE_LINEAR,    // a linear layer of a block, and the producers of its operands
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
     PHASE_SAVE,      // a checkpoint's way to the host
@@ -26,9 +33,10 @@ typedef enum {
 
 typedef struct {
     const char *name, *category; // string literals
-    int64_t bytes;
+    int64_t bytes;               // as requested
     PlanPhase phase;
     void **pointer; // where plan_assign puts the buffer's address
+    char *address;
 } PlanRow;
 
 typedef struct {
@@ -36,7 +44,7 @@ typedef struct {
     PlanRow *rows;
     PlanPhase phase;                  // of the buffers that come next
     int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
-    int64_t bytes;                    // all of it: what is always in use and the largest phase
+    int64_t bytes;                    // of the whole allocation
 } Plan;
 
 // *pointer stays NULL until plan_assign, and for good when bytes is 0.
@@ -48,6 +56,19 @@ void plan_print(const Plan *plan, FILE *out);
 // Gives the buffers their addresses from base on (PLAN_ALIGN aligned, plan->bytes long).
 void plan_assign(Plan *plan, void *base);
 void plan_free(Plan *plan);
+
+// How the guard reaches the planned memory, in the order of the trainer's stream.
+typedef struct {
+    void *context;
+    void (*fill)(void *context, void *to, int byte, int64_t bytes);
+    void (*fetch)(void *context, void *to, const void *from, int64_t bytes); // waits for the copy
+} PlanMemory;
+
+// These do nothing unless LLM8_GUARD=1.
+void plan_guard_start(const Plan *plan, PlanMemory memory);  // once, after plan_assign
+void plan_guard_poison(const Plan *plan, PlanMemory memory); // before a step
+// After the step. False: a zone was written, and err names its buffer.
+bool plan_guard_check(const Plan *plan, PlanMemory memory, Error *err);
 
 #ifdef __cplusplus
 }

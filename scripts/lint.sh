@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# make lint: the layout of .clang-format, the floors between rooms, and what cppcheck and shellcheck
-# find. Prints each violation as file:line and fails when there was one.
+# make lint: the layout of .clang-format, what cppcheck and shellcheck find, and includes between
+# rooms (scripts/rooms.py). Prints each violation as file:line and fails if it finds one.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 faults=0
 
-# What git tracks, and what it would.
+# Files that git tracks or would add.
 files() {
     git ls-files --cached --others --exclude-standard -- "$@" | while IFS= read -r file; do
         if [[ -e $file ]]; then echo "$file"; fi

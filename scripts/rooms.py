@@ -1,11 +1,10 @@
-"""Checks the floors of the house: every #include of ours points downwards, from a room to a room
-below it or to another file of the same room, and no chain of includes leads back to its beginning.
-A header and its source are one module.
+"""Checks the includes of the repository's files: each points downwards, from a room (a folder) to
+a room below it or to another file of the same room, and no chain of includes is a cycle. A header
+and its source are one module.
 
-    python3 scripts/rooms.py FILE...    prints each fault as file:line and fails when there is one
+    python3 scripts/rooms.py FILE...    prints each fault as file:line and fails when it finds one
 
-A program (a file in the top folder, scripts/ or test/) is above all rooms. test/standin stands in
-for CUDA and for the kernels, whose floor it is on.
+A program (a file in the top folder, scripts/ or test/) is above all rooms.
 """
 import os
 import re
@@ -21,7 +20,7 @@ def floor(path):
 
 
 def includes(path):
-    """Line number and path of each file of ours that `path` includes."""
+    """Line number and path of each file of the repository that `path` includes."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             match = INCLUDE.match(line)
@@ -31,14 +30,14 @@ def includes(path):
 
 
 def upward(files):
-    """An include of a room above, and one of a program from a room."""
+    """Includes of a room above, or of a program by a room."""
     return [f"{path}:{number}: {target} is above {path.split('/')[0]}/"
             for path in files for number, target in includes(path)
             if floor(target) > floor(path)]
 
 
 def cycles(files):
-    """One line for each chain of includes that leads back to its beginning."""
+    """One line for each cycle of includes."""
     graph, done, found = {}, set(), []
     for path in files:
         module = os.path.splitext(path)[0]

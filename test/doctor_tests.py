@@ -208,7 +208,7 @@ def twins_are_compared():
     expect("r/fp8", 0, "within 10%", words=("--twin", better, "--band", 10, "--no-checkpoints"))
     other = planted("other", lambda r: options_of(r, seed="7"), "r/bf16")
     expect("r/fp8", 1, "is another training: --seed", words=("--twin", other, "--no-checkpoints"))
-    # one that differs is not taken for a twin by itself; one at the same place of a comparison is
+    # found automatically: only in the same folder of runs or at the same place of a comparison
     alone = planted("alone", lambda r: r)
     expect(alone, 0, "no run without FP8")
     shutil.copytree("r/bf16", "c/bf16/seed-1")

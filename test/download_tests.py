@@ -1,4 +1,4 @@
-"""Known sets and tokenizers by name, fetched from a server of our own that stands for the Hub and
+"""Known sets and tokenizers by name, fetched from a local server in place of the Hub and
 GitHub: listings by the page, interrupted downloads, damage, refusals, no network at all.
 """
 

@@ -1,12 +1,13 @@
 # shellcheck shell=bash disable=SC2034 # what is defined here is used there
-# What the GPU tests of whole runs share: programs, data, checks. Needs the programs in $ROOT
-# (train_gpt, train_gptcu, tokenize) and compare_tensors. Tests run in a folder of their own.
-set -u
-ROOT=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
-BIN=$(realpath -m "${LLM8_BIN:-$ROOT}")
-COMPARE=$(realpath -m "${LLM8_COMPARE:-$ROOT/build/plain/compare_tensors}")
-mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
-passed=0 failed=0
+# What the GPU tests of whole runs share: programs, data, checks. Needs train_gpt,
+# train_gptcu and tokenize in $LLM8_BIN, and compare_tensors. Tests run in a folder of their own.
+root=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
+BIN=$(realpath -m "${LLM8_BIN:-$root}")
+COMPARE=$(realpath -m "${LLM8_COMPARE:-$root/build/plain/compare_tensors}")
+# shellcheck source=test/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+unset OMP_NUM_THREADS # the CPU trainer computes the larger models' yardsticks
+export LLM8_GUARD=1   # an overrun of a planned buffer ends a run (model/plan.h)
 check() { # name, command...
     local name=$1
     shift
@@ -19,25 +20,13 @@ check() { # name, command...
         tail -n 15 log | sed 's/^/       /'
     fi
 }
-summary() {
-    echo "$passed passed, $failed failed, 0 skipped"
-    [[ $failed -eq 0 ]]
-    exit
-}
-if [[ ! -x $BIN/train_gptcu ]]; then
-    echo "  skipped: no train_gptcu here; make test-gpu builds it"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
+if [[ ! -x $BIN/train_gptcu ]]; then skip_all "no train_gptcu here; make test-gpu builds it"; fi
 if ! "$BIN/train_gptcu" --verify >verify.log 2>&1; then
-    if grep -q "no GPU" verify.log; then
-        echo "  skipped: no GPU"
-        echo "0 passed, 0 failed, 1 skipped"
-        exit 0
-    fi
+    if grep -q "no GPU" verify.log; then skip_all "no GPU"; fi
     cat verify.log
-    echo "0 passed, 1 failed, 0 skipped"
-    exit 1
+    failed=1
+    summary
+    exit
 fi
 cat verify.log
 

@@ -18,22 +18,32 @@ skip() {
 }
 
 run() {
-    failing=0 skipping=0
-    "$1"
-    if [[ $failing -ne 0 ]]; then
-        echo "  FAILED $1" >&2
-        failed=$((failed + 1))
-    elif [[ $skipping -ne 0 ]]; then
-        skipped=$((skipped + 1))
-    else
-        passed=$((passed + 1))
-    fi
+    local test
+    for test in "$@"; do
+        failing=0 skipping=0
+        "$test"
+        if [[ $failing -ne 0 ]]; then
+            echo "  FAILED $test" >&2
+            failed=$((failed + 1))
+        elif [[ $skipping -ne 0 ]]; then
+            skipped=$((skipped + 1))
+        else
+            passed=$((passed + 1))
+        fi
+    done
 }
 
 # The last line, which test/run.sh adds up.
 summary() {
     echo "$passed passed, $failed failed, $skipped skipped"
     [[ $failed -eq 0 ]]
+}
+
+# Ends a file of tests, none of which can run here, as one skipped test.
+skip_all() {
+    echo "  skipped: $*"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
 }
 
 # Checks a command's exit status; its output goes to the file `log`.
@@ -52,6 +62,15 @@ has() {
     grep -qF -- "$2" "$1"
 }
 
+# Checks a command's exit status and that its output has a text.
+expect_said() {
+    local status=$1 says=$2
+    shift 2
+    expect_status "$status" "$@" || return
+    has log "$says" || fail "$* does not say '$says': $(tail -n 5 log)"
+    ! has log Traceback || fail "$*: $(cat log)"
+}
+
 train_gpt() {
     "$root/train_gpt" "$@"
 }
@@ -63,7 +82,7 @@ wait_until() {
         if "$@" 2>/dev/null; then return; fi
         sleep 0.01
     done
-    fail "waited in vain: $*"
+    fail "not within 20 seconds: $*"
     return 1
 }
 

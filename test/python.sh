@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# python_tests NAME: runs test/NAME.py under .venv/scripts, which is made where that is possible;
-# where it is not, the tests count as one that was skipped.
-root=${LLM8_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
-
-python_tests() {
-    unset MAKEFLAGS MFLAGS
-    if ! make -s -C "$root" scripts >make.log 2>&1; then
-        echo "  skipped: no .venv/scripts, and make scripts fails: $(tail -n 1 make.log)"
-        echo "0 passed, 0 failed, 1 skipped"
-        exit 0
-    fi
-    mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
-    exec "$root/.venv/scripts/bin/python" "$root/test/$1.py"
-}
+# python.sh FILE: runs a test that is in Python, in the environment of `make scripts`, which this
+# makes; tests against transformers in that of `make golden`, or GOLDEN_PYTHON. Where there is no
+# such environment, the file counts as one skipped test.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+unset MAKEFLAGS MFLAGS OMP_NUM_THREADS
+if [[ $1 == */transformers_tests.py ]]; then
+    python=${GOLDEN_PYTHON:-$root/.venv/bin/python}
+    "$python" -c 'import torch, transformers' >/dev/null 2>&1 ||
+        skip_all "$python lacks torch or transformers (make golden installs them)"
+else
+    python=$root/.venv/scripts/bin/python
+    make -s -C "$root" scripts >make.log 2>&1 ||
+        skip_all "no .venv/scripts, and make scripts fails: $(tail -n 1 make.log)"
+    rm -f make.log
+fi
+exec "$python" "$1"

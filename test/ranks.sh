@@ -5,6 +5,7 @@
 # shellcheck source=test/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 export LD_LIBRARY_PATH=$root/build/standin
+export LLM8_GUARD=1 # an overrun of a planned buffer ends a run (model/plan.h)
 metrics_tool=$root/build/plain/metrics_tool
 trainer=$root/build/plain/standin_trainer
 sanitized=$root/build/asan/standin_trainer

@@ -13,7 +13,9 @@ for program in "$@"; do
     begin=$(date +%s.%N)
     log=$folder/log
     if [[ $program != /* ]]; then program=$root/$program; fi
-    (cd "$folder" && "$program") >"$log" 2>&1
+    command=("$program")
+    if [[ $program == *.py ]]; then command=("$root/test/python.sh" "$program"); fi
+    (cd "$folder" && "${command[@]}") >"$log" 2>&1
     status=$?
     took=$(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}')
     summary=$(tail -n 1 "$log")

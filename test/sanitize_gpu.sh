@@ -2,26 +2,16 @@
 # Our own kernels under compute-sanitizer: memcheck (addresses) and racecheck (shared memory), over
 # the kernel tests at small shapes. LLM8_TESTS is the folder of the test programs; part of
 # SANITIZE_GPU=1 make test-gpu.
-set -u
-root=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+unset OMP_NUM_THREADS
 tests=${LLM8_TESTS:-$root/build/plain}
 sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
-passed=0 failed=0 skipped=0
-mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
-
-summary() {
-    echo "$passed passed, $failed failed, $skipped skipped"
-    [[ $failed -eq 0 ]]
-    exit
-}
-
 if ! command -v "$sanitizer" >/dev/null; then
-    echo "  skipped: no compute-sanitizer; it comes with the CUDA toolkit"
-    skipped=1
-    summary
+    skip_all "no compute-sanitizer; it comes with the CUDA toolkit"
 fi
 
-# The sanitizer ends with a summary that counts no error, and the tests pass: both are wanted.
+# Passes when the sanitizer's summary counts no error and the program's own tests pass.
 check() { # tool, program
     local name
     name="$1 $(basename "$2")"

@@ -101,7 +101,7 @@ other_devices_have_no_floor() {
     expect 'r[0]["mfu"] > 0 and r[0]["machine"]["gpu"] == "NVIDIA H100"' other.jsonl
 }
 
-# What must not become a record, while the rest of the call goes on.
+# A run with a fault leaves no record, and does not stop the other runs.
 bad_runs_leave_no_record() {
     local before
     before=$(cksum bench.jsonl)
@@ -113,10 +113,9 @@ bad_runs_leave_no_record() {
     VERDICT='BAD  no GPU can be used here' expect_status 77 bench
     has log 'no GPU can be used here: nothing was measured' || fail "no GPU: $(cat log)"
     VERDICT='BAD  a wrong product' expect_status 1 bench
-    ITERS=24 expect_status 1 bench
-    has log 'error: ITERS=24: must be a whole number, 25 or more' || fail "ITERS: $(cat log)"
-    MODELS='gpt2-124m gpt5' expect_status 1 bench
-    has log 'error: MODELS=gpt5: must be of gpt2-124m gpt2-1558m' || fail "MODELS: $(cat log)"
+    ITERS=24 expect_said 1 'error: ITERS=24: must be a whole number, 25 or more' bench
+    MODELS='gpt2-124m gpt5' expect_said 1 'error: MODELS=gpt5: must be of gpt2-124m gpt2-1558m' \
+        bench
     [[ $before == "$(cksum bench.jsonl)" ]] || fail "a record was written"
     MODELS=gpt2-124m FAILING=tensorwise expect_status 1 bench
     grep -qE 'fp8-tensorwise +FAILED: exit status 1: error: out of something$' log ||
@@ -239,19 +238,14 @@ END
 table_refuses_what_it_cannot_read() {
     local table=$root/scripts/bench_table
     echo 'no markers' >plain
-    expect_status 1 "$table" plain fixture.jsonl
-    has log 'error: plain: needs one <!-- bench -->' || fail "$(cat log)"
-    expect_status 1 "$table" readme nothing.jsonl
-    has log 'error: nothing.jsonl: No such file' || fail "$(cat log)"
+    expect_said 1 'error: plain: needs one <!-- bench -->' "$table" plain fixture.jsonl
+    expect_said 1 'error: nothing.jsonl: No such file' "$table" readme nothing.jsonl
     { cat fixture.jsonl && echo '{"date": '; } >torn.jsonl
-    expect_status 1 "$table" readme torn.jsonl
-    has log 'error: torn.jsonl, line 11: not a JSON object' || fail "$(cat log)"
+    expect_said 1 'error: torn.jsonl, line 11: not a JSON object' "$table" readme torn.jsonl
     sed 's/"recipe"/"recipes"/' fixture.jsonl >old.jsonl
-    expect_status 1 "$table" readme old.jsonl
-    has log 'error: old.jsonl, line 1: without recipe' || fail "$(cat log)"
+    expect_said 1 'error: old.jsonl, line 1: without recipe' "$table" readme old.jsonl
     : >empty.jsonl
-    expect_status 1 "$table" readme empty.jsonl
-    has log 'error: empty.jsonl: no records; make bench' || fail "$(cat log)"
+    expect_said 1 'error: empty.jsonl: no records; make bench' "$table" readme empty.jsonl
     cmp -s expected readme || fail "a refusal changed the file"
 }
 
@@ -261,16 +255,9 @@ table_reads_what_bench_writes() {
     grep -qE '^\| gpt2-124m, 2 x 16 \| BF16 \| 320 \| 1\.00 ' readme || fail "$(cat readme)"
 }
 
-if ! python3 -c 'import json' 2>/dev/null; then
-    echo "  skipped: no python3, which the benchmark's scripts need"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
+python3 -c "import json" 2>/dev/null || skip_all "no python3, which the benchmark's scripts need"
 write_stand_ins
-for test in records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
-    floor_is_operations_and_bytes_over_rates \
-    table_is_the_newest_of_each table_refuses_what_it_cannot_read \
-    table_reads_what_bench_writes; do
-    run $test
-done
+run records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
+    floor_is_operations_and_bytes_over_rates table_is_the_newest_of_each \
+    table_refuses_what_it_cannot_read table_reads_what_bench_writes
 summary

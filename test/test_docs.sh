@@ -76,7 +76,7 @@ plant() {
     make_text 1 60000 >"$1/mine.txt"
 }
 
-# What the commands of a page find that need a GPU or a network, or a run to look at.
+# Prepares what a page's commands read but cannot make here: runs, an imported model.
 prepare_page() {
     case $1 in
     fine_tune) prepare_start ;;
@@ -219,13 +219,7 @@ pictures_are_the_codes() {
     ! diff -r pictures "$root/docs/pictures" >log || fail "another picture is not seen"
 }
 
-if ! have_packages; then
-    echo "  skipped: Python lacks packages: $(tail -n 1 scripts.log)"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
-for test in faults_are_seen every_command_runs every_link_leads_somewhere messages_are_ours \
-    every_page_is_listed pictures_are_the_codes; do
-    run $test
-done
+have_packages || skip_all "Python lacks packages: $(tail -n 1 scripts.log)"
+run faults_are_seen every_command_runs every_link_leads_somewhere messages_are_ours \
+    every_page_is_listed pictures_are_the_codes
 summary

@@ -7,11 +7,7 @@
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "$0")/gpu_runs.sh"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
-if [[ $gpus -lt 2 ]]; then
-    echo "  skipped: one GPU"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
+if [[ $gpus -lt 2 ]]; then skip_all "one GPU"; fi
 most=$((gpus < 4 ? 2 : 4))
 RANDOM=5 # the delays below repeat, as far as delays can
 COMMON="$DATA --global-batch-size 16 --train-iters 100 --lr 3e-4 --lr-warmup-iters 5

@@ -123,7 +123,7 @@ for fp8 in "delayed" "tensorwise" "delayed --fp8-lm-head --first-last-layers-bf1
 done
 fp8="--fp8-format hybrid"
 train fp8 $RUN $fp8 >log 2>&1
-counted() { # the counts change nothing, and are there
+counted() { # two records of counts, and no effect on the run
     variant fp8 $RUN $fp8 --fp8-stats-interval 5 &&
         [[ $(grep -c '"kind":"fp8"' variant/metrics.jsonl) -eq 2 ]] &&
         grep -o '"blocks.0.fc1.dy":{[^}]*}' variant/metrics.jsonl
@@ -177,7 +177,7 @@ check "the LM head in chunks: the same loss" head_in_chunks
 cpu_reads_gpu() {
     "$BIN/train_gpt" $RUN --train-iters 14 --save back --resume llama/latest
 }
-check "the CPU goes on from the GPU's checkpoint" cpu_reads_gpu
+check "the CPU resumes from the GPU's checkpoint" cpu_reads_gpu
 sample() {
     "$BIN/train_gptcu" $RUN --resume llama/latest --sample-only --sample-length 80
 }

@@ -78,7 +78,7 @@ trains_on_a_text() {
     cp log trained
 }
 
-# Every line of `Try next`, but those that begin all over.
+# Every command under `Try next` but those of make.
 suggestions_work() {
     local command count=0
     sed '1,/^Try next/d' trained | grep '^    \./' >commands
@@ -91,8 +91,7 @@ suggestions_work() {
 }
 
 noise_is_not_learned() {
-    expect_status 1 quickstart DATA=noise STEPS=30 || return
-    has log 'the earlier run is now run/quickstart.1' || fail "the earlier run"
+    expect_said 1 'the earlier run is now run/quickstart.1' quickstart DATA=noise STEPS=30
     has tree/run/quickstart.1/metrics.jsonl '"step":45' || fail "the earlier run is gone"
     has log 'error: the validation loss is not clearly below the unigram entropy' ||
         fail "$(tail -n 3 log)"
@@ -150,21 +149,15 @@ a_gpu_is_used() {
 }
 
 a_gpu_that_fails_is_not_used() {
-    expect_status 1 gpu GPU_BUILD=1 STOP_HERE=1
-    has log 'warning: no GPU trainer: it could not be built' || fail "$(cat log)"
-    expect_status 1 gpu VERIFIED=1 STOP_HERE=1
-    has log 'warning: no GPU trainer: --verify failed' || fail "$(cat log)"
-    expect_status 1 gpu NVCC=no-nvcc STOP_HERE=1
-    has log 'a GPU, but no nvcc under no-nvcc' || fail "$(cat log)"
+    expect_said 1 'warning: no GPU trainer: it could not be built' gpu GPU_BUILD=1 STOP_HERE=1
+    expect_said 1 'warning: no GPU trainer: --verify failed' gpu VERIFIED=1 STOP_HERE=1
+    expect_said 1 'a GPU, but no nvcc under no-nvcc' gpu NVCC=no-nvcc STOP_HERE=1
     [[ ! -e made ]] || fail "made: $(cat made)"
     printf '#!/bin/sh\nexit 9\n' >bin/nvidia-smi
     expect_status 1 gpu STOP_HERE=1
     [[ ! -e made ]] || fail "without a driver: $(cat made)"
 }
 
-run prepare
-for test in arguments_are_checked packages_are_named trains_on_a_text suggestions_work \
-    noise_is_not_learned an_interrupted_run_goes_on a_gpu_is_used a_gpu_that_fails_is_not_used; do
-    run $test
-done
+run prepare arguments_are_checked packages_are_named trains_on_a_text suggestions_work \
+    noise_is_not_learned an_interrupted_run_goes_on a_gpu_is_used a_gpu_that_fails_is_not_used
 summary

@@ -218,9 +218,7 @@ faults_are_seen() {
     done
 }
 
-for test in faults_are_seen options_faults_are_seen metrics_faults_are_seen \
-    every_folder_has_a_row every_row_exists every_source_says_what_it_is every_target_exists \
-    every_option_exists options_are_those_of_help metrics_are_those_of_a_run; do
-    run $test
-done
+run faults_are_seen options_faults_are_seen metrics_faults_are_seen every_folder_has_a_row \
+    every_row_exists every_source_says_what_it_is every_target_exists every_option_exists \
+    options_are_those_of_help metrics_are_those_of_a_run
 summary

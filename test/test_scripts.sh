@@ -30,15 +30,6 @@ monitor() {
     "$root/scripts/monitor" "$@"
 }
 
-# Checks a command's exit status and that its output has a text.
-expect_said() {
-    local status=$1 says=$2
-    shift 2
-    expect_status "$status" "$@" || return
-    has log "$says" || fail "$* does not say '$says': $(tail -n 5 log)"
-    ! has log Traceback || fail "$*: $(cat log)"
-}
-
 is_png() {
     [[ $(head -c 8 "$1" | od -An -tx1) == " 89 50 4e 47 0d 0a 1a 0a" ]] || fail "$1 is no PNG"
 }
@@ -295,28 +286,10 @@ environment.need('sys', 'no_such_module')"
     has log "make scripts" || fail "$(cat log)"
 }
 
-if ! have_packages; then
-    skip "scripts/ (make scripts: $(tail -n 1 scripts.log))"
-    skipped=1
-    summary
-    exit
-fi
-run prepare
-run parts_work
-run every_script_explains_itself
-run comparison_is_run
-run report_agrees_with_its_runs
-run variants_start_from_equal_weights
-run report_shows_what_it_should
-run ended_runs_are_not_run_again
-run worse_variants_fail
-run reports_on_runs_from_elsewhere
-run interrupted_comparison_goes_on
-run foreign_run
-run bad_input_is_refused
-run resumed_run
-run runs_are_drawn
-run running_files_are_followed
-run terminal_shows_runs
-run scripts_say_what_they_lack
+have_packages || skip_all "scripts/ (make scripts: $(tail -n 1 scripts.log))"
+run prepare parts_work every_script_explains_itself comparison_is_run \
+    report_agrees_with_its_runs variants_start_from_equal_weights report_shows_what_it_should \
+    ended_runs_are_not_run_again worse_variants_fail reports_on_runs_from_elsewhere \
+    interrupted_comparison_goes_on foreign_run bad_input_is_refused resumed_run runs_are_drawn \
+    running_files_are_followed terminal_shows_runs scripts_say_what_they_lack
 summary

@@ -69,6 +69,7 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
         linear_plan(&b->fc1, n->params, lp + LINEAR_FC1, plan);
         linear_plan(&b->fc2, n->params, lp + LINEAR_FC2, plan);
         list_block_buffers(run, b, M, list);
+        plan->phase = PHASE_STEP;
         for (int i = 0; i < BLOCK_BUFFERS; i++) {
             if (recompute >= list[i].recomputed) {
                 shared_bytes[i] = max64(shared_bytes[i], list[i].bytes);
@@ -77,11 +78,14 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
                             block_field(b, &list[i]));
             }
         }
+        plan->phase = PHASE_ALWAYS;
     }
+    plan->phase = PHASE_STEP;
     for (int i = 0; i < BLOCK_BUFFERS; i++) {
         plan_buffer(plan, "one block's activations", list[i].name, shared_bytes[i],
                     block_field(&n->shared, &list[i]));
     }
+    plan->phase = PHASE_ALWAYS;
 }
 
 // ---- scratch ------------------------------------------------------------------------------------
@@ -134,13 +138,15 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     bool trains = options_train(&run->options), fp8 = params->fp8;
     *n = (Network){.run = run, .gpu = gpu, .params = params};
     n->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
+    PLAN("data", "rotary table", T * c->head_size, n->rope);
     plan_blocks(n, plan, M);
+    plan_head(n, plan, M);
+    plan->phase = PHASE_STEP;
     PLAN(kept, "last residual", M * C, n->residual_out);
     PLAN(kept, "last norm", M * C, n->norm_out);
     PLAN(kept, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.mean);
     PLAN(kept, "last norm's rstd", M, n->final_norm.rstd);
     PLAN(kept, "losses", M, n->losses);
-    PLAN(kept, "rotary table", T * c->head_size, n->rope);
     PLAN(scratch, "d residual", trains ? M * C : 0, n->d_residual);
     PLAN(scratch, "d norm, d attention", trains ? M * max64(C, heads) : 0, n->d_norm);
     n->partial_sums.bytes = (size_t)sums;
@@ -152,6 +158,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
     gpu->attention_bytes = attention_workspace(shape, (size_t)run->options.workspace_mib << 20);
+    plan->phase = PHASE_ALWAYS;
     plan_buffer(plan, scratch, "workspace of products", (int64_t)gpu->workspace_bytes,
                 &gpu->workspace);
     plan->phase = PHASE_ATTENTION;
@@ -162,7 +169,6 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     PLAN(linear, "operand, FP8", M * widest, n->wide_fp8.fp8);
     PLAN(linear, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
     plan->phase = PHASE_ALWAYS;
-    plan_head(n, plan, M);
 }
 
 // ---- starting -----------------------------------------------------------------------------------

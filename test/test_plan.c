@@ -1,0 +1,140 @@
+// The memory plan: what shares memory and what does not, and the guard of LLM8_GUARD=1, with an
+// overrun planted behind every buffer.
+#include "../model/plan.h"
+#include "test.h"
+
+typedef struct {
+    PlanPhase phase;
+    int64_t bytes;
+    char *at;
+} Buffer;
+
+static Buffer buffers[] = {
+    {PHASE_ALWAYS, 100, NULL},    {PHASE_STEP, 256, NULL},       {PHASE_LINEAR, 700, NULL},
+    {PHASE_ATTENTION, 257, NULL}, {PHASE_HEAD, 1, NULL},         {PHASE_LINEAR, 300, NULL},
+    {PHASE_ALWAYS, 512, NULL},    {PHASE_ATTENTION, 9000, NULL}, {PHASE_STEP, 5, NULL},
+};
+enum { COUNT = sizeof(buffers) / sizeof(buffers[0]) };
+static const char *const names[COUNT] = {"b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8"};
+
+static void fill(void *context, void *to, int byte, int64_t bytes) {
+    ++*(int *)context;
+    memset(to, byte, (size_t)bytes);
+}
+
+static void fetch(void *context, void *to, const void *from, int64_t bytes) {
+    ++*(int *)context;
+    memcpy(to, from, (size_t)bytes);
+}
+
+static int calls;
+static const PlanMemory memory = {&calls, fill, fetch};
+
+// All buffers' plan, in memory that begins as zeros.
+static Plan planned(bool guard) {
+    Plan plan = {0};
+    void *none;
+    setenv("LLM8_GUARD", guard ? "1" : "0", 1);
+    for (int i = 0; i < COUNT; i++) {
+        plan.phase = buffers[i].phase;
+        plan_buffer(&plan, "test", names[i], buffers[i].bytes, (void **)&buffers[i].at);
+    }
+    plan_buffer(&plan, "test", "nothing", 0, &none);
+    CHECK(none == NULL);
+    void *base = aligned_alloc(PLAN_ALIGN, (size_t)plan.bytes);
+    if (base == NULL) { die("out of memory"); }
+    memset(base, 0, (size_t)plan.bytes);
+    plan_assign(&plan, base);
+    calls = 0;
+    return plan;
+}
+
+static void release(Plan *plan) {
+    free(buffers[0].at); // the first of the plan
+    plan_free(plan);
+}
+
+// Whether two buffers are ever in use together.
+static bool exclusive(const Buffer *a, const Buffer *b) {
+    return a->phase > PHASE_STEP && b->phase > PHASE_STEP && a->phase != b->phase;
+}
+
+static void buffers_in_use_together_are_apart(void) {
+    for (int guard = 0; guard < 2; guard++) {
+        Plan plan = planned(guard);
+        int shared = 0;
+        for (int i = 0; i < COUNT; i++) {
+            const Buffer *a = &buffers[i];
+            CHECK_EQUAL((uintptr_t)a->at % PLAN_ALIGN, 0);
+            CHECK(a->at >= buffers[0].at && a->at + a->bytes <= buffers[0].at + plan.bytes);
+            for (int j = 0; j < i; j++) {
+                const Buffer *b = &buffers[j];
+                bool apart = a->at + a->bytes <= b->at || b->at + b->bytes <= a->at;
+                CHECK(apart || exclusive(a, b));
+                shared += !apart;
+            }
+        }
+        CHECK(guard ? shared == 0 : shared > 0);
+        if (!guard) { // rounded up: always 256 + 512, step 256 + 256, the largest phase 512 + 9216
+            CHECK_EQUAL(plan.bytes, 768 + 512 + 9728);
+        }
+        release(&plan);
+    }
+}
+
+// Each byte behind each buffer, and none within.
+static void overruns_are_named(void) {
+    Error err;
+    Plan plan = planned(true);
+    plan_guard_start(&plan, memory);
+    CHECK(plan_guard_check(&plan, memory, &err));
+    for (int i = 0; i < COUNT; i++) {
+        const Buffer *b = &buffers[i];
+        memset(b->at, 1, (size_t)b->bytes);
+        CHECK(plan_guard_check(&plan, memory, &err));
+        int64_t end = round_up64(b->bytes, PLAN_ALIGN) + PLAN_GUARD_BYTES;
+        for (int64_t at = b->bytes; at < end; at += at + 3 < end ? 3 : 1) {
+            char kept = b->at[at];
+            b->at[at] ^= 1;
+            CHECK(!plan_guard_check(&plan, memory, &err));
+            CHECK_CONTAINS(err.text, names[i]);
+            b->at[at] = kept;
+        }
+        CHECK(plan_guard_check(&plan, memory, &err));
+    }
+    release(&plan);
+}
+
+static void poison_covers_what_a_step_makes(void) {
+    Error err;
+    Plan plan = planned(true);
+    plan_guard_start(&plan, memory);
+    plan_guard_poison(&plan, memory);
+    CHECK(plan_guard_check(&plan, memory, &err));
+    for (int i = 0; i < COUNT; i++) {
+        unsigned char expected = buffers[i].phase == PHASE_ALWAYS ? 0 : 0xff;
+        for (int64_t at = 0; at < buffers[i].bytes; at++) {
+            CHECK_EQUAL((unsigned char)buffers[i].at[at], expected);
+        }
+    }
+    release(&plan);
+}
+
+static void without_the_variable_nothing_is_touched(void) {
+    Error err;
+    Plan plan = planned(false);
+    plan_guard_start(&plan, memory);
+    plan_guard_poison(&plan, memory);
+    buffers[COUNT - 1].at[buffers[COUNT - 1].bytes] = 1;
+    CHECK(plan_guard_check(&plan, memory, &err));
+    CHECK_EQUAL(calls, 0);
+    release(&plan);
+}
+
+int main(void) {
+    RUN(buffers_in_use_together_are_apart);
+    RUN(overruns_are_named);
+    RUN(poison_covers_what_a_step_makes);
+    RUN(without_the_variable_nothing_is_touched);
+    return test_summary();
+}
