@@ -29,7 +29,6 @@ BUILD   := build
 COMMON  := $(wildcard base/*.c model/*.c ranks/*.c checkpoints/*.c train/*.c) \
            $(filter-out dataloader/tokenize.c,$(wildcard dataloader/*.c))
 CPU     := kernels/cpu.c kernels/cpu_gemm.c kernels/rope.c
-CORPUS  := scripts/grammar.c scripts/inflect.c scripts/scenes.c scripts/village.c
 PROGRAMS := train_gpt tokenize make_corpus
 GPU_C   := $(filter-out $(CPU),$(wildcard kernels/*.c)) $(wildcard train/gpu/*.c)
 GPU_CU  := $(wildcard kernels/*.cu)
@@ -45,7 +44,7 @@ all: $(PROGRAMS)
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/tokenizer.c \
             base/io.c base/common.c)
-make_corpus: $(call objects,plain,scripts/make_corpus.c $(CORPUS) base/common.c)
+make_corpus: $(call objects,plain,scripts/make_corpus.c base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
@@ -116,10 +115,6 @@ $(BUILD)/asan/test_%: $(BUILD)/asan/test/test_%.c.o $(call objects,asan,$(LIBRAR
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(TEST_LDFLAGS)
 $(BUILD)/asan/train_gpt: $(call objects,asan,train_gpt.c $(COMMON) $(CPU))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
-
-# test_corpus.c includes make_corpus.c
-$(BUILD)/plain/test_corpus: $(call objects,plain,$(CORPUS))
-$(BUILD)/asan/test_corpus: $(call objects,asan,$(CORPUS))
 
 # what the shell tests read metrics.jsonl with
 $(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c base/common.c)

@@ -3,6 +3,7 @@
 #include "../scripts/make_corpus.c"
 #undef main
 
+#include "processes.h"
 #include "test.h"
 
 #include <assert.h>
@@ -10,6 +11,8 @@
 #include <zlib.h>
 
 enum { DEFAULT_BYTES = 1500000, MAX_WORDS = 400000 };
+
+static char village[PATH_LENGTH];
 
 static char *make_corpus(int64_t bytes, uint64_t seed, size_t *length) {
     char *written = NULL;
@@ -251,7 +254,92 @@ static void paragraphs_rarely_repeat(void) {
     free(text);
 }
 
+// ---- faults in the file -------------------------------------------------------------------------
+
+// In a process of its own, before this one has read a grammar.
+static int read_and_write(int number, void *path) {
+    (void)number;
+    read_grammar(path);
+    write_corpus(fopen("/dev/null", "w"), 20000, 1);
+    return 0;
+}
+
+// Each is refused in one line that says which line of the file it is, and why.
+static void faults_are_refused(void) {
+    static const struct {
+        const char *text, *error;
+    } faults[] = {
+        {"", "--grammar bad: no text can be read"},
+        {"list x\n1\n", "bad:3: '': the file ends without a scene"},
+        {"# words\n\nlits x\n1\n", "bad:3: 'lits': is no list, choice, table or scene"},
+        {"list\n1\n", "bad:1: 'list': is no list, choice, table or scene"},
+        {"list x\n\nscene 1\nText.\n", "bad:1: 'list': is no list, choice, table or scene"},
+        {"scene 1", "bad:1: 'scene': is no list, choice, table or scene"},
+        {"table a | b\n1 | 2\n3 | 4 | 5\n", "bad:3: '5': the line ends within a row"},
+        {"scene | child\nText.\n", "bad:1: '': must have a weight, of"},
+        {"scene child\nText.\n", "bad:1: 'child': must have a weight, of"},
+        {"scene 1001\nText.\n", "bad:1: '1001': must have a weight, of"},
+        {"scene 1\nText.\n\nscene 1\nOne (or|two.\n", "bad:4: '(or|two.': is not closed"},
+        {"scene 1\n(one (or|two) three).\n", "bad:1: '(one (or|two) three).': is not closed"},
+        {"scene 1\nOne) two.\n", "bad:1: ') two.': has no ( before it"},
+        {"scene 1\nOne [two.\n", "bad:1: '[two.': is not closed"},
+        {"scene 1\nOne] two.\n", "bad:1: '] two.': has no [ before it"},
+        {"scene 1\n$one two.\n", "bad:1: '$one two.': stands for nothing"},
+        {"scene 1\n$A two.\n", "bad:1: '$A two.': stands for nothing"},
+        {"scene 1\n$\n", "bad:1: '$': stands for nothing"},
+        {"list x\n1\n\nscene 1\n$x.one.\n", "bad:4: '1': has no cell in column one"},
+        {"scene 1\n[walk].\n", "bad:1: 'walk': has no cell in column past"},
+        {"scene 1\n[=often][walk].\n", "bad:1: 'walk': has no cell in column often"},
+        {"scene 1\n[5+4].\n", "bad:1: '9': has no cell in column words"},
+        {"scene 1\n[5# hen].\n", "bad:1: ' hen': has no cell in column plural"},
+        {"scene 1\n[5+].\n", "bad:1: '': is no sum from 0 to 999"},
+        {"scene 1\n[5-6#].\n", "bad:1: '6#': is no sum from 0 to 999"},
+        {"scene 1\n[500*2#].\n", "bad:1: '2#': is no sum from 0 to 999"},
+        {"scene 1\n[99999999999#].\n", "bad:1: '99999999999#': is no sum from 0 to 999"},
+        {"table x\n$x\n\nscene 1\n$x\n", "bad:4: '$x': grows too long"},
+        {"table x\n$x$x\n\nscene 1\n$x\n", "': grows too long"},
+        {"scene 1 | child\n$A\n", "bad:1: 'child': nobody fits"},
+        {"table person | kind | home\nIda | child | hill\n\nscene 1 | child | child\n$A\n",
+         "bad:4: 'child': nobody fits"},
+        {"table person | kind\nIda | child\n\nscene 1 | child\n$A\n",
+         "bad:4: 'Ida': has no cell in column home"}};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        Processes p;
+        char path[] = "bad";
+        text_write(path, faults[i].text);
+        processes_run(&p, 1, read_and_write, path);
+        char *log = processes_log(&p);
+        CHECK_EQUAL(p.status[0], EXIT_FAILURE);
+        CHECK_CONTAINS(log, faults[i].error);
+        CHECK(strncmp(log, "error: ", 7) == 0 && strchr(log, '\n') == strrchr(log, '\n'));
+        free(log);
+    }
+}
+
+// The village with a few bytes changed: it is read, or refused.
+static void damage_is_no_crash(void) {
+    static const char marks[] = "()[]|$~+=.\n 1A";
+    for (uint64_t i = 0; i < 60; i++) {
+        Processes p;
+        char path[] = "bad";
+        Blob b = blob_read(village);
+        for (uint64_t k = 0; k < 5; k++) {
+            uint64_t at = rng_bits(i, 2 * k) % b.size, mark = rng_bits(i, 2 * k + 1);
+            b.bytes[at] = (unsigned char)marks[mark % (sizeof(marks) - 1)];
+        }
+        blob_write(path, b.bytes, b.size);
+        free(b.bytes);
+        processes_run(&p, 1, read_and_write, path);
+        CHECK(p.status[0] == EXIT_SUCCESS || p.status[0] == EXIT_FAILURE);
+    }
+}
+
 int main(void) {
+    const char *root = getenv("LLM8_ROOT"); // set by test/run.sh
+    path_format(village, "%s/scripts/village.txt", root != NULL ? root : ".");
+    RUN(faults_are_refused);
+    RUN(damage_is_no_crash);
+    read_grammar(village);
     RUN(planted_wrong_sums_are_found);
     RUN(every_sum_is_right);
     RUN(has_the_size_asked_for);

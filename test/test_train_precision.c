@@ -35,8 +35,8 @@ static float scale_of(const Trainer *t, OperandId operand, const float *x, int n
     return slot->count > 0 ? slot->scale : fp8_max(type) / amax;
 }
 
-static void round_all(double *out, const Trainer *t, OperandId operand, Number number, const float *x,
-                      int n) {
+static void round_all(double *out, const Trainer *t, OperandId operand, Number number,
+                      const float *x, int n) {
     Fp8Type type = precision_of(&t->run.precision, LINEAR_FC1, LAYER)->type[operand];
     float scale = scale_of(t, operand, x, n);
     for (int i = 0; i < n; i++) { out[i] = rounded(x[i], number, type, scale); }

@@ -1,6 +1,6 @@
 #include "support.h"
-#include "../../kernels/kernels.h"
 #include "../../kernels/gemm.h"
+#include "../../kernels/kernels.h"
 #include "../../ranks/group.h"
 
 #include <stdio.h>
