@@ -694,7 +694,7 @@ static void trainer_restore(Trainer *t) {
     Error err;
     int64_t size = run->layout.size;
     if (!run_restore(run, &c)) {
-        run_first_weights(run, t->weights);
+        run_first_weights(run, &t->whole, 1, t->weights);
     } else {
         int64_t learned = t->exp_avg != NULL ? size : 0;
         if (!checkpoint_read(&c, "master", 0, size, t->weights, &err) ||

@@ -29,6 +29,7 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
             t->transposed = gpt2 && row->gpt2_transposed;
             t->shape[0] = t->transposed ? p->cols : rows;
             t->shape[1] = t->transposed ? rows : p->cols;
+            t->begin = first;
             if (weights != NULL) { t->data = (const char *)weights + first * dtype_bytes(dtype); }
             first += rows * p->cols;
             if (row->id == TENSOR_HEAD_WEIGHT) {
@@ -79,13 +80,26 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out,
     return true;
 }
 
-bool hf_read(const SafeTensors *st, const ParamLayout *layout, float *weights, Error *err) {
+// A tensor at a time, of which the ranges take what is theirs.
+bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ranges, int count,
+             float *out, Error *err) {
     TensorEntry *tensors;
+    int num_tensors = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
+    int64_t elements = 0;
     bool ok = true;
-    memset(weights, 0, (size_t)layout->size * sizeof(float));
-    int count = hf_tensors(layout, DTYPE_F32, weights, &tensors);
-    for (int i = 0; ok && i < count; i++) {
-        ok = read_tensor(st, &tensors[i], (float *)tensors[i].data, err);
+    for (int i = 0; i < count; i++) { elements += ranges[i].end - ranges[i].begin; }
+    memset(out, 0, (size_t)elements * sizeof(float));
+    for (const TensorEntry *t = tensors; ok && t < tensors + num_tensors; t++) {
+        int64_t size = t->shape[0] * (t->dims > 1 ? t->shape[1] : 1);
+        float *values = malloc_or_die((size_t)size * sizeof(float)), *to = out;
+        ok = read_tensor(st, t, values, err);
+        for (const Bucket *r = ranges; ok && r < ranges + count; to += r->end - r->begin, r++) {
+            int64_t begin = max64(r->begin, t->begin), end = min64(r->end, t->begin + size);
+            if (begin >= end) { continue; }
+            memcpy(to + begin - r->begin, values + begin - t->begin,
+                   (size_t)(end - begin) * sizeof(float));
+        }
+        free(values);
     }
     free(tensors);
     return ok;
@@ -249,7 +263,8 @@ static bool check_config(const char *folder, const cJSON *theirs, const ModelCon
     return ok;
 }
 
-bool hf_load(const char *folder, const ParamLayout *layout, float *weights, Error *err) {
+bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
+             float *out, Error *err) {
     char path[PATH_LENGTH], index[PATH_LENGTH];
     MappedFile file;
     SafeTensors st;
@@ -271,7 +286,7 @@ bool hf_load(const char *folder, const ParamLayout *layout, float *weights, Erro
                     folder);
     }
     if (!safetensors_open(&st, path, err)) { return false; }
-    ok = hf_read(&st, layout, weights, err);
+    ok = hf_read(&st, layout, ranges, count, out, err);
     safetensors_close(&st);
     return ok;
 }

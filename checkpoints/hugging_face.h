@@ -13,22 +13,25 @@ extern "C" {
 
 // Hugging Face's tensors of a model, in the order of model.safetensors, as safetensors_write()
 // takes them: data points into `weights` (of that dtype, laid out as layout says; NULL: data is
-// NULL). Returns how many there are; *tensors must be freed.
+// NULL); begin is, until they are written, a tensor's first element of the parameter space. Returns
+// how many there are; *tensors must be freed.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
 // Prints the name and the shape of each.
 void hf_list(const ParamLayout *layout, FILE *out);
 
-// Reads a model into FP32 weights; elements that the file does not hold (gaps, vocabulary padding)
-// become zero.
-bool hf_read(const SafeTensors *st, const ParamLayout *layout, float *weights, Error *err);
+// Reads ranges of a model, one after another, into FP32 weights; elements that the file does not
+// hold (gaps, vocabulary padding) become zero.
+bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ranges, int count,
+             float *out, Error *err);
 
 // The text of config.json, which must be freed. end_of_text: -1 when not known.
 char *hf_config(const ModelConfig *config, Dtype dtype, int end_of_text);
 
 // --load: the weights of a folder with model.safetensors and config.json, as a checkpoint or
 // scripts/convert_hf import writes it. Refuses another model's.
-bool hf_load(const char *folder, const ParamLayout *layout, float *weights, Error *err);
+bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
+             float *out, Error *err);
 
 #ifdef __cplusplus
 }

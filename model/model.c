@@ -167,11 +167,17 @@ void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_
     }
 }
 
-void model_init(const ParamLayout *layout, float *weights, uint64_t seed) {
-    memset(weights, 0, (size_t)layout->size * sizeof(float));
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
-        param_init(layout, p, 0, param_size(p), weights + p->offset, seed);
+void model_init(const ParamLayout *layout, const Bucket *ranges, int count, float *out,
+                uint64_t seed) {
+    for (const Bucket *r = ranges; r < ranges + count; out += r->end - r->begin, r++) {
+        memset(out, 0, (size_t)(r->end - r->begin) * sizeof(float));
+        for (int i = 0; i < layout->count; i++) {
+            const Param *p = &layout->params[i];
+            int64_t begin = max64(r->begin, p->offset);
+            int64_t end = min64(r->end, p->offset + param_size(p));
+            if (begin >= end) { continue; }
+            param_init(layout, p, begin - p->offset, end - p->offset, out + begin - r->begin, seed);
+        }
     }
 }
 

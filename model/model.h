@@ -138,10 +138,11 @@ static inline int64_t param_size(const Param *p) {
 
 // The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual
 // projections divided by sqrt(2L); norms 1, biases 0. Of elements begin..end of one parameter; and
-// of the whole layout, gaps zero.
+// of ranges of the parameter space, one after another, gaps zero.
 void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,
                 uint64_t seed);
-void model_init(const ParamLayout *layout, float *weights, uint64_t seed);
+void model_init(const ParamLayout *layout, const Bucket *ranges, int count, float *out,
+                uint64_t seed);
 
 // Weights that multiply activations: the head included, embeddings not.
 int64_t matmul_weights(const ModelConfig *config);

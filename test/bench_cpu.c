@@ -33,23 +33,20 @@ static void run_products(Trainer *t) {
     const Run *run = &t->run;
     int M = run->options.micro_batch_size * run->options.seq_length;
     for (int l = 0; l < run->config.num_layers; l++) {
-        Block *b = &t->blocks[l];
-        linear_forward(t, LINEAR_QKV, l, b->qkv, b->norm1, NULL, NULL, M, true);
-        linear_forward(t, LINEAR_ATTENTION_OUT, l, b->residual_mid, b->attention, NULL, NULL, M,
-                       true);
-        linear_forward(t, LINEAR_FC1, l, b->fc1, b->norm2, NULL, NULL, M, true);
-        linear_forward(t, LINEAR_FC2, l, t->residual_out, b->activated, NULL, NULL, M, true);
-        linear_backward(t, LINEAR_FC2, l, t->d_activated, NULL, t->d_residual, b->activated, M);
-        linear_backward(t, LINEAR_FC1, l, t->d_norm, NULL, t->d_fc1, b->norm2, M);
-        linear_backward(t, LINEAR_ATTENTION_OUT, l, t->d_attention, NULL, t->d_residual,
-                        b->attention, M);
-        linear_backward(t, LINEAR_QKV, l, t->d_norm, NULL, t->d_qkv, b->norm1, M);
+        const Block *b = &t->blocks[l];
+        linear_forward(t, &b->qkv, b->qkv_out, b->norm1.out, NULL, M, PASS_TRAIN);
+        linear_forward(t, &b->attention_out, b->residual_mid, b->attention, NULL, M, PASS_TRAIN);
+        linear_forward(t, &b->fc1, b->fc1_out, b->norm2.out, NULL, M, PASS_TRAIN);
+        linear_forward(t, &b->fc2, t->residual_out, b->activated, NULL, M, PASS_TRAIN);
+        linear_backward(t, &b->fc2, t->d_activated, t->d_residual, b->activated, M);
+        linear_backward(t, &b->fc1, t->d_norm, t->d_fc1, b->norm2.out, M);
+        linear_backward(t, &b->attention_out, t->d_attention, t->d_residual, b->attention, M);
+        linear_backward(t, &b->qkv, t->d_norm, t->d_qkv, b->norm1.out, M);
     }
     for (int row = 0; row < M; row += t->chunk_rows) {
         int rows = (int)min64(t->chunk_rows, M - row);
-        const float *x = t->norm_out + (size_t)row * run->config.channels;
-        linear_forward(t, LINEAR_HEAD, 0, t->logits, x, NULL, NULL, rows, true);
-        linear_backward(t, LINEAR_HEAD, 0, t->d_norm, NULL, t->logits, x, rows);
+        const float *x = head_forward(t, row, rows, PASS_TRAIN);
+        linear_backward(t, &t->head, t->d_norm, t->logits, x, rows);
     }
 }
 

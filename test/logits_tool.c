@@ -18,8 +18,7 @@ int main(int argc, char **argv) {
     model_forward(&t, B, T, PASS_EVAL);
     float *logits = malloc_or_die((size_t)M * (size_t)c->vocab * sizeof(float));
     for (int row = 0; row < M; row++) {
-        linear_forward(&t, LINEAR_HEAD, 0, t.logits, t.norm_out + (size_t)row * c->channels, NULL,
-                       NULL, 1, PASS_EVAL);
+        head_forward(&t, row, 1, PASS_EVAL);
         memcpy(logits + (size_t)row * c->vocab, t.logits, (size_t)c->vocab * sizeof(float));
     }
     TensorEntry tensors[] = {

@@ -312,12 +312,12 @@ static void loss(int M, int V, int P, Fp8Type type) {
     FloatBuffer losses(M), lse(M);
     Buffer<double> sum(1);
     Floats expected(M), gradient = logits.host;
-    double total = 0;
+    double total = 0, allowed = 2e-6 * fmax(1.0, V / 1e5); // cpu.c sums V exponentials in FP32
     cross_entropy(expected.data(), gradient.data(), host_targets.data(), M, V, P, factor);
     gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, M, V,
                       P, 0.0f, gpu.stream);
     CHECK(same_bits(get_floats(logits.device), logits.host));
-    CHECK_ERROR(losses.get().data(), expected.data(), M, 2e-6);
+    CHECK_ERROR(losses.get().data(), expected.data(), M, allowed);
     check_producer(FUSED_UNROUNDED, M, P, type, fp8_max(type) / factor, &logits.host, gradient,
                    [&](Operand out, Fp8Tensor q) {
                        if (q.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
@@ -330,7 +330,7 @@ static void loss(int M, int V, int P, Fp8Type type) {
                        losses.poison();
                        gpu_cross_entropy(losses.data, out, q, lse.data, targets.data, M, V, P,
                                          factor, gpu.stream);
-                       CHECK_ERROR(losses.get().data(), expected.data(), M, 2e-6);
+                       CHECK_ERROR(losses.get().data(), expected.data(), M, allowed);
                    });
     gpu_sum_losses(sum.data, losses.data, M, false, gpu.stream);
     gpu_sum_losses(sum.data, losses.data, M, true, gpu.stream);

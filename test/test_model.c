@@ -206,7 +206,7 @@ static bool looks_normal(const float *w, int64_t n, double std) {
 static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
     float *w = malloc_or_die((size_t)layout->size * sizeof(float));
     for (int64_t i = 0; i < layout->size; i++) { w[i] = NAN; }
-    model_init(layout, w, seed);
+    model_init(layout, &(Bucket){0, layout->size}, 1, w, seed);
     return w;
 }
 

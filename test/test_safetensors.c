@@ -202,12 +202,22 @@ static void models_round_trip_under_hugging_face_names(void) {
         Fixture f;
         SafeTensors st;
         fixture_open(&f, models[i]);
-        model_init(&f.layout, f.state, 1);
+        const Bucket whole = {0, f.layout.size};
+        model_init(&f.layout, &whole, 1, f.state, 1);
         save_model("model.st", &f);
         float *back = malloc_or_die((size_t)f.layout.size * sizeof(float));
         CHECK(safetensors_open(&st, "model.st", NULL));
-        CHECK(hf_read(&st, &f.layout, back, NULL));
+        CHECK(hf_read(&st, &f.layout, &whole, 1, back, NULL));
         CHECK_BITS(back, f.state, (size_t)f.layout.size * sizeof(float));
+        // a rank's ranges, out of order and across tensors: from the file and from the start alike
+        const int64_t n = f.layout.size / 192 * 64;
+        const Bucket ranges[] = {{2 * n, 3 * n}, {64, n}};
+        CHECK(hf_read(&st, &f.layout, ranges, 2, back, NULL));
+        CHECK_BITS(back, f.state + 2 * n, (size_t)n * sizeof(float));
+        CHECK_BITS(back + n, f.state + 64, (size_t)(n - 64) * sizeof(float));
+        model_init(&f.layout, ranges, 2, back, 1);
+        CHECK_BITS(back, f.state + 2 * n, (size_t)n * sizeof(float));
+        CHECK_BITS(back + n, f.state + 64, (size_t)(n - 64) * sizeof(float));
         safetensors_close(&st);
         free(back);
         fixture_close(&f);
@@ -234,7 +244,8 @@ static void other_models_are_refused(void) {
         SafeTensors st;
         fixture_open(&f, rows[i].model);
         CHECK(safetensors_open(&st, "model.st", NULL));
-        CHECK_REFUSED(hf_read(&st, &f.layout, f.state, &err), rows[i].expected);
+        CHECK_REFUSED(hf_read(&st, &f.layout, &(Bucket){0, f.layout.size}, 1, f.state, &err),
+                      rows[i].expected);
         safetensors_close(&st);
         fixture_close(&f);
     }

@@ -18,11 +18,11 @@ valid_loss() {
 
 # run RANKS OPTIONS...
 run_ranks() {
-    local ranks=$1
+    local number=$1
     shift
     expect_status 0 "$trainer" --data d/x_train.bin --valid-data d/x_val.bin --no-cuda-graphs \
         --micro-batch-size 2 --seq-length 32 --lr 1e-3 --weight-decay 20 --train-iters 4 \
-        --eval-iters 2 --eval-interval 2 --gpus "$ranks" "$@"
+        --eval-iters 2 --eval-interval 2 --gpus "$number" "$@"
 }
 
 in_the_run_as_alone() {

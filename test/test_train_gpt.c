@@ -22,7 +22,7 @@ static int load_golden_inputs(Trainer *t, const char *name) {
     Error err;
     snprintf(file, sizeof(file), "%s_inputs.safetensors", name);
     SafeTensors st = golden_open(file);
-    if (!hf_read(&st, &t->run.layout, t->weights, &err)) { die("%s", err.text); }
+    if (!hf_read(&st, &t->run.layout, &t->whole, 1, t->weights, &err)) { die("%s", err.text); }
     memcpy(t->inputs, golden_data(&st, "tokens", DTYPE_I32, M), M * sizeof(int));
     memcpy(t->targets, golden_data(&st, "targets", DTYPE_I32, M), M * sizeof(int));
     safetensors_close(&st);
@@ -33,7 +33,7 @@ static int load_golden_inputs(Trainer *t, const char *name) {
 
 static void compare_logits(Trainer *t, const float *expected) {
     static float logits[M * V];
-    linear_forward(t, LINEAR_HEAD, 0, t->logits, t->norm_out, NULL, NULL, M, PASS_EVAL);
+    head_forward(t, 0, M, PASS_EVAL);
     for (int i = 0; i < M; i++) {
         memcpy(logits + i * V, t->logits + i * t->run.config.padded_vocab, V * sizeof(float));
     }
@@ -71,7 +71,7 @@ static void check_golden(const char *name) {
     snprintf(file, sizeof(file), "%s_outputs.safetensors", name);
     SafeTensors st = golden_open(file);
     float *expected = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
-    if (!hf_read(&st, &t.run.layout, expected, &err)) { die("%s", err.text); }
+    if (!hf_read(&st, &t.run.layout, &t.whole, 1, expected, &err)) { die("%s", err.text); }
     int rows = load_golden_inputs(&t, name);
     CHECK(rows > 0 && rows < M);
     double loss = forward_backward(&t, rows);

@@ -47,10 +47,10 @@ static void product_errors(double errors[3], Trainer *t, const Activations *a, N
                            Number wgrad) {
     static double x[M * C], dy[M * N], w[N * C], x_wgrad[M * C], dy_wgrad[M * N];
     static float start[N * C]; // FP8 weights are quantised from BF16
-    memcpy(start, weight_of(t, TENSOR_FC1_WEIGHT, LAYER), sizeof(start));
+    memcpy(start, t->blocks[LAYER].fc1.weight, sizeof(start));
     if (number == NUMBER_FP8) { round_to_bf16(start, start, N * C); }
     double off[3] = {0}, size[3] = {0};
-    const float *dw = gradient_of(t, TENSOR_FC1_WEIGHT, LAYER);
+    const float *dw = t->blocks[LAYER].fc1.dweight;
     round_all(x, t, OPERAND_X, number, a->x, M * C);
     round_all(w, t, OPERAND_W, number, start, N * C);
     round_all(dy, t, OPERAND_DY, number, a->dy, M * N);
@@ -79,11 +79,12 @@ static void product_errors(double errors[3], Trainer *t, const Activations *a, N
 }
 
 static void run_products(Trainer *t, Activations *a) {
+    const LinearLayer *fc1 = &t->blocks[LAYER].fc1;
     fill_random(a->x, M * C, 3.0f, 1);
     fill_random(a->dy, M * N, 1e-4f, 2);
     memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
-    linear_forward(t, LINEAR_FC1, LAYER, a->y, a->x, NULL, NULL, M, PASS_TRAIN);
-    linear_backward(t, LINEAR_FC1, LAYER, a->dx, NULL, a->dy, a->x, M);
+    linear_forward(t, fc1, a->y, a->x, NULL, M, PASS_TRAIN);
+    linear_backward(t, fc1, a->dx, a->dy, a->x, M);
 }
 
 // FP32 sums: 1e-6 of the norm. The same products with other operands are at least a thousand times
@@ -139,7 +140,7 @@ static void delayed_scales_come_from_the_slot(void) {
     CHECK(x->amax == tensor_amax(a.x, M * C) && x->amax > 448 / 70.0f);
     CHECK(dy->amax == 1.0f); // the largest so far
     x->amax = 0;
-    linear_forward(&t, LINEAR_FC1, LAYER, a.y, a.x, NULL, NULL, M, PASS_EVAL);
+    linear_forward(&t, &t.blocks[LAYER].fc1, a.y, a.x, NULL, M, PASS_EVAL);
     CHECK(x->amax == 0);
     trainer_close(&t);
 }
@@ -243,17 +244,18 @@ static void losses_of_fp8_are_counted(void) {
 
 // Whether a layer's weight, as its products see it, is the one of this precision.
 static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
-    int outputs, inputs, errors = 0;
-    linear_shape(&t->run.config, linear, &outputs, &inputs);
-    int64_t n = (int64_t)outputs * inputs;
-    const float *seen = linear_operand_w(t, linear, layer);
+    Block *b = &t->blocks[layer];
+    const LinearLayer *layers[] = {&b->qkv, &b->attention_out, &b->fc1, &b->fc2, &t->head};
+    const LinearLayer *l = layers[linear];
+    int64_t n = (int64_t)l->N * l->C;
+    int errors = 0;
     float *w = malloc_or_die((size_t)n * sizeof(float));
-    round_to_bf16(w, weight_of(t, linear_weight(&t->run.config, linear), layer), n);
-    const Fp8Slot *slot = &t->slots[fp8_slot_index(&t->run.config, linear, layer, OPERAND_W)];
+    round_to_bf16(w, l->weight, n);
+    const Fp8Slot *slot = &t->slots[l->slot + OPERAND_W];
     float scale = number == NUMBER_FP8 ? fp8_scale(tensor_amax(w, n), 448.0f, 1.0f) : 1.0f;
     for (int64_t i = 0; i < n; i++) {
         double expected = rounded(w[i], number, FP8_E4M3, scale);
-        errors += !(seen[i] / (double)scale == expected);
+        errors += !(l->rounded[i] / (double)scale == expected);
     }
     free(w);
     return errors == 0 && slot->scale == scale;

@@ -13,7 +13,7 @@ static void spikes_pass(void) {
         Trainer t;
         open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
         const Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
-        float *weight = weight_of(&t, TENSOR_NORM2_WEIGHT, LAYER);
+        float *weight = tensor_of(&t, t.weights, TENSOR_NORM2_WEIGHT, LAYER);
         train(&t, 10);
         double before = t.run.progress.loss, scale = x->scale;
         for (int i = 0; i < C; i++) { weight[i] *= 1000.0f; }
@@ -37,7 +37,7 @@ static void gradients_may_grow(void) {
         unsigned long long saturated = 0;
         open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 1000 --fp8-e5m2-margin %d",
                      margin);
-        float *weight = weight_of(&t, TENSOR_FINAL_NORM_WEIGHT, 0);
+        float *weight = tensor_of(&t, t.weights, TENSOR_FINAL_NORM_WEIGHT, 0);
         train(&t, 4);
         for (int i = 0; i < C; i++) { weight[i] *= 10; }
         read_batch(&t);

@@ -292,7 +292,7 @@ static void allow_for_a_skipped_step(State *s, const Trainer *t) {
 // A step whose activations are NaN, by a weight that its first token reads.
 static void skipped_step(Trainer *t) {
     read_batch(t);
-    float *row = weight_of(t, TENSOR_TOKEN_EMBEDDING, 0) +
+    float *row = tensor_of(t, t->weights, TENSOR_TOKEN_EMBEDDING, 0) +
                  (int64_t)t->inputs[0] * t->run.config.channels;
     float right = *row;
     *row = NAN;

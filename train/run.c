@@ -190,14 +190,14 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     return restored;
 }
 
-void run_first_weights(const Run *run, float *weights) {
+void run_first_weights(const Run *run, const Bucket *ranges, int count, float *out) {
     const Options *o = &run->options;
     Error err;
     if (o->load[0] == '\0') {
-        model_init(&run->layout, weights, (uint64_t)o->seed);
+        model_init(&run->layout, ranges, count, out, (uint64_t)o->seed);
         return;
     }
-    if (!hf_load(o->load, &run->layout, weights, &err)) { die("--load %s", err.text); }
+    if (!hf_load(o->load, &run->layout, ranges, count, out, &err)) { die("--load %s", err.text); }
     printf("starting from the weights of %s\n", o->load);
 }
 

@@ -57,8 +57,9 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names, if there is one, and takes over its progress. The start
 // is recorded in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
-// Without a checkpoint: the weights of --load, or else random ones.
-void run_first_weights(const Run *run, float *weights);
+// Without a checkpoint: the weights of --load, or else random ones, of ranges of the parameter
+// space, one after another: a rank holds no more of the model than its part.
+void run_first_weights(const Run *run, const Bucket *ranges, int count, float *out);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 

@@ -190,11 +190,6 @@ void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
     free(values);
 }
 
-void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
-    (void)stream;
-    for (int64_t i = 0; i < (int64_t)N * C; i++) { out[i % C * N + i / C] = x[i]; }
-}
-
 static void make_live(const Fp8Scaling *s, int i) {
     s->live[i].scale = s->slots[i].scale;
     s->live[i].scale_inv = s->slots[i].scale_inv;

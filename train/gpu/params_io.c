@@ -4,13 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int64_t kept_elements(const Params *p) {
+    int64_t elements = 0;
+    for (int i = 0; i < p->num_ranges; i++) { elements += p->saved[i].end - p->saved[i].begin; }
+    return elements;
+}
+
 // What this rank writes: its ranges, and rank 0 the model besides.
 static size_t snapshot_bytes(const Params *p) {
-    size_t model = p->run->rank == 0 ? (size_t)p->run->layout.size * sizeof(Bf16) : 0, elements = 0;
-    for (int i = 0; i < p->num_ranges; i++) {
-        elements += (size_t)(p->saved[i].end - p->saved[i].begin);
-    }
-    return elements * (sizeof(float) + 2 * (size_t)gpu_type_bytes(p->moment_type)) + model;
+    size_t model = p->run->rank == 0 ? (size_t)p->run->layout.size * sizeof(Bf16) : 0;
+    return (size_t)kept_elements(p) * (sizeof(float) + 2 * (size_t)gpu_type_bytes(p->moment_type)) +
+           model;
 }
 
 // Pinned where the system allows it.
@@ -60,12 +64,12 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
 }
 
 static void first_weights(Params *p) {
-    float *host = malloc_or_die((size_t)p->run->layout.size * sizeof(float));
-    run_first_weights(p->run, host);
-    for (int i = 0; i < p->num_ranges; i++) {
-        const ZeroRange *r = &p->ranges[i];
-        gpu_send(p->gpu, p->master + r->kept, host + r->begin,
-                 (size_t)(r->end - r->begin) * sizeof(float));
+    float *host = malloc_or_die((size_t)kept_elements(p) * sizeof(float)), *from = host;
+    run_first_weights(p->run, p->saved, p->num_ranges, host);
+    for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
+        int64_t n = r->end - r->begin;
+        gpu_send(p->gpu, p->master + r->kept, from, (size_t)n * sizeof(float));
+        from += n;
     }
     free(host);
 }
