@@ -16,8 +16,8 @@ small_trainer() {
 prepare() {
     local file
     mkdir -p tree/scripts bin
-    for file in Makefile build train kernels dataloader checkpoints train_gpt.c tokenize \
-        make_corpus; do
+    for file in Makefile build base kernels model ranks dataloader checkpoints train train_gpt.c \
+        tokenize make_corpus; do
         ln -s "$root/$file" "tree/$file"
     done
     ln -s "$root"/scripts/*.[ch] tree/scripts

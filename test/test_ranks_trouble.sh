@@ -224,7 +224,7 @@ restarts_give_up() {
     has log 'restart: status 137 at step_00000002, failure 1 of 2' || fail "$(cat log)"
     has log 'restart: status 137; 2 runs in a row failed at step_00000002: giving up' ||
         fail "$(cat log)"
-    FAULT=nans:12 expect_status 3 "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
+    FAULT=nan:12 expect_status 3 "$restart" "$trainer" "${common[@]}" --max-skipped 1 \
         --train-iters 8 --save skipping || return
     ! has log 'restart: status' || fail "too many skipped steps are tried again"
     expect_status 1 "$restart" "$trainer" || return

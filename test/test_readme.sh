@@ -205,8 +205,8 @@ faults_are_seen() {
     sed 's/^| `train\/gpu\/`/| `trains\/`/' right.md >wrong.md
     [[ $(stale_rows wrong.md) == trains/ ]] || fail "a stale row is not seen"
     mkdir -p silent/base
-    echo '#include "rng.h"' >silent/base/rng.c
-    echo '#ifndef RNG' >silent/base/rng.h
+    echo '#include "rng.h"' >silent/base/io.c
+    echo '#ifndef RNG' >silent/base/io.h
     [[ $(silent_sources silent | wc -l) -eq 2 ]] || fail "a silent source is not seen"
     sed 's/make test/make tests/' right.md >wrong.md
     [[ $(unknown_targets wrong.md) == tests ]] || fail "a wrong target is not seen"

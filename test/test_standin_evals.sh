@@ -33,6 +33,7 @@ in_the_run_as_alone() {
             for ranks in 1 2 3; do
                 run_ranks $ranks "${words[@]}" || return
                 loss=$(valid_loss s/metrics.jsonl)
+                [[ $kind != *fp8* ]] || has s/metrics.jsonl '"precision":"FP8"' || fail "$kind: no FP8"
                 run_ranks $ranks "${words[@]}" --resume latest --eval-only --metrics e.jsonl ||
                     return
                 [[ -n $loss && $loss == "$(valid_loss e.jsonl)" ]] ||

@@ -226,8 +226,7 @@ static bool is_stopping(const Run *run) {
 }
 
 bool run_goes_on(const Run *run) {
-    return run->progress.step < run->options.train_iters && !is_stopping(run) &&
-           run->progress.skipped_in_row < run->options.max_skipped;
+    return run->progress.step < run->options.train_iters && !is_stopping(run) && !run->diverged;
 }
 
 static bool eval_is_due(const Run *run, int64_t step) {
@@ -315,6 +314,8 @@ void run_report(Run *run, StepResult s) {
     p->loss = s.loss;
     p->skipped += s.skipped;
     p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
+    // for good: the GPU trainer has the next step in flight, which may be a good one
+    run->diverged = run->diverged || p->skipped_in_row >= run->options.max_skipped;
     ranks_report(run, s);
     double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
     run->step_seconds += smooth * (s.seconds - run->step_seconds);
@@ -409,11 +410,10 @@ int run_close(Run *run) {
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && p->step < run->options.train_iters;
-    bool diverged = p->skipped_in_row >= run->options.max_skipped;
-    int status = !saved     ? EXIT_FAILURE // whatever else has happened
-                 : diverged ? EXIT_TOO_MANY_SKIPPED
-                 : stopped  ? EXIT_STOPPED_BY_SIGNAL
-                            : EXIT_SUCCESS;
+    int status = !saved          ? EXIT_FAILURE // whatever else has happened
+                 : run->diverged ? EXIT_TOO_MANY_SKIPPED
+                 : stopped       ? EXIT_STOPPED_BY_SIGNAL
+                                 : EXIT_SUCCESS;
     MetricsRecord *r = metrics_begin("end");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "status", status);
@@ -423,9 +423,9 @@ int run_close(Run *run) {
         if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
         printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
                run->options.save[0] != '\0' && saved ? "; saved; resume with --resume latest" : "");
-    } else if (diverged) {
+    } else if (run->diverged) {
         printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
-               p->skipped_in_row);
+               run->options.max_skipped);
     }
     metrics_close(&run->metrics);
     dataset_close(&run->train_data);

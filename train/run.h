@@ -41,6 +41,7 @@ typedef struct {
     char device[128];
     int64_t saved_step; // the step of the newest checkpoint, -1: none
     double last_line;   // when the live line was last drawn
+    bool diverged;      // --max-skipped steps in a row were skipped
     bool stopping;      // several ranks: they have agreed to end
 } Run;
 

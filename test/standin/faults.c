@@ -2,8 +2,8 @@
 // it adds up its losses: the Makefile wraps these two calls.
 //
 // FAULT=kind:N plants a fault when sequence N is read to train on: so N says which step, and which
-// rank. The kinds: nan (in the loss of the micro-batch), nans (in all from there on), kill, stop,
-// hang (while reading), die, disk (no file can grow), term (a signal to this rank alone).
+// rank. The kinds: nan (in the loss of the micro-batch), kill, stop, hang (while reading), die,
+// disk (no file can grow), term (a signal to this rank alone).
 // FAULT_AFTER=PATH: once PATH exists, so that what is saved by then is certain.
 #include "../../dataloader/loader.h"
 #include "../../kernels/kernels.h"
@@ -25,13 +25,12 @@ void __real_gpu_sum_losses(double *sum, const float *losses, int M, bool accumul
 void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
                            cudaStream_t stream);
 
-static bool nan_is_due, nans_are_due;
+static bool nan_is_due;
 
 static void plant(const char *kind) {
     const char *after = getenv("FAULT_AFTER");
     while (after != NULL && access(after, F_OK) != 0) { usleep(1000); }
-    nans_are_due = strcmp(kind, "nans") == 0;
-    nan_is_due = nans_are_due || strcmp(kind, "nan") == 0;
+    nan_is_due = strcmp(kind, "nan") == 0;
     if (strcmp(kind, "kill") == 0) { raise(SIGKILL); }
     if (strcmp(kind, "stop") == 0) { raise(SIGSTOP); }
     if (strcmp(kind, "term") == 0) { raise(SIGTERM); }
@@ -57,5 +56,5 @@ void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumul
                            cudaStream_t stream) {
     __real_gpu_sum_losses(sum, losses, M, accumulate, stream);
     if (nan_is_due) { *sum = NAN; }
-    nan_is_due = nans_are_due;
+    nan_is_due = false;
 }

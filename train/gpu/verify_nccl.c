@@ -1,3 +1,4 @@
+// --verify: an all-reduce over every GPU of the machine, its sums checked and its bandwidth measured.
 #include "../../kernels/nccl.h"
 #include "verify.h"
 
