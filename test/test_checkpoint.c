@@ -292,7 +292,7 @@ static void a_failed_last_save_decides_the_status(void) {
         CHECK(folder_make("s", NULL) && run_configure(&run, &f.options, (NumberSupport){0}, NULL));
         if (failing) { text_write("s/.tmp-step_00000009", "in the way"); }
         run.progress.step = 9;
-        run.progress.skipped_in_row = 2;
+        run.diverged = true;
         run_save(&run, &f.snapshot);
         CHECK_EQUAL(run_close(&run), failing ? EXIT_FAILURE : EXIT_TOO_MANY_SKIPPED);
         fixture_close(&f);

@@ -141,6 +141,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         return false;
     }
     run->progress = checkpoint->progress;
+    run->diverged = run->progress.skipped_in_row >= o->max_skipped;
     run->saved_step = checkpoint->progress.step;
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
