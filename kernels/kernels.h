@@ -74,8 +74,8 @@ typedef struct {
 } Fp8Tensor;
 
 // A producer writes its output as q says: fused, the FP8 forms alone; else out.bf16, with its amax
-// to live->amax when that is measured, and from it the FP8 forms that are requested. The output of a
-// forward producer is E4M3.
+// to live->amax when that is measured, and from it the FP8 forms that are requested. The output of
+// a forward producer is E4M3.
 
 // The FP8 forms that are requested, from out.bf16 [M,N], whose amax is known when it is measured.
 // sums: the column sums of out.bf16, in any precision.
@@ -146,8 +146,8 @@ void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *
 void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
                       cudaStream_t stream);
 // The gradient [M,(H+2G)D] of the rotated queries and keys lies in d_qkv.bf16, and is rotated back:
-// fused, on its way to FP8, which leaves d_qkv.bf16 as it is; in place otherwise, and where D is not
-// a multiple of 16.
+// fused, on its way to FP8, which leaves d_qkv.bf16 as it is; in place otherwise, and where D is
+// not a multiple of 16.
 void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G,
                        int D, cudaStream_t stream);
 

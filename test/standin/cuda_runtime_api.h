@@ -6,9 +6,9 @@
 // stopped. What another stream does comes as late as it may, and so does what cudaMemcpy, which
 // belongs to no stream of ours, brings to the device. New memory is all NaN.
 //
-// STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE: which device a rank has, in place of the one
-// it takes, so that ranks of one machine can pass for those of several; STANDIN_BUS: all have the
-// same one.
+// STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE: which device a rank has, in place of the
+// one it takes, so that ranks of one machine can pass for those of several; STANDIN_BUS: all have
+// the same one.
 #ifndef LLM8_STANDIN_CUDA_H
 #define LLM8_STANDIN_CUDA_H
 

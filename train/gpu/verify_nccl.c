@@ -1,4 +1,5 @@
-// --verify: an all-reduce over every GPU of the machine, its sums checked and its bandwidth measured.
+// --verify: an all-reduce over every GPU of the machine, its sums checked and its bandwidth
+// measured.
 #include "../../kernels/nccl.h"
 #include "verify.h"
 
