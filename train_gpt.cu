@@ -751,8 +751,7 @@ static void tune_products(Trainer *t) {
     Error err;
     if (!run->options.gemm_autotune) { return; }
     run_beat(run, DOING_PAUSE, "tuning products");
-    params_join(
-        &t->params); // rank 0 tunes alone: all ranks' part in the first weights comes before
+    params_join(&t->params); // rank 0 then tunes alone: it must not wait for the others
     path_format(path, "%s/gemm_choices.bin", run->options.save);
     if (run->rank == 0) {
         MappedFile file;

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
-# Training on several GPUs: the same as on one with accumulation, whatever the ZeRO stage and
-# however weights travel, through checkpoints of other numbers of ranks, and through kills. Takes 2
-# GPUs, or 4 where there are as many. KILLS=20: so many random ranks are killed. Prints "N passed,
-# N failed, N skipped" last.
+# Training on several GPUs: the same as on one with accumulation, however weights travel, through
+# checkpoints of other numbers of ranks, and through kills. Takes 2 GPUs, or 4 where there are as
+# many. KILLS=20: so many random ranks are killed. Prints "N passed, N failed, N skipped" last.
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "$0")/gpu_runs.sh"
 gpus=$(nvidia-smi -L | grep -c '^GPU')

@@ -2,6 +2,7 @@
 
 #include "../../kernels/rope.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,6 +186,7 @@ static void send_rope_table(Network *n) {
 static void start_norm(NormLayer *norm, const Params *p, TensorId weight, int layer) {
     const TensorId bias = (TensorId)(weight + 1);
     bool codes;
+    assert(tensor_row(bias)->cols == DIM_NONE); // the table of tensors has a bias after each weight
     norm->weight = params_weights(p, weight, layer, &codes);
     norm->dweight = params_gradient(p, weight, layer);
     if (p->run->config.arch == ARCH_LLAMA) { return; }
