@@ -237,17 +237,16 @@ static int trainer_close(Trainer *t) {
 
 static const Gradient no_sums = {NULL, TYPE_F32, false};
 
-// The normalised x in the forms that the linear layer `next` reads. product_follows: its forward
-// product does.
+// The normalised x in the forms that the linear layer `next` reads.
 static Operand norm_forward(Trainer *t, const NormLayer *norm, const Bf16 *x,
-                            const LinearLayer *next, int M, Pass pass, bool product_follows) {
+                            const LinearLayer *next, int M, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Operand out = {t->net.norm_out, NULL, NULL};
     Fp8Tensor q = linear_x(next, pass);
     if (next == &t->net.head) { // which quantises a chunk at a time
         q.fused = false;
     } else {
-        out = linear_input(next, pass, product_follows);
+        out = linear_input(next, pass);
     }
     NormForward n = {};
     n.mean = norm->mean;
@@ -289,30 +288,22 @@ static void norm_backward(Trainer *t, const NormLayer *norm, const Bf16 *x,
     gpu_norm_backward(out, q, n, t->gpu.stream);
 }
 
-static void attention_forward(Trainer *t, const Block *b, int B, int T) {
-    gpu_family(&t->gpu, FAMILY_ATTENTION);
-    attention_forward_gpu(&t->gpu, attention_shape_of(&t->run, B, T), b->attention_out.input.bf16,
-                          b->lse, b->qkv_out);
-}
-
 // Attention's output, as the next linear layer reads it.
-static Operand attention_output(Trainer *t, const Block *b, int M, Pass pass,
-                                bool product_follows) {
+static Operand attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     const LinearLayer *next = &b->attention_out;
-    Operand x = linear_input(next, pass, product_follows);
+    Operand x = linear_input(next, pass);
     Fp8Tensor q = linear_x(next, pass);
     gpu_family(&t->gpu, FAMILY_QUANTIZE);
-    if (pass != PASS_AGAIN || product_follows) {
+    if (pass != PASS_AGAIN) { // the first time has left the amax
         gpu_measure(q, x.bf16, (int64_t)M * next->C, t->gpu.stream);
     }
     gpu_quantize(x, q, no_sums, t->net.partial_sums, M, next->C, t->gpu.stream);
     return x;
 }
 
-static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass,
-                                  bool product_follows) {
+static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass) {
     const ModelConfig *c = &t->run.config;
-    Operand out = linear_input(&b->fc2, pass, product_follows);
+    Operand out = linear_input(&b->fc2, pass);
     Fp8Tensor q = linear_x(&b->fc2, pass);
     gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
     if (c->arch == ARCH_LLAMA) {
@@ -328,19 +319,21 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     const ModelConfig *c = &t->run.config;
     Gpu *gpu = &t->gpu;
     int M = B * T;
-    Operand x = norm_forward(t, &b->norm1, b->residual, &b->qkv, M, pass, true);
+    Operand x = norm_forward(t, &b->norm1, b->residual, &b->qkv, M, pass);
     linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
     if (c->arch == ARCH_LLAMA) {
         gpu_family(gpu, FAMILY_ACTIVATIONS);
         gpu_rope_forward(b->qkv_out, t->net.rope, B, T, c->num_heads, c->num_groups, c->head_size,
                          gpu->stream);
     }
-    attention_forward(t, b, B, T);
-    x = attention_output(t, b, M, pass, true);
+    gpu_family(gpu, FAMILY_ATTENTION);
+    attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.input.bf16,
+                          b->lse, b->qkv_out);
+    x = attention_output(t, b, M, pass);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
-    x = norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, pass, true);
+    x = norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, pass);
     linear_forward(gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
-    x = activation_forward(t, b, M, pass, true);
+    x = activation_forward(t, b, M, pass);
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
@@ -353,10 +346,10 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
     if (recompute == RECOMPUTE_BLOCK) {
         block_forward(t, b, t->net.d_norm, B, T, PASS_AGAIN); // the next block has its output
     } else if (recompute == RECOMPUTE_ACTIVATIONS) {
-        norm_forward(t, &b->norm1, b->residual, &b->qkv, M, PASS_AGAIN, false);
-        attention_output(t, b, M, PASS_AGAIN, false);
-        norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, PASS_AGAIN, false);
-        activation_forward(t, b, M, PASS_AGAIN, false);
+        norm_forward(t, &b->norm1, b->residual, &b->qkv, M, PASS_AGAIN);
+        attention_output(t, b, M, PASS_AGAIN);
+        norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, PASS_AGAIN);
+        activation_forward(t, b, M, PASS_AGAIN);
     }
 }
 
@@ -435,13 +428,13 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
         block_forward(t, &net->blocks[l], out, B, T, pass);
     }
     network_receive(net, c->num_layers + 1);
-    norm_forward(t, &net->final_norm, net->residual_out, &net->head, B * T, pass, true);
+    norm_forward(t, &net->final_norm, net->residual_out, &net->head, B * T, pass);
 }
 
 // The rows of norm_out from `row` on, as the LM head reads them, to their logits.
 static Operand head_forward(Trainer *t, int row, int rows, Pass pass) {
     const LinearLayer *head = &t->net.head;
-    Operand x = linear_input(head, pass, true);
+    Operand x = linear_input(head, pass);
     x.bf16 = t->net.norm_out + (size_t)row * head->C;
     gpu_family(&t->gpu, FAMILY_QUANTIZE);
     gpu_quantize(x, linear_x(head, pass), no_sums, t->net.partial_sums, rows, head->C,

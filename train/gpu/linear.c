@@ -60,8 +60,9 @@ Fp8Tensor linear_x(const LinearLayer *l, Pass pass) {
     return x;
 }
 
-Operand linear_input(const LinearLayer *l, Pass pass, bool product_follows) {
+Operand linear_input(const LinearLayer *l, Pass pass) {
     bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
+    bool product_follows = pass != PASS_AGAIN || l->product_recomputed;
     return (Operand){.bf16 = l->input.bf16 != NULL ? l->input.bf16 : l->input_scratch.bf16,
                      .fp8 = is_fp8(l, pass) && product_follows ? l->input_scratch.fp8 : NULL,
                      .fp8_t = kept ? l->input.fp8_t : NULL};

@@ -25,7 +25,8 @@ typedef struct {
 
     // The input as the weight gradient reads it: bf16, or fp8_t; kept from the forward pass.
     Operand input;
-    bool recomputed; // it is not kept, but computed again before the backward pass
+    // It is not kept, but computed again before the backward pass; with it, its forward product.
+    bool recomputed, product_recomputed;
     // Scratch: the forms of the input that are not kept, and of the output's gradient.
     Operand input_scratch, gradient;
 } LinearLayer;
@@ -40,7 +41,7 @@ void linear_start(LinearLayer *l, const Params *p);
 void linear_set_scaling(LinearLayer *l, const Params *p);
 
 // The forms of the input that a pass asks its producer for, and how they are quantised.
-Operand linear_input(const LinearLayer *l, Pass pass, bool product_follows);
+Operand linear_input(const LinearLayer *l, Pass pass);
 Fp8Tensor linear_x(const LinearLayer *l, Pass pass);
 
 // The FP8 weight from what has been received: transposed codes, or both forms from BF16.

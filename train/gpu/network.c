@@ -198,9 +198,11 @@ static void start_norm(NormLayer *norm, const Params *p, TensorId weight, int la
 static void start_linear(Network *n, LinearLayer *l, Bf16 *gradient) {
     const Operand *scratch = gradient == n->d_residual ? &n->residual_fp8 : &n->wide_fp8;
     linear_start(l, n->params);
-    l->recomputed = n->run->options.recompute != RECOMPUTE_NONE &&
-                    l->precision->layer + 1 <
-                        n->run->config.num_layers; // the last block's is still there
+    int recompute = n->run->options.recompute;
+    // the last block's is still there
+    l->recomputed = recompute != RECOMPUTE_NONE &&
+                    l->precision->layer + 1 < n->run->config.num_layers;
+    l->product_recomputed = recompute == RECOMPUTE_BLOCK;
     l->input_scratch = (Operand){n->wide, n->wide_fp8.fp8, NULL};
     l->gradient = (Operand){gradient, l->weight_fp8 != NULL ? scratch->fp8 : NULL,
                             l->wgrad_fp8 ? scratch->fp8_t : NULL};
