@@ -659,7 +659,7 @@ static void maybe_sample(Trainer *t) {
     if (run_should_sample(&t->run)) { run_sample(&t->run, next_logits, t); }
 }
 
-// Copies the state, which is the only pause; the writing goes on in a thread.
+// Copies the state, which is the only pause; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }

@@ -712,7 +712,7 @@ static void maybe_sample(Trainer *t) {
     run_sample(&t->run, next_logits, t);
 }
 
-// Copies the state, which is the only pause; the writing goes on in a thread.
+// Copies the state, which is the only pause; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (t->waiting || !run_should_save(run)) { return; }

@@ -133,7 +133,7 @@ train bf16 $RUN >log 2>&1
 fallen_back() {
     LLM8_TEST_CAPABILITY=80 variant bf16 $RUN $fp8 >out 2>&1 || return 1
     cat out
-    local said="no FP8 here: compute capability 8.0 is below 9.0; the run goes on in BF16"
+    local said="no FP8 here: compute capability 8.0 is below 9.0; the run continues in BF16"
     [[ $(grep -c "$said" out) -eq 1 ]]
 }
 check "without FP8 on the device: one warning, then BF16" fallen_back

@@ -105,7 +105,7 @@ one_rank_lacks_fp8() {
     done
     for r in 0 1; do
         wait "${children[r]}" || fail "rank $r: $(cat "err.$r")"
-        has "err.$r" "rank 1: compute capability 8.0 is below 9.0; the run goes on in BF16" ||
+        has "err.$r" "rank 1: compute capability 8.0 is below 9.0; the run continues in BF16" ||
             fail "rank $r says $(cat "err.$r")"
     done
     train unmixed --train-iters 2 --gpus 2 || return

@@ -56,7 +56,7 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,
                      bool accumulate);
 
-// Where a gradient is written: over what is there, or added to it.
+// Where a gradient is written: over the old one, or added to it.
 static inline Gradient gradient_into(Gradient g, bool accumulate) {
     g.accumulate = accumulate;
     return g;

@@ -45,7 +45,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
     }
     if (support.lacks_fp8 == NULL) { return support; }
     if (o->fp8_required) { die("--fp8-required: no FP8 here: %s", support.lacks_fp8); }
-    warn("no FP8 here: %s; the run goes on in BF16", support.lacks_fp8);
+    warn("no FP8 here: %s; the run continues in BF16", support.lacks_fp8);
     return support;
 }
 
