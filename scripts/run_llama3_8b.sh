@@ -11,8 +11,8 @@
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
 # settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
-# cost: BF16: 1 GPU 102.9 days, 8 GPUs ~13.1 days
-# cost: FP8: 1 GPU 73.2 days, 8 GPUs ~9.3 days
+# cost: BF16: 1 GPU 105.7 days, 8 GPUs ~13.5 days
+# cost: FP8: 1 GPU 74.6 days, 8 GPUs ~9.5 days
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
