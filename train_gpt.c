@@ -209,11 +209,11 @@ static void resolve_norm(Trainer *t, NormLayer *norm, TensorId weight, int layer
 static void resolve_linear(Trainer *t, LinearLayer *l, Linear linear, int layer, TensorId bias) {
     const ModelConfig *c = &t->run.config;
     const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
-    TensorId weight = linear_weight(c, linear);
-    linear_shape(c, linear, &l->N, &l->C);
-    l->weight = tensor_of(t, t->weights, weight, layer);
-    l->rounded = tensor_of(t, t->rounded != NULL ? t->rounded : t->weights, weight, layer);
-    l->dweight = tensor_of(t, t->gradients, weight, layer);
+    l->N = lp->outputs;
+    l->C = lp->inputs;
+    l->weight = tensor_of(t, t->weights, lp->weight, layer);
+    l->rounded = tensor_of(t, t->rounded != NULL ? t->rounded : t->weights, lp->weight, layer);
+    l->dweight = tensor_of(t, t->gradients, lp->weight, layer);
     l->number = lp->number;
     l->wgrad = lp->wgrad;
     l->type = lp->type;
