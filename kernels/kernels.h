@@ -204,6 +204,7 @@ typedef struct {
     uint8_t *fp8;     // their FP8 weights
     int tensor;       // FP8: which of AdamWUpdate.tensors they belong to
     int first_block;  // of all segments' blocks, counted together
+    float weight_decay;
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
@@ -213,13 +214,12 @@ typedef struct {
     GpuType moment_type;
     const void *gradients;
     GpuType gradient_type;
-    const uint8_t *decay;         // a flag for each PARAM_ALIGN elements of the parameter space
     const AdamWSegment *segments; // on the device, as are tensors
     int segment_count, segment_blocks;
     const Fp8Tensor *tensors;
     bool counts;            // FP8: this step counts what is lost, where the tensors say
     const StepInput *input; // on the device
-    float beta1, beta2, eps, weight_decay;
+    float beta1, beta2, eps;
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
 

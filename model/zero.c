@@ -49,12 +49,6 @@ void zero_free(ZeroLayout *z) {
     *z = (ZeroLayout){0};
 }
 
-static bool continues(const ZeroLayout *z, const ZeroRange *last, const ZeroRange *next) {
-    return last->segment == next->segment && last->end == next->begin &&
-           last->place + last->end - last->begin == next->place &&
-           !z->segments[last->segment].codes;
-}
-
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
     const ParamLayout *layout = z->layout;
     int count = 0;
@@ -66,17 +60,12 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
             const Param *p = &layout->params[i];
             int64_t from = max64(begin, z->place[i]), to = min64(end, z->place[i] + extent(p));
             if (z->segment[i] != s || from >= to) { continue; }
-            ZeroRange next = {.begin = p->offset + from - z->place[i],
-                              .end = p->offset + to - z->place[i],
-                              .place = from,
-                              .kept = segment->kept + from - begin,
-                              .segment = s,
-                              .param = i};
-            if (count > 0 && continues(z, &(*ranges)[count - 1], &next)) {
-                (*ranges)[count - 1].end = next.end;
-            } else {
-                (*ranges)[count++] = next;
-            }
+            (*ranges)[count++] = (ZeroRange){.begin = p->offset + from - z->place[i],
+                                             .end = p->offset + to - z->place[i],
+                                             .place = from,
+                                             .kept = segment->kept + from - begin,
+                                             .segment = s,
+                                             .param = i};
         }
     }
     return count;

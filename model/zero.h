@@ -44,14 +44,14 @@ typedef struct {
 ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const bool *codes);
 void zero_free(ZeroLayout *z);
 
-// Elements that lie together in all three: the parameter space, the arranged one, and what the rank
-// keeps. Of one parameter where it is gathered as codes, else of neighbours.
+// A parameter's elements that a rank keeps, which lie together in the parameter space, in the
+// arranged one, and in what the rank keeps.
 typedef struct {
     int64_t begin, end; // of the parameter space
     int64_t place;      // of `begin` in the arranged space
     int64_t kept;       // of `begin` in what the rank keeps
     int segment;
-    int param; // the first one in it
+    int param;
 } ZeroRange;
 
 // A rank's ranges, in order of `kept`; returns how many, to be freed.

@@ -134,7 +134,7 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8) {
 static void bench_adamw(const char *name, const char *shape, int64_t n, GpuType moments, bool fp8) {
     FloatBuffer w(n), m(n), v(n);
     Bf16Buffer g(n), weights(fp8 ? 8 : n);
-    Buffer<uint8_t> decay(n / 64), codes(fp8 ? n : 16);
+    Buffer<uint8_t> codes(fp8 ? n : 16);
     Buffer<StepState> state(1);
     InputBuffer input(1e-3, 0);
     Buffer<Fp8Live> live(1);
@@ -145,7 +145,7 @@ static void bench_adamw(const char *name, const char *shape, int64_t n, GpuType 
     Fp8Slot s = {1, 1, 0, 1};
     StepState step = {.gradient_scale = 1.0f, .updates = 1};
     Fp8Tensor tensor = {FP8_E4M3, SCALE_GIVEN, false, true, 448.0f, live.data, slot.data, NULL};
-    AdamWSegment segment = {.n = n, .bf16 = weights.data};
+    AdamWSegment segment = {.n = n, .bf16 = weights.data, .weight_decay = 0.1f};
     if (fp8) {
         segment.bf16 = NULL;
         segment.fp8 = codes.data;
@@ -155,7 +155,7 @@ static void bench_adamw(const char *name, const char *shape, int64_t n, GpuType 
     state.put(&step);
     tensors.put(&tensor);
     segments.put(&segment);
-    AdamWUpdate u = plain_update(w.data, m.data, v.data, g.data, decay.data);
+    AdamWUpdate u = plain_update(w.data, m.data, v.data, g.data);
     u.moment_type = moments;
     u.segments = segments.data;
     u.segment_count = 1;

@@ -37,6 +37,12 @@ static void bench_fp8_products(int M, int N, int K, const char *layer) {
     }
 }
 
+static void bench_transpose(int N, int C) {
+    Buffer<uint8_t> codes((size_t)N * C), turned((size_t)N * C);
+    bench("transpose of codes", shape_text("%d x %d", N, C), bytes(1.0 * N * C),
+          [&] { gpu_transpose_codes(turned.data, codes.data, N, C, gpu.stream); });
+}
+
 int main(int argc, char **argv) {
     if (!open_test_gpu(1 << 20)) { return 0; }
     if (argc > 1) { wanted = argv[1]; }
@@ -45,6 +51,11 @@ int main(int argc, char **argv) {
     bench_producers(32768, 2048, 5504, false, true);
     bench_producers(16384, 4096, 14336, false, true);
     bench_adamw("fp8 adamw", "110080 x 2048", (int64_t)110080 * 2048, TYPE_F32, true);
+    bench_adamw("fp8 adamw, BF16 moments", "110080 x 2048", (int64_t)110080 * 2048, TYPE_BF16,
+                true);
+    bench_transpose(2304, 768);
+    bench_transpose(11008, 2048);
+    bench_transpose(28672, 4096);
     bench_fp8_products(65536, 3072, 768, "fc1");
     bench_fp8_products(32768, 11008, 2048, "fc1");
     bench_fp8_products(16384, 50304, 768, "head");

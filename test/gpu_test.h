@@ -88,22 +88,20 @@ struct InputBuffer : Buffer<StepInput> {
 
 // An update by FP32 moments and BF16 gradients; the tests set its other fields.
 static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp_avg_sq,
-                                       const Bf16 *gradients, const uint8_t *decay) {
+                                       const Bf16 *gradients) {
     return {.master = master,
             .exp_avg = exp_avg,
             .exp_avg_sq = exp_avg_sq,
             .moment_type = TYPE_F32,
             .gradients = gradients,
             .gradient_type = TYPE_BF16,
-            .decay = decay,
             .beta1 = 0.9f,
             .beta2 = 0.95f,
-            .eps = 1e-8f,
-            .weight_decay = 0.1f};
+            .eps = 1e-8f};
 }
 
 // Segments of an update of n parameters that begin at these elements; gradients, moments and BF16
-// weights lie as the parameters do.
+// weights lie as the parameters do. The weights of every other segment decay.
 struct SegmentBuffer : Buffer<AdamWSegment> {
     SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, Bf16 *weights, int64_t n)
         : Buffer<AdamWSegment>(first.size()) {
@@ -114,6 +112,7 @@ struct SegmentBuffer : Buffer<AdamWSegment> {
             s.first = s.gradient = s.state = first[i];
             s.n = (i + 1 < first.size() ? first[i + 1] : n) - first[i];
             s.bf16 = weights + first[i];
+            s.weight_decay = i % 2 == 0 ? 0.1f : 0.0f;
             s.first_block = u.segment_blocks;
             u.segment_blocks += gpu_adamw_blocks(s.n);
             segments.push_back(s);

@@ -218,10 +218,7 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
     Floats w = random_bf16(n, 1), m(n, 0.0f), v(n, 0.0f);
     FloatBuffer master(n), wide_m(n), wide_v(n), wide_g(n);
     Bf16Buffer weights(n), narrow_m(n), narrow_v(n);
-    std::vector<uint8_t> flags(n / 64);
-    for (size_t i = 0; i < flags.size(); i++) { flags[i] = i % 3 == 0; }
-    Buffer<uint8_t> decay(flags.size());
-    decay.put(flags.data());
+    const std::vector<int64_t> first = {0, 64 * 5, 64 * 700};
     Buffer<StepState> state(1);
     master.put(w.data());
     bool wide = moment_type == TYPE_F32;
@@ -236,15 +233,14 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         InputBuffer input(0.01, step);
         state.put(&s);
         bool float_gradient = gradient_type == TYPE_F32;
-        AdamWUpdate u = plain_update(master.data, wide_m.data, wide_v.data, g.device.data,
-                                     decay.data);
+        AdamWUpdate u = plain_update(master.data, wide_m.data, wide_v.data, g.device.data);
         if (!wide) { u.exp_avg = narrow_m.data, u.exp_avg_sq = narrow_v.data; }
         if (float_gradient) { u.gradients = wide_g.data; }
         u.moment_type = moment_type;
         u.gradient_type = gradient_type;
         u.input = input.data;
         u.seed = 1;
-        SegmentBuffer segments(u, {0, 64 * 5, 64 * 700}, weights.data, n);
+        SegmentBuffer segments(u, first, weights.data, n);
         gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
@@ -253,7 +249,7 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
                    .gradient_scale = 0.5f,
                    .step = step};
         for (int64_t i = 0; i < n; i += 64) {
-            a.weight_decay = flags[i / 64] ? 0.1f : 0.0f;
+            a.weight_decay = i < first[1] || i >= first[2] ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g.host[i], 64, a);
         }
     }
@@ -284,13 +280,12 @@ static void skipped_step_changes_nothing(void) {
     Input g(n, 1), w(n, 1);
     FloatBuffer master(n), m(n), v(n);
     Bf16Buffer weights(n);
-    Buffer<uint8_t> decay(n / 64);
     Buffer<StepState> state(1);
     InputBuffer input(1.0, 0);
     StepState s = {.gradient_scale = 1.0f, .skipped = 1, .updates = 1};
     master.put(w.host.data());
     state.put(&s);
-    AdamWUpdate u = plain_update(master.data, m.data, v.data, g.device.data, decay.data);
+    AdamWUpdate u = plain_update(master.data, m.data, v.data, g.device.data);
     u.input = input.data;
     SegmentBuffer segments(u, {0}, weights.data, n);
     gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream);

@@ -89,6 +89,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const Space &space,
         } else {
             segment.bf16 = s.plain.data + (from - space.first[k]);
         }
+        segment.weight_decay = k != 1 ? 0.1f : 0.0f;
         segment.tensor = k;
         segment.first_block = blocks;
         blocks += gpu_adamw_blocks(segment.n);
@@ -98,21 +99,17 @@ static std::vector<AdamWSegment> segments_of(const State &s, const Space &space,
 }
 
 struct Settings {
-    Buffer<uint8_t> decay;
     Buffer<StepState> state;
     InputBuffer input;
-    explicit Settings(const Space &space) : decay(space.size / 64), state(1), input(0.01, 3) {
-        std::vector<uint8_t> flags(space.size / 64);
+    Settings() : state(1), input(0.01, 3) {
         StepState s = {.gradient_scale = 0.5f, .updates = 2};
-        for (size_t i = 0; i < flags.size(); i++) { flags[i] = i % 3 == 0; }
-        decay.put(flags.data());
         state.put(&s);
     }
 };
 
 static AdamWUpdate update_of(const State &s, const Settings &settings) {
-    AdamWUpdate u = plain_update(s.master.data, s.exp_avg.data, s.exp_avg_sq.data, s.gradients.data,
-                                 settings.decay.data);
+    AdamWUpdate u = plain_update(s.master.data, s.exp_avg.data, s.exp_avg_sq.data,
+                                 s.gradients.data);
     u.moment_type = s.moments; // BF16 is rounded by chance, which is the element's
     u.tensors = s.tensors.data;
     u.counts = true;
@@ -218,7 +215,7 @@ static std::vector<int64_t> cut(const Space &space, int ranks) {
 // One step of one rank against cpu.c.
 static void step_is_adamw(void) {
     Space space;
-    Settings settings(space);
+    Settings settings;
     std::vector<int64_t> all = cut(space, 1);
     for (int measured = 0; measured < 2; measured++) {
         State s(space, 0, 0, TYPE_F32, measured);
@@ -231,7 +228,7 @@ static void step_is_adamw(void) {
         fill(s, space, all);
         Floats w = s.master.get(), g = get_floats(s.gradients), m(w.size(), 0.0f), v = m;
         for (int64_t i = FIRST; i < space.size; i += 64) { // the first belong to nobody
-            a.weight_decay = i / 64 % 3 == 0 ? 0.1f : 0.0f;
+            a.weight_decay = i < space.first[1] || i >= space.first[2] ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
         }
         update(s, space, settings, all, measured);
@@ -244,7 +241,7 @@ static void step_is_adamw(void) {
 
 static void parts_are_the_whole(void) {
     Space space;
-    Settings settings(space);
+    Settings settings;
     for (int variant = 0; variant < 4; variant++) {
         bool measured = variant & 1;
         GpuType moments = variant & 2 ? TYPE_F32 : TYPE_BF16;
@@ -266,7 +263,7 @@ static void parts_are_the_whole(void) {
 // At the start of a run, BF16 weights and codes come from the master weights alone.
 static void published_is_quantized(void) {
     Space space;
-    Settings settings(space);
+    Settings settings;
     std::vector<int64_t> cuts = cut(space, 3), all = cut(space, 1);
     State parts(space, 64, 64, TYPE_F32, true), whole(space, 0, 0, TYPE_F32, true);
     auto publish = [&](State &s, const std::vector<int64_t> &ranks) {
@@ -291,7 +288,7 @@ static void published_is_quantized(void) {
 // has been measured that a scale could follow from.
 static void skipped_step_changes_nothing(void) {
     Space space;
-    Settings settings(space);
+    Settings settings;
     StepState skipped = {.gradient_scale = 1.0f, .skipped = 1};
     settings.state.put(&skipped);
     std::vector<int64_t> cuts = cut(space, 3);

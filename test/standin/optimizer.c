@@ -74,17 +74,14 @@ static void update_segment(const AdamWUpdate *u, const StepState *state, const A
     float *m = values_read(exp_avg, u->moment_type, s->n);
     float *v = values_read(exp_avg_sq, u->moment_type, s->n);
     check_part(s->first, s->n);
-    for (int64_t i = 0; i < s->n; i += PARAM_ALIGN) {
-        bool decays = u->decay[(s->first + i) / PARAM_ALIGN];
-        AdamW a = {.lr = (float)u->input->lr,
-                   .beta1 = u->beta1,
-                   .beta2 = u->beta2,
-                   .eps = u->eps,
-                   .weight_decay = decays ? u->weight_decay : 0.0f,
-                   .gradient_scale = state->gradient_scale,
-                   .step = state->updates};
-        adamw_update(u->master + s->state + i, m + i, v + i, g + i, PARAM_ALIGN, a);
-    }
+    AdamW a = {.lr = (float)u->input->lr,
+               .beta1 = u->beta1,
+               .beta2 = u->beta2,
+               .eps = u->eps,
+               .weight_decay = s->weight_decay,
+               .gradient_scale = state->gradient_scale,
+               .step = state->updates};
+    adamw_update(u->master + s->state, m, v, g, s->n, a);
     write_moment(exp_avg, u->moment_type, m, s->first, s->n, key);
     write_moment(exp_avg_sq, u->moment_type, v, s->first, s->n, key + 1);
     free(g);

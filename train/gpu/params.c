@@ -2,7 +2,6 @@
 
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
 
@@ -84,7 +83,6 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     plan_buffer(plan, "gradients", "gradients", gradient_bytes, &p->gradients);
     plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
     plan_buffer(plan, "optimizer", "second moment", moment_bytes, &p->exp_avg_sq);
-    PLAN(plan, "optimizer", "decay flags", layout->size / PARAM_ALIGN, p->decay);
     PLAN(plan, "optimizer", "segments", p->num_ranges, p->segments);
     PLAN(plan, "optimizer", "step state", 1, p->state);
     PLAN(plan, "optimizer", "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
@@ -107,20 +105,6 @@ void params_free_plan(Params *p) {
 }
 
 // ---- starting -----------------------------------------------------------------------------------
-
-static void send_decay_flags(Params *p) {
-    const ParamLayout *layout = &p->run->layout;
-    size_t bytes = (size_t)(layout->size / PARAM_ALIGN);
-    uint8_t *flags = calloc_or_die(bytes, 1);
-    for (int i = 0; i < layout->count; i++) {
-        const Param *q = &layout->params[i];
-        int64_t begin = q->offset / PARAM_ALIGN,
-                end = (q->offset + param_size(q) - 1) / PARAM_ALIGN;
-        memset(flags + begin, tensor_row(q->id)->decay, (size_t)(end - begin + 1));
-    }
-    gpu_send(p->gpu, p->decay, flags, bytes);
-    free(flags);
-}
 
 // This rank's part of every segment, in pieces.
 static void send_norm_parts(Params *p) {
@@ -170,6 +154,7 @@ static void send_segments(Params *p, const int *tensor) {
         int64_t within = range->place - segment->begin, n = range->end - range->begin;
         void *weights = p->weights[range->segment];
         bool codes = params_sends_codes(p, range->segment);
+        bool decays = tensor_row(p->run->layout.params[range->param].id)->decay;
         if (bucket->count == 0) { bucket->begin = i; }
         segments[i] = (AdamWSegment){
             .first = range->begin,
@@ -180,6 +165,7 @@ static void send_segments(Params *p, const int *tensor) {
             .fp8 = codes ? (uint8_t *)weights + within : NULL,
             .tensor = tensor[range->param],
             .first_block = bucket->blocks,
+            .weight_decay = decays ? (float)p->run->options.weight_decay : 0.0f,
         };
         bucket->blocks += gpu_adamw_blocks(n);
         bucket->count++;
@@ -213,7 +199,6 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     p->gpu = gpu;
     p->comm = comm;
     int *tensor = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
-    send_decay_flags(p);
     send_norm_parts(p);
     send_tensors(p, tensor);
     send_segments(p, tensor);
@@ -389,7 +374,6 @@ static AdamWUpdate bucket_update(const Params *p, int bucket, const StepInput *i
         .moment_type = p->moment_type,
         .gradients = p->gradients,
         .gradient_type = p->gradient_type,
-        .decay = p->decay,
         .segments = p->segments + b->begin,
         .segment_count = b->count,
         .segment_blocks = b->blocks,
@@ -399,7 +383,6 @@ static AdamWUpdate bucket_update(const Params *p, int bucket, const StepInput *i
         .beta1 = (float)o->adam_beta1,
         .beta2 = (float)o->adam_beta2,
         .eps = (float)o->adam_eps,
-        .weight_decay = (float)o->weight_decay,
         .seed = (uint64_t)o->seed,
     };
 }

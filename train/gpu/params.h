@@ -39,7 +39,6 @@ typedef struct {
     ZeroRange *ranges; // [num_ranges] the elements that this rank keeps
     Bucket *saved;     // [num_ranges] the same, as a checkpoint has them
     int num_ranges;
-    uint8_t *decay;          // a flag for each PARAM_ALIGN elements
     AdamWSegment *segments;  // on the device, [num_ranges]
     BucketSegments *buckets; // [num_buckets]
     GradientPart *parts;     // on the device, [num_parts]: of the gradients' norm
