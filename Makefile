@@ -80,7 +80,10 @@ train_gptcu: $(BUILD)/plain/train_gpt.cu.o $(gpu_objects) $(call objects,plain,$
 GPU_TESTS := $(patsubst test/%.cu,$(BUILD)/plain/%,$(wildcard test/*.cu))
 $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS) $(TEST_LDFLAGS)
+# it plants faults into products
+$(BUILD)/plain/test_gpu_convergence $(BUILD)/plain/standin_convergence: \
+    TEST_LDFLAGS = -Wl,--wrap=gemm
 
 # what test/gpu.sh runs, and what nvcc alone can check
 .PHONY: gpu-programs cuda test-gpu bench
@@ -154,7 +157,8 @@ SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
-STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes
+STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes \
+                 $(BUILD)/plain/standin_large $(BUILD)/plain/standin_convergence
 endif
 .SECONDARY:
 
@@ -198,12 +202,16 @@ standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,
 FAULT_HOOKS := -Wl,--wrap=loader_batch,--wrap=gpu_sum_losses # test/standin/faults.c
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
-$(BUILD)/plain/standin_spikes: $(BUILD)/plain/standin/test/test_gpu_spikes.cu.o
-$(BUILD)/asan/standin_spikes: $(BUILD)/asan/standin/test/test_gpu_spikes.cu.o
-$(BUILD)/plain/standin_trainer $(BUILD)/plain/standin_spikes: $(call standin_objects,plain)
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS)
-$(BUILD)/asan/standin_trainer $(BUILD)/asan/standin_spikes: $(call standin_objects,asan)
-	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS)
+# the tests of test/test_gpu_NAME.cu that run the trainer, over the stand-ins too
+TRAINER_TESTS := spikes large convergence
+plain_standins := $(TRAINER_TESTS:%=$(BUILD)/plain/standin_%)
+asan_standins := $(TRAINER_TESTS:%=$(BUILD)/asan/standin_%)
+$(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o
+$(asan_standins): $(BUILD)/asan/standin_%: $(BUILD)/asan/standin/test/test_gpu_%.cu.o
+$(BUILD)/plain/standin_trainer $(plain_standins): $(call standin_objects,plain)
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
+$(BUILD)/asan/standin_trainer $(asan_standins): $(call standin_objects,asan)
+	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
 $(BUILD)/plain/standin/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@

@@ -1,0 +1,73 @@
+// The GPU trainer inside a test program, opened as its main() opens it.
+#ifndef LLM8_GPU_TRAINER_H
+#define LLM8_GPU_TRAINER_H
+
+#define main train_gptcu_main
+#include "../train_gpt.cu"
+#undef main
+
+#include "../base/rng.h"
+#include "test.h"
+
+// A shard of random tokens below `vocab`.
+static inline void write_tokens(const char *path, int count, int vocab) {
+    int32_t header[SHARD_HEADER_BYTES / 4];
+    uint16_t *tokens = (uint16_t *)malloc_or_die((size_t)count * sizeof(uint16_t));
+    shard_header(header, 2, count);
+    for (int i = 0; i < count; i++) {
+        tokens[i] = (uint16_t)(rng_bits(1, (uint64_t)i) % (uint64_t)vocab);
+    }
+    FILE *file = fopen(path, "wb");
+    bool written = file != NULL && fwrite(header, sizeof(header), 1, file) == 1 &&
+                   fwrite(tokens, sizeof(uint16_t), (size_t)count, file) == (size_t)count;
+    if (file == NULL || fclose(file) != 0 || !written) { die("%s cannot be written", path); }
+    free(tokens);
+}
+
+// Options from texts, as a shell would split them. Small models keep FP8 (train/gpu/support.c).
+static inline Options options_of(const char *model, const char *more) {
+    enum { WORDS = 128 };
+    static char text[2048]; // options may point into it
+    char *words[WORDS], *rest = text;
+    int count = 0;
+    setenv("LLM8_TEST_SMALL_FP8", "1", 1);
+    snprintf(text, sizeof(text), "train_gptcu %s %s", model, more);
+    for (char *word; count < WORDS && (word = strtok_r(rest, " ", &rest)) != NULL;) {
+        words[count++] = word;
+    }
+    Options options;
+    options_parse(&options, count, words);
+    options.ranks = 1;
+    return options;
+}
+
+static inline void open_trainer(Trainer *t, const Options *options) {
+    Ranks ranks = {};
+    ranks.ranks = 1;
+    *t = {};
+    trainer_open(t, options, &ranks);
+    trainer_restore(t);
+}
+
+static inline void train(Trainer *t, int steps) {
+    for (int i = 0; i < steps; i++) { train_step(t); }
+    finish_step(t);
+}
+
+// Ends the program as one skipped test where the device cannot do what the test needs.
+static inline void need_device(int capability) {
+    Gpu gpu;
+    Error err;
+    bool opened = gpu_open(&gpu, 0, &err), able = opened && gpu.capability >= capability;
+    if (opened) { gpu_close(&gpu); }
+    bool sanitized = getenv("LLM8_SANITIZING") != NULL; // its kernels are tested each on their own
+    if (able && !sanitized) { return; }
+    if (opened) {
+        fail(&err, able ? "whole models are too slow under compute-sanitizer"
+                        : "FP8 needs compute capability 9.0");
+    }
+    printf("  skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.text);
+    exit(EXIT_SUCCESS);
+}
+
+#endif

@@ -1,0 +1,238 @@
+// A step of the GPU trainer with more than 2^31 parameters, and with activations of more than 2^31
+// elements, against the same step done in smaller pieces; gradients and weights are sampled. Over
+// the stand-ins, which are slow, the sizes are small, and what is tested is this test.
+#include "../kernels/cpu.h"
+#include "gpu_trainer.h"
+
+#include <vector>
+
+typedef std::vector<float> Floats;
+
+enum { CHUNK = 64, CHUNKS = 64 }; // elements that lie together; of a tensor
+
+// Of every tensor, in the table's order: elements from its first used one to its last.
+typedef struct {
+    double loss;
+    float gradient_scale;
+    std::vector<Floats> gradients, before, after;
+} Step;
+
+// The gradients (TYPE_F32 or TYPE_BF16) or master weights of a tensor, sampled. One rank keeps all
+// of them, in the same order.
+static Floats sample(Trainer *t, int param, const void *from, GpuType type) {
+    const Param *p = &t->run.layout.params[param];
+    const ModelConfig *c = &t->run.config;
+    bool padded = tensor_row(p->id)->rows == DIM_VOCAB;
+    int64_t n = (int64_t)(padded ? c->vocab : p->rows) * p->cols, place = t->params.zero.place[param];
+    int chunks = n < CHUNK * CHUNKS ? 1 : (int)CHUNKS, size = chunks == 1 ? (int)n : (int)CHUNK;
+    int64_t bytes = gpu_type_bytes(type);
+    std::vector<char> values((size_t)chunks * size * bytes);
+    for (int i = 0; i < chunks; i++) {
+        int64_t at = place + (chunks == 1 ? 0 : (n - CHUNK) / (CHUNKS - 1) * i);
+        gpu_fetch(&t->gpu, values.data() + i * size * bytes, (const char *)from + at * bytes,
+                  (size_t)(size * bytes));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    Floats out((size_t)chunks * size);
+    for (size_t i = 0; i < out.size(); i++) {
+        if (type == TYPE_F32) {
+            memcpy(&out[i], values.data() + i * sizeof(float), sizeof(float));
+        } else {
+            Bf16 code;
+            memcpy(&code, values.data() + i * sizeof(Bf16), sizeof(Bf16));
+            out[i] = bf16_decode(code);
+        }
+    }
+    return out;
+}
+
+static std::vector<Floats> samples(Trainer *t, const void *from, GpuType type) {
+    std::vector<Floats> all;
+    for (int i = 0; i < t->run.layout.count; i++) { all.push_back(sample(t, i, from, type)); }
+    return all;
+}
+
+// Whether the device has room for the run; where not, the test is skipped.
+static bool has_room(const Options *options) {
+    char need[32], have[32], why[160];
+    size_t free_bytes, all_bytes;
+    NumberSupport support = {NUMBER_BF16, NULL, 0};
+    int64_t bytes = planned_bytes(options, support) + FIT_OVERHEAD_BYTES;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (bytes <= (int64_t)free_bytes) { return true; }
+    snprintf(why, sizeof(why), "it needs %s of device memory, and %s are free",
+             format_bytes(need, (double)bytes), format_bytes(have, (double)free_bytes));
+    test_skip(why);
+    return false;
+}
+
+// The last of `steps` steps. False: the test is skipped.
+static bool make_step(Step *s, const char *model, const char *more, int steps) {
+    static Trainer t;
+    Options options = options_of(model, more);
+    if (!has_room(&options)) { return false; }
+    open_trainer(&t, &options);
+    train(&t, steps - 1);
+    s->before = samples(&t, t.params.master, TYPE_F32);
+    train(&t, 1);
+    s->gradients = samples(&t, t.params.gradients, t.params.gradient_type);
+    s->after = samples(&t, t.params.master, TYPE_F32);
+    s->loss = t.run.progress.loss;
+    s->gradient_scale = t.pending[(steps - 1) % RESULTS].state->gradient_scale;
+    printf("  measured: %lld parameters, micro-batches of %lld tokens: loss %.6f\n",
+           (long long)t.params.zero.size, (long long)micro_batch_tokens(&t), s->loss);
+    trainer_close(&t);
+    return true;
+}
+
+// The worst relative error of a tensor's gradient.
+static double worst_error(const std::vector<Floats> &a, const std::vector<Floats> &b) {
+    double worst = a.size() == b.size() && !a.empty() ? 0 : NAN;
+    for (size_t i = 0; i < a.size() && i < b.size(); i++) {
+        double error = a[i].size() == b[i].size()
+                           ? test_relative_error(a[i].data(), b[i].data(), (int64_t)b[i].size())
+                           : NAN;
+        if (!(error <= worst)) { worst = error; }
+    }
+    return worst;
+}
+
+// ---- parameters --------------------------------------------------------------------------------
+
+// Rows that pad a vocabulary take part in nothing: a model with very many, behind which the
+// blocks' parameters reach beyond 2^31, computes what the same model with few does. Both weights
+// and gradients then lie at other places.
+#ifdef LLM8_STANDIN_CUDA_H
+#define DEEP_SIZE "--hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 96 --seq-length 16 "
+static const int64_t beyond = 1 << 19;
+#define WIDE_VOCABULARY "8192"
+#else
+#define DEEP_SIZE \
+    "--hidden-size 8192 --num-attention-heads 64 --ffn-hidden-size 17408 --seq-length 128 "
+static const int64_t beyond = (int64_t)1 << 31;
+#define WIDE_VOCABULARY "65536"
+#endif
+static const char deep[] = "--data tokens.bin --arch llama --num-layers 3 " DEEP_SIZE
+                           "--num-query-groups 1 --vocab-size 250 --micro-batch-size 2 --lr 1e-2 "
+                           "--untie-embeddings-and-output-weights --log-interval 1000 "
+                           "--no-cuda-graphs --make-vocab-size-divisible-by";
+
+// The definition's first update of the sampled weights by their gradients.
+static double update_error(const Options *o, const ParamLayout *layout, const Step &s) {
+    std::vector<Floats> expected = s.before;
+    for (int i = 0; i < layout->count; i++) {
+        size_t n = expected[i].size();
+        Floats m(n, 0.0f), v(n, 0.0f);
+        AdamW a = {};
+        a.lr = (float)learning_rate(o, 0);
+        a.beta1 = (float)o->adam_beta1;
+        a.beta2 = (float)o->adam_beta2;
+        a.eps = (float)o->adam_eps;
+        a.weight_decay = tensor_row(layout->params[i].id)->decay ? (float)o->weight_decay : 0.0f;
+        a.gradient_scale = s.gradient_scale;
+        a.step = 1;
+        adamw_update(expected[i].data(), m.data(), v.data(), s.gradients[i].data(), (int64_t)n, a);
+    }
+    return worst_error(s.after, expected);
+}
+
+static void parameters(const char *precision, double allowed) {
+    Step large, small;
+    char wide[256], narrow[256];
+    snprintf(wide, sizeof(wide), WIDE_VOCABULARY " %s", precision);
+    snprintf(narrow, sizeof(narrow), "256 %s", precision);
+    Options o = options_of(deep, wide);
+    Error err;
+    static Run run;
+    NumberSupport support = {NUMBER_BF16, NULL, 0};
+    if (!run_configure(&run, &o, support, &err)) { die("%s", err.text); }
+    CHECK(run.layout.size > beyond);
+    const Param *p = param_find(&run.layout, TENSOR_FC2_WEIGHT, 2);
+    CHECK(p->offset + (int64_t)p->rows * p->cols > beyond); // the blocks, and the head behind them
+    if (!make_step(&large, deep, wide, 1) || !make_step(&small, deep, narrow, 1)) {
+        run_free_configuration(&run);
+        return;
+    }
+    double error = worst_error(large.gradients, small.gradients);
+    double update = update_error(&o, &run.layout, large);
+    printf("  measured: parameters%s: gradients %.3g of %.3g, updates %.3g of 1e-5\n", precision,
+           error, allowed, update);
+    CHECK(error <= allowed);
+    CHECK(update <= 1e-5);
+    CHECK(fabs(large.loss - small.loss) <= 1e-3 * small.loss);
+    CHECK(worst_error(large.before, small.before) == 0); // the same start
+    // planted: two layers' gradients, exchanged
+    std::swap(large.gradients[2], large.gradients[2 + run.layout.block_params]);
+    CHECK(worst_error(large.gradients, small.gradients) > 4 * allowed);
+    CHECK(update_error(&o, &run.layout, large) > 1e-3);
+    run_free_configuration(&run);
+}
+
+// BF16 products of other shapes may add up in another order; FP8 rounds what differs again, to a
+// step of 2^-3 or 2^-2.
+static void parameters_in_bf16(void) {
+    parameters("", 0.05);
+}
+
+static void parameters_in_fp8(void) {
+    parameters("--fp8-format hybrid --fp8-lm-head", 0.15);
+}
+
+// ---- activations -------------------------------------------------------------------------------
+
+// One micro-batch of 68 sequences whose feed-forward activations, and logits, have more than 2^31
+// elements, against 17 of 4 sequences. The learning rate is 0, so that the second step, which has
+// given scales in FP8, is on the same weights.
+#ifdef LLM8_STANDIN_CUDA_H
+#define WIDE_SIZE "--hidden-size 32 --num-attention-heads 4 --seq-length 16 --vocab-size 120 "
+#define WIDE_F "64", "32"
+#else
+#define WIDE_SIZE "--hidden-size 512 --num-attention-heads 8 --seq-length 1024 --vocab-size 32700 "
+#define WIDE_F "32768", "16384"
+#endif
+static const char wide[] = "--data tokens.bin --num-layers 2 " WIDE_SIZE "--global-batch-size 68 "
+                           "--lr 0 --log-interval 1000 --no-cuda-graphs --no-shuffle "
+                           "--grad-accum-dtype fp32 --init-method-std 0.05 ";
+
+static void activations(bool llama, const char *precision, double allowed) {
+    static const char *const ffn[] = {WIDE_F};
+    char more[2][256];
+    Step whole, pieces, fewer;
+    for (int i = 0; i < 2; i++) {
+        snprintf(more[i], sizeof(more[i]), "--arch %s --ffn-hidden-size %s %s --micro-batch-size %d",
+                 llama ? "llama" : "gpt2", ffn[llama], precision, i == 0 ? 68 : 4);
+    }
+    if (!make_step(&whole, wide, more[0], 2) || !make_step(&pieces, wide, more[1], 2)) { return; }
+    double error = worst_error(whole.gradients, pieces.gradients);
+    printf("  measured: activations, %s%s: gradients %.3g of %.3g, losses %.3g apart\n",
+           llama ? "llama" : "gpt2", precision, error, allowed, fabs(whole.loss - pieces.loss));
+    CHECK(error <= allowed);
+    CHECK(fabs(whole.loss - pieces.loss) <= 1e-3 * pieces.loss);
+    // planted: 8 of the 68 sequences are lost, and 4 others come in
+    strcat(more[1], " --global-batch-size 64");
+    if (!make_step(&fewer, wide, more[1], 2)) { return; }
+    CHECK(worst_error(fewer.gradients, pieces.gradients) > allowed);
+}
+
+static void activations_of_gpt2(void) {
+    activations(false, "", 0.03);
+}
+
+static void activations_of_llama(void) {
+    activations(true, "", 0.03);
+}
+
+static void activations_in_fp8(void) {
+    activations(true, " --fp8-format hybrid", 0.15);
+}
+
+int main(void) {
+    need_device(90);
+    write_tokens("tokens.bin", 400 << 10, 120);
+    RUN(parameters_in_bf16);
+    RUN(parameters_in_fp8);
+    RUN(activations_of_gpt2);
+    RUN(activations_of_llama);
+    RUN(activations_in_fp8);
+    return test_summary();
+}
