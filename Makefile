@@ -64,7 +64,7 @@ ARCHS     ?= 80 89 90a
 PTX       ?= 90
 CUDA_ARCH := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(foreach a,$(PTX),-gencode arch=compute_$(a),code=compute_$(a))
-CUDAFLAGS := -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas$(CU_WARN) $(CUDA_ARCH)
+CUDAFLAGS  = -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas$(CU_WARN) $(CUDA_ARCH)
 CUDALIBS  := -L$(CUDA_HOME)/lib64 -lcublasLt -lcudnn -lcudart -lstdc++ -ldl
 
 $(BUILD)/plain/%.cu.o: %.cu
@@ -82,13 +82,23 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
                                 $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS) $(TEST_LDFLAGS)
 # it plants faults into products
-$(BUILD)/plain/test_gpu_convergence $(BUILD)/plain/standin_convergence: \
-    TEST_LDFLAGS = -Wl,--wrap=gemm
+$(BUILD)/plain/test_gpu_convergence: TEST_LDFLAGS = -Wl,--wrap=gemm
+
+# the kernels and their tests as PTX for older GPUs alone, which a newer one's driver compiles
+PTX_TEST := $(BUILD)/plain/test_gpu_kernels_ptx80
+$(BUILD)/ptx80/%.cu.o: CUDA_ARCH = -gencode arch=compute_80,code=compute_80
+$(BUILD)/ptx80/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDAFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(PTX_TEST): $(patsubst %.cu,$(BUILD)/ptx80/%.cu.o,test/test_gpu_kernels.cu $(GPU_CU)) \
+             $(call objects,plain,$(GPU_C) $(COMMON) $(CPU))
+	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
 # what test/gpu.sh runs, and what nvcc alone can check
 .PHONY: gpu-programs cuda test-gpu bench
 cuda: $(GPU_TESTS) $(BUILD)/plain/train_gpt.cu.o
-gpu-programs: train_gpt train_gptcu tokenize $(BUILD)/plain/compare_tensors $(GPU_TESTS)
+gpu-programs: train_gpt train_gptcu tokenize make_corpus $(BUILD)/plain/compare_tensors \
+              $(BUILD)/plain/logits_tool $(GPU_TESTS) $(PTX_TEST)
 
 # SANITIZE_GPU=1: compute-sanitizer besides. LLM8_BIN=FOLDER: run the programs there, build nothing
 test-gpu:
@@ -157,8 +167,7 @@ SHELL_TESTS := $(filter-out test/test_gpu_train.sh test/test_gpu_ranks.sh, \
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
-STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes \
-                 $(BUILD)/plain/standin_large $(BUILD)/plain/standin_convergence
+STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large
 endif
 .SECONDARY:
 
@@ -203,7 +212,7 @@ FAULT_HOOKS := -Wl,--wrap=loader_batch,--wrap=gpu_sum_losses # test/standin/faul
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
 # the tests of test/test_gpu_NAME.cu that run the trainer, over the stand-ins too
-TRAINER_TESTS := spikes large convergence
+TRAINER_TESTS := spikes large
 plain_standins := $(TRAINER_TESTS:%=$(BUILD)/plain/standin_%)
 asan_standins := $(TRAINER_TESTS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o

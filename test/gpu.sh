@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU tests, on one GPU, in under four minutes:
+# The GPU tests, in under eight minutes; those of several ranks need two GPUs:
 #   make test-gpu                          builds them and runs this
 #   LLM8_BIN=FOLDER test/gpu.sh            programs built elsewhere, all in one folder
 #   SANITIZE_GPU=1 make test-gpu           compute-sanitizer besides (test/sanitize_gpu.sh)
@@ -23,17 +23,20 @@ else
     tests=$root/build/plain
 fi
 export LLM8_BIN LLM8_TESTS=$tests LLM8_COMPARE=$tests/compare_tensors
+export GOLDEN_PYTHON=${GOLDEN_PYTHON:-python3} # of transformers_gpu.py
 programs=()
 for source in "$root"/test/test_gpu_*.cu; do
     programs+=("$tests/$(basename "$source" .cu)")
 done
-for program in "${programs[@]}" "$LLM8_COMPARE" "$LLM8_BIN"/{train_gpt,train_gptcu,tokenize}; do
+programs+=("$tests/test_gpu_kernels_ptx80")
+for program in "${programs[@]}" "$LLM8_COMPARE" "$tests"/{gpu_logits,logits_tool,sanitizer_faults} \
+    "$LLM8_BIN"/{train_gpt,train_gptcu,tokenize,make_corpus}; do
     if [[ ! -x $program ]]; then
         echo "error: $program: no such program; make test-gpu builds it" >&2
         exit 1
     fi
 done
-programs+=(test/test_gpu_train.sh test/test_gpu_ranks.sh)
+programs+=(test/transformers_gpu.py test/test_gpu_train.sh test/test_gpu_ranks.sh)
 if [[ ${SANITIZE_GPU:-0} != 0 ]]; then programs+=(test/sanitize_gpu.sh); fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -18,8 +18,19 @@ typedef std::vector<int> Ints;
 
 static Gpu gpu;
 
-// A device buffer, filled with 0xff (NaN as BF16 and as FP32) when it is made. What follows it must
-// not be written: compute-sanitizer does not see that where buffers share an allocation.
+// Under compute-sanitizer, which is slow (LLM8_SANITIZING is the tool): larger shapes are left out,
+// and so are the libraries' own kernels.
+static inline bool sanitizing(void) {
+    return getenv("LLM8_SANITIZING") != NULL;
+}
+
+static inline bool sanitizing_by(const char *tool) {
+    return sanitizing() && strcmp(getenv("LLM8_SANITIZING"), tool) == 0;
+}
+
+// A device buffer, filled with 0xff (NaN as BF16 and as FP32) when it is made, unless initcheck
+// looks for what is read before it is written. What follows it must not be written:
+// compute-sanitizer does not see that where buffers share an allocation.
 template <typename T> struct Buffer {
     enum { GUARD = 4096, GUARD_BYTE = 0xa5 };
     T *data = nullptr;
@@ -28,7 +39,7 @@ template <typename T> struct Buffer {
     explicit Buffer(size_t n) : count(n) {
         CUDA_CHECK(cudaMalloc((void **)&data, n * sizeof(T) + GUARD));
         CUDA_CHECK(cudaMemsetAsync(data + n, GUARD_BYTE, GUARD, gpu.stream));
-        poison();
+        if (!sanitizing_by("initcheck")) { poison(); }
     }
     ~Buffer() {
         std::vector<uint8_t> zone(GUARD);
@@ -133,20 +144,13 @@ struct SumScratch : FloatBuffer {
     }
 };
 
-// Under compute-sanitizer, which is slow (LLM8_SANITIZING is the tool): larger shapes are left out,
-// and so are the libraries' own kernels.
-static inline bool sanitizing(void) {
-    return getenv("LLM8_SANITIZING") != NULL;
-}
-
 // Whether racecheck would see a race where there is none. Once groups of a block's threads have met
 // at barriers of their own, one group more often than another, it takes no later barrier of the
 // block for one: a kernel of ten lines shows that. The kernels of norm.cuh do so where rows do not
 // share out evenly over their groups, of which there are 4, 3, 2 or 1 by the width.
 static inline bool misleads_racecheck(int M, int C) {
-    const char *tool = getenv("LLM8_SANITIZING");
     int even = C <= 1024 ? 4 * 32 : C <= 2048 ? 6 * 32 : 1;
-    return tool != NULL && strcmp(tool, "racecheck") == 0 && M % even != 0;
+    return sanitizing_by("racecheck") && M % even != 0;
 }
 
 static inline bool left_out(int64_t elements) {

@@ -5,7 +5,7 @@
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 unset MAKEFLAGS MFLAGS OMP_NUM_THREADS
-if [[ $1 == */transformers_tests.py ]]; then
+if [[ $1 == */transformers_*.py ]]; then
     python=${GOLDEN_PYTHON:-$root/.venv/bin/python}
     "$python" -c 'import torch, transformers' >/dev/null 2>&1 ||
         skip_all "$python lacks torch or transformers (make golden installs them)"

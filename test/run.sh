@@ -27,7 +27,7 @@ for program in "$@"; do
     fi
     printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' "$name" "$p" "$f" "$s" "$took"
     if [[ $f -gt 0 ]]; then sed 's/^/    /' "$log"; fi
-    grep -h 'skipped: ' "$log"
+    grep -h -e 'skipped: ' -e '^  measured: ' "$log"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     rm -rf "$folder"
 done

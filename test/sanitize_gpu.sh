@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Our own kernels under compute-sanitizer: memcheck (addresses) and racecheck (shared memory), over
-# the kernel tests at small shapes. LLM8_TESTS is the folder of the test programs; part of
-# SANITIZE_GPU=1 make test-gpu.
+# Our own kernels under the tools of compute-sanitizer, over the kernel tests at small shapes:
+# memcheck (addresses), racecheck (shared memory), initcheck (what is read before it is written) and
+# synccheck (barriers). LLM8_TESTS is the folder of the test programs; part of SANITIZE_GPU=1 make
+# test-gpu.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 unset OMP_NUM_THREADS
@@ -11,27 +12,35 @@ if ! command -v "$sanitizer" >/dev/null; then
     skip_all "no compute-sanitizer; it comes with the CUDA toolkit"
 fi
 
-# Passes when the sanitizer's summary counts no error and the program's own tests pass.
-check() { # tool, program
-    local name
-    name="$1 $(basename "$2")"
-    if LLM8_SANITIZING=$1 "$sanitizer" --tool "$1" --error-exitcode 9 "$2" >log 2>&1 &&
-        grep -qE '(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' log; then
-        echo "  ok   $name: $(grep -E '^[0-9]+ passed' log)"
+finds_nothing() { # tool, program and its arguments
+    "$sanitizer" --tool "$1" --error-exitcode 9 "${@:2}" >log 2>&1 &&
+        grep -qE '(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' log
+}
+
+result() { # 0 or not, text
+    if [[ $1 -eq 0 ]]; then
+        echo "  ok   $2"
         passed=$((passed + 1))
     elif grep -qiE 'device (is )?not supported' log; then
-        echo "  skipped: $name: compute-sanitizer does not support this device or its driver"
+        echo "  skipped: $2: compute-sanitizer does not support this device or its driver"
         skipped=$((skipped + 1))
     else
-        echo "  FAIL $name"
+        echo "  FAIL $2"
         grep -vE '^ +ok ' log | head -n 25 | sed 's/^/       /'
         failed=$((failed + 1))
     fi
 }
 
-for tool in memcheck racecheck; do
-    for source in "$root"/test/test_gpu_*.cu; do
-        check $tool "$tests/$(basename "$source" .cu)"
+for tool in memcheck racecheck initcheck synccheck; do
+    status=0
+    finds_nothing $tool "$tests/sanitizer_faults" $tool && status=1
+    if grep -qiE 'device (is )?not supported' log; then status=1; fi
+    result $status "$tool finds its planted fault"
+    for source in "$root"/test/test_gpu_*.cu; do # the program's own tests must pass, too
+        program=$(basename "$source" .cu)
+        status=0
+        LLM8_SANITIZING=$tool finds_nothing $tool "$tests/$program" || status=1
+        result $status "$tool $program: $(grep -E '^[0-9]+ passed' log)"
     done
 done
 summary

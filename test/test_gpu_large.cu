@@ -23,7 +23,8 @@ static Floats sample(Trainer *t, int param, const void *from, GpuType type) {
     const Param *p = &t->run.layout.params[param];
     const ModelConfig *c = &t->run.config;
     bool padded = tensor_row(p->id)->rows == DIM_VOCAB;
-    int64_t n = (int64_t)(padded ? c->vocab : p->rows) * p->cols, place = t->params.zero.place[param];
+    int64_t n = (int64_t)(padded ? c->vocab : p->rows) * p->cols,
+            place = t->params.zero.place[param];
     int chunks = n < CHUNK * CHUNKS ? 1 : (int)CHUNKS, size = chunks == 1 ? (int)n : (int)CHUNK;
     int64_t bytes = gpu_type_bytes(type);
     std::vector<char> values((size_t)chunks * size * bytes);
@@ -199,7 +200,8 @@ static void activations(bool llama, const char *precision, double allowed) {
     char more[2][256];
     Step whole, pieces, fewer;
     for (int i = 0; i < 2; i++) {
-        snprintf(more[i], sizeof(more[i]), "--arch %s --ffn-hidden-size %s %s --micro-batch-size %d",
+        snprintf(more[i], sizeof(more[i]),
+                 "--arch %s --ffn-hidden-size %s %s --micro-batch-size %d",
                  llama ? "llama" : "gpt2", ffn[llama], precision, i == 0 ? 68 : 4);
     }
     if (!make_step(&whole, wide, more[0], 2) || !make_step(&pieces, wide, more[1], 2)) { return; }

@@ -16,21 +16,27 @@ tests_print() {
     for source in "$root"/test/test_gpu_*.cu; do
         stand_in "$(basename "$source" .cu)" "$@"
     done
+    stand_in test_gpu_kernels_ptx80 "$@"
 }
 
-programs=$(find "$root/test" -name 'test_gpu_*.cu' | wc -l)
-scripts=2 # of whole runs, which end at once here
+sanitized=$(find "$root/test" -name 'test_gpu_*.cu' | wc -l)
+programs=$((sanitized + 1)) # and the one of PTX alone
+scripts=3                   # of whole runs, and of transformers, which end at once here
 
 prepare() {
     mkdir -p bin
     stand_in nvidia-smi 'GPU 0: a stand-in'
     stand_in compute_sanitizer 'nothing'
-    for program in train_gpt tokenize compare_tensors; do stand_in $program ''; done
+    for program in train_gpt tokenize make_corpus compare_tensors gpu_logits logits_tool \
+        sanitizer_faults; do
+        stand_in $program ''
+    done
     stand_in train_gptcu 'device BAD no GPU can be used here' 1 # ends the scripts of whole runs
 }
 
 gpu_tests() {
-    env PATH="$PWD/bin:$PATH" LLM8_BIN=bin COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" \
+    env PATH="$PWD/bin:$PATH" LLM8_BIN=bin GOLDEN_PYTHON=false \
+        COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" \
         "$root/test/gpu.sh"
 }
 
@@ -59,42 +65,60 @@ no_gpu_is_no_success() {
 }
 
 # What compute-sanitizer prints last and how it ends decide, together with the tests' own result.
+# A tool that prints this text and ends so, for memcheck; the others are right. FINDS is the planted
+# faults that they find.
 sanitizer_says() {
     cat >bin/compute_sanitizer <<END
 #!/bin/sh
+case "\$5" in
+*/sanitizer_faults)
+    [ "\$6" = "\$2" ] || exit 3
+    case " \${FINDS-memcheck racecheck initcheck synccheck} " in
+    *" \$2 "*) echo '========= ERROR SUMMARY: 1 error' && exit 9 ;;
+    *) echo '========= ERROR SUMMARY: 0 errors' && exit 0 ;;
+    esac
+    ;;
+esac
 [ "\$LLM8_SANITIZING" = "\$2" ] || exit 3
 "\$5"
 status=\$?
-if [ "\$2" = memcheck ]; then
+case "\$2" in
+memcheck)
     echo '$1'
     [ $2 -eq 0 ] || exit $2
-else
-    echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'
-fi
+    ;;
+racecheck) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
+*) echo '========= ERROR SUMMARY: 0 errors' ;;
+esac
 exit \$status
 END
 }
 
+sanitizer() { # VARIABLE=VALUE...
+    env LLM8_TESTS="$PWD/bin" COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" \
+        "$root/test/sanitize_gpu.sh"
+}
+
 sanitizer_findings_are_failures() {
-    local run=(gpu_tests SANITIZE_GPU=1) clean='========= ERROR SUMMARY: 0 errors'
+    local clean='========= ERROR SUMMARY: 0 errors' all=$((4 * sanitized + 4))
     tests_print '5 passed, 0 failed, 0 skipped'
     sanitizer_says "$clean" 0
-    expect_status 0 "${run[@]}"
-    [[ $(tail -n 1 log) == "$((7 * programs)) passed, 0 failed, $scripts skipped" ]] ||
+    expect_status 0 gpu_tests SANITIZE_GPU=1
+    [[ $(tail -n 1 log) == "$((5 * programs + all)) passed, 0 failed, $scripts skipped" ]] ||
         fail "$(cat log)"
+    expect_said 1 'FAIL synccheck finds its planted fault' \
+        sanitizer FINDS='memcheck racecheck initcheck'
     sanitizer_says '========= ERROR SUMMARY: 2 errors' 9
-    expect_status 1 "${run[@]}"
-    [[ $(tail -n 1 log) == *" $programs failed, "* ]] || fail "2 errors: $(cat log)"
+    expect_said 1 ", $sanitized failed, " sanitizer
     sanitizer_says '========= ERROR SUMMARY: 2 errors' 0
-    expect_status 1 "${run[@]}"
+    expect_said 1 ", $sanitized failed, " sanitizer
     sanitizer_says '' 0
-    expect_status 1 "${run[@]}"
-    sanitizer_says 'Error: Device not supported' 1
-    expect_said 0 'compute-sanitizer does not support this device' "${run[@]}"
+    expect_said 1 ", $sanitized failed, " sanitizer
+    printf '#!/bin/sh\necho "Error: Device not supported"\nexit 1\n' >bin/compute_sanitizer
+    expect_said 0 "0 passed, 0 failed, $all skipped" sanitizer
     sanitizer_says "$clean" 0
     stand_in test_gpu_kernels '4 passed, 1 failed, 0 skipped' 1
-    expect_status 1 "${run[@]}" # alone, and under each tool
-    [[ $(tail -n 1 log) == *" 3 failed, "* ]] || fail "a failing test: $(cat log)"
+    expect_said 1 ', 4 failed, ' sanitizer # under each tool
 }
 
 run prepare results_are_added_up no_gpu_is_no_success sanitizer_findings_are_failures

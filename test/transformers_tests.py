@@ -41,14 +41,14 @@ MODELS = {
 }
 
 
-def new_model(config, seed):
+def new_model(config, seed, spread=0.1):
     """Random weights, biases and norms included, so that every term matters."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter += spread * torch.randn(parameter.shape, generator=generator)
     return model.eval()
 
 
@@ -60,8 +60,8 @@ def write_shard(path):
         file.write(header.tobytes() + tokens.astype("<u2").tobytes())
 
 
-def our_logits(*options):
-    run("build/plain/logits_tool", "logits.safetensors", "--data", "tokens.bin",
+def our_logits(*options, program="build/plain/logits_tool"):
+    run(program, "logits.safetensors", "--data", "tokens.bin",
         "--micro-batch-size", B, "--seq-length", T, *options)
     held = load_file("logits.safetensors")
     return torch.tensor(held["tokens"]).long(), torch.tensor(held["logits"])

@@ -1,0 +1,44 @@
+// A fault for each tool of compute-sanitizer to find: sanitizer_faults memcheck|racecheck|initcheck|
+// synccheck. Run by test/sanitize_gpu.sh.
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { THREADS = 64 };
+
+__global__ void writes_behind(int *out) {
+    out[THREADS + threadIdx.x] = 1;
+}
+
+__global__ void reads_without_barrier(int *out) {
+    __shared__ int shared[THREADS];
+    shared[threadIdx.x] = (int)threadIdx.x;
+    out[threadIdx.x] = shared[THREADS - 1 - threadIdx.x];
+}
+
+__global__ void reads_unwritten(int *out, const int *in) {
+    out[threadIdx.x] = in[threadIdx.x];
+}
+
+__global__ void barrier_of_some(int *out) {
+    if (threadIdx.x < THREADS / 4) {
+        __syncthreads();
+        out[threadIdx.x] = 1;
+    }
+}
+
+int main(int argc, char **argv) {
+    int *out, *in;
+    const char *tool = argc == 2 ? argv[1] : "";
+    if (cudaMalloc((void **)&out, THREADS * sizeof(int)) != cudaSuccess ||
+        cudaMalloc((void **)&in, THREADS * sizeof(int)) != cudaSuccess) {
+        fprintf(stderr, "error: no GPU memory\n");
+        return 1;
+    }
+    if (strcmp(tool, "memcheck") == 0) { writes_behind<<<1, THREADS>>>(out); }
+    if (strcmp(tool, "racecheck") == 0) { reads_without_barrier<<<1, THREADS>>>(out); }
+    if (strcmp(tool, "initcheck") == 0) { reads_unwritten<<<1, THREADS>>>(out, in); }
+    if (strcmp(tool, "synccheck") == 0) { barrier_of_some<<<1, THREADS>>>(out); }
+    cudaDeviceSynchronize(); // the tool says what was wrong
+    return 0;
+}

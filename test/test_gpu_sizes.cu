@@ -1,0 +1,570 @@
+// The sizes that people train at: attention over 2,048 and 8,192 tokens against its definition, on
+// sampled rows; operands of more than 2^31 elements, whole against in pieces, bit for bit.
+#include "../kernels/attention.h"
+#include "../kernels/gemm.h"
+#include "fp8_test.h"
+
+// ---- attention ---------------------------------------------------------------------------------
+
+// One sequence and one key/value head with its query heads, in FP32.
+struct Slice {
+    AttentionShape s;
+    int b, g, heads;
+    const Floats &qkv, &dout;
+    Floats lse, delta; // [heads,T]: of every row
+
+    Slice(AttentionShape shape, int sequence, int group, const Floats &qkv_, const Floats &dout_)
+        : s(shape), b(sequence), g(group), heads(s.H / s.G), qkv(qkv_), dout(dout_),
+          lse((size_t)heads * s.T), delta(lse.size()) {
+#pragma omp parallel for schedule(dynamic, 16)
+        for (int i = 0; i < heads * s.T; i++) {
+            Floats p((size_t)s.T), out((size_t)s.D);
+            forward(i / s.T, i % s.T, false, p, out, lse[(size_t)i]);
+            delta[(size_t)i] = dot(gradient(i / s.T, i % s.T), out.data());
+        }
+    }
+    // In the packed rows: head 0..heads-1 of the queries, `heads` the key, heads + 1 the value.
+    size_t place(int head, int t) const {
+        int column = head < heads ? g * heads + head : head == heads ? s.H + g : s.H + s.G + g;
+        return (((size_t)b * s.T + t) * (s.H + 2 * s.G) + column) * s.D;
+    }
+    const float *row(int head, int t) const {
+        return &qkv[place(head, t)];
+    }
+    const float *gradient(int head, int t) const {
+        return &dout[(((size_t)b * s.T + t) * s.H + g * heads + head) * s.D];
+    }
+    float dot(const float *x, const float *y) const {
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int d = 0; d < s.D; d++) { sum += x[d] * y[d]; }
+        return sum;
+    }
+    void add(Floats &to, float factor, const float *x) const {
+        for (int d = 0; d < s.D; d++) { to[(size_t)d] += factor * x[d]; }
+    }
+    // Where `rounded`, what lies between two products is rounded to BF16, as the device must.
+    static float between(float x, bool rounded) {
+        return rounded ? bf16_decode(bf16_encode(x)) : x;
+    }
+    // p[0..t] and out[D] of a query; p stays unrounded.
+    void forward(int head, int t, bool rounded, Floats &p, Floats &out, float &log_sum) const {
+        float scale = 1.0f / sqrtf((float)s.D), most = -INFINITY;
+        double sum = 0;
+        for (int j = 0; j <= t; j++) {
+            p[(size_t)j] = scale * dot(row(head, t), row(heads, j));
+            most = fmaxf(most, p[(size_t)j]);
+        }
+        for (int j = 0; j <= t; j++) {
+            p[(size_t)j] = expf(p[(size_t)j] - most);
+            sum += p[(size_t)j];
+        }
+        log_sum = most + (float)log(sum);
+        out.assign((size_t)s.D, 0.0f);
+        for (int j = 0; j <= t; j++) {
+            p[(size_t)j] = (float)(p[(size_t)j] / sum);
+            add(out, between(p[(size_t)j], rounded), row(heads + 1, j));
+        }
+        for (float &x : out) { x = between(x, rounded); }
+    }
+    // How query t's score of key j enters the gradients.
+    void score(int head, int t, int j, bool rounded, float &p, float &ds) const {
+        size_t i = (size_t)head * s.T + t;
+        float scale = 1.0f / sqrtf((float)s.D);
+        p = expf(scale * dot(row(head, t), row(heads, j)) - lse[i]);
+        ds = between(p * (dot(gradient(head, t), row(heads + 1, j)) - delta[i]) * scale, rounded);
+        p = between(p, rounded);
+    }
+    Floats out(int head, int t, bool rounded) const {
+        Floats p((size_t)s.T), result;
+        float log_sum;
+        forward(head, t, rounded, p, result, log_sum);
+        return result;
+    }
+    Floats dq(int head, int t, bool rounded) const {
+        Floats result((size_t)s.D, 0.0f);
+        for (int j = 0; j <= t; j++) {
+            float p, ds;
+            score(head, t, j, rounded, p, ds);
+            add(result, ds, row(heads, j));
+        }
+        for (float &x : result) { x = between(x, rounded); }
+        return result;
+    }
+    // Of the key (which 0) or value (1) at j; cuDNN rounds each query head's before it adds them.
+    Floats dkv(int which, int j, bool rounded) const {
+        Floats result((size_t)s.D, 0.0f);
+        for (int head = 0; head < heads; head++) {
+            Floats own((size_t)s.D, 0.0f);
+            for (int t = j; t < s.T; t++) {
+                float p, ds;
+                score(head, t, j, rounded, p, ds);
+                add(own, which == 0 ? ds : p, which == 0 ? row(head, t) : gradient(head, t));
+            }
+            for (float &x : own) { x = between(x, rounded); }
+            add(result, 1.0f, own.data());
+        }
+        for (float &x : result) { x = between(x, rounded); }
+        return result;
+    }
+};
+
+static double distance(const Floats &a, const Floats &b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) { sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]); }
+    return sqrt(sum);
+}
+
+// Sampled rows of one kind: each row's distance from the definition, in units of what rounding
+// between the products does to that row. (A row may lose nothing: a floor of 2^-14 of the rows'
+// usual length.)
+struct Rows {
+    const char *name;
+    std::vector<Floats> exact, rounded;
+    std::vector<size_t> places; // in the device's buffer
+
+    double worst(const Bf16Buffer &buffer, bool planted) const {
+        double length = 0, most = 0;
+        for (const Floats &x : exact) {
+            length += distance(x, Floats(x.size(), 0.0f)) / (double)exact.size();
+        }
+        for (size_t i = 0; i < exact.size(); i++) {
+            size_t n = exact[i].size(), other = planted && i > 0 ? i - 1 : i;
+            std::vector<Bf16> codes(n);
+            Floats actual(n);
+            CUDA_CHECK(cudaMemcpyAsync(codes.data(), buffer.data + places[other], n * sizeof(Bf16),
+                                       cudaMemcpyDeviceToHost, gpu.stream));
+            CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+            for (size_t j = 0; j < n; j++) { actual[j] = bf16_decode(codes[j]); }
+            double unit = distance(rounded[i], exact[i]) + length * 0x1p-14;
+            double error = distance(actual, exact[i]) / unit;
+            if (!(error <= most)) { most = error; }
+        }
+        return most;
+    }
+};
+
+// A buffer of normal values that BF16 holds, quickly.
+static Floats many_normal(size_t n) {
+    Floats x(n);
+    random_key++;
+#pragma omp parallel for
+    for (int64_t i = 0; i < (int64_t)n; i++) {
+        x[(size_t)i] = bf16_decode(bf16_encode(rng_normal(random_key, (uint64_t)i)));
+    }
+    return x;
+}
+
+static void send(Bf16Buffer &buffer, const Floats &x) {
+    std::vector<Bf16> codes(x.size());
+#pragma omp parallel for
+    for (int64_t i = 0; i < (int64_t)x.size(); i++) {
+        codes[(size_t)i] = bf16_encode(x[(size_t)i]);
+    }
+    buffer.put(codes.data());
+}
+
+static void check_rows(const AttentionShape &s, const Rows &rows, const Bf16Buffer &buffer) {
+    const double allowed = 2;
+    double worst = rows.worst(buffer, false), planted = rows.worst(buffer, true);
+    printf("  measured: T %d, %d/%d heads of %d, %s: %.2f of %g roundings (planted %.0f)\n", s.T,
+           s.H, s.G, s.D, rows.name, worst, allowed, planted);
+    CHECK(worst <= allowed);
+    CHECK(planted > 5 * allowed); // each row's neighbour in its place
+}
+
+static void long_attention(AttentionShape s) {
+    size_t N = (size_t)(s.H + 2 * s.G) * s.D, tokens = (size_t)s.B * s.T;
+    Floats qkv = many_normal(tokens * N), dout = many_normal(tokens * s.H * s.D);
+    Bf16Buffer device_qkv(qkv.size()), device_dout(dout.size()), out(dout.size()), dqkv(qkv.size());
+    FloatBuffer lse((size_t)s.B * s.H * s.T);
+    send(device_qkv, qkv);
+    send(device_dout, dout);
+
+    Error why = {""};
+    bool served = attention_by_cudnn(&gpu, s, &why);
+    if (!served) { test_fail(__FILE__, __LINE__, "cuDNN does not serve: %s", why.text); }
+    if (!served) { return; }
+    attention_forward_gpu(&gpu, s, out.data, lse.data, device_qkv.data);
+    attention_backward_gpu(&gpu, s, dqkv.data, device_dout.data, out.data, lse.data,
+                           device_qkv.data);
+
+    Rows rows[] = {{"out", {}, {}, {}}, {"dQ", {}, {}, {}}, {"dK", {}, {}, {}}, {"dV", {}, {}, {}}};
+    Floats logs = lse.get(), actual, expected;
+    for (int corner = 0; corner < 2; corner++) {
+        int b = corner * (s.B - 1), g = corner * (s.G - 1);
+        Slice slice(s, b, g, qkv, dout);
+        for (int t : {0, 1, 63, 64, 127, 128, s.T / 2 - 1, s.T / 2, s.T - 129, s.T - 2, s.T - 1}) {
+            int head = t % slice.heads;
+            for (int i = 0; i < 4; i++) {
+                auto of = [&](bool rounded) {
+                    return i == 0   ? slice.out(head, t, rounded)
+                           : i == 1 ? slice.dq(head, t, rounded)
+                                    : slice.dkv(i - 2, t, rounded);
+                };
+                size_t row = ((size_t)b * s.T + t) * s.H + g * slice.heads + head;
+                rows[i].exact.push_back(of(false));
+                rows[i].rounded.push_back(of(true));
+                rows[i].places.push_back(i == 0   ? row * s.D
+                                         : i == 1 ? slice.place(head, t)
+                                                  : slice.place(slice.heads + i - 2, t));
+            }
+        }
+        for (size_t i = 0; i < slice.lse.size(); i++) {
+            actual.push_back(logs[((size_t)b * s.H + g * slice.heads) * s.T + i]);
+            expected.push_back(slice.lse[i]);
+        }
+    }
+    CHECK_ERROR(actual.data(), expected.data(), (int64_t)actual.size(), 1e-4);
+    check_rows(s, rows[0], out);
+    for (int i = 1; i < 4; i++) { check_rows(s, rows[i], dqkv); }
+}
+
+static void attention_of_2048(void) {
+    long_attention({4, 2048, 12, 12, 64, true});
+    long_attention({4, 2048, 32, 8, 64, true});
+    long_attention({4, 2048, 16, 16, 128, true});
+    long_attention({4, 2048, 32, 8, 128, true});
+    long_attention({4, 2048, 32, 8, 128, false});
+}
+
+static void attention_of_8192(void) {
+    long_attention({2, 8192, 12, 12, 64, true});
+    long_attention({2, 8192, 32, 8, 64, true});
+    long_attention({2, 8192, 16, 16, 128, true});
+    long_attention({2, 8192, 32, 8, 128, true}); // in two pieces backward
+    long_attention({2, 8192, 32, 8, 128, false});
+}
+
+// ---- more than 2^31 elements -------------------------------------------------------------------
+
+// Rows and columns such that both sides and their parts are multiples of 16.
+enum { PARTS = 4, PART = 262192, ROWS = PARTS * PART, COLUMNS = 2080 };
+static_assert((int64_t)ROWS * COLUMNS > (int64_t)1 << 31, "not beyond 2^31 elements");
+
+__global__ void fill_kernel(Bf16 *x, int64_t n, uint64_t key, int integers) {
+    int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint64_t bits = rng_bits(key, (uint64_t)i);
+        float value = (float)((int)(bits % 256) - 128) / 64.0f;
+        if (integers > 0) { value = (float)((int)(bits % (2 * integers + 1)) - integers); }
+        x[i] = (Bf16)(__float_as_uint(value) >> 16); // exact: eight bits or fewer
+    }
+}
+
+// Bytes that differ between [rows,width] and as many with other pitches.
+__global__ void differences_kernel(unsigned long long *count, const uint8_t *a, size_t pitch_a,
+                                   const uint8_t *b, size_t pitch_b, size_t width, size_t rows) {
+    size_t stride = (size_t)gridDim.x * blockDim.x, words = width / 16;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < rows * words; i += stride) {
+        size_t row = i / words, at = i % words * 16;
+        uint4 x = *(const uint4 *)(a + row * pitch_a + at),
+              y = *(const uint4 *)(b + row * pitch_b + at);
+        if (x.x != y.x || x.y != y.y || x.z != y.z || x.w != y.w) { atomicAdd(count, 1ull); }
+    }
+}
+
+static void fill(Bf16Buffer &x, int integers) {
+    fill_kernel<<<4096, 256, 0, gpu.stream>>>(x.data, (int64_t)x.count, ++random_key, integers);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+// 16-byte words that differ.
+static int64_t differences(const void *a, size_t pitch_a, const void *b, size_t pitch_b,
+                           size_t width, size_t rows) {
+    Buffer<unsigned long long> count(1);
+    CUDA_CHECK(cudaMemsetAsync(count.data, 0, sizeof(unsigned long long), gpu.stream));
+    differences_kernel<<<4096, 256, 0, gpu.stream>>>(count.data, (const uint8_t *)a, pitch_a,
+                                                     (const uint8_t *)b, pitch_b, width, rows);
+    CUDA_CHECK(cudaGetLastError());
+    return (int64_t)count.get()[0];
+}
+
+// What the operations below share: two inputs, the whole result in its three forms, and a part's.
+struct Large {
+    Bf16Buffer x, d, out, part;
+    Buffer<uint8_t> fp8, fp8_t, part_fp8, part_fp8_t;
+    Buffer<Fp8Live> live;
+
+    Large()
+        : x((size_t)ROWS * COLUMNS), d(x.count), out(x.count), part((size_t)PART * COLUMNS),
+          fp8(x.count), fp8_t(x.count), part_fp8(part.count), part_fp8_t(part.count), live(1) {
+        Fp8Live scale = {1.0f / 64, 64.0f, 0.0f, 0.0f};
+        live.put(&scale);
+        fill(x, 0);
+        fill(d, 0);
+    }
+};
+
+enum { IN_BF16 = 1, IN_BOTH };
+
+// launch(operand, tensor, first row, rows) on all rows, and on parts of them: the same bits, in
+// BF16 and fused to FP8. before: what is found in operand.bf16; NULL: nothing.
+template <typename Launch>
+static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf16 *before,
+                          Launch launch) {
+    for (int fused = 0; fused < forms; fused++) {
+        Fp8Tensor q = {};
+        int64_t wrong = 0;
+        if (fused) {
+            q.type = FP8_E4M3;
+            q.fused = true;
+            q.target = 448;
+            q.live = l.live.data;
+        }
+        for (int part = -1; part < PARTS; part++) { // -1: all
+            size_t first = part < 0 ? 0 : (size_t)part * PART, rows = part < 0 ? ROWS : PART;
+            Operand to = {part < 0 ? l.out.data : l.part.data, NULL, NULL};
+            if (fused) {
+                to.fp8 = part < 0 ? l.fp8.data : l.part_fp8.data;
+                to.fp8_t = part < 0 ? l.fp8_t.data : l.part_fp8_t.data;
+            }
+            if (before != NULL) {
+                CUDA_CHECK(cudaMemcpyAsync(to.bf16, before + first * N, rows * N * sizeof(Bf16),
+                                           cudaMemcpyDeviceToDevice, gpu.stream));
+            }
+            launch(to, q, first, rows);
+            if (part < 0) { continue; }
+            size_t bytes = (size_t)N * sizeof(Bf16);
+            if (fused) {
+                wrong += differences(l.fp8.data + first * N, N, to.fp8, N, N, rows);
+                wrong += differences(l.fp8_t.data + first, ROWS, to.fp8_t, PART, PART, (size_t)N);
+            } else {
+                wrong += differences(l.out.data + first * N, bytes, to.bf16, bytes, bytes, rows);
+            }
+        }
+        if (wrong != 0) {
+            test_fail(__FILE__, __LINE__, "%s%s: %lld words differ", name, fused ? ", fused" : "",
+                      (long long)wrong);
+        }
+    }
+}
+
+// Sums over all rows against those over parts, added up.
+static void check_sums(const char *name, const FloatBuffer &whole, const FloatBuffer &parts) {
+    Floats a = whole.get(), b = parts.get();
+    double error = test_relative_error(a.data(), b.data(), (int64_t)b.size());
+    printf("  measured: %s: sums %.3g of 1e-4 apart\n", name, error);
+    CHECK(error <= 1e-4);
+}
+
+static bool has_room(double gib) {
+    size_t free_bytes, all_bytes;
+    char why[128];
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if ((double)free_bytes >= gib * 0x1p30) { return true; }
+    snprintf(why, sizeof(why), "it needs %.0f GiB of device memory, and %.0f are free", gib,
+             (double)free_bytes / 0x1p30);
+    test_skip(why);
+    return false;
+}
+
+static void producers_beyond_2_31(void) {
+    if (!has_room(24)) { return; }
+    const int C = COLUMNS, F = COLUMNS / 2, D = 16, H = 127, G = 1, T = 16;
+    static_assert((H + 2 * G) * D + D == COLUMNS, "the last head is left out");
+    Large l;
+    Input weight(C, 1), bias(C, 1);
+    FloatBuffer mean(ROWS), rstd(ROWS), sums(3 * C), part_sums(3 * C);
+    const int N = (H + 2 * G) * D;
+    cudaStream_t stream = gpu.stream;
+
+    for (int layernorm = 0; layernorm < 2; layernorm++) {
+        auto statistics = [&](size_t first) { return layernorm ? mean.data + first : NULL; };
+        same_in_parts(layernorm ? "LayerNorm" : "RMSNorm", l, C, IN_BOTH, NULL,
+                      [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                          NormForward n = {};
+                          n.mean = statistics(first);
+                          n.rstd = rstd.data + first;
+                          n.x = l.x.data + first * C;
+                          n.weight = weight.device.data;
+                          n.bias = layernorm ? bias.device.data : NULL;
+                          n.eps = 1e-5f;
+                          n.M = (int)rows;
+                          n.C = C;
+                          gpu_norm_forward(to, q, n, stream);
+                      });
+        SumScratch scratch(ROWS, 3 * C);
+        same_in_parts(layernorm ? "LayerNorm backward" : "RMSNorm backward", l, C, IN_BOTH,
+                      l.d.data, [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                          float *into = rows == ROWS ? sums.data : part_sums.data;
+                          bool add = first > 0;
+                          NormBackward n = {};
+                          n.dweight = {into, TYPE_F32, add};
+                          if (layernorm) { n.dbias = {into + C, TYPE_F32, add}; }
+                          n.column_sums = {into + 2 * C, TYPE_F32, add};
+                          n.dout = l.x.data + first * C;
+                          n.x = l.x.data + first * C;
+                          n.weight = weight.device.data;
+                          n.mean = statistics(first);
+                          n.rstd = rstd.data + first;
+                          n.scratch = scratch.scratch();
+                          n.M = (int)rows;
+                          n.C = C;
+                          gpu_norm_backward(to, q, n, stream);
+                      });
+        if (layernorm) { check_sums("LayerNorm backward", sums, part_sums); }
+    }
+    same_in_parts("GELU", l, C, IN_BOTH, NULL,
+                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      gpu_gelu_forward(to, q, l.x.data + first * C, (int)rows, C, stream);
+                  });
+    {
+        SumScratch scratch(ROWS, C);
+        FloatBuffer whole(C), parts(C);
+        same_in_parts(
+            "GELU backward", l, C, IN_BOTH, l.d.data,
+            [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
+                gpu_gelu_backward(to, q, g, to.bf16, l.x.data + first * C, scratch.scratch(),
+                                  (int)rows, C, stream);
+            });
+        check_sums("GELU backward", whole, parts);
+        same_in_parts(
+            "quantize", l, C, IN_BOTH, l.d.data,
+            [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
+                q.fused = false;
+                gpu_quantize(to, q, g, scratch.scratch(), (int)rows, C, stream);
+            });
+        check_sums("quantize", whole, parts);
+    }
+    same_in_parts("SwiGLU", l, F, IN_BOTH, NULL,
+                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      gpu_swiglu_forward(to, q, l.x.data + first * C, (int)rows, F, stream);
+                  });
+    same_in_parts("SwiGLU backward", l, C, IN_BOTH, l.x.data,
+                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      gpu_swiglu_backward(to, q, l.d.data + first * F, to.bf16, (int)rows, F,
+                                          stream);
+                  });
+    Floats angles((size_t)T * D);
+    Rope rope = {10000.0};
+    rope_table(angles.data(), T, D, &rope);
+    FloatBuffer table(angles.size());
+    table.put(angles.data());
+    same_in_parts("RoPE backward", l, N, IN_BOTH, l.x.data,
+                  [&](Operand to, Fp8Tensor q, size_t, size_t rows) {
+                      gpu_rope_backward(to, q, table.data, (int)(rows / T), T, H, G, D, stream);
+                  });
+    same_in_parts("RoPE", l, N, IN_BF16, l.x.data, [&](Operand to, Fp8Tensor, size_t, size_t rows) {
+        gpu_rope_forward(to.bf16, table.data, (int)(rows / T), T, H, G, D, stream);
+    });
+    Buffer<int> tokens(ROWS), targets(ROWS);
+    Ints numbers(ROWS);
+    for (int i = 0; i < ROWS; i++) { numbers[i] = (int)(rng_bits(9, (uint64_t)i) % 2000); }
+    tokens.put(numbers.data());
+    targets.put(numbers.data());
+    FloatBuffer losses(ROWS), lse(ROWS), part_losses(PART);
+    same_in_parts("cross entropy", l, C, IN_BOTH, l.x.data,
+                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      float *into = rows == ROWS ? losses.data : part_losses.data;
+                      q.target = 448;
+                      gpu_cross_entropy(into, to, q, lse.data, targets.data + first, (int)rows,
+                                        2000, C, 0.25f, stream);
+                      if (rows < ROWS) {
+                          CHECK_EQUAL(differences(losses.data + first, 16, into, 16, 16, PART / 4),
+                                      0);
+                      }
+                  });
+    same_in_parts("embedding", l, C, IN_BF16, NULL,
+                  [&](Operand to, Fp8Tensor, size_t first, size_t rows) {
+                      gpu_embedding_forward(to.bf16, tokens.data + first, l.d.data, l.x.data,
+                                            (int)(rows / T), T, C, stream);
+                  });
+    // planted: one bit, far behind
+    size_t last = (size_t)PART * COLUMNS;
+    CUDA_CHECK(cudaMemcpyAsync(l.part.data, l.out.data + (PARTS - 1) * last, last * sizeof(Bf16),
+                               cudaMemcpyDeviceToDevice, stream));
+    CHECK_EQUAL(differences(l.part.data, COLUMNS, l.out.data + (PARTS - 1) * last, COLUMNS, COLUMNS,
+                            2 * PART),
+                0);
+    CUDA_CHECK(cudaMemsetAsync((uint8_t *)(l.part.data + last) - 1, 0x11, 1, stream));
+    CHECK_EQUAL(differences(l.part.data, COLUMNS, l.out.data + (PARTS - 1) * last, COLUMNS, COLUMNS,
+                            2 * PART),
+                1);
+}
+
+// Whole numbers, whose sums of products are exact whatever the order: the same bits.
+static void products_beyond_2_31(void) {
+    if (!has_room(24)) { return; }
+    const int C = COLUMNS, K = 64;
+    Bf16Buffer x((size_t)ROWS * C), y(x.count), small((size_t)ROWS * K), weight((size_t)C * K),
+        part((size_t)PART * C), back((size_t)ROWS * K);
+    FloatBuffer whole((size_t)C * K), parts((size_t)C * K);
+    fill(x, 2);
+    fill(small, 2);
+    fill(weight, 2);
+    for (int p = -1; p < PARTS; p++) {
+        size_t first = p < 0 ? 0 : (size_t)p * PART;
+        int rows = p < 0 ? ROWS : PART;
+        // y[rows,C] = small weight'; back[rows,K] = x weight; whole[C,K] = x' small
+        Gemm g = gemm_plain(rows, C, K, small.data + first * K, weight.data,
+                            p < 0 ? y.data : part.data);
+        g.trans_b = true;
+        gemm(&gpu, g);
+        if (p >= 0) {
+            size_t bytes = C * sizeof(Bf16);
+            CHECK_EQUAL(differences(y.data + first * C, bytes, part.data, bytes, bytes, PART), 0);
+        }
+        gemm(&gpu, gemm_plain(rows, K, C, x.data + first * C, weight.data,
+                              p < 0 ? back.data : part.data));
+        if (p >= 0) {
+            size_t bytes = K * sizeof(Bf16);
+            CHECK_EQUAL(differences(back.data + first * K, bytes, part.data, bytes, bytes, PART),
+                        0);
+        }
+        Gemm sum = gemm_plain(C, K, rows, x.data + first * C, small.data + first * K,
+                              p < 0 ? whole.data : parts.data);
+        sum.trans_a = true;
+        sum.type_d = TYPE_F32;
+        sum.c = p > 0 ? sum.d : NULL;
+        sum.beta = p > 0 ? 1.0f : 0.0f;
+        gemm(&gpu, sum);
+    }
+    CHECK(same_bits(whole.get(), parts.get()));
+    CHECK(fabsf(whole.get()[1]) < 1 << 24); // exact
+}
+
+static void attention_beyond_2_31(void) {
+    if (!has_room(20)) { return; }
+    const int H = 12, G = 2, D = 128, T = 2048, B = 520, BLOCK = B / PARTS, N = (H + 2 * G) * D;
+    size_t tokens = (size_t)B * T, some = (size_t)BLOCK * T;
+    static_assert((int64_t)B * T * N > (int64_t)1 << 31, "not beyond 2^31 elements");
+    AttentionShape s = {B, T, H, G, D, true}, piece = {BLOCK, T, H, G, D, true};
+    Bf16Buffer qkv(tokens * N), out(tokens * H * D), dout(out.count), dqkv(qkv.count),
+        out_part(some * H * D), dqkv_part(some * N);
+    FloatBuffer lse((size_t)B * H * T), lse_part((size_t)BLOCK * H * T);
+    fill(qkv, 0);
+    fill(dout, 0);
+    Error why = {""};
+    if (!attention_by_cudnn(&gpu, s, &why)) { test_fail(__FILE__, __LINE__, "%s", why.text); }
+    attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.data);
+    attention_backward_gpu(&gpu, s, dqkv.data, dout.data, out.data, lse.data, qkv.data);
+    size_t wide = N * sizeof(Bf16), narrow = H * D * sizeof(Bf16);
+    for (int p = 0; p < PARTS; p++) {
+        size_t at = p * some;
+        attention_forward_gpu(&gpu, piece, out_part.data, lse_part.data, qkv.data + at * N);
+        attention_backward_gpu(&gpu, piece, dqkv_part.data, dout.data + at * H * D, out_part.data,
+                               lse_part.data, qkv.data + at * N);
+        CHECK_EQUAL(differences(out.data + at * H * D, narrow, out_part.data, narrow, narrow, some),
+                    0);
+        CHECK_EQUAL(differences(dqkv.data + at * N, wide, dqkv_part.data, wide, wide, some), 0);
+    }
+}
+
+int main(void) {
+    if (!open_test_gpu((size_t)4608 << 20)) { return 0; }
+    if (!has_fp8() || sanitizing()) {
+        printf("  skipped: %s\n0 passed, 0 failed, 1 skipped\n",
+               sanitizing() ? "large shapes are too slow under compute-sanitizer"
+                            : "FP8 needs compute capability 9.0");
+        return 0;
+    }
+    RUN(attention_of_2048);
+    RUN(attention_of_8192);
+    RUN(producers_beyond_2_31);
+    RUN(products_beyond_2_31);
+    RUN(attention_beyond_2_31);
+    return test_summary();
+}
