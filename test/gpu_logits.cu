@@ -32,11 +32,11 @@ int main(int argc, char **argv) {
         logits[i] = bf16_decode(codes[i / vocab * columns + i % vocab]);
     }
     TensorEntry tensors[2] = {};
-    tensors[0].name = strdup_or_die("tokens");
+    strcpy(tensors[0].name, "tokens");
     tensors[0].dtype = DTYPE_I32;
     tensors[0].dims = 2;
     tensors[0].data = batch->inputs;
-    tensors[1].name = strdup_or_die("logits");
+    strcpy(tensors[1].name, "logits");
     tensors[1].dtype = DTYPE_F32;
     tensors[1].dims = 3;
     tensors[1].data = logits;

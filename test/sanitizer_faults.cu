@@ -1,5 +1,5 @@
-// A fault for each tool of compute-sanitizer to find: sanitizer_faults memcheck|racecheck|initcheck|
-// synccheck. Run by test/sanitize_gpu.sh.
+// A fault for each tool of compute-sanitizer to find, for test/sanitize_gpu.sh:
+//   sanitizer_faults TOOL        memcheck, racecheck, initcheck or synccheck
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>

@@ -85,6 +85,28 @@ check "resume equals straight" resumed_exactly $LLAMA --fp8-format hybrid
 check "resume equals straight, tensorwise" resumed_exactly $GPT --fp8-format hybrid \
     --fp8-recipe tensorwise
 
+# Evaluations, samples and saves between the steps leave no trace, nor do a stop and a resumption
+# among them; with tuned products, by the same choices, too.
+interrupted() {
+    local options="$* --gpus 2 --micro-batch-size 2 --lr-decay-iters 20 --gemm-autotune"
+    local between="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20"
+    again() { # into a folder with the first run's choices
+        rm -rf "$1" && mkdir "$1" && cp many/gemm_choices.bin "$1" &&
+            "$BIN/train_gptcu" --save "$@"
+    }
+    train many $options --train-iters 20 --save-interval 100 --eval-interval 100 &&
+        again variant $options $between --train-iters 11 --save-interval 5 &&
+        "$BIN/train_gptcu" --save variant $options $between --train-iters 20 --save-interval 5 \
+            --resume latest && [[ $(grep -c '"kind":"eval"' variant/metrics.jsonl) -ge 6 ]] &&
+        same_end many variant || return 1
+    again planted $options --train-iters 20 --save-interval 100 --lr 3.0001e-4 || return 1
+    ! same_end many planted
+}
+check "evaluations, samples, saves between" interrupted $LLAMA
+check "evaluations, samples, saves between, FP8" interrupted $LLAMA --fp8-format hybrid
+check "evaluations, samples, saves between, tensorwise" interrupted $GPT --fp8-format hybrid \
+    --fp8-recipe tensorwise --fp8-lm-head
+
 stopped_rank_is_named() {
     "$BIN/train_gptcu" $LLAMA --gpus 2 --train-iters 100000 --save stopped --save-interval 1000000 \
         --distributed-timeout 5 >out 2>err &

@@ -107,6 +107,28 @@ resumed() {
 }
 check "resume equals straight, Llama" resumed llama $RUN
 check "resume equals straight, GPT-2" resumed gpt2 $GPT
+# A run that was tuned, stopped and resumed, beside one that went straight on with its choices.
+tuned() {
+    train stopped "$@" --gemm-autotune --train-iters 6 --lr-decay-iters 12 || return 1
+    grep -q "products .*tuned in" log || return 1
+    cp stopped/gemm_choices.bin choices.bin
+    "$BIN/train_gptcu" --save stopped "$@" --gemm-autotune --resume latest &&
+        cmp stopped/gemm_choices.bin choices.bin || return 1
+    rm -rf straight && mkdir straight && cp choices.bin straight/gemm_choices.bin
+    "$BIN/train_gptcu" --save straight "$@" --gemm-autotune &&
+        cmp straight/gemm_choices.bin choices.bin && same_weights stopped straight
+}
+TUNED="--model llama-tiny --num-layers 2 --hidden-size 512 --num-attention-heads 8
+     --num-query-groups 2 --ffn-hidden-size 1408 --seq-length 512 --max-position-embeddings 512
+     --global-batch-size 8 $STEPS"
+check "tuned products, resumed" tuned $TUNED
+check "tuned products, FP8, resumed" tuned $TUNED --fp8-format hybrid --fp8-lm-head
+check "tuned products, tensorwise, resumed" tuned $TUNED --fp8-format hybrid \
+    --fp8-recipe tensorwise
+other_bits_are_seen() { # planted, for what compares runs here
+    train variant $RUN --lr 1.00001e-3 && ! same_weights llama variant
+}
+check "a learning rate 1e-5 larger is seen" other_bits_are_seen
 for fp8 in "delayed" "tensorwise" "delayed --fp8-lm-head --first-last-layers-bf16" \
     "delayed --no-fp8-wgrad"; do
     fp8="--fp8-format hybrid --fp8-recipe $fp8"

@@ -4,7 +4,8 @@ FP8 recipe.
 BF16: ours may be off by 1.5 times what transformers' are in BF16, judged by transformers in FP64;
 both round every activation. FP8: our emulation on the CPU rounds the products' operands to the same
 formats, with three or two bits behind the point, and nothing else: ours may be off by 1.5 times
-what that is and BF16 loses besides, and is nearer to it than it is to FP64.
+what that is and BF16 loses besides, and 1.2 times from it what it is from FP64 (what BF16 changes
+is rounded to other codes).
 """
 
 import copy
@@ -77,7 +78,7 @@ def test_of(name):
             loss = error_of(emulated, exact)
             assert loss > 2 * bf16, f"{recipe}: the emulation is off by {loss:.3g} alone: no FP8"
             near(f"{name} {recipe}", ours, exact, 1.5 * (loss + bf16))
-            near(f"{name} {recipe}, from the emulation", ours, emulated.double(), loss)
+            near(f"{name} {recipe}, from the emulation", ours, emulated.double(), 1.2 * loss)
             assert fails(near, f"{name} {recipe}, planted", ours, wrong, 1.5 * (loss + bf16))
 
     logits_are_theirs.__name__ = name
