@@ -208,7 +208,7 @@ $(BUILD)/asan/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
 standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,$(1),$(LIBRARY))
-FAULT_HOOKS := -Wl,--wrap=loader_batch,--wrap=gpu_sum_losses # test/standin/faults.c
+FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses # test/standin/faults.c
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
 # the tests of test/test_gpu_NAME.cu that run the trainer, over the stand-ins too

@@ -606,8 +606,6 @@ static void train_step(Trainer *t) {
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
-    *p->input = {learning_rate(o, step), step, (step + 1) % o->fp8_interval == 0,
-                 run_stop_signal() != 0 ? 1.0 : 0.0};
     p->follows = t->waiting;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
@@ -617,6 +615,9 @@ static void train_step(Trainer *t) {
         replay_micro_step(t, micro_place(t, micro));
     }
     dump_gradients(t);
+    // after the batches: reading them may be what ends the run
+    *p->input = {learning_rate(o, step), step, (step + 1) % o->fp8_interval == 0,
+                 run_stop_signal() != 0 ? 1.0 : 0.0};
     CUDA_CHECK(
         cudaMemcpyAsync(t->input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice, stream));
     params_update(&t->params, t->input); // in no graph: its collectives are waited for in graphs

@@ -62,23 +62,41 @@ bool writer_close(FileWriter *w, Error *err) {
     return w->error == 0 || fail(err, "%s: could not be written: %s", w->path, strerror(w->error));
 }
 
-bool file_map(MappedFile *m, const char *path, Error *err) {
-    *m = (MappedFile){0};
+int file_open(const char *path, size_t *bytes, Error *err) {
     struct stat info;
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe is refused, not waited for
-    if (file < 0) { return fail_path(err, path, errno); }
-    int why = fstat(file, &info) != 0 ? errno : 0;
+    int why = file < 0 || fstat(file, &info) != 0 ? errno : 0;
     if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
-    if (why == 0 && info.st_size > 0) {
-        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-        if (map == MAP_FAILED) {
-            why = errno;
-        } else {
-            *m = (MappedFile){map, (size_t)info.st_size};
-        }
+    if (why == 0) {
+        *bytes = (size_t)info.st_size;
+        return file;
     }
+    if (file >= 0) { close(file); }
+    fail_path(err, path, why);
+    return -1;
+}
+
+bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at, Error *err) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pread(file, (char *)out + done, bytes - done, (off_t)(at + (int64_t)done));
+        if (n == 0) { return fail(err, "%s: cut short while it was read", path); }
+        if (n < 0 && errno != EINTR) { return fail_path(err, path, errno); }
+        if (n > 0) { done += (size_t)n; }
+    }
+    return true;
+}
+
+bool file_map(MappedFile *m, const char *path, Error *err) {
+    *m = (MappedFile){0};
+    size_t bytes;
+    int file = file_open(path, &bytes, err);
+    if (file < 0) { return false; }
+    void *map = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
+    int why = map == MAP_FAILED ? errno : 0;
     close(file);
-    return why == 0 || fail_path(err, path, why);
+    if (why != 0) { return fail_path(err, path, why); }
+    *m = (MappedFile){map, bytes};
+    return true;
 }
 
 void file_unmap(MappedFile *m) {

@@ -18,8 +18,9 @@
 //   metrics.jsonl, config.txt
 //
 // meta.json is one object: "format", "version" (1), the fields of Progress, "ranks", "precision",
-// "layout_size", "data_windows", "options" (every option's text), "files" (name, bytes, CRC-32),
-// and last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
+// "layout_size", "data_windows", "data" (the training shards, dataloader/loader.h), "options"
+// (every option's text), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the file
+// itself with that field's eight digits as zeros.
 //
 // A checkpoint is written as .tmp-step_..., every file synced, then renamed and read back; after
 // that `latest` moves, and only then are older checkpoints deleted. What an interrupted run leaves
@@ -58,14 +59,15 @@ typedef struct {
     const Precision *precision;
     Progress progress;
     int64_t data_windows;
-    bool best; // the lowest validation loss so far was measured at this step
+    const char *data; // the shards' identity; NULL: none
+    bool best;        // the lowest validation loss so far was measured at this step
     int rank, ranks;
     Group *group; // the other ranks; NULL: none
     Dtype model_dtype;
-    const void *model;            // all weights, for model.safetensors; read on rank 0 only
-    const char *tokenizer_folder; // where Hugging Face's tokenizer files are; NULL: nowhere
-    int end_of_text;              // -1: not known
-    int num_ranges;               // of the parameter space that this rank holds
+    const void *model;     // all weights, for model.safetensors; read on rank 0 only
+    const char *tokenizer; // path of the tokenizer.bin beside Hugging Face's files; NULL: none
+    int end_of_text;       // -1: not known
+    int num_ranges;        // of the parameter space that this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
@@ -108,6 +110,7 @@ typedef struct {
     int ranks;
     char precision[16];
     char created[32];
+    char *data;            // the shards' identity; "": not known
     struct cJSON *options; // an object of texts
     int64_t bytes;         // of all files
     SafeTensors model, scaling;

@@ -84,6 +84,7 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     c->ranks = (int)ranks;
     snprintf(c->precision, sizeof(c->precision), "%s", text_of(meta, "precision"));
     snprintf(c->created, sizeof(c->created), "%s", text_of(meta, "created"));
+    c->data = strdup_or_die(text_of(meta, "data"));
     c->options = cJSON_DetachItemFromObjectCaseSensitive(meta, "options");
     return cJSON_IsObject(c->options) || fail(err, "%s/meta.json: no options", c->path);
 }
@@ -206,6 +207,7 @@ void checkpoint_close(Checkpoint *c) {
     }
     free(c->optimizer);
     free(c->ranges);
+    free(c->data);
     safetensors_close(&c->model);
     safetensors_close(&c->scaling);
     cJSON_Delete(c->options);

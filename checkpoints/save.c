@@ -96,11 +96,13 @@ static bool write_shared(const Snapshot *s, const char *folder, FileEntry *files
     ok = write_file(&files[(*count)++], folder, "config.json", config, strlen(config), err);
     free(config);
 
+    // PREFIX_tokenizer.bin's are PREFIX_tokenizer.json and so on
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
-    for (int i = 0; ok && s->tokenizer_folder != NULL && i < 2; i++) {
+    const char *name = s->tokenizer != NULL ? strstr(s->tokenizer, "tokenizer.bin") : NULL;
+    for (int i = 0; ok && name != NULL && i < 2; i++) {
         char path[PATH_LENGTH];
         MappedFile source;
-        path_format(path, "%s/%s", s->tokenizer_folder, names[i]);
+        path_format(path, "%.*s%s", (int)(name - s->tokenizer), s->tokenizer, names[i]);
         if (!path_exists(path)) { continue; }
         if (!file_map(&source, path, err)) { return false; }
         ok = write_file(&files[(*count)++], folder, names[i], source.data, source.bytes, err);
@@ -163,6 +165,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *f
     cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
     cJSON_AddStringToObject(meta, "created", created);
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
+    if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         // with all digits, which cJSON's own numbers lack; JSON has no NaN
         snprintf(digits, sizeof(digits), isfinite(numbers[i].value) ? "%.17g" : "null",

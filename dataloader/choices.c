@@ -1,6 +1,5 @@
 #include "choices.h"
 
-#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,30 +8,32 @@ static const char remedy[] = "scripts/prepare_choices makes them";
 
 // Steps over a length and that many tokens; false when they reach past `end`, or one is outside the
 // vocabulary, or there are none.
-static bool skip_tokens(const TokenFile *f, int64_t *at, int64_t end, int vocab) {
+static bool skip_tokens(const uint32_t *numbers, int64_t *at, int64_t end, int vocab) {
     if (*at >= end) { return false; }
-    int64_t count = token_file_number(f, (*at)++);
+    int64_t count = numbers[(*at)++];
     if (count < 1 || count > end - *at) { return false; }
     for (; count > 0; count--) {
-        if (token_file_number(f, (*at)++) >= (uint32_t)vocab) { return false; }
+        if (numbers[(*at)++] >= (uint32_t)vocab) { return false; }
     }
     return true;
 }
 
 // Reads the question at *at and moves *at behind it.
-static bool read_question(const TokenFile *f, Question *q, int64_t *at, int vocab) {
+static bool read_question(const ChoiceSet *set, Question *q, int64_t *at, int vocab) {
     enum { NUMBERS = 5, ANSWERS_MAX = 1000 };
-    int64_t begin = *at, i = begin + NUMBERS;
-    if (i >= f->count || token_file_number(f, begin) != CHOICES_START) { return false; }
-    int64_t end = begin + token_file_number(f, begin + 1) / f->token_bytes;
-    uint32_t label = token_file_number(f, begin + 3), answers = token_file_number(f, begin + 4);
-    if (end <= i || end > f->count || answers < 1 || answers > ANSWERS_MAX || label >= answers) {
+    const uint32_t *numbers = set->numbers, *head = numbers + *at;
+    int64_t i = *at + NUMBERS;
+    if (i >= set->file.count || head[0] != CHOICES_START) { return false; }
+    int64_t end = *at + head[1] / set->file.token_bytes;
+    uint32_t label = head[3], answers = head[4];
+    if (end <= i || end > set->file.count || answers < 1 || answers > ANSWERS_MAX ||
+        label >= answers) {
         return false;
     }
-    int context = (int)token_file_number(f, i);
-    bool ok = skip_tokens(f, &i, end, vocab);
+    int context = (int)numbers[i];
+    bool ok = skip_tokens(numbers, &i, end, vocab);
     *q = (Question){.at = i, .label = (int)label, .answers = (int)answers, .context = context};
-    for (uint32_t a = 0; ok && a < answers; a++) { ok = skip_tokens(f, &i, end, vocab); }
+    for (uint32_t a = 0; ok && a < answers; a++) { ok = skip_tokens(numbers, &i, end, vocab); }
     *at = end;
     return ok && i == end;
 }
@@ -46,9 +47,11 @@ static bool read_questions(ChoiceSet *set, int vocab, Error *err) {
         return fail(err, "%s: the header says %d questions, the file has room for %lld", f->path,
                     count, (long long)most);
     }
+    set->numbers = malloc_or_die((size_t)f->count * sizeof(uint32_t));
+    if (!token_file_read(f, 0, f->count, set->numbers, err)) { return false; }
     set->questions = calloc_or_die((size_t)count, sizeof(Question));
     for (; set->count < count; set->count++) {
-        if (!read_question(f, &set->questions[set->count], &at, vocab)) {
+        if (!read_question(set, &set->questions[set->count], &at, vocab)) {
             return fail(err,
                         "%s: question %d of %d is damaged or has a token outside the vocabulary of "
                         "%d (--vocab-size)",
@@ -75,6 +78,7 @@ bool choices_open(ChoiceSet *set, const char *path, int vocab, Error *err) {
 
 void choices_close(ChoiceSet *set) {
     token_file_close(&set->file);
+    free(set->numbers);
     free(set->questions);
     *set = (ChoiceSet){0};
 }
@@ -82,10 +86,7 @@ void choices_close(ChoiceSet *set) {
 bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab, Error *err) {
     glob_t found;
     *sets = (ChoiceSets){0};
-    if (glob(pattern, 0, NULL, &found) != 0) {
-        return fail(err, "%s: no such file; scripts/prepare_choices makes multiple-choice sets",
-                    pattern);
-    }
+    if (!files_find(&found, pattern, remedy, err)) { return false; }
     sets->sets = calloc_or_die(found.gl_pathc, sizeof(ChoiceSet));
     bool ok = true;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
@@ -105,14 +106,13 @@ void choice_sets_close(ChoiceSets *sets) {
 
 int choices_row(const ChoiceSet *set, int question, int answer_index, int most, int *tokens,
                 int *answer) {
-    const TokenFile *f = &set->file;
     const Question *q = &set->questions[question];
-    int64_t at = q->at;
-    for (int a = 0; a < answer_index; a++) { at += 1 + token_file_number(f, at); }
-    *answer = (int)token_file_number(f, at++);
+    const uint32_t *context_end = set->numbers + q->at, *at = context_end;
+    for (int a = 0; a < answer_index; a++) { at += 1 + *at; }
+    *answer = (int)*at++;
     if (*answer > most - 1) { return 0; }
     int context = (int)min64(q->context, most - *answer), n = 0;
-    for (int i = context; i > 0; i--) { tokens[n++] = (int)token_file_number(f, q->at - i); }
-    for (int i = 0; i < *answer; i++) { tokens[n++] = (int)token_file_number(f, at + i); }
+    for (int i = context; i > 0; i--) { tokens[n++] = (int)context_end[-i]; }
+    for (int i = 0; i < *answer; i++) { tokens[n++] = (int)at[i]; }
     return n;
 }

@@ -29,7 +29,8 @@ typedef struct {
 
 typedef struct {
     TokenFile file;
-    char name[64]; // of the file, without its folder and .bin
+    char name[64];     // of the file, without its folder and .bin
+    uint32_t *numbers; // the whole file's
     int count;
     Question *questions;
 } ChoiceSet;

@@ -22,6 +22,8 @@
 
 #include "../base/io.h"
 
+#include <glob.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,7 +32,8 @@ enum { SHARD_MAGIC = 20240520, SHARD_HEADER_BYTES = 1024, SHARD_TOKENIZER = 4 };
 
 typedef struct {
     char path[PATH_LENGTH];
-    MappedFile file;
+    int file;
+    size_t bytes;
     int32_t header[SHARD_TOKENIZER + 1];
     int token_bytes;    // of a number: 2 or 4
     int64_t count;      // numbers in the file
@@ -43,8 +46,8 @@ bool token_file_open(TokenFile *f, const char *path, int32_t magic, const char *
                      const char *remedy, Error *err);
 void token_file_close(TokenFile *f);
 
-// Number i < count.
-uint32_t token_file_number(const TokenFile *f, int64_t i);
+// Numbers [begin, begin + n) of the file.
+bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out, Error *err);
 
 // Also refuses a shard without tokens, or whose size is not what its header says.
 bool shard_open(TokenFile *shard, const char *path, Error *err);
@@ -52,18 +55,26 @@ bool shard_open(TokenFile *shard, const char *path, Error *err);
 // The header of a shard whose tokenizer is not known.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
+// The files that a glob pattern matches, at least one.
+bool files_find(glob_t *found, const char *pattern, const char *remedy, Error *err);
+
 typedef struct {
     int num_shards;
     TokenFile *shards;
-    int64_t *first; // [num_shards + 1] the stream position of each shard's first token, and the end
     int64_t tokens, windows;
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
+    char *identity;     // a line for each shard: "CRC-32 NAME"
 } Dataset;
 
 // Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err);
 void dataset_close(Dataset *data);
+
+// Refuses shards whose checksums are not those of `identity`, in its order, and names the first.
+// Folders and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it.
+// whose: "... that WHOSE read".
+bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err);
 
 // inputs[T], targets[T] of a window. Refuses a token outside the vocabulary, and says where it is.
 bool dataset_window(const Dataset *data, int64_t window, int *inputs, int *targets, Error *err);

@@ -1,8 +1,8 @@
 // Turns text files into token shards, so that no Python is needed to make data:
 // ./tokenize --output-prefix data/mine notes.txt book.txt
-// writes data/mine_train.bin, data/mine_val.bin and data/tokenizer.bin. Each file is a document: an
-// end-of-text token, then its text; the end of each goes to the validation shard. The tokens are
-// bytes, or those of another tokenizer.bin that says how text is cut (--tokenizer).
+// writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. Each file is a
+// document: an end-of-text token, then its text; the end of each goes to the validation shard. The
+// tokens are bytes, or those of another tokenizer.bin that says how text is cut (--tokenizer).
 #include "loader.h"
 #include "tokenizer.h"
 
@@ -70,8 +70,8 @@ static void open_output(Output *out, const char *prefix, const char *part) {
     if (lseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) < 0) { die("%s: no file", fresh); }
 }
 
-// Writes the header and gives the file its name. Prints the entropy of the token frequencies: the
-// loss of the best model that ignores context.
+// Writes the header and closes the file, which keeps its temporary name. Prints the entropy of the
+// token frequencies: the loss of the best model that ignores context.
 static void close_output(Output *out) {
     Error err;
     int32_t header[SHARD_HEADER_BYTES / 4];
@@ -85,14 +85,16 @@ static void close_output(Output *out) {
     header[SHARD_TOKENIZER] = (int32_t)tokenizer.mark;
     bool headed = pwrite(out->writer.file, header, sizeof(header), 0) == sizeof(header);
     if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
-    if (out->tokens == 0) {
-        remove(out->writer.path);
-        return;
-    }
-    if (!headed || rename(out->writer.path, out->path) != 0) {
+    if (!headed) { die("%s: could not be written", out->path); }
+    if (out->tokens == 0) { return; }
+    printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens, entropy);
+}
+
+// A shard without tokens is none.
+static void publish_output(const Output *out) {
+    if (out->tokens > 0 ? rename(out->writer.path, out->path) : remove(out->writer.path)) {
         die("%s: could not be written", out->path);
     }
-    printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens, entropy);
 }
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
@@ -114,14 +116,14 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
 static void open_tokenizer(const char *prefix, const char *given) {
     Error err;
     char copy[PATH_LENGTH], path[PATH_LENGTH];
-    path_format(copy, "%s_train.bin", prefix);
-    const char *folder = dirname(copy), *from = given != NULL ? given : path;
-    if (!folder_make(folder, &err)) { die("%s", err.text); }
-    path_format(path, "%s/tokenizer.bin", folder);
+    path_format(path, "%s_tokenizer.bin", prefix);
+    path_format(copy, "%s", path);
+    const char *from = given != NULL ? given : path;
+    if (!folder_make(dirname(copy), &err)) { die("%s", err.text); }
     if (given == NULL && !tokenizer_write_bytes(path, &err)) { die("%s", err.text); }
     if (!tokenizer_open(&tokenizer, from, &err)) { die("--tokenizer %s", err.text); }
     if (!encoder_open(&encoder, &tokenizer, &err)) { die("--tokenizer %s: %s", from, err.text); }
-    if (given != NULL && !file_replace(path, tokenizer.file.data, tokenizer.file.bytes, &err)) {
+    if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes, &err)) {
         die("%s", err.text);
     }
     token_bytes = tokenizer.vocab <= 1 << 16 ? 2 : 4;
@@ -150,9 +152,9 @@ int main(int argc, char **argv) {
         case 'h':
             printf("Usage: %s --output-prefix PREFIX [--valid-fraction 0.1] [--tokenizer FILE] "
                    "FILE...\n"
-                   "Writes PREFIX_train.bin, PREFIX_val.bin (token shards) and, beside them, "
-                   "tokenizer.bin:\nthat of bytes, or --tokenizer's (GPT-2's, Llama 3's, made by "
-                   "scripts/prepare_data).\n",
+                   "Writes PREFIX_train.bin, PREFIX_val.bin (token shards) and "
+                   "PREFIX_tokenizer.bin:\nthat of bytes, or --tokenizer's (GPT-2's, Llama 3's, "
+                   "made by scripts/prepare_data).\n",
                    argv[0]);
             return 0;
         default: die("%s: no such option, or its value is missing (--help)", argv[optind - 1]);
@@ -167,6 +169,11 @@ int main(int argc, char **argv) {
     for (int i = optind; i < argc; i++) { tokenize_file(argv[i], &train, &valid); }
     close_output(&train);
     close_output(&valid);
+    // a validation shard of other text never stands beside the new training shard
+    bool older = remove(valid.path) == 0;
+    if (older && valid.tokens == 0) { printf("%s: of earlier texts, deleted\n", valid.path); }
+    publish_output(&train);
+    publish_output(&valid);
     encoder_close(&encoder);
     tokenizer_close(&tokenizer);
     return 0;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
@@ -10,8 +11,13 @@ enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
 
 static bool read_file(Tokenizer *t, const char *path, Error *err) {
     int32_t header[HEADER_INTS] = {0};
-    const MappedFile *f = &t->file;
-    if (f->bytes >= sizeof(header)) { memcpy(header, f->data, sizeof(header)); }
+    int file = file_open(path, &t->bytes, err);
+    if (file < 0) { return false; }
+    t->data = malloc_or_die(t->bytes);
+    bool ok = file_read_at(file, path, t->data, t->bytes, 0, err);
+    close(file);
+    if (!ok) { return false; }
+    if (t->bytes >= sizeof(header)) { memcpy(header, t->data, sizeof(header)); }
     if (header[0] != TOKENIZER_MAGIC) {
         return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);
     }
@@ -22,7 +28,7 @@ static bool read_file(Tokenizer *t, const char *path, Error *err) {
     t->end_of_text = header[3];
     t->cut = (Cut)header[4];
     t->num_ranges = header[5];
-    if (t->vocab <= 0 || (size_t)t->vocab > f->bytes || t->end_of_text < 0 ||
+    if (t->vocab <= 0 || (size_t)t->vocab > t->bytes || t->end_of_text < 0 ||
         t->end_of_text >= t->vocab) {
         return fail(err, "%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
     }
@@ -34,21 +40,21 @@ static bool read_file(Tokenizer *t, const char *path, Error *err) {
     size_t end = sizeof(header);
     for (int id = 0; id < t->vocab; id++) {
         t->at[id] = end;
-        if (end >= f->bytes || end + f->data[end] >= f->bytes) {
+        if (end >= t->bytes || end + t->data[end] >= t->bytes) {
             return fail(err, "%s: cut short at token %d of %d", path, id, t->vocab);
         }
-        end += 1 + (size_t)f->data[end];
+        end += 1 + (size_t)t->data[end];
     }
-    t->mark = (uint32_t)crc32(0, f->data + sizeof(header), (uInt)(end - sizeof(header)));
+    t->mark = (uint32_t)crc32(0, t->data + sizeof(header), (uInt)(end - sizeof(header)));
 
-    size_t room = (f->bytes - end) / sizeof(CharacterRange);
+    size_t room = (t->bytes - end) / sizeof(CharacterRange);
     if (t->num_ranges < 0 || (size_t)t->num_ranges > room) {
         return fail(err, "%s: %d ranges of characters, room for %zu; it is damaged", path,
                     t->num_ranges, room);
     }
     size_t bytes = (size_t)t->num_ranges * sizeof(CharacterRange);
     t->ranges = malloc_or_die(bytes);
-    memcpy(t->ranges, f->data + end, bytes);
+    memcpy(t->ranges, t->data + end, bytes);
     int64_t last = -1;
     for (int i = 0; i < t->num_ranges; i++) {
         const CharacterRange *r = &t->ranges[i];
@@ -62,14 +68,13 @@ static bool read_file(Tokenizer *t, const char *path, Error *err) {
 
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     *t = (Tokenizer){0};
-    if (!file_map(&t->file, path, err)) { return false; }
     if (read_file(t, path, err)) { return true; }
     tokenizer_close(t);
     return false;
 }
 
 void tokenizer_close(Tokenizer *t) {
-    file_unmap(&t->file);
+    free(t->data);
     free(t->at);
     free(t->ranges);
     *t = (Tokenizer){0};
@@ -77,7 +82,7 @@ void tokenizer_close(Tokenizer *t) {
 
 const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
     bool known = id >= 0 && id < t->vocab && id != t->end_of_text;
-    const unsigned char *entry = known ? t->file.data + t->at[id] : (const unsigned char *)"";
+    const unsigned char *entry = known ? t->data + t->at[id] : (const unsigned char *)"";
     *length = entry[0];
     return entry + known;
 }

@@ -35,7 +35,8 @@ typedef struct {
     int vocab, end_of_text;
     uint32_t mark;
     Cut cut;
-    MappedFile file;
+    unsigned char *data; // the whole file
+    size_t bytes;
     size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;
     CharacterRange *ranges; // in ascending order; a character outside them is CLASS_OTHER

@@ -1,10 +1,20 @@
 #include "cpu.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { COLUMN_CHUNK = 64 }; // columns a thread owns when it sums over rows
+
+// With 100,000 threads OpenMP's library overruns the stack.
+__attribute__((constructor)) static void bound_threads(void) {
+    enum { THREADS_MAX = 4096 };
+    if (omp_get_max_threads() <= THREADS_MAX) { return; }
+    warn("OMP_NUM_THREADS: %d threads, more than %d; %d are used", omp_get_max_threads(),
+         THREADS_MAX, omp_get_num_procs());
+    omp_set_num_threads(omp_get_num_procs());
+}
 
 static int min_int(int a, int b) {
     return a < b ? a : b;

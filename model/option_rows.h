@@ -39,9 +39,11 @@ REAL("init-method-std", init_method_std, "0.02", 0, 10, "standard deviation of t
 TEXT("data", data, "", "GLOB", "training shards")
 TEXT("valid-data", valid_data, "", "GLOB", "validation shards")
 TEXT("tokenizer", tokenizer, "", "FILE",
-    "tokenizer.bin, to print samples as text; default: the one beside the shards")
+    "tokenizer.bin, to print samples as text; default: the one beside the shards that made them")
 FLAG("shuffle", shuffle, "true",
     "visit the training windows in a seeded random order, a new one each epoch")
+FLAG("accept-data-change", accept_data_change, "false",
+    "resume although --data is not what the checkpoint's run read", ACTION)
 
 #undef GROUP
 #define GROUP "Training"

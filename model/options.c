@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define BLANK " \t\r\n"
+#define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors begin UTF-8 with it
 
 // ---- names --------------------------------------------------------------------------------------
 
@@ -228,6 +229,7 @@ static bool read_config(Options *options, const char *path, Error *err) {
     bool ok = true;
     for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
         Error why;
+        if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
         ok = strlen(line) == (size_t)length ? read_line(options, line, retired, &why)
                                             : fail(&why, "a NUL byte; options are text");
         if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }

@@ -65,6 +65,7 @@ prepare_data() {
         "$root/tokenize" --output-prefix "$data/all" "$data/corpus.txt" >/dev/null || exit 1
         mv "$data/all_val.bin" "$data/val_00000.bin" || exit 1
         mv "$data/all_train.bin" "$data/train_00000.bin" || exit 1
+        mv "$data/all_tokenizer.bin" "$data/tokenizer.bin" || exit 1
         return
     fi
     # shellcheck disable=SC2154 # the recipe sets data_set and tokenizer

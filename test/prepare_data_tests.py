@@ -71,7 +71,7 @@ def the_c_tokenizer_agrees():
     assert manifest("p")["split"] == "tails"
     assert read("p/train_00000.bin") == read("c/one_train.bin")
     assert read("p/val_00000.bin") == read("c/one_val.bin")
-    assert read("p/tokenizer.bin") == read("c/tokenizer.bin")
+    assert read("p/tokenizer.bin") == read("c/one_tokenizer.bin")
 
 
 def the_order_is_the_seeds():

@@ -78,8 +78,8 @@ shards() {
     refuses '--data is missing|--help' train_gpt "${common[@]}"
     refuses '--tokenizer text: not a tokenizer.bin|./tokenize' \
         "${train[@]}" d/x_train.bin --tokenizer text
-    refuses "--tokenizer d/tokenizer.bin: vocabulary 257|the model's 250 (--vocab-size)" \
-        "${train[@]}" d/x_train.bin --tokenizer d/tokenizer.bin --vocab-size 250
+    refuses "--tokenizer d/x_tokenizer.bin: vocabulary 257|the model's 250 (--vocab-size)" \
+        "${train[@]}" d/x_train.bin --tokenizer d/x_tokenizer.bin --vocab-size 250
 }
 
 crc_of() {

@@ -33,13 +33,16 @@ static void read_step(Run *run, int ranks, int micro_batch, int windows[BATCH]) 
     int *targets = malloc_or_die((size_t)(micro_batch * T) * sizeof(int));
     run->options.micro_batch_size = micro_batch;
     run->ranks = ranks;
-    for (run->rank = 0; run->rank < ranks; run->rank++) {
+    for (int rank = 0; rank < ranks; rank++) {
+        Run own = *run;
+        own.rank = rank;
         for (int micro = 0; micro < run_micro_batches(run); micro++) {
-            run_batch(run, 0, micro, inputs, targets);
+            run_batch(&own, 0, micro, inputs, targets);
             for (int i = 0; i < micro_batch; i++) {
-                windows[(micro * ranks + run->rank) * micro_batch + i] = inputs[i * T];
+                windows[(micro * ranks + rank) * micro_batch + i] = inputs[i * T];
             }
         }
+        free(own.held);
     }
     free(inputs);
     free(targets);

@@ -218,7 +218,7 @@ def samples_go_on_from_a_prompt():
     assert again.out.split("step 0:\n")[1] == sample
     refused(run("train_gpt", *TINY, "--data", "kind_sp/train_*.bin", "--vocab-size", 600,
                 "--seq-length", 8, "--sample-prompt", "x", check=False),
-            "--sample-prompt", "the tokenizer in kind_sp", "does not say how text is cut",
+            "--sample-prompt", "the tokenizer kind_sp/tokenizer.bin", "does not say how text is cut",
             "prepare_data")
     write("bare/x.bin", read("prompt_out/train_00000.bin"))
     refused(run("train_gpt", *TINY, "--data", "bare/x.bin", "--vocab-size", 700, "--sample-prompt",

@@ -67,6 +67,13 @@ int run_stop_signal(void) {
     return stop_signal;
 }
 
+void run_end_by_data(Run *run, const char *option, const Error *why) {
+    if (run->data_fault.text[0] != '\0') { return; }
+    fail(&run->data_fault, "--%s %.700s", option, why->text);
+    complain("%s", run->data_fault.text);
+    request_stop(-1);
+}
+
 static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
@@ -151,6 +158,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
                "order\n",
                (long long)run->train_data.windows, (long long)checkpoint->data_windows);
     }
+    run_match_data(run, checkpoint->data);
     return true;
 }
 
@@ -336,6 +344,11 @@ void run_report(Run *run, StepResult s) {
 
 void run_report_eval(Run *run, double loss, double seconds) {
     Progress *p = &run->progress;
+    Error why = run->data_fault;
+    if (!group_agree(run->group, CHANNEL_MAIN, why.text[0] == '\0', &why)) {
+        run->stopping = true; // on every rank: the loss lacks what one could not read
+        return;
+    }
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
@@ -392,7 +405,8 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.precision = &run->precision;
     s.progress = *p;
     s.data_windows = run->train_data.windows;
-    s.tokenizer_folder = run->has_tokenizer ? run->tokenizer_folder : NULL;
+    s.data = run->train_data.identity;
+    s.tokenizer = run->has_tokenizer ? run->tokenizer_path : NULL;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
     s.best = run_should_eval(run) && p->valid_loss == p->best_valid_loss;
     s.rank = run->rank;
@@ -411,7 +425,9 @@ int run_close(Run *run) {
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && p->step < run->options.train_iters;
-    int status = !saved          ? EXIT_FAILURE // whatever else has happened
+    Error why = run->data_fault;
+    bool read = group_agree(run->group, CHANNEL_MAIN, why.text[0] == '\0', &why);
+    int status = !saved || !read ? EXIT_FAILURE // whatever else has happened
                  : run->diverged ? EXIT_TOO_MANY_SKIPPED
                  : stopped       ? EXIT_STOPPED_BY_SIGNAL
                                  : EXIT_SUCCESS;
@@ -419,11 +435,15 @@ int run_close(Run *run) {
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "status", status);
     metrics_end(&run->metrics, r);
-    if (stopped) {
+    const char *resume = options_save(&run->options) && saved
+                             ? "; saved; resume with --resume latest"
+                             : "";
+    if (!read) {
+        printf("stopped after step %lld: %s%s\n", (long long)p->step, why.text, resume);
+    } else if (stopped) {
         char by[40] = "a signal to another rank";
         if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
-        printf("stopped by %s after step %lld%s\n", by, (long long)p->step,
-               run->options.save[0] != '\0' && saved ? "; saved; resume with --resume latest" : "");
+        printf("stopped by %s after step %lld%s\n", by, (long long)p->step, resume);
     } else if (run->diverged) {
         printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
                run->options.max_skipped);
@@ -434,6 +454,7 @@ int run_close(Run *run) {
     choice_sets_close(&run->choices);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
     free(run->prompt);
+    free(run->held);
     run_free_configuration(run);
     group_close(run->group);
     return status;

@@ -29,9 +29,12 @@ typedef struct {
     Loader train, valid;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
-    char tokenizer_folder[PATH_LENGTH]; // where tokenizer.bin was found
-    int *prompt, prompt_length;         // the tokens that samples start with
-    ChoiceSets choices;                 // --eval-choices
+    char tokenizer_path[PATH_LENGTH];
+    int *prompt, prompt_length; // the tokens that samples start with
+    ChoiceSets choices;         // --eval-choices
+    int *held;                  // this rank's next batches (run_batch)
+    int64_t held_end;           // the first step whose batches are not read yet
+    Error data_fault;           // which data could not be read; "": none
 
     Metrics metrics;
     Saver saver;
@@ -69,7 +72,11 @@ int run_close(Run *run);
 // What run_start opens: shards, choices, tokenizer, prompt.
 void run_open_data(Run *run);
 // inputs, targets [B,T] of micro-batch `micro` of the step `ahead` steps after the present one.
+// What the two steps after it need is read with it, so that data that cannot be read, or hold a bad
+// token, are found while there are steps to train, after which the run ends and saves.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
+// Refuses --data other than a checkpoint's, unless --accept-data-change is given.
+void run_match_data(const Run *run, const char *identity);
 int run_micro_batches(const Run *run); // a step
 
 // An evaluation reads the same windows whatever the batch: run_eval_samples of them, from 0.
@@ -96,6 +103,8 @@ bool run_goes_on(const Run *run); // neither done nor stopped
 // The signal that has requested the end of this process, 0: none. Several ranks: a step hands it to
 // the others, so that all end after the same one (StepResult.stop).
 int run_stop_signal(void);
+// Ends the run after the present step, as a signal does: data of --`option` could not be read.
+void run_end_by_data(Run *run, const char *option, const Error *why);
 // Whether something besides the next step waits for the report of step number `step` (counted as
 // progress counts): an evaluation, a sample, a save, the end.
 bool run_needs_result(const Run *run, int64_t step);

@@ -26,27 +26,50 @@ static void open_train_data(Run *run) {
            run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
 }
 
-// --tokenizer, or the tokenizer.bin beside the shards, if there is one.
+// --tokenizer; or else, of the tokenizers beside the shards (tokenizer.bin, PREFIX_tokenizer.bin),
+// the one that made them, by its mark; of shards without a mark, tokenizer.bin.
 static void open_tokenizer(Run *run) {
     const Options *o = &run->options;
-    const char *beside = o->data[0] != '\0' ? o->data : o->valid_data;
-    const char *near = o->tokenizer[0] != '\0' ? o->tokenizer : beside;
-    const char *slash = strrchr(near, '/');
+    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
+    const char *slash = strrchr(shards, '/');
+    uint32_t mark = o->data[0] != '\0' ? run->train_data.tokenizer : run->valid_data.tokenizer;
     char path[PATH_LENGTH];
+    glob_t found = {0};
     Error err;
-    path_format(run->tokenizer_folder, "%.*s", slash != NULL ? (int)(slash - near) : 1,
-                slash != NULL ? near : ".");
     path_format(path, "%s", o->tokenizer);
-    if (o->tokenizer[0] == '\0') {
-        path_format(path, "%s/tokenizer.bin", run->tokenizer_folder);
-        if (near[0] == '\0' || !path_exists(path)) { return; }
+    if (path[0] != '\0') {
+        run->has_tokenizer = tokenizer_open(&run->tokenizer, path, &err);
+        if (!run->has_tokenizer) { die("--tokenizer %s", err.text); }
+    } else if (shards[0] != '\0') {
+        path_format(path, "%.*s*tokenizer.bin", slash != NULL ? (int)(slash + 1 - shards) : 0,
+                    shards);
+        glob(path, 0, NULL, &found);
     }
-    if (!tokenizer_open(&run->tokenizer, path, &err)) { die("--tokenizer %s", err.text); }
+    for (size_t i = 0; i < found.gl_pathc && !run->has_tokenizer; i++) {
+        path_format(path, "%s", found.gl_pathv[i]);
+        if (!tokenizer_open(&run->tokenizer, path, &err)) {
+            warn("%s", err.text);
+            continue;
+        }
+        slash = strrchr(path, '/');
+        run->has_tokenizer = mark != 0
+                                 ? run->tokenizer.mark == mark
+                                 : strcmp(slash != NULL ? slash + 1 : path, "tokenizer.bin") == 0;
+        if (!run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+    }
+    globfree(&found);
+    if (!run->has_tokenizer) {
+        if (found.gl_pathc > 0) {
+            warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers",
+                 shards);
+        }
+        return;
+    }
     if (run->tokenizer.vocab > run->config.vocab) {
         die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
             run->tokenizer.vocab, run->config.vocab);
     }
-    run->has_tokenizer = true;
+    path_format(run->tokenizer_path, "%s", path);
 }
 
 // A file carries a mark of the tokenizer that made it, or 0. All marks must be the same.
@@ -96,21 +119,62 @@ void run_open_data(Run *run) {
     if (!run_encode_prompt(run, &err)) { die("%s", err.text); }
 }
 
+void run_match_data(const Run *run, const char *identity) {
+    Error err;
+    if (identity[0] == '\0' || !options_train(&run->options) ||
+        dataset_match(&run->train_data, identity, "the checkpoint's run", &err)) {
+        return;
+    }
+    if (!run->options.accept_data_change) {
+        die("--data %s; --accept-data-change resumes with it", err.text);
+    }
+    printf("  --data changed: %s\n", err.text);
+}
+
 // ---- batches ------------------------------------------------------------------------------------
 
 int run_micro_batches(const Run *run) {
     return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
 }
 
-void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
-    Error err;
+// Reads the batches of a step into their place among those that are held.
+static bool hold_step(Run *run, int64_t step, int *held, Error *err) {
     int B = run->options.micro_batch_size;
-    int64_t first = run->progress.samples + ahead * run->options.global_batch_size;
-    int64_t sample = first + ((int64_t)micro * run->ranks + run->rank) * B;
-    run_beat(run, DOING_WORK, "reading data");
-    if (!loader_batch(&run->train, sample, B, INT64_MAX, inputs, targets, &err)) {
-        die("--data %s", err.text);
+    int64_t half = (int64_t)B * run->train.data->seq_length;
+    int64_t first = run->progress.samples +
+                    (step - run->progress.step) * run->options.global_batch_size;
+    bool ok = true;
+    for (int micro = 0; ok && micro < run_micro_batches(run); micro++, held += 2 * half) {
+        int64_t sample = first + ((int64_t)micro * run->ranks + run->rank) * B;
+        ok = loader_batch(&run->train, sample, B, INT64_MAX, held, held + half, err);
     }
+    return ok;
+}
+
+void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
+    enum { HELD = 3 }; // a step, the one in flight behind it on several ranks, and one more
+    int64_t step = run->progress.step + ahead;
+    int64_t half = (int64_t)run->options.micro_batch_size * run->train.data->seq_length;
+    int64_t room = 2 * half * run_micro_batches(run);
+    bool first = run->held == NULL;
+    Error err;
+    if (first) {
+        run->held = malloc_or_die((size_t)(HELD * room) * sizeof(int));
+        run->held_end = step;
+    }
+    run_beat(run, DOING_WORK, "reading data");
+    int64_t end = min64(step + HELD, max64(step + 1, run->options.train_iters));
+    for (; run->held_end < end && run->data_fault.text[0] == '\0'; run->held_end++) {
+        if (hold_step(run, run->held_end, run->held + run->held_end % HELD * room, &err)) {
+            continue;
+        }
+        if (first) { die("--data %s", err.text); }
+        run_end_by_data(run, "data", &err);
+        break;
+    }
+    const int *from = run->held + step % HELD * room + 2 * half * micro;
+    memcpy(inputs, from, (size_t)half * sizeof(int));
+    memcpy(targets, from + half, (size_t)half * sizeof(int));
     run_beat(run, DOING_WAIT, "in a step");
 }
 
@@ -125,7 +189,8 @@ void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
     run_beat(run, DOING_WORK, "reading data");
     if (!loader_batch(&run->valid, sample, run->options.micro_batch_size, run_eval_samples(run),
                       inputs, targets, &err)) {
-        die("--valid-data %s", err.text);
+        run_end_by_data(run, "valid-data", &err);
+        loader_batch(&run->valid, 0, run->options.micro_batch_size, 0, inputs, targets, NULL);
     }
     run_beat(run, DOING_WAIT, "in an evaluation");
 }

@@ -13,14 +13,21 @@ void run_beat(const Run *run, Doing doing, const char *what) {
 }
 
 void ranks_check_data(const Run *run) {
-    int64_t mine[2] = {run->train_data.tokens, run->valid_data.tokens}, first[2];
-    memcpy(first, mine, sizeof(mine));
-    group_broadcast(run->group, CHANNEL_MAIN, first, sizeof(first));
-    int i = mine[0] == first[0]; // which of the two differs
-    if (mine[i] == first[i]) { return; }
-    die("--%s %s: %lld tokens here, %lld where rank 0 reads: every rank needs the same shards",
-        i == 0 ? "data" : "valid-data", i == 0 ? run->options.data : run->options.valid_data,
-        (long long)mine[i], (long long)first[i]);
+    static const char *const names[] = {"data", "valid-data"};
+    const Dataset *sets[] = {&run->train_data, &run->valid_data};
+    for (int i = 0; run->ranks > 1 && i < 2; i++) {
+        const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
+        size_t bytes = strlen(own) + 1;
+        Error err;
+        group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
+        char *first = calloc_or_die(bytes, 1);
+        if (run->rank == 0) { memcpy(first, own, bytes); }
+        group_broadcast(run->group, CHANNEL_MAIN, first, bytes);
+        if (!dataset_match(sets[i], first, "rank 0", &err)) {
+            die("--%s %s; every rank needs the same shards", names[i], err.text);
+        }
+        free(first);
+    }
 }
 
 // Rank 0 makes a folder there, which all must see; a file system over a network may show it late.

@@ -1,12 +1,12 @@
-// Faults planted into one rank of a trainer over the stand-ins, where it reads its data and where
+// Faults planted into one rank of a trainer over the stand-ins, where it takes its data and where
 // it adds up its losses: the Makefile wraps these two calls.
 //
-// FAULT=kind:N plants a fault when sequence N is read to train on: so N says which step, and which
-// rank. The kinds: nan (in the loss of the micro-batch), kill, stop, hang (while reading), die,
-// disk (no file can grow), term (a signal to this rank alone).
-// FAULT_AFTER=PATH: once PATH exists, so that what is saved by then is certain.
-#include "../../dataloader/loader.h"
+// FAULT=kind:N plants a fault when the trainer takes sequence N to train on: so N says which step,
+// and which rank. The kinds: nan (in the loss of the micro-batch), kill, stop, hang (while
+// reading), die, disk (no file can grow), term (a signal to this rank alone). FAULT_AFTER=PATH:
+// once PATH exists, so that what is saved by then is certain.
 #include "../../kernels/kernels.h"
+#include "../../train/run.h"
 
 #include <math.h>
 #include <signal.h>
@@ -16,10 +16,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-bool __real_loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                         int *targets, Error *err);
-bool __wrap_loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                         int *targets, Error *err);
+void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
+void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 void __real_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
                            cudaStream_t stream);
 void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
@@ -42,14 +40,17 @@ static void plant(const char *kind) {
     while (strcmp(kind, "hang") == 0) { pause(); }
 }
 
-bool __wrap_loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                         int *targets, Error *err) {
+void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     const char *fault = getenv("FAULT");
     char kind[8];
     long long at;
+    int B = run->options.micro_batch_size;
+    int64_t sample = run->progress.samples + ahead * run->options.global_batch_size +
+                     ((int64_t)micro * run->ranks + run->rank) * B;
     bool read = fault != NULL && sscanf(fault, "%7[a-z]:%lld", kind, &at) == 2;
-    if (read && end == INT64_MAX && sample <= at && at < sample + count) { plant(kind); }
-    return __real_loader_batch(loader, sample, count, end, inputs, targets, err);
+    run_beat(run, DOING_WORK, "reading data");
+    if (read && sample <= at && at < sample + B) { plant(kind); }
+    __real_run_batch(run, ahead, micro, inputs, targets);
 }
 
 void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,

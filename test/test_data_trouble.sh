@@ -1,0 +1,274 @@
+#!/usr/bin/env bash
+# Data that are not what they were: replaced or renamed between a stop and a resume, damaged in the
+# middle of a shard, cut short while a run reads them; and what ./tokenize finds beside its shards.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+metrics_tool=$root/build/plain/metrics_tool
+standin=$root/build/plain/standin_trainer
+export LD_LIBRARY_PATH=$root/build/standin
+
+common=(--model llama-tiny --micro-batch-size 2 --seq-length 32 --lr 3e-3 --log-interval 1)
+ranks=(--gpus 2 --global-batch-size 4 --no-cuda-graphs --distributed-timeout 20)
+unordered=("${common[@]}" --no-shuffle)
+
+tokenize() {
+    expect_status 0 "$root/tokenize" --output-prefix "$@"
+}
+
+# Two shards of one size, and a longer one of other text.
+prepare() {
+    local i
+    for i in 1 2; do make_text $i 3000 | head -c 3000 >text$i; done
+    make_text 3 4000 >text3
+    tokenize d/a text1 --valid-fraction 0 && tokenize d/b text2 --valid-fraction 0 &&
+        tokenize one/c text3
+    size=$(stat -c %s d/a_train.bin)
+    [[ $(stat -c %s d/b_train.bin) -eq $size ]] || fail "the shards have two sizes"
+}
+
+# Overwrites bytes of a file: $1 file, $2 offset, $3 as printf's escapes.
+poke() {
+    printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+# ---- between a stop and a resume ----------------------------------------------------------------
+
+resume() {
+    train_gpt "${common[@]}" --data "$1" --train-iters 8 --save s --resume latest "${@:2}"
+}
+
+# What $1 says must be refused with --resume, without a trace in the folder, and pass with the
+# option for it.
+refused_unless_accepted() {
+    local pattern=$1 says=$2
+    rm -rf s && cp -r whole s
+    expect_said 1 "error: --data $says" resume "$pattern" || return
+    has log '--accept-data-change' || fail "no remedy: $(tail -n 1 log)"
+    diff -r whole s >changed || fail "a refused resume changed $(cat changed)"
+    expect_said 0 "--data changed: $says" resume "$pattern" --accept-data-change || return
+    expect_status 0 resume "$pattern" --train-iters 9 || return # which has become the run's data
+    has s/config.txt accept && fail "config.txt accepts for ever"
+    return 0
+}
+
+changed_data_are_refused() {
+    expect_status 0 train_gpt "${common[@]}" --data 'd/*_train.bin' --train-iters 4 --save whole \
+        --lr-decay-iters 8 || return
+    cp -r d other && cp -r d swapped && cp -r d fewer && cp -r d more && cp -r d edited
+    rm fewer/b_train.bin && cp d/a_train.bin more/c_train.bin
+    { head -c 1024 d/b_train.bin && tail -c +1025 one/c_train.bin; } | head -c "$size" \
+        >other/b_train.bin
+    mv swapped/a_train.bin t && mv swapped/b_train.bin swapped/a_train.bin && mv t swapped/b_train.bin
+    poke edited/a_train.bin 2000 'X'
+    refused_unless_accepted 'other/*_train.bin' 'other/b_train.bin: not the shard that the '
+    refused_unless_accepted 'swapped/*_train.bin' 'swapped/a_train.bin: not the shard that the '
+    refused_unless_accepted 'edited/*_train.bin' 'edited/a_train.bin: not the shard that the '
+    refused_unless_accepted 'fewer/*_train.bin' "1 shards, and the checkpoint's run read more"
+    refused_unless_accepted 'more/*_train.bin' 'more/c_train.bin: not among the 2 shards that '
+    # the same data, elsewhere and under other names, are the same
+    mkdir moved && cp d/a_train.bin moved/1.bin && cp d/b_train.bin moved/2.bin
+    rm -rf s && cp -r whole s
+    expect_status 0 resume 'moved/*.bin' || return
+    rm -rf straight
+    expect_status 0 train_gpt "${common[@]}" --data 'd/*_train.bin' --train-iters 8 \
+        --save straight || return
+    same_checkpoint s/latest straight/latest || fail "moved data: another end"
+}
+
+# A shard too large to be read whole is sampled.
+large_shards_are_sampled() {
+    mkdir -p large && cp d/a_train.bin large/a.bin
+    local tokens=40000000
+    truncate -s $((1024 + 2 * tokens)) large/a.bin
+    poke large/a.bin 8 "$(printf '\\%03o' $((tokens & 255)) $((tokens >> 8 & 255)) \
+        $((tokens >> 16 & 255)) $((tokens >> 24)))"
+    rm -rf s
+    expect_status 0 train_gpt "${common[@]}" --data large/a.bin --train-iters 2 --save s || return
+    mv large again
+    expect_status 0 resume again/a.bin --train-iters 3 || return
+    head -c 3000000 /dev/zero | tr '\0' '\1' | dd of=again/a.bin bs=1000 seek=30000 \
+        conv=notrunc status=none
+    expect_said 1 'again/a.bin: not the shard that ' resume again/a.bin
+    rm -rf again
+}
+
+older_checkpoints_still_load() {
+    rm -rf s && cp -r whole s
+    python3 - s/step_00000004/meta.json <<'END' || return
+import re, sys, zlib
+text = open(sys.argv[1]).read()
+old = re.sub(r'\t"data":\t".*",\n', "", text)
+assert old != text
+old = re.sub(r'"crc32":\t"[0-9a-f]{8}"\n}$', '"crc32":\t"00000000"\n}', old)
+open(sys.argv[1], "w").write(old.replace("00000000", f"{zlib.crc32(old.encode()):08x}"))
+END
+    expect_status 0 resume 'swapped/*_train.bin'
+}
+
+ranks_read_the_same_data() {
+    if [[ ! -x $standin ]]; then
+        skip "no C++ compiler, so no stand-in trainer"
+        return
+    fi
+    # rank 1 is in a folder of its own, as on another machine
+    local rank ids=() folders=(. node)
+    mkdir node && cp -r d node && cp d/b_train.bin node/d/a_train.bin
+    for rank in 0 1; do
+        (cd ${folders[rank]} && RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=29777 exec "$standin" "${common[@]}" "${ranks[@]:2}" \
+            --data 'd/*_train.bin' --train-iters 2) >out.$rank 2>&1 &
+        ids+=($!)
+    done
+    wait "${ids[@]}"
+    has out.1 'd/a_train.bin: not the shard that rank 0 read in its place (a_train.bin); every rank' ||
+        fail "$(tail -n 2 out.1)"
+    rm -rf s
+    expect_status 0 "$standin" "${common[@]}" "${ranks[@]}" --data 'd/*_train.bin' --train-iters 4 \
+        --save s || return
+    expect_said 1 'error: --data swapped/a_train.bin: not the shard that ' "$standin" \
+        "${common[@]}" "${ranks[@]}" --data 'swapped/*_train.bin' --train-iters 8 --save s \
+        --resume latest
+    expect_status 0 "$standin" "${common[@]}" "${ranks[@]}" --data 'swapped/*_train.bin' \
+        --train-iters 8 --save s --resume latest --accept-data-change
+}
+
+# ---- while a run reads --------------------------------------------------------------------------
+
+# ends_saved NAME SAYS COMMAND...: the command ends with status 1 and says so; it has saved its last
+# step, as an undisturbed run has it after as many.
+ends_saved() {
+    local says=$1 step
+    shift
+    rm -rf s
+    expect_said 1 "$says" "$@" --save s || return
+    step=$(readlink s/latest | sed 's/step_0*//')
+    [[ $step -gt 0 ]] || fail "nothing is saved: $(tail -n 3 log)"
+    has log "stopped after step $step: " || fail "$(tail -n 3 log)"
+    has log "; saved; resume with --resume latest" || fail "$(tail -n 3 log)"
+}
+
+# Step 5 is the first to read token 500, which is not in the vocabulary.
+bad_tokens_are_named_and_the_run_saved() {
+    local options=(--data d/a_train.bin --train-iters 20 --lr-decay-iters 20) data=(--data bad.bin)
+    local trainer="$root/train_gpt" several=()
+    cp d/a_train.bin bad.bin && poke bad.bin $((1024 + 2 * 500)) '\377\377'
+    while true; do
+        ends_saved 'error: --data bad.bin: token 500 is 65535, outside the vocabulary of 257' \
+            "$trainer" "${unordered[@]}" "${options[@]}" "${several[@]}" "${data[@]}" || return
+        mv s bad_run
+        local step
+        step=$(readlink bad_run/latest | sed 's/step_0*//')
+        [[ $step -ge 2 ]] || fail "only $step steps"
+        # a restart says it at once, and what is saved stays
+        expect_said 1 'error: --data bad.bin: token 500 is 65535' "$trainer" "${unordered[@]}" \
+            "${options[@]}" "${several[@]}" "${data[@]}" --save bad_run --resume latest || return
+        # what is saved is what a run of whole data has
+        expect_status 0 "$trainer" "${unordered[@]}" "${options[@]}" "${several[@]}" \
+            --train-iters "$step" --save straight.$step.${#several[@]} || return
+        cmp -s bad_run/latest/model.safetensors \
+            straight.$step.${#several[@]}/latest/model.safetensors || fail "another state is saved"
+        # with the data mended, the run continues
+        cp d/a_train.bin bad.bin
+        expect_status 0 "$trainer" "${unordered[@]}" "${options[@]}" "${several[@]}" "${data[@]}" \
+            --save bad_run --resume latest --accept-data-change || return
+        rm -rf bad_run
+        if [[ ${#several[@]} -gt 0 || ! -x $standin ]]; then return; fi
+        trainer=$standin several=("${ranks[@]}")
+        poke bad.bin $((1024 + 2 * 500)) '\377\377'
+    done
+}
+
+# Cuts $2 short once the run has trained some steps. The rest are the trainer and its options.
+cut_in_use() {
+    local says=$1 shard=$2 status=0
+    shift 2
+    rm -rf s cut.log
+    "$@" --save s --train-iters 1000000 --save-interval 1000000 >cut.log 2>&1 &
+    local run=$!
+    wait_until grep -q '^step .* 20/' cut.log
+    truncate -s 1100 "$shard"
+    wait_until is_gone $run || kill -9 $run
+    wait $run 2>/dev/null || status=$?
+    [[ $status -eq 1 ]] || fail "status $status: $(tail -n 3 cut.log)"
+    has cut.log "$says" || fail "$(tail -n 3 cut.log)"
+    [[ -L s/latest ]] || fail "nothing is saved: $(tail -n 3 cut.log)"
+    expect_status 0 train_gpt --save s --list-checkpoints || return
+    ! has log damaged || fail "$(cat log)"
+}
+
+shards_cut_in_use_are_named_and_the_run_saved() {
+    cp d/a_train.bin cut.bin
+    cut_in_use 'error: --data cut.bin: cut short while it was read' cut.bin "$root/train_gpt" \
+        "${common[@]}" --data cut.bin
+    cp one/c_val.bin cut.bin
+    cut_in_use 'error: --valid-data cut.bin: cut short while it was read' cut.bin \
+        "$root/train_gpt" "${common[@]}" --data d/a_train.bin --valid-data cut.bin --eval-interval 5
+    if [[ ! -x $standin ]]; then return; fi
+    cp d/a_train.bin cut.bin
+    cut_in_use 'error: --data cut.bin: cut short while it was read' cut.bin "$standin" \
+        "${common[@]}" "${ranks[@]}" --data cut.bin
+    cp one/c_val.bin cut.bin
+    cut_in_use 'error: --valid-data cut.bin: cut short while it was read' cut.bin "$standin" \
+        "${common[@]}" "${ranks[@]}" --data d/a_train.bin --valid-data cut.bin --eval-interval 5
+}
+
+# As many shards as a process may have files open by default, and more.
+many_shards_are_read() {
+    local i
+    mkdir many
+    for i in {1..80}; do cp one/c_val.bin many/$i.bin; done
+    (ulimit -S -n 40 && train_gpt "${common[@]}" --data 'many/*.bin' --train-iters 1) >log 2>&1 ||
+        fail "$(tail -n 1 log)"
+}
+
+# ---- beside the shards --------------------------------------------------------------------------
+
+tokenize_leaves_other_tokenizers_alone() {
+    mkdir -p shared
+    tokenize shared/a text1 || return
+    # a tokenizer of other tokens, with the same ids: bytes 65 and 66 change places
+    cp shared/a_tokenizer.bin other.bin && poke other.bin $((1024 + 2 * 65)) '\1\102\1\101'
+    cp -r shared before
+    tokenize shared/b --tokenizer other.bin text2 || return
+    diff -r before shared | grep -v '^Only in shared: b_' >changed && fail "$(cat changed)"
+    local part
+    for part in a b; do
+        expect_status 0 train_gpt "${common[@]}" --data "shared/${part}_train.bin" --sample-only \
+            --sample-prompt 'AB' || return
+        grep -qa '^AB' log || fail "$part: no prompt"
+    done
+    # shards of older versions, with tokenizer.bin beside them
+    mkdir older && cp shared/a_train.bin older/x.bin && cp shared/a_tokenizer.bin \
+        older/tokenizer.bin && cp other.bin older/y_tokenizer.bin
+    expect_status 0 train_gpt "${common[@]}" --data older/x.bin --sample-only --sample-prompt AB
+    poke older/x.bin 16 '\0\0\0\0' # shards that do not say which
+    expect_status 0 train_gpt "${common[@]}" --data older/x.bin --sample-only --sample-prompt AB
+    rm older/tokenizer.bin
+    expect_said 1 'no tokenizer.bin beside' train_gpt "${common[@]}" --data older/x.bin \
+        --sample-only --sample-prompt AB
+}
+
+tokenize_leaves_no_older_validation_shard() {
+    tokenize stale/x text1 || return
+    [[ -e stale/x_val.bin ]] || fail "no validation shard"
+    tokenize stale/x --valid-fraction 0 text2 || return
+    [[ ! -e stale/x_val.bin ]] || fail "the validation shard of other text is still there"
+    has log 'stale/x_val.bin' || fail "it is not said: $(cat log)"
+    compgen -G 'stale/*.new' >found && fail "left over: $(cat found)"
+    return 0
+}
+
+odd_surroundings_are_taken() {
+    printf '\357\273\277model llama-tiny\r\ndata d/a_train.bin\r\nmicro-batch-size 2\r\n' >bom.txt
+    expect_status 0 train_gpt --config bom.txt --train-iters 1
+    OMP_NUM_THREADS=99999999 expect_said 0 'OMP_NUM_THREADS' train_gpt "${common[@]}" \
+        --data d/a_train.bin --train-iters 1
+}
+
+prepare
+run changed_data_are_refused large_shards_are_sampled older_checkpoints_still_load \
+    ranks_read_the_same_data bad_tokens_are_named_and_the_run_saved \
+    shards_cut_in_use_are_named_and_the_run_saved many_shards_are_read \
+    tokenize_leaves_other_tokenizers_alone tokenize_leaves_no_older_validation_shard \
+    odd_surroundings_are_taken
+summary
