@@ -137,19 +137,34 @@ $(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c base/commo
 $(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# the library under the fuzzer reports which code an input reaches
+# the library under the fuzzer reports which code an input reaches; without -march=native, so that
+# the fuzzer runs elsewhere too
 FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
+FUZZER := $(call objects,fuzzer,test/fuzz.c test/fuzz_targets.c)
 $(BUILD)/fuzz/%.c.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE) -fsanitize-coverage=trace-pc $(NATIVE) $(BASE) -MMD -MP -c $< -o $@
-$(BUILD)/asan/fuzz: $(call objects,asan,test/fuzz.c test/fuzz_targets.c) $(FUZZED)
-	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) -Wl,--wrap=die
+	$(CC) $(SANITIZE) -fsanitize-coverage=trace-pc $(BASE) -MMD -MP -c $< -o $@
+$(BUILD)/fuzzer/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE) $(BASE) -MMD -MP -c $< -o $@
+$(BUILD)/asan/fuzz: $(FUZZER) $(FUZZED)
+	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) -Wl,--wrap=die,-rpath,'$$ORIGIN'
 
-# SECONDS=600 SEED=2; what it finds is left as build/fuzz-crash
+# SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; what it finds is left in build/fuzz/folder
 fuzz: SECONDS ?= 60
+fuzz: JOBS ?= $(shell nproc)
+fuzz: RUNS ?= 1000000000000
+fuzz: SEED ?= 1
 fuzz: $(BUILD)/asan/fuzz
 	@mkdir -p $(BUILD)/fuzz/folder
-	cd $(BUILD)/fuzz/folder && LLM8_ROOT=$(CURDIR) ../../asan/fuzz $(SECONDS) $(SEED)
+	cd $(BUILD)/fuzz/folder && ../../asan/fuzz $(SECONDS) $(JOBS) $(RUNS) $(SEED)
+
+# the fuzzer and its libraries, to run in any folder of a machine without a compiler
+.PHONY: fuzz-carry
+fuzz-carry: $(BUILD)/asan/fuzz
+	@mkdir -p $(BUILD)/fuzz-carry
+	cp -L $< $$(ldd $< | grep -oE '/[^ ]*/lib(asan|ubsan|cjson|z|gomp|gcc_s|stdc\+\+)\.so[^ ]*') \
+	    $(BUILD)/fuzz-carry
 
 # test_faults.c makes each of these calls fail
 FAULTS := open write fsync close rename renameat2 mkdir symlink unlink rmdir mmap \

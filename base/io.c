@@ -183,3 +183,8 @@ bool path_exists(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0;
 }
+
+const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}

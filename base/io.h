@@ -48,6 +48,7 @@ bool folder_make(const char *path, Error *err);   // with its parents; it may ex
 bool folder_sync(const char *path, Error *err);   // so that renames in it survive a power cut
 bool folder_remove(const char *path, Error *err); // with everything in it; links are not followed
 bool path_exists(const char *path);               // a dangling link exists
+const char *path_name(const char *path);          // what follows the last slash
 
 #ifdef __cplusplus
 }

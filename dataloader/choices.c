@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char remedy[] = "scripts/prepare_choices makes them";
+static const TokenFileKind set_kind = {CHOICES_MAGIC, "multiple-choice set",
+                                       "scripts/prepare_choices makes them"};
 
 // Steps over a length and that many tokens; false when they reach past `end`, or one is outside the
 // vocabulary, or there are none.
@@ -64,13 +65,10 @@ static bool read_questions(ChoiceSet *set, int vocab, Error *err) {
 
 bool choices_open(ChoiceSet *set, const char *path, int vocab, Error *err) {
     *set = (ChoiceSet){0};
-    if (!token_file_open(&set->file, path, CHOICES_MAGIC, "multiple-choice set", remedy, err)) {
-        return false;
-    }
-    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
-    const char *end = strstr(name, ".bin");
-    size_t length = end != NULL ? (size_t)(end - name) : strlen(name);
-    snprintf(set->name, sizeof(set->name), "%.*s", (int)length, name);
+    if (!token_file_open(&set->file, path, set_kind, err)) { return false; }
+    const char *name = path_name(path), *end = strstr(name, ".bin");
+    snprintf(set->name, sizeof(set->name), "%.*s",
+             (int)(end != NULL ? end - name : (ptrdiff_t)strlen(name)), name);
     if (read_questions(set, vocab, err)) { return true; }
     choices_close(set);
     return false;
@@ -86,7 +84,7 @@ void choices_close(ChoiceSet *set) {
 bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab, Error *err) {
     glob_t found;
     *sets = (ChoiceSets){0};
-    if (!files_find(&found, pattern, remedy, err)) { return false; }
+    if (!token_files_find(&found, pattern, set_kind, err)) { return false; }
     sets->sets = calloc_or_die(found.gl_pathc, sizeof(ChoiceSet));
     bool ok = true;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {

@@ -11,36 +11,32 @@
 
 // ---- files of numbers ---------------------------------------------------------------------------
 
-static bool read_header(TokenFile *f, int32_t magic, const char *kind, const char *remedy,
-                        Error *err) {
-    if (f->bytes < SHARD_HEADER_BYTES) {
-        return fail(err, "%s: %zu bytes, too short for a %s (its header alone is %d); %s", f->path,
-                    f->bytes, kind, SHARD_HEADER_BYTES, remedy);
+bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind, Error *err) {
+    *f = (TokenFile){0};
+    path_format(f->path, "%s", path);
+    f->file = file_open(path, &f->bytes, err);
+    bool ok = f->file >= 0;
+    if (ok && f->bytes < SHARD_HEADER_BYTES) {
+        ok = fail(err, "%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
+                  f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy);
     }
-    if (!file_read_at(f->file, f->path, f->header, sizeof(f->header), 0, err)) { return false; }
-    if (f->header[0] != magic) {
-        return fail(err, "%s: magic number %d, not a %s's %d; %s", f->path, f->header[0], kind,
-                    magic, remedy);
+    ok = ok && file_read_at(f->file, path, f->header, sizeof(f->header), 0, err);
+    if (ok && f->header[0] != kind.magic) {
+        ok = fail(err, "%s: magic number %d, not a %s's %d; %s", path, f->header[0], kind.name,
+                  kind.magic, kind.remedy);
     }
-    if (f->header[1] != 1 && f->header[1] != 2) {
-        return fail(err, "%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", f->path,
-                    kind, f->header[1]);
+    if (ok && f->header[1] != 1 && f->header[1] != 2) {
+        ok = fail(err, "%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
+                  kind.name, f->header[1]);
+    }
+    if (!ok) {
+        token_file_close(f);
+        return false;
     }
     f->token_bytes = 2 * f->header[1];
     f->count = (int64_t)(f->bytes - SHARD_HEADER_BYTES) / f->token_bytes;
     f->tokenizer = (uint32_t)f->header[SHARD_TOKENIZER];
     return true;
-}
-
-bool token_file_open(TokenFile *f, const char *path, int32_t magic, const char *kind,
-                     const char *remedy, Error *err) {
-    *f = (TokenFile){.file = -1};
-    if (strlen(path) >= PATH_LENGTH) { return fail(err, "path too long: %.80s...", path); }
-    strcpy(f->path, path);
-    f->file = file_open(path, &f->bytes, err);
-    if (f->file >= 0 && read_header(f, magic, kind, remedy, err)) { return true; }
-    token_file_close(f);
-    return false;
 }
 
 void token_file_close(TokenFile *f) {
@@ -62,30 +58,32 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
     return true;
 }
 
-bool files_find(glob_t *found, const char *pattern, const char *remedy, Error *err) {
+bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err) {
     int status = glob(pattern, 0, NULL, found);
-    return status == 0 ||
-           fail(err, "%s: %s%s", pattern,
-                status == GLOB_NOMATCH ? "no such file; " : "the files cannot be listed; ", remedy);
+    const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
+    return status == 0 || fail(err, "%s: %s; %s", pattern, why, kind.remedy);
 }
 
 // ---- shards -------------------------------------------------------------------------------------
 
+static const TokenFileKind shard_kind = {SHARD_MAGIC, "token shard", "make shards with ./tokenize"};
+
 bool shard_open(TokenFile *f, const char *path, Error *err) {
-    if (!token_file_open(f, path, SHARD_MAGIC, "token shard", "make shards with ./tokenize", err)) {
-        return false;
-    }
+    if (!token_file_open(f, path, shard_kind, err)) { return false; }
     uint64_t count = (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
     bool whole = (f->bytes - SHARD_HEADER_BYTES) % (size_t)f->token_bytes == 0;
-    bool ok = (count == (uint64_t)f->count && whole) ||
-              fail(err,
-                   "%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut "
-                   "short",
-                   path, (unsigned long long)count, (unsigned long long)f->count,
-                   whole ? "" : " and a part");
-    ok = ok && (count > 0 || fail(err, "%s: a shard without tokens", path));
-    if (!ok) { token_file_close(f); }
-    return ok;
+    if (count != (uint64_t)f->count || !whole) {
+        fail(err,
+             "%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut short",
+             path, (unsigned long long)count, (unsigned long long)f->count,
+             whole ? "" : " and a part");
+    } else if (count == 0) {
+        fail(err, "%s: a shard without tokens", path);
+    } else {
+        return true;
+    }
+    token_file_close(f);
+    return false;
 }
 
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count) {
@@ -99,7 +97,7 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 // Appends a shard's line to data->identity.
 static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
-    const char *slash = strrchr(shard->path, '/'), *name = slash != NULL ? slash + 1 : shard->path;
+    const char *name = path_name(shard->path);
     unsigned char *part = malloc_or_die(PART_BYTES);
     int64_t bytes = (int64_t)shard->bytes, stride = max64(PART_BYTES, bytes / PARTS);
     uint32_t crc = 0;
@@ -121,7 +119,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab,
     *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
     glob_t found;
     struct rlimit files;
-    if (!files_find(&found, pattern, "make shards with ./tokenize", err)) { return false; }
+    if (!token_files_find(&found, pattern, shard_kind, err)) { return false; }
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) { // each shard stays open
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
@@ -162,20 +160,19 @@ void dataset_close(Dataset *data) {
 
 bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err) {
     enum { CRC_DIGITS = 8 };
-    const char *own = data->identity;
-    for (int i = 0; i < data->num_shards; i++, own += strcspn(own, "\n") + 1) {
-        int length = (int)strcspn(identity, "\n");
-        const char *path = data->shards[i].path;
-        if (length <= CRC_DIGITS) {
-            return fail(err, "%s: not among the %d shards that %s read", path, i, whose);
-        }
-        if (strncmp(own, identity, CRC_DIGITS) != 0) {
-            return fail(err, "%s: not the shard that %s read in its place (%.*s)", path, whose,
-                        length - CRC_DIGITS - 1, identity + CRC_DIGITS + 1);
-        }
-        identity += length + (identity[length] == '\n');
+    const char *own = data->identity, *theirs = identity;
+    int i = 0;
+    for (; i < data->num_shards && strncmp(own, theirs, CRC_DIGITS) == 0; i++) {
+        own += strcspn(own, "\n") + 1;
+        theirs += strcspn(theirs, "\n");
+        theirs += *theirs == '\n';
     }
-    return identity[0] == '\0' || fail(err, "%d shards, and %s read more", data->num_shards, whose);
+    if (i < data->num_shards) {
+        return fail(err, "%s: not the shard that %s read in its place (%.*s)", data->shards[i].path,
+                    whose, *theirs != '\0' ? (int)strcspn(theirs, "\n") : 4,
+                    *theirs != '\0' ? theirs : "none");
+    }
+    return *theirs == '\0' || fail(err, "%d shards, and %s read more", i, whose);
 }
 
 // ---- windows and batches ------------------------------------------------------------------------
@@ -198,18 +195,6 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out,
     return true;
 }
 
-bool dataset_window(const Dataset *data, int64_t window, int *inputs, int *targets, Error *err) {
-    assert(window >= 0 && window < data->windows);
-    int T = data->seq_length;
-    int64_t begin = window * T;
-    if (!read_stream(data, begin, 1, inputs, err) ||
-        !read_stream(data, begin + 1, T, targets, err)) {
-        return false;
-    }
-    memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));
-    return true;
-}
-
 int64_t loader_window(const Loader *loader, int64_t sample) {
     int64_t windows = loader->data->windows, epoch = sample / windows, place = sample % windows;
     if (!loader->shuffle) { return place; }
@@ -221,13 +206,15 @@ bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, 
                   int *targets, Error *err) {
     int T = loader->data->seq_length;
     for (int i = 0; i < count; i++, sample++, inputs += T, targets += T) {
-        if (sample < end) {
-            int64_t window = loader_window(loader, sample);
-            if (!dataset_window(loader->data, window, inputs, targets, err)) { return false; }
-        } else {
-            memset(inputs, 0, (size_t)T * sizeof(int));
-            memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
+        memset(inputs, 0, (size_t)T * sizeof(int));
+        memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
+        if (sample >= end) { continue; }
+        int64_t begin = loader_window(loader, sample) * T;
+        if (!read_stream(loader->data, begin, 1, inputs, err) ||
+            !read_stream(loader->data, begin + 1, T, targets, err)) {
+            return false;
         }
+        memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));
     }
     return true;
 }

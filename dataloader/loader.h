@@ -40,10 +40,14 @@ typedef struct {
     uint32_t tokenizer; // the mark; 0: not known
 } TokenFile;
 
+// What messages say of a kind: "... not a NAME ...; REMEDY".
+typedef struct {
+    int32_t magic;
+    const char *name, *remedy;
+} TokenFileKind;
+
 // Refuses a file that is missing, too short for a header, or of another magic number or version.
-// kind and remedy complete the message: "... not a KIND ...; REMEDY".
-bool token_file_open(TokenFile *f, const char *path, int32_t magic, const char *kind,
-                     const char *remedy, Error *err);
+bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind, Error *err);
 void token_file_close(TokenFile *f);
 
 // Numbers [begin, begin + n) of the file.
@@ -55,8 +59,8 @@ bool shard_open(TokenFile *shard, const char *path, Error *err);
 // The header of a shard whose tokenizer is not known.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
-// The files that a glob pattern matches, at least one.
-bool files_find(glob_t *found, const char *pattern, const char *remedy, Error *err);
+// The files of a kind that a glob pattern matches, at least one.
+bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err);
 
 typedef struct {
     int num_shards;
@@ -76,9 +80,6 @@ void dataset_close(Dataset *data);
 // whose: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err);
 
-// inputs[T], targets[T] of a window. Refuses a token outside the vocabulary, and says where it is.
-bool dataset_window(const Dataset *data, int64_t window, int *inputs, int *targets, Error *err);
-
 typedef struct {
     const Dataset *data;
     uint64_t seed;
@@ -89,7 +90,8 @@ typedef struct {
 int64_t loader_window(const Loader *loader, int64_t sample);
 
 // inputs, targets: [count,T], the samples from `sample` on. A sample from `end` on (INT64_MAX: no
-// end) gets inputs 0 and targets -1, which the loss ignores.
+// end) gets inputs 0 and targets -1, which the loss ignores. Refuses a token outside the
+// vocabulary, and says where it is.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, Error *err);
 

@@ -86,8 +86,10 @@ static void close_output(Output *out) {
     bool headed = pwrite(out->writer.file, header, sizeof(header), 0) == sizeof(header);
     if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
     if (!headed) { die("%s: could not be written", out->path); }
-    if (out->tokens == 0) { return; }
-    printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens, entropy);
+    if (out->tokens > 0) {
+        printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens,
+               entropy);
+    }
 }
 
 // A shard without tokens is none.

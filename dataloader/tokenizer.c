@@ -9,6 +9,12 @@ enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
 
 // ---- ids to bytes -------------------------------------------------------------------------------
 
+static CharacterRange range_at(const Tokenizer *t, int i) {
+    CharacterRange range;
+    return *(CharacterRange *)memcpy(&range, t->data + t->ranges_at + (size_t)i * sizeof(range),
+                                     sizeof(range));
+}
+
 static bool read_file(Tokenizer *t, const char *path, Error *err) {
     int32_t header[HEADER_INTS] = {0};
     int file = file_open(path, &t->bytes, err);
@@ -52,16 +58,14 @@ static bool read_file(Tokenizer *t, const char *path, Error *err) {
         return fail(err, "%s: %d ranges of characters, room for %zu; it is damaged", path,
                     t->num_ranges, room);
     }
-    size_t bytes = (size_t)t->num_ranges * sizeof(CharacterRange);
-    t->ranges = malloc_or_die(bytes);
-    memcpy(t->ranges, t->data + end, bytes);
+    t->ranges_at = end;
     int64_t last = -1;
     for (int i = 0; i < t->num_ranges; i++) {
-        const CharacterRange *r = &t->ranges[i];
-        if (r->first <= last || r->last < r->first || r->class_id >= CLASS_COUNT) {
+        CharacterRange r = range_at(t, i);
+        if (r.first <= last || r.last < r.first || r.class_id >= CLASS_COUNT) {
             return fail(err, "%s: range of characters %d is wrong; it is damaged", path, i);
         }
-        last = r->last;
+        last = r.last;
     }
     return true;
 }
@@ -76,7 +80,6 @@ bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
 void tokenizer_close(Tokenizer *t) {
     free(t->data);
     free(t->at);
-    free(t->ranges);
     *t = (Tokenizer){0};
 }
 
@@ -89,18 +92,16 @@ const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
 
 bool tokenizer_write_bytes(const char *path, Error *err) {
     static const char end_of_text[] = "\x0d<|endoftext|>";
-    struct {
-        int32_t header[HEADER_INTS];
-        unsigned char entries[2 * 256];
-        char end[sizeof(end_of_text) - 1];
-    } file = {.header = {TOKENIZER_MAGIC, 2, BYTE_VOCAB, BYTE_END_OF_TEXT, CUT_BYTES}};
+    const int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC, 2, BYTE_VOCAB, BYTE_END_OF_TEXT,
+                                         CUT_BYTES};
+    unsigned char file[sizeof(header) + 2 * 256 + sizeof(end_of_text) - 1], *at = file;
+    at = (unsigned char *)memcpy(at, header, sizeof(header)) + sizeof(header);
     for (int id = 0; id < 256; id++) {
-        file.entries[2 * id] = 1;
-        file.entries[2 * id + 1] = (unsigned char)id;
+        *at++ = 1;
+        *at++ = (unsigned char)id;
     }
-    memcpy(file.end, end_of_text, sizeof(file.end));
-    size_t bytes = offsetof(__typeof__(file), end) + sizeof(file.end);
-    return file_replace(path, &file, bytes, err);
+    memcpy(at, end_of_text, sizeof(end_of_text) - 1);
+    return file_replace(path, file, sizeof(file), err);
 }
 
 // ---- tokens by their bytes ----------------------------------------------------------------------
@@ -151,9 +152,9 @@ bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
     }
     e->class_of = calloc_or_die(CODE_POINTS, 1);
     for (int i = 0; i < t->num_ranges; i++) {
-        const CharacterRange *r = &t->ranges[i];
-        for (uint32_t c = r->first; c <= r->last && c < CODE_POINTS; c++) {
-            e->class_of[c] = (unsigned char)r->class_id;
+        CharacterRange r = range_at(t, i);
+        for (uint32_t c = r.first; c <= r.last && c < CODE_POINTS; c++) {
+            e->class_of[c] = (unsigned char)r.class_id;
         }
     }
     e->class_of[' '] = CLASS_SPACE; // as the patterns below assume, whatever the file says
@@ -209,7 +210,7 @@ static const unsigned char *skip_class(const Encoder *e, const unsigned char *p,
 static size_t contraction_length(const unsigned char *p, const unsigned char *end, bool any_case) {
     static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
     unsigned char fold = any_case ? 0x20 : 0;
-    if (p >= end || *p != '\'') { return 0; }
+    if (*p != '\'') { return 0; }
     for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
         const char *ending = endings[i];
         size_t n = strlen(ending), same = 0;
@@ -230,8 +231,6 @@ static const unsigned char *end_of_space(const Encoder *e, const unsigned char *
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 static const unsigned char *gpt2_word(const Encoder *e, const unsigned char *p,
                                       const unsigned char *end) {
-    size_t contraction = contraction_length(p, end, false);
-    if (contraction > 0) { return p + contraction; }
     const unsigned char *from = *p == ' ' && p + 1 < end ? p + 1 : p;
     Character first = character_at(e, from, end);
     if (first.class_id == CLASS_SPACE) { return end_of_space(e, p, end); }
@@ -246,8 +245,6 @@ static bool is_newline(unsigned char c) {
 // |\s*[\r\n]+|\s+(?!\S)|\s+
 static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p,
                                         const unsigned char *end) {
-    size_t contraction = contraction_length(p, end, true);
-    if (contraction > 0) { return p + contraction; }
     Character first = character_at(e, p, end), next = character_at(e, p + first.bytes, end);
     bool leads = next.bytes > 0 && next.class_id == CLASS_LETTER && !is_newline(*p);
     if (first.class_id == CLASS_LETTER || (leads && first.class_id != CLASS_NUMBER)) {
@@ -340,9 +337,10 @@ int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int 
         for (size_t i = 0; i < bytes; i++) { tokens[i] = e->byte_id[text[i]]; }
         return (int64_t)bytes;
     }
+    bool gpt2 = e->tokenizer->cut == CUT_GPT2;
     while (text < end) {
-        const unsigned char *stop = e->tokenizer->cut == CUT_GPT2 ? gpt2_word(e, text, end)
-                                                                  : llama3_word(e, text, end);
+        const unsigned char *stop = text + contraction_length(text, end, !gpt2);
+        if (stop == text) { stop = gpt2 ? gpt2_word(e, text, end) : llama3_word(e, text, end); }
         if (stop - text > LONGEST) { stop = text + LONGEST; }
         count += encode_word(e, text, (int)(stop - text), tokens + count);
         text = stop;

@@ -39,7 +39,7 @@ typedef struct {
     size_t bytes;
     size_t *at; // [vocab] where an id's length is in the file
     int num_ranges;
-    CharacterRange *ranges; // in ascending order; a character outside them is CLASS_OTHER
+    size_t ranges_at; // in the file, in ascending order; a character outside them is CLASS_OTHER
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *err);

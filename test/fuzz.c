@@ -1,8 +1,9 @@
-// The fuzzer: mutates valid files for some seconds a kind, keeps what reaches new code, and leaves
-// with the input that crashed, hung or ended the program. Deterministic but for when it ends.
+// The fuzzer: mutates valid files, keeps what reaches new code, and keeps each input that crashed,
+// hung or ended the program. A target is fuzzed for up to 20 seconds at a time, in a process and a
+// folder of its own, until the time is over or so many inputs were run.
 //
-//   fuzz [SECONDS [SEED]]   all kinds together; 60 and 1 without
-//   fuzz KIND FILE          one input again
+//   fuzz [SECONDS [JOBS [RUNS [SEED]]]]   60 seconds, a job a processor, no limit, seed 1
+//   fuzz KIND FILE                        one input again
 //
 // The library under it is built with -fsanitize-coverage=trace-pc, so that every edge taken calls
 // __sanitizer_cov_trace_pc.
@@ -15,10 +16,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { INPUT_MAX = 16384, EDGES = 1 << 16, HANG_SECONDS = 20 };
+enum {
+    INPUT_MAX = 16384,
+    EDGES = 1 << 16,
+    HANG_SECONDS = 20,
+    TURN_SECONDS = 20,
+    TARGETS_MAX = 64,
+    JOBS_MAX = 256,
+    CRASHES_MAX = 50,
+    EXIT_UNTESTED = 2
+};
 
 typedef struct {
     uint8_t *data;
@@ -27,7 +39,8 @@ typedef struct {
 
 static struct {
     const FuzzTarget *target;
-    FILE *report; // the terminal: what the library prints goes nowhere
+    char folder[PATH_LENGTH]; // the present one
+    FILE *report;             // the terminal: what the library prints goes nowhere
     uint64_t seed, draws;
     Input *corpus;
     int count;
@@ -38,6 +51,15 @@ static struct {
     uintptr_t last_place;
     bool new_edge;
 } fuzz;
+
+// Of all processes.
+static struct {
+    int64_t runs;
+    struct {
+        int64_t runs, accepted;
+        int edges, crashes, untested; // edges: the most of one turn
+    } of[TARGETS_MAX];
+} * shared;
 
 // ---- what happened ----------------------------------------------------------------------------
 
@@ -51,26 +73,33 @@ void __sanitizer_cov_trace_pc(void) {
     fuzz.last_place = place >> 1;
 }
 
-static void keep_crash(void) {
-    const char *root = getenv("LLM8_ROOT");
-    char path[PATH_LENGTH];
-    snprintf(path, sizeof(path), "%s/build/fuzz-crash", root != NULL ? root : ".");
-    FILE *file = fopen(path, "wb");
-    if (file == NULL) { return; }
-    fwrite(fuzz.now, 1, fuzz.size, file);
-    fclose(file);
-    fprintf(stderr, "\nseed %llu, run %lld: again with: fuzz '%s' %s\n",
-            (unsigned long long)fuzz.seed, (long long)fuzz.runs, fuzz.target->name, path);
+// -1: the planted one.
+static int index_of(const FuzzTarget *target) {
+    int i = fuzz_target_count - 1;
+    while (i >= 0 && &fuzz_targets[i] != target) { i--; }
+    return i;
 }
 
+// Ends the process, and keeps the input: in build/ under LLM8_ROOT where it is set, since
+// test/run.sh deletes the present folder, or else in that.
 static void crash(void) {
-    keep_crash();
+    const char *root = getenv("LLM8_ROOT");
+    char path[PATH_LENGTH + 64];
+    snprintf(path, sizeof(path), "%s%s/fuzz-crash-%d-%llu-%lld", root != NULL ? root : fuzz.folder,
+             root != NULL ? "/build" : "", index_of(fuzz.target), (unsigned long long)fuzz.seed,
+             (long long)fuzz.runs);
+    FILE *file = fopen(path, "wb");
+    if (file != NULL) {
+        fwrite(fuzz.now, 1, fuzz.size, file);
+        fclose(file);
+    }
+    fprintf(stderr, "\nagain with: fuzz '%s' %s\n", fuzz.target->name, path);
     _exit(EXIT_FAILURE);
 }
 
-static void hang(int number) {
-    (void)number;
-    fprintf(stderr, "an input takes longer than %d seconds\n", HANG_SECONDS);
+static void crash_by_signal(int number) {
+    fprintf(stderr, number == SIGALRM ? "an input takes longer than %d seconds\n" : "abort\n",
+            HANG_SECONDS);
     crash();
 }
 
@@ -82,8 +111,8 @@ void __wrap_die(const char *format, ...) {
     vfprintf(stderr, format, args);
     va_end(args);
     fputs("\ndie() was reached\n", stderr);
-    keep_crash();
-    _exit(EXIT_FAILURE);
+    crash();
+    abort();
 }
 
 // ---- inputs -----------------------------------------------------------------------------------
@@ -162,6 +191,13 @@ static void put_word(size_t at) {
                                         "nan",
                                         "-0",
                                         "\xff\xfe",
+                                        "\xef\xbb\xbf",
+                                        "9223372036854775807",
+                                        "\"ranges\":\"",
+                                        "0:9223372036854775807,",
+                                        "../",
+                                        "--config=",
+                                        "00000000",
                                         "\x00"};
     const char *word = words[draw(sizeof(words) / sizeof(words[0]))];
     put(at, word, *word ? strlen(word) : 1, draw(2) == 0);
@@ -236,49 +272,100 @@ static void end_target(void) {
     fuzz.corpus = NULL;
 }
 
-// Until the time is over or so many inputs were run. False when the seeds are not accepted, or
-// everything is: then nothing was tested.
+// Fuzzes a target until the time is over or `most` inputs of all targets were run. False when the
+// seeds are not accepted, or everything is: then nothing was tested.
 static bool fuzz_target(const FuzzTarget *target, double seconds, int64_t most) {
     double end = wall_seconds() + seconds;
-    int edges = 0;
+    int edges = 0, index = index_of(target);
     begin_target(target);
     int seeds = fuzz.count;
     for (int i = 0; i < seeds; i++) {
         load_input(&fuzz.corpus[i]);
         run_input();
     }
-    bool seeds_accepted = fuzz.accepted == seeds;
-    while (fuzz.runs < most && (fuzz.runs % 64 != 0 || wall_seconds() < end)) {
-        if (fuzz.runs % 64 == 0) { alarm(HANG_SECONDS); }
-        load_input(&fuzz.corpus[draw((uint64_t)fuzz.count)]);
-        for (uint64_t i = 1 + draw(4); i > 0; i--) { mutate(); }
-        run_input();
-        if (fuzz.new_edge) { fuzz_seed(fuzz.now, fuzz.size); }
+    bool ok = fuzz.accepted == seeds;
+    for (int64_t reported = 0; reported < most && wall_seconds() < end;) {
+        alarm(HANG_SECONDS);
+        for (int i = 0; i < 64; i++) {
+            load_input(&fuzz.corpus[draw((uint64_t)fuzz.count)]);
+            for (uint64_t n = 1 + draw(4); n > 0; n--) { mutate(); }
+            run_input();
+            if (fuzz.new_edge) { fuzz_seed(fuzz.now, fuzz.size); }
+        }
+        reported = __atomic_add_fetch(&shared->runs, 64, __ATOMIC_RELAXED);
     }
     alarm(0);
     for (int i = 0; i < EDGES; i++) { edges += fuzz.edges[i]; }
-    fprintf(fuzz.report, "  %-30s %9lld runs, %8lld accepted, %5d edges, %4d inputs kept\n",
-            target->name, (long long)fuzz.runs, (long long)fuzz.accepted, edges, fuzz.count);
-    fflush(fuzz.report);
-    bool ok = seeds_accepted && fuzz.accepted < fuzz.runs && edges > 50;
+    if (index >= 0) {
+        __atomic_add_fetch(&shared->of[index].runs, fuzz.runs, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&shared->of[index].accepted, fuzz.accepted, __ATOMIC_RELAXED);
+        if (edges > shared->of[index].edges) { shared->of[index].edges = edges; }
+    }
+    ok = ok && fuzz.accepted < fuzz.runs && edges > 50;
     end_target();
     return ok;
 }
 
-// Whether the planted fault is found; in a process of its own, which it ends.
-static bool finds_planted_fault(void) {
+// A process that fuzzes one target in the folder `slot`; its exit status says how that went.
+static pid_t fuzz_apart(const FuzzTarget *target, int slot, uint64_t seed, double seconds,
+                        int64_t most) {
     fflush(NULL);
     pid_t child = fork();
-    if (child == 0) {
+    if (child != 0) { return child; }
+    char folder[32];
+    snprintf(folder, sizeof(folder), "job-%d", slot);
+    mkdir(folder, 0755);
+    if (chdir(folder) != 0 || getcwd(fuzz.folder, sizeof(fuzz.folder)) == NULL) { _exit(1); }
+    fuzz.seed = seed;
+    if (target == &fuzz_planted) {
         unsetenv("LLM8_ROOT");
         if (freopen("planted.log", "w", stderr) == NULL) { _exit(EXIT_SUCCESS); }
-        fuzz.report = stderr;
-        fuzz_target(&fuzz_planted, 10, 100000);
-        _exit(EXIT_SUCCESS);
     }
+    _exit(fuzz_target(target, seconds, most) ? EXIT_SUCCESS : EXIT_UNTESTED);
+}
+
+static bool finds_planted_fault(void) {
     int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) != EXIT_SUCCESS;
+    waitpid(fuzz_apart(&fuzz_planted, 0, 1, 20, INT64_MAX), &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE;
+}
+
+// Every target has a first turn, whatever the limits.
+static void fuzz_all(double seconds, int jobs, int64_t most, uint64_t seed) {
+    double end = wall_seconds() + seconds, turn = seconds * jobs / fuzz_target_count;
+    struct {
+        pid_t id;
+        int target;
+    } slots[JOBS_MAX] = {{0}};
+    int running = 0, crashes = 0;
+    for (int64_t next = 0;;) {
+        for (int i = 0; i < jobs; i++) {
+            bool first = next < fuzz_target_count;
+            double left = first ? TURN_SECONDS : end - wall_seconds();
+            if (slots[i].id != 0 || crashes > CRASHES_MAX) { continue; }
+            if (!first && (left <= 0.5 || shared->runs >= most)) { continue; }
+            slots[i].target = (int)(next % fuzz_target_count);
+            left = left < turn ? left : turn;
+            slots[i].id = fuzz_apart(
+                &fuzz_targets[slots[i].target], i, seed + (uint64_t)(next / fuzz_target_count),
+                left < TURN_SECONDS ? left : TURN_SECONDS, first ? INT64_MAX : most);
+            if (slots[i].id < 0) { die("no process could be started"); }
+            running++;
+            next++;
+        }
+        if (running == 0) { return; }
+        int status;
+        pid_t ended = wait(&status);
+        for (int i = 0; i < jobs; i++) {
+            if (slots[i].id != ended) { continue; }
+            int code = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
+            shared->of[slots[i].target].crashes += code == EXIT_FAILURE;
+            shared->of[slots[i].target].untested += code == EXIT_UNTESTED;
+            crashes += code == EXIT_FAILURE;
+            slots[i].id = 0;
+            running--;
+        }
+    }
 }
 
 static int run_again(const char *name, const char *path) {
@@ -299,22 +386,44 @@ static int run_again(const char *name, const char *path) {
 
 int main(int argc, char **argv) {
     double seconds = argc > 1 ? strtod(argv[1], NULL) : 60;
-    fuzz.seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int jobs = (int)min64(JOBS_MAX, argc > 2 ? strtol(argv[2], NULL, 10) : processors);
+    int64_t most = argc > 3 ? strtoll(argv[3], NULL, 10) : INT64_MAX;
+    uint64_t seed = argc > 4 ? strtoull(argv[4], NULL, 10) : 1;
+    int failed = 0;
     fuzz.report = fdopen(dup(STDOUT_FILENO), "w");
-    if (fuzz.report == NULL || freopen("/dev/null", "w", stdout) == NULL) { return EXIT_FAILURE; }
-    __sanitizer_set_death_callback(crash);
-    signal(SIGALRM, hang);
-    if (argc == 3 && seconds <= 0) { return run_again(argv[1], argv[2]); }
-
-    fprintf(fuzz.report, "  seed %llu, %.0f seconds\n", (unsigned long long)fuzz.seed, seconds);
-    int failed = !finds_planted_fault();
-    if (failed) { fprintf(fuzz.report, "  FAILED: the planted fault was not found\n"); }
-    for (int i = 0; i < fuzz_target_count; i++) {
-        if (!fuzz_target(&fuzz_targets[i], seconds / fuzz_target_count, INT64_MAX)) {
-            fprintf(fuzz.report, "  FAILED: %s was not tested\n", fuzz_targets[i].name);
-            failed++;
-        }
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (fuzz.report == NULL || shared == MAP_FAILED || freopen("/dev/null", "w", stdout) == NULL) {
+        return EXIT_FAILURE;
     }
+    __sanitizer_set_death_callback(crash);
+    signal(SIGALRM, crash_by_signal);
+    signal(SIGABRT, crash_by_signal);
+    if (argc == 3 && seconds <= 0) { return run_again(argv[1], argv[2]); }
+    jobs = jobs > 0 ? jobs : 1;
+
+    fprintf(fuzz.report, "  seed %llu, %.0f seconds, %d jobs\n", (unsigned long long)seed, seconds,
+            jobs);
+    if (!finds_planted_fault()) {
+        fprintf(fuzz.report, "  FAILED: the planted fault was not found\n");
+        failed++;
+    }
+    fflush(fuzz.report);
+    shared->runs = 0;
+    fuzz_all(seconds, jobs, most, seed);
+    int64_t all = 0, crashes = 0;
+    for (int i = 0; i < fuzz_target_count; i++) {
+        bool ok = shared->of[i].crashes == 0 && shared->of[i].untested == 0;
+        fprintf(fuzz.report, "  %-30s %10lld inputs, %9lld accepted, %5d edges, %d crashes%s\n",
+                fuzz_targets[i].name, (long long)shared->of[i].runs,
+                (long long)shared->of[i].accepted, shared->of[i].edges, shared->of[i].crashes,
+                shared->of[i].untested > 0 ? ", FAILED: was not tested" : "");
+        failed += !ok;
+        all += shared->of[i].runs;
+        crashes += shared->of[i].crashes;
+    }
+    fprintf(fuzz.report, "  %-30s %10lld inputs, %lld crashes\n", "all", (long long)all,
+            (long long)crashes);
     fprintf(fuzz.report, "%d passed, %d failed, 0 skipped\n", fuzz_target_count + 1 - failed,
             failed);
     fclose(fuzz.report);

@@ -52,7 +52,7 @@ static bool accepts_shard(const uint8_t *data, size_t size) {
     put_input("input.bin", data, size);
     if (!dataset_open(&set, "input.bin", 3, 1000, NULL)) { return false; }
     for (int64_t w = 0; w < set.windows; w++) {
-        sink = dataset_window(&set, w, inputs, targets, NULL);
+        sink = loader_batch(&(Loader){.data = &set}, w, 1, INT64_MAX, inputs, targets, NULL);
     }
     dataset_close(&set);
     return true;
@@ -70,6 +70,23 @@ static void seed_shards(void) {
     }
 }
 
+// The tokens' bytes must be the text's; returns how many tokens.
+static int64_t encode_and_decode(Encoder *e, const unsigned char *text, size_t size) {
+    int *tokens = malloc_or_die(size * sizeof(int)), length;
+    int64_t count = encoder_encode(e, text, size, tokens);
+    size_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const unsigned char *bytes = tokenizer_decode(e->tokenizer, tokens[i], &length);
+        if (length == 0 || (size_t)length > size - at || memcmp(bytes, text + at, (size_t)length)) {
+            die("token %lld is %d", (long long)i, tokens[i]);
+        }
+        at += (size_t)length;
+    }
+    if (at != size) { die("%zu of %zu bytes", at, size); }
+    free(tokens);
+    return count;
+}
+
 static bool accepts_tokenizer(const uint8_t *data, size_t size) {
     Tokenizer t;
     put_input("input.bin", data, size);
@@ -80,13 +97,9 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
         if (length > 0) { sink = (unsigned char)(bytes[0] + bytes[length - 1]); }
     }
     static const char text[] = "It's 1234 the\n\n \xc3\xa9\xff end ";
-    int tokens[sizeof(text)];
     Encoder e;
     if (encoder_open(&e, &t, NULL)) {
-        int64_t count = encoder_encode(&e, (const unsigned char *)text, sizeof(text), tokens);
-        for (int64_t i = 0; i < count; i++) {
-            if (tokens[i] < 0 || tokens[i] >= t.vocab) { die("token %d", tokens[i]); }
-        }
+        encode_and_decode(&e, (const unsigned char *)text, sizeof(text));
         encoder_close(&e);
     }
     tokenizer_close(&t);
@@ -104,6 +117,47 @@ static void seed_tokenizers(void) {
     memcpy(b.bytes + b.size, &space, sizeof(space));
     fuzz_seed(b.bytes, b.size + sizeof(space));
     free(b.bytes);
+}
+
+// A text as each way of cutting takes it. Accepted: one with a token of several bytes.
+static bool accepts_text(const uint8_t *data, size_t size) {
+    static Tokenizer t;
+    static Encoder e;
+    int64_t fewest = (int64_t)size;
+    if (t.vocab == 0 && (!tokenizer_open(&t, "text.bin", NULL) || !encoder_open(&e, &t, NULL))) {
+        die("text.bin: no tokenizer");
+    }
+    for (int cut = CUT_BYTES; cut < CUT_COUNT; cut++) {
+        t.cut = (Cut)cut;
+        fewest = min64(fewest, encode_and_decode(&e, data, size));
+    }
+    return fewest < (int64_t)size;
+}
+
+static void seed_texts(void) {
+    static const char *const merges[] = {"\x02th",   "\x03the", "\x02 t",
+                                         "\x02\n\n", "\x02  ",  "\x02\xc3\xa9"};
+    static const CharacterRange ranges[] = {{9, 13, CLASS_SPACE},
+                                            {32, 32, CLASS_SPACE},
+                                            {'0', '9', CLASS_NUMBER},
+                                            {'A', 'z', CLASS_LETTER},
+                                            {0xe0, 0x2fff, CLASS_LETTER}};
+    enum {
+        MERGES = sizeof(merges) / sizeof(merges[0]),
+        RANGES = sizeof(ranges) / sizeof(ranges[0])
+    };
+    tokenizer_write_bytes("t.bin", NULL);
+    Blob b = blob_read("t.bin");
+    FILE *file = fopen("text.bin", "wb");
+    b.bytes[4 * 2] += MERGES;
+    b.bytes[4 * 5] = RANGES;
+    fwrite(b.bytes, 1, b.size, file);
+    for (int i = 0; i < MERGES; i++) { fwrite(merges[i], 1, strlen(merges[i]), file); }
+    fwrite(ranges, sizeof(ranges), 1, file);
+    fclose(file);
+    free(b.bytes);
+    static const char text[] = "the thing's 12345\n\n  \xc3\xa9\xff\xf0\x9f\x98\x80 the";
+    fuzz_seed(text, sizeof(text));
 }
 
 static bool accepts_choices(const uint8_t *data, size_t size) {
@@ -136,31 +190,66 @@ static void seed_choices(void) {
     }
 }
 
-// A file that is accepted must also survive being written and read again.
-static bool accepts_config(const uint8_t *data, size_t size) {
-    char *argv[] = {"fuzz", "--config", "input.bin"}, *texts[2];
+// Options that are accepted must also survive being written and read again, and make a model.
+static bool accepts_options(int argc, char **argv) {
+    Options o;
+    char *texts[2], *again[] = {"fuzz", "--config", "input.bin"};
     size_t sizes[2];
+    if (!options_read(&o, argc, argv, NULL)) { return false; }
     for (int pass = 0; pass < 2; pass++) {
-        Options o;
-        put_input("input.bin", data, size);
-        if (!options_read(&o, 3, argv, NULL)) {
-            if (pass == 1) { die("what options_write_config wrote is refused:\n%s", texts[0]); }
-            return false;
+        if (pass == 1) {
+            put_input("input.bin", texts[0], sizes[0]);
+            if (!options_read(&o, 3, again, NULL)) {
+                die("what options_write_config wrote is refused:\n%s", texts[0]);
+            }
         }
         FILE *file = open_memstream(&texts[pass], &sizes[pass]);
         options_write_config(&o, file);
         fclose(file);
-        data = (const uint8_t *)texts[0];
-        size = sizes[0];
     }
     if (strcmp(texts[0], texts[1]) != 0) { die("two configurations:\n%s%s", texts[0], texts[1]); }
     free(texts[0]);
     free(texts[1]);
+    if (o.help || o.version || o.num_layers > 64) { return true; }
+    ModelConfig c = model_config(&o);
+    ParamLayout layout = param_layout(&c);
+    if (layout.size < layout.num_parameters) { die("%lld elements", (long long)layout.size); }
+    param_layout_free(&layout);
     return true;
 }
 
+static bool accepts_config(const uint8_t *data, size_t size) {
+    put_input("input.bin", data, size);
+    return accepts_options(3, (char *[]){"fuzz", "--config", "input.bin"});
+}
+
+// A line is an argument.
+static bool accepts_command(const uint8_t *data, size_t size) {
+    enum { WORDS = 64 };
+    char *text = malloc_or_die(size + 1), *argv[WORDS] = {"fuzz"}, *state;
+    int argc = 1;
+    memcpy(text, data, size);
+    text[size] = '\0';
+    for (char *word = strtok_r(text, "\n", &state); word != NULL && argc < WORDS;
+         word = strtok_r(NULL, "\n", &state)) {
+        argv[argc++] = word;
+    }
+    text_write("c.txt", "lr 1e-3");
+    bool ok = accepts_options(argc, argv);
+    free(text);
+    return ok;
+}
+
+static void seed_commands(void) {
+    static const char *const texts[] = {"--model\nllama-tiny\n--lr=1e-3\n--no-shuffle\n--bf16",
+                                        "--num-layers\n3\n--hidden-size\n96\n--config=c.txt",
+                                        "--arch=llama\n--rope-scaling\nllama3\n--seed=7\n--plan"};
+    for (int i = 0; i < 3; i++) { fuzz_seed(texts[i], strlen(texts[i])); }
+}
+
 static void seed_configs(void) {
-    static const char *const texts[] = {"", "# note\nlr = 1e-3  # x\n--bf16\n no-shuffle\nseed 5",
+    static const char *const texts[] = {"\xef\xbb\xbf",
+                                        "# note\nlr = 1e-3  # x\n--bf16\n no-shuffle\nseed 5",
                                         "data \"a # \\\"b\\\" \\\\ \\n\"  # x\nsave=\" c \"\n"};
     for (int i = 0; i < 3; i++) { fuzz_seed(texts[i], strlen(texts[i])); }
     Options o = options_of(SMALLEST);
@@ -193,15 +282,26 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
 
 static const char folder[] = "fuzz/step_00000001";
 
-// A checkpoint on disk whose meta.json lists no files, so that they may be anything.
+static Dataset shards; // what the checkpoint's run trained on
+
+// A checkpoint on disk.
 static Fixture *make_checkpoint(void) {
     static Fixture f;
     if (f.state != NULL) { return &f; }
     fixture_open(&f, SMALLEST);
+    for (int i = 0; i < 2; i++) {
+        int32_t header[SHARD_HEADER_BYTES / 4 + 2] = {0};
+        shard_header(header, 4, 2);
+        header[SHARD_HEADER_BYTES / 4] = i;
+        blob_write(i == 0 ? "shard_0.bin" : "shard_1.bin", header, sizeof(header));
+    }
+    if (!dataset_open(&shards, "shard_?.bin", 2, 4, NULL)) { die("shard_?.bin: cannot be read"); }
+    f.snapshot.data = shards.identity;
     if (!fixture_save(&f, 1, NULL)) { die("%s: cannot be made", folder); }
     return &f;
 }
 
+// From meta.json, so that the files may be anything.
 static void drop_file_list(void) {
     static const char list[] = "\"files\":\t[";
     char path[PATH_LENGTH];
@@ -226,6 +326,7 @@ static bool accepts_checkpoint(void) {
     if (!checkpoint_open(&c, folder, NULL)) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);
     sink = checkpoint_match(&c, &f->options, &f->layout, NULL);
+    sink = dataset_match(&shards, c.data, "the checkpoint's run", NULL);
     sink = checkpoint_read(&c, "master", 0, end, f->state, NULL);
     sink = checkpoint_read(&c, "exp_avg_sq", end / 2, end, f->state, NULL);
     sink = checkpoint_read_scaling(&c, &f->precision, f->slots, f->history, NULL);
@@ -289,12 +390,28 @@ static void seed_scaling(void) {
     drop_file_list();
 }
 
+// What --load reads besides the weights.
+static bool accepts_model_config(const uint8_t *data, size_t size) {
+    char path[PATH_LENGTH];
+    Fixture *f = make_checkpoint();
+    path_format(path, "%s/config.json", folder);
+    put_input(path, data, size);
+    return hf_load(folder, &f->layout, &f->whole, 1, f->state, NULL);
+}
+
+static void seed_model_config(void) {
+    seed_checkpoint_file("config.json");
+}
+
 const FuzzTarget fuzz_targets[] = {
     {"shard", accepts_shard, seed_shards},
     {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
+    {"text to tokens", accepts_text, seed_texts},
     {"multiple-choice set", accepts_choices, seed_choices},
     {"config file", accepts_config, seed_configs},
+    {"command line", accepts_command, seed_commands},
     {"safetensors", accepts_safetensors, seed_safetensors},
+    {"config.json of --load", accepts_model_config, seed_model_config},
     {"meta.json", accepts_meta, seed_meta},
     {"meta.json, checksum repaired", accepts_repaired_meta, seed_meta},
     {"optimizer file", accepts_optimizer, seed_optimizer},

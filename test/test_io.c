@@ -47,6 +47,21 @@ static void files_map_whole(void) {
     CHECK_TEXT(err.text, ".: Is a directory");
 }
 
+static void what_is_cut_short_is_an_error(void) {
+    char text[4] = "";
+    size_t bytes;
+    text_write("f", "abcdef");
+    int file = file_open("f", &bytes, NULL);
+    CHECK(file >= 0 && bytes == 6);
+    CHECK(file_read_at(file, "f", text, 3, 3, NULL) && memcmp(text, "def", 3) == 0);
+    CHECK(truncate("f", 5) == 0);
+    CHECK_REFUSED(file_read_at(file, "f", text, 3, 3, &err), "f: cut short while it was read");
+    close(file);
+    CHECK_REFUSED(file_read_at(file, "f", text, 3, 3, &err), "f: Bad file descriptor");
+    CHECK_TEXT(path_name("a/b/c.bin"), "c.bin");
+    CHECK_TEXT(path_name("c.bin"), "c.bin");
+}
+
 static void files_are_replaced_at_once(void) {
     struct stat before, after;
     Error err;
@@ -97,6 +112,7 @@ static void folders_are_made_and_removed(void) {
 int main(void) {
     RUN(writers_keep_length_and_checksum);
     RUN(files_map_whole);
+    RUN(what_is_cut_short_is_an_error);
     RUN(files_are_replaced_at_once);
     RUN(links_are_replaced_at_once);
     RUN(folders_are_made_and_removed);

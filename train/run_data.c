@@ -31,7 +31,6 @@ static void open_train_data(Run *run) {
 static void open_tokenizer(Run *run) {
     const Options *o = &run->options;
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    const char *slash = strrchr(shards, '/');
     uint32_t mark = o->data[0] != '\0' ? run->train_data.tokenizer : run->valid_data.tokenizer;
     char path[PATH_LENGTH];
     glob_t found = {0};
@@ -41,33 +40,27 @@ static void open_tokenizer(Run *run) {
         run->has_tokenizer = tokenizer_open(&run->tokenizer, path, &err);
         if (!run->has_tokenizer) { die("--tokenizer %s", err.text); }
     } else if (shards[0] != '\0') {
-        path_format(path, "%.*s*tokenizer.bin", slash != NULL ? (int)(slash + 1 - shards) : 0,
-                    shards);
+        path_format(path, "%.*s*tokenizer.bin", (int)(path_name(shards) - shards), shards);
         glob(path, 0, NULL, &found);
     }
-    for (size_t i = 0; i < found.gl_pathc && !run->has_tokenizer; i++) {
+    size_t i = 0;
+    for (; i < found.gl_pathc && !run->has_tokenizer; i++) {
         path_format(path, "%s", found.gl_pathv[i]);
         if (!tokenizer_open(&run->tokenizer, path, &err)) {
             warn("%s", err.text);
             continue;
         }
-        slash = strrchr(path, '/');
-        run->has_tokenizer = mark != 0
-                                 ? run->tokenizer.mark == mark
-                                 : strcmp(slash != NULL ? slash + 1 : path, "tokenizer.bin") == 0;
+        run->has_tokenizer = mark != 0 ? run->tokenizer.mark == mark
+                                       : strcmp(path_name(path), "tokenizer.bin") == 0;
         if (!run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
     }
     globfree(&found);
-    if (!run->has_tokenizer) {
-        if (found.gl_pathc > 0) {
-            warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers",
-                 shards);
-        }
-        return;
-    }
-    if (run->tokenizer.vocab > run->config.vocab) {
+    if (run->has_tokenizer && run->tokenizer.vocab > run->config.vocab) {
         die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
             run->tokenizer.vocab, run->config.vocab);
+    }
+    if (!run->has_tokenizer && i > 0) {
+        warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
     }
     path_format(run->tokenizer_path, "%s", path);
 }
