@@ -7,7 +7,7 @@ standin=$root/build/plain/standin_trainer
 export LD_LIBRARY_PATH=$root/build/standin
 
 common=(--model llama-tiny --micro-batch-size 2 --seq-length 32 --lr 3e-3 --log-interval 1)
-ranks=(--gpus 2 --global-batch-size 4 --no-cuda-graphs --distributed-timeout 20)
+ranks=(--gpus 2 --global-batch-size 8 --no-cuda-graphs --distributed-timeout 20)
 unordered=("${common[@]}" --no-shuffle)
 
 tokenize() {
@@ -146,20 +146,21 @@ ends_saved() {
     has log "; saved; resume with --resume latest" || fail "$(tail -n 3 log)"
 }
 
-# Step 5 is the first to read token 500, which is not in the vocabulary.
+# Token 2000 is first read by step 32, or by step 8 of two ranks that accumulate, and is not in the
+# vocabulary.
 bad_tokens_are_named_and_the_run_saved() {
-    local options=(--data d/a_train.bin --train-iters 20 --lr-decay-iters 20) data=(--data bad.bin)
+    local options=(--data d/a_train.bin --train-iters 40 --lr-decay-iters 40) data=(--data bad.bin)
     local trainer="$root/train_gpt" several=()
-    cp d/a_train.bin bad.bin && poke bad.bin $((1024 + 2 * 500)) '\377\377'
+    cp d/a_train.bin bad.bin && poke bad.bin $((1024 + 2 * 2000)) '\377\377'
     while true; do
-        ends_saved 'error: --data bad.bin: token 500 is 65535, outside the vocabulary of 257' \
+        ends_saved 'error: --data bad.bin: token 2000 is 65535, outside the vocabulary of 257' \
             "$trainer" "${unordered[@]}" "${options[@]}" "${several[@]}" "${data[@]}" || return
         mv s bad_run
         local step
         step=$(readlink bad_run/latest | sed 's/step_0*//')
         [[ $step -ge 2 ]] || fail "only $step steps"
         # a restart says it at once, and what is saved stays
-        expect_said 1 'error: --data bad.bin: token 500 is 65535' "$trainer" "${unordered[@]}" \
+        expect_said 1 'error: --data bad.bin: token 2000 is 65535' "$trainer" "${unordered[@]}" \
             "${options[@]}" "${several[@]}" "${data[@]}" --save bad_run --resume latest || return
         # what is saved is what a run of whole data has
         expect_status 0 "$trainer" "${unordered[@]}" "${options[@]}" "${several[@]}" \
@@ -173,7 +174,7 @@ bad_tokens_are_named_and_the_run_saved() {
         rm -rf bad_run
         if [[ ${#several[@]} -gt 0 || ! -x $standin ]]; then return; fi
         trainer=$standin several=("${ranks[@]}")
-        poke bad.bin $((1024 + 2 * 500)) '\377\377'
+        poke bad.bin $((1024 + 2 * 2000)) '\377\377'
     done
 }
 

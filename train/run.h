@@ -33,7 +33,7 @@ typedef struct {
     int *prompt, prompt_length; // the tokens that samples start with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // this rank's next batches (run_batch)
-    int64_t held_end;           // the first step whose batches are not read yet
+    int64_t held_end;           // the first sample of the next one to read
     Error data_fault;           // which data could not be read; "": none
 
     Metrics metrics;

@@ -47,7 +47,7 @@ static void open_tokenizer(Run *run) {
     for (; i < found.gl_pathc && !run->has_tokenizer; i++) {
         path_format(path, "%s", found.gl_pathv[i]);
         if (!tokenizer_open(&run->tokenizer, path, &err)) {
-            warn("%s", err.text);
+            if (run->rank == 0) { warn("%s", err.text); }
             continue;
         }
         run->has_tokenizer = mark != 0 ? run->tokenizer.mark == mark
@@ -59,7 +59,7 @@ static void open_tokenizer(Run *run) {
         die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
             run->tokenizer.vocab, run->config.vocab);
     }
-    if (!run->has_tokenizer && i > 0) {
+    if (!run->has_tokenizer && i > 0 && run->rank == 0) {
         warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
     }
     path_format(run->tokenizer_path, "%s", path);
@@ -130,44 +130,37 @@ int run_micro_batches(const Run *run) {
     return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
 }
 
-// Reads the batches of a step into their place among those that are held.
-static bool hold_step(Run *run, int64_t step, int *held, Error *err) {
-    int B = run->options.micro_batch_size;
-    int64_t half = (int64_t)B * run->train.data->seq_length;
-    int64_t first = run->progress.samples +
-                    (step - run->progress.step) * run->options.global_batch_size;
-    bool ok = true;
-    for (int micro = 0; ok && micro < run_micro_batches(run); micro++, held += 2 * half) {
-        int64_t sample = first + ((int64_t)micro * run->ranks + run->rank) * B;
-        ok = loader_batch(&run->train, sample, B, INT64_MAX, held, held + half, err);
-    }
-    return ok;
-}
-
+// A rank's micro-batches follow each other at a distance of `stride` samples, from step to step
+// too.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
-    enum { HELD = 3 }; // a step, the one in flight behind it on several ranks, and one more
-    int64_t step = run->progress.step + ahead;
-    int64_t half = (int64_t)run->options.micro_batch_size * run->train.data->seq_length;
-    int64_t room = 2 * half * run_micro_batches(run);
+    enum { STEPS_AHEAD = 2 }; // one may be in flight on several ranks, which end after it
+    const Options *o = &run->options;
+    int B = o->micro_batch_size;
+    int64_t n = (int64_t)B * run->train.data->seq_length, stride = (int64_t)run->ranks * B;
+    int64_t step = run->progress.samples + ahead * o->global_batch_size; // its first sample
+    int64_t sample = step + ((int64_t)micro * run->ranks + run->rank) * B;
+    int64_t slots = STEPS_AHEAD * run_micro_batches(run) + 1;
+    int64_t left = max64(1, min64(STEPS_AHEAD + 1, o->train_iters - run->progress.step - ahead));
+    int64_t end = min64(sample + slots * stride, step + left * o->global_batch_size);
     bool first = run->held == NULL;
     Error err;
     if (first) {
-        run->held = malloc_or_die((size_t)(HELD * room) * sizeof(int));
-        run->held_end = step;
+        run->held = malloc_or_die((size_t)(slots * 2 * n) * sizeof(int));
+        run->held_end = sample;
     }
     run_beat(run, DOING_WORK, "reading data");
-    int64_t end = min64(step + HELD, max64(step + 1, run->options.train_iters));
-    for (; run->held_end < end && run->data_fault.text[0] == '\0'; run->held_end++) {
-        if (hold_step(run, run->held_end, run->held + run->held_end % HELD * room, &err)) {
+    for (; run->held_end < end && run->data_fault.text[0] == '\0'; run->held_end += stride) {
+        int *held = run->held + run->held_end / stride % slots * 2 * n;
+        if (loader_batch(&run->train, run->held_end, B, INT64_MAX, held, held + n, &err)) {
             continue;
         }
         if (first) { die("--data %s", err.text); }
         run_end_by_data(run, "data", &err);
         break;
     }
-    const int *from = run->held + step % HELD * room + 2 * half * micro;
-    memcpy(inputs, from, (size_t)half * sizeof(int));
-    memcpy(targets, from + half, (size_t)half * sizeof(int));
+    const int *from = run->held + sample / stride % slots * 2 * n;
+    memcpy(inputs, from, (size_t)n * sizeof(int));
+    memcpy(targets, from + n, (size_t)n * sizeof(int));
     run_beat(run, DOING_WAIT, "in a step");
 }
 
