@@ -417,23 +417,14 @@ static void linear_backward(Trainer *t, const LinearLayer *l, float *dx, const f
 
 static void norm_forward(Trainer *t, const NormLayer *n, const float *x, int M) {
     const ModelConfig *c = &t->run.config;
-    float eps = (float)c->norm_eps;
-    if (n->bias == NULL) {
-        rmsnorm_forward(n->out, n->rstd, x, n->weight, M, c->channels, eps);
-    } else {
-        layernorm_forward(n->out, n->mean, n->rstd, x, n->weight, n->bias, M, c->channels, eps);
-    }
+    cpu_norm_forward(n->out, n->mean, n->rstd, x, n->weight, n->bias, M, c->channels,
+                     (float)c->norm_eps);
 }
 
 // d_residual += the norm's input gradient
 static void norm_backward(Trainer *t, const NormLayer *n, const float *x, int M) {
-    int C = t->run.config.channels;
-    if (n->bias == NULL) {
-        rmsnorm_backward(t->d_residual, n->dweight, t->d_norm, x, n->weight, n->rstd, M, C);
-    } else {
-        layernorm_backward(t->d_residual, n->dweight, n->dbias, t->d_norm, x, n->weight, n->mean,
-                           n->rstd, M, C);
-    }
+    cpu_norm_backward(t->d_residual, n->dweight, n->dbias, t->d_norm, x, n->weight, n->mean,
+                      n->rstd, M, t->run.config.channels);
 }
 
 static void activation_forward(Trainer *t, const Block *b, int M) {

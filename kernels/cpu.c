@@ -79,39 +79,50 @@ void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *
     }
 }
 
-void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
-                       const float *bias, int M, int C, float eps) {
+void bias_backward(float *dbias, const float *dout, int M, int N) {
+#pragma omp parallel for
+    for (int begin = 0; begin < N; begin += COLUMN_CHUNK) {
+        int n = min_int(COLUMN_CHUNK, N - begin);
+        for (int row = 0; row < M; row++) {
+            axpy(dbias + begin, 1.0f, dout + (size_t)row * N + begin, n);
+        }
+    }
+}
+
+void cpu_norm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
+                      const float *bias, int M, int C, float eps) {
 #pragma omp parallel for
     for (int row = 0; row < M; row++) {
         const float *in = x + (size_t)row * C;
-        float *o = out + (size_t)row * C;
-        float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < C; i++) { sum += in[i]; }
-        float mu = sum / (float)C;
+        float *o = out + (size_t)row * C, mu = 0.0f, squares = 0.0f;
+        if (bias != NULL) {
+#pragma omp simd reduction(+ : mu)
+            for (int i = 0; i < C; i++) { mu += in[i]; }
+            mu /= (float)C;
+            mean[row] = mu;
+        }
 #pragma omp simd reduction(+ : squares)
         for (int i = 0; i < C; i++) { squares += (in[i] - mu) * (in[i] - mu); }
         float r = 1.0f / sqrtf(squares / (float)C + eps);
-        for (int i = 0; i < C; i++) { o[i] = (in[i] - mu) * r * weight[i] + bias[i]; }
-        mean[row] = mu;
+        for (int i = 0; i < C; i++) {
+            o[i] = (in[i] - mu) * r * weight[i] + (bias != NULL ? bias[i] : 0.0f);
+        }
         rstd[row] = r;
     }
 }
 
-void layernorm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
-                        const float *weight, const float *mean, const float *rstd, int M, int C) {
+void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
+                       const float *weight, const float *mean, const float *rstd, int M, int C) {
 #pragma omp parallel for
     for (int row = 0; row < M; row++) {
         const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
-        float *o = dx + (size_t)row * C;
-        float mu = mean[row], r = rstd[row], sum = 0.0f, projected = 0.0f;
-#pragma omp simd reduction(+ : sum, projected)
-        for (int i = 0; i < C; i++) {
-            float g = d[i] * weight[i];
-            sum += g;
-            projected += g * (in[i] - mu) * r;
+        float *o = dx + (size_t)row * C, r = rstd[row], mu = 0.0f, sum = 0.0f, projected = 0.0f;
+        if (dbias != NULL) {
+            mu = mean[row];
+            sum = dot(d, weight, C) / (float)C;
         }
-        sum /= (float)C;
+#pragma omp simd reduction(+ : projected)
+        for (int i = 0; i < C; i++) { projected += d[i] * weight[i] * (in[i] - mu) * r; }
         projected /= (float)C;
         for (int i = 0; i < C; i++) {
             o[i] += r * (d[i] * weight[i] - sum - (in[i] - mu) * r * projected);
@@ -122,47 +133,11 @@ void layernorm_backward(float *dx, float *dweight, float *dbias, const float *do
         int end = min_int(begin + COLUMN_CHUNK, C);
         for (int row = 0; row < M; row++) {
             const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
-            float mu = mean[row], r = rstd[row];
-            for (int i = begin; i < end; i++) {
-                dweight[i] += d[i] * (in[i] - mu) * r;
-                dbias[i] += d[i];
-            }
+            float mu = dbias != NULL ? mean[row] : 0.0f, r = rstd[row];
+            for (int i = begin; i < end; i++) { dweight[i] += d[i] * (in[i] - mu) * r; }
         }
     }
-}
-
-void rmsnorm_forward(float *out, float *rstd, const float *x, const float *weight, int M, int C,
-                     float eps) {
-#pragma omp parallel for
-    for (int row = 0; row < M; row++) {
-        const float *in = x + (size_t)row * C;
-        float *o = out + (size_t)row * C;
-        float r = 1.0f / sqrtf(dot(in, in, C) / (float)C + eps);
-        for (int i = 0; i < C; i++) { o[i] = in[i] * r * weight[i]; }
-        rstd[row] = r;
-    }
-}
-
-void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float *x,
-                      const float *weight, const float *rstd, int M, int C) {
-#pragma omp parallel for
-    for (int row = 0; row < M; row++) {
-        const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
-        float *o = dx + (size_t)row * C;
-        float r = rstd[row], projected = 0.0f;
-#pragma omp simd reduction(+ : projected)
-        for (int i = 0; i < C; i++) { projected += d[i] * weight[i] * in[i]; }
-        projected *= r * r / (float)C;
-        for (int i = 0; i < C; i++) { o[i] += r * (d[i] * weight[i] - in[i] * projected); }
-    }
-#pragma omp parallel for
-    for (int begin = 0; begin < C; begin += COLUMN_CHUNK) {
-        int end = min_int(begin + COLUMN_CHUNK, C);
-        for (int row = 0; row < M; row++) {
-            const float *in = x + (size_t)row * C, *d = dout + (size_t)row * C;
-            for (int i = begin; i < end; i++) { dweight[i] += d[i] * in[i] * rstd[row]; }
-        }
-    }
+    if (dbias != NULL) { bias_backward(dbias, dout, M, C); }
 }
 
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse) {
@@ -217,21 +192,6 @@ void attention_forward(float *out, float *lse, const float *qkv, int B, int T, i
     }
 }
 
-// One query's share of the gradients: dq of its own, and what it adds to the keys and values before
-// it. delta is dot(dout, out), the softmax's correction.
-static void attention_backward_query(float *dq, float *dk, float *dv, const float *dout,
-                                     const float *q, const float *k, const float *v, float lse,
-                                     float delta, float scale, int queries, int N, int D) {
-    for (int s = 0; s < queries; s++) {
-        size_t at = (size_t)s * N;
-        float p = expf(scale * dot(q, k + at, D) - lse);
-        float dscore = p * (dot(dout, v + at, D) - delta) * scale;
-        axpy(dv + at, p, dout, D);
-        axpy(dq, dscore, k + at, D);
-        axpy(dk + at, dscore, q, D);
-    }
-}
-
 void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                         const float *qkv, int B, int T, int H, int G, int D) {
     int N = (H + 2 * G) * D, heads = H / G;
@@ -240,16 +200,18 @@ void attention_backward(float *dqkv, const float *dout, const float *out, const 
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++) {
         for (int g = 0; g < G; g++) { // a thread owns a key/value head and all queries on it
-            size_t base = (size_t)b * T * N, kat = base + (size_t)(H + g) * D,
-                   vat = kat + (size_t)G * D;
-            for (int h = g * heads; h < (g + 1) * heads; h++) {
-                for (int t = 0; t < T; t++) {
-                    size_t qat = base + (size_t)t * N + (size_t)h * D;
-                    size_t oat = ((size_t)(b * T + t) * H + h) * D;
-                    attention_backward_query(dqkv + qat, dqkv + kat, dqkv + vat, dout + oat,
-                                             qkv + qat, qkv + kat, qkv + vat,
-                                             lse[(size_t)(b * H + h) * T + t],
-                                             dot(dout + oat, out + oat, D), scale, t + 1, N, D);
+            size_t base = (size_t)b * T * N, k = base + (size_t)(H + g) * D, v = k + (size_t)G * D;
+            for (int i = 0; i < heads * T; i++) {
+                int h = g * heads + i / T, t = i % T;
+                size_t q = base + (size_t)t * N + (size_t)h * D;
+                size_t o = ((size_t)(b * T + t) * H + h) * D;
+                float log_sum = lse[(size_t)(b * H + h) * T + t], delta = dot(dout + o, out + o, D);
+                for (size_t at = 0; at <= (size_t)t * N; at += N) { // keys up to the query's
+                    float p = expf(scale * dot(qkv + q, qkv + k + at, D) - log_sum);
+                    float dscore = p * (dot(dout + o, qkv + v + at, D) - delta) * scale;
+                    axpy(dqkv + v + at, p, dout + o, D);
+                    axpy(dqkv + q, dscore, qkv + k + at, D);
+                    axpy(dqkv + k + at, dscore, qkv + q, D);
                 }
             }
         }
@@ -318,21 +280,6 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
         x[target] -= gradient_scale;
         memset(x + V, 0, (size_t)(P - V) * sizeof(float));
     }
-}
-
-void bias_backward(float *dbias, const float *dout, int M, int N) {
-#pragma omp parallel for
-    for (int begin = 0; begin < N; begin += COLUMN_CHUNK) {
-        int n = min_int(COLUMN_CHUNK, N - begin);
-        for (int row = 0; row < M; row++) {
-            axpy(dbias + begin, 1.0f, dout + (size_t)row * N + begin, n);
-        }
-    }
-}
-
-void add_forward(float *out, const float *x, int64_t n) {
-#pragma omp parallel for simd
-    for (int64_t i = 0; i < n; i++) { out[i] += x[i]; }
 }
 
 void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a) {

@@ -25,19 +25,13 @@ void embedding_forward(float *out, const int *tokens, const float *wte, const fl
 void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B,
                         int T, int C);
 
-// Ba, Kiros and Hinton, "Layer Normalization" (2016). mean, rstd: [M], kept for backward.
-void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
-                       const float *bias, int M, int C, float eps);
+// Ba, Kiros and Hinton, "Layer Normalization" (2016). bias, dbias NULL: Zhang and Sennrich, "Root
+// Mean Square Layer Normalization" (2019), which uses no mean. mean, rstd: [M], kept for backward.
+void cpu_norm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
+                      const float *bias, int M, int C, float eps);
 // dx += , dweight += , dbias +=
-void layernorm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
-                        const float *weight, const float *mean, const float *rstd, int M, int C);
-
-// Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). rstd: [M].
-void rmsnorm_forward(float *out, float *rstd, const float *x, const float *weight, int M, int C,
-                     float eps);
-// dx += , dweight +=
-void rmsnorm_backward(float *dx, float *dweight, const float *dout, const float *x,
-                      const float *weight, const float *rstd, int M, int C);
+void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
+                       const float *weight, const float *mean, const float *rstd, int M, int C);
 
 // Turns queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
 // order: element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
@@ -67,9 +61,6 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
 
 // dbias[N] += the column sums of dout [M,N]
 void bias_backward(float *dbias, const float *dout, int M, int N);
-
-// out += x, n elements
-void add_forward(float *out, const float *x, int64_t n);
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;

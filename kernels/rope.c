@@ -3,8 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 
-// Of pair i, radians a position.
-static double frequency(int i, int D, const Rope *rope) {
+double rope_frequency(int i, int D, const Rope *rope) {
     double plain = pow(rope->theta, -2.0 * i / D);
     if (rope->scaling == ROPE_UNSCALED) { return plain; }
     if (rope->scaling == ROPE_LINEAR) { return plain / rope->factor; }
@@ -14,14 +13,10 @@ static double frequency(int i, int D, const Rope *rope) {
     return kept * plain + (1 - kept) * plain / rope->factor;
 }
 
-void rope_frequencies(double *frequencies, int D, const Rope *rope) {
-    for (int i = 0; i < D / 2; i++) { frequencies[i] = frequency(i, D, rope); }
-}
-
 void rope_table(float *table, int T, int D, const Rope *rope) {
     int half = D / 2;
     for (int i = 0; i < half; i++) {
-        double angle = frequency(i, D, rope);
+        double angle = rope_frequency(i, D, rope);
         for (int t = 0; t < T; t++) {
             table[(size_t)t * D + i] = (float)cos(t * angle);
             table[(size_t)t * D + half + i] = (float)sin(t * angle);

@@ -23,8 +23,8 @@ typedef struct {
     int original_length;
 } Rope;
 
-// frequencies: [D/2], radians a position.
-void rope_frequencies(double *frequencies, int D, const Rope *rope);
+// Of pair i < D/2, radians a position.
+double rope_frequency(int i, int D, const Rope *rope);
 
 // table: [T,D], for each position the cosines of its D/2 angles, then the sines.
 void rope_table(float *table, int T, int D, const Rope *rope);

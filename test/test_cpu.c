@@ -55,8 +55,8 @@ static int layernorm_sizes(int n[INPUTS], const Shape *s) {
 static void run_layernorm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s);
     float *mean = new_floats(2 * M, NAN), *rstd = mean + M;
-    layernorm_forward(out, mean, rstd, in[0], in[1], in[2], M, s->C, (float)s->eps);
-    layernorm_backward(g[0], g[1], g[2], dout, in[0], in[1], mean, rstd, M, s->C);
+    cpu_norm_forward(out, mean, rstd, in[0], in[1], in[2], M, s->C, (float)s->eps);
+    cpu_norm_backward(g[0], g[1], g[2], dout, in[0], in[1], mean, rstd, M, s->C);
     free(mean);
 }
 
@@ -68,8 +68,8 @@ static int rmsnorm_sizes(int n[INPUTS], const Shape *s) {
 static void run_rmsnorm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s);
     float *rstd = new_floats(M, NAN);
-    rmsnorm_forward(out, rstd, in[0], in[1], M, s->C, (float)s->eps);
-    rmsnorm_backward(g[0], g[1], dout, in[0], in[1], rstd, M, s->C);
+    cpu_norm_forward(out, NULL, rstd, in[0], in[1], NULL, M, s->C, (float)s->eps);
+    cpu_norm_backward(g[0], g[1], NULL, dout, in[0], in[1], NULL, rstd, M, s->C);
     free(rstd);
 }
 
@@ -161,7 +161,7 @@ static void run_linear(float *out, float **g, float **in, const float *dout, con
                        .addend = g[1],
                        .trans_a = true,
                        .alpha = 1.0f});
-    add_forward(g[0], dx, M * C);
+    for (int i = 0; i < M * C; i++) { g[0][i] += dx[i]; }
     bias_backward(g[2], dout, M, F);
     free(dx);
 }

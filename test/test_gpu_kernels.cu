@@ -130,12 +130,8 @@ static void norm(int M, int C, bool layernorm, float centre) {
     Floats y(n), means(M), deviations(M), dx = residual.host, dw(C, 0.0f), db(C, 0.0f),
                                           sums(C, 0.0f);
     const Bf16 *bias = layernorm ? b.device.data : NULL;
-    if (layernorm) {
-        layernorm_forward(y.data(), means.data(), deviations.data(), x.host.data(), w.host.data(),
-                          b.host.data(), M, C, eps);
-    } else {
-        rmsnorm_forward(y.data(), deviations.data(), x.host.data(), w.host.data(), M, C, eps);
-    }
+    cpu_norm_forward(y.data(), means.data(), deviations.data(), x.host.data(), w.host.data(),
+                     layernorm ? b.host.data() : NULL, M, C, eps);
     check_producer(FUSED_UNROUNDED, M, C, FP8_E4M3, 60.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
         mean.poison();
         rstd.poison();
@@ -150,13 +146,8 @@ static void norm(int M, int C, bool layernorm, float centre) {
     FloatBuffer ignored(C), ignored2(C);
     mean.put(means.data());
     rstd.put(deviations.data());
-    if (layernorm) {
-        layernorm_backward(dx.data(), dw.data(), db.data(), dout.host.data(), x.host.data(),
-                           w.host.data(), means.data(), deviations.data(), M, C);
-    } else {
-        rmsnorm_backward(dx.data(), dw.data(), dout.host.data(), x.host.data(), w.host.data(),
-                         deviations.data(), M, C);
-    }
+    cpu_norm_backward(dx.data(), dw.data(), layernorm ? db.data() : NULL, dout.host.data(),
+                      x.host.data(), w.host.data(), means.data(), deviations.data(), M, C);
     NormBackward backward = {};
     backward.dweight = {ignored.data, TYPE_F32, false};
     if (layernorm) { backward.dbias = {ignored2.data, TYPE_F32, false}; }

@@ -18,11 +18,15 @@ static const struct {
     {"llama3_odd", {10000, ROPE_LLAMA3, 3, 0.5, 7, 1000}},
 };
 
+static void frequencies_of(double frequencies[HALF], const Rope *rope) {
+    for (int i = 0; i < HALF; i++) { frequencies[i] = rope_frequency(i, D, rope); }
+}
+
 static void frequencies_are_transformers(void) {
     SafeTensors st = golden_open("rope.safetensors");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         double frequencies[HALF];
-        rope_frequencies(frequencies, D, &rows[i].rope);
+        frequencies_of(frequencies, &rows[i].rope);
         const float *expected = golden_data(&st, rows[i].name, DTYPE_F32, HALF);
         for (int j = 0; j < HALF; j++) { // theirs are computed in FP32
             CHECK_CLOSE(frequencies[j], expected[j], 2e-6 * expected[j]);
@@ -35,8 +39,8 @@ static void frequencies_are_transformers(void) {
 
 static void scaling_changes_what_it_should(void) {
     double plain[HALF], scaled[HALF];
-    rope_frequencies(plain, D, &rows[1].rope);
-    rope_frequencies(scaled, D, &rows[3].rope);
+    frequencies_of(plain, &rows[1].rope);
+    frequencies_of(scaled, &rows[3].rope);
     CHECK(scaled[0] == plain[0]);                              // turns often: left as it is
     CHECK_CLOSE(scaled[HALF - 1], plain[HALF - 1] / 8, 1e-20); // turns seldom: stretched
     int between = 0;
@@ -47,7 +51,7 @@ static void scaling_changes_what_it_should(void) {
 static void the_table_follows_the_frequencies(void) {
     static float table[T * D];
     double frequencies[HALF];
-    rope_frequencies(frequencies, D, &rows[5].rope);
+    frequencies_of(frequencies, &rows[5].rope);
     rope_table(table, T, D, &rows[5].rope);
     for (int t = 0; t < T; t += 13) {
         for (int i = 0; i < HALF; i++) {

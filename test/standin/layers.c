@@ -84,11 +84,7 @@ static float *normalized(NormForward n) {
     float *x = values_read(n.x, TYPE_BF16, size), *weight = values_read(n.weight, TYPE_BF16, n.C);
     float *bias = values_read(n.bias, TYPE_BF16, n.C);
     float *out = malloc_or_die((size_t)size * sizeof(float));
-    if (bias != NULL) {
-        layernorm_forward(out, n.mean, n.rstd, x, weight, bias, n.M, n.C, n.eps);
-    } else {
-        rmsnorm_forward(out, n.rstd, x, weight, n.M, n.C, n.eps);
-    }
+    cpu_norm_forward(out, n.mean, n.rstd, x, weight, bias, n.M, n.C, n.eps);
     free(x);
     free(weight);
     free(bias);
@@ -108,11 +104,7 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
     float *dout = values_read(n.dout, TYPE_BF16, size);
     float *weight = values_read(n.weight, TYPE_BF16, n.C);
     float *dweight = gradient_begin(n.dweight, n.C), *dbias = gradient_begin(n.dbias, n.C);
-    if (n.mean != NULL) {
-        layernorm_backward(dx, dweight, dbias, dout, x, weight, n.mean, n.rstd, n.M, n.C);
-    } else {
-        rmsnorm_backward(dx, dweight, dout, x, weight, n.rstd, n.M, n.C);
-    }
+    cpu_norm_backward(dx, dweight, dbias, dout, x, weight, n.mean, n.rstd, n.M, n.C);
     gradient_end(n.dweight, dweight, n.C);
     gradient_end(n.dbias, dbias, n.C);
     q.fused = false;
