@@ -3,7 +3,7 @@
 // weights as products read them, in BF16 or FP8. It goes by elements, since a rank's part of a
 // matrix begins anywhere (ZeRO-1); transposed FP8 weights are made once a weight is whole.
 #include "../base/rng.h"
-#include "fp8.cuh"
+#include "quantize.cuh"
 
 // A part a block.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,

@@ -1,6 +1,6 @@
 // The FP8 scaling state: one kernel a step, no wait for the host; and the amax of tensors whose
 // producers leave none.
-#include "fp8.cuh"
+#include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
     float range = 0.0f;

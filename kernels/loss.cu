@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-struct LossSource : PlainPlace {
+struct LossSource : Place {
     enum { GRADIENT = 1 };
     struct Raw {
         uint4 logits;
@@ -221,7 +221,7 @@ struct LossSource : PlainPlace {
         lse += row;
         targets += row;
         column = vector * VEC;
-        PlainPlace::begin(row, vector);
+        Place::begin(row, vector);
     }
     __device__ Raw fetch(int i) const {
         return {raw8(logits, place(i)), lse[i], targets[i]};

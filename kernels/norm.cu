@@ -118,8 +118,6 @@ static void norm_forward_bf16(const NormForward &n, Bf16 *out, float *amax, cuda
 }
 
 // ---- several rows at a time: a group of threads a row, 8 columns a thread ----
-//
-// Codes of 32 rows gather in shared memory, where they are turned.
 
 enum { CHUNK_ROWS = 32, BLOCKS = PARTIALS / 2 };
 
@@ -128,16 +126,6 @@ struct Division {
     int lanes, groups; // no groups: not even one fits
     size_t shared;     // bytes
 };
-
-// Where word `slot` (rows 4 slot to 4 slot + 3) of a column's codes lies: padded so that neither
-// writing along columns nor reading along rows waits for banks more than it must.
-__device__ __forceinline__ int tile_word(int column, int slot) {
-    return column * (CHUNK_ROWS / 4) + column / VEC * 4 + slot;
-}
-
-static inline size_t tile_bytes(int C) {
-    return ((size_t)C * (CHUNK_ROWS / 4) + (size_t)C / VEC * 4) * sizeof(uint32_t);
-}
 
 // The sums of N numbers over the group, in every lane, in a fixed order. N is a power of two up to
 // 8. buffer: this call's [warps of a group][N]; another one at the next call.
@@ -170,30 +158,6 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
     for (int i = 0; i < N; i++) { v[i] = __shfl_sync(~0u, sum, i); }
 }
 
-// A thread's codes of four rows, turned, to the group's tile.
-__device__ __forceinline__ void turn_codes(uint32_t *tile, uint2 (&codes)[4], int column,
-                                           int slot) {
-    transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
-    transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        tile[tile_word(column + i, slot)] = codes[i].x;
-        tile[tile_word(column + 4 + i, slot)] = codes[i].y;
-    }
-}
-
-// The chunk's turned codes, from the group's tile to columns.
-__device__ __forceinline__ void flush_columns(uint8_t *columns, const uint32_t *tile, int row,
-                                              int M, int C, int lane, int lanes) {
-    enum { PIECES = CHUNK_ROWS / 16 };
-    for (int i = lane; i < C * PIECES; i += lanes) {
-        int column = i / PIECES, piece = i % PIECES;
-        if (row + piece * 16 >= M) { continue; }
-        uint4 codes = *reinterpret_cast<const uint4 *>(tile + tile_word(column, piece * 4));
-        *reinterpret_cast<uint4 *>(columns + column * (int64_t)M + row + piece * 16) = codes;
-    }
-}
-
 // Groups enough to fill a multiprocessor's registers, at most four (which share out the usual
 // numbers of rows most evenly), within the shared memory that the device gives a block, less what
 // is static: 220 KB on Hopper. slot_bytes: what a thread fetches ahead. LLM8_TEST_SHARED_KIB is
@@ -207,7 +171,8 @@ static Division divide(int C, bool codes, size_t slot_bytes) {
     if (test != NULL) { most_bytes = min(most_bytes, atoi(test) << 10); }
     most_bytes -= 7 << 10;
     int lanes = divide_up(C / VEC, WARP) * WARP, groups = min(4, max(1, MOST_THREADS / lanes));
-    int64_t group_bytes = (codes ? (int64_t)tile_bytes(C) : 0) + lanes * (int64_t)slot_bytes;
+    int64_t group_bytes = (codes ? tile_word<CHUNK_ROWS>(C, 0) * 4 : 0) +
+                          lanes * (int64_t)slot_bytes;
     while (groups > 0 && groups * group_bytes > most_bytes) { groups--; }
     return {lanes, groups, (size_t)(groups * group_bytes)};
 }
@@ -248,7 +213,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     bool inside = vector < vectors;
     uint4 *slots = dynamic + threadIdx.x;
     uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + ROWS * blockDim.x);
-    tile += group * tile_word(n.C, 0);
+    tile += group * tile_word<CHUNK_ROWS>(n.C, 0);
     Floats8 w = {}, b = {};
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
@@ -310,18 +275,19 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 codes[i] = encode8<FP8_E4M3>(v, scale);
                 if (out.fp8 != nullptr) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
             }
-            if (out.fp8_t != nullptr) { turn_codes(tile, codes, vector * VEC, slot); }
+            if (out.fp8_t != nullptr) { put_codes<CHUNK_ROWS>(tile, codes, vector * VEC, slot); }
         }
         if (out.fp8_t == nullptr) { continue; }
         group_barrier(group, lanes);
-        flush_columns(out.fp8_t, tile, chunk, n.M, n.C, vector, lanes);
+        write_columns<CHUNK_ROWS>(out.fp8_t + chunk, tile, n.C, n.C, n.M - chunk, n.M, vector,
+                                  lanes);
         group_barrier(group, lanes);
     }
     if (q.record) { block_amax(&q.slot->amax, range); }
 }
 
 // By statistics that are known.
-struct NormSource : PlainPlace {
+struct NormSource : Place {
     struct Raw {
         uint4 x;
         float mean, rstd;
@@ -330,8 +296,7 @@ struct NormSource : PlainPlace {
     const float *mean, *rstd;
     Floats8 w, b;
     NormSource(const NormForward &n)
-        : PlainPlace{n.C / VEC}, x(n.x), weight(n.weight), bias(n.bias), mean(n.mean),
-          rstd(n.rstd) {
+        : Place{n.C / VEC}, x(n.x), weight(n.weight), bias(n.bias), mean(n.mean), rstd(n.rstd) {
     }
     __device__ void begin(int row, int vector) {
         if (vector < vectors) {
@@ -340,7 +305,7 @@ struct NormSource : PlainPlace {
         }
         mean += row;
         rstd += row;
-        PlainPlace::begin(row, vector);
+        Place::begin(row, vector);
     }
     __device__ Raw fetch(int i) const {
         return {raw8(x, place(i)), bias != nullptr ? mean[i] : 0.0f, rstd[i]};
@@ -416,12 +381,12 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
                          float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
-    typedef Slot<R> Place;
+    typedef Slot<R> At;
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
     int vectors = n.C / VEC, turn = 0; // turn: of what there are two of
     bool inside = vector < vectors;
-    uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + Place::COUNT * blockDim.x);
-    if (CODES) { tile += group * tile_word(n.C, 0); }
+    uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + At::COUNT * blockDim.x);
+    if (CODES) { tile += group * tile_word<CHUNK_ROWS>(n.C, 0); }
     Floats8 weight_sum = {}, bias_sum = {}, column_sum = {};
     uint4 weight = {};
     if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
@@ -434,9 +399,9 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
 #pragma unroll
         for (int i = 0; i < R; i++, at += vectors) {
             bool exists = CODES || row + i < n.M, fetches = exists && inside;
-            fetch_ahead(&slot_of(Place::X + i), n.x, at, fetches);
-            fetch_ahead(&slot_of(Place::DOUT + i), n.dout, at, fetches);
-            fetch_ahead(&slot_of(Place::RESIDUAL + to * R + i), out.bf16, at, fetches);
+            fetch_ahead(&slot_of(At::X + i), n.x, at, fetches);
+            fetch_ahead(&slot_of(At::DOUT + i), n.dout, at, fetches);
+            fetch_ahead(&slot_of(At::RESIDUAL + to * R + i), out.bf16, at, fetches);
             next_mean[i] = LAYERNORM && exists ? n.mean[row + i] : 0.0f;
             next_rstd[i] = exists ? n.rstd[row + i] : 0.0f;
         }
@@ -453,7 +418,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
         for (int i = 0; i < R; i++) {
             mean[i] = next_mean[i];
             rstd[i] = next_rstd[i];
-            Floats8 x = unpack8(slot_of(Place::X + i)), d = unpack8(slot_of(Place::DOUT + i));
+            Floats8 x = unpack8(slot_of(At::X + i)), d = unpack8(slot_of(At::DOUT + i));
             float shift = -mean[i] * rstd[i], sum = 0.0f, projected = 0.0f;
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
@@ -474,7 +439,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
         int at = row * vectors + vector;
 #pragma unroll
         for (int i = 0; i < R; i++, at += vectors) {
-            Floats8 value = unpack8(slot_of(Place::RESIDUAL + turn * R + i));
+            Floats8 value = unpack8(slot_of(At::RESIDUAL + turn * R + i));
             float down = -rstd[i] * (both[i] * inverse);
             float along = -rstd[i] * (both[R + i] * inverse);
 #pragma unroll
@@ -508,11 +473,12 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
                 if (!CODES && chunk + done - R >= n.M) { break; } // nothing has been fetched
                 rows(chunk + done - R, next, codes + i);
             }
-            if (CODES && inside) { turn_codes(tile, codes, vector * VEC, slot); }
+            if (CODES && inside) { put_codes<CHUNK_ROWS>(tile, codes, vector * VEC, slot); }
         }
         if (CODES) {
             group_barrier(group, lanes);
-            flush_columns(out.fp8_t, tile, chunk, n.M, n.C, vector, lanes);
+            write_columns<CHUNK_ROWS>(out.fp8_t + chunk, tile, n.C, n.C, n.M - chunk, n.M, vector,
+                                      lanes);
             group_barrier(group, lanes);
         }
     }

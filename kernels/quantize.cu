@@ -4,7 +4,7 @@
 void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
                   cudaStream_t stream) {
     const char *name = "quantize";
-    CastSource source(out.bf16, N);
+    CastSource source(N, out.bf16);
     q.fused = false; // the values are there in BF16
     if (check_operand(name, out, q, M, N)) {
         auto launch = sums.data != NULL ? quantize<true, CastSource> : quantize<false, CastSource>;
@@ -16,7 +16,7 @@ void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int 
 
 __global__ void __launch_bounds__(TILE_THREADS)
     transpose_codes_kernel(uint8_t *out, const uint8_t *x, int N, int C) {
-    __shared__ Tile turned;
+    __shared__ __align__(16) uint32_t tile[TILE_WORDS];
     int first_row = blockIdx.y * TILE_ROWS, first_column = blockIdx.x * TILE_COLUMNS;
     int row = first_row + threadIdx.x / COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
@@ -25,9 +25,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
     for (int i = 0; i < THREAD_ROWS && row < N && column < C; i++) {
         codes[i] = *reinterpret_cast<const uint2 *>(x + (row + i) * (int64_t)C + column);
     }
-    turned.put(codes);
+    put_codes<TILE_ROWS>(tile, codes, threadIdx.x % COLUMN_GROUPS * VEC,
+                         threadIdx.x / COLUMN_GROUPS);
     __syncthreads();
-    turned.write(out + (int64_t)first_column * N + first_row, C - first_column, N - first_row, N);
+    write_columns<TILE_ROWS>(out + (int64_t)first_column * N + first_row, tile, TILE_COLUMNS,
+                             C - first_column, N - first_row, N, threadIdx.x, TILE_THREADS);
 }
 
 void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {

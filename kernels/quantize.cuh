@@ -1,5 +1,7 @@
-// One pass over a tensor [M,N] whose values a source computes, or reads, and what becomes of them:
-// FP8, as it is and transposed (quantize); BF16 (produce); column sums (sum_columns).
+// What the kernels that write FP8 share: codes, counts, scales; tiles that are turned in shared
+// memory; and one pass over a tensor [M,N] whose values a source computes, or reads, and what
+// becomes of them: FP8, as it is and transposed (quantize); BF16 (produce); column sums
+// (sum_columns).
 //
 // A source is copied by each thread. It has
 //   vectors                   of 8 columns in a row
@@ -9,96 +11,186 @@
 //   begin(row, vector)        takes its place: 8 columns, from row `row` on
 //   fetch(i)                  loads what row + i needs
 //   compute(i, raw, values)   8 values of each output
-// and, where it is produced in BF16,
-//   begin_at(i)               takes its place, vector i of the tensor, for fetch(0)
 #ifndef LLM8_QUANTIZE_CUH
 #define LLM8_QUANTIZE_CUH
 
-#include "fp8.cuh"
+#include "device.cuh"
+
+#include <cuda_fp8.h>
+
+// ---- codes, counts and scales -------------------------------------------------------------------
+
+// Two values to two codes, the first in the lower byte; rounds to nearest even and saturates.
+template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b) {
+    const __nv_fp8_interpretation_t format = TYPE == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
+    return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format);
+}
+
+template <Fp8Type TYPE>
+__device__ __forceinline__ uint32_t encode4(const float (&x)[4], float scale) {
+    return encode2<TYPE>(x[0] * scale, x[1] * scale) | encode2<TYPE>(x[2] * scale, x[3] * scale)
+                                                           << 16;
+}
+
+template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &x, float scale) {
+    uint32_t pairs[VEC / 2];
+#pragma unroll
+    for (int j = 0; j < VEC / 2; j++) {
+        pairs[j] = encode2<TYPE>(x.v[2 * j] * scale, x.v[2 * j + 1] * scale);
+    }
+    return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+}
+
+// Adds what 4 values lost. Straight to memory: steps that count are rare.
+__device__ __forceinline__ void count4(Fp8Counts *all, const float *x, float scale, uint32_t codes,
+                                       Fp8Type type) {
+    Fp8Counts mine = {};
+#pragma unroll
+    for (int j = 0; j < 4; j++) { fp8_count(&mine, x[j], scale, (uint8_t)(codes >> 8 * j), type); }
+    if (mine.saturated > 0) { atomicAdd(&all->saturated, mine.saturated); }
+    if (mine.vanished > 0) { atomicAdd(&all->vanished, mine.vanished); }
+}
+
+__device__ __forceinline__ void count8(Fp8Counts *all, const Floats8 &x, float scale, uint2 codes,
+                                       Fp8Type type) {
+    count4(all, x.v, scale, codes.x, type);
+    count4(all, x.v + 4, scale, codes.y, type);
+}
+
+// The scale that follows from the measured amax, unless the slot has a history, whose scale then
+// stays. One thread of the launch announces it to the products.
+__device__ __forceinline__ float measured_scale(const Fp8Tensor &q, bool announces) {
+    bool known = q.slot != nullptr && q.slot->count > 0;
+    float amax = q.live->amax;
+    float scale = known ? q.slot->scale : fp8_scale(amax, q.target, 1.0f);
+    if (announces) {
+        q.live->scale = scale;
+        q.live->scale_inv = 1.0f / scale;
+        if (q.record && q.slot != nullptr) {
+            atomicMax(reinterpret_cast<uint32_t *>(&q.slot->amax), __float_as_uint(amax));
+        }
+    }
+    return scale;
+}
+
+// ---- tiles of codes -----------------------------------------------------------------------------
+//
+// The codes of ROWS rows gather in shared memory, four rows of a column to a word, from where the
+// columns are written 16 bytes at a time.
+
+// Where word `slot` (rows 4 slot to 4 slot + 3) of a column lies: padded so that neither writing
+// along columns nor reading along rows waits for banks more than it must. Of the column after the
+// last: the words of a tile.
+template <int ROWS> __host__ __device__ constexpr int tile_word(int column, int slot) {
+    return column * (ROWS / 4) + column / VEC * 4 + slot;
+}
+
+// From four rows of four codes to four columns of four.
+__device__ __forceinline__ void transpose4(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d) {
+    uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
+    uint32_t cd_low = __byte_perm(c, d, 0x5140), cd_high = __byte_perm(c, d, 0x7362);
+    a = __byte_perm(ab_low, cd_low, 0x5410);
+    b = __byte_perm(ab_low, cd_low, 0x7632);
+    c = __byte_perm(ab_high, cd_high, 0x5410);
+    d = __byte_perm(ab_high, cd_high, 0x7632);
+}
+
+// A thread's codes, four rows of 8 columns from `column` on.
+template <int ROWS>
+__device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int column, int slot) {
+    transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+    transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        tile[tile_word<ROWS>(column + i, slot)] = codes[i].x;
+        tile[tile_word<ROWS>(column + 4 + i, slot)] = codes[i].y;
+    }
+}
+
+// The tile's columns to out, [columns,M] from the tile's first row on; the tensor has `limit`
+// columns and `rows` rows from there on. Each of `lanes` threads calls it with its number.
+template <int ROWS>
+__device__ __forceinline__ void write_columns(uint8_t *out, const uint32_t *tile, int columns,
+                                              int limit, int rows, int M, int lane, int lanes) {
+    enum { PIECES = ROWS / 16 }; // of 16 bytes
+    __builtin_assume(lane >= 0 && lane < lanes);
+#pragma unroll 4
+    for (unsigned i = lane; i < (unsigned)columns * PIECES; i += lanes) {
+        int column = i / PIECES, piece = i % PIECES;
+        if (column >= limit || piece * 16 >= rows) { continue; }
+        uint4 codes = *reinterpret_cast<const uint4 *>(tile + tile_word<ROWS>(column, piece * 4));
+        *reinterpret_cast<uint4 *>(out + column * (int64_t)M + piece * 16) = codes;
+    }
+}
+
+// ---- sources ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
     return reinterpret_cast<const uint4 *>(x)[i];
 }
 
-// A tensor read as it lies.
-struct PlainPlace {
+// A place in a tensor read as it lies.
+struct Place {
     enum { OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
     int vectors;
     int64_t at;
     __device__ void begin(int row, int vector) {
         at = row * (int64_t)vectors + vector;
     }
-    __device__ void begin_at(int64_t i) {
-        at = i;
-    }
     __device__ int64_t place(int i) const {
         return at + i * vectors;
     }
 };
 
-// Values as they are.
-struct CastSource : PlainPlace {
-    enum { GRADIENT = 1, WAITS = 1 };
-    typedef uint4 Raw;
-    const Bf16 *x;
-    CastSource(const Bf16 *values, int N) : PlainPlace{N / VEC}, x(values) {
+// A function of single values: INPUTS of them, from tensors with rows as wide as an output's, or
+// twice as wide from the NARROW-th input on. apply(in, out) computes 8 values of each output.
+template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
+    enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::NARROW < INPUTS };
+    enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
+    struct Raw {
+        uint4 x[INPUTS];
+    };
+    const Bf16 *x[INPUTS];
+    int64_t wide_at;
+    template <typename... POINTERS>
+    Elementwise(int N, POINTERS... inputs) : Place{N / VEC}, x{inputs...} {
+    }
+    __device__ void begin(int row, int vector) {
+        Place::begin(row, vector);
+        wide_at = row * (int64_t)(2 * vectors) + vector;
     }
     __device__ Raw fetch(int i) const {
-        return raw8(x, place(i));
+        Raw raw;
+#pragma unroll
+        for (int k = 0; k < INPUTS; k++) {
+            raw.x[k] = raw8(x[k], k < FUNCTION::NARROW ? place(i) : wide_at + i * 2 * vectors);
+        }
+        return raw;
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
-        values[0] = unpack8(raw);
+        Floats8 in[INPUTS];
+#pragma unroll
+        for (int k = 0; k < INPUTS; k++) { in[k] = unpack8(raw.x[k]); }
+        FUNCTION::apply(in, values);
     }
 };
 
-// ---- to FP8: a block takes a tile, a thread 4 rows x 8 columns of it ----
-//
-// A thread computes its values, writes its rows' codes, turns 4 x 4 codes in registers, and leaves
-// the columns in shared memory, from where they are written 16 bytes at a time.
+struct Cast {
+    enum { INPUTS = 1, NARROW = 1, OUTPUTS = 1, GRADIENT = 1, WAITS = 1 };
+    static __device__ void apply(const Floats8 *in, Floats8 *out) {
+        out[0] = in[0];
+    }
+};
+typedef Elementwise<Cast> CastSource;
+
+// ---- to FP8: a block takes a tile, a thread 4 rows x 8 columns of it ----------------------------
 
 enum {
     TILE_THREADS = 256,
     THREAD_ROWS = 4,
     COLUMN_GROUPS = TILE_THREADS / (TILE_ROWS / THREAD_ROWS),
     TILE_COLUMNS = COLUMN_GROUPS * VEC,
-    COLUMN_WORDS = TILE_ROWS / 4 + 1, // a column's codes, padded
-    COLUMN_CHUNKS = TILE_ROWS / 16    // 16-byte pieces of a column
-};
-
-struct Tile {
-    uint32_t words[TILE_COLUMNS * COLUMN_WORDS];
-
-    // Codes of 4 columns from `column` on and 4 rows, the group-th of the tile, turned.
-    __device__ __forceinline__ void put4(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int column,
-                                         int group) {
-        transpose4(a, b, c, d);
-        uint32_t *to = words + column * COLUMN_WORDS + group;
-        to[0] = a;
-        to[COLUMN_WORDS] = b;
-        to[2 * COLUMN_WORDS] = c;
-        to[3 * COLUMN_WORDS] = d;
-    }
-
-    // A thread's codes.
-    __device__ __forceinline__ void put(const uint2 (&codes)[THREAD_ROWS]) {
-        int group = threadIdx.x / COLUMN_GROUPS, first = threadIdx.x % COLUMN_GROUPS * VEC;
-        put4(codes[0].x, codes[1].x, codes[2].x, codes[3].x, first, group);
-        put4(codes[0].y, codes[1].y, codes[2].y, codes[3].y, first + 4, group);
-    }
-
-    // The columns to out, [columns,M] from the tile's first column and row on; columns, rows: how
-    // many there are from there on. All threads call it.
-    __device__ __forceinline__ void write(uint8_t *out, int columns, int rows, int M) const {
-#pragma unroll
-        for (int i = threadIdx.x; i < TILE_COLUMNS * COLUMN_CHUNKS; i += TILE_THREADS) {
-            int c = i / COLUMN_CHUNKS, chunk = i % COLUMN_CHUNKS;
-            const uint32_t *from = words + c * COLUMN_WORDS + chunk * 4;
-            if (c < columns && chunk * 16 < rows) {
-                uint4 codes = make_uint4(from[0], from[1], from[2], from[3]);
-                *reinterpret_cast<uint4 *>(out + c * (int64_t)M + chunk * 16) = codes;
-            }
-        }
-    }
+    TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
 // Column sums of a tile, in a fixed order, to partials [N]. All threads call it.
@@ -125,7 +217,7 @@ template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
 __global__ void __launch_bounds__(TILE_THREADS)
     quantize_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
-    __shared__ Tile tiles[OUTPUTS];
+    __shared__ __align__(16) uint32_t tiles[OUTPUTS][TILE_WORDS];
     int first_row = blockIdx.y * TILE_ROWS, first_column = blockIdx.x * TILE_COLUMNS;
     int row = first_row + threadIdx.x / COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
@@ -161,12 +253,16 @@ __global__ void __launch_bounds__(TILE_THREADS)
     if (SUMS) { write_sums(partials + (int64_t)blockIdx.y * N, sum, first_column, N); }
     if (out.fp8_t != nullptr) {
 #pragma unroll
-        for (int k = 0; k < OUTPUTS; k++) { tiles[k].put(codes[k]); }
+        for (int k = 0; k < OUTPUTS; k++) {
+            put_codes<TILE_ROWS>(tiles[k], codes[k], threadIdx.x % COLUMN_GROUPS * VEC,
+                                 threadIdx.x / COLUMN_GROUPS);
+        }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < OUTPUTS; k++) {
             uint8_t *to = out.fp8_t + (int64_t)(first_column + k * N) * M + first_row;
-            tiles[k].write(to, N - first_column, M - first_row, M);
+            write_columns<TILE_ROWS>(to, tiles[k], TILE_COLUMNS, N - first_column, M - first_row, M,
+                                     threadIdx.x, TILE_THREADS);
         }
     }
     if (!measured && q.record) { block_amax(&q.slot->amax, range); }
@@ -201,22 +297,23 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
     if (SUMS) { sum_partials({{sums}, scratch.data, divide_up(M, TILE_ROWS), N}, stream); }
 }
 
-// ---- to BF16: a thread a vector ----
+// ---- to BF16: a thread a vector -----------------------------------------------------------------
 
 // amax: of what is written, unless NULL.
 template <typename SOURCE>
-__global__ void produce_kernel(SOURCE source, Bf16 *out, float *amax, int64_t count) {
+__global__ void produce_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
     float range = 0.0f;
     if (i < count) {
         Floats8 values[OUTPUTS];
-        source.begin_at(i);
+        int row = SOURCE::WIDE ? i / source.vectors : 0, vector = i - row * source.vectors;
+        source.begin(row, vector);
         source.compute(0, source.fetch(0), values);
-        int64_t to = OUTPUTS == 1 ? i : i + i / source.vectors * ((OUTPUTS - 1) * source.vectors);
 #pragma unroll
-        for (int k = 0; k < OUTPUTS; k++, to += source.vectors) {
+        for (int k = 0; k < OUTPUTS; k++) {
             uint4 packed = pack8(values[k]);
+            int to = (row * OUTPUTS + k) * source.vectors + vector;
             reinterpret_cast<uint4 *>(out)[to] = packed;
             if (amax != nullptr) { range = range8(range, unpack8(packed)); }
         }
@@ -224,18 +321,25 @@ __global__ void produce_kernel(SOURCE source, Bf16 *out, float *amax, int64_t co
     if (amax != nullptr) { block_amax(amax, range); }
 }
 
-// The source's values, M x N an output, to the operand, which is not fused.
-template <typename SOURCE>
-static void produce(const SOURCE &source, const Operand &out, const Fp8Tensor &q, int M, int N,
-                    cudaStream_t stream) {
-    int64_t count = (int64_t)M * N / VEC;
-    produce_kernel<<<divide_up(count, 256), 256, 0, stream>>>(source, out.bf16, measured_amax(q),
+// The source's values, M x N an output, to the operand: from `fused`, where q says so, to the FP8
+// forms alone; or else from `plain`.
+template <typename FUSED, typename PLAIN>
+static void produce(const char *name, const FUSED &fused, const PLAIN &plain, const Operand &out,
+                    const Fp8Tensor &q, int M, int N, cudaStream_t stream) {
+    int count = (int)((int64_t)M * N / VEC);
+    check_operand(name, out, q, M, (int64_t)FUSED::OUTPUTS * N);
+    for (const Bf16 *x : fused.x) { check_aligned(name, {x}); }
+    if (q.fused) {
+        quantize<false>(name, fused, out, q, {}, {}, M, N, stream);
+        return;
+    }
+    produce_kernel<<<divide_up(count, 256), 256, 0, stream>>>(plain, out.bf16, measured_amax(q),
                                                               count);
     LAUNCH_CHECK();
-    gpu_quantize(out, q, {}, {}, M, SOURCE::OUTPUTS * N, stream);
+    gpu_quantize(out, q, {}, {}, M, PLAIN::OUTPUTS * N, stream);
 }
 
-// ---- to column sums ----
+// ---- to column sums -----------------------------------------------------------------------------
 
 enum { SUM_COLUMNS = WARP * VEC }; // of a block, whose threads are 32 vectors wide, 8 rows high
 

@@ -69,7 +69,7 @@ void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G,
 }
 
 // Rotates queries and keys back; values pass through. Half a head is whole vectors.
-struct RopeBackwardSource : PlainPlace {
+struct RopeBackwardSource : Place {
     enum { GRADIENT = 1 };
     struct Raw {
         uint4 x, partner;
@@ -85,7 +85,7 @@ struct RopeBackwardSource : PlainPlace {
         partner = vector >= rotated_vectors ? 0 : (first ? half : -half);
         position = row % T;
         table += (first ? at : at - half) * VEC;
-        PlainPlace::begin(row, vector);
+        Place::begin(row, vector);
     }
     __device__ Raw fetch(int i) const {
         return {raw8(x, place(i)), raw8(x, place(i) + partner)};
