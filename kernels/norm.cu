@@ -183,20 +183,56 @@ __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vect
     __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
 }
 
+// Takes a group of threads over its rows, chunk after chunk, R rows at a time, and hands the tile
+// of each chunk's codes, when CODES, to `columns`, unless that is NULL. fetch(row, turn) begins to
+// fetch rows into slots; rows(row, next, turn, codes) works on those that have been fetched, from
+// `row` on, and calls fetch(next, !turn), when next is a row, once their slots have been read.
+template <int R, bool CODES, typename FETCH, typename ROWS>
+__device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t *tile,
+                                      uint8_t *columns, FETCH fetch, ROWS rows) {
+    int group = threadIdx.x / d.lanes, vector = threadIdx.x % d.lanes, turn = 0;
+    int stride = gridDim.x * d.groups * CHUNK_ROWS;
+    int chunk = (blockIdx.x * d.groups + group) * CHUNK_ROWS;
+    if (chunk < M) { fetch(chunk, turn); }
+    for (; chunk < M; chunk += stride) {
+#pragma unroll 1
+        for (int slot = 0; slot < CHUNK_ROWS / 4 && chunk + slot * 4 < M; slot++) {
+            uint2 codes[4] = {};
+#pragma unroll(CODES ? 4 : 1)
+            for (int i = 0; i < 4; i += R, turn ^= 1) {
+                int done = slot * 4 + i + R;
+                int next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
+                if (!CODES && chunk + done - R >= M) { break; } // nothing has been fetched
+                rows(chunk + done - R, next, turn, codes + i);
+            }
+            if (CODES && columns != nullptr && vector < C / VEC) {
+                put_codes<CHUNK_ROWS>(tile, codes, vector * VEC, slot);
+            }
+        }
+        if (!CODES || columns == nullptr) { continue; }
+        group_barrier(group, d.lanes);
+        write_columns<CHUNK_ROWS>(columns + chunk, tile, C, C, M - chunk, M, vector, d.lanes);
+        group_barrier(group, d.lanes);
+    }
+}
+
+// A launch of a kernel that sweeps over M rows, with as many blocks as that takes.
+static int sweep_blocks(int M, const Division &d) {
+    return min((int)BLOCKS, divide_up(M, d.groups * CHUNK_ROWS));
+}
+
+template <typename KERNEL, typename... ARGUMENTS>
+static void launch_sweep(KERNEL kernel, int M, const Division &d, cudaStream_t stream,
+                         ARGUMENTS... arguments) {
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
+    kernel<<<sweep_blocks(M, d), d.groups * d.lanes, d.shared, stream>>>(arguments...);
+    LAUNCH_CHECK();
+}
+
 // ---- forward to FP8 ----
 
 enum { ROWS = 4 }; // at a time
-
-// Begins to fetch ROWS rows from `row` on.
-__device__ __forceinline__ void fetch_rows(uint4 *slots, const NormForward &n, int row, int vector,
-                                           bool inside) {
-    int at = row * (n.C / VEC) + vector;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++, at += n.C / VEC) {
-        fetch_ahead(slots + i * blockDim.x, n.x, at, inside);
-    }
-    __pipeline_commit();
-}
 
 __device__ __forceinline__ float4 four(const float (&x)[ROWS]) {
     return make_float4(x[0], x[1], x[2], x[3]);
@@ -209,7 +245,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
-    int vectors = n.C / VEC, sums = lanes / WARP * ROWS, turn = 0;
+    int vectors = n.C / VEC, sums = lanes / WARP * ROWS;
     bool inside = vector < vectors;
     uint4 *slots = dynamic + threadIdx.x;
     uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + ROWS * blockDim.x);
@@ -218,71 +254,63 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
     float range = 0.0f, scale = q.live->scale;
-    int stride = gridDim.x * division.groups * CHUNK_ROWS;
-    int chunk = (blockIdx.x * division.groups + group) * CHUNK_ROWS;
-    if (chunk < n.M) { fetch_rows(slots, n, chunk, vector, inside); }
-    for (; chunk < n.M; chunk += stride) {
-#pragma unroll 1
-        for (int slot = 0; slot < CHUNK_ROWS / ROWS && chunk + slot * ROWS < n.M; slot++) {
-            int row = chunk + slot * ROWS;
-            int next = slot + 1 < CHUNK_ROWS / ROWS ? row + ROWS : chunk + stride;
-            float *buffer = buffers[turn ^= 1] + group * 2 * sums;
-            Floats8 x[ROWS];
-            float mean[ROWS], rstd[ROWS];
-            __pipeline_wait_prior(0);
+    auto fetch = [&](int row, int) {
+        int at = row * vectors + vector;
 #pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                x[i] = unpack8(slots[i * blockDim.x]);
-                mean[i] = 0.0f;
-#pragma unroll
-                for (int j = 0; j < VEC && LAYERNORM; j++) { mean[i] += x[i].v[j]; }
-            }
-            if (LAYERNORM) {
-                group_sums(mean, buffer, group, lanes);
-#pragma unroll
-                for (int i = 0; i < ROWS; i++) {
-                    mean[i] *= inverse;
-#pragma unroll
-                    for (int j = 0; j < VEC; j++) { x[i].v[j] -= mean[i]; }
-                }
-            }
-            if (next < n.M) { fetch_rows(slots, n, next, vector, inside); } // all has been read
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                float sum = 0.0f;
-#pragma unroll
-                for (int j = 0; j < VEC; j++) { sum = fmaf(x[i].v[j], x[i].v[j], sum); }
-                rstd[i] = inside ? sum : 0.0f;
-            }
-            group_sums(rstd, buffer + sums, group, lanes);
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) { rstd[i] = rsqrtf(fmaf(rstd[i], inverse, n.eps)); }
-            if (vector == 0) {
-                if (LAYERNORM) { *reinterpret_cast<float4 *>(n.mean + row) = four(mean); }
-                *reinterpret_cast<float4 *>(n.rstd + row) = four(rstd);
-            }
-            if (!inside) { continue; }
-            uint2 codes[ROWS];
-            int at = row * vectors + vector;
-#pragma unroll
-            for (int i = 0; i < ROWS; i++, at += vectors) {
-                Floats8 v = x[i];
-#pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    v.v[j] = normalised(v.v[j], rstd[i], w.v[j], b.v[j]);
-                }
-                range = range8(range, v);
-                codes[i] = encode8<FP8_E4M3>(v, scale);
-                if (out.fp8 != nullptr) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
-            }
-            if (out.fp8_t != nullptr) { put_codes<CHUNK_ROWS>(tile, codes, vector * VEC, slot); }
+        for (int i = 0; i < ROWS; i++, at += vectors) {
+            fetch_ahead(slots + i * blockDim.x, n.x, at, inside);
         }
-        if (out.fp8_t == nullptr) { continue; }
-        group_barrier(group, lanes);
-        write_columns<CHUNK_ROWS>(out.fp8_t + chunk, tile, n.C, n.C, n.M - chunk, n.M, vector,
-                                  lanes);
-        group_barrier(group, lanes);
-    }
+        __pipeline_commit();
+    };
+    auto rows = [&](int row, int next, int turn, uint2 *codes) {
+        float *buffer = buffers[turn] + group * 2 * sums;
+        Floats8 x[ROWS];
+        float mean[ROWS], rstd[ROWS];
+        __pipeline_wait_prior(0);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            x[i] = unpack8(slots[i * blockDim.x]);
+            mean[i] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC && LAYERNORM; j++) { mean[i] += x[i].v[j]; }
+        }
+        if (LAYERNORM) {
+            group_sums(mean, buffer, group, lanes);
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                mean[i] *= inverse;
+#pragma unroll
+                for (int j = 0; j < VEC; j++) { x[i].v[j] -= mean[i]; }
+            }
+        }
+        if (next < n.M) { fetch(next, 0); } // all has been read
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC; j++) { sum = fmaf(x[i].v[j], x[i].v[j], sum); }
+            rstd[i] = inside ? sum : 0.0f;
+        }
+        group_sums(rstd, buffer + sums, group, lanes);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) { rstd[i] = rsqrtf(fmaf(rstd[i], inverse, n.eps)); }
+        if (vector == 0) {
+            if (LAYERNORM) { *reinterpret_cast<float4 *>(n.mean + row) = four(mean); }
+            *reinterpret_cast<float4 *>(n.rstd + row) = four(rstd);
+        }
+        if (!inside) { return; }
+        int at = row * vectors + vector;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++, at += vectors) {
+            Floats8 v = x[i];
+#pragma unroll
+            for (int j = 0; j < VEC; j++) { v.v[j] = normalised(v.v[j], rstd[i], w.v[j], b.v[j]); }
+            range = range8(range, v);
+            codes[i] = encode8<FP8_E4M3>(v, scale);
+            if (out.fp8 != nullptr) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
+        }
+    };
+    sweep<ROWS, true>(n.M, n.C, division, tile, out.fp8_t, fetch, rows);
     if (q.record) { block_amax(&q.slot->amax, range); }
 }
 
@@ -336,11 +364,7 @@ void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stre
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
-        int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)d.shared));
-        kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, q, d, 1.0f / (float)n.C);
-        LAUNCH_CHECK();
+        launch_sweep(kernel, n.M, d, stream, n, out, q, d, 1.0f / (float)n.C);
     } else {
         norm_forward_bf16(n, NULL, NULL, stream);
     }
@@ -383,7 +407,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
     typedef Slot<R> At;
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
-    int vectors = n.C / VEC, turn = 0; // turn: of what there are two of
+    int vectors = n.C / VEC;
     bool inside = vector < vectors;
     uint32_t *tile = reinterpret_cast<uint32_t *>(dynamic + At::COUNT * blockDim.x);
     if (CODES) { tile += group * tile_word<CHUNK_ROWS>(n.C, 0); }
@@ -393,22 +417,20 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     float range = 0.0f, scale = CODES ? q.live->scale : 1.0f;
     float next_mean[R], next_rstd[R]; // of the rows that are being fetched
     auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
-    // Begins to fetch R rows from `row` on; past the end there are zeros.
-    auto fetch = [&](int row, int to) {
+    auto fetch = [&](int row, int turn) { // past the end there are zeros
         int at = row * vectors + vector;
 #pragma unroll
         for (int i = 0; i < R; i++, at += vectors) {
             bool exists = CODES || row + i < n.M, fetches = exists && inside;
             fetch_ahead(&slot_of(At::X + i), n.x, at, fetches);
             fetch_ahead(&slot_of(At::DOUT + i), n.dout, at, fetches);
-            fetch_ahead(&slot_of(At::RESIDUAL + to * R + i), out.bf16, at, fetches);
+            fetch_ahead(&slot_of(At::RESIDUAL + turn * R + i), out.bf16, at, fetches);
             next_mean[i] = LAYERNORM && exists ? n.mean[row + i] : 0.0f;
             next_rstd[i] = exists ? n.rstd[row + i] : 0.0f;
         }
         __pipeline_commit();
     };
-    // The R rows that have been fetched, from `row` on, while those from `next` on are.
-    auto rows = [&](int row, int next, uint2 *codes) {
+    auto rows = [&](int row, int next, int turn, uint2 *codes) {
         float *buffer = buffers[turn] + group * (lanes / WARP) * 2 * R;
         float mean[R], rstd[R], both[2 * R]; // both: sums of g, and of g times the normalised x
         Floats8 g[R], hat[R];                // the gradient by the normalised x, and that
@@ -457,31 +479,8 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
             if (CODES) { codes[i] = encode8<TYPE>(value, scale); }
             if (CODES && stores) { reinterpret_cast<uint2 *>(out.fp8)[at] = codes[i]; }
         }
-        turn ^= 1;
     };
-    int stride = gridDim.x * division.groups * CHUNK_ROWS;
-    int chunk = (blockIdx.x * division.groups + group) * CHUNK_ROWS;
-    if (chunk < n.M) { fetch(chunk, 0); }
-    for (; chunk < n.M; chunk += stride) {
-#pragma unroll 1
-        for (int slot = 0; slot < CHUNK_ROWS / 4 && chunk + slot * 4 < n.M; slot++) {
-            uint2 codes[4] = {};
-#pragma unroll(CODES ? 4 : 1)
-            for (int i = 0; i < 4; i += R) {
-                int done = slot * 4 + i + R;
-                int next = done < CHUNK_ROWS ? chunk + done : chunk + stride;
-                if (!CODES && chunk + done - R >= n.M) { break; } // nothing has been fetched
-                rows(chunk + done - R, next, codes + i);
-            }
-            if (CODES && inside) { put_codes<CHUNK_ROWS>(tile, codes, vector * VEC, slot); }
-        }
-        if (CODES) {
-            group_barrier(group, lanes);
-            write_columns<CHUNK_ROWS>(out.fp8_t + chunk, tile, n.C, n.C, n.M - chunk, n.M, vector,
-                                      lanes);
-            group_barrier(group, lanes);
-        }
-    }
+    sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.fp8_t : nullptr, fetch, rows);
     if (CODES && q.record) { block_amax(&q.slot->amax, range); }
     if (!CODES && amax != nullptr) { block_amax(amax, range); }
     float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
@@ -498,13 +497,10 @@ static void launch_backward(const NormBackward &n, const Operand &out, const Fp8
                             float *amax, const Division &d, cudaStream_t stream) {
     auto kernel = n.mean != NULL ? norm_backward_kernel<R, true, CODES, TYPE>
                                  : norm_backward_kernel<R, false, CODES, TYPE>;
-    int blocks = min((int)BLOCKS, divide_up(n.M, d.groups * CHUNK_ROWS));
+    int blocks = sweep_blocks(n.M, d);
     int kinds = n.mean == NULL ? 1 : n.column_sums.data != NULL ? 3 : 2;
     check_scratch("norm backward", n.scratch, (int64_t)blocks * kinds * n.C);
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
-    kernel<<<blocks, d.groups * d.lanes, d.shared, stream>>>(n, out, q, amax, d, 1.0f / (float)n.C);
-    LAUNCH_CHECK();
+    launch_sweep(kernel, n.M, d, stream, n, out, q, amax, d, 1.0f / (float)n.C);
     PartialSums sums = {{n.dweight}, n.scratch.data, blocks, n.C};
     if (kinds > 1) { sums.outs[1] = n.dbias; }
     if (kinds > 2) { sums.outs[2] = n.column_sums; }

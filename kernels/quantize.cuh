@@ -301,7 +301,8 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
 
 // amax: of what is written, unless NULL.
 template <typename SOURCE>
-__global__ void produce_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
+__global__ void __launch_bounds__(256, 8)
+    produce_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     float range = 0.0f;
