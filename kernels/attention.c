@@ -110,13 +110,6 @@ static void finish(Graph *g, Desc d) {
     if (g->status == CUDNN_STATUS_SUCCESS) { g->status = cudnnBackendFinalize(d); }
 }
 
-static Desc finish_op(Graph *g, Desc op, Desc result) {
-    assert(g->num_ops < OPS);
-    finish(g, op);
-    g->ops[g->num_ops++] = op;
-    return result;
-}
-
 static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16;
 
 // uid 0: virtual.
@@ -147,6 +140,26 @@ static Desc value(Graph *g, int64_t uid) {
     return tensor(g, uid, F32, (Dims){{1, 1, 1, 1}}, (Dims){{1, 1, 1, 1}});
 }
 
+typedef struct {
+    cudnnBackendAttributeName_t name;
+    Desc value; // NULL: it has none
+} Part;
+
+// An operation of these parts, up to one without a name; returns the last, its result.
+static Desc operation(Graph *g, cudnnBackendDescriptorType_t type, const Part *parts) {
+    Desc op = make(g, type), result = NULL;
+    for (; parts->name != 0; parts++) { join(g, op, parts->name, result = parts->value); }
+    finish(g, op);
+    assert(g->num_ops < OPS);
+    g->ops[g->num_ops++] = op;
+    return result;
+}
+
+#define OPERATION(g, name, ...) \
+    operation(g, CUDNN_BACKEND_OPERATION_##name##_DESCRIPTOR, (const Part[]){__VA_ARGS__, {0, 0}})
+#define PART(name, value) \
+    { CUDNN_ATTR_OPERATION_##name, value }
+
 // y = mode(x, b) or, with t, where(t, x, b); axis is for GEN_INDEX.
 static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,
                       int64_t axis) {
@@ -158,25 +171,16 @@ static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc 
         set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
     }
     finish(g, kind);
-    Desc op = make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind);
-    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
-    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
-    join(g, op, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-    return finish_op(g, op, y);
+    return OPERATION(g, POINTWISE, PART(POINTWISE_PW_DESCRIPTOR, kind), PART(POINTWISE_XDESC, x),
+                     PART(POINTWISE_BDESC, b), PART(POINTWISE_TDESC, t), PART(POINTWISE_YDESC, y));
 }
 
 static Desc matmul(Graph *g, Desc a, Desc b, Desc c) {
     Desc kind = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
     set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
     finish(g, kind);
-    Desc op = make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
-    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
-    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
-    join(g, op, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
-    return finish_op(g, op, c);
+    return OPERATION(g, MATMUL, PART(MATMUL_DESC, kind), PART(MATMUL_ADESC, a),
+                     PART(MATMUL_BDESC, b), PART(MATMUL_CDESC, c));
 }
 
 static Desc reduction(Graph *g, cudnnReduceTensorOp_t how, Desc x, Desc y) {
@@ -184,18 +188,12 @@ static Desc reduction(Graph *g, cudnnReduceTensorOp_t how, Desc x, Desc y) {
     set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &how);
     set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
     finish(g, kind);
-    Desc op = make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    join(g, op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
-    join(g, op, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-    join(g, op, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
-    return finish_op(g, op, y);
+    return OPERATION(g, REDUCTION, PART(REDUCTION_DESC, kind), PART(REDUCTION_XDESC, x),
+                     PART(REDUCTION_YDESC, y));
 }
 
 static Desc reshape(Graph *g, Desc x, Desc y) {
-    Desc op = make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    join(g, op, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
-    join(g, op, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
-    return finish_op(g, op, y);
+    return OPERATION(g, RESHAPE, PART(RESHAPE_XDESC, x), PART(RESHAPE_YDESC, y));
 }
 
 // ---- the two graphs -----------------------------------------------------------------------------
@@ -429,93 +427,88 @@ static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound
     DNN_CHECK(cudnnBackendDestroyDescriptor(pack));
 }
 
+static bool fits(const Gpu *gpu, size_t bytes, Error *why) {
+    return bytes <= gpu->attention_bytes ||
+           fail(why, "cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
+                bytes, gpu->attention_bytes);
+}
+
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
     const AttentionPlan *forward = plan_for(gpu, s, (Piece){s.B, s.G}, false);
     if (!forward->usable) { return fail(why, "%s", forward->why_not.text); }
-    if (forward->workspace > gpu->attention_bytes) {
-        return fail(why,
-                    "cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
-                    forward->workspace, gpu->attention_bytes);
-    }
+    if (!fits(gpu, forward->workspace, why)) { return false; }
     const AttentionPlan *backward = plan_for(gpu, s, piece_for(&s, gpu->attention_bytes), true);
-    return backward->usable ? true : fail(why, "%s", backward->why_not.text);
+    return backward->usable || fail(why, "%s", backward->why_not.text);
 }
 
-static bool use_plain(Gpu *gpu, const AttentionShape *s) {
+// Whether cuDNN serves, after a check of the operands; says so once where it does not.
+static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const operands[], int count) {
     Error why;
-    if (attention_by_cudnn(gpu, *s, &why)) { return false; }
-    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", why.text); }
-    gpu->attentions->said = true;
-    return true;
-}
-
-static void check(const AttentionShape *s, const void *const addresses[], int count) {
     if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
     for (int i = 0; i < count; i++) {
-        if (addresses[i] == NULL || (uintptr_t)addresses[i] % 16 != 0) {
+        if (operands[i] == NULL || (uintptr_t)operands[i] % 16 != 0) {
             die("attention: operand %d is at %p; the address must be a multiple of 16", i,
-                addresses[i]);
+                operands[i]);
+        }
+    }
+    if (attention_by_cudnn(gpu, *s, &why)) { return true; }
+    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", why.text); }
+    gpu->attentions->said = true;
+    return false;
+}
+
+// Forward in one piece; backward, where d_out is not NULL, in as many as the workspace requires.
+static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, const float *lse,
+                const Bf16 *d_out, const Bf16 *d_qkv) {
+    float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
+    bool backward = d_out != NULL;
+    int64_t D = s.D, heads = s.H / s.G, row = (s.H + 2 * s.G) * D;
+    Piece piece = backward ? piece_for(&s, gpu->attention_bytes) : (Piece){s.B, s.G};
+    for (int b = 0; b < s.B; b += piece.sequences) {
+        for (int g = 0; g < s.G; g += piece.groups) {
+            Piece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,
+                          s.G - g < piece.groups ? s.G - g : piece.groups};
+            const AttentionPlan *plan = plan_for(gpu, s, part, backward);
+            char *sum = gpu->attention_workspace;
+            char *dq_sum = sum + (backward ? sum_bytes(&s, part) : 0);
+            char *rest = dq_sum + (backward ? dq_sum_bytes(&s, part) : 0);
+            Error why;
+            if (!plan->usable) { die("%s", plan->why_not.text); }
+            if (!fits(gpu, (size_t)(rest - sum) + plan->workspace, &why)) { die("%s", why.text); }
+            int64_t first = (int64_t)b * s.T, h = g * heads, q = first * row + h * D;
+            int64_t k = first * row + (s.H + g) * D, v = k + s.G * D;
+            int64_t result = (first * s.H + h) * D, statistic = ((int64_t)b * s.H + h) * s.T;
+            const void *bound[UID_VIRTUAL] = {
+                [UID_Q] = qkv + q,        [UID_K] = qkv + k,           [UID_V] = qkv + v,
+                [UID_OUT] = out + result, [UID_LSE] = lse + statistic, [UID_SCALE] = &scale,
+                [UID_MASKED] = &masked};
+            if (backward) {
+                bound[UID_DOUT] = d_out + result;
+                bound[UID_DQ] = d_qkv + q;
+                bound[UID_DK] = d_qkv + k;
+                bound[UID_DV] = d_qkv + v;
+                bound[UID_SUM] = sum;
+                bound[UID_DQ_SUM] = s.deterministic ? NULL : dq_sum;
+                bound[UID_ONE] = &one;
+            }
+            execute(gpu, plan, bound, rest);
         }
     }
 }
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
-    check(&s, (const void *[]){out, lse, qkv}, 3);
-    if (use_plain(gpu, &s)) {
+    if (use_cudnn(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
+        run(gpu, s, qkv, out, lse, NULL, NULL);
+    } else {
         attention_plain_forward(out, lse, qkv, s.B, s.T, s.H, s.G, s.D, gpu->stream);
-        return;
     }
-    float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f;
-    const Bf16 *k = qkv + s.H * s.D, *v = k + s.G * s.D;
-    const void *bound[UID_VIRTUAL] = {
-        [UID_Q] = qkv,   [UID_K] = k,          [UID_V] = v,           [UID_OUT] = out,
-        [UID_LSE] = lse, [UID_SCALE] = &scale, [UID_MASKED] = &masked};
-    const AttentionPlan *plan = plan_for(gpu, s, (Piece){s.B, s.G}, false);
-    execute(gpu, plan, bound, gpu->attention_workspace);
 }
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
-    check(&s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5);
-    if (use_plain(gpu, &s)) {
+    if (use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
+        run(gpu, s, qkv, out, lse, d_out, d_qkv);
+    } else {
         attention_plain_backward(d_qkv, d_out, out, lse, qkv, s.B, s.T, s.H, s.G, s.D, gpu->stream);
-        return;
-    }
-    float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
-    int D = s.D, heads = s.H / s.G;
-    int64_t row = (int64_t)(s.H + 2 * s.G) * D;
-    Piece piece = piece_for(&s, gpu->attention_bytes);
-    for (int b = 0; b < s.B; b += piece.sequences) {
-        for (int g = 0; g < s.G; g += piece.groups) {
-            Piece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,
-                          s.G - g < piece.groups ? s.G - g : piece.groups};
-            const AttentionPlan *plan = plan_for(gpu, s, part, true);
-            if (!plan->usable) { die("%s", plan->why_not.text); }
-            char *sum = gpu->attention_workspace, *dq_sum = sum + sum_bytes(&s, part);
-            char *rest = dq_sum + dq_sum_bytes(&s, part);
-            size_t bytes = (size_t)(rest - sum) + plan->workspace;
-            if (bytes > gpu->attention_bytes) {
-                die("cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
-                    bytes, gpu->attention_bytes);
-            }
-            int64_t first = (int64_t)b * s.T, h = (int64_t)g * heads, q = first * row + h * D;
-            int64_t k = first * row + (int64_t)(s.H + g) * D, v = k + (int64_t)s.G * D;
-            int64_t result = (first * s.H + h) * D, statistic = ((int64_t)b * s.H + h) * s.T;
-            const void *bound[UID_VIRTUAL] = {[UID_Q] = qkv + q,
-                                              [UID_K] = qkv + k,
-                                              [UID_V] = qkv + v,
-                                              [UID_OUT] = out + result,
-                                              [UID_LSE] = lse + statistic,
-                                              [UID_DOUT] = d_out + result,
-                                              [UID_DQ] = d_qkv + q,
-                                              [UID_DK] = d_qkv + k,
-                                              [UID_DV] = d_qkv + v,
-                                              [UID_SUM] = sum,
-                                              [UID_SCALE] = &scale,
-                                              [UID_MASKED] = &masked,
-                                              [UID_ONE] = &one,
-                                              [UID_DQ_SUM] = s.deterministic ? NULL : dq_sum};
-            execute(gpu, plan, bound, rest);
-        }
     }
 }
