@@ -9,7 +9,6 @@
 struct Gelu {
     enum { INPUTS = 1, NARROW = 1, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             float x = in[0].v[j];
             out[0].v[j] = x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
@@ -22,7 +21,6 @@ struct GeluBackward {
     enum { INPUTS = 2, NARROW = 2, OUTPUTS = 1, GRADIENT = 1, WAITS = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         const float log2 = 0.6931471806f;
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             float x = in[1].v[j], square = x * x;
             float s = sigmoid2(x * (GELU_1 + GELU_3 * square));
@@ -36,7 +34,6 @@ struct GeluBackward {
 template <bool FP8> struct Swiglu {
     enum { INPUTS = 2, NARROW = 0, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             float g = in[0].v[j], up = in[1].v[j];
             out[0].v[j] = FP8 ? up * g * sigmoid(g) : up * (g * sigmoid(g));
@@ -48,7 +45,6 @@ template <bool FP8> struct Swiglu {
 struct SwigluBackward {
     enum { INPUTS = 3, NARROW = 1, OUTPUTS = 2, GRADIENT = 1, WAITS = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             float d = in[0].v[j], g = in[1].v[j], up = in[2].v[j];
             float s = sigmoid(g), silu = g * s;

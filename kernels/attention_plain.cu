@@ -23,7 +23,6 @@ struct Head {
 
 __device__ __forceinline__ Head load_head(const Bf16 *x, int D) {
     Head h;
-#pragma unroll
     for (int i = 0; i < HEAD_LANES; i++) {
         int at = threadIdx.x % WARP + i * WARP;
         h.v[i] = at < D ? to_float(x[at]) : 0.0f;
@@ -32,7 +31,6 @@ __device__ __forceinline__ Head load_head(const Bf16 *x, int D) {
 }
 
 __device__ __forceinline__ void store_head(Bf16 *x, const Head &h, int D) {
-#pragma unroll
     for (int i = 0; i < HEAD_LANES; i++) {
         int at = threadIdx.x % WARP + i * WARP;
         if (at < D) { x[at] = to_bf16(h.v[i]); }
@@ -41,13 +39,11 @@ __device__ __forceinline__ void store_head(Bf16 *x, const Head &h, int D) {
 
 __device__ __forceinline__ float dot(const Head &a, const Head &b) {
     float sum = 0.0f;
-#pragma unroll
     for (int i = 0; i < HEAD_LANES; i++) { sum += a.v[i] * b.v[i]; }
     return warp_sum(sum);
 }
 
 __device__ __forceinline__ void add_scaled(Head &y, float a, const Head &x) {
-#pragma unroll
     for (int i = 0; i < HEAD_LANES; i++) { y.v[i] += a * x.v[i]; }
 }
 
@@ -69,12 +65,10 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
         float score = s.scale * dot(q, load_head(packed_row(qkv, s, other, group), s.D));
         float larger = fmaxf(max, score), shrink = expf(max - larger), p = expf(score - larger);
         sum = sum * shrink + p;
-#pragma unroll
         for (int i = 0; i < HEAD_LANES; i++) { o.v[i] *= shrink; }
         add_scaled(o, p, load_head(packed_row(qkv, s, other, group + s.G), s.D));
         max = larger;
     }
-#pragma unroll
     for (int i = 0; i < HEAD_LANES; i++) { o.v[i] /= sum; }
     store_head(out + warp * s.D, o, s.D);
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }

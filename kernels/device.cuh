@@ -10,7 +10,7 @@
 #include <initializer_list>
 #include <limits.h>
 
-enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes
+enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it unasked
 
 struct Floats8 {
     float v[VEC];
@@ -99,13 +99,11 @@ __device__ __forceinline__ float sigmoid(float x) {
 
 // The same sum in every lane, in an order that does not depend on timing.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
-#pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }
     return x;
 }
 
 __device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
     }
@@ -136,7 +134,6 @@ __device__ __forceinline__ float range_of(float range, float x) {
 }
 
 __device__ __forceinline__ float range8(float range, const Floats8 &x) {
-#pragma unroll
     for (int j = 0; j < VEC; j++) { range = range_of(range, x.v[j]); }
     return range;
 }
@@ -170,7 +167,6 @@ __device__ __forceinline__ void gradient_store(Gradient out, int64_t i, float va
 __device__ __forceinline__ void gradient_store8(Gradient out, int64_t vector, Floats8 x) {
     if (out.accumulate) {
         Floats8 before = load_floats8(out.data, out.type, vector);
-#pragma unroll
         for (int j = 0; j < VEC; j++) { x.v[j] += before.v[j]; }
     }
     if (out.type == TYPE_F32) {

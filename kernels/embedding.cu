@@ -10,7 +10,6 @@ __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf1
     Floats8 x = load8(wte, (int64_t)tokens[row] * per_row + column);
     if (wpe != nullptr) {
         Floats8 p = load8(wpe, row % T * per_row + column);
-#pragma unroll
         for (int j = 0; j < VEC; j++) { x.v[j] += p.v[j]; }
     }
     store8(out, i, x);
@@ -35,7 +34,6 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
 #pragma unroll 4
     for (int r = begin; r < end; r += step) {
         Floats8 d = load8(dout, (int64_t)rows[r] * per_row + column);
-#pragma unroll
         for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
     }
     return sum;
@@ -61,7 +59,6 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
         if (warp == 0 && inside) {
             for (int w = 1; w < WARPS; w++) {
                 Floats8 more = load_floats8(sums[w], TYPE_F32, lane);
-#pragma unroll
                 for (int j = 0; j < VEC; j++) { sum.v[j] += more.v[j]; }
             }
             gradient_store8(dwte, (int64_t)tokens[rows[begin]] * per_row + column, sum);
@@ -96,7 +93,6 @@ __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B,
     Floats8 sum = {};
     for (int b = 0; b < B; b++) {
         Floats8 d = load8(dout, b * vectors + i);
-#pragma unroll
         for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
     }
     gradient_store8(dwpe, i, sum);

@@ -21,7 +21,6 @@ __device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
 // The same in every thread; all threads call it, once.
 __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-#pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         MaxSum other = {__shfl_xor_sync(~0u, x.max, offset), __shfl_xor_sync(~0u, x.sum, offset)};
         x = combine(x, other);
@@ -35,7 +34,6 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
 
 // Less scale where the target is: element `at`, if that is one of the 8.
 __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
-#pragma unroll
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
@@ -44,10 +42,8 @@ __device__ __forceinline__ Floats8 softmax_gradient(uint4 logits, float lse, int
                                                     int target, float scale) {
     const float log2e = 1.4426950408889634f;
     Floats8 v = unpack8(logits);
-#pragma unroll
     for (int j = 0; j < VEC; j++) { v.v[j] = scale * exp2_fast((v.v[j] - lse) * log2e); }
     if (column + VEC > V || (unsigned)(target - column) < VEC) {
-#pragma unroll
         for (int j = 0; j < VEC; j++) { v.v[j] = column + j < V ? v.v[j] : 0.0f; }
         subtract_onehot(v, target - column, scale);
     }
@@ -70,7 +66,6 @@ __device__ __forceinline__ float max8(uint4 packed) {
 // The first `count` of 8 packed BF16 values; minus infinity for the others.
 __device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
     Bf16 *values = reinterpret_cast<Bf16 *>(&packed);
-#pragma unroll
     for (int j = 0; j < VEC; j++) { values[j] = j < count ? values[j] : 0xff80; }
     return packed;
 }
@@ -113,12 +108,10 @@ __global__ void __launch_bounds__(512)
         Floats8 v = unpack8(part[i - begin]);
         uint4 packed;
         __half2 *halves = reinterpret_cast<__half2 *>(&packed);
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             v.v[j] = exp2_fast((v.v[j] - max) * log2e);
             sum += v.v[j];
         }
-#pragma unroll
         for (int j = 0; j < VEC; j += 2) { halves[j / 2] = __floats2half2_rn(v.v[j], v.v[j + 1]); }
         part[i - begin] = packed;
     }
@@ -137,7 +130,6 @@ __global__ void __launch_bounds__(512)
         uint4 packed = i * VEC < V ? part[i - begin] : uint4{};
         const __half2 *halves = reinterpret_cast<const __half2 *>(&packed);
         Floats8 v;
-#pragma unroll
         for (int j = 0; j < VEC; j += 2) {
             float2 pair = __half22float2(halves[j / 2]);
             v.v[j] = pair.x * factor;
@@ -186,7 +178,6 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
             Floats8 v = unpack8(part[k]);
-#pragma unroll
             for (int j = 0; j < VEC; j++) { sum += exp2_fast((v.v[j] - max) * log2e); }
         }
         mine = {max, mine.sum * exp2_fast((mine.max - max) * log2e) + sum};

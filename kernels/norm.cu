@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(WARPS *WARP, 3)
         float sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < V; k++) {
-#pragma unroll
             for (int j = 0; j < VEC; j++) { sum += v[k].v[j]; }
         }
         mu = row_sum<W>(sum, shared[0] + group * W, group, lane) * inverse;
@@ -68,7 +67,6 @@ __global__ void __launch_bounds__(WARPS *WARP, 3)
 #pragma unroll
     for (int k = 0; k < V; k++) {
         if (LAYERNORM && lane + k * LANES >= vectors) { continue; }
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             v[k].v[j] -= mu;
             squares = fmaf(v[k].v[j], v[k].v[j], squares);
@@ -86,7 +84,6 @@ __global__ void __launch_bounds__(WARPS *WARP, 3)
         int i = lane + k * LANES;
         if (i >= vectors) { continue; }
         Floats8 w = load8(n.weight, i), b = LAYERNORM ? load8(n.bias, i) : Floats8{};
-#pragma unroll
         for (int j = 0; j < VEC; j++) { v[k].v[j] = normalised(v[k].v[j], r, w.v[j], b.v[j]); }
         uint4 packed = pack8(v[k]);
         reinterpret_cast<uint4 *>(out)[first + i] = packed;
@@ -271,7 +268,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
         for (int i = 0; i < ROWS; i++) {
             x[i] = unpack8(slots[i * blockDim.x]);
             mean[i] = 0.0f;
-#pragma unroll
             for (int j = 0; j < VEC && LAYERNORM; j++) { mean[i] += x[i].v[j]; }
         }
         if (LAYERNORM) {
@@ -279,7 +275,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
                 mean[i] *= inverse;
-#pragma unroll
                 for (int j = 0; j < VEC; j++) { x[i].v[j] -= mean[i]; }
             }
         }
@@ -287,7 +282,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             float sum = 0.0f;
-#pragma unroll
             for (int j = 0; j < VEC; j++) { sum = fmaf(x[i].v[j], x[i].v[j], sum); }
             rstd[i] = inside ? sum : 0.0f;
         }
@@ -303,7 +297,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
 #pragma unroll
         for (int i = 0; i < ROWS; i++, at += vectors) {
             Floats8 v = x[i];
-#pragma unroll
             for (int j = 0; j < VEC; j++) { v.v[j] = normalised(v.v[j], rstd[i], w.v[j], b.v[j]); }
             range = range8(range, v);
             codes[i] = encode8<FP8_E4M3>(v, scale);
@@ -340,7 +333,6 @@ struct NormSource : Place {
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         Floats8 v = unpack8(raw.x);
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             values[0].v[j] = normalised(v.v[j] - raw.mean, raw.rstd, w.v[j], b.v[j]);
         }
@@ -442,7 +434,6 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
             rstd[i] = next_rstd[i];
             Floats8 x = unpack8(slot_of(At::X + i)), d = unpack8(slot_of(At::DOUT + i));
             float shift = -mean[i] * rstd[i], sum = 0.0f, projected = 0.0f;
-#pragma unroll
             for (int j = 0; j < VEC; j++) {
                 hat[i].v[j] = LAYERNORM ? fmaf(x.v[j], rstd[i], shift) : x.v[j] * rstd[i];
                 g[i].v[j] = d.v[j] * w.v[j];
@@ -464,14 +455,12 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
             Floats8 value = unpack8(slot_of(At::RESIDUAL + turn * R + i));
             float down = -rstd[i] * (both[i] * inverse);
             float along = -rstd[i] * (both[R + i] * inverse);
-#pragma unroll
             for (int j = 0; j < VEC; j++) {
                 float rest = LAYERNORM ? value.v[j] + down : value.v[j];
                 value.v[j] = fmaf(hat[i].v[j], along, fmaf(g[i].v[j], rstd[i], rest));
             }
             uint4 packed = pack8(value);
             value = unpack8(packed);
-#pragma unroll
             for (int j = 0; j < VEC && LAYERNORM; j++) { column_sum.v[j] += value.v[j]; }
             bool stores = (CODES || row + i < n.M) && inside;
             if (stores) { reinterpret_cast<uint4 *>(out.bf16)[at] = packed; }

@@ -34,7 +34,6 @@ __device__ __forceinline__ uint32_t encode4(const float (&x)[4], float scale) {
 
 template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &x, float scale) {
     uint32_t pairs[VEC / 2];
-#pragma unroll
     for (int j = 0; j < VEC / 2; j++) {
         pairs[j] = encode2<TYPE>(x.v[2 * j] * scale, x.v[2 * j + 1] * scale);
     }
@@ -100,7 +99,6 @@ template <int ROWS>
 __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int column, int slot) {
     transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x);
     transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y);
-#pragma unroll
     for (int i = 0; i < 4; i++) {
         tile[tile_word<ROWS>(column + i, slot)] = codes[i].x;
         tile[tile_word<ROWS>(column + 4 + i, slot)] = codes[i].y;
@@ -161,7 +159,6 @@ template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     }
     __device__ Raw fetch(int i) const {
         Raw raw;
-#pragma unroll
         for (int k = 0; k < INPUTS; k++) {
             raw.x[k] = raw8(x[k], k < FUNCTION::NARROW ? place(i) : wide_at + i * 2 * vectors);
         }
@@ -169,7 +166,6 @@ template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
         Floats8 in[INPUTS];
-#pragma unroll
         for (int k = 0; k < INPUTS; k++) { in[k] = unpack8(raw.x[k]); }
         FUNCTION::apply(in, values);
     }
@@ -197,7 +193,6 @@ enum {
 __device__ __forceinline__ void write_sums(float *partials, Floats8 sum, int column, int N) {
     __shared__ float shared[TILE_THREADS / WARP][TILE_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-#pragma unroll
     for (int j = 0; j < VEC; j++) { // the warp's row groups are COLUMN_GROUPS lanes apart
         sum.v[j] += __shfl_xor_sync(~0u, sum.v[j], COLUMN_GROUPS);
         sum.v[j] += __shfl_xor_sync(~0u, sum.v[j], 2 * COLUMN_GROUPS);
@@ -245,7 +240,6 @@ __global__ void __launch_bounds__(TILE_THREADS)
                     *reinterpret_cast<uint2 *>(out.fp8 + at + k * N) = codes[k][i];
                 }
             }
-#pragma unroll
             for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += values[0].v[j]; }
         }
     }
@@ -365,11 +359,9 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
                 store8(out, row * source.vectors + i, v);
                 if (amax != nullptr) { range = range8(range, v); }
             }
-#pragma unroll
             for (int j = 0; j < VEC; j++) { sum.v[j] += v.v[j]; }
         }
     }
-#pragma unroll
     for (int j = 0; j < VEC; j++) { shared[threadIdx.y][threadIdx.x * VEC + j] = sum.v[j]; }
     __syncthreads();
     int column = threadIdx.y * WARP + threadIdx.x; // 256 threads, 256 columns

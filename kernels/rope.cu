@@ -27,7 +27,6 @@ __global__ void rope_kernel(Bf16 *qkv, const float *table, int64_t count, int T,
     }
     Floats8 a = load8(x, 0), b = load8(y, 0);
     Floats8 c = load_floats8(cosine, TYPE_F32, 0), s = load_floats8(sine, TYPE_F32, 0);
-#pragma unroll
     for (int j = 0; j < VEC; j++) {
         float first = rotated(a.v[j], b.v[j], c.v[j], -direction * s.v[j]);
         b.v[j] = rotated(b.v[j], a.v[j], c.v[j], direction * s.v[j]);
@@ -98,7 +97,6 @@ struct RopeBackwardSource : Place {
         Floats8 c = load_floats8(cosine, TYPE_F32, 0), other = unpack8(raw.partner);
         Floats8 s = load_floats8(cosine + head_vectors / 2 * VEC, TYPE_F32, 0);
         float sign = partner > 0 ? 1.0f : -1.0f;
-#pragma unroll
         for (int j = 0; j < VEC; j++) {
             values[0].v[j] = rotated(values[0].v[j], other.v[j], c.v[j], sign * s.v[j]);
         }
