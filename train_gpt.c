@@ -9,7 +9,6 @@
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary.
 #include "kernels/cpu.h"
-#include "kernels/cpu_gemm.h"
 #include "model/plan.h"
 #include "ranks/launch.h"
 #include "train/run.h"

@@ -18,6 +18,21 @@
 extern "C" {
 #endif
 
+// Row-major C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ addend[m,n]).
+typedef struct {
+    int m, n, k;
+    const float *a;      // [m,k], or [k,m] when trans_a
+    const float *b;      // [k,n], or [n,k] when trans_b
+    float *c;            // [m,n]
+    const float *bias;   // [n], or NULL
+    const float *addend; // [m,n], or NULL; may be c
+    bool trans_a, trans_b;
+    float alpha;
+} CpuGemm;
+
+void cpu_gemm(CpuGemm g);
+const char *cpu_gemm_name(void); // which implementation was built, for the start-up lines
+
 // out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL)
 void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B,
                        int T, int C);

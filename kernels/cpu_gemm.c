@@ -4,8 +4,8 @@
 //
 // Vectors are GCC's vector extension, so that one source serves AVX-512, AVX2 and anything else the
 // compiler can lower; only the tile sizes differ. `make BLAS=openblas` replaces all of it.
-#include "cpu_gemm.h"
 #include "../base/common.h"
+#include "cpu.h"
 
 #include <assert.h>
 #include <omp.h>

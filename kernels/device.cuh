@@ -49,11 +49,6 @@ __device__ __forceinline__ void store8(Bf16 *out, int64_t i, const Floats8 &x) {
     reinterpret_cast<uint4 *>(out)[i] = pack8(x);
 }
 
-// The values as they will be read back.
-__device__ __forceinline__ Floats8 rounded8(const Floats8 &x) {
-    return unpack8(pack8(x));
-}
-
 __device__ __forceinline__ Floats8 load_floats8(const void *x, GpuType type, int64_t i) {
     if (type == TYPE_BF16) { return load8(static_cast<const Bf16 *>(x), i); }
     const float4 *p = static_cast<const float4 *>(x) + 2 * i;
@@ -75,22 +70,18 @@ __device__ __forceinline__ Bf16 to_bf16(float x) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// 2^x and 1/x within 2 units in the last place; results and arguments below 2^-126 count as 0.
+// 2^x within 2 units in the last place; results and arguments below 2^-126 count as 0.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-__device__ __forceinline__ float reciprocal_fast(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// sigmoid(x log 2)
+// sigmoid(x log 2), as exactly
 __device__ __forceinline__ float sigmoid2(float x) {
-    return reciprocal_fast(1.0f + exp2_fast(-x));
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(-x)));
+    return y;
 }
 
 __device__ __forceinline__ float sigmoid(float x) {

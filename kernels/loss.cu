@@ -255,13 +255,7 @@ void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, c
             <<<M, threads, 0, stream>>>(losses, kept, logits.bf16, targets, V, P, 0.0f);
         LAUNCH_CHECK();
         if (!gradient) { return; }
-        LossSource source;
-        source.vectors = P / VEC;
-        source.logits = logits.bf16;
-        source.lse = lse;
-        source.targets = targets;
-        source.scale = gradient_scale;
-        source.V = V;
+        LossSource source = {{P / VEC}, logits.bf16, lse, targets, gradient_scale, V};
         quantize<false>(name, source, logits, q, {}, {}, M, P, stream);
         return;
     }

@@ -24,7 +24,7 @@ static void check_norm(const char *name, int M, int C) {
     if (C > WIDEST) { die("%s: %d channels; the GPU kernels take up to %d", name, C, WIDEST); }
 }
 
-enum { WARPS = 8, MOST_VECTORS = 8, MOST_WARPS_A_ROW = 4 };
+enum { WARPS = 8 };
 
 // The same sum in every lane of the W warps that share a row. buffer: [W]
 template <int W>
@@ -231,10 +231,6 @@ static void launch_sweep(KERNEL kernel, int M, const Division &d, cudaStream_t s
 
 enum { ROWS = 4 }; // at a time
 
-__device__ __forceinline__ float4 four(const float (&x)[ROWS]) {
-    return make_float4(x[0], x[1], x[2], x[3]);
-}
-
 template <bool LAYERNORM>
 __global__ void __launch_bounds__(MOST_THREADS)
     norm_forward_fp8_kernel(NormForward n, Operand out, Fp8Tensor q, Division division,
@@ -289,8 +285,10 @@ __global__ void __launch_bounds__(MOST_THREADS)
 #pragma unroll
         for (int i = 0; i < ROWS; i++) { rstd[i] = rsqrtf(fmaf(rstd[i], inverse, n.eps)); }
         if (vector == 0) {
-            if (LAYERNORM) { *reinterpret_cast<float4 *>(n.mean + row) = four(mean); }
-            *reinterpret_cast<float4 *>(n.rstd + row) = four(rstd);
+            float4 *out_mean = reinterpret_cast<float4 *>(n.mean + row);
+            float4 *out_rstd = reinterpret_cast<float4 *>(n.rstd + row);
+            if (LAYERNORM) { *out_mean = make_float4(mean[0], mean[1], mean[2], mean[3]); }
+            *out_rstd = make_float4(rstd[0], rstd[1], rstd[2], rstd[3]);
         }
         if (!inside) { return; }
         int at = row * vectors + vector;
@@ -487,13 +485,10 @@ static void launch_backward(const NormBackward &n, const Operand &out, const Fp8
     auto kernel = n.mean != NULL ? norm_backward_kernel<R, true, CODES, TYPE>
                                  : norm_backward_kernel<R, false, CODES, TYPE>;
     int blocks = sweep_blocks(n.M, d);
-    int kinds = n.mean == NULL ? 1 : n.column_sums.data != NULL ? 3 : 2;
+    int kinds = n.mean == NULL ? 1 : n.column_sums.data == NULL ? 2 : 3;
     check_scratch("norm backward", n.scratch, (int64_t)blocks * kinds * n.C);
     launch_sweep(kernel, n.M, d, stream, n, out, q, amax, d, 1.0f / (float)n.C);
-    PartialSums sums = {{n.dweight}, n.scratch.data, blocks, n.C};
-    if (kinds > 1) { sums.outs[1] = n.dbias; }
-    if (kinds > 2) { sums.outs[2] = n.column_sums; }
-    sum_partials(sums, stream);
+    sum_partials({{n.dweight, n.dbias, n.column_sums}, n.scratch.data, blocks, n.C}, stream);
 }
 
 void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream) {
@@ -504,7 +499,11 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
     check_aligned(name, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
     // RMSNorm's models have no biases: their column sums, where requested, are a pass of their own
-    Gradient sums = n.mean == NULL ? n.column_sums : Gradient{};
+    Gradient sums = {};
+    if (n.mean == NULL) {
+        sums = n.column_sums;
+        n.dbias = n.column_sums = {};
+    }
     Division with_codes = divide(n.C, true, Slot<2>::COUNT * sizeof(uint4));
     if (several && with_codes.groups > 0 && q.mode == SCALE_GIVEN && q.counts == NULL &&
         out.fp8 != NULL && out.fp8_t != NULL && sums.data == NULL) {

@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
             source.begin((int)row, i);
             source.compute(0, source.fetch(0), &v);
             if (WRITES) {
-                v = rounded8(v);
+                v = unpack8(pack8(v));
                 store8(out, row * source.vectors + i, v);
                 if (amax != nullptr) { range = range8(range, v); }
             }

@@ -111,13 +111,7 @@ void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, in
     bool codes = d_qkv.fp8 != NULL || d_qkv.fp8_t != NULL;
     if (codes) { check_operand(name, d_qkv, q, M, N); }
     if (q.fused && halves_are_vectors(D)) {
-        RopeBackwardSource source;
-        source.vectors = N / VEC;
-        source.x = d_qkv.bf16;
-        source.table = table;
-        source.T = T;
-        source.rotated_vectors = (H + G) * D / VEC;
-        source.head_vectors = D / VEC;
+        RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, table, T, (H + G) * D / VEC, D / VEC};
         quantize<false>(name, source, d_qkv, q, {}, {}, M, N, stream);
         return;
     }

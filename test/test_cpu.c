@@ -7,7 +7,6 @@
 // that what is left is FP32's rounding: 2.3e-7 of the norm at most in the shapes here. The bound
 // leaves a factor of four for compilers that order sums otherwise.
 #include "../kernels/cpu.h"
-#include "../kernels/cpu_gemm.h"
 #include "golden.h"
 #include "reference.h"
 #include "test.h"

@@ -2,7 +2,7 @@
 //
 // The bound on an element is the one that holds for any order of summation: (k + 4) roundings, each
 // of 2^-24, of the sum of the magnitudes that went into it.
-#include "../kernels/cpu_gemm.h"
+#include "../kernels/cpu.h"
 #include "golden.h"
 #include "test.h"
 

@@ -2,7 +2,6 @@
 // disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
 // save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
 #include "../kernels/cpu.h"
-#include "../kernels/cpu_gemm.h"
 #include "fixture.h"
 
 #include <dirent.h>

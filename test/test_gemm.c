@@ -2,7 +2,6 @@
 // what is refused by name, which addresses an algorithm gets, and the choices of --gemm-autotune.
 #include "../base/rng.h"
 #include "../kernels/cpu.h"
-#include "../kernels/cpu_gemm.h"
 #include "../kernels/fp8_format.h"
 #include "../kernels/gemm.h"
 #include "processes.h"

@@ -1,7 +1,7 @@
 // Products through cuBLASLt, attention through cuDNN and by the plain kernels, and the optimizer,
 // against cpu.c and FP64.
 #include "../kernels/attention.h"
-#include "../kernels/cpu_gemm.h"
+#include "../kernels/cpu.h"
 #include "../kernels/gemm.h"
 #include "gpu_test.h"
 

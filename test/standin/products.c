@@ -2,7 +2,6 @@
 // and a stand-in for kernels/attention.c.
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
-#include "../../kernels/cpu_gemm.h"
 #include "values.h"
 
 #include <stdlib.h>

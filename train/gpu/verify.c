@@ -2,7 +2,6 @@
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
-#include "../../kernels/cpu_gemm.h"
 #include "../../kernels/fp8_format.h"
 #include "../../kernels/gemm.h"
 #include "support.h"
