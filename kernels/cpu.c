@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -142,6 +143,7 @@ void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dou
 
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse) {
     int half = D / 2, N = (H + 2 * G) * D;
+    assert(D % 2 == 0);
     float direction = inverse ? -1.0f : 1.0f;
 #pragma omp parallel for
     for (int row = 0; row < B * T; row++) {
@@ -161,6 +163,7 @@ void attention_forward(float *out, float *lse, const float *qkv, int B, int T, i
                        int D) {
     int N = (H + 2 * G) * D;
     float scale = 1.0f / sqrtf((float)D);
+    assert(H % G == 0);
 #pragma omp parallel
     {
         float *p = malloc_or_die((size_t)T * sizeof(float));
@@ -196,6 +199,7 @@ void attention_backward(float *dqkv, const float *dout, const float *out, const 
                         const float *qkv, int B, int T, int H, int G, int D) {
     int N = (H + 2 * G) * D, heads = H / G;
     float scale = 1.0f / sqrtf((float)D);
+    assert(H % G == 0);
     memset(dqkv, 0, (size_t)B * T * N * sizeof(float));
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++) {
@@ -263,6 +267,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
     for (int row = 0; row < M; row++) {
         float *x = logits + (size_t)row * P;
         int target = targets[row];
+        assert(target < V && V <= P);
         losses[row] = 0.0f;
         if (target < 0) {
             if (gradient_scale > 0.0f) { memset(x, 0, (size_t)P * sizeof(float)); }
@@ -283,6 +288,7 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
 }
 
 void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a) {
+    assert(a.step >= 1);
     float correction1 = (float)(1.0 - pow(a.beta1, (double)a.step));
     float correction2 = (float)(1.0 - pow(a.beta2, (double)a.step));
 #pragma omp parallel for simd

@@ -124,10 +124,11 @@ struct Division {
     size_t shared;     // bytes
 };
 
-// The sums of N numbers over the group, in every lane, in a fixed order. N is a power of two up to
-// 8. buffer: this call's [warps of a group][N]; another one at the next call.
+// The sums of N numbers over the group, in every lane, in a fixed order. buffer: this call's [warps
+// of a group][N]; another one at the next call.
 template <int N>
 __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int group, int lanes) {
+    static_assert(N <= 8 && (N & (N - 1)) == 0, "halves go each way");
     int lane = threadIdx.x % WARP, warp = threadIdx.x % lanes / WARP, index = 0;
 #pragma unroll
     for (int n = N, offset = WARP / 2; offset > 0; offset /= 2) {
@@ -498,6 +499,7 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
     check_operand(name, out, q, n.M, n.C);
     check_aligned(name, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
+    if (n.rstd == NULL) { die("%s: no statistics", name); }
     // RMSNorm's models have no biases: their column sums, where requested, are a pass of their own
     Gradient sums = {};
     if (n.mean == NULL) {

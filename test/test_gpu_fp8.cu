@@ -134,6 +134,9 @@ static void refusals(void) {
     CHECK_DIES("no BF16 form", gpu_gelu_forward({NULL, fp8, fp8}, given, x, 64, 64, s));
     CHECK_DIES("E4M3", gpu_gelu_forward({NULL, fp8, fp8}, e5m2, x, 64, 64, s));
     CHECK_DIES("E4M3", gpu_norm_forward({NULL, fp8, fp8}, e5m2, norm, s));
+    CHECK_DIES("no residual gradient", gpu_norm_backward({NULL, fp8, fp8}, fused, back, s));
+    back.rstd = NULL;
+    CHECK_DIES("no statistics", gpu_norm_backward({x, NULL, NULL}, {}, back, s));
     norm.C = back.C = 8200;
     CHECK_DIES("8200 channels", gpu_norm_forward({x, NULL, NULL}, {}, norm, s));
     CHECK_DIES("8200 channels", gpu_norm_backward({x, NULL, NULL}, {}, back, s));
