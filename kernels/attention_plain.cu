@@ -74,47 +74,42 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-__global__ void attention_dq_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
-                                    const float *lse, const Bf16 *qkv, int64_t tokens, Shape s) {
-    int64_t warp = warp_of_grid(), token = warp / s.H;
-    int h = (int)(warp % s.H), group = s.H + h / (s.H / s.G);
+// dQ of a query, from the keys up to it; KEYS: dK and dV of a key, from the queries of its group's
+// heads from it on. What stays the same is loaded once.
+template <bool KEYS>
+__global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
+                                          const float *lse, const Bf16 *qkv, int64_t tokens,
+                                          Shape s) {
+    int own = KEYS ? s.G : s.H, heads = s.H / s.G;
+    int64_t warp = warp_of_grid(), token = warp / own, start = token - token % s.T;
+    int head = (int)(warp % own), g = KEYS ? head : head / heads;
+    int h = KEYS ? g * heads : head, last_h = KEYS ? h + heads - 1 : head;
+    int64_t first = KEYS ? token : start, last = KEYS ? start + s.T - 1 : token;
+    Head q, dout, key, value, d = {}, dv = {}; // d: of q, or of key
+    float delta, log_sum;
+    auto load_query = [&](int64_t row) {
+        q = load_head(packed_row(qkv, s, row, h), s.D);
+        dout = load_head(d_out + (row * s.H + h) * s.D, s.D);
+        delta = dot(dout, load_head(out + (row * s.H + h) * s.D, s.D));
+        log_sum = lse[(start / s.T * s.H + h) * s.T + row - start];
+    };
+    auto load_key = [&](int64_t row) {
+        key = load_head(packed_row(qkv, s, row, s.H + g), s.D);
+        value = load_head(packed_row(qkv, s, row, s.H + s.G + g), s.D);
+    };
     if (token >= tokens) { return; }
-    int t = (int)(token % s.T);
-    Head q = load_head(packed_row(qkv, s, token, h), s.D), dq = {};
-    Head dout = load_head(d_out + warp * s.D, s.D);
-    float delta = dot(dout, load_head(out + warp * s.D, s.D));
-    float log_sum = lse[(token / s.T * s.H + h) * s.T + t];
-    for (int k = 0; k <= t; k++) {
-        int64_t other = token - t + k;
-        Head key = load_head(packed_row(qkv, s, other, group), s.D);
-        float p = expf(s.scale * dot(q, key) - log_sum);
-        float dp = dot(dout, load_head(packed_row(qkv, s, other, group + s.G), s.D));
-        add_scaled(dq, p * (dp - delta) * s.scale, key);
-    }
-    store_head(d_qkv + token * s.N + (int64_t)h * s.D, dq, s.D);
-}
-
-__global__ void attention_dkv_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
-                                     const float *lse, const Bf16 *qkv, int64_t tokens, Shape s) {
-    int64_t warp = warp_of_grid(), token = warp / s.G;
-    int g = (int)(warp % s.G), heads = s.H / s.G;
-    if (token >= tokens) { return; }
-    int t = (int)(token % s.T);
-    Head key = load_head(packed_row(qkv, s, token, s.H + g), s.D), dk = {}, dv = {};
-    Head value = load_head(packed_row(qkv, s, token, s.H + s.G + g), s.D);
-    for (int h = g * heads; h < (g + 1) * heads; h++) {
-        for (int later = t; later < s.T; later++) {
-            int64_t other = token - t + later, at = (other * s.H + h) * s.D;
-            Head q = load_head(packed_row(qkv, s, other, h), s.D),
-                 dout = load_head(d_out + at, s.D);
-            float delta = dot(dout, load_head(out + at, s.D));
-            float p = expf(s.scale * dot(q, key) - lse[(other / s.T * s.H + h) * s.T + later]);
-            add_scaled(dv, p, dout);
-            add_scaled(dk, p * (dot(dout, value) - delta) * s.scale, q);
+    KEYS ? load_key(token) : load_query(token);
+    for (; h <= last_h; h++) {
+        for (int64_t other = first; other <= last; other++) {
+            KEYS ? load_query(other) : load_key(other);
+            float p = expf(s.scale * dot(q, key) - log_sum);
+            if (KEYS) { add_scaled(dv, p, dout); }
+            add_scaled(d, p * (dot(dout, value) - delta) * s.scale, KEYS ? q : key);
         }
     }
-    store_head(d_qkv + token * s.N + (int64_t)(s.H + g) * s.D, dk, s.D);
-    store_head(d_qkv + token * s.N + (int64_t)(s.H + s.G + g) * s.D, dv, s.D);
+    Bf16 *to = d_qkv + token * s.N + (int64_t)(KEYS ? s.H + g : head) * s.D;
+    store_head(to, d, s.D);
+    if (KEYS) { store_head(to + (int64_t)s.G * s.D, dv, s.D); }
 }
 
 static Shape shape_of(int B, int T, int H, int G, int D) {
@@ -140,10 +135,10 @@ void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, c
                               cudaStream_t stream) {
     int64_t tokens = (int64_t)B * T;
     Shape s = shape_of(B, T, H, G, D);
-    attention_dq_kernel<<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(d_qkv, d_out, out,
-                                                                               lse, qkv, tokens, s);
+    attention_backward_kernel<false><<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(
+        d_qkv, d_out, out, lse, qkv, tokens, s);
     LAUNCH_CHECK();
-    attention_dkv_kernel<<<divide_up(tokens * G * WARP, 128), 128, 0, stream>>>(
+    attention_backward_kernel<true><<<divide_up(tokens * G * WARP, 128), 128, 0, stream>>>(
         d_qkv, d_out, out, lse, qkv, tokens, s);
     LAUNCH_CHECK();
 }
