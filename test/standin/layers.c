@@ -104,7 +104,8 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
     float *dout = values_read(n.dout, TYPE_BF16, size);
     float *weight = values_read(n.weight, TYPE_BF16, n.C);
     float *dweight = gradient_begin(n.dweight, n.C), *dbias = gradient_begin(n.dbias, n.C);
-    cpu_norm_backward(dx, dweight, dbias, dout, x, weight, n.mean, n.rstd, n.M, n.C);
+    cpu_norm_backward(dx, dweight, n.mean != NULL ? dbias : NULL, dout, x, weight, n.mean, n.rstd,
+                      n.M, n.C);
     gradient_end(n.dweight, dweight, n.C);
     gradient_end(n.dbias, dbias, n.C);
     q.fused = false;
