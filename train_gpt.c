@@ -682,16 +682,13 @@ static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
     Checkpoint c;
     Error err;
-    int64_t size = run->layout.size;
+    int64_t size = run->layout.size, learned = t->exp_avg != NULL ? size : 0;
     if (!run_restore(run, &c)) {
         run_first_weights(run, &t->whole, 1, t->weights);
     } else {
-        int64_t learned = t->exp_avg != NULL ? size : 0;
-        if (!checkpoint_read(&c, "master", 0, size, t->weights, &err) ||
-            !checkpoint_read(&c, "exp_avg", 0, learned, t->exp_avg, &err) ||
-            !checkpoint_read(&c, "exp_avg_sq", 0, learned, t->exp_avg_sq, &err)) {
-            die("%s", err.text);
-        }
+        run_read_state(run, &c, "master", 0, size, t->weights);
+        run_read_state(run, &c, "exp_avg", 0, learned, t->exp_avg);
+        run_read_state(run, &c, "exp_avg_sq", 0, learned, t->exp_avg_sq);
         if (t->amax_history != NULL &&
             !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err)) {
             die("%s", err.text);

@@ -713,6 +713,20 @@ static void maybe_sample(Trainer *t) {
     run_sample(&t->run, next_logits, t);
 }
 
+// Of --gemm-autotune, to --save DIR/gemm_choices.bin: a resumed run takes them and computes the
+// same.
+static void keep_choices(Trainer *t) {
+    const Options *o = &t->run.options;
+    char path[PATH_LENGTH];
+    size_t bytes;
+    Error err;
+    if (!o->gemm_autotune || o->save[0] == '\0' || t->run.rank > 0) { return; }
+    path_format(path, "%s/gemm_choices.bin", o->save);
+    void *choices = gemm_choices(&t->gpu, &bytes);
+    if (!file_replace(path, choices, bytes, &err)) { warn("%s", err.text); }
+    free(choices);
+}
+
 // Copies the state, which is the only pause; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
@@ -720,7 +734,7 @@ static void maybe_save(Trainer *t) {
     saver_wait(&run->saver);
     Snapshot s = {};
     params_snapshot(&t->params, &s);
-    run_save(run, &s);
+    if (run_save(run, &s)) { keep_choices(t); }
 }
 
 // The initial weights, or those of the checkpoint that --resume names.
@@ -735,11 +749,10 @@ static void trainer_restore(Trainer *t) {
 // ---- the loop ---------------------------------------------------------------------------------
 
 // Which of cuBLASLt's algorithms each product takes (--gemm-autotune): rank 0 times them in
-// micro-steps whose results are thrown away, unless an earlier run has (--save
-// DIR/gemm_choices.bin), and all ranks take its choices, so that a resumed run computes the same.
+// micro-steps whose results are thrown away, unless an earlier run has, and all ranks take its
+// choices.
 static void tune_products(Trainer *t) {
     Run *run = &t->run;
-    bool keeps = run->options.save[0] != '\0';
     char path[PATH_LENGTH], *choices = NULL;
     size_t bytes = 0;
     Error err;
@@ -749,7 +762,7 @@ static void tune_products(Trainer *t) {
     path_format(path, "%s/gemm_choices.bin", run->options.save);
     if (run->rank == 0) {
         MappedFile file;
-        if (keeps && path_exists(path)) {
+        if (run->options.save[0] != '\0' && path_exists(path)) {
             if (!file_map(&file, path, &err)) { die("%s", err.text); }
             gemm_take_choices(&t->gpu, file.data, file.bytes);
             file_unmap(&file);
@@ -766,7 +779,7 @@ static void tune_products(Trainer *t) {
         params_forget_amaxes(&t->params);
         printf("  products    tuned in %.1f s\n", wall_seconds() - begin);
         choices = (char *)gemm_choices(&t->gpu, &bytes);
-        if (keeps && !file_replace(path, choices, bytes, &err)) { warn("%s", err.text); }
+        keep_choices(t);
     }
     group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
     if (run->rank > 0) { choices = (char *)malloc_or_die(bytes); }

@@ -1,11 +1,13 @@
 #include "common.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 bool fail(Error *err, const char *format, ...) {
     if (err != NULL) {
@@ -25,7 +27,9 @@ void errors_name_rank(int rank) {
 
 static void print_tagged(const char *tag, const char *format, va_list args) {
     char line[4096];
-    int used = snprintf(line, sizeof(line), "%s%s", rank_tag, tag);
+    // of a live line on the same terminal
+    const char *start = isatty(STDOUT_FILENO) ? line_start(STDERR_FILENO) : "";
+    int used = snprintf(line, sizeof(line), "%s%s%s", start, rank_tag, tag);
     vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, args);
     strcat(line, "\n");
     fflush(stdout);
@@ -104,6 +108,15 @@ const char *format_bytes(char out[32], double bytes) {
         unit++;
     }
     snprintf(out, 32, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
+    return out;
+}
+
+const char *line_start(int file) {
+    return isatty(file) ? "\r\033[K" : "";
+}
+
+const char *format_number(char out[32], double x) {
+    snprintf(out, 32, fabs(x) < 1e5 ? "%.4f" : "%.3g", isnan(x) ? fabs(x) : x);
     return out;
 }
 

@@ -69,6 +69,10 @@ double wall_seconds(void); // monotonic
 // "1.5 GiB", "512 B" / "1h02m", "3.1 s": into out, which is returned.
 const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
+// "3.4568", "4.15e+14", "nan": a loss or a norm.
+const char *format_number(char out[32], double x);
+// What a line of output begins with: on a terminal, what clears a line that is drawn over.
+const char *line_start(int file);
 
 static inline int64_t round_up64(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;

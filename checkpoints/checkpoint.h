@@ -50,6 +50,8 @@ typedef struct {
     int64_t skipped;
     int skipped_in_row;
     double loss, valid_loss, best_valid_loss; // NaN: none yet
+    double level, best_level;                 // the loss, averaged over steps; and the lowest such
+    int64_t proven; // the newest checkpoint whose weights then gave a loss as usual; -1: none
 } Progress;
 
 // What to save. The buffers belong to the caller and must not change until the save has ended.
@@ -75,8 +77,8 @@ typedef struct {
     const float *amax_history;                 // [slots,history_length]
 } Snapshot;
 
-// Writes, publishes, verifies, then deletes all but --keep. Every rank calls it and gets the same
-// answer.
+// Writes, publishes, verifies, then deletes all but --keep, `best` and progress.proven. Every rank
+// calls it and gets the same answer.
 bool checkpoint_save(const Snapshot *snapshot, Error *err);
 
 // Saves in a thread of its own, one save at a time.

@@ -73,6 +73,9 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
         .loss = number_of(meta, "loss"),
         .valid_loss = number_of(meta, "valid_loss"),
         .best_valid_loss = number_of(meta, "best_valid_loss"),
+        .level = number_of(meta, "level"),
+        .best_level = number_of(meta, "best_level"),
+        .proven = count_of(meta, "proven"),
     };
     c->data_windows = count_of(meta, "data_windows");
     c->layout_size = count_of(meta, "layout_size");
@@ -285,14 +288,15 @@ bool checkpoint_list(const char *save, Error *err) {
     printf("%10s  %10s  %10s  %-9s %5s  %10s  %-20s  %s\n", "step", "loss", "valid loss",
            "precision", "ranks", "size", "written", "state");
     for (int i = count - 1; i >= 0; i--) {
-        char path[PATH_LENGTH], size[32];
+        char path[PATH_LENGTH], size[32], loss[32], valid_loss[32];
         Checkpoint c;
         Error why;
         checkpoint_path(path, save, steps[i]);
         const char *mark = steps[i] == latest ? ", latest" : "";
         if (checkpoint_open(&c, path, &why)) {
-            printf("%10lld  %10.4f  %10.4f  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
-                   c.progress.loss, c.progress.valid_loss, c.precision, c.ranks,
+            printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
+                   format_number(loss, c.progress.loss),
+                   format_number(valid_loss, c.progress.valid_loss), c.precision, c.ranks,
                    format_bytes(size, (double)c.bytes), c.created, mark);
             checkpoint_close(&c);
         } else {

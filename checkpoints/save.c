@@ -152,6 +152,9 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *f
         {"loss", p->loss},
         {"valid_loss", p->valid_loss},
         {"best_valid_loss", p->best_valid_loss},
+        {"level", p->level},
+        {"best_level", p->best_level},
+        {"proven", (double)p->proven},
         {"ranks", s->ranks},
         {"layout_size", (double)s->layout->size},
         {"data_windows", (double)s->data_windows},
@@ -226,7 +229,7 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
     return !s->best || link_replace(link, name, err);
 }
 
-// Deletes all but the newest --keep checkpoints and `best`, up to this step.
+// Deletes all but the newest --keep checkpoints, `best` and the proven one, up to this step.
 static bool prune(const Snapshot *s, Error *err) {
     const char *save = s->options->save;
     int64_t *steps;
@@ -239,7 +242,7 @@ static bool prune(const Snapshot *s, Error *err) {
     for (int i = 0; keep > 0 && ok && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
         if (steps[i] > s->progress.step || strcmp(strrchr(path, '/') + 1, best) == 0) { continue; }
-        if (kept++ < keep) { continue; }
+        if (kept++ < keep || steps[i] == s->progress.proven) { continue; }
         // renamed first, so that an interrupted deletion does not look like a damaged checkpoint
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
         ok = rename(path, doomed) == 0 ? folder_remove(doomed, err)

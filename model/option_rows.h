@@ -132,7 +132,8 @@ FLAG("eval-only", eval_only, "false",
 TEXT("save", save, "", "DIR", "where checkpoints, metrics.jsonl and config.txt go")
 LONG("save-interval", save_interval, "1000", 1, COUNT_MAX,
     "steps between checkpoints (and one at the end)")
-INT("keep", keep, "3", 0, 1 << 30, "newest checkpoints kept, besides the best; 0: all")
+INT("keep", keep, "3", 0, 1 << 30,
+    "newest checkpoints kept, besides the best and the last good one; 0: all")
 TEXT("load", load, "", "DIR",
     "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run")
 TEXT("resume", resume, "", "latest|PATH",

@@ -169,6 +169,16 @@ bool ranks_device(const Ranks *r, int visible, int *device, Error *err) {
                 r->rank, r->local_rank, visible - 1);
 }
 
+// ---- signals ------------------------------------------------------------------------------------
+
+const int stop_signals[STOP_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
+
+// A pipe without a reader, or a file that may not grow, is an error of the write, not the end.
+static void ignore_write_signals(void) {
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
 // ---- the starter --------------------------------------------------------------------------------
 
 // Waits for the ranks, and ends with what the first that failed ended with.
@@ -220,7 +230,7 @@ static void start_ranks(Ranks *r, int *listener) {
     *listener = r->rank == 0 ? group_listen(r->host, &r->port, &err) : -1;
     if (r->rank == 0 && *listener < 0) { die("%s", err.text); }
     sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM), sigaddset(&signals, SIGINT), sigaddset(&signals, SIGUSR1);
+    for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
     sigaddset(&signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals, &old);
     fflush(stdout);
@@ -251,6 +261,7 @@ void launch(Ranks *r, Group *group, Options *options) {
     int64_t size = 0;
     uint32_t crc = 0;
     *group = (Group){.ranks = 1};
+    ignore_write_signals();
     if (!ranks_read(r, o, &err)) { die("%s", err.text); }
     bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
     options->ranks = alone && !o->plan ? 1 : r->ranks;
@@ -281,6 +292,7 @@ void launch(Ranks *r, Group *group, Options *options) {
 void launch_refuse(const Options *options, const char *program) {
     Ranks r;
     Error err;
+    ignore_write_signals();
     bool ok = ranks_read(&r, options, &err);
     if (r.ranks > 1) { // whatever else is wrong with them
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",

@@ -13,9 +13,9 @@
 //
 // With --gpus N, where none is set, this process is the starter: it forks N ranks and waits. On
 // each of several machines it takes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT besides. It
-// passes SIGTERM, SIGINT and SIGUSR1 on. When a rank fails it says which and how, and ends the
-// others; its exit status is that of the first rank that failed, or 128 plus its signal. No rank
-// outlives the starter: the kernel kills them with it.
+// passes the stop_signals on. When a rank fails it says which and how, and ends the others; its
+// exit status is that of the first rank that failed, or 128 plus its signal. No rank outlives the
+// starter: the kernel kills them with it.
 #ifndef LLM8_LAUNCH_H
 #define LLM8_LAUNCH_H
 
@@ -25,6 +25,10 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// What asks a run to save and to leave after the present step.
+enum { STOP_SIGNALS = 5 };
+extern const int stop_signals[STOP_SIGNALS];
 
 typedef struct {
     int rank, ranks;             // of all machines

@@ -40,13 +40,14 @@ static void state_comes_back(void) {
     Checkpoint c;
     fixture_open(&f, SAVED);
     Progress *p = &f.snapshot.progress;
-    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324};
+    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7};
     CHECK(fixture_save(&f, 123456789012, NULL));
     CHECK(checkpoint_open(&c, "s/step_123456789012", NULL));
     const Progress *q = &c.progress;
     CHECK(q->step == p->step && q->samples == p->samples && q->tokens == p->tokens);
     CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
     CHECK(q->loss == p->loss && isnan(q->valid_loss) && q->best_valid_loss == p->best_valid_loss);
+    CHECK(isnan(q->level) && q->best_level == p->best_level && q->proven == p->proven);
     CHECK_EQUAL(c.data_windows, 77);
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);

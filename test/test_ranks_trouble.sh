@@ -110,7 +110,7 @@ sanitized_ranks_survive_kills() {
 # A signal to the starter reaches every rank; the run saves, and says so.
 signals_save() {
     local signal status starter step
-    for signal in TERM INT USR1; do
+    for signal in TERM INT USR1 HUP; do
         train_on $signal --gpus 3
         kill "-$signal" "$starter"
         status=0

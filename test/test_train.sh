@@ -173,6 +173,53 @@ live_line_fits_the_terminal() {
     [[ $(head -n 1 live | wc -L) -eq 29 ]] || fail "30 columns: $(cat live)"
 }
 
+# Ctrl-C, and what is said after it, while a live line is drawn.
+a_stop_is_said_on_a_line_of_its_own() {
+    if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
+        skip "script(1) gets no terminal here"
+        return
+    fi
+    local command="exec '$root/train_gpt' ${common[*]} --model llama-tiny --train-iters 100000
+        --eval-interval 100000 --log-interval 99999"
+    rm -f typescript
+    script -qefc "${command//$'\n'/}" typescript >/dev/null </dev/null &
+    local script=$!
+    wait_until grep -q 'step ' typescript
+    kill -INT "$(pgrep -P $script)"
+    wait $script
+    tr '\r' '\n' <typescript | grep -qE $'^\x1b\\[Kstopped by signal 2 ' ||
+        fail "$(tail -n 2 typescript | cat -v)"
+}
+
+a_finished_run_says_so() {
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest || return
+    has log "nothing to train: step $steps is the last of --train-iters $steps" || fail "$(cat log)"
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest --eval-only
+    ! has log 'nothing to train' || fail "an evaluation"
+}
+
+# $1: what is said at the start; the rest: options.
+schedule_says() {
+    local says=$1
+    shift
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --train-iters 12 "$@" || return
+    [[ $(grep '^warning: ' log) == "$says" ]] || fail "$*: $(grep '^warning: ' log)"
+}
+
+schedules_that_do_not_fit_are_said() {
+    local zero='warning: --lr-decay-iters 7: the learning rate is 0 from step 8 to 12 (--min-lr)'
+    local style
+    for style in cosine linear wsd; do
+        schedule_says "$zero" --lr-decay-style $style --lr-decay-iters 7
+        schedule_says '' --lr-decay-style $style --lr-decay-iters 7 --min-lr 1e-5
+    done
+    schedule_says '' --lr-decay-style constant --lr-decay-iters 7
+    schedule_says '' --lr-decay-iters 7 --lr 0
+    schedule_says 'warning: --lr-warmup-iters 20: --train-iters 12 end before --lr is reached' \
+        --lr-warmup-iters 20
+    schedule_says '' --lr-warmup-iters 12
+}
+
 plan_allocates_nothing() {
     (
         ulimit -v 1000000 # KiB
@@ -253,7 +300,8 @@ for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32
     gpt2_resumes bf16_resumes fp8_delayed_resumes fp8_most_recent_resumes \
     fp8_tensorwise_resumes comparison_sees_differences \
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
-    step_line_has_its_fields live_line_fits_the_terminal plan_allocates_nothing \
+    step_line_has_its_fields live_line_fits_the_terminal a_stop_is_said_on_a_line_of_its_own \
+    a_finished_run_says_so schedules_that_do_not_fit_are_said plan_allocates_nothing \
     checkpoints_are_listed saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
     metrics_without_a_checkpoint \
     sanitized_runs_do_it_all; do

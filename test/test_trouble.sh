@@ -3,6 +3,7 @@
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 metrics_tool=$root/build/plain/metrics_tool
+export LD_LIBRARY_PATH=$root/build/standin
 RANDOM=4 # the delays below repeat, as far as delays can
 
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
@@ -73,11 +74,13 @@ sanitized_runs_survive_kills() {
 # A run that is sent signal $1 after its first steps; its exit status goes to `status`.
 stop_by() {
     rm -f stop.log
-    "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save "$1" --save-interval 7 \
-        >stop.log 2>&1 &
+    env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save "$1" \
+        --save-interval 7 >stop.log 2>&1 &
     local run=$!
     wait_until grep -q '^step ' stop.log
     kill -"$1" $run
+    # a terminal's end comes twice, the limit of CPU time every second
+    if [[ $1 == HUP || $1 == XCPU ]]; then kill -"$1" $run; fi
     wait_until is_gone $run
     kill -9 $run 2>/dev/null
     status=0
@@ -85,8 +88,8 @@ stop_by() {
 }
 
 signals_save_and_say_so() {
-    local signal status step
-    for signal in TERM INT USR1; do
+    local signal status step signals=(--default-signal=HUP)
+    for signal in TERM INT USR1 HUP XCPU; do
         stop_by $signal
         [[ $status -eq 75 ]] || fail "$signal: exit status $status"
         grep -qE '^stopped by signal [0-9]+ after step [0-9]+; saved; resume with --resume latest$' \
@@ -102,6 +105,70 @@ signals_save_and_say_so() {
         same_checkpoint "$signal/latest" straight/latest || fail "$signal: another end"
         rm -rf straight
     done
+}
+
+# nohup has the signal ignored, and so does the run.
+a_hangup_that_is_ignored_stays_so() {
+    local signals=(--ignore-signal=HUP) run
+    env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save nohup \
+        >nohup.log 2>&1 &
+    run=$!
+    wait_until grep -q '^step ' nohup.log
+    kill -HUP $run
+    kill -TERM $run
+    wait_until is_gone $run
+    wait $run
+    has nohup.log 'stopped by signal 15' || fail "$(tail -n 1 nohup.log)"
+}
+
+# | head -n 1
+a_reader_that_leaves_ends_no_run() {
+    local status
+    "$root/train_gpt" "${common[@]}" --train-iters 20 --save-interval 5 --save piped 2>err |
+        head -n 1 >log
+    status=${PIPESTATUS[0]}
+    [[ $status -eq 0 ]] || fail "exit status $status"
+    [[ $(readlink piped/latest) == step_00000020 ]] || fail "$(ls piped)"
+    [[ $(grep -c '"kind":"step"' piped/metrics.jsonl) -eq 20 ]] || fail "steps are missing"
+    [[ $(grep -c '^warning: the standard output could not be written' err) -eq 1 ]] ||
+        fail "$(cat err)"
+}
+
+# Both trainers, where the stand-ins are built.
+trainers() {
+    local standin=$root/build/plain/standin_trainer
+    echo "$root/train_gpt"
+    if [[ ! -x $standin ]]; then return; fi
+    echo "$standin --no-cuda-graphs"
+    echo "$standin --no-cuda-graphs --gpus 2"
+}
+
+# Moved, deleted, or another one in its place: what is saved from then on is a whole run's folder.
+a_folder_that_is_moved_is_made_anew() {
+    local how run trainer hows=('rm -r moved' 'mv moved gone; mkdir moved' 'mv moved gone')
+    while read -ra trainer; do
+        for how in "${hows[@]}"; do
+            rm -rf gone moved
+            "${trainer[@]}" "${common[@]}" --train-iters 1000000 --save moved --save-interval 20 \
+                --gemm-autotune >moved.log 2>&1 &
+            run=$!
+            wait_until test -e moved/latest/
+            eval "$how"
+            wait_until test -e moved/latest/
+            kill $run
+            wait_until is_gone $run
+            wait $run
+            has moved.log 'warning: --save moved: the folder was moved or deleted' ||
+                fail "$how: $(tail -n 1 moved.log)"
+            [[ -s moved/config.txt ]] || fail "$how: no config.txt"
+            [[ ${#trainer[@]} -eq 1 || -s moved/gemm_choices.bin ]] || fail "$how: $(ls moved)"
+            "$metrics_tool" moved/metrics.jsonl >steps || fail "$how: metrics"
+            expect_status 0 "${trainer[@]}" --config moved/config.txt --resume latest \
+                --train-iters 1
+        done
+        "$metrics_tool" gone/metrics.jsonl >steps || fail "metrics of the old folder"
+        hows=('mv moved gone')
+    done < <(trainers)
 }
 
 # A rate that makes the weights infinite within some steps.
@@ -131,6 +198,78 @@ nonfinite_steps_are_skipped_and_counted() {
     [[ $(grep -c SKIPPED log) -eq 2 ]] || fail "the count of skipped steps was not resumed"
 }
 
+divergence_is_printed_as_numbers() {
+    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --model gpt2-tiny --max-skipped 6 \
+        --save numbers || return
+    grep -qE '^step .* loss [0-9.]+e\+[0-9]+ .* norm nan ' log || fail "not diverged: $(cat log)"
+    ! grep -E '^step' log | grep -qE -- '-nan|[0-9]{7}' || fail "$(grep '^step' log)"
+    expect_status 0 train_gpt --save numbers --list-checkpoints || return
+    ! grep -qE -- '-nan|[0-9]{7}\.' log || fail "$(cat log)"
+}
+
+# An embedding that is looked up for no token decays alone: from almost too large to infinite.
+infinite_weights_are_not_loaded_in_silence() {
+    local options=("${common[@]}" --untie-embeddings-and-output-weights) file at trainer
+    expect_status 0 train_gpt "${options[@]}" --train-iters 0 --save large || return
+    file=large/latest/model.safetensors
+    at=$(head -c 4000 $file | grep -aoE 'embed_tokens.weight":\{[^}]*' | grep -oE '\[[0-9]+,[0-9]+\]$')
+    at=$(($(od -An -tu8 -N8 $file) + 8 + $(grep -oE '[0-9]+' <<<"$at" | head -n 1)))
+    printf '\346\261\141\177' | dd of=$file bs=1 seek=$at conv=notrunc status=none # 3e38
+    while read -ra trainer; do
+        expect_status 0 "${trainer[@]}" "${options[@]}" --lr 100 --weight-decay 100 --load \
+            large/latest --train-iters 1 --save inf || return
+        expect_status 1 "${trainer[@]}" "${options[@]}" --load inf/latest --train-iters 2
+        grep -q 'error: --load inf/latest: token_embedding.weight has 1 NaN or infinite ' log ||
+            fail "$(tail -n 2 log)"
+        expect_status 0 "${trainer[@]}" "${options[@]}" --train-iters 2 --resume inf/latest
+        grep 'warning: ' log >warnings
+        grep -q 'warning: inf/.*: token_embedding.weight has 1 NaN or infinite value' warnings ||
+            fail "$(cat warnings)"
+        [[ $(wc -l <warnings) -eq 1 ]] || fail "$(cat warnings)"
+        rm -r inf
+    done < <(trainers)
+}
+
+# Learns, diverges and is resumed: the last checkpoint before it stays, whatever --keep says, and
+# can be trained.
+divergence_leaves_the_last_good_checkpoint() {
+    local trainer step
+    while read -ra trainer; do
+        rm -rf good
+        trainer+=("${common[@]}")
+        expect_status 0 "${trainer[@]}" --save good --keep 1 --save-interval 1 --train-iters 40 \
+            --lr-decay-style constant || return
+        for step in 4 8; do
+            expect_status 3 "${trainer[@]}" "${diverging[@]}" --save good --keep 1 --resume latest \
+                --max-skipped $step || return
+        done
+        step=$(find good -name 'step_*' -type d | sort | head -n 1)
+        [[ ${step#good/} == step_0000004[01] && $(find good -name 'step_*' -type d | wc -l) -eq 2 ]] ||
+            fail "${trainer[*]}: $(ls good)"
+        expect_status 0 "${trainer[@]}" --resume "$step" --train-iters 45 --lr 1e-4 || return
+        ! grep -qE 'SKIPPED|warning' log || fail "${trainer[*]}: $(cat log)"
+    done < <(trainers)
+}
+
+# Finite, and far above the best.
+a_rising_loss_leaves_the_last_good_checkpoint() {
+    local options=(--save high --keep 1 --save-interval 10 --lr-decay-style constant)
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 60 || return
+    [[ $(kept high) == 'step_00000050 step_00000060 ' ]] || fail "$(ls high)"
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 100 --lr 3 \
+        --resume latest || return
+    ! has log SKIPPED || fail "not finite"
+    [[ $(kept high) == 'step_00000060 step_00000100 ' ]] || fail "$(ls high; tail -n 3 log)"
+    # an evaluation says at once that the newest is good
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 20 --save evaluated \
+        --valid-data d/x_val.bin --eval-interval 10 || return
+    grep -qE '"proven":\s*20,' evaluated/latest/meta.json || fail "$(cat evaluated/latest/meta.json)"
+}
+
+kept() {
+    find "$1" -name 'step_*' -type d -printf '%f\n' | sort | tr '\n' ' '
+}
+
 # A diverging run whose last save fails says so by its status: 1, not 3.
 a_failed_last_save_decides_the_status() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
@@ -138,7 +277,6 @@ a_failed_last_save_decides_the_status() {
     rm -r nosave
     (
         ulimit -f 1000 # KiB; the optimizer's file is larger
-        trap '' XFSZ
         expect_status 1 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
             --save-interval 100000 --metrics m.jsonl
         exit $failing
@@ -210,7 +348,6 @@ saving_fails_where_files_may_not_grow() {
         --lr-decay-iters 40 --lr-wsd-decay-iters 8 || return
     (
         ulimit -f 1000 # KiB; the optimizer's file is larger
-        trap '' XFSZ
         train_gpt "${common[@]}" "${run_to_40[@]}" --save small --resume latest >log 2>&1
         echo $? >status
     )
@@ -243,7 +380,11 @@ saving_fails_on_a_full_disk() {
 
 run prepare
 for test in killed_runs_end_as_others_do sanitized_runs_survive_kills signals_save_and_say_so \
-    nonfinite_steps_are_skipped_and_counted a_failed_last_save_decides_the_status \
+    a_hangup_that_is_ignored_stays_so a_reader_that_leaves_ends_no_run \
+    a_folder_that_is_moved_is_made_anew nonfinite_steps_are_skipped_and_counted \
+    divergence_is_printed_as_numbers infinite_weights_are_not_loaded_in_silence \
+    divergence_leaves_the_last_good_checkpoint a_rising_loss_leaves_the_last_good_checkpoint \
+    a_failed_last_save_decides_the_status \
     nonfinite_steps_leave_the_scales torn_metrics_are_mended unwritable_metrics_stop_no_run \
     metrics_tool_sees_faults saving_fails_where_files_may_not_grow saving_fails_on_a_full_disk; do
     run $test

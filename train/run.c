@@ -1,11 +1,14 @@
 #include "run.h"
 #include "../checkpoints/hugging_face.h"
+#include "../ranks/launch.h"
 
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,7 +19,12 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
                  .rank = options->rank,
                  .ranks = options->ranks,
                  .group = options->group,
-                 .progress = {.loss = NAN, .valid_loss = NAN, .best_valid_loss = NAN},
+                 .progress = {.loss = NAN,
+                              .valid_loss = NAN,
+                              .best_valid_loss = NAN,
+                              .level = NAN,
+                              .best_level = NAN,
+                              .proven = -1},
                  .saved_step = -1};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
@@ -74,6 +82,41 @@ void run_end_by_data(Run *run, const char *option, const Error *why) {
     request_stop(-1);
 }
 
+// The first of a kind requests an end after the present step, a second one ends at once; but
+// SIGHUP comes from the shell and from the terminal, and SIGXCPU every second. nohup's ignored
+// SIGHUP stays ignored.
+static void catch_signals(void) {
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        int number = stop_signals[i];
+        bool repeats = number == SIGHUP || number == SIGXCPU;
+        struct sigaction action = {.sa_handler = request_stop,
+                                   .sa_flags = SA_RESTART | (repeats ? 0 : (int)SA_RESETHAND)},
+                         old;
+        sigaction(number, NULL, &old);
+        if (number != SIGHUP || old.sa_handler != SIG_IGN) { sigaction(number, &action, NULL); }
+    }
+}
+
+// metrics.jsonl, in --save or where --metrics says.
+static bool open_metrics(Run *run, Error *err) {
+    const Options *o = &run->options;
+    bool named = o->metrics[0] != '\0';
+    char path[PATH_LENGTH];
+    Error why;
+    if (o->sample_only || (!named && !options_save(o))) { return true; }
+    path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
+    return metrics_open(&run->metrics, path, &why) ||
+           fail(err, "--%s %s", named ? "metrics" : "save", why.text);
+}
+
+static bool find_folder(const char *path, uint64_t id[2]) {
+    struct stat folder;
+    bool found = stat(path, &folder) == 0;
+    id[0] = found ? folder.st_dev : 0;
+    id[1] = found ? folder.st_ino : 0;
+    return found;
+}
+
 static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
@@ -92,19 +135,26 @@ static void open_save_folder(Run *run) {
         if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
             die("--save %s", err.text);
         }
+        find_folder(o->save, run->folder);
     }
-    bool named = o->metrics[0] != '\0';
-    if (!o->sample_only && (named || saves)) {
-        char path[PATH_LENGTH];
-        path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
-        if (!metrics_open(&run->metrics, path, &err)) {
-            die("--%s %s", named ? "metrics" : "save", err.text);
-        }
-    }
+    if (!open_metrics(run, &err)) { die("%s", err.text); }
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
                "checkpoint without an evaluation cannot become `best`\n",
                (long long)o->save_interval, (long long)o->eval_interval);
+    }
+}
+
+// A schedule that trains for nothing, or never at the rate that is asked for.
+static void check_schedule(const Options *o) {
+    if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
+        warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld (--min-lr)",
+             (long long)o->lr_decay_iters, (long long)o->lr_decay_iters + 1,
+             (long long)o->train_iters);
+    }
+    if (o->lr_warmup_iters > o->train_iters) {
+        warn("--lr-warmup-iters %lld: --train-iters %lld end before --lr is reached",
+             (long long)o->lr_warmup_iters, (long long)o->train_iters);
     }
 }
 
@@ -118,13 +168,7 @@ void run_start(Run *run, const char *device) {
     ranks_check_data(run);
     open_save_folder(run);
     ranks_check_folder(run);
-    // the first signal requests an end after the present step; a second one of its kind ends at
-    // once
-    struct sigaction action = {.sa_handler = request_stop,
-                               .sa_flags = SA_RESTART | (int)SA_RESETHAND};
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
+    catch_signals();
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
     if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
@@ -133,6 +177,7 @@ void run_start(Run *run, const char *device) {
            micro_batches, o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
+    if (options_train(o) && run->rank == 0) { check_schedule(o); }
 }
 
 // Into run->progress, from the checkpoint that --resume names.
@@ -157,13 +202,17 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
                "order\n",
                (long long)run->train_data.windows, (long long)checkpoint->data_windows);
+        run->progress.level = run->progress.best_level = NAN; // of other data
+    }
+    if (options_train(o) && run->progress.step >= o->train_iters) {
+        printf("nothing to train: step %lld is the last of --train-iters %lld\n",
+               (long long)run->progress.step, (long long)o->train_iters);
     }
     run_match_data(run, checkpoint->data);
     return true;
 }
 
-static void save_config(const Options *o) {
-    Error err;
+static bool save_config(const Options *o, Error *err) {
     char path[PATH_LENGTH], *text = NULL;
     size_t bytes;
     FILE *file = open_memstream(&text, &bytes);
@@ -171,15 +220,12 @@ static void save_config(const Options *o) {
     options_write_config(o, file);
     fclose(file);
     path_format(path, "%s/config.txt", o->save);
-    if (!file_replace(path, text, bytes, &err)) { die("--save %s", err.text); }
+    bool ok = file_replace(path, text, bytes, err);
     free(text);
+    return ok;
 }
 
-// config.txt and the record of the start are written once it is certain that the run can start:
-// before that, the files of an earlier run stay as they are.
-bool run_restore(Run *run, Checkpoint *checkpoint) {
-    bool restored = restore(run, checkpoint);
-    if (run->rank == 0 && options_save(&run->options)) { save_config(&run->options); }
+static void record_start(Run *run) {
     MetricsRecord *r = metrics_begin("run");
     metrics_text(r, "program", "llm8.c " LLM8_VERSION);
     metrics_text(r, "device", run->device);
@@ -196,7 +242,47 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     metrics_precision(r, &run->precision);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);
+}
+
+// config.txt and the record of the start are written once it is certain that the run can start:
+// before that, the files of an earlier run stay as they are.
+bool run_restore(Run *run, Checkpoint *checkpoint) {
+    Error err;
+    bool restored = restore(run, checkpoint);
+    if (run->rank == 0 && options_save(&run->options) && !save_config(&run->options, &err)) {
+        die("--save %s", err.text);
+    }
+    record_start(run);
     return restored;
+}
+
+// Names the first tensor with NaN or infinite values, of elements begin..end of the parameter
+// space.
+static bool check_finite(const Run *run, int64_t begin, int64_t end, const float *values,
+                         Error *err) {
+    for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
+        int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
+        int64_t wrong = 0;
+        for (int64_t i = from; i < to; i++) { wrong += !isfinite(values[i - begin]); }
+        if (wrong == 0) { continue; }
+        char place[32] = "";
+        if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
+        return fail(err, "%s%s has %lld NaN or infinite values", tensor_row(p->id)->name, place,
+                    (long long)wrong);
+    }
+    return true;
+}
+
+// A checkpoint of a run that diverges may have such weights: the run is resumed, and its steps are
+// skipped.
+void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64_t begin,
+                    int64_t end, float *out) {
+    static bool said;
+    Error err;
+    if (!checkpoint_read(c, kind, begin, end, out, &err)) { die("%s", err.text); }
+    if (said || check_finite(run, begin, end, out, &err)) { return; }
+    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, err.text, kind);
+    said = true;
 }
 
 void run_first_weights(const Run *run, const Bucket *ranges, int count, float *out) {
@@ -207,6 +293,11 @@ void run_first_weights(const Run *run, const Bucket *ranges, int count, float *o
         return;
     }
     if (!hf_load(o->load, &run->layout, ranges, count, out, &err)) { die("--load %s", err.text); }
+    for (const Bucket *r = ranges; r < ranges + count; out += r->end - r->begin, r++) {
+        if (!check_finite(run, r->begin, r->end, out, &err)) {
+            die("--load %s: %s", o->load, err.text);
+        }
+    }
     printf("starting from the weights of %s\n", o->load);
 }
 
@@ -290,6 +381,7 @@ static void print_step(Run *run, StepResult s, double tokens_per_s) {
     run->last_line = wall_seconds();
 
     char line[STEP_LINE], start[128], eta[32], mfu[32] = "", memory[48] = "", bytes[32];
+    char loss[32], norm[32];
     double flops = tokens_per_s * flops_per_token(&run->config);
     format_duration(eta, run->step_seconds * (double)(iters - p->step));
     if (run->peak_flops > 0) {
@@ -298,19 +390,28 @@ static void print_step(Run *run, StepResult s, double tokens_per_s) {
     if (run->memory_bytes > 0) {
         snprintf(memory, sizeof(memory), " | %s", format_bytes(bytes, run->memory_bytes));
     }
-    snprintf(start, sizeof(start), "step %5lld/%lld | loss %.4f", (long long)p->step,
-             (long long)iters, s.loss);
+    snprintf(start, sizeof(start), "step %5lld/%lld | loss %s", (long long)p->step,
+             (long long)iters, format_number(loss, s.loss));
     int length = snprintf(
         line, STEP_LINE,
-        "%s | lr %.2e | norm %.4f | dt %.2f ms | %.0f tok/s | %.3g TFLOP/s%s%s | ETA %s | %s%s",
-        start, s.lr, s.norm, 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu, memory, eta,
-        precision_name(&run->precision), s.skipped ? " | SKIPPED" : "");
+        "%s | lr %.2e | norm %s | dt %.2f ms | %.0f tok/s | %.3g TFLOP/s%s%s | ETA %s | %s%s",
+        start, s.lr, format_number(norm, s.norm), 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu,
+        memory, eta, precision_name(&run->precision), s.skipped ? " | SKIPPED" : "");
     if (!whole && length >= columns) {
         length = snprintf(line, STEP_LINE, "%s | %.0f tok/s | ETA %s", start, tokens_per_s, eta);
         if (length >= columns) { line[columns - 1] = '\0'; }
     }
-    printf("%s%s%s", columns > 0 ? "\r\033[K" : "", line, whole ? "\n" : "");
-    fflush(stdout);
+    printf("%s%s%s", line_start(STDOUT_FILENO), line, whole ? "\n" : "");
+    if (fflush(stdout) != 0 && !run->mute) {
+        warn("the standard output could not be written: %s; the run continues", strerror(errno));
+        run->mute = true;
+    }
+}
+
+// A loss is as usual within half a nat of the lowest average of about 10 steps: most batches are,
+// and one is enough; a run that has diverged guesses, or worse.
+static bool is_usual(double loss, double best) {
+    return isfinite(loss) && !(loss > best + 0.5);
 }
 
 void run_report(Run *run, StepResult s) {
@@ -323,6 +424,11 @@ void run_report(Run *run, StepResult s) {
     p->loss = s.loss;
     p->skipped += s.skipped;
     p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
+    if (!s.skipped && is_usual(s.loss, p->best_level)) {
+        p->level = isnan(p->level) ? s.loss : p->level + 0.1 * (s.loss - p->level);
+        p->best_level = fmin(p->best_level, p->level);
+        p->proven = run->saved_step;
+    }
     // for good: the GPU trainer has the next step in flight, which may be a good one
     run->diverged = run->diverged || p->skipped_in_row >= run->options.max_skipped;
     ranks_report(run, s);
@@ -352,9 +458,10 @@ void run_report_eval(Run *run, double loss, double seconds) {
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
-    printf("%seval after step %lld | valid loss %.4f%s | perplexity %.4g | %.1f s\n",
-           isatty(STDOUT_FILENO) ? "\r\033[K" : "", (long long)p->step, loss, best ? " (best)" : "",
-           exp(loss), seconds);
+    char text[32];
+    printf("%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
+           line_start(STDOUT_FILENO), (long long)p->step, format_number(text, loss),
+           best ? " (best)" : "", fabs(exp(loss)), seconds);
     fflush(stdout);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
@@ -397,9 +504,32 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     ranks_leave(run);
 }
 
-void run_save(Run *run, const Snapshot *snapshot) {
+// Where --save has been moved or deleted, what a run has there is written anew.
+static bool make_folder_anew(Run *run) {
+    const Options *o = &run->options;
+    uint64_t now[2];
+    Error err;
+    if (find_folder(o->save, now) && memcmp(now, run->folder, sizeof(now)) == 0) { return false; }
+    warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
+         "before step %lld",
+         o->save, (long long)run->progress.step);
+    if (!folder_make(o->save, &err) || !save_config(o, &err)) {
+        warn("--save %s", err.text);
+        return false;
+    }
+    find_folder(o->save, run->folder);
+    if (o->metrics[0] != '\0') { return true; }
+    metrics_close(&run->metrics);
+    if (!open_metrics(run, &err)) { warn("%s", err.text); }
+    record_start(run);
+    return true;
+}
+
+bool run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
-    const Progress *p = &run->progress;
+    Progress *p = &run->progress;
+    bool evaluated = run_should_eval(run), anew = run->rank == 0 && make_folder_anew(run);
+    if (evaluated && is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
     s.layout = &run->layout;
     s.precision = &run->precision;
@@ -408,7 +538,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.data = run->train_data.identity;
     s.tokenizer = run->has_tokenizer ? run->tokenizer_path : NULL;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
-    s.best = run_should_eval(run) && p->valid_loss == p->best_valid_loss;
+    s.best = evaluated && p->valid_loss == p->best_valid_loss;
     s.rank = run->rank;
     s.ranks = run->ranks;
     s.group = run->group;
@@ -418,6 +548,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
+    return anew;
 }
 
 int run_close(Run *run) {
@@ -439,14 +570,16 @@ int run_close(Run *run) {
                              ? "; saved; resume with --resume latest"
                              : "";
     if (!read) {
-        printf("stopped after step %lld: %s%s\n", (long long)p->step, why.text, resume);
+        printf("%sstopped after step %lld: %s%s\n", line_start(STDOUT_FILENO), (long long)p->step,
+               why.text, resume);
     } else if (stopped) {
         char by[40] = "a signal to another rank";
         if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
-        printf("stopped by %s after step %lld%s\n", by, (long long)p->step, resume);
+        printf("%sstopped by %s after step %lld%s\n", line_start(STDOUT_FILENO), by,
+               (long long)p->step, resume);
     } else if (run->diverged) {
-        printf("stopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
-               run->options.max_skipped);
+        printf("%sstopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
+               line_start(STDOUT_FILENO), run->options.max_skipped);
     }
     metrics_close(&run->metrics);
     dataset_close(&run->train_data);

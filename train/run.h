@@ -43,9 +43,11 @@ typedef struct {
     double step_seconds; // moving average, for the ETA
     char device[128];
     int64_t saved_step; // the step of the newest checkpoint, -1: none
+    uint64_t folder[2]; // device and inode of --save
     double last_line;   // when the live line was last drawn
     bool diverged;      // --max-skipped steps in a row were skipped
     bool stopping;      // several ranks: they have agreed to end
+    bool mute;          // the standard output cannot be written
 } Run;
 
 // ---- start and end ------------------------------------------------------------------------------
@@ -61,6 +63,9 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names, if there is one, and takes over its progress. The start
 // is recorded in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
+// Elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
+void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
+                    int64_t end, float *out);
 // Without a checkpoint: the weights of --load, or else random ones, of ranges of the parameter
 // space, one after another: a rank holds no more of the model than its part.
 void run_first_weights(const Run *run, const Bucket *ranges, int count, float *out);
@@ -138,8 +143,9 @@ void run_report_fp8(Run *run, const Fp8Counts *counts);
 // nothing without the option.
 void run_maybe_dump(const Run *run, const float *gradients, double loss);
 
-// Starts the save and records it. The trainer sets what it saves; the rest is filled in here.
-void run_save(Run *run, const Snapshot *snapshot);
+// Starts the save and records it. The trainer sets what it saves; the rest is filled in here. True:
+// the folder has been made anew, without the files that a trainer keeps there besides.
+bool run_save(Run *run, const Snapshot *snapshot);
 
 // ---- multiple choice (choices.c) ----------------------------------------------------------------
 

@@ -66,8 +66,9 @@ bool ranks_find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *er
 void ranks_report(Run *run, StepResult s) {
     run->stopping = run->stopping || s.stop;
     if (s.skipped && run->ranks > 1 && !isfinite(s.own_loss)) {
-        warn("step %lld is skipped: the loss of this rank's sequences is %f",
-             (long long)run->progress.step, s.own_loss);
+        char loss[32];
+        warn("step %lld is skipped: the loss of this rank's sequences is %s",
+             (long long)run->progress.step, format_number(loss, s.own_loss));
     }
 }
 

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool run_encode_prompt(Run *run, Error *err) {
     const char *text = run->options.sample_prompt;
@@ -68,7 +69,8 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     float *scratch = malloc_or_die((size_t)V * sizeof(float));
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
     run_beat(run, DOING_PAUSE, "writing a sample");
-    printf("sample after step %lld:\n%s", (long long)run->progress.step, o->sample_prompt);
+    printf("%ssample after step %lld:\n%s", line_start(STDOUT_FILENO),
+           (long long)run->progress.step, o->sample_prompt);
     for (int i = 0; i < o->sample_length; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
         const float *logits = next_logits(trainer, tokens + count - n, n);

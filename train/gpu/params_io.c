@@ -35,11 +35,10 @@ void params_allocate_snapshot(Params *p) {
 // One of the optimizer's arrays: what this rank keeps of it. host: room for the longest range.
 static void restore_array(Params *p, const Checkpoint *c, const char *kind, void *device,
                           GpuType type, float *host) {
-    Error err;
     for (int i = 0; i < p->num_ranges; i++) {
         const ZeroRange *r = &p->ranges[i];
         int64_t n = r->end - r->begin;
-        if (!checkpoint_read(c, kind, r->begin, r->end, host, &err)) { die("%s", err.text); }
+        run_read_state(p->run, c, kind, r->begin, r->end, host);
         if (type == TYPE_BF16) {
             Bf16 *codes = (Bf16 *)host; // in place: a code is written at or before its number
             for (int64_t k = 0; k < n; k++) { codes[k] = bf16_encode(host[k]); }
