@@ -41,7 +41,12 @@ typedef struct {
 // A block's layers, and what it keeps for its backward pass.
 typedef struct {
     NormLayer norm1, norm2;
-    LinearLayer qkv, attention_out, fc1, fc2;
+    union {
+        struct {
+            LinearLayer qkv, attention_out, fc1, fc2;
+        };
+        LinearLayer linear[LINEAR_HEAD];
+    };
     float *residual;     // [M,C] its input
     float *qkv_out;      // [M,N] rotated
     float *attention;    // [M,H*D]
@@ -90,26 +95,23 @@ static void plan_floats(Trainer *t, const char *category, const char *name, int6
     plan_buffer(&t->plan, category, name, n * (int64_t)sizeof(float), (void **)pointer);
 }
 
-static void plan_norm(Trainer *t, NormLayer *norm, int64_t M, const char *const names[3]) {
-    plan_floats(t, "activations", names[0], M * t->run.config.channels, &norm->out);
-    plan_floats(t, "activations", names[1], M, &norm->mean);
-    plan_floats(t, "activations", names[2], M, &norm->rstd);
+static void plan_norm(Trainer *t, NormLayer *norm, int64_t M) {
+    plan_floats(t, "activations", "norms", M * t->run.config.channels, &norm->out);
+    plan_floats(t, "activations", "norms' means", M, &norm->mean);
+    plan_floats(t, "activations", "norms' rstds", M, &norm->rstd);
 }
 
 static void plan_block(Trainer *t, Block *b, int64_t M) {
-    static const char *const norm1[] = {"block norm1", "block norm1 mean", "block norm1 rstd"},
-                             *const norm2[] = {"block norm2", "block norm2 mean",
-                                               "block norm2 rstd"};
     static const char category[] = "activations";
     const ModelConfig *c = &t->run.config;
     int64_t C = c->channels, heads = (int64_t)c->num_heads * c->head_size;
     plan_floats(t, category, "block residual", M * C, &b->residual);
-    plan_norm(t, &b->norm1, M, norm1);
+    plan_norm(t, &b->norm1, M);
     plan_floats(t, category, "block qkv", M * qkv_rows(c), &b->qkv_out);
     plan_floats(t, category, "block attention", M * heads, &b->attention);
     plan_floats(t, category, "block log-sum-exp", M * c->num_heads, &b->lse);
     plan_floats(t, category, "block residual mid", M * C, &b->residual_mid);
-    plan_norm(t, &b->norm2, M, norm2);
+    plan_norm(t, &b->norm2, M);
     plan_floats(t, category, "block fc1", M * fc1_rows(c), &b->fc1_out);
     plan_floats(t, category, "block activated", M * c->ffn, &b->activated);
 }
@@ -157,8 +159,7 @@ static void plan_activations(Trainer *t) {
     t->plan.phase = PHASE_STEP;
     for (int l = 0; l < c->num_layers; l++) { plan_block(t, &t->blocks[l], M); }
     plan_floats(t, "activations", "last residual", M * C, &t->residual_out);
-    plan_norm(t, &t->final_norm, M,
-              (const char *const[]){"last norm", "last norm mean", "last norm rstd"});
+    plan_norm(t, &t->final_norm, M);
     plan_floats(t, "activations", "losses", M, &t->losses);
     plan_floats(t, "scratch", "logits", (int64_t)t->chunk_rows * c->padded_vocab, &t->logits);
     plan_floats(t, "scratch", "d residual", M * C, &t->d_residual);
@@ -204,22 +205,20 @@ static void resolve_norm(Trainer *t, NormLayer *norm, TensorId weight, int layer
     norm->dbias = layernorm ? tensor_of(t, t->gradients, bias, layer) : NULL;
 }
 
-// bias: TENSOR_COUNT: none in any model.
-static void resolve_linear(Trainer *t, LinearLayer *l, Linear linear, int layer, TensorId bias) {
-    const ModelConfig *c = &t->run.config;
+static LinearLayer resolve_linear(Trainer *t, Linear linear, int layer) {
     const LinearPrecision *lp = precision_of(&t->run.precision, linear, layer);
-    l->N = lp->outputs;
-    l->C = lp->inputs;
-    l->weight = tensor_of(t, t->weights, lp->weight, layer);
-    l->rounded = tensor_of(t, t->rounded != NULL ? t->rounded : t->weights, lp->weight, layer);
-    l->dweight = tensor_of(t, t->gradients, lp->weight, layer);
-    l->number = lp->number;
-    l->wgrad = lp->wgrad;
-    l->type = lp->type;
-    l->slot = fp8_slot_index(c, linear, layer, OPERAND_X);
-    if (bias == TENSOR_COUNT) { return; }
-    l->bias = tensor_of(t, t->weights, bias, layer);
-    l->dbias = tensor_of(t, t->gradients, bias, layer);
+    float *rounded = t->rounded != NULL ? t->rounded : t->weights;
+    return (LinearLayer){.N = lp->outputs,
+                         .C = lp->inputs,
+                         .weight = tensor_of(t, t->weights, lp->weight, layer),
+                         .bias = tensor_of(t, t->weights, lp->bias, layer),
+                         .rounded = tensor_of(t, rounded, lp->weight, layer),
+                         .dweight = tensor_of(t, t->gradients, lp->weight, layer),
+                         .dbias = tensor_of(t, t->gradients, lp->bias, layer),
+                         .number = lp->number,
+                         .wgrad = lp->wgrad,
+                         .type = lp->type,
+                         .slot = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X)};
 }
 
 // Everything that a step reads, once the plan has its memory.
@@ -232,14 +231,11 @@ static void resolve(Trainer *t) {
     for (int l = 0; l < c->num_layers; l++) {
         Block *b = &t->blocks[l];
         resolve_norm(t, &b->norm1, TENSOR_NORM1_WEIGHT, l);
-        resolve_linear(t, &b->qkv, LINEAR_QKV, l, TENSOR_QKV_BIAS);
-        resolve_linear(t, &b->attention_out, LINEAR_ATTENTION_OUT, l, TENSOR_ATTENTION_OUT_BIAS);
         resolve_norm(t, &b->norm2, TENSOR_NORM2_WEIGHT, l);
-        resolve_linear(t, &b->fc1, LINEAR_FC1, l, TENSOR_FC1_BIAS);
-        resolve_linear(t, &b->fc2, LINEAR_FC2, l, TENSOR_FC2_BIAS);
+        for (int i = 0; i < LINEAR_HEAD; i++) { b->linear[i] = resolve_linear(t, (Linear)i, l); }
     }
     resolve_norm(t, &t->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0);
-    resolve_linear(t, &t->head, LINEAR_HEAD, 0, TENSOR_COUNT);
+    t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
 static void trainer_open(Trainer *t, const Options *options) {
@@ -333,12 +329,8 @@ static void linear_round_weight(Trainer *t, LinearLayer *l) {
 }
 
 static void round_weights(Trainer *t) {
-    for (int i = 0; i < t->run.config.num_layers; i++) {
-        Block *b = &t->blocks[i];
-        linear_round_weight(t, &b->qkv);
-        linear_round_weight(t, &b->attention_out);
-        linear_round_weight(t, &b->fc1);
-        linear_round_weight(t, &b->fc2);
+    for (int l = 0; l < t->run.config.num_layers; l++) {
+        for (int i = 0; i < LINEAR_HEAD; i++) { linear_round_weight(t, &t->blocks[l].linear[i]); }
     }
     linear_round_weight(t, &t->head);
 }

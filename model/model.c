@@ -145,7 +145,7 @@ void param_layout_free(ParamLayout *layout) {
 }
 
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
-    if (layout->first[id] < 0) { return NULL; }
+    if (id == TENSOR_COUNT || layout->first[id] < 0) { return NULL; }
     int skip = table[id].place == PLACE_BLOCK ? layer * layout->block_params : 0;
     return &layout->params[layout->first[id] + skip];
 }

@@ -129,7 +129,8 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// The layer counts only inside the blocks. NULL when the model has no such tensor.
+// The layer counts only inside the blocks. NULL when the model has no such tensor, as for
+// TENSOR_COUNT.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {

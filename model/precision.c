@@ -6,23 +6,14 @@
 
 static const struct {
     const char *name;
-    TensorId weight;
+    TensorId weight, bias;
 } linears[LINEAR_COUNT] = {
-    {"qkv", TENSOR_QKV_WEIGHT},   {"attention_out", TENSOR_ATTENTION_OUT_WEIGHT},
-    {"fc1", TENSOR_FC1_WEIGHT},   {"fc2", TENSOR_FC2_WEIGHT},
-    {"head", TENSOR_HEAD_WEIGHT},
+    {"qkv", TENSOR_QKV_WEIGHT, TENSOR_QKV_BIAS},
+    {"attention_out", TENSOR_ATTENTION_OUT_WEIGHT, TENSOR_ATTENTION_OUT_BIAS},
+    {"fc1", TENSOR_FC1_WEIGHT, TENSOR_FC1_BIAS},
+    {"fc2", TENSOR_FC2_WEIGHT, TENSOR_FC2_BIAS},
+    {"head", TENSOR_HEAD_WEIGHT, TENSOR_COUNT},
 };
-
-void linear_shape(const ModelConfig *config, Linear linear, int *outputs, int *inputs) {
-    const TensorRow *row = tensor_row(linears[linear].weight);
-    *outputs = dim_size(config, row->rows);
-    *inputs = dim_size(config, row->cols);
-}
-
-TensorId linear_weight(const ModelConfig *config, Linear linear) {
-    bool tied = linear == LINEAR_HEAD && config->tied_head;
-    return tied ? TENSOR_TOKEN_EMBEDDING : linears[linear].weight;
-}
 
 // Why a layer is not FP8, or NULL when it is.
 static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
@@ -66,8 +57,11 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         LinearPrecision *lp = &p.linear[i];
         lp->linear = head ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
         lp->layer = head ? 0 : i / LINEAR_HEAD;
-        lp->weight = linear_weight(config, lp->linear);
-        linear_shape(config, lp->linear, &lp->outputs, &lp->inputs);
+        const TensorRow *row = tensor_row(linears[lp->linear].weight);
+        lp->weight = head && config->tied_head ? TENSOR_TOKEN_EMBEDDING : row->id;
+        lp->bias = linears[lp->linear].bias;
+        lp->outputs = dim_size(config, row->rows);
+        lp->inputs = dim_size(config, row->cols);
         lp->reason = reason_against_fp8(o, config, &support, lp);
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         if (lp->number == NUMBER_FP8) {

@@ -41,6 +41,7 @@ typedef struct {
     int layer;                   // 0 for the head
     int outputs, inputs;         // N, C
     TensorId weight;             // [N,C]; of a tied head the token embedding
+    TensorId bias;               // [N]; TENSOR_COUNT: the head has none
     Number number;               // of the operands in the forward and input-gradient products
     Number wgrad;                // of the operands in the weight-gradient product
     Fp8Type type[OPERAND_COUNT]; // where they are FP8
@@ -80,10 +81,6 @@ static inline int linear_index(const ModelConfig *config, Linear linear, int lay
 static inline const LinearPrecision *precision_of(const Precision *p, Linear linear, int layer) {
     return &p->linear[linear_index(p->config, linear, layer)];
 }
-
-// Outputs N and inputs C of a linear layer, and the tensor that is its weight.
-void linear_shape(const ModelConfig *config, Linear linear, int *outputs, int *inputs);
-TensorId linear_weight(const ModelConfig *config, Linear linear);
 
 // Share of the linear layers' floating-point operations done in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);

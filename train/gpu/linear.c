@@ -2,8 +2,6 @@
 
 #include "../../kernels/gemm.h"
 
-#include <assert.h>
-
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan) {
     *l = (LinearLayer){.precision = lp,
                        .N = lp->outputs,
@@ -31,12 +29,8 @@ void linear_start(LinearLayer *l, const Params *p) {
         l->weight = weights;
     }
     l->dweight = params_gradient(p, lp->weight, lp->layer);
-    if (lp->linear != LINEAR_HEAD) { // the table of tensors has a bias after each weight
-        const TensorId bias = (TensorId)(lp->weight + 1);
-        assert(tensor_row(bias)->cols == DIM_NONE);
-        l->bias = params_weights(p, bias, lp->layer, &codes);
-        l->dbias = params_gradient(p, bias, lp->layer);
-    }
+    l->bias = params_weights(p, lp->bias, lp->layer, NULL);
+    l->dbias = params_gradient(p, lp->bias, lp->layer);
     linear_set_scaling(l, p);
 }
 

@@ -64,11 +64,10 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     int recompute = options_train(&run->options) ? run->options.recompute : RECOMPUTE_BLOCK;
     for (int l = 0; l < run->config.num_layers; l++) {
         Block *b = &n->blocks[l];
-        const LinearPrecision *lp = precision_of(&run->precision, LINEAR_QKV, l);
-        linear_plan(&b->qkv, n->params, lp + LINEAR_QKV, plan);
-        linear_plan(&b->attention_out, n->params, lp + LINEAR_ATTENTION_OUT, plan);
-        linear_plan(&b->fc1, n->params, lp + LINEAR_FC1, plan);
-        linear_plan(&b->fc2, n->params, lp + LINEAR_FC2, plan);
+        for (int i = 0; i < LINEAR_HEAD; i++) {
+            linear_plan(&b->linear[i], n->params, precision_of(&run->precision, (Linear)i, l),
+                        plan);
+        }
         list_block_buffers(run, b, M, list);
         plan->phase = PHASE_STEP;
         for (int i = 0; i < BLOCK_BUFFERS; i++) {
@@ -185,12 +184,11 @@ static void send_rope_table(Network *n) {
 
 static void start_norm(NormLayer *norm, const Params *p, TensorId weight, int layer) {
     const TensorId bias = (TensorId)(weight + 1);
-    bool codes;
     assert(tensor_row(bias)->cols == DIM_NONE); // the table of tensors has a bias after each weight
-    norm->weight = params_weights(p, weight, layer, &codes);
+    norm->weight = params_weights(p, weight, layer, NULL);
     norm->dweight = params_gradient(p, weight, layer);
     if (p->run->config.arch == ARCH_LLAMA) { return; }
-    norm->bias = params_weights(p, bias, layer, &codes);
+    norm->bias = params_weights(p, bias, layer, NULL);
     norm->dbias = params_gradient(p, bias, layer);
 }
 
@@ -211,10 +209,10 @@ static void start_linear(Network *n, LinearLayer *l, Bf16 *gradient) {
 void network_start(Network *n) {
     const ModelConfig *c = &n->run->config;
     const Params *p = n->params;
-    bool codes, llama = c->arch == ARCH_LLAMA;
+    bool llama = c->arch == ARCH_LLAMA;
     send_rope_table(n);
-    n->wte = params_weights(p, TENSOR_TOKEN_EMBEDDING, 0, &codes);
-    n->wpe = params_weights(p, TENSOR_POSITION_EMBEDDING, 0, &codes);
+    n->wte = params_weights(p, TENSOR_TOKEN_EMBEDDING, 0, NULL);
+    n->wpe = params_weights(p, TENSOR_POSITION_EMBEDDING, 0, NULL);
     n->dwte = params_gradient(p, TENSOR_TOKEN_EMBEDDING, 0);
     n->dwpe = params_gradient(p, TENSOR_POSITION_EMBEDDING, 0);
     for (int l = 0; l < c->num_layers; l++) {
@@ -245,11 +243,9 @@ void network_free(Network *n) {
 
 void network_set_scaling(Network *n) {
     for (int l = 0; l < n->run->config.num_layers; l++) {
-        Block *b = &n->blocks[l];
-        linear_set_scaling(&b->qkv, n->params);
-        linear_set_scaling(&b->attention_out, n->params);
-        linear_set_scaling(&b->fc1, n->params);
-        linear_set_scaling(&b->fc2, n->params);
+        for (int i = 0; i < LINEAR_HEAD; i++) {
+            linear_set_scaling(&n->blocks[l].linear[i], n->params);
+        }
     }
     linear_set_scaling(&n->head, n->params);
 }
@@ -259,9 +255,7 @@ void network_receive(Network *n, int bucket) {
     if (!params_receive(n->params, bucket)) { return; }
     if (bucket == (c->tied_head ? 0 : c->num_layers + 1)) { linear_receive(n->gpu, &n->head); }
     if (bucket == 0 || bucket > c->num_layers) { return; }
-    const Block *b = &n->blocks[bucket - 1];
-    linear_receive(n->gpu, &b->qkv);
-    linear_receive(n->gpu, &b->attention_out);
-    linear_receive(n->gpu, &b->fc1);
-    linear_receive(n->gpu, &b->fc2);
+    for (int i = 0; i < LINEAR_HEAD; i++) {
+        linear_receive(n->gpu, &n->blocks[bucket - 1].linear[i]);
+    }
 }

@@ -25,7 +25,12 @@ typedef struct {
 // that are computed again.
 typedef struct {
     NormLayer norm1, norm2;
-    LinearLayer qkv, attention_out, fc1, fc2;
+    union {
+        struct {
+            LinearLayer qkv, attention_out, fc1, fc2;
+        };
+        LinearLayer linear[LINEAR_HEAD];
+    };
     Bf16 *residual;     // [M,C] the block's input
     Bf16 *qkv_out;      // [M,N] rotated
     float *lse;         // [B,H,T] of attention

@@ -220,12 +220,12 @@ void params_close(Params *p) {
 
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     const Param *q = param_find(&p->run->layout, id, layer);
-    *codes = false;
     if (q == NULL) { return NULL; }
     int i = (int)(q - p->run->layout.params), s = p->zero.segment[i];
-    *codes = params_sends_codes(p, s);
+    bool is_codes = params_sends_codes(p, s);
     int64_t within = p->zero.place[i] - p->zero.segments[s].begin;
-    return (char *)p->weights[s] + within * (*codes ? 1 : (int64_t)sizeof(Bf16));
+    if (codes != NULL) { *codes = is_codes; }
+    return (char *)p->weights[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
 Gradient params_gradient(const Params *p, TensorId id, int layer) {

@@ -74,8 +74,9 @@ void params_close(Params *p);
 // From FP32 values or a checkpoint to everything on the device.
 void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint);
 
-// Where the weights of a parameter are: Bf16 *, or FP8 codes where *codes; NULL where the model has
-// no such parameter. The layer counts only inside the blocks.
+// Where the weights of a parameter are: Bf16 *, or FP8 codes where *codes (which may be NULL where
+// they are not); NULL where the model has no such parameter. The layer counts only inside the
+// blocks.
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where its gradient goes; data NULL where the model has none.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
