@@ -65,6 +65,10 @@ void run_announce(const Run *run) {
     }
 }
 
+void run_beat(const Run *run, Doing doing, const char *what) {
+    if (run->group != NULL) { watch_beat(run->group->watch, run->progress.step, doing, what); }
+}
+
 static volatile sig_atomic_t stop_signal; // what a handler can reach
 
 static void request_stop(int number) {
@@ -145,6 +149,29 @@ static void open_save_folder(Run *run) {
     }
 }
 
+// Rank 0 makes a folder under --save, which all ranks must see; a file system over a network may
+// show it late.
+static void check_shared_folder(const Run *run) {
+    const char *save = run->options.save;
+    char path[PATH_LENGTH] = "";
+    Error err;
+    if (run->ranks == 1 || !options_save(&run->options)) { return; }
+    path_format(path, "%s/.tmp-step_ranks-%lld-%d", save, (long long)time(NULL), (int)getpid());
+    if (run->rank == 0 && !folder_make(path, &err)) { die("--save %s", err.text); }
+    group_broadcast(run->group, CHANNEL_MAIN, path, sizeof(path)); // once it is there to be seen
+    double until = wall_seconds() + 5;
+    while (!path_exists(path)) {
+        if (wall_seconds() > until) {
+            die("--save %s: this rank does not see what rank 0 writes there: the folder must be on "
+                "a file system that all ranks share",
+                save);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+    group_agree(run->group, CHANNEL_MAIN, true, &err); // all have seen it
+    if (run->rank == 0 && !folder_remove(path, &err)) { die("--save %s", err.text); }
+}
+
 // A schedule that trains for nothing, or never at the rate that is asked for.
 static void check_schedule(const Options *o) {
     if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
@@ -165,9 +192,8 @@ void run_start(Run *run, const char *device) {
            (long long)run->layout.num_parameters);
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
-    ranks_check_data(run);
     open_save_folder(run);
-    ranks_check_folder(run);
+    check_shared_folder(run);
     catch_signals();
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
@@ -180,6 +206,18 @@ void run_start(Run *run, const char *device) {
     if (options_train(o) && run->rank == 0) { check_schedule(o); }
 }
 
+// Rank 0 finds and checks the checkpoint, the others open the same one.
+static bool find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *err) {
+    char path[PATH_LENGTH] = "";
+    if (run->rank == 0) {
+        if (!checkpoint_resume(c, &run->options, found, err)) { return false; }
+        if (*found) { path_format(path, "%s", c->path); }
+    }
+    group_broadcast(run->group, CHANNEL_MAIN, path, sizeof(path));
+    if (run->rank > 0) { *found = path[0] != '\0'; }
+    return run->rank == 0 || !*found || checkpoint_open_checked(c, path, err);
+}
+
 // Into run->progress, from the checkpoint that --resume names.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
@@ -187,7 +225,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     bool found;
     if (o->resume[0] == '\0') { return false; }
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if (!ranks_find_checkpoint(run, checkpoint, &found, &err)) { die("%s", err.text); }
+    if (!find_checkpoint(run, checkpoint, &found, &err)) { die("%s", err.text); }
     if (!found) {
         printf("no checkpoint under %s yet: starting from step 0\n", o->save);
         return false;
@@ -431,7 +469,12 @@ void run_report(Run *run, StepResult s) {
     }
     // for good: the GPU trainer has the next step in flight, which may be a good one
     run->diverged = run->diverged || p->skipped_in_row >= run->options.max_skipped;
-    ranks_report(run, s);
+    run->stopping = run->stopping || s.stop;
+    if (s.skipped && run->ranks > 1 && !isfinite(s.own_loss)) {
+        char loss[32];
+        warn("step %lld is skipped: the loss of this rank's sequences is %s", (long long)p->step,
+             format_number(loss, s.own_loss));
+    }
     double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
     run->step_seconds += smooth * (s.seconds - run->step_seconds);
     print_step(run, s, (double)tokens / s.seconds);
@@ -490,7 +533,10 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     FileWriter w;
     Error err;
     if (path[0] == '\0') { return; }
-    if (run->rank > 0) { ranks_leave(run); }
+    if (run->rank > 0) {
+        group_close(run->group);
+        exit(EXIT_SUCCESS);
+    }
     int count = hf_tensors(&run->layout, DTYPE_F32, gradients, &tensors);
     tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
     memmove(tensors + 1, tensors, (size_t)count * sizeof(TensorEntry));
@@ -501,7 +547,8 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     }
     free(tensors);
     printf("loss %.6f; gradients in %s\n", loss, path);
-    ranks_leave(run);
+    group_close(run->group); // once all ranks do
+    exit(EXIT_SUCCESS);
 }
 
 // Where --save has been moved or deleted, what a run has there is written anew.

@@ -72,6 +72,10 @@ void run_first_weights(const Run *run, const Bucket *ranges, int count, float *o
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 
+// What the main thread begins to do, for the watchdog of several ranks (ranks/watch.h). The calls
+// of this file report it themselves; whatever else may take long must. what: a string literal.
+void run_beat(const Run *run, Doing doing, const char *what);
+
 // ---- data (run_data.c) --------------------------------------------------------------------------
 
 // What run_start opens: shards, choices, tokenizer, prompt.
@@ -190,22 +194,6 @@ void fit_print(const Options *options, NumberSupport support, PlannedBytes plann
 // The nearest change to the options that fits, as options.
 void fit_advice(const Options *options, NumberSupport support, PlannedBytes planned, int64_t memory,
                 char text[128]);
-
-// ---- several ranks (run_ranks.c); nothing, where there is one -----------------------------------
-
-// What the main thread begins to do, for the watchdog (ranks/watch.h). The calls above report it
-// themselves; whatever else may take long must. what: a string literal.
-void run_beat(const Run *run, Doing doing, const char *what);
-
-// Refuses data, or a --save folder, that is not the same for every rank.
-void ranks_check_data(const Run *run);
-void ranks_check_folder(const Run *run);
-// --resume: rank 0 finds and checks the checkpoint, the others open the same one.
-bool ranks_find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *err);
-// Takes over what the ranks have agreed on; a rank whose own loss is not finite warns.
-void ranks_report(Run *run, StepResult result);
-// Exits with success, once all ranks do.
-void ranks_leave(const Run *run) __attribute__((noreturn));
 
 #ifdef __cplusplus
 }

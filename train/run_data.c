@@ -85,6 +85,25 @@ static void check_marks(const Run *run) {
     }
 }
 
+// Every rank must read the same.
+static void check_ranks(const Run *run) {
+    static const char *const names[] = {"data", "valid-data"};
+    const Dataset *sets[] = {&run->train_data, &run->valid_data};
+    for (int i = 0; run->ranks > 1 && i < 2; i++) {
+        const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
+        size_t bytes = strlen(own) + 1;
+        Error err;
+        group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
+        char *first = calloc_or_die(bytes, 1);
+        if (run->rank == 0) { memcpy(first, own, bytes); }
+        group_broadcast(run->group, CHANNEL_MAIN, first, bytes);
+        if (!dataset_match(sets[i], first, "rank 0", &err)) {
+            die("--%s %s; every rank needs the same shards", names[i], err.text);
+        }
+        free(first);
+    }
+}
+
 void run_open_data(Run *run) {
     const Options *o = &run->options;
     Error err;
@@ -110,6 +129,7 @@ void run_open_data(Run *run) {
     open_tokenizer(run);
     check_marks(run);
     if (!run_encode_prompt(run, &err)) { die("%s", err.text); }
+    check_ranks(run);
 }
 
 void run_match_data(const Run *run, const char *identity) {
