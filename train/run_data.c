@@ -2,6 +2,7 @@
 // sequences of them a rank reads in a step and in an evaluation.
 #include "run.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 // ---- opening ------------------------------------------------------------------------------------
