@@ -41,11 +41,13 @@ void options_write_config(const Options *options, FILE *out) {
                                 "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;
     char value[OPTION_TEXT];
-    fputs("# The effective options of a run; start another like it with --config on this file.\n",
+    fputs("# The options that a run was given; start another like it with --config on this file.\n"
+          "# What follows from them, and the defaults, are in metrics.jsonl and meta.json.\n",
           out);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (row->action || *option_text(options, row, value) == '\0') { continue; }
+        bool given = options->source[i] >= SOURCE_CONFIG;
+        if (row->action || !given || *option_text(options, row, value) == '\0') { continue; }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
         bool quoted = value[strspn(value, plain)] != '\0';

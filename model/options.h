@@ -120,8 +120,11 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 // Names the options on the command line or in the file that have no effect without a GPU.
 void options_note_gpu_only(const Options *options);
 
-void options_print(const Options *options, FILE *out);        // the echo, as options, by group
-void options_write_config(const Options *options, FILE *out); // a file for --config
+void options_print(const Options *options, FILE *out); // the echo, as options, by group
+
+// A file for --config: what the command line and an earlier such file gave, so that what follows
+// from it (the decay from --train-iters, widths from --hidden-size) still does with more options.
+void options_write_config(const Options *options, FILE *out);
 void options_help(FILE *out, const char *program);
 
 #ifdef __cplusplus

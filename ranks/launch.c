@@ -255,7 +255,7 @@ static void start_ranks(Ranks *r, int *listener) {
 void launch(Ranks *r, Group *group, Options *options) {
     const Options *o = options;
     Error err;
-    char *identity = NULL;
+    char *identity = NULL, value[OPTION_TEXT];
     int listener = -1;
     size_t bytes;
     int64_t size = 0;
@@ -279,7 +279,9 @@ void launch(Ranks *r, Group *group, Options *options) {
     file_checksum("/proc/self/exe", &size, &crc, NULL);
     fprintf(file, "program llm8.c %s, %lld bytes, checksum %08x\n", LLM8_VERSION, (long long)size,
             crc);
-    options_write_config(o, file);
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        if (!row->action) { fprintf(file, "%s %s\n", row->name, option_text(o, row, value)); }
+    }
     fclose(file);
     if (!group_open(group, r->rank, r->ranks, r->host, r->port, listener, identity,
                     o->distributed_timeout, &err)) {

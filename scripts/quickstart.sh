@@ -227,7 +227,7 @@ print_summary() {
 
     checkpoints    $folder/latest and $folder/best (folders; Hugging Face opens them)
     every step     $folder/metrics.jsonl
-    all options    $folder/config.txt, which --config reads
+    its options    $folder/config.txt, which --config reads
     data           $folder/corpus_train.bin, $folder/corpus_val.bin
 
 Try next

@@ -95,6 +95,12 @@ static void echo_parses_back(void) {
     }
 }
 
+static void write_config(const Options *o) {
+    FILE *file = fopen("config.txt", "w");
+    options_write_config(o, file);
+    fclose(file);
+}
+
 static void config_file_round_trips(void) {
     static const char *const values[] = {"a folder/with#signs = and\ttabs/*.bin",
                                          "a #1/x.bin",
@@ -112,15 +118,51 @@ static void config_file_round_trips(void) {
     for (int i = 0; i < COMMANDS; i++) {
         for (size_t j = 0; j < sizeof(values) / sizeof(values[0]); j++) {
             Options o = options_of(commands[i]);
-            strcpy(o.data, values[j]);
-            FILE *file = fopen("config.txt", "w");
-            options_write_config(&o, file);
-            fclose(file);
+            CHECK(option_set(&o, "data", values[j], SOURCE_COMMAND, NULL));
+            write_config(&o);
             Options back = options_of("--config config.txt");
             CHECK(difference(&o, &back) == NULL);
             CHECK_TEXT(back.data, values[j]);
         }
     }
+}
+
+// More options to --config on a run's config.txt are as more options to the run: what followed from
+// the others when it was written, follows from them anew.
+static void config_file_holds_what_was_given(void) {
+    static const char *const runs[] = {
+        "--model llama-tiny --train-iters 120 --micro-batch-size 2",
+        "--model gpt2-tiny --lr-decay-style wsd --global-batch-size 8",
+        "--arch llama --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64",
+    };
+    static const char *const more[] = {
+        "",
+        "--train-iters 2000",
+        "--micro-batch-size 8",
+        "--hidden-size 128",
+        "--num-attention-heads 8 --num-query-groups 8",
+        "--seq-length 32",
+        "--model gpt2-350m --arch gpt2",
+    };
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 7; j++) {
+            char command[400];
+            snprintf(command, sizeof(command), "%s %s", runs[i], more[j]);
+            Options o = options_of(runs[i]), expected = options_of(command);
+            CHECK(options_finish_batch(&o, 2, NULL)); // as a run has done when it writes the file
+            write_config(&o);
+            snprintf(command, sizeof(command), "--config config.txt %s", more[j]);
+            Options back = options_of(command);
+            CHECK(options_finish_batch(&back, 1, NULL) && options_finish_batch(&expected, 1, NULL));
+            CHECK(difference(&expected, &back) == NULL);
+        }
+    }
+    Options o = options_of("--config config.txt --train-iters 9"); // a file is given, too
+    write_config(&o);
+    CHECK_CONTAINS(text_read("config.txt"), "\nhidden-size 64\n");
+    CHECK_CONTAINS(text_read("config.txt"), "\ntrain-iters 9\n");
+    CHECK(strstr(text_read("config.txt"), "\nlr-") == NULL);
+    CHECK(strstr(text_read("config.txt"), "\nconfig ") == NULL);
 }
 
 // What asks for something now is no property of a run.
@@ -181,6 +223,7 @@ int main(void) {
     RUN(help_lists_every_option_and_preset);
     RUN(echo_parses_back);
     RUN(config_file_round_trips);
+    RUN(config_file_holds_what_was_given);
     RUN(actions_are_not_saved);
     RUN(schedules_at_their_corners);
     return test_summary();

@@ -266,6 +266,16 @@ saved_config_starts_the_same_run() {
     same_checkpoint fp32/step_000000$steps again/step_000000$steps || fail "another run"
 }
 
+# docs/resume.md's command: more --train-iters stretch the decay, so that no step's rate is 0.
+saved_config_extends_a_run() {
+    sed 's/^save .*/save longer/' fp32/config.txt >config
+    cp -r fp32 longer
+    expect_status 0 train_gpt --config config --resume latest --train-iters 40 || return
+    steps_of longer | awk '$3 > 24 && !($11 > 1e-6) { bad = 1 } END { exit bad || $3 != 40 }' ||
+        fail "rates: $(steps_of longer | tail -n 3)"
+    grep -q '"lr-decay-iters":"40"' longer/metrics.jsonl || fail "no effective values"
+}
+
 metrics_without_a_checkpoint() {
     mkdir -p alone && cd alone || return
     expect_status 0 train_gpt --model llama-tiny "${common[@]/#d\//../d/}" --metrics m.jsonl
@@ -302,7 +312,7 @@ for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
     step_line_has_its_fields live_line_fits_the_terminal a_stop_is_said_on_a_line_of_its_own \
     a_finished_run_says_so schedules_that_do_not_fit_are_said plan_allocates_nothing \
-    checkpoints_are_listed saved_config_starts_the_same_run best_is_the_lowest_validation_loss \
+    checkpoints_are_listed saved_config_starts_the_same_run saved_config_extends_a_run best_is_the_lowest_validation_loss \
     metrics_without_a_checkpoint \
     sanitized_runs_do_it_all; do
     run $test
