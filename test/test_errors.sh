@@ -175,6 +175,24 @@ options() {
         train_gpt --config config
 }
 
+# Without them, a program's own files would get the numbers 0 to 2, and be printed into.
+closed_streams_are_no_files() {
+    local closed step
+    for closed in '<&-' '>&-' '2>&-' '<&- >&-' '<&- >&- 2>&-'; do
+        rm -rf closed
+        eval '"$root/tokenize" --output-prefix closed/x text' "$closed" || fail "$closed: tokenize"
+        cmp -s d/x_train.bin closed/x_train.bin || fail "$closed: another shard"
+        eval '"$root/train_gpt" "${common[@]}" "${good[@]}" --log-interval 1 --save closed/s' \
+            '--save-interval 1' "$closed" || fail "$closed: train_gpt"
+        for step in 1 2 3; do
+            [[ -e closed/s/step_0000000$step/meta.json ]] || fail "$closed: no step $step"
+        done
+        ! "$root/train_gpt" --save closed/s --list-checkpoints 2>&1 | grep -q damaged ||
+            fail "$closed: damaged"
+        same_checkpoint whole closed/s/step_00000003 || fail "$closed: another end"
+    done
+}
+
 tokenize() {
     local program=$root/tokenize
     refuses '--output-prefix is missing|--help' "$program" text
@@ -191,7 +209,7 @@ tokenize() {
 
 run prepare
 for test in the_checker_sees_faults shards checkpoints nothing_is_lost save_folders options \
-    tokenize; do
+    closed_streams_are_no_files tokenize; do
     run $test
 done
 summary

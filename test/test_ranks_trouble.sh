@@ -151,6 +151,13 @@ bad_starts_are_refused() {
     [[ $((SECONDS - begin)) -le 8 ]] || fail "took $((SECONDS - begin)) s"
 }
 
+ranks_start_with_closed_streams() {
+    train open --gpus 2 --train-iters 2 || return
+    timeout 20 "$trainer" "${common[@]}" --gpus 2 --train-iters 2 --save closed <&- >&- ||
+        fail "status $?"
+    cmp -s open/latest/model.safetensors closed/latest/model.safetensors || fail "another end"
+}
+
 # What needs no other rank starts none.
 one_process_answers() {
     expect_status 0 "$trainer" --gpus 3 --save straight --list-checkpoints || return
@@ -240,7 +247,7 @@ restarts_give_up() {
 
 for test in prepare faults_end_every_rank every_checkpoint_goes_on killed_ranks_resume \
     sanitized_ranks_survive_kills signals_save no_rank_outlives_its_starter bad_starts_are_refused \
-    one_process_answers ranks_must_see_the_same restarts_resume restarts_give_up; do
+    ranks_start_with_closed_streams one_process_answers ranks_must_see_the_same restarts_resume restarts_give_up; do
     run $test
 done
 summary
