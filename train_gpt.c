@@ -527,8 +527,7 @@ static void scaling_update(Trainer *t, bool skipped) {
         if (skipped && i % OPERAND_COUNT != OPERAND_W) { t->slots[i].amax = 0.0f; }
         if (skipped) { continue; }
         fp8_slot_update(&t->slots[i], t->amax_history + (int64_t)i * p->history_length,
-                        p->history_length, fp8_slot_target(p, i), p->most_recent,
-                        (run->progress.step + 1) % p->interval == 0);
+                        p->history_length, fp8_slot_target(p, i));
     }
 }
 

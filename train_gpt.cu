@@ -159,9 +159,9 @@ static void allocate(Trainer *t) {
 }
 
 // The GPU of this rank.
-static void open_device(Trainer *t, const Options *options, const Ranks *ranks) {
+static void open_device(Trainer *t, const Ranks *ranks) {
     Error err;
-    int visible = 0, device = options->device;
+    int visible = 0, device = 0;
     cudaGetDeviceCount(&visible); // none: gpu_open says so
     if (ranks->ranks > 1 && visible > 0 && !ranks_device(ranks, visible, &device, &err)) {
         die("%s", err.text);
@@ -185,7 +185,7 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     Error err;
     char device[320], size[32];
     if (options->plan) { print_plan(options); }
-    open_device(t, options, ranks);
+    open_device(t, ranks);
     NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
@@ -616,8 +616,7 @@ static void train_step(Trainer *t) {
     }
     dump_gradients(t);
     // after the batches: reading them may be what ends the run
-    *p->input = {learning_rate(o, step), step, (step + 1) % o->fp8_interval == 0,
-                 run_stop_signal() != 0 ? 1.0 : 0.0};
+    *p->input = {learning_rate(o, step), step, run_stop_signal() != 0 ? 1.0 : 0.0};
     CUDA_CHECK(
         cudaMemcpyAsync(t->input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice, stream));
     params_update(&t->params, t->input); // in no graph: its collectives are waited for in graphs
@@ -797,7 +796,7 @@ static void profile_step(Trainer *t) {
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         micro_step(t, micro_place(t, micro));
     }
-    StepInput input = {0.0, run->progress.step, 1, 0.0};
+    StepInput input = {0.0, run->progress.step, 0.0};
     gpu_send(&t->gpu, t->input, &input, sizeof(input));
     params_update(&t->params, t->input);
     gpu_profile_end(&t->gpu, ms);

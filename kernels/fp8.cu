@@ -25,7 +25,7 @@ __device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
 }
 
 // A warp a slot.
-__global__ void fp8_update_kernel(Fp8Scaling s, StepState *state, const StepInput *input) {
+__global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];
     float *history = s.history + (int64_t)i * s.history_length;
@@ -33,8 +33,7 @@ __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state, const StepInpu
     float largest = warp_max(fp8_slot_largest(slot, history, s.history_length, threadIdx.x, WARP));
     if (threadIdx.x != 0) { return; }
     if (!state->skipped) {
-        fp8_slot_enter(slot, history, s.history_length, s.targets[i], largest, s.most_recent,
-                       input->renew_scale);
+        fp8_slot_enter(slot, history, s.history_length, s.targets[i], largest);
     } else if (!(s.used[i] & SLOT_WEIGHT)) {
         slot->amax = 0.0f;
     }
@@ -49,12 +48,11 @@ __global__ void clear_unmeasured_kernel(StepState *state) {
     state->unmeasured = 0;
 }
 
-void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput *input,
-                    cudaStream_t stream) {
+void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream) {
     clear_unmeasured_kernel<<<1, 1, 0, stream>>>(state);
     LAUNCH_CHECK();
     if (!scaling->delayed) { return; }
-    fp8_update_kernel<<<scaling->count, WARP, 0, stream>>>(*scaling, state, input);
+    fp8_update_kernel<<<scaling->count, WARP, 0, stream>>>(*scaling, state);
     LAUNCH_CHECK();
 }
 

@@ -147,24 +147,20 @@ HOST_DEVICE static inline float fp8_slot_largest(const Fp8Slot *slot, const floa
     return largest;
 }
 
-// Enters this step's amax into the history; the scale follows from `largest`, or from the newest
-// amax alone. A bad amax (0, infinite, NaN) changes nothing. renew: whether this step renews
-// scales; a first amax always does.
+// Enters this step's amax into the history; the scale follows from `largest`. A bad amax (0,
+// infinite, NaN) changes nothing.
 HOST_DEVICE static inline void fp8_slot_enter(Fp8Slot *slot, float *history, int length,
-                                              float target, float largest, int most_recent,
-                                              int renew) {
+                                              float target, float largest) {
     float amax = slot->amax;
     slot->amax = 0.0f;
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return; }
     history[slot->count % length] = amax;
     slot->count++;
-    if (renew || slot->count == 1) { fp8_slot_rescale(slot, most_recent ? amax : largest, target); }
+    fp8_slot_rescale(slot, largest, target);
 }
 
-static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length, float target,
-                                   int most_recent, int renew) {
-    float largest = fp8_slot_largest(slot, history, length, 0, 1);
-    fp8_slot_enter(slot, history, length, target, largest, most_recent, renew);
+static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length, float target) {
+    fp8_slot_enter(slot, history, length, target, fp8_slot_largest(slot, history, length, 0, 1));
 }
 
 #endif

@@ -178,8 +178,7 @@ typedef struct {
 typedef struct {
     double lr;
     int64_t step;
-    int renew_scale; // delayed FP8 scaling: whether this step renews the scales (--fp8-interval)
-    double stop;     // several ranks: 1 where this one is asked to end
+    double stop; // several ranks: 1 where this one is asked to end
 } StepInput;
 
 // Elements of the gradients, multiples of PARAM_ALIGN; a block's work.
@@ -252,14 +251,13 @@ typedef struct {
     float *targets; // [count]
     uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, history_length;
-    bool delayed, most_recent;
+    bool delayed;
 } Fp8Scaling;
 
 // Once an optimizer step, after the decision: enters the amaxes into the history and renews the
 // scales; after a skipped step forgets those of activations and gradients. state->unmeasured is
 // then the number of slots in use without a history (0 for tensorwise scaling).
-void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, const StepInput *input,
-                    cudaStream_t stream);
+void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream);
 // live from the slots: at the start of a run.
 void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream);
 // Forgets the amaxes of activations and gradients since the last update.

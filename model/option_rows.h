@@ -51,7 +51,7 @@ LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the w
 INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)")
 INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
     "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank")
-LONG("seed", seed, "1234", 0, COUNT_MAX, "of the initial weights and the data order")
+LONG("seed", seed, "1234", 0, COUNT_MAX, "of the initial weights, the data order and the samples")
 INT("max-skipped", max_skipped, "20", 1, 1 << 30,
     "stop after this many steps in a row with a NaN or infinite loss or norm")
 
@@ -82,11 +82,8 @@ CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise",
 INT("fp8-margin", fp8_margin, "0", -32, 32, "delayed: leave 2^N of headroom in the scale")
 INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
     "delayed: further headroom for E5M2: gradients may grow 2^N-fold from one step to the next")
-INT("fp8-interval", fp8_interval, "1", 1, 1 << 30, "delayed: optimizer steps between scale updates")
 INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536,
-    "delayed: optimizer steps remembered")
-CHOICE("fp8-amax-compute-algo", fp8_amax_compute_algo, "max", "max|most_recent",
-    "delayed: which entry of the history sets the scale")
+    "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent")
 FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
     "keep the first and last blocks in BF16")
 INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,
@@ -117,13 +114,11 @@ REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
     "softmax temperature; 0: always the most likely token")
 INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
     "sample among the K most likely tokens; 0: among all")
-LONG("sample-seed", sample_seed, "1", 0, COUNT_MAX, "of the samples")
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
     "text that samples continue; needs a tokenizer.bin with the rules for splitting text")
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",
     "multiple-choice sets (scripts/prepare_choices) to score at every evaluation")
-LONG("eval-choices-limit", eval_choices_limit, "0", 0, COUNT_MAX, "questions of each set; 0: all")
 FLAG("eval-only", eval_only, "false",
     "evaluate once (--valid-data, --eval-choices) and exit", ACTION)
 
@@ -157,8 +152,6 @@ FLAG("deterministic", deterministic, "true",
 FLAG("gemm-autotune", gemm_autotune, "false",
     "time cuBLASLt's algorithms once (half a minute); the choice is kept under --save and used "
     "again")
-INT("workspace-mib", workspace_mib, "4608", 64, 1 << 20, "most workspace for attention")
-INT("device", device, "0", 0, 1023, "which GPU")
 REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
     "memory that --plan fits the run into; 0: the GPU's own", ACTION)
 FLAG("profile", profile, "false",

@@ -27,15 +27,21 @@ const OptionRow option_table[] = {
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 
-// A config.txt of an older version may hold them.
-const char *const retired_options[] = {
-    "fp8-small-products",
-    "lm-head-chunk-tokens",
-    "assume-compute-capability",
-    "zero-stage",
-    "grad-reduce-dtype",
-    "fp8-param-gather",
-    NULL,
+// A config.txt of an older version may hold them. With these values they ask for what is done now.
+const RetiredOption retired_options[] = {
+    {"fp8-small-products", "false"},
+    {"lm-head-chunk-tokens", "0"},
+    {"assume-compute-capability", "0"},
+    {"zero-stage", "1"},
+    {"grad-reduce-dtype", "auto"},
+    {"fp8-param-gather", "true"},
+    {"fp8-interval", "1"},
+    {"fp8-amax-compute-algo", "max"}, // most_recent is --fp8-amax-history-len 1
+    {"sample-seed", "1"},             // --seed
+    {"eval-choices-limit", "0"},
+    {"workspace-mib", "4608"},
+    {"device", "0"}, // CUDA_VISIBLE_DEVICES
+    {NULL, NULL},
 };
 
 #define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 max-position-embeddings 1024 "

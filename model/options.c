@@ -33,12 +33,19 @@ static const OptionRow *find_option(const char *name, bool *negated) {
     return *negated ? find_row(name + 3) : row;
 }
 
-static bool is_retired(const char *name) {
-    if (strncmp(name, "no-", 3) == 0) { name += 3; }
-    for (const char *const *retired = retired_options; *retired != NULL; retired++) {
-        if (strcmp(*retired, name) == 0) { return true; }
+// Whether a name is a retired option's. Its value is appended to `ignored` unless it asks for what
+// is done now.
+static bool is_retired(const char *name, const char *value, char ignored[PATH_LENGTH]) {
+    bool negated = strncmp(name, "no-", 3) == 0;
+    if (negated) { name += 3; }
+    if (*value == '\0') { value = negated ? "false" : "true"; }
+    const RetiredOption *r = retired_options;
+    while (r->name != NULL && strcmp(r->name, name) != 0) { r++; }
+    if (r->name != NULL && strcmp(r->value, value) != 0) {
+        size_t used = strlen(ignored);
+        snprintf(ignored + used, PATH_LENGTH - used, " --%s %s", name, value);
     }
-    return false;
+    return r->name != NULL;
 }
 
 // Characters to insert, delete or replace between two names (Levenshtein).
@@ -191,8 +198,8 @@ static bool unquote(char *value, Error *err) {
     return *in == '\0' || *in == '#' || fail(err, "after the closing quotation mark: %.40s", in);
 }
 
-// Reads "  --name = value  # comment". The names of retired options are appended to `retired`.
-static bool read_line(Options *options, char *line, char retired[PATH_LENGTH], Error *err) {
+// Reads "  --name = value  # comment".
+static bool read_line(Options *options, char *line, char ignored[PATH_LENGTH], Error *err) {
     char *name = line + strspn(line, BLANK);
     if (*name == '#') { return true; }
     if (strncmp(name, "--", 2) == 0) { name += 2; }
@@ -209,11 +216,7 @@ static bool read_line(Options *options, char *line, char retired[PATH_LENGTH], E
     *end = '\0';
     if (*name == '\0' && *value == '\0') { return true; }
     if (strcmp(name, "config") == 0) { return fail(err, "--config: a file cannot name another"); }
-    if (is_retired(name)) {
-        size_t used = strlen(retired);
-        snprintf(retired + used, PATH_LENGTH - used, " --%s", name);
-        return true;
-    }
+    if (is_retired(name, value, ignored)) { return true; }
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
@@ -223,20 +226,20 @@ static bool read_line(Options *options, char *line, char retired[PATH_LENGTH], E
 static bool read_config(Options *options, const char *path, Error *err) {
     FILE *file = fopen(path, "r");
     if (file == NULL) { return fail(err, "--config %s: %s", path, strerror(errno)); }
-    char *line = NULL, retired[PATH_LENGTH] = "";
+    char *line = NULL, ignored[PATH_LENGTH] = "";
     size_t room = 0;
     ssize_t length;
     bool ok = true;
     for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
         Error why;
         if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
-        ok = strlen(line) == (size_t)length ? read_line(options, line, retired, &why)
+        ok = strlen(line) == (size_t)length ? read_line(options, line, ignored, &why)
                                             : fail(&why, "a NUL byte; options are text");
         if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }
     }
     if (ok && ferror(file)) { ok = fail(err, "--config %s: %s", path, strerror(errno)); }
-    if (ok && retired[0] != '\0') {
-        warn("%s: options of an older version, ignored:%s", path, retired);
+    if (ok && ignored[0] != '\0') {
+        warn("%s: options of an older version, ignored:%s", path, ignored);
     }
     free(line);
     fclose(file);

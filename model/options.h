@@ -20,7 +20,6 @@ typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
 typedef enum { DECAY_COSINE, DECAY_LINEAR, DECAY_CONSTANT, DECAY_WSD } DecayStyle;
 typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E5M2 } Fp8Format;
 typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE } Fp8Recipe;
-typedef enum { AMAX_MAX, AMAX_MOST_RECENT } AmaxAlgo;
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 typedef enum { EVAL_SAME, EVAL_BF16 } EvalPrecision;
 
@@ -77,19 +76,23 @@ typedef struct {
     const char *settings; // "name value name value ..."
 } Preset;
 
+typedef struct {
+    const char *name, *value;
+} RetiredOption;
+
 // option_table.c
 extern const OptionRow option_table[];
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
-extern const char *const retired_options[]; // names that older versions had; NULL at the end
+extern const RetiredOption retired_options[]; // that older versions had; a NULL name ends them
 
 // Defaults, preset, config file, command line; then derived values and checks. Answers --help
 // and --version by printing, and exits. Dies with one line on the first fault.
 void options_parse(Options *options, int argc, char **argv);
 
 // The same, but returns faults in err. Prints nothing, but for a warning when the config file names
-// options that no longer exist.
+// options that no longer exist, with values that are not followed.
 bool options_read(Options *options, int argc, char **argv, Error *err);
 
 // Once the number of ranks is known: fills in --global-batch-size, or refuses it.

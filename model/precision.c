@@ -43,9 +43,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         .recipe = (Fp8Recipe)o->fp8_recipe,
         .margin = delayed ? o->fp8_margin : 0,
         .e5m2_margin = delayed ? o->fp8_e5m2_margin : 0,
-        .interval = o->fp8_interval,
         .history_length = o->fp8_amax_history_len,
-        .most_recent = o->fp8_amax_compute_algo == AMAX_MOST_RECENT,
         .fast_forward = o->fp8_fast_accumulation != FAST_NONE,
         .fast_backward = o->fp8_fast_accumulation == FAST_ALL,
         .possible = support.lacks_fp8 == NULL,
@@ -162,9 +160,8 @@ void precision_print(const Precision *p) {
     if (p->format == FP8_FORMAT_NONE) { return; }
     printf("  %.1f%% of the linear layers' FLOPs in FP8; ", 100 * precision_fp8_share(p));
     if (p->recipe == FP8_RECIPE_DELAYED) {
-        printf("delayed scaling, history %d, %s, margin %d (E5M2: %d), interval %d",
-               p->history_length, p->most_recent ? "most recent" : "max", p->margin,
-               p->margin + p->e5m2_margin, p->interval);
+        printf("delayed scaling, history %d, margin %d (E5M2: %d)", p->history_length, p->margin,
+               p->margin + p->e5m2_margin);
     } else {
         printf("tensorwise scaling");
     }

@@ -53,8 +53,7 @@ typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, e5m2_margin, interval, history_length; // E5M2's margin is added to the other
-    bool most_recent;
+    int margin, e5m2_margin, history_length; // E5M2's margin is added to the other
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
     int count;                        // linear layers: 4 L + 1

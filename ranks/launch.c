@@ -144,12 +144,6 @@ bool ranks_read(Ranks *r, const Options *options, Error *err) {
     int gpus = family == NULL || typed ? options->gpus : 1;
     bool alone = r->ranks == 1;
     if (alone && !read_nodes(r, gpus, err)) { return false; }
-    if (options->device != 0 && r->ranks > 1) {
-        return fail(err,
-                    "--device %d: of several ranks, each takes the GPU of its number on its "
-                    "machine; choose among GPUs with CUDA_VISIBLE_DEVICES",
-                    options->device);
-    }
     if (alone) { return true; }
     if (gpus > 1 && gpus != r->local_ranks) {
         return fail(err,

@@ -4,8 +4,8 @@
 //   fp8_values round FORMAT SCALE        for each number on standard input: what is left of it when
 //                                        it is scaled, rounded and scaled back; 1 where it
 //                                        saturated; 1 where it vanished
-//   fp8_values delayed FORMAT LENGTH max|most_recent     for each amax on standard input: the scale
-//                                        that its step uses, before the amax enters the history
+//   fp8_values delayed FORMAT LENGTH     for each amax on standard input: the scale that its step
+//                                        uses, before the amax enters the history
 #include "../kernels/fp8_format.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ static void print_rounded(Fp8Type type, float scale) {
     }
 }
 
-static void print_scales(Fp8Type type, int length, bool most_recent) {
+static void print_scales(Fp8Type type, int length) {
     float *history = calloc_or_die((size_t)length, sizeof(float)), target = fp8_target(type, 0);
     Fp8Slot slot = {.scale = 1.0f};
     float amax;
@@ -38,7 +38,7 @@ static void print_scales(Fp8Type type, int length, bool most_recent) {
         if (slot.count == 0) { fp8_slot_rescale(&slot, amax, target); } // measured at first
         printf("%.9g\n", slot.scale);
         slot.amax = amax;
-        fp8_slot_update(&slot, history, length, target, most_recent, true);
+        fp8_slot_update(&slot, history, length, target);
     }
     free(history);
 }
@@ -50,11 +50,10 @@ int main(int argc, char **argv) {
         print_codes(type);
     } else if (strcmp(what, "round") == 0 && argc == 4) {
         print_rounded(type, strtof(argv[3], NULL));
-    } else if (strcmp(what, "delayed") == 0 && argc == 5 && atoi(argv[3]) > 0) {
-        print_scales(type, atoi(argv[3]), strcmp(argv[4], "most_recent") == 0);
+    } else if (strcmp(what, "delayed") == 0 && argc == 4 && atoi(argv[3]) > 0) {
+        print_scales(type, atoi(argv[3]));
     } else {
-        die("usage: fp8_values codes FORMAT | round FORMAT SCALE | delayed FORMAT LENGTH "
-            "max|most_recent");
+        die("usage: fp8_values codes FORMAT | round FORMAT SCALE | delayed FORMAT LENGTH");
     }
     return 0;
 }

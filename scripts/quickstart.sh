@@ -232,7 +232,7 @@ print_summary() {
 
 Try next
   another sample, more daring
-    $config --sample-only --sample-temperature 1 --sample-seed 2
+    $config --sample-only --sample-temperature 1 --seed 2
   train on from here to twice as many steps
     $config --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
   $in_fp8

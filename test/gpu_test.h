@@ -92,7 +92,7 @@ static inline Floats get_floats(const Bf16Buffer &buffer) {
 // The host's share of a step, on the device.
 struct InputBuffer : Buffer<StepInput> {
     InputBuffer(double lr, int64_t step) : Buffer<StepInput>(1) {
-        StepInput input = {lr, step, 1, 0.0};
+        StepInput input = {lr, step, 0.0};
         put(&input);
     }
 };

@@ -281,7 +281,7 @@ static void scale_brings_amax_to_the_target(void) {
 // ---- the slots --------------------------------------------------------------------------------
 
 // One slot over many steps, against a list of every amax that was ever good.
-static int slot_errors(int length, bool most_recent, int interval, float fault) {
+static int slot_errors(int length, float fault) {
     enum { STEPS = 60 };
     static const float bad[] = {0.0f, NAN, INFINITY};
     Fp8Slot slot = {.scale = 1.0f, .scale_inv = 1.0f};
@@ -294,12 +294,12 @@ static int slot_errors(int length, bool most_recent, int interval, float fault) 
         if (!is_bad) {
             good[count++] = slot.amax;
             float largest = slot.amax;
-            for (int i = count - length < 0 ? 0 : count - length; i < count && !most_recent; i++) {
+            for (int i = count - length < 0 ? 0 : count - length; i < count; i++) {
                 largest = fmaxf(largest, good[i]);
             }
-            if (step % interval == 0 || count == 1) { scale = 448.0f / (largest + fault); }
+            scale = 448.0f / (largest + fault);
         }
-        fp8_slot_update(&slot, history, length, 448.0f, most_recent, step % interval == 0);
+        fp8_slot_update(&slot, history, length, 448.0f);
         errors += slot.scale != scale || slot.scale_inv != 1.0f / scale;
         errors += slot.count != count || slot.amax != 0.0f;
     }
@@ -314,14 +314,9 @@ static void slots_are_sixteen_bytes(void) {
 }
 
 static void slots_follow_their_history(void) {
-    static const int lengths[] = {1, 2, 3, 16, 59}, intervals[] = {1, 3};
-    for (int l = 0; l < 5; l++) {
-        for (int i = 0; i < 2; i++) {
-            CHECK_EQUAL(slot_errors(lengths[l], false, intervals[i], 0.0f), 0);
-            CHECK_EQUAL(slot_errors(lengths[l], true, intervals[i], 0.0f), 0);
-        }
-    }
-    CHECK(slot_errors(3, false, 1, 1e-3f) > 0);
+    static const int lengths[] = {1, 2, 3, 16, 59};
+    for (int l = 0; l < 5; l++) { CHECK_EQUAL(slot_errors(lengths[l], 0.0f), 0); }
+    CHECK(slot_errors(3, 1e-3f) > 0);
 }
 
 static void bad_amax_leaves_the_slot_alone(void) {
@@ -330,7 +325,7 @@ static void bad_amax_leaves_the_slot_alone(void) {
         Fp8Slot slot = {.scale_inv = 0.5f, .scale = 2.0f, .amax = bad[i], .count = 5};
         Fp8Slot expected = {.scale_inv = 0.5f, .scale = 2.0f, .amax = 0.0f, .count = 5};
         float history[4] = {1, 2, 3, 4}, before[4] = {1, 2, 3, 4};
-        fp8_slot_update(&slot, history, 4, 448.0f, false, true);
+        fp8_slot_update(&slot, history, 4, 448.0f);
         CHECK_BITS(&slot, &expected, sizeof(slot));
         CHECK_BITS(history, before, sizeof(history));
     }
@@ -342,11 +337,11 @@ static void the_oldest_amax_leaves_the_ring(void) {
     static const float amax[] = {8, 2, 1, 4}, max[] = {8, 8, 2, 4}, recent[] = {8, 2, 1, 4};
     for (int i = 0; i < 4; i++) {
         slot.amax = amax[i];
-        fp8_slot_update(&slot, history, 2, 448.0f, false, true);
+        fp8_slot_update(&slot, history, 2, 448.0f);
         CHECK(slot.scale == 448.0f / max[i]);
         Fp8Slot other = {.amax = amax[i], .scale = 1.0f, .count = 1};
         float short_history[1] = {100.0f};
-        fp8_slot_update(&other, short_history, 1, 448.0f, i % 2, true);
+        fp8_slot_update(&other, short_history, 1, 448.0f);
         CHECK(other.scale == 448.0f / recent[i]);
     }
 }

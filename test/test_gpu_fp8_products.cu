@@ -9,54 +9,46 @@ typedef std::vector<uint8_t> Codes;
 // them.
 static void scaling_state(void) {
     enum { SLOTS = 6, LENGTH = 5, STEPS = 17 };
-    for (int variant = 0; variant < 4; variant++) {
-        bool most_recent = variant & 1;
-        int interval = variant & 2 ? 3 : 1;
-        Buffer<Fp8Slot> slots(SLOTS);
-        Buffer<Fp8Live> live(SLOTS);
-        FloatBuffer history(SLOTS * LENGTH), targets(SLOTS);
-        Buffer<uint8_t> used(SLOTS);
-        Buffer<StepState> state(1);
-        Buffer<StepInput> input(1);
-        std::vector<Fp8Slot> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
-        Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
-        const uint8_t weight = SLOT_FOLLOWS | SLOT_WEIGHT;
-        uint8_t flags[SLOTS] = {SLOT_FOLLOWS, weight, SLOT_FOLLOWS, SLOT_FOLLOWS, weight, 0};
-        targets.put(host_targets.data());
-        history.put(host_history.data());
-        used.put(flags);
-        for (int step = 0; step < STEPS; step++) {
-            for (int i = 0; i < SLOTS; i++) {
-                float bad[] = {0.0f, INFINITY, NAN};
-                host[i].amax = (step + i) % 4 == 1 ? bad[step % 3] : 1.0f + (step * 7 + i * 3) % 11;
+    Buffer<Fp8Slot> slots(SLOTS);
+    Buffer<Fp8Live> live(SLOTS);
+    FloatBuffer history(SLOTS * LENGTH), targets(SLOTS);
+    Buffer<uint8_t> used(SLOTS);
+    Buffer<StepState> state(1);
+    std::vector<Fp8Slot> host(SLOTS, {1.0f, 1.0f, 0.0f, 0});
+    Floats host_history(SLOTS * LENGTH, 0.0f), host_targets(SLOTS, 448.0f);
+    const uint8_t weight = SLOT_FOLLOWS | SLOT_WEIGHT;
+    uint8_t flags[SLOTS] = {SLOT_FOLLOWS, weight, SLOT_FOLLOWS, SLOT_FOLLOWS, weight, 0};
+    targets.put(host_targets.data());
+    history.put(host_history.data());
+    used.put(flags);
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < SLOTS; i++) {
+            float bad[] = {0.0f, INFINITY, NAN};
+            host[i].amax = (step + i) % 4 == 1 ? bad[step % 3] : 1.0f + (step * 7 + i * 3) % 11;
+        }
+        slots.put(host.data());
+        StepState s = {.skipped = step == 6};
+        state.put(&s);
+        Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data,
+                              used.data,  SLOTS,     LENGTH,       true};
+        gpu_fp8_update(&scaling, state.data, gpu.stream);
+        int unmeasured = 0;
+        for (int i = 0; i < SLOTS; i++) {
+            if (!flags[i]) { continue; }
+            if (step == 6) {
+                if (i % 3 != 1) { host[i].amax = 0.0f; }
+            } else {
+                fp8_slot_update(&host[i], &host_history[i * LENGTH], LENGTH, 448.0f);
             }
-            slots.put(host.data());
-            StepState s = {.skipped = step == 6};
-            state.put(&s);
-            StepInput in = {0.0, step, (step + 1) % interval == 0};
-            input.put(&in);
-            Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data, used.data,
-                                  SLOTS,      LENGTH,    true,         most_recent};
-            gpu_fp8_update(&scaling, state.data, input.data, gpu.stream);
-            int unmeasured = 0;
-            for (int i = 0; i < SLOTS; i++) {
-                if (!flags[i]) { continue; }
-                if (step == 6) {
-                    if (i % 3 != 1) { host[i].amax = 0.0f; }
-                } else {
-                    fp8_slot_update(&host[i], &host_history[i * LENGTH], LENGTH, 448.0f,
-                                    most_recent, (step + 1) % interval == 0);
-                }
-                unmeasured += host[i].count == 0;
-            }
-            std::vector<Fp8Slot> result = slots.get();
-            std::vector<Fp8Live> now = live.get();
-            CHECK(memcmp(result.data(), host.data(), SLOTS * sizeof(Fp8Slot)) == 0);
-            CHECK(same_bits(history.get(), host_history));
-            CHECK_EQUAL(state.get()[0].unmeasured, unmeasured);
-            for (int i = 0; i < SLOTS; i++) {
-                if (flags[i] && host[i].count > 0) { CHECK(now[i].scale == host[i].scale); }
-            }
+            unmeasured += host[i].count == 0;
+        }
+        std::vector<Fp8Slot> result = slots.get();
+        std::vector<Fp8Live> now = live.get();
+        CHECK(memcmp(result.data(), host.data(), SLOTS * sizeof(Fp8Slot)) == 0);
+        CHECK(same_bits(history.get(), host_history));
+        CHECK_EQUAL(state.get()[0].unmeasured, unmeasured);
+        for (int i = 0; i < SLOTS; i++) {
+            if (flags[i] && host[i].count > 0) { CHECK(now[i].scale == host[i].scale); }
         }
     }
 }

@@ -144,8 +144,6 @@ static void what_does_not_fit_is_refused(void) {
         {TORCH(1, 4, 1, 4) "MASTER_PORT=0", "", "MASTER_PORT=0: must be a whole number from 1 to"},
         {TORCH(1, 4, 1, 4) "MASTER_PORT=port", "", "MASTER_PORT=port: must be"},
         {TORCH(1, 4, 1, 4), "--gpus 2", "--gpus 2, but 4 ranks are started already (WORLD_SIZE=4)"},
-        {TORCH(1, 4, 1, 4), "--device 1", "--device 1: of several ranks, each takes the GPU"},
-        {"", "--gpus 2 --device 1", "--device 1: of several ranks"},
         {"OMPI_COMM_WORLD_RANK=1", "",
          "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK"},
         {OMPI(1, 4, 1, 2), "", "MASTER_ADDR is not set"},

@@ -86,7 +86,7 @@ fp8_delayed_resumes() {
 }
 fp8_most_recent_resumes() {
     resume_equals_straight recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 \
-        --fp8-amax-compute-algo most_recent --fp8-interval 3 --fp8-lm-head --no-fp8-wgrad
+        --fp8-amax-history-len 1 --fp8-lm-head --no-fp8-wgrad
 }
 fp8_tensorwise_resumes() {
     resume_equals_straight tensorwise --model llama-tiny --fp8-format hybrid \

@@ -42,10 +42,10 @@ static double row_loss(Trainer *t, const ChoiceSet *set, int question, int a, in
     return head_loss(t, n - 1, 0.0f, PASS_EVAL);
 }
 
-static void count_by_rows(Trainer *t, int limit, int64_t counts[3]) {
+static void count_by_rows(Trainer *t, int64_t counts[3]) {
     const ChoiceSet *set = &t->run.choices.sets[0];
     memset(counts, 0, 3 * sizeof(int64_t));
-    for (int q = 0; q < limit; q++) {
+    for (int q = 0; q < QUESTIONS; q++) {
         double sums[ANSWERS], means[ANSWERS];
         int by_sum = 0, by_mean = 0, answer;
         for (int a = 0; a < ANSWERS; a++) {
@@ -72,7 +72,7 @@ static void scores_are_each_rows(void) {
     Trainer t;
     int64_t counts[3] = {0}, expected[3];
     open_scorer(&t, "");
-    count_by_rows(&t, QUESTIONS, expected);
+    count_by_rows(&t, expected);
     CHECK(expected[1] > 2 && expected[1] < 20 && expected[1] != expected[2]);
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
     check_counts(counts, expected);
@@ -80,16 +80,6 @@ static void scores_are_each_rows(void) {
     int64_t other[3] = {0};
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), other);
     CHECK(CAUGHT(check_counts(other, expected)));
-    trainer_close(&t);
-}
-
-static void a_limit_is_the_first_questions(void) {
-    Trainer t;
-    int64_t counts[3] = {0}, expected[3];
-    open_scorer(&t, "--eval-choices-limit 25");
-    count_by_rows(&t, 25, expected);
-    run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
-    check_counts(counts, expected);
     trainer_close(&t);
 }
 
@@ -119,7 +109,7 @@ static void add_ten(void *trainer, int64_t *values, int n) {
 static void sums_go_over_the_ranks(void) {
     Trainer t;
     int64_t counts[3] = {0}, summed[3] = {0};
-    open_scorer(&t, "--eval-choices-limit 5");
+    open_scorer(&t, "");
     ChoiceModel model = model_of(&t);
     run_score_set(&t.run, &t.run.choices.sets[0], model, counts);
     model.sum = add_ten;
@@ -158,7 +148,6 @@ static void losses_that_are_not_finite_answer_nothing(void) {
 int main(void) {
     int out = silence_stdout();
     RUN(scores_are_each_rows);
-    RUN(a_limit_is_the_first_questions);
     RUN(ranks_share_the_questions);
     RUN(sums_go_over_the_ranks);
     RUN(scoring_changes_nothing);

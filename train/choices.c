@@ -17,10 +17,9 @@ typedef struct {
 
 // This rank's rows: every answer of its questions.
 static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *num_rows) {
-    int64_t limit = run->options.eval_choices_limit;
-    int questions = (int)(limit > 0 ? min64(limit, set->count) : set->count), count = 0;
+    int count = 0;
     Row *rows = NULL;
-    for (int q = run->rank; q < questions; q += run->ranks) {
+    for (int q = run->rank; q < set->count; q += run->ranks) {
         for (int a = 0; a < set->questions[q].answers; a++) {
             Row row = {.question = q, .answer_index = a};
             row.length = choices_row(set, q, a, run->config.seq_length + 1, tokens, &row.answer);

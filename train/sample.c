@@ -54,7 +54,7 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
         scratch[i] = logits[i] >= threshold ? (float)exp(above) : 0.0f;
         sum += scratch[i];
     }
-    double chosen = sum * rng_uniform((uint64_t)o->sample_seed, (uint64_t)place);
+    double chosen = sum * rng_uniform((uint64_t)o->seed, (uint64_t)place);
     for (int i = 0; i < V; i++) {
         chosen -= scratch[i];
         if (chosen < 0) { return i; }

@@ -191,6 +191,6 @@ def scaling(folder, step):
     if held:
         return [note("FP8 scales", f"{held} of {int(used.sum())} are held down by an amax more "
                      f"than {STALE_HISTORY} times the newest one, of the last {length} steps",
-                     "--fp8-amax-history-len 16, or --fp8-amax-compute-algo most_recent")]
+                     "--fp8-amax-history-len 16")]
     return [well("FP8 scales", f"of {int(used.sum())} tensors, each with its history of up to "
                  f"{length} steps, as of step {step:,}")]

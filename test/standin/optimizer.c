@@ -192,15 +192,14 @@ static void make_live(const Fp8Scaling *s, int i) {
     s->live[i].scale_inv = s->slots[i].scale_inv;
 }
 
-void gpu_fp8_update(const Fp8Scaling *s, StepState *state, const StepInput *input,
-                    cudaStream_t stream) {
+void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) {
     (void)stream;
     state->unmeasured = 0;
     for (int i = 0; i < s->count && s->delayed; i++) {
         if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
         if (!state->skipped) {
             fp8_slot_update(&s->slots[i], s->history + (int64_t)i * s->history_length,
-                            s->history_length, s->targets[i], s->most_recent, input->renew_scale);
+                            s->history_length, s->targets[i]);
         } else if (!(s->used[i] & SLOT_WEIGHT)) {
             s->slots[i].amax = 0.0f;
         }

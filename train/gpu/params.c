@@ -36,7 +36,6 @@ static void plan_fp8(Params *p, Plan *plan) {
     p->scaling.count = count;
     p->scaling.history_length = length;
     p->scaling.delayed = p->delayed;
-    p->scaling.most_recent = run->precision.most_recent;
     if (!p->fp8) { return; }
     PLAN(plan, "FP8 scaling", "table of weights", run->precision.count, p->tensors);
     PLAN(plan, "FP8 scaling", "slots", count, p->scaling.slots);
@@ -450,7 +449,7 @@ void params_update(Params *p, const StepInput *input) {
     agree(p, input);
     gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
                     stream);
-    if (p->fp8) { gpu_fp8_update(&p->scaling, p->state, input, stream); }
+    if (p->fp8) { gpu_fp8_update(&p->scaling, p->state, stream); }
     params_clear_measured(p);
     bool measured = p->measuring && p->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {

@@ -129,7 +129,7 @@ int verify(const Options *options) {
     version_row("CUDA runtime", CUDART_VERSION, runtime);
     version_row("cuBLASLt", CUBLAS_VERSION, (long)cublasLtGetVersion());
     version_row("cuDNN", CUDNN_VERSION, (long)cudnnGetVersion());
-    if (!gpu_open(&gpu, options->device, &err)) {
+    if (!gpu_open(&gpu, 0, &err)) {
         row("device", false, "%s", err.text);
         return EXIT_FAILURE;
     }
