@@ -730,7 +730,9 @@ static void keep_choices(Trainer *t) {
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (t->waiting || !run_should_save(run)) { return; }
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_wait(&run->saver);
+    run_beat(run, DOING_WAIT, "copying the state");
     Snapshot s = {};
     params_snapshot(&t->params, &s);
     if (run_save(run, &s)) { keep_choices(t); }
@@ -756,7 +758,6 @@ static void tune_products(Trainer *t) {
     size_t bytes = 0;
     Error err;
     if (!run->options.gemm_autotune) { return; }
-    run_beat(run, DOING_PAUSE, "tuning products");
     params_join(&t->params); // rank 0 then tunes alone: it must not wait for the others
     path_format(path, "%s/gemm_choices.bin", run->options.save);
     if (run->rank == 0) {
@@ -769,6 +770,7 @@ static void tune_products(Trainer *t) {
         Batch *s = batches_next(&t->batches);
         run_batch(run, 0, 0, s->inputs, s->targets);
         batches_send(&t->batches);
+        run_beat(run, DOING_WAIT, "tuning products");
         double begin = wall_seconds();
         gemm_autotune(&t->gpu, true);
         micro_step(t, MICRO_FIRST);

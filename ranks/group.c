@@ -19,17 +19,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HOST = 64, HELLO_SECONDS = 5 }; // characters of a machine's name; to wait for a Hello
+enum {
+    HOST = 64,            // characters of a machine's name
+    GUESTS = 64,          // connections at once that have not said yet who they are, at the least
+    HELLO = 0x4c380004,   // Header.call of a Hello: of a message that begins otherwise, no rank's
+    HELLO_MOST = 1 << 20, // bytes
+};
 
-// What a rank says first, and what rank 0 answers once all have come.
-typedef struct {
-    char magic[8];
-    int32_t rank, ranks;
-    char host[HOST];
-    char refusal[sizeof(Error)]; // by rank 0; "": the group is whole
-} Hello;
-
-enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST }; // of a message, beside data on a channel
+enum { KIND_HELLO = CHANNELS, KIND_BEAT, KIND_BYE, KIND_LOST }; // beside data on a channel
 
 typedef struct {
     int32_t kind, call;
@@ -42,6 +39,13 @@ typedef struct Message {
     char data[]; // [head.bytes]
 } Message;
 
+// What a rank says first, and what rank 0 answers once all have come.
+typedef struct {
+    int32_t rank, ranks;
+    char host[HOST];
+    char text[]; // what the rank runs; of rank 0: why it refuses the meeting, or ""
+} Hello;
+
 typedef struct {
     int64_t step;
     double age; // seconds the rank has been at it
@@ -52,7 +56,7 @@ typedef struct {
 typedef struct {
     int file; // -1: none
     char host[HOST];
-    bool left, closed; // has said goodbye; its connection has ended
+    bool known, left, closed; // has said hello; goodbye; its connection has ended
     double heard;
     Beat beat;
     Message *coming; // of which `got` bytes, from head on, are here
@@ -64,10 +68,12 @@ typedef struct {
 struct Watch {
     int rank, ranks;
     int count; // of peers: rank 0 has one a rank, its own unused; the others have rank 0
+    char host[HOST];
     double limit, tick;
-    Peer *peers;    // [count]
-    int quit;       // eventfd: the watch's thread is to end
-    int quit_probe; // the same for the probe's
+    Peer *peers;          // [count]; while ranks meet, rank 0's guests besides
+    struct pollfd *polls; // by peer, and one more
+    int quit;             // eventfd: the watch's thread is to end
+    int quit_probe;       // the same for the probe's
     pthread_t thread, probe_thread;
     WatchProbe *probe;
     void *argument;
@@ -93,11 +99,11 @@ static void set_option(int file, int level, int name, int value) {
     setsockopt(file, level, name, &value, sizeof(value)); // what fails here costs no correctness
 }
 
-// Of connect and send (SO_SNDTIMEO), or of accept and recv (SO_RCVTIMEO). 0: none.
-static void set_timeout(int file, int which, double seconds) {
+// Of connect and send. 0: none.
+static void set_timeout(int file, double seconds) {
     long micro = (long)(1e6 * seconds);
     struct timeval time = {.tv_sec = micro / 1000000, .tv_usec = micro % 1000000};
-    setsockopt(file, SOL_SOCKET, which, &time, sizeof(time));
+    setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
 }
 
 // On a numeric address; errno is EINVAL where it is none.
@@ -152,7 +158,7 @@ static int connect_once(const char *host, int port, double until, const char **w
     }
     for (const struct addrinfo *a = found; a != NULL && file < 0; a = a->ai_next) {
         file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        set_timeout(file, SO_SNDTIMEO, fmin(fmax(until - wall_seconds(), 0.001), 10));
+        set_timeout(file, fmin(fmax(until - wall_seconds(), 0.001), 10));
         if (file < 0 || connect(file, a->ai_addr, a->ai_addrlen) != 0) {
             *why = strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
             if (file >= 0) { close(file); }
@@ -194,27 +200,67 @@ static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
     for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, head, data); }
 }
 
-static void send_call(Group *g, int rank, Channel channel, int call, const void *data,
-                      size_t bytes) {
-    Header head = {(int32_t)channel, call, (uint32_t)bytes};
-    send_message(&g->watch->peers[rank], true, head, data);
+static void send_hello(Watch *w, Peer *p, const char *text) {
+    size_t bytes = sizeof(Hello) + strlen(text) + 1;
+    Hello *h = calloc_or_die(1, bytes);
+    *h = (Hello){.rank = w->rank, .ranks = w->ranks};
+    memcpy(h->host, w->host, HOST);
+    strcpy(h->text, text);
+    send_message(p, true, (Header){KIND_HELLO, HELLO, (uint32_t)bytes}, h);
+    free(h);
 }
 
-static void receive_call(Group *g, int rank, Channel channel, int call, void *data, size_t bytes) {
-    Watch *w = g->watch;
-    Message **first = &w->peers[rank].first[channel], *m;
-    pthread_mutex_lock(&w->mutex);
-    while (*first == NULL) { pthread_cond_wait(&w->changed, &w->mutex); }
-    m = *first;
-    *first = m->next;
-    pthread_mutex_unlock(&w->mutex);
-    if (m->head.call != call || m->head.bytes != bytes) {
-        die("rank %d is at another place in the program: it sent message %x of %u bytes where %x "
-            "of %zu was due",
-            rank, m->head.call, m->head.bytes, call, bytes);
+// Until a peer or `other` can be read, or the time has come; w->polls says which. The mutex is held
+// but for the wait.
+static void wait_for_input(Watch *w, int peers, int other, double until) {
+    for (int i = 0; i < peers; i++) {
+        int file = w->peers[i].closed ? -1 : w->peers[i].file;
+        w->polls[i] = (struct pollfd){.fd = file, .events = POLLIN};
     }
-    memcpy(data, m->data, bytes);
-    free(m);
+    w->polls[peers] = (struct pollfd){.fd = other, .events = POLLIN};
+    pthread_mutex_unlock(&w->mutex);
+    poll(w->polls, (nfds_t)peers + 1, (int)ceil(1e3 * fmax(0, until - wall_seconds())));
+    pthread_mutex_lock(&w->mutex);
+}
+
+// The next whole message of a peer, to be freed. NULL: it has not come yet, or its connection has
+// ended, or what has come is no rank's, which ends it too.
+static Message *read_message(Peer *p) {
+    while (!p->closed) {
+        if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
+        Message *m = p->coming;
+        size_t due = sizeof(Header) + m->head.bytes; // 0 until the header is here
+        ssize_t n = recv(p->file, (char *)&m->head + p->got, due - p->got, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return NULL; }
+        p->closed = n <= 0;
+        if (p->closed) { return NULL; }
+        p->heard = wall_seconds();
+        p->got += (size_t)n;
+        bool header = p->got == sizeof(Header);
+        bool hello = m->head.kind == KIND_HELLO && m->head.call == HELLO &&
+                     m->head.bytes > sizeof(Hello) && m->head.bytes <= HELLO_MOST;
+        p->closed = header && !p->known && !hello;
+        if (header && m->head.bytes > 0) {
+            p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
+        } else if (p->got == due) {
+            p->coming = NULL;
+            p->got = 0;
+            return m;
+        }
+    }
+    return NULL;
+}
+
+static const Hello *hello_of(Message *m) {
+    Hello *h = (Hello *)m->data;
+    h->host[HOST - 1] = m->data[m->head.bytes - 1] = '\0';
+    return h;
+}
+
+static void close_peer(Peer *p) {
+    if (p->file >= 0) { close(p->file); }
+    free(p->coming);
+    *p = (Peer){.file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
 }
 
 // ---- the watchdog -------------------------------------------------------------------------------
@@ -267,25 +313,8 @@ static void handle(Watch *w, int rank, Message *m) {
 // Reads what has come from a rank, and notices its end.
 static void read_peer(Watch *w, int rank) {
     Peer *p = &w->peers[rank];
-    while (!p->closed) {
-        if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
-        Message *m = p->coming;
-        size_t due = sizeof(Header) + m->head.bytes; // 0 until the header is here
-        ssize_t n = recv(p->file, (char *)&m->head + p->got, due - p->got, MSG_DONTWAIT);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return; }
-        p->closed = n <= 0;
-        if (p->closed) { break; }
-        p->heard = wall_seconds();
-        p->got += (size_t)n;
-        if (p->got == sizeof(Header) && m->head.bytes > 0) {
-            p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
-        } else if (p->got == due) {
-            p->coming = NULL;
-            p->got = 0;
-            handle(w, rank, m);
-        }
-    }
-    if (p->left) { return; }
+    for (Message *m; (m = read_message(p)) != NULL;) { handle(w, rank, m); }
+    if (!p->closed || p->left) { return; }
     // A fault that all ranks share is said by their main threads, this one's too.
     pthread_mutex_unlock(&w->mutex);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
@@ -324,10 +353,10 @@ static void judge(Watch *w, double now) {
 
 static void *watch_thread(void *argument) {
     Watch *w = argument;
-    struct pollfd *p = calloc_or_die((size_t)w->count + 1, sizeof(*p));
     double last = wall_seconds(), next = last;
+    bool quits = false;
     pthread_mutex_lock(&w->mutex);
-    while (p[w->count].revents == 0) {
+    while (!quits) {
         double now = wall_seconds(), stopped = now - last - w->tick;
         last = now;
         if (stopped > 1) { // nobody could be heard
@@ -342,20 +371,13 @@ static void *watch_thread(void *argument) {
             if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
             judge(w, now);
         }
+        wait_for_input(w, w->count, w->quit, next);
         for (int r = 0; r < w->count; r++) {
-            p[r].fd = w->peers[r].closed ? -1 : w->peers[r].file;
-            p[r].events = POLLIN;
+            if (w->polls[r].revents != 0) { read_peer(w, r); }
         }
-        p[w->count] = (struct pollfd){.fd = w->quit, .events = POLLIN};
-        pthread_mutex_unlock(&w->mutex);
-        int ready = poll(p, (nfds_t)w->count + 1, (int)ceil(1e3 * fmax(0, next - wall_seconds())));
-        pthread_mutex_lock(&w->mutex);
-        for (int r = 0; ready > 0 && r < w->count; r++) {
-            if (p[r].fd >= 0 && p[r].revents != 0) { read_peer(w, r); }
-        }
+        quits = w->polls[w->count].revents != 0;
     }
     pthread_mutex_unlock(&w->mutex);
-    free(p);
     return NULL;
 }
 
@@ -406,6 +428,34 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 
 typedef enum { CALL_AGREE = 0x4c380001, CALL_BROADCAST, CALL_GATHER } Call;
 
+static void send_call(Group *g, int rank, Channel channel, int call, const void *data,
+                      size_t bytes) {
+    Header head = {(int32_t)channel, call, (uint32_t)bytes};
+    send_message(&g->watch->peers[rank], true, head, data);
+}
+
+// Whatever the main thread is at, while it receives it waits for another rank.
+static void receive_call(Group *g, int rank, Channel channel, int call, void *data, size_t bytes) {
+    Watch *w = g->watch;
+    Message **first = &w->peers[rank].first[channel], *m;
+    pthread_mutex_lock(&w->mutex);
+    Beat before = w->mine;
+    bool waits = *first == NULL && channel == CHANNEL_MAIN;
+    if (waits) { set_doing(w, DOING_WAIT, before.what); }
+    while (*first == NULL) { pthread_cond_wait(&w->changed, &w->mutex); }
+    if (waits) { set_doing(w, (Doing)before.doing, before.what); }
+    m = *first;
+    *first = m->next;
+    pthread_mutex_unlock(&w->mutex);
+    if (m->head.call != call || m->head.bytes != bytes) {
+        die("rank %d is at another place in the program: it sent message %x of %u bytes where %x "
+            "of %zu was due",
+            rank, m->head.call, m->head.bytes, call, bytes);
+    }
+    memcpy(data, m->data, bytes);
+    free(m);
+}
+
 void group_broadcast(Group *g, Channel channel, void *data, size_t bytes) {
     if (g == NULL) { return; }
     if (g->rank != 0) { receive_call(g, 0, channel, CALL_BROADCAST, data, bytes); }
@@ -438,35 +488,12 @@ bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-static Hello own_hello(const Watch *w) {
-    Hello h = {.magic = "LLM8.c2", .rank = w->rank, .ranks = w->ranks};
-    if (gethostname(h.host, sizeof(h.host) - 1) != 0) { strcpy(h.host, "?"); }
-    return h;
-}
-
-static bool receive_hello(int file, Hello *h, double seconds) {
-    set_timeout(file, SO_RCVTIMEO, seconds);
-    bool whole = recv(file, h, sizeof(*h), MSG_WAITALL) == (ssize_t)sizeof(*h);
-    h->host[sizeof(h->host) - 1] = h->refusal[sizeof(h->refusal) - 1] = '\0';
-    return whole;
-}
-
-// Whether a rank has come. One that came and died may come again.
-static bool is_here(Peer *p) {
-    char byte;
-    if (p->file >= 0 && recv(p->file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0) {
-        close(p->file);
-        p->file = -1;
-    }
-    return p->file >= 0;
-}
-
 // How many ranks have not come, and which: "2, 3, 5".
-static int list_missing(Watch *w, char *text, size_t room) {
+static int list_missing(const Watch *w, char *text, size_t room) {
     int count = 0;
     size_t used = 0;
     for (int r = 1; r < w->ranks; r++) {
-        if (is_here(&w->peers[r])) { continue; }
+        if (w->peers[r].file >= 0) { continue; }
         if (used + 20 < room) {
             const char *format = used + 40 < room ? "%s%d" : "%s...";
             used += (size_t)snprintf(text + used, room - used, format, count > 0 ? ", " : "", r);
@@ -476,131 +503,142 @@ static int list_missing(Watch *w, char *text, size_t room) {
     return count;
 }
 
-// One more connection: a rank's, which gets its place, or a stranger's, which is sent away.
-static bool seat(Watch *w, int file, const char *place, Error *err) {
-    Hello h, answer = own_hello(w);
-    if (!receive_hello(file, &h, HELLO_SECONDS) ||
-        memcmp(h.magic, answer.magic, sizeof(h.magic)) != 0) {
-        warn("a connection to %s was not a rank's, and is ignored", place);
-        close(file);
-        return true;
+// A guest becomes the rank that it says it is. A rank that runs something else is told when all
+// have come: err is filled. False: no rank can take that place.
+static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *err) {
+    Peer *p = &w->peers[h->rank > 0 && h->rank < w->ranks ? h->rank : 0];
+    size_t line = 0, at = 0;
+    if (h->ranks != w->ranks || h->rank < 0 || h->rank >= w->ranks) {
+        return fail(err, "rank %d on %s was started as one of %d ranks, rank 0 as one of %d",
+                    h->rank, h->host, h->ranks, w->ranks);
     }
-    if (h.ranks != w->ranks || h.rank < 0 || h.rank >= w->ranks) {
-        fail(err, "rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h.rank,
-             h.host, h.ranks, w->ranks);
-    } else if (h.rank == 0 || is_here(&w->peers[h.rank])) {
-        fail(err, "two processes say that they are rank %d: one on %s, one on %s", h.rank,
-             w->peers[h.rank].host, h.host);
-    } else {
-        w->peers[h.rank].file = file;
-        memcpy(w->peers[h.rank].host, h.host, sizeof(h.host));
-        return true;
+    if (h->rank == 0 || p->file >= 0) {
+        return fail(err, "two processes say that they are rank %d: one on %s, one on %s", h->rank,
+                    p->host, h->host);
     }
-    snprintf(answer.refusal, sizeof(answer.refusal), "%s", err->text);
-    send(file, &answer, sizeof(answer), MSG_NOSIGNAL);
-    close(file);
-    return false;
+    p->file = guest->file;
+    p->known = true;
+    memcpy(p->host, h->host, HOST);
+    guest->file = -1;
+    for (; h->text[at] == identity[at] && identity[at] != '\0'; at++) {
+        if (identity[at] == '\n') { line = at + 1; }
+    }
+    if (h->text[at] != identity[at] && err->text[0] == '\0') {
+        fail(err,
+             "rank %d: on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks "
+             "need the same program and options",
+             h->rank, h->host, (int)strcspn(h->text + line, "\n"), h->text + line,
+             (int)strcspn(identity + line, "\n"), identity + line);
+    }
+    return true;
 }
 
-static bool meet_as_first(Watch *w, int listener, const char *place, double seconds, Error *err) {
-    double now = wall_seconds(), until = now + seconds, told = now;
+// All connections are read at once, so that one which says nothing holds up nobody. Where there are
+// too many of them, the oldest goes.
+static bool meet_as_first(Watch *w, int listener, const char *place, const char *identity,
+                          double seconds, Error *err) {
+    double now = wall_seconds(), until = now + seconds, tell = now + 10;
+    int all = w->ranks + w->ranks + GUESTS, guests = 0;
     char missing[600];
     bool ok = true;
+    err->text[0] = '\0';
     for (int count; ok && (count = list_missing(w, missing, sizeof(missing))) > 0;) {
         const char *ranks = count > 1 ? "ranks" : "rank";
+        now = wall_seconds();
         if (now >= until) {
             ok = fail(err, "%s %s of %d did not come to %s within %.0f s (--distributed-timeout)",
                       ranks, missing, w->ranks, place, seconds);
             break;
         }
-        if (now - told >= 10) {
+        if (now >= tell) {
             warn("waiting at %s for %s %s of %d", place, ranks, missing, w->ranks);
-            told = now + 50; // then once a minute
+            tell = now + 60;
         }
-        set_timeout(listener, SO_RCVTIMEO, fmin(fmax(until - now, 0.001), 10));
-        int file = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (file >= 0) { ok = seat(w, file, place, err); }
-        now = wall_seconds();
-    }
-    Hello answer = own_hello(w);
-    if (!ok) { snprintf(answer.refusal, sizeof(answer.refusal), "%s", err->text); }
-    for (int r = 1; r < w->ranks; r++) { // who has gone needs no answer
-        if (w->peers[r].file >= 0) {
-            send(w->peers[r].file, &answer, sizeof(answer), MSG_NOSIGNAL);
+        wait_for_input(w, all, listener, fmin(until, tell));
+        for (int i = 0; ok && i < all; i++) {
+            Peer *p = &w->peers[i];
+            Message *m = w->polls[i].revents != 0 ? read_message(p) : NULL;
+            if (m != NULL && !p->known) {
+                ok = seat(w, p, hello_of(m), identity, err);
+                if (!ok) { send_hello(w, p, err->text); }
+            }
+            free(m);
+            if (!p->closed) { continue; }
+            if (i >= w->ranks) {
+                warn("a connection to %s was not a rank's, and is ignored", place);
+            }
+            close_peer(p); // a rank that came and died may come again
+        }
+        int file = w->polls[all].revents != 0 ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+        if (file >= 0) {
+            Peer *guest = &w->peers[w->ranks + guests++ % (all - w->ranks)];
+            close_peer(guest);
+            guest->file = file;
+            set_timeout(file, 10);
         }
     }
-    return ok;
+    for (int r = 1; r < all; r++) { // who has gone needs no answer
+        Peer *p = &w->peers[r];
+        if (r < w->ranks) { send_hello(w, p, err->text); }
+        if (r >= w->ranks) { close_peer(p); }
+    }
+    return err->text[0] == '\0';
 }
 
-static bool meet_as_other(Watch *w, const char *host, int port, double seconds, Error *err) {
+static bool meet_as_other(Watch *w, const char *host, int port, const char *identity,
+                          double seconds, Error *err) {
     const char *why = "";
-    double now = wall_seconds(), until = now + seconds, told = now, pause = 0.01;
-    Hello mine = own_hello(w), first = {.rank = w->rank};
+    double now = wall_seconds(), until = now + seconds, tell = now + 10, pause = 0.01;
     Peer *p = &w->peers[0];
-    // a socket can connect to itself, on a port that no one listens on: it reads its own rank
-    while (first.rank == w->rank) {
-        if (p->file >= 0) { close(p->file); }
+    for (;; pause = fmin(2 * pause, 0.5)) {
         p->file = connect_once(host, port, until, &why);
         now = wall_seconds();
         if (p->file >= 0) {
-            send(p->file, &mine, sizeof(mine), MSG_NOSIGNAL);
-            errno = 0;
-            if (!receive_hello(p->file, &first, until - now + seconds / 8 + HELLO_SECONDS)) {
-                why = errno == 0 ? "it closed the connection" : strerror(errno);
+            Message *m = NULL;
+            double patience = until + seconds / 8 + 5;
+            send_hello(w, p, identity);
+            while (m == NULL && !p->closed && wall_seconds() < patience) {
+                wait_for_input(w, 1, -1, patience);
+                errno = 0;
+                m = read_message(p);
+            }
+            if (m == NULL && p->got > 0) {
                 return fail(err,
-                            "rank 0 at %s port %d gave no answer before all ranks had come: "
-                            "%s",
+                            "what answers at %s port %d is not rank 0 of an llm8.c run: are "
+                            "MASTER_ADDR and MASTER_PORT right?",
+                            host, port);
+            }
+            if (m == NULL) {
+                why = !p->closed   ? "it said nothing"
+                      : errno == 0 ? "it closed the connection"
+                                   : strerror(errno);
+                return fail(err,
+                            "rank 0 at %s port %d gave no answer before all ranks had come: %s",
                             host, port, why);
             }
+            const Hello *h = hello_of(m);
+            bool rank_0 = h->rank == 0;
+            memcpy(p->host, h->host, HOST);
+            fail(err, "%s", h->text);
+            free(m);
+            if (rank_0) { return err->text[0] == '\0'; }
+            close_peer(p); // a socket can connect to itself, on a port that no one listens on
         } else if (now + pause >= until) {
             return fail(err,
                         "rank 0 was not reached at %s port %d within %.0f s "
                         "(--distributed-timeout): %s; are MASTER_ADDR and MASTER_PORT those of "
                         "rank 0, and does it run?",
                         host, port, seconds, why);
-        } else if (now - told >= 10) {
+        } else if (now >= tell) {
             warn("waiting for rank 0 at %s port %d: %s", host, port, why);
-            told = now + 50; // then once a minute
+            tell = now + 60;
         }
         nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * pause)}, NULL);
-        pause = fmin(2 * pause, 0.5);
     }
-    if (memcmp(first.magic, mine.magic, sizeof(mine.magic)) != 0) {
-        return fail(err,
-                    "what answers at %s port %d is not rank 0 of an llm8.c run: are MASTER_ADDR "
-                    "and MASTER_PORT right?",
-                    host, port);
-    }
-    memcpy(p->host, first.host, sizeof(first.host));
-    return first.refusal[0] == '\0' || fail(err, "%s", first.refusal);
-}
-
-// Rank 0's text is every rank's; otherwise the first line that differs is named.
-static bool agree_on_identity(Group *g, const char *mine, Error *err) {
-    size_t bytes = strlen(mine) + 1, line = 0, at = 0;
-    group_broadcast(g, CHANNEL_MAIN, &bytes, sizeof(bytes));
-    char *first = malloc_or_die(bytes);
-    if (g->rank == 0) { memcpy(first, mine, bytes); }
-    group_broadcast(g, CHANNEL_MAIN, first, bytes);
-    for (; mine[at] == first[at] && mine[at] != '\0'; at++) {
-        if (mine[at] == '\n') { line = at + 1; }
-    }
-    bool same = mine[at] == first[at];
-    if (!same) {
-        fail(err,
-             "on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks need the "
-             "same program and options",
-             own_hello(g->watch).host, (int)strcspn(mine + line, "\n"), mine + line,
-             (int)strcspn(first + line, "\n"), first + line);
-    }
-    free(first);
-    return group_agree(g, CHANNEL_MAIN, same, err);
 }
 
 bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
                 const char *identity, double seconds, Error *err) {
-    char place[320];
-    bool ok;
     *g = (Group){.rank = rank, .ranks = ranks};
     if (ranks == 1) { return true; }
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
@@ -611,35 +649,39 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
                  .mutex = PTHREAD_MUTEX_INITIALIZER,
                  .changed = PTHREAD_COND_INITIALIZER};
     w->limit = seconds - 3 * w->tick; // so that all ranks have ended by then
-    w->peers = calloc_or_die((size_t)w->count, sizeof(Peer));
-    for (int r = 0; r < w->count; r++) {
-        w->peers[r] = (Peer){.file = -1, .sending = PTHREAD_MUTEX_INITIALIZER};
-    }
+    if (gethostname(w->host, HOST - 1) != 0) { strcpy(w->host, "?"); }
+    size_t all = (size_t)(rank == 0 ? 2 * ranks + GUESTS : 1);
+    w->peers = calloc_or_die(all, sizeof(Peer));
+    w->polls = calloc_or_die(all + 1, sizeof(struct pollfd));
+    for (size_t i = 0; i < all; i++) { w->peers[i].file = -1, close_peer(&w->peers[i]); }
+    pthread_mutex_lock(&w->mutex);
     if (rank == 0) {
+        char place[320];
         if (listener < 0) { listener = group_listen(host, &port, err); }
-        memcpy(w->peers[0].host, own_hello(w).host, HOST);
+        memcpy(w->peers[0].host, w->host, HOST);
         snprintf(place, sizeof(place), "%s port %d", host, port);
-        ok = listener >= 0 && meet_as_first(w, listener, place, seconds, err);
+        w->runs = listener >= 0 && meet_as_first(w, listener, place, identity, seconds, err);
         if (listener >= 0) { close(listener); }
     } else {
-        ok = meet_as_other(w, host, port, seconds, err);
+        w->runs = meet_as_other(w, host, port, identity, seconds, err);
     }
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];
+        p->known = true;
         p->closed = p->file < 0;
         p->heard = wall_seconds();
         p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
-        set_timeout(p->file, SO_SNDTIMEO, 0);
+        set_timeout(p->file, 0);
         set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // small messages at once
         set_option(p->file, SOL_SOCKET, SO_KEEPALIVE, 1);
     }
     set_doing(w, DOING_WORK, "starting");
+    pthread_mutex_unlock(&w->mutex);
     w->quit = eventfd(0, EFD_CLOEXEC);
-    w->runs = ok;
-    if (ok && pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
+    if (w->runs && pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
         die("the watchdog's thread cannot be started: %s", strerror(errno));
     }
-    ok = ok && agree_on_identity(g, identity, err);
+    bool ok = w->runs;
     if (!ok) { group_close(g); }
     return ok;
 }
@@ -663,11 +705,9 @@ void group_close(Group *g) {
         pthread_join(w->thread, NULL);
     }
     close(w->quit);
-    for (int r = 0; r < w->count; r++) {
-        free(w->peers[r].coming);
-        if (w->peers[r].file >= 0) { close(w->peers[r].file); }
-    }
+    for (int r = 0; r < w->count; r++) { close_peer(&w->peers[r]); }
     free(w->peers);
+    free(w->polls);
     free(w);
     *g = (Group){.ranks = 1};
 }

@@ -242,6 +242,28 @@ static void strangers_are_ignored(void) {
     CHECK_EQUAL(run.status[1], 0);
 }
 
+// Connections that say nothing, as many as there are, hold up no rank and hide none that is
+// missing.
+static void silent_strangers_hold_up_nobody(void) {
+    enum { SILENT = 100 };
+    for (int present = 2; present <= 3; present++) {
+        Place p = place_at("127.0.0.1", 3, 2);
+        Processes run;
+        int files[SILENT];
+        double begin = wall_seconds();
+        for (int i = 0; i < SILENT; i++) { files[i] = connect_to(p.host, p.port); }
+        char *log = run_there(&run, present, join_as_told, &p);
+        CHECK(wall_seconds() - begin < 4);
+        for (int r = 0; r < present; r++) { CHECK_EQUAL(run.status[r], present == 3 ? 0 : 1); }
+        if (present == 2) {
+            CHECK_CONTAINS(log, "rank 0: error: rank 2 of 3 did not come to 127.0.0.1 port ");
+            CHECK_CONTAINS(log, "rank 1: error: rank 2 of 3 did not come to 127.0.0.1 port ");
+        }
+        for (int i = 0; i < SILENT; i++) { close(files[i]); }
+        free(log);
+    }
+}
+
 static void a_wrong_place_is_named(void) {
     static const int only_one[] = {1};
     Processes run;
@@ -318,6 +340,7 @@ int main(void) {
     RUN(many_missing_ranks_are_cut_short);
     RUN(ranks_that_differ_are_refused);
     RUN(strangers_are_ignored);
+    RUN(silent_strangers_hold_up_nobody);
     RUN(a_wrong_place_is_named);
     RUN(a_taken_port_is_named);
     RUN(ranks_may_come_again);

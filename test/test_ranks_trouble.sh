@@ -72,6 +72,14 @@ faults_end_every_rank() {
     no_one_is_left || fail "processes are left: $(pgrep -s 0 -ax standin_trainer)"
 }
 
+# Rank 0 tunes alone, and its GPU hangs: the others wait for its choices.
+a_hang_in_tuning_ends_every_rank() {
+    FAULT=gpu:0 expect_status 4 timeout -k 1 30 "$trainer" "${common[@]}" --gpus 3 --gemm-autotune \
+        --train-iters 2 --distributed-timeout 3 || return
+    grep -q 'rank [12]: error: rank 0 on .* waits, as all ranks do, .* (tuning products)' log ||
+        fail "$(cat log)"
+}
+
 # From what each of them left, to the end that the sound run had.
 every_checkpoint_goes_on() {
     local folder
@@ -245,9 +253,10 @@ restarts_give_up() {
     no_one_is_left || fail "processes are left"
 }
 
-for test in prepare faults_end_every_rank every_checkpoint_goes_on killed_ranks_resume \
-    sanitized_ranks_survive_kills signals_save no_rank_outlives_its_starter bad_starts_are_refused \
-    ranks_start_with_closed_streams one_process_answers ranks_must_see_the_same restarts_resume restarts_give_up; do
+for test in prepare faults_end_every_rank a_hang_in_tuning_ends_every_rank every_checkpoint_goes_on \
+    killed_ranks_resume sanitized_ranks_survive_kills signals_save no_rank_outlives_its_starter \
+    bad_starts_are_refused ranks_start_with_closed_streams one_process_answers \
+    ranks_must_see_the_same restarts_resume restarts_give_up; do
     run $test
 done
 summary

@@ -42,12 +42,12 @@ static int take_part(int rank, void *argument) {
         die("%s", err.text);
     }
     wait_for_others(&g, 57);
+    alarm(20); // should nothing end it
     if (c->all_do != NULL) {
         c->all_do(&g);
         group_close(&g);
         return 0;
     }
-    alarm(20); // should nothing end it
     if (rank == c->who) { c->does(&g); }
     for (;;) { pause(); }
 }
@@ -123,11 +123,25 @@ static void one_dies_in_a_call(Group *g) {
     _exit(99);
 }
 
+// Whatever the others were at: in a call they wait for it.
+static void one_hangs_in_a_call(Group *g) {
+    watch_beat(g->watch, 57, DOING_PAUSE, "reading the checkpoint");
+    if (g->rank == BAD) { wait_for_others(g, 56); }
+    while (g->rank == BAD) { pause(); }
+    group_agree(g, CHANNEL_MAIN, true, NULL);
+}
+
 // ---- what does not ------------------------------------------------------------------------------
 
 static void one_pauses(Group *g) {
     if (g->rank == BAD) { watch_beat(g->watch, 57, DOING_PAUSE, "waiting for a disk"); }
     pass_time(2);
+}
+
+// A disk may take as long as it likes, while the others wait in a call.
+static void one_pauses_in_a_call(Group *g) {
+    if (g->rank == BAD) { one_pauses(g); }
+    group_agree(g, CHANNEL_MAIN, true, NULL);
 }
 
 // Its steps take long, but it gets on; the others wait for it longer than the limit.
@@ -215,7 +229,12 @@ static Case cases[] = {
      .all_do = one_dies_in_a_call,
      .status = {LOST, 128 + SIGKILL, LOST},
      .says = {"has ended without a goodbye", NULL, "has ended without a goodbye"}},
+    {.name = "one hangs in a call",
+     .all_do = one_hangs_in_a_call,
+     .status = {LOST, LOST, LOST},
+     .says = {"rank 1 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
     {.name = "one pauses", .all_do = one_pauses},
+    {.name = "one pauses in a call", .all_do = one_pauses_in_a_call},
     {.name = "one is slow", .all_do = one_is_slow},
     {.name = "one's probe is slow", .all_do = one_probe_is_slow},
     {.name = "one is stopped for a while", .all_do = one_is_stopped_for_a_while},

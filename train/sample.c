@@ -68,11 +68,11 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
     float *scratch = malloc_or_die((size_t)V * sizeof(float));
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
-    run_beat(run, DOING_PAUSE, "writing a sample");
     printf("%ssample after step %lld:\n%s", line_start(STDOUT_FILENO),
            (long long)run->progress.step, o->sample_prompt);
     for (int i = 0; i < o->sample_length; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
+        run_beat(run, DOING_WAIT, "writing a sample");
         const float *logits = next_logits(trainer, tokens + count - n, n);
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
         if (run->has_tokenizer) {

@@ -117,6 +117,7 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
         if (resumed && p->delayed) { restore_scaling(p, checkpoint); }
         gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
     }
+    run_beat(run, DOING_WAIT, "publishing the weights");
     params_publish(p);
     p->measuring = p->fp8 && (!p->delayed || any_unmeasured(p));
 }
