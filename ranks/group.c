@@ -106,33 +106,33 @@ static void set_timeout(int file, double seconds) {
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
 }
 
-// On a numeric address; errno is EINVAL where it is none.
-static int listen_on(const char *address, int port) {
-    struct addrinfo *found;
-    if (resolve(address, port, AI_NUMERICHOST, &found) != 0) {
-        errno = EINVAL;
-        return -1;
-    }
-    int file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (found->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
-    bool ok = file >= 0 && bind(file, found->ai_addr, found->ai_addrlen) == 0 &&
-              listen(file, SOMAXCONN) == 0;
-    int why = errno;
-    freeaddrinfo(found);
-    if (!ok && file >= 0) { close(file); }
-    errno = why;
-    return ok ? file : -1;
-}
-
 int group_listen(const char *host, int *port, Error *err) {
     struct sockaddr_in6 address; // its port is where that of sockaddr_in is
     socklen_t length = sizeof(address);
-    int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port);
-    if (file < 0 && errno == EINVAL) { // a name: every address, of IPv4 alone without IPv6
-        file = listen_on("::", *port);
-        bool no_ipv6 = file < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL);
-        if (no_ipv6) { file = listen_on("0.0.0.0", *port); }
+    // a name: every address, of IPv4 alone without IPv6
+    const char *addresses[] = {strcmp(host, "localhost") == 0 ? "127.0.0.1" : host,
+                               "::", "0.0.0.0"};
+    int file = -1;
+    errno = 0;
+    for (int i = 0; file < 0 && i < 3; i++) {
+        struct addrinfo *found;
+        bool no_ipv6 = errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL;
+        if (i > 0 && !(i == 1 ? errno == EINVAL : no_ipv6)) { break; }
+        if (resolve(addresses[i], *port, AI_NUMERICHOST, &found) != 0) {
+            errno = EINVAL;
+            continue;
+        }
+        file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (found->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+        if (file >= 0 &&
+            (bind(file, found->ai_addr, found->ai_addrlen) != 0 || listen(file, SOMAXCONN) != 0)) {
+            int why = errno;
+            close(file);
+            errno = why;
+            file = -1;
+        }
+        freeaddrinfo(found);
     }
     if (file >= 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0) {
         *port = ntohs(address.sin6_port);
@@ -426,13 +426,7 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 
 // ---- what ranks agree on ------------------------------------------------------------------------
 
-typedef enum { CALL_AGREE = 0x4c380001, CALL_BROADCAST, CALL_GATHER } Call;
-
-static void send_call(Group *g, int rank, Channel channel, int call, const void *data,
-                      size_t bytes) {
-    Header head = {(int32_t)channel, call, (uint32_t)bytes};
-    send_message(&g->watch->peers[rank], true, head, data);
-}
+enum { CALL_BROADCAST = 0x4c380002, CALL_GATHER }; // Header.call
 
 // Whatever the main thread is at, while it receives it waits for another rank.
 static void receive_call(Group *g, int rank, Channel channel, int call, void *data, size_t bytes) {
@@ -460,28 +454,31 @@ void group_broadcast(Group *g, Channel channel, void *data, size_t bytes) {
     if (g == NULL) { return; }
     if (g->rank != 0) { receive_call(g, 0, channel, CALL_BROADCAST, data, bytes); }
     for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        send_call(g, r, channel, CALL_BROADCAST, data, bytes);
+        Header head = {(int32_t)channel, CALL_BROADCAST, (uint32_t)bytes};
+        send_message(&g->watch->peers[r], true, head, data);
     }
 }
 
 void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
+    Header head = {(int32_t)channel, CALL_GATHER, (uint32_t)bytes};
     if (g == NULL || g->rank == 0) { memcpy(all, mine, bytes); }
     if (g == NULL) { return; }
-    if (g->rank != 0) { send_call(g, 0, channel, CALL_GATHER, mine, bytes); }
+    if (g->rank != 0) { send_message(&g->watch->peers[0], true, head, mine); }
     for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
         receive_call(g, r, channel, CALL_GATHER, (char *)all + (size_t)r * bytes, bytes);
     }
 }
 
 bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
-    Error verdict = {""}, theirs; // "": ok
+    Error verdict = {""}; // "": ok
     if (g == NULL || g->ranks == 1) { return ok; }
     if (!ok) { fail(&verdict, "rank %d: %s", g->rank, err != NULL ? err->text : ""); }
-    if (g->rank != 0) { send_call(g, 0, channel, CALL_AGREE, &verdict, sizeof(verdict)); }
-    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        receive_call(g, r, channel, CALL_AGREE, &theirs, sizeof(theirs));
-        if (verdict.text[0] == '\0') { verdict = theirs; }
+    Error *all = calloc_or_die((size_t)g->ranks, sizeof(Error));
+    group_gather(g, channel, &verdict, sizeof(verdict), all);
+    for (int r = g->ranks - 1; r >= 0; r--) {
+        if (all[r].text[0] != '\0') { verdict = all[r]; }
     }
+    free(all);
     group_broadcast(g, channel, &verdict, sizeof(verdict));
     return verdict.text[0] == '\0' || fail(err, "%s", verdict.text);
 }
@@ -681,9 +678,9 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
     if (w->runs && pthread_create(&w->thread, NULL, watch_thread, w) != 0) {
         die("the watchdog's thread cannot be started: %s", strerror(errno));
     }
-    bool ok = w->runs;
-    if (!ok) { group_close(g); }
-    return ok;
+    if (w->runs) { return true; }
+    group_close(g);
+    return false;
 }
 
 void group_close(Group *g) {

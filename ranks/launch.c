@@ -51,17 +51,16 @@ static bool read_int(const char *name, int min, int max, int *value, Error *err)
 }
 
 static bool read_family(Ranks *r, const Family *f, Error *err) {
-    int rank = -1, local = -1, local_ranks = 0, most = RANKS_MAX - 1;
+    int rank = -1, local = -1, local_ranks = 0;
     bool counted = variable(f->ranks) != NULL;
     if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks, err)) { return false; }
     if (variable(f->rank) == NULL && r->ranks == 1 && counted) { return true; }
-    if (counted) { most = r->ranks - 1; }
-    if (!read_int(f->rank, 0, most, &rank, err) ||
-        !read_int(f->local_ranks, 1, most + 1, &local_ranks, err)) {
+    int most = counted ? r->ranks : RANKS_MAX;
+    if (!read_int(f->rank, 0, most - 1, &rank, err) ||
+        !read_int(f->local_ranks, 1, most, &local_ranks, err) ||
+        !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local, err)) {
         return false;
     }
-    if (local_ranks > 0) { most = local_ranks - 1; }
-    if (!read_int(f->local_rank, 0, most, &local, err)) { return false; }
     if (r->ranks == 1) { local = 0; }
     *r = (Ranks){rank, r->ranks, local, local_ranks, .source = f->starter};
     return (counted && rank >= 0 && local >= 0) ||
