@@ -690,7 +690,7 @@ void group_close(Group *g) {
     if (w->runs) {
         pthread_mutex_lock(&w->mutex);
         w->leaving = true;
-        set_doing(w, DOING_PAUSE, "ending"); // the last save of another rank may take long
+        set_doing(w, DOING_WAIT, "ending"); // for a rank that still saves, which pauses
         if (w->rank != 0) { send_all(w, KIND_BYE, NULL, 0); }
         for (int r = 0; r < w->count; r++) {
             Peer *p = &w->peers[r];

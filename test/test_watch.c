@@ -131,6 +131,12 @@ static void one_hangs_in_a_call(Group *g) {
     group_agree(g, CHANNEL_MAIN, true, NULL);
 }
 
+// The others are done, and wait for it to be.
+static void one_hangs_at_the_end(Group *g) {
+    if (g->rank == BAD) { wait_for_others(g, 56); }
+    while (g->rank == BAD) { pause(); }
+}
+
 // ---- what does not ------------------------------------------------------------------------------
 
 static void one_pauses(Group *g) {
@@ -142,6 +148,10 @@ static void one_pauses(Group *g) {
 static void one_pauses_in_a_call(Group *g) {
     if (g->rank == BAD) { one_pauses(g); }
     group_agree(g, CHANNEL_MAIN, true, NULL);
+}
+
+static void one_pauses_at_the_end(Group *g) {
+    if (g->rank == BAD) { one_pauses(g); }
 }
 
 // Its steps take long, but it gets on; the others wait for it longer than the limit.
@@ -233,8 +243,13 @@ static Case cases[] = {
      .all_do = one_hangs_in_a_call,
      .status = {LOST, LOST, LOST},
      .says = {"rank 1 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
+    {.name = "one hangs at the end",
+     .all_do = one_hangs_at_the_end,
+     .status = {LOST, LOST, LOST},
+     .says = {"rank 1 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
     {.name = "one pauses", .all_do = one_pauses},
     {.name = "one pauses in a call", .all_do = one_pauses_in_a_call},
+    {.name = "one pauses at the end", .all_do = one_pauses_at_the_end},
     {.name = "one is slow", .all_do = one_is_slow},
     {.name = "one's probe is slow", .all_do = one_probe_is_slow},
     {.name = "one is stopped for a while", .all_do = one_is_stopped_for_a_while},
