@@ -22,14 +22,15 @@
 enum {
     HOST = 64,            // characters of a machine's name
     GUESTS = 64,          // connections at once that have not said yet who they are, at the least
-    HELLO = 0x4c380004,   // Header.call of a Hello: of a message that begins otherwise, no rank's
     HELLO_MOST = 1 << 20, // bytes
 };
 
-enum { KIND_HELLO = CHANNELS, KIND_BEAT, KIND_BYE, KIND_LOST }; // beside data on a channel
+// What a message is, beside data on a channel. A rank's first is a Hello: what else comes is no
+// rank's.
+enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST, KIND_HELLO = 0x4c384333 };
 
 typedef struct {
-    int32_t kind, call;
+    int32_t kind;
     uint32_t bytes;
 } Header;
 
@@ -172,8 +173,9 @@ static int connect_once(const char *host, int port, double until, const char **w
 // ---- messages -----------------------------------------------------------------------------------
 
 // wait: until the peer has taken it. Otherwise a peer that takes no more is judged by its silence.
-static void send_message(Peer *p, bool wait, Header head, const void *data) {
-    size_t sent = 0, bytes = sizeof(head) + head.bytes;
+static void send_message(Peer *p, bool wait, int kind, const void *data, size_t size) {
+    Header head = {kind, (uint32_t)size};
+    size_t sent = 0, bytes = sizeof(head) + size;
     if (p->file < 0) { return; }
     if (wait) {
         pthread_mutex_lock(&p->sending);
@@ -182,7 +184,7 @@ static void send_message(Peer *p, bool wait, Header head, const void *data) {
     }
     char *frame = malloc_or_die(bytes);
     memcpy(frame, &head, sizeof(head));
-    if (head.bytes > 0) { memcpy(frame + sizeof(head), data, head.bytes); }
+    if (size > 0) { memcpy(frame + sizeof(head), data, size); }
     while (sent < bytes) {
         int flags = MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT);
         ssize_t n = send(p->file, frame + sent, bytes - sent, flags);
@@ -196,8 +198,7 @@ static void send_message(Peer *p, bool wait, Header head, const void *data) {
 }
 
 static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
-    Header head = {kind, 0, (uint32_t)bytes};
-    for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, head, data); }
+    for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
 }
 
 static void send_hello(Watch *w, Peer *p, const char *text) {
@@ -206,7 +207,7 @@ static void send_hello(Watch *w, Peer *p, const char *text) {
     *h = (Hello){.rank = w->rank, .ranks = w->ranks};
     memcpy(h->host, w->host, HOST);
     strcpy(h->text, text);
-    send_message(p, true, (Header){KIND_HELLO, HELLO, (uint32_t)bytes}, h);
+    send_message(p, true, KIND_HELLO, h, bytes);
     free(h);
 }
 
@@ -237,8 +238,8 @@ static Message *read_message(Peer *p) {
         p->heard = wall_seconds();
         p->got += (size_t)n;
         bool header = p->got == sizeof(Header);
-        bool hello = m->head.kind == KIND_HELLO && m->head.call == HELLO &&
-                     m->head.bytes > sizeof(Hello) && m->head.bytes <= HELLO_MOST;
+        bool hello = m->head.kind == KIND_HELLO && m->head.bytes > sizeof(Hello) &&
+                     m->head.bytes <= HELLO_MOST;
         p->closed = header && !p->known && !hello;
         if (header && m->head.bytes > 0) {
             p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
@@ -426,10 +427,8 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 
 // ---- what ranks agree on ------------------------------------------------------------------------
 
-enum { CALL_BROADCAST = 0x4c380002, CALL_GATHER }; // Header.call
-
 // Whatever the main thread is at, while it receives it waits for another rank.
-static void receive_call(Group *g, int rank, Channel channel, int call, void *data, size_t bytes) {
+static void receive_call(Group *g, int rank, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     Message **first = &w->peers[rank].first[channel], *m;
     pthread_mutex_lock(&w->mutex);
@@ -441,31 +440,29 @@ static void receive_call(Group *g, int rank, Channel channel, int call, void *da
     m = *first;
     *first = m->next;
     pthread_mutex_unlock(&w->mutex);
-    if (m->head.call != call || m->head.bytes != bytes) {
-        die("rank %d is at another place in the program: it sent message %x of %u bytes where %x "
-            "of %zu was due",
-            rank, m->head.call, m->head.bytes, call, bytes);
+    if (m->head.bytes != bytes) {
+        die("rank %d is at another place in the program: it sent %u bytes where %zu were due", rank,
+            m->head.bytes, bytes);
     }
     memcpy(data, m->data, bytes);
     free(m);
 }
 
 void group_broadcast(Group *g, Channel channel, void *data, size_t bytes) {
-    if (g == NULL) { return; }
-    if (g->rank != 0) { receive_call(g, 0, channel, CALL_BROADCAST, data, bytes); }
-    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        Header head = {(int32_t)channel, CALL_BROADCAST, (uint32_t)bytes};
-        send_message(&g->watch->peers[r], true, head, data);
+    if (g != NULL && g->rank != 0) { receive_call(g, 0, channel, data, bytes); }
+    for (int r = 1; g != NULL && g->rank == 0 && r < g->ranks; r++) {
+        send_message(&g->watch->peers[r], true, (int)channel, data, bytes);
     }
 }
 
 void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
-    Header head = {(int32_t)channel, CALL_GATHER, (uint32_t)bytes};
-    if (g == NULL || g->rank == 0) { memcpy(all, mine, bytes); }
-    if (g == NULL) { return; }
-    if (g->rank != 0) { send_message(&g->watch->peers[0], true, head, mine); }
-    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
-        receive_call(g, r, channel, CALL_GATHER, (char *)all + (size_t)r * bytes, bytes);
+    if (g != NULL && g->rank != 0) {
+        send_message(&g->watch->peers[0], true, (int)channel, mine, bytes);
+        return;
+    }
+    memcpy(all, mine, bytes);
+    for (int r = 1; g != NULL && r < g->ranks; r++) {
+        receive_call(g, r, channel, (char *)all + (size_t)r * bytes, bytes);
     }
 }
 
