@@ -84,31 +84,3 @@ ranks_of() {
 no_one_is_left() {
     ! pgrep -s 0 -x standin_trainer >/dev/null
 }
-
-# A run of which a random rank is killed after a random time, until that has happened $1 times.
-# The rest are the program and its options.
-kill_ranks() {
-    local kills=$1 starter status ranks
-    shift
-    while true; do
-        "$@" --gpus 3 --save killed --save-interval 1 --resume latest >out 2>err &
-        starter=$!
-        if [[ $kills -gt 0 ]]; then
-            sleep "0.$(printf '%03d' $((RANDOM % 250 + 40)))"
-            mapfile -t ranks < <(ranks_of $starter)
-            if [[ ${#ranks[@]} -gt 0 ]]; then
-                kill -9 "${ranks[RANDOM % ${#ranks[@]}]}" 2>/dev/null
-            fi
-        fi
-        status=0
-        wait $starter || status=$?
-        case $status in
-        0) return ;;
-        137) kills=$((kills - 1)) total_kills=$((total_kills + 1)) ;;
-        *)
-            fail "status $status: $(cat err)"
-            return 1
-            ;;
-        esac
-    done
-}

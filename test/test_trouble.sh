@@ -1,74 +1,15 @@
 #!/usr/bin/env bash
-# The whole trainer in trouble: killed, stopped, out of disk, out of numbers.
+# The whole trainer in trouble: stopped, out of disk, out of numbers. test_kills.sh kills it.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 metrics_tool=$root/build/plain/metrics_tool
 export LD_LIBRARY_PATH=$root/build/standin
-RANDOM=4 # the delays below repeat, as far as delays can
 
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
 
 prepare() {
     make_text 1 1500 >text
     "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
-}
-
-# Trains with --save $1, killed after random times until it has been killed $2 times, then to the
-# end. The rest are options.
-train_killed() {
-    local folder=$1 kills=$2 status
-    shift 2
-    while true; do
-        "$@" --save "$folder" --resume latest >killed.log 2>&1 &
-        local run=$!
-        if [[ $kills -gt 0 ]]; then
-            sleep "0.0$((RANDOM % 90 + 10))"
-            kill -9 $run 2>/dev/null
-        fi
-        status=0
-        wait $run 2>/dev/null || status=$?
-        case $status in
-        0) return ;;
-        137) kills=$((kills - 1)) total_kills=$((total_kills + 1)) ;;
-        *)
-            fail "status $status: $(tail -n 2 killed.log)"
-            return 1
-            ;;
-        esac
-    done
-}
-
-killed_runs_end_as_others_do() {
-    local interval total_kills=0 options
-    for ((round = 0; total_kills < 50 && round < 60; round++)); do
-        interval=$((round % 5 + 1)) options=(--train-iters 60)
-        if ((round % 2 == 1)); then options+=(--fp8-format hybrid --fp8-amax-history-len 7); fi
-        if [[ ! -d straight.$((round % 2)) ]]; then
-            expect_status 0 train_gpt "${common[@]}" "${options[@]}" \
-                --save straight.$((round % 2)) --save-interval 60 || return
-        fi
-        rm -rf killed
-        train_killed killed 8 "$root/train_gpt" "${common[@]}" "${options[@]}" \
-            --save-interval $interval --keep $((round % 3)) || return
-        same_checkpoint straight.$((round % 2))/step_00000060 killed/step_00000060 ||
-            fail "round $round: another end"
-        "$metrics_tool" killed/metrics.jsonl >steps || fail "metrics.jsonl after a kill"
-        "$metrics_tool" straight.$((round % 2))/metrics.jsonl | cmp -s - steps || fail "metrics"
-        if compgen -G 'killed/.tmp*' >found || compgen -G 'killed/.old*' >found; then
-            fail "left over: $(cat found)"
-        fi
-    done
-    [[ $total_kills -ge 50 ]] || fail "only $total_kills kills hit a run"
-}
-
-sanitized_runs_survive_kills() {
-    local total_kills=0
-    rm -rf killed
-    train_killed killed 5 "$root/build/asan/train_gpt" "${common[@]}" --train-iters 60 \
-        --save-interval 2 || return
-    [[ $total_kills -gt 0 ]] || fail "no kill hit"
-    expect_status 0 train_gpt --save killed --list-checkpoints || return
-    ! has log damaged || fail "$(cat log)"
 }
 
 # A run that is sent signal $1 after its first steps; its exit status goes to `status`.
@@ -379,7 +320,7 @@ saving_fails_on_a_full_disk() {
 }
 
 run prepare
-for test in killed_runs_end_as_others_do sanitized_runs_survive_kills signals_save_and_say_so \
+for test in signals_save_and_say_so \
     a_hangup_that_is_ignored_stays_so a_reader_that_leaves_ends_no_run \
     a_folder_that_is_moved_is_made_anew nonfinite_steps_are_skipped_and_counted \
     divergence_is_printed_as_numbers infinite_weights_are_not_loaded_in_silence \
