@@ -336,7 +336,7 @@ static bool check_values(const Options *o, Error *err) {
 
 bool options_finish_batch(Options *o, int ranks, Error *err) {
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
-    if (o->global_batch_size == 0) { o->global_batch_size = (int)whole; }
+    if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
     if (o->global_batch_size % whole != 0) {
         return fail(err,
                     "--global-batch-size %d: must be a multiple of --micro-batch-size %d x %d "

@@ -5,6 +5,10 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // 0xff...: NaN in FP32, BF16, E4M3 and E5M2
 
+// No machine has this much. Sums stop there: those of the largest model that options can describe
+// would overflow.
+static const int64_t most_bytes = 1ll << 60;
+
 static bool guarded(void) {
     const char *text = getenv("LLM8_GUARD");
     return text != NULL && strcmp(text, "1") == 0;
@@ -27,12 +31,14 @@ void plan_buffer(Plan *plan, const char *category, const char *name, int64_t byt
                  void **pointer) {
     *pointer = NULL;
     if (bytes == 0) { return; }
+    bytes = min64(bytes, most_bytes);
     if (plan->count == plan->room) {
         plan->room = plan->room > 0 ? 2 * plan->room : 64;
         plan->rows = realloc_or_die(plan->rows, (size_t)plan->room * sizeof(PlanRow));
     }
     plan->rows[plan->count++] = (PlanRow){name, category, bytes, plan->phase, pointer, NULL};
-    plan->phase_bytes[plan->phase] += room_of(bytes);
+    int64_t *phase = &plan->phase_bytes[plan->phase];
+    *phase = min64(*phase + room_of(bytes), most_bytes);
     plan->bytes = 0;
     for (int i = 0; i < PHASE_COUNT; i++) {
         plan->bytes = max64(plan->bytes, phase_begin(plan, i) + plan->phase_bytes[i]);
@@ -63,7 +69,7 @@ static int gather_lines(const Plan *plan, Line *lines) {
         }
         if (at == count) { lines[count++] = (Line){row->name, row->category, 0, 0}; }
         lines[at].count++;
-        lines[at].bytes += round_up64(row->bytes, PLAN_ALIGN);
+        lines[at].bytes = min64(lines[at].bytes + round_up64(row->bytes, PLAN_ALIGN), most_bytes);
     }
     qsort(lines, (size_t)count, sizeof(Line), compare_lines);
     return count;
@@ -75,7 +81,9 @@ static int print_category(Line *lines, int count, const char *category, FILE *ou
     int kept = 0;
     char size[32], times[16];
     for (int i = 0; i < count; i++) {
-        if (strcmp(lines[i].category, category) == 0) { sum += lines[i].bytes; }
+        if (strcmp(lines[i].category, category) == 0) {
+            sum = min64(sum + lines[i].bytes, most_bytes);
+        }
     }
     fprintf(out, "  %-34s %12s\n", category, format_bytes(size, (double)sum));
     for (int i = 0; i < count; i++) {

@@ -131,10 +131,30 @@ static void without_the_variable_nothing_is_touched(void) {
     release(&plan);
 }
 
+// What options allow may need more than 2^63 bytes.
+static void sums_do_not_overflow(void) {
+    enum { ROWS = 40 };
+    Plan plan = {0};
+    void *pointers[ROWS];
+    char text[4096] = "";
+    for (int i = 0; i < ROWS; i++) {
+        plan.phase = i % PHASE_COUNT;
+        plan_buffer(&plan, "test", i % 2 ? "odd" : "even", INT64_MAX / (i % 3 + 1), &pointers[i]);
+        CHECK(plan.bytes >= 1ll << 60);
+    }
+    FILE *out = fmemopen(text, sizeof(text), "w");
+    if (out == NULL) { die("no memory to print into"); }
+    plan_print(&plan, out);
+    fclose(out);
+    CHECK(strchr(text, '-') == NULL); // no negative number
+    plan_free(&plan);
+}
+
 int main(void) {
     RUN(buffers_in_use_together_are_apart);
     RUN(overruns_are_named);
     RUN(poison_covers_what_a_step_makes);
     RUN(without_the_variable_nothing_is_touched);
+    RUN(sums_do_not_overflow);
     return test_summary();
 }

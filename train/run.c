@@ -654,7 +654,8 @@ static int largest_micro_batch(const Options *options, int recompute, int adam_d
     o.global_batch_size = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
         o.micro_batch_size = fits + step;
-        if (planned(&o, support) + FIT_OVERHEAD_BYTES <= memory) { fits += step; }
+        bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
+        if (countable && planned(&o, support) <= memory - FIT_OVERHEAD_BYTES) { fits += step; }
     }
     return fits;
 }
