@@ -12,53 +12,28 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { BUFFER_BYTES = 1 << 20 };
-
 static bool fail_path(Error *err, const char *path, int why) {
     return fail(err, "%s: %s", path, strerror(why));
 }
 
 bool writer_open(FileWriter *w, const char *path, Error *err) {
-    *w = (FileWriter){.file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
-    if (w->file < 0) { return fail_path(err, path, errno); }
+    *w = (FileWriter){.file = fopen(path, "we")};
+    if (w->file == NULL) { return fail_path(err, path, errno); }
     path_format(w->path, "%s", path);
-    w->buffer = malloc_or_die(BUFFER_BYTES);
     return true;
-}
-
-static void write_out(FileWriter *w, const unsigned char *data, size_t bytes) {
-    while (bytes > 0 && w->error == 0) {
-        ssize_t written = write(w->file, data, bytes);
-        if (written > 0) {
-            data += written;
-            bytes -= (size_t)written;
-        } else if (written == 0 || errno != EINTR) {
-            w->error = written < 0 ? errno : EIO;
-        }
-    }
 }
 
 void writer_write(FileWriter *w, const void *data, size_t bytes) {
     w->crc = (uint32_t)crc32_z(w->crc, data, bytes);
     w->bytes += (int64_t)bytes;
-    if (w->used + bytes > BUFFER_BYTES) {
-        write_out(w, w->buffer, w->used);
-        w->used = 0;
-    }
-    if (bytes > BUFFER_BYTES) {
-        write_out(w, data, bytes);
-    } else {
-        memcpy(w->buffer + w->used, data, bytes);
-        w->used += bytes;
-    }
+    bool ok = w->error != 0 || fwrite(data, 1, bytes, w->file) == bytes;
+    if (!ok) { w->error = errno; }
 }
 
 bool writer_close(FileWriter *w, Error *err) {
-    write_out(w, w->buffer, w->used);
-    if (w->error == 0 && fsync(w->file) != 0) { w->error = errno; }
-    if (close(w->file) != 0 && w->error == 0) { w->error = errno; }
-    free(w->buffer);
-    w->buffer = NULL;
+    bool ok = w->error != 0 || (fflush(w->file) == 0 && fsync(fileno(w->file)) == 0);
+    if (!ok) { w->error = errno; }
+    if (fclose(w->file) != 0 && w->error == 0) { w->error = errno; }
     return w->error == 0 || fail(err, "%s: could not be written: %s", w->path, strerror(w->error));
 }
 
@@ -132,9 +107,12 @@ bool file_replace(const char *path, const void *data, size_t bytes, Error *err) 
 
 bool link_replace(const char *link, const char *target, Error *err) {
     char fresh[PATH_LENGTH];
+    struct stat info;
     path_format(fresh, "%s.new", link);
     bool made = (unlink(fresh) == 0 || errno == ENOENT) && symlink(target, fresh) == 0;
-    return made ? rename_synced(fresh, link, err) : fail_path(err, fresh, errno);
+    if (!made) { return fail_path(err, fresh, errno); }
+    bool folder = lstat(link, &info) == 0 && S_ISDIR(info.st_mode);
+    return (!folder || folder_remove(link, err)) && rename_synced(fresh, link, err);
 }
 
 bool folder_make(const char *path, Error *err) {
@@ -163,20 +141,39 @@ bool folder_sync(const char *path, Error *err) {
     return why == 0 || fail_path(err, path, why);
 }
 
-bool folder_remove(const char *path, Error *err) {
+char *folder_list(const char *path, Error *err) {
     DIR *folder = opendir(path);
-    if (folder == NULL) { return fail_path(err, path, errno); }
-    bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(folder)) != NULL;) {
-        char file[PATH_LENGTH];
+    char *names = malloc_or_die(1);
+    size_t used = 0;
+    errno = folder == NULL ? errno : 0;
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL; errno = 0) {
+        size_t bytes = strlen(entry->d_name) + 1;
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
-        path_format(file, "%s/%s", path, entry->d_name);
-        if (unlink(file) == 0) { continue; }
-        ok = errno == EISDIR ? folder_remove(file, err) : fail_path(err, file, errno);
+        names = realloc_or_die(names, used + bytes + 1);
+        memcpy(names + used, entry->d_name, bytes);
+        used += bytes;
     }
-    closedir(folder);
-    if (ok && rmdir(path) != 0) { ok = fail_path(err, path, errno); }
-    return ok;
+    int why = errno;
+    if (folder != NULL) { closedir(folder); }
+    names[used] = '\0';
+    if (why == 0) { return names; }
+    free(names);
+    fail_path(err, path, why);
+    errno = why;
+    return NULL;
+}
+
+bool folder_remove(const char *path, Error *err) {
+    if (unlink(path) == 0) { return true; }
+    if (errno != EISDIR) { return fail_path(err, path, errno); }
+    char *names = folder_list(path, err), file[PATH_LENGTH];
+    bool ok = names != NULL;
+    for (const char *name = names; ok && *name != '\0'; name += strlen(name) + 1) {
+        path_format(file, "%s/%s", path, name);
+        ok = folder_remove(file, err);
+    }
+    free(names);
+    return ok && (rmdir(path) == 0 || fail_path(err, path, errno));
 }
 
 bool path_exists(const char *path) {

@@ -4,24 +4,25 @@
 
 #include "common.h"
 
+#include <stdio.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Writes a file through a buffer and keeps its length and its CRC-32 (zlib's). The first error is
-// kept and writer_close() reports it, so writer_write() returns nothing.
+// Writes a file and keeps its length and its CRC-32 (zlib's). The first error is kept and
+// writer_close() reports it, so writer_write() returns nothing.
 typedef struct {
     char path[PATH_LENGTH];
-    int file, error;
-    unsigned char *buffer;
-    size_t used;
+    FILE *file;
+    int error;
     int64_t bytes;
     uint32_t crc;
 } FileWriter;
 
 bool writer_open(FileWriter *w, const char *path, Error *err);
 void writer_write(FileWriter *w, const void *data, size_t bytes);
-// Flushes, syncs to the disk and closes; frees the buffer on failure too.
+// Flushes, syncs to the disk and closes.
 bool writer_close(FileWriter *w, Error *err);
 
 // Opens a regular file to read; -1 when it cannot. What file_read_at cannot read, because the file
@@ -40,15 +41,19 @@ void file_unmap(MappedFile *m);
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
 
 // Replaces a file, or a symbolic link, in one step: the new one is written beside it, synced, then
-// renamed. A link's target is relative to the link's folder.
+// renamed. A link's target is relative to the link's folder; a folder in its place is deleted.
 bool file_replace(const char *path, const void *data, size_t bytes, Error *err);
 bool link_replace(const char *link, const char *target, Error *err);
 
-bool folder_make(const char *path, Error *err);   // with its parents; it may exist already
-bool folder_sync(const char *path, Error *err);   // so that renames in it survive a power cut
-bool folder_remove(const char *path, Error *err); // with everything in it; links are not followed
-bool path_exists(const char *path);               // a dangling link exists
-const char *path_name(const char *path);          // what follows the last slash
+bool folder_make(const char *path, Error *err); // with its parents; it may exist already
+bool folder_sync(const char *path, Error *err); // so that renames in it survive a power cut
+// With everything in it; or a file. Links are deleted, not followed.
+bool folder_remove(const char *path, Error *err);
+// The names in a folder, one after another and an empty one at the end, to be freed. NULL: err and
+// errno say why.
+char *folder_list(const char *path, Error *err);
+bool path_exists(const char *path);      // a dangling link exists
+const char *path_name(const char *path); // what follows the last slash
 
 #ifdef __cplusplus
 }

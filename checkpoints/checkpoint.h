@@ -16,6 +16,7 @@
 //   latest -> step_...      symbolic links
 //   best -> step_...        the lowest validation loss
 //   metrics.jsonl, config.txt
+//   .lock                   held by the run that saves here; its text says which
 //
 // meta.json is one object: "format", "version" (1), the fields of Progress, "ranks", "precision",
 // "layout_size", "data_windows", "data" (the training shards, dataloader/loader.h), "options"
@@ -95,8 +96,10 @@ void saver_start(Saver *saver, const Snapshot *snapshot);
 // Waits for the save under way, if any. Returns false when it failed; rank 0 has then printed why.
 bool saver_wait(Saver *saver);
 
-// Removes what interrupted saves left under a --save folder.
-bool checkpoint_sweep(const char *save, Error *err);
+// Makes the --save folder this run's: creates and locks it, until the process ends; refuses one
+// that holds another run's checkpoints; removes what interrupted saves left in it. Waits
+// --lock-timeout for another run that has it.
+bool checkpoint_claim(const Options *options, Error *err);
 
 // Elements begin..end of the parameter space are in rank's optimizer file, from its element `at`
 // on.
@@ -120,6 +123,9 @@ typedef struct {
     int num_ranges;
     SavedRange *ranges; // in ascending order, without gaps
 } Checkpoint;
+
+// Gives the text of a meta.json the checksum of itself; whether it had it.
+bool meta_seal(char *text, size_t bytes);
 
 // Opens a checkpoint and verifies every byte of it.
 bool checkpoint_open(Checkpoint *c, const char *path, Error *err);
@@ -151,7 +157,8 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
 bool checkpoint_list(const char *save, Error *err);
 
 // The steps of the checkpoints under a folder, newest first, which must be freed; returns how many.
-int checkpoint_steps(const char *save, int64_t **steps);
+// None where there is no folder; -1 where it cannot be read.
+int checkpoint_steps(const char *save, int64_t **steps, Error *err);
 void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 
 #ifdef __cplusplus

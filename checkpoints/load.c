@@ -2,32 +2,39 @@
 #include "checkpoint.h"
 
 #include <cjson/cJSON.h>
-#include <dirent.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
 // ---- opening ------------------------------------------------------------------------------------
 
+bool meta_seal(char *text, size_t bytes) {
+    static const char tail[] = "00000000\"\n}";
+    char stored[8], computed[16];
+    if (bytes < sizeof(tail)) { return false; }
+    char *digits = text + bytes - (sizeof(tail) - 1);
+    memcpy(stored, digits, 8);
+    memcpy(digits, tail, 8);
+    snprintf(computed, sizeof(computed), "%08x", (unsigned)crc32_z(0, (const Bytef *)text, bytes));
+    memcpy(digits, computed, 8);
+    return memcmp(stored, computed, 8) == 0;
+}
+
 // Checks meta.json's checksum of itself, and parses it.
 static cJSON *parse_meta(const char *path, Error *err) {
     enum { META_MAX = 16 << 20 };
-    static const char tail[] = "00000000\"\n}";
-    size_t tail_bytes = sizeof(tail) - 1;
     MappedFile file;
     cJSON *meta = NULL;
     if (!file_map(&file, path, err)) { return NULL; }
-    if (file.bytes > tail_bytes && file.bytes < META_MAX) {
-        char *text = malloc_or_die(file.bytes), stored[9] = "", computed[16];
-        memcpy(text, file.data, file.bytes);
-        memcpy(stored, text + file.bytes - tail_bytes, 8);
-        memcpy(text + file.bytes - tail_bytes, tail, 8);
-        snprintf(computed, sizeof(computed), "%08x",
-                 (unsigned)crc32(0, (const Bytef *)text, (uInt)file.bytes));
-        if (strcmp(stored, computed) == 0) { meta = cJSON_ParseWithLength(text, file.bytes); }
+    if (file.bytes < META_MAX) {
+        char *text = malloc_or_die(file.bytes);
+        if (file.bytes > 0) { memcpy(text, file.data, file.bytes); }
+        if (meta_seal(text, file.bytes)) { meta = cJSON_ParseWithLength(text, file.bytes); }
         free(text);
     }
     file_unmap(&file);
@@ -44,10 +51,8 @@ static double number_of(const cJSON *json, const char *name) {
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
-// A number from 0 to 2^53, or -1.
 static int64_t count_of(const cJSON *json, const char *name) {
-    double value = number_of(json, name);
-    return value >= 0 && value <= 0x1p53 ? (int64_t)value : -1;
+    return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
 static const char *text_of(const cJSON *json, const char *name) {
@@ -80,8 +85,9 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     c->data_windows = count_of(meta, "data_windows");
     c->layout_size = count_of(meta, "layout_size");
     const Progress *p = &c->progress;
-    if (p->step < 0 || p->samples < 0 || p->tokens < 0 || p->skipped < 0 || skipped_in_row < 0 ||
-        skipped_in_row > INT32_MAX || ranks < 1 || ranks > RANKS_MAX || c->layout_size < 0) {
+    if (p->samples < 0 || p->tokens < 0 || skipped_in_row < 0 || skipped_in_row > INT32_MAX ||
+        p->skipped < skipped_in_row || p->step < p->skipped || ranks < 1 || ranks > RANKS_MAX ||
+        c->layout_size < 0) {
         return fail(err, "%s/meta.json: a number is missing or out of range", c->path);
     }
     c->ranks = (int)ranks;
@@ -93,9 +99,9 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
 }
 
 // Verifies the length and the checksum of every file that meta.json lists.
-static bool check_files(Checkpoint *c, const cJSON *meta, Error *err) {
+static bool check_files(Checkpoint *c, const cJSON *files, Error *err) {
     enum { NAME_MAX_LENGTH = 100 };
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files"), *file;
+    const cJSON *file;
     if (!cJSON_IsArray(files)) { return fail(err, "%s/meta.json: no list of files", c->path); }
     cJSON_ArrayForEach(file, files) {
         const char *name = text_of(file, "name"), *crc = text_of(file, "crc32");
@@ -118,6 +124,24 @@ static bool check_files(Checkpoint *c, const cJSON *meta, Error *err) {
         c->bytes += bytes;
     }
     return true;
+}
+
+static bool is_listed(const cJSON *files, const char *name) {
+    const cJSON *file;
+    cJSON_ArrayForEach(file, files) {
+        if (strcmp(text_of(file, "name"), name) == 0) { return true; }
+    }
+    return false;
+}
+
+// Opens a file of tensors, which meta.json must list: check_files has then verified it.
+static bool open_tensors(const Checkpoint *c, const cJSON *files, const char *name, SafeTensors *st,
+                         Error *err) {
+    char path[PATH_LENGTH];
+    path_format(path, "%s/%s", c->path, name);
+    return is_listed(files, name)
+               ? safetensors_open(st, path, err)
+               : fail(err, "%s/meta.json: its list of files lacks %s", c->path, name);
 }
 
 // Adds the ranges "begin:end,begin:end" of a rank to c->ranges; returns how many elements they
@@ -147,22 +171,22 @@ static int compare_ranges(const void *a, const void *b) {
 }
 
 // Opens every rank's file. Their ranges together must be the parameter space, every element once.
-static bool open_optimizer(Checkpoint *c, Error *err) {
+static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
     for (int r = 0; r < c->ranks; r++) {
         SafeTensors *st = &c->optimizer[r];
-        char path[PATH_LENGTH];
-        path_format(path, "%s/optimizer-%d-of-%d.safetensors", c->path, r, c->ranks);
-        if (!safetensors_open(st, path, err)) { return false; }
+        char name[64];
+        snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", r, c->ranks);
+        if (!open_tensors(c, files, name, st, err)) { return false; }
         cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
         cJSON_Delete(metadata);
-        if (elements < 0) { return fail(err, "%s: its list of ranges is wrong", path); }
+        if (elements < 0) { return fail(err, "%s: its list of ranges is wrong", st->path); }
         for (int kind = 0; kind < 3; kind++) {
             const TensorEntry *e = safetensors_find(st, kinds[kind]);
             if (e == NULL || e->dims != 1 || e->shape[0] != elements || e->dtype > DTYPE_F16) {
-                return fail(err, "%s: '%s' is missing or not %lld floating-point numbers", path,
+                return fail(err, "%s: '%s' is missing or not %lld floating-point numbers", st->path,
                             kinds[kind], (long long)elements);
             }
         }
@@ -185,13 +209,13 @@ static bool open_checkpoint(Checkpoint *c, const char *path, bool check, Error *
     if (!path_exists(path)) { return fail(err, "%s: no such checkpoint", path); }
     path_format(file, "%s/meta.json", path);
     cJSON *meta = parse_meta(file, err);
-    bool ok = meta != NULL && read_meta(c, meta, err) && (!check || check_files(c, meta, err)) &&
-              open_optimizer(c, err);
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
+    bool ok = meta != NULL && read_meta(c, meta, err) && (!check || check_files(c, files, err)) &&
+              open_optimizer(c, files, err) &&
+              open_tensors(c, files, "model.safetensors", &c->model, err) &&
+              (!is_listed(files, "scaling.safetensors") ||
+               open_tensors(c, files, "scaling.safetensors", &c->scaling, err));
     cJSON_Delete(meta);
-    path_format(file, "%s/model.safetensors", path);
-    ok = ok && safetensors_open(&c->model, file, err);
-    path_format(file, "%s/scaling.safetensors", path);
-    ok = ok && (!path_exists(file) || safetensors_open(&c->scaling, file, err));
     if (!ok) { checkpoint_close(c); }
     return ok;
 }
@@ -228,32 +252,42 @@ static int newest_first(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-int checkpoint_steps(const char *save, int64_t **steps) {
+// The step of a checkpoint's name; -1: another name.
+static int64_t step_of(const char *name) {
+    char exact[40];
+    long long step = strncmp(name, "step_", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
+    snprintf(exact, sizeof(exact), "step_%08lld", step);
+    return strcmp(name, exact) == 0 ? step : -1;
+}
+
+int checkpoint_steps(const char *save, int64_t **steps, Error *err) {
     int count = 0;
+    char path[PATH_LENGTH], *names = folder_list(save, err);
+    struct stat info;
     *steps = NULL;
-    DIR *folder = opendir(save);
-    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;) {
-        long long step;
-        int length;
-        if (sscanf(entry->d_name, "step_%lld%n", &step, &length) == 1 && step >= 0 &&
-            entry->d_name[length] == '\0') {
-            *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
-            (*steps)[count++] = step;
-        }
+    if (names == NULL) { return errno == ENOENT ? 0 : -1; }
+    for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
+        path_format(path, "%s/%s", save, name);
+        bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode); // or it cannot be told
+        if (!folder || step_of(name) < 0) { continue; }
+        *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
+        (*steps)[count++] = step_of(name);
     }
-    if (folder != NULL) { closedir(folder); }
+    free(names);
     if (count > 0) { qsort(*steps, (size_t)count, sizeof(int64_t), newest_first); }
-    return count;
+    path_format(path, "%s/latest", save);
+    if (count > 0 || access(path, F_OK) != 0) { return count; }
+    fail(err, "%s is a folder without a step_... beside it: give it the name of its step", path);
+    return -1;
 }
 
 // The step that `latest` points to, or -1.
 static int64_t latest_step(const char *save) {
     char link[PATH_LENGTH], target[PATH_LENGTH];
-    long long step;
     path_format(link, "%s/latest", save);
     ssize_t length = readlink(link, target, sizeof(target) - 1);
     target[length > 0 ? length : 0] = '\0';
-    return sscanf(target, "step_%lld", &step) == 1 ? step : -1;
+    return step_of(target);
 }
 
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err) {
@@ -265,7 +299,8 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
     }
     *found = false;
     int64_t *steps, latest = latest_step(options->save);
-    int count = checkpoint_steps(options->save, &steps);
+    int count = checkpoint_steps(options->save, &steps, &why);
+    if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
     for (int i = 0; i < count && !*found; i++) {
         char path[PATH_LENGTH];
         if (latest >= 0 && steps[i] > latest) { continue; }
@@ -283,7 +318,8 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
 
 bool checkpoint_list(const char *save, Error *err) {
     int64_t *steps, latest = latest_step(save);
-    int count = checkpoint_steps(save, &steps);
+    int count = checkpoint_steps(save, &steps, err);
+    if (count < 0) { return false; }
     if (count == 0) { return fail(err, "--list-checkpoints: none under %s", save); }
     printf("%10s  %10s  %10s  %-9s %5s  %10s  %-20s  %s\n", "step", "loss", "valid loss",
            "precision", "ranks", "size", "written", "state");
@@ -403,14 +439,15 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         safetensors_read_floats(e[TARGET], i, 1, &was);
         if (was != target) { slot->scale *= target / was; }
         slot->scale_inv = 1.0f / slot->scale;
-        slot->count = count > 0 ? count : 0;
+        slot->count = count;
+        ok = ok && count >= 0 && count <= c->progress.step;
         // both histories are rings: entry k is at k % length
         safetensors_read_floats(e[AMAX], (int64_t)i * saved_length, saved_length, saved);
-        int known = (int)min64(slot->count, min64(saved_length, length));
-        for (int k = slot->count - known; k < slot->count; k++) {
+        int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
+        for (int k = count - known; k < count; k++) {
             history[(int64_t)i * length + k % length] = saved[k % saved_length];
         }
     }
     free(saved);
-    return true;
+    return ok || fail(err, "%s: it has counted more steps than the run", c->scaling.path);
 }

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +27,9 @@ const char *dtype_name(Dtype dtype) {
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// A JSON number that is a whole number from 0 to 2^53.
-static bool read_count(const cJSON *item, int64_t *out) {
+int64_t json_count(const cJSON *item) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    *out = value >= 0 && value <= 0x1p53 ? (int64_t)value : -1;
-    return (double)*out == value && value >= 0;
+    return value >= 0 && value <= 0x1p53 && value == floor(value) ? (int64_t)value : -1;
 }
 
 // Reads "name": {...}; data: what follows the header.
@@ -43,18 +42,19 @@ static bool read_entry(TensorEntry *e, const cJSON *item, const unsigned char *d
     while (type < DTYPES && strcmp(dtype->valuestring, dtypes[type].name) != 0) { type++; }
     *e = (TensorEntry){.dtype = (Dtype)type};
     if (strlen(item->string) >= TENSOR_NAME || type == DTYPES || !cJSON_IsArray(shape) ||
-        !cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
-        !read_count(offsets->child, &e->begin) || !read_count(offsets->child->next, &e->end) ||
-        e->begin > e->end || e->end > data_bytes) {
+        !cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2) {
         return false;
     }
+    e->begin = json_count(offsets->child);
+    e->end = json_count(offsets->child->next);
+    if (e->begin < 0 || e->begin > e->end || e->end > data_bytes) { return false; }
     strcpy(e->name, item->string);
     e->data = data + e->begin;
     int64_t elements = 1;
     const cJSON *dim;
     cJSON_ArrayForEach(dim, shape) {
-        int64_t size;
-        if (e->dims == TENSOR_DIMS || !read_count(dim, &size)) { return false; }
+        int64_t size = json_count(dim);
+        if (e->dims == TENSOR_DIMS || size < 0) { return false; }
         if (size > 0 && elements > INT64_MAX / 8 / size) { return false; }
         elements *= size;
         e->shape[e->dims++] = size;

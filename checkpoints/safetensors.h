@@ -43,6 +43,11 @@ typedef struct {
     char *metadata;       // the JSON of __metadata__, or NULL
 } SafeTensors;
 
+struct cJSON;
+
+// A JSON number that is a whole number from 0 to 2^53; -1: another item, or NULL.
+int64_t json_count(const struct cJSON *item);
+
 bool safetensors_open(SafeTensors *st, const char *path, Error *err);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);

@@ -5,16 +5,16 @@
 #include "hugging_face.h"
 
 #include <cjson/cJSON.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include <zlib.h>
 
 // ---- files --------------------------------------------------------------------------------------
 
@@ -136,6 +136,13 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileEntry *en
     return ok;
 }
 
+static const char *utc_now(char out[32]) {
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    return out;
+}
+
 static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *files, int count,
                        Error *err) {
     const Progress *p = &s->progress;
@@ -160,13 +167,10 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *f
         {"data_windows", (double)s->data_windows},
     };
     char path[PATH_LENGTH], created[32], digits[40], value[OPTION_TEXT];
-    time_t now = time(NULL);
-    struct tm utc;
-    strftime(created, sizeof(created), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
     cJSON *meta = cJSON_CreateObject();
     cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
     cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
-    cJSON_AddStringToObject(meta, "created", created);
+    cJSON_AddStringToObject(meta, "created", utc_now(created));
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
     if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
@@ -192,16 +196,24 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *f
     cJSON_AddStringToObject(meta, "crc32", "00000000");
     char *text = cJSON_Print(meta);
     cJSON_Delete(meta);
-    size_t length = strlen(text);
-    snprintf(digits, sizeof(digits), "%08x", (unsigned)crc32(0, (const Bytef *)text, (uInt)length));
-    memcpy(text + length - strlen("00000000\"\n}"), digits, 8);
+    meta_seal(text, strlen(text));
     path_format(path, "%s/meta.json", folder);
-    bool ok = file_replace(path, text, length, err);
+    bool ok = file_replace(path, text, strlen(text), err);
     cJSON_free(text);
     return ok;
 }
 
 // ---- from files to a checkpoint -----------------------------------------------------------------
+
+// Deletes a checkpoint, or what is left of one. Of a link only the link; nothing outside --save.
+static void discard(const char *path, const char *known_as) {
+    char target[1];
+    Error err;
+    if (readlink(path, target, sizeof(target)) >= 0) {
+        warn("%s: a link: it is deleted, what it points to is not", known_as);
+    }
+    if (!folder_remove(path, &err)) { warn("%s could not be deleted: %s", known_as, err.text); }
+}
 
 // Gives the folder `fresh` its name under --save and reads it back there. A checkpoint that has the
 // name already (of a run that went back and came here again) changes places with it, so that the
@@ -213,7 +225,7 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
     checkpoint_path(path, save, s->progress.step);
     bool swapped = renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) == 0;
     if (!swapped) {
-        if (errno != ENOENT && path_exists(path) && !folder_remove(path, err)) { return false; }
+        if (errno != ENOENT && path_exists(path)) { discard(path, path); }
         if (rename(fresh, path) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
     }
     if (!folder_sync(save, err) || !checkpoint_open(&c, path, err)) {
@@ -221,35 +233,39 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
         return false;
     }
     checkpoint_close(&c);
-    if (swapped && !folder_remove(fresh, err)) { return false; }
+    if (swapped) { discard(fresh, path); }
     const char *name = strrchr(path, '/') + 1;
-    path_format(link, "%s/latest", save);
-    if (!link_replace(link, name, err)) { return false; }
+    // `best` first: a run that resumes from `latest` would not mark that step again
     path_format(link, "%s/best", save);
-    return !s->best || link_replace(link, name, err);
+    if (s->best && !link_replace(link, name, err)) { return false; }
+    path_format(link, "%s/latest", save);
+    return link_replace(link, name, err);
 }
 
 // Deletes all but the newest --keep checkpoints, `best` and the proven one, up to this step.
-static bool prune(const Snapshot *s, Error *err) {
+static void prune(const Snapshot *s) {
     const char *save = s->options->save;
+    Error err;
     int64_t *steps;
-    int count = checkpoint_steps(save, &steps), keep = s->options->keep, kept = 0;
+    int count = checkpoint_steps(save, &steps, &err), keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH], link[PATH_LENGTH], best[PATH_LENGTH] = "";
     path_format(link, "%s/best", save);
     ssize_t length = readlink(link, best, sizeof(best) - 1);
     best[length > 0 ? length : 0] = '\0';
-    bool ok = true;
-    for (int i = 0; keep > 0 && ok && i < count; i++) {
+    if (count < 0) { warn("older checkpoints could not be deleted: %s", err.text); }
+    for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
         if (steps[i] > s->progress.step || strcmp(strrchr(path, '/') + 1, best) == 0) { continue; }
         if (kept++ < keep || steps[i] == s->progress.proven) { continue; }
         // renamed first, so that an interrupted deletion does not look like a damaged checkpoint
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
-        ok = rename(path, doomed) == 0 ? folder_remove(doomed, err)
-                                       : fail(err, "%s: %s", path, strerror(errno));
+        if (rename(path, doomed) == 0) {
+            discard(doomed, path);
+        } else {
+            warn("%s could not be deleted: %s", path, strerror(errno));
+        }
     }
     free(steps);
-    return ok;
 }
 
 bool checkpoint_save(const Snapshot *s, Error *err) {
@@ -278,24 +294,101 @@ bool checkpoint_save(const Snapshot *s, Error *err) {
         if (first) { folder_remove(fresh, NULL); } // which frees its room on a full disk
         return fail(err, "%s; earlier checkpoints are as they were", why.text);
     }
-    return group_agree(s->group, CHANNEL_SAVE, !first || prune(s, &why), &why) ||
-           fail(err, "it is saved, but an older one could not be deleted: %s", why.text);
+    if (first) { prune(s); }
+    return true;
 }
 
-bool checkpoint_sweep(const char *save, Error *err) {
-    DIR *folder = opendir(save);
-    bool ok = true;
-    for (struct dirent *entry; ok && folder != NULL && (entry = readdir(folder)) != NULL;) {
-        char path[PATH_LENGTH];
-        path_format(path, "%s/%s", save, entry->d_name);
-        if (strncmp(entry->d_name, ".tmp-step_", 10) == 0 ||
-            strncmp(entry->d_name, ".old-step_", 10) == 0) {
-            ok = folder_remove(path, err);
+// ---- one run a folder ---------------------------------------------------------------------------
+
+// The lock is the kernel's, or the NFS server's, and ends with the process. The file is not closed,
+// which would give the lock back, and never deleted. Its text says who holds the lock.
+static bool lock_folder(const Options *o, Error *err) {
+    char path[PATH_LENGTH], host[256] = "", since[32], holder[400];
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    double until = wall_seconds() + o->lock_timeout;
+    path_format(path, "%s/.lock", o->save);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0) { return fail(err, "%s: %s", path, strerror(errno)); }
+    for (bool told = false; fcntl(file, F_SETLK, &whole) != 0; told = true) {
+        if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
+            warn("%s: no lock (%s): nothing keeps a second run out", path, strerror(errno));
+            return true;
         }
+        ssize_t length = pread(file, holder, sizeof(holder) - 1, 0);
+        holder[length > 0 ? length : 0] = '\0';
+        if (wall_seconds() >= until) {
+            close(file);
+            return fail(err,
+                        "%s: in use by another run: %s; end that run, or give another --save; if "
+                        "its machine is gone, delete %s",
+                        o->save, holder, path);
+        }
+        if (!told) {
+            warn("--save %s: in use by another run: %s; waiting up to %d s (--lock-timeout)",
+                 o->save, holder, o->lock_timeout);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
-    if (folder != NULL) { closedir(folder); }
-    return ok;
+    gethostname(host, sizeof(host) - 1);
+    if (ftruncate(file, 0) != 0 ||
+        dprintf(file, "host %s, pid %d, since %s", host, (int)getpid(), utc_now(since)) < 0 ||
+        fsync(file) != 0) {
+        warn("%s: %s", path, strerror(errno));
+    }
+    return true;
 }
+
+// Whether two paths lead to one folder.
+static bool same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// Refuses a folder with checkpoints of another run than the one that is resumed.
+static bool check_owner(const Options *o, Error *err) {
+    char path[PATH_LENGTH], *real = realpath(o->resume, NULL);
+    int64_t *steps;
+    int count = checkpoint_steps(o->save, &steps, err);
+    int64_t newest = count > 0 ? steps[0] : 0;
+    free(steps);
+    path_format(path, "%s", o->resume);
+    bool own = count == 0 || strcmp(path, "latest") == 0 || same_folder(dirname(path), o->save) ||
+               (real != NULL && same_folder(dirname(real), o->save));
+    free(real);
+    if (count < 0 || own) { return count >= 0; }
+    if (o->resume[0] == '\0') {
+        return fail(err,
+                    "%s: a run has saved there up to step %lld; resume it with --resume latest, or "
+                    "give another --save",
+                    o->save, (long long)newest);
+    }
+    return fail(err,
+                "%s: holds checkpoints of another run than --resume %s; give another --save, or "
+                "--load to start a new run from its weights",
+                o->save, o->resume);
+}
+
+bool checkpoint_claim(const Options *o, Error *err) {
+    // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
+    enum { LONGEST = PATH_LENGTH - 64 };
+    char path[PATH_LENGTH], *names;
+    if (strlen(o->save) > LONGEST) {
+        return fail(err, "%.40s...: longer than %d characters", o->save, LONGEST);
+    }
+    if (!folder_make(o->save, err) || !lock_folder(o, err) || !check_owner(o, err) ||
+        (names = folder_list(o->save, err)) == NULL) {
+        return false;
+    }
+    for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
+        path_format(path, "%s/%s", o->save, name);
+        bool left = strncmp(name, ".tmp-step_", 10) == 0 || strncmp(name, ".old-step_", 10) == 0;
+        if (left) { discard(path, path); }
+    }
+    free(names);
+    return true;
+}
+
+// ---- in the background --------------------------------------------------------------------------
 
 static void *save_in_thread(void *argument) {
     Saver *saver = argument;

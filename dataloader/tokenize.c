@@ -67,7 +67,7 @@ static void open_output(Output *out, const char *prefix, const char *part) {
     path_format(out->path, "%s_%s.bin", prefix, part);
     path_format(fresh, "%s.new", out->path);
     if (!writer_open(&out->writer, fresh, &err)) { die("%s", err.text); }
-    if (lseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) < 0) { die("%s: no file", fresh); }
+    if (fseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) != 0) { die("%s: no file", fresh); }
 }
 
 // Writes the header and closes the file, which keeps its temporary name. Prints the entropy of the
@@ -83,7 +83,8 @@ static void close_output(Output *out) {
     free(out->counts);
     shard_header(header, token_bytes, out->tokens);
     header[SHARD_TOKENIZER] = (int32_t)tokenizer.mark;
-    bool headed = pwrite(out->writer.file, header, sizeof(header), 0) == sizeof(header);
+    bool headed = fseek(out->writer.file, 0, SEEK_SET) == 0 &&
+                  fwrite(header, sizeof(header), 1, out->writer.file) == 1;
     if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
     if (!headed) { die("%s: could not be written", out->path); }
     if (out->tokens > 0) {

@@ -129,6 +129,8 @@ LONG("save-interval", save_interval, "1000", 1, COUNT_MAX,
     "steps between checkpoints (and one at the end)")
 INT("keep", keep, "3", 0, 1 << 30,
     "newest checkpoints kept, besides the best and the last good one; 0: all")
+INT("lock-timeout", lock_timeout, "120", 0, 1 << 20,
+    "seconds to wait for another run that has --save, as a requeued job's predecessor may", ACTION)
 TEXT("load", load, "", "DIR",
     "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run")
 TEXT("resume", resume, "", "latest|PATH",

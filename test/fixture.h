@@ -7,8 +7,6 @@
 #include "../checkpoints/checkpoint.h"
 #include "test.h"
 
-#include <zlib.h>
-
 typedef struct {
     unsigned char *bytes;
     size_t size;
@@ -154,17 +152,6 @@ static inline void fixture_close(Fixture *f) {
 static inline bool fixture_save(Fixture *f, int64_t step, Error *err) {
     f->snapshot.progress.step = step;
     return folder_make(f->options.save, err) && checkpoint_save(&f->snapshot, err);
-}
-
-// Gives an edited meta.json the checksum that it should have.
-static inline void meta_repair(unsigned char *text, size_t size) {
-    static const char tail[] = "00000000\"\n}";
-    size_t tail_bytes = sizeof(tail) - 1;
-    char digits[16];
-    if (size < tail_bytes) { return; }
-    memcpy(text + size - tail_bytes, tail, 8);
-    snprintf(digits, sizeof(digits), "%08x", (unsigned)crc32(0, text, (uInt)size));
-    memcpy(text + size - tail_bytes, digits, 8);
 }
 
 #endif

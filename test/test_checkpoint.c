@@ -91,7 +91,7 @@ static void check_scaling(const char *options, float factor) {
     int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
     memset(f.slots, 0, (size_t)slots * sizeof(Fp8Slot));
     memset(f.history, 0, (size_t)(slots * length) * sizeof(float));
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000100", NULL));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
     for (int i = 0; i < slots; i++) {
         bool gradient = i % OPERAND_COUNT == OPERAND_DY, head = i / OPERAND_COUNT == 8;
@@ -112,7 +112,7 @@ static void scaling_state_adapts(void) {
     Fixture f, plain;
     Checkpoint c;
     fixture_open(&f, DELAYED);
-    CHECK(fixture_save(&f, 1, NULL));
+    CHECK(fixture_save(&f, 100, NULL));
     check_scaling(DELAYED, 1.0f);
     check_scaling(DELAYED "--fp8-amax-history-len 1", 1.0f);
     check_scaling(DELAYED "--fp8-amax-history-len 4", 1.0f);
@@ -122,13 +122,13 @@ static void scaling_state_adapts(void) {
 
     fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
     Fp8Slot before = plain.slots[3];
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000100", NULL));
     CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history, NULL));
     CHECK_BITS(&plain.slots[3], &before, sizeof(before));
     checkpoint_close(&c);
-    CHECK(fixture_save(&plain, 2, NULL)); // has none, and a delayed run keeps what it holds
-    CHECK(!path_exists("s/step_00000002/scaling.safetensors"));
-    CHECK(checkpoint_open(&c, "s/step_00000002", NULL));
+    CHECK(fixture_save(&plain, 200, NULL)); // has none, and a delayed run keeps what it holds
+    CHECK(!path_exists("s/step_00000200/scaling.safetensors"));
+    CHECK(checkpoint_open(&c, "s/step_00000200", NULL));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
     CHECK(f.slots[3].scale == 5.0f && f.slots[3].count == 3);
     checkpoint_close(&c);
@@ -136,9 +136,22 @@ static void scaling_state_adapts(void) {
     fixture_close(&f);
 }
 
-static void scaling_of_another_depth_is_refused(void) {
+static void scaling_of_another_run_is_refused(void) {
+    static const int counts[] = {INT32_MAX, 101, -1};
     Fixture f;
     Checkpoint c;
+    folder_remove("s", NULL);
+    for (int i = 0; i < 3; i++) {
+        fixture_open(&f, DELAYED);
+        f.slots[5].count = counts[i];
+        CHECK(fixture_save(&f, 100, NULL));
+        CHECK(checkpoint_open(&c, "s/step_00000100", NULL));
+        CHECK_REFUSED(
+            checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
+            "s/step_00000100/scaling.safetensors: it has counted more steps than the run");
+        checkpoint_close(&c);
+        fixture_close(&f);
+    }
     save_steps(DELAYED, 1, 1, 0);
     fixture_open(&f, DELAYED "--num-layers 3");
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
@@ -189,7 +202,7 @@ static const char *shown(void) {
     static char text[400];
     int64_t *steps;
     size_t used = 0;
-    for (int i = checkpoint_steps("s", &steps) - 1; i >= 0; i--) {
+    for (int i = checkpoint_steps("s", &steps, NULL) - 1; i >= 0; i--) {
         used += (size_t)snprintf(text + used, sizeof(text) - used, "%lld ", (long long)steps[i]);
     }
     free(steps);
@@ -252,11 +265,11 @@ static void leftovers_are_swept(void) {
         path_format(file, "%s/model.safetensors", swept[i]);
         text_write(file, "half");
     }
-    CHECK(checkpoint_sweep("s", NULL));
+    Options o = options_of(SAVED "--resume latest");
+    CHECK(checkpoint_claim(&o, NULL));
     for (int i = 0; i < 4; i++) { CHECK(path_exists(kept[i])); }
     for (int i = 0; i < 3; i++) { CHECK(!path_exists(swept[i])); }
     CHECK_TEXT(shown(), "3 latest 3, best 3");
-    CHECK(checkpoint_sweep("nowhere", NULL));
     folder_make("s/.tmp-step_00000004/of a save that failed", NULL);
     save_steps(SAVED, 4, 4, 0);
     CHECK(!path_exists("s/step_00000004/of a save that failed"));
@@ -290,8 +303,9 @@ static void a_failed_last_save_decides_the_status(void) {
         Run run;
         folder_remove("s", NULL);
         fixture_open(&f, SAVED "--max-skipped 2");
-        CHECK(folder_make("s", NULL) && run_configure(&run, &f.options, (NumberSupport){0}, NULL));
-        if (failing) { text_write("s/.tmp-step_00000009", "in the way"); }
+        CHECK(run_configure(&run, &f.options, (NumberSupport){0}, NULL));
+        CHECK(failing || folder_make("s", NULL));
+        if (failing) { text_write("s", "in the way"); }
         run.progress.step = 9;
         run.diverged = true;
         run_save(&run, &f.snapshot);
@@ -304,7 +318,7 @@ int main(void) {
     RUN(state_comes_back);
     RUN(bf16_moments_come_back);
     RUN(scaling_state_adapts);
-    RUN(scaling_of_another_depth_is_refused);
+    RUN(scaling_of_another_run_is_refused);
     RUN(other_models_are_refused);
     RUN(newest_and_best_are_kept);
     RUN(steps_are_overwritten);

@@ -132,7 +132,7 @@ static void edit_meta(Blob b, const char *from, const char *to) {
     int before = (int)(at - (char *)b.bytes);
     snprintf(text, size + 1, "%.*s%s%.*s", before, b.bytes, to,
              (int)b.size - before - (int)strlen(from), at + strlen(from));
-    meta_repair((unsigned char *)text, size);
+    meta_seal(text, size);
     blob_write("s/step_00000001/meta.json", text, size);
     free(text);
 }
@@ -154,10 +154,15 @@ static void meta_files_that_lie_are_refused(void) {
         {"\"skipped_in_row\":\t0", "\"skipped_in_row\":\t1e12", "a number is missing or out"},
         {"\"ranks\":\t1", "\"ranks\":\t0", "a number is missing or out of range"},
         {"\"ranks\":\t1", "\"ranks\":\t4097", "a number is missing or out of range"},
-        {"\"ranks\":\t1", "\"ranks\":\t2", "optimizer-0-of-2.safetensors: No such file"},
+        {"\"skipped\":\t1", "\"skipped\":\t2", "a number is missing or out of range"},
+        {"\"skipped_in_row\":\t0", "\"skipped_in_row\":\t2", "a number is missing or out"},
+        {"\"step\":\t1", "\"step\":\t1.5", "a number is missing or out of range"},
+        {"\"ranks\":\t1", "\"ranks\":\t2", "its list of files lacks optimizer-0-of-2.safetensors"},
         {"\"layout_size\":\t", "\"layout_size\":\t1", "do not hold element "},
         {"\"options\":\t{", "\"opinions\":\t{", "meta.json: no options"},
         {"\"files\":\t[", "\"fills\":\t[", "meta.json: no list of files"},
+        {"\"files\":\t[", "\"files\":\t[], \"more\":\t[",
+         "meta.json: its list of files lacks optimizer-0-of-1.safetensors"},
         {"model.safetensors", "../latest/model.safetensors", "meta.json: a file named '../latest"},
         {"model.safetensors", "..", "s/step_00000001/..: Is a directory"},
         {"\"model.safetensors\"", "\"\"", "meta.json: a file named ''"},
@@ -180,6 +185,11 @@ static void meta_files_that_lie_are_refused(void) {
     CHECK(!opens("s/step_00000001"));
     edit_meta(meta, "\"step\":\t1", "\"step\":\t3"); // and an edit that is legal opens
     CHECK(opens("s/step_00000001"));
+    CHECK(rename("s/step_00000001/model.safetensors", "s/step_00000001/other.safetensors") == 0);
+    CHECK(link("s/step_00000001/other.safetensors", "s/step_00000001/model.safetensors") == 0);
+    edit_meta(meta, "\"model.safetensors\"", "\"other.safetensors\"");
+    CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", &err),
+                  "meta.json: its list of files lacks model.safetensors");
     free(meta.bytes);
 }
 

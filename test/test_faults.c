@@ -40,23 +40,30 @@ static bool fails(const char *name, bool needs_room) {
 }
 
 // Declares NAME's replacement, which fails or calls the real one.
-#define WRAP(type, name, room, parameters, arguments)                   \
-    type __real_##name parameters;                                      \
-    type __wrap_##name parameters;                                      \
-    type __wrap_##name parameters {                                     \
-        return fails(#name, room) ? (type)-1 : __real_##name arguments; \
+#define WRAP(type, name, failure, room, parameters, arguments)         \
+    type __real_##name parameters;                                     \
+    type __wrap_##name parameters;                                     \
+    type __wrap_##name parameters {                                    \
+        return fails(#name, room) ? failure : __real_##name arguments; \
     }
 
-WRAP(int, rename, false, (const char *from, const char *to), (from, to))
-WRAP(int, renameat2, false, (int a, const char *from, int b, const char *to, unsigned flags),
+WRAP(int, rename, -1, false, (const char *from, const char *to), (from, to))
+WRAP(int, renameat2, -1, false, (int a, const char *from, int b, const char *to, unsigned flags),
      (a, from, b, to, flags))
-WRAP(int, mkdir, true, (const char *path, mode_t mode), (path, mode))
-WRAP(int, symlink, true, (const char *to, const char *path), (to, path))
-WRAP(int, unlink, false, (const char *path), (path))
-WRAP(int, rmdir, false, (const char *path), (path))
-WRAP(int, close, false, (int file), (file))
-WRAP(void *, mmap, false, (void *at, size_t n, int prot, int flags, int file, off_t from),
-     (at, n, prot, flags, file, from))
+WRAP(int, mkdir, -1, true, (const char *path, mode_t mode), (path, mode))
+WRAP(int, symlink, -1, true, (const char *to, const char *path), (to, path))
+WRAP(int, unlink, -1, false, (const char *path), (path))
+WRAP(int, rmdir, -1, false, (const char *path), (path))
+WRAP(int, close, -1, false, (int file), (file))
+WRAP(void *, mmap, MAP_FAILED, false,
+     (void *at, size_t n, int prot, int flags, int file, off_t at0),
+     (at, n, prot, flags, file, at0))
+WRAP(DIR *, opendir, NULL, false, (const char *path), (path))
+WRAP(struct dirent *, readdir, NULL, false, (DIR * folder), (folder))
+
+WRAP(FILE *, fopen, NULL, true, (const char *path, const char *mode), (path, mode))
+WRAP(int, fflush, EOF, true, (FILE * file), (file))
+WRAP(int, fclose, EOF, false, (FILE * file), (file))
 
 int __real_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode);
@@ -64,13 +71,14 @@ int __wrap_open(const char *path, int flags, mode_t mode) {
     return fails("open", (flags & O_CREAT) != 0) ? -1 : __real_open(path, flags, mode);
 }
 
-// Half of it is written before a disk is full.
-ssize_t __real_write(int file, const void *bytes, size_t size);
-ssize_t __wrap_write(int file, const void *bytes, size_t size);
-ssize_t __wrap_write(int file, const void *bytes, size_t size) {
+// Half of it is written before a disk is full. What a buffer takes does not fail.
+size_t __real_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
+size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
+size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
     bool first = fault.name == NULL;
-    if (!fails("write", true)) { return __real_write(file, bytes, size); }
-    return fault.mode == DISK_FULL && first ? __real_write(file, bytes, size / 2) : -1;
+    if (count < 4096 || !fails("fwrite", true)) { return __real_fwrite(bytes, size, count, file); }
+    size_t written = fault.mode == DISK_FULL && first ? count / 2 : 0;
+    return __real_fwrite(bytes, size, written, file);
 }
 
 // Nothing here outlives the machine, so there is nothing to wait for.
@@ -146,6 +154,14 @@ static int leftovers(void) {
     return count;
 }
 
+// The step that a link leads to, or 0.
+static long long linked(const char *path) {
+    char target[32] = "";
+    long long step = 0;
+    if (readlink(path, target, sizeof(target) - 1) > 0) { sscanf(target, "step_%lld", &step); }
+    return step;
+}
+
 // Saves step 3 with a fault at the n-th call, after 1 and 2 have been saved; `again`: there is a
 // step 3 already, of a run that then went back. Returns what is wrong then, or NULL; *fired: which
 // call failed, NULL when there are fewer.
@@ -164,9 +180,10 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     if (again && !holds("s/step_00000003", 3)) {
         return "neither the old nor the new step 3 is whole";
     }
+    if (linked("s/best") < linked("s/latest")) { return "the best step is not marked for good"; }
     int64_t step = resumed_step();
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
-    if (!checkpoint_sweep("s", NULL) || leftovers() > 0) { return "leftovers stay"; }
+    if (!checkpoint_claim(&fixture.options, NULL) || leftovers() > 0) { return "leftovers stay"; }
     if (!save_step(&fixture, 3, &err) || resumed_step() != 3) { return "the next save fails"; }
     if (leftovers() > 0) { return "the next save leaves something behind"; }
     return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
@@ -198,6 +215,40 @@ static void a_careless_save_is_caught(void) {
         caught += trouble(save_carelessly, FAIL_ONCE, n, false, &fired) != NULL;
     }
     CHECK(caught > 0);
+    fixture_close(&fixture);
+}
+
+// A folder that cannot be read is not an empty one; a leftover that cannot be deleted ends no run.
+static void unreadable_folders_are_no_empty_ones(void) {
+    Error err;
+    Checkpoint c;
+    bool found, fired = true;
+    int refused = 0, left = 0;
+    fixture_open(&fixture, TINY "--save s --resume latest");
+    folder_remove("s", NULL);
+    CHECK(save_step(&fixture, 1, NULL));
+    for (int n = 1; fired; n++) {
+        arm(FAIL_ONCE, n);
+        bool ok = checkpoint_resume(&c, &fixture.options, &found, &err);
+        fired = fault.name != NULL;
+        arm(FAIL_ONCE, 0);
+        if (ok && found) { checkpoint_close(&c); }
+        CHECK(!ok || found);
+        refused += !ok;
+    }
+    CHECK(refused > 0);
+    for (int n = fired = true; fired; n++) {
+        CHECK(folder_make("s/.tmp-step_00000009/inner", NULL));
+        arm(FAIL_ONCE, n);
+        bool ok = checkpoint_claim(&fixture.options, &err);
+        const char *call = fault.name;
+        fired = call != NULL;
+        arm(FAIL_ONCE, 0);
+        CHECK(ok || strcmp(call, "unlink") + strcmp(call, "rmdir") != 0);
+        left += ok && path_exists("s/.tmp-step_00000009");
+        CHECK(checkpoint_claim(&fixture.options, NULL) && !path_exists("s/.tmp-step_00000009"));
+    }
+    CHECK(left > 1);
     fixture_close(&fixture);
 }
 
@@ -308,6 +359,7 @@ static void operations_without_memory_say_so(void) {
 int main(void) {
     RUN(a_checkpoint_survives_every_failing_call);
     RUN(a_careless_save_is_caught);
+    RUN(unreadable_folders_are_no_empty_ones);
     RUN(files_and_links_are_replaced_or_kept);
     RUN(a_save_without_memory_says_so);
     RUN(operations_without_memory_say_so);

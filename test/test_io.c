@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 static void writers_keep_length_and_checksum(void) {
     enum { SIZE = 5 << 20 };

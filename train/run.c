@@ -126,21 +126,9 @@ static void open_save_folder(Run *run) {
     Error err;
     bool saves = options_save(o);
     if (run->rank > 0) { return; }
-    if (saves) {
-        // a run that starts anew would write over another's checkpoints, and prune them
-        int64_t *steps;
-        int count = checkpoint_steps(o->save, &steps);
-        if (o->resume[0] == '\0' && count > 0) {
-            die("--save %s: a run has saved there up to step %lld; resume it with --resume latest, "
-                "or give another --save",
-                o->save, (long long)steps[0]);
-        }
-        free(steps);
-        if (!folder_make(o->save, &err) || !checkpoint_sweep(o->save, &err)) {
-            die("--save %s", err.text);
-        }
-        find_folder(o->save, run->folder);
-    }
+    run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
+    if (saves && !checkpoint_claim(o, &err)) { die("--save %s", err.text); }
+    if (saves) { find_folder(o->save, run->folder); }
     if (!open_metrics(run, &err)) { die("%s", err.text); }
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
@@ -169,7 +157,7 @@ static void check_shared_folder(const Run *run) {
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     }
     group_agree(run->group, CHANNEL_MAIN, true, &err); // all have seen it
-    if (run->rank == 0 && !folder_remove(path, &err)) { die("--save %s", err.text); }
+    if (run->rank == 0 && !folder_remove(path, &err)) { warn("--save %s", err.text); }
 }
 
 // A schedule that trains for nothing, or never at the rate that is asked for.
@@ -560,10 +548,8 @@ static bool make_folder_anew(Run *run) {
     warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
          "before step %lld",
          o->save, (long long)run->progress.step);
-    if (!folder_make(o->save, &err) || !save_config(o, &err)) {
-        warn("--save %s", err.text);
-        return false;
-    }
+    if (!checkpoint_claim(o, &err)) { die("--save %s", err.text); }
+    if (!save_config(o, &err)) { warn("--save %s", err.text); }
     find_folder(o->save, run->folder);
     if (o->metrics[0] != '\0') { return true; }
     metrics_close(&run->metrics);

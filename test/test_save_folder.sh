@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# What a run may do to its --save folder: one run at a time, its own checkpoints only, nothing
+# outside of it, whatever else lies there.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --log-interval 1)
+
+prepare() {
+    make_text 1 1500 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+}
+
+# train FOLDER STEPS OPTIONS...
+train() {
+    local folder=$1 steps=$2
+    shift 2
+    expect_status 0 train_gpt "${common[@]}" --lr-decay-iters 100 --lr-wsd-decay-iters 20 \
+        --save "$folder" --train-iters "$steps" "$@"
+}
+
+# refused TEXT FOLDER STEPS OPTIONS...: as `train`, which must leave the folder as it is
+refused() {
+    local says=$1 folder=$2 steps=$3
+    shift 3
+    find "$folder" -type f ! -name .lock -exec cksum {} + | sort >before
+    expect_said 1 "$says" train_gpt "${common[@]}" --save "$folder" --train-iters "$steps" "$@"
+    find "$folder" -type f ! -name .lock -exec cksum {} + | sort | cmp -s before - ||
+        fail "$folder has changed: $*"
+}
+
+# start NAME PROGRAM...: in the background until its first step, its output in NAME.log; its id in
+# `started`
+start() {
+    local name=$1
+    shift
+    rm -f "$name.log"
+    "$@" "${common[@]}" --train-iters 1000000 --save-interval 7 >"$name.log" 2>&1 &
+    started=$!
+}
+
+# $1: the program and its options; who holds the lock is $2, and how its line begins $3
+check_lock() {
+    local program=$1 starter holder second words
+    read -ra words <<<"$program"
+    rm -rf s
+    start first "${words[@]}" --save s
+    starter=$started
+    wait_until grep -q '^step ' first.log
+    holder=$starter
+    if [[ $program == *--gpus* ]]; then holder=$(pgrep -P "$starter" | sort -n | head -n 1); fi
+    for words in '' '--resume latest'; do
+        # shellcheck disable=SC2086 # the program's words, and options or none
+        expect_said 1 "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
+            $program "${common[@]}" --save s --lock-timeout 0 $words
+    done
+    read -ra words <<<"$program"
+    start second "${words[@]}" --save s --resume latest --lock-timeout 60
+    second=$started
+    wait_until grep -q "in use by another run: host .*; waiting up to 60 s" second.log
+    kill -TERM "$starter"
+    wait "$starter"
+    [[ $? -eq 75 ]] || fail "the first run: $(tail -n 2 first.log)"
+    wait_until grep -q "^resuming from s/$(readlink s/latest): " second.log
+    wait_until grep -q '^step ' second.log
+    kill -9 "$second"
+    wait "$second" 2>/dev/null
+    # ranks end just after their starter
+    # shellcheck disable=SC2086
+    expect_status 0 $program "${common[@]}" --save s --resume latest --lock-timeout 5 --train-iters 1
+}
+
+a_second_run_waits_or_leaves() {
+    check_lock "$root/train_gpt"
+}
+
+ranks_hold_one_lock() {
+    if [[ ! -x $root/build/plain/standin_trainer ]]; then
+        skip "no C++ compiler, so no stand-in trainer"
+        return
+    fi
+    LD_LIBRARY_PATH=$root/build/standin check_lock "$root/build/plain/standin_trainer --gpus 2 \
+        --distributed-timeout 20 --no-cuda-graphs"
+}
+
+another_runs_checkpoint_is_refused() {
+    local path
+    train a 4 && train b 6 --save-interval 2 --keep 0 && train c 2 || return
+    for path in a/latest a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
+        refused "holds checkpoints of another run than --resume $path" b 9 --resume "$path"
+    done
+    for path in b/latest b/step_00000002 "$PWD/b/latest/" b/../b/step_00000004; do
+        train b 7 --save-interval 100 --keep 0 --resume "$path" || return
+        has log "resuming from $path" || fail "$path: $(cat log)"
+    done
+    ln -s b link
+    train link 8 --resume b/latest && train b 9 --resume link/latest || return
+    mv b/step_00000009 archive && ln -s ../archive b/step_00000009
+    train b 10 --resume b/step_00000009 || return # in the run's folder, though it lies elsewhere
+    train fresh 5 --resume a/latest || return
+    mkdir empty && train empty 5 --resume a/latest || return
+    refused 'a run has saved there up to step 2; resume it with --resume latest' c 3
+}
+
+links_are_unlinked_only() {
+    local file
+    mkdir -p elsewhere/a elsewhere/b
+    train linked 2 --save-interval 1 --keep 0 || return
+    mv linked/step_00000001 elsewhere/a/step && ln -s "$PWD/elsewhere/a/step" linked/step_00000001
+    cp -r linked/step_00000002 elsewhere/b/step && ln -s ../elsewhere/b/step linked/.old-step_9
+    ln -s ../elsewhere/b/step linked/.tmp-step_00000003
+    find elsewhere -type f | sort >before
+    train linked 4 --save-interval 1 --keep 1 --resume latest || return
+    find elsewhere -type f | sort | cmp -s before - || fail "files outside the folder are deleted"
+    for file in step_00000001 .old-step_9 .tmp-step_00000003; do
+        [[ ! -L linked/$file ]] || fail "the link $file stays"
+        has log "warning: linked/$file: a link: it is deleted, what it points to is not" ||
+            fail "$file: $(grep warning log)"
+    done
+    [[ $(ls linked) == $'config.txt\nlatest\nmetrics.jsonl\nstep_00000004' ]] || fail "$(ls linked)"
+}
+
+# cp -rL, and programs that know no links, make folders of `latest` and `best`.
+links_become_links_again() {
+    train run 4 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 &&
+        cp -rL run copy || return
+    [[ -d copy/latest && ! -L copy/latest ]] || fail "no such copy"
+    train copy 6 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 \
+        --resume latest || return
+    has log 'resuming from copy/step_00000004' || fail "$(cat log)"
+    ! has log 'failed' || fail "$(grep failed log)"
+    [[ $(readlink copy/latest copy/best) == $'step_00000006\nstep_00000006' ]] ||
+        fail "no links: $(ls -l copy)"
+    train run 6 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 \
+        --resume latest || return
+    [[ $(ls run) == $(ls copy) ]] || fail "$(ls run copy)"
+    same_checkpoint run/latest copy/latest || fail "another end"
+    # where nothing else of the run is left, the folder is not taken for an empty one
+    mkdir only && cp -r run/step_00000006 only/latest
+    refused 'only/latest is a folder without a step_... beside it: give it the name' only 9
+    refused 'only/latest is a folder without a step_... beside it' only 9 --resume latest
+    mv only/latest only/step_00000006
+    train only 7 --resume latest || return
+    [[ -L only/latest ]] || fail "$(ls -l only)"
+}
+
+other_names_are_no_checkpoints() {
+    local name strays=(step_+5 step_6 step_000000007 'step_ 8' step_00000009x step_)
+    train stray 1 || return
+    for name in "${strays[@]}"; do mkdir "stray/$name" && echo mine >"stray/$name/file"; done
+    echo mine >stray/step_00000077 # a file
+    train stray 12 --save-interval 2 --keep 2 --resume latest || return
+    ! has log warning || fail "$(grep warning log)"
+    for name in "${strays[@]}"; do [[ -f stray/$name/file ]] || fail "$name is gone"; done
+    [[ -f stray/step_00000077 ]] || fail "the file is gone"
+    [[ $(compgen -G 'stray/step_0000001*' | wc -l) -eq 2 && ! -e stray/step_00000001 ]] ||
+        fail "not pruned: $(ls stray)"
+    [[ $(readlink stray/latest) == step_00000012 ]] || fail "latest: $(readlink stray/latest)"
+    echo mine >stray/step_00000014 # in the way
+    train stray 14 --save-interval 2 --keep 2 --resume latest || return
+    expect_said 0 '12 ' train_gpt --save stray --list-checkpoints || return
+    grep -qE '^ +14 .* whole, latest$' log || fail "$(cat log)"
+    [[ $(wc -l <log) -eq 3 ]] || fail "$(cat log)"
+}
+
+long_paths_are_refused_at_once() {
+    local folder length
+    folder=$(printf '%.0sabcdefghijklmno/' {1..64})
+    for length in 1005 990 976 961; do
+        expect_said 1 '...: longer than 960 characters' train_gpt "${common[@]}" \
+            --train-iters 2 --save "${folder:0:length-1}p" || return
+    done
+    [[ ! -e abcdefghijklmno ]] || fail "a folder was made"
+    train "${folder:0:959}p" 2 || return
+    [[ -e ${folder:0:959}p/latest/meta.json ]] || fail "not 960"
+}
+
+for test in prepare a_second_run_waits_or_leaves ranks_hold_one_lock \
+    another_runs_checkpoint_is_refused links_are_unlinked_only links_become_links_again \
+    other_names_are_no_checkpoints long_paths_are_refused_at_once; do
+    run $test
+done
+summary
