@@ -215,7 +215,7 @@ GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
 GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
                   $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
 STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra $(filter -Werror,$(WARN)) \
-               -Itest/standin -MMD -MP
+               -isystem test/standin -MMD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
@@ -238,15 +238,15 @@ $(BUILD)/asan/standin_trainer $(asan_standins): $(call standin_objects,asan)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
 $(BUILD)/plain/standin/%.c.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@
+	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -isystem test/standin -MMD -MP -c $< -o $@
 $(BUILD)/asan/standin/%.c.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE) $(NATIVE) $(BASE) -Itest/standin -MMD -MP -c $< -o $@
+	$(CC) $(SANITIZE) $(NATIVE) $(BASE) -isystem test/standin -MMD -MP -c $< -o $@
 $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(BASE) -Itest/standin -fPIC -shared $< -o $@ -lpthread
+	$(CC) $(CFLAGS) $(BASE) -isystem test/standin -fPIC -shared $< -o $@ -lpthread
 $(foreach b,plain asan,$(call objects,$(b),test/test_comm.c test/test_gemm.c)): \
-    BASE += -Itest/standin
+    BASE += -isystem test/standin
 $(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
 $(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
 $(BUILD)/plain/test_gemm: $(call objects,plain/standin,$(GEMM_ON_STANDIN))

@@ -1,14 +1,15 @@
-// Every operation of kernels/cpu.h: values against test/reference.h, gradients against its
-// numerical derivatives, and the same bits from 1, 2 and 3 threads.
+// Every operation of kernels/cpu.h and kernels/rope.h. First values, against the plain definitions
+// below, gradients, against numerical derivatives of those, and the same bits from 1, 2 and 3
+// threads; then the optimizer and the reductions, extreme and bad values, what must stay untouched,
+// and rotary frequencies as transformers has them.
 //
-// A gradient is compared with the derivative of (projection . reference(inputs)), for a random
+// A gradient is compared with the derivative of (projection . definition(inputs)), for a random
 // projection, by a fourth-order central difference in double precision. Differences of the FP32
 // operation itself would be good to 1e-4 at best; these, with a step of 1e-3, are good to 1e-10, so
 // that what is left is FP32's rounding: 2.3e-7 of the norm at most in the shapes here. The bound
 // leaves a factor of four for compilers that order sums otherwise.
 #include "../kernels/cpu.h"
 #include "golden.h"
-#include "reference.h"
 #include "test.h"
 
 #include <omp.h>
@@ -16,23 +17,42 @@
 enum { INPUTS = 3, THREADS = 3 };
 #define BOUND 1e-6
 
+// An operation uses those it has; M = B T rows.
 typedef struct {
-    const char *name;
-    void (*reference)(double *out, double *const *in, const Shape *s);
-    // forward, then backward with dout; out and what is not added to come in as NaN
-    void (*run)(float *out, float **gradients, float **in, const float *dout, const Shape *s);
-    // sizes of the inputs; returns that of the output
-    int (*sizes)(int n[INPUTS], const Shape *s);
-    bool overwrites;          // the gradient, where it is not "+="
-    float uniform_projection; // where dout cannot be random
-} Operation;
+    int B, T, C, H, G, D, F, V, P;
+    double eps, theta;
+    bool positions;    // the embedding has some
+    const int *tokens; // [B,T], the loss's targets too
+} Shape;
 
-// ---- the operations ---------------------------------------------------------------------------
+static int shape_rows(const Shape *s) {
+    return s->B * s->T;
+}
+
+static int shape_qkv(const Shape *s) {
+    return (s->H + 2 * s->G) * s->D;
+}
 
 static float *new_floats(int64_t n, float value) {
     float *x = malloc_or_die((size_t)n * sizeof(float));
     for (int64_t i = 0; i < n; i++) { x[i] = value; }
     return x;
+}
+
+// ---- the operations -----------------------------------------------------------------------------
+//
+// Of each: its definition, forward only, in double precision and as plainly as it can be written;
+// the sizes of its inputs n[INPUTS], returning that of the output; and a run, forward, then
+// backward with dout, where out and what is not added to come in as NaN.
+
+// in: token embedding [V,C], position embedding [T,C]
+static void reference_embedding(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        for (int c = 0; c < s->C; c++) {
+            double position = s->positions ? in[1][row % s->T * s->C + c] : 0;
+            out[row * s->C + c] = in[0][s->tokens[row] * s->C + c] + position;
+        }
+    }
 }
 
 static int embedding_sizes(int n[INPUTS], const Shape *s) {
@@ -44,6 +64,19 @@ static int embedding_sizes(int n[INPUTS], const Shape *s) {
 static void run_embedding(float *out, float **g, float **in, const float *dout, const Shape *s) {
     embedding_forward(out, s->tokens, in[0], s->positions ? in[1] : NULL, s->B, s->T, s->C);
     embedding_backward(g[0], s->positions ? g[1] : NULL, dout, s->tokens, s->B, s->T, s->C);
+}
+
+// in: x [M,C], weight [C], bias [C]
+static void reference_layernorm(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        const double *x = in[0] + row * s->C;
+        double mean = 0, variance = 0;
+        for (int c = 0; c < s->C; c++) { mean += x[c] / s->C; }
+        for (int c = 0; c < s->C; c++) { variance += (x[c] - mean) * (x[c] - mean) / s->C; }
+        for (int c = 0; c < s->C; c++) {
+            out[row * s->C + c] = (x[c] - mean) / sqrt(variance + s->eps) * in[1][c] + in[2][c];
+        }
+    }
 }
 
 static int layernorm_sizes(int n[INPUTS], const Shape *s) {
@@ -59,6 +92,18 @@ static void run_layernorm(float *out, float **g, float **in, const float *dout, 
     free(mean);
 }
 
+// in: x [M,C], weight [C]
+static void reference_rmsnorm(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        const double *x = in[0] + row * s->C;
+        double square = 0;
+        for (int c = 0; c < s->C; c++) { square += x[c] * x[c] / s->C; }
+        for (int c = 0; c < s->C; c++) {
+            out[row * s->C + c] = x[c] / sqrt(square + s->eps) * in[1][c];
+        }
+    }
+}
+
 static int rmsnorm_sizes(int n[INPUTS], const Shape *s) {
     n[1] = s->C;
     return n[0] = shape_rows(s) * s->C;
@@ -70,6 +115,20 @@ static void run_rmsnorm(float *out, float **g, float **in, const float *dout, co
     cpu_norm_forward(out, NULL, rstd, in[0], in[1], NULL, M, s->C, (float)s->eps);
     cpu_norm_backward(g[0], g[1], NULL, dout, in[0], in[1], NULL, rstd, M, s->C);
     free(rstd);
+}
+
+// in: qkv [M,N]. Pair (i, i + D/2) of a query or key turns by t theta^(-2i/D).
+static void reference_rope(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        for (int n = 0; n < shape_qkv(s); n++) {
+            const double *x = in[0] + row * shape_qkv(s) + n;
+            int half = s->D / 2, i = n % s->D;
+            bool first = i < half, value = n >= (s->H + s->G) * s->D;
+            double angle = row % s->T * pow(s->theta, -2.0 * (i % half) / s->D);
+            double other = first ? -x[half] : x[-half];
+            out[row * shape_qkv(s) + n] = value ? x[0] : x[0] * cos(angle) + other * sin(angle);
+        }
+    }
 }
 
 static int rope_sizes(int n[INPUTS], const Shape *s) {
@@ -87,6 +146,34 @@ static void run_rope(float *out, float **g, float **in, const float *dout, const
     free(table);
 }
 
+// One query's output [D]. q: its row of qkv; before: its place in the sequence.
+static void reference_attend(double *out, const double *q, const double *sequence, int place,
+                             int head, const Shape *s) {
+    int N = shape_qkv(s), group = head / (s->H / s->G);
+    const double *k = sequence + (s->H + group) * s->D, *v = k + s->G * s->D;
+    double sum = 0;
+    for (int d = 0; d < s->D; d++) { out[d] = 0; }
+    for (int i = 0; i <= place; i++) {
+        double score = 0;
+        for (int d = 0; d < s->D; d++) { score += q[head * s->D + d] * k[i * N + d]; }
+        double p = exp(score / sqrt(s->D));
+        sum += p;
+        for (int d = 0; d < s->D; d++) { out[d] += p * v[i * N + d]; }
+    }
+    for (int d = 0; d < s->D; d++) { out[d] /= sum; }
+}
+
+// in: qkv [M,N]
+static void reference_attention(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        const double *sequence = in[0] + (row - row % s->T) * shape_qkv(s);
+        for (int h = 0; h < s->H; h++) {
+            reference_attend(out + (row * s->H + h) * s->D, in[0] + row * shape_qkv(s), sequence,
+                             row % s->T, h, s);
+        }
+    }
+}
+
 static int attention_sizes(int n[INPUTS], const Shape *s) {
     n[0] = shape_rows(s) * shape_qkv(s);
     return shape_rows(s) * s->H * s->D;
@@ -99,6 +186,15 @@ static void run_attention(float *out, float **g, float **in, const float *dout, 
     free(lse);
 }
 
+static double reference_gelu_of(double x) {
+    return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+// in: x [M,F]
+static void reference_gelu(double *out, double *const *in, const Shape *s) {
+    for (int i = 0; i < shape_rows(s) * s->F; i++) { out[i] = reference_gelu_of(in[0][i]); }
+}
+
 static int gelu_sizes(int n[INPUTS], const Shape *s) {
     return n[0] = shape_rows(s) * s->F;
 }
@@ -106,6 +202,18 @@ static int gelu_sizes(int n[INPUTS], const Shape *s) {
 static void run_gelu(float *out, float **g, float **in, const float *dout, const Shape *s) {
     gelu_forward(out, in[0], shape_rows(s) * s->F);
     gelu_backward(g[0], dout, in[0], shape_rows(s) * s->F);
+}
+
+static double reference_silu_of(double x) {
+    return x / (1 + exp(-x));
+}
+
+// in: gate and up [M,2F]
+static void reference_swiglu(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        const double *gate = in[0] + row * 2 * s->F, *up = gate + s->F;
+        for (int f = 0; f < s->F; f++) { out[row * s->F + f] = reference_silu_of(gate[f]) * up[f]; }
+    }
 }
 
 static int swiglu_sizes(int n[INPUTS], const Shape *s) {
@@ -116,6 +224,18 @@ static int swiglu_sizes(int n[INPUTS], const Shape *s) {
 static void run_swiglu(float *out, float **g, float **in, const float *dout, const Shape *s) {
     swiglu_forward(out, in[0], shape_rows(s), s->F);
     swiglu_backward(g[0], dout, in[0], shape_rows(s), s->F);
+}
+
+// in: logits [M,P]; out: losses [M]
+static void reference_cross_entropy(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        const double *x = in[0] + row * s->P;
+        double max = -INFINITY, sum = 0;
+        for (int i = 0; i < s->V; i++) { max = fmax(max, x[i]); }
+        for (int i = 0; i < s->V; i++) { sum += exp(x[i] - max); }
+        int target = s->tokens[row];
+        out[row] = target < 0 ? 0 : log(sum) + max - x[target];
+    }
 }
 
 static int cross_entropy_sizes(int n[INPUTS], const Shape *s) {
@@ -130,57 +250,43 @@ static void run_cross_entropy(float *out, float **g, float **in, const float *do
     cross_entropy(out, g[0], s->tokens, M, s->V, s->P, dout[0]);
 }
 
-static int linear_sizes(int n[INPUTS], const Shape *s) {
-    n[0] = shape_rows(s) * s->C;
-    n[1] = s->F * s->C;
-    n[2] = s->F;
+// in: bias [F]; out: [M,F], every row of which it is
+static void reference_bias(double *out, double *const *in, const Shape *s) {
+    for (int i = 0; i < shape_rows(s) * s->F; i++) { out[i] = in[0][i % s->F]; }
+}
+
+static int bias_sizes(int n[INPUTS], const Shape *s) {
+    n[0] = s->F;
     return shape_rows(s) * s->F;
 }
 
-// As the trainer does it; dx, which is not added to, goes through a buffer.
-static void run_linear(float *out, float **g, float **in, const float *dout, const Shape *s) {
-    int M = shape_rows(s), C = s->C, F = s->F;
-    float *dx = new_floats(M * C, NAN);
-    cpu_gemm((CpuGemm){.m = M,
-                       .n = F,
-                       .k = C,
-                       .a = in[0],
-                       .b = in[1],
-                       .c = out,
-                       .bias = in[2],
-                       .trans_b = true,
-                       .alpha = 1.0f});
-    cpu_gemm((CpuGemm){.m = M, .n = C, .k = F, .a = dout, .b = in[1], .c = dx, .alpha = 1.0f});
-    cpu_gemm((CpuGemm){.m = F,
-                       .n = C,
-                       .k = M,
-                       .a = dout,
-                       .b = in[0],
-                       .c = g[1],
-                       .addend = g[1],
-                       .trans_a = true,
-                       .alpha = 1.0f});
-    for (int i = 0; i < M * C; i++) { g[0][i] += dx[i]; }
-    bias_backward(g[2], dout, M, F);
-    free(dx);
+static void run_bias(float *out, float **g, float **in, const float *dout, const Shape *s) {
+    for (int i = 0; i < shape_rows(s) * s->F; i++) { out[i] = in[0][i % s->F]; }
+    bias_backward(g[0], dout, shape_rows(s), s->F);
 }
 
-static const Operation embedding = {
-    "embedding", reference_embedding, run_embedding, embedding_sizes, false, 0};
-static const Operation layernorm = {
-    "layernorm", reference_layernorm, run_layernorm, layernorm_sizes, false, 0};
-static const Operation rmsnorm = {"rmsnorm", reference_rmsnorm, run_rmsnorm, rmsnorm_sizes, false,
-                                  0};
-static const Operation rope = {"rope", reference_rope, run_rope, rope_sizes, true, 0};
-static const Operation attention = {
-    "attention", reference_attention, run_attention, attention_sizes, true, 0};
-static const Operation gelu = {"gelu", reference_gelu, run_gelu, gelu_sizes, true, 0};
-static const Operation swiglu = {"swiglu", reference_swiglu, run_swiglu, swiglu_sizes, true, 0};
-static const Operation cross_entropy_loss = {
-    "cross_entropy", reference_cross_entropy, run_cross_entropy, cross_entropy_sizes, true, 0.37f};
-static const Operation linear = {"linear", reference_linear, run_linear, linear_sizes, false, 0};
+// ---- the comparison -----------------------------------------------------------------------------
 
-// ---- the comparison ---------------------------------------------------------------------------
+typedef struct {
+    const char *name;
+    void (*reference)(double *out, double *const *in, const Shape *s);
+    void (*run)(float *out, float **gradients, float **in, const float *dout, const Shape *s);
+    int (*sizes)(int n[INPUTS], const Shape *s);
+    bool overwrites;          // the gradient, where it is not "+="
+    float uniform_projection; // where dout cannot be random
+} Operation;
+
+#define OPERATION(name, ...) \
+    { #name, reference_##name, run_##name, name##_sizes, __VA_ARGS__ }
+static const Operation embedding = OPERATION(embedding, false, 0);
+static const Operation layernorm = OPERATION(layernorm, false, 0);
+static const Operation rmsnorm = OPERATION(rmsnorm, false, 0);
+static const Operation rope = OPERATION(rope, true, 0);
+static const Operation attention = OPERATION(attention, true, 0);
+static const Operation gelu = OPERATION(gelu, true, 0);
+static const Operation swiglu = OPERATION(swiglu, true, 0);
+static const Operation bias = OPERATION(bias, false, 0);
+static const Operation cross_entropy_loss = OPERATION(cross_entropy, true, 0.37f);
 
 typedef struct {
     float *out, *gradients[INPUTS];
@@ -265,122 +371,373 @@ static void differentiate(double *derivative, const Probe *p, int input, int n) 
     }
 }
 
-static double *widened(const float *x, int n) {
-    double *wide = malloc_or_die((size_t)n * sizeof(double));
-    for (int i = 0; i < n; i++) { wide[i] = x[i]; }
-    return wide;
-}
-
-static void compare_with_reference(const Operation *op, const Shape *s, float **in,
-                                   float *const *start, const float *dout, Result *r) {
+static void check_operation(const Operation *op, const Shape *s) {
     int n[INPUTS] = {0}, outputs = op->sizes(n, s);
-    Probe p = {.op = op, .shape = s, .projection = dout, .outputs = outputs};
-    p.out = malloc_or_die((size_t)outputs * sizeof(double));
-    for (int k = 0; k < INPUTS; k++) { p.in[k] = widened(in[k], n[k]); }
-    op->reference(p.out, p.in, s);
-    compare(op->name, "output", 0, r->out, NULL, p.out, outputs);
-    for (int k = 0; k < INPUTS && n[k] > 0; k++) {
-        double *derivative = malloc_or_die((size_t)n[k] * sizeof(double));
-        differentiate(derivative, &p, k, n[k]);
-        compare(op->name, "gradient of input", k, r->gradients[k], op->overwrites ? NULL : start[k],
-                derivative, n[k]);
-        free(derivative);
-    }
-    free(p.out);
-    for (int k = 0; k < INPUTS; k++) { free(p.in[k]); }
-}
-
-static void check_operation(const Operation *op, Shape s) {
-    int n[INPUTS] = {0}, outputs = op->sizes(n, &s);
     float *in[INPUTS], *start[INPUTS], *dout = new_floats(outputs, op->uniform_projection);
     if (op->uniform_projection == 0) { fill_random(dout, outputs, 1.0f, 100); }
+    Probe p = {.op = op, .shape = s, .projection = dout, .outputs = outputs};
+    p.out = malloc_or_die((size_t)outputs * sizeof(double));
     for (int k = 0; k < INPUTS; k++) {
         in[k] = new_floats(n[k], NAN);
         start[k] = new_floats(n[k], NAN);
         fill_random(in[k], n[k], 1.0f, (uint64_t)k);
         fill_random(start[k], n[k], 1.0f, (uint64_t)k + 10);
+        p.in[k] = malloc_or_die((size_t)n[k] * sizeof(double));
+        for (int i = 0; i < n[k]; i++) { p.in[k][i] = in[k][i]; }
     }
-    Result one = operate(op, in, start, dout, &s, 1);
+    Result one = operate(op, in, start, dout, s, 1);
     for (int threads = 2; threads <= THREADS; threads++) {
-        Result more = operate(op, in, start, dout, &s, threads);
+        Result more = operate(op, in, start, dout, s, threads);
         CHECK_BITS(more.out, one.out, (size_t)outputs * sizeof(float));
         for (int k = 0; k < INPUTS; k++) {
             CHECK_BITS(more.gradients[k], one.gradients[k], (size_t)n[k] * sizeof(float));
         }
         free_result(&more);
     }
-    compare_with_reference(op, &s, in, start, dout, &one);
+    op->reference(p.out, p.in, s);
+    compare(op->name, "output", 0, one.out, NULL, p.out, outputs);
+    for (int k = 0; k < INPUTS; k++) {
+        double *derivative = malloc_or_die((size_t)n[k] * sizeof(double));
+        differentiate(derivative, &p, k, n[k]);
+        if (n[k] > 0) {
+            compare(op->name, "gradient of input", k, one.gradients[k],
+                    op->overwrites ? NULL : start[k], derivative, n[k]);
+        }
+        free(derivative);
+    }
+    for (int k = 0; k < INPUTS; k++) { free(in[k]), free(start[k]), free(p.in[k]); }
     free_result(&one);
     free(dout);
-    for (int k = 0; k < INPUTS; k++) { free(in[k]), free(start[k]); }
+    free(p.out);
 }
-
-// ---- on odd shapes ----------------------------------------------------------------------------
 
 // Repeats, so that gradients of one row meet.
 static const int token_list[] = {3, 0, 3, 3, 7, 10, 0, 1, 3, 10, 5, 2, 0, 9};
 // Negative targets are left out of the loss.
 static const int target_list[] = {3, 0, -1, 42, 7, 10, -100, 129, 3, 130};
 
-static void embedding_is_right(void) {
-    check_operation(
-        &embedding,
-        (Shape){.B = 2, .T = 7, .C = 67, .V = 11, .positions = true, .tokens = token_list});
-    check_operation(&embedding, (Shape){.B = 1, .T = 13, .C = 5, .V = 11, .tokens = token_list});
+// On odd shapes.
+static const struct {
+    const Operation *operation;
+    Shape shape;
+} cases[] = {
+    {&embedding, {.B = 2, .T = 7, .C = 67, .V = 11, .positions = true, .tokens = token_list}},
+    {&embedding, {.B = 1, .T = 13, .C = 5, .V = 11, .tokens = token_list}},
+    {&layernorm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5}},
+    {&layernorm, {.B = 3, .T = 5, .C = 3, .eps = 0.1}},
+    {&layernorm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
+    {&rmsnorm, {.B = 1, .T = 7, .C = 67, .eps = 1e-5}},
+    {&rmsnorm, {.B = 3, .T = 5, .C = 3, .eps = 0.1}},
+    {&rmsnorm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
+    {&rope, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 10, .theta = 10000}},
+    {&rope, {.B = 1, .T = 13, .H = 1, .G = 1, .D = 2, .theta = 500}},
+    {&attention, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 8}},
+    {&attention, {.B = 1, .T = 17, .H = 3, .G = 3, .D = 5}},
+    {&attention, {.B = 3, .T = 4, .H = 4, .G = 1, .D = 19}},
+    {&attention, {.B = 2, .T = 1, .H = 2, .G = 1, .D = 3}},
+    {&gelu, {.B = 1, .T = 7, .F = 67}},
+    {&gelu, {.B = 1, .T = 1, .F = 1}},
+    {&swiglu, {.B = 1, .T = 7, .F = 37}},
+    {&swiglu, {.B = 2, .T = 3, .F = 1}},
+    {&bias, {.B = 5, .T = 13, .F = 131}},
+    {&bias, {.B = 1, .T = 1, .F = 3}},
+    {&cross_entropy_loss, {.B = 2, .T = 5, .V = 131, .P = 137, .tokens = target_list}},
+    {&cross_entropy_loss, {.B = 1, .T = 2, .V = 4, .P = 4, .tokens = target_list}},
+};
+
+static void operations_are_right(void) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        check_operation(cases[i].operation, &cases[i].shape);
+    }
 }
 
-static void layernorm_is_right(void) {
-    check_operation(&layernorm, (Shape){.B = 1, .T = 7, .C = 67, .eps = 1e-5});
-    check_operation(&layernorm, (Shape){.B = 3, .T = 5, .C = 3, .eps = 0.1});
-    check_operation(&layernorm, (Shape){.B = 1, .T = 1, .C = 130, .eps = 1e-5});
+// ---- AdamW ------------------------------------------------------------------------------------
+
+enum { PARAMETERS = 1003 };
+
+typedef struct {
+    float w[PARAMETERS], m[PARAMETERS], v[PARAMETERS];
+    double exact_w[PARAMETERS], exact_m[PARAMETERS], exact_v[PARAMETERS];
+} Moments;
+
+// 20 steps from random weights, every third with clipping, by adamw_update and by its definition.
+static void run_adamw(Moments *r, AdamW a, int threads) {
+    float gradients[PARAMETERS];
+    *r = (Moments){.w = {0}};
+    fill_random(r->w, PARAMETERS, 0.02f, 1);
+    for (int i = 0; i < PARAMETERS; i++) { r->exact_w[i] = r->w[i]; }
+    omp_set_num_threads(threads);
+    for (a.step = 1; a.step <= 20; a.step++) {
+        fill_random(gradients, PARAMETERS, 0.1f, (uint64_t)a.step + 2);
+        gradients[5] = 0.0f; // its moments stay 0
+        a.gradient_scale = a.step % 3 == 0 ? 0.25f : 1.0f;
+        adamw_update(r->w, r->m, r->v, gradients, PARAMETERS, a);
+        for (int i = 0; i < PARAMETERS; i++) {
+            double g = (double)gradients[i] * a.gradient_scale;
+            double *w = &r->exact_w[i], *m = &r->exact_m[i], *v = &r->exact_v[i];
+            *m = a.beta1 * *m + (1 - (double)a.beta1) * g;
+            *v = a.beta2 * *v + (1 - (double)a.beta2) * g * g;
+            double mean = *m / (1 - pow(a.beta1, (double)a.step));
+            double square = *v / (1 - pow(a.beta2, (double)a.step));
+            *w -= a.lr * (mean / (sqrt(square) + a.eps) + a.weight_decay * *w);
+        }
+    }
 }
 
-static void rmsnorm_is_right(void) {
-    check_operation(&rmsnorm, (Shape){.B = 1, .T = 7, .C = 67, .eps = 1e-5});
-    check_operation(&rmsnorm, (Shape){.B = 3, .T = 5, .C = 3, .eps = 0.1});
-    check_operation(&rmsnorm, (Shape){.B = 1, .T = 1, .C = 130, .eps = 1e-5});
+// FP32 rounds each moment once a step and the weight three times: 20 steps stay below 20 * 6e-8.
+static void adamw_follows_its_definition(void) {
+    static Moments one, other;
+    AdamW a = {.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+    run_adamw(&one, a, 1);
+    CHECK_CLOSE(error_of(one.w, NULL, one.exact_w, PARAMETERS), 0, 1.2e-6);
+    CHECK_CLOSE(error_of(one.m, NULL, one.exact_m, PARAMETERS), 0, 1.2e-6);
+    CHECK_CLOSE(error_of(one.v, NULL, one.exact_v, PARAMETERS), 0, 1.2e-6);
+    CHECK(one.m[5] == 0.0f && one.v[5] == 0.0f);
+    for (int threads = 2; threads <= THREADS; threads++) {
+        run_adamw(&other, a, threads);
+        CHECK_BITS(&other, &one, sizeof(one));
+    }
+    // every hyperparameter counts
+    AdamW wrong[] = {a, a, a, a, a};
+    wrong[0].lr *= 1.001f;
+    wrong[1].beta1 = 0.899f;
+    wrong[2].beta2 = 0.949f;
+    wrong[3].weight_decay = 0.0f;
+    wrong[4].eps = 1e-3f;
+    for (int i = 0; i < 5; i++) {
+        run_adamw(&other, wrong[i], 1);
+        CHECK(!(error_of(other.w, NULL, one.exact_w, PARAMETERS) <= 1.2e-6));
+    }
 }
 
-static void rope_is_right(void) {
-    check_operation(&rope, (Shape){.B = 2, .T = 5, .H = 6, .G = 2, .D = 10, .theta = 10000});
-    check_operation(&rope, (Shape){.B = 1, .T = 13, .H = 1, .G = 1, .D = 2, .theta = 500});
+// ---- reductions -------------------------------------------------------------------------------
+
+static void reductions_do_not_depend_on_threads(void) {
+    enum { N = 200003 }; // several blocks of sum_of_squares
+    float *x = malloc_or_die(N * sizeof(float));
+    double expected = 0, sums[THREADS + 1];
+    float amax = 0.0f;
+    fill_random(x, N, 3.0f, 1);
+    for (int i = 0; i < N; i++) {
+        expected += (double)x[i] * x[i];
+        amax = fmaxf(amax, fabsf(x[i]));
+    }
+    for (int threads = 1; threads <= THREADS; threads++) {
+        omp_set_num_threads(threads);
+        sums[threads] = sum_of_squares(x, N);
+        CHECK_CLOSE(sums[threads], expected, 1e-12 * expected);
+        CHECK(sums[threads] == sums[1]);
+        CHECK(tensor_amax(x, N) == amax);
+    }
+    x[N - 1] = NAN;
+    CHECK(isnan(sum_of_squares(x, N)) && isnan(tensor_amax(x, N)));
+    x[N - 1] = 1e30f; // its square is beyond FP32, and fine in the double
+    CHECK_CLOSE(sum_of_squares(x, N), 1e60, 1e53);
+    CHECK(tensor_amax(x, N) == 1e30f);
+    free(x);
 }
 
-static void attention_is_right(void) {
-    check_operation(&attention, (Shape){.B = 2, .T = 9, .H = 6, .G = 2, .D = 8});
-    check_operation(&attention, (Shape){.B = 1, .T = 17, .H = 3, .G = 3, .D = 5});
-    check_operation(&attention, (Shape){.B = 3, .T = 4, .H = 4, .G = 1, .D = 19});
-    check_operation(&attention, (Shape){.B = 2, .T = 1, .H = 2, .G = 1, .D = 3});
+// ---- activations over the whole range ---------------------------------------------------------
+
+enum { POINTS = 20001 }; // of [-100, 100]
+
+// Of elements that are off by more than `relative` of the value and `absolute`.
+static int off(const float *actual, const float *x, double (*function)(double), double relative,
+               double absolute) {
+    int count = 0;
+    for (int i = 0; i < POINTS; i++) {
+        double expected = function(x[i]);
+        count += !(fabs(actual[i] - expected) <= relative * fabs(expected) + absolute);
+    }
+    return count;
 }
 
-static void activations_are_right(void) {
-    check_operation(&gelu, (Shape){.B = 1, .T = 7, .F = 67});
-    check_operation(&gelu, (Shape){.B = 1, .T = 1, .F = 1});
-    check_operation(&swiglu, (Shape){.B = 1, .T = 7, .F = 37});
-    check_operation(&swiglu, (Shape){.B = 2, .T = 3, .F = 1});
+// Fourth-order, good to 1e-10 here.
+#define SLOPE_OF(f, x, h) ((8 * (f(x + h) - f(x - h)) - (f(x + 2 * h) - f(x - 2 * h))) / (12 * h))
+
+static double gelu_slope(double x) {
+    return SLOPE_OF(reference_gelu_of, x, 1e-4);
 }
 
-static void cross_entropy_is_right(void) {
-    check_operation(&cross_entropy_loss,
-                    (Shape){.B = 2, .T = 5, .V = 131, .P = 137, .tokens = target_list});
-    check_operation(&cross_entropy_loss,
-                    (Shape){.B = 1, .T = 2, .V = 4, .P = 4, .tokens = target_list});
+static double silu_slope(double x) {
+    return SLOPE_OF(reference_silu_of, x, 1e-4);
 }
 
-static void linear_is_right(void) {
-    check_operation(&linear, (Shape){.B = 1, .T = 7, .C = 37, .F = 21});
-    check_operation(&linear, (Shape){.B = 1, .T = 1, .C = 65, .F = 3});
-    check_operation(&linear, (Shape){.B = 5, .T = 13, .C = 1, .F = 2});
+// SiLU is x / (1 + exp(-x)), so it shows exp's own error: 6 roundings of 2^-24 allowed in all,
+// until exp is clamped at 88.3 and the value is below 1e-36. GELU's argument is a cubic, whose
+// rounding grows in the tail; its slope has a term x sigmoid (1 - sigmoid) 2u', where the factor
+// beside 1 - sigmoid reaches 35 (at x = 5) before that vanishes.
+static void activations_are_accurate_everywhere(void) {
+    static float x[2 * POINTS], ones[POINTS], out[POINTS], slope[2 * POINTS];
+    for (int i = 0; i < POINTS; i++) {
+        x[i] = 0.01f * (float)(i - POINTS / 2);
+        x[POINTS + i] = ones[i] = 1.0f;
+    }
+    gelu_forward(out, x, POINTS);
+    gelu_backward(slope, ones, x, POINTS);
+    CHECK_EQUAL(off(out, x, reference_gelu_of, 6 * 0x1p-24, 1e-7), 0);
+    CHECK_EQUAL(off(slope, x, gelu_slope, 0, 40 * 0x1p-24), 0);
+    swiglu_forward(out, x, 1, POINTS);
+    swiglu_backward(slope, ones, x, 1, POINTS);
+    CHECK_EQUAL(off(out, x, reference_silu_of, 6 * 0x1p-24, 1e-36), 0);
+    CHECK_EQUAL(off(slope, x, silu_slope, 0, 20 * 0x1p-24), 0);
+    CHECK_EQUAL(off(slope + POINTS, x, reference_silu_of, 6 * 0x1p-24, 1e-36), 0);
+    out[7000] *= 1.000001f;
+    out[12000] = NAN;
+    CHECK_EQUAL(off(out, x, reference_silu_of, 6 * 0x1p-24, 1e-36), 2);
+}
+
+static void activations_keep_bad_values(void) {
+    float x[4] = {NAN, 1.0f, INFINITY, 1.0f}, out[4], dout[4] = {1, 1, 1, 1}, dx[4];
+    gelu_forward(out, x, 4);
+    CHECK(isnan(out[0]) && isinf(out[2]));
+    gelu_backward(dx, dout, x, 4);
+    CHECK(isnan(dx[0]));
+    swiglu_forward(out, x, 2, 1);
+    CHECK(isnan(out[0]) && isinf(out[1]));
+    swiglu_backward(dx, dout, x, 2, 1);
+    CHECK(isnan(dx[0]) && isnan(dx[1]));
+}
+
+// ---- attention --------------------------------------------------------------------------------
+
+// Scores far beyond exp's range: all alike, and so the values' mean; then one that stands out.
+static void attention_survives_large_scores(void) {
+    enum { T = 9, D = 4, N = 3 * D };
+    float qkv[T * N], out[T * D], lse[T], dqkv[T * N], dout[T * D];
+    fill_random(dout, T * D, 1.0f, 1);
+    for (int t = 0; t < T; t++) {
+        for (int d = 0; d < D; d++) {
+            qkv[t * N + d] = qkv[t * N + D + d] = 100.0f;
+            qkv[t * N + 2 * D + d] = (float)(t + d);
+        }
+    }
+    attention_forward(out, lse, qkv, 1, T, 1, 1, D);
+    for (int i = 0; i < T * D; i++) { CHECK_CLOSE(out[i], 0.5 * (i / D) + i % D, 1e-5); }
+    for (int d = 0; d < D; d++) { qkv[3 * N + D + d] = 200.0f; }
+    attention_forward(out, lse, qkv, 1, T, 1, 1, D);
+    attention_backward(dqkv, dout, out, lse, qkv, 1, T, 1, 1, D);
+    for (int i = 3 * D; i < T * D; i++) { CHECK_CLOSE(out[i], 3 + i % D, 1e-5); }
+    for (int i = 0; i < T * N; i++) { CHECK(isfinite(dqkv[i])); }
+}
+
+// ---- cross-entropy ----------------------------------------------------------------------------
+
+enum { ROWS = 3, V = 13, P = 16 };
+
+static void loss_only_leaves_the_logits_alone(void) {
+    float logits[ROWS * P], before[ROWS * P], losses[ROWS] = {NAN, NAN, NAN}, with[ROWS];
+    int targets[ROWS] = {4, -1, 12};
+    fill_random(logits, ROWS * P, 2.0f, 1);
+    memcpy(before, logits, sizeof(logits));
+    cross_entropy(losses, logits, targets, ROWS, V, P, 0.0f);
+    CHECK_BITS(logits, before, sizeof(logits));
+    CHECK(losses[0] > 0 && losses[1] == 0.0f && losses[2] > 0);
+    cross_entropy(with, logits, targets, ROWS, V, P, 1.0f);
+    CHECK_BITS(with, losses, sizeof(losses));
+}
+
+// Whatever stands there, NaN and the largest of all logits too.
+static void padding_and_left_out_rows_do_not_matter(void) {
+    float logits[ROWS * P], clean[ROWS * P], losses[ROWS], clean_losses[ROWS];
+    int targets[ROWS] = {4, -1, 12};
+    fill_random(logits, ROWS * P, 2.0f, 1);
+    memcpy(clean, logits, sizeof(logits));
+    for (int i = 0; i < ROWS * P; i++) {
+        if (i / P == 1 || i % P >= V) { logits[i] = i % 2 ? NAN : 1e30f; }
+    }
+    cross_entropy(losses, logits, targets, ROWS, V, P, 0.5f);
+    cross_entropy(clean_losses, clean, targets, ROWS, V, P, 0.5f);
+    CHECK_BITS(losses, clean_losses, sizeof(losses));
+    CHECK_BITS(logits, clean, sizeof(logits));
+    for (int row = 0; row < ROWS; row++) {
+        double sum = 0;
+        for (int i = 0; i < P; i++) {
+            float d = logits[row * P + i];
+            sum += d;
+            if (row == 1 || i >= V) { CHECK(d == 0.0f); }
+        }
+        CHECK_CLOSE(sum, 0, 1e-6);
+        CHECK(row == 1 || logits[row * P + targets[row]] < 0);
+    }
+}
+
+static void bad_logits_spoil_the_loss(void) {
+    static const float bad[] = {NAN, -NAN, INFINITY};
+    int targets[ROWS] = {4, 0, 12};
+    for (int place = 0; place < V; place++) {
+        for (int i = 0; i < 4; i++) {
+            float logits[ROWS * P], losses[ROWS];
+            fill_random(logits, ROWS * P, 2.0f, 1);
+            int at = i < 3 ? place : targets[1]; // minus infinity only means a probability of 0
+            logits[P + at] = i < 3 ? bad[i] : -INFINITY;
+            cross_entropy(losses, logits, targets, ROWS, V, P, place % 2 ? 1.0f : 0.0f);
+            CHECK(!isfinite(losses[1]));
+            CHECK(isfinite(losses[0]) && isfinite(losses[2]));
+        }
+    }
+}
+
+static void large_logits_do_not_overflow(void) {
+    float logits[P] = {0}, loss;
+    int target = 4;
+    logits[3] = 1e5f, logits[4] = 1e5f, logits[5] = -1e5f;
+    cross_entropy(&loss, logits, &target, 1, V, P, 1.0f);
+    CHECK_CLOSE(loss, log(2), 0.01); // an ulp of 1e5 is 0.008
+    CHECK_CLOSE(logits[3], 0.5, 1e-6);
+    CHECK_CLOSE(logits[4], -0.5, 1e-6);
+    CHECK_CLOSE(logits[5], 0, 1e-30);
+}
+
+// ---- rotary frequencies -------------------------------------------------------------------------
+
+// Against transformers' (test/golden/rope.safetensors, made by golden.py), and the table against
+// the frequencies.
+static void frequencies_are_transformers(void) {
+    enum { D = 64, HALF = D / 2, T = 300 };
+    static const struct {
+        const char *name;
+        Rope rope;
+    } rows[] = {
+        {"default", {.theta = 10000}},
+        {"large_theta", {.theta = 500000}},
+        {"linear", {.theta = 10000, .scaling = ROPE_LINEAR, .factor = 4}},
+        {"llama3_1", {500000, ROPE_LLAMA3, 8, 1, 4, 8192}},
+        {"llama3_2", {500000, ROPE_LLAMA3, 32, 1, 4, 8192}},
+        {"llama3_odd", {10000, ROPE_LLAMA3, 3, 0.5, 7, 1000}},
+    };
+    static float table[T * D];
+    double frequencies[HALF];
+    SafeTensors st = golden_open("rope.safetensors");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        for (int j = 0; j < HALF; j++) { frequencies[j] = rope_frequency(j, D, &rows[i].rope); }
+        const float *expected = golden_data(&st, rows[i].name, DTYPE_F32, HALF);
+        for (int j = 0; j < HALF; j++) { // theirs are computed in FP32
+            CHECK_CLOSE(frequencies[j], expected[j], 2e-6 * expected[j]);
+        }
+        CHECK(CAUGHT(CHECK_CLOSE(frequencies[HALF - 1], 1.00001 * expected[HALF - 1],
+                                 2e-6 * expected[HALF - 1])));
+        rope_table(table, T, D, &rows[i].rope);
+        for (int k = 0; k < T * HALF; k += 13) {
+            double angle = k / HALF * frequencies[k % HALF];
+            CHECK_CLOSE(table[k / HALF * D + k % HALF], cos(angle), 1e-7);
+            CHECK_CLOSE(table[k / HALF * D + HALF + k % HALF], sin(angle), 1e-7);
+        }
+    }
+    safetensors_close(&st);
 }
 
 int main(void) {
-    RUN(embedding_is_right);
-    RUN(layernorm_is_right);
-    RUN(rmsnorm_is_right);
-    RUN(rope_is_right);
-    RUN(attention_is_right);
-    RUN(activations_are_right);
-    RUN(cross_entropy_is_right);
-    RUN(linear_is_right);
+    RUN(operations_are_right);
+    RUN(adamw_follows_its_definition);
+    RUN(reductions_do_not_depend_on_threads);
+    RUN(activations_are_accurate_everywhere);
+    RUN(activations_keep_bad_values);
+    RUN(attention_survives_large_scores);
+    RUN(loss_only_leaves_the_logits_alone);
+    RUN(padding_and_left_out_rows_do_not_matter);
+    RUN(bad_logits_spoil_the_loss);
+    RUN(large_logits_do_not_overflow);
+    RUN(frequencies_are_transformers);
     return test_summary();
 }

@@ -1,4 +1,4 @@
-// cuBLASLt for tests without a GPU: as much of it as kernels/gemm.c calls, made by
+// cuBLASLt for tests without a GPU: as much of it as kernels/gemm.c calls; the products are made by
 // test/standin/products.c. Column-major, as the library is.
 //
 // Its algorithms differ in the alignment that they need of A, B, C and D, and the most promising
@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,32 +33,25 @@ typedef enum {
     CUBLASLT_EPILOGUE_DGELU
 } cublasLtEpilogue_t;
 
-// Of a description; each is a field of struct StandinMatmul.
-typedef enum {
-    CUBLASLT_MATMUL_DESC_TRANSA,
-    CUBLASLT_MATMUL_DESC_TRANSB,
-    CUBLASLT_MATMUL_DESC_EPILOGUE,
-    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
-    CUBLASLT_MATMUL_DESC_FAST_ACCUM,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
-    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
-    STANDIN_MATMUL_ATTRIBUTES
-} cublasLtMatmulDescAttributes_t;
-typedef enum {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
-} cublasLtMatmulPreferenceAttributes_t;
-
 typedef struct StandinBlas *cublasLtHandle_t;
-typedef struct StandinMatmul *cublasLtMatmulDesc_t;
-typedef struct StandinLayout *cublasLtMatrixLayout_t;
-typedef struct StandinPreference *cublasLtMatmulPreference_t;
+typedef struct StandinMatmul {
+    cublasOperation_t transa, transb;
+    cublasLtEpilogue_t epilogue;
+    cudaDataType_t bias_type;
+    int64_t aux_row;
+    int8_t fast;
+    const void *bias;
+    void *aux;
+    const float *a_scale, *b_scale;
+} * cublasLtMatmulDesc_t;
+typedef struct StandinLayout {
+    cudaDataType_t type;
+    int rows, cols;
+} * cublasLtMatrixLayout_t;
+typedef struct StandinPreference {
+    size_t workspace;
+    uint32_t a, b, c, d; // their alignment
+} * cublasLtMatmulPreference_t;
 typedef struct {
     uint32_t alignment;
 } cublasLtMatmulAlgo_t;
@@ -67,13 +61,46 @@ typedef struct {
     cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
-static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
-    *handle = NULL;
+// An attribute is where its field lies, and above that its size.
+#define STANDIN_FIELD(type, name) (offsetof(type, name) | sizeof(((type *)NULL)->name) << 8)
+typedef enum {
+    CUBLASLT_MATMUL_DESC_TRANSA = STANDIN_FIELD(struct StandinMatmul, transa),
+    CUBLASLT_MATMUL_DESC_TRANSB = STANDIN_FIELD(struct StandinMatmul, transb),
+    CUBLASLT_MATMUL_DESC_EPILOGUE = STANDIN_FIELD(struct StandinMatmul, epilogue),
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = STANDIN_FIELD(struct StandinMatmul, bias_type),
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = STANDIN_FIELD(struct StandinMatmul, aux_row),
+    CUBLASLT_MATMUL_DESC_FAST_ACCUM = STANDIN_FIELD(struct StandinMatmul, fast),
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = STANDIN_FIELD(struct StandinMatmul, bias),
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = STANDIN_FIELD(struct StandinMatmul, aux),
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = STANDIN_FIELD(struct StandinMatmul, a_scale),
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = STANDIN_FIELD(struct StandinMatmul, b_scale),
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = STANDIN_FIELD(struct StandinPreference, workspace),
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = STANDIN_FIELD(struct StandinPreference, a),
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = STANDIN_FIELD(struct StandinPreference, b),
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = STANDIN_FIELD(struct StandinPreference, c),
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = STANDIN_FIELD(struct StandinPreference, d)
+} StandinAttribute;
+
+static inline cublasStatus_t standin_set(void *object, StandinAttribute attribute,
+                                         const void *value, size_t bytes) {
+    if (bytes != (size_t)attribute >> 8) { return CUBLAS_STATUS_INVALID_VALUE; }
+    memcpy((char *)object + (attribute & 255), value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
+#define cublasLtMatmulDescSetAttribute standin_set
+#define cublasLtMatmulPreferenceSetAttribute standin_set
 
-static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
-    (void)handle;
+static inline cublasStatus_t standin_free(void *object) {
+    free(object);
+    return CUBLAS_STATUS_SUCCESS;
+}
+#define cublasLtMatmulDescDestroy standin_free
+#define cublasLtMatrixLayoutDestroy standin_free
+#define cublasLtMatmulPreferenceDestroy standin_free
+#define cublasLtDestroy standin_free
+
+static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    *handle = NULL;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -88,18 +115,9 @@ static inline size_t cublasLtGetVersion(void) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale);
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t attribute,
-                                              const void *value, size_t bytes);
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
                                           uint64_t rows, uint64_t cols, int64_t ld);
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference);
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference);
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void *value, size_t bytes);
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

@@ -1,20 +1,18 @@
-// CUDA's runtime on the CPU: streams as queues, events, graphs, and the memory of one device.
+// CUDA's runtime on the CPU: streams as queues, events, and the memory of one device.
 #include "../../base/common.h"
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 // A copy that the host has not waited for. To the host: data is what will arrive. From the host:
 // data is what was there.
 typedef struct {
-    void *to;
+    void *to; // NULL: it is from the host
     const void *from;
-    char *data;
     size_t bytes;
-    enum cudaMemcpyKind kind;
+    char data[];
 } Copy;
 
 struct StandinEvent {
@@ -24,49 +22,17 @@ struct StandinEvent {
     long position; // in its queue
 };
 
-static struct {
-    pthread_mutex_t mutex;
-    Copy *copies;
-    long room, first, count; // the copies first..count-1 are on their way, [0] being `first`
-} device = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static struct StandinStream copies; // on their way, whatever their stream
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-// The host has waited for the first `count` copies.
-static void wait_for(long count) {
-    pthread_mutex_lock(&device.mutex);
-    long done = 0;
-    for (; device.first + done < count; done++) {
-        Copy *c = &device.copies[done];
-        if (c->kind == cudaMemcpyDeviceToHost) {
-            memcpy(c->to, c->data, c->bytes);
-        } else if (memcmp(c->from, c->data, c->bytes) != 0) {
-            die("stand-in: the host changed memory that a copy to the device was still to read");
-        }
-        free(c->data);
+static void arrive(void *argument) {
+    Copy *c = argument;
+    if (c->to != NULL) {
+        memcpy(c->to, c->data, c->bytes);
+    } else if (memcmp(c->from, c->data, c->bytes) != 0) {
+        die("stand-in: the host changed memory that a copy to the device was still to read");
     }
-    if (done > 0) {
-        device.first += done;
-        memmove(device.copies, device.copies + done,
-                (size_t)(device.count - device.first) * sizeof(Copy));
-    }
-    if (device.first == device.count) {
-        free(device.copies);
-        device.copies = NULL, device.room = 0;
-    }
-    pthread_mutex_unlock(&device.mutex);
-}
-
-static void enqueue(Copy copy) {
-    copy.data = malloc_or_die(copy.bytes);
-    memcpy(copy.data, copy.from, copy.bytes);
-    pthread_mutex_lock(&device.mutex);
-    long waiting = device.count - device.first;
-    if (waiting == device.room) {
-        device.room = 2 * device.room + 8;
-        device.copies = realloc_or_die(device.copies, (size_t)device.room * sizeof(Copy));
-    }
-    device.copies[waiting] = copy;
-    device.count++;
-    pthread_mutex_unlock(&device.mutex);
+    free(c);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
@@ -74,27 +40,35 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     (void)stream;
     if (kind != cudaMemcpyDeviceToHost) { memcpy(to, from, bytes); }
     if (kind == cudaMemcpyDeviceToDevice) { return cudaSuccess; }
-    enqueue((Copy){.to = to, .from = from, .bytes = bytes, .kind = kind});
+    Copy *c = malloc_or_die(sizeof(*c) + bytes);
+    *c = (Copy){kind == cudaMemcpyDeviceToHost ? to : NULL, from, bytes};
+    memcpy(c->data, from, bytes);
+    pthread_mutex_lock(&mutex);
+    standin_enqueue(&copies, arrive, c);
+    pthread_mutex_unlock(&mutex);
+    return cudaSuccess;
+}
+
+// The host waits for the first `until` copies, and for what is on a stream.
+static cudaError_t wait_for(long until, cudaStream_t stream, long position) {
+    standin_do(stream, position);
+    pthread_mutex_lock(&mutex);
+    standin_do(&copies, until);
+    pthread_mutex_unlock(&mutex);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (stream != NULL) { standin_do(stream, stream->count); }
-    wait_for(device.count);
-    return cudaSuccess;
+    return wait_for(copies.count, stream, stream != NULL ? stream->count : 0);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    standin_do(event->stream, event->position);
-    wait_for(event->copies);
-    return cudaSuccess;
+    return wait_for(event->copies, event->stream, event->position);
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    event->time = wall_seconds();
-    event->copies = device.count;
-    event->stream = stream;
-    event->position = stream != NULL ? stream->count : 0;
+    long position = stream != NULL ? stream->count : 0;
+    *event = (struct StandinEvent){wall_seconds(), copies.count, stream, position};
     return cudaSuccess;
 }
 
@@ -115,12 +89,15 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    return cudaEventCreateWithFlags(event, 0);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    (void)flags, (void)priority;
+    *stream = calloc_or_die(1, sizeof(**stream));
+    return cudaSuccess;
 }
 
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    free(event);
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (stream != NULL) { free(stream->queue); }
+    free(stream);
     return cudaSuccess;
 }
 
@@ -130,63 +107,16 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     const size_t alignment = 256; // of cudaMalloc's pointers
     *pointer = aligned_alloc(alignment, (size_t)round_up64((int64_t)bytes, (int64_t)alignment));
     if (*pointer == NULL) { die("stand-in: out of memory: %zu bytes", bytes); }
-    memset(*pointer, 0xff, bytes);
-    return cudaSuccess;
-}
-
-// A copy of the default stream from pageable memory may return before the device has the data, and
-// the streams here do not wait for the default one. So the data arrive as late as they may: with
-// the next call that waits for the whole device or for the default stream.
-static struct {
-    void *to;
-    char *data;
-    size_t bytes;
-} late;
-
-static void arrive(void) {
-    if (late.data != NULL) { memcpy(late.to, late.data, late.bytes); }
-    free(late.data);
-    late.data = NULL;
-}
-
-cudaError_t cudaFree(void *pointer) {
-    arrive();
-    free(pointer);
-    return cudaSuccess;
+    return cudaMemsetAsync(*pointer, 0xff, bytes, NULL);
 }
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
-    *pointer = malloc_or_die(bytes);
-    memset(*pointer, 0xff, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaFreeHost(void *pointer) {
-    free(pointer);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-    arrive();
-    if (kind != cudaMemcpyHostToDevice) {
-        memcpy(to, from, bytes);
-        return cudaSuccess;
-    }
-    late.to = to;
-    late.data = malloc_or_die(bytes);
-    late.bytes = bytes;
-    memcpy(late.data, from, bytes);
-    return cudaSuccess;
+    return cudaMalloc(pointer, bytes);
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
     (void)stream;
     memset(to, value, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all) {
-    *free_bytes = *all = (size_t)4 << 30;
     return cudaSuccess;
 }
 
@@ -197,20 +127,11 @@ static int number_from(const char *name, int otherwise) {
     return text != NULL ? atoi(text) : otherwise;
 }
 
-cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 64;
-    return cudaSuccess;
-}
-
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int number) {
     int capability = number_from("STANDIN_CAPABILITY", 90);
     (void)number;
-    memset(info, 0, sizeof(*info));
-    snprintf(info->name, sizeof(info->name), "stand-in");
-    info->major = capability / 10;
-    info->minor = capability % 10;
-    info->multiProcessorCount = 1;
-    info->totalGlobalMem = (size_t)4 << 30;
+    *info = (struct cudaDeviceProp){"stand-in", capability / 10, capability % 10, 1,
+                                    STANDIN_MEMORY};
     return cudaSuccess;
 }
 
@@ -231,67 +152,3 @@ cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int number) {
     snprintf(out, (size_t)room, "%s%d", bus != NULL ? bus : "standin:", bus != NULL ? 0 : number);
     return cudaSuccess;
 }
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    *least = 0, *greatest = -5;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDriverGetVersion(int *version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-
-cudaError_t cudaRuntimeGetVersion(int *version) {
-    return cudaDriverGetVersion(version);
-}
-
-const char *cudaGetErrorString(cudaError_t status) {
-    return status == cudaSuccess ? "no error" : "the stand-in cannot do this";
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-    (void)flags;
-    *stream = NULL;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-    (void)flags, (void)priority;
-    *stream = calloc_or_die(1, sizeof(**stream));
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    if (stream != NULL) { free(stream->queue); }
-    free(stream);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    (void)stream;
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-// ---- what only says whether it can be done ------------------------------------------------------
-
-#define ANSWER(name, answer, ...)   \
-    cudaError_t name(__VA_ARGS__) { \
-        return answer;              \
-    }
-#define UNUSED __attribute__((unused))
-
-ANSWER(cudaGetLastError, cudaSuccess, void)
-ANSWER(cudaHostRegister, cudaSuccess, UNUSED void *p, UNUSED size_t bytes, UNUSED unsigned flags)
-ANSWER(cudaHostUnregister, cudaSuccess, UNUSED void *p)
-ANSWER(cudaStreamBeginCapture, cudaErrorNotSupported, UNUSED cudaStream_t stream,
-       UNUSED enum cudaStreamCaptureMode mode)
-ANSWER(cudaStreamEndCapture, cudaErrorNotSupported, UNUSED cudaStream_t stream,
-       UNUSED cudaGraph_t *graph)
-ANSWER(cudaGraphInstantiate, cudaErrorNotSupported, UNUSED cudaGraphExec_t *exec,
-       UNUSED cudaGraph_t graph, UNUSED unsigned long long flags)
-ANSWER(cudaGraphLaunch, cudaErrorNotSupported, UNUSED cudaGraphExec_t exec,
-       UNUSED cudaStream_t stream)
-ANSWER(cudaGraphDestroy, cudaErrorNotSupported, UNUSED cudaGraph_t graph)
-ANSWER(cudaGraphExecDestroy, cudaErrorNotSupported, UNUSED cudaGraphExec_t exec)

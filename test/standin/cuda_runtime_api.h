@@ -3,8 +3,8 @@
 //
 // What only a real device would punish is looked for here. A copy to the host arrives no sooner
 // than the host waits for it; whoever changes memory that a copy to the device may still read is
-// stopped. What another stream does comes as late as it may, and so does what cudaMemcpy, which
-// belongs to no stream of ours, brings to the device. New memory is all NaN.
+// stopped. What another stream does comes as late as it may. New memory is all NaN. There is no
+// cudaMemcpy: no stream of ours waits for it (kernels/gpu.h).
 //
 // STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE: which device a rank has, in place of the
 // one it takes, so that ranks of one machine can pass for those of several; STANDIN_BUS: all have
@@ -68,52 +68,66 @@ static inline void standin_do(cudaStream_t s, long until) {
     }
 }
 
-const char *cudaGetErrorString(cudaError_t status);
-cudaError_t cudaGetLastError(void);
-cudaError_t cudaDriverGetVersion(int *version);
-cudaError_t cudaRuntimeGetVersion(int *version);
-
-cudaError_t cudaGetDeviceCount(int *count);
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int device);
-cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int device);
 cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int device);
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all);
 cudaError_t cudaMalloc(void **pointer, size_t bytes);
-cudaError_t cudaFree(void *pointer);
 cudaError_t cudaMallocHost(void **pointer, size_t bytes);
-cudaError_t cudaFreeHost(void *pointer);
-cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags);
-cudaError_t cudaHostUnregister(void *pointer);
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 
-cudaError_t cudaEventCreate(cudaEvent_t *event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
-cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
+// What always has the same answer.
+#define STANDIN_ANSWER(name, parameters, action) \
+    static inline cudaError_t name parameters {  \
+        action;                                  \
+        return cudaSuccess;                      \
+    }
+#define STANDIN_REFUSAL(name, parameters)       \
+    static inline cudaError_t name parameters { \
+        return cudaErrorNotSupported;           \
+    }
+#define STANDIN_MEMORY ((size_t)4 << 30)
+
+static inline const char *cudaGetErrorString(cudaError_t status) {
+    return status == cudaSuccess ? "no error" : "the stand-in cannot do this";
+}
+STANDIN_ANSWER(cudaGetLastError, (void), )
+STANDIN_ANSWER(cudaDriverGetVersion, (int *version), *version = CUDART_VERSION)
+STANDIN_ANSWER(cudaRuntimeGetVersion, (int *version), *version = CUDART_VERSION)
+STANDIN_ANSWER(cudaGetDeviceCount, (int *count), *count = 64)
+STANDIN_ANSWER(cudaDeviceGetStreamPriorityRange, (int *least, int *most), *least = 0; *most = -5)
+STANDIN_ANSWER(cudaMemGetInfo, (size_t * left, size_t *all), *left = *all = STANDIN_MEMORY)
+STANDIN_ANSWER(cudaFree, (void *pointer), free(pointer))
+STANDIN_ANSWER(cudaFreeHost, (void *pointer), free(pointer))
+STANDIN_ANSWER(cudaHostRegister, (void *pointer, size_t bytes, unsigned flags), )
+STANDIN_ANSWER(cudaHostUnregister, (void *pointer), )
+STANDIN_ANSWER(cudaEventCreate, (cudaEvent_t * event), cudaEventCreateWithFlags(event, 0))
+STANDIN_ANSWER(cudaEventDestroy, (cudaEvent_t event), free(event))
+STANDIN_ANSWER(cudaStreamCreateWithFlags, (cudaStream_t * stream, unsigned flags), *stream = NULL)
+
 // Nothing can be captured where calls are done at once: a trainer needs --no-cuda-graphs.
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
-                                 unsigned long long flags);
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
-cudaError_t cudaGraphDestroy(cudaGraph_t graph);
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+STANDIN_ANSWER(cudaStreamIsCapturing, (cudaStream_t stream, enum cudaStreamCaptureStatus *status),
+               *status = cudaStreamCaptureStatusNone)
+STANDIN_REFUSAL(cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode))
+STANDIN_REFUSAL(cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph))
+STANDIN_REFUSAL(cudaGraphInstantiate,
+                (cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long flags))
+STANDIN_REFUSAL(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t stream))
+STANDIN_REFUSAL(cudaGraphDestroy, (cudaGraph_t graph))
+STANDIN_REFUSAL(cudaGraphExecDestroy, (cudaGraphExec_t exec))
 
 #ifdef __cplusplus
 }

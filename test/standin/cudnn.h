@@ -2,40 +2,18 @@
 #ifndef LLM8_STANDIN_CUDNN_H
 #define LLM8_STANDIN_CUDNN_H
 
-#include <cuda_runtime_api.h>
-#include <string.h>
+#include <stddef.h>
 
 #define CUDNN_VERSION 91000
 
 typedef enum { CUDNN_STATUS_SUCCESS } cudnnStatus_t;
 typedef struct StandinDnn *cudnnHandle_t;
 
-static inline cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
-    *handle = NULL;
-    return CUDNN_STATUS_SUCCESS;
-}
-
-static inline cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
-    (void)handle;
-    return CUDNN_STATUS_SUCCESS;
-}
-
-static inline cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
-    (void)handle, (void)stream;
-    return CUDNN_STATUS_SUCCESS;
-}
-
-static inline const char *cudnnGetErrorString(cudnnStatus_t status) {
-    (void)status;
-    return "no error";
-}
-
-static inline void cudnnGetLastErrorString(char *out, size_t room) {
-    memset(out, 0, room);
-}
-
-static inline size_t cudnnGetVersion(void) {
-    return CUDNN_VERSION;
-}
+#define cudnnCreate(handle) (*(handle) = NULL, CUDNN_STATUS_SUCCESS)
+#define cudnnDestroy(handle) CUDNN_STATUS_SUCCESS
+#define cudnnSetStream(handle, stream) CUDNN_STATUS_SUCCESS
+#define cudnnGetErrorString(status) "no error"
+#define cudnnGetLastErrorString(out, room) (void)(*(out) = '\0')
+#define cudnnGetVersion() CUDNN_VERSION
 
 #endif

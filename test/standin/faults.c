@@ -17,10 +17,7 @@
 #include <unistd.h>
 
 void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
-void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 void __real_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
-                           cudaStream_t stream);
-void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
                            cudaStream_t stream);
 
 static bool nan_is_due, hang_is_due;

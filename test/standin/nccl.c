@@ -7,6 +7,7 @@
 // STANDIN_VERSION: what to report. A file standin-error makes CommGetAsyncError report a failure,
 // standin-wrong makes rank 1's sums wrong, standin-hang makes joining wait without end.
 #include "../../kernels/nccl.h"
+#include "../../kernels/fp8_format.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { RANKS = 64, CHUNK = 1 << 16 };
+enum { RANKS = 64, CHUNK = 1 << 16, GATHER = -1 };
 
 typedef struct {
     char name[16];
@@ -60,21 +61,6 @@ static _Thread_local struct {
     int count;
     Waiting calls[WAITING];
 } group;
-
-int ncclGetVersion(int *version);
-int ncclGetUniqueId(NcclId *id);
-int ncclCommInitRank(NcclComm *comm, int ranks, NcclId id, int rank);
-int ncclCommDestroy(NcclComm comm);
-int ncclCommGetAsyncError(NcclComm comm, int *error);
-const char *ncclGetErrorString(int result);
-int ncclGroupStart(void);
-int ncclGroupEnd(void);
-int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, NcclComm comm,
-                  cudaStream_t stream);
-int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, NcclComm comm,
-                      cudaStream_t stream);
-int ncclAllGather(const void *from, void *to, size_t count, int type, NcclComm comm,
-                  cudaStream_t stream);
 
 int ncclGetVersion(int *version) {
     const char *text = getenv("STANDIN_VERSION");
@@ -238,134 +224,91 @@ static void check_calls(NcclComm c, const Call *call) {
 }
 
 static size_t type_bytes(int type) {
+    return type == NCCL_UINT8 ? 1 : (type == NCCL_BFLOAT16 ? 2 : (type == NCCL_FLOAT64 ? 8 : 4));
+}
+
+static double get(const void *array, int type, size_t i) {
     switch (type) {
-    case NCCL_UINT8: return 1;
-    case NCCL_BFLOAT16: return 2;
-    case NCCL_FLOAT64: return 8;
-    default: return 4;
+    case NCCL_UINT8: return ((const uint8_t *)array)[i];
+    case NCCL_UINT32: return ((const uint32_t *)array)[i];
+    case NCCL_FLOAT64: return ((const double *)array)[i];
+    case NCCL_BFLOAT16: return bf16_decode(((const uint16_t *)array)[i]);
+    default: return ((const float *)array)[i];
     }
 }
 
-static float from_bf16(uint16_t code) {
-    uint32_t bits = (uint32_t)code << 16;
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
-static uint16_t to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    if (x != x) { return 0x7fff; }
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// out[i] = the sum, or the largest, over the ranks' areas.
-#define REDUCE(TYPE)                                                      \
-    for (size_t i = 0; i < n; i++) {                                      \
-        TYPE all = ((const TYPE *)(const void *)s->area[0])[i];           \
-        for (int r = 1; r < c->ranks; r++) {                              \
-            TYPE x = ((const TYPE *)(const void *)s->area[r])[i];         \
-            all = op == NCCL_SUM ? (TYPE)(all + x) : (x > all ? x : all); \
-        }                                                                 \
-        ((TYPE *)out)[i] = all;                                           \
-    }
-
-static void reduce(NcclComm c, void *out, size_t n, int type, int op) {
-    const Shared *s = c->shared;
+// Rounds to the type.
+static void put(void *array, int type, size_t i, double x) {
     switch (type) {
-    case NCCL_FLOAT32: REDUCE(float) break;
-    case NCCL_FLOAT64: REDUCE(double) break;
-    case NCCL_UINT32: REDUCE(uint32_t) break;
-    case NCCL_UINT8: REDUCE(uint8_t) break;
-    default: // BF16, rounded after every addition, as a ring does
-        for (size_t i = 0; i < n; i++) {
-            uint16_t all = ((const uint16_t *)(const void *)s->area[0])[i];
-            for (int r = 1; r < c->ranks; r++) {
-                uint16_t x = ((const uint16_t *)(const void *)s->area[r])[i];
-                all = to_bf16(from_bf16(all) + from_bf16(x));
-            }
-            ((uint16_t *)out)[i] = all;
+    case NCCL_UINT8: ((uint8_t *)array)[i] = (uint8_t)x; break;
+    case NCCL_UINT32: ((uint32_t *)array)[i] = (uint32_t)x; break;
+    case NCCL_FLOAT64: ((double *)array)[i] = x; break;
+    case NCCL_BFLOAT16: ((uint16_t *)array)[i] = bf16_encode((float)x); break;
+    default: ((float *)array)[i] = (float)x;
+    }
+}
+
+// out[i] = the sum, or the largest, over the ranks' areas, rounded after every addition, as a ring
+// does.
+static void reduce(NcclComm c, void *out, size_t n, const Call *call) {
+    for (size_t i = 0; i < n; i++) {
+        put(out, call->type, i, get(c->shared->area[0], call->type, i));
+        for (int r = 1; r < c->ranks; r++) {
+            double all = get(out, call->type, i), x = get(c->shared->area[r], call->type, i);
+            put(out, call->type, i, call->op == NCCL_SUM ? all + x : (x > all ? x : all));
         }
     }
 }
 
-// Every rank's `from`, reduced, to `to` on the ranks that want it.
-static void reduce_chunks(NcclComm c, const void *from, void *to, size_t count, int type, int op,
-                          int wanted_by) {
-    size_t bytes = count * type_bytes(type);
+// Chunk by chunk, every rank shows its `count` elements from `from` on: to whoever wants them they
+// come reduced, or one rank's behind the other's.
+static void exchange(const Waiting *w, const char *from, bool wanted) {
+    NcclComm c = w->comm;
+    size_t each = type_bytes(w->call.type), bytes = w->call.count * each;
     for (size_t at = 0; at < bytes; at += CHUNK) {
         size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-        memcpy(c->shared->area[c->rank], (const char *)from + at, n);
+        char *to = (char *)w->to + at;
+        memcpy(c->shared->area[c->rank], from + at, n);
         barrier(c);
-        if (wanted_by < 0 || wanted_by == c->rank) {
-            reduce(c, (char *)to + at, n / type_bytes(type), type, op);
+        if (wanted && w->call.op != GATHER) { reduce(c, to, n / each, &w->call); }
+        for (int r = 0; r < c->ranks && w->call.op == GATHER; r++) {
+            memcpy(to + (size_t)r * bytes, c->shared->area[r], n);
         }
         barrier(c);
     }
 }
 
-static int all_reduce(const Waiting *w) {
-    NcclComm c = w->comm;
-    check_calls(c, &w->call);
-    reduce_chunks(c, w->from, w->to, w->call.count, w->call.type, w->call.op, -1);
-    if (c->rank == 1 && access("standin-wrong", F_OK) == 0) { *(char *)w->to ^= 1; }
+static int all_reduce_or_gather(const Waiting *w) {
+    check_calls(w->comm, &w->call);
+    exchange(w, w->from, true);
+    bool spoils = w->call.op != GATHER && access("standin-wrong", F_OK) == 0;
+    if (w->comm->rank == 1 && spoils) { *(char *)w->to ^= 1; }
     return NCCL_SUCCESS;
 }
 
 static int reduce_scatter(const Waiting *w) {
-    size_t count = w->call.count, part = count * type_bytes(w->call.type);
+    size_t part = w->call.count * type_bytes(w->call.type);
     check_calls(w->comm, &w->call);
     for (int r = 0; r < w->comm->ranks; r++) {
-        reduce_chunks(w->comm, (const char *)w->from + (size_t)r * part, w->to, count, w->call.type,
-                      w->call.op, r);
-    }
-    return NCCL_SUCCESS;
-}
-
-static int all_gather(const Waiting *w) {
-    NcclComm c = w->comm;
-    Shared *s = c->shared;
-    size_t part = w->call.count * type_bytes(w->call.type);
-    check_calls(c, &w->call);
-    for (size_t at = 0; at < part; at += CHUNK) {
-        size_t n = part - at < CHUNK ? part - at : CHUNK;
-        memcpy(s->area[c->rank], (const char *)w->from + at, n);
-        barrier(c);
-        for (int r = 0; r < c->ranks; r++) {
-            memcpy((char *)w->to + (size_t)r * part + at, s->area[r], n);
-        }
-        barrier(c);
+        exchange(w, (const char *)w->from + (size_t)r * part, r == w->comm->rank);
     }
     return NCCL_SUCCESS;
 }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, NcclComm c,
                   cudaStream_t stream) {
-    return make(&(Waiting){.function = all_reduce,
-                           .stream = stream,
-                           .from = from,
-                           .to = to,
-                           .call = {"AllReduce", count, type, op},
-                           .comm = c});
+    Call call = {"AllReduce", count, type, op};
+    return make(&(Waiting){all_reduce_or_gather, from, to, call, stream, .comm = c});
 }
 
 int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, NcclComm c,
                       cudaStream_t stream) {
-    return make(&(Waiting){.function = reduce_scatter,
-                           .stream = stream,
-                           .from = from,
-                           .to = to,
-                           .call = {"ReduceScatter", count, type, op},
-                           .comm = c});
+    Call call = {"ReduceScatter", count, type, op};
+    return make(&(Waiting){reduce_scatter, from, to, call, stream, .comm = c});
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int type, NcclComm c,
                   cudaStream_t stream) {
-    return make(&(Waiting){.function = all_gather,
-                           .stream = stream,
-                           .from = from,
-                           .to = to,
-                           .call = {"AllGather", count, type, 0},
-                           .comm = c});
+    Call call = {"AllGather", count, type, GATHER};
+    return make(&(Waiting){all_reduce_or_gather, from, to, call, stream, .comm = c});
 }

@@ -2,10 +2,8 @@
 #include "values.h"
 
 #include "../../base/rng.h"
-#include "../../kernels/cpu.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 // ---- the norm, the decision ---------------------------------------------------------------------
 
@@ -22,19 +20,16 @@ static void *element(const void *x, GpuType type, int64_t i) {
 
 void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
                         const GradientPart *parts, int count, cudaStream_t stream) {
-    (void)stream;
     state->norm_squared = 0.0;
     for (int i = 0; i < count; i++) {
         check_part(parts[i].first, parts[i].n);
-        float *values = values_read(element(gradients, type, parts[i].first), type, parts[i].n);
-        scratch[i] = sum_of_squares(values, parts[i].n);
+        FREED float *g = values_read(element(gradients, type, parts[i].first), type, parts[i].n);
+        scratch[i] = sum_of_squares(g, parts[i].n);
         state->norm_squared += scratch[i];
-        free(values);
     }
 }
 
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream) {
-    (void)stream;
     state->loss /= tokens;
     double norm = sqrt(state->norm_squared);
     bool finite = isfinite(state->loss) && isfinite(norm);
@@ -52,27 +47,23 @@ static Bf16 stochastic_bf16(float x, uint32_t random) {
 }
 
 // n values, of the parameters from `first` on; two of them share a random number.
-static void write_moment(void *out, GpuType type, float *values, int64_t first, int64_t n,
+static void write_moment(void *out, GpuType type, const float *values, int64_t first, int64_t n,
                          uint64_t key) {
-    if (type == TYPE_F32) {
-        values_write(out, type, values, n);
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t bits = rng_bits32((uint32_t)rng_mix(key), (uint64_t)((first + i) & ~1));
-            ((Bf16 *)out)[i] = stochastic_bf16(values[i], i % 2 == 0 ? bits : bits >> 16);
-        }
+    if (type == TYPE_F32) { values_write(out, type, values, n); }
+    for (int64_t i = 0; i < n && type == TYPE_BF16; i++) {
+        uint32_t bits = rng_bits32((uint32_t)rng_mix(key), (uint64_t)((first + i) & ~1));
+        ((Bf16 *)out)[i] = stochastic_bf16(values[i], i % 2 == 0 ? bits : bits >> 16);
     }
-    free(values);
 }
 
 static void update_segment(const AdamWUpdate *u, const StepState *state, const AdamWSegment *s) {
     uint64_t key = u->seed + 2 * (uint64_t)u->input->step;
     void *exp_avg = element(u->exp_avg, u->moment_type, s->state);
     void *exp_avg_sq = element(u->exp_avg_sq, u->moment_type, s->state);
-    float *g = values_read(element(u->gradients, u->gradient_type, s->gradient), u->gradient_type,
-                           s->n);
-    float *m = values_read(exp_avg, u->moment_type, s->n);
-    float *v = values_read(exp_avg_sq, u->moment_type, s->n);
+    FREED float *g = values_read(element(u->gradients, u->gradient_type, s->gradient),
+                                 u->gradient_type, s->n);
+    FREED float *m = values_read(exp_avg, u->moment_type, s->n);
+    FREED float *v = values_read(exp_avg_sq, u->moment_type, s->n);
     check_part(s->first, s->n);
     AdamW a = {.lr = (float)u->input->lr,
                .beta1 = u->beta1,
@@ -84,7 +75,6 @@ static void update_segment(const AdamWUpdate *u, const StepState *state, const A
     adamw_update(u->master + s->state, m, v, g, s->n, a);
     write_moment(exp_avg, u->moment_type, m, s->first, s->n, key);
     write_moment(exp_avg_sq, u->moment_type, v, s->first, s->n, key + 1);
-    free(g);
 }
 
 // A block is PARAM_ALIGN parameters.
@@ -103,7 +93,6 @@ static void check_segments(const AdamWUpdate *u) {
 }
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
-    (void)stream;
     values_write(out, TYPE_BF16, x, n);
 }
 
@@ -112,7 +101,7 @@ void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
 // What FP8 weights of a segment become: their amax alone, or codes. state: as in kernels.h.
 static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
     Fp8Tensor q = u->tensors[s->tensor];
-    float *values = values_read(u->master + s->state, TYPE_F32, s->n);
+    FREED float *values = values_read(u->master + s->state, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
     if (!u->counts) { q.counts = NULL; }
     if (!codes) { values_amax(&q.live->amax, values, s->n); }
@@ -121,7 +110,6 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mod
         values_encode(s->fp8, q, scale, values, s->n);
     }
     if (mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, values, s->n); }
-    free(values);
 }
 
 static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, bool codes,
@@ -141,51 +129,25 @@ static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, b
 }
 
 void gpu_adamw(const AdamWUpdate *u, ScaleMode mode, const StepState *state, cudaStream_t stream) {
-    (void)stream;
     write_segments(u, mode, true, mode == SCALE_GIVEN, state);
 }
 
 void gpu_measure_weights(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    (void)stream;
     write_segments(u, SCALE_MEASURED, false, false, state);
 }
 
 void gpu_quantize_weights(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    (void)stream;
     write_segments(u, SCALE_MEASURED, false, true, state);
 }
 
 void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
                          cudaStream_t stream) {
-    (void)stream;
     for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
         values_announce_scale(tensors[i]);
     }
 }
 
-// ---- operands, scaling --------------------------------------------------------------------------
-
-void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
-                  cudaStream_t stream) {
-    (void)stream;
-    float *values = values_read(out.bf16, TYPE_BF16, (int64_t)M * N);
-    if (sums.data != NULL) {
-        if (scratch.bytes < partial_sums_bytes(M, N)) { die("stand-in: scratch of %d columns", N); }
-        float *total = gradient_begin(sums, N);
-        bias_backward(total, values, M, N);
-        gradient_end(sums, total, N);
-    }
-    if (out.fp8 != NULL || out.fp8_t != NULL) { values_to_fp8(out, q, values, M, N); }
-    free(values);
-}
-
-void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
-    (void)stream;
-    if (q.live == NULL || q.mode != SCALE_MEASURED) { return; }
-    float *values = values_read(x, TYPE_BF16, n);
-    values_amax(&q.live->amax, values, n);
-    free(values);
-}
+// ---- the scaling state --------------------------------------------------------------------------
 
 static void make_live(const Fp8Scaling *s, int i) {
     s->live[i].scale = s->slots[i].scale;
@@ -193,7 +155,6 @@ static void make_live(const Fp8Scaling *s, int i) {
 }
 
 void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) {
-    (void)stream;
     state->unmeasured = 0;
     for (int i = 0; i < s->count && s->delayed; i++) {
         if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
@@ -212,18 +173,15 @@ void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) 
 }
 
 void gpu_fp8_load_scales(const Fp8Scaling *s, cudaStream_t stream) {
-    (void)stream;
     for (int i = 0; i < s->count; i++) { make_live(s, i); }
 }
 
 void gpu_fp8_forget_amaxes(const Fp8Scaling *s, cudaStream_t stream) {
-    (void)stream;
     for (int i = 0; i < s->count; i++) {
         if (!(s->used[i] & SLOT_WEIGHT)) { s->slots[i].amax = 0.0f; }
     }
 }
 
 void gpu_fp8_clear_measured(const Fp8Scaling *s, cudaStream_t stream) {
-    (void)stream;
     for (int i = 0; i < s->count; i++) { s->live[i].amax = 0.0f; }
 }

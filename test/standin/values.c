@@ -1,10 +1,5 @@
 #include "values.h"
 
-#include "../../kernels/cpu.h"
-
-#include <stdlib.h>
-#include <string.h>
-
 static float decode(const void *x, GpuType type, int64_t i) {
     switch (type) {
     case TYPE_F32: return ((const float *)x)[i];
@@ -15,20 +10,25 @@ static float decode(const void *x, GpuType type, int64_t i) {
     die("stand-in: type %d", type);
 }
 
+float *values_new(int64_t n) {
+    return malloc_or_die((size_t)n * sizeof(float));
+}
+
 float *values_read(const void *x, GpuType type, int64_t n) {
     if (x == NULL) { return NULL; }
-    float *values = malloc_or_die((size_t)n * sizeof(float));
+    float *values = values_new(n);
     for (int64_t i = 0; i < n; i++) { values[i] = decode(x, type, i); }
     return values;
 }
 
 void values_write(void *out, GpuType type, const float *values, int64_t n) {
-    if (type == TYPE_F32) {
-        memcpy(out, values, (size_t)n * sizeof(float));
-        return;
+    for (int64_t i = 0; i < n; i++) {
+        if (type == TYPE_F32) {
+            ((float *)out)[i] = values[i];
+        } else {
+            ((Bf16 *)out)[i] = bf16_encode(values[i]);
+        }
     }
-    Bf16 *codes = out;
-    for (int64_t i = 0; i < n; i++) { codes[i] = bf16_encode(values[i]); }
 }
 
 void values_round(void *out, GpuType type, float *values, int64_t n) {
@@ -41,9 +41,8 @@ float *gradient_begin(Gradient out, int64_t n) {
     return calloc_or_die((size_t)n, sizeof(float));
 }
 
-void gradient_end(Gradient out, float *values, int64_t n) {
+void gradient_end(Gradient out, const float *values, int64_t n) {
     if (out.data != NULL) { values_write(out.data, out.type, values, n); }
-    free(values);
 }
 
 void values_amax(float *amax, const float *x, int64_t n) {
@@ -69,27 +68,25 @@ void values_encode(uint8_t *codes, Fp8Tensor q, float scale, const float *x, int
 }
 
 void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
-    (void)stream;
-    for (int64_t i = 0; i < (int64_t)N * C; i++) { out[i % C * N + i / C] = x[i]; }
+    for (int i = 0; i < N * C; i++) { out[i % C * N + i / C] = x[i]; }
 }
 
 void values_to_fp8(Operand out, Fp8Tensor q, const float *x, int M, int N) {
-    int64_t n = (int64_t)M * N;
+    if (out.fp8 == NULL && out.fp8_t == NULL) { return; }
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
-    uint8_t *codes = out.fp8 != NULL ? out.fp8 : malloc_or_die((size_t)n);
+    FREED float *room = values_new(M * N);
+    uint8_t *codes = out.fp8 != NULL ? out.fp8 : (uint8_t *)room;
     if (q.mode == SCALE_MEASURED) { values_announce_scale(q); }
-    values_encode(codes, q, q.live->scale, x, n);
+    values_encode(codes, q, q.live->scale, x, M * N);
     if (out.fp8_t != NULL) { gpu_transpose_codes(out.fp8_t, codes, M, N, NULL); }
-    if (q.mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, x, n); }
-    if (out.fp8 == NULL) { free(codes); }
+    if (q.mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, x, M * N); }
 }
 
 void values_produce(Operand out, Fp8Tensor q, float *values, int M, int N) {
     if (!q.fused) {
         bool measured = q.live != NULL && q.mode == SCALE_MEASURED;
-        values_round(out.bf16, TYPE_BF16, values, (int64_t)M * N);
-        values_amax(measured ? &q.live->amax : NULL, values, (int64_t)M * N);
+        values_round(out.bf16, TYPE_BF16, values, M * N);
+        values_amax(measured ? &q.live->amax : NULL, values, M * N);
     }
-    if (out.fp8 != NULL || out.fp8_t != NULL) { values_to_fp8(out, q, values, M, N); }
-    free(values);
+    values_to_fp8(out, q, values, M, N);
 }

@@ -3,19 +3,36 @@
 #ifndef LLM8_STANDIN_VALUES_H
 #define LLM8_STANDIN_VALUES_H
 
+#include "../../kernels/cpu.h"
 #include "../../kernels/kernels.h"
 
-// n values as floats, for the caller to free; NULL for NULL.
+#include <stdlib.h>
+#include <string.h>
+
+#pragma GCC diagnostic ignored "-Wunused-parameter" // streams: all is done when a call returns
+
+static inline void values_free(float **values) {
+    free(*values);
+}
+
+// In front of a declaration: the values are freed at the end of its block.
+#define FREED __attribute__((cleanup(values_free)))
+
+float *values_new(int64_t n);
+// n values as floats; NULL for NULL.
 float *values_read(const void *x, GpuType type, int64_t n);
+static inline float *bf16_read(const Bf16 *x, int64_t n) {
+    return values_read(x, TYPE_BF16, n);
+}
 // Rounds them into out.
 void values_write(void *out, GpuType type, const float *values, int64_t n);
 // The same, and gives them back as they will be read.
 void values_round(void *out, GpuType type, float *values, int64_t n);
 
 // What a gradient's sums are added to: its values, or zeros. gradient_end writes them, unless the
-// gradient is not requested, and frees them.
+// gradient is not requested.
 float *gradient_begin(Gradient out, int64_t n);
-void gradient_end(Gradient out, float *values, int64_t n);
+void gradient_end(Gradient out, const float *values, int64_t n);
 
 // *amax = max(*amax, |x|), NaN being the largest; amax may be NULL.
 void values_amax(float *amax, const float *x, int64_t n);
@@ -27,9 +44,9 @@ void values_announce_scale(Fp8Tensor q);
 
 // n values to FP8 codes by this scale, and what they lose to the counts.
 void values_encode(uint8_t *codes, Fp8Tensor q, float scale, const float *x, int64_t n);
-// x [M,N] to the FP8 forms that are requested, by the scale that q says.
+// x [M,N] to the FP8 forms that are requested, if any, by the scale that q says.
 void values_to_fp8(Operand out, Fp8Tensor q, const float *x, int M, int N);
-// What a producer of [M,N] does with its values, which it then frees (kernels.h).
+// What a producer of [M,N] does with its values (kernels.h), which become what it leaves.
 void values_produce(Operand out, Fp8Tensor q, float *values, int M, int N);
 
 #endif
