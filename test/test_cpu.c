@@ -231,7 +231,7 @@ static void reference_cross_entropy(double *out, double *const *in, const Shape 
     for (int row = 0; row < shape_rows(s); row++) {
         const double *x = in[0] + row * s->P;
         double max = -INFINITY, sum = 0;
-        for (int i = 0; i < s->V; i++) { max = fmax(max, x[i]); }
+        for (int i = 0; i < s->V; i++) { max = x[i] > max ? x[i] : max; }
         for (int i = 0; i < s->V; i++) { sum += exp(x[i] - max); }
         int target = s->tokens[row];
         out[row] = target < 0 ? 0 : log(sum) + max - x[target];
@@ -414,7 +414,7 @@ static void check_operation(const Operation *op, const Shape *s) {
 // Repeats, so that gradients of one row meet.
 static const int token_list[] = {3, 0, 3, 3, 7, 10, 0, 1, 3, 10, 5, 2, 0, 9};
 // Negative targets are left out of the loss.
-static const int target_list[] = {3, 0, -1, 42, 7, 10, -100, 129, 3, 130};
+static const int target_list[] = {3, 0, -1, 129, -100, 130};
 
 // On odd shapes.
 static const struct {
@@ -441,7 +441,7 @@ static const struct {
     {&swiglu, {.B = 2, .T = 3, .F = 1}},
     {&bias, {.B = 5, .T = 13, .F = 131}},
     {&bias, {.B = 1, .T = 1, .F = 3}},
-    {&cross_entropy_loss, {.B = 2, .T = 5, .V = 131, .P = 137, .tokens = target_list}},
+    {&cross_entropy_loss, {.B = 2, .T = 3, .V = 131, .P = 137, .tokens = target_list}},
     {&cross_entropy_loss, {.B = 1, .T = 2, .V = 4, .P = 4, .tokens = target_list}},
 };
 

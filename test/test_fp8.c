@@ -72,50 +72,6 @@ static void encodes_every_bf16_value(void) {
     }
 }
 
-// Both sides of the largest value that still rounds to the largest finite one: 464 is a tie between
-// 448 and E4M3's absent 480, and 448 is even; 61440 is one between 57344 and E5M2's absent 65536,
-// and 57344 is odd.
-static void saturates_where_ml_dtypes_overflows(void) {
-    static const struct {
-        int f;
-        uint32_t x; // BF16
-        float value;
-        int theirs, ours;
-    } cases[] = {
-        {0, 0x43e0, 448.0f, 0x7e, 0x7e},   {0, 0x43e8, 464.0f, 0x7e, 0x7e},
-        {0, 0x43e9, 466.0f, 0x7f, 0x7e},   {0, 0xc3e9, -466.0f, 0xff, 0xfe},
-        {1, 0x4760, 57344.0f, 0x7b, 0x7b}, {1, 0x476f, 61184.0f, 0x7b, 0x7b},
-        {1, 0x4770, 61440.0f, 0x7c, 0x7b}, {1, 0xc770, -61440.0f, 0xfc, 0xfb},
-        {0, 0x7f80, INFINITY, 0x7f, 0x7e}, {0, 0xff80, -INFINITY, 0xff, 0xfe},
-        {1, 0x7f80, INFINITY, 0x7c, 0x7b}, {1, 0xff80, -INFINITY, 0xfc, 0xfb},
-        {0, 0x7fc0, NAN, 0x7f, 0x7f},      {0, 0xffc0, NAN, 0xff, 0x7f},
-        {1, 0x7fc0, NAN, 0x7e, 0x7f},      {1, 0xffc0, NAN, 0xfe, 0x7f},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        float x = bf16_decode((uint16_t)cases[i].x);
-        CHECK(same_float(x, cases[i].value));
-        CHECK_EQUAL(golden[cases[i].f].codes[cases[i].x], cases[i].theirs);
-        CHECK_EQUAL(fp8_encode(x, types[cases[i].f]), cases[i].ours);
-    }
-    CHECK_EQUAL(fp8_encode(nextafterf(464.0f, 1e30f), FP8_E4M3), 0x7e);
-    CHECK_EQUAL(fp8_encode(FLT_MAX, FP8_E4M3), 0x7e);
-    CHECK_EQUAL(fp8_encode(-FLT_MAX, FP8_E5M2), 0xfb);
-}
-
-static void encode_undoes_decode(void) {
-    for (int f = 0; f < 2; f++) {
-        for (int c = 0; c < CODES; c++) {
-            float x = fp8_decode((uint8_t)c, types[f]);
-            int code = fp8_encode(x, types[f]), magnitude = c & 0x7f;
-            bool nan = isnan(golden[f].values[c]);
-            int finite = magnitude > golden[f].largest ? (c & 0x80) | golden[f].largest : c;
-            CHECK_EQUAL(code, nan ? 0x7f : finite);
-            if (isinf(x)) { continue; }
-            CHECK(same_float(fp8_decode((uint8_t)code, types[f]), x));
-        }
-    }
-}
-
 // ---- arbitrary FP32 inputs --------------------------------------------------------------------
 
 // By search: of the codes with x's sign, the nearest to x, clamped; of two as near, the even one.
@@ -240,7 +196,7 @@ static void amax_sees_nan_and_infinity(void) {
 
 // ---- the scale --------------------------------------------------------------------------------
 
-static void margin_is_a_power_of_two(void) {
+static void scale_follows_amax(void) {
     CHECK(fp8_target(FP8_E4M3, 0) == 448.0f);
     CHECK(fp8_target(FP8_E5M2, 0) == 57344.0f);
     CHECK(fp8_target(FP8_E4M3, 1) == 224.0f);
@@ -248,9 +204,6 @@ static void margin_is_a_power_of_two(void) {
     CHECK(fp8_target(FP8_E4M3, -2) == 1792.0f);
     CHECK(fp8_target(FP8_E4M3, 32) == 448.0f * 0x1p-32f);
     CHECK(fp8_target(FP8_E5M2, -32) == 57344.0f * 0x1p32f);
-}
-
-static void scale_follows_amax(void) {
     CHECK(fp8_scale(2.0f, 448.0f, 9.0f) == 224.0f);
     CHECK(fp8_scale(448.0f, 448.0f, 9.0f) == 1.0f);
     CHECK(fp8_scale(3.0f, 224.0f, 9.0f) == 224.0f / 3.0f);
@@ -283,14 +236,14 @@ static void scale_brings_amax_to_the_target(void) {
 // One slot over many steps, against a list of every amax that was ever good.
 static int slot_errors(int length, float fault) {
     enum { STEPS = 60 };
-    static const float bad[] = {0.0f, NAN, INFINITY};
+    static const float bad[] = {0.0f, -0.0f, NAN, INFINITY};
     Fp8Slot slot = {.scale = 1.0f, .scale_inv = 1.0f};
     float history[STEPS] = {0}, good[STEPS], scale = 1.0f;
     int count = 0, errors = 0;
     for (int step = 1; step <= STEPS; step++) {
         uint64_t dice = rng_bits(7, (uint64_t)(step * 100 + length));
         bool is_bad = dice % 4 == 0;
-        slot.amax = is_bad ? bad[dice / 4 % 3] : 0.1f + rng_uniform(8, dice);
+        slot.amax = is_bad ? bad[dice / 4 % 4] : 0.1f + rng_uniform(8, dice);
         if (!is_bad) {
             good[count++] = slot.amax;
             float largest = slot.amax;
@@ -307,43 +260,13 @@ static int slot_errors(int length, float fault) {
     return errors;
 }
 
-// cuBLASLt reads scale_inv where it lies, and wants it 16-byte aligned.
-static void slots_are_sixteen_bytes(void) {
-    CHECK_EQUAL(sizeof(Fp8Slot), 16);
-    CHECK_EQUAL(offsetof(Fp8Slot, scale_inv), 0);
-}
-
 static void slots_follow_their_history(void) {
     static const int lengths[] = {1, 2, 3, 16, 59};
+    // cuBLASLt reads scale_inv where it lies, and wants it 16-byte aligned
+    CHECK_EQUAL(sizeof(Fp8Slot), 16);
+    CHECK_EQUAL(offsetof(Fp8Slot, scale_inv), 0);
     for (int l = 0; l < 5; l++) { CHECK_EQUAL(slot_errors(lengths[l], 0.0f), 0); }
     CHECK(slot_errors(3, 1e-3f) > 0);
-}
-
-static void bad_amax_leaves_the_slot_alone(void) {
-    static const float bad[] = {0.0f, -0.0f, INFINITY, NAN};
-    for (int i = 0; i < 4; i++) {
-        Fp8Slot slot = {.scale_inv = 0.5f, .scale = 2.0f, .amax = bad[i], .count = 5};
-        Fp8Slot expected = {.scale_inv = 0.5f, .scale = 2.0f, .amax = 0.0f, .count = 5};
-        float history[4] = {1, 2, 3, 4}, before[4] = {1, 2, 3, 4};
-        fp8_slot_update(&slot, history, 4, 448.0f);
-        CHECK_BITS(&slot, &expected, sizeof(slot));
-        CHECK_BITS(history, before, sizeof(history));
-    }
-}
-
-static void the_oldest_amax_leaves_the_ring(void) {
-    Fp8Slot slot = {.scale = 1.0f, .scale_inv = 1.0f};
-    float history[2] = {0};
-    static const float amax[] = {8, 2, 1, 4}, max[] = {8, 8, 2, 4}, recent[] = {8, 2, 1, 4};
-    for (int i = 0; i < 4; i++) {
-        slot.amax = amax[i];
-        fp8_slot_update(&slot, history, 2, 448.0f);
-        CHECK(slot.scale == 448.0f / max[i]);
-        Fp8Slot other = {.amax = amax[i], .scale = 1.0f, .count = 1};
-        float short_history[1] = {100.0f};
-        fp8_slot_update(&other, short_history, 1, 448.0f);
-        CHECK(other.scale == 448.0f / recent[i]);
-    }
 }
 
 int main(void) {
@@ -356,20 +279,14 @@ int main(void) {
     golden[1].largest = 0x7b;
     RUN(decodes_every_code);
     RUN(encodes_every_bf16_value);
-    RUN(saturates_where_ml_dtypes_overflows);
-    RUN(encode_undoes_decode);
     RUN(rounds_any_float_to_the_nearest);
     RUN(ties_go_to_even);
     RUN(bf16_rounds_to_the_nearest);
     RUN(rounds_arrays_as_elements);
     RUN(amax_sees_nan_and_infinity);
-    RUN(margin_is_a_power_of_two);
     RUN(scale_follows_amax);
     RUN(scale_brings_amax_to_the_target);
-    RUN(slots_are_sixteen_bytes);
     RUN(slots_follow_their_history);
-    RUN(bad_amax_leaves_the_slot_alone);
-    RUN(the_oldest_amax_leaves_the_ring);
     safetensors_close(&file);
     return test_summary();
 }

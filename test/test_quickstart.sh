@@ -7,9 +7,9 @@ source "$(dirname "$0")/lib.sh"
 small=(--num-layers 2 --seq-length 64 --max-position-embeddings 64 --sample-length 60
     --eval-iters 4)
 
-# A program that runs train_gpt on a small model.
+# A program that runs train_gpt on a small model, with the options that FEWER has.
 small_trainer() {
-    printf '#!/bin/sh\n%s\nexec %s "$@" %s\n' "$2" "$root/train_gpt" "${small[*]}" >"$1"
+    printf '#!/bin/sh\n%s\nexec %s "$@" %s $FEWER\n' "$2" "$root/train_gpt" "${small[*]}" >"$1"
     chmod +x "$1"
 }
 
@@ -78,12 +78,14 @@ trains_on_a_text() {
     cp log trained
 }
 
-# Every command under `Try next` but those of make.
+# Every command under `Try next` but those of make, with fewer steps.
 suggestions_work() {
-    local command count=0
+    local command count=0 steps
     sed '1,/^Try next/d' trained | grep '^    \./' >commands
     while IFS= read -r command; do
-        expect_status 0 bash -c "cd tree && $command"
+        steps=3
+        if [[ $command != *--save* ]]; then steps=47; fi # from step 45 on
+        FEWER="--train-iters $steps" expect_status 0 bash -c "cd tree && $command"
         count=$((count + 1))
     done <commands
     [[ $count -eq 5 ]] || fail "$count suggestions: $(cat commands)"

@@ -2,10 +2,13 @@
 drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
 
 import glob
+import importlib.machinery
+import importlib.util
 import json
 import math
 import os
 import re
+import shutil
 import sys
 import tempfile
 import types
@@ -16,6 +19,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
 # pylint: disable=wrong-import-position
 import numpy
+from check import call
 from llm8 import boards, document, experiment, judge, metrics, series, terminal, text
 
 OPTIONS = {"seed": "1", "train-iters": "10", "data": "/a/d.bin", "valid-data": "/a/v.bin",
@@ -337,7 +341,59 @@ class Boards(Folder):
                         names[0][:-1] == names[1][:-1])
 
 
-class Words(unittest.TestCase):
+def main_of(script):
+    """A program of scripts/, to be called here."""
+    path = os.path.join(ROOT, "scripts", script)
+    loader = importlib.machinery.SourceFileLoader(script, path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(script, loader))
+    loader.exec_module(module)
+    return module.main
+
+
+class Words(Folder):
+    def test_bad_words_are_refused(self):
+        self.whole_run("c/bf16/seed-2", [2.0])
+        self.whole_run("c/fp8/seed-2", [2.0])
+        self.whole_run("own/a/seed-1234", [2.0])
+        os.chdir(self.folder)
+        self.append("")
+        os.mkdir("d")
+        common = ["--", "--model", "llama-tiny", "--data", self.path]
+        two = ["--variant", "a:", "--variant"]
+        first, second = "--run a:c/bf16/seed-2".split(), "--run b:c/fp8/seed-2".split()
+        for script, says, words in (
+                ("compare", "give them after --", ["--out", "r"]),
+                ("compare", "--data is missing", ["--out", "r", *common[:3]]),
+                ("compare", "no such file", ["--out", "r", *common[:4], "none.bin"]),
+                ("compare", "did you mean --fp8-format",
+                 ["--out", "r", *two, "b: --fp8-formt x", *common]),
+                ("compare", "must be NAME:OPTIONS", ["--out", "r", "--variant", "bf16", *common]),
+                ("compare", "name of its own", ["--out", "r", *two, "a:", *common]),
+                ("compare", "two at least", ["--out", "r", *two[:2], *common]),
+                ("compare", "use --seeds", ["--out", "r", *common, "--seed", 5]),
+                ("compare", "use --out", ["--out", "r", "--variant", "a: --save=x", *two[2:], "b:",
+                                          *common]),
+                ("compare", "different whole numbers", ["--out", "r", "--seeds", "1,1", *common]),
+                ("compare", "no such program", ["--out", "r", "--trainer", "./nothing", *common]),
+                ("compare", "two variants at least", ["--report-only", "--out", "nowhere"]),
+                ("compare", "no such runs", ["--report-only", "--out", "c", "--variant", "bf16:",
+                                             "--variant", "fp16:"]),
+                ("compare", "no run's records", ["--report-only", *first, "--run", "b:d"]),
+                ("compare", "the same seed", ["--report-only", *first, *first, *second]),
+                ("compare", "must be a percentage", ["--out", "r", "--train-limit", -1, *common]),
+                ("compare", "did not make", ["--out", "own", *two, "b:", *common]),
+                ("plot", "no step in it", ["d"]),
+                ("plot", ".png or .html", ["c/bf16/seed-2", "--out", "x.pdf"]),
+                ("plot", "no such run", ["none"]),
+                ("plot", "the same run twice", ["c/bf16/seed-2", "c/bf16/seed-2"]),
+                ("monitor", "no such run", ["none"])):
+            with self.subTest(script=script, says=says):
+                os.makedirs("r", exist_ok=True)
+                result = call(main_of(script), *words)
+                shutil.rmtree("r") # it holds a lock until the process ends
+                self.assertEqual(result.status, 2, result.out)
+                self.assertIn(says, result.err)
+
     def test_variants(self):
         for words in ("a: --x 1 --y=2", "a:--x 1,--y=2", "a: '--x' 1 --y=2"):
             self.assertEqual(experiment.parse_variant(words), ("a", ["--x", "1", "--y=2"]))

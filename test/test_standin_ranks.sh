@@ -42,10 +42,11 @@ ranks_equal_accumulation() {
             [[ $(evals_of several | wc -l) -eq 2 ]] || fail "$kind: no evaluations"
             rm -r several
         done
-        train slower "${options[@]}" --gpus 2 --lr 1.02e-3 || return
-        (near one slower "$noise" 1 && exit "$failing") 2>/dev/null && fail "2 % are not seen"
-        rm -r one slower
+        [[ $kind == "${kinds[-1]}" ]] || rm -r one
     done
+    train slower "${options[@]}" --gpus 2 --lr 1.02e-3 || return
+    (near one slower "$noise" 1 && exit "$failing") 2>/dev/null && fail "2 % are not seen"
+    rm -r one slower
 }
 
 # An interruption changes no bit.
@@ -56,10 +57,12 @@ same_bits() {
         train whole "${options[@]}" --train-iters 6 && train cut "${options[@]}" --train-iters 2 &&
             train cut "${options[@]}" --train-iters 6 --resume latest || return
         same_ranks whole cut || fail "$kind: a resumed run differs"
-        train slower "${options[@]}" --train-iters 6 --lr 1.00001e-3 || return
-        ! same_end whole slower || fail "a difference is not seen"
-        rm -r whole cut slower
+        rm -r cut
+        [[ $kind == "${kinds[-1]}" ]] || rm -r whole
     done
+    train slower "${options[@]}" --train-iters 6 --lr 1.00001e-3 || return
+    ! same_end whole slower || fail "a difference is not seen"
+    rm -r whole slower
 }
 
 # Checkpoints of one number of ranks, or of the CPU trainer, go on as another.
