@@ -38,10 +38,29 @@ def planted(name, change, of="r/fp8"):
     return folder
 
 
-def options_of(record, **changes):
-    if record["kind"] == "run":
-        record["options"].update({key.replace("_", "-"): text for key, text in changes.items()})
-    return record
+def without(kind):
+    return lambda record: None if record["kind"] == kind else record
+
+
+def changed(kind, *changes, after=-1, before=10**9, **values):
+    """What gives the records of a kind other values, of the steps after .. before - 1; a function
+    among the changes is called with the record."""
+    def change(record):
+        if record["kind"] == kind and after < record["step"] < before:
+            record = {**record, **values}
+            for edit in changes:
+                edit(record)
+        return record
+    return change
+
+
+def more(name, amount):
+    return lambda record: record.update({name: record[name] + amount})
+
+
+def options(**changes):
+    return lambda record: record["options"].update(
+        {key.replace("_", "-"): text for key, text in changes.items()})
 
 
 def said(folder, *words):
@@ -111,37 +130,23 @@ def ranks_may_change():
 
 
 def ends_are_named():
-    folder = planted("killed", lambda r: None if r["kind"] == "end" else r)
+    folder = planted("killed", without("end"))
     expect(folder, 0, "running, step 60 of 60")
     long_ago = time.time() - 3600
     os.utime(f"{folder}/metrics.jsonl", (long_ago, long_ago))
     expect(folder, 1, "WRONG state", "has written nothing for 1 h 00", "--resume latest")
     train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
     expect("r/nan/x", 1, "gave up", "5 steps in a row had a NaN", "-> resume from a checkpoint")
-    folder = planted("failed", lambda r: {**r, "status": 1} if r["kind"] == "end" else r)
-    expect(folder, 1, "failed with status 1")
-    folder = planted("stopped", lambda r: {**r, "status": 75} if r["kind"] == "end" else r)
-    expect(folder, 0, "note state", "stopped by a signal")
+    expect(planted("failed", changed("end", status=1)), 1, "failed with status 1")
+    expect(planted("stopped", changed("end", status=75)), 0, "note state", "stopped by a signal")
 
 
 def skips_and_losses_are_judged():
-    def skip(count):
-        def change(record):
-            if record["kind"] == "step" and record["step"] <= count:
-                record.update(skipped=1, loss=None, nonfinite=True)
-            return record
-        return change
-    expect(planted("skips", skip(1), "r/bf16"), 1, "1 of 60 were skipped", "the last one step 1")
-
-    def rise(record):
-        if record["kind"] == "step" and record["step"] > 40:
-            record["loss"] += 1
-        return record
-    expect(planted("rise", rise), 1, "WRONG loss", "it rises", "-> resume from a checkpoint")
-
-    def nothing(record):
-        return {**record, "loss": 6.0} if record["kind"] == "step" else record
-    expect(planted("nothing", nothing), 1, "above 5.5491, which guessing pays")
+    skip = changed("step", before=2, skipped=1, loss=None, nonfinite=True)
+    expect(planted("skips", skip, "r/bf16"), 1, "1 of 60 were skipped", "the last one step 1")
+    expect(planted("rise", changed("step", more("loss", 1), after=40)), 1, "WRONG loss",
+           "it rises", "-> resume from a checkpoint")
+    expect(planted("nothing", changed("step", loss=6.0)), 1, "above 5.5491, which guessing pays")
 
 
 # ---- faults in precision -----------------------------------------------------------------------
@@ -155,27 +160,24 @@ def fp8_that_is_not_on():
     expect("r/part/x", 0, "note precision", "fc1 of blocks 0-1 in BF16, fc2 of blocks 0-1 in BF16: "
            "a side is not a multiple of 16", "--ffn-hidden-size")
 
-    def old_gpu(record):
-        for row in record.get("linear_layers", []):
+    def in_bf16(record):
+        for row in record["linear_layers"]:
             row.update(x="BF16", w="BF16", dy="BF16", wgrad="BF16", reason="no FP8 before 9.0")
-        return {**record, "fp8_flops_share": 0} if record["kind"] == "run" else record
+    old_gpu = changed("run", in_bf16, fp8_flops_share=0)
     expect(planted("old", old_gpu), 1, "no layer is in FP8: no FP8 before 9.0", "--fp8-required")
 
 
 def ranges_are_judged():
     def lose(what):
-        def change(record):
-            if record["kind"] == "fp8":
-                record["tensors"]["blocks.1.fc1.dy"][what] = \
-                    record["tensors"]["blocks.1.fc1.dy"]["elements"] // 2
-            return record
-        return change
+        def half(record):
+            counts = record["tensors"]["blocks.1.fc1.dy"]
+            counts[what] = counts["elements"] // 2
+        return changed("fp8", half)
     expect(planted("saturated", lose("saturated")), 1, "blocks.1.fc1.dy: 50% of its values are "
            "beyond the range at step 60", "--fp8-margin 1")
     expect(planted("vanished", lose("vanished")), 1, "blocks.1.fc1.dy: 50% of its values become "
            "zero", "--fp8-amax-history-len")
-    expect(planted("uncounted", lambda r: None if r["kind"] == "fp8" else r), 0,
-           "note FP8 range", "--fp8-stats-interval 100")
+    expect(planted("uncounted", without("fp8")), 0, "note FP8 range", "--fp8-stats-interval 100")
 
 
 def spikes_that_hold_a_scale_are_seen():
@@ -206,7 +208,7 @@ def twins_are_compared():
     expect("r/fp8", 1, "WRONG twin training loss", "(+5.2", "WRONG twin validation loss",
            words=("--twin", better, "--no-checkpoints"))
     expect("r/fp8", 0, "within 10%", words=("--twin", better, "--band", 10, "--no-checkpoints"))
-    other = planted("other", lambda r: options_of(r, seed="7"), "r/bf16")
+    other = planted("other", changed("run", options(seed="7")), "r/bf16")
     expect("r/fp8", 1, "is another training: --seed", words=("--twin", other, "--no-checkpoints"))
     # found automatically: only in the same folder of runs or at the same place of a comparison
     alone = planted("alone", lambda r: r)
@@ -229,22 +231,12 @@ def resumes_that_change_the_run():
     expect(resumed("relearned", "--lr", "1e-3"), 0, "note resume at step 40: --lr 0.0006 became "
            "0.001", "of steps 41 to 60, which were done again")
 
-    def fewer(record):
-        if record["kind"] == "run" and record["step"] == 40:
-            record["data_sequences"] -= 1
-        return record
+    fewer = changed("run", more("data_sequences", -1), after=39)
     expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
-
-    def leap(record):
-        if record["kind"] == "step" and record["step"] > 40:
-            record["loss"] += 1
-        return record
+    leap = changed("step", more("loss", 1), after=40)
     text = expect(planted("leap", leap, "r/again/x"), 1, "the loss leaps at step 40")
     assert "the same losses to the last bit" in text  # both times alike
-
-    def differ(record):
-        return {**record, "time": 1, "step": 40} if record["kind"] == "end" else record
-    folder = planted("differ", differ, "r/again/x")
+    folder = planted("differ", changed("end", time=1, step=40), "r/again/x")
     lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
     at = max(i for i, line in enumerate(lines) if '"step": 50,' in line and "tokens_per" in line)
     record = json.loads(lines[at])
@@ -254,15 +246,10 @@ def resumes_that_change_the_run():
 
 
 def records_are_counted():
-    def lost(record):
-        return None if record["kind"] == "step" and 30 <= record["step"] < 33 else record
+    lost = changed("step", dict.clear, after=29, before=33)
     expect(planted("lost", lost), 0, "the records of 3 steps are missing", "disk full")
-
-    def strange(record):
-        if record["kind"] == "step" and record["step"] > 30:
-            record["tokens"] += 64
-        return record
-    expect(planted("strange", strange), 1, "step 31 went 192 tokens on, not 128")
+    expect(planted("strange", changed("step", more("tokens", 64), after=30)), 1,
+           "step 31 went 192 tokens on, not 128")
 
 
 # ---- what costs speed --------------------------------------------------------------------------
@@ -274,7 +261,7 @@ def on_gpu(rate=None, **changes):
         if record["kind"] == "run":
             record.update(device="NVIDIA H200, 132 multiprocessors", peak_flops=989e12,
                           ranks=int(changes.get("gpus", 1)))
-            options_of(record, **changes)
+            options(**changes)(record)
         if record["kind"] == "step":
             record["tokens_per_s"] = rate / 786432 if rate else record["tokens_per_s"]
             record["seconds"] = 0.1
@@ -298,10 +285,9 @@ def speed_is_judged_by_the_record():
     expect(planted("two", on_gpu(due, gpus="2"), "r/bf16"), 0, f"{due / 2e12:.0f} TFLOP/s a GPU",
            f"MFU {50 * due / 989e12:.1f}%", "2 times one GPU's")
 
-    def unknown(record):
-        record = on_gpu(due)(record)
-        return {**record, "device": "NVIDIA Z9"} if record["kind"] == "run" else record
-    expect(planted("unknown", unknown, "r/bf16"), 0, "there is no record of such a GPU")
+    planted("unknown", on_gpu(due), "r/bf16")
+    unknown = planted("odd", changed("run", device="NVIDIA Z9"), "planted/unknown/unknown")
+    expect(unknown, 0, "there is no record of such a GPU")
 
 
 def times_as_fast(one, other):
@@ -343,21 +329,12 @@ def options_that_cost_are_named():
 
 
 def times_are_looked_at():
-    def evaluating(record):
-        return {**on_gpu(5e14)(record), **({"seconds": 1.0} if record["kind"] == "eval" else {})}
-    expect(planted("evals", evaluating, "r/bf16"), 0, "33% of the time went into evaluations")
-
-    def uneven(record):
-        record = on_gpu(5e14)(record)
-        slow = record["kind"] == "step" and record["step"] % 10 == 0
-        return {**record, "seconds": 0.5} if slow else record
-    expect(planted("uneven", uneven, "r/bf16"), 0, "takes over 500 ms, where the median is 100 ms")
-
-    def profiled(record):
-        if record["kind"] == "end":
-            return None
-        return on_gpu(5e14)(record)
-    folder = planted("profile", profiled, "r/bf16")
+    fast = planted("fast", on_gpu(5e14), "r/bf16")
+    expect(planted("evals", changed("eval", seconds=1.0), fast), 0,
+           "33% of the time went into evaluations")
+    uneven = changed("step", lambda r: r.update(seconds=0.1 if r["step"] % 10 else 0.5))
+    expect(planted("uneven", uneven, fast), 0, "takes over 500 ms, where the median is 100 ms")
+    folder = planted("profile", without("end"), fast)
     families = [row for row in map(json.loads, read(BENCH).splitlines())
                 if row["model"] == "gpt2-124m" and row["precision"] == "bf16"][-1]["families_ms"]
     for factor, expected in ((1, False), (10, True)):

@@ -160,26 +160,14 @@ metrics_are_those_of_a_run() {
     check wrong_fields 'fields in the table or in metrics.jsonl alone' "$root/docs/formats.md"
 }
 
-metrics_faults_are_seen() {
-    echo '{"kind":"step","a":1,"b":{"c":[{"d":"}"}],"e":"\""},"f":"x:y","g":null}' >metrics.jsonl
-    [[ $(written_fields metrics.jsonl | tr '\n' ' ') == 'step a step b step f step g ' ]] ||
-        fail "$(written_fields metrics.jsonl)"
-    printf '# x\n| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n' >right.md
-    printf '| `step` | the `f` and `g` |\n## y\n| `no` | `z` |\n' >>right.md
-    [[ -z $(wrong_fields right.md) ]] || fail "$(wrong_fields right.md)"
-    sed 's/`a`/`h`/' right.md >wrong.md
-    [[ $(wrong_fields wrong.md | tr -d '\t\n') == 'step astep h' ]] ||
-        fail "a wrong field is not seen: $(wrong_fields wrong.md)"
-}
-
-options_faults_are_seen() {
-    { echo '<!-- options -->' && "$root/scripts/readme_options.sh" --print; } >right.md
-    echo '<!-- /options -->' >>right.md
-    [[ -z $(stale_options right.md) ]] || fail "$(stale_options right.md)"
-    sed 's/peak learning rate/the learning rate/' right.md >wrong.md
-    [[ $(stale_options wrong.md | wc -l) -eq 2 ]] || fail "another text is not seen"
-    sed '/--bf16/d' right.md >wrong.md
-    [[ $(stale_options wrong.md) == *--bf16* ]] || fail "a missing option is not seen"
+# sees CHECK EDIT FOUND: nothing is wrong with right.md, and with one edit this is.
+sees() {
+    local wrong
+    [[ -z $($1 right.md) ]] || fail "$1: $($1 right.md | head -n 3)"
+    sed "$2" right.md >wrong.md
+    wrong=$($1 wrong.md | tr -d '\t' | tr '\n' ' ')
+    # shellcheck disable=SC2053 # a pattern
+    [[ $wrong == $3 ]] || fail "$1 $2: a fault is not seen: '$wrong'"
 }
 
 # A README that is right, made from the tree, and that with one fault of each kind.
@@ -188,6 +176,7 @@ faults_are_seen() {
         skip "not a git checkout"
         return
     fi
+    echo '{"kind":"step","a":1,"b":{"c":[{"d":"}"}],"e":"\""},"f":"x:y","g":null}' >metrics.jsonl
     {
         printf '# x\n| `no/row` |\n## Layout\ntext\n### part\n| file | what |\n| --- | --- |\n'
         sources | sed -E 's,^([^/]*/).*,\1,' | sort -u | sed 's#.*#| `&` | what `not/it` is |#'
@@ -195,30 +184,26 @@ faults_are_seen() {
         printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'
         printf '```\nmake BLAS=own all clean # make war\n./train_gpt --lr 1 \\\n'
         printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
+        printf '| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n| `step` | the `f` and `g` |\n'
+        echo '## y' && echo '<!-- options -->' && "$root/scripts/readme_options.sh" --print
+        echo '<!-- /options -->'
     } >right.md
-    local check edit
-    for check in missing_rows stale_rows unknown_targets unknown_options; do
-        [[ -z $($check right.md) ]] || fail "$check: $($check right.md | head -n 3)"
-    done
-    sed '/base\//d' right.md >wrong.md
-    [[ $(missing_rows wrong.md) == base/ ]] || fail "a missing row is not seen"
-    sed 's/^| `train\/gpu\/`/| `trains\/`/' right.md >wrong.md
-    [[ $(stale_rows wrong.md) == trains/ ]] || fail "a stale row is not seen"
+    sees missing_rows '/base\//d' 'base/ '
+    sees stale_rows 's/^| `train\/gpu\/`/| `trains\/`/' 'trains/ '
+    sees unknown_targets 's/make test/make tests/' 'tests '
+    sees unknown_targets 's/own all/own quickest/' 'quickest '
+    sees unknown_options 's/--lr 1/--lrr 1/' '--lrr '
+    sees unknown_options 's/--no-shuffle/--no-lr/' '--no-lr '
+    sees unknown_options 's/`--bf16`/`--bf17`/' '--bf17 '
+    sees stale_options 's/peak learning rate/the learning rate/' '< *learning rate* > *learning rate*'
+    sees stale_options '/--bf16/d' '*--bf16*'
+    sees wrong_fields 's/`a`/`h`/' 'step a step h '
     mkdir -p silent/base
     echo '#include "rng.h"' >silent/base/io.c
     echo '#ifndef RNG' >silent/base/io.h
     [[ $(silent_sources silent | wc -l) -eq 2 ]] || fail "a silent source is not seen"
-    sed 's/make test/make tests/' right.md >wrong.md
-    [[ $(unknown_targets wrong.md) == tests ]] || fail "a wrong target is not seen"
-    sed 's/own all/own quickest/' right.md >wrong.md
-    [[ $(unknown_targets wrong.md) == quickest ]] || fail "a wrong target in a block is not seen"
-    for edit in 's/--lr 1/--lrr 1/' 's/--no-shuffle/--no-lr/' 's/`--bf16`/`--bf17`/'; do
-        sed "$edit" right.md >wrong.md
-        [[ $(unknown_options wrong.md | wc -l) -eq 1 ]] || fail "a wrong option is not seen: $edit"
-    done
 }
 
-run faults_are_seen options_faults_are_seen metrics_faults_are_seen every_folder_has_a_row \
-    every_row_exists every_source_says_what_it_is every_target_exists every_option_exists \
-    options_are_those_of_help metrics_are_those_of_a_run
+run faults_are_seen every_folder_has_a_row every_row_exists every_source_says_what_it_is \
+    every_target_exists every_option_exists options_are_those_of_help metrics_are_those_of_a_run
 summary
