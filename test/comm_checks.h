@@ -13,19 +13,14 @@ static inline int sample_value(int rank, int64_t i) {
     return (int)((i * 7 + rank * 3) % 4);
 }
 
-static inline int sample_sum(int ranks, int64_t i) {
-    int sum = 0;
-    for (int r = 0; r < ranks; r++) { sum += sample_value(r, i); }
-    return sum;
-}
-
-static inline int sample_max(int ranks, int64_t i) {
-    int largest = 0;
+// The sum over the ranks, or the largest.
+static inline int sample_reduced(int ranks, CommOp op, int64_t i) {
+    int all = 0;
     for (int r = 0; r < ranks; r++) {
         int x = sample_value(r, i);
-        largest = x > largest ? x : largest;
+        all = op == COMM_SUM ? all + x : (x > all ? x : all);
     }
-    return largest;
+    return all;
 }
 
 static const int comm_type_bytes[] = {4, 2, 8, 4, 1}; // in the order of CommType
@@ -56,7 +51,10 @@ typedef struct {
     size_t bytes;
 } Array;
 
-static inline Array array_open(Comm *c, CommType type, int64_t count) {
+enum { COMM_CHECK_SLOTS = 4, JOINED };
+
+// This rank's values, and what they are reduced to.
+static inline Array array_open(Comm *c, CommType type, CommOp op, int64_t count) {
     Array a;
     a.comm = c;
     a.type = type;
@@ -64,6 +62,10 @@ static inline Array array_open(Comm *c, CommType type, int64_t count) {
     a.bytes = (size_t)count * (size_t)comm_type_bytes[type];
     a.host = (char *)malloc(a.bytes);
     a.expected = (char *)malloc(a.bytes);
+    for (int64_t i = 0; i < count; i++) {
+        put_element(a.host, type, i, sample_value(c->rank, i));
+        put_element(a.expected, type, i, sample_reduced(c->ranks, op, i));
+    }
     cudaMalloc((void **)&a.device, a.bytes);
     return a;
 }
@@ -73,10 +75,15 @@ static inline void array_send(Array *a) {
     cudaStreamSynchronize(a->comm->compute); // the host's memory is used again
 }
 
-// Whether elements begin..end are as expected.
-static inline int array_is_wrong(Array *a, int64_t begin, int64_t end) {
+// Ends what comm_begin has begun, and waits, unless that is done. Whether elements begin..end are
+// not as expected.
+static inline int array_is_wrong(Array *a, int slot, int64_t begin, int64_t end) {
     size_t from = (size_t)(begin * comm_type_bytes[a->type]);
     size_t bytes = (size_t)(end - begin) * (size_t)comm_type_bytes[a->type];
+    if (slot != JOINED) {
+        comm_end(a->comm, slot);
+        comm_wait(a->comm, slot);
+    }
     cudaMemcpyAsync(a->host, a->device, a->bytes, cudaMemcpyDeviceToHost, a->comm->compute);
     cudaStreamSynchronize(a->comm->compute);
     return memcmp(a->host + from, a->expected + from, bytes) != 0;
@@ -89,18 +96,11 @@ static inline void array_close(Array *a) {
 }
 
 static inline int check_all_reduce(Comm *c, CommType type, CommOp op, int64_t count) {
-    Array a = array_open(c, type, count);
-    for (int64_t i = 0; i < count; i++) {
-        put_element(a.host, type, i, sample_value(c->rank, i));
-        put_element(a.expected, type, i,
-                    op == COMM_SUM ? sample_sum(c->ranks, i) : sample_max(c->ranks, i));
-    }
+    Array a = array_open(c, type, op, count);
     array_send(&a);
     comm_begin(c);
     comm_all_reduce(c, a.device, type, op, count);
-    comm_end(c, 0);
-    comm_wait(c, 0);
-    int wrong = array_is_wrong(&a, 0, count);
+    int wrong = array_is_wrong(&a, 0, 0, count);
     array_close(&a);
     return wrong;
 }
@@ -108,30 +108,22 @@ static inline int check_all_reduce(Comm *c, CommType type, CommOp op, int64_t co
 // Reduced, scattered and gathered again is the sum everywhere; before gathering, in one's own part.
 static inline int check_scatter_and_gather(Comm *c, CommType type, int64_t part) {
     int64_t count = part * c->ranks, own = part * c->rank;
-    Array a = array_open(c, type, count);
-    for (int64_t i = 0; i < count; i++) {
-        put_element(a.host, type, i, sample_value(c->rank, i));
-        put_element(a.expected, type, i, sample_sum(c->ranks, i));
-    }
+    Array a = array_open(c, type, COMM_SUM, count);
     array_send(&a);
     comm_begin(c);
     comm_reduce_scatter(c, a.device, type, part);
-    comm_end(c, 1);
-    comm_wait(c, 1);
-    int wrong = array_is_wrong(&a, own, own + part);
+    int wrong = array_is_wrong(&a, 1, own, own + part);
     comm_begin(c);
     comm_all_gather(c, a.device, type, part);
-    comm_end(c, 2);
-    comm_wait(c, 2);
-    wrong += array_is_wrong(&a, 0, count);
+    wrong += array_is_wrong(&a, 2, 0, count);
     array_close(&a);
     return wrong;
 }
 
 // Codes, and what goes with them, as one launch.
 static inline int check_grouped_gathers(Comm *c, int64_t part) {
-    Array codes = array_open(c, COMM_U8, part * c->ranks);
-    Array copies = array_open(c, COMM_BF16, 3 * part * c->ranks);
+    Array codes = array_open(c, COMM_U8, COMM_SUM, part * c->ranks);
+    Array copies = array_open(c, COMM_BF16, COMM_SUM, 3 * part * c->ranks);
     for (int64_t i = 0; i < copies.count; i++) {
         bool own = i / (3 * part) == c->rank;
         put_element(copies.expected, COMM_BF16, i, sample_value(1, i));
@@ -148,8 +140,8 @@ static inline int check_grouped_gathers(Comm *c, int64_t part) {
     comm_all_gather(c, copies.device, COMM_BF16, 3 * part);
     comm_end(c, 3);
     comm_join(c);
-    int wrong = array_is_wrong(&codes, 0, codes.count);
-    wrong += array_is_wrong(&copies, 0, copies.count);
+    int wrong = array_is_wrong(&codes, JOINED, 0, codes.count);
+    wrong += array_is_wrong(&copies, JOINED, 0, copies.count);
     array_close(&codes);
     array_close(&copies);
     return wrong;
@@ -158,25 +150,20 @@ static inline int check_grouped_gathers(Comm *c, int64_t part) {
 // The largest by bits: NaN above infinity above all numbers.
 static inline int check_amax(Comm *c) {
     static const uint32_t not_a_number = 0x7fc00000, infinite = 0x7f800000;
-    Array a = array_open(c, COMM_U32, 4);
+    Array a = array_open(c, COMM_U32, COMM_MAX, 4);
     uint32_t *host = (uint32_t *)(void *)a.host, *expected = (uint32_t *)(void *)a.expected;
     for (int i = 0; i < 4; i++) { put_element(a.host, COMM_U32, i, c->rank); }
     for (int i = 0; i < 4; i++) { put_element(a.expected, COMM_U32, i, c->ranks - 1); }
     if (c->rank == 0) { host[1] = infinite, host[2] = not_a_number; }
-    if (c->rank == c->ranks - 1) { host[2] = infinite; }
-    if (c->ranks == 1) { host[2] = not_a_number; }
+    if (c->rank == c->ranks - 1) { host[2] = c->ranks == 1 ? not_a_number : infinite; }
     expected[1] = infinite, expected[2] = not_a_number;
     array_send(&a);
     comm_begin(c);
     comm_all_reduce(c, a.device, COMM_U32, COMM_MAX, 4);
-    comm_end(c, 0);
-    comm_wait(c, 0);
-    int wrong = array_is_wrong(&a, 0, 4);
+    int wrong = array_is_wrong(&a, 0, 0, 4);
     array_close(&a);
     return wrong;
 }
-
-enum { COMM_CHECK_SLOTS = 4 };
 
 static inline int check_collectives(Comm *c) {
     static const int64_t counts[] = {1, 64, 100000};
