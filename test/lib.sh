@@ -75,6 +75,12 @@ train_gpt() {
     "$root/train_gpt" "$@"
 }
 
+# The Python environment of `make scripts`, made by one test at a time.
+make_scripts() {
+    mkdir -p "$root/build" && flock "$root/build/scripts.lock" \
+        env -u MAKEFLAGS -u MFLAGS timeout 300 make -s -C "$root" scripts >scripts.log 2>&1
+}
+
 # Waits until a command succeeds, 20 seconds at most.
 wait_until() {
     local i

@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
 # Runs test programs, each in an empty folder of its own, and adds up their last lines:
-#   test/run.sh PROGRAM...                a path from the top of the tree, or an absolute one
-# A program that does not end with a summary (a crash, a sanitizer's report) counts as one failure.
-set -u
-passed=0 failed=0 skipped=0
+#   test/run.sh PROGRAM... [-- PROGRAM...]     a path from the top of the tree, or an absolute one
+# JOBS (1): how many run at the same time; what comes after -- runs alone. A program that does not end with a summary (a crash, a
+# sanitizer's report) counts as one failure.
+set -um # -m: a job gets SIGINT as a program does that is started from a shell
 root=$(cd "$(dirname "$0")/.." && pwd)
 export LLM8_ROOT=$root
 export OMP_WAIT_POLICY=passive # threads that spin cost minutes where the cores are busy
-for program in "$@"; do
-    folder=$(mktemp -d)
+results=$(mktemp -d)
+: >"$results/counts"
+trap 'rm -rf "$results"' EXIT
+# shellcheck disable=SC2046 # a word for each job
+trap 'kill $(jobs -p | sed "s/^/-/"); exit 130' INT TERM
+
+# Its report goes to standard output as a whole, its counts to the file $results/counts.
+run_one() {
+    local program=$1 folder name begin log status took summary p f s command
+    folder=$(mktemp -d -p "$results")
     name=${program#"$root/"} name=${name#build/}
     begin=$(date +%s.%N)
-    log=$folder/log
+    log=$folder.log
     if [[ $program != /* ]]; then program=$root/$program; fi
     command=("$program")
     if [[ $program == *.py ]]; then command=("$root/test/python.sh" "$program"); fi
@@ -25,11 +33,25 @@ for program in "$@"; do
     else
         p=0 f=1 s=0
     fi
-    printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' "$name" "$p" "$f" "$s" "$took"
-    if [[ $f -gt 0 ]]; then sed 's/^/    /' "$log"; fi
-    grep -h -e 'skipped: ' -e '^  measured: ' "$log"
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    rm -rf "$folder"
+    {
+        flock 9
+        printf '%-36s %4d passed %3d failed %3d skipped  %6ss\n' "$name" "$p" "$f" "$s" "$took"
+        if [[ $f -gt 0 ]]; then sed 's/^/    /' "$log"; fi
+        grep -h -e 'skipped: ' -e '^  measured: ' "$log"
+        echo "$p $f $s" >&9
+    } 9>>"$results/counts"
+    rm -rf "$folder" "$log"
+}
+
+for program in "$@"; do
+    if [[ $program == -- ]]; then
+        wait
+        JOBS=1
+        continue
+    fi
+    if [[ $(jobs -pr | wc -l) -ge ${JOBS:-1} ]]; then wait -n; fi
+    run_one "$program" </dev/null &
 done
-echo "$passed passed, $failed failed, $skipped skipped"
-[[ $failed -eq 0 ]]
+wait
+awk '{ p += $1; f += $2; s += $3 }
+    END { printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f > 0 }' "$results/counts"

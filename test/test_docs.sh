@@ -9,7 +9,7 @@ python=$root/.venv/scripts/bin/python
 export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
 
 have_packages() {
-    timeout 300 make -s -C "$root" scripts >scripts.log 2>&1
+    make_scripts
     "$python" -c 'import matplotlib, numpy, tokenizers' 2>>scripts.log
 }
 

@@ -14,7 +14,7 @@ prepare() {
 }
 
 have_packages() {
-    timeout 300 make -s -C "$root" scripts >scripts.log 2>&1
+    make_scripts
     "$python" -c 'import matplotlib, numpy, tensorboard' 2>>scripts.log
 }
 
