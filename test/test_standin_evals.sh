@@ -30,7 +30,7 @@ in_the_run_as_alone() {
     for kind in "${kinds[@]}"; do
         for model in "$tied" "$untied"; do
             read -ra words <<<"$model $kind --save s"
-            for ranks in 1 3; do
+            for ranks in 1 2 3; do
                 run_ranks $ranks "${words[@]}" || return
                 loss=$(valid_loss s/metrics.jsonl)
                 [[ $kind != *fp8* ]] || has s/metrics.jsonl '"precision":"FP8"' || fail "$kind: no FP8"
