@@ -116,7 +116,8 @@ links_are_unlinked_only() {
         has log "warning: linked/$file: a link: it is deleted, what it points to is not" ||
             fail "$file: $(grep warning log)"
     done
-    [[ $(ls linked) == $'config.txt\nlatest\nmetrics.jsonl\nstep_00000004' ]] || fail "$(ls linked)"
+    [[ $(ls linked) == $'config.txt\nlatest\nmetrics.jsonl\nstep_00000003\nstep_00000004' ]] ||
+        fail "$(ls linked)" # step 3 is proven by step 4, which nothing follows yet
 }
 
 # cp -rL, and programs that know no links, make folders of `latest` and `best`.

@@ -548,7 +548,11 @@ static bool make_folder_anew(Run *run) {
     warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
          "before step %lld",
          o->save, (long long)run->progress.step);
-    if (!checkpoint_claim(o, &err)) { die("--save %s", err.text); }
+    if (!folder_make(o->save, &err)) {
+        warn("--save %s", err.text);
+        return false;
+    }
+    if (!checkpoint_claim(o, &err)) { die("--save %s", err.text); } // it is another run's now
     if (!save_config(o, &err)) { warn("--save %s", err.text); }
     find_folder(o->save, run->folder);
     if (o->metrics[0] != '\0') { return true; }
