@@ -29,6 +29,9 @@ bool gpu_open(Gpu *gpu, int device, Error *err) {
     struct cudaDeviceProp info;
     int count = 0;
     gpu->device = device;
+    gpu->gemms = NULL;
+    gpu->attentions = NULL;
+    gpu->profile = NULL;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
         return fail(err, "no GPU can be used here: %s; ./train_gpt trains on the CPU",
