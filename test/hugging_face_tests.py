@@ -193,6 +193,9 @@ def incomplete_models_are_refused():
     bad("nowhere", "nowhere: no such folder", "OWNER/NAME")
     bad("owner/name", "owner/name", "cannot be reached", "network",
         words=("--mirror", "http://127.0.0.1:9"))
+    os.environ["LLM8_BIN"] = "nowhere"
+    bad(model_folder("m"), "nowhere/train_gpt is not built: run make")
+    del os.environ["LLM8_BIN"]
     refused(call(convert_hf, "import", "gpt2_hf"), "--output", "scripts/convert_hf import --help")
     refused(call(convert_hf, "export", "x"), "export", "import", "--help")
     refused(call(convert_hf, "import", "gpt2_hf", "--output", "gpt2_start"), "--output gpt2_start",

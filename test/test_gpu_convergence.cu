@@ -14,7 +14,7 @@
 #ifdef LLM8_STANDIN_CUDA_H
 #define SIZE                                                                        \
     "--num-layers 4 --hidden-size 32 --num-attention-heads 2 --ffn-hidden-size 64 " \
-    "--seq-length 32 --micro-batch-size 8 --train-iters 300 --lr 1e-2 --no-cuda-graphs "
+    "--seq-length 32 --micro-batch-size 16 --train-iters 200 --lr 3e-3 --no-cuda-graphs "
 #else
 #define SIZE                                                                          \
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --ffn-hidden-size 704 " \

@@ -17,7 +17,6 @@ import transformers
 from check import ROOT, fails, main, run
 from transformers_tests import GPT2, LLAMA, error_of, logits_of, new_model, our_logits, write_shard
 
-BIN = os.environ.get("LLM8_BIN", ROOT)
 TESTS = os.environ.get("LLM8_TESTS", os.path.join(ROOT, "build/plain"))
 GPU, CPU = os.path.join(TESTS, "gpu_logits"), os.path.join(TESTS, "logits_tool")
 WIDE = {"initializer_range": 0.05}
@@ -27,16 +26,20 @@ MODELS = {
         **{**LLAMA, **WIDE, "hidden_size": 256, "intermediate_size": 352},
         num_attention_heads=4, num_key_value_heads=2),
 }
-RECIPES = ["hybrid", "hybrid --fp8-lm-head", "e4m3", "e5m2", "hybrid --fp8-recipe tensorwise",
-           "hybrid --fp8-recipe tensorwise --fp8-lm-head", "e4m3 --first-last-layers-bf16"]
+
+
+def recipes():
+    """The options of every FP8 recipe."""
+    with open(os.path.join(ROOT, "test/recipes.txt")) as file:
+        rows = [line.split() for line in file if not line.startswith("#")]
+    return [row[2:] for row in rows if row[2:]]
 
 
 def imported(name):
     """The model, and the options that our programs take it with."""
     model = new_model(MODELS[name], 1, 0.02)
     model.save_pretrained(f"{name}_hf")
-    run(os.path.abspath("tree/scripts/convert_hf"), "import", f"{name}_hf", "--output",
-        f"{name}_start")
+    run("scripts/convert_hf", "import", f"{name}_hf", "--output", f"{name}_start")
     return model, ("--config", f"{name}_start/options.txt")
 
 
@@ -71,10 +74,10 @@ def test_of(name):
         wrong, _ = of(layers_exchanged(model), tokens)
         near(f"{name} BF16", ours, exact, 1.5 * bf16)
         assert fails(near, f"{name} BF16, planted", ours, wrong, 1.5 * bf16)
-        for recipe in RECIPES:
-            fp8 = (*options, "--fp8-format", *recipe.split())
-            tokens, ours = our_logits(*fp8, program=GPU)
-            _, emulated = our_logits(*fp8, program=CPU)
+        for words in recipes():
+            recipe = " ".join(words)
+            tokens, ours = our_logits(*options, *words, program=GPU)
+            _, emulated = our_logits(*options, *words, program=CPU)
             loss = error_of(emulated, exact)
             assert loss > 2 * bf16, f"{recipe}: the emulation is off by {loss:.3g} alone: no FP8"
             near(f"{name} {recipe}", ours, exact, 1.5 * (loss + bf16))
@@ -90,8 +93,5 @@ if __name__ == "__main__":
     torch.set_num_threads(4)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    os.makedirs("tree") # the scripts find train_gpt beside them
-    os.symlink(os.path.join(ROOT, "scripts"), "tree/scripts")
-    os.symlink(os.path.join(BIN, "train_gpt"), "tree/train_gpt")
     write_shard("tokens.bin")
     sys.exit(main([test_of(name) for name in MODELS]))

@@ -7,7 +7,7 @@ import subprocess
 
 import numpy
 
-from . import environment, estimate, metrics, safe_tensors, series
+from . import environment, metrics, safe_tensors, series
 from .findings import note, well, wrong
 from .text import fixed
 
@@ -130,7 +130,7 @@ def resumes(run):
 
 def listed(folder):
     """[(step, what the trainer says of it)] of a --save folder; None where it cannot be asked."""
-    program = estimate.trainer("train_gpt")
+    program = environment.trainer("train_gpt")
     if not os.path.exists(program):
         return None
     done = subprocess.run([program, "--save", folder, "--list-checkpoints"], capture_output=True,

@@ -22,6 +22,11 @@ def die(message):
     sys.exit(2)
 
 
+def trainer(name):
+    """Where train_gpt or train_gptcu is: at the top of the tree, or in LLM8_BIN."""
+    return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
+
+
 def need(*modules):
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:

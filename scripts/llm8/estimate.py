@@ -9,7 +9,7 @@ import re
 import subprocess
 
 from .command_line import Parser
-from .environment import ROOT, die
+from .environment import ROOT, die, trainer
 
 PRECISIONS = {
     "bf16": ["--bf16"],
@@ -66,10 +66,6 @@ def precisions_of(text):
 
 
 # ---- what the trainers say -----------------------------------------------------------------------
-
-
-def trainer(name):
-    return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
 
 
 def plan_of(name, options):

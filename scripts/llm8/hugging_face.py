@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 
 from . import safe_tensors, shards
-from .environment import ROOT, die
+from .environment import ROOT, die, trainer
 from .tokenizer_kinds import open_vocabulary
 
 SUPPORTED = "gpt2 (GPT2LMHeadModel) and llama (LlamaForCausalLM: Llama 1, 2, 3, 3.1, 3.2, 3.3)"
@@ -113,13 +113,13 @@ def options_text(options):
 
 def expected_tensors(options):
     """{name: shape}, as the trainer of these options says."""
-    trainer = os.path.join(ROOT, "train_gpt")
-    if not os.path.exists(trainer):
-        die(f"{trainer} is not built: run make in {ROOT}")
+    program = trainer("train_gpt")
+    if not os.path.exists(program):
+        die(f"{program} is not built: run make in {ROOT}")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(options_text(options))
         file.flush()
-        done = subprocess.run([trainer, "--config", file.name, "--list-tensors"],
+        done = subprocess.run([program, "--config", file.name, "--list-tensors"],
                               capture_output=True, text=True, check=False)
     if done.returncode != 0:
         die("config.json: the trainer refuses such a model: " +

@@ -20,10 +20,9 @@ POLL_SECONDS = 0.2
 
 def default_trainer():
     """The GPU trainer where it is built and there is a GPU."""
-    gpu = os.path.join(environment.ROOT, "train_gptcu")
+    gpu = environment.trainer("train_gptcu")
     has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
-    return gpu if os.path.exists(gpu) and has_device else \
-        os.path.join(environment.ROOT, "train_gpt")
+    return gpu if os.path.exists(gpu) and has_device else environment.trainer("train_gpt")
 
 
 def trainer_command(text):
