@@ -4,26 +4,17 @@
 //
 //   test_gpu_convergence [SEEDS]      SEEDS: measures with so many seeds, for test/recipes.txt
 //
-// LLM8_BIN has make_corpus and tokenize. Over the stand-ins, which are slow, the model is small,
-// and what is tested is this test.
+// LLM8_BIN has make_corpus and tokenize.
 #include "../kernels/gemm.h"
 #include "gpu_trainer.h"
 
 #include <vector>
 
-#ifdef LLM8_STANDIN_CUDA_H
-#define SIZE                                                                        \
-    "--num-layers 4 --hidden-size 32 --num-attention-heads 2 --ffn-hidden-size 64 " \
-    "--seq-length 32 --micro-batch-size 16 --train-iters 200 --lr 3e-3 --no-cuda-graphs "
-#else
-#define SIZE                                                                          \
-    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --ffn-hidden-size 704 " \
-    "--seq-length 256 --micro-batch-size 32 --train-iters 400 --lr 2e-3 "
-#endif
 static const char model[] =
     "--arch llama --data corpus_train.bin --valid-data corpus_val.bin --vocab-size 257 "
-    "--num-query-groups 2 --lr-warmup-iters 20 --eval-iters 8 --log-interval 100000 "
-    "--eval-interval 100000 " SIZE;
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 "
+    "--ffn-hidden-size 704 --seq-length 256 --micro-batch-size 32 --train-iters 300 "
+    "--lr-warmup-iters 20 --lr 2e-3 --eval-iters 8 --log-interval 100000 --eval-interval 100000";
 
 // A line of test/recipes.txt.
 struct Row {
@@ -52,17 +43,20 @@ static Fault planted;
 extern "C" void __real_gemm(Gpu *gpu, Gemm g);
 extern "C" void __wrap_gemm(Gpu *gpu, Gemm g);
 
-// Both are in the backward pass, of every block.
+// Both are in the backward pass: other layers' weights in every block, as those of one the others
+// make up for; the scale in one, as the gradients would overflow.
 void __wrap_gemm(Gpu *gpu, Gemm g) {
-    static LinearLayer Block::*const layers[] = {&Block::qkv, &Block::attention_out, &Block::fc1,
-                                                 &Block::fc2};
     int L = planted == SOUND ? 0 : t.run.config.num_layers;
     const void *weight = g.b;
     for (int l = 0; l < L; l++) {
-        for (LinearLayer Block::*layer : layers) {
-            if (weight != (t.net.blocks[l].*layer).weight_fp8_t) { continue; }
-            if (planted == SCALE_OFF) { g.alpha *= 4; }
-            if (planted == OTHER_LAYER) { g.b = (t.net.blocks[(l + 1) % L].*layer).weight_fp8_t; }
+        const Block *own = &t.net.blocks[l], *other = &t.net.blocks[(l + 1) % L];
+        const LinearLayer *layers[] = {&own->qkv, &own->attention_out, &own->fc1, &own->fc2};
+        const LinearLayer *others[] = {&other->qkv, &other->attention_out, &other->fc1,
+                                       &other->fc2};
+        for (int i = 0; i < 4; i++) {
+            if (weight != layers[i]->weight_fp8_t) { continue; }
+            if (planted == SCALE_OFF && l == 1) { g.alpha *= 4; }
+            if (planted == OTHER_LAYER) { g.b = others[i]->weight_fp8_t; }
         }
     }
     __real_gemm(gpu, g);
@@ -131,6 +125,7 @@ static void measure(int seeds) {
     for (Row &row : rows) { row.low = INFINITY; }
     for (int seed = 1; seed <= seeds; seed++) {
         for (Row &row : rows) {
+            if (seed > 1 && !row.run()) { continue; }
             double loss = end_of_run(row, SOUND, seed);
             row.low = fmin(row.low, 0.995 * loss);
             row.high = seed == 1 ? 1.005 * loss : fmax(row.high, 1.005 * loss);
