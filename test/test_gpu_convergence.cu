@@ -43,8 +43,10 @@ static Fault planted;
 extern "C" void __real_gemm(Gpu *gpu, Gemm g);
 extern "C" void __wrap_gemm(Gpu *gpu, Gemm g);
 
-// Both are in the backward pass: other layers' weights in every block, as those of one the others
-// make up for; the scale in one, as the gradients would overflow.
+// Both are in the backward pass: other layers' weights in every block, because the others make up
+// for one block's; a scale in one block, because a run where all are off by 4 diverges. (The CPU
+// trainer's loss after 50 steps of 2,048 tokens: 2.10; with the scale 2.63, with other layers'
+// weights 2.78, in one block alone 2.16.)
 void __wrap_gemm(Gpu *gpu, Gemm g) {
     int L = planted == SOUND ? 0 : t.run.config.num_layers;
     const void *weight = g.b;
