@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test/gpu.sh and test/sanitize_gpu.sh without a GPU: stand-ins for the programs, for nvidia-smi and
-# for compute-sanitizer.
+# test/gpu.sh and test/sanitize_gpu.sh without a GPU, in a tree with a few of the tests: stand-ins
+# for the programs, for nvidia-smi and for compute-sanitizer.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -10,21 +10,21 @@ stand_in() {
     chmod +x "bin/$1"
 }
 
-# The GPU test programs all print the same.
-tests_print() {
-    local source
-    for source in "$root"/test/test_gpu_*.cu; do
-        stand_in "$(basename "$source" .cu)" "$@"
-    done
-    stand_in test_gpu_kernels_ptx80 "$@"
-}
-
-sanitized=$(find "$root/test" -name 'test_gpu_*.cu' | wc -l)
+tests=(test_gpu_fp8 test_gpu_kernels)
+sanitized=${#tests[@]}
 programs=$((sanitized + 1)) # and the one of PTX alone
 scripts=3                   # of whole runs, and of transformers, which end at once here
 
+# The GPU test programs all print the same.
+tests_print() {
+    local test
+    for test in "${tests[@]}" test_gpu_kernels_ptx80; do stand_in "$test" "$@"; done
+}
+
 prepare() {
-    mkdir -p bin
+    mkdir -p bin tree/test
+    ln -s "$root"/test/*.{sh,py} tree/test
+    for test in "${tests[@]}"; do ln -s "$root/test/$test.cu" tree/test || fail "$test.cu"; done
     stand_in nvidia-smi 'GPU 0: a stand-in'
     stand_in compute_sanitizer 'nothing'
     for program in train_gpt tokenize make_corpus compare_tensors gpu_logits logits_tool \
@@ -37,7 +37,7 @@ prepare() {
 gpu_tests() {
     env PATH="$PWD/bin:$PATH" LLM8_BIN=bin GOLDEN_PYTHON=false \
         COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" \
-        "$root/test/gpu.sh"
+        tree/test/gpu.sh
 }
 
 results_are_added_up() {
@@ -95,8 +95,8 @@ END
 }
 
 sanitizer() { # VARIABLE=VALUE...
-    env LLM8_TESTS="$PWD/bin" COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" \
-        "$root/test/sanitize_gpu.sh"
+    env LLM8_ROOT="$PWD/tree" LLM8_TESTS="$PWD/bin" \
+        COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" tree/test/sanitize_gpu.sh
 }
 
 sanitizer_findings_are_failures() {
