@@ -148,6 +148,7 @@ $(BUILD)/fuzzer/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(BASE) -MMD -MP -c $< -o $@
 $(BUILD)/asan/fuzz: $(FUZZER) $(FUZZED)
+	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) -Wl,--wrap=die,-rpath,'$$ORIGIN'
 
 # SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; what it finds is left in build/fuzz/folder
