@@ -1,13 +1,23 @@
 # shellcheck shell=bash disable=SC2034 # what is defined here is used there
-# What the GPU tests of whole runs share: programs, data, checks. Needs train_gpt,
-# train_gptcu and tokenize in $LLM8_BIN, and compare_tensors. Tests run in a folder of their own.
-root=${LLM8_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
-BIN=$(realpath -m "${LLM8_BIN:-$root}")
-COMPARE=$(realpath -m "${LLM8_COMPARE:-$root/build/plain/compare_tensors}")
+# What the tests of the GPU trainer's whole runs share: programs, data, checks. With LLM8_BIN, which
+# test/gpu.sh sets, they run on the GPU: train_gpt, train_gptcu and tokenize are there. Without it,
+# the GPU trainer over the stand-ins of test/standin, which compute with kernels/cpu.c and round
+# where the device rounds. Tests run in a folder of their own.
+if [[ -n ${LLM8_BIN:-} ]]; then LLM8_BIN=$(realpath -m "$LLM8_BIN"); fi
+if [[ -n ${LLM8_COMPARE:-} ]]; then LLM8_COMPARE=$(realpath -m "$LLM8_COMPARE"); fi
 # shellcheck source=test/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-unset OMP_NUM_THREADS # the CPU trainer computes the larger models' yardsticks
-export LLM8_GUARD=1   # an overrun of a planned buffer ends a run (model/plan.h)
+BIN=${LLM8_BIN:-$root}
+COMPARE=${LLM8_COMPARE:-$root/build/plain/compare_tensors}
+export LLM8_GUARD=1 # an overrun of a planned buffer ends a run (model/plan.h)
+if [[ -n ${LLM8_BIN:-} ]]; then
+    trainer=$BIN/train_gptcu graphs=""
+    unset OMP_NUM_THREADS # the CPU trainer computes the larger models' yardsticks
+else
+    trainer=$root/build/plain/standin_trainer graphs=--no-cuda-graphs
+    export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
+    export GLIBC_TUNABLES=glibc.malloc.hugetlb=1 # the plan's 70 MB are touched in half the time
+fi
 check() { # name, command...
     local name=$1
     shift
@@ -20,35 +30,53 @@ check() { # name, command...
         tail -n 15 log | sed 's/^/       /'
     fi
 }
-if [[ ! -x $BIN/train_gptcu ]]; then skip_all "no train_gptcu here; make test-gpu builds it"; fi
-if ! "$BIN/train_gptcu" --verify >verify.log 2>&1; then
-    if grep -q "no GPU" verify.log; then skip_all "no GPU"; fi
+if [[ ! -x $trainer ]]; then skip_all "no $trainer; make test-gpu or make test builds it"; fi
+if [[ -n ${LLM8_BIN:-} ]]; then
+    if ! "$trainer" --verify >verify.log 2>&1; then
+        if grep -q "no GPU" verify.log; then skip_all "no GPU"; fi
+        cat verify.log
+        failed=1
+        summary
+        exit
+    fi
     cat verify.log
-    failed=1
-    summary
-    exit
+    for i in $(seq 1 3000); do
+        echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
+    done >text.txt
+else
+    make_text 1 4000 >text.txt
 fi
-cat verify.log
-
-for i in $(seq 1 3000); do
-    echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
-done >text.txt
 "$BIN/tokenize" --output-prefix d text.txt >/dev/null
 DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
 export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
 losses() { # the step records of a run without their times
     grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
 }
+# The largest difference between the losses of two runs' steps; 99 where the steps differ.
+apart() {
+    paste <(losses "$1") <(losses "$2") | awk -F'"loss":' '
+        {
+            d = $2 - $3
+            if (d < 0) d = -d
+            if (!(d <= most)) most = d
+            if (NF != 3) bad = 1
+        }
+        END { print (bad || NR == 0) ? 99 : most + 0 }'
+}
 same_losses() {
-    diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
+    [[ -n $(losses "$1") ]] && diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
 }
 same_weights() {
     cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&
         same_losses "$1" "$2"
 }
 train() { # folder, options
+    rm -rf "$1"
+    train_more "$@"
+}
+train_more() { # what is in the folder stays
     local folder=$1
     shift
-    rm -rf "$folder"
-    "$BIN/train_gptcu" --save "$folder" "$@"
+    # shellcheck disable=SC2086 # an option or none
+    "$trainer" $graphs --save "$folder" "$@"
 }

@@ -15,14 +15,6 @@ LLAMA="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads
     --num-query-groups 2 $COMMON"
 GPT="--model gpt2-tiny --num-layers 3 $COMMON"
 
-# The largest difference between the losses of two runs' steps.
-apart() {
-    paste <(losses "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/') \
-        <(losses "$2" | sed 's/.*"loss":\([^,]*\),.*/\1/') |
-        awk '{d = $1 - $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; n++}
-             END {print n == 100 ? worst + 0 : 99}'
-}
-
 # How far an order of sums can take a run is measured: one rank with another micro-batch. So many
 # times that is allowed. Another seed is seen as another run.
 follows_one_rank() { # factor, options
