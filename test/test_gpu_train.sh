@@ -201,19 +201,19 @@ for first in "" "$fp8" "--fp8-format hybrid --fp8-recipe tensorwise"; do
 done
 
 # ---- the rest of a trainer ----
-number_after() { # WORD FILE
-    grep -ao "$1 [0-9.]*" "$2" | tail -n 1 | cut -d ' ' -f 2
+valid_loss() { # the last one in a file
+    grep -aoE 'valid loss [0-9.]+' "$1" | tail -n 1
 }
 evaluates_and_samples() { # options
     local options="$run $llama $* --sample-length 70" loss
     train variant $options --train-iters 6 --sample-interval 3 >out 2>&1 || return
-    loss=$(number_after 'valid loss' out)
+    loss=$(valid_loss out)
     grep -a '^sample' out && [[ -n $loss ]] &&
         $gpu $options --eval-only --resume variant/latest >out || return
-    [[ $(number_after 'valid loss' out) == "$loss" ]] || return
+    [[ $(valid_loss out) == "$loss" ]] || return
     $gpu $options --eval-only --plan >out || return
     ! grep -E '^  (gradients|first moment) ' out && # planned for training
-        $gpu $options --sample-only --resume variant/latest >out && echo "valid loss $loss"
+        $gpu $options --sample-only --resume variant/latest >out && echo "$loss"
 }
 for fp8 in "none" "hybrid" "hybrid --eval-precision bf16"; do
     check "evaluations and samples, $fp8" evaluates_and_samples --fp8-format $fp8
