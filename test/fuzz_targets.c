@@ -310,7 +310,9 @@ static bool accepts_file(const char *name, const uint8_t *data, size_t size) {
     bool meta = strcmp(name, "meta.json") == 0;
     path_format(path, "%s/%s", folder, name);
     put_input(path, data, size);
-    if (!(meta ? checkpoint_open : checkpoint_open_checked)(&c, folder, NULL)) { return false; }
+    bool opened = meta ? checkpoint_open(&c, folder, NULL)
+                       : checkpoint_open_checked(&c, folder, NULL);
+    if (!opened) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);
     sink = checkpoint_match(&c, &f->options, &f->layout, NULL);
     sink = dataset_match(&shards, c.data, "the checkpoint's run", NULL);
