@@ -169,14 +169,15 @@ static void parameters(const char *precision, double allowed) {
     run_free_configuration(&run);
 }
 
-// BF16 products of other shapes may add up in another order; FP8 rounds what differs again, to a
-// step of 2^-3 or 2^-2.
+// BF16 products of other shapes may add up in another order (0.0096 apart on an H200); FP8 rounds
+// what differs again, to a step of 2^-3 or 2^-2, in every operand (0.195 apart). A gradient of
+// another place is 1.4 away.
 static void parameters_in_bf16(void) {
     parameters("", 0.05);
 }
 
 static void parameters_in_fp8(void) {
-    parameters("--fp8-format hybrid --fp8-lm-head", 0.15);
+    parameters("--fp8-format hybrid --fp8-lm-head", 0.3);
 }
 
 // ---- activations -------------------------------------------------------------------------------
