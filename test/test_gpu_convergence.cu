@@ -1,8 +1,11 @@
 // A convergence gate: a small Llama on our own corpus ends at a recorded validation loss, in BF16
-// and with every FP8 recipe, and no recipe is further than 1% from BF16. Faults that let a run look
+// and with every FP8 recipe, and no recipe is further than 1% from BF16, both over the same seeds:
+// where the loss has levelled out, single runs are up to 1% apart by chance. (After 100 or 300
+// steps it still falls, and they are up to 12% apart; a corpus of 1.5 MB is learnt by heart after
+// 3,000, when a scale that is off by 4 no longer shows. One H200.) Faults that let a run look
 // healthy must not pass: a scale that is off by 4, the transposed weights of another layer.
 //
-//   test_gpu_convergence [SEEDS]      SEEDS: measures with so many seeds, for test/recipes.txt
+//   test_gpu_convergence [measure]      measure: prints new lines for test/recipes.txt
 //
 // LLM8_BIN has make_corpus and tokenize.
 #include "../kernels/gemm.h"
@@ -13,8 +16,8 @@
 static const char model[] =
     "--arch llama --data corpus_train.bin --valid-data corpus_val.bin --vocab-size 257 "
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 "
-    "--ffn-hidden-size 704 --seq-length 256 --micro-batch-size 32 --train-iters 300 "
-    "--lr-warmup-iters 20 --lr 2e-3 --eval-iters 8 --log-interval 100000 --eval-interval 100000";
+    "--ffn-hidden-size 704 --seq-length 256 --micro-batch-size 32 --train-iters 1500 "
+    "--lr-warmup-iters 20 --lr 1e-3 --eval-iters 8 --log-interval 100000 --eval-interval 100000";
 
 // A line of test/recipes.txt.
 struct Row {
@@ -23,6 +26,12 @@ struct Row {
 
     bool run() const {
         return high > 0;
+    }
+    bool recorded() const {
+        return low > 0;
+    }
+    bool holds(double loss) const {
+        return loss >= low && loss <= high;
     }
     const char *name() const {
         return options[0] != '\0' ? options : "BF16";
@@ -66,7 +75,9 @@ void __wrap_gemm(Gpu *gpu, Gemm g) {
 
 // ---- runs --------------------------------------------------------------------------------------
 
-static double bf16_loss; // of the seed that was last run in BF16
+enum { SEEDS = 3 };
+
+static double bf16_loss; // the mean over the seeds
 
 // The validation loss at the end of a run.
 static double end_of_run(const Row &row, Fault fault, int seed) {
@@ -81,11 +92,20 @@ static double end_of_run(const Row &row, Fault fault, int seed) {
     validate(&t);
     double loss = t.run.progress.valid_loss;
     trainer_close(&t);
-    if (&row == &rows[0]) { bf16_loss = loss; }
-    printf("  measured: seed %d, %s%s: validation loss %.5f, %+.2f%% of BF16's, in %.1f s\n", seed,
-           row.name(), fault_names[fault], loss, 100 * (loss / bf16_loss - 1),
-           wall_seconds() - begin);
+    printf("  measured: seed %d, %s%s: validation loss %.5f, in %.1f s\n", seed, row.name(),
+           fault_names[fault], loss, wall_seconds() - begin);
     fflush(stdout);
+    return loss;
+}
+
+// The mean validation loss over the seeds.
+static double end_of_runs(const Row &row, int seeds, Fault fault) {
+    double sum = 0;
+    for (int seed = 1; seed <= seeds; seed++) { sum += end_of_run(row, fault, seed); }
+    double loss = sum / seeds;
+    if (&row == &rows[0]) { bf16_loss = loss; }
+    printf("  measured: %s%s: %.5f, %+.2f%% of BF16's\n", row.name(), fault_names[fault], loss,
+           100 * (loss / bf16_loss - 1));
     return loss;
 }
 
@@ -96,8 +116,8 @@ static bool is_near(double loss) {
 static void every_recipe_converges(void) {
     for (const Row &row : rows) {
         if (!row.run()) { continue; }
-        double loss = end_of_run(row, SOUND, 1);
-        CHECK(loss >= row.low && loss <= row.high);
+        double loss = end_of_runs(row, SEEDS, SOUND);
+        CHECK(!row.recorded() || row.holds(loss));
         CHECK(is_near(loss));
     }
 }
@@ -113,29 +133,24 @@ static void faults_are_seen(void) {
         if (&row == &rows[0] || done[is_delayed(row)]) { continue; }
         done[is_delayed(row)] = true;
         for (int fault = SOUND + 1; fault < FAULTS; fault++) {
-            double loss = end_of_run(row, (Fault)fault, 1);
-            CHECK(!(loss >= row.low && loss <= row.high));
+            double loss = end_of_runs(row, 1, (Fault)fault);
+            CHECK(!row.recorded() || !row.holds(loss));
             CHECK(!is_near(loss));
         }
     }
     CHECK(done[0] && done[1]);
 }
 
-// New lines of the table: from the smallest to the largest loss, widened by half a percent at both
-// ends. Seed after seed, so that a run that is cut off has said something of every recipe.
-static void measure(int seeds) {
-    for (Row &row : rows) { row.low = INFINITY; }
-    for (int seed = 1; seed <= seeds; seed++) {
-        for (Row &row : rows) {
-            if (seed > 1 && !row.run()) { continue; }
-            double loss = end_of_run(row, SOUND, seed);
-            row.low = fmin(row.low, 0.995 * loss);
-            row.high = seed == 1 ? 1.005 * loss : fmax(row.high, 1.005 * loss);
-        }
-        // those of seed 1, as the test has them, are judged by BF16's
-        if (seed == 1) { faults_are_seen(); }
+// New lines of the table: half a percent around the loss, for another version of the libraries.
+static void measure(void) {
+    for (Row &row : rows) {
+        if (!row.run()) { continue; }
+        double loss = end_of_runs(row, SEEDS, SOUND);
+        row.low = 0.995 * loss;
+        row.high = 1.005 * loss;
     }
     for (const Row &row : rows) { printf("%.4f %.4f %s\n", row.low, row.high, row.options); }
+    faults_are_seen();
 }
 
 // ---- inputs ------------------------------------------------------------------------------------
@@ -162,7 +177,7 @@ static void make_corpus(const char *root) {
     char command[4 * PATH_LENGTH];
     bin = bin != NULL ? bin : root;
     snprintf(command, sizeof(command),
-             "'%s/make_corpus' --grammar '%s/scripts/village.txt' >corpus.txt && "
+             "'%s/make_corpus' --bytes 14000000 --grammar '%s/scripts/village.txt' >corpus.txt && "
              "'%s/tokenize' --output-prefix corpus corpus.txt",
              bin, root, bin);
     if (system(command) != 0) { die("the corpus could not be made: %s", command); }
@@ -174,9 +189,10 @@ int main(int argc, char **argv) {
     read_rows(root);
     make_corpus(root);
     if (argc > 1) {
-        measure(atoi(argv[1]));
+        measure();
         return EXIT_SUCCESS;
     }
+    if (!rows[0].recorded()) { test_skip("bands: none are recorded (measure)"); }
     RUN(every_recipe_converges);
     RUN(faults_are_seen);
     return test_summary();
