@@ -29,7 +29,7 @@ enum { FILES_OF_RANK_0 = 5 }; // besides its optimizer file, at most
 
 static FileEntry entry_of(const FileWriter *w) {
     FileEntry entry = {.bytes = w->bytes, .crc = w->crc};
-    snprintf(entry.name, sizeof(entry.name), "%s", strrchr(w->path, '/') + 1);
+    snprintf(entry.name, sizeof(entry.name), "%s", path_name(w->path));
     return entry;
 }
 
@@ -234,7 +234,7 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
     }
     checkpoint_close(&c);
     if (swapped) { discard(fresh, path); }
-    const char *name = strrchr(path, '/') + 1;
+    const char *name = path_name(path);
     // `best` first: a run that resumes from `latest` would not mark that step again
     path_format(link, "%s/best", save);
     if (s->best && !link_replace(link, name, err)) { return false; }
@@ -255,7 +255,7 @@ static void prune(const Snapshot *s) {
     if (count < 0) { warn("older checkpoints could not be deleted: %s", err.text); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
-        if (steps[i] > s->progress.step || strcmp(strrchr(path, '/') + 1, best) == 0) { continue; }
+        if (steps[i] > s->progress.step || strcmp(path_name(path), best) == 0) { continue; }
         if (kept++ < keep || steps[i] == s->progress.proven) { continue; }
         // renamed first, so that an interrupted deletion does not look like a damaged checkpoint
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);

@@ -51,7 +51,7 @@ static bool read_file(Tokenizer *t, const char *path, Error *err) {
         }
         end += 1 + (size_t)t->data[end];
     }
-    t->mark = (uint32_t)crc32(0, t->data + sizeof(header), (uInt)(end - sizeof(header)));
+    t->mark = (uint32_t)crc32_z(0, t->data + sizeof(header), end - sizeof(header));
 
     size_t room = (t->bytes - end) / sizeof(CharacterRange);
     if (t->num_ranges < 0 || (size_t)t->num_ranges > room) {

@@ -146,7 +146,7 @@ struct SumScratch : FloatBuffer {
 
 // Whether racecheck would see a race where there is none. Once groups of a block's threads have met
 // at barriers of their own, one group more often than another, it takes no later barrier of the
-// block for one: a kernel of ten lines shows that. The kernels of norm.cuh do so where rows do not
+// block for one: a kernel of ten lines shows that. The kernels of norm.cu do so where rows do not
 // share out evenly over their groups, of which there are 4, 3, 2 or 1 by the width.
 static inline bool misleads_racecheck(int M, int C) {
     int even = C <= 1024 ? 4 * 32 : C <= 2048 ? 6 * 32 : 1;

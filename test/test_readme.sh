@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The README and docs/ against the tree: the table of the README's section "Layout" has a row for
 # every folder with sources and none for what does not exist; every source or its header begins by
-# saying what it is; every `make TARGET` and every --option that a page names exists; the README's tables of options are those of --help, and the table of metrics in
-# docs/formats.md has the fields that a run writes.
+# saying what it is; every `make TARGET` and --option that a page names exists, and every file that
+# a page or a source names by its folder; the README's tables of options are those of --help, and
+# the table of metrics in docs/formats.md has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 readme=$root/README.md
@@ -55,6 +56,13 @@ stale_rows() {
     while IFS= read -r row; do
         if [[ ! -e $root/$row ]]; then echo "$row"; fi
     done < <(rows_of "$1")
+}
+
+# Files of ours, by their folders, that are named and do not exist.
+missing_files() {
+    local folders='base|kernels|model|ranks|dataloader|checkpoints|train|scripts|test|docs'
+    grep -oE "\<($folders)/[a-z0-9_/]+\.(c|h|cu|cuh|py|sh|md|txt)\>" "$1" | sort -u |
+        while IFS= read -r file; do [[ -e $root/$file ]] || echo "$file"; done
 }
 
 targets_of() {
@@ -148,6 +156,11 @@ every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
 every_source_says_what_it_is() {
     check silent_sources 'its first line is no comment that says what it is' "$root"
 }
+every_file_exists() {
+    local named
+    mapfile -t named < <(sources | grep -v test/test_readme.sh | sed "s,^,$root/,")
+    check missing_files 'no such file' "${pages[@]}" "${named[@]}"
+}
 every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
 every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
 options_are_those_of_help() { check stale_options 'not as in --help (make readme)'; }
@@ -190,6 +203,7 @@ faults_are_seen() {
     } >right.md
     sees missing_rows '/base\//d' 'base/ '
     sees stale_rows 's/^| `train\/gpu\/`/| `trains\/`/' 'trains/ '
+    sees missing_files '$s,$, base/io.h model/x.h,' 'model/x.h '
     sees unknown_targets 's/make test/make tests/' 'tests '
     sees unknown_targets 's/own all/own quickest/' 'quickest '
     sees unknown_options 's/--lr 1/--lrr 1/' '--lrr '
@@ -204,6 +218,7 @@ faults_are_seen() {
     [[ $(silent_sources silent | wc -l) -eq 2 ]] || fail "a silent source is not seen"
 }
 
-run faults_are_seen every_folder_has_a_row every_row_exists every_source_says_what_it_is \
-    every_target_exists every_option_exists options_are_those_of_help metrics_are_those_of_a_run
+run faults_are_seen every_folder_has_a_row every_row_exists every_file_exists \
+    every_source_says_what_it_is every_target_exists every_option_exists \
+    options_are_those_of_help metrics_are_those_of_a_run
 summary

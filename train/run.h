@@ -72,7 +72,7 @@ void run_first_weights(const Run *run, const Bucket *ranges, int count, float *o
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 
-// What the main thread begins to do, for the watchdog of several ranks (ranks/watch.h). The calls
+// What the main thread begins to do, for the watchdog of several ranks (ranks/group.h). The calls
 // of this file report it themselves; whatever else may take long must. what: a string literal.
 void run_beat(const Run *run, Doing doing, const char *what);
 
