@@ -330,10 +330,11 @@ bool checkpoint_list(const char *save, Error *err) {
         checkpoint_path(path, save, steps[i]);
         const char *mark = steps[i] == latest ? ", latest" : "";
         if (checkpoint_open(&c, path, &why)) {
+            bool evaluated = !isnan(c.progress.valid_loss);
+            format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
-                   format_number(loss, c.progress.loss),
-                   format_number(valid_loss, c.progress.valid_loss), c.precision, c.ranks,
-                   format_bytes(size, (double)c.bytes), c.created, mark);
+                   format_number(loss, c.progress.loss), evaluated ? valid_loss : "-", c.precision,
+                   c.ranks, format_bytes(size, (double)c.bytes), c.created, mark);
             checkpoint_close(&c);
         } else {
             printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, why.text);

@@ -352,7 +352,9 @@ static bool check_owner(const Options *o, Error *err) {
     int64_t newest = count > 0 ? steps[0] : 0;
     free(steps);
     path_format(path, "%s", o->resume);
-    bool own = count == 0 || strcmp(path, "latest") == 0 || same_folder(dirname(path), o->save) ||
+    bool missing = real == NULL && path[0] != '\0'; // which opening it will say
+    bool own = count == 0 || missing || strcmp(path, "latest") == 0 ||
+               same_folder(dirname(path), o->save) ||
                (real != NULL && same_folder(dirname(real), o->save));
     free(real);
     if (count < 0 || own) { return count >= 0; }

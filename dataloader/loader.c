@@ -172,7 +172,7 @@ bool dataset_match(const Dataset *data, const char *identity, const char *whose,
                     whose, *theirs != '\0' ? (int)strcspn(theirs, "\n") : 4,
                     *theirs != '\0' ? theirs : "none");
     }
-    return *theirs == '\0' || fail(err, "%d shards, and %s read more", i, whose);
+    return *theirs == '\0' || fail(err, "%d shard%s, and %s read more", i, i > 1 ? "s" : "", whose);
 }
 
 // ---- windows and batches ------------------------------------------------------------------------

@@ -62,7 +62,7 @@ changed_data_are_refused() {
     refused_unless_accepted 'other/*_train.bin' 'other/b_train.bin: not the shard that the '
     refused_unless_accepted 'swapped/*_train.bin' 'swapped/a_train.bin: not the shard that the '
     refused_unless_accepted 'edited/*_train.bin' 'edited/a_train.bin: not the shard that the '
-    refused_unless_accepted 'fewer/*_train.bin' "1 shards, and the checkpoint's run read more"
+    refused_unless_accepted 'fewer/*_train.bin' "1 shard, and the checkpoint's run read more"
     refused_unless_accepted 'more/*_train.bin' 'more/c_train.bin: not the shard that '
     # the same data, elsewhere and under other names, are the same
     mkdir moved && cp d/a_train.bin moved/1.bin && cp d/b_train.bin moved/2.bin

@@ -88,6 +88,8 @@ another_runs_checkpoint_is_refused() {
     for path in a/latest a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
         refused "holds checkpoints of another run than --resume $path" b 9 --resume "$path"
     done
+    refused 'error: --resume a/step_00000005: no such checkpoint; --list' b 9 \
+        --resume a/step_00000005
     for path in b/latest b/step_00000002 "$PWD/b/latest/" b/../b/step_00000004; do
         train b 7 --save-interval 100 --keep 0 --resume "$path" || return
         has log "resuming from $path" || fail "$path: $(cat log)"
@@ -159,6 +161,7 @@ other_names_are_no_checkpoints() {
     echo mine >stray/step_00000014 # in the way
     train stray 14 --save-interval 2 --keep 2 --resume latest || return
     expect_said 0 '12 ' train_gpt --save stray --list-checkpoints || return
+    grep -qE '^ +12 +[0-9.]+ +- +FP32 ' log || fail "a validation loss without validation: $(cat log)"
     grep -qE '^ +14 .* whole, latest$' log || fail "$(cat log)"
     [[ $(wc -l <log) -eq 3 ]] || fail "$(cat log)"
 }

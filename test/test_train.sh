@@ -193,7 +193,10 @@ a_stop_is_said_on_a_line_of_its_own() {
 
 a_finished_run_says_so() {
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest || return
-    has log "nothing to train: step $steps is the last of --train-iters $steps" || fail "$(cat log)"
+    has log "nothing to train: step $steps is done, and --train-iters is $steps" || fail "$(cat log)"
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest \
+        --train-iters 1 || return
+    has log "nothing to train: step $steps is done, and --train-iters is 1" || fail "$(cat log)"
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest --eval-only
     ! has log 'nothing to train' || fail "an evaluation"
 }

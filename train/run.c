@@ -231,7 +231,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         run->progress.level = run->progress.best_level = NAN; // of other data
     }
     if (options_train(o) && run->progress.step >= o->train_iters) {
-        printf("nothing to train: step %lld is the last of --train-iters %lld\n",
+        printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
                (long long)run->progress.step, (long long)o->train_iters);
     }
     run_match_data(run, checkpoint->data);

@@ -30,7 +30,8 @@ def changes(run, before, after):
     """What a resume changed."""
     where = f"at step {int(after['step']):,}"
     changed = changed_options(before, after)
-    text = ", ".join(f"--{name} {old} became {new}" for name, (old, new) in changed.items())
+    text = ", ".join(f"--{name} {old or 'not set'} became {new or 'not set'}"
+                     for name, (old, new) in changed.items())
     sequences = [metrics.number(start, "data_sequences") for start in (before, after)]
     if ORDER & set(changed) or sequences[0] < sequences[1] or sequences[0] > sequences[1]:
         if not ORDER & set(changed):

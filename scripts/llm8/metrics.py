@@ -22,10 +22,10 @@ NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after
 
 # Options that say where a run keeps things, what it prints and how often, and which memory it uses.
 HOUSEKEEPING = {
-    "model", "config", "save", "save-interval", "keep", "resume", "log-interval", "tokenizer",
-    "eval-interval", "sample-interval", "sample-length", "sample-temperature", "sample-top-k",
-    "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan", "verify",
-    "dump-gradients", "metrics", "fp8-stats-interval", "help", "version",
+    "model", "config", "save", "save-interval", "keep", "lock-timeout", "resume", "log-interval",
+    "tokenizer", "eval-interval", "sample-interval", "sample-length", "sample-temperature",
+    "sample-top-k", "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan",
+    "verify", "dump-gradients", "metrics", "fp8-stats-interval", "help", "version",
     "device-memory-gib", "workspace-mib"}
 
 
