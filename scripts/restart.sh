@@ -6,9 +6,9 @@
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
-# (75), or has skipped too many steps (3). SIGTERM, SIGINT and SIGUSR1 are passed on. Its exit
-# status is the last run's. On several machines each rank, or each --gpus, has a loop of its own:
-# when one rank fails all end, and all meet again, within --distributed-timeout.
+# (75), or has skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1 and SIGHUP are passed on. Its
+# exit status is the last run's. On several machines each rank, or each --gpus, has a loop of its
+# own: when one rank fails all end, and all meet again, within --distributed-timeout.
 set -u -m # -m: the command is a process group of its own, so that ^C comes from here, once
 
 failures=3
@@ -78,6 +78,7 @@ pass_on() {
 trap 'pass_on TERM' TERM
 trap 'pass_on INT' INT
 trap 'pass_on USR1' USR1
+trap 'pass_on HUP' HUP
 
 # A signal ends `wait` early; bash remembers the status of a child that has ended meanwhile.
 run() {

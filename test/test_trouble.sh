@@ -48,6 +48,14 @@ signals_save_and_say_so() {
     done
 }
 
+# A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own.
+a_hangup_reaches_a_restarted_run() {
+    local status signals=(--default-signal=HUP "$root/scripts/restart.sh")
+    stop_by HUP
+    [[ $status -eq 75 ]] || fail "exit status $status"
+    has stop.log 'stopped by signal 1 after step' || fail "$(tail -n 1 stop.log)"
+}
+
 # nohup has the signal ignored, and so does the run.
 a_hangup_that_is_ignored_stays_so() {
     local signals=(--ignore-signal=HUP) run
@@ -320,7 +328,7 @@ saving_fails_on_a_full_disk() {
 }
 
 run prepare
-for test in signals_save_and_say_so \
+for test in signals_save_and_say_so a_hangup_reaches_a_restarted_run \
     a_hangup_that_is_ignored_stays_so a_reader_that_leaves_ends_no_run \
     a_folder_that_is_moved_is_made_anew nonfinite_steps_are_skipped_and_counted \
     divergence_is_printed_as_numbers infinite_weights_are_not_loaded_in_silence \
