@@ -187,7 +187,7 @@ STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BU
 endif
 ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 # those that wait for time limits to pass: busy cores would make other limits pass
-TIMED_TESTS := $(filter %trouble.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
+TIMED_TESTS := $(filter %trouble.sh %ranks_train.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
 JOBS ?= $(shell nproc) # test programs at the same time
 .SECONDARY:
 
