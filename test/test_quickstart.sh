@@ -100,6 +100,7 @@ noise_is_not_learned() {
 }
 
 an_interrupted_run_goes_on() {
+    rm -f log # so that what is waited for is this run's
     setsid env DATA="my text.txt" STEPS=100000 tree/scripts/quickstart.sh >log 2>&1 &
     local group=$! metrics=tree/run/quickstart/metrics.jsonl i
     for ((i = 0; i < 600; i++)); do

@@ -87,6 +87,7 @@ across_network_namespaces() {
 # Without a cable, no connection closes: only silence tells. (The stand-in for NCCL needs none.)
 cable_is_cut() {
     local r children=() status begin places=("$1-a" "$1-b")
+    rm -f out.0 # so that what is waited for is this run's
     for r in 1 0; do
         env RANK=$r WORLD_SIZE=2 LOCAL_RANK=0 STANDIN_DEVICE=$r MASTER_ADDR=10.99.0.1 \
             ip netns exec "${places[r]}" "$trainer" "${common[@]}" --train-iters 1000000 \
