@@ -176,6 +176,16 @@ bool folder_remove(const char *path, Error *err) {
     return ok && (rmdir(path) == 0 || fail_path(err, path, errno));
 }
 
+FolderId folder_id(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 ? (FolderId){info.st_dev, info.st_ino} : (FolderId){0, 0};
+}
+
+bool is_folder(const char *path, FolderId id) {
+    FolderId own = folder_id(path);
+    return own.inode != 0 && own.device == id.device && own.inode == id.inode;
+}
+
 bool path_exists(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0;

@@ -52,8 +52,14 @@ bool folder_remove(const char *path, Error *err);
 // The names in a folder, one after another and an empty one at the end, to be freed. NULL: err and
 // errno say why.
 char *folder_list(const char *path, Error *err);
-bool path_exists(const char *path);      // a dangling link exists
-const char *path_name(const char *path); // what follows the last slash
+// Which folder a path leads to, whatever its name: all zero where there is none.
+typedef struct {
+    uint64_t device, inode;
+} FolderId;
+FolderId folder_id(const char *path);
+bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
+bool path_exists(const char *path);            // a dangling link exists
+const char *path_name(const char *path);       // what follows the last slash
 
 #ifdef __cplusplus
 }

@@ -159,6 +159,8 @@ bool checkpoint_list(const char *save, Error *err);
 // The steps of the checkpoints under a folder, newest first, which must be freed; returns how many.
 // None where there is no folder; -1 where it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps, Error *err);
+// The step that a link under the folder, "latest" or "best", points to; -1: none.
+int64_t checkpoint_linked(const char *save, const char *link);
 void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 
 #ifdef __cplusplus

@@ -281,11 +281,10 @@ int checkpoint_steps(const char *save, int64_t **steps, Error *err) {
     return -1;
 }
 
-// The step that `latest` points to, or -1.
-static int64_t latest_step(const char *save) {
-    char link[PATH_LENGTH], target[PATH_LENGTH];
-    path_format(link, "%s/latest", save);
-    ssize_t length = readlink(link, target, sizeof(target) - 1);
+int64_t checkpoint_linked(const char *save, const char *link) {
+    char path[PATH_LENGTH], target[PATH_LENGTH];
+    path_format(path, "%s/%s", save, link);
+    ssize_t length = readlink(path, target, sizeof(target) - 1);
     target[length > 0 ? length : 0] = '\0';
     return step_of(target);
 }
@@ -298,7 +297,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
                fail(err, "--resume %s; --list-checkpoints shows which are whole", why.text);
     }
     *found = false;
-    int64_t *steps, latest = latest_step(options->save);
+    int64_t *steps, latest = checkpoint_linked(options->save, "latest");
     int count = checkpoint_steps(options->save, &steps, &why);
     if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
     for (int i = 0; i < count && !*found; i++) {
@@ -317,7 +316,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
 }
 
 bool checkpoint_list(const char *save, Error *err) {
-    int64_t *steps, latest = latest_step(save);
+    int64_t *steps, latest = checkpoint_linked(save, "latest");
     int count = checkpoint_steps(save, &steps, err);
     if (count < 0) { return false; }
     if (count == 0) { return fail(err, "--list-checkpoints: none under %s", save); }

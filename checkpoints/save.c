@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -246,16 +245,13 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
 static void prune(const Snapshot *s) {
     const char *save = s->options->save;
     Error err;
-    int64_t *steps;
+    int64_t *steps, best = checkpoint_linked(save, "best");
     int count = checkpoint_steps(save, &steps, &err), keep = s->options->keep, kept = 0;
-    char path[PATH_LENGTH], doomed[PATH_LENGTH], link[PATH_LENGTH], best[PATH_LENGTH] = "";
-    path_format(link, "%s/best", save);
-    ssize_t length = readlink(link, best, sizeof(best) - 1);
-    best[length > 0 ? length : 0] = '\0';
+    char path[PATH_LENGTH], doomed[PATH_LENGTH];
     if (count < 0) { warn("older checkpoints could not be deleted: %s", err.text); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
-        if (steps[i] > s->progress.step || strcmp(path_name(path), best) == 0) { continue; }
+        if (steps[i] > s->progress.step || steps[i] == best) { continue; }
         if (kept++ < keep || steps[i] == s->progress.proven) { continue; }
         // renamed first, so that an interrupted deletion does not look like a damaged checkpoint
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
@@ -338,12 +334,6 @@ static bool lock_folder(const Options *o, Error *err) {
     return true;
 }
 
-// Whether two paths lead to one folder.
-static bool same_folder(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 // Refuses a folder with checkpoints of another run than the one that is resumed.
 static bool check_owner(const Options *o, Error *err) {
     char path[PATH_LENGTH], *real = realpath(o->resume, NULL);
@@ -353,9 +343,9 @@ static bool check_owner(const Options *o, Error *err) {
     free(steps);
     path_format(path, "%s", o->resume);
     bool missing = real == NULL && path[0] != '\0'; // which opening it will say
+    FolderId save = folder_id(o->save);
     bool own = count == 0 || missing || strcmp(path, "latest") == 0 ||
-               same_folder(dirname(path), o->save) ||
-               (real != NULL && same_folder(dirname(real), o->save));
+               is_folder(dirname(path), save) || (real != NULL && is_folder(dirname(real), save));
     free(real);
     if (count < 0 || own) { return count >= 0; }
     if (o->resume[0] == '\0') {

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -113,14 +112,6 @@ static bool open_metrics(Run *run, Error *err) {
            fail(err, "--%s %s", named ? "metrics" : "save", why.text);
 }
 
-static bool find_folder(const char *path, uint64_t id[2]) {
-    struct stat folder;
-    bool found = stat(path, &folder) == 0;
-    id[0] = found ? folder.st_dev : 0;
-    id[1] = found ? folder.st_ino : 0;
-    return found;
-}
-
 static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
@@ -128,7 +119,7 @@ static void open_save_folder(Run *run) {
     if (run->rank > 0) { return; }
     run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
     if (saves && !checkpoint_claim(o, &err)) { die("--save %s", err.text); }
-    if (saves) { find_folder(o->save, run->folder); }
+    if (saves) { run->folder = folder_id(o->save); }
     if (!open_metrics(run, &err)) { die("%s", err.text); }
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
@@ -542,9 +533,8 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
 // Where --save has been moved or deleted, what a run has there is written anew.
 static bool make_folder_anew(Run *run) {
     const Options *o = &run->options;
-    uint64_t now[2];
     Error err;
-    if (find_folder(o->save, now) && memcmp(now, run->folder, sizeof(now)) == 0) { return false; }
+    if (is_folder(o->save, run->folder)) { return false; }
     warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
          "before step %lld",
          o->save, (long long)run->progress.step);
@@ -554,7 +544,7 @@ static bool make_folder_anew(Run *run) {
     }
     if (!checkpoint_claim(o, &err)) { die("--save %s", err.text); } // it is another run's now
     if (!save_config(o, &err)) { warn("--save %s", err.text); }
-    find_folder(o->save, run->folder);
+    run->folder = folder_id(o->save);
     if (o->metrics[0] != '\0') { return true; }
     metrics_close(&run->metrics);
     if (!open_metrics(run, &err)) { warn("%s", err.text); }

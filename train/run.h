@@ -43,7 +43,7 @@ typedef struct {
     double step_seconds; // moving average, for the ETA
     char device[128];
     int64_t saved_step; // the step of the newest checkpoint, -1: none
-    uint64_t folder[2]; // device and inode of --save
+    FolderId folder;    // --save
     double last_line;   // when the live line was last drawn
     bool diverged;      // --max-skipped steps in a row were skipped
     bool stopping;      // several ranks: they have agreed to end
