@@ -1,15 +1,11 @@
 // What the GPU trainer computes of the first batch, as logits_tool.c does on the CPU:
 //   gpu_logits OUT OPTION...
-// writes "tokens" [B,T] and "logits" [B,T,V].
 #include "gpu_trainer.h"
-
-#include "../checkpoints/safetensors.h"
+#include "logits_file.h"
 
 int main(int argc, char **argv) {
     static Options options;
     static Trainer t;
-    FileWriter w;
-    Error err;
     if (argc < 2) { die("usage: %s OUT OPTION...", argv[0]); }
     options_parse(&options, argc - 1, argv + 1);
     options.ranks = 1;
@@ -31,20 +27,6 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < (size_t)M * vocab; i++) {
         logits[i] = bf16_decode(codes[i / vocab * columns + i % vocab]);
     }
-    TensorEntry tensors[2] = {};
-    strcpy(tensors[0].name, "tokens");
-    tensors[0].dtype = DTYPE_I32;
-    tensors[0].dims = 2;
-    tensors[0].data = batch->inputs;
-    strcpy(tensors[1].name, "logits");
-    tensors[1].dtype = DTYPE_F32;
-    tensors[1].dims = 3;
-    tensors[1].data = logits;
-    for (TensorEntry &e : tensors) {
-        e.shape[0] = B;
-        e.shape[1] = T;
-    }
-    tensors[1].shape[2] = c->vocab;
-    if (!safetensors_write(&w, argv[1], tensors, 2, NULL, &err)) { die("%s", err.text); }
+    write_logits(argv[1], batch->inputs, logits, B, T, c->vocab);
     return trainer_close(&t);
 }

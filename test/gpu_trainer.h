@@ -6,23 +6,8 @@
 #include "../train_gpt.cu"
 #undef main
 
-#include "../base/rng.h"
 #include "test.h"
-
-// A shard of random tokens below `vocab`.
-static inline void write_tokens(const char *path, int count, int vocab) {
-    int32_t header[SHARD_HEADER_BYTES / 4];
-    uint16_t *tokens = (uint16_t *)malloc_or_die((size_t)count * sizeof(uint16_t));
-    shard_header(header, 2, count);
-    for (int i = 0; i < count; i++) {
-        tokens[i] = (uint16_t)(rng_bits(1, (uint64_t)i) % (uint64_t)vocab);
-    }
-    FILE *file = fopen(path, "wb");
-    bool written = file != NULL && fwrite(header, sizeof(header), 1, file) == 1 &&
-                   fwrite(tokens, sizeof(uint16_t), (size_t)count, file) == (size_t)count;
-    if (file == NULL || fclose(file) != 0 || !written) { die("%s cannot be written", path); }
-    free(tokens);
-}
+#include "tokens_file.h"
 
 // Options from texts, as a shell would split them. Small models keep FP8 (train/gpu/support.c).
 static inline Options options_of(const char *model, const char *more) {

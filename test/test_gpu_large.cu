@@ -233,7 +233,7 @@ static void activations_in_fp8(void) {
 
 int main(void) {
     need_device(90);
-    write_tokens("tokens.bin", 400 << 10, 120);
+    write_tokens("tokens.bin", 400 << 10, 120, 1);
     RUN(parameters_in_bf16);
     RUN(parameters_in_fp8);
     RUN(activations_of_gpt2);

@@ -62,7 +62,7 @@ static void spikes_pass(void) {
 
 int main(void) {
     need_device(90);
-    write_tokens("spikes.bin", 4096, 61);
+    write_tokens("spikes.bin", 4096, 61, 1);
     RUN(spikes_pass);
     return test_summary();
 }

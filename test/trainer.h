@@ -9,6 +9,7 @@
 #include "../checkpoints/hugging_face.h"
 #include "fixture.h"
 #include "golden.h"
+#include "tokens_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,20 +23,6 @@
 #define SMALL_LLAMA                                                               \
     "--arch llama --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
     "--ffn-hidden-size 80 --untie-embeddings-and-output-weights " SMALL_SHAPE
-
-// A shard of random tokens below vocab, the same for the same seed.
-static inline void write_tokens(const char *path, int count, int vocab, uint64_t seed) {
-    int32_t header[SHARD_HEADER_BYTES / 4];
-    uint16_t *tokens = malloc_or_die(sizeof(header) + (size_t)count * sizeof(uint16_t));
-    shard_header(header, 2, count);
-    memcpy(tokens, header, sizeof(header));
-    for (int i = 0; i < count; i++) {
-        tokens[SHARD_HEADER_BYTES / 2 + i] = (uint16_t)(rng_bits(seed, (uint64_t)i) %
-                                                        (uint64_t)vocab);
-    }
-    blob_write(path, tokens, sizeof(header) + (size_t)count * sizeof(uint16_t));
-    free(tokens);
-}
 
 // The trainer prints to stdout, which a test program keeps for its summary.
 static inline int silence_stdout(void) {
