@@ -285,6 +285,8 @@ __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {
 }
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
+    check_aligned("gpu_to_bf16", {out, x});
+    if (n % VEC != 0) { die("gpu_to_bf16: %lld values; a multiple of 8", (long long)n); }
     to_bf16_kernel<<<divide_up(n / VEC, 256), 256, 0, stream>>>(out, x, n / VEC);
     LAUNCH_CHECK();
 }

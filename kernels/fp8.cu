@@ -13,6 +13,7 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
 
 void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
     if (q.live == NULL || q.mode != SCALE_MEASURED) { return; }
+    check_aligned("gpu_measure", {x});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
     amax_kernel<<<blocks, 256, 0, stream>>>(&q.live->amax, x, n / VEC);

@@ -119,6 +119,8 @@ static void refusals(void) {
     CHECK_DIES("not 16-byte aligned", gpu_quantize({odd, fp8, fp8}, given, {}, {}, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_quantize({x, odd_fp8, fp8}, given, {}, {}, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_gelu_forward({x, NULL, NULL}, {}, odd, 64, 64, s));
+    CHECK_DIES("not 16-byte aligned", gpu_measure(waits, odd, 64, s));
+    CHECK_DIES("a multiple of 8", gpu_to_bf16(x, f, 60, s));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward({x, NULL, NULL}, {}, odd, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward({x, NULL, NULL}, {}, odd, x, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_embedding_forward(x, tokens, odd, NULL, 1, 8, 64, s));
