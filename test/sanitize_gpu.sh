@@ -31,16 +31,29 @@ result() { # 0 or not, text
     fi
 }
 
-for tool in memcheck racecheck initcheck synccheck; do
-    status=0
-    finds_nothing $tool "$tests/sanitizer_faults" $tool && status=1
+check() { # tool
+    local tool=$1 status=0 source program
+    finds_nothing "$tool" "$tests/sanitizer_faults" "$tool" && status=1
     if grep -qiE 'device (is )?not supported' log; then status=1; fi
     result $status "$tool finds its planted fault"
     for source in "$root"/test/test_gpu_*.cu; do # the program's own tests must pass, too
         program=$(basename "$source" .cu)
-        status=0
-        LLM8_SANITIZING=$tool finds_nothing $tool "$tests/$program" || status=1
-        result $status "$tool $program: $(grep -E '^[0-9]+ passed' log)"
+        status=0 SECONDS=0
+        LLM8_SANITIZING=$tool finds_nothing "$tool" "$tests/$program" || status=1
+        result $status "$tool $program: $(grep -E '^[0-9]+ passed' log), $SECONDS s"
     done
+    echo "$passed $failed $skipped" >counts
+}
+
+tools=(memcheck racecheck initcheck synccheck) # at the same time: each leaves most of the GPU idle
+for tool in "${tools[@]}"; do
+    rm -rf "$tool"
+    (mkdir "$tool" && cd "$tool" && check "$tool" >lines) &
+done
+wait
+for tool in "${tools[@]}"; do
+    cat "$tool/lines"
+    read -r p f s <"$tool/counts"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done
 summary
