@@ -208,7 +208,7 @@ $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 lint:
 	@scripts/lint.sh
 
-# the tables of options in README.md, from --help
+# the tables of options in docs/options.md, from --help
 readme: train_gpt
 	@scripts/readme_options.sh
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables of options and presets in README.md, made from --help, so that they are no second list.
+# The tables of options and presets in docs/options.md, made from --help, so that they are no second list.
 #   make readme                        writes them between <!-- options --> and <!-- /options -->
 #   scripts/readme_options.sh --print  prints them
 set -u
@@ -52,8 +52,9 @@ if [[ ${1:-} == --print ]]; then
     tables
     exit
 fi
-tables >README.new || exit 1
-awk '
-    /^<!-- options -->$/ { print; while ((getline line <"README.new") > 0) print line; skip = 1 }
+page=docs/options.md
+tables >"$page.new" || exit 1
+awk -v new="$page.new" '
+    /^<!-- options -->$/ { print; while ((getline line <new) > 0) print line; skip = 1 }
     /^<!-- \/options -->$/ { skip = 0 }
-    !skip' README.md >README.next && mv README.next README.md && rm README.new
+    !skip' "$page" >"$page.next" && mv "$page.next" "$page" && rm "$page.new"

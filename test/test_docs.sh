@@ -173,7 +173,7 @@ anchors() {
 
 every_link_leads_somewhere() {
     local page wrong
-    for page in "$root"/README.md "$root"/docs/*.md; do
+    for page in "$root"/*.md "$root"/docs/*.md; do
         wrong=$(broken_links "$page")
         [[ -z $wrong ]] || fail "$(basename "$page"): $(tr '\n' ' ' <<<"$wrong")"
     done

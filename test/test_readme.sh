@@ -2,12 +2,12 @@
 # The README and docs/ against the tree: the table of the README's section "Layout" has a row for
 # every folder with sources and none for what does not exist; every source or its header begins by
 # saying what it is; every `make TARGET` and --option that a page names exists, and every file that
-# a page or a source names by its folder; the README's tables of options are those of --help, and
-# the table of metrics in docs/formats.md has the fields that a run writes.
+# a page or a source names by its folder; the tables of docs/options.md are those of
+# --help, and the table of metrics in docs/formats.md has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 readme=$root/README.md
-pages=("$readme" "$root"/docs/*.md)
+pages=("$root"/*.md "$root"/docs/*.md)
 
 # The names in the first column of the table, which stand in backticks.
 rows_of() {
@@ -163,7 +163,9 @@ every_file_exists() {
 }
 every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
 every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
-options_are_those_of_help() { check stale_options 'not as in --help (make readme)'; }
+options_are_those_of_help() {
+    check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
+}
 metrics_are_those_of_a_run() {
     make_text 1 1500 >text
     expect_status 0 "$root/tokenize" --output-prefix d/x text || return
