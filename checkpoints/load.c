@@ -345,21 +345,10 @@ bool checkpoint_list(const char *save, Error *err) {
 
 // ---- reading into a run -------------------------------------------------------------------------
 
-// Whether models that differ in this option are different models.
-static bool is_shape(const char *name, Arch arch) {
-    static const char *const shapes[] = {"arch",
-                                         "num-layers",
-                                         "hidden-size",
-                                         "num-attention-heads",
-                                         "num-query-groups",
-                                         "ffn-hidden-size",
-                                         "vocab-size",
-                                         "make-vocab-size-divisible-by",
-                                         "untie-embeddings-and-output-weights"};
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        if (strcmp(name, shapes[i]) == 0) { return true; }
-    }
-    return arch == ARCH_GPT2 && strcmp(name, "max-position-embeddings") == 0;
+// Whether models that differ in this option are different models. GPT-2 learns its positions.
+static bool is_shape(const OptionRow *row, Arch arch) {
+    return row->effect == EFFECT_SHAPE ||
+           (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
 }
 
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
@@ -370,11 +359,11 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0;
-        if (moves || row->action || strcmp(was, now) == 0 ||
+        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0 ||
             !cJSON_HasObjectItem(c->options, name)) {
             continue;
         }
-        if (is_shape(name, layout->config.arch)) {
+        if (is_shape(row, layout->config.arch)) {
             return fail(err,
                         "%s: another model's checkpoint: it has --%s %s, this run %s; resume with "
                         "its options",

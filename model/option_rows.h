@@ -1,26 +1,27 @@
 // Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
 // Included twice: options.h makes the fields of Options from it, option_table.c the table. A row is
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
-// with ACTION at its end where it commands this process and is no property of the run.
+// with an OptionEffect at its end where another value changes something else than the results.
 // clang-format off
 #define GROUP "Model"
-TEXT("model", model, "gpt2-124m", "PRESET", "start from a preset; each option below overrides it")
-CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture")
-INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)")
-INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)")
-INT("num-attention-heads", num_attention_heads, "12", 1, 4096, "query heads (H)")
+TEXT("model", model, "gpt2-124m", "PRESET",
+    "start from a preset; each option below overrides it", NOTHING)
+CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture", SHAPE)
+INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)", SHAPE)
+INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)", SHAPE)
+INT("num-attention-heads", num_attention_heads, "12", 1, 4096, "query heads (H)", SHAPE)
 INT("num-query-groups", num_query_groups, "0", 0, 4096,
-    "key/value heads (G); 0: as many as query heads")
+    "key/value heads (G); 0: as many as query heads", SHAPE)
 INT("ffn-hidden-size", ffn_hidden_size, "0", 0, 1 << 22,
-    "feed-forward width (F); 0: 4C for gpt2, 8C/3 rounded up to 128 for llama")
-INT("vocab-size", vocab_size, "50257", 2, 1 << 24, "vocabulary (V)")
+    "feed-forward width (F); 0: 4C for gpt2, 8C/3 rounded up to 128 for llama", SHAPE)
+INT("vocab-size", vocab_size, "50257", 2, 1 << 24, "vocabulary (V)", SHAPE)
 INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 65536,
-    "the embedding's rows are padded to a multiple of this")
-INT("seq-length", seq_length, "1024", 1, 1 << 20, "tokens a sequence (T)")
+    "the embedding's rows are padded to a multiple of this", SHAPE)
+INT("seq-length", seq_length, "1024", 1, 1 << 20, "tokens a sequence (T)", DATA)
 INT("max-position-embeddings", max_position_embeddings, "0", 0, 1 << 20,
-    "longest sequence the model can see; 0: --seq-length")
+    "longest sequence the model can see; 0: --seq-length", START)
 FLAG("untie-embeddings-and-output-weights", untie_embeddings_and_output_weights, "false",
-    "give the LM head weights of its own")
+    "give the LM head weights of its own", SHAPE)
 REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "added to the variance in LayerNorm and RMSNorm")
 REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)")
 CHOICE("rope-scaling", rope_scaling, "none", "none|linear|llama3",
@@ -32,26 +33,29 @@ REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 0, 1e6,
     "llama3: frequencies with more turns over the original length stay as they are")
 INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
     "llama3: the sequence length before scaling")
-REAL("init-method-std", init_method_std, "0.02", 0, 10, "standard deviation of the initial weights")
+REAL("init-method-std", init_method_std, "0.02", 0, 10,
+    "standard deviation of the initial weights", START)
 
 #undef GROUP
 #define GROUP "Data"
-TEXT("data", data, "", "GLOB", "training shards")
-TEXT("valid-data", valid_data, "", "GLOB", "validation shards")
+TEXT("data", data, "", "GLOB", "training shards", DATA)
+TEXT("valid-data", valid_data, "", "GLOB", "validation shards", EVALUATION)
 TEXT("tokenizer", tokenizer, "", "FILE",
-    "tokenizer.bin, to print samples as text; default: the one beside the shards that made them")
+    "tokenizer.bin, to print samples as text; default: the one beside the shards that made them",
+    NOTHING)
 FLAG("shuffle", shuffle, "true",
-    "visit the training windows in a seeded random order, a new one each epoch")
+    "visit the training windows in a seeded random order, a new one each epoch", DATA)
 FLAG("accept-data-change", accept_data_change, "false",
     "resume although --data is not what the checkpoint's run read", ACTION)
 
 #undef GROUP
 #define GROUP "Training"
 LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the whole run")
-INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)")
+INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)", SPEED)
 INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
-    "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank")
-LONG("seed", seed, "1234", 0, COUNT_MAX, "of the initial weights, the data order and the samples")
+    "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank", START)
+LONG("seed", seed, "1234", 0, COUNT_MAX,
+    "of the initial weights, the data order and the samples", DATA)
 INT("max-skipped", max_skipped, "20", 1, 1 << 30,
     "stop after this many steps in a row with a NaN or infinite loss or norm")
 
@@ -74,67 +78,72 @@ REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no
 
 #undef GROUP
 #define GROUP "Precision"
-FLAG("bf16", bf16, "false", "operands of the linear layers in BF16 (emulated on the CPU)")
+FLAG("bf16", bf16, "false",
+    "operands of the linear layers in BF16 (emulated on the CPU)", PRECISION)
 CHOICE("fp8-format", fp8_format, "none", "none|hybrid|e4m3|e5m2",
-    "operands of the blocks' linear layers in FP8 (docs/fp8.md)")
+    "operands of the blocks' linear layers in FP8 (docs/fp8.md)", PRECISION)
 CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise",
-    "scales from the amax history of earlier steps, or from each tensor itself")
-INT("fp8-margin", fp8_margin, "0", -32, 32, "delayed: leave 2^N of headroom in the scale")
+    "scales from the amax history of earlier steps, or from each tensor itself", PRECISION)
+INT("fp8-margin", fp8_margin, "0", -32, 32,
+    "delayed: leave 2^N of headroom in the scale", PRECISION)
 INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
-    "delayed: further headroom for E5M2: gradients may grow 2^N-fold from one step to the next")
+    "delayed: further headroom for E5M2: gradients may grow 2^N-fold from one step to the next",
+    PRECISION)
 INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536,
-    "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent")
+    "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent", PRECISION)
 FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
-    "keep the first and last blocks in BF16")
+    "keep the first and last blocks in BF16", PRECISION)
 INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,
-    "how many first, with --first-last-layers-bf16")
+    "how many first, with --first-last-layers-bf16", PRECISION)
 INT("num-layers-at-end-in-bf16", num_layers_at_end_in_bf16, "1", 0, 4096,
-    "how many last, with --first-last-layers-bf16")
-FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too")
-FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too")
+    "how many last, with --first-last-layers-bf16", PRECISION)
+FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too", PRECISION)
+FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too", PRECISION)
 CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, "forward", "none|forward|all",
-    "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)")
+    "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)", PRECISION)
 FLAG("fp8-required", fp8_required, "false",
-    "refuse to run where FP8 is requested and the device has none, instead of using BF16")
+    "refuse to run where FP8 is requested and the device has none, instead of using BF16",
+    PRECISION)
 LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX,
     "steps between counts, in metrics.jsonl, of each tensor's values that saturated or vanished "
-    "(underflowed); 0: none")
+    "(underflowed); 0: none", NOTHING)
 
 #undef GROUP
 #define GROUP "Evaluation and sampling"
 LONG("eval-interval", eval_interval, "250", 1, COUNT_MAX,
-    "steps between evaluations (with --valid-data)")
+    "steps between evaluations (with --valid-data)", NOTHING)
 LONG("eval-iters", eval_iters, "20", 0, COUNT_MAX,
-    "global batches an evaluation; 0: all validation data")
+    "global batches an evaluation; 0: all validation data", EVALUATION)
 CHOICE("eval-precision", eval_precision, "same", "same|bf16",
-    "of the linear layers in evaluations and samples: as in training, or BF16")
-LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX, "steps between samples; 0: none")
-INT("sample-length", sample_length, "256", 1, 1 << 20, "tokens of a sample")
+    "of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
+LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
+    "steps between samples; 0: none", NOTHING)
+INT("sample-length", sample_length, "256", 1, 1 << 20, "tokens of a sample", NOTHING)
 REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
-    "softmax temperature; 0: always the most likely token")
+    "softmax temperature; 0: always the most likely token", NOTHING)
 INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
-    "sample among the K most likely tokens; 0: among all")
+    "sample among the K most likely tokens; 0: among all", NOTHING)
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
-    "text that samples continue; needs a tokenizer.bin with the rules for splitting text")
+    "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING)
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",
-    "multiple-choice sets (scripts/prepare_choices) to score at every evaluation")
+    "multiple-choice sets (scripts/prepare_choices) to score at every evaluation", SPEED)
 FLAG("eval-only", eval_only, "false",
     "evaluate once (--valid-data, --eval-choices) and exit", ACTION)
 
 #undef GROUP
 #define GROUP "Checkpoints"
-TEXT("save", save, "", "DIR", "where checkpoints, metrics.jsonl and config.txt go")
+TEXT("save", save, "", "DIR", "where checkpoints, metrics.jsonl and config.txt go", NOTHING)
 LONG("save-interval", save_interval, "1000", 1, COUNT_MAX,
-    "steps between checkpoints (and one at the end)")
+    "steps between checkpoints (and one at the end)", NOTHING)
 INT("keep", keep, "3", 0, 1 << 30,
-    "newest checkpoints kept, besides the best and the last good one; 0: all")
+    "newest checkpoints kept, besides the best and the last good one; 0: all", NOTHING)
 INT("lock-timeout", lock_timeout, "120", 0, 1 << 20,
     "seconds to wait for another run that has --save, as a requeued job's predecessor may", ACTION)
 TEXT("load", load, "", "DIR",
-    "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run")
+    "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run", START)
 TEXT("resume", resume, "", "latest|PATH",
-    "continue from a checkpoint; latest: the newest valid one under --save, if any")
+    "continue from a checkpoint; latest: the newest valid one under --save, if any", NOTHING)
 FLAG("list-checkpoints", list_checkpoints, "false",
     "list the checkpoints under --save, valid or damaged, and exit", ACTION)
 
@@ -142,22 +151,23 @@ FLAG("list-checkpoints", list_checkpoints, "false",
 #define GROUP "GPU"
 CHOICE("recompute", recompute, "none", "none|activations|block",
     "recomputed in the backward pass, to save memory: the norms' and activations' outputs, or "
-    "whole blocks")
+    "whole blocks", SPEED)
 CHOICE("grad-accum-dtype", grad_accum_dtype, "auto", "auto|fp32|bf16",
-    "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else BF16")
+    "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else BF16",
+    SPEED)
 CHOICE("adam-dtype", adam_dtype, "fp32", "fp32|bf16",
     "type of AdamW's moments; BF16 ones are rounded stochastically")
 FLAG("cuda-graphs", cuda_graphs, "true",
-    "capture the micro-step once and replay it, without launch gaps")
+    "capture the micro-step once and replay it, without launch gaps", SPEED)
 FLAG("deterministic", deterministic, "true",
-    "attention's backward in a fixed order too, at the cost of workspace and time")
+    "attention's backward in a fixed order too, at the cost of workspace and time", SPEED)
 FLAG("gemm-autotune", gemm_autotune, "false",
     "time cuBLASLt's algorithms once (half a minute); the choice is kept under --save and used "
-    "again")
+    "again", SPEED)
 REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
     "memory that --plan fits the run into; 0: the GPU's own", ACTION)
 FLAG("profile", profile, "false",
-    "after the last step, time one more by kernel family (its update counts for nothing)")
+    "after the last step, time one more by kernel family (its update counts for nothing)", NOTHING)
 FLAG("verify", verify, "false",
     "check driver, libraries, products, an attention and NCCL on this machine, and exit", ACTION)
 
@@ -165,16 +175,16 @@ FLAG("verify", verify, "false",
 #define GROUP "Several GPUs"
 INT("gpus", gpus, "1", 1, RANKS_MAX,
     "GPUs of this machine to train on, a process (rank) each; omit it where torchrun, srun or "
-    "mpirun starts the ranks")
+    "mpirun starts the ranks", SPEED)
 INT("distributed-timeout", distributed_timeout, "600", 1, 1 << 20,
-    "seconds to wait for ranks to start, and after which a rank that hangs ends the run")
+    "seconds to wait for ranks to start, and after which a rank that hangs ends the run", NOTHING)
 
 #undef GROUP
 #define GROUP "Run"
 LONG("log-interval", log_interval, "10", 1, COUNT_MAX,
-    "steps between lines (metrics.jsonl has every step)")
+    "steps between lines (metrics.jsonl has every step)", NOTHING)
 TEXT("metrics", metrics, "", "FILE",
-    "where the metrics go instead of --save's metrics.jsonl; needs no --save")
+    "where the metrics go instead of --save's metrics.jsonl; needs no --save", NOTHING)
 FLAG("plan", plan, "false", "print the memory plan and exit", ACTION)
 FLAG("list-tensors", list_tensors, "false",
     "print the model's tensors, as model.safetensors has them, and exit", ACTION)

@@ -1,7 +1,7 @@
 // The data behind options.c: a row for each option and each preset, and the retired names.
 #include "options.h"
 
-// A row's arguments after `choices`: the help text and, where it applies, ACTION.
+// A row's arguments after `choices`: the help text and, where it is not RESULTS, the effect.
 #define ROW(name, type, field, fallback, min, max, choices, ...) \
     {name, type, offsetof(Options, field), fallback, min, max, choices, GROUP, .help = __VA_ARGS__},
 #define INT(name, field, fallback, min, max, ...) \
@@ -16,7 +16,14 @@
     ROW(name, OPTION_STRING, field, fallback, 0, 0, placeholder, __VA_ARGS__)
 #define CHOICE(name, field, fallback, choices, ...) \
     ROW(name, OPTION_CHOICE, field, fallback, 0, 0, choices, __VA_ARGS__)
-#define ACTION true
+#define SHAPE EFFECT_SHAPE
+#define START EFFECT_START
+#define DATA EFFECT_DATA
+#define PRECISION EFFECT_PRECISION
+#define EVALUATION EFFECT_EVALUATION
+#define SPEED EFFECT_SPEED
+#define NOTHING EFFECT_NOTHING
+#define ACTION EFFECT_ACTION
 
 // The largest integer that double bounds can state exactly; far beyond any count here.
 #define COUNT_MAX 9007199254740992.0
@@ -24,6 +31,12 @@
 const OptionRow option_table[] = {
 #include "option_rows.h"
 };
+const char *const option_effects[] = {
+    [EFFECT_RESULTS] = "results",     [EFFECT_SHAPE] = "shape",
+    [EFFECT_START] = "start",         [EFFECT_DATA] = "data",
+    [EFFECT_PRECISION] = "precision", [EFFECT_EVALUATION] = "evaluation",
+    [EFFECT_SPEED] = "speed",         [EFFECT_NOTHING] = "nothing",
+    [EFFECT_ACTION] = "action"};
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 

@@ -47,7 +47,9 @@ void options_write_config(const Options *options, FILE *out) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         bool given = options->source[i] >= SOURCE_CONFIG;
-        if (row->action || !given || *option_text(options, row, value) == '\0') { continue; }
+        if (row->effect == EFFECT_ACTION || !given || *option_text(options, row, value) == '\0') {
+            continue;
+        }
         print_group(out, &group, row, "\n# %s\n");
         fprintf(out, "%s ", row->name);
         bool quoted = value[strspn(value, plain)] != '\0';
@@ -78,7 +80,7 @@ void options_print(const Options *options, FILE *out) {
     size_t column = 0;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (row->action || *option_text(options, row, value) == '\0') { continue; }
+        if (row->effect == EFFECT_ACTION || *option_text(options, row, value) == '\0') { continue; }
         if (row->type == OPTION_BOOL) {
             bool on = strcmp(value, "true") == 0;
             snprintf(item, sizeof(item), " --%s%s", on ? "" : "no-", row->name);

@@ -58,6 +58,20 @@ typedef enum {
     OPTION_CHOICE
 } OptionType;
 
+// What another value of an option changes. metrics.jsonl's run record says it to Python. An action
+// commands this process and is no property of the run: it is neither echoed nor saved.
+typedef enum {
+    EFFECT_RESULTS,    // what is learned
+    EFFECT_SHAPE,      // the model's tensors
+    EFFECT_START,      // the weights of the first step, or how many sequences it sees
+    EFFECT_DATA,       // which tokens come, or in which order
+    EFFECT_PRECISION,  // results by rounding, which is what it is for
+    EFFECT_EVALUATION, // which tokens an evaluation sees
+    EFFECT_SPEED,      // time and memory; results by rounding at most
+    EFFECT_NOTHING,    // none of these: what is printed, kept, or waited for
+    EFFECT_ACTION
+} OptionEffect;
+
 typedef struct {
     const char *name;
     OptionType type;
@@ -67,7 +81,7 @@ typedef struct {
     const char *choices;  // "a|b|c" of a choice; the placeholder shown by --help otherwise
     const char *group;    // heading in --help
     const char *help;
-    bool action; // a command of this process, no property of the run: neither echoed nor saved
+    OptionEffect effect;
 } OptionRow;
 
 typedef struct {
@@ -82,6 +96,7 @@ typedef struct {
 
 // option_table.c
 extern const OptionRow option_table[];
+extern const char *const option_effects[]; // their names
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;

@@ -273,7 +273,9 @@ void launch(Ranks *r, Group *group, Options *options) {
     fprintf(file, "program llm8.c %s, %lld bytes, checksum %08x\n", LLM8_VERSION, (long long)size,
             crc);
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        if (!row->action) { fprintf(file, "%s %s\n", row->name, option_text(o, row, value)); }
+        if (row->effect != EFFECT_ACTION) {
+            fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
+        }
     }
     fclose(file);
     if (!group_open(group, r->rank, r->ranks, r->host, r->port, listener, identity,

@@ -228,8 +228,9 @@ def resumes_that_change_the_run():
         return folder
     expect(resumed("reseeded", "--seed", 5), 1, "WRONG resume at step 40 the data come in another "
            "order", "--seed 1234 became 5")
-    expect(resumed("relearned", "--lr", "1e-3", "--lock-timeout", 5, "--sample-prompt", "A"), 0,
-           "note resume at step 40: --lr 0.0006 became 0.001, --sample-prompt not set became A -> if",
+    expect(resumed("relearned", "--lr", "1e-3", "--lock-timeout", 5, "--sample-prompt", "A",
+                   "--clip-grad", 2), 0,
+           "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if",
            "of steps 41 to 60, which were done again")
 
     fewer = changed("run", more("data_sequences", -1), after=39)

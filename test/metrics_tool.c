@@ -68,8 +68,13 @@ static void check_run(const cJSON *record) {
             die("line %d: no \"%s\"", line_number, texts[i]);
         }
     }
-    if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(record, "options"))) {
-        die("line %d: no \"options\"", line_number);
+    const cJSON *options = cJSON_GetObjectItemCaseSensitive(record, "options"), *option;
+    const cJSON *effects = cJSON_GetObjectItemCaseSensitive(record, "effects");
+    if (!cJSON_IsObject(options)) { die("line %d: no \"options\"", line_number); }
+    cJSON_ArrayForEach(option, options) {
+        if (!cJSON_IsString(cJSON_GetObjectItemCaseSensitive(effects, option->string))) {
+            die("line %d: no effect of \"%s\"", line_number, option->string);
+        }
     }
     double share = 0;
     const cJSON *row;

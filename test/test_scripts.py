@@ -24,11 +24,14 @@ from llm8 import boards, document, experiment, judge, metrics, series, terminal,
 
 OPTIONS = {"seed": "1", "train-iters": "10", "data": "/a/d.bin", "valid-data": "/a/v.bin",
            "eval-iters": "1", "num-layers": "2", "lr": "0.1", "save": "/s"}
+EFFECTS = {"seed": "data", "train-iters": "results", "data": "data", "valid-data": "evaluation",
+           "eval-iters": "evaluation", "num-layers": "shape", "lr": "results", "save": "nothing"}
 
 
 def start(step=0, device="NVIDIA H200", memory=2**30, **options):
     return {"kind": "run", "step": step, "device": device, "time": 1e9, "memory_bytes": memory,
-            "precision": "FP8", "parameters": 3, "options": {**OPTIONS, **options}}
+            "precision": "FP8", "parameters": 3, "options": {**OPTIONS, **options},
+            "effects": EFFECTS}
 
 
 def step_record(step, loss=2.0, speed=100.0, skipped=0):

@@ -56,6 +56,10 @@ void metrics_options(MetricsRecord *r, const Options *options) {
         const OptionRow *row = &option_table[i];
         cJSON_AddStringToObject(json, row->name, option_text(options, row, value));
     }
+    json = cJSON_AddObjectToObject(r, "effects");
+    for (int i = 0; i < option_table_count; i++) {
+        cJSON_AddStringToObject(json, option_table[i].name, option_effects[option_table[i].effect]);
+    }
 }
 
 void metrics_precision(MetricsRecord *r, const Precision *precision) {

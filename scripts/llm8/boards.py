@@ -36,8 +36,7 @@ def scalars(record):
 
 def hyper_parameters(start):
     """The options, as numbers where they are; and what the run is."""
-    values = {name: text for name, text in start.get("options", {}).items()
-              if name not in metrics.HOUSEKEEPING}
+    values = metrics.changing_options(start)
     for name, text in values.items():
         try:
             values[name] = float(text)

@@ -11,19 +11,15 @@ from . import environment, metrics, safe_tensors, series
 from .findings import note, well, wrong
 from .text import fixed
 
-# With another value of these, the windows of the data come in another order.
-ORDER = {"data", "seed", "shuffle", "seq-length"}
 JUMP_STEPS = 10
-RANKS = {"gpus"} # what else says how many
 STALE_HISTORY = 64 # so far below the scale's amax may the newest one be
 
 
 def changed_options(before, after):
     """name -> (old, new) between two starts of one run."""
-    old, new = before["options"], after["options"]
+    old, new = before["options"], metrics.changing_options(after)
     return {name: (old[name], new[name]) for name in old
-            if name in new and old[name] != new[name] and
-            name not in metrics.HOUSEKEEPING | RANKS}
+            if name in new and old[name] != new[name] and name != "gpus"} # "ranks" says how many
 
 
 def changes(run, before, after):
@@ -33,8 +29,9 @@ def changes(run, before, after):
     text = ", ".join(f"--{name} {old or 'not set'} became {new or 'not set'}"
                      for name, (old, new) in changed.items())
     sequences = [metrics.number(start, "data_sequences") for start in (before, after)]
-    if ORDER & set(changed) or sequences[0] < sequences[1] or sequences[0] > sequences[1]:
-        if not ORDER & set(changed):
+    other_order = set(changed) & set(metrics.changing_options(after, "data"))
+    if other_order or sequences[0] < sequences[1] or sequences[0] > sequences[1]:
+        if not other_order:
             text = (f"--data had {sequences[0]:,.0f} sequences and has {sequences[1]:,.0f}" +
                     (f"; {text}" if text else ""))
         return wrong("resume", f"{where} the data come in another order from there on: {text}",

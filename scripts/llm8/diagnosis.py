@@ -16,10 +16,6 @@ SKIPS_ALLOWED = 0.01 # of the steps
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
 SATURATED = 0.01     # of a tensor's values
 VANISHED = 0.25
-# What changes how fast a run is and what it costs, and its losses by rounding at most.
-EXECUTION = {"micro-batch-size", "recompute", "grad-accum-dtype", "cuda-graphs", "deterministic",
-             "gemm-autotune", "gpus", "distributed-timeout", "eval-choices", "eval-choices-limit",
-             "sample-prompt"}
 
 
 def is_fp8(run):
@@ -188,14 +184,10 @@ def fp8_ranges(run):
 # ---- the same training without FP8 -------------------------------------------------------------
 
 
-def is_about_precision(name):
-    return name.startswith("fp8-") or "bf16" in name or name == "eval-precision"
-
-
 def other_options(run, twin):
     """In which two runs differ besides precision and execution."""
-    return sorted(name for name in judge.differing_options([run, twin])
-                  if not is_about_precision(name) and name not in EXECUTION)
+    return sorted(judge.differing_options([run, twin], "results", "shape", "start", "data",
+                                          "evaluation"))
 
 
 def inside(folder):

@@ -6,16 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from . import series
-from .metrics import HOUSEKEEPING, number
+from .metrics import changing_options, number
 
 PASS, FAIL, OPEN = "pass", "FAIL", "not judged"
-# What makes two runs begin with equal weights and see equal data in equal order.
-SAME_START = {
-    "arch", "num-layers", "hidden-size", "num-attention-heads", "num-query-groups",
-    "ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by", "seq-length",
-    "max-position-embeddings", "untie-embeddings-and-output-weights", "init-method-std",
-    "data", "shuffle", "seed", "global-batch-size"}
-SAME_EVALUATION = {"valid-data", "eval-iters"}
 
 
 @dataclass
@@ -109,10 +102,10 @@ def plain(name, value):
     return os.path.basename(value) if name in ("data", "valid-data") else value
 
 
-def differing_options(runs):
-    """name -> the runs' values, for the options that are not the same in all, housekeeping out."""
-    names = [name for name in runs[0].start.get("options", {}) if name not in HOUSEKEEPING]
-    values = {name: [plain(name, str(run.option(name))) for run in runs] for name in names}
+def differing_options(runs, *effects):
+    """name -> the runs' values, for the options of these effects that are not the same in all."""
+    values = {name: [plain(name, str(run.option(name))) for run in runs]
+              for name in changing_options(runs[0].start, *effects)}
     return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
@@ -136,10 +129,11 @@ def judge_valid(found, limits, name):
     common = [set(pair.baseline.evals) & set(pair.run.evals) for pair in found]
     if not all(common):
         return Judgement(name, what, OPEN, limit=limit, note="no evaluation (--valid-data)")
-    options = differing_options([run for pair in found for run in (pair.baseline, pair.run)])
-    if SAME_EVALUATION & set(options):
-        return Judgement(name, what, FAIL, limit=limit, note="not over the same samples: --" +
-                         " --".join(sorted(SAME_EVALUATION & set(options))))
+    wrong = differing_options([run for pair in found for run in (pair.baseline, pair.run)],
+                              "evaluation")
+    if wrong:
+        return Judgement(name, what, FAIL, limit=limit,
+                         note="not over the same samples: --" + " --".join(sorted(wrong)))
     last = [max(steps) for steps in common]
     ours = [number(pair.run.evals[step], "valid_loss") for pair, step in zip(found, last)]
     theirs = [number(pair.baseline.evals[step], "valid_loss") for pair, step in zip(found, last)]
@@ -182,7 +176,7 @@ def judge_start(found, name):
     what, limit = "same start", "equal weights and data"
     wrong = set()
     for pair in found:
-        wrong |= SAME_START & set(differing_options([pair.baseline, pair.run]))
+        wrong |= set(differing_options([pair.baseline, pair.run], "shape", "start", "data"))
     if wrong:
         return Judgement(name, what, FAIL, limit=limit,
                          note="not the same: --" + " --".join(sorted(wrong)))

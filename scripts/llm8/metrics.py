@@ -20,14 +20,6 @@ STOPPED_BY_SIGNAL = 75
 NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after step",
          STOPPED_BY_SIGNAL: "stopped by a signal"}
 
-# Options that say where a run keeps things, what it prints and how often, and which memory it uses.
-HOUSEKEEPING = {
-    "model", "config", "save", "save-interval", "keep", "lock-timeout", "resume", "log-interval",
-    "tokenizer", "eval-interval", "sample-interval", "sample-length", "sample-temperature",
-    "sample-top-k", "sample-seed", "device", "profile", "list-checkpoints", "sample-only", "plan",
-    "verify", "dump-gradients", "metrics", "fp8-stats-interval", "help", "version",
-    "device-memory-gib", "workspace-mib"}
-
 
 def metrics_path(path):
     """A run is named by its folder or by the file."""
@@ -63,6 +55,15 @@ def number(record, name):
     """The trainers write null for NaN and infinity."""
     value = record.get(name)
     return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def changing_options(start, *effects):
+    """name -> value of a run record's options of these effects (model/options.h), as it says; where
+    none is named, of all that change anything. Older records name no effects."""
+    known = start.get("effects", {})
+    return {name: value for name, value in start.get("options", {}).items()
+            if known.get(name, "results") in effects or
+            not effects and known.get(name) not in ("nothing", "action")}
 
 
 class Run:
