@@ -205,7 +205,7 @@ $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 # layout, includes, defects; needs clang-format-14, cppcheck and shellcheck
-lint:
+lint: scripts
 	@scripts/lint.sh
 
 # the tables of options in docs/options.md, from --help
@@ -263,18 +263,19 @@ $(BUILD)/asan/test_gemm: $(call objects,asan/standin,$(GEMM_ON_STANDIN))
 # the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden
 	.venv/bin/python test/golden.py
-.venv/golden: test/requirements.txt
-	python3 -m venv .venv
-	.venv/bin/pip install --quiet -r $<
+.venv/golden: .venv/ready
+	.venv/bin/pip install --quiet -e '.[golden]'
 	touch $@
 
 # the Python around the trainers, in an environment of its own: compare, plot, monitor, ...
-scripts: .venv/scripts/ready
-.venv/scripts/ready: scripts/requirements.txt
-	@python3 -c 'import ensurepip, venv' || { \
-	  echo 'error: make scripts needs Python 3 with venv: apt-get install python3-venv' >&2; exit 1; }
-	python3 -m venv .venv/scripts
-	.venv/scripts/bin/pip install --quiet --disable-pip-version-check -r $<
+PYTHON ?= python3
+scripts: .venv/ready
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'error: make scripts needs Python 3.11 or newer (PYTHON=python3.11) with venv:' \
+	       'apt-get install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@
 
 # the pictures of docs/fp8.md, from kernels/fp8_format.h itself

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make lint: the layout of .clang-format, what cppcheck and shellcheck find, and includes between
-# rooms (scripts/rooms.py). Prints each violation as file:line and fails if it finds one.
+# make lint: the layout of .clang-format, what cppcheck, shellcheck and ruff find, and includes
+# between rooms (scripts/rooms.py). Prints each violation as file:line and fails if it finds one.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 faults=0
@@ -12,10 +12,10 @@ files() {
     done
 }
 
-# The shell scripts of any name.
-shell_files() {
-    files '*.sh' .ci/run scripts test | sort -u | while IFS= read -r file; do
-        if head -n 1 "$file" | grep -qaE '^#!.*sh$'; then echo "$file"; fi
+# The scripts whose first line names such a program, whatever their own name.
+scripts_of() {
+    files .ci/run scripts test | sort -u | while IFS= read -r file; do
+        if head -n 1 "$file" | grep -qaE "^#!.*$1\$"; then echo "$file"; fi
     done
 }
 
@@ -45,9 +45,14 @@ defects() {
 }
 
 # A $ in single quotes is awk's or sed's here, and functions are called by their names in variables.
-scripts() {
+shell() {
     shellcheck --external-sources --format=gcc --exclude=SC2016,SC2317 \
         "${shell[@]}"
+}
+
+# pyproject.toml says what it looks for.
+python() {
+    .venv/bin/ruff check --quiet --output-format concise "${python[@]}"
 }
 
 # Includes point downwards only.
@@ -60,13 +65,15 @@ need cppcheck
 need shellcheck
 mapfile -t c < <(files '*.c')
 mapfile -t layout < <(files '*.c' '*.h' '*.cu' '*.cuh')
-mapfile -t shell < <(shell_files)
+mapfile -t shell < <(scripts_of sh)
+mapfile -t python < <(files '*.py' && scripts_of python3)
 check 'clang-format' layout
 check 'cppcheck' defects
-check 'shellcheck' scripts
+check 'shellcheck' shell
+check 'ruff' python
 check 'rooms' rooms
 if [[ $faults -gt 0 ]]; then
-    echo "lint: $faults of 4 checks found something"
+    echo "lint: $faults of 5 checks found something"
     exit 1
 fi
 echo "lint: nothing found"

@@ -12,8 +12,8 @@ import sys
 import pyarrow
 import pyarrow.parquet
 from check import SHARED, Skip, call, main, read, refused, run, write
-from llm8.choices import main as prepare_choices
-from llm8.prepare_options import main as prepare_data
+from llm8.prepare_choices import main as prepare_choices
+from llm8.prepare_data import main as prepare_data
 
 LIKES = {"Anna": "boats", "Ben": "apples", "Clara": "houses", "David": "kites"}
 THINGS, NUMBERS = list(LIKES.values()), ["two", "three", "seven"]

@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 from check import SHARED, Skip, call, main, read, refused, run
 from llm8 import downloads
-from llm8.prepare_options import main as prepare_data
+from llm8.prepare_data import main as prepare_data
 from shard_tools import byte_documents, sentences
 
 

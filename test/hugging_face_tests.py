@@ -12,7 +12,7 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 from check import call, main, read, refused, run, write
-from llm8.convert import main as convert_hf
+from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
     "gpt2": ("--model", "gpt2-tiny"),
@@ -77,7 +77,7 @@ def split(folder, parts):
         file = f"model-{part + 1:05}-of-{parts:05}.safetensors"
         chosen = names[part::parts]
         write(f"{folder}/{file}", pack({name: tensors[name] for name in chosen}))
-        weight_map.update({name: file for name in chosen})
+        weight_map.update(dict.fromkeys(chosen, file))
     os.remove(f"{folder}/model.safetensors")
     write(f"{folder}/model.safetensors.index.json", json.dumps({"weight_map": weight_map}))
 

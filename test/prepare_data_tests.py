@@ -15,7 +15,7 @@ import pyarrow.parquet
 import zstandard
 from check import call, fails, main, read, refused, run, write
 from llm8 import sources
-from llm8.prepare_options import main as prepare_data
+from llm8.prepare_data import main as prepare_data
 from shard_tools import byte_documents, manifest, sentences, stream, tokens_of
 
 BYTE = ("--tokenizer", "byte", "--jobs", "1")

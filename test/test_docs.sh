@@ -5,7 +5,7 @@
 # somewhere, and the pictures must be those that scripts/fp8_pictures draws.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-python=$root/.venv/scripts/bin/python
+python=$root/.venv/bin/python
 export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
 
 have_packages() {

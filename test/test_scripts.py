@@ -2,8 +2,7 @@
 drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
 
 import glob
-import importlib.machinery
-import importlib.util
+import importlib
 import json
 import math
 import os
@@ -14,10 +13,6 @@ import tempfile
 import types
 import unittest
 
-ROOT = os.environ.get("LLM8_ROOT") or os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-
-# pylint: disable=wrong-import-position
 import numpy
 from check import call
 from llm8 import boards, document, experiment, judge, metrics, series, terminal, text
@@ -344,15 +339,6 @@ class Boards(Folder):
                         names[0][:-1] == names[1][:-1])
 
 
-def main_of(script):
-    """A program of scripts/, to be called here."""
-    path = os.path.join(ROOT, "scripts", script)
-    loader = importlib.machinery.SourceFileLoader(script, path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(script, loader))
-    loader.exec_module(module)
-    return module.main
-
-
 class Words(Folder):
     def test_bad_words_are_refused(self):
         self.whole_run("c/bf16/seed-2", [2.0])
@@ -392,7 +378,7 @@ class Words(Folder):
                 ("monitor", "no such run", ["none"])):
             with self.subTest(script=script, says=says):
                 os.makedirs("r", exist_ok=True)
-                result = call(main_of(script), *words)
+                result = call(importlib.import_module("llm8." + script).main, *words)
                 shutil.rmtree("r") # it holds a lock until the process ends
                 self.assertEqual(result.status, 2, result.out)
                 self.assertIn(says, result.err)

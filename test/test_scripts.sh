@@ -2,7 +2,7 @@
 # The Python around the trainers: compare, plot, monitor. Their parts: test_scripts.py.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-python=$root/.venv/scripts/bin/python
+python=$root/.venv/bin/python
 export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
 
 common=(--model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin --eval-interval 20
@@ -248,11 +248,15 @@ terminal_shows_runs() {
 }
 
 scripts_say_what_they_lack() {
-    expect_said 2 "Python lacks no_such_module" python3 -c "import sys
-sys.path.insert(0, '$root/scripts')
+    local lacking='import sys
+sys.path.insert(0, sys.argv[1])
 from llm8 import environment
-environment.need('sys', 'no_such_module')"
+environment.VENV, sys.modules["numpy"] = "nowhere", None
+environment.OLDEST = tuple(map(int, sys.argv[2].split(".")))
+environment.start("doctor")'
+    expect_said 2 "Python lacks numpy" python3 -c "$lacking" "$root/scripts" 3.11
     has log "make scripts" || fail "$(cat log)"
+    expect_said 2 "4.1 or newer is needed" python3 -c "$lacking" "$root/scripts" 4.1
 }
 
 have_packages || skip_all "scripts/ (make scripts: $(tail -n 1 scripts.log))"

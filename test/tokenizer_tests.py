@@ -12,7 +12,7 @@ import unicodedata
 import tiktoken
 import tokenizers
 from check import SHARED, Skip, call, fails, main, read, refused, run, write
-from llm8.prepare_options import main as prepare_data
+from llm8.prepare_data import main as prepare_data
 from llm8.tokenizer_kinds import Tiktoken, open_vocabulary
 from llm8.vocabulary import CUT_LLAMA3, LLAMA3_PATTERN
 from shard_tools import cut, sentences, stream, tokens_of
@@ -218,8 +218,8 @@ def samples_go_on_from_a_prompt():
     assert again.out.split("step 0:\n")[1] == sample
     refused(run("train_gpt", *TINY, "--data", "kind_sp/train_*.bin", "--vocab-size", 600,
                 "--seq-length", 8, "--sample-prompt", "x", check=False),
-            "--sample-prompt", "the tokenizer kind_sp/tokenizer.bin", "does not say how text is cut",
-            "prepare_data")
+            "--sample-prompt", "the tokenizer kind_sp/tokenizer.bin",
+            "does not say how text is cut", "prepare_data")
     write("bare/x.bin", read("prompt_out/train_00000.bin"))
     refused(run("train_gpt", *TINY, "--data", "bare/x.bin", "--vocab-size", 700, "--sample-prompt",
                 "x", check=False), "--sample-prompt", "no tokenizer.bin", "--tokenizer")

@@ -7,7 +7,7 @@ import subprocess
 
 import numpy
 
-from . import environment, metrics, safe_tensors, series
+from . import environment, metrics, safe_tensors
 from .findings import note, well, wrong
 from .text import fixed
 

@@ -1,18 +1,18 @@
-"""Where a script finds its packages: in .venv/scripts, which `make scripts` makes.
+"""Where a script finds its packages: in .venv, which `make scripts` makes from pyproject.toml.
 
-A script calls start(), which calls enter(), before it imports anything else of ours, so that
-scripts/NAME works from any shell: where the environment exists the script starts again under its
-Python. Without one, the Python at hand serves, if it has the packages.
+scripts/NAME calls start(), so that it works from any shell: where the environment exists the script
+starts again under its Python. Without one, the Python at hand serves, if it has the packages.
 """
 
-import importlib.util
+import importlib
 import os
 import signal
 import sys
 import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-VENV = os.path.join(ROOT, ".venv", "scripts")
+VENV = os.path.join(ROOT, ".venv")
+OLDEST = (3, 11)
 
 
 def die(message):
@@ -27,23 +27,24 @@ def trainer(name):
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
 
 
-def need(*modules):
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        die(f"Python lacks {', '.join(missing)} ({sys.executable}): run `make scripts` in {ROOT}")
-
-
 def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def start(main, *modules):
-    """Runs main, which returns an exit status, and leaves with it."""
-    enter(*modules)
+def start(module):
+    """Runs main() of a module of ours, which returns an exit status, and leaves with it."""
+    python = os.path.join(VENV, "bin", "python")
+    if os.path.realpath(sys.prefix) != os.path.realpath(VENV) and os.path.exists(python):
+        os.execv(python, [python, *sys.argv])
+    if sys.version_info < OLDEST:
+        die(f"{sys.executable} is Python {sys.version.split()[0]}; "
+            f"{'.'.join(map(str, OLDEST))} or newer is needed")
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        status = main() or 0
+        status = importlib.import_module("llm8." + module).main() or 0
         sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        die(f"Python lacks {error.name} ({sys.executable}): run `make scripts` in {ROOT}")
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError: # as in scripts/monitor --once RUN | head
@@ -55,11 +56,3 @@ def start(main, *modules):
         traceback.print_exc()
         status = 2
     sys.exit(status)
-
-
-def enter(*modules):
-    """Goes on under .venv/scripts; the modules named must be there."""
-    python = os.path.join(VENV, "bin", "python")
-    if os.path.realpath(sys.prefix) != os.path.realpath(VENV) and os.path.exists(python):
-        os.execv(python, [python, *sys.argv])
-    need(*modules)

@@ -8,8 +8,18 @@ import json
 import os
 
 from .environment import die
-from .vocabulary import (CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_UNKNOWN, GPT2_PATTERN, LLAMA3_PATTERN,
-                         Vocabulary, byte_characters, byte_level_json, merges_of)
+from .vocabulary import (
+    CUT_BYTES,
+    CUT_GPT2,
+    CUT_LLAMA3,
+    CUT_UNKNOWN,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    Vocabulary,
+    byte_characters,
+    byte_level_json,
+    merges_of,
+)
 
 TIKTOKEN_CUTS = {"gpt2": CUT_GPT2, "r50k_base": CUT_GPT2, "p50k_base": CUT_GPT2,
                  "cl100k_base": CUT_LLAMA3, "llama3": CUT_LLAMA3}

@@ -124,12 +124,13 @@ def parser():
 def read_questions(path, o, vocabulary, before):
     questions = []
     try:
-        for place, row in enumerate(rows_of(path)):
+        for row in rows_of(path):
             if not isinstance(row, dict):
                 raise BadRow("no JSON object")
             questions.append(encode_row(vocabulary, read_row(row, o), before))
     except BadRow as bad:
-        die(f"{path}: row {place}: {bad} (--context-field, --choices-field, --label-field)")
+        die(f"{path}: row {len(questions)}: {bad} "
+            "(--context-field, --choices-field, --label-field)")
     except sources.BadSource as bad:
         die(str(bad))
     except (ValueError, EOFError, OSError) as error:

@@ -1,0 +1,168 @@
+"""Runs one training with BF16 and FP8, or any other variants, and reports how they differ.
+
+Every variant starts from the same weights and sees the same data in the same order; the first one
+is what the others are measured against. Options after -- are the trainer's own, for all variants:
+
+  scripts/compare --out run/compare --seeds 1,2 -- --model gpt2-124m --data 'data/train_*.bin' \\
+      --valid-data data/val.bin --train-iters 2000
+  scripts/compare --out run/recipes --variant 'bf16: --bf16' \\
+      --variant 'delayed: --fp8-format hybrid' \\
+      --variant 'tensorwise: --fp8-format hybrid --fp8-recipe tensorwise' -- --model ...
+  scripts/compare --report-only --out run/compare                  (runs made elsewhere)
+  scripts/compare --report-only --out report --run bf16:run/a --run fp8:run/b
+
+Runs one after the other, so that each has the machine to itself. The same command again goes on
+where it stopped, and runs nothing that has ended. In the folder: report.html (one page that needs
+nothing else), report.md with its pictures, report.json, and VARIANT/seed-N/ with each run.
+
+Exit status: 0 every limit held, 1 one did not, 2 it could not be done, 75 stopped by a signal (the
+same command goes on).
+"""
+
+import argparse
+import os
+import shlex
+import sys
+
+from . import environment, experiment, trainer
+from .command_line import Parser
+
+
+def percentage(text):
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be a percentage, such as 0.25%")
+    return value
+
+
+def ratio(text):
+    try:
+        value = float(text.removesuffix("x"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be a ratio, such as 1.3")
+    return value
+
+
+def steps(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of steps, 1 or more")
+    return int(text)
+
+
+def parse(arguments):
+    p = Parser(prog="scripts/compare", description=__doc__,
+               usage="%(prog)s [options] -- TRAINER OPTIONS")
+    p.add_argument("--out", metavar="DIR", default="run/compare",
+                   help="where runs and report go (run/compare)")
+    p.add_argument("--variant", metavar="'NAME: OPTIONS'", action="append", default=[],
+                   help="a variant: its name and its options for the trainer; once for each, the "
+                   "baseline first (bf16: --bf16, fp8: --bf16 --fp8-format hybrid)")
+    p.add_argument("--seeds", metavar="LIST", help="seeds of weights and data order, such as "
+                   "1,2,3 (1234)")
+    p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
+                   "that starts them (the one for this machine)")
+    p.add_argument("--again", action="store_true", help="run everything anew")
+    p.add_argument("--drop-checkpoints", dest="checkpoints", action="store_const", const="drop",
+                   default="keep", help="remove a run's checkpoints when it has ended")
+    p.add_argument("--no-checkpoints", dest="checkpoints", action="store_const", const="none",
+                   help="write none: a run that is cut off starts from its first step")
+    p.add_argument("--run-only", action="store_true",
+                   help="no report (needs no Python packages); --report-only makes it later")
+    p.add_argument("--report-only", action="store_true", help="run nothing; report on what is "
+                   "under --out, or on the runs that --run names")
+    p.add_argument("--run", metavar="NAME:FOLDER", action="append", default=[],
+                   help="with --report-only: a run of a variant; any number, the baseline first")
+    p.add_argument("--train-limit", metavar="PERCENT", type=percentage, default=1.0,
+                   help="how far the final training loss may be from the baseline's (1%%)")
+    p.add_argument("--valid-limit", metavar="PERCENT", type=percentage, default=2.0,
+                   help="how far the last validation loss may be (2%%)")
+    p.add_argument("--speed-limit", metavar="RATIO", type=ratio, default=1.0,
+                   help="what the speed-up must be above, on GPUs (1)")
+    p.add_argument("--memory-limit", metavar="RATIO", type=ratio,
+                   help="what the memory's ratio may be at most (not judged)")
+    p.add_argument("--window", metavar="N", type=steps,
+                   help="the final training loss is the mean of the last N steps (a twentieth of "
+                   "the run, 10 at least)")
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    return p.parse_args(arguments[:split]), arguments[split + 1:]
+
+
+def run(options, common):
+    if options.run:
+        environment.die("--run goes with --report-only; --variant says what to run")
+    if not common:
+        environment.die("no options for the trainer: give them after --, --data at least (--help)")
+    variants = [experiment.parse_variant(text)
+                for text in options.variant or experiment.DEFAULT_VARIANTS]
+    if len(variants) < 2:
+        environment.die("--variant: give two at least, the baseline first")
+    program = trainer.trainer_command(options.trainer)
+    seeds = experiment.parse_seeds(options.seeds or "1234")
+    tasks = experiment.make_tasks(program, variants, seeds, common, options.out)
+    status = experiment.run_all(tasks, options.out, options.again, options.checkpoints)
+    folders = {name: [task.folder for task in tasks if task.variant == name]
+               for name, _ in variants}
+    return status, folders
+
+
+def named_runs(options):
+    folders = {}
+    for text in options.run:
+        name, folder = experiment.split_name(text, "--run", "FOLDER")
+        folders.setdefault(name, []).append(folder)
+    if not folders:
+        folders = experiment.runs_under(options.out)
+        order = [experiment.parse_variant(text)[0] for text in options.variant]
+        for name in order:
+            if name not in folders:
+                environment.die(f"--variant {name}: no such runs under {options.out} (there: "
+                                f"{', '.join(folders) or 'none'})")
+        folders = {name: folders[name] for name in order or folders}
+    if len(folders) < 2:
+        environment.die(f"--report-only: two variants at least are needed; under {options.out}: "
+                        f"{', '.join(folders) or 'none'} (--run NAME:FOLDER names others)")
+    return folders
+
+
+def report_on(options, folders):
+    from . import judge, report
+
+    variants = [judge.Variant(name, experiment.open_runs(paths))
+                for name, paths in folders.items()]
+    for variant in variants:
+        seeds = variant.seeds()
+        if len(set(seeds)) < len(seeds):
+            environment.die(f"{variant.name}: two of its runs have the same seed "
+                            f"({', '.join(seeds)})")
+    if not all(run.steps for variant in variants for run in variant.runs):
+        environment.die("nothing to report yet: not every run has a step")
+    limits = judge.Limits(options.train_limit, options.valid_limit, options.speed_limit,
+                          options.memory_limit, options.window)
+    comparison = judge.judge(judge.Comparison(variants, limits))
+    commands = [["scripts/compare", *sys.argv[1:]]]
+    commands += filter(None, (experiment.earlier_command(os.path.dirname(run.path))
+                              for variant in variants for run in variant.runs[:1]))
+    report.write(comparison, options.out, map(shlex.join, commands))
+    report.print_verdict(comparison, options.out)
+    return 0 if comparison.passed else 1
+
+
+def main():
+    options, common = parse(sys.argv[1:])
+    if options.report_only and (common or options.again or options.run_only):
+        environment.die("--report-only runs nothing: it takes no options for the trainer, nor "
+                        "--again or --run-only")
+    if not options.run_only:
+        from . import report  # noqa: F401  what it lacks is said before hours of training
+    if options.report_only:
+        folders = named_runs(options)
+    else:
+        status, folders = run(options, common)
+        if status != 0 or options.run_only:
+            return status
+    return report_on(options, folders)

@@ -1,0 +1,161 @@
+"""The pictures of docs/fp8.md, from the trainers' own rounding: build/plain/fp8_values, which is
+kernels/fp8_format.h. `make pictures` builds that and calls this.
+
+  scripts/fp8_pictures docs/pictures
+"""
+
+import os
+import subprocess
+import sys
+from statistics import NormalDist
+
+import matplotlib
+import matplotlib.figure
+import numpy
+
+from . import environment, style
+
+VALUES = os.path.join(environment.ROOT, "build", "plain", "fp8_values")
+FORMATS = ("E4M3", "E5M2")
+SIZE = (7.6, 3.6)
+
+
+def values(*words, numbers=()):
+    """What fp8_values prints for the numbers, a row a line."""
+    text = "".join(f"{number:.9g}\n" for number in numbers)
+    done = subprocess.run([VALUES, *map(str, words)], input=text, capture_output=True, text=True,
+                          check=True)
+    return numpy.array([[float(word) for word in line.split()] for line in done.stdout.split("\n")
+                        if line])
+
+
+def normal_numbers(count):
+    """Normally distributed numbers: quantiles, the same on every machine."""
+    normal = NormalDist()
+    return numpy.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+
+
+def draw_formats(figure, theme):
+    """The values that there are, and how far the nearest one is."""
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])
+    grid = 2.0 ** numpy.arange(-18, 17, 1 / 64)
+    for index, name in enumerate(FORMATS):
+        codes = values("codes", name)[1:, 0]
+        top.vlines(codes, index - 0.35, index + 0.35, color=theme.color(index), linewidth=0.7)
+        rounded = values("round", name, 1, numbers=grid)
+        inside = (rounded[:, 1] == 0) & (rounded[:, 2] == 0)
+        error = 100 * numpy.abs(rounded[:, 0] / grid - 1)
+        peaks = numpy.array([error[max(0, i - 64):i + 64][inside[max(0, i - 64):i + 64]].max()
+                             if inside[i] else numpy.nan for i in range(len(grid))])
+        bottom.plot(grid, peaks, label=name, **theme.line(index))
+    top.set_yticks(range(len(FORMATS)), FORMATS)
+    top.set_ylim(len(FORMATS) - 0.4, -0.6)
+    top.grid(False)
+    top.set_title("Every positive value of the two formats")
+    bottom.set_xscale("log", base=2)
+    bottom.set_xticks([2.0 ** n for n in range(-16, 17, 4)])
+    bottom.set_yscale("log")
+    bottom.set_yticks([3, 6.25, 12.5, 25, 50, 100], ["3%", "6.25%", "12.5%", "25%", "50%", "100%"])
+    bottom.minorticks_off()
+    bottom.set_xlabel("magnitude")
+    bottom.set_title("Largest rounding error near a magnitude")
+    style.legend_above(bottom)
+
+
+def draw_scale(figure, theme):
+    """What a scale does to normally distributed numbers with a few outliers."""
+    numbers = normal_numbers(4000)
+    numbers[::400] *= 16 # as activations have them
+    scales = 2.0 ** numpy.arange(-14, 14.01, 0.25)
+    axes = figure.subplots()
+    for index, name in enumerate(FORMATS):
+        error = []
+        for scale in scales:
+            rounded = values("round", name, f"{scale:.9g}", numbers=numbers)[:, 0]
+            error.append(100 * numpy.sqrt(numpy.mean((rounded - numbers) ** 2) /
+                                          numpy.mean(numbers ** 2)))
+        rule = max(values("codes", name)[:, 0]) / numpy.abs(numbers).max()
+        axes.plot(scales, error, label=name, **theme.line(index))
+        axes.axvline(rule, color=theme.color(index), linewidth=0.9, linestyle=":")
+        axes.annotate(f"largest value / amax\n({name})", (rule, (60, 15)[index]), fontsize=8,
+                      ha="right", xytext=(-4, 0), textcoords="offset points",
+                      color=theme.color(index))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1%", "2%", "5%", "10%", "20%", "50%", "100%"])
+    axes.minorticks_off()
+    axes.set_xlabel("scale")
+    axes.set_ylabel("error, root mean square")
+    axes.set_title("4,000 numbers with 10 outliers, rounded at every scale")
+    style.legend_above(axes)
+
+
+def draw_delayed(figure, theme):
+    """The range that a scale leaves room for, beside the amax of each step."""
+    steps = numpy.arange(1, 121)
+    amax = 4 + 2 * numpy.sin(steps / 9) + 0.6 * numpy.sin(steps * 2.4)
+    amax[69] = 30 # a spike
+    axes = figure.subplots()
+    axes.plot(steps, amax, color=theme.quiet, linewidth=1.0, label="amax of the step (tensorwise)")
+    rows = ((32, "delayed, max of 32 steps"), (1, "delayed, most recent"))
+    for index, (length, label) in enumerate(rows):
+        scale = values("delayed", "E4M3", length, numbers=amax)[:, 0]
+        axes.plot(steps, 448 / scale, label=label, drawstyle="steps-mid", **theme.line(index))
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("largest magnitude that fits")
+    axes.set_title("A tensor with a spike at step 70: what fits its format")
+    style.legend_above(axes)
+
+
+def box(axes, theme, place, text, color):
+    axes.annotate(text, place, ha="center", va="center", fontsize=9,
+                  bbox={"boxstyle": "round,pad=0.5", "facecolor": theme.paper, "edgecolor": color,
+                        "linewidth": 1.3})
+
+
+def draw_products(figure, theme):
+    """The three products of a linear layer, hybrid: what is in which format."""
+    axes = figure.subplots()
+    axes.axis("off")
+    axes.set_xlim(0, 10)
+    axes.set_ylim(0, 6.4)
+    e4, e5, plain = theme.color(0), theme.color(1), theme.quiet
+    rows = ((5.4, "forward", ("X  E4M3", e4), ("W  E4M3", e4), "Y  BF16"),
+            (3.2, "input gradient", ("dY  E5M2", e5), ("W  E4M3", e4), "dX  BF16"),
+            (1.0, "weight gradient", ("dY  E5M2", e5), ("X  E4M3", e4), "dW  FP32 or BF16"))
+    for height, name, left, right, result in rows:
+        axes.text(0.1, height, name, fontsize=10, fontweight="bold", va="center")
+        box(axes, theme, (3.3, height), left[0], left[1])
+        axes.text(4.35, height, "x", ha="center", va="center")
+        box(axes, theme, (5.4, height), right[0], right[1])
+        axes.annotate("", (7.5, height), (6.4, height),
+                      arrowprops={"arrowstyle": "->", "color": theme.ink})
+        box(axes, theme, (8.7, height), result, plain)
+    axes.text(6.95, 6.1, "sums in FP32", ha="center", fontsize=8, color=theme.quiet)
+    axes.set_title("The three products of a linear layer, --fp8-format hybrid")
+
+
+def save(function, path, size=SIZE):
+    theme = style.Theme("light")
+    settings = {**theme.settings(), "svg.hashsalt": "llm8.c", "svg.fonttype": "none"}
+    with matplotlib.rc_context(settings):
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        function(figure, theme)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    print(path)
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        environment.die("usage: scripts/fp8_pictures FOLDER")
+    if not os.path.exists(VALUES):
+        environment.die(f"{VALUES} is not built: make pictures builds it")
+    folder = sys.argv[1]
+    os.makedirs(folder, exist_ok=True)
+    save(draw_products, os.path.join(folder, "products.svg"), (7.6, 2.9))
+    save(draw_formats, os.path.join(folder, "formats.svg"), (7.6, 4.4))
+    save(draw_scale, os.path.join(folder, "scale.svg"))
+    save(draw_delayed, os.path.join(folder, "delayed.svg"))
+    return 0

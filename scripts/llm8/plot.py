@@ -1,0 +1,90 @@
+"""Draws runs: loss (training and validation), learning rate, gradient norm, tokens a second.
+
+  scripts/plot run/gpt2                                   writes run/gpt2/plot.png
+  scripts/plot run/bf16 run/fp8 --out both.html --follow  a page that keeps itself up to date
+
+A run is the folder that --save names, or a metrics.jsonl. Steps that a resumed run does again take
+the place of the earlier ones.
+"""
+
+import argparse
+import os
+import time
+
+from . import document, environment, metrics, report, run_plots, series, style
+from .command_line import Parser
+from .text import counted, fixed
+
+
+def count(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
+    return int(text)
+
+
+def parse():
+    p = Parser(prog="scripts/plot", description=__doc__)
+    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
+    p.add_argument("--out", metavar="FILE", help=".png or .html (plot.png in the first run's "
+                   "folder)")
+    p.add_argument("--x", choices=["step", "tokens", "hours"], default="step",
+                   help="the horizontal axis (step)")
+    p.add_argument("--smooth", metavar="STEPS", type=count,
+                   help="means over so many steps; 1: none (a hundredth of the run)")
+    p.add_argument("--dark", action="store_true", help="a PNG for dark pages (a page has both)")
+    p.add_argument("--follow", metavar="SECONDS", type=count, nargs="?", const=10,
+                   help="draw again as the runs go on, every 10 s or as given, until they have "
+                   "finished; Ctrl-C ends it")
+    return p.parse_args()
+
+
+def summary(runs):
+    rows = []
+    for run in runs:
+        losses, valid = run.column("loss")[1], run.column("valid_loss", "evals")[1]
+        rows.append([run.name, run.state, f"{run.last_step:,} of {run.train_iters:,}",
+                     fixed(losses[-1]), fixed(valid[-1]) if valid else "-",
+                     counted(series.steady_throughput(run)), str(run.skipped)])
+    return document.Table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"],
+                          rows, {0, 1})
+
+
+def write(runs, options, refresh):
+    themes = ["light", "dark"] if options.out.endswith(".html") else \
+        ["dark" if options.dark else "light"]
+    drawn = [style.draw(run_plots.draw_runs, theme, run_plots.SIZE, runs, options.x,
+                        options.smooth) for theme in themes]
+    data = drawn[0]
+    if len(drawn) == 2:
+        picture = document.Picture("", *drawn, "Loss, learning rate, norm, throughput",
+                                   "Circles: validation. Faint: each step; the others are means.")
+        data = document.page([document.Heading(", ".join(run.name for run in runs), 1), picture,
+                              summary(runs)], refresh)
+    try:
+        report.write_file(options.out, data)
+    except OSError as error:
+        environment.die(f"--out {options.out}: {error.strerror}")
+
+
+def main():
+    options = parse()
+    runs = metrics.named_runs(options.runs)
+    for run in runs:
+        run.poll()
+    if options.out is None:
+        options.out = os.path.join(os.path.dirname(runs[0].path), "plot.png")
+    if not options.out.endswith((".png", ".html")):
+        environment.die(f"--out {options.out}: must end in .png or .html")
+    if not options.follow and not all(run.steps for run in runs):
+        environment.die(f"{next(run.path for run in runs if not run.steps)}: no step in it yet")
+    drawn = False
+    while True:
+        news = [run.poll() for run in runs]
+        over = not options.follow or all(run.over for run in runs)
+        if all(run.steps for run in runs) and (any(news) or over or not drawn):
+            write(runs, options, None if over else options.follow)
+            drawn = True
+        if over:
+            print(f"{options.out}: {', '.join(f'{run.name} {run.state}' for run in runs)}")
+            return 0
+        time.sleep(options.follow)
