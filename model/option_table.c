@@ -57,24 +57,26 @@ const RetiredOption retired_options[] = {
     {NULL, NULL},
 };
 
-#define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 max-position-embeddings 1024 "
+// A preset leaves out what the table's defaults work out from the rest of it, so that this still
+// follows where a part of the rest is given otherwise.
+#define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 "
 #define LLAMA3 \
     "arch llama vocab-size 128256 rope-theta 500000 untie-embeddings-and-output-weights true "
 
 const Preset preset_table[] = {
-    {"gpt2-124m", "GPT-2 small", GPT2 "num-layers 12 hidden-size 768 num-attention-heads 12"},
-    {"gpt2-350m", "GPT-2 medium", GPT2 "num-layers 24 hidden-size 1024 num-attention-heads 16"},
-    {"gpt2-774m", "GPT-2 large", GPT2 "num-layers 36 hidden-size 1280 num-attention-heads 20"},
-    {"gpt2-1558m", "GPT-2 XL", GPT2 "num-layers 48 hidden-size 1600 num-attention-heads 25"},
+    {"gpt2-124m", "GPT-2 small", GPT2 "num-layers 12 hidden-size 768"},
+    {"gpt2-350m", "GPT-2 medium", GPT2 "num-layers 24 hidden-size 1024"},
+    {"gpt2-774m", "GPT-2 large", GPT2 "num-layers 36 hidden-size 1280"},
+    {"gpt2-1558m", "GPT-2 XL", GPT2 "num-layers 48 hidden-size 1600"},
     {"llama-1b", "1.06B parameters, Llama 3's vocabulary",
      LLAMA3 "num-layers 12 hidden-size 2048 num-attention-heads 16 num-query-groups 4 "
-            "ffn-hidden-size 5504 seq-length 2048 max-position-embeddings 8192"},
+            "seq-length 2048"},
     {"llama-3-8b", "Llama 3 8B",
      LLAMA3 "num-layers 32 hidden-size 4096 num-attention-heads 32 num-query-groups 8 "
-            "ffn-hidden-size 14336 seq-length 8192 max-position-embeddings 8192"},
+            "ffn-hidden-size 14336 seq-length 8192"},
     {"llama-quickstart", "1.6M parameters, bytes: what `make quickstart` trains",
      "arch llama vocab-size 257 num-layers 4 hidden-size 192 num-attention-heads 6 "
-     "num-query-groups 2 ffn-hidden-size 512 seq-length 128"},
+     "num-query-groups 2 seq-length 128"},
     {"llama-tiny", "for tests, bytes",
      "arch llama vocab-size 257 num-layers 2 hidden-size 64 num-attention-heads 4 num-query-groups "
      "2 ffn-hidden-size 192 seq-length 64"},

@@ -100,9 +100,10 @@ void options_print(const Options *options, FILE *out) {
     fputs("\n", out);
 }
 
-void options_help(FILE *out, const char *program) {
+void options_help(const Options *options, FILE *out, const char *program) {
     enum { INDENT = 36, WIDTH = 100 };
     const char *group = NULL;
+    char value[OPTION_TEXT];
     fprintf(out,
             "llm8.c %s: trains GPT-2 and Llama models\n\n"
             "Usage: %s --data 'train_*.bin' [options]\n",
@@ -110,16 +111,19 @@ void options_help(FILE *out, const char *program) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         print_group(out, &group, row, "\n%s\n");
-        bool flag = row->type == OPTION_BOOL, on = flag && strcmp(row->fallback, "true") == 0;
-        bool fallback = !flag && row->fallback[0] != '\0';
-        char left[160], help[512];
+        // as the row writes it: 6e-4, not 0.0006; and --help itself is not on by default
+        bool own = options->source[i] == SOURCE_DEFAULT || row->action;
+        const char *text = own ? row->fallback : option_text(options, row, value);
+        bool flag = row->type == OPTION_BOOL, on = flag && strcmp(text, "true") == 0;
+        bool shown = !flag && *text != '\0';
+        char left[160], help[512 + OPTION_TEXT];
         snprintf(left, sizeof(left), "  --%s%s %s", on ? "[no-]" : "", row->name, row->choices);
-        snprintf(help, sizeof(help), "%s%s%s%s", row->help, fallback ? " [" : "",
-                 fallback ? row->fallback : "", fallback ? "]" : "");
+        snprintf(help, sizeof(help), "%s%s%s%s", row->help, shown ? " [" : "", shown ? text : "",
+                 shown ? "]" : "");
         fprintf(out, "%-*s", INDENT, left);
         if (strlen(left) >= INDENT) { fprintf(out, "\n%*s", INDENT, ""); }
         int column = INDENT;
-        for (const char *text = help; *text != '\0'; text += strspn(text, " ")) {
+        for (text = help; *text != '\0'; text += strspn(text, " ")) {
             int word = (int)strcspn(text, " ");
             if (column > INDENT && column + 1 + word > WIDTH) {
                 fprintf(out, "\n%*s", INDENT, "");

@@ -269,12 +269,24 @@ static bool apply_preset(Options *options, Error *err) {
     return true;
 }
 
+// What a preset says and does not fit what is given beside it, is worked out anew.
+static void yield(const Options *o, const char *name, int *value, bool fits) {
+    if (*value != 0 && !fits && option_source(o, name) < SOURCE_CONFIG) { *value = 0; }
+}
+
 static void derive_values(Options *o) {
-    int third = (8 * o->hidden_size + 2) / 3;
-    if (o->num_query_groups == 0) { o->num_query_groups = o->num_attention_heads; }
+    int C = o->hidden_size, *heads = &o->num_attention_heads, *groups = &o->num_query_groups;
+    yield(o, "num-attention-heads", heads, *heads > 0 && C % *heads == 0);
+    if (*heads == 0) {
+        int size = (int)min64(64, C);
+        while (C % size != 0 || (size % 2 != 0 && size > 1)) { size--; }
+        *heads = C / size;
+    }
+    bool all = o->arch == ARCH_GPT2;
+    yield(o, "num-query-groups", groups, all ? *groups == *heads : *heads % max64(1, *groups) == 0);
+    if (*groups == 0) { *groups = *heads; }
     if (o->ffn_hidden_size == 0) {
-        o->ffn_hidden_size = o->arch == ARCH_GPT2 ? 4 * o->hidden_size
-                                                  : (int)round_up64(third, 128);
+        o->ffn_hidden_size = o->arch == ARCH_GPT2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
     }
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
     if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
@@ -358,7 +370,10 @@ bool options_read(Options *options, int argc, char **argv, Error *err) {
     for (int i = 1; i < argc; i++) {
         if (!read_argument(options, argc, argv, &i, err)) { return false; }
     }
-    if (options->help || options->version) { return true; }
+    if (options->help || options->version) {
+        apply_preset(options, NULL); // whose values --help shows
+        return true;
+    }
     if (options->config[0] != '\0' && !read_config(options, options->config, err)) { return false; }
     if (!apply_preset(options, err)) { return false; }
     derive_values(options);
@@ -370,7 +385,7 @@ void options_parse(Options *options, int argc, char **argv) {
     Error err;
     if (!options_read(options, argc, argv, &err)) { die("%s", err.text); }
     if (options->help) {
-        options_help(stdout, argv[0]);
+        options_help(options, stdout, argv[0]);
         exit(EXIT_SUCCESS);
     }
     if (options->version) {

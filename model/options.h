@@ -143,7 +143,8 @@ void options_print(const Options *options, FILE *out); // the echo, as options, 
 // A file for --config: what the command line and an earlier such file gave, so that what follows
 // from it (the decay from --train-iters, widths from --hidden-size) still does with more options.
 void options_write_config(const Options *options, FILE *out);
-void options_help(FILE *out, const char *program);
+// Every option, with its value in `options` as the default, or 0 for what is worked out.
+void options_help(const Options *options, FILE *out, const char *program);
 
 #ifdef __cplusplus
 }

@@ -15,8 +15,7 @@ static char *printed(void (*print)(const Options *, FILE *), const Options *o) {
 }
 
 static void print_help(const Options *o, FILE *out) {
-    (void)o;
-    options_help(out, "./train_gpt");
+    options_help(o, out, "./train_gpt");
 }
 
 static size_t longest_line(const char *text) {
@@ -53,6 +52,38 @@ static void help_lists_every_option_and_preset(void) {
     free(help);
     CHECK_EQUAL(longest_line("12\n12345\n\n1\n"), 5);
     CHECK_EQUAL(longest_line("12\n123"), 3);
+}
+
+// The default in --help is what a run without the option has, or 0 where its text says what 0 is;
+// beside --model, the preset's.
+static void help_shows_what_is_in_effect(void) {
+    Options o = options_of("");
+    char text[OPTION_TEXT], fallback[OPTION_TEXT];
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        Options d = o;
+        CHECK(option_set(&d, row->name, row->fallback, SOURCE_COMMAND, NULL));
+        bool worked_out = strcmp(row->fallback, "0") == 0 && strstr(row->help, "0: ") != NULL;
+        if (worked_out) { continue; }
+        CHECK_TEXT(option_text(&o, row, text), option_text(&d, row, fallback));
+    }
+    static const struct {
+        const char *command, *help;
+    } rows[] = {
+        {"--help", "(C) [768]"},
+        {"--help", " --max-position-embeddings N"},
+        {"--help --model llama-1b", "(C) [2048]"},
+        {"--model llama-1b --help", "--[no-]untie-embeddings-and-output-weights"},
+        {"--model llama-1b --help --seq-length 77", "(T) [77]"},
+        {"--help --model nonsense", "(C) [768]"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        o = options_of(rows[i].command);
+        char *help = printed(print_help, &o);
+        CHECK_CONTAINS(help, rows[i].help);
+        CHECK(strstr(help, "[no-]help") == NULL);
+        free(help);
+    }
 }
 
 // Options as unlike the defaults as possible.
@@ -221,6 +252,7 @@ static void schedules_at_their_corners(void) {
 
 int main(void) {
     RUN(help_lists_every_option_and_preset);
+    RUN(help_shows_what_is_in_effect);
     RUN(echo_parses_back);
     RUN(config_file_round_trips);
     RUN(config_file_holds_what_was_given);

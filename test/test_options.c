@@ -292,6 +292,37 @@ static void presets_parse_and_derive(void) {
     CHECK_EQUAL(o.lr_wsd_decay_iters, 7);
 }
 
+// A preset says what does not follow from the rest of it; what it says and does not fit what is
+// given beside it is worked out anew.
+static void presets_yield_to_what_is_given(void) {
+    static const struct {
+        const char *command;
+        int heads, groups, ffn, positions;
+    } rows[] = {
+        {"--arch llama --seq-length 2048", 12, 12, 2048, 2048},
+        {"--model gpt2-124m --seq-length 2048", 12, 12, 3072, 2048},
+        {"--model gpt2-124m --seq-length 512", 12, 12, 3072, 512},
+        {"--model llama-1b --seq-length 16384", 16, 4, 5504, 16384},
+        {"--model llama-tiny --arch gpt2", 4, 4, 192, 64},
+        {"--model llama-3-8b --arch gpt2", 32, 32, 14336, 8192},
+        {"--model llama-quickstart --hidden-size 256", 4, 2, 768, 128},
+        {"--model llama-quickstart --hidden-size 288", 6, 2, 768, 128}, // 6 still divide
+        {"--model llama-tiny --num-attention-heads 8", 8, 2, 192, 64},
+        {"--model llama-tiny --num-attention-heads 1", 1, 1, 192, 64},
+        {"--hidden-size 1024", 16, 16, 4096, 1024},
+        {"--hidden-size 100", 2, 2, 400, 1024}, // heads of 50: the largest even divisor to 64
+        {"--hidden-size 97", 97, 97, 388, 1024},
+        {"--hidden-size 256 --max-position-embeddings 4096", 4, 4, 1024, 4096},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Options o = options_of(rows[i].command);
+        CHECK_EQUAL(o.num_attention_heads, rows[i].heads);
+        CHECK_EQUAL(o.num_query_groups, rows[i].groups);
+        CHECK_EQUAL(o.ffn_hidden_size, rows[i].ffn);
+        CHECK_EQUAL(o.max_position_embeddings, rows[i].positions);
+    }
+}
+
 static void contradictions_are_refused(void) {
     static const struct {
         const char *command, *expected;
@@ -301,7 +332,9 @@ static void contradictions_are_refused(void) {
         {"--arch llama --num-query-groups 24", "--num-query-groups 24: must divide"},
         {"--num-query-groups 4", "--num-query-groups 4: gpt2 has as many"},
         {"--arch llama --hidden-size 12 --num-attention-heads 4", "an even head size"},
-        {"--model gpt2-124m --seq-length 2048", "--seq-length 2048: must be at most --max-pos"},
+        {"--max-position-embeddings 512", "--seq-length 1024: must be at most --max-position-embeddi"},
+        {"--model llama-tiny --arch gpt2 --num-query-groups 2", "--num-query-groups 2: gpt2 has"},
+        {"--model llama-quickstart --hidden-size 256 --num-attention-heads 6", "must divide --hidden"},
         {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
         {"--first-last-layers-bf16 --num-layers 1", "at most --num-layers 1 together"},
         {"--resume latest", "--resume latest: needs --save"},
@@ -342,6 +375,7 @@ int main(void) {
     RUN(config_errors_name_file_and_line);
     RUN(retired_options_are_ignored_in_files_only);
     RUN(presets_parse_and_derive);
+    RUN(presets_yield_to_what_is_given);
     RUN(contradictions_are_refused);
     RUN(global_batch_is_filled_in_or_refused);
     return test_summary();
