@@ -59,7 +59,7 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 }
 
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err) {
-    int status = glob(pattern, 0, NULL, found);
+    int status = glob(pattern, GLOB_BRACE, NULL, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
     return status == 0 || fail(err, "%s: %s; %s", pattern, why, kind.remedy);
 }

@@ -11,36 +11,51 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BLANK " \t\r\n"
 #define BYTE_ORDER_MARK "\xef\xbb\xbf" // some editors begin UTF-8 with it
 
 // ---- names --------------------------------------------------------------------------------------
 
+// Underscores stand for hyphens, as they do elsewhere.
+static bool same_name(const char *a, const char *b) {
+    for (; *a == *b || (*a == '_' && *b == '-'); a++, b++) {
+        if (*a == '\0') { return true; }
+    }
+    return false;
+}
+
 static const OptionRow *find_row(const char *name) {
     for (int i = 0; i < option_table_count; i++) {
-        if (strcmp(option_table[i].name, name) == 0) { return &option_table[i]; }
+        if (same_name(name, option_table[i].name)) { return &option_table[i]; }
     }
     return NULL;
+}
+
+// Whether a name begins with "no-".
+static bool is_negated(const char *name) {
+    return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
 // The row of a name, which may be a flag's with "no-" before it; NULL: unknown.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = find_row(name);
-    *negated = row == NULL && strncmp(name, "no-", 3) == 0;
+    *negated = row == NULL && is_negated(name);
     return *negated ? find_row(name + 3) : row;
 }
 
 // Whether a name is a retired option's. Its value is appended to `ignored` unless it asks for what
 // is done now.
 static bool is_retired(const char *name, const char *value, char ignored[PATH_LENGTH]) {
-    bool negated = strncmp(name, "no-", 3) == 0;
+    bool negated = is_negated(name);
     if (negated) { name += 3; }
     if (*value == '\0') { value = negated ? "false" : "true"; }
     const RetiredOption *r = retired_options;
-    while (r->name != NULL && strcmp(r->name, name) != 0) { r++; }
+    while (r->name != NULL && !same_name(name, r->name)) { r++; }
     if (r->name != NULL && strcmp(r->value, value) != 0) {
         size_t used = strlen(ignored);
         snprintf(ignored + used, PATH_LENGTH - used, " --%s %s", name, value);
@@ -65,8 +80,9 @@ static int edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-static bool fail_unknown(Error *err, const char *name) {
-    bool negated = strncmp(name, "no-", 3) == 0;
+// The option that may be meant by a name that is none, as " did you mean --lr?"; or "".
+static const char *suggestion(const char *name, char out[160]) {
+    bool negated = is_negated(name);
     const char *nearest = NULL, *stem = negated ? name + 3 : name;
     int nearest_distance = 1 + (int)strlen(stem) / 3;
     for (int i = 0; i < option_table_count; i++) {
@@ -76,9 +92,19 @@ static bool fail_unknown(Error *err, const char *name) {
             nearest = option_table[i].name;
         }
     }
-    if (nearest == NULL) { return fail(err, "unknown option --%s (--help lists all)", name); }
-    return fail(err, "unknown option --%s; did you mean --%s%s? (--help lists all)", name,
-                negated ? "no-" : "", nearest);
+    for (const ForeignName *f = foreign_names; f->name != NULL; f++) {
+        if (same_name(name, f->name)) { nearest = f->ours; }
+    }
+    *out = '\0';
+    if (nearest != NULL) {
+        snprintf(out, 160, "; did you mean --%s%s?", negated ? "no-" : "", nearest);
+    }
+    return out;
+}
+
+static bool fail_unknown(Error *err, const char *name) {
+    char near[160];
+    return fail(err, "unknown option --%s%s (--help lists all)", name, suggestion(name, near));
 }
 
 // ---- values -------------------------------------------------------------------------------------
@@ -163,12 +189,63 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
     return option_set(options, row->name, value, source, err);
 }
 
-// Reads argv[*i] (and the next one where it is the value), moving *i to the last one read.
+// Whether files have the same character at a distance from their beginnings, or from their ends.
+static bool agree(char **files, int count, size_t at, bool from_end) {
+    size_t last = strlen(files[0]) - 1, other;
+    for (int i = 1; i < count; i++) {
+        other = strlen(files[i]) - 1;
+        if (files[i][from_end ? other - at : at] != files[0][from_end ? last - at : at]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The pattern that matches these files and no others: what the shell made them of, or one like it.
+static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count,
+                       Error *err) {
+    size_t shortest = SIZE_MAX, begin = 0, end = 0; // what all begin and end with
+    for (int i = 0; i < count; i++) {
+        if (access(files[i], F_OK) != 0) {
+            return fail(err, "--%s %s: %s", option, files[i], strerror(errno));
+        }
+        shortest = strlen(files[i]) < shortest ? strlen(files[i]) : shortest;
+    }
+    while (begin < shortest && agree(files, count, begin, false)) { begin++; }
+    while (begin + end < shortest && agree(files, count, end, true)) { end++; }
+    for (int listed = 0; listed < 2; listed++) { // a*z, or else a{b,c}z
+        size_t used = (size_t)snprintf(pattern, PATH_LENGTH, "%.*s%s", (int)begin, files[0],
+                                       listed ? "" : "*");
+        for (int i = 0; listed && i < count && used < PATH_LENGTH; i++) {
+            used += (size_t)snprintf(pattern + used, PATH_LENGTH - used, "%c%.*s%s",
+                                     i == 0 ? '{' : ',', (int)(strlen(files[i]) - begin - end),
+                                     files[i] + begin, i + 1 == count ? "}" : "");
+        }
+        if (used + end >= PATH_LENGTH) { continue; }
+        strcpy(pattern + used, files[0] + strlen(files[0]) - end);
+        glob_t found;
+        bool same = glob(pattern, GLOB_BRACE, NULL, &found) == 0 && found.gl_pathc == (size_t)count;
+        for (int i = 0; same && i < count; i++) {
+            size_t j = 0;
+            while (j < found.gl_pathc && strcmp(found.gl_pathv[j], files[i]) != 0) { j++; }
+            same = j < found.gl_pathc;
+        }
+        globfree(&found);
+        if (same) { return true; }
+    }
+    return fail(err,
+                "--%s: %d files, from %s to %s: quote the pattern, so that the shell does not "
+                "expand it",
+                option, count, files[0], files[count - 1]);
+}
+
+// Reads argv[*i] (and what follows it where that is its value), moving *i to the last one read.
 static bool read_argument(Options *options, int argc, char **argv, int *i, Error *err) {
-    const char *arg = argv[*i];
-    char name[PATH_LENGTH];
+    const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
+    char name[PATH_LENGTH], near[160], pattern[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
-        return fail(err, "unexpected argument '%s': options start with -- (--help lists all)", arg);
+        return fail(err, "unexpected argument '%s': options start with --%s (--help lists all)",
+                    arg, *arg == '-' ? suggestion(arg, near) : "");
     }
     size_t length = strcspn(arg, "=") - 2;
     const char *value = arg[length + 2] == '=' ? arg + length + 3 : NULL;
@@ -178,7 +255,17 @@ static bool read_argument(Options *options, int argc, char **argv, int *i, Error
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
-    if (separate && *i + 1 < argc) { value = argv[++*i]; }
+    if (separate && *i + 1 < argc) {
+        char **values = argv + ++*i;
+        value = *values;
+        bool many = strcmp(row->choices, "GLOB") == 0 && strncmp(value, "--", 2) != 0;
+        while (many && *i + 1 < argc && argv[*i + 1][0] != '-') { ++*i; }
+        int count = (int)(argv + *i - values) + 1;
+        if (count > 1) {
+            if (!fold_files(pattern, row->name, values, count, err)) { return false; }
+            value = pattern;
+        }
+    }
     return set_named(options, name, value, SOURCE_COMMAND, err);
 }
 

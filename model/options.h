@@ -94,6 +94,11 @@ typedef struct {
     const char *name, *value;
 } RetiredOption;
 
+typedef struct {
+    const char *name; // without the two hyphens before it; with one where there is one
+    const char *ours; // an option; its value or a remark may follow
+} ForeignName;
+
 // option_table.c
 extern const OptionRow option_table[];
 extern const char *const option_effects[]; // their names
@@ -101,6 +106,7 @@ extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
 extern const RetiredOption retired_options[]; // that older versions had; a NULL name ends them
+extern const ForeignName foreign_names[];     // that other trainers have; a NULL name ends them
 
 // Defaults, preset, config file, command line; then derived values and checks. Answers --help
 // and --version by printing, and exits. Dies with one line on the first fault.

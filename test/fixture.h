@@ -57,7 +57,7 @@ static inline const char *text_read(const char *path) {
 
 // options_read of "--name value --name value", as a shell would split it.
 static inline bool read_options(Options *options, const char *text, Error *err) {
-    enum { WORDS = 256 };
+    enum { WORDS = 1024 };
     char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
     int argc = 1;
     for (char *word = strtok_r(line, " \n", &state); word != NULL && argc < WORDS;

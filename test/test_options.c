@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <float.h>
 #include <math.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static Options defaults(void) {
@@ -155,6 +156,95 @@ static void unknown_names_suggest_the_nearest(void) {
     CHECK_CONTAINS(error_of("--zzzzzzzzz 1"), "unknown option --zzzzzzzzz (--help lists all)");
     CHECK(strstr(error_of("--zzzzzzzzz 1"), "mean") == NULL);
     CHECK_CONTAINS(error_of("--no-shufle"), "did you mean --no-shuffle?");
+}
+
+// Names that other trainers have lead to ours, which exist and are not called so.
+static void names_of_other_trainers_are_pointed_at(void) {
+    char argument[80], expected[200], ours[80];
+    for (const ForeignName *f = foreign_names; f->name != NULL; f++) {
+        snprintf(argument, sizeof(argument), "%s%s", *f->name == '-' ? "" : "--", f->name);
+        snprintf(expected, sizeof(expected), "%s; did you mean --%s?",
+                 *f->name == '-' ? "options start with --" : argument, f->ours);
+        CHECK_CONTAINS(error_of(argument), expected);
+        snprintf(ours, sizeof(ours), "%.*s", (int)strcspn(f->ours, " "), f->ours);
+        bool known = false;
+        for (int i = 0; i < option_table_count; i++) {
+            CHECK(strcmp(f->name, option_table[i].name) != 0);
+            known = known || strcmp(ours, option_table[i].name) == 0;
+        }
+        CHECK(known);
+        for (const ForeignName *g = foreign_names; g < f; g++) {
+            CHECK(strcmp(f->name, g->name) != 0);
+        }
+    }
+    static const struct {
+        const char *command, *expected;
+    } rows[] = {
+        {"--max-iters 5", "unknown option --max-iters; did you mean --train-iters? (--help"},
+        {"--max_iters=5", "unknown option --max_iters; did you mean --train-iters? (--help"},
+        {"--learning-rate 1", "mean --lr?"},
+        {"--batch-size 1", "mean --micro-batch-size?"},
+        {"--n-layer 1", "mean --num-layers?"},
+        {"--block-size 1", "mean --seq-length?"},
+        {"--top-k 1", "mean --sample-top-k?"},
+        {"--temperature 1", "mean --sample-temperature?"},
+        {"--fp8", "mean --fp8-format hybrid?"},
+        {"--per_device_train_batch_size 1", "mean --micro-batch-size?"},
+        {"-b 4", "unexpected argument '-b': options start with --; did you mean --micro-batch-siz"},
+        {"-lr 1", "'-lr': options start with --; did you mean --lr?"},
+        {"-help", "'-help': options start with --; did you mean --help?"},
+        {"-Q 1", "'-Q': options start with -- (--help"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        CHECK_CONTAINS(error_of(rows[i].command), rows[i].expected);
+    }
+    CHECK(options_of("-h").help && options_of("--lr 1 -h").help);
+    CHECK_EQUAL(options_of("--num_layers 3 --no_shuffle").num_layers, 3);
+    text_write("c", "num_layers 5\nno_shuffle\nfp8_interval 1\n");
+    Options o = options_of("--config c");
+    CHECK(o.num_layers == 5 && !o.shuffle);
+}
+
+// What the shell makes of a glob without quotes is taken as the pattern that it was.
+static void several_files_are_one_pattern(void) {
+    static const char *const files[] = {"a_train_0.bin",  "a_train_1.bin", "a_train_2.bin",
+                                        "a_train_10.bin", "a_val_0.bin",   "d/x.bin",
+                                        "e/y.bin"};
+    mkdir("d", 0700);
+    mkdir("e", 0700);
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) { text_write(files[i], "x"); }
+    static const struct {
+        const char *command, *pattern;
+    } rows[] = {
+        {"--data a_train_0.bin a_train_1.bin a_train_10.bin a_train_2.bin", "a_train_*.bin"},
+        {"--data a_train_1.bin a_train_10.bin", "a_train_1*.bin"},
+        {"--data a_train_0.bin a_train_2.bin", "a_train_{0,2}.bin"},
+        {"--data a_train_0.bin a_val_0.bin", "a_*_0.bin"},
+        {"--data a_train_10.bin a_val_0.bin --lr 1", "a_{train_1,val_}0.bin"},
+        {"--data d/x.bin e/y.bin", "{d/x,e/y}.bin"},
+        {"--data a_train_0.bin", "a_train_0.bin"},
+        {"--data 'a_*'", "'a_*'"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        CHECK_TEXT(options_of(rows[i].command).data, rows[i].pattern);
+    }
+    Options o = options_of(
+        "--valid-data a_train_1.bin a_train_10.bin --eval-choices d/x.bin e/y.bin");
+    CHECK_TEXT(o.valid_data, "a_train_1*.bin");
+    CHECK_TEXT(o.eval_choices, "{d/x,e/y}.bin");
+    CHECK_CONTAINS(error_of("--data a_train_0.bin a_train_3.bin"),
+                   "--data a_train_3.bin: No such file or directory");
+    CHECK_CONTAINS(error_of("--save d e"), "unexpected argument 'e'");
+    CHECK_CONTAINS(error_of("--data=d/x.bin e/y.bin"), "unexpected argument 'e/y.bin'");
+    char many[16384] = "--data";
+    for (int i = 0; i < 400; i++) {
+        char name[40];
+        snprintf(name, sizeof(name), "many_%d.bin", i);
+        text_write(name, "x");
+        if (i != 77) { sprintf(many + strlen(many), " %s", name); }
+    }
+    CHECK_CONTAINS(error_of(many), "--data: 399 files, from many_0.bin to many_399.bin: quote the "
+                                   "pattern, so that the shell does not expand it");
 }
 
 static void malformed_arguments_are_refused(void) {
@@ -332,9 +422,11 @@ static void contradictions_are_refused(void) {
         {"--arch llama --num-query-groups 24", "--num-query-groups 24: must divide"},
         {"--num-query-groups 4", "--num-query-groups 4: gpt2 has as many"},
         {"--arch llama --hidden-size 12 --num-attention-heads 4", "an even head size"},
-        {"--max-position-embeddings 512", "--seq-length 1024: must be at most --max-position-embeddi"},
+        {"--max-position-embeddings 512",
+         "--seq-length 1024: must be at most --max-position-embeddi"},
         {"--model llama-tiny --arch gpt2 --num-query-groups 2", "--num-query-groups 2: gpt2 has"},
-        {"--model llama-quickstart --hidden-size 256 --num-attention-heads 6", "must divide --hidden"},
+        {"--model llama-quickstart --hidden-size 256 --num-attention-heads 6",
+         "must divide --hidden"},
         {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
         {"--first-last-layers-bf16 --num-layers 1", "at most --num-layers 1 together"},
         {"--resume latest", "--resume latest: needs --save"},
@@ -369,6 +461,8 @@ int main(void) {
     RUN(wrong_values_are_refused_by_name);
     RUN(bounds_are_inclusive);
     RUN(unknown_names_suggest_the_nearest);
+    RUN(names_of_other_trainers_are_pointed_at);
+    RUN(several_files_are_one_pattern);
     RUN(malformed_arguments_are_refused);
     RUN(stronger_sources_win);
     RUN(config_files_say_it_in_any_way);
