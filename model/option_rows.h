@@ -184,6 +184,8 @@ INT("distributed-timeout", distributed_timeout, "600", 1, 1 << 20,
 #define GROUP "Run"
 LONG("log-interval", log_interval, "10", 1, COUNT_MAX,
     "steps between lines (metrics.jsonl has every step)", NOTHING)
+FLAG("quiet", quiet, "false",
+    "print nothing but warnings, errors and what is asked for instead of training", ACTION)
 TEXT("metrics", metrics, "", "FILE",
     "where the metrics go instead of --save's metrics.jsonl; needs no --save", NOTHING)
 FLAG("plan", plan, "false", "print the memory plan and exit", ACTION)

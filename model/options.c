@@ -470,6 +470,16 @@ bool options_read(Options *options, int argc, char **argv, Error *err) {
 
 void options_parse(Options *options, int argc, char **argv) {
     Error err;
+    if (argc == 1) {
+        fprintf(stderr,
+                "llm8.c " LLM8_VERSION ": trains GPT-2 and Llama models\n"
+                "  train      %1$s --data 'x_train*.bin' --valid-data 'x_val*.bin' --save run/x\n"
+                "  continue   %1$s --config run/x/config.txt --resume latest\n"
+                "  sample     %1$s --config run/x/config.txt --resume latest --sample-only\n"
+                "--help lists every option; `make quickstart` goes from a text to a sample\n",
+                argv[0]);
+        exit(EXIT_FAILURE);
+    }
     if (!options_read(options, argc, argv, &err)) { die("%s", err.text); }
     if (options->help) {
         options_help(options, stdout, argv[0]);

@@ -208,11 +208,10 @@ train_in_two_parts() {
 # The model's own text, from its first whole paragraph on where it has paragraphs.
 print_sample() {
     title "what the model writes, a letter at a time (temperature 0.6)"
-    $trainer --config "$folder/config.txt" --resume latest --sample-only --sample-length 500 \
-        --sample-temperature 0.6 >"$folder/sample.log" || die "sampling failed"
-    sed '1,/^sample after step/d' "$folder/sample.log" | awk '
-        { line[NR] = $0; if ($0 == "" && !first && NR < 12) first = NR + 1 }
-        END { for (i = first ? first : 1; i <= NR; i++) print line[i] }' |
+    $trainer --config "$folder/config.txt" --resume latest --sample-only --quiet \
+        --sample-length 500 --sample-temperature 0.6 >"$folder/sample.txt" || die "sampling failed"
+    awk '{ line[NR] = $0; if ($0 == "" && !first && NR < 12) first = NR + 1 }
+        END { for (i = first ? first : 1; i <= NR; i++) print line[i] }' "$folder/sample.txt" |
         fold -s -w 90 | sed 's/^/    /'
 }
 

@@ -188,8 +188,8 @@ def wrong_sets_are_refused():
             "prepare_choices")
     refused(run(*tiny, "--eval-choices", "quiz.bin", "--vocab-size", 90, check=False),
             "outside the vocabulary of 90")
-    refused(run("train_gpt", "--model", "llama-tiny", "--eval-only", "--eval-choices", "quiz.bin",
-                "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0",
+    refused(run("train_gpt", "--model", "llama-tiny", "--eval-only", "--quiet", "--eval-choices",
+                "quiz.bin", "--seq-length", 4, check=False), "quiz.bin: answer 0 of question 0",
             "--seq-length 4")
     content = bytearray(read("quiz.bin"))
     content[16] ^= 1  # the tokenizer's mark

@@ -1,8 +1,11 @@
-// What options look like from outside: --help, the echo, the saved configuration, and the learning
-// rates they ask for.
+// What options look like from outside: --help, the echo, the saved configuration, the learning
+// rates they ask for, and the line of a step.
 
 #include "../train/run.h"
 #include "fixture.h"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 // What a function prints of some options; to be freed.
 static char *printed(void (*print)(const Options *, FILE *), const Options *o) {
@@ -250,7 +253,66 @@ static void schedules_at_their_corners(void) {
 #undef BASE
 }
 
+// A step's line, as run_report prints it.
+static const char *step_line(Run *run, StepResult step) {
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO), out = open("said", O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    dup2(out, STDOUT_FILENO);
+    run_report(run, step);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    close(out);
+    return text_read("said");
+}
+
+// 100 columns, whatever the numbers; where they need more, the least of them are left out.
+static void step_lines_fit_100_columns(void) {
+    static const struct {
+        int64_t step, steps;
+        double loss, seconds, peak;
+        const char *line;
+    } rows[] = {
+        {250, 19560, 3.25, 0.5, 989e12,
+         "step   250/19560 | loss 3.2500 | norm 0.2913 | lr 6.00e-04 | 1048576 tok/s | MFU 84.6% | "
+         "ETA 2h40m\n"},
+        {250, 19560, 3.25, 0.5, 0,
+         "step   250/19560 | loss 3.2500 | norm 0.2913 | lr 6.00e-04 | 1048576 tok/s | 500.00 ms | "
+         "ETA 2h40m\n"},
+        {1000000, 9000000, 4.15e14, 0.5, 989e12,
+         "step 1000000/9000000 | loss 4.15e+14 | norm 0.2913 | lr 6.00e-04 | 1048576 tok/s | ETA "
+         "46d07h\n"},
+        {1000000, 9000000, NAN, 0.5, 989e12,
+         "step 1000000/9000000 | loss nan | norm 0.2913 | lr 6.00e-04 | 1048576 tok/s | ETA 46d07h "
+         "| SKIPPED\n"},
+        {1000000, 100000000000000000, NAN, 0.5, 989e12,
+         "step 1000000/100000000000000000 | loss nan | norm 0.2913 | 1048576 tok/s | ETA ? | "
+         "SKIPPED\n"},
+        {9, 9, 4.15e14, 1e7, 1e12,
+         "step     9/9 | loss 4.15e+14 | norm 0.2913 | lr 6.00e-04 | 0 tok/s | MFU 0.0% | ETA "
+         "0s\n"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Run run;
+        Options o = options_of("--micro-batch-size 512");
+        CHECK(run_configure(&run, &o, (NumberSupport){NUMBER_FP32, NULL, 0}, NULL));
+        run.progress.step = rows[i].step - 1;
+        run.options.log_interval = 1;
+        run.options.train_iters = rows[i].steps;
+        run.peak_flops = rows[i].peak;
+        StepResult step = {.loss = rows[i].loss,
+                           .norm = 0.2913,
+                           .lr = 6e-4,
+                           .seconds = rows[i].seconds,
+                           .skipped = isnan(rows[i].loss)};
+        const char *line = step_line(&run, step);
+        CHECK_TEXT(line, rows[i].line);
+        CHECK(longest_line(line) <= 100);
+        run_free_configuration(&run);
+    }
+}
+
 int main(void) {
+    RUN(step_lines_fit_100_columns);
     RUN(help_lists_every_option_and_preset);
     RUN(help_shows_what_is_in_effect);
     RUN(echo_parses_back);

@@ -143,9 +143,12 @@ evaluation_leaves_no_trace() {
 step_line_has_its_fields() {
     expect_status 0 train_gpt "${common[@]}" --model llama-tiny --fp8-format hybrid || return
     local number='[0-9.e+-]+' line
-    line="^step +[0-9]+/$steps \| loss $number \| lr $number \| norm $number \| dt $number ms"
-    line+=" \| [0-9]+ tok/s \| $number TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP8$"
+    line="^step +[0-9]+/$steps \| loss $number \| norm $number \| lr $number \| [0-9]+ tok/s"
+    line+=" \| $number ms \| ETA [0-9hms]+$"
     [[ $(grep -cE "$line" log) -eq $steps ]] || fail "$(grep '^step' log | head -n 1)"
+    # what does not change is said once
+    grep -qE '^  model +[0-9]+ parameters, FP8, [0-9.e+]+ FLOPs a token$' log || fail "no model"
+    grep -qE '^  memory +[0-9.]+ MiB' log || fail "no memory"
     local eval='^eval after step 5 \| valid loss [0-9.]+ \(best\) \| perplexity [0-9.e+]+ \| '
     grep -qE "$eval" log || fail "no eval"
     ! grep -qP '[^\x20-\x7e]' log || fail "control characters in a log"
@@ -164,13 +167,80 @@ live_line_fits_the_terminal() {
         return
     fi
     live_lines 160 >live
-    grep -qE '^step +1/24 \| loss .* TFLOP/s \| [0-9.]+ MiB \| ETA [0-9hms]+ \| FP32$' live ||
+    grep -qE '^step +1/24 \| loss .* \| norm .* \| lr .* tok/s \| .* ms \| ETA [0-9hms]+$' live ||
         fail "160 columns: $(cat live)"
+    live_lines 72 >live
+    grep -qE '^step +1/24 \| loss [0-9.]+ \| norm [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
+        fail "72 columns: $(cat live)"
     live_lines 60 >live
     grep -qE '^step +1/24 \| loss [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
         fail "60 columns: $(cat live)"
     live_lines 30 >live
-    [[ $(head -n 1 live | wc -L) -eq 29 ]] || fail "30 columns: $(cat live)"
+    grep -qE '^step +1/24 \| loss [0-9.]+$' live || fail "30 columns: $(cat live)"
+    live_lines 20 >live
+    [[ $(head -n 1 live | wc -L) -eq 19 ]] || fail "20 columns: $(cat live)"
+}
+
+# sample OPTION...: what is asked for goes to the file `sample`, the rest to `log`.
+sample() {
+    train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest --sample-length 60 "$@" \
+        >sample 2>log || fail "$*: $(tail -n 1 log)"
+}
+
+# A sample, or an evaluation, has the standard output to itself.
+answers_stand_alone() {
+    sample --sample-only --sample-prompt 'Anna '
+    # a byte a token, and a new line; the end of the text is a line of its own
+    [[ $(head -c 5 sample) == 'Anna ' && $(sed '/^---$/d' sample | wc -c) -ge 60 ]] ||
+        fail "$(cat sample)"
+    ! grep -qaE 'step|Run|--' sample || fail "more than the sample: $(cat sample)"
+    has log 'sample after step 24:' || fail "$(cat log)"
+    has log '--hidden-size 64' || fail "no options: $(cat log)"
+    cp sample spoken
+    sample --sample-only --sample-prompt 'Anna ' --quiet
+    cmp -s sample spoken || fail "quiet: $(cat sample)"
+    [[ ! -s log ]] || fail "quiet: $(cat log)"
+    sample --eval-only
+    grep -qxE 'eval after step 24 \| valid loss .* s' sample || fail "$(cat sample)"
+    [[ $(wc -l <sample) -eq 1 ]] || fail "$(cat sample)"
+    sample --eval-only --plan # asked for, too
+    has sample 'Memory plan' || fail "$(cat sample)"
+}
+
+quiet_runs_say_nothing() {
+    sample --quiet --train-iters 26 --save hush --lr-decay-iters 25
+    [[ ! -s sample ]] || fail "$(cat sample)"
+    [[ $(cat log) == 'warning: --lr-decay-iters 25: '* && $(wc -l <log) -eq 1 ]] ||
+        fail "$(cat log)"
+    has hush/metrics.jsonl '"kind":"step","step":26' || fail "no metrics"
+    ! has hush/config.txt quiet || fail "it is kept"
+    ! train_gpt --model llama-tiny --data nowhere --quiet >sample 2>log || fail "no error"
+    [[ ! -s sample && $(cat log) == 'error: --data nowhere: '* ]] || fail "$(cat sample log)"
+}
+
+# What a model writes commands no terminal; a file gets every byte.
+samples_are_escaped_on_a_terminal() {
+    if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
+        skip "script(1) gets no terminal here"
+        return
+    fi
+    local prompt=$'a\e[2Jb\r\x7fc\xc2\x9bd\xc3\xa9\t'
+    printf '%q ' "$root/train_gpt" --model llama-tiny "${common[@]}" --sample-only --quiet \
+        --sample-length 400 --sample-temperature 100 --sample-top-k 0 --sample-prompt "$prompt" >ask
+    script -qec "bash ask" typescript >/dev/null </dev/null
+    sed '1d; /^Script done/d' typescript >shown
+    grep -qaF "$(printf 'a\\x1b[2Jb\\x0d\\x7fc\xc2\\x9bd\xc3\xa9\t')" shown ||
+        fail "the prompt: $(head -c 60 shown | cat -v)"
+    ! tr -d '\r\n\t' <shown | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "the sample: $(cat -v shown)"
+    bash ask >sample
+    grep -qaF "$prompt" sample || fail "in a file: $(head -c 60 sample | cat -v)"
+    tr -d '\r\n\t\033\177' <sample | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a file is escaped"
+}
+
+a_bare_call_says_how_to_begin() {
+    expect_status 1 train_gpt
+    [[ $(wc -l <log) -eq 5 && $(wc -L <log) -le 100 ]] || fail "$(cat log)"
+    has log -- '--help lists every option' || fail "$(cat log)"
 }
 
 # Ctrl-C, and what is said after it, while a live line is drawn.
@@ -314,6 +384,8 @@ for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32
     fp8_tensorwise_resumes comparison_sees_differences \
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
     step_line_has_its_fields live_line_fits_the_terminal a_stop_is_said_on_a_line_of_its_own \
+    answers_stand_alone quiet_runs_say_nothing samples_are_escaped_on_a_terminal \
+    a_bare_call_says_how_to_begin \
     a_finished_run_says_so schedules_that_do_not_fit_are_said plan_allocates_nothing \
     checkpoints_are_listed saved_config_starts_the_same_run saved_config_extends_a_run best_is_the_lowest_validation_loss \
     metrics_without_a_checkpoint \

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { SHORTEST = 64 };
 
@@ -108,11 +107,12 @@ void run_score_choices(Run *run, ChoiceModel model) {
         run_score_set(run, set, model, counts);
         double seconds = wall_seconds() - begin, questions = (double)counts[0];
         double sum = (double)counts[1] / questions, mean = (double)counts[2] / questions;
-        printf("%s%s after step %lld | %.2f%% right (by the mean of an answer's tokens %.2f%%) of "
-               "%lld | %.1f s\n",
-               line_start(STDOUT_FILENO), set->name, (long long)run->progress.step, 100 * sum,
-               100 * mean, (long long)counts[0], seconds);
-        fflush(stdout);
+        fprintf(run->answers,
+                "%s%s after step %lld | %.2f%% right (by the mean of an answer's tokens %.2f%%) of "
+                "%lld | %.1f s\n",
+                line_start(fileno(run->answers)), set->name, (long long)run->progress.step,
+                100 * sum, 100 * mean, (long long)counts[0], seconds);
+        fflush(run->answers);
         MetricsRecord *r = metrics_begin("choices");
         metrics_number(r, "step", (double)run->progress.step);
         metrics_text(r, "name", set->name);

@@ -3,6 +3,7 @@
 #include "../ranks/launch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
                  .rank = options->rank,
                  .ranks = options->ranks,
                  .group = options->group,
+                 .answers = stdout,
                  .progress = {.loss = NAN,
                               .valid_loss = NAN,
                               .best_valid_loss = NAN,
@@ -37,7 +39,20 @@ void run_free_configuration(Run *run) {
     param_layout_free(&run->layout);
 }
 
-void run_announce(const Run *run) {
+// What is asked for instead of training has the standard output to itself: all else goes to
+// standard error, and with --quiet nowhere.
+static void part_output(Run *run) {
+    const Options *o = &run->options;
+    if (run->rank > 0 || o->plan || (options_train(o) && !o->quiet)) { return; }
+    fflush(stdout);
+    int rest = o->quiet ? open("/dev/null", O_WRONLY | O_CLOEXEC) : STDERR_FILENO;
+    if (!options_train(o)) { run->answers = fdopen(dup(STDOUT_FILENO), "w"); }
+    if (rest < 0 || run->answers == NULL || dup2(rest, STDOUT_FILENO) < 0) {
+        die("the standard output: %s", strerror(errno));
+    }
+}
+
+void run_announce(Run *run) {
     const Options *o = &run->options;
     const Precision *p = &run->precision;
     Error err;
@@ -49,6 +64,7 @@ void run_announce(const Run *run) {
         hf_list(&run->layout, stdout);
         exit(EXIT_SUCCESS);
     }
+    part_output(run);
     options_print(o, stdout);
     precision_print(p);
     bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
@@ -167,8 +183,9 @@ static void check_schedule(const Options *o) {
 void run_start(Run *run, const char *device) {
     const Options *o = &run->options;
     snprintf(run->device, sizeof(run->device), "%s", device);
-    printf("Run\n  device      %s\n  model       %lld parameters\n", device,
-           (long long)run->layout.num_parameters);
+    printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
+           (long long)run->layout.num_parameters, precision_name(&run->precision),
+           flops_per_token(&run->config));
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
@@ -381,10 +398,11 @@ bool run_should_save(const Run *run) {
 
 // ---- reports ------------------------------------------------------------------------------------
 
-// The line of a step that has been counted. On a terminal a live line, drawn over by the next one,
-// shows the steps between two of --log-interval: a short form, cut to one row where need be.
+// The line of a step that has been counted: what changes from one step to the next. On a terminal a
+// live line, drawn over by the next one, shows the steps between two of --log-interval, in one row.
 static void print_step(Run *run, StepResult s, double tokens_per_s) {
-    enum { STEP_LINE = 400 };
+    enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
+    static const int dropped[] = {USE, LR, NORM, ETA, SPEED}; // in this order, where room is short
     const Progress *p = &run->progress;
     int64_t iters = run->options.train_iters;
     struct winsize size;
@@ -397,28 +415,31 @@ static void print_step(Run *run, StepResult s, double tokens_per_s) {
     if (!whole && (columns == 0 || wall_seconds() - run->last_line < 0.2)) { return; }
     run->last_line = wall_seconds();
 
-    char line[STEP_LINE], start[128], eta[32], mfu[32] = "", memory[48] = "", bytes[32];
-    char loss[32], norm[32];
+    char field[FIELDS][FIELD], line[FIELDS * (FIELD + 3)] = "", text[32];
+    double peak = run->peak_flops * run->ranks;
     double flops = tokens_per_s * flops_per_token(&run->config);
-    format_duration(eta, run->step_seconds * (double)(iters - p->step));
-    if (run->peak_flops > 0) {
-        snprintf(mfu, sizeof(mfu), " | MFU %.1f%%", 100 * flops / (run->peak_flops * run->ranks));
+    snprintf(field[0], FIELD, "step %5lld/%lld", (long long)p->step, (long long)iters);
+    snprintf(field[LOSS], FIELD, "loss %s", format_number(text, s.loss));
+    snprintf(field[NORM], FIELD, "norm %s", format_number(text, s.norm));
+    snprintf(field[LR], FIELD, "lr %.2e", s.lr);
+    snprintf(field[SPEED], FIELD, "%.0f tok/s", tokens_per_s);
+    snprintf(field[USE], FIELD, peak > 0 ? "MFU %.1f%%" : "%.2f ms",
+             peak > 0 ? 100 * flops / peak : 1e3 * s.seconds);
+    format_duration(text, run->step_seconds * (double)(iters - p->step));
+    snprintf(field[ETA], FIELD, "ETA %s", text);
+    snprintf(field[SKIPPED], FIELD, "%s", s.skipped ? "SKIPPED" : "");
+
+    int room = whole || columns > WIDTH ? WIDTH : columns - 1, length = -3;
+    for (int i = 0; i < FIELDS; i++) { length += field[i][0] ? (int)strlen(field[i]) + 3 : 0; }
+    for (size_t i = 0; length > room && i < sizeof(dropped) / sizeof(dropped[0]); i++) {
+        length -= (int)strlen(field[dropped[i]]) + 3;
+        field[dropped[i]][0] = '\0';
     }
-    if (run->memory_bytes > 0) {
-        snprintf(memory, sizeof(memory), " | %s", format_bytes(bytes, run->memory_bytes));
+    for (int i = 0; i < FIELDS; i++) {
+        if (i > 0 && field[i][0] != '\0') { strcat(line, " | "); }
+        strcat(line, field[i]);
     }
-    snprintf(start, sizeof(start), "step %5lld/%lld | loss %s", (long long)p->step,
-             (long long)iters, format_number(loss, s.loss));
-    int length = snprintf(
-        line, STEP_LINE,
-        "%s | lr %.2e | norm %s | dt %.2f ms | %.0f tok/s | %.3g TFLOP/s%s%s | ETA %s | %s%s",
-        start, s.lr, format_number(norm, s.norm), 1e3 * s.seconds, tokens_per_s, flops / 1e12, mfu,
-        memory, eta, precision_name(&run->precision), s.skipped ? " | SKIPPED" : "");
-    if (!whole && length >= columns) {
-        length = snprintf(line, STEP_LINE, "%s | %.0f tok/s | ETA %s", start, tokens_per_s, eta);
-        if (length >= columns) { line[columns - 1] = '\0'; }
-    }
-    printf("%s%s%s", line_start(STDOUT_FILENO), line, whole ? "\n" : "");
+    printf("%s%.*s%s", line_start(STDOUT_FILENO), room, line, whole ? "\n" : "");
     if (fflush(stdout) != 0 && !run->mute) {
         warn("the standard output could not be written: %s; the run continues", strerror(errno));
         run->mute = true;
@@ -481,10 +502,10 @@ void run_report_eval(Run *run, double loss, double seconds) {
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
     char text[32];
-    printf("%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
-           line_start(STDOUT_FILENO), (long long)p->step, format_number(text, loss),
-           best ? " (best)" : "", fabs(exp(loss)), seconds);
-    fflush(stdout);
+    fprintf(run->answers, "%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
+            line_start(fileno(run->answers)), (long long)p->step, format_number(text, loss),
+            best ? " (best)" : "", fabs(exp(loss)), seconds);
+    fflush(run->answers);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);

@@ -36,6 +36,7 @@ typedef struct {
     int64_t held_end;           // the first sample of the next one to read
     Error data_fault;           // which data could not be read; "": none
 
+    FILE *answers; // evaluations and samples; the rest goes to stdout
     Metrics metrics;
     Saver saver;
     double peak_flops;   // of one device, 0 when not known
@@ -56,7 +57,7 @@ typedef struct {
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err);
 void run_free_configuration(Run *run);
 // Prints them; or answers --list-checkpoints or --list-tensors, and exits.
-void run_announce(const Run *run);
+void run_announce(Run *run);
 // Data, signals, the save folder; prints. device goes on the start-up lines and into metrics.jsonl.
 // Several ranks: data and folder must be the same on all.
 void run_start(Run *run, const char *device);

@@ -62,14 +62,29 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
     return top;
 }
 
+// On a terminal, bytes that would command it are printed as C writes them: \x1b. *before: the byte
+// printed last; after 0xc2, UTF-8's first byte of them, 0x80 to 0x9f are commands too.
+static void print_bytes(FILE *out, const void *from, size_t n, unsigned char *before) {
+    const unsigned char *bytes = from;
+    bool terminal = isatty(fileno(out));
+    for (size_t i = 0; i < n; *before = bytes[i++]) {
+        bool command = (bytes[i] < ' ' && bytes[i] != '\n' && bytes[i] != '\t') ||
+                       bytes[i] == 0x7f || (*before == 0xc2 && bytes[i] >= 0x80 && bytes[i] < 0xa0);
+        fprintf(out, terminal && command ? "\\x%02x" : "%c", bytes[i]);
+    }
+}
+
 void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     const Options *o = &run->options;
     int V = run->config.vocab, count = run->prompt_length;
     int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
     float *scratch = malloc_or_die((size_t)V * sizeof(float));
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
-    printf("%ssample after step %lld:\n%s", line_start(STDOUT_FILENO),
-           (long long)run->progress.step, o->sample_prompt);
+    FILE *out = run->answers;
+    unsigned char before = 0;
+    printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);
+    fflush(stdout);
+    print_bytes(out, o->sample_prompt, strlen(o->sample_prompt), &before);
     for (int i = 0; i < o->sample_length; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
         run_beat(run, DOING_WAIT, "writing a sample");
@@ -77,14 +92,15 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
         if (run->has_tokenizer) {
             const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
-            fwrite(bytes, 1, (size_t)length, stdout);
-            if (token == run->tokenizer.end_of_text) { printf("\n---\n"); }
+            print_bytes(out, bytes, (size_t)length, &before);
+            if (token == run->tokenizer.end_of_text) { fputs("\n---\n", out); }
         } else {
-            printf("%d ", token);
+            fprintf(out, "%d ", token);
         }
-        fflush(stdout);
+        fflush(out);
     }
-    printf("\n");
+    fputs("\n", out);
+    fflush(out);
     free(tokens);
     free(scratch);
 }
