@@ -223,7 +223,7 @@ GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
 UNSET := -ftrivial-auto-var-init=pattern
 UNSET := $(shell $(CC) $(UNSET) -E -x c /dev/null >/dev/null 2>&1 && echo $(UNSET))
 STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra $(filter -Werror,$(WARN)) \
-               $(UNSET) -isystem test/standin -MMD -MP
+               $(UNSET) -isystem test/standin -MD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
@@ -246,10 +246,10 @@ $(BUILD)/asan/standin_trainer $(asan_standins): $(call standin_objects,asan)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
 $(BUILD)/plain/standin/%.c.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MMD -MP -c $< -o $@
+	$(CC) $(CFLAGS) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
 $(BUILD)/asan/standin/%.c.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MMD -MP -c $< -o $@
+	$(CC) $(SANITIZE) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
 $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BASE) -isystem test/standin -fPIC -shared $< -o $@ -lpthread

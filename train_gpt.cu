@@ -206,8 +206,12 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
 }
 
 static int trainer_close(Trainer *t) {
+    size_t free_bytes, all_bytes;
     params_join(&t->params);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+    // the most that there was: a run frees nothing before its end
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    t->run.used_bytes = (double)(all_bytes - free_bytes);
     for (int i = 0; i < 2 * MICRO_PLACES; i++) {
         cudaGraphExec_t graph = t->micro[i / 2][i % 2].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }

@@ -219,6 +219,19 @@ for fp8 in "none" "hybrid" "hybrid --eval-precision bf16"; do
     check "evaluations and samples, $fp8" evaluates_and_samples --fp8-format $fp8
 done
 
+number_in() { # kind, field, folder
+    grep "\"kind\":\"$1\"" "$3/metrics.jsonl" | grep -o "\"$2\":[0-9]*" | cut -d : -f 2
+}
+measures_its_memory() { # at least what was planned; over the stand-ins, which count theirs, little more
+    local planned used
+    train variant $run $llama --train-iters 3 || return
+    planned=$(number_in run memory_bytes variant) used=$(number_in end memory_used_bytes variant)
+    echo "$planned planned, ${used:-nothing} in use"
+    [[ -n $used && $used -ge $planned ]] &&
+        [[ -n ${LLM8_BIN:-} || $used -le $((planned + planned / 8)) ]]
+}
+check "the memory in use is measured" measures_its_memory
+
 fp8_elements() {
     grep '"kind":"fp8"' "$1/metrics.jsonl" | grep -o '[^"]*":{"elements":[0-9]*'
 }

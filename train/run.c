@@ -613,6 +613,7 @@ int run_close(Run *run) {
     MetricsRecord *r = metrics_begin("end");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "status", status);
+    if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
     metrics_end(&run->metrics, r);
     const char *resume = options_save(&run->options) && saved
                              ? "; saved; resume with --resume latest"

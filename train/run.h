@@ -40,7 +40,8 @@ typedef struct {
     Metrics metrics;
     Saver saver;
     double peak_flops;   // of one device, 0 when not known
-    double memory_bytes; // of the device in use, 0 when not known
+    double memory_bytes; // planned
+    double used_bytes;   // of the device's memory, at the end; 0 when not known
     double step_seconds; // moving average, for the ETA
     char device[128];
     int64_t saved_step; // the step of the newest checkpoint, -1: none

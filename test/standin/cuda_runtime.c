@@ -2,6 +2,7 @@
 #include "../../base/common.h"
 
 #include <cuda_runtime_api.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -103,15 +104,31 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+static size_t used; // of the device's memory
+
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
     const size_t alignment = 256; // of cudaMalloc's pointers
     *pointer = aligned_alloc(alignment, (size_t)round_up64((int64_t)bytes, (int64_t)alignment));
     if (*pointer == NULL) { die("stand-in: out of memory: %zu bytes", bytes); }
     return cudaMemsetAsync(*pointer, 0xff, bytes, NULL);
 }
 
-cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
-    return cudaMalloc(pointer, bytes);
+cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+    cudaMallocHost(pointer, bytes);
+    used += malloc_usable_size(*pointer);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *pointer) {
+    used -= malloc_usable_size(pointer);
+    free(pointer);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
+    *all = STANDIN_MEMORY;
+    *left = used < *all ? *all - used : 0;
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {

@@ -75,6 +75,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int device);
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes);
 cudaError_t cudaMallocHost(void **pointer, size_t bytes);
+cudaError_t cudaFree(void *pointer);
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
@@ -109,8 +111,6 @@ STANDIN_ANSWER(cudaDriverGetVersion, (int *version), *version = CUDART_VERSION)
 STANDIN_ANSWER(cudaRuntimeGetVersion, (int *version), *version = CUDART_VERSION)
 STANDIN_ANSWER(cudaGetDeviceCount, (int *count), *count = 64)
 STANDIN_ANSWER(cudaDeviceGetStreamPriorityRange, (int *least, int *most), *least = 0; *most = -5)
-STANDIN_ANSWER(cudaMemGetInfo, (size_t * left, size_t *all), *left = *all = STANDIN_MEMORY)
-STANDIN_ANSWER(cudaFree, (void *pointer), free(pointer))
 STANDIN_ANSWER(cudaFreeHost, (void *pointer), free(pointer))
 STANDIN_ANSWER(cudaHostRegister, (void *pointer, size_t bytes, unsigned flags), )
 STANDIN_ANSWER(cudaHostUnregister, (void *pointer), )
