@@ -112,7 +112,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
         const OptionRow *row = &option_table[i];
         print_group(out, &group, row, "\n%s\n");
         // as the row writes it: 6e-4, not 0.0006; and --help itself is not on by default
-        bool own = options->source[i] == SOURCE_DEFAULT || row->action;
+        bool own = options->source[i] == SOURCE_DEFAULT || row->effect == EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(options, row, value);
         bool flag = row->type == OPTION_BOOL, on = flag && strcmp(text, "true") == 0;
         bool shown = !flag && *text != '\0';
