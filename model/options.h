@@ -109,8 +109,8 @@ extern const RetiredOption retired_options[]; // that older versions had; a NULL
 extern const ForeignName foreign_names[];     // that other trainers have; a NULL name ends them
 
 // Defaults, preset, config file, command line; then derived values and checks. Answers --help
-// and --version by printing, as a call without arguments, and exits. Dies with one line on the first
-// fault.
+// and --version by printing, as a call without arguments, and exits. Dies with one line on the
+// first fault.
 void options_parse(Options *options, int argc, char **argv);
 
 // The same, but returns faults in err. Prints nothing, but for a warning when the config file names
