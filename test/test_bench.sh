@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/bench and scripts/bench_table without a GPU: a stand-in for the GPU trainer runs the CPU
+# scripts/bench and scripts/results without a GPU: a stand-in for the GPU trainer runs the CPU
 # trainer on a tiny model and sets the times and the memory.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -163,7 +163,7 @@ END
 # ---- the table -----------------------------------------------------------------------------------
 
 write_fixture() {
-    python3 - >fixture.jsonl <<'END'
+    mkdir -p records && python3 - >records/bench.jsonl <<'END'
 import json
 # date, model, precision, recipe, head, tokens a second
 ROWS = """
@@ -197,62 +197,119 @@ END
     printf '# Title\n\nbefore\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n' >readme
 }
 
+results=$root/scripts/results
+page_of() { "$results" "$@" --records records readme; }
+
 table_is_the_newest_of_each() {
     write_fixture
-    ! "$root/scripts/bench_table" --check readme fixture.jsonl 2>errors || fail "--check passes"
-    has errors 'its table is not what fixture.jsonl says' || fail "--check: $(cat errors)"
+    ! page_of --check 2>errors || fail "--check passes"
+    has errors 'readme: not what the records in records say' || fail "--check: $(cat errors)"
     has readme old || fail "--check changed the file"
-    expect_status 0 "$root/scripts/bench_table" readme fixture.jsonl || return
+    expect_status 0 page_of || return
     cat >expected <<'END'
 # Title
 
 before
 <!-- bench -->
+| model, batch | precision | tokens/s | x BF16 | TFLOP/s | MFU | of the floor | memory |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| big, 64 x 1024 | FP8 delayed, BF16 head | 700 | - | 530 | 53.6% | 71% | 45.2 GiB |
+
+Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3); 2027-04-04; commit c2027.
+
 | model, batch | precision | tokens/s | x BF16 | x 1 GPU | TFLOP/s | MFU | of the floor | memory |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| big, 64 x 1024 | BF16 | 500 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
-| big, 64 x 1024 | FP8 delayed, BF16 head | 700 | - | - | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | BF16 | 600,000 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | BF16, --gemm-autotune | 650,000 | 1.00 | - | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | - | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | - | 530 | 53.6% | 71% | 45.2 GiB |
-| small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | - | 530 | 53.6% | 71% | 45.2 GiB |
+| big, 64 x 1024 | BF16 | 500 | 1.00 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | BF16 | 600,000 | 1.00 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | BF16, --gemm-autotune | 650,000 | 1.00 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 delayed, BF16 head | 780,000 | 1.30 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 delayed, FP8 head | 900,000 | 1.50 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
+| small, 64 x 1024 | FP8 tensorwise, BF16 head | 690,000 | 1.15 | 1.00 | 530 | 53.6% | 71% | 45.2 GiB |
 | small, 4 GPUs, 64 x 1024 | BF16 | 1,200,000 | 1.00 | 2.00 | 530 | 53.6% | 71% | 4.0 GiB planned |
 
-Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3);
-2026-01-01, 2026-02-02, 2026-03-03, 2027-04-04; commit c2026, c2027.
+Medians of 20 steps on G (driver 1, cuBLASLt 2, cuDNN 3); 2026-01-01, 2026-02-02, 2026-03-03; commit c2026.
 <!-- /bench -->
 after
 END
     diff expected readme >difference || fail "the table: $(cat difference)"
-    expect_status 0 "$root/scripts/bench_table" --check readme fixture.jsonl
-    expect_status 0 "$root/scripts/bench_table" readme fixture.jsonl
+    expect_status 0 page_of --check
+    expect_status 0 page_of
     cmp -s expected readme || fail "a second time changes it"
 }
 
-table_refuses_what_it_cannot_read() {
-    local table=$root/scripts/bench_table
-    echo 'no markers' >plain
-    expect_said 1 'error: plain: needs one <!-- bench -->' "$table" plain fixture.jsonl
-    expect_said 1 'error: nothing.jsonl: No such file' "$table" readme nothing.jsonl
-    { cat fixture.jsonl && echo '{"date": '; } >torn.jsonl
-    expect_said 1 'error: torn.jsonl, line 11: not a JSON object' "$table" readme torn.jsonl
-    sed 's/"recipe"/"recipes"/' fixture.jsonl >old.jsonl
-    expect_said 1 'error: old.jsonl, line 1: without recipe' "$table" readme old.jsonl
-    : >empty.jsonl
-    expect_said 1 'error: empty.jsonl: no records; make bench' "$table" readme empty.jsonl
-    cmp -s expected readme || fail "a refusal changed the file"
+# An older commit's row stands beside the one that it is compared with, although that one is not
+# the newest of its kind.
+rows_stand_beside_their_base() {
+    write_fixture
+    sed -n '5s/600000/610000/; 5s/2026/2028/gp' records/bench.jsonl >newer
+    cat newer >>records/bench.jsonl
+    expect_status 0 page_of || return
+    [[ $(grep -c '| small, 64 x 1024 | BF16 | 6.0,000 | 1.00' readme) -eq 2 ]] || fail "$(cat readme)"
 }
 
-# What scripts/bench writes is what scripts/bench_table reads.
-table_reads_what_bench_writes() {
-    expect_status 0 "$root/scripts/bench_table" readme bench.jsonl || return
+results_refuse_what_they_cannot_read() {
+    echo 'no markers' >plain
+    expect_said 1 'error: plain: has none of' "$results" --records records plain
+    sed 's,<!-- /bench -->,,' readme >torn
+    expect_said 1 'error: torn: needs one <!-- bench -->' "$results" --records records torn
+    expect_said 1 'No such file' "$results" --records nowhere readme
+    expect_said 1 'error: records/bench.jsonl: no commit has all of gpt2-124m' \
+        "$results" --records records figure.svg
+    cp records/bench.jsonl good
+    echo '{"date": ' >>records/bench.jsonl
+    expect_said 1 'not a JSON object' page_of
+    sed 's/"recipe"/"recipes"/' good >records/bench.jsonl
+    expect_said 1 'error: records/bench.jsonl, line 1: without recipe' page_of
+    : >records/bench.jsonl
+    expect_said 1 'error: records/bench.jsonl: no records; make bench' page_of
+}
+
+# What scripts/bench writes is what scripts/results reads.
+results_read_what_bench_writes() {
+    write_fixture
+    cp bench.jsonl records/bench.jsonl
+    expect_status 0 page_of || return
     grep -qE '^\| gpt2-124m, 2 x 16 \| BF16 \| 320 \| 1\.00 ' readme || fail "$(cat readme)"
+}
+
+# The pages and the front page's figure are what the records say, and another record is seen in
+# each of them.
+pages_are_what_the_records_say() {
+    local page fastest='/4c06e80d98ae.*"gpt2-124m".*"recipe": "delayed", "lm_head": "fp8"/'
+    expect_status 0 "$results" --check || fail "$(cat log)"
+    rm -rf other && cp -r "$root/test/results" other
+    sed -i "${fastest}s/\"tokens_per_s\": [0-9]*/\"tokens_per_s\": 999999/" other/bench.jsonl
+    for page in README.md docs/benchmarks.md docs/results.svg; do
+        expect_status 1 "$results" --check --records other "$root/$page"
+    done
+    cp "$root/test/results/bench.jsonl" other
+    sed -i 's/4\.3836/4.3936/' other/fp8_gpt2_124m/report.md
+    expect_status 1 "$results" --check --records other "$root/docs/results.svg"
+    sed -i 's/4\.3784/4.3984/' other/fp8_gpt2_124m/report.md
+    expect_status 1 "$results" --check --records other "$root/README.md"
+}
+
+# Other programs stand beside ours where they were timed in the same call, and nowhere else.
+peers_are_of_the_same_call() {
+    local peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
+        "4c06e80d98ae", "program": "peer", "precision": "BF16", "model": "gpt2-124m", "seq_length":
+        1024, "micro_batch": 64, "tokens_per_s": 500000, "steps": 20}'
+    rm -rf other && cp -r "$root/test/results" other
+    tr '\n' ' ' <<<"$peer" >other/peers.jsonl
+    cp "$root/README.md" page
+    expect_status 0 "$results" --records other page figure.svg || return
+    has page '| GPT-2 124M, 64 x 1024 | peer BF16 | 500,000 |' || fail "$(grep GPT-2 page)"
+    has page 'times peer, the fastest other program' || fail "$(grep -m 1 GPT-2 page)"
+    has figure.svg '>peer BF16<' || fail "not in the figure"
+    sed -i 's/4c06e80d98ae/4c06e80d98af/' other/peers.jsonl
+    expect_status 0 "$results" --records other page figure.svg || return
+    ! grep -q 'peer BF16' page figure.svg || fail "a peer of another commit is shown"
 }
 
 python3 -c "import json" 2>/dev/null || skip_all "no python3, which the benchmark's scripts need"
 write_stand_ins
 run records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
     floor_is_operations_and_bytes_over_rates table_is_the_newest_of_each \
-    table_refuses_what_it_cannot_read table_reads_what_bench_writes
+    rows_stand_beside_their_base results_refuse_what_they_cannot_read \
+    results_read_what_bench_writes pages_are_what_the_records_say peers_are_of_the_same_call
 summary

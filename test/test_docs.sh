@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The pages of docs/: every block of ```sh in them is run as it stands, page by page, in a tree of
+# The pages: every block of ```sh in them is run as it stands, page by page, in a tree of
 # its own, but for those whose paragraph says **On a GPU or **With a network. The trainer there is
 # a script that takes presets for tiny models and a hundredth of the steps. Links must lead
 # somewhere, and the pictures must be those that scripts/fp8_pictures draws.
@@ -80,7 +80,7 @@ plant() {
 prepare_page() {
     case $1 in
     fine_tune) prepare_start ;;
-    troubleshooting | doctor | fp8 | formats) prepare_run ;;
+    troubleshooting | doctor | fp8 | formats | data | evaluation | architecture) prepare_run ;;
     esac
 }
 
@@ -134,7 +134,7 @@ run_page() {
 
 every_command_runs() {
     local page
-    for page in "$root"/docs/*.md; do run_page "$page" "trees/$(basename "$page" .md)"; done
+    for page in "$root"/*.md "$root"/docs/*.md; do run_page "$page" "trees${page#"$root"}"; done
 }
 
 faults_are_seen() {
