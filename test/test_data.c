@@ -187,8 +187,9 @@ static void tokens_outside_the_vocabulary_are_named(void) {
     dataset_close(&data);
 }
 
-// Reads two epochs as run.c does, on `ranks` ranks, and returns how many targets were not
-// seen exactly once an epoch. planted: one rank reads another's samples.
+// Reads two epochs as run.c does, on `ranks` ranks. Returns how many tokens were not those of the
+// sample that has this place in the step, whatever the ranks and micro-batches, and how many
+// targets were not seen exactly once an epoch. planted: one rank reads another's samples.
 static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batches, bool shuffle,
                           bool planted) {
     enum { EPOCHS = 2 };
@@ -200,17 +201,22 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
         *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
     int step = run.options.global_batch_size = ranks * micro_batches * B;
     run.options.micro_batch_size = B;
+    run.options.train_iters = 1000;
     for (; run.progress.samples < EPOCHS * W; run.progress.samples += step) {
-        for (int i = 0; i < ranks * micro_batches; i++) {
+        int64_t ahead = run.progress.samples / step % 2; // read in the step before
+        for (int rank = 0; rank < ranks; rank++) {
             Run own = run;
-            own.rank = planted && i % ranks == ranks - 1 ? 0 : i % ranks;
-            if (i % 2 == 1) { own.progress.samples -= step; } // read from the step before
-            run_batch(&own, i % 2, i / ranks, inputs, targets);
-            free(own.held);
-            for (int j = 0; j < B * T; j++) {
-                int64_t sample = run.progress.samples + i * B + j / T;
+            own.rank = planted && rank == ranks - 1 ? 0 : rank;
+            own.progress.samples -= ahead * step;
+            for (int i = 0; i < micro_batches * B * T; i++) {
+                int j = i % (B * T), micro = i / (B * T);
+                if (j == 0) { run_batch(&own, ahead, micro, inputs, targets); }
+                int64_t sample = run.progress.samples + (micro * ranks + rank) * B + j / T;
+                int64_t token = loader_window(&run.train, sample) * T + j % T;
+                wrong += inputs[j] != token || targets[j] != token + 1;
                 if (sample < EPOCHS * W) { seen[sample / W * data->tokens + targets[j]]++; }
             }
+            free(own.held);
         }
     }
     for (int64_t i = 0; i < EPOCHS * data->tokens; i++) {
