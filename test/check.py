@@ -12,6 +12,7 @@ import traceback
 ROOT = os.environ.get("LLM8_ROOT") or os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHARED = os.path.join(ROOT, "..", "shared", "data")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
+os.environ["HF_HOME"] = os.path.abspath("hf_home")  # what is downloaded stays in the test's folder
 
 
 class Skip(Exception):

@@ -1,5 +1,5 @@
 """Known sets and tokenizers by name, fetched from a local server in place of the Hub and
-GitHub: listings by the page, interrupted downloads, damage, refusals, no network at all.
+GitHub: listings by the page, interrupted downloads, damage, pins, refusals, no network at all.
 """
 
 import hashlib
@@ -11,17 +11,22 @@ import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pyarrow
 import pyarrow.parquet
-from check import SHARED, Skip, call, main, read, refused, run
-from llm8 import downloads
+import tokenizers
+from check import SHARED, Skip, call, main, read, refused, run, write
+from huggingface_hub import constants
 from llm8.prepare_data import main as prepare_data
-from shard_tools import byte_documents, sentences
+from shard_tools import byte_documents, manifest, sentences, stream
+
+COMMITS = {"main": "a" * 40, "old": "b" * 40}
 
 
 class Server(BaseHTTPRequestHandler):
-    """files: {path: content}; faults: {path: [what to do instead, each once]}."""
+    """The Hub's interface to its repositories. files: {path in a commit: content}; faults: {path:
+    [what to do instead, each once]}."""
 
     files, faults, log = {}, {}, []
 
@@ -32,30 +37,56 @@ class Server(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(content) if length is None else length))
         for name, value in headers.items():
-            self.send_header(name, value)
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def listing(self, repository, commit):
+        """A page, and the address of the next one: two entries a page."""
+        place = int(parse_qs(urlsplit(self.path).query).get("page", ["0"])[0])
+        begin = f"{repository}/resolve/{commit}/"
+        names = sorted(path for path in self.files if path.startswith(begin))
+        entries = [entry(name[len(begin):], self.files[name]) for name in names]
+        more = {"Link": f'<{HOST}{urlsplit(self.path).path}?page={place + 2}>; rel="next"'} \
+            if place + 2 < len(entries) else {}
+        self.answer(200, json.dumps(entries[place:place + 2]).encode(), **more)
 
     def do_GET(self):
-        path = self.path
+        path, span = urlsplit(self.path).path, self.headers.get("Range")
+        self.log.append((self.command, path, span, self.headers.get("Authorization")))
+        planted = self.command == "GET" and self.faults.get(path)
+        fault = planted.pop(0) if planted else None
+        asked = path.replace("/api/models/", "/api/")
+        info = re.fullmatch(r"/api(/(?:datasets/)?[^/]+/[^/]+)/revision/([^/]+)", asked)
+        tree = re.fullmatch(r"/api(/(?:datasets/)?[^/]+/[^/]+)/tree/([^/]+)/?", asked)
+        file = re.fullmatch(r"(.*/resolve/)([^/]+)(/.*)", path)
         content = self.files.get(path)
-        span = self.headers.get("Range")
-        self.log.append((path, span, self.headers.get("Authorization")))
-        fault = self.faults[path].pop(0) if self.faults.get(path) else None
+        if file and content is None:
+            content = self.files.get(file[1] + COMMITS.get(file[2], "") + file[3])
+        commit = file and COMMITS.get(file[2], file[2])
         if isinstance(fault, int):
             self.answer(fault)
+        elif info and any(name.startswith(info[1] + "/") for name in self.files):
+            sha = COMMITS.get(info[2])
+            self.answer(200 if sha else 404, json.dumps({"id": "x/y", "sha": sha}).encode(),
+                        X_Error_Code="" if sha else "RevisionNotFound")
+        elif tree:
+            self.listing(*tree.groups())
         elif content is None:
-            self.answer(404)
+            self.answer(404, X_Error_Code="EntryNotFound" if file else "RepoNotFound")
         elif fault == "cut":
             self.answer(200, content[:len(content) // 2], len(content))
             self.close_connection = True
-        elif isinstance(content, tuple):  # a page of a listing, and the next one's address
-            self.answer(200, content[0], Link=f'<{content[1]}>; rel="next"')
         elif span:
-            start = int(re.fullmatch(r"bytes=(\d+)-", span)[1])
+            start = int(re.match(r"bytes=(\d+)-", span)[1])
             self.answer(206, content[start:])
         else:
-            self.answer(200, content)
+            digest = SUMS.get(path) or hashlib.sha256(content).hexdigest()
+            self.answer(200, content, ETag=f'"{digest}"', X_Repo_Commit=commit or "")
 
 
 def parquet_of(texts):
@@ -64,32 +95,30 @@ def parquet_of(texts):
     return buffer.getvalue()
 
 
-def entry(path, content, **more):
-    lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    return {"type": "file", "path": path, "size": len(content), "lfs": lfs, **more}
+def entry(path, content):
+    lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}
+    return {"type": "file", "path": path, "size": len(content), "oid": "0" * 40, "lfs": lfs}
 
 
+SUMS = {}  # {path: a checksum that is not the content's}
 TRAIN = [sentences(10 + place, 30) for place in range(3)]
 VALID = sentences(20, 10)
-STORIES = "/datasets/roneneldan/TinyStories/resolve/main/data/"
-TREE = "/api/datasets/roneneldan/TinyStories/tree/main/data?recursive=true"
+STORIES = "/datasets/roneneldan/TinyStories/resolve/" + COMMITS["main"] + "/"
+TREE = "/api/datasets/roneneldan/TinyStories/tree/" + COMMITS["main"]
+INFO = "/api/datasets/roneneldan/TinyStories/revision/main"
+SHAKESPEARE = "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 
 def serve():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    host = f"http://127.0.0.1:{server.server_port}"
-    names = [f"train-0000{place}-of-00003-0abc.parquet" for place in range(3)]
-    contents = dict(zip(names, map(parquet_of, TRAIN)))
-    contents["validation-00000-of-00001.parquet"] = parquet_of(VALID)
-    for name, content in contents.items():
-        Server.files[STORIES + name] = content
-    entries = [entry(f"data/{name}", content) for name, content in contents.items()]
-    entries.append({"type": "directory", "path": "data/old"})
-    entries.append(entry("data/readme.md", b"x"))
-    Server.files[TREE] = (json.dumps(entries[:2]).encode(), f"{host}/second")
-    Server.files["/second"] = json.dumps(entries[2:]).encode()
-    return host
+    for place, texts in enumerate(TRAIN):
+        Server.files[f"{STORIES}data/train-0000{place}-of-00003-0abc.parquet"] = parquet_of(texts)
+    Server.files[STORIES + "data/validation-00000-of-00001.parquet"] = parquet_of(VALID)
+    Server.files[STORIES + "data/readme.md"] = b"x"
+    Server.files[STORIES.replace("a" * 40, "b" * 40) + "data/train-0.parquet"] = \
+        parquet_of(TRAIN[1])
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 HOST = serve()
@@ -105,37 +134,65 @@ def encoded(texts):
 
 
 def a_set_comes_whole_over_a_bad_line():
-    first = STORIES + "train-00000-of-00003-0abc.parquet"
+    first = STORIES + "data/train-00000-of-00003-0abc.parquet"
     Server.faults = {first: ["cut", 503], TREE: [500]}
-    downloads.Downloader.pause = 0.01
-    result = prepared("stories", "tinystories")
+    result = prepared("stories", "tinystories", "--downloads", "kept")
     assert result.status == 0, result.err
     assert sorted(byte_documents("stories", "train")) == encoded(sum(TRAIN, []))
     assert sorted(byte_documents("stories", "val")) == encoded(VALID)
-    half = len(Server.files[first]) // 2
-    assert (first, f"bytes={half}-", None) in Server.log, "the rest was not asked for"
+    asked = [span for method, path, span, _ in Server.log if path == first and method == "GET"]
+    assert any(span and span > "bytes=1" for span in asked), "the rest was not asked for"
+    assert not any("readme" in path for method, path, *_ in Server.log), "more than the data"
+    assert COMMITS["main"] in manifest("stories")["sources"][0]["path"], "no revision is recorded"
     count = len(Server.log)
-    again = prepared("stories2", "tinystories")
-    fresh = {path for path, _, _ in Server.log[count:]}
-    assert again.status == 0 and fresh == {TREE, "/second"}, "files were fetched twice"
+    again = prepared("stories2", "tinystories", "--downloads", "kept")
+    fetched = [path for method, path, *_ in Server.log[count:] if method == "GET"]
+    assert again.status == 0 and not [path for path in fetched if ".parquet" in path], fetched
+    # and with no network at all
+    offline = call(prepare_data, "--output", "stories3", "--tokenizer", "byte", "--jobs", 1,
+                   "--mirror", "http://127.0.0.1:9", "--downloads", "kept", "tinystories")
+    assert offline.status == 0, offline.err
+    assert sorted(byte_documents("stories3", "train")) == encoded(sum(TRAIN, []))
 
 
 def some_files_are_enough():
     result = prepared("some", "tinystories", "--download-files", 1, "--downloads", "some_files")
     assert result.status == 0, result.err
     assert sorted(byte_documents("some", "train")) == encoded(TRAIN[0])
-    assert len(os.listdir("some_files/tinystories")) == 2
+    assert sorted(byte_documents("some", "val")) == encoded(VALID)
+
+
+def revisions_are_pinned():
+    result = prepared("pinned", "tinystories@old", "--valid-fraction", 0)
+    assert result.status == 0, result.err
+    assert sorted(byte_documents("pinned", "train")) == encoded(TRAIN[1])
+    refused(prepared("x", "tinystories@none"), "tinystories@none", "not there any more (404)")
+
+
+def tokenizers_come_by_name():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<eos>": 1}, "a"))
+    tokenizer.add_special_tokens(["<eos>"])
+    at = "/openai-community/gpt2/resolve/" + COMMITS["old"]
+    Server.files[at + "/tokenizer.json"] = tokenizer.to_str().encode()
+    Server.files[at + "/tokenizer_config.json"] = b'{"eos_token": "<eos>"}'
+    write("a.txt", "a")
+    for name in ("gpt2@old", "gpt2@" + COMMITS["old"]):
+        result = call(prepare_data, "--output", f"{name}.out", "--tokenizer", name, "--mirror",
+                      HOST, "--valid-fraction", 0, "a.txt")
+        assert result.status == 0, result.err
+        assert stream(f"{name}.out", "train") == [1, 0]
+        assert manifest(f"{name}.out")["tokenizer"]["name"] == "gpt2"
+        assert json.loads(read(f"{name}.out/tokenizer_config.json")) == {"eos_token": "<eos>"}
 
 
 def damage_is_noticed():
-    name = STORIES + "train-00001-of-00003-0abc.parquet"
-    content = Server.files[name]
-    Server.files[name] = content[:-1] + b"?"
-    refused(prepared("d", "tinystories", "--downloads", "damaged"), "tinystories", name,
-            "arrived damaged", "run the same command again")
-    Server.files[name] = content
+    name = STORIES + "data/train-00001-of-00003-0abc.parquet"
+    SUMS[name] = hashlib.sha256(b"other").hexdigest()
+    refused(prepared("d", "tinystories", "--downloads", "damaged"), "tinystories",
+            os.path.basename(name), "arrived damaged", "run the same command again")
+    SUMS.clear()
     assert prepared("d", "tinystories", "--downloads", "damaged").status == 0
-    Server.files["/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"] = b"To be\n"
+    Server.files[SHAKESPEARE] = b"To be\n"
     refused(prepared("d2", "tinyshakespeare"), "tinyshakespeare", "arrived damaged")
 
 
@@ -143,29 +200,28 @@ def tinyshakespeare_is_what_it_was():
     path = os.path.join(SHARED, "tinyshakespeare.txt")
     if not os.path.exists(path):
         raise Skip("no tinyshakespeare.txt in ../shared/data")
-    Server.files["/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"] = read(path)
+    Server.files[SHAKESPEARE] = read(path)
     result = prepared("shakespeare", "tinyshakespeare", "--valid-fraction", 0)
     assert result.status == 0, result.err
     assert byte_documents("shakespeare", "train") == [read(path)]
 
 
 def refusals_say_what_to_do():
-    Server.files.pop("/api/datasets/HuggingFaceFW/fineweb/tree/main/sample/10BT?recursive=true", 0)
     refused(prepared("x", "fineweb"), "fineweb", "not there any more (404)", "give files")
-    Server.faults = {TREE: [401]}
-    refused(prepared("x", "tinystories"), "gated (401)", "HF_TOKEN")
-    config = "/meta-llama/Meta-Llama-3-8B/resolve/main/tokenizer_config.json"
-    Server.faults = {config: [403]}
+    Server.faults = {INFO: [401, 401]}
+    refused(prepared("x", "tinystories", "--downloads", "gated"), "gated (401)", "HF_TOKEN")
+    refused(call(prepare_data, "--output", "x", "--tokenizer", "llama3", "--mirror", HOST, "."),
+            "--tokenizer llama3", "not there any more (404)")
+    Server.faults = {"/api/models/meta-llama/Meta-Llama-3-8B/revision/main": [403, 403]}
     refused(call(prepare_data, "--output", "x", "--tokenizer", "llama3", "--mirror", HOST, "."),
             "--tokenizer llama3", "gated (403)", "accept its licence", "HF_TOKEN")
     os.environ["HF_TOKEN"] = "secret"
-    Server.faults = {TREE: [401]}
-    prepared("x", "tinystories")
+    Server.faults = {INFO: [401, 401]}
+    prepared("x", "tinystories", "--downloads", "gated")
     del os.environ["HF_TOKEN"]
-    assert Server.log[-1][2] == "Bearer secret"
-    empty = "/api/datasets/DKYoon/SlimPajama-6B/tree/main/data?recursive=true"
-    Server.files[empty] = b"[]"
-    refused(prepared("x", "slimpajama"), "slimpajama", "no data files under DKYoon/SlimPajama-6B")
+    assert Server.log[-1][3] == "Bearer secret"
+    Server.files["/datasets/DKYoon/SlimPajama-6B/resolve/" + COMMITS["main"] + "/data/x"] = b""
+    refused(prepared("x", "slimpajama"), "slimpajama", "no data files", "DKYoon/SlimPajama-6B")
 
 
 def without_a_network_it_says_so():
@@ -173,13 +229,14 @@ def without_a_network_it_says_so():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     result = run("scripts/prepare_data", "--output", "x", "--tokenizer", "byte", "tinystories",
-                 "--mirror", f"http://127.0.0.1:{port}", check=False)
+                 "--mirror", f"http://127.0.0.1:{port}", "--downloads", "none", check=False)
     refused(result, "tinystories", "cannot be reached", "needs a network, or --mirror",
             "give their paths")
     assert not os.path.exists("x")
 
 
 if __name__ == "__main__":
-    sys.exit(main([a_set_comes_whole_over_a_bad_line, some_files_are_enough, damage_is_noticed,
-                   tinyshakespeare_is_what_it_was, refusals_say_what_to_do,
-                   without_a_network_it_says_so]))
+    constants.DOWNLOAD_CHUNK_SIZE = 1000  # as much as a torn line may lose
+    sys.exit(main([a_set_comes_whole_over_a_bad_line, some_files_are_enough, revisions_are_pinned,
+                   tokenizers_come_by_name, damage_is_noticed, tinyshakespeare_is_what_it_was,
+                   refusals_say_what_to_do, without_a_network_it_says_so]))

@@ -2,6 +2,7 @@
 bit, in one file or several; what is not ours is refused. transformers_tests.py compares logits.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -226,23 +227,35 @@ def loads_that_do_not_fit_are_refused():
 
 
 class Hub(SimpleHTTPRequestHandler):
-    """The Hub's listing and files of one model, from a folder."""
+    """The Hub's interface to one model, whose files are in a folder."""
 
     def log_message(self, *_):
         pass
 
+    def end_headers(self):
+        if "/hub/" in self.path:
+            content = read(self.path.lstrip("/"))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", "c" * 40)
+        super().end_headers()
+
     def do_GET(self):
-        if "/tree/main" in self.path:
-            entries = [{"path": name, "size": os.path.getsize(f"hub/{name}")}
-                       for name in os.listdir("hub")]
-            content = json.dumps(entries).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-        else:
-            self.path = self.path.replace("/some/model/resolve/main", "/hub")
-            super().do_GET()
+        entries = [{"type": "file", "path": name, "size": os.path.getsize(f"hub/{name}"),
+                    "oid": "0" * 40} for name in os.listdir("hub")]
+        answers = {"/api/models/some/model/revision/main": {"id": "some/model", "sha": "c" * 40},
+                   f"/api/models/some/model/tree/{'c' * 40}": entries}
+        answer = answers.get(self.path.split("?")[0])
+        if answer is None:
+            return super().do_GET()
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        return self.wfile.write(content)
+
+    def translate_path(self, path):
+        self.path = path.replace(f"/some/model/resolve/{'c' * 40}", "/hub")
+        return super().translate_path(self.path)
 
 
 def a_model_comes_from_the_hub():
@@ -254,7 +267,8 @@ def a_model_comes_from_the_hub():
                   "--mirror", f"http://127.0.0.1:{server.server_port}")
     assert result.status == 0, result.err
     assert unpack("hub_start/model.safetensors") == unpack("llama_start/model.safetensors")
-    assert sorted(os.listdir("got/some--model")) == sorted(set(os.listdir("hub")) - {"readme.md"})
+    got = os.listdir(f"got/models--some--model/snapshots/{'c' * 40}")
+    assert sorted(got) == sorted(set(os.listdir("hub")) - {"readme.md"})
 
 
 if __name__ == "__main__":

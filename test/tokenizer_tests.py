@@ -2,24 +2,23 @@
 makes of it; samples and prompts are text; what does not fit together is refused.
 """
 
+import base64
 import json
 import os
 import random
 import struct
 import sys
 import unicodedata
+import zlib
 
-import tiktoken
 import tokenizers
 from check import SHARED, Skip, call, fails, main, read, refused, run, write
 from llm8.prepare_data import main as prepare_data
-from llm8.tokenizer_kinds import Tiktoken, open_vocabulary
-from llm8.vocabulary import CUT_LLAMA3, LLAMA3_PATTERN
+from llm8.vocabulary import LLAMA3_PATTERN, byte_characters, character_ranges, open_vocabulary
 from shard_tools import cut, sentences, stream, tokens_of
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 END = "<|endoftext|>"
-WORDS = {"vocab_file": None, "merge_file": None, "end_of_text": None, "downloads": "", "mirror": ""}
 TEXTS = sentences(3, 60)
 
 
@@ -44,15 +43,17 @@ def save(tokenizer, folder):
     return f"{folder}/tokenizer.json"
 
 
+POOL = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'S", "'ll", "'re", "a", "The", " 12",
+        "345", "!", "?!...", "é", "漢字", "🙂", "\u00a0", "\u2003", "\u3000", "²", "Ⅷ",
+        "\u0301", "x" * 300, " " * 50, END, "\x1c", "\x85", "_", "\x00", "0" * 7, "א"]
+
+
 def hostile_texts(count):
     """Texts of what tokenizers treat apart: quotes, white space of every kind, scripts, digits."""
     rng = random.Random(5)
-    pool = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'S", "'ll", "'re", "a", "The", " 12",
-            "345", "!", "?!...", "é", "漢字", "🙂", "\u00a0", "\u2003", "\u3000", "²", "Ⅷ",
-            "\u0301", "x" * 300, " " * 50, END, "\x1c", "\x85", "_", "\x00", "0" * 7, "א"]
     known = [chr(code) for code in range(0x20, 0x1F000)
              if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
-    return ["".join(rng.choice(pool) if rng.random() < 0.8 else rng.choice(known)
+    return ["".join(rng.choice(POOL) if rng.random() < 0.8 else rng.choice(known)
                     for _ in range(rng.randrange(1, 400))) for _ in range(count)]
 
 
@@ -79,7 +80,7 @@ def the_c_encoder_is_the_librarys():
     for name, pattern in (("gpt2-like", None), ("llama3-like", LLAMA3_PATTERN)):
         tokenizer = byte_level(pattern)
         path = save(tokenizer, name)
-        vocabulary = open_vocabulary({**WORDS, "tokenizer": path})
+        vocabulary = open_vocabulary({"tokenizer": path})
         tokenizer.encode_special_tokens = True
         same_in_c(vocabulary, lambda text, t=tokenizer: t.encode(text).ids, name)
     assert fails(same_in_c, vocabulary, lambda text: tokenizer.encode(text + " ").ids, "fault")
@@ -89,32 +90,54 @@ def gpt2_words():
     vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
     if not os.path.exists(vocab):
         raise Skip("no GPT-2 vocabulary in ../shared/data")
-    return {**WORDS, "tokenizer": "gpt2", "vocab_file": vocab, "merge_file": merges}
+    return {"tokenizer": "gpt2", "vocab_file": vocab, "merge_file": merges}
+
+
+def checksum(vocabulary):
+    """Of the ids of fixed texts, and how many."""
+    rng = random.Random(9)
+    texts = ["".join(rng.choice(POOL) for _ in range(200)) for _ in range(40)] + sentences(3, 60)
+    ids = [token for text in texts for token in vocabulary.encode(text)]
+    return len(ids), zlib.crc32(struct.pack(f"<{len(ids)}I", *ids))
 
 
 def gpt2_is_tiktokens():
+    """tiktoken 0.14.0 gave these with GPT-2's ranks, cut as GPT-2 does and as Llama 3 does."""
     vocabulary = open_vocabulary(gpt2_words())
     assert vocabulary.size == 50257 and vocabulary.end_of_text == 50256
-    same_in_c(vocabulary, vocabulary.encoding.encode_ordinary, "gpt2")
-    ranks = vocabulary.encoding._mergeable_ranks
-    encoding = tiktoken.Encoding("other", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks,
-                                 special_tokens={END: 50256})
-    other = Tiktoken("other", encoding, None, CUT_LLAMA3)
-    same_in_c(other, other.encoding.encode_ordinary, "other")
-    # what goes into checkpoints is the same tokenizer, with the merges found again from the ranks
-    exported = tokenizers.Tokenizer.from_str(vocabulary.hugging_face())
-    exported.encode_special_tokens = True
-    for text in hostile_texts(40):
-        assert exported.encode(text).ids == vocabulary.encode(text)
-    assert exported.token_to_id(END) == 50256
-    lines = read(gpt2_words()["merge_file"]).decode().splitlines()[1:]
-    held = json.loads(vocabulary.hugging_face())["model"]["merges"]
-    assert [" ".join(pair) for pair in held] == [line for line in lines if line]
+    assert checksum(vocabulary) == (36492, 531232895)
+    same_in_c(vocabulary, vocabulary.encode, "gpt2")
+    # Llama 3's tokenizer.model has ranks alone: its merges follow from them
+    characters = {character: byte for byte, character in byte_characters().items()}
+    ranks = {bytes(characters[c] for c in text): rank for text, rank in
+             json.loads(read(gpt2_words()["vocab_file"])).items() if text != END}
+    write("meta/tokenizer.model", "".join(f"{base64.b64encode(token).decode()} {rank}\n"
+                                          for token, rank in ranks.items()))
+    other = open_vocabulary({"tokenizer": "meta"})
+    assert other.size == 50256 + 256 and other.end_of_text == 50257
+    assert checksum(other) == (37170, 845446713) and other.cut == 3
+    same_in_c(other, other.encode, "other")
+    # what goes into checkpoints is the same tokenizer
+    for one in (vocabulary, other):
+        exported = tokenizers.Tokenizer.from_str(one.json)
+        exported.encode_special_tokens = True
+        for text in hostile_texts(40):
+            assert exported.encode(text).ids == one.encode(text)
+
+
+def characters_are_the_librarys():
+    """The classes in tokenizer.bin, character by character, newer ones than Python's included."""
+    classes = {code: kind for first, last, kind in character_ranges()
+               for code in range(first, last + 1)}
+    for kind, pattern in ((1, r"\p{L}"), (2, r"\p{N}"), (3, r"\s")):
+        split = pre_tokenizers.Split(tokenizers.Regex(pattern), "removed", invert=True)
+        for code in [*range(0x20, 0x2000), *range(0xA640, 0xB000), 0x1F100, 0x1F10C, 0x323AF]:
+            assert bool(split.pre_tokenize_str(chr(code))) == (classes.get(code) == kind), hex(code)
 
 
 def long_texts_are_cut_where_words_end():
     words = gpt2_words() if os.path.exists(SHARED) else None
-    vocabulary = open_vocabulary(words or {**WORDS, "tokenizer": save(byte_level(), "long")})
+    vocabulary = open_vocabulary(words or {"tokenizer": save(byte_level(), "long")})
     from llm8 import prepare
 
     text = "\n".join("".join(hostile_texts(20)) + "".join(TEXTS) for _ in range(3)) + " end.\nOf it"
@@ -246,7 +269,7 @@ def wrong_tokenizers_are_refused():
     def wrong(name, *parts, words=()):
         refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)
 
-    wrong("gtp2", "--tokenizer gtp2", "byte, llama3", "cl100k_base", "tokenizer.json")
+    wrong("gtp2", "--tokenizer gtp2", "byte, gpt2, llama3", "cl100k_base", "tokenizer.json")
     wrong(write("t.json", "{}"), "--tokenizer t.json", "not a tokenizer.json")
     wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x15" + bytes(90)), "SentencePiece",
           "tokenizer.json")
@@ -258,12 +281,12 @@ def wrong_tokenizers_are_refused():
     wrong("gpt2", "--merge-file", "not the merges of",
           words=("--vocab-file", "v.json", "--merge-file", write("m.txt", "#version\na c\n")))
     result = run("scripts/prepare_data", "--output", "o", "plain", "--tokenizer", "cl100k_base",
-                 check=False, env={"https_proxy": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "no"})
-    refused(result, "--tokenizer cl100k_base", "could not download", "TIKTOKEN_CACHE_DIR")
+                 "--mirror", "http://127.0.0.1:9", "--downloads", "no", check=False)
+    refused(result, "--tokenizer cl100k_base", "cannot be reached", "--mirror")
 
 
 if __name__ == "__main__":
-    sys.exit(main([the_c_encoder_is_the_librarys, gpt2_is_tiktokens,
+    sys.exit(main([the_c_encoder_is_the_librarys, gpt2_is_tiktokens, characters_are_the_librarys,
                    long_texts_are_cut_where_words_end, every_kind_of_tokenizer_reads_back,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
                    samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,

@@ -16,11 +16,9 @@ def parser():
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("import", help="a model's folder, or OWNER/NAME on the Hub, into a "
                               "start for the trainers' --load")
-    one.add_argument("model", metavar="DIR|OWNER/NAME")
+    one.add_argument("model", metavar="DIR|OWNER/NAME[@REVISION]")
     one.add_argument("--output", required=True, metavar="DIR", help="where the start goes")
-    one.add_argument("--downloads", default="data/downloads", metavar="DIR",
-                     help="where models from the Hub are kept [data/downloads]")
-    one.add_argument("--mirror", default="", metavar="URL", help="a host that has what the Hub has")
+    downloads.add_options(one)
     return p
 
 
@@ -28,7 +26,9 @@ def main():
     o = parser().parse_args()
     folder = o.model
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
-        folder = downloads.fetch_model(o.model, o.downloads, o.mirror)
+        _, files = downloads.from_hub(o.model, o.model, "model", ["model*.safetensors", "*.json"],
+                                      vars(o))
+        folder = os.path.commonpath(map(os.path.dirname, files))
     options, tensors = hugging_face.import_model(folder, o.output)
     count = 0
     for tensor in tensors.values():

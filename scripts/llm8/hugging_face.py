@@ -14,7 +14,7 @@ import tempfile
 
 from . import safe_tensors, shards
 from .environment import ROOT, die, trainer
-from .tokenizer_kinds import open_vocabulary
+from .vocabulary import open_vocabulary
 
 SUPPORTED = "gpt2 (GPT2LMHeadModel) and llama (LlamaForCausalLM: Llama 1, 2, 3, 3.1, 3.2, 3.3)"
 # what files of these models hold besides weights
@@ -200,9 +200,7 @@ def copy_tokenizer(folder, output):
     source = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(source):
         return None
-    words = {"tokenizer": source, "vocab_file": None, "merge_file": None, "end_of_text": None,
-             "downloads": "", "mirror": ""}
-    vocabulary = open_vocabulary(words)
+    vocabulary = open_vocabulary({"tokenizer": source})
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                  "generation_config.json"):
         path = os.path.join(folder, name)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from . import shards, sources
 from .environment import die
-from .tokenizer_kinds import open_vocabulary
+from .vocabulary import open_vocabulary
 
 VERSION = 1
 LONG_TEXT = 1 << 20
@@ -336,8 +336,8 @@ def prepare(plan, words, vocabulary, jobs):
             die("the sources hold no text at all")
         rows = assemble(plan, pool, jobs, names)
     for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
-                          ("tokenizer.json", vocabulary.hugging_face().encode()),
-                          ("tokenizer_config.json", vocabulary.tokenizer_config().encode())):
+                          ("tokenizer.json", vocabulary.json.encode()),
+                          ("tokenizer_config.json", vocabulary.config.encode())):
         shards.write_durably(os.path.join(output, name), [content])
     manifest = {
         "format": "llm8.c prepared data", "version": VERSION,

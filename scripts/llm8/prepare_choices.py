@@ -10,10 +10,10 @@ import numpy
 from . import downloads, shards, sources
 from .command_line import Parser
 from .environment import die
-from .tokenizer_kinds import open_vocabulary
+from .vocabulary import add_options, open_vocabulary, words_of
 
 MAGIC, START = 20240522, 65535
-HELLASWAG = downloads.RAW + "/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+HELLASWAG = "Rowan/hellaswag", "dataset", ["data/validation-*.parquet"]
 # where a question, its answers and the right one stand, in the sets that people publish
 CONTEXTS = ["ctx", "context", "question", "query", "prompt", "goal", "sentence"]
 ANSWERS = ["endings", "choices", "options", "answers"]
@@ -105,19 +105,12 @@ def parser():
                "that prepare_data left beside the shards, so that the tokens are the same.")
     p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
     p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
-    p.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
-                   help="as scripts/prepare_data takes it [gpt2]")
-    p.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
-    p.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt, with it")
-    p.add_argument("--end-of-text", metavar="TOKEN", help="the tokenizer's special token for it")
+    add_options(p)
     p.add_argument("--before", default="none", metavar="TOKEN",
                    help="put before each question [none, as others score]")
     p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands")
     p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
     p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
-    p.add_argument("--downloads", default="data/downloads", metavar="DIR",
-                   help="where known sets are kept [data/downloads]")
-    p.add_argument("--mirror", default="", metavar="URL", help="a host that has what GitHub has")
     return p
 
 
@@ -145,13 +138,10 @@ def main():
     o = parser().parse_args()
     path = o.source
     if path == "hellaswag" and not os.path.exists(path):
-        downloader = downloads.Downloader(path, os.path.join(o.downloads, path), o.mirror)
-        path = downloader.file(HELLASWAG, os.path.basename(HELLASWAG))
+        [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
     if not os.path.exists(path):
         die(f"{path}: no such file; give one, or hellaswag")
-    words = {key: getattr(o, key) for key in ("tokenizer", "vocab_file", "merge_file",
-                                              "end_of_text", "downloads", "mirror")}
-    vocabulary = open_vocabulary(words)
+    vocabulary = open_vocabulary(words_of(o))
     before = [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
     questions = read_questions(path, o, vocabulary, before)
     os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)

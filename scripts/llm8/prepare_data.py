@@ -8,7 +8,7 @@ import sys
 from . import downloads, prepare, shards, sources
 from .command_line import Parser
 from .environment import die
-from .tokenizer_kinds import open_vocabulary
+from .vocabulary import add_options, open_vocabulary, words_of
 
 
 def parser():
@@ -17,17 +17,12 @@ def parser():
         prog="scripts/prepare_data",
         description="Turns text into token shards for the trainers: shuffled, split, with the "
                     "tokenizer\nbeside them. Run again after a stop, it goes on where it was.",
-        epilog=f"Known sets, by name instead of a path\n{sets}\n\n"
+        epilog=f"Known sets, by name (or NAME@REVISION) instead of a path\n{sets}\n\n"
                "Then train with --data 'DIR/train_*.bin' --valid-data 'DIR/val_*.bin'")
     p.add_argument("sources", nargs="*", metavar="SOURCE",
                    help=f"files ({' '.join(sources.KINDS)}), folders, globs, or known sets")
     p.add_argument("--output", metavar="DIR", help="where the shards go")
-    p.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
-                   help="byte, gpt2, llama3, llama2, of tiktoken, or a tokenizer.json [gpt2]")
-    p.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
-    p.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt, with it")
-    p.add_argument("--end-of-text", metavar="TOKEN", help="the special token that ends a document "
-                   "[the tokenizer's own]")
+    add_options(p)
     p.add_argument("--before", metavar="TOKEN", help="put before each document; none: nothing "
                    "[the end of text]")
     p.add_argument("--after", metavar="TOKEN", default="none",
@@ -50,12 +45,8 @@ def parser():
                    help="leave out lines and files that cannot be read; the manifest lists them")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
                    help="processes at a time [one a core]")
-    p.add_argument("--downloads", default="data/downloads", metavar="DIR",
-                   help="where known sets are kept [data/downloads]")
     p.add_argument("--download-files", type=int, default=0, metavar="N",
                    help="only the first N files of a known set [0: all]")
-    p.add_argument("--mirror", default="", metavar="URL",
-                   help="a host that has what the Hub and GitHub have")
     p.add_argument("--check", metavar="DIR",
                    help="check the shards there against their manifest, and leave")
     return p
@@ -78,16 +69,8 @@ def fetch(o):
     """Sources with a known set's files in place of its name: to train on, and to validate on."""
     train, valid = [], []
     for source in o.sources:
-        if source in downloads.KNOWN_SETS and not os.path.exists(source):
-            bar = prepare.tqdm(unit="B", unit_scale=True, desc=source, disable=None)
-
-            def progress(received, total=None, bar=bar):
-                bar.total = total or bar.total
-                bar.update(received)
-
-            paths, valid_paths = downloads.fetch_known_set(source, o.downloads, o.mirror,
-                                                           o.download_files, progress)
-            bar.close()
+        if source.partition("@")[0] in downloads.KNOWN_SETS and not os.path.exists(source):
+            paths, valid_paths = downloads.fetch_known_set(source, vars(o), o.download_files)
             train += paths
             valid += valid_paths
         else:
@@ -187,8 +170,7 @@ def main():
         die("SOURCE and --output are needed (--help)" if not o.sources else
             "--output is missing: where the shards go (--help)")
     check_numbers(o)
-    words = {key: getattr(o, key) for key in ("tokenizer", "vocab_file", "merge_file",
-                                              "end_of_text", "downloads", "mirror")}
+    words = words_of(o)
     vocabulary = open_vocabulary(words)
     plan = make_plan(o, vocabulary)
     os.makedirs(plan["output"], exist_ok=True)

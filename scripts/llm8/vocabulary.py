@@ -1,58 +1,81 @@
-"""What a tokenizer is here, and what it leaves beside the shards: tokenizer.bin, which the C
-programs read (dataloader/tokenizer.h says what is in it), and Hugging Face's tokenizer.json, which
-goes into checkpoints. tokenizer_kinds.py has the kinds of it.
+"""Tokenizers by name or file, all of Hugging Face's `tokenizers`: bytes, those of the Hub (GPT-2's,
+OpenAI's, Llama's), any tokenizer.json, GPT-2's two files, Llama 3's tokenizer.model.
+
+What a tokenizer leaves beside the shards: tokenizer.bin, which the C programs read
+(dataloader/tokenizer.h says what is in it), and a tokenizer.json, which goes into checkpoints.
+Workers of other processes open it again by the same words.
 """
 
+import base64
+import functools
 import json
+import os
 import struct
-import sys
 import zlib
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from . import downloads
 from .environment import die
 
 CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3 = range(4)
 CLASSES = [(1, r"\p{L}+"), (2, r"\p{N}+"), (3, r"\p{White_Space}+")]
-
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
                   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-
-
-def byte_characters():
-    """The character by which GPT-2's byte-level tokenizers write each byte in their files."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    table = {byte: chr(byte) for byte in plain}
-    table.update({byte: chr(256 + place) for place, byte in enumerate(others)})
-    return table
+ENDS_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]"]
+HUB_TOKENIZERS = {
+    "gpt2": "openai-community/gpt2", "llama3": "meta-llama/Meta-Llama-3-8B",
+    "llama2": "meta-llama/Llama-2-7b-hf", "r50k_base": "openai-community/gpt2",
+    "p50k_base": "Xenova/text-davinci-003", "cl100k_base": "Xenova/gpt-4",
+    "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
+LLAMA3_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>",
+                   "<|reserved_special_token_1|>", "<|finetune_right_pad_id|>",
+                   "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
+                   "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
+                   *(f"<|reserved_special_token_{i}|>" for i in range(3, 248))]
 
 
 class Vocabulary:
-    """name, size, end_of_text (an id), cut, tokens (the bytes of each id), specials {text: id},
-    encode(text) -> ids, and hugging_face(), the text of a tokenizer.json."""
+    """name, size, end_of_text (an id), cut, tokens (the bytes of each id), specials {text: id}, and
+    the texts of its tokenizer.json and tokenizer_config.json."""
 
-    def __init__(self, name, tokens, specials, end_of_text, cut):
-        self.name, self.tokens, self.specials, self.cut = name, tokens, specials, cut
-        self.size = len(tokens)
-        if end_of_text not in specials:
-            shown = ", ".join(list(specials)[:8]) or "none"
-            die(f"--end-of-text {end_of_text}: no special token of {name} (it has {shown})")
-        self.end_of_text = specials[end_of_text]
-        self.end_of_text_name = end_of_text
+    def __init__(self, name, tokenizer, end_of_text=None, texts=("", "")):
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True  # a document cannot end itself by naming one
+        self.name, self.tokenizer = name, tokenizer
+        self.json, held = texts[0] or tokenizer.to_str(), json.loads(tokenizer.to_str())
+        self.specials = {row["content"]: row["id"] for row in held["added_tokens"]
+                         if row["special"]}
+        self.tokens = token_bytes(held)
+        self.size, self.cut = len(self.tokens), cut_of(held, self.tokens)
+        configured = json.loads(texts[1] or "{}").get("eos_token")
+        if isinstance(configured, dict):
+            configured = configured.get("content")
+        usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
+        self.end_of_text_name = end_of_text or configured or usual[0]
+        self.end_of_text = self.special(self.end_of_text_name, "--end-of-text")
+        self.config = texts[1] or json.dumps({
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
+            "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
+            "add_bos_token": False, "clean_up_tokenization_spaces": False}, indent=2) + "\n"
 
     def special(self, text, option):
         if text not in self.specials:
-            shown = ", ".join(list(self.specials)[:8])
+            shown = ", ".join(list(self.specials)[:8]) or "none"
             die(f"{option} {text}: no special token of {self.name} (it has {shown})")
         return self.specials[text]
 
-    def token_bytes(self, token):
-        return self.end_of_text_name.encode() if token == self.end_of_text else self.tokens[token]
+    def encode(self, text):
+        if self.cut == CUT_BYTES:
+            return list(text if isinstance(text, bytes) else text.encode())
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def entries(self):
         """tokenizer.bin's tokens. A token longer than its one byte of length allows is cut; it then
         prints shortened, and is never encoded."""
-        parts = [self.token_bytes(token)[:255] for token in range(self.size)]
+        held = dict(enumerate(self.tokens)) | {self.end_of_text: self.end_of_text_name.encode()}
+        parts = [held[token][:255] for token in range(self.size)]
         return b"".join(bytes([len(part)]) + part for part in parts)
 
     def mark(self):
@@ -64,65 +87,215 @@ class Vocabulary:
         tail = b"".join(struct.pack("<3I", *row) for row in ranges)
         return header.ljust(1024, b"\0") + self.entries() + tail
 
-    def tokenizer_config(self):
-        return json.dumps({"tokenizer_class": "PreTrainedTokenizerFast",
-                           "bos_token": self.end_of_text_name, "eos_token": self.end_of_text_name,
-                           "model_max_length": 1 << 30, "add_bos_token": False,
-                           "clean_up_tokenization_spaces": False}, indent=2) + "\n"
 
-
+@functools.cache
 def character_ranges():
-    """(first, last, class) of all letters, numbers and white space, in order."""
-    import regex  # knows newer characters than this Python's unicodedata may
-
-    ranges = []
-    every = "".join(map(chr, [*range(0xD800), *range(0xE000, sys.maxunicode + 1)]))
-    for kind, pattern in CLASSES:
-        for run in regex.finditer(pattern, every):
-            first, last = ord(run[0][0]), ord(run[0][-1])
-            for part in ((first, min(last, 0xD7FF)), (max(first, 0xE000), last)):
-                if part[0] <= part[1] and (first < 0xD800) == (part[0] < 0xD800):
-                    ranges.append((*part, kind))
-    return sorted(set(ranges))
+    """(first, last, class) of all letters, numbers and white space as the library sees them."""
+    step, ranges = 0x800, []  # the surrogates are a number of such steps
+    kinds = [(kind, pre_tokenizers.Split(Regex(pattern), "removed", invert=True))
+             for kind, pattern in CLASSES]
+    for start in [*range(0, 0xD800, step), *range(0xE000, 0x110000, step)]:
+        text = "".join(map(chr, range(start, start + step)))
+        ranges += [(start + begin, start + end - 1, kind) for kind, split in kinds
+                   for _, (begin, end) in split.pre_tokenize_str(text)]
+    return sorted(ranges)
 
 
-# ---- tokenizer.json ------------------------------------------------------------------------------
+# ---- what a tokenizer.json says ------------------------------------------------------------------
 
 
-def merges_of(ranks):
-    """The pair each token was merged from: what the tokens of lower rank make of it."""
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = [token[i:i + 1] for i in range(len(token))]
-        while len(parts) > 2:
-            pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:])]
-            lowest = min(range(len(pairs)), key=pairs.__getitem__)
-            if pairs[lowest] >= rank:
-                break
-            parts[lowest:lowest + 2] = [parts[lowest] + parts[lowest + 1]]
-        if len(parts) == 2:
-            merges.append(tuple(parts))
-    return merges
+def byte_characters():
+    """The character by which GPT-2's byte-level tokenizers write each byte in their files."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | \
+        {byte: chr(256 + place) for place, byte in enumerate(others)}
 
 
-def byte_level_json(ranks, merges, specials, pattern):
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+def steps_of(part):
+    """A pre-tokenizer's or decoder's steps, whether it is one or a sequence."""
+    if part is None:
+        return []
+    return part.get("pretokenizers") or part.get("decoders") or [part]
 
-    table = byte_characters()
+
+def token_bytes(tokenizer):
+    """The bytes of each id; special tokens stand for none."""
+    model, added = tokenizer["model"], tokenizer["added_tokens"]
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # Unigram: [[text, score], ...]
+        vocab = {row[0]: token for token, row in enumerate(vocab)}
+    tokens = [b""] * (1 + max([*vocab.values(), *[row["id"] for row in added]]))
+    characters = {character: byte for byte, character in byte_characters().items()}
+    steps = steps_of(tokenizer["pre_tokenizer"]) + steps_of(tokenizer["decoder"])
+    byte_level = any(step["type"] == "ByteLevel" for step in steps)
+    prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
+    for text, token in vocab.items():
+        if byte_level:
+            tokens[token] = bytes(characters[c] for c in text if c in characters)
+        elif model.get("byte_fallback") and len(text) == 6 and text.startswith("<0x"):
+            tokens[token] = bytes([int(text[3:5], 16)])
+        elif prefix:
+            whole = not text.startswith(prefix)
+            tokens[token] = (" " + text if whole else text[len(prefix):]).encode()
+        else:
+            tokens[token] = text.replace("\u2581", " ").encode()
+    for row in added:
+        tokens[row["id"]] = b"" if row["special"] else row["content"].encode()
+    return tokens
+
+
+def cut_of(tokenizer, tokens):
+    """Whether our encoder does what this tokenizer does: see dataloader/tokenizer.h."""
+    model, pre = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
+    plain = (model["type"] == "BPE" and tokenizer["normalizer"] is None and
+             not model.get("dropout") and not any(row.get("lstrip") or row.get("rstrip")
+                                                  for row in tokenizer["added_tokens"]))
+    if not plain or any(bytes([byte]) not in tokens for byte in range(256)):
+        return CUT_UNKNOWN
+    vocab = model["vocab"]
+    made = [vocab.get("".join(pair.split() if isinstance(pair, str) else pair))
+            for pair in model["merges"]]
+    if None in made or made != sorted(made) or not pre or pre[-1]["type"] != "ByteLevel":
+        return CUT_UNKNOWN
+    if pre[-1]["add_prefix_space"]:
+        return CUT_UNKNOWN
+    if len(pre) == 1:
+        return CUT_GPT2 if pre[0]["use_regex"] else CUT_UNKNOWN if made else CUT_BYTES
+    split = pre[0].get("pattern") == {"Regex": LLAMA3_PATTERN} and len(pre) == 2
+    # the pattern matches all of a text, so that keeping the matches alone drops nothing
+    whole = (pre[0].get("behavior"), bool(pre[0].get("invert"))) in (("Isolated", False),
+                                                                    ("Removed", True))
+    return CUT_LLAMA3 if split and whole and not pre[1]["use_regex"] else CUT_UNKNOWN
+
+
+# ---- by name or file -----------------------------------------------------------------------------
+
+
+def read_text(path, option):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        die(f"{option} {path}: {getattr(error, 'strerror', None) or 'not a text file'}")
+
+
+def byte_level(vocab, merges, specials, pattern=None, use_regex=False):
+    """A byte-level encoding whose words are those of a pattern, or GPT-2's (use_regex)."""
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if pattern else steps[0]
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
+                                  for text in specials])
+    return tokenizer
+
+
+def open_bytes():
+    return Vocabulary("byte", byte_level({character: byte for byte, character
+                                          in byte_characters().items()} | {ENDS_OF_TEXT[0]: 256},
+                                         [], ENDS_OF_TEXT[:1]))
+
+
+def open_gpt2_files(vocab_file, merge_file, end_of_text):
+    """GPT-2's encoder.json (vocab.json) and vocab.bpe (merges.txt)."""
+    try:
+        vocab = json.loads(read_text(vocab_file, "--vocab-file"))
+    except json.JSONDecodeError:
+        die(f"--vocab-file {vocab_file}: not JSON; it is damaged or another kind of file")
+    merges = [tuple(line.split()) for line in read_text(merge_file, "--merge-file").splitlines()
+              if line and not line.startswith("#version")]
+    try:
+        tokenizer = byte_level(vocab, merges, [text for text in ENDS_OF_TEXT if text in vocab],
+                               use_regex=True)
+    except Exception:  # tokenizers raises plain Exception
+        die(f"--merge-file {merge_file}: not the merges of --vocab-file {vocab_file}")
+    return Vocabulary("gpt2", tokenizer, end_of_text)
+
+
+def open_llama3_model(path, end_of_text):
+    """Meta's tokenizer.model of Llama 3: a line for each token, in base64, and its rank."""
+    rows = [line.split() for line in read_text(path, "--tokenizer").splitlines()]
+    table, ranks = byte_characters(), {base64.b64decode(row[0]): int(row[1]) for row in rows}
 
     def written(token):
         return "".join(table[byte] for byte in token)
 
-    tokenizer = Tokenizer(models.BPE(
-        vocab={written(token): rank for token, rank in ranks.items()} | specials,
-        merges=[(written(a), written(b)) for a, b in merges], ignore_merges=True))
-    steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    if pattern == GPT2_PATTERN:
-        steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-    elif pattern is not None:
-        steps.insert(0, pre_tokenizers.Split(Regex(pattern), "isolated"))
-    tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
-                                  for text in sorted(specials, key=specials.get)])
-    return tokenizer.to_str(pretty=False)
+    # the pair of lowest rank is merged first: every pair that makes a token, in the order of ranks
+    merges = [(written(token[:cut]), written(token[cut:])) for token in ranks
+              for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
+    vocab = {written(token): rank for token, rank in ranks.items()}
+    vocab |= {name: len(ranks) + place for place, name in enumerate(LLAMA3_SPECIALS)}
+    return Vocabulary("llama3", byte_level(vocab, merges, LLAMA3_SPECIALS, LLAMA3_PATTERN),
+                      end_of_text or "<|end_of_text|>")
+
+
+def open_json(path, end_of_text, name=None):
+    beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
+    texts = (read_text(path, "--tokenizer"),
+             read_text(beside, "--tokenizer") if os.path.exists(beside) else "")
+    try:
+        tokenizer = Tokenizer.from_str(texts[0])
+    except Exception as error:  # tokenizers raises plain Exception
+        die(f"--tokenizer {path}: not a tokenizer.json ({str(error)[:80]})")
+    name = name or os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return Vocabulary(name, tokenizer, end_of_text, texts)
+
+
+def open_file(path, end_of_text):
+    if os.path.isdir(path):
+        inside = {name: os.path.join(path, name) for name in os.listdir(path)}
+        if "tokenizer.json" in inside:
+            return open_json(inside["tokenizer.json"], end_of_text)
+        if "vocab.json" in inside and "merges.txt" in inside:
+            return open_gpt2_files(inside["vocab.json"], inside["merges.txt"], end_of_text)
+        if "tokenizer.model" not in inside:
+            die(f"--tokenizer {path}: a folder without tokenizer.json, tokenizer.model, or "
+                "vocab.json with merges.txt")
+        path = inside["tokenizer.model"]
+    if os.path.basename(path) != "tokenizer.model":
+        return open_json(path, end_of_text)
+    with open(path, "rb") as file:
+        if b" " not in file.read(64):
+            die(f"--tokenizer {path}: a SentencePiece model; give the tokenizer.json of the same "
+                "model (transformers' save_pretrained writes it)")
+    return open_llama3_model(path, end_of_text)
+
+
+def add_options(parser):
+    """The options that say which tokenizer it is."""
+    parser.add_argument("--tokenizer", default="gpt2", metavar="NAME|FILE",
+                        help=f"{', '.join(['byte', *HUB_TOKENIZERS])}, or a tokenizer.json [gpt2]")
+    parser.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, with no network")
+    parser.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt, with it")
+    parser.add_argument("--end-of-text", metavar="TOKEN", help="the special token that ends a "
+                        "document [the tokenizer's own]")
+    downloads.add_options(parser)
+
+
+def words_of(options):
+    """What open_vocabulary takes, of add_options' options."""
+    return {key: getattr(options, key) for key in ("tokenizer", "vocab_file", "merge_file",
+                                                   "end_of_text", "downloads", "mirror")}
+
+
+def open_vocabulary(words):
+    name, end_of_text = words["tokenizer"], words.get("end_of_text")
+    if name == "byte":
+        return open_bytes()
+    if words.get("vocab_file") or words.get("merge_file"):
+        if name != "gpt2" or not (words["vocab_file"] and words["merge_file"]):
+            die("--vocab-file and --merge-file: go together, with --tokenizer gpt2")
+        return open_gpt2_files(words["vocab_file"], words["merge_file"], end_of_text)
+    if os.path.exists(name):
+        return open_file(name, end_of_text)
+    bare, at, revision = name.partition("@")
+    if bare not in HUB_TOKENIZERS:
+        die(f"--tokenizer {name}: must be one of {', '.join(['byte', *HUB_TOKENIZERS])}, or the "
+            "path of a tokenizer.json, of Llama 3's tokenizer.model, or of a folder with one")
+    files, _ = downloads.from_hub(f"--tokenizer {name}", HUB_TOKENIZERS[bare] + at + revision,
+                                  "model", ["tokenizer.json", "tokenizer_config.json"], words)
+    if not files:
+        die(f"--tokenizer {name}: no tokenizer.json in {HUB_TOKENIZERS[bare]}; give one")
+    return open_json(files[0], end_of_text, bare)
