@@ -57,11 +57,18 @@ def expected(folder, baseline, variant):
         memory.append([start_a["memory_bytes"] / 2**20, start_b["memory_bytes"] / 2**20])
 
     def row(pairs, write, change):
-        ratios = mean([b / a for a, b in pairs])
         return [write(mean([a for a, _ in pairs])), write(mean([b for _, b in pairs])),
-                change(ratios)]
+                change([b / a for a, b in pairs])]
+
+    def percent(ratios):
+        spread = sum((ratio - mean(ratios)) ** 2 for ratio in ratios)
+        error = 100 * (spread / max(1, len(ratios) - 1) / len(ratios)) ** 0.5
+        return f"{100 * (mean(ratios) - 1):+.3f}%" + \
+            (f" ± {error:.3f}%" if len(ratios) > 1 else "")
+
+    def ratio(ratios):
+        return f"{mean(ratios):.3f}x"
     loss = "{:.4f}".format
-    percent, ratio = (lambda r: f"{100 * (r - 1):+.3f}%"), "{:.3f}x".format
     return {"training loss": row(finals, loss, percent),
             "validation loss": row(valids, loss, percent),
             "speed-up": row(speeds, "{:,.0f} tok/s".format, ratio),

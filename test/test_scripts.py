@@ -15,7 +15,7 @@ import unittest
 
 import numpy
 from check import call
-from llm8 import boards, document, experiment, judge, metrics, series, terminal, text
+from llm8 import boards, document, experiment, judge, metrics, report, series, terminal, text
 
 OPTIONS = {"seed": "1", "train-iters": "10", "data": "/a/d.bin", "valid-data": "/a/v.bin",
            "eval-iters": "1", "num-layers": "2", "lr": "0.1", "save": "/s"}
@@ -163,14 +163,53 @@ class Judging(Folder):
         """The judgements on the last variant, by what they are on."""
         variants = [judge.Variant(f"v{i}", group) for i, group in enumerate(runs)]
         found = judge.judge(judge.Comparison(variants, judge.Limits(**limits)))
-        return {j.what: j for j in found.judgements}, found.passed
+        return {j.what: j for j in found.judgements}, found.verdict == judge.PASS
 
     def pair(self, loss, valid=2.0, speed=120.0, **options):
-        """A baseline of loss 2 and 100 tok/s, and a run beside it."""
+        """A baseline of loss 2 and 100 tok/s, and one beside it, of two equal seeds each."""
         number = len(os.listdir(self.folder))
-        base = self.whole_run(f"{number}-a", [2.0] * 10)
-        return [base], [self.whole_run(f"{number}-b", [2.0] * 5 + [loss] * 5, valid, speed,
-                                       **options)]
+        return [[self.whole_run(f"{number}-{name}-{seed}", [2.0] * 5 + [end] * 5, *more,
+                                **{"seed": seed, **changed}) for seed in "12"]
+                for name, end, more, changed in (("a", 2.0, (), {}),
+                                                 ("b", loss, (valid, speed), options))]
+
+    def seeds(self, *changes):
+        """What is said of pairs whose final losses differ by so many percent."""
+        number = len(os.listdir(self.folder))
+        runs = [[self.whole_run(f"{number}-{name}-{seed}", [2 + factor * change / 50] * 10,
+                                speed=100.0 + factor, seed=str(seed)) for seed, change in enumerate(changes)]
+                for name, factor in (("a", 0), ("b", 1))]
+        found, passed = self.judged(*runs)
+        return found["training loss"], passed
+
+    def test_losses_are_judged_beside_their_noise(self):
+        for changes, result in (
+                ((0.1, 0.2, 0.15, 0.1), judge.PASS), ((2.1, 2.2, 2.15, 2.1), judge.FAIL),
+                ((-2.1, -2.2, -2.15, -2.1), judge.FAIL), ((3.0, -3.0, 1.0, -1.0), judge.UNSURE),
+                ((0.7, 1.1, 0.6, 0.8), judge.UNSURE), # the noise reaches across the limit of 1%
+                ((0.1,), judge.UNSURE), ((9.0,), judge.UNSURE), ((20.0, 2.0), judge.UNSURE),
+                ((0.9, -0.9) * 20, judge.PASS)):
+            with self.subTest(changes=changes):
+                found, passed = self.seeds(*changes)
+                self.assertEqual(found.result, result)
+                self.assertEqual(passed, result == judge.PASS)
+                self.assertEqual((found.pairs, bool(found.doubt)),
+                                 (len(changes), result == judge.UNSURE))
+                self.assertAlmostEqual(found.change, numpy.mean(changes), places=9)
+                if len(changes) > 1:
+                    error = numpy.std(changes, ddof=1) / len(changes) ** 0.5
+                    self.assertAlmostEqual(found.error, error, places=9)
+        found, passed = self.seeds(0.1, math.nan, 0.1)
+        self.assertTrue(found.result == judge.FAIL and not passed)
+
+    def test_no_verdict_is_the_first_thing_said(self):
+        base, other = self.pair(2.0)
+        comparison = judge.judge(judge.Comparison(
+            [judge.Variant("a", base[:1]), judge.Variant("b", other[:1])], judge.Limits()))
+        self.assertRegex(report.verdict_line(comparison),
+                         r"^CANNOT TELL: b against a: training loss \+0.000%, one pair of seeds")
+        table = report.verdict_blocks(comparison)[1]
+        self.assertEqual([row[5] for row in table.rows if row[1] == "training loss"], ["1"])
 
     def test_limits_on_losses(self):
         cases = [(2.03, 2.0, {}, True), (2.06, 2.0, {}, False), (1.94, 2.0, {}, False),
@@ -219,7 +258,7 @@ class Pages(unittest.TestCase):
     def test_html_is_escaped_and_alone(self):
         blocks = [document.Heading("a <b> & c", 1), document.Text("`x<y` **bold**"),
                   document.Table(["h"], [["FAIL"], ["<script>"]]),
-                  document.Verdict("FAIL: x", False), document.Listing(["a && b > c"]),
+                  document.Verdict("FAIL: x", "FAIL"), document.Listing(["a && b > c"]),
                   document.Picture("p.png", b"light", b"dark", 'a "title"', "words")]
         page = document.page(blocks)
         self.assertIn("a &lt;b&gt; &amp; c", page)

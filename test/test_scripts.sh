@@ -127,12 +127,12 @@ ended_runs_are_not_run_again() {
 
 worse_variants_fail() {
     local worse='worse: --bf16 --lr 1e-4' other='other: --bf16 --num-layers 1'
-    expect_said 1 "FAIL        worse: training loss" \
+    expect_said 1 "FAIL        worse: validation loss" \
         compare --out w --seeds 2,3 --variant 'bf16: --bf16' --variant "$worse" \
         --variant "$other" -- "${common[@]}" --train-iters 30
     has log "FAIL        other: same start (equal weights and data)  not the same: --num-layers" ||
         fail "$(cat log)"
-    has w/report.md "**FAIL: worse, other against bf16: worse: training loss" ||
+    has w/report.md "**FAIL: worse, other against bf16: worse: validation loss" ||
         fail "$(sed -n 3p w/report.md)"
     expect_status 0 "$python" "$root/test/check_report.py" w bf16 worse
 }
@@ -149,8 +149,14 @@ reports_on_runs_from_elsewhere() {
     for part in "1.300x" "FAIL        fp8: every run finished  fp8 seed 3: running, or killed"; do
         has log "$part" || fail "no '$part': $(cat log)"
     done
-    expect_said 1 "FAIL        b: training loss" compare --report-only --out h \
-        --train-limit 0.000001% --run a:c/bf16/seed-2 --run b:c/fp8/seed-2/metrics.jsonl
+    # a limit that no number of seeds could hold, and one pair of runs, which shows no noise
+    expect_said 3 "CANNOT TELL: b against a: training loss" compare --report-only --out h \
+        --train-limit 0.000001% --run a:c/bf16/seed-2 --run b:c/fp8/seed-2/metrics.jsonl \
+        --run a:c/bf16/seed-3 --run b:c/fp8/seed-3 --valid-limit 50%
+    has log "the limit of 1e-06% is below the noise" || fail "$(cat log)"
+    [[ $(sed -n 3p h/report.md) == "**CANNOT TELL: "* ]] || fail "$(sed -n 3p h/report.md)"
+    expect_said 3 "one pair of seeds does not show the noise" compare --report-only --out h \
+        --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
 }
 
 has_steps() {
@@ -179,7 +185,7 @@ interrupted_comparison_goes_on() {
     wait_until test ! -d "/proc/$trainer" || return
     status=0
     "${command[@]}" >i.log 2>&1 || status=$?
-    [[ $status -le 1 ]] || fail "status $status: $(tail -n 3 i.log)"
+    [[ $status -eq 3 ]] || fail "status $status: $(tail -n 3 i.log)"
     [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
     [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
     "$root/build/plain/metrics_tool" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"

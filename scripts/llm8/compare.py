@@ -15,8 +15,9 @@ Runs one after the other, so that each has the machine to itself. The same comma
 where it stopped, and runs nothing that has ended. In the folder: report.html (one page that needs
 nothing else), report.md with its pictures, report.json, and VARIANT/seed-N/ with each run.
 
-Exit status: 0 every limit held, 1 one did not, 2 it could not be done, 75 stopped by a signal (the
-same command goes on).
+Losses are judged by the differences of equal seeds beside their noise, so several seeds (--seeds
+1,2,3,4) are needed for a verdict. Exit status: 0 every limit held, 1 one did not, 2 it could not be
+done, 3 the seeds cannot tell, 75 stopped by a signal (the same command goes on).
 """
 
 import argparse
@@ -26,6 +27,8 @@ import sys
 
 from . import environment, experiment, trainer
 from .command_line import Parser
+
+CANNOT_TELL = 3
 
 
 def percentage(text):
@@ -149,7 +152,7 @@ def report_on(options, folders):
                               for variant in variants for run in variant.runs[:1]))
     report.write(comparison, options.out, map(shlex.join, commands))
     report.print_verdict(comparison, options.out)
-    return 0 if comparison.passed else 1
+    return {judge.PASS: 0, judge.FAIL: 1, judge.UNSURE: CANNOT_TELL}[comparison.verdict]
 
 
 def main():

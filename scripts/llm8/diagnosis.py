@@ -215,13 +215,13 @@ def find_twin(run):
     return max(found, key=lambda twin: twin.last_step, default=None)
 
 
-def judged(judgement, name, remedy):
+def judged(judgement, band, name, remedy):
     text = (f"{judgement.what} {fixed(judgement.value)}, {name}'s {fixed(judgement.baseline)} "
             f"({judgement.change:+.2f}%, {judgement.limit}; {judgement.note})")
-    if judgement.result == judge.PASS:
-        return well("twin", text)
     if judgement.result == judge.OPEN:
         return well("twin", f"{judgement.what}: {judgement.note}")
+    if abs(judgement.change) <= band: # of one pair of runs, which tells no more
+        return well("twin", text)
     if judgement.change < 0:
         return note("twin", text + ": lower, which is no harm, and shows how far noise goes",
                     "several seeds of both (scripts/compare --seeds 1,2,3) say more")
@@ -246,7 +246,7 @@ def beside_twin(run, twin, limits):
     found = [judge.Pair(judge.seed_of(run), twin, run)]
     remedy = ("two seeds of --bf16 alone show what is noise; then --fp8-recipe tensorwise, "
               "--first-last-layers-bf16, or the head in BF16")
-    results = [judge.judge_train(found, limits, run.name)]
+    results = [(judge.judge_train(found, limits, run.name), limits.train)]
     if run.evals or twin.evals:
-        results.append(judge.judge_valid(found, limits, run.name))
-    return [judged(result, name, remedy) for result in results]
+        results.append((judge.judge_valid(found, limits, run.name), limits.valid))
+    return [judged(result, band, name, remedy) for result, band in results]

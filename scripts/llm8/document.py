@@ -23,7 +23,7 @@ class Text:
 @dataclass
 class Verdict:
     text: str
-    passed: bool
+    result: str # pass, FAIL or cannot tell
 
 
 @dataclass
@@ -96,6 +96,7 @@ td.fail { color: var(--bad); font-weight: 700; } td.pass { color: var(--good); }
 .verdict { padding: .7rem 1rem; border-left: .35rem solid; font-weight: 600; }
 .verdict.pass { color: var(--good); background: var(--good-wash); }
 .verdict.fail { color: var(--bad); background: var(--bad-wash); }
+.verdict.cannot { color: var(--quiet); background: var(--wash); }
 figure { margin: 1.2rem 0; } img { max-width: 100%; height: auto; }
 figcaption { color: var(--quiet); font-size: .9rem; }
 pre { background: var(--wash); padding: .7rem 1rem; overflow-x: auto; font-size: .85rem; }
@@ -148,7 +149,8 @@ def html_block(block):
     if isinstance(block, Heading):
         return f"<h{block.level}>{inline(block.text)}</h{block.level}>"
     if isinstance(block, Verdict):
-        return f'<p class="verdict {"pass" if block.passed else "fail"}">{inline(block.text)}</p>'
+        kind = block.result.lower().split()[0]
+        return f'<p class="verdict {kind}">{inline(block.text)}</p>'
     if isinstance(block, Listing):
         return "<pre><code>" + html.escape("\n".join(block.lines), quote=False) + "</code></pre>"
     if isinstance(block, Table):

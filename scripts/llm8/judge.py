@@ -1,14 +1,22 @@
 """Whether variants of one training run agree: their runs in pairs of equal seed, and a judgement on
-each thing that has a limit."""
+each thing that has a limit.
+
+A loss is judged by the mean of the pairs' differences and its standard error. Its noise is half the
+interval that holds the true difference 19 times in 20 (Student's t). There is a verdict only where
+the noise is below the limit, and all of that interval on one side of it.
+"""
 
 import math
 import os
+import statistics
 from dataclasses import dataclass, field
 
 from . import series
 from .metrics import changing_options, number
 
-PASS, FAIL, OPEN = "pass", "FAIL", "not judged"
+PASS, FAIL, UNSURE, OPEN = "pass", "FAIL", "cannot tell", "not judged"
+# Student's t at 97.5%, for 2, 3, ... pairs; beyond these, 1.96 + 2.6 / (pairs - 1)
+T = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23]
 
 
 @dataclass
@@ -39,6 +47,9 @@ class Judgement:
     change: float = math.nan # percent for losses, ratio for speed and memory
     limit: str = ""
     note: str = ""
+    pairs: int = 0
+    error: float = math.nan  # standard error of the change of a loss
+    doubt: str = ""          # why there is no verdict
 
 
 @dataclass
@@ -63,8 +74,9 @@ class Comparison:
         return self.variants[0]
 
     @property
-    def passed(self):
-        return all(j.result != FAIL for j in self.judgements)
+    def verdict(self):
+        found = {j.result for j in self.judgements}
+        return next((result for result in (FAIL, UNSURE) if result in found), PASS)
 
 
 def seed_of(run):
@@ -109,8 +121,32 @@ def differing_options(runs, *effects):
     return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
-def within(change, limit):
-    return PASS if abs(change) <= limit else FAIL # NaN fails
+def noise_of(changes):
+    """Standard error of their mean, and the noise."""
+    count = len(changes)
+    if count < 2:
+        return math.nan, math.nan
+    error = statistics.stdev(changes) / math.sqrt(count)
+    return error, error * (T[count - 2] if count - 2 < len(T) else 1.96 + 2.6 / (count - 1))
+
+
+def judge_loss(name, what, ours, theirs, limit, note):
+    """ours, theirs: the final losses, pair by pair."""
+    changes = [percent(a, b) for a, b in zip(ours, theirs)]
+    change, doubt = mean(changes), ""
+    error, noise = noise_of(changes) if math.isfinite(change) else (math.nan, math.nan)
+    if not math.isfinite(change):
+        result = FAIL
+    elif len(changes) < 2:
+        doubt = "one pair of seeds does not show the noise"
+    elif noise > limit:
+        doubt = f"the limit of {limit:g}% is below the noise of {noise:.2g}%"
+    elif abs(change) - noise < limit < abs(change) + noise:
+        doubt = f"the noise of {noise:.2g}% reaches across the limit of {limit:g}%"
+    else:
+        result = PASS if abs(change) <= limit else FAIL
+    return Judgement(name, what, UNSURE if doubt else result, mean(theirs), mean(ours), change,
+                     f"within {limit:g}%", note, len(changes), error, doubt)
 
 
 def judge_train(found, limits, name):
@@ -118,10 +154,9 @@ def judge_train(found, limits, name):
         return series.window_mean(run, pair.last, window_of(limits, pair.last))
     ours = [final(pair.run, pair) for pair in found]
     theirs = [final(pair.baseline, pair) for pair in found]
-    change = mean(percent(a, b) for a, b in zip(ours, theirs))
     window = window_of(limits, min(pair.last for pair in found))
-    return Judgement(name, "training loss", within(change, limits.train), mean(theirs), mean(ours),
-                     change, f"within {limits.train:g}%", f"mean of the last {window} steps")
+    return judge_loss(name, "training loss", ours, theirs, limits.train,
+                      f"mean of the last {window} steps")
 
 
 def judge_valid(found, limits, name):
@@ -137,10 +172,8 @@ def judge_valid(found, limits, name):
     last = [max(steps) for steps in common]
     ours = [number(pair.run.evals[step], "valid_loss") for pair, step in zip(found, last)]
     theirs = [number(pair.baseline.evals[step], "valid_loss") for pair, step in zip(found, last)]
-    change = mean(percent(a, b) for a, b in zip(ours, theirs))
-    note = "after step " + " and ".join(str(step) for step in sorted(set(last)))
-    return Judgement(name, what, within(change, limits.valid), mean(theirs), mean(ours), change,
-                     limit, note)
+    return judge_loss(name, what, ours, theirs, limits.valid, "after step " +
+                      " and ".join(str(step) for step in sorted(set(last))))
 
 
 def judge_speed(found, limits, name):

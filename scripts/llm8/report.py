@@ -22,31 +22,38 @@ def write_value(judgement, value):
 def write_change(judgement):
     if not math.isfinite(judgement.change):
         return "-"
-    ratio = judgement.what in ("speed-up", "memory")
-    return f"{judgement.change:.3f}x" if ratio else f"{judgement.change:+.3f}%"
+    if judgement.what in ("speed-up", "memory"):
+        return f"{judgement.change:.3f}x"
+    error = f" ± {judgement.error:.3f}%" if math.isfinite(judgement.error) else ""
+    return f"{judgement.change:+.3f}%{error}"
 
 
 def verdict_line(comparison):
     names = [variant.name for variant in comparison.variants[1:]]
     against = f"{', '.join(names)} against {comparison.baseline.name}"
-    broken = {name: [j.what for j in comparison.judgements
-                     if j.result == judge.FAIL and j.variant == name] for name in names}
-    if comparison.passed:
+    if comparison.verdict == judge.PASS:
         return f"PASS: {against}: every limit held"
-    what = [(f"{name}: " if len(names) > 1 else "") + ", ".join(whats)
-            for name, whats in broken.items() if whats]
-    return f"FAIL: {against}: {'; '.join(what)}"
+    what = []
+    for name in names:
+        found = [j.what + (f" {write_change(j)}, {j.doubt}" if j.doubt else "")
+                 for j in comparison.judgements
+                 if j.result == comparison.verdict and j.variant == name]
+        what += [(f"{name}: " if len(names) > 1 else "") + ", ".join(found)] if found else []
+    return f"{comparison.verdict.upper()}: {against}: {'; '.join(what)}"
 
 
 def verdict_blocks(comparison):
     base = comparison.baseline.name
     only = comparison.variants[1].name if len(comparison.variants) == 2 else "variant's"
     rows = [[j.variant, j.what, write_value(j, j.baseline), write_value(j, j.value),
-             write_change(j), j.limit or "-", j.result, j.note or "-"]
-            for j in comparison.judgements]
-    blocks = [Verdict(verdict_line(comparison), comparison.passed),
-              Table(["variant", "what", base, only, "change", "limit", "verdict", "note"],
-                    rows, {0, 1, 5, 6, 7})]
+             write_change(j), str(j.pairs or "-"), j.limit or "-", j.result,
+             "; ".join(filter(None, (j.doubt, j.note))) or "-"] for j in comparison.judgements]
+    blocks = [Verdict(verdict_line(comparison), comparison.verdict),
+              Table(["variant", "what", base, only, "change", "pairs", "limit", "verdict", "note"],
+                    rows, {0, 1, 6, 7, 8}),
+              Text("The change of a loss is the mean over the pairs of equal seed, ± its standard "
+                   "error. Where the limit is below the noise (19 times in 20 the true difference "
+                   "is no further away), or within it, this says `cannot tell`.")]
     lucky = [j for j in comparison.judgements if j.result == judge.FAIL and j.change < 0 and
              j.what.endswith("loss")]
     if lucky:
@@ -232,7 +239,7 @@ def figures(comparison):
              "skipped": run.skipped, "tokens_per_s": series.steady_throughput(run),
              "memory_bytes": judge.memory_of(run)}
             for variant in comparison.variants for run in variant.runs]
-    return {"verdict": "pass" if comparison.passed else "fail",
+    return {"verdict": comparison.verdict.lower(),
             "limits": asdict(comparison.limits),
             "judgements": [plain_numbers(asdict(j)) for j in comparison.judgements],
             "runs": [plain_numbers(run) for run in runs]}
@@ -261,6 +268,7 @@ def print_verdict(comparison, folder):
     for j in comparison.judgements:
         limit = f" ({j.limit})" if j.limit else ""
         values = f"{write_value(j, j.baseline)} -> {write_value(j, j.value)} {write_change(j)}"
-        said = [values if math.isfinite(j.value) else "", j.note]
-        print(f"  {j.result:<10}  {j.variant}: {j.what}{limit}  {'; '.join(filter(None, said))}")
+        pairs = f"{j.pairs} pair{'s' if j.pairs > 1 else ''}" if j.pairs else ""
+        said = [values if math.isfinite(j.value) else "", pairs, j.doubt, j.note]
+        print(f"  {j.result:<11} {j.variant}: {j.what}{limit}  {'; '.join(filter(None, said))}")
     print(f"report: {os.path.join(folder, 'report.html')}, report.md, report.json")
