@@ -696,6 +696,7 @@ int main(int argc, char **argv) {
     Options options;
     Trainer t;
     options_parse(&options, argc, argv);
+    run_resolve_options(&options);
     launch_refuse(&options, argv[0]);
     trainer_open(&t, &options);
     trainer_restore(&t);

@@ -823,6 +823,7 @@ int main(int argc, char **argv) {
     static Trainer t;
     Ranks ranks;
     options_parse(&options, argc, argv);
+    run_resolve_options(&options);
     if (options.verify) { return verify(&options); }
     launch(&ranks, &group, &options);
     trainer_open(&t, &options, &ranks);

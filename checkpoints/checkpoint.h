@@ -5,7 +5,9 @@
 //     meta.json             see below
 //     model.safetensors     the weights under Hugging Face's names, and
 //     config.json           with it, so that `transformers` opens the folder, together with
-//     tokenizer.json, tokenizer_config.json   copied from the data's folder, if they exist
+//     tokenizer.json, tokenizer_config.json, generation_config.json
+//                           as far as they are known
+//     tokenizer.bin         with which the trainers print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
 //                           as "begin:end,begin:end"
@@ -55,6 +57,15 @@ typedef struct {
     int64_t proven; // the newest checkpoint whose weights then gave a loss as usual; -1: none
 } Progress;
 
+// A file that is saved with the model as it is.
+typedef struct {
+    const char *name; // in the checkpoint; a literal
+    char *bytes;
+    size_t size;
+} Companion;
+
+enum { COMPANIONS_MAX = 4 };
+
 // What to save. The buffers belong to the caller and must not change until the save has ended.
 typedef struct {
     const Options *options;
@@ -67,10 +78,11 @@ typedef struct {
     int rank, ranks;
     Group *group; // the other ranks; NULL: none
     Dtype model_dtype;
-    const void *model;     // all weights, for model.safetensors; read on rank 0 only
-    const char *tokenizer; // path of the tokenizer.bin beside Hugging Face's files; NULL: none
-    int end_of_text;       // -1: not known
-    int num_ranges;        // of the parameter space that this rank holds
+    const void *model; // all weights, for model.safetensors; read on rank 0 only
+    int num_companions;
+    const Companion *companions;
+    int end_of_text; // -1: not known
+    int num_ranges;  // of the parameter space that this rank holds
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
@@ -123,6 +135,12 @@ typedef struct {
     int num_ranges;
     SavedRange *ranges; // in ascending order, without gaps
 } Checkpoint;
+
+// The model that a run starts from: what the checkpoint of --resume or --load says of the options
+// that make it, and its folder in options->origin, which stays empty where there is none. A folder
+// without meta.json is one of Hugging Face's. Of `latest`, the newest that can be read; opening it
+// says which are damaged.
+bool checkpoint_model(Options *options, Options *model, Error *err);
 
 // Gives the text of a meta.json the checksum of itself; whether it had it.
 bool meta_seal(char *text, size_t bytes);

@@ -107,58 +107,90 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ran
 
 // ---- config.json --------------------------------------------------------------------------------
 
-static void add_gpt2_config(cJSON *json, const ModelConfig *c) {
-    cJSON_AddStringToObject(json, "model_type", "gpt2");
-    cJSON_AddNumberToObject(json, "n_layer", c->num_layers);
-    cJSON_AddNumberToObject(json, "n_head", c->num_heads);
-    cJSON_AddNumberToObject(json, "n_embd", c->channels);
-    cJSON_AddNumberToObject(json, "n_inner", c->ffn);
-    cJSON_AddNumberToObject(json, "n_positions", c->max_position);
-    cJSON_AddNumberToObject(json, "layer_norm_epsilon", c->norm_eps);
-    cJSON_AddStringToObject(json, "activation_function", "gelu_new");
-    cJSON_AddNumberToObject(json, "resid_pdrop", 0);
-    cJSON_AddNumberToObject(json, "embd_pdrop", 0);
-    cJSON_AddNumberToObject(json, "attn_pdrop", 0);
-}
+// clang-format off
+// Its numbers: of which option, under which names, and where in ModelConfig; what transformers takes
+// where the name is missing (NAN: it must be there; 0: it follows from the others). Those of a scaled rotary
+// embedding are in an object of their own, as rope_theta may be.
+#define WHOLE(field) offsetof(ModelConfig, field), false
+#define REAL(field) offsetof(ModelConfig, field), true
+static const struct {
+    RopeScaling from; // the first kind of scaling that has it
+    const char *option, *gpt2, *llama; // NULL: not written, and the default is read
+    size_t offset;
+    bool real; // a double, not an int
+    double gpt2_default, llama_default;
+} numbers[] = {
+    {0, "num-layers", "n_layer", "num_hidden_layers", WHOLE(num_layers), NAN, NAN},
+    {0, "hidden-size", "n_embd", "hidden_size", WHOLE(channels), NAN, NAN},
+    {0, "num-attention-heads", "n_head", "num_attention_heads", WHOLE(num_heads), NAN, NAN},
+    {0, "num-query-groups", NULL, "num_key_value_heads", WHOLE(num_groups), 0, 0},
+    {0, "ffn-hidden-size", "n_inner", "intermediate_size", WHOLE(ffn), 0, NAN},
+    {0, "max-position-embeddings", "n_positions", "max_position_embeddings", WHOLE(max_position),
+     1024, 2048},
+    {0, "vocab-size", "vocab_size", "vocab_size", WHOLE(vocab), NAN, NAN},
+    {0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", REAL(norm_eps), 1e-5, 1e-6},
+    {0, "init-method-std", "initializer_range", "initializer_range", REAL(init_std), 0.02, 0.02},
+    {0, "rope-theta", NULL, "rope_theta", REAL(rope.theta), 1e4, 1e4},
+    {ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", REAL(rope.factor), NAN, NAN},
+    {ROPE_LLAMA3, "rope-low-freq-factor", NULL, "low_freq_factor", REAL(rope.low_factor), NAN, NAN},
+    {ROPE_LLAMA3, "rope-high-freq-factor", NULL, "high_freq_factor", REAL(rope.high_factor),
+     NAN, NAN},
+    {ROPE_LLAMA3, "rope-original-length", NULL, "original_max_position_embeddings",
+     WHOLE(rope.original_length), NAN, NAN},
+};
+// clang-format on
+enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
-static const char *const rope_types[] = {
-    [ROPE_UNSCALED] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3"};
+// What else it may say of the model, as JSON: what is written, unless NULL, and what means the
+// same. Another value is refused.
+static const struct {
+    Arch arch;
+    const char *key, *written, *other;
+} features[] = {
+    {ARCH_GPT2, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\""},
+    {ARCH_GPT2, "scale_attn_weights", NULL, "true"},
+    {ARCH_GPT2, "scale_attn_by_inverse_layer_idx", NULL, "false"},
+    {ARCH_GPT2, "add_cross_attention", NULL, "false"},
+    {ARCH_LLAMA, "hidden_act", "\"silu\"", "\"swish\""},
+    {ARCH_LLAMA, "attention_bias", "false", NULL},
+    {ARCH_LLAMA, "mlp_bias", "false", NULL},
+    {ARCH_LLAMA, "partial_rotary_factor", NULL, "1"},
+    {ARCH_LLAMA, "sliding_window", NULL, "null"},
+};
+enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 
-static void add_llama_config(cJSON *json, const ModelConfig *c) {
-    const Rope *rope = &c->rope;
-    cJSON_AddStringToObject(json, "model_type", "llama");
-    cJSON_AddNumberToObject(json, "num_hidden_layers", c->num_layers);
-    cJSON_AddNumberToObject(json, "num_attention_heads", c->num_heads);
-    cJSON_AddNumberToObject(json, "num_key_value_heads", c->num_groups);
-    cJSON_AddNumberToObject(json, "head_dim", c->head_size);
-    cJSON_AddNumberToObject(json, "hidden_size", c->channels);
-    cJSON_AddNumberToObject(json, "intermediate_size", c->ffn);
-    cJSON_AddNumberToObject(json, "max_position_embeddings", c->max_position);
-    cJSON_AddNumberToObject(json, "rms_norm_eps", c->norm_eps);
-    cJSON_AddNumberToObject(json, "rope_theta", rope->theta);
-    if (rope->scaling != ROPE_UNSCALED) {
-        cJSON *scaling = cJSON_AddObjectToObject(json, "rope_scaling");
-        cJSON_AddStringToObject(scaling, "rope_type", rope_types[rope->scaling]);
-        cJSON_AddNumberToObject(scaling, "factor", rope->factor);
-        if (rope->scaling == ROPE_LLAMA3) {
-            cJSON_AddNumberToObject(scaling, "low_freq_factor", rope->low_factor);
-            cJSON_AddNumberToObject(scaling, "high_freq_factor", rope->high_factor);
-            cJSON_AddNumberToObject(scaling, "original_max_position_embeddings",
-                                    rope->original_length);
-        }
-    }
-    cJSON_AddStringToObject(json, "hidden_act", "silu");
-    cJSON_AddBoolToObject(json, "attention_bias", false);
-    cJSON_AddBoolToObject(json, "mlp_bias", false);
-}
+static const char *const arch_names[] = {[ARCH_GPT2] = "gpt2", [ARCH_LLAMA] = "llama"};
+static const struct {
+    const char *name, *option; // as config.json and as --rope-scaling call it
+} rope_types[] = {[ROPE_UNSCALED] = {"default", "none"},
+                  [ROPE_LINEAR] = {"linear", "linear"},
+                  [ROPE_LLAMA3] = {"llama3", "llama3"}};
 
-static cJSON *config_json(const ModelConfig *c, Dtype dtype, int end_of_text) {
+char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
     bool gpt2 = c->arch == ARCH_GPT2;
-    cJSON *json = cJSON_CreateObject();
+    cJSON *json = cJSON_CreateObject(), *scaling = NULL;
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
                          cJSON_CreateString(gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"));
-    (gpt2 ? add_gpt2_config : add_llama_config)(json, c);
-    cJSON_AddNumberToObject(json, "vocab_size", c->vocab);
+    cJSON_AddStringToObject(json, "model_type", arch_names[c->arch]);
+    if (!gpt2 && c->rope.scaling != ROPE_UNSCALED) {
+        scaling = cJSON_CreateObject();
+        cJSON_AddStringToObject(scaling, "rope_type", rope_types[c->rope.scaling].name);
+    }
+    for (int i = 0; i < NUMBERS; i++) {
+        const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
+        const void *value = (const char *)c + numbers[i].offset;
+        if (key == NULL || numbers[i].from > c->rope.scaling) { continue; }
+        cJSON_AddNumberToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key,
+                                numbers[i].real ? *(const double *)value : *(const int *)value);
+    }
+    if (scaling != NULL) { cJSON_AddItemToObject(json, "rope_scaling", scaling); }
+    if (!gpt2) { cJSON_AddNumberToObject(json, "head_dim", c->head_size); }
+    for (int i = 0; i < FEATURES; i++) {
+        if (features[i].arch != c->arch || features[i].written == NULL) { continue; }
+        cJSON_AddRawToObject(json, features[i].key, features[i].written);
+    }
+    static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
+    for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
     int known = c->vocab == 50257 ? 50256 : (c->vocab == 257 ? 256 : -1);
     int end = end_of_text >= 0 ? end_of_text : known;
@@ -168,22 +200,15 @@ static cJSON *config_json(const ModelConfig *c, Dtype dtype, int end_of_text) {
                               end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
     }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", c->tied_head);
-    cJSON_AddNumberToObject(json, "initializer_range", c->init_std);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
-    return json;
-}
-
-char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
-    cJSON *json = config_json(c, dtype, end_of_text);
     char *text = cJSON_Print(json);
     cJSON_Delete(json);
     return text;
 }
 
-// ---- --load -------------------------------------------------------------------------------------
-
-static bool same_number(double a, double b) {
-    return fabs(a - b) <= 1e-6 * fabs(b);
+static const char *text_or(const cJSON *json, const char *key, const char *otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    return cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
 static double number_or(const cJSON *json, const char *key, double otherwise) {
@@ -191,92 +216,105 @@ static double number_or(const cJSON *json, const char *key, double otherwise) {
     return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
 }
 
-// Whether a config.json, as any version of transformers writes it, has this rotary embedding.
-static bool same_rope(const cJSON *config, const Rope *rope) {
-    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(config, "rope_parameters");
-    if (!cJSON_IsObject(scaling)) {
-        scaling = cJSON_GetObjectItemCaseSensitive(config, "rope_scaling");
-    }
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
-    if (!cJSON_IsString(type)) { type = cJSON_GetObjectItemCaseSensitive(scaling, "type"); }
-    const char *name = cJSON_IsString(type) ? type->valuestring : "default";
-    double theta = number_or(config, "rope_theta", number_or(scaling, "rope_theta", 10000));
-    const struct {
-        const char *key;
-        double ours;
-        RopeScaling from; // the first kind that has it
-    } numbers[] = {
-        {"factor", rope->factor, ROPE_LINEAR},
-        {"low_freq_factor", rope->low_factor, ROPE_LLAMA3},
-        {"high_freq_factor", rope->high_factor, ROPE_LLAMA3},
-        {"original_max_position_embeddings", rope->original_length, ROPE_LLAMA3},
-    };
-    bool same = strcmp(name, rope_types[rope->scaling]) == 0 && same_number(theta, rope->theta);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        same = same && (rope->scaling < numbers[i].from ||
-                        same_number(number_or(scaling, numbers[i].key, NAN), numbers[i].ours));
-    }
+// Whether config.json leaves it unsaid, or says what this JSON text says.
+static bool has_feature(const cJSON *json, const char *key, const char *text) {
+    const cJSON *said = cJSON_GetObjectItemCaseSensitive(json, key);
+    cJSON *value = cJSON_Parse(text);
+    bool same = said == NULL || cJSON_IsNull(said) || cJSON_Compare(said, value, true);
+    cJSON_Delete(value);
     return same;
 }
 
-// Whether a key of config.json may differ: it does not change what the model computes here.
-static bool may_differ(const char *key, Arch arch) {
-    static const char *const keys[] = {
-        "architectures", "dtype",      "bos_token_id", "eos_token_id",
-        "resid_pdrop",   "embd_pdrop", "attn_pdrop",   "initializer_range"};
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        if (strcmp(key, keys[i]) == 0) { return true; }
+static bool read_numbers(const cJSON *json, const cJSON *scaling, Arch arch, RopeScaling kind,
+                         Options *o, Error *err) {
+    for (int i = 0; i < NUMBERS; i++) {
+        const char *key = arch == ARCH_GPT2 ? numbers[i].gpt2 : numbers[i].llama;
+        double value = arch == ARCH_GPT2 ? numbers[i].gpt2_default : numbers[i].llama_default;
+        char text[32];
+        if (numbers[i].from > kind) { continue; }
+        if (key != NULL) { value = number_or(json, key, number_or(scaling, key, value)); }
+        if (isnan(value)) { return fail(err, "%s is missing or no number", key); }
+        snprintf(text, sizeof(text), "%.17g", value);
+        if (!option_set(o, numbers[i].option, text, SOURCE_CHECKPOINT, err)) { return false; }
     }
-    return strncmp(key, "rope_", 5) == 0 || // same_rope compares these
-           (arch == ARCH_LLAMA && strcmp(key, "max_position_embeddings") == 0);
+    return true;
 }
 
-static bool check_config(const char *folder, const cJSON *theirs, const ModelConfig *c,
-                         Error *err) {
-    static const char hint[] =
-        "scripts/convert_hf import writes the options that fit (options.txt)";
-    cJSON *ours = config_json(c, DTYPE_F32, -1);
-    const cJSON *item;
-    bool ok = true;
-    cJSON_ArrayForEach(item, ours) {
-        const cJSON *other = cJSON_GetObjectItemCaseSensitive(theirs, item->string);
-        bool said = other != NULL && !cJSON_IsNull(other);
-        if (!ok || !said || may_differ(item->string, c->arch)) { continue; }
-        ok = cJSON_IsNumber(other) && cJSON_IsNumber(item)
-                 ? same_number(other->valuedouble, item->valuedouble)
-                 : cJSON_Compare(other, item, true);
-        if (!ok) {
-            char *was = cJSON_PrintUnformatted(other), *now = cJSON_PrintUnformatted(item);
-            fail(err, "%s: another model's: its config.json has \"%s\": %.80s, this run %.80s; %s",
-                 folder, item->string, was, now, hint);
-            cJSON_free(was);
-            cJSON_free(now);
-        }
+static bool read_config(const cJSON *json, Options *o, Error *err) {
+    enum { LONGEST_SEQUENCE = 8192 }; // unless --seq-length says more
+    const char *type = text_or(json, "model_type", "");
+    Arch arch = strcmp(type, arch_names[ARCH_GPT2]) == 0 ? ARCH_GPT2 : ARCH_LLAMA;
+    if (strcmp(type, arch_names[arch]) != 0) {
+        return fail(err, "architecture %.40s is not supported; supported are gpt2 and llama", type);
     }
-    cJSON_Delete(ours);
-    if (ok && c->arch == ARCH_LLAMA && !same_rope(theirs, &c->rope)) {
+    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
+    if (!cJSON_IsObject(scaling)) {
+        scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
+    }
+    const char *rope = text_or(scaling, "rope_type", text_or(scaling, "type", "default"));
+    int kind = ROPE_LLAMA3;
+    while (kind > 0 && strcmp(rope, rope_types[kind].name) != 0) { kind--; }
+    if (strcmp(rope, rope_types[kind].name) != 0) {
         return fail(err,
-                    "%s: another model's: its config.json has another rotary embedding than the "
-                    "--rope options say; %s",
-                    folder, hint);
+                    "rotary scaling '%.40s' is not supported; must be one of default, linear, "
+                    "llama3",
+                    rope);
     }
-    return ok;
+    const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
+    bool unties = cJSON_IsBool(tied) ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
+    char length[16];
+    if (!option_set(o, "arch", type, SOURCE_CHECKPOINT, err) ||
+        !option_set(o, "rope-scaling", rope_types[kind].option, SOURCE_CHECKPOINT, err) ||
+        !option_set(o, "untie-embeddings-and-output-weights", unties ? "true" : "false",
+                    SOURCE_CHECKPOINT, err) ||
+        !read_numbers(json, scaling, arch, (RopeScaling)kind, o, err)) {
+        return false;
+    }
+    if (o->num_query_groups == 0) { o->num_query_groups = o->num_attention_heads; }
+    if (o->ffn_hidden_size == 0) { o->ffn_hidden_size = 4 * o->hidden_size; }
+    snprintf(length, sizeof(length), "%d",
+             (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
+    double head_dim = number_or(json, "head_dim", NAN);
+    if (arch == ARCH_LLAMA && !isnan(head_dim) &&
+        head_dim * o->num_attention_heads != o->hidden_size) {
+        return fail(err, "head_dim %g is not hidden_size / heads, which is not supported",
+                    head_dim);
+    }
+    for (int i = 0; i < FEATURES; i++) {
+        const char *key = features[i].key, *other = features[i].other;
+        const char *value = features[i].written != NULL ? features[i].written : other;
+        if (features[i].arch != arch || has_feature(json, key, value) ||
+            (other != NULL && has_feature(json, key, other))) {
+            continue;
+        }
+        char *said = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(json, key));
+        fail(err, "%s %.80s is not supported; must be %s", key, said, value);
+        cJSON_free(said);
+        return false;
+    }
+    return option_set(o, "seq-length", length, SOURCE_CHECKPOINT, err);
 }
+
+bool hf_options(const char *folder, Options *options, Error *err) {
+    char path[PATH_LENGTH];
+    MappedFile file;
+    Error why;
+    path_format(path, "%s/config.json", folder);
+    if (!file_map(&file, path, err)) { return false; }
+    cJSON *json = cJSON_ParseWithLength((const char *)file.data, file.bytes);
+    file_unmap(&file);
+    bool ok = cJSON_IsObject(json) ? read_config(json, options, &why)
+                                   : fail(&why, "not JSON; it is damaged");
+    cJSON_Delete(json);
+    return ok || fail(err, "%s: %s", path, why.text);
+}
+
+// ---- --load -------------------------------------------------------------------------------------
 
 bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
              float *out, Error *err) {
     char path[PATH_LENGTH], index[PATH_LENGTH];
-    MappedFile file;
     SafeTensors st;
-    if (!path_exists(folder)) { return fail(err, "%s: no such folder", folder); }
-    path_format(path, "%s/config.json", folder);
-    if (!file_map(&file, path, err)) { return false; }
-    cJSON *config = cJSON_ParseWithLength((const char *)file.data, file.bytes);
-    file_unmap(&file);
-    bool ok = cJSON_IsObject(config) ? check_config(folder, config, &layout->config, err)
-                                     : fail(err, "%s: not JSON; it is damaged", path);
-    cJSON_Delete(config);
-    if (!ok) { return false; }
     path_format(path, "%s/model.safetensors", folder);
     path_format(index, "%s/model.safetensors.index.json", folder);
     if (!path_exists(path) && path_exists(index)) {
@@ -286,7 +324,7 @@ bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges
                     folder);
     }
     if (!safetensors_open(&st, path, err)) { return false; }
-    ok = hf_read(&st, layout, ranges, count, out, err);
+    bool ok = hf_read(&st, layout, ranges, count, out, err);
     safetensors_close(&st);
     return ok;
 }

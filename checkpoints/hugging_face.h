@@ -28,8 +28,12 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ran
 // The text of config.json, which must be freed. end_of_text: -1 when not known.
 char *hf_config(const ModelConfig *config, Dtype dtype, int end_of_text);
 
-// --load: the weights of a folder with model.safetensors and config.json, as a checkpoint or
-// scripts/convert_hf import writes it. Refuses another model's.
+// The options that make the model of a folder's config.json, as any version of transformers writes
+// it, with SOURCE_CHECKPOINT. Refuses what the trainers do not compute.
+bool hf_options(const char *folder, Options *options, Error *err);
+
+// --load: the weights of a folder with model.safetensors, as a checkpoint or scripts/convert_hf
+// import writes it. Refuses tensors of other shapes.
 bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
              float *out, Error *err);
 

@@ -1,5 +1,6 @@
 // Finding a checkpoint, verifying it, and reading it back into a run.
 #include "checkpoint.h"
+#include "hugging_face.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -98,40 +99,45 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     return cJSON_IsObject(c->options) || fail(err, "%s/meta.json: no options", c->path);
 }
 
-// Verifies the length and the checksum of every file that meta.json lists.
-static bool check_files(Checkpoint *c, const cJSON *files, Error *err) {
+// Verifies the length and the checksum of a file that meta.json lists.
+static bool check_file(const char *folder, const cJSON *file, int64_t *bytes, Error *err) {
     enum { NAME_MAX_LENGTH = 100 };
+    const char *name = text_of(file, "name"), *crc = text_of(file, "crc32");
+    char path[PATH_LENGTH], computed[16];
+    int64_t listed = count_of(file, "bytes");
+    uint32_t sum;
+    if (name[0] == '\0' || strlen(name) > NAME_MAX_LENGTH || strchr(name, '/') != NULL) {
+        return fail(err, "%s/meta.json: a file named '%.80s'", folder, name);
+    }
+    path_format(path, "%s/%s", folder, name);
+    if (!file_checksum(path, bytes, &sum, err)) { return false; }
+    if (*bytes != listed) {
+        return fail(err, "%s: damaged: %lld bytes, not %lld", path, (long long)*bytes,
+                    (long long)listed);
+    }
+    snprintf(computed, sizeof(computed), "%08x", sum);
+    return strcmp(computed, crc) == 0 ||
+           fail(err, "%s: damaged: its checksum is %s, not %s", path, computed, crc);
+}
+
+static bool check_files(Checkpoint *c, const cJSON *files, Error *err) {
     const cJSON *file;
+    int64_t bytes;
     if (!cJSON_IsArray(files)) { return fail(err, "%s/meta.json: no list of files", c->path); }
     cJSON_ArrayForEach(file, files) {
-        const char *name = text_of(file, "name"), *crc = text_of(file, "crc32");
-        char path[PATH_LENGTH], computed[16];
-        int64_t bytes, listed = count_of(file, "bytes");
-        uint32_t sum;
-        if (name[0] == '\0' || strlen(name) > NAME_MAX_LENGTH || strchr(name, '/') != NULL) {
-            return fail(err, "%s/meta.json: a file named '%.80s'", c->path, name);
-        }
-        path_format(path, "%s/%s", c->path, name);
-        if (!file_checksum(path, &bytes, &sum, err)) { return false; }
-        if (bytes != listed) {
-            return fail(err, "%s: damaged: %lld bytes, not %lld", path, (long long)bytes,
-                        (long long)listed);
-        }
-        snprintf(computed, sizeof(computed), "%08x", sum);
-        if (strcmp(computed, crc) != 0) {
-            return fail(err, "%s: damaged: its checksum is %s, not %s", path, computed, crc);
-        }
+        if (!check_file(c->path, file, &bytes, err)) { return false; }
         c->bytes += bytes;
     }
     return true;
 }
 
-static bool is_listed(const cJSON *files, const char *name) {
+// The entry of meta.json's list; NULL: the file is not in it.
+static const cJSON *find_file(const cJSON *files, const char *name) {
     const cJSON *file;
     cJSON_ArrayForEach(file, files) {
-        if (strcmp(text_of(file, "name"), name) == 0) { return true; }
+        if (strcmp(text_of(file, "name"), name) == 0) { return file; }
     }
-    return false;
+    return NULL;
 }
 
 // Opens a file of tensors, which meta.json must list: check_files has then verified it.
@@ -139,7 +145,7 @@ static bool open_tensors(const Checkpoint *c, const cJSON *files, const char *na
                          Error *err) {
     char path[PATH_LENGTH];
     path_format(path, "%s/%s", c->path, name);
-    return is_listed(files, name)
+    return find_file(files, name) != NULL
                ? safetensors_open(st, path, err)
                : fail(err, "%s/meta.json: its list of files lacks %s", c->path, name);
 }
@@ -206,14 +212,14 @@ static bool open_checkpoint(Checkpoint *c, const char *path, bool check, Error *
     char file[PATH_LENGTH];
     *c = (Checkpoint){0};
     path_format(c->path, "%s", path);
-    if (!path_exists(path)) { return fail(err, "%s: no such checkpoint", path); }
+    if (!path_exists(path)) { return fail(err, "%s: no such folder", path); }
     path_format(file, "%s/meta.json", path);
     cJSON *meta = parse_meta(file, err);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
     bool ok = meta != NULL && read_meta(c, meta, err) && (!check || check_files(c, files, err)) &&
               open_optimizer(c, files, err) &&
               open_tensors(c, files, "model.safetensors", &c->model, err) &&
-              (!is_listed(files, "scaling.safetensors") ||
+              (find_file(files, "scaling.safetensors") == NULL ||
                open_tensors(c, files, "scaling.safetensors", &c->scaling, err));
     cJSON_Delete(meta);
     if (!ok) { checkpoint_close(c); }
@@ -242,6 +248,8 @@ void checkpoint_close(Checkpoint *c) {
 }
 
 // ---- finding ------------------------------------------------------------------------------------
+
+#define RESUME_FAULT "--resume %s; --list-checkpoints shows which are whole"
 
 void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step) {
     path_format(path, "%s/step_%08lld", save, (long long)step);
@@ -293,8 +301,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
     Error why;
     if (strcmp(options->resume, "latest") != 0) {
         *found = checkpoint_open(c, options->resume, &why);
-        return *found ||
-               fail(err, "--resume %s; --list-checkpoints shows which are whole", why.text);
+        return *found || fail(err, RESUME_FAULT, why.text);
     }
     *found = false;
     int64_t *steps, latest = checkpoint_linked(options->save, "latest");
@@ -315,8 +322,55 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
                 options->save);
 }
 
+// What a folder says of its model's options, and whether its tokenizer is whole.
+static bool read_model(const char *folder, Options *model, Error *err) {
+    char path[PATH_LENGTH];
+    int64_t bytes;
+    *model = (Options){0};
+    if (!path_exists(folder)) { return fail(err, "%s: no such folder", folder); }
+    path_format(path, "%s/meta.json", folder);
+    if (!path_exists(path)) { return hf_options(folder, model, err); }
+    cJSON *meta = parse_meta(path, err);
+    const cJSON *options = cJSON_GetObjectItemCaseSensitive(meta, "options");
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
+    const cJSON *tokenizer = find_file(files, "tokenizer.bin");
+    bool ok = meta != NULL && (tokenizer == NULL || check_file(folder, tokenizer, &bytes, err));
+    for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
+         row++) {
+        Error why;
+        if (strcmp(row->group, "Model") != 0 || !cJSON_HasObjectItem(options, row->name)) {
+            continue;
+        }
+        ok = option_set(model, row->name, text_of(options, row->name), SOURCE_CHECKPOINT, &why) ||
+             fail(err, "%s: %s", path, why.text);
+    }
+    cJSON_Delete(meta);
+    return ok;
+}
+
+bool checkpoint_model(Options *o, Options *model, Error *err) {
+    Error why;
+    int64_t *steps = NULL, latest = checkpoint_linked(o->save, "latest");
+    bool searches = strcmp(o->resume, "latest") == 0 && o->save[0] != '\0';
+    int count = searches ? checkpoint_steps(o->save, &steps, NULL) : 0;
+    for (int i = 0; i < count && o->origin[0] == '\0'; i++) {
+        char path[PATH_LENGTH];
+        checkpoint_path(path, o->save, steps[i]);
+        bool older = latest < 0 || steps[i] <= latest;
+        if (older && read_model(path, model, NULL)) { path_format(o->origin, "%s", path); }
+    }
+    free(steps);
+    const char *named = strcmp(o->resume, "latest") == 0 ? "" : o->resume;
+    if (named[0] == '\0') { named = o->load; }
+    if (o->origin[0] != '\0' || named[0] == '\0') { return true; }
+    path_format(o->origin, "%s", named);
+    return read_model(named, model, &why) || (named == o->load ? fail(err, "--load %s", why.text)
+                                                               : fail(err, RESUME_FAULT, why.text));
+}
+
 bool checkpoint_list(const char *save, Error *err) {
-    int64_t *steps, latest = checkpoint_linked(save, "latest");
+    int64_t *steps, latest = checkpoint_linked(save, "latest"),
+                    best = checkpoint_linked(save, "best");
     int count = checkpoint_steps(save, &steps, err);
     if (count < 0) { return false; }
     if (count == 0) { return fail(err, "--list-checkpoints: none under %s", save); }
@@ -327,7 +381,9 @@ bool checkpoint_list(const char *save, Error *err) {
         Checkpoint c;
         Error why;
         checkpoint_path(path, save, steps[i]);
-        const char *mark = steps[i] == latest ? ", latest" : "";
+        char mark[32];
+        snprintf(mark, sizeof(mark), "%s%s", steps[i] == latest ? ", latest" : "",
+                 steps[i] == best ? ", best" : "");
         if (checkpoint_open(&c, path, &why)) {
             bool evaluated = !isnan(c.progress.valid_loss);
             format_number(valid_loss, c.progress.valid_loss);
@@ -345,12 +401,6 @@ bool checkpoint_list(const char *save, Error *err) {
 
 // ---- reading into a run -------------------------------------------------------------------------
 
-// Whether models that differ in this option are different models. GPT-2 learns its positions.
-static bool is_shape(const OptionRow *row, Arch arch) {
-    return row->effect == EFFECT_SHAPE ||
-           (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
-}
-
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
                       Error *err) {
     for (int i = 0; i < option_table_count; i++) {
@@ -358,12 +408,13 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
-        bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0;
+        bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 ||
+                     options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0 ||
             !cJSON_HasObjectItem(c->options, name)) {
             continue;
         }
-        if (is_shape(row, layout->config.arch)) {
+        if (option_is_shape(row, layout->config.arch)) {
             return fail(err,
                         "%s: another model's checkpoint: it has --%s %s, this run %s; resume with "
                         "its options",

@@ -24,7 +24,7 @@ typedef struct {
     uint32_t crc;
 } FileEntry;
 
-enum { FILES_OF_RANK_0 = 5 }; // besides its optimizer file, at most
+enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // besides its optimizer file, at most
 
 static FileEntry entry_of(const FileWriter *w) {
     FileEntry entry = {.bytes = w->bytes, .crc = w->crc};
@@ -94,18 +94,8 @@ static bool write_shared(const Snapshot *s, const char *folder, FileEntry *files
     char *config = hf_config(&s->layout->config, s->model_dtype, s->end_of_text);
     ok = write_file(&files[(*count)++], folder, "config.json", config, strlen(config), err);
     free(config);
-
-    // PREFIX_tokenizer.bin's are PREFIX_tokenizer.json and so on
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
-    const char *name = s->tokenizer != NULL ? strstr(s->tokenizer, "tokenizer.bin") : NULL;
-    for (int i = 0; ok && name != NULL && i < 2; i++) {
-        char path[PATH_LENGTH];
-        MappedFile source;
-        path_format(path, "%.*s%s", (int)(name - s->tokenizer), s->tokenizer, names[i]);
-        if (!path_exists(path)) { continue; }
-        if (!file_map(&source, path, err)) { return false; }
-        ok = write_file(&files[(*count)++], folder, names[i], source.data, source.bytes, err);
-        file_unmap(&source);
+    for (const Companion *c = s->companions; ok && c < s->companions + s->num_companions; c++) {
+        ok = write_file(&files[(*count)++], folder, c->name, c->bytes, c->size, err);
     }
     return ok && (s->slots == NULL || write_scaling(s, folder, &files[(*count)++], err));
 }

@@ -86,6 +86,18 @@ bool shard_open(TokenFile *f, const char *path, Error *err) {
     return false;
 }
 
+uint32_t shards_mark(const char *pattern) {
+    glob_t found;
+    TokenFile shard = {.file = -1};
+    uint32_t mark = 0;
+    if (token_files_find(&found, pattern, shard_kind, NULL)) {
+        if (shard_open(&shard, found.gl_pathv[0], NULL)) { mark = shard.tokenizer; }
+        token_file_close(&shard);
+    }
+    globfree(&found);
+    return mark;
+}
+
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count) {
     memset(header, 0, SHARD_HEADER_BYTES);
     header[0] = SHARD_MAGIC;

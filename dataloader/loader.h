@@ -56,6 +56,9 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 // Also refuses a shard without tokens, or whose size is not what its header says.
 bool shard_open(TokenFile *shard, const char *path, Error *err);
 
+// The mark of the first shard that a glob pattern matches; 0: it has none, or cannot be read.
+uint32_t shards_mark(const char *pattern);
+
 // The header of a shard whose tokenizer is not known.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 

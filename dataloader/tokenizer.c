@@ -1,11 +1,13 @@
 #include "tokenizer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
+#define END_OF_TEXT "<|endoftext|>" // of bytes
 
 // ---- ids to bytes -------------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
 }
 
 bool tokenizer_write_bytes(const char *path, Error *err) {
-    static const char end_of_text[] = "\x0d<|endoftext|>";
+    static const char end_of_text[] = "\x0d" END_OF_TEXT;
     const int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC, 2, BYTE_VOCAB, BYTE_END_OF_TEXT,
                                          CUT_BYTES};
     unsigned char file[sizeof(header) + 2 * 256 + sizeof(end_of_text) - 1], *at = file;
@@ -102,6 +104,47 @@ bool tokenizer_write_bytes(const char *path, Error *err) {
     }
     memcpy(at, end_of_text, sizeof(end_of_text) - 1);
     return file_replace(path, file, sizeof(file), err);
+}
+
+// As GPT-2's byte-level tokenizers write them in their files, each byte is a character: itself
+// where it is visible in Latin-1, one from 256 on otherwise. There are no merges.
+char *tokenizer_json(const Tokenizer *t) {
+    static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+                                "\"trim_offsets\":true,\"use_regex\":false}";
+    int character[256], others = 256, length;
+    for (int byte = 0; byte < 256; byte++) {
+        bool visible = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+        character[byte] = visible ? byte : others++;
+    }
+    char *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    if (file == NULL) { die("out of memory"); }
+    fprintf(
+        file,
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":%d,"
+        "\"content\":\"" END_OF_TEXT "\",\"single_word\":false,\"lstrip\":false,"
+        "\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,"
+        "\"pre_tokenizer\":%s,\"post_processor\":null,\"decoder\":%s,\"model\":{\"type\":"
+        "\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
+        "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,"
+        "\"vocab\":{",
+        t->end_of_text, level, level);
+    for (int id = 0; id < t->vocab; id++) {
+        const unsigned char *token = tokenizer_decode(t, id, &length);
+        if (length == 1) { fprintf(file, "\"\\u%04x\":%d,", (unsigned)character[*token], id); }
+    }
+    fprintf(file, "\"" END_OF_TEXT "\":%d},\"merges\":[]}}\n", t->end_of_text);
+    fclose(file);
+    return text;
+}
+
+char *tokenizer_config_json(void) {
+    return strdup_or_die(
+        "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"bos_token\":\"" END_OF_TEXT
+        "\",\"eos_token\":\"" END_OF_TEXT "\",\"add_bos_token\":false,"
+        "\"model_max_length\":1073741824,"
+        "\"clean_up_tokenization_spaces\":false}\n");
 }
 
 // ---- tokens by their bytes ----------------------------------------------------------------------

@@ -51,6 +51,11 @@ const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *l
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.
 bool tokenizer_write_bytes(const char *path, Error *err);
 
+// The texts of a tokenizer.json and a tokenizer_config.json, to be freed, with which Hugging Face's
+// libraries do what a tokenizer that cuts text into bytes does.
+char *tokenizer_json(const Tokenizer *tokenizer);
+char *tokenizer_config_json(void);
+
 typedef struct {
     uint64_t key; // (id << 32) + position: the lowest comes first
     int right;    // the token of that id would be the bytes [position, right)

@@ -41,12 +41,13 @@ void options_write_config(const Options *options, FILE *out) {
                                 "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;
     char value[OPTION_TEXT];
-    fputs("# The options that a run was given; start another like it with --config on this file.\n"
+    fputs("# The options that a run was given, and what its checkpoint added to its model; start\n"
+          "# another like it with --config on this file.\n"
           "# What follows from them, and the defaults, are in metrics.jsonl and meta.json.\n",
           out);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        bool given = options->source[i] >= SOURCE_CONFIG;
+        bool given = options->source[i] >= SOURCE_CHECKPOINT;
         if (row->effect == EFFECT_ACTION || !given || *option_text(options, row, value) == '\0') {
             continue;
         }

@@ -1,4 +1,5 @@
-// Reading options: values, the command line, the --config file, presets, derived values, checks.
+// Reading options: values, the command line, the --config file; then presets, derived values, the
+// model of a checkpoint, checks.
 //
 // The file of --config has one option a line, in any order:
 //   name value      as on the command line, with or without the -- and with or without a =
@@ -335,16 +336,22 @@ static bool read_config(Options *options, const char *path, Error *err) {
 
 // ---- presets, derived values, checks ------------------------------------------------------------
 
-static bool apply_preset(Options *options, Error *err) {
-    const Preset *preset = NULL;
-    char names[400] = "", settings[1024], *state, *name;
+static const Preset *find_preset(const char *name) {
     for (int i = 0; i < preset_table_count; i++) {
-        size_t used = strlen(names);
-        snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
-                 preset_table[i].name);
-        if (strcmp(preset_table[i].name, options->model) == 0) { preset = &preset_table[i]; }
+        if (strcmp(preset_table[i].name, name) == 0) { return &preset_table[i]; }
     }
+    return NULL;
+}
+
+static bool apply_preset(Options *options, Error *err) {
+    const Preset *preset = find_preset(options->model);
+    char names[400] = "", settings[1024], *state, *name;
     if (preset == NULL) {
+        for (int i = 0; i < preset_table_count; i++) {
+            size_t used = strlen(names);
+            snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
+                     preset_table[i].name);
+        }
         return fail(err, "--model %s: must be one of %s", options->model, names);
     }
     snprintf(settings, sizeof(settings), "%s", preset->settings);
@@ -358,7 +365,7 @@ static bool apply_preset(Options *options, Error *err) {
 
 // What a preset says and does not fit what is given beside it, is worked out anew.
 static void yield(const Options *o, const char *name, int *value, bool fits) {
-    if (*value != 0 && !fits && option_source(o, name) < SOURCE_CONFIG) { *value = 0; }
+    if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
 
 static void derive_values(Options *o) {
@@ -378,6 +385,42 @@ static void derive_values(Options *o) {
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
     if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
     if (o->lr_wsd_decay_iters == 0) { o->lr_wsd_decay_iters = o->lr_decay_iters / 5; }
+}
+
+// GPT-2 learns its positions.
+bool option_is_shape(const OptionRow *row, Arch arch) {
+    return row->effect == EFFECT_SHAPE ||
+           (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
+}
+
+// The options of a checkpoint's model, where they are not given and not what a preset or other
+// options make them anyway. A preset of another shape is said where it is given.
+static bool take_model(Options *o, const Options *model, Error *err) {
+    bool named = option_source(o, "model") >= SOURCE_CONFIG;
+    char now[OPTION_TEXT], was[OPTION_TEXT], taken[256] = "";
+    for (int i = 0; i < option_table_count; i++) {
+        const OptionRow *row = &option_table[i];
+        bool shape = option_is_shape(row, (Arch)model->arch), given = o->source[i] >= SOURCE_CONFIG;
+        if (model->source[i] == SOURCE_DEFAULT || row->offset == offsetof(Options, model) ||
+            strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
+            strcmp(now, "0") == 0) { // it will follow from others
+            continue;
+        }
+        if (given && shape) {
+            return fail(err, "--%s %s: it is %s in the checkpoint %s; leave the option out",
+                        row->name, now, was, o->origin);
+        }
+        if (named && shape && o->source[i] == SOURCE_PRESET) {
+            size_t used = strlen(taken);
+            snprintf(taken + used, sizeof(taken) - used, " --%s %.40s", row->name, was);
+        }
+        if (!given && !option_set(o, row->name, was, SOURCE_CHECKPOINT, err)) { return false; }
+    }
+    if (taken[0] != '\0') {
+        warn("--model %s: the checkpoint %s is another model; its shape is taken:%s", o->model,
+             o->origin, taken);
+    }
+    return true;
 }
 
 static bool check_values(const Options *o, Error *err) {
@@ -461,11 +504,24 @@ bool options_read(Options *options, int argc, char **argv, Error *err) {
         apply_preset(options, NULL); // whose values --help shows
         return true;
     }
-    if (options->config[0] != '\0' && !read_config(options, options->config, err)) { return false; }
-    if (!apply_preset(options, err)) { return false; }
-    derive_values(options);
-    options->ranks = options->gpus;
-    return check_values(options, err);
+    return options->config[0] == '\0' || read_config(options, options->config, err);
+}
+
+bool options_resolve(Options *o, const Options *model, Error *err) {
+    const char *preset = model != NULL && find_preset(model->model) != NULL ? model->model : "";
+    bool named = model == NULL || option_source(o, "model") >= SOURCE_CONFIG;
+    if (!named && !option_set(o, "model", preset, SOURCE_CHECKPOINT, err)) { return false; }
+    if ((named || preset[0] != '\0') && !apply_preset(o, err)) { return false; }
+    if (model != NULL && !take_model(o, model, err)) { return false; }
+    derive_values(o);
+    if (model != NULL && !take_model(o, model, err)) { return false; } // those that have followed
+    bool longer = model != NULL && o->arch == ARCH_LLAMA &&
+                  o->seq_length > o->max_position_embeddings;
+    if (longer && option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
+        o->max_position_embeddings = o->seq_length; // of no tensor's shape
+    }
+    o->ranks = o->gpus;
+    return check_values(o, err);
 }
 
 void options_parse(Options *options, int argc, char **argv) {

@@ -3,7 +3,9 @@
 // option_rows.h.
 //
 // Names are Megatron-LM's wherever it has one. Precedence, lowest first: the table's default, the
-// preset named by --model, the file named by --config, the command line.
+// preset named by --model, the data's tokenizer (its vocabulary), the checkpoint that the run
+// starts from (its model), the file named by --config, the command line. Of a checkpoint's model,
+// the options that are given may not contradict what makes its tensors.
 #ifndef LLM8_OPTIONS_H
 #define LLM8_OPTIONS_H
 
@@ -30,7 +32,14 @@ typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 struct Group;
 
 // Where a value comes from, weakest first.
-typedef enum { SOURCE_DEFAULT, SOURCE_PRESET, SOURCE_CONFIG, SOURCE_COMMAND } OptionSource;
+typedef enum {
+    SOURCE_DEFAULT,
+    SOURCE_PRESET,
+    SOURCE_DATA,
+    SOURCE_CHECKPOINT,
+    SOURCE_CONFIG,
+    SOURCE_COMMAND
+} OptionSource;
 
 enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 
@@ -44,6 +53,7 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
+    char origin[PATH_LENGTH];          // the checkpoint that the model comes from; "": none
     // Set by launch(): this process among those that train together. Until then, ranks is --gpus.
     int rank, ranks;
     struct Group *group;
@@ -108,14 +118,21 @@ extern const int preset_table_count;
 extern const RetiredOption retired_options[]; // that older versions had; a NULL name ends them
 extern const ForeignName foreign_names[];     // that other trainers have; a NULL name ends them
 
-// Defaults, preset, config file, command line; then derived values and checks. Answers --help
-// and --version by printing, as a call without arguments, and exits. Dies with one line on the
-// first fault.
+// What is given: the command line and the config file, over the defaults. Prints nothing, but for a
+// warning when the config file names options that no longer exist, with values that are not
+// followed.
+bool options_read(Options *options, int argc, char **argv, Error *err);
+
+// The same; dies with one line on the first fault. Answers --help and --version by printing, as a
+// call without arguments, and exits.
 void options_parse(Options *options, int argc, char **argv);
 
-// The same, but returns faults in err. Prints nothing, but for a warning when the config file names
-// options that no longer exist, with values that are not followed.
-bool options_read(Options *options, int argc, char **argv, Error *err);
+// Then the rest: the preset, derived values, the model of the checkpoint options->origin, checks.
+// model: what that says of it, set by option_set with SOURCE_CHECKPOINT; NULL: a new model.
+bool options_resolve(Options *options, const Options *model, Error *err);
+
+// Whether models that differ in this option have other tensors.
+bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Once the number of ranks is known: fills in --global-batch-size, or refuses it.
 bool options_finish_batch(Options *options, int ranks, Error *err);

@@ -55,7 +55,7 @@ static inline const char *text_read(const char *path) {
     return text;
 }
 
-// options_read of "--name value --name value", as a shell would split it.
+// The options of "--name value --name value", as a shell would split it.
 static inline bool read_options(Options *options, const char *text, Error *err) {
     enum { WORDS = 1024 };
     char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
@@ -64,7 +64,8 @@ static inline bool read_options(Options *options, const char *text, Error *err) 
          word = strtok_r(NULL, " \n", &state)) {
         argv[argc++] = word;
     }
-    bool ok = options_read(options, argc, argv, err);
+    bool ok = options_read(options, argc, argv, err) &&
+              (options->help || options_resolve(options, NULL, err));
     free(line);
     return ok;
 }

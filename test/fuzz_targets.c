@@ -196,10 +196,12 @@ static bool accepts_options(int argc, char **argv) {
     char *texts[2], *again[] = {"fuzz", "--config", "input.bin"};
     size_t sizes[2];
     if (!options_read(&o, argc, argv, NULL)) { return false; }
+    if (o.help || o.version) { return true; }
+    if (!options_resolve(&o, NULL, NULL)) { return false; }
     for (int pass = 0; pass < 2; pass++) {
         if (pass == 1) {
             put_input("input.bin", texts[0], sizes[0]);
-            if (!options_read(&o, 3, again, NULL)) {
+            if (!options_read(&o, 3, again, NULL) || !options_resolve(&o, NULL, NULL)) {
                 die("what options_write_config wrote is refused:\n%s", texts[0]);
             }
         }
@@ -210,7 +212,7 @@ static bool accepts_options(int argc, char **argv) {
     if (strcmp(texts[0], texts[1]) != 0) { die("two configurations:\n%s%s", texts[0], texts[1]); }
     free(texts[0]);
     free(texts[1]);
-    if (o.help || o.version || o.num_layers > 64) { return true; }
+    if (o.num_layers > 64) { return true; }
     ModelConfig c = model_config(&o);
     ParamLayout layout = param_layout(&c);
     if (layout.size < layout.num_parameters) { die("%lld elements", (long long)layout.size); }
@@ -371,11 +373,11 @@ static void seed_scaling(void) {
 
 // What --load reads besides the weights.
 static bool accepts_model_config(const uint8_t *data, size_t size) {
-    char path[PATH_LENGTH];
-    Fixture *f = make_checkpoint();
-    path_format(path, "%s/config.json", folder);
-    put_input(path, data, size);
-    return hf_load(folder, &f->layout, &f->whole, 1, f->state, NULL);
+    Options o, model = {0};
+    text_write("c.txt", "lr 1e-3");
+    put_input("config.json", data, size);
+    return options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}, NULL) &&
+           hf_options(".", &model, NULL) && options_resolve(&o, &model, NULL);
 }
 
 static void seed_model_config(void) {

@@ -8,6 +8,7 @@ int main(int argc, char **argv) {
     static Trainer t;
     if (argc < 2) { die("usage: %s OUT OPTION...", argv[0]); }
     options_parse(&options, argc - 1, argv + 1);
+    run_resolve_options(&options);
     options.ranks = 1;
     open_trainer(&t, &options);
     const ModelConfig *c = &t.run.config;

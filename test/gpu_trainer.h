@@ -22,6 +22,7 @@ static inline Options options_of(const char *model, const char *more) {
     }
     Options options;
     options_parse(&options, count, words);
+    run_resolve_options(&options);
     options.ranks = 1;
     return options;
 }

@@ -223,7 +223,7 @@ static void resume_finds_what_latest_means(void) {
     CHECK_CONTAINS(err.text, "--resume s/step_00000001/config.json: damaged: 2 bytes, not ");
     CHECK_CONTAINS(err.text, "; --list-checkpoints shows which are whole");
     CHECK_EQUAL(resumed(SAVED "--resume s/step_9", &err), -1);
-    CHECK_CONTAINS(err.text, "--resume s/step_9: no such checkpoint; --list-checkpoints shows");
+    CHECK_CONTAINS(err.text, "--resume s/step_9: no such folder; --list-checkpoints shows");
 }
 
 int main(void) {

@@ -127,9 +127,9 @@ checkpoints() {
     refuses '--resume bad/meta.json: checkpoint version 9; this program reads 1' "${resume[@]}" bad
     fresh && repair bad
     expect_status 0 "${resume[@]}" bad # so it was not the repair
-    refuses "bad: another model's checkpoint: it has --hidden-size 64, this run 32" \
+    refuses '--hidden-size 32: it is 64 in the checkpoint bad|leave the option out' \
         "${resume[@]}" bad --hidden-size 32
-    refuses "--resume nowhere: no such checkpoint|$shows" "${resume[@]}" nowhere
+    refuses "--resume nowhere: no such folder|$shows" "${resume[@]}" nowhere
     refuses '--resume latest: needs --save DIR' "${resume[@]}" latest
     refuses '--list-checkpoints: none under nowhere' train_gpt --save nowhere --list-checkpoints
 }
@@ -137,8 +137,10 @@ checkpoints() {
 nothing_is_lost() {
     local before
     before=$(cd s && find . -type f ! -name .lock -exec cksum {} + | sort)
-    refuses "another model's" train_gpt "${common[@]}" "${good[@]}" --save s --resume latest \
-        --hidden-size 32
+    refuses 'it is 64 in the checkpoint s/step_00000003' train_gpt "${common[@]}" "${good[@]}" \
+        --save s --resume latest --hidden-size 32
+    refuses '--accept-data-change' train_gpt "${common[@]}" --save s --resume latest \
+        --data d/x_val.bin
     refuses 'no such file' train_gpt "${common[@]}" --data no.bin --save s
     refuses 'must divide' train_gpt "${common[@]}" "${good[@]}" --save s --num-attention-heads 3
     refuses '--save s: a run has saved there up to step 3|--resume latest|another --save' \

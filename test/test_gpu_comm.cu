@@ -181,7 +181,8 @@ int main(int, char **argv) {
         printf("  skipped: fewer than two GPUs\n0 passed, 0 failed, 1 skipped\n");
         return 0;
     }
-    if (!options_read(&options, 1, argv, &err)) { die("%s", err.text); }
+    bool ok = options_read(&options, 1, argv, &err) && options_resolve(&options, NULL, &err);
+    if (!ok) { die("%s", err.text); }
     options.gpus = devices;
     options.distributed_timeout = 60;
     launch(&ranks, &group, &options);

@@ -88,7 +88,7 @@ another_runs_checkpoint_is_refused() {
     for path in a/latest a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
         refused "holds checkpoints of another run than --resume $path" b 9 --resume "$path"
     done
-    refused 'error: --resume a/step_00000005: no such checkpoint; --list' b 9 \
+    refused 'error: --resume a/step_00000005: no such folder; --list' b 9 \
         --resume a/step_00000005
     for path in b/latest b/step_00000002 "$PWD/b/latest/" b/../b/step_00000004; do
         train b 7 --save-interval 100 --keep 0 --resume "$path" || return

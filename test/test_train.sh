@@ -314,7 +314,7 @@ checkpoints_are_listed() {
     expect_status 0 train_gpt --save list --list-checkpoints || return
     grep -qE '^ +10 +[0-9.]+ +[0-9.]+ +FP32 +1 +[0-9.]+ MiB +20[0-9T:-]+Z +whole$' log || fail "10"
     grep -qE '^ +20 +damaged: list/step_00000020/config.json: damaged: ' log || fail "20"
-    grep -qE '^ +24 +[0-9.]+ .* whole, latest$' log || fail "24: $(tail -n 1 log)"
+    grep -qE '^ +24 +[0-9.]+ .* whole, latest, best$' log || fail "24: $(tail -n 1 log)"
     [[ $(wc -l <log) -eq 4 ]] || fail "$(cat log)"
 }
 
@@ -330,6 +330,9 @@ best_is_the_lowest_validation_loss() {
         steps)
     [[ $lowest -le 12 ]] || fail "the rate spoils nothing: $(grep eval steps)"
     [[ $(readlink best/best) == "$(printf step_%08d "$lowest")" ]] || fail "$(readlink best/best)"
+    expect_status 0 train_gpt --save best --list-checkpoints
+    grep -qE "^ +$lowest .* whole, best$" log || fail "not listed as the best: $(cat log)"
+    [[ $(grep -c best log) -eq 1 ]] || fail "two are the best: $(cat log)"
     [[ -d best/best/ && $(find best/ -name 'step_*' -type d | wc -l) -eq 2 ]] || fail "$(ls best)"
 }
 

@@ -584,7 +584,8 @@ bool run_save(Run *run, const Snapshot *snapshot) {
     s.progress = *p;
     s.data_windows = run->train_data.windows;
     s.data = run->train_data.identity;
-    s.tokenizer = run->has_tokenizer ? run->tokenizer_path : NULL;
+    s.companions = run->companions;
+    s.num_companions = run->num_companions;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
     s.best = evaluated && p->valid_loss == p->best_valid_loss;
     s.rank = run->rank;
@@ -635,6 +636,7 @@ int run_close(Run *run) {
     dataset_close(&run->valid_data);
     choice_sets_close(&run->choices);
     if (run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+    for (int i = 0; i < run->num_companions; i++) { free(run->companions[i].bytes); }
     free(run->prompt);
     free(run->held);
     run_free_configuration(run);

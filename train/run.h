@@ -29,7 +29,8 @@ typedef struct {
     Loader train, valid;
     bool has_valid, has_tokenizer;
     Tokenizer tokenizer;
-    char tokenizer_path[PATH_LENGTH];
+    Companion companions[COMPANIONS_MAX]; // what is saved with the model
+    int num_companions;
     int *prompt, prompt_length; // the tokens that samples start with
     ChoiceSets choices;         // --eval-choices
     int *held;                  // this rank's next batches (run_batch)
@@ -53,6 +54,10 @@ typedef struct {
 } Run;
 
 // ---- start and end ------------------------------------------------------------------------------
+
+// After options_parse: the options that nobody gave, from the checkpoint that the run starts from
+// and the tokenizer of its data.
+void run_resolve_options(Options *options);
 
 // Model, batch and precision, from the options and what the device offers.
 bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err);

@@ -27,43 +27,112 @@ static void open_train_data(Run *run) {
            run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
 }
 
-// --tokenizer; or else, of the tokenizers beside the shards (tokenizer.bin, PREFIX_tokenizer.bin),
-// the one that made them, by its mark; of shards without a mark, tokenizer.bin.
-static void open_tokenizer(Run *run) {
-    const Options *o = &run->options;
+// The tokenizer, where --tokenizer names none: the checkpoint's; or else, of those beside the
+// shards (tokenizer.bin, PREFIX_tokenizer.bin), the one that made them, by its mark; of shards
+// without a mark, tokenizer.bin.
+static void find_tokenizer(const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    uint32_t mark = o->data[0] != '\0' ? run->train_data.tokenizer : run->valid_data.tokenizer;
-    char path[PATH_LENGTH];
+    Tokenizer t;
     glob_t found = {0};
     Error err;
-    path_format(path, "%s", o->tokenizer);
-    if (path[0] != '\0') {
-        run->has_tokenizer = tokenizer_open(&run->tokenizer, path, &err);
-        if (!run->has_tokenizer) { die("--tokenizer %s", err.text); }
-    } else if (shards[0] != '\0') {
-        path_format(path, "%.*s*tokenizer.bin", (int)(path_name(shards) - shards), shards);
-        glob(path, 0, NULL, &found);
-    }
-    size_t i = 0;
-    for (; i < found.gl_pathc && !run->has_tokenizer; i++) {
-        path_format(path, "%s", found.gl_pathv[i]);
-        if (!tokenizer_open(&run->tokenizer, path, &err)) {
-            if (run->rank == 0) { warn("%s", err.text); }
+    path_format(path, "%s/tokenizer.bin", o->origin);
+    if (o->origin[0] != '\0' && path_exists(path)) { return; }
+    path_format(path, "%.*s*tokenizer.bin", (int)(path_name(shards) - shards), shards);
+    if (shards[0] != '\0') { glob(path, 0, NULL, &found); }
+    path[0] = '\0';
+    uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
+    for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
+        const char *beside = found.gl_pathv[i];
+        if (!tokenizer_open(&t, beside, &err)) {
+            warn("%s", err.text);
             continue;
         }
-        run->has_tokenizer = mark != 0 ? run->tokenizer.mark == mark
-                                       : strcmp(path_name(path), "tokenizer.bin") == 0;
-        if (!run->has_tokenizer) { tokenizer_close(&run->tokenizer); }
+        bool made = mark != 0 ? t.mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
+        if (made) { path_format(path, "%s", beside); }
+        tokenizer_close(&t);
     }
-    globfree(&found);
-    if (run->has_tokenizer && run->tokenizer.vocab > run->config.vocab) {
-        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)", path,
-            run->tokenizer.vocab, run->config.vocab);
-    }
-    if (!run->has_tokenizer && i > 0 && run->rank == 0) {
+    if (path[0] == '\0' && found.gl_pathc > 0) {
         warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
     }
-    path_format(run->tokenizer_path, "%s", path);
+    globfree(&found);
+}
+
+void run_resolve_options(Options *o) {
+    static Options model;
+    Tokenizer t;
+    Error err;
+    char text[PATH_LENGTH];
+    if (!checkpoint_model(o, &model, &err)) { die("%s", err.text); }
+    find_tokenizer(o, text);
+    bool ok = option_set(o, "tokenizer", text, SOURCE_DATA, &err);
+    if (ok && o->tokenizer[0] != '\0' && tokenizer_open(&t, o->tokenizer, NULL)) {
+        snprintf(text, sizeof(text), "%d", t.vocab);
+        ok = option_set(o, "vocab-size", text, SOURCE_DATA, &err);
+        tokenizer_close(&t);
+    }
+    if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL, &err)) {
+        die("%s", err.text);
+    }
+}
+
+static void add_companion(Run *run, const char *name, char *bytes, size_t size) {
+    run->companions[run->num_companions++] = (Companion){name, bytes, size};
+}
+
+// Adds a file as the companion of that name; false: there is no such file.
+static bool read_companion(Run *run, const char *path, const char *name) {
+    MappedFile file;
+    Error err;
+    if (!path_exists(path)) { return false; }
+    if (!file_map(&file, path, &err)) { die("%s", err.text); }
+    char *bytes = malloc_or_die(file.bytes);
+    if (file.bytes > 0) { memcpy(bytes, file.data, file.bytes); }
+    add_companion(run, name, bytes, file.bytes);
+    file_unmap(&file);
+    return true;
+}
+
+// What goes into every checkpoint, so that it is whole wherever it is taken: the tokenizer, with
+// Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; of bytes, our
+// own), and the generation_config.json of the checkpoint that the run starts from.
+static void read_companions(Run *run) {
+    const Options *o = &run->options;
+    char path[PATH_LENGTH], *text;
+    const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
+    int stem = (int)((end != NULL ? end : name) - o->tokenizer);
+    path_format(path, "%s/generation_config.json", o->origin);
+    if (o->origin[0] != '\0') { read_companion(run, path, "generation_config.json"); }
+    if (!run->has_tokenizer) { return; }
+    read_companion(run, o->tokenizer, "tokenizer.bin");
+    path_format(path, "%.*stokenizer.json", stem, o->tokenizer);
+    bool theirs = end != NULL && read_companion(run, path, "tokenizer.json");
+    path_format(path, "%.*stokenizer_config.json", stem, o->tokenizer);
+    if (theirs) { read_companion(run, path, "tokenizer_config.json"); }
+    if (theirs || run->tokenizer.cut != CUT_BYTES) { return; }
+    text = tokenizer_json(&run->tokenizer);
+    add_companion(run, "tokenizer.json", text, strlen(text));
+    text = tokenizer_config_json();
+    add_companion(run, "tokenizer_config.json", text, strlen(text));
+}
+
+static void open_tokenizer(Run *run) {
+    const Options *o = &run->options;
+    Error err;
+    run->has_tokenizer = o->tokenizer[0] != '\0';
+    if (run->has_tokenizer && !tokenizer_open(&run->tokenizer, o->tokenizer, &err)) {
+        die("--tokenizer %s", err.text);
+    }
+    int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
+    if (tokens > vocab) {
+        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
+            o->tokenizer, tokens, vocab);
+    }
+    if (vocab >= 2 * tokens && option_source(o, "vocab-size") != SOURCE_CHECKPOINT) {
+        printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
+               "--vocab-size %d\n",
+               vocab, tokens, o->tokenizer, tokens);
+    }
+    if (options_save(o)) { read_companions(run); }
 }
 
 // A file carries a mark of the tokenizer that made it, or 0. All marks must be the same.

@@ -21,7 +21,7 @@ bool run_encode_prompt(Run *run, Error *err) {
     Encoder e;
     Error why;
     if (!encoder_open(&e, &run->tokenizer, &why)) {
-        return fail(err, "--sample-prompt: the tokenizer %s: %s", run->tokenizer_path, why.text);
+        return fail(err, "--sample-prompt: the tokenizer %s: %s", run->options.tokenizer, why.text);
     }
     run->prompt_length += (int)encoder_encode(&e, (const unsigned char *)text, bytes,
                                               run->prompt + 1);

@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# What a run takes from the checkpoint it starts from (the model's shape, the tokenizer) and from
+# the tokenizer of its data (the vocabulary), in both trainers; and what a checkpoint carries so
+# that it can.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+export LLM8_TEST_SMALL_FP8=1
+standin=$root/build/plain/standin_trainer
+trainers=("$root/train_gpt")
+if [[ -x $standin ]]; then trainers+=("$standin"); fi
+
+# another shape than any preset's; the vocabulary is the tokenizer's
+shape=(--model llama-tiny --num-layers 3 --hidden-size 48 --num-attention-heads 6
+    --num-query-groups 3 --ffn-hidden-size 80 --untie-embeddings-and-output-weights
+    --rope-theta 500 --norm-epsilon 1e-6 --seq-length 32 --max-position-embeddings 64)
+data=(--data d/x_train.bin --micro-batch-size 2 --lr 1e-3 --train-iters 4 --lr-decay-iters 8
+    --no-cuda-graphs)
+
+prepare() {
+    make_text 1 3000 >text
+    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(tail -n 2 log)"
+    expect_status 0 train_gpt "${shape[@]}" "${data[@]}" --save s || return
+    mkdir elsewhere && cp -r s/step_00000004 elsewhere/c
+    cp d/x_train.bin alone.bin # without a tokenizer beside it
+}
+
+# Runs a trainer in a folder that holds the checkpoint c and nothing else.
+elsewhere() {
+    (cd elsewhere && "$@")
+}
+
+samples_need_the_folder_alone() {
+    local trainer way
+    for trainer in "${trainers[@]}"; do
+        for way in --load --resume; do
+            expect_status 0 elsewhere "$trainer" $way c --sample-only --sample-prompt 'Anna AB' \
+                --sample-length 9 --sample-temperature 0 || return
+            grep -qa '^Anna AB' log || fail "$way: no text: $(tail -n 2 log)"
+            tail -n 1 log >"sample.$way"
+        done
+        cmp -s sample.--load sample.--resume || fail "$trainer: two samples"
+    done
+}
+
+evaluations_need_no_shape() {
+    local trainer loss options
+    for trainer in "${trainers[@]}"; do
+        for options in "${shape[*]} --resume s/latest" '--resume s/latest' '--load s/latest' \
+            '--load s/latest --model llama-tiny'; do
+            read -ra options <<<"$options"
+            expect_status 0 "$trainer" "${options[@]}" --eval-only --valid-data d/x_val.bin ||
+                continue
+            grep -o 'valid loss [0-9.]*' log >"loss.${#options[@]}"
+            loss=${loss:-loss.${#options[@]}}
+            [[ -s $loss ]] && cmp -s "$loss" "loss.${#options[@]}" || fail "${options[*]}"
+        done
+    done
+}
+
+resumed_runs_need_no_shape() {
+    local trainer options
+    for trainer in "${trainers[@]}"; do
+        for options in "${shape[*]}" '' '--model llama-tiny' "--config s/config.txt"; do
+            read -ra options <<<"$options"
+            rm -rf r && cp -r s r
+            expect_status 0 "$trainer" "${options[@]}" "${data[@]}" --train-iters 8 --save r \
+                --resume latest || return
+            [[ -d r/step_00000008 ]] || fail "${options[*]}: $(tail -n 2 log)"
+            rm -rf "r.${#options[@]}" && mv r "r.${#options[@]}"
+        done
+        for options in 0 2; do
+            same_checkpoint "r.${#shape[@]}/latest" "r.$options/latest" ||
+                fail "$trainer: other weights with $options words of options"
+        done
+    done
+    # what the run was is in its config.txt even when nobody said it again
+    sed 's/^save .*/save anew/; /^resume/d' r.0/config.txt >config
+    expect_status 0 train_gpt --config config --train-iters 4 || return
+    sed 's/^save .*/save first/' s/config.txt >config
+    expect_status 0 train_gpt --config config || return
+    same_checkpoint anew/latest first/latest || fail "config.txt of a resumed run: $(cat config)"
+}
+
+# $1: what is said; the rest: options beside a checkpoint that they contradict.
+contradicts() {
+    local says=$1
+    shift
+    for way in '--load s/latest' '--resume s/step_00000004' '--resume latest --save s'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 1 "error: $says" train_gpt "${data[@]}" $way "$@"
+    done
+}
+
+contradictions_are_told() {
+    local option
+    for option in 'num-layers 2 3' 'hidden-size 60 48' 'num-attention-heads 12 6' \
+        'num-query-groups 6 3' 'ffn-hidden-size 64 80' 'vocab-size 300 257' 'arch gpt2 llama'; do
+        # shellcheck disable=SC2086 # words
+        set -- $option
+        contradicts "--$1 $2: " "--$1" "$2"
+        grep -q "it is $3 in the checkpoint s/" log || fail "$1: $(tail -n 2 log)"
+        echo "$1 $2" >other.txt
+        contradicts "--$1 $2: " --config other.txt
+    done
+    contradicts '--untie-embeddings-and-output-weights false: ' \
+        --no-untie-embeddings-and-output-weights
+    # what changes no tensor may be another
+    expect_said 0 '--seq-length 16' train_gpt "${data[@]}" --load s/latest --seq-length 16 --plan
+    expect_said 0 '--seq-length 128' train_gpt "${data[@]}" --load s/latest --seq-length 128 --plan
+    expect_said 0 '--rope-theta 1000 ' train_gpt "${data[@]}" --load s/latest --rope-theta 1000 \
+        --plan
+    # a preset that was named and is not the checkpoint's is said; the default one is not
+    expect_said 0 'warning: --model gpt2-tiny: ' train_gpt "${data[@]}" --load s/latest \
+        --model gpt2-tiny --plan
+    has log '--arch llama' || fail "the preset is stronger: $(tail -n 2 log)"
+    expect_status 0 train_gpt "${data[@]}" --load s/latest --plan
+    ! has log warning: || fail "$(grep warning: log)"
+    ! has log gpt2 || fail "$(grep gpt2 log)"
+}
+
+# A folder without meta.json is one of Hugging Face's: config.json alone says the shape.
+config_json_says_the_shape() {
+    local trainer
+    mkdir -p theirs && cp s/latest/{config.json,model.safetensors} theirs
+    for trainer in "${trainers[@]}"; do
+        expect_said 0 '--seq-length 64' "$trainer" --load theirs --plan
+        local words
+        for words in '--num-layers 3' '--hidden-size 48' '--num-attention-heads 6' '--arch llama' \
+            '--num-query-groups 3' '--ffn-hidden-size 80' '--vocab-size 257' '--rope-theta 500' \
+            '--norm-epsilon 1e-06' '--max-position-embeddings 64' ' --untie-embeddings'; do
+            has log "$words" || fail "no $words: $(tail -n 2 log)"
+        done
+    done
+}
+
+vocabulary_is_the_tokenizers() {
+    local trainer small=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --plan)
+    for trainer in "${trainers[@]}"; do
+        expect_said 0 '--vocab-size 257' "$trainer" "${small[@]}" --data d/x_train.bin
+        expect_said 0 '--vocab-size 257' "$trainer" "${small[@]}" --valid-data d/x_val.bin
+        expect_said 0 '--vocab-size 257' "$trainer" "${small[@]}" --tokenizer d/x_tokenizer.bin
+        expect_said 0 '--vocab-size 257' "$trainer" --model llama-1b --num-layers 1 --plan \
+            --data d/x_train.bin
+        expect_said 0 '--vocab-size 50257' "$trainer" "${small[@]}" --data alone.bin
+        expect_said 0 '--vocab-size 50257' "$trainer" "${small[@]}"
+        expect_said 0 '--vocab-size 300' "$trainer" "${small[@]}" --data d/x_train.bin \
+            --vocab-size 300
+    done
+}
+
+a_vocabulary_far_above_is_said() {
+    local says='note: --vocab-size 5000 is far above the 257 tokens of d/x_tokenizer.bin'
+    says+=': leave it out, or give --vocab-size 257'
+    expect_said 0 "$says" train_gpt --model llama-tiny "${data[@]}" --vocab-size 5000
+    expect_status 0 train_gpt --model llama-tiny "${data[@]}" --vocab-size 300
+    ! has log 'far above' || fail "$(grep 'far above' log)"
+    expect_status 0 train_gpt --model llama-tiny "${data[@]}"
+    ! has log 'far above' || fail "$(grep 'far above' log)"
+}
+
+checkpoints_carry_what_belongs_to_the_model() {
+    local file
+    cmp -s d/x_tokenizer.bin s/latest/tokenizer.bin || fail "another tokenizer.bin"
+    cp -r s/latest/. start
+    echo '{"temperature": 0.6}' >start/generation_config.json
+    expect_status 0 train_gpt "${data[@]}" --load start --save f --train-iters 2 || return
+    expect_status 0 train_gpt "${data[@]}" --resume latest --save f || return
+    for file in tokenizer.bin tokenizer.json tokenizer_config.json generation_config.json; do
+        cmp -s start/$file f/step_00000004/$file || fail "$file is lost"
+        has f/step_00000004/meta.json "\"$file\"" || fail "meta.json does not list $file"
+    done
+    # a file that its data has is as it is there
+    mkdir -p e && cp d/x_train.bin e/x_train.bin && cp d/x_tokenizer.bin e/x_tokenizer.bin
+    echo '{"their": "own"}' >e/x_tokenizer.json
+    expect_status 0 train_gpt --model llama-tiny "${data[@]}" --data e/x_train.bin --save g
+    cmp -s e/x_tokenizer.json g/latest/tokenizer.json || fail "another tokenizer.json"
+}
+
+# As older versions wrote them: without the tokenizer.
+checkpoints_without_a_tokenizer_still_load() {
+    expect_status 0 train_gpt --model llama-tiny "${data[@]}" --data alone.bin --vocab-size 257 \
+        --save old || return
+    [[ ! -e old/latest/tokenizer.bin ]] || fail "it has a tokenizer"
+    expect_status 0 train_gpt --load old/latest --sample-only --sample-length 4
+    grep -qE '^[0-9 ]+$' log || fail "no numbers: $(tail -n 1 log)"
+    expect_status 0 train_gpt --resume latest --save old --sample-only --data d/x_train.bin \
+        --sample-prompt AB
+    grep -qa '^AB' log || fail "no text: $(tail -n 1 log)"
+}
+
+# The newest checkpoint's tokenizer is damaged: the one before is taken, and it is said.
+a_damaged_tokenizer_is_passed_over() {
+    rm -rf r && cp -r s r
+    expect_status 0 train_gpt "${data[@]}" --train-iters 8 --save r --resume latest || return
+    printf '\1\102' | dd of=r/step_00000008/tokenizer.bin bs=1 seek=1154 conv=notrunc status=none
+    expect_said 0 'resuming from r/step_00000004' train_gpt --save r --resume latest --sample-only \
+        --sample-prompt AB
+    grep -q 'r/step_00000008/tokenizer.bin: damaged' log || fail "$(tail -n 2 log)"
+    grep -qa '^AB' log || fail "no text: $(tail -n 1 log)"
+    expect_said 1 'error: --resume r/step_00000008/tokenizer.bin: damaged' train_gpt \
+        --resume r/step_00000008 --sample-only
+}
+
+# The data of a fine-tuning must be the model's own tokens.
+other_tokens_are_refused() {
+    mkdir -p o && cp d/x_tokenizer.bin o/other.bin
+    printf '\1\102\1\101' | dd of=o/other.bin bs=1 seek=1154 conv=notrunc status=none
+    "$root/tokenize" --output-prefix o/y --tokenizer o/other.bin text >log || fail "$(tail -n 2 log)"
+    expect_said 1 'o/y_train.bin: made with another tokenizer' train_gpt "${data[@]}" \
+        --data o/y_train.bin --load s/latest
+    expect_status 0 train_gpt "${data[@]}" --data o/y_train.bin --load s/latest \
+        --tokenizer o/y_tokenizer.bin
+}
+
+if [[ ${#trainers[@]} -eq 1 ]]; then
+    echo "  measured: the CPU trainer alone (no build/plain/standin_trainer)"
+fi
+for test in prepare samples_need_the_folder_alone evaluations_need_no_shape \
+    resumed_runs_need_no_shape contradictions_are_told config_json_says_the_shape \
+    vocabulary_is_the_tokenizers a_vocabulary_far_above_is_said \
+    checkpoints_carry_what_belongs_to_the_model checkpoints_without_a_tokenizer_still_load \
+    a_damaged_tokenizer_is_passed_over other_tokens_are_refused; do
+    run $test
+done
+summary
