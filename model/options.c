@@ -394,31 +394,49 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
 }
 
 // The options of a checkpoint's model, where they are not given and not what a preset or other
-// options make them anyway. A preset of another shape is said where it is given.
+// options make them anyway: at first those that do not follow from others. A preset of another
+// shape is said where it is given, and what --load's weights were not trained for. (--resume says
+// every option that differs, once the checkpoint is open.)
 static bool take_model(Options *o, const Options *model, Error *err) {
-    bool named = option_source(o, "model") >= SOURCE_CONFIG;
+    bool named = option_source(o, "model") >= SOURCE_CONFIG,
+         loads = strcmp(o->origin, o->load) == 0;
     char now[OPTION_TEXT], was[OPTION_TEXT], taken[256] = "";
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        bool shape = option_is_shape(row, (Arch)model->arch), given = o->source[i] >= SOURCE_CONFIG;
-        if (model->source[i] == SOURCE_DEFAULT || row->offset == offsetof(Options, model) ||
+    for (int i = 0; i < 2 * option_table_count; i++) {
+        const OptionRow *row = &option_table[i % option_table_count];
+        unsigned char *source = &o->source[row - option_table];
+        bool first = i < option_table_count, shape = option_is_shape(row, (Arch)model->arch);
+        if (i == option_table_count) { derive_values(o); }
+        if (model->source[row - option_table] == SOURCE_DEFAULT ||
+            row->offset == offsetof(Options, model) ||
             strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
-            strcmp(now, "0") == 0) { // it will follow from others
+            strcmp(now, "0") == 0) {
             continue;
         }
-        if (given && shape) {
+        if (*source >= SOURCE_CONFIG && shape) {
             return fail(err, "--%s %s: it is %s in the checkpoint %s; leave the option out",
                         row->name, now, was, o->origin);
         }
-        if (named && shape && o->source[i] == SOURCE_PRESET) {
+        if (*source >= SOURCE_CONFIG) {
+            if (first && loads && row->effect == EFFECT_RESULTS) {
+                warn("--%s %s: it is %s in the checkpoint %s: its weights were trained for that",
+                     row->name, now, was, o->origin);
+            }
+            continue;
+        }
+        if (named && shape && *source == SOURCE_PRESET) {
             size_t used = strlen(taken);
             snprintf(taken + used, sizeof(taken) - used, " --%s %.40s", row->name, was);
         }
-        if (!given && !option_set(o, row->name, was, SOURCE_CHECKPOINT, err)) { return false; }
+        if (!option_set(o, row->name, was, SOURCE_CHECKPOINT, err)) { return false; }
     }
     if (taken[0] != '\0') {
         warn("--model %s: the checkpoint %s is another model; its shape is taken:%s", o->model,
              o->origin, taken);
+    }
+    // of no tensor's shape
+    bool longer = o->arch == ARCH_LLAMA && o->seq_length > o->max_position_embeddings;
+    if (longer && option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
+        o->max_position_embeddings = o->seq_length;
     }
     return true;
 }
@@ -512,13 +530,10 @@ bool options_resolve(Options *o, const Options *model, Error *err) {
     bool named = model == NULL || option_source(o, "model") >= SOURCE_CONFIG;
     if (!named && !option_set(o, "model", preset, SOURCE_CHECKPOINT, err)) { return false; }
     if ((named || preset[0] != '\0') && !apply_preset(o, err)) { return false; }
-    if (model != NULL && !take_model(o, model, err)) { return false; }
-    derive_values(o);
-    if (model != NULL && !take_model(o, model, err)) { return false; } // those that have followed
-    bool longer = model != NULL && o->arch == ARCH_LLAMA &&
-                  o->seq_length > o->max_position_embeddings;
-    if (longer && option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
-        o->max_position_embeddings = o->seq_length; // of no tensor's shape
+    if (model == NULL) {
+        derive_values(o);
+    } else if (!take_model(o, model, err)) {
+        return false;
     }
     o->ranks = o->gpus;
     return check_values(o, err);

@@ -30,7 +30,7 @@ training=(
     --eval-interval 250 --eval-iters 4 --sample-interval 2000 --save-interval 500 --keep 2
 )
 if [[ -n ${START:-} ]]; then
-    model=(--config "$START/options.txt")
+    model=(--load "$START")
     training=(
         --micro-batch-size 1 --global-batch-size 64 --train-iters 1000 # 524,288 tokens a step
         --lr 1e-5 --min-lr 1e-6 --lr-warmup-iters 50 --weight-decay 0.1 --clip-grad 1.0

@@ -5,7 +5,6 @@ bit, in one file or several; what is not ours is refused. transformers_tests.py 
 import hashlib
 import json
 import os
-import re
 import shutil
 import struct
 import sys
@@ -93,9 +92,9 @@ def what_was_saved_comes_back():
         if name == "llama":
             split(folder, 3)
         result = call(convert_hf, "import", folder, "--output", f"{name}_start")
-        assert result.status == 0 and f"{name}_start/options.txt" in result.out, result.err
+        assert result.status == 0 and f"--load {name}_start" in result.out, result.err
         # the same data: a new run begins at the first batch, the resumed one went on from there
-        again = gradients(f"{name}.a", "--config", f"{name}_start/options.txt", "--seq-length", 64)
+        again = gradients(f"{name}.a", "--load", f"{name}_start")
         direct = gradients(f"{name}.b", *shape, "--load", f"{name}_run/latest")
         assert again == direct and again != fresh, f"{name}: other weights"
         held = unpack(f"{name}_start/model.safetensors")
@@ -103,10 +102,8 @@ def what_was_saved_comes_back():
 
 
 def options_of(folder):
-    """Without where it lies; numbers as numbers."""
-    rows = dict(line.split(" ", 1) for line in read(f"{folder}/options.txt").decode().splitlines())
-    rows.pop("load")
-    return {name: float(text) if re.match(r"[\d.]", text) else text for name, text in rows.items()}
+    """The model's options, as the trainer reads them."""
+    return run("train_gpt", "--load", folder, "--plan").out.split("\nData\n")[0]
 
 
 def older_names_mean_the_same():
@@ -123,20 +120,18 @@ def older_names_mean_the_same():
         model_folder("old_hf", "llama", tensors, **changes)
         assert call(convert_hf, "import", "old_hf", "--output", f"old_{place}").status == 0
         assert options_of(f"old_{place}") == want
-        run("train_gpt", *DATA, "--config", f"old_{place}/options.txt", "--seq-length", 64,
-            "--train-iters", 1)
+        run("train_gpt", *DATA, "--load", f"old_{place}", "--train-iters", 1)
     tensors = unpack("gpt2_run/latest/model.safetensors")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
     tensors["transformer.h.0.attn.bias"] = ("U8", [1, 1, 64, 64], bytes(4096))
     model_folder("old_hf", "gpt2", tensors, n_inner=None, tie_word_embeddings="drop",
                  activation_function="gelu_pytorch_tanh")
     assert call(convert_hf, "import", "old_hf", "--output", "old_gpt2").status == 0
-    assert gradients("old.g", "--config", "old_gpt2/options.txt") == read("gpt2.a")
+    assert gradients("old.g", "--load", "old_gpt2") == read("gpt2.a")
 
 
 def resume_is_stronger_than_load():
-    words = (*DATA, "--config", "llama_start/options.txt", "--seq-length", 64, "--save", "tune",
-             "--resume", "latest")
+    words = (*DATA, "--load", "llama_start", "--save", "tune", "--resume", "latest")
     first = run("train_gpt", *words, "--train-iters", 2)
     assert "starting from the weights of" in first.out
     second = run("train_gpt", *words, "--train-iters", 4)
@@ -145,7 +140,7 @@ def resume_is_stronger_than_load():
 
 def bad(folder, *parts, words=()):
     refused(call(convert_hf, "import", folder, "--output", "bad_start", *words), *parts)
-    assert not os.path.exists("bad_start/options.txt")
+    assert not os.path.exists("bad_start/config.json")
 
 
 def other_models_are_refused():
@@ -211,12 +206,13 @@ def loads_that_do_not_fit_are_refused():
 
     load("nowhere", "no such folder")
     load("d", "d/config.json: No such file")
-    load("gpt2_start", 'another model\'s: its config.json has "model_type": "gpt2"', "options.txt")
-    load("llama_start", '"intermediate_size": 192', "this run 128",
-         words=("--ffn-hidden-size", 128))
-    load("llama_start", "another rotary embedding", words=("--rope-theta", 600))
-    load("llama_start", "another rotary embedding", words=("--rope-scaling-factor", 2))
-    load("llama_start", "another rotary embedding", words=("--rope-scaling", "none"))
+    refused(run(*tiny, "--load", "gpt2_start", check=False), "--untie-embeddings-and-output-weights",
+            "it is false in the checkpoint gpt2_start")
+    for option, was, now in (("--rope-theta", 500, 600), ("--rope-scaling-factor", 4, 2),
+                             ("--rope-scaling", "llama3", "none"), ("--norm-epsilon", "1e-06", 0.1)):
+        result = run("train_gpt", "--load", "llama_start", option, now, "--plan")
+        assert result.err == (f"warning: {option} {now}: it is {was} in the checkpoint llama_start: "
+                              "its weights were trained for that\n"), result.err
     split(model_folder("m"), 2)
     load("m", "in several files", "scripts/convert_hf import")
     write("m/config.json", "{")

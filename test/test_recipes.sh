@@ -50,7 +50,6 @@ it_tunes_a_start() {
         --micro-batch-size 1 --save base || return
     mkdir start
     cp base/latest/model.safetensors base/latest/config.json start
-    printf '%s\n' 'model llama-tiny' "load $PWD/start" >start/options.txt
     START=$PWD/start OUT=$PWD/tuned SMOKE=1 expect_status 0 recipe llama3_8b || return
     has log "starting from the weights of $PWD/start" || fail "another start"
     has log '--lr 1e-05' || fail "not the options for tuning"

@@ -40,7 +40,7 @@ def imported(name):
     model = new_model(MODELS[name], 1, 0.02)
     model.save_pretrained(f"{name}_hf")
     run("scripts/convert_hf", "import", f"{name}_hf", "--output", f"{name}_start")
-    return model, ("--config", f"{name}_start/options.txt")
+    return model, ("--load", f"{name}_start")
 
 
 def of(model, tokens):

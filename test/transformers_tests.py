@@ -5,7 +5,6 @@ by twice what theirs are, judged by transformers in FP64. Needs `make golden`'s 
 
 import copy
 import os
-import shutil
 import sys
 
 import numpy
@@ -87,7 +86,7 @@ def imported_logits_are_theirs(name, *words):
     model = new_model(MODELS[name], 1)
     model.save_pretrained(f"{name}_hf")
     run("scripts/convert_hf", "import", f"{name}_hf", "--output", f"{name}_start")
-    tokens, ours = our_logits("--config", f"{name}_start/options.txt", *words)
+    tokens, ours = our_logits("--load", f"{name}_start", *words)
     same(ours, model, tokens)
     with torch.no_grad():
         next(model.parameters())[5] *= 1.001
@@ -96,7 +95,7 @@ def imported_logits_are_theirs(name, *words):
 
 def saved_logits_are_ours(name):
     """Trains from the import, saves, and opens the checkpoint there."""
-    train = ("--config", f"{name}_start/options.txt", "--data", "tokens.bin", "--seq-length", T,
+    train = ("--load", f"{name}_start", "--data", "tokens.bin", "--seq-length", T,
              "--micro-batch-size", B, "--save", f"{name}_run", "--lr", "1e-3")
     run("train_gpt", *train, "--train-iters", 3)
     result = run("train_gpt", *train, "--train-iters", 6, "--resume", "latest")
@@ -104,9 +103,9 @@ def saved_logits_are_ours(name):
     checkpoint = f"{name}_run/step_00000006"
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32,
                                                               attn_implementation="eager")
-    tokens, ours = our_logits("--config", f"{name}_start/options.txt", "--resume", checkpoint)
+    tokens, ours = our_logits("--load", f"{name}_start", "--resume", checkpoint)
     same(ours, model, tokens)
-    tokens, before = our_logits("--config", f"{name}_start/options.txt")
+    tokens, before = our_logits("--load", f"{name}_start")
     assert fails(same, before, model, tokens), "six steps have changed nothing"
 
 
@@ -120,15 +119,10 @@ def test_of(name):
 
 
 def scaling_is_not_ignored():
-    """The same weights without their scaling are another model, and --load says so."""
+    """The same weights without their scaling are another model, which is said."""
     imported_logits_are_theirs("llama_3_1_again")
-    shutil.copytree("llama_3_1_again_start", "odd")
-    options = open("odd/options.txt").read()
-    with open("odd/options.txt", "w") as file:
-        file.write(options.replace("rope-scaling llama3", "rope-scaling none"))
-    result = run("train_gpt", "--config", "odd/options.txt", "--data", "tokens.bin", "--seq-length",
-                 T, check=False)
-    assert "another rotary embedding" in result.err, result.err
+    result = run("train_gpt", "--load", "llama_3_1_again_start", "--rope-scaling", "none", "--plan")
+    assert "--rope-scaling none: it is llama3 in the checkpoint" in result.err, result.err
 
 
 def split_and_half_width_files_are_read():
@@ -137,7 +131,7 @@ def split_and_half_width_files_are_read():
     model.save_pretrained(f"{name}_hf", max_shard_size="50KB")
     assert os.path.exists(f"{name}_hf/model.safetensors.index.json")
     run("scripts/convert_hf", "import", f"{name}_hf", "--output", f"{name}_start")
-    tokens, ours = our_logits("--config", f"{name}_start/options.txt")
+    tokens, ours = our_logits("--load", f"{name}_start")
     # opened again: the conversion has rounded the rotary frequencies as well
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{name}_hf", dtype=torch.float32)
     same(ours, model, tokens)
@@ -145,7 +139,7 @@ def split_and_half_width_files_are_read():
     bare = transformers.GPT2Model(MODELS["gpt2"]).eval().half()
     bare.save_pretrained("bare_hf")
     run("scripts/convert_hf", "import", "bare_hf", "--output", "bare_start")
-    tokens, ours = our_logits("--config", "bare_start/options.txt")
+    tokens, ours = our_logits("--load", "bare_start")
     whole = transformers.GPT2LMHeadModel(MODELS["gpt2"]).eval()
     whole.transformer.load_state_dict(bare.float().state_dict())
     whole.tie_weights()
@@ -153,18 +147,21 @@ def split_and_half_width_files_are_read():
 
 
 def the_tokenizer_goes_along():
-    """A checkpoint of a run on prepared data opens there with its tokenizer."""
+    """A checkpoint opens there with its tokenizer: of scripts/prepare_data, and of ./tokenize, whose
+    tokenizer.json the trainer writes."""
     with open("text.txt", "w") as file:
         file.write("Anna sees three red boats. Ben counts seven blue apples.\n" * 40)
-    run("scripts/prepare_data", "--output", "bytes", "--tokenizer", "byte", "text.txt")
-    run("train_gpt", "--model", "llama-tiny", "--data", "bytes/train_*.bin", "--micro-batch-size",
-        1, "--train-iters", 1, "--save", "bytes_run")
-    tokenizer = transformers.AutoTokenizer.from_pretrained("bytes_run/latest")
-    assert tokenizer("Anna é")["input_ids"] == list("Anna é".encode())
-    assert tokenizer.decode([66, 101, 110, 32, 195, 169]) == "Ben é"
-    assert tokenizer.eos_token_id == 256
-    model = transformers.AutoModelForCausalLM.from_pretrained("bytes_run/latest")
-    assert model.config.eos_token_id == 256
+    run("scripts/prepare_data", "--output", "prepared", "--tokenizer", "byte", "text.txt")
+    run("tokenize", "--output-prefix", "plain/x", "text.txt")
+    for data in ("prepared/train_*.bin", "plain/x_train.bin"):
+        run("train_gpt", "--model", "llama-tiny", "--data", data, "--micro-batch-size", 1,
+            "--train-iters", 1, "--save", data[:5])
+        tokenizer = transformers.AutoTokenizer.from_pretrained(f"{data[:5]}/latest")
+        assert tokenizer("Anna é")["input_ids"] == list("Anna é".encode())
+        assert tokenizer.decode([66, 101, 110, 32, 195, 169]) == "Ben é"
+        assert tokenizer.eos_token_id == 256
+        model = transformers.AutoModelForCausalLM.from_pretrained(f"{data[:5]}/latest")
+        assert model.config.eos_token_id == 256
 
 
 if __name__ == "__main__":

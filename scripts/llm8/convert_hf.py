@@ -29,12 +29,12 @@ def main():
         _, files = downloads.from_hub(o.model, o.model, "model", ["model*.safetensors", "*.json"],
                                       vars(o))
         folder = os.path.commonpath(map(os.path.dirname, files))
-    options, tensors = hugging_face.import_model(folder, o.output)
+    arch, tensors, tokenizer = hugging_face.import_model(folder, o.output)
     count = 0
     for tensor in tensors.values():
         count += tensor.size // hugging_face.DTYPES[tensor.dtype]
     kinds = sorted({tensor.dtype for tensor in tensors.values()})
-    bare = "" if "tokenizer" in options else "; no tokenizer.json beside it"
-    print(f"{o.output}: {options['arch']}, {count:,} parameters in {len(tensors)} tensors, "
+    bare = "" if tokenizer else "; no tokenizer.json beside it"
+    print(f"{o.output}: {arch}, {count:,} parameters in {len(tensors)} tensors, "
           f"{', '.join(kinds)}{bare}")
-    print(f"start from it with --config {os.path.join(o.output, 'options.txt')} --data ...")
+    print(f"start from it with --load {o.output} --data ...")
