@@ -11,7 +11,8 @@ import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
-from check import call, main, read, refused, run, write
+import tokenizers
+from check import call, fails, main, read, refused, run, write
 from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
@@ -222,6 +223,26 @@ def loads_that_do_not_fit_are_refused():
     load(model_folder("m", tensors=tensors), "tensor 'model.norm.weight' is missing")
 
 
+def cuts_into_bytes(path):
+    """Every byte is the token of its number, back and forth; 256 is the end of text."""
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    text = "".join(map(chr, range(0x800))) + "漢字 🙂\u2028\ufeff  \r\n it's <|end|>"
+    assert tokenizer.encode(text).ids == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert tokenizer.encode("a<|endoftext|>b").ids == [97, 256, 98]
+    assert tokenizer.decode([97, 256, 98]) == "ab" and tokenizer.get_vocab_size() == 257
+    assert sorted(tokenizer.get_vocab().values()) == list(range(257))
+
+
+def byte_checkpoints_have_a_tokenizer_json():
+    """The trainer writes it where ./tokenize has made the data."""
+    cuts_into_bytes("llama_run/latest/tokenizer.json")
+    config = json.loads(read("llama_run/latest/tokenizer_config.json"))
+    assert config["eos_token"] == config["bos_token"] == "<|endoftext|>"
+    other = read("llama_run/latest/tokenizer.json").replace(b":195,", b":0,", 1)
+    assert fails(cuts_into_bytes, write("other.json", other.replace(b":0,", b":195,", 1)))
+
+
 class Hub(SimpleHTTPRequestHandler):
     """The Hub's interface to one model, whose files are in a folder."""
 
@@ -272,4 +293,5 @@ if __name__ == "__main__":
     sys.exit(main([what_was_saved_comes_back, older_names_mean_the_same,
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
+                   byte_checkpoints_have_a_tokenizer_json,
                    a_model_comes_from_the_hub]))
