@@ -1,9 +1,27 @@
-# llm8.c: `make quickstart` trains a small model from nothing; `make` builds the CPU trainer.
-#
-# make BLAS=openblas   matrix products of the CPU trainer by OpenBLAS instead of our own
-# make NATIVE=         without -march=native, for binaries that run on other machines
-# make train_gptcu     the GPU trainer; ARCHS="90a" builds for one kind of GPU only, faster
-# make WERROR=1        with warnings as errors, as .ci/run does
+# llm8.c, by make:
+#   make quickstart      from nothing to a trained model; DATA=any.txt trains on your own text
+#   make                 the CPU trainer, the tokenizer, the corpus' writer
+#   make train_gptcu     the GPU trainer, for the GPU in this machine, or else for several kinds
+#   make test            everything that needs no GPU; as root, installs what is missing for it
+#   make test-gpu        the GPU's tests, on a GPU
+#   make bench           whole steps on the GPU, timed; MODELS= PRECISIONS= ITERS= RESULTS=
+#   make bench-cpu       the CPU trainer's steps, timed; ARGS="--bf16" with other options
+#   make scripts         the Python packages of compare, plot, monitor and the others in scripts/
+#   make clean           removes all that make has made
+# For those who change it:
+#   make lint            layout, includes, defects; needs clang-format-14, cppcheck, shellcheck
+#   make fuzz            SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; make fuzz-carry: for elsewhere
+#   make readme          the tables of options in docs/options.md, from --help
+#   make pictures        the pictures of docs/fp8.md
+#   make golden          the values that tests compare with, by PyTorch and transformers
+#   make cuda            what nvcc alone can check; make gpu-programs: what make test-gpu runs
+# Variables, with any of them; what is built with others is built anew:
+#   BLAS=openblas        matrix products of the CPU trainer by OpenBLAS instead of our own
+#   NATIVE=              without -march=native, for programs that run on other machines
+#   ARCHS="90a 100a"     for these GPUs (compute capability without its point; 90a: Hopper)
+#   PTX=90               for newer ones besides, compiled as they start
+#   CUDA_HOME=FOLDER     where CUDA is, if not in /usr/local/cuda
+#   WERROR=1             warnings are errors, as in .ci/run
 
 CC      ?= gcc
 NATIVE  ?= -march=native
@@ -37,9 +55,12 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all quickstart scripts test fuzz lint bench-cpu readme pictures golden clean
+.PHONY: all help quickstart scripts test fuzz lint bench-cpu readme pictures golden clean FORCE
 
 all: $(PROGRAMS)
+
+help: # what stands at the top of this file
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
 tokenize: $(call objects,plain,dataloader/tokenize.c dataloader/loader.c dataloader/tokenizer.c \
@@ -48,11 +69,17 @@ make_corpus: $(call objects,plain,scripts/make_corpus.c base/common.c)
 $(PROGRAMS):
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-$(BUILD)/plain/%.c.o: %.c
+$(BUILD)/plain/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -MMD -MP -c $< -o $@
 
-# DATA=any.txt trains on that text instead of our own corpus
+# What objects are built with, besides their sources. The file changes when that does, and then
+# packages may be missing. Expanded here, where no target adds flags of its own.
+FLAGS := $(CC) $(CXX) $(CFLAGS) $(NATIVE) $(filter-out -Werror,$(BASE)) $(LDLIBS)
+$(BUILD)/c.flags: FORCE
+	@echo '$(FLAGS)' | cmp -s - $@ || { CC='$(CC)' BLAS='$(BLAS)' scripts/packages.sh make && \
+	    mkdir -p $(@D) && echo '$(FLAGS)' >$@; }
+
 quickstart:
 	@scripts/quickstart.sh
 
@@ -60,14 +87,24 @@ quickstart:
 
 CUDA_HOME ?= /usr/local/cuda
 NVCC      ?= $(CUDA_HOME)/bin/nvcc
-ARCHS     ?= 80 89 90a
-PTX       ?= 90
-CUDA_ARCH := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+# The GPUs in this machine, which nvidia-smi is asked for once, where something is built for them.
+GPUS       = $(eval GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+                 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\) *$$/\1\2/p' | sort -u | \
+                 sed 's/^90$$/90a/'))$(GPUS)
+ARCHS     ?= $(or $(GPUS),80 89 90a)
+PTX       ?= $(if $(GPUS),,90)
+CUDA_ARCH  = $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(foreach a,$(PTX),-gencode arch=compute_$(a),code=compute_$(a))
 CUDAFLAGS  = -std=c++17 -O3 -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas$(CU_WARN) $(CUDA_ARCH)
 CUDALIBS  := -L$(CUDA_HOME)/lib64 -lcublasLt -lcudnn -lcudart -lstdc++ -ldl
 
-$(BUILD)/plain/%.cu.o: %.cu
+CUDA_FLAGS = $(NVCC) $(subst $(CU_WARN),,$(CUDAFLAGS))
+$(BUILD)/cuda.flags: FORCE
+	@echo '$(CUDA_FLAGS)' | cmp -s - $@ || { command -v $(NVCC) >/dev/null || { \
+	    echo 'error: no $(NVCC): the GPU trainer needs CUDA; make CUDA_HOME=FOLDER says where it is' \
+	        >&2; exit 1; }; mkdir -p $(@D) && echo '$(CUDA_FLAGS)' >$@; }
+
+$(BUILD)/plain/%.cu.o: %.cu $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDAFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
@@ -86,15 +123,14 @@ $(BUILD)/plain/test_gpu_convergence: TEST_LDFLAGS = -Wl,--wrap=gemm
 
 # the kernels and their tests as PTX for older GPUs alone, which a newer one's driver compiles
 PTX_TEST := $(BUILD)/plain/test_gpu_kernels_ptx80
-$(BUILD)/ptx80/%.cu.o: CUDA_ARCH = -gencode arch=compute_80,code=compute_80
-$(BUILD)/ptx80/%.cu.o: %.cu
+$(BUILD)/ptx80/%.cu.o: private CUDA_ARCH = -gencode arch=compute_80,code=compute_80
+$(BUILD)/ptx80/%.cu.o: %.cu $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDAFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(PTX_TEST): $(patsubst %.cu,$(BUILD)/ptx80/%.cu.o,test/test_gpu_kernels.cu $(GPU_CU)) \
              $(call objects,plain,$(GPU_C) $(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
 
-# what test/gpu.sh runs, and what nvcc alone can check
 .PHONY: gpu-programs cuda test-gpu bench
 cuda: $(GPU_TESTS) $(BUILD)/plain/train_gpt.cu.o
 gpu-programs: train_gpt train_gptcu tokenize make_corpus $(BUILD)/plain/compare_tensors \
@@ -106,7 +142,7 @@ test-gpu:
 	@$(if $(LLM8_BIN),,$(MAKE) gpu-programs)
 	@test/gpu.sh
 
-# MODELS= PRECISIONS= ITERS= RESULTS= as scripts/bench says; LLM8_BIN as above
+# LLM8_BIN as above
 bench:
 	@test/gpu.sh --has-gpu
 	@$(if $(LLM8_BIN),,$(MAKE) train_gptcu)
@@ -118,13 +154,15 @@ SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-o
 # what test_NAME.c is linked with; test_train_*.c include train_gpt.c
 LIBRARY := $(COMMON) $(CPU)
 
-$(BUILD)/asan/%.c.o: %.c
+$(BUILD)/asan/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(NATIVE) $(BASE) -MMD -MP -c $< -o $@
 
-$(BUILD)/plain/test_%: $(BUILD)/plain/test/test_%.c.o $(call objects,plain,$(LIBRARY))
+PLAIN_TESTS := $(TESTS:%=$(BUILD)/plain/test_%)
+ASAN_TESTS := $(TESTS:%=$(BUILD)/asan/test_%)
+$(PLAIN_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.c.o $(call objects,plain,$(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(TEST_LDFLAGS)
-$(BUILD)/asan/test_%: $(BUILD)/asan/test/test_%.c.o $(call objects,asan,$(LIBRARY))
+$(ASAN_TESTS): $(BUILD)/asan/%: $(BUILD)/asan/test/%.c.o $(call objects,asan,$(LIBRARY))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(TEST_LDFLAGS)
 $(BUILD)/asan/train_gpt: $(call objects,asan,train_gpt.c $(COMMON) $(CPU))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
@@ -141,17 +179,17 @@ $(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
 # the fuzzer runs elsewhere too
 FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
 FUZZER := $(call objects,fuzzer,test/fuzz.c test/fuzz_targets.c)
-$(BUILD)/fuzz/%.c.o: %.c
+$(BUILD)/fuzz/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -fsanitize-coverage=trace-pc $(BASE) -MMD -MP -c $< -o $@
-$(BUILD)/fuzzer/%.c.o: %.c
+$(BUILD)/fuzzer/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(BASE) -MMD -MP -c $< -o $@
 $(BUILD)/asan/fuzz: $(FUZZER) $(FUZZED)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) -Wl,--wrap=die,-rpath,'$$ORIGIN'
 
-# SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; what it finds is left in build/fuzz/folder
+# what it finds is left in build/fuzz/folder
 fuzz: SECONDS ?= 60
 fuzz: JOBS ?= $(shell nproc)
 fuzz: RUNS ?= 1000000000000
@@ -176,7 +214,7 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
                                   checkpoints/safetensors.c base/io.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-TEST_PROGRAMS := $(TESTS:%=$(BUILD)/plain/test_%) $(TESTS:%=$(BUILD)/asan/test_%)
+TEST_PROGRAMS := $(PLAIN_TESTS) $(ASAN_TESTS)
 # make test-gpu runs test_gpu_ranks.sh
 SHELL_TESTS := $(filter-out test/test_gpu_ranks.sh, \
                  $(wildcard test/test_*.sh) $(wildcard test/*_tests.py))
@@ -189,26 +227,27 @@ ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 # those that wait for time limits to pass: busy cores would make other limits pass
 TIMED_TESTS := $(filter %trouble.sh %ranks_train.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
 JOBS ?= $(shell nproc) # test programs at the same time
-.SECONDARY:
 
-test: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
+.PHONY: run-tests
+test: # another make, which sees a C++ compiler that has just been installed
+	@CC='$(CC)' BLAS='$(BLAS)' scripts/packages.sh --install --tests 'make test'
+	@$(MAKE) --no-print-directory run-tests
+run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(BUILD)/plain/fp8_values \
       $(TEST_PROGRAMS) $(STANDIN_TESTS)
 	JOBS=$(JOBS) test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
 
-# ARGS="--bf16" times other options; APPEND=FILE keeps what is printed
+# APPEND=FILE keeps what is printed
 bench-cpu: $(BUILD)/plain/bench_cpu
 	@scripts/bench_cpu.sh
 $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# layout, includes, defects; needs clang-format-14, cppcheck and shellcheck
 lint: scripts
 	@scripts/lint.sh
 
-# the tables of options in docs/options.md, from --help
 readme: train_gpt
 	@scripts/readme_options.sh
 
@@ -224,10 +263,10 @@ UNSET := -ftrivial-auto-var-init=pattern
 UNSET := $(shell $(CC) $(UNSET) -E -x c /dev/null >/dev/null 2>&1 && echo $(UNSET))
 STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra $(filter -Werror,$(WARN)) \
                $(UNSET) -isystem test/standin -MD -MP
-$(BUILD)/plain/standin/%.cu.o: %.cu
+$(BUILD)/plain/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(CFLAGS) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
-$(BUILD)/asan/standin/%.cu.o: %.cu
+$(BUILD)/asan/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
 standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,$(1),$(LIBRARY))
@@ -244,13 +283,13 @@ $(BUILD)/plain/standin_trainer $(plain_standins): $(call standin_objects,plain)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
 $(BUILD)/asan/standin_trainer $(asan_standins): $(call standin_objects,asan)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) $(FAULT_HOOKS) $(TEST_LDFLAGS) -lstdc++
-$(BUILD)/plain/standin/%.c.o: %.c
+$(BUILD)/plain/standin/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
-$(BUILD)/asan/standin/%.c.o: %.c
+$(BUILD)/asan/standin/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(NATIVE) $(BASE) $(UNSET) -isystem test/standin -MD -MP -c $< -o $@
-$(BUILD)/standin/libnccl.so.2: test/standin/nccl.c
+$(BUILD)/standin/libnccl.so.2: test/standin/nccl.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BASE) -isystem test/standin -fPIC -shared $< -o $@ -lpthread
 $(foreach b,plain asan,$(call objects,$(b),test/test_comm.c test/test_gemm.c)): \
@@ -260,14 +299,13 @@ $(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) train/gp
 $(BUILD)/plain/test_gemm: $(call objects,plain/standin,$(GEMM_ON_STANDIN))
 $(BUILD)/asan/test_gemm: $(call objects,asan/standin,$(GEMM_ON_STANDIN))
 
-# the values that tests compare with; only this needs Python
 golden: train_gpt .venv/golden
 	.venv/bin/python test/golden.py
 .venv/golden: .venv/ready
 	.venv/bin/pip install --quiet -e '.[golden]'
 	touch $@
 
-# the Python around the trainers, in an environment of its own: compare, plot, monitor, ...
+# the Python around the trainers, in an environment of its own
 PYTHON ?= python3
 scripts: .venv/ready
 .venv/ready: pyproject.toml
@@ -278,13 +316,13 @@ scripts: .venv/ready
 	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@
 
-# the pictures of docs/fp8.md, from kernels/fp8_format.h itself
+# from kernels/fp8_format.h itself
 $(BUILD)/plain/fp8_values: $(call objects,plain,scripts/fp8_values.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 pictures: $(BUILD)/plain/fp8_values scripts
 	@scripts/fp8_pictures docs/pictures
 
 clean:
-	rm -rf $(BUILD) $(PROGRAMS)
+	rm -rf $(BUILD) $(PROGRAMS) train_gptcu .venv
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

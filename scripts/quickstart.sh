@@ -55,57 +55,9 @@ check_arguments() {
     fi
 }
 
-# ---- what is needed -----------------------------------------------------------------------------
-
-has_header() {
-    echo "#include <$1>" | ${CC:-cc} -E -x c - >/dev/null 2>&1
-}
-
-missing_packages() {
-    command -v "${CC:-cc}" >/dev/null || echo gcc
-    has_header stdlib.h || echo libc6-dev
-    has_header cjson/cJSON.h || echo libcjson-dev
-    has_header zlib.h || echo zlib1g-dev
-}
-
-apt_install() {
-    # shellcheck disable=SC2086 # one word a package
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $packages
-}
-
-print_the_command() {
-    install="apt-get update && apt-get install -y $packages"
-    if command -v sudo >/dev/null; then
-        install="sudo apt-get update && sudo apt-get install -y $packages"
-    else
-        install="su -c '$install'"
-    fi
-    printf 'error: missing: %s. Type this once, then make quickstart again:\n    %s\n' \
-        "$packages" "$install" >&2
-    exit 1
-}
-
-install_packages() {
-    packages=$(missing_packages | tr '\n' ' ')
-    packages=${packages% }
-    [ -n "$packages" ] || return 0
-    command -v apt-get >/dev/null ||
-        die "missing: $packages (Debian's names); install them, then run this again"
-    [ "$(id -u)" -eq 0 ] || print_the_command
-    title "installing $packages"
-    log=$(mktemp)
-    apt_install >"$log" 2>&1 || { apt-get update -q && apt_install; } >"$log" 2>&1 || {
-        tail -n 5 "$log" >&2
-        die "apt-get could not install $packages; the whole log is $log"
-    }
-    rm -f "$log"
-    packages=$(missing_packages | tr '\n' ' ')
-    [ -z "$packages" ] || die "still missing after the installation: $packages"
-}
-
 # ---- build --------------------------------------------------------------------------------------
 
-# The GPU's architecture as make's ARCHS has it, where there are a GPU and a compiler for it.
+# Whether there are a GPU and a compiler for it.
 find_gpu() {
     nvcc=${NVCC:-${CUDA_HOME:-/usr/local/cuda}/bin/nvcc}
     if [ "${GPU:-yes}" = no ] || ! nvidia-smi >/dev/null 2>&1; then return 1; fi
@@ -113,8 +65,6 @@ find_gpu() {
         echo "a GPU, but no nvcc under $nvcc (CUDA_HOME says where CUDA is): the CPU trains"
         return 1
     fi
-    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
-    case $arch in 90) arch=90a ;; esac
 }
 
 # --verify runs a product and an attention: it knows whether driver and libraries fit together. It
@@ -123,8 +73,8 @@ build_for_gpu() {
     log=$(mktemp)
     gpu=${CUDA_VISIBLE_DEVICES-0}
     gpu=${gpu%%,*}
-    echo "the GPU trainer for sm_$arch; this takes a minute or two"
-    if ! make -s -j "$(nproc)" train_gptcu ARCHS="$arch" PTX= >"$log" 2>&1; then
+    echo "the GPU trainer; this takes a minute or two"
+    if ! make -s -j "$(nproc)" train_gptcu >"$log" 2>&1; then
         reason='it could not be built'
     elif ! CUDA_VISIBLE_DEVICES="$gpu" ./train_gptcu --verify >"$log" 2>&1; then
         reason='--verify failed'
@@ -250,7 +200,7 @@ END
 
 trap : INT # the trainer saves and stops; then so does this script
 check_arguments
-install_packages
+scripts/packages.sh --install 'make quickstart' || exit 1
 build
 # a GPU computes so small a model in BF16, whatever is requested
 in_fp8='the same from the start in FP8 (emulated on the CPU), to compare the losses' larger=''

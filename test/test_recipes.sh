@@ -11,7 +11,7 @@ recipe() {
     "$root/scripts/run_$name.sh" "$@"
 }
 
-# $1 recipe, $2 precision as the step's line names it
+# $1 recipe, $2 precision as the run's start names it
 runs() {
     OUT=$PWD/$1.$2 SMOKE=1 PRECISION=${2,,} expect_status 0 recipe "$1" || return
     [[ $(grep -cE '^step +[0-9]+/6 ' log) -eq 6 ]] || fail "$1: not six steps"

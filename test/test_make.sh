@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# The Makefile in a tree of links to this one, with compilers that only note what they were called
+# with: what is built anew when sources, flags or the GPU are others, what is missing, make clean,
+# make help.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+unset MAKEFLAGS MFLAGS CFLAGS NATIVE BLAS ARCHS PTX CUDA_HOME NVCC CC CXX BUILD
+
+prepare() {
+    local file
+    mkdir -p tree bin
+    for file in "$root"/*/ "$root"/*.c "$root"/*.cu "$root"/*.toml; do
+        if [[ $file != */build/ && $file != */run/ ]]; then ln -s "${file%/}" tree; fi
+    done
+    cp "$root/Makefile" tree
+    cat >bin/compiler <<'END'
+#!/bin/sh
+for word; do
+    if [ "$last" = -o ]; then out=$word; fi
+    last=$word
+done
+case " $* " in *' -E '*) exit ;; esac
+echo "$*" >"$out" && echo "$out" >>"$MADE"
+END
+    cp bin/compiler bin/nvcc
+    # shellcheck disable=SC2016 # for the stand-in
+    printf '#!/bin/sh\necho asked >>"$MADE.gpu"\n[ -n "$GPU" ] && printf "$GPU"\n' >bin/nvidia-smi
+    chmod +x bin/*
+    export MADE=$PWD/made GPU=
+}
+
+# build ARGUMENT...: what is made goes to the file `made`.
+build() {
+    rm -f made made.gpu
+    : >made
+    expect_status 0 env PATH="$PWD/bin:$PATH" make -C tree -j4 CC=compiler CXX=compiler NVCC=nvcc "$@"
+}
+
+# made OBJECTS CUDA: how many objects of C and of CUDA the last call made.
+made() {
+    local c cuda
+    c=$(grep -c '\.c\.o$' made)
+    cuda=$(grep -c '\.cu\.o$' made)
+    [[ $1 == some && $c -gt 5 || $1 == "$c" ]] || fail "${FUNCNAME[1]}, $3: $c objects of C"
+    [[ $2 == some && $cuda -gt 4 || $2 == "$cuda" ]] || fail "${FUNCNAME[1]}, $3: $cuda of CUDA"
+    [[ $(wc -l <made) -eq 0 || $c -gt 0 || $cuda -gt 0 || $3 == linked ]] || fail "$(cat made)"
+}
+
+flags_are_part_of_what_is_built() {
+    local flags
+    build && made some 0 first
+    [[ -e tree/train_gpt && -e tree/tokenize && ! -e made.gpu ]] || fail "$(cat made)"
+    build && made 0 0 again
+    build WERROR=1 && made 0 0 'the same programs'
+    for flags in NATIVE= BLAS=openblas CFLAGS=-O1; do
+        build train_gpt $flags && made some 0 "$flags"
+        build train_gpt $flags && made 0 0 "$flags again"
+    done
+    grep -q -- '-O1' tree/build/plain/base/io.c.o || fail "built without -O1"
+    build train_gpt
+    touch -h tree && touch "$PWD/newer" && ln -sf "$PWD/newer" tree/train_gpt.c
+    build train_gpt && made 1 0 'a changed source'
+    ln -sf "$root/train_gpt.c" tree/train_gpt.c
+}
+
+the_gpu_is_part_of_what_is_built() {
+    GPU='9.0\n9.0\n' build train_gptcu && made some some first
+    [[ $(wc -l <made.gpu) -eq 1 ]] || fail "nvidia-smi is asked $(wc -l <made.gpu) times"
+    grep -q -- '-gencode arch=compute_90a,code=sm_90a -MMD' tree/build/plain/train_gpt.cu.o ||
+        fail "$(cat tree/build/plain/train_gpt.cu.o)"
+    GPU='9.0\n9.0\n' build train_gptcu && made 0 0 again
+    GPU='9.0\n' build train_gptcu ARCHS=100a PTX=100 && made 0 some 'ARCHS=100a'
+    grep -q -- 'sm_100a -gencode arch=compute_100,code=compute_100 -MMD' \
+        tree/build/plain/train_gpt.cu.o || fail "$(cat tree/build/plain/train_gpt.cu.o)"
+    grep -qx train_gptcu made || fail "not linked anew"
+    GPU='8.9\n12.0\n' build train_gptcu && made 0 some 'two kinds'
+    grep -q -- 'code=sm_120 .*code=sm_89 -MMD' tree/build/plain/train_gpt.cu.o ||
+        fail "$(cat tree/build/plain/train_gpt.cu.o)"
+    GPU='NVIDIA-SMI has failed' build train_gptcu && made 0 some 'no GPU'
+    grep -q -- 'sm_80 .*sm_89 .*sm_90a -gencode arch=compute_90,code=compute_90 -MMD' \
+        tree/build/plain/train_gpt.cu.o || fail "$(cat tree/build/plain/train_gpt.cu.o)"
+    # the tests' PTX for older GPUs has its own flags
+    build build/plain/test_gpu_kernels_ptx80 && build train_gptcu && made 0 0 'beside other PTX'
+    rm -rf tree/build
+    build train_gptcu && made some some 'without build/'
+    rm tree/build/plain/kernels/gpu.c.o
+    build train_gptcu && made 1 0 'without an object'
+    build WERROR=1 train_gptcu && made 0 0 'the same programs'
+    rm -rf tree/build/cuda.flags
+    PATH="$PWD/bin:$PATH" expect_said 2 'error: no absent: the GPU trainer needs CUDA; make CUDA_HOME=' \
+        make -C tree CC=compiler NVCC=absent train_gptcu
+}
+
+tests_are_kept() {
+    build build/plain/test_io && made 1 0 first
+    build build/plain/test_io && made 0 0 again
+    [[ -e tree/build/plain/test/test_io.c.o ]] || fail "its object is removed"
+}
+
+missing_packages_are_named() {
+    printf '#!/bin/sh\nexit 1\n' >bin/no-headers
+    printf '#!/bin/sh\necho 1000\n' >bin/id
+    printf '#!/bin/sh\necho "$*" >>%q; touch %q\n' "$PWD/installed" "$PWD/headers" >bin/apt-get
+    chmod +x bin/*
+    local path=$PWD/bin:$PATH missing='missing: libc6-dev libcjson-dev zlib1g-dev'
+    PATH=$path expect_said 2 "error: $missing. Type this once, then make again:" \
+        make -C tree CC=no-headers
+    has log 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev' || fail "$(cat log)"
+    PATH=$path expect_said 2 'missing: gcc libc6-dev' make -C tree CC=no-such-compiler
+    PATH=$path BLAS=openblas expect_said 2 'zlib1g-dev libopenblas-dev. Type' \
+        make -C tree CC=no-headers
+    PATH=$path expect_said 2 "error: $missing. Type this once, then make test again:" \
+        make -C tree CC=no-headers test
+    [[ ! -e installed ]] || fail "installed: $(cat installed)"
+    # as root, make test installs
+    printf '#!/bin/sh\necho 0\n' >bin/id
+    printf '#!/bin/sh\n[ -e %q ]\n' "$PWD/headers" >bin/no-headers
+    expect_said 0 '== installing libc6-dev libcjson-dev zlib1g-dev' \
+        env PATH="$path" CC=no-headers "$root/scripts/packages.sh" --install 'make test'
+    has installed '--no-install-recommends libc6-dev libcjson-dev zlib1g-dev' ||
+        fail "$(cat installed)"
+    expect_status 0 env PATH="$path" CC=no-headers "$root/scripts/packages.sh" make
+    [[ ! -s log ]] || fail "nothing is missing: $(cat log)"
+    rm bin/id bin/apt-get
+}
+
+# A machine without make, g++, git and Python, and with no right to install.
+without_make_it_is_said() {
+    mkdir -p few
+    ln -s /usr/bin/* few 2>/dev/null
+    rm -f few/make few/g++ few/git few/python3
+    printf '#!/bin/sh\necho 1000\n' >few/id.new && mv few/id.new few/id && chmod +x few/id
+    expect_said 1 'error: missing: make. Type this once, then make quickstart again' \
+        env PATH="$PWD/few" "$root/scripts/quickstart.sh"
+    ln -s "$(command -v make)" few/make
+    expect_said 0 'note: without g++ git python3-venv a part of the tests is skipped' \
+        env PATH="$PWD/few" "$root/scripts/packages.sh" --install --tests 'make test'
+}
+
+# What a user types stands in make help, and what stands there is a target.
+help_lists_the_targets() {
+    expect_status 0 make -C tree --no-print-directory help || return
+    local target
+    while read -r target; do
+        grep -qE "\bmake $target\b" log || fail "$target is not in make help"
+    done < <(sed -n 's/^\.PHONY: //p' tree/Makefile | tr ' ' '\n' |
+        grep -vxE 'all|help|FORCE|run-tests')
+    while read -r target; do
+        make -C tree -n "$target" >/dev/null 2>said || fail "make $target: $(cat said)"
+    done < <(grep -oE '(^ *|; )make [a-z][a-z_-]+' log | sed 's,.* ,,')
+    [[ $(wc -L <log) -le 100 ]] || fail "too wide"
+}
+
+clean_leaves_nothing() {
+    rm -rf tree/build tree/train_gpt tree/train_gptcu tree/tokenize tree/make_corpus
+    find tree -maxdepth 1 | sort >before
+    build all train_gptcu build/plain/test_io
+    mkdir -p tree/.venv/scripts
+    build clean
+    find tree -maxdepth 1 | sort | diff before - >log || fail "left: $(cat log)"
+}
+
+run prepare flags_are_part_of_what_is_built the_gpu_is_part_of_what_is_built tests_are_kept \
+    missing_packages_are_named without_make_it_is_said help_lists_the_targets clean_leaves_nothing
+summary
