@@ -207,13 +207,15 @@ def loads_that_do_not_fit_are_refused():
 
     load("nowhere", "no such folder")
     load("d", "d/config.json: No such file")
-    refused(run(*tiny, "--load", "gpt2_start", check=False), "--untie-embeddings-and-output-weights",
+    refused(run(*tiny, "--load", "gpt2_start", check=False),
+            "--untie-embeddings-and-output-weights",
             "it is false in the checkpoint gpt2_start")
     for option, was, now in (("--rope-theta", 500, 600), ("--rope-scaling-factor", 4, 2),
-                             ("--rope-scaling", "llama3", "none"), ("--norm-epsilon", "1e-06", 0.1)):
+                             ("--rope-scaling", "llama3", "none"),
+                             ("--norm-epsilon", "1e-06", 0.1)):
         result = run("train_gpt", "--load", "llama_start", option, now, "--plan")
-        assert result.err == (f"warning: {option} {now}: it is {was} in the checkpoint llama_start: "
-                              "its weights were trained for that\n"), result.err
+        assert result.err == (f"warning: {option} {now}: it is {was} in the checkpoint "
+                              "llama_start: its weights were trained for that\n"), result.err
     split(model_folder("m"), 2)
     load("m", "in several files", "scripts/convert_hf import")
     write("m/config.json", "{")

@@ -52,7 +52,9 @@ evaluations_need_no_shape() {
                 continue
             grep -o 'valid loss [0-9.]*' log >"loss.${#options[@]}"
             loss=${loss:-loss.${#options[@]}}
-            [[ -s $loss ]] && cmp -s "$loss" "loss.${#options[@]}" || fail "${options[*]}"
+            if [[ ! -s $loss ]] || ! cmp -s "$loss" "loss.${#options[@]}"; then
+                fail "${options[*]}"
+            fi
         done
     done
 }

@@ -177,7 +177,8 @@ class Judging(Folder):
         """What is said of pairs whose final losses differ by so many percent."""
         number = len(os.listdir(self.folder))
         runs = [[self.whole_run(f"{number}-{name}-{seed}", [2 + factor * change / 50] * 10,
-                                speed=100.0 + factor, seed=str(seed)) for seed, change in enumerate(changes)]
+                                speed=100.0 + factor, seed=str(seed))
+                         for seed, change in enumerate(changes)]
                 for name, factor in (("a", 0), ("b", 1))]
         found, passed = self.judged(*runs)
         return found["training loss"], passed

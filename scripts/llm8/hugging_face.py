@@ -1,8 +1,8 @@
 """Hugging Face models in: a folder of theirs into a start, which the trainers take with --load.
 
 A start has config.json, model.safetensors (one file, the trainers' names) and, where the source has
-a tokenizer, its files and tokenizer.bin. The trainer itself reads config.json and says which tensors
-there must be (--list-tensors).
+a tokenizer, its files and tokenizer.bin. The trainer itself reads config.json and says which
+tensors there must be (--list-tensors).
 """
 
 import json

@@ -22,7 +22,8 @@ PRECISIONS, COUNTS = ("bf16", "fp8"), (1, 8)
 def command_of(path, gpus):
     """The options that a recipe hands to the trainer on so many GPUs."""
     words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16",
-                   "LAUNCH": "self", "SMOKE": "0", "DATA": "none"}  # whose vocabulary is not the data set's
+                "LAUNCH": "self", "SMOKE": "0",
+                "DATA": "none"}  # whose vocabulary is not the data set's
     done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
     words = shlex.split(done.stdout)
     program = [place for place, word in enumerate(words) if word.endswith("/train_gptcu")]
