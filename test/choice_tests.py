@@ -168,14 +168,14 @@ def bad_sets_are_refused():
     row = {"ctx": "a", "endings": ["b", "c"], "label": 0}
     bad("nothing.jsonl", "nothing.jsonl: no such file", "hellaswag")
     bad(write("x.csv", "a"), "x.csv: must be .jsonl")
-    bad(write("x.jsonl", lines([row, {**row, "label": 2}])), "x.jsonl: row 1",
+    bad(write("x.jsonl", lines([row, {**row, "label": 2}])), "x.jsonl, line 2: ",
         "the right answer is 2, none of 0, 1")
-    bad(write("x.jsonl", lines([{"text": "a"}])), "row 0", "no question under", "it has text",
+    bad(write("x.jsonl", "\n" + lines([{"text": "a"}])), "line 2", "no question under", "it has text",
         "--context-field")
-    bad(write("x.jsonl", lines([{**row, "endings": ["b"]}])), "row 0", "no list of texts")
-    bad(write("x.jsonl", lines([{**row, "ctx": " "}])), "row 0", "the question is no text")
-    bad(write("x.jsonl", lines([row]) + "{oops\n"), "x.jsonl: damaged after 1 rows")
-    bad(write("x.jsonl", "[1]\n"), "row 0: no JSON object")
+    bad(write("x.jsonl", lines([{**row, "endings": ["b"]}])), "line 1", "no list of texts")
+    bad(write("x.jsonl", lines([{**row, "ctx": " "}])), "line 1", "the question is no text")
+    bad(write("x.jsonl", lines([row]) + "{oops\n"), "x.jsonl, line 2: no JSON object: b'{oops\\n'")
+    bad(write("x.jsonl", "[1]\n"), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", "\n"), "x.jsonl: no questions")
     bad(write("x.parquet", "PAR1"), "x.parquet: not a whole parquet file")
     bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "more than 65535", "shorten")

@@ -209,15 +209,20 @@ def bad_sources_are_refused():
     bad(write("hole.parquet", bytes(damaged)), "damaged", "--skip-bad")
     bad(write("cut.jsonl.gz", read("b.jsonl.gz")[:-200]), "damaged or cut short", "--skip-bad")
     bad(write("cut.jsonl.zst", b"not zst"), "damaged or cut short")
-    bad(write("odd.jsonl", lines_of(["a"]) + "{oops}\n"), "byte 23", "{oops}", "--skip-bad")
-    bad(write("list.jsonl", "[1]\n"), "no JSON object")
-    bad(write("field.jsonl", lines_of(["a"], "body")), "no text under 'text'", "id, body",
-        "--text-field")
+    bad(write("odd.jsonl", lines_of(["a"]) + "\n{oops}\n"), "odd.jsonl, line 3: no JSON object",
+        "{oops}", "--skip-bad")
+    bad(write("list.jsonl", "[1]\n"), "list.jsonl, line 1: no JSON object")
+    bad(write("field.jsonl", lines_of(["a"], "body")), "field.jsonl, line 1: no text under 'text'",
+        "id, body", "--text-field")
+    # in a later unit than the first, and in a compressed file
+    many = lines_of(["x" * 1000] * 20000) + "{oops}\n"
+    bad(write("far.jsonl", many), "far.jsonl, line 20001: ")
+    bad(write("far.jsonl.gz", gzip.compress(many.encode(), 1)), "far.jsonl.gz, line 20001: ")
     write_parquet("field.parquet", ["a"], "body")
     bad("field.parquet", "no column 'text'", "id, body", "--text-field")
     bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst")
     bad("nothing*.txt", "no such file")
-    assert len(refused_once) == 10
+    assert len(refused_once) == 12
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
 
@@ -232,7 +237,7 @@ def empty_sources_are_refused():
 def bad_parts_can_be_left_out():
     write("mixed.jsonl", lines_of(TEXTS[:5]) + "{oops}\n" + lines_of(TEXTS[5:9]) + "[]\n")
     result = prepared("skip", "mixed.jsonl", "cut.jsonl.gz", "--skip-bad", "--valid-fraction", 0)
-    assert "left out: 3, the first: mixed.jsonl" in result.out, result.out
+    assert "left out: 3, the first: mixed.jsonl, line 6: " in result.out, result.out
     held = manifest("skip")
     assert held["skipped"] == 3 and "cut.jsonl.gz" in held["first_skipped"][1]
     documents = byte_documents("skip", "train")

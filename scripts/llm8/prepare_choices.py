@@ -54,19 +54,30 @@ def read_row(row, o):
 
 
 def rows_of(path):
-    """Rows of a .jsonl (also .gz, .zst) or .parquet."""
+    """Rows of a .jsonl (also .gz, .zst) or .parquet, and where they are."""
     kind = sources.kind_of(path)
     if kind == "lines":
         with sources.open_lines(path) as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield json.loads(line)
+                    yield f"line {number}", line
     elif kind == "parquet":
         with sources.parquet_file(path) as file:
-            for batch in file.iter_batches(256):
-                yield from batch.to_pylist()
+            rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"row {number}", row
     else:
         die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
+
+
+def object_of(line):
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise BadRow(f"no JSON object: {line[:40]!r}")
+    return row
 
 
 def encode_row(vocabulary, row, before):
@@ -115,15 +126,14 @@ def parser():
 
 
 def read_questions(path, o, vocabulary, before):
-    questions = []
+    questions, where = [], ""
     try:
-        for row in rows_of(path):
-            if not isinstance(row, dict):
-                raise BadRow("no JSON object")
+        for where, row in rows_of(path):
+            if isinstance(row, bytes):
+                row = object_of(row)
             questions.append(encode_row(vocabulary, read_row(row, o), before))
     except BadRow as bad:
-        die(f"{path}: row {len(questions)}: {bad} "
-            "(--context-field, --choices-field, --label-field)")
+        die(f"{path}, {where}: {bad} (--context-field, --choices-field, --label-field)")
     except sources.BadSource as bad:
         die(str(bad))
     except (ValueError, EOFError, OSError) as error:

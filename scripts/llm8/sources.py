@@ -163,7 +163,7 @@ def read_lines(unit, raw):
     """Lines that begin in [begin, end); a compressed file is one unit, to its end."""
     import zstandard
 
-    path, place = unit.files[0], unit.begin
+    path, place, number, before = unit.files[0], unit.begin, 0, None
     try:
         with open_lines(path) as file:
             if unit.begin > 0:
@@ -173,28 +173,45 @@ def read_lines(unit, raw):
                 line = file.readline()
                 if not line:
                     break
-                if line.strip():
-                    yield text_of_line(line, path, place, unit.field)
+                number += 1
                 place += len(line)
+                if not line.strip():
+                    continue
+                text = text_of_line(line, unit.field)
+                if isinstance(text, BadSource):
+                    if before is None:
+                        before = lines_before(path, place) - number
+                    text = BadSource(f"{path}, line {before + number}: {text}")
+                yield text
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         yield BadSource(f"{path}: damaged or cut short ({first_line(error)}); download it again, "
                         "or give --skip-bad to leave its end out")
 
 
-def text_of_line(line, path, place, wanted):
+def lines_before(path, place):
+    """How many lines end before this byte of a file, unpacked."""
+    count = 0
+    with open_lines(path) as file:
+        while place > 0 and (part := file.read(min(place, 1 << 20))):
+            count += part.count(b"\n")
+            place -= len(part)
+        return count + (not part.endswith(b"\n"))
+
+
+def text_of_line(line, wanted):
     try:
         row = json.loads(line)
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        return BadSource(f"{path}: no JSON object at byte {place}: {line[:40]!r}; mend the line, "
-                         "or give --skip-bad to leave such lines out")
+        return BadSource(f"no JSON object: {line[:40]!r}; mend the line, or give --skip-bad to leave "
+                         "such lines out")
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
         shown = ", ".join(list(row)[:10])
-        return BadSource(f"{path}: no text under '{names[0]}' at byte {place}, only {shown}; name "
-                         "the field (--text-field), or give --skip-bad to leave such lines out")
+        return BadSource(f"no text under '{names[0]}', only {shown}; name the field (--text-field), "
+                         "or give --skip-bad to leave such lines out")
     return text.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
 
 
