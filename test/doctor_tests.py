@@ -4,6 +4,7 @@ one."""
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 
@@ -15,6 +16,13 @@ COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d
           "--eval-interval", 20, "--eval-iters", 1, "--micro-batch-size", 2, "--lr-warmup-iters", 5,
           "--save-interval", 20)
 FP8 = ("--bf16", "--fp8-format", "hybrid", "--fp8-stats-interval", 20)
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
 BENCH = os.path.join(ROOT, "test", "results", "bench.jsonl")
 
 
@@ -131,10 +139,15 @@ def ranks_may_change():
 
 def ends_are_named():
     folder = planted("killed", without("end"))
+    expect(folder, 1, "WRONG state", "nobody holds its folder: it was killed", "--resume latest")
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, f"{folder}/.lock"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder.stdout.readline()
     expect(folder, 0, "running, step 60 of 60")
     long_ago = time.time() - 3600
     os.utime(f"{folder}/metrics.jsonl", (long_ago, long_ago))
     expect(folder, 1, "WRONG state", "has written nothing for 1 h 00", "--resume latest")
+    holder.communicate()
     train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
     expect("r/nan/x", 1, "gave up", "5 steps in a row had a NaN", "-> resume from a checkpoint")
     expect(planted("failed", changed("end", status=1)), 1, "failed with status 1")
@@ -147,6 +160,28 @@ def skips_and_losses_are_judged():
     expect(planted("rise", changed("step", more("loss", 1), after=40)), 1, "WRONG loss",
            "it rises", "-> resume from a checkpoint")
     expect(planted("nothing", changed("step", loss=6.0)), 1, "above 5.5491, which guessing pays")
+
+
+def rates_are_judged():
+    expect("r/fp8", 0, "ok learning rate up to 0.0006")
+    none = changed("step", lr=0)
+    expect(planted("none", none), 1, "WRONG learning rate it is 0: nothing is learned",
+           "--lr 0.002")
+    expect(planted("short", changed("step", lr=0, after=40)), 1,
+           "it is 0 from step 41 on: 20 steps", "--lr-decay-iters")
+    expect(planted("decayed", changed("step", lr=0, after=59)), 0, "ok learning rate")
+    small = changed("run", options(lr="1e-06"))
+    expect(planted("small", small), 1, "its peak of 1e-06 is far too small", "--lr 0.002")
+    tuned = changed("run", options(lr="1e-06", load="/start"))
+    expect(planted("tuned", tuned), 0, "ok learning rate up to 1e-06")
+
+
+def models_are_named_by_their_shape():
+    run("train_gpt", *COMMON, "--num-layers", 1, "--vocab-size", 5000, "--train-iters", 2, "--save",
+        "r/large/x")
+    expect("r/large/x", 0, "llama, 1 layers x 64,", "note vocabulary the model's has 5,000 tokens, "
+           "the tokenizer's 257", "-> --vocab-size 257")
+    assert "vocabulary" not in said("r/fp8", "--no-checkpoints")[1]
 
 
 # ---- faults in precision -----------------------------------------------------------------------
@@ -359,7 +394,8 @@ def bad_words_are_refused():
 if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          skips_and_losses_are_judged, fp8_that_is_not_on, ranges_are_judged,
-          spikes_that_hold_a_scale_are_seen, twins_are_compared, resumes_that_change_the_run,
-          records_are_counted, speed_is_judged_by_the_record, options_that_cost_are_named,
-          times_are_looked_at, bad_words_are_refused])
+          skips_and_losses_are_judged, rates_are_judged, models_are_named_by_their_shape,
+          fp8_that_is_not_on, ranges_are_judged, spikes_that_hold_a_scale_are_seen,
+          twins_are_compared, resumes_that_change_the_run, records_are_counted,
+          speed_is_judged_by_the_record, options_that_cost_are_named, times_are_looked_at,
+          bad_words_are_refused])

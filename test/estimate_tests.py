@@ -125,6 +125,13 @@ def other_models_go_by_the_nearest():
         close(number(row[2]), by * 1e12 / flops)
 
 
+def tiny_models_have_no_speed():
+    row = rows(call(estimate, "--model", "llama-tiny", "--tokens", "1B", "--bench", "bench.jsonl"))
+    assert row["bf16", 1][2:6] == ["-"] * 4 and "nothing so small" in row["bf16", 1][7], row
+    short = rows(call(estimate, *LLAMA, "--tokens", "10M", "--bench", "bench.jsonl"))["bf16", 1]
+    assert short[4] == f"{10e6 / 120000:.0f} s" and short[5] == "0.02", short
+
+
 def without_records_it_says_so():
     result = call(estimate, *LLAMA, "--tokens", "1B", "--bench", "none.jsonl")
     row = rows(result)["bf16", 1]
@@ -152,4 +159,5 @@ def faults_are_named():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([measured_models_are_as_measured, other_counts_scale_as_measured,
-                   other_models_go_by_the_nearest, without_records_it_says_so, faults_are_named]))
+                   other_models_go_by_the_nearest, tiny_models_have_no_speed,
+                   without_records_it_says_so, faults_are_named]))

@@ -273,6 +273,7 @@ static void record_start(Run *run) {
     metrics_number(r, "ranks", run->ranks);
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
+    if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
     metrics_precision(r, &run->precision);
     metrics_options(r, &run->options);
     metrics_end(&run->metrics, r);

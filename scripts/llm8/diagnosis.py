@@ -14,6 +14,9 @@ from .text import duration, fixed
 SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
+IDLE_ALLOWED = 0.05  # of the steps, at a learning rate of 0 at the end
+FAR_TOO_SMALL = 30   # times below the usual learning rate
+LARGE_VOCABULARY = 1.1 # times the tokenizer's
 SATURATED = 0.01     # of a tensor's values
 VANISHED = 0.25
 
@@ -39,11 +42,15 @@ def state(run):
         return well("state", f"finished, {where}")
     if run.end is None:
         quiet, allowed = silence(run), max(SILENT_SECONDS, 20 * (run.recent("seconds") or 0))
+        if run.killed:
+            return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
+                         "folder: it was killed", "the same command with --resume latest; "
+                         "scripts/restart.sh does that automatically")
         if quiet > allowed:
             return wrong("state", f"{where}; it has written nothing for {duration(quiet)}, and did "
                          "not say that it ended: it was killed, or hangs",
                          "end it if it still runs, then the same command with --resume latest; "
-                         "scripts/restart.sh does that by itself")
+                         "scripts/restart.sh does that automatically")
         return well("state", f"running, {where}")
     if run.state == metrics.NAMES[metrics.STOPPED_BY_SIGNAL]:
         return note("state", f"stopped by a signal, {where}", "--resume latest goes on with it")
@@ -68,6 +75,40 @@ def skips(run):
         remedy += "; --fp8-recipe tensorwise, --fp8-margin 1 or --first-last-layers-bf16 where " \
                   "--bf16 does not skip them"
     return (wrong if count > SKIPS_ALLOWED * all_steps else note)("steps", text, remedy)
+
+
+def usual_rate(parameters):
+    """The peak learning rate that suits a model (Kaplan et al., 2020, appendix D.6)."""
+    return max(1e-4, 0.003239 - 0.0001395 * math.log(max(parameters, 1)))
+
+
+def learning_rate(run):
+    steps, rates = series.arrays(run, "lr")
+    if len(steps) == 0:
+        return []
+    peak = float(run.option("lr", "nan"))
+    usual = usual_rate(metrics.number(run.start, "parameters"))
+    idle = int((rates == 0)[::-1].cumprod().sum()) # at the end of the run
+    if idle == len(steps):
+        return [wrong("learning rate", "it is 0: nothing is learned",
+                      f"--lr {usual:.1g} is usual for so many parameters")]
+    if idle > max(1, IDLE_ALLOWED * len(steps)):
+        return [wrong("learning rate", f"it is 0 from step {int(steps[-idle]):,} on: {idle:,} "
+                      "steps learn nothing", "--lr-decay-iters as long as the run, or --min-lr")]
+    if peak < usual / FAR_TOO_SMALL and not run.option("load"):
+        return [wrong("learning rate", f"its peak of {peak:g} is far too small to learn much from "
+                      "the start", f"--lr {usual:.1g} is usual for so many parameters")]
+    return [well("learning rate", f"up to {peak:g}")]
+
+
+def vocabulary(run):
+    model = int(run.option("vocab-size", 0))
+    tokens = metrics.number(run.start, "tokenizer_vocabulary")
+    if not model > LARGE_VOCABULARY * tokens:
+        return []
+    return [note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's {tokens:,.0f}: "
+                 "the others are never seen, and cost memory and time",
+                 f"--vocab-size {tokens:.0f}")]
 
 
 def losses(run):

@@ -8,6 +8,7 @@ from . import continuity, costs, diagnosis, judge, metrics
 from .command_line import Parser
 from .environment import ROOT, die
 from .findings import NOTE, OK, WRONG
+from .text import counted
 
 
 def parser():
@@ -53,6 +54,7 @@ def limits_of(band):
 
 def examine(run, twin, words):
     found = [diagnosis.state(run), diagnosis.skips(run), diagnosis.losses(run)]
+    found += diagnosis.learning_rate(run) + diagnosis.vocabulary(run)
     found += diagnosis.fp8_layers(run) + diagnosis.fp8_ranges(run)
     found += diagnosis.beside_twin(run, twin, limits_of(words.band))
     found += continuity.resumes(run)
@@ -77,8 +79,9 @@ def main():
     run = opened(words.run)
     twin = opened(words.twin, "--twin ") if words.twin else \
         diagnosis.find_twin(run) if diagnosis.is_fp8(run) else None
-    print(f"{words.run}: {run.option('model')}, {run.start.get('device', '?')}, "
-          f"{run.start.get('program', '?')}")
+    print(f"{words.run}: {run.option('arch')}, {run.option('num-layers')} layers x "
+          f"{run.option('hidden-size')}, {counted(metrics.number(run.start, 'parameters'))} "
+          f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = examine(run, twin, words)
     show([one for one in found if one.level != OK or not words.brief])
     count = {level: sum(one.level == level for one in found) for level in (WRONG, NOTE, OK)}

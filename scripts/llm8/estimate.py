@@ -19,6 +19,7 @@ PRECISIONS = {
 }
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "machine")
+TOO_SMALL = 20 # times fewer FLOPs a token than the nearest model that was measured
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -193,23 +194,31 @@ def speed(records, precision, gpus, flops):
 
 
 def duration(hours):
-    return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
+    for size, unit in ((24, "days"), (1, "hours"), (1 / 60, "min")):
+        if hours >= 2 * size:
+            return f"{hours / size:.1f} {unit}"
+    return f"{3600 * hours:.0f} s"
 
 
 def row_of(records, precision, gpus, options, size, tokens):
     """The cells of a row, where its speed is from, GPU hours, and what is to be said of it."""
     _, flops = size
-    measured = speed(records, precision, gpus, flops)
+    found = newest(records, precision, 1)
+    # a GPU waits for the starts of so small a model's kernels, not for its FLOPs
+    small = bool(found) and nearest(found, flops)["flops_per_token"] > TOO_SMALL * flops
+    measured = None if small else speed(records, precision, gpus, flops)
     words = [*options, *PRECISIONS[precision]]
     if measured and "--micro-batch-size" not in " ".join(options):
         words += ["--micro-batch-size", str(measured[2])]
     memory, note = memory_of(words, gpus)
     if not measured:
-        return [precision, str(gpus), *"----", memory], "no such record: make bench", 0, note
+        why = "nothing so small was measured" if small else "no such record: make bench"
+        return [precision, str(gpus), *"----", memory], why, 0, note
     rate = measured[0] * 1e12 * gpus / flops
     hours = tokens / rate / 3600
     return [precision, str(gpus), f"{rate:,.0f}", f"{measured[0]:.0f}", duration(hours),
-            f"{hours * gpus:,.0f}", memory], measured[1], hours * gpus, note
+            f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}", memory], measured[1], \
+        hours * gpus, note
 
 
 def main():

@@ -8,6 +8,7 @@ Besides the records of metrics.h a "fp8" record may hold {"step", "tensors": {na
 "saturated", "vanished"}}}: counts over one step.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -166,9 +167,22 @@ class Run:
         return bool(self.starts) and not self.start.get("device", "CPU").startswith("CPU")
 
     @property
+    def killed(self):
+        """Whether nobody holds the lock of a run that did not end; None where that is unknown."""
+        try:
+            with open(os.path.join(os.path.dirname(self.path), ".lock"), "rb") as file:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return self.end is None
+        except BlockingIOError:
+            return False
+        except OSError: # no lock, or a file system without any
+            return None
+
+    @property
     def state(self):
         if self.end is None:
-            return "running, or killed" if self.starts else "nothing yet"
+            killed = {True: "killed", False: "running", None: "running, or killed"}[self.killed]
+            return killed if self.starts else "nothing yet"
         status = int(number(self.end, "status"))
         if status == 0 and self.last_step < self.train_iters:
             return f"ended at step {self.last_step} of {self.train_iters}"

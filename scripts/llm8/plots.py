@@ -89,6 +89,7 @@ def loss_figure(figure, theme, comparison, name, kind, widths, limit, title):
                      (", mean over seeds" if several else ""))
     bottom.set_ylabel(f"% of {comparison.baseline.name}'s loss")
     bottom.set_xlabel("step")
+    style.step_axis(bottom.xaxis)
     difference_range(bottom, limit)
     style.legend_above(bottom)
 
@@ -108,6 +109,7 @@ def norm_figure(figure, theme, comparison, width):
     axes.set_title("Gradient norm, before clipping")
     axes.set_ylabel("norm")
     axes.set_xlabel("step")
+    style.step_axis(axes.xaxis)
     style.legend_above(axes)
 
 

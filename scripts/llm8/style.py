@@ -7,7 +7,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 THEMES = {
     "light": {"paper": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "grid": "#e3e6ea",
@@ -77,15 +77,21 @@ def percent_axis(axis):
 
 
 def short(value):
-    """850k, 1.2M: for axes and tables where three digits do."""
+    """850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+            return f"{value / size:.6g}{letter}"
+    return f"{value:.6g}"
 
 
 def short_axis(axis):
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def step_axis(axis):
+    """Steps are whole numbers."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def log_axis(axis):
