@@ -83,7 +83,7 @@ def markdown_rows(text):
 def html_rows(text):
     return [[html.unescape(re.sub("<[^>]*>", "", cell))
              for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-            for row in re.findall(r"<tr>(.*?)</tr>", text)]
+            for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)]
 
 
 def main(folder, baseline, variant):

@@ -11,7 +11,7 @@ import argparse
 import os
 import time
 
-from . import document, environment, metrics, report, run_plots, series, style
+from . import document, environment, metrics, run_plots, series, style
 from .command_line import Parser
 from .text import counted, fixed
 
@@ -45,23 +45,20 @@ def summary(runs):
         rows.append([run.name, run.state, f"{run.last_step:,} of {run.train_iters:,}",
                      fixed(losses[-1]), fixed(valid[-1]) if valid else "-",
                      counted(series.steady_throughput(run)), str(run.skipped)])
-    return document.Table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"],
+    return document.table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"],
                           rows, {0, 1})
 
 
 def write(runs, options, refresh):
-    themes = ["light", "dark"] if options.out.endswith(".html") else \
-        ["dark" if options.dark else "light"]
-    drawn = [style.draw(run_plots.draw_runs, theme, run_plots.SIZE, runs, options.x,
-                        options.smooth) for theme in themes]
-    data = drawn[0]
-    if len(drawn) == 2:
-        picture = document.Picture("", *drawn, "Loss, learning rate, norm, throughput",
-                                   "Circles: validation. Faint: each step; the others are means.")
-        data = document.page([document.Heading(", ".join(run.name for run in runs), 1), picture,
-                              summary(runs)], refresh)
+    drawn = style.draw_both(run_plots.draw_runs, run_plots.SIZE, runs, options.x, options.smooth)
+    data = drawn[options.dark]
+    if options.out.endswith(".html"):
+        data = document.page([
+            "# " + ", ".join(run.name for run in runs),
+            document.Picture("plot.png", *drawn, "Loss, learning rate, norm, throughput"),
+            "Circles: validation. Faint: each step; the others are means.", summary(runs)], refresh)
     try:
-        report.write_file(options.out, data)
+        document.write_file(options.out, data)
     except OSError as error:
         environment.die(f"--out {options.out}: {error.strerror}")
 

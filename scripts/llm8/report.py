@@ -1,4 +1,4 @@
-"""The report of a comparison: its blocks, its pictures, and the same figures as JSON."""
+"""The report of a comparison: its Markdown, its pictures, and the same figures as JSON."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 
 from . import document, judge, plots, series, style
-from .document import Heading, Listing, Picture, Table, Text, Verdict
+from .document import Picture, table
 from .text import counted, fixed, memory
 
 MOST_ROWS = 12 # of the validation table
@@ -48,18 +48,17 @@ def verdict_blocks(comparison):
     rows = [[j.variant, j.what, write_value(j, j.baseline), write_value(j, j.value),
              write_change(j), str(j.pairs or "-"), j.limit or "-", j.result,
              "; ".join(filter(None, (j.doubt, j.note))) or "-"] for j in comparison.judgements]
-    blocks = [Verdict(verdict_line(comparison), comparison.verdict),
-              Table(["variant", "what", base, only, "change", "pairs", "limit", "verdict", "note"],
+    blocks = [f"**{verdict_line(comparison)}**",
+              table(["variant", "what", base, only, "change", "pairs", "limit", "verdict", "note"],
                     rows, {0, 1, 6, 7, 8}),
-              Text("The change of a loss is the mean over the pairs of equal seed, ± its standard "
-                   "error. Where the limit is below the noise (19 times in 20 the true difference "
-                   "is no further away), or within it, this says `cannot tell`.")]
+              "The change of a loss is the mean over the pairs of equal seed, ± its standard "
+              "error. Where the limit is below the noise (19 times in 20 the true difference is no "
+              "further away), or within it, this says `cannot tell`."]
     lucky = [j for j in comparison.judgements if j.result == judge.FAIL and j.change < 0 and
              j.what.endswith("loss")]
     if lucky:
-        blocks.append(Text("A loss that is lower than the baseline's by more than the limit is no "
-                           "success either: the runs are then not the same experiment, or too few "
-                           "to tell."))
+        blocks.append("A loss that is lower than the baseline's by more than the limit is no "
+                      "success either: the runs are then not the same experiment.")
     return blocks
 
 
@@ -73,18 +72,13 @@ def spread_text(comparison):
     width = judge.window_of(comparison.limits, last)
     finals = [series.window_mean(run, last, width) for run in runs]
     apart = 100 * (max(finals) - min(finals)) / judge.mean(finals)
-    text = (f"Seeds alone: the {len(runs)} runs of {base} end between {min(finals):.4f} and "
+    return (f"Seeds alone: the {len(runs)} runs of {base} end between {min(finals):.4f} and "
             f"{max(finals):.4f}, {apart:.3f}% apart (training loss, mean of the last {width} "
-            "steps).")
-    if apart > comparison.limits.train:
-        text += (" That is more than the limit: a difference of this size may be chance. More "
-                 "seeds, longer runs or a longer `--window` tell more.")
-    return text
+            "steps). Those of equal seed are compared, where most of that cancels.")
 
 
 def picture(file, title, caption, function, size, *arguments):
-    light, dark = (style.draw(function, theme, size, *arguments) for theme in ("light", "dark"))
-    return Picture(file, light, dark, title, caption)
+    return [Picture(file, *style.draw_both(function, size, *arguments), title), caption]
 
 
 def loss_blocks(comparison):
@@ -93,18 +87,18 @@ def loss_blocks(comparison):
         comparison.limits
     several = any(len(variant.runs) > 1 for variant in comparison.variants)
     bands = " Bands reach from the lowest to the highest seed." if several else ""
-    blocks = [Heading("Training loss"), Text(spread_text(comparison)),
-              picture("loss.png", "Training loss",
-                      f"Above, means over {widths[0]} steps; below, over {widths[1]}.{bands} "
-                      "Differences are taken between runs of equal seed, which see equal data.",
-                      plots.loss_figure, plots.SIZE_PAIR, comparison, "loss", "steps", widths,
-                      limits.train, "Training loss")]
+    blocks = ["## Training loss", spread_text(comparison),
+              *picture("loss.png", "Training loss",
+                       f"Above, means over {widths[0]} steps; below, over {widths[1]}.{bands} "
+                       "Differences are taken between runs of equal seed, which see equal data.",
+                       plots.loss_figure, plots.SIZE_PAIR, comparison, "loss", "steps", widths,
+                       limits.train, "Training loss")]
     if all(run.evals for variant in comparison.variants for run in variant.runs):
-        blocks += [Heading("Validation loss"),
-                   picture("validation.png", "Validation loss",
-                           "Over the same samples each time." + bands, plots.loss_figure,
-                           plots.SIZE_PAIR, comparison, "valid_loss", "evals", (1, 1),
-                           limits.valid, "Validation loss"),
+        blocks += ["## Validation loss",
+                   *picture("validation.png", "Validation loss",
+                            "Over the same samples each time." + bands, plots.loss_figure,
+                            plots.SIZE_PAIR, comparison, "valid_loss", "evals", (1, 1),
+                            limits.valid, "Validation loss"),
                    validation_table(comparison)]
     return blocks
 
@@ -125,7 +119,7 @@ def validation_table(comparison):
     common = sorted(set.intersection(*map(set, columns)))
     every = -(-len(common) // MOST_ROWS)
     shown = common[::-1][::every][::-1] if common else [] # the last one always
-    return Table(header, [[str(step), *(column[step] for column in columns)] for step in shown])
+    return table(header, [[step, *(column[step] for column in columns)] for step in shown])
 
 
 def speed_blocks(comparison):
@@ -133,11 +127,11 @@ def speed_blocks(comparison):
     note = "" if on_gpu else (" On a CPU, BF16 and FP8 are emulated: the trainer rounds to them "
                               "and multiplies in FP32. That shows what they do to the loss and "
                               "takes longer; it says nothing of their speed or memory on a GPU.")
-    return [Heading("Throughput and memory"),
-            picture("speed.png", "Throughput and memory",
-                    "A dot is a run. Steps right after a start are left out; evaluations and saves "
-                    "do not count. Memory is what the run plans and allocates, once." + note,
-                    plots.speed_figure, plots.SIZE_WIDE, comparison)]
+    return ["## Throughput and memory",
+            *picture("speed.png", "Throughput and memory",
+                     "A dot is a run. Steps right after a start are left out; evaluations and "
+                     "saves do not count. Memory is what the run plans and allocates, once." + note,
+                     plots.speed_figure, plots.SIZE_WIDE, comparison)]
 
 
 def norm_blocks(comparison):
@@ -145,11 +139,11 @@ def norm_blocks(comparison):
     width = series.smoothing_width(last)
     skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
                         for variant in comparison.variants)
-    return [Heading("Gradient norm and skipped steps"),
-            picture("norm.png", "Gradient norm",
-                    f"Means over {width} steps. Skipped steps (a loss or norm that is NaN or "
-                    f"infinite) in all runs: {skipped}.", plots.norm_figure, plots.SIZE_WIDE,
-                    comparison, width)]
+    return ["## Gradient norm and skipped steps",
+            *picture("norm.png", "Gradient norm",
+                     f"Means over {width} steps. Skipped steps (a loss or norm that is NaN or "
+                     f"infinite) in all runs: {skipped}.", plots.norm_figure, plots.SIZE_WIDE,
+                     comparison, width)]
 
 
 def precision_table(run):
@@ -160,21 +154,20 @@ def precision_table(run):
         rows.append([row["linear"], where, f"{row['outputs']} x {row['inputs']}", row["x"],
                      row["w"], row["dy"], row["wgrad"], row["reason"] or "-",
                      f"{100 * row['flops_share']:.1f}%"])
-    return Table(["linear layer", "blocks", "out x in", "X", "W", "dY", "weight gradient", "why",
+    return table(["linear layer", "blocks", "out x in", "X", "W", "dY", "weight gradient", "why",
                   "share of FLOPs"], rows, set(range(8)))
 
 
 def precision_blocks(comparison):
-    blocks = [Heading("Precision of the linear layers")]
+    blocks = ["## Precision of the linear layers"]
     for variant in comparison.variants:
         run = variant.runs[0]
         share = 100 * float(run.start.get("fp8_flops_share") or 0)
         how = "" if share == 0 else (f"; `--fp8-format {run.option('fp8-format')}`, "
                                      f"`--fp8-recipe {run.option('fp8-recipe')}`")
-        blocks += [Heading(variant.name, 3),
-                   Text(f"{share:.1f}% of the linear layers' FLOPs in FP8{how}.")]
-        blocks.append(precision_table(run) if "linear_layers" in run.start else
-                      Text("The run has not recorded its layers."))
+        blocks += [f"### {variant.name}", f"{share:.1f}% of the linear layers' FLOPs in FP8{how}.",
+                   precision_table(run) if "linear_layers" in run.start else
+                   "The run has not recorded its layers."]
     return blocks
 
 
@@ -187,17 +180,16 @@ def setting_blocks(comparison, commands):
     where = str(start.get("device")) + (f", {ranks} of them" if ranks > 1 else "")
     tokens = run.last_step * int(run.option("global-batch-size", 0)) * \
         int(run.option("seq-length", 0))
-    blocks = [Heading("What was run"),
-              Text(f"{run.option('arch')}, {int(start.get('parameters', 0)):,} parameters, "
-                   f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
-                   f"{run.option('seq-length')} tokens ({tokens:,} in all), seed {seeds}; on "
-                   f"{where}; {start.get('program')}; data "
-                   f"`{run.option('data')}`."),
-              Text("The options in which the variants differ; all the others are equal."),
-              Table(["option", *names],
+    blocks = ["## What was run",
+              f"{run.option('arch')}, {int(start.get('parameters', 0)):,} parameters, "
+              f"{run.last_step:,} steps of {run.option('global-batch-size')} x "
+              f"{run.option('seq-length')} tokens ({tokens:,} in all), seed {seeds}; on {where}; "
+              f"{start.get('program')}; data `{run.option('data')}`.",
+              "The options in which the variants differ; all the others are equal.",
+              table(["option", *names],
                     [["--" + name, *values] for name, values in options.items()],
                     set(range(1 + len(names))))]
-    return blocks + ([Listing(commands)] if commands else [])
+    return blocks + (["\n".join(["```sh", *commands, "```"])] if commands else [])
 
 
 def run_table(comparison):
@@ -211,20 +203,16 @@ def run_table(comparison):
                          fixed(valid[-1]) if steps else "-",
                          counted(series.steady_throughput(run)), str(run.skipped),
                          str(max(len(run.starts) - 1, 0)), os.path.dirname(run.path)])
-    return Table(["variant", "seed", "steps", "state", "training loss", "validation loss", "tok/s",
+    return table(["variant", "seed", "steps", "state", "training loss", "validation loss", "tok/s",
                   "skipped", "resumes", "folder"], rows, {0, 3, 9})
 
 
 def build(comparison, commands=()):
     names = [variant.name for variant in comparison.variants]
-    blocks = [Heading(f"{', '.join(names[1:])} against {names[0]}", 1)]
-    blocks += verdict_blocks(comparison)
-    blocks += setting_blocks(comparison, list(commands))
-    blocks += loss_blocks(comparison)
-    blocks += speed_blocks(comparison)
-    blocks += norm_blocks(comparison)
-    blocks += precision_blocks(comparison)
-    return blocks + [Heading("The runs"), run_table(comparison)]
+    return [f"# {', '.join(names[1:])} against {names[0]}", *verdict_blocks(comparison),
+            *setting_blocks(comparison, list(commands)), *loss_blocks(comparison),
+            *speed_blocks(comparison), *norm_blocks(comparison), *precision_blocks(comparison),
+            "## The runs", run_table(comparison)]
 
 
 def plain_numbers(values):
@@ -245,22 +233,15 @@ def figures(comparison):
             "runs": [plain_numbers(run) for run in runs]}
 
 
-def write_file(path, data):
-    """Whole or not at all: a page may be open in a browser."""
-    with open(path + ".new", "wb") as file:
-        file.write(data if isinstance(data, bytes) else data.encode())
-    os.replace(path + ".new", path)
-
-
 def write(comparison, folder, commands=()):
     blocks = build(comparison, commands)
     os.makedirs(folder, exist_ok=True)
-    for block in blocks:
-        if isinstance(block, Picture):
-            write_file(os.path.join(folder, block.file), block.light)
-    write_file(os.path.join(folder, "report.md"), document.markdown(blocks))
-    write_file(os.path.join(folder, "report.html"), document.page(blocks))
-    write_file(os.path.join(folder, "report.json"), json.dumps(figures(comparison), indent=1))
+    for name, data in (
+            *((block.file, block.light) for block in blocks if isinstance(block, Picture)),
+            ("report.md", "\n\n".join(map(str, blocks)) + "\n"),
+            ("report.html", document.page(blocks)),
+            ("report.json", json.dumps(figures(comparison), indent=1))):
+        document.write_file(os.path.join(folder, name), data)
 
 
 def print_verdict(comparison, folder):

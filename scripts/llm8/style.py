@@ -61,6 +61,11 @@ def draw(function, theme_name, size, *arguments):
     return out.getvalue()
 
 
+def draw_both(function, size, *arguments):
+    """For light pages and for dark ones."""
+    return [draw(function, theme, size, *arguments) for theme in THEMES]
+
+
 def legend_above(axes):
     """Between the title and the axes: never over a line."""
     handles, labels = axes.get_legend_handles_labels()
