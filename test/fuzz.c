@@ -27,7 +27,6 @@ enum {
     HANG_SECONDS = 20,
     TURN_SECONDS = 20,
     TARGETS_MAX = 64,
-    JOBS_MAX = 256,
     CRASHES_MAX = 50,
     EXIT_UNTESTED = 2
 };
@@ -54,7 +53,8 @@ static struct {
 
 // Of all processes.
 static struct {
-    int64_t runs;
+    int64_t runs, turns;
+    int crashes;
     struct {
         int64_t runs, accepted;
         int edges, crashes, untested; // edges: the most of one turn
@@ -73,21 +73,14 @@ void __sanitizer_cov_trace_pc(void) {
     fuzz.last_place = place >> 1;
 }
 
-// -1: the planted one.
-static int index_of(const FuzzTarget *target) {
-    int i = fuzz_target_count - 1;
-    while (i >= 0 && &fuzz_targets[i] != target) { i--; }
-    return i;
-}
-
 // Ends the process, and keeps the input: in build/ under LLM8_ROOT where it is set, since
 // test/run.sh deletes the present folder, or else in that.
 static void crash(void) {
     const char *root = getenv("LLM8_ROOT");
     char path[PATH_LENGTH + 64];
     snprintf(path, sizeof(path), "%s%s/fuzz-crash-%d-%llu-%lld", root != NULL ? root : fuzz.folder,
-             root != NULL ? "/build" : "", index_of(fuzz.target), (unsigned long long)fuzz.seed,
-             (long long)fuzz.runs);
+             root != NULL ? "/build" : "", (int)(fuzz.target - fuzz_targets),
+             (unsigned long long)fuzz.seed, (long long)fuzz.runs);
     FILE *file = fopen(path, "wb");
     if (file != NULL) {
         fwrite(fuzz.now, 1, fuzz.size, file);
@@ -152,55 +145,20 @@ static void put_number(size_t at) {
     put(at, &number, (size_t)1 << draw(4), draw(4) == 0);
 }
 
+// With bars between them; the last is a zero byte.
+static const char words[] =
+    "0|-1|1e999|1e15|9007199254740993|18446744073709551616|9223372036854775807|0.5|null|true|{}|[]|"
+    "[|"
+    "{|}|]|\"|\\u0000|\\|,|:|/|..|../| #|\n|=|--|no-|--config=|0:0|00000000|0:9223372036854775807,|"
+    "\"ranges\":\"|F32|BF16|I32|\"dtype\"|\"shape\":|\"data_offsets\":|\"__metadata__\":|nan|-0|"
+    "\xff\xfe|\xef\xbb\xbf|";
+
 static void put_word(size_t at) {
-    static const char *const words[] = {"0",
-                                        "-1",
-                                        "1e999",
-                                        "1e15",
-                                        "9007199254740993",
-                                        "18446744073709551616",
-                                        "0.5",
-                                        "null",
-                                        "true",
-                                        "{}",
-                                        "[]",
-                                        "[",
-                                        "{",
-                                        "}",
-                                        "]",
-                                        "\"",
-                                        "\\u0000",
-                                        "\\",
-                                        ",",
-                                        ":",
-                                        "/",
-                                        "..",
-                                        " #",
-                                        "\n",
-                                        "=",
-                                        "--",
-                                        "no-",
-                                        "0:0",
-                                        "F32",
-                                        "BF16",
-                                        "I32",
-                                        "\"dtype\"",
-                                        "\"shape\":",
-                                        "\"data_offsets\":",
-                                        "\"__metadata__\":",
-                                        "nan",
-                                        "-0",
-                                        "\xff\xfe",
-                                        "\xef\xbb\xbf",
-                                        "9223372036854775807",
-                                        "\"ranges\":\"",
-                                        "0:9223372036854775807,",
-                                        "../",
-                                        "--config=",
-                                        "00000000",
-                                        "\x00"};
-    const char *word = words[draw(sizeof(words) / sizeof(words[0]))];
-    put(at, word, *word ? strlen(word) : 1, draw(2) == 0);
+    const char *word = words;
+    uint64_t count = 1;
+    for (const char *c = words; *c != '\0'; c++) { count += *c == '|'; }
+    for (uint64_t n = draw(count); n > 0; n--) { word = strchr(word, '|') + 1; }
+    put(at, word, *word != '\0' ? strcspn(word, "|") : 1, draw(2) == 0);
 }
 
 // Replaces a run of digits by another number.
@@ -276,7 +234,8 @@ static void end_target(void) {
 // seeds are not accepted, or everything is: then nothing was tested.
 static bool fuzz_target(const FuzzTarget *target, double seconds, int64_t most) {
     double end = wall_seconds() + seconds;
-    int edges = 0, index = index_of(target);
+    int edges = 0;
+    int64_t index = target - fuzz_targets;
     begin_target(target);
     int seeds = fuzz.count;
     for (int i = 0; i < seeds; i++) {
@@ -296,76 +255,64 @@ static bool fuzz_target(const FuzzTarget *target, double seconds, int64_t most) 
     }
     alarm(0);
     for (int i = 0; i < EDGES; i++) { edges += fuzz.edges[i]; }
-    if (index >= 0) {
-        __atomic_add_fetch(&shared->of[index].runs, fuzz.runs, __ATOMIC_RELAXED);
-        __atomic_add_fetch(&shared->of[index].accepted, fuzz.accepted, __ATOMIC_RELAXED);
-        if (edges > shared->of[index].edges) { shared->of[index].edges = edges; }
-    }
+    __atomic_add_fetch(&shared->of[index].runs, fuzz.runs, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&shared->of[index].accepted, fuzz.accepted, __ATOMIC_RELAXED);
+    if (edges > shared->of[index].edges) { shared->of[index].edges = edges; }
     ok = ok && fuzz.accepted < fuzz.runs && edges > 50;
     end_target();
     return ok;
 }
 
-// A process that fuzzes one target in the folder `slot`; its exit status says how that went.
-static pid_t fuzz_apart(const FuzzTarget *target, int slot, uint64_t seed, double seconds,
-                        int64_t most) {
+// Fuzzes one target in a process and the folder `slot`; returns its exit status.
+static int fuzz_apart(const FuzzTarget *target, int slot, uint64_t seed, double seconds,
+                      int64_t most) {
     fflush(NULL);
     pid_t child = fork();
-    if (child != 0) { return child; }
-    char folder[32];
-    snprintf(folder, sizeof(folder), "job-%d", slot);
-    mkdir(folder, 0755);
-    if (chdir(folder) != 0 || getcwd(fuzz.folder, sizeof(fuzz.folder)) == NULL) { _exit(1); }
-    fuzz.seed = seed;
-    if (target == &fuzz_planted) {
-        unsetenv("LLM8_ROOT");
-        if (freopen("planted.log", "w", stderr) == NULL) { _exit(EXIT_SUCCESS); }
+    if (child < 0) { die("no process could be started"); }
+    if (child == 0) {
+        char folder[32];
+        snprintf(folder, sizeof(folder), "job-%d", slot);
+        mkdir(folder, 0755);
+        if (chdir(folder) != 0 || getcwd(fuzz.folder, sizeof(fuzz.folder)) == NULL) { _exit(1); }
+        fuzz.seed = seed;
+        if (target == fuzz_targets + fuzz_target_count) {
+            unsetenv("LLM8_ROOT");
+            if (freopen("planted.log", "w", stderr) == NULL) { _exit(EXIT_SUCCESS); }
+        }
+        _exit(fuzz_target(target, seconds, most) ? EXIT_SUCCESS : EXIT_UNTESTED);
     }
-    _exit(fuzz_target(target, seconds, most) ? EXIT_SUCCESS : EXIT_UNTESTED);
-}
-
-static bool finds_planted_fault(void) {
     int status = 0;
-    waitpid(fuzz_apart(&fuzz_planted, 0, 1, 20, INT64_MAX), &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
-// Every target has a first turn, whatever the limits.
-static void fuzz_all(double seconds, int jobs, int64_t most, uint64_t seed) {
-    double end = wall_seconds() + seconds, turn = seconds * jobs / fuzz_target_count;
-    struct {
-        pid_t id;
-        int target;
-    } slots[JOBS_MAX] = {{0}};
-    int running = 0, crashes = 0;
-    for (int64_t next = 0;;) {
-        for (int i = 0; i < jobs; i++) {
-            bool first = next < fuzz_target_count;
-            double left = first ? TURN_SECONDS : end - wall_seconds();
-            if (slots[i].id != 0 || crashes > CRASHES_MAX) { continue; }
-            if (!first && (left <= 0.5 || shared->runs >= most)) { continue; }
-            slots[i].target = (int)(next % fuzz_target_count);
-            left = left < turn ? left : turn;
-            slots[i].id = fuzz_apart(
-                &fuzz_targets[slots[i].target], i, seed + (uint64_t)(next / fuzz_target_count),
-                left < TURN_SECONDS ? left : TURN_SECONDS, first ? INT64_MAX : most);
-            if (slots[i].id < 0) { die("no process could be started"); }
-            running++;
-            next++;
-        }
-        if (running == 0) { return; }
-        int status;
-        pid_t ended = wait(&status);
-        for (int i = 0; i < jobs; i++) {
-            if (slots[i].id != ended) { continue; }
-            int code = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
-            shared->of[slots[i].target].crashes += code == EXIT_FAILURE;
-            shared->of[slots[i].target].untested += code == EXIT_UNTESTED;
-            crashes += code == EXIT_FAILURE;
-            slots[i].id = 0;
-            running--;
+// Takes turns until the time is over. Every target has a first one, whatever the limits.
+static void take_turns(int slot, double end, double turn, int64_t most, uint64_t seed) {
+    while (shared->crashes <= CRASHES_MAX) {
+        int64_t next = __atomic_fetch_add(&shared->turns, 1, __ATOMIC_RELAXED);
+        int64_t i = next % fuzz_target_count, round = next / fuzz_target_count;
+        double left = round == 0 ? TURN_SECONDS : fmin(TURN_SECONDS, end - wall_seconds());
+        if (round > 0 && (left <= 0.5 || shared->runs >= most)) { return; }
+        int status = fuzz_apart(&fuzz_targets[i], slot, seed + (uint64_t)round, fmin(left, turn),
+                                round == 0 ? INT64_MAX : most);
+        if (status == EXIT_UNTESTED) { shared->of[i].untested = 1; }
+        if (status == EXIT_FAILURE) {
+            __atomic_add_fetch(&shared->of[i].crashes, 1, __ATOMIC_RELAXED);
+            __atomic_add_fetch(&shared->crashes, 1, __ATOMIC_RELAXED);
         }
     }
+}
+
+static void fuzz_all(double seconds, int jobs, int64_t most, uint64_t seed) {
+    double end = wall_seconds() + seconds;
+    for (int slot = 0; slot < jobs; slot++) {
+        pid_t child = fork();
+        if (child < 0) { die("no process could be started"); }
+        if (child > 0) { continue; }
+        take_turns(slot, end, seconds * jobs / fuzz_target_count, most, seed);
+        _exit(EXIT_SUCCESS);
+    }
+    while (wait(NULL) > 0) {}
 }
 
 static int run_again(const char *name, const char *path) {
@@ -387,7 +334,7 @@ static int run_again(const char *name, const char *path) {
 int main(int argc, char **argv) {
     double seconds = argc > 1 ? strtod(argv[1], NULL) : 60;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    int jobs = (int)min64(JOBS_MAX, argc > 2 ? strtol(argv[2], NULL, 10) : processors);
+    int jobs = (int)max64(1, argc > 2 ? strtol(argv[2], NULL, 10) : processors);
     int64_t most = argc > 3 ? strtoll(argv[3], NULL, 10) : INT64_MAX;
     uint64_t seed = argc > 4 ? strtoull(argv[4], NULL, 10) : 1;
     int failed = 0;
@@ -400,18 +347,18 @@ int main(int argc, char **argv) {
     signal(SIGALRM, crash_by_signal);
     signal(SIGABRT, crash_by_signal);
     if (argc == 3 && seconds <= 0) { return run_again(argv[1], argv[2]); }
-    jobs = jobs > 0 ? jobs : 1;
 
     fprintf(fuzz.report, "  seed %llu, %.0f seconds, %d jobs\n", (unsigned long long)seed, seconds,
             jobs);
-    if (!finds_planted_fault()) {
+    const FuzzTarget *planted = &fuzz_targets[fuzz_target_count];
+    if (fuzz_apart(planted, 0, 1, 20, INT64_MAX) != EXIT_FAILURE) {
         fprintf(fuzz.report, "  FAILED: the planted fault was not found\n");
         failed++;
     }
     fflush(fuzz.report);
     shared->runs = 0;
     fuzz_all(seconds, jobs, most, seed);
-    int64_t all = 0, crashes = 0;
+    int64_t all = 0;
     for (int i = 0; i < fuzz_target_count; i++) {
         bool ok = shared->of[i].crashes == 0 && shared->of[i].untested == 0;
         fprintf(fuzz.report, "  %-30s %10lld inputs, %9lld accepted, %5d edges, %d crashes%s\n",
@@ -420,10 +367,9 @@ int main(int argc, char **argv) {
                 shared->of[i].untested > 0 ? ", FAILED: was not tested" : "");
         failed += !ok;
         all += shared->of[i].runs;
-        crashes += shared->of[i].crashes;
     }
-    fprintf(fuzz.report, "  %-30s %10lld inputs, %lld crashes\n", "all", (long long)all,
-            (long long)crashes);
+    fprintf(fuzz.report, "  %-30s %10lld inputs, %d crashes\n", "all", (long long)all,
+            shared->crashes);
     fprintf(fuzz.report, "%d passed, %d failed, 0 skipped\n", fuzz_target_count + 1 - failed,
             failed);
     fclose(fuzz.report);

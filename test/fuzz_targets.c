@@ -384,22 +384,6 @@ static void seed_model_config(void) {
     seed_checkpoint_file("config.json");
 }
 
-const FuzzTarget fuzz_targets[] = {
-    {"shard", accepts_shard, seed_shards},
-    {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
-    {"text to tokens", accepts_text, seed_texts},
-    {"multiple-choice set", accepts_choices, seed_choices},
-    {"config file", accepts_config, seed_configs},
-    {"command line", accepts_command, seed_commands},
-    {"safetensors", accepts_safetensors, seed_safetensors},
-    {"config.json of --load", accepts_model_config, seed_model_config},
-    {"meta.json", accepts_meta, seed_meta},
-    {"meta.json, checksum repaired", accepts_repaired_meta, seed_meta},
-    {"optimizer file", accepts_optimizer, seed_optimizer},
-    {"scaling state", accepts_scaling, seed_scaling},
-};
-const int fuzz_target_count = sizeof(fuzz_targets) / sizeof(fuzz_targets[0]);
-
 // ---- the planted fault ------------------------------------------------------------------------
 
 static bool accepts_planted(const uint8_t *data, size_t size) {
@@ -415,4 +399,19 @@ static void seed_planted(void) {
     fuzz_seed("LEN:\x03 1234567890", 16);
 }
 
-const FuzzTarget fuzz_planted = {"planted", accepts_planted, seed_planted};
+const FuzzTarget fuzz_targets[] = {
+    {"shard", accepts_shard, seed_shards},
+    {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
+    {"text to tokens", accepts_text, seed_texts},
+    {"multiple-choice set", accepts_choices, seed_choices},
+    {"config file", accepts_config, seed_configs},
+    {"command line", accepts_command, seed_commands},
+    {"safetensors", accepts_safetensors, seed_safetensors},
+    {"config.json of --load", accepts_model_config, seed_model_config},
+    {"meta.json", accepts_meta, seed_meta},
+    {"meta.json, checksum repaired", accepts_repaired_meta, seed_meta},
+    {"optimizer file", accepts_optimizer, seed_optimizer},
+    {"scaling state", accepts_scaling, seed_scaling},
+    {"planted", accepts_planted, seed_planted},
+};
+const int fuzz_target_count = sizeof(fuzz_targets) / sizeof(fuzz_targets[0]) - 1;
