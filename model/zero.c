@@ -70,12 +70,3 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
     }
     return count;
 }
-
-int64_t zero_elements(const ZeroLayout *z, int rank) {
-    ZeroRange *ranges;
-    int count = zero_ranges(z, rank, &ranges);
-    int64_t elements = 0;
-    for (int i = 0; i < count; i++) { elements += ranges[i].end - ranges[i].begin; }
-    free(ranges);
-    return elements;
-}

@@ -57,9 +57,6 @@ typedef struct {
 // A rank's ranges, in order of `kept`; returns how many, to be freed.
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 
-// How many elements they are: a rank's in a checkpoint.
-int64_t zero_elements(const ZeroLayout *z, int rank);
-
 #ifdef __cplusplus
 }
 #endif

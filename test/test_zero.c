@@ -43,7 +43,6 @@ static Findings walk(const ZeroLayout *z, const bool *codes) {
     for (int rank = 0; rank < z->ranks; rank++) {
         ZeroRange *ranges;
         int count = zero_ranges(z, rank, &ranges);
-        int64_t elements = 0;
         unsigned char *taken = calloc_or_die((size_t)z->kept, 1);
         for (int i = 0; i < count; i++) {
             const ZeroRange *r = &ranges[i];
@@ -62,10 +61,8 @@ static Findings walk(const ZeroLayout *z, const bool *codes) {
                 f.overlaps += owned[r->begin + at]++ > 0;
                 f.overlaps += taken[r->kept + at]++ > 0;
             }
-            elements += r->end - r->begin;
+            f.covered += r->end - r->begin;
         }
-        CHECK_EQUAL(zero_elements(z, rank), elements);
-        f.covered += elements;
         free(ranges);
         free(taken);
     }
@@ -165,12 +162,15 @@ static void large_models_are_cut_evenly(void) {
     bool *codes = some_codes(&layout, 5);
     ZeroLayout z = zero_layout(&layout, 1000, codes);
     CHECK(z.kept * 1000 < layout.size + layout.size / 1000);
-    int64_t elements = 0;
     for (int r = 0; r < 1000; r += 333) {
-        CHECK(zero_elements(&z, r) <= z.kept);
-        elements += zero_elements(&z, r);
+        ZeroRange *ranges;
+        int64_t elements = 0;
+        for (int i = zero_ranges(&z, r, &ranges); i-- > 0;) {
+            elements += ranges[i].end - ranges[i].begin;
+        }
+        CHECK(elements <= z.kept && (r == 999 || elements > z.kept - PARAM_ALIGN * z.count));
+        free(ranges);
     }
-    CHECK(elements > 3 * z.kept - PARAM_ALIGN * 1000);
     zero_free(&z);
     free(codes);
     param_layout_free(&layout);
