@@ -147,8 +147,8 @@ def split_and_half_width_files_are_read():
 
 
 def the_tokenizer_goes_along():
-    """A checkpoint opens there with its tokenizer: of scripts/prepare_data, and of ./tokenize, whose
-    tokenizer.json the trainer writes."""
+    """A checkpoint opens there with its tokenizer: of scripts/prepare_data, and of ./tokenize, of
+    which the trainer writes tokenizer.json."""
     with open("text.txt", "w") as file:
         file.write("Anna sees three red boats. Ben counts seven blue apples.\n" * 40)
     run("scripts/prepare_data", "--output", "prepared", "--tokenizer", "byte", "text.txt")
