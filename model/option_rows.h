@@ -5,7 +5,8 @@
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",
-    "start from a preset; each option below overrides it", NOTHING)
+    "start from a preset; each option below overrides it, and so does the model of --load or "
+    "--resume", NOTHING)
 CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture", SHAPE)
 INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)", SHAPE)
 INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)", SHAPE)
@@ -15,7 +16,8 @@ INT("num-query-groups", num_query_groups, "0", 0, 4096,
     "key/value heads (G); 0: as many as query heads", SHAPE)
 INT("ffn-hidden-size", ffn_hidden_size, "0", 0, 1 << 22,
     "feed-forward width (F); 0: 4C for gpt2, 8C/3 rounded up to 128 for llama", SHAPE)
-INT("vocab-size", vocab_size, "50257", 2, 1 << 24, "vocabulary (V)", SHAPE)
+INT("vocab-size", vocab_size, "50257", 2, 1 << 24,
+    "vocabulary (V); where there is a tokenizer, its vocabulary", SHAPE)
 INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 65536,
     "the embedding's rows are padded to a multiple of this", SHAPE)
 INT("seq-length", seq_length, "1024", 1, 1 << 20, "tokens a sequence (T)", DATA)
@@ -42,7 +44,8 @@ REAL("init-method-std", init_method_std, "0.02", 0, 10,
 TEXT("data", data, "", "GLOB", "training shards", DATA)
 TEXT("valid-data", valid_data, "", "GLOB", "validation shards", EVALUATION)
 TEXT("tokenizer", tokenizer, "", "FILE",
-    "tokenizer.bin, to print samples as text; default: the one beside the shards that made them",
+    "tokenizer.bin, to print samples as text; default: that of --load or --resume, or else the one "
+    "beside the shards that made them",
     NOTHING)
 FLAG("shuffle", shuffle, "true",
     "visit the training windows in a seeded random order, a new one each epoch", DATA)
@@ -142,7 +145,8 @@ INT("keep", keep, "3", 0, 1 << 30,
 INT("lock-timeout", lock_timeout, "120", 0, 1 << 20,
     "seconds to wait for another run that has --save, as a requeued job's predecessor may", ACTION)
 TEXT("load", load, "", "DIR",
-    "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run", START)
+    "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run, with "
+    "their model's shape", START)
 TEXT("resume", resume, "", "latest|PATH",
     "continue from a checkpoint; latest: the newest valid one under --save, if any", NOTHING)
 FLAG("list-checkpoints", list_checkpoints, "false",

@@ -546,7 +546,7 @@ void options_parse(Options *options, int argc, char **argv) {
                 "llm8.c " LLM8_VERSION ": trains GPT-2 and Llama models\n"
                 "  train      %1$s --data 'x_train*.bin' --valid-data 'x_val*.bin' --save run/x\n"
                 "  continue   %1$s --config run/x/config.txt --resume latest\n"
-                "  sample     %1$s --config run/x/config.txt --resume latest --sample-only\n"
+                "  sample     %1$s --load run/x/latest --sample-only\n"
                 "--help lists every option; `make quickstart` goes from a text to a sample\n",
                 argv[0]);
         exit(EXIT_FAILURE);
