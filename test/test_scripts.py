@@ -3,6 +3,7 @@ drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as 
 
 import glob
 import importlib
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import unittest
 import numpy
 from check import call
 from llm8 import boards, document, experiment, judge, metrics, report, series, terminal, text
+from rich.console import Console
 
 OPTIONS = {"seed": "1", "train-iters": "10", "data": "/a/d.bin", "valid-data": "/a/v.bin",
            "eval-iters": "1", "num-layers": "2", "lr": "0.1", "save": "/s"}
@@ -289,31 +291,44 @@ class Pages(unittest.TestCase):
 
 
 class Terminal(Folder):
+    def shown(self, part, width=100, **words):
+        console = Console(file=io.StringIO(), width=width, **words)
+        console.print(part)
+        return console.file.getvalue()
+
     def test_curve_falls_from_left_to_right(self):
-        run = self.whole_run("a", [10 - i / 10 for i in range(100)])
+        runs = [self.whole_run("a", [10 - i / 10 for i in range(100)])]
         for braille in (True, False):
-            rows = terminal.chart([run], 60, 10, False, braille)[:10]
-            places = [row[terminal.AXIS_WIDTH:].rstrip().rfind(row.rstrip()[-1]) for row in rows
-                      if row[terminal.AXIS_WIDTH:].strip()]
+            rows = self.shown(terminal.chart(runs, 60, 12, braille), 60).splitlines()
+            self.assertEqual((len(rows), max(map(len, rows))), (12, 60))
+            inside = [re.split("[|┤│]", row)[1] for row in rows[1:-2]]
+            places = [len(row.rstrip()) for row in inside]
             self.assertEqual(places, sorted(places))
             self.assertGreater(places[-1] - places[0], 30)
-            self.assertTrue(all(len(row) <= 60 for row in rows))
+            self.assertEqual([word for word in rows[-1].split() if word in ("1", "100")],
+                             ["1", "100"])
+            if not braille:
+                self.assertTrue("".join(rows).isascii())
 
     def test_frame_tells_what_matters(self):
         run = self.whole_run("a", [3.0, 2.5, 2.0, None, 2.0], valid=2.25)
         run.fp8[5] = {"tensors": {"blocks.0.qkv.x": {"elements": 100, "saturated": 5,
                                                      "vanished": 1},
                                   "head.w": {"elements": 100, "saturated": 0, "vanished": 0}}}
-        shown = "\n".join(terminal.frame([run], 100, 30, False, True))
-        for part in ("5/10", "2.2500", "100 tok/s", "50.0%",
+        shown = self.shown(terminal.frame([run], 100, 30))
+        for part in ("5/10", "2.2500", "100 tok/s", "50.0%", "⠑⢄",
                      "blocks.0.qkv.x 5% saturated, 1% vanished", "ended at step 5 of 10"):
             self.assertIn(part, shown)
         self.assertNotIn("head.w", shown)
+        self.assertLessEqual(len(shown.splitlines()), 30)
+        self.assertNotIn("\033", shown)
+        self.assertIn("\033[38;5;39m", self.shown(
+            terminal.frame([run], 100, 30), force_terminal=True, color_system="256"))
 
     def test_runs_without_a_step(self):
         for records in ((), (start(),)):
             run = self.run_of(f"r{len(records)}", *records)
-            self.assertTrue(terminal.frame([run], 80, 24, True, True))
+            self.assertIn("0/", self.shown(terminal.frame([run], 80, 24)))
 
 
 class Boards(Folder):

@@ -12,9 +12,11 @@ ones. Ends when every run has finished; Ctrl-C ends it before.
 """
 
 import argparse
-import os
 import sys
 import time
+
+from rich.console import Console
+from rich.live import Live
 
 from . import environment, metrics, terminal
 from .command_line import Parser
@@ -94,18 +96,23 @@ def follow(runs, boards, interval, show):
 
 
 def watch(options, runs, boards):
-    colored = not options.no_color and "NO_COLOR" not in os.environ and sys.stdout.isatty()
-    braille = not options.ascii and terminal.has_braille()
-    if not options.once and sys.stdout.isatty():
-        with terminal.Screen() as screen:
-            follow(runs, boards, options.interval, lambda _: screen.show(runs, colored, braille))
-    elif not options.once:
+    console = Console(no_color=options.no_color or None, highlight=False,
+                      width=None if sys.stdout.isatty() else 120)
+    braille = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
+
+    def frame(height):
+        return terminal.frame(runs, min(console.width, 160), height, braille)
+
+    if options.once:
+        look(runs, boards)
+        console.print(frame(30))
+    elif sys.stdout.isatty():
+        with Live(screen=True, auto_refresh=False, console=console) as live:
+            follow(runs, boards, options.interval,
+                   lambda _: live.update(frame(console.height), refresh=True))
+    else:
         follow(runs, boards, options.interval, lambda notable: [
             print(log_line(*item), flush=True) for item in notable])
-        return 0
-    look(runs, boards)
-    width = min(terminal.shutil.get_terminal_size((100, 30)).columns, 160)
-    print("\n".join(terminal.frame(runs, width, 30, colored, braille)))
 
 
 def main():
