@@ -289,6 +289,16 @@ pages_are_what_the_records_say() {
     expect_status 1 "$results" --check --records other "$root/README.md"
 }
 
+# A report's verdict stands beside its losses, whatever it is.
+verdicts_are_shown() {
+    rm -rf other && cp -r "$root/test/results" other
+    sed -i 's/^\*\*FAIL: \(.*\): head: memory\*\*/**CANNOT TELL: \1: head: one pair**/' \
+        other/fp8_gpt2_124m/report.md
+    cp "$root/README.md" page
+    expect_status 0 "$results" --records other page || return
+    has page 'by a limit of 0.25%: CANNOT TELL (head: one pair).' || fail "$(grep verdict page)"
+}
+
 # Other programs stand beside ours where they were timed in the same call, and nowhere else.
 peers_are_of_the_same_call() {
     local peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
@@ -311,5 +321,6 @@ write_stand_ins
 run records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
     floor_is_operations_and_bytes_over_rates table_is_the_newest_of_each \
     rows_stand_beside_their_base results_refuse_what_they_cannot_read \
-    results_read_what_bench_writes pages_are_what_the_records_say peers_are_of_the_same_call
+    results_read_what_bench_writes pages_are_what_the_records_say verdicts_are_shown \
+    peers_are_of_the_same_call
 summary
