@@ -31,6 +31,7 @@ of_tests() {
     [ $tests = yes ] || return 0
     command -v g++ >/dev/null || echo g++
     command -v git >/dev/null || echo git
+    command -v pgrep >/dev/null || echo procps
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
 }
 

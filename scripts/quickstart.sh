@@ -187,7 +187,7 @@ Try next
   $in_fp8
     $config --save run/fp8 --fp8-format hybrid$larger
   a larger model
-    $config --save run/wide --hidden-size 288 --ffn-hidden-size 768
+    $config --save run/wide --hidden-size 288
   your own text
     make quickstart DATA=any.txt
   every option
@@ -206,7 +206,7 @@ build
 in_fp8='the same from the start in FP8 (emulated on the CPU), to compare the losses' larger=''
 if [ "$trainer" = ./train_gptcu ]; then
     in_fp8='a model large enough to gain from FP8'
-    larger=' --hidden-size 768 --ffn-hidden-size 2048'
+    larger=' --hidden-size 768'
 fi
 make_data
 train_in_two_parts

@@ -128,12 +128,12 @@ missing_packages_are_named() {
 without_make_it_is_said() {
     mkdir -p few
     ln -s /usr/bin/* few 2>/dev/null
-    rm -f few/make few/g++ few/git few/python3
+    rm -f few/make few/g++ few/git few/pgrep few/python3
     printf '#!/bin/sh\necho 1000\n' >few/id.new && mv few/id.new few/id && chmod +x few/id
     expect_said 1 'error: missing: make. Type this once, then make quickstart again' \
         env PATH="$PWD/few" "$root/scripts/quickstart.sh"
     ln -s "$(command -v make)" few/make
-    expect_said 0 'note: without g++ git python3-venv a part of the tests is skipped' \
+    expect_said 0 'note: without g++ git procps python3-venv a part of the tests is skipped' \
         env PATH="$PWD/few" "$root/scripts/packages.sh" --install --tests 'make test'
 }
 
