@@ -229,11 +229,14 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Arch arch, Rop
                          Options *o, Error *err) {
     for (int i = 0; i < NUMBERS; i++) {
         const char *key = arch == ARCH_GPT2 ? numbers[i].gpt2 : numbers[i].llama;
-        double value = arch == ARCH_GPT2 ? numbers[i].gpt2_default : numbers[i].llama_default;
+        double otherwise = arch == ARCH_GPT2 ? numbers[i].gpt2_default : numbers[i].llama_default;
+        double value = otherwise;
         char text[32];
         if (numbers[i].from > kind) { continue; }
-        if (key != NULL) { value = number_or(json, key, number_or(scaling, key, value)); }
-        if (isnan(value)) { return fail(err, "%s is missing or no number", key); }
+        if (key != NULL) { value = number_or(json, key, number_or(scaling, key, otherwise)); }
+        if (isnan(otherwise) && !(value > 0)) {
+            return fail(err, "%s is missing or no number above 0", key);
+        }
         snprintf(text, sizeof(text), "%.17g", value);
         if (!option_set(o, numbers[i].option, text, SOURCE_CHECKPOINT, err)) { return false; }
     }

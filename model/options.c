@@ -409,7 +409,7 @@ static bool take_model(Options *o, const Options *model, Error *err) {
         if (model->source[row - option_table] == SOURCE_DEFAULT ||
             row->offset == offsetof(Options, model) ||
             strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
-            strcmp(now, "0") == 0) {
+            strcmp(now, "0") == 0 || (!first && strcmp(was, "0") == 0)) {
             continue;
         }
         if (*source >= SOURCE_CONFIG && shape) {

@@ -314,6 +314,12 @@ static bool accepts_file(const char *name, const uint8_t *data, size_t size) {
     put_input(path, data, size);
     bool opened = meta ? checkpoint_open(&c, folder, NULL)
                        : checkpoint_open_checked(&c, folder, NULL);
+    if (meta) {
+        static Options o, model;
+        o = f->options;
+        path_format(o.load, "%s", folder);
+        sink = checkpoint_model(&o, &model, NULL) && options_resolve(&o, &model, NULL);
+    }
     if (!opened) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);
     sink = checkpoint_match(&c, &f->options, &f->layout, NULL);

@@ -153,6 +153,8 @@ def other_models_are_refused():
     bad(model_folder("m", attention_bias=True), "attention_bias true", "must be false")
     bad(model_folder("m", head_dim=32), "head_dim 32", "not supported")
     bad(model_folder("m", hidden_size="drop"), "m/config.json: hidden_size is missing")
+    bad(model_folder("m", num_attention_heads=0), "m/config.json: num_attention_heads is missing")
+    bad(model_folder("m", sliding_window=64), "sliding_window 64", "must be null")
     bad(model_folder("m", num_key_value_heads=3), "--num-query-groups 3", "must divide")
     bad(model_folder("m", rope_scaling={"rope_type": "yarn", "factor": 2}), "'yarn'",
         "default, linear, llama3")

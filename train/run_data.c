@@ -127,12 +127,12 @@ static void open_tokenizer(Run *run) {
         die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
             o->tokenizer, tokens, vocab);
     }
-    if (vocab >= 2 * tokens && option_source(o, "vocab-size") != SOURCE_CHECKPOINT) {
+    if (vocab >= 2 * tokens && o->origin[0] == '\0') {
         printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
                "--vocab-size %d\n",
                vocab, tokens, o->tokenizer, tokens);
     }
-    if (options_save(o)) { read_companions(run); }
+    if (options_save(o) && run->rank == 0) { read_companions(run); }
 }
 
 // A file carries a mark of the tokenizer that made it, or 0. All marks must be the same.

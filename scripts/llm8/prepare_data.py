@@ -158,8 +158,7 @@ def report(o, manifest):
     print(f"tokenizer {tokenizer['name']}, vocabulary {tokenizer['vocabulary']}; "
           f"{manifest['seconds']} s; {os.path.join(o.output, 'manifest.json')}")
     valid = f" --valid-data '{o.output}/val_*.bin'" if splits["val"] else ""
-    print(f"train with --data '{o.output}/train_*.bin'{valid} --vocab-size "
-          f"{tokenizer['vocabulary']}")
+    print(f"train with --data '{o.output}/train_*.bin'{valid}")
 
 
 def main():
