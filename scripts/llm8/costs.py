@@ -29,7 +29,7 @@ def micro_batches(run):
     return int(run.option("global-batch-size")) // (int(run.option("micro-batch-size")) * ranks)
 
 
-def recorded(records, slow, fast, flops):
+def recorded(records, slow, fast, flops, how):
     """What was measured of one precision beside another, on the nearest model that has both."""
     both = {name: row for name, row in estimate.newest(records, slow, 1).items()
             if estimate.beside(records, row, fast, 1)}
@@ -37,7 +37,7 @@ def recorded(records, slow, fast, flops):
         return ""
     row = estimate.nearest(both, flops)
     ratio = estimate.beside(records, row, fast, 1)["tokens_per_s"] / row["tokens_per_s"]
-    return f" ({row['model']} on {row['machine']['gpu']}: {ratio:.2f} times as fast without it)"
+    return f" ({row['model']} on {row['machine']['gpu']}: {ratio:.2f} times as fast {how})"
 
 
 def gradient_type(run):
@@ -46,79 +46,63 @@ def gradient_type(run):
     return chosen if chosen != "auto" else "fp32" if micro_batches(run) > 1 else "bf16"
 
 
-def precision_costs(run, records):
-    flops = metrics.number(run.start, "flops_per_token")
-    ours, found = precision_of(run), []
-    if run.option("fp8-format", "none") == "none":
-        gain = recorded(records, "bf16", "fp8", flops).replace("without it", "in FP8")
-        found.append(note("speed", f"FP8 is not used{gain}", "--fp8-format hybrid"))
-    if ours == "fp8-tensorwise":
-        found.append(note("speed", "--fp8-recipe tensorwise measures each tensor before it is "
-                          f"quantised{recorded(records, 'fp8-tensorwise', 'fp8', flops)}",
-                          "--fp8-recipe delayed, where the losses allow it"))
-    if ours == "fp8":
-        share = next((row["flops_share"] for row in run.start.get("linear_layers", [])
-                      if row["linear"] == "head"), 0)
-        gain = recorded(records, "fp8", "fp8-head", flops).replace("without it", "with it in FP8")
-        found.append(note("speed", f"the LM head is in BF16, {100 * share:.0f}% of the linear "
-                          f"layers' operations{gain}",
-                          "--fp8-lm-head, where the losses allow it (scripts/compare)"))
-    if ours != "bf16" and (run.option("fp8-wgrad") == "false" or
-                           run.option("fp8-format") == "e5m2"):
-        found.append(note("speed", "the weight gradients' products, a third of the operations, are "
-                          "in BF16", "--fp8-format hybrid, without --no-fp8-wgrad"))
-    if ours != "bf16" and run.option("first-last-layers-bf16") == "true":
-        edge = int(run.option("num-layers-at-start-in-bf16", 1)) + \
-            int(run.option("num-layers-at-end-in-bf16", 1))
-        found.append(note("speed", f"{edge} of {run.option('num-layers')} blocks are in BF16 "
-                          "(--first-last-layers-bf16)", "leave it out, where the losses allow it"))
-    if ours != "bf16" and run.option("fp8-fast-accumulation") == "none":
-        found.append(note("speed", "--fp8-fast-accumulation none: exact accumulation is forced in "
-                          "the forward pass too", "leave it out: forward is the default"))
+def option_costs(run, records):
+    """What options cost: a row for each that does, where it does."""
+    flops, ours, micro = metrics.number(run.start, "flops_per_token"), precision_of(run), \
+        micro_batches(run)
+    fp8 = ours != "bf16"
+    tokens = int(run.option("micro-batch-size")) * int(run.option("seq-length"))
+    head = next((row["flops_share"] for row in run.start.get("linear_layers", [])
+                 if row["linear"] == "head"), 0)
+    edge = int(run.option("num-layers-at-start-in-bf16", 1)) + \
+        int(run.option("num-layers-at-end-in-bf16", 1))
     interval = int(run.option("fp8-stats-interval", 0))
-    if ours != "bf16" and 0 < interval < 10:
-        found.append(note("speed", f"--fp8-stats-interval {interval} counts in slower kernels, "
-                          f"every {interval} steps", "--fp8-stats-interval 100"))
+    rows = [
+        (run.option("fp8-format", "none") == "none",
+         "FP8 is not used" + recorded(records, "bf16", "fp8", flops, "in FP8"),
+         "--fp8-format hybrid"),
+        (ours == "fp8-tensorwise",
+         "--fp8-recipe tensorwise measures each tensor before it is quantised" +
+         recorded(records, "fp8-tensorwise", "fp8", flops, "without it"),
+         "--fp8-recipe delayed, where the losses allow it"),
+        (ours == "fp8",
+         f"the LM head is in BF16, {100 * head:.0f}% of the linear layers' operations" +
+         recorded(records, "fp8", "fp8-head", flops, "with it in FP8"),
+         "--fp8-lm-head, where the losses allow it (scripts/compare)"),
+        (fp8 and (run.option("fp8-wgrad") == "false" or run.option("fp8-format") == "e5m2"),
+         "the weight gradients' products, a third of the operations, are in BF16",
+         "--fp8-format hybrid, without --no-fp8-wgrad"),
+        (fp8 and run.option("first-last-layers-bf16") == "true",
+         f"{edge} of {run.option('num-layers')} blocks are in BF16 (--first-last-layers-bf16)",
+         "leave it out, where the losses allow it"),
+        (fp8 and run.option("fp8-fast-accumulation") == "none",
+         "--fp8-fast-accumulation none: exact accumulation is forced in the forward pass too",
+         "leave it out: forward is the default"),
+        (fp8 and 0 < interval < 10, f"--fp8-stats-interval {interval} counts in slower kernels, "
+         f"every {interval} steps", "--fp8-stats-interval 100"),
+        (run.option("recompute") == "block", "--recompute block does the blocks' forward pass "
+         "twice, about a third more work in them",
+         "--recompute activations or none: --plan says whether it fits"),
+        (run.option("recompute") == "activations", "--recompute activations makes norms and "
+         "activations twice", "--recompute none: --plan says whether it fits"),
+        (run.option("cuda-graphs") == "false", "--no-cuda-graphs leaves gaps between the kernels",
+         "leave it out"),
+        (run.option("gemm-autotune") == "false" and int(run.option("train-iters", 0)) >= LONG_RUN,
+         "the products' algorithms are cuBLASLt's own first choice; timed ones made steps of GPT-2 "
+         "1558M 1% to 3% shorter, and of smaller models up to 1% longer",
+         "try some steps with --gemm-autotune, which takes half a minute once"),
+        (run.option("grad-accum-dtype") == "fp32" and micro <= 1, "--grad-accum-dtype fp32, and "
+         "nothing is accumulated: a step is one micro-batch, and its gradients take twice the "
+         "memory traffic", "--grad-accum-dtype auto"),
+        (micro > 1 and tokens < 8192, f"a step is {micro} micro-batches of "
+         f"{run.option('micro-batch-size')} x {run.option('seq-length')} tokens, small ones for a "
+         "GPU", "a larger --micro-batch-size: --plan says what fits")]
+    found = [note("speed", text, remedy) for costs, text, remedy in rows if costs]
+    if int(run.start.get("ranks", 1)) > 1 and gradient_type(run) != "bf16":
+        found.append(note("communication", "gradients are accumulated in FP32 and travel between "
+                          "the GPUs in FP32, twice the bytes of BF16",
+                          "--grad-accum-dtype bf16, where the losses allow it"))
     return found
-
-
-def execution_costs(run):
-    found, micro = [], micro_batches(run)
-    if run.option("recompute") == "block":
-        found.append(note("speed", "--recompute block does the blocks' forward pass twice, about a "
-                          "third more work in them", "--recompute activations or none: --plan "
-                          "says whether it fits"))
-    elif run.option("recompute") == "activations":
-        found.append(note("speed", "--recompute activations makes norms and activations twice",
-                          "--recompute none: --plan says whether it fits"))
-    if run.option("cuda-graphs") == "false":
-        found.append(note("speed", "--no-cuda-graphs leaves gaps between the kernels",
-                          "leave it out"))
-    if run.option("gemm-autotune") == "false" and int(run.option("train-iters", 0)) >= LONG_RUN:
-        found.append(note("speed", "the products' algorithms are cuBLASLt's own first choice; "
-                          "timed ones made steps of GPT-2 1558M 1% to 3% shorter, and of smaller "
-                          "models up to 1% longer",
-                          "try some steps with --gemm-autotune, which takes half a minute once"))
-    if run.option("grad-accum-dtype") == "fp32" and micro <= 1:
-        found.append(note("speed", "--grad-accum-dtype fp32, and nothing is accumulated: a step is "
-                          "one micro-batch, and its gradients take twice the memory traffic",
-                          "--grad-accum-dtype auto"))
-    if micro > 1 and int(run.option("micro-batch-size")) * int(run.option("seq-length")) < 8192:
-        found.append(note("speed", f"a step is {micro} micro-batches of "
-                          f"{run.option('micro-batch-size')} x {run.option('seq-length')} tokens, "
-                          "small ones for a GPU", "a larger --micro-batch-size: --plan says what "
-                          "fits"))
-    return found
-
-
-def communication_costs(run):
-    if int(run.start.get("ranks", 1)) < 2:
-        return []
-    if gradient_type(run) == "bf16":
-        return []
-    return [note("communication", "gradients are accumulated in FP32 and travel between the GPUs "
-                 "in FP32, twice the bytes of BF16",
-                 "--grad-accum-dtype bf16, where the losses allow it")]
 
 
 def time_in_steps(run):
@@ -196,7 +180,7 @@ def speed(run, path):
                 *time_in_steps(run)]
     records = bench_records(path, device)
     found = [beside_the_record(run, records)] if run.steps else []
-    found += precision_costs(run, records) + execution_costs(run) + communication_costs(run)
+    found += option_costs(run, records)
     family = record_with_families(records, precision_of(run),
                                   metrics.number(run.start, "flops_per_token"))
     return found + time_in_steps(run) + profile(run, path, family)

@@ -204,14 +204,14 @@ def text_of_line(line, wanted):
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        return BadSource(f"no JSON object: {line[:40]!r}; mend the line, or give --skip-bad to leave "
-                         "such lines out")
+        return BadSource(f"no JSON object: {line[:40]!r}; mend the line, or give --skip-bad to "
+                         "leave such lines out")
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
         shown = ", ".join(list(row)[:10])
-        return BadSource(f"no text under '{names[0]}', only {shown}; name the field (--text-field), "
-                         "or give --skip-bad to leave such lines out")
+        return BadSource(f"no text under '{names[0]}', only {shown}; name the field "
+                         "(--text-field), or give --skip-bad to leave such lines out")
     return text.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
 
 
