@@ -170,7 +170,8 @@ def bad_sets_are_refused():
     bad(write("x.csv", "a"), "x.csv: must be .jsonl")
     bad(write("x.jsonl", lines([row, {**row, "label": 2}])), "x.jsonl, line 2: ",
         "the right answer is 2, none of 0, 1")
-    bad(write("x.jsonl", "\n" + lines([{"text": "a"}])), "line 2", "no question under", "it has text",
+    bad(write("x.jsonl", "\n" + lines([{"text": "a"}])), "line 2", "no question under",
+        "it has text",
         "--context-field")
     bad(write("x.jsonl", lines([{**row, "endings": ["b"]}])), "line 1", "no list of texts")
     bad(write("x.jsonl", lines([{**row, "ctx": " "}])), "line 1", "the question is no text")
