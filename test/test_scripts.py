@@ -323,7 +323,8 @@ class Terminal(Folder):
         self.assertLessEqual(len(shown.splitlines()), 30)
         self.assertNotIn("\033", shown)
         self.assertIn("\033[38;5;39m", self.shown(
-            terminal.frame([run], 100, 30), force_terminal=True, color_system="256"))
+            terminal.frame([run], 100, 30), force_terminal=True, color_system="256",
+            no_color=False))
 
     def test_runs_without_a_step(self):
         for records in ((), (start(),)):

@@ -12,6 +12,11 @@ import math
 import os
 import time
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import summary_v2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
 from . import environment, metrics
 
 SUFFIX = ".llm8" # of our event files: what another program wrote there stays
@@ -47,13 +52,22 @@ def hyper_parameters(start):
     return values
 
 
-class Clock:
-    """When a record was written: the run's start and the seconds of its steps tell."""
+class TensorBoard:
+    def __init__(self, folder, run):
+        self.folder, self.name = os.path.join(folder, run.name), run.name
+        self.writer = None
+        self._begin()
 
-    def __init__(self):
-        self.now = 0.0
+    def _begin(self):
+        """Everything is in metrics.jsonl: what an earlier monitor wrote is written again."""
+        self.close()
+        for path in glob.glob(os.path.join(glob.escape(self.folder), "*" + SUFFIX)):
+            os.unlink(path)
+        self.now, self.last = 0.0, 0
+        self.writer = EventFileWriter(self.folder, filename_suffix=SUFFIX)
 
-    def take(self, record):
+    def _time(self, record):
+        """When a record was written: the run's start and the seconds of its steps tell."""
         if record["kind"] == "run":
             self.now = max(self.now, float(record.get("time") or 0))
         elif record["kind"] in ("step", "eval"):
@@ -61,57 +75,29 @@ class Clock:
             self.now += seconds if math.isfinite(seconds) else 0.0
         return self.now or time.time()
 
-
-class TensorBoard:
-    def __init__(self, folder, run):
-        self.folder, self.name = os.path.join(folder, run.name), run.name
-        self.writer, self.last = None, 0
-        self._begin()
-
-    def _begin(self):
-        """Everything is in metrics.jsonl: what an earlier monitor wrote is written again."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        if self.writer is not None:
-            self.writer.close()
-        for path in glob.glob(os.path.join(glob.escape(self.folder), "*" + SUFFIX)):
-            os.unlink(path)
-        self.clock, self.last = Clock(), 0
-        self.writer = EventFileWriter(self.folder, filename_suffix=SUFFIX)
-
     def take(self, record):
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         if record["kind"] == "restart":
             self._begin()
             return
-        when, step = self.clock.take(record), int(record["step"])
+        when, step = self._time(record), int(record["step"])
         if record["kind"] == "run":
             if step < self.last:
                 log = SessionLog(status=SessionLog.START)
                 self.writer.add_event(Event(wall_time=when, step=step + 1, session_log=log))
-            self._write(self._hyper_parameters(record, when), when, step)
+            summary = summary_v2.hparams_pb(hyper_parameters(record), trial_id=self.name,
+                                            start_time_secs=when)
         else:
-            self._write(self._summary(scalars(record)), when, step)
-        self.last = step
-
-    def _write(self, summary, when, step):
-        from tensorboard.compat.proto.event_pb2 import Event
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)
+                                     for tag, value in scalars(record).items()])
         self.writer.add_event(Event(wall_time=when, step=step, summary=summary))
-
-    def _hyper_parameters(self, record, when):
-        from tensorboard.plugins.hparams import summary_v2
-        return summary_v2.hparams_pb(hyper_parameters(record), trial_id=self.name,
-                                     start_time_secs=when)
-
-    def _summary(self, values):
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        return Summary(value=[Summary.Value(tag=tag, simple_value=value)
-                              for tag, value in values.items()])
+        self.last = step
 
     def flush(self):
         self.writer.flush()
 
     def close(self):
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
 class Wandb:
