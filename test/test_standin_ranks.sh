@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The GPU trainer as several ranks on a machine without a GPU, over the stand-ins of test/standin:
-# ZeRO-1, the same as one rank with accumulation, in BF16 and FP8; on other numbers of ranks later.
+# ZeRO-1, the same as one rank with accumulation, in BF16 and FP8; on other numbers of ranks later;
+# evaluations of the newest weights, for every way in which weights reach what products read.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 common+=(--valid-data d/x_val.bin --weight-decay 20)
@@ -12,11 +13,15 @@ coarsest_fp8=(--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head)
 kinds=("" "--model gpt2-tiny --adam-dtype bf16 --gemm-autotune"
     "--grad-accum-dtype fp32"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4" "${coarsest_fp8[*]}"
-    "--fp8-format hybrid --first-last-layers-bf16"
-    "--fp8-format e4m3 --eval-precision bf16 ${untied[*]}")
+    "--model gpt2-tiny --fp8-format hybrid"
+    "--fp8-format hybrid --first-last-layers-bf16 --num-layers 3"
+    "--model gpt2-tiny --fp8-format e4m3 --eval-precision bf16 --fp8-lm-head"
+    "${coarsest_fp8[*]} ${untied[*]}"
+    "--fp8-format e4m3 --eval-precision bf16 --fp8-lm-head ${untied[*]}")
 
-evals_of() {
-    "$metrics_tool" "$1/metrics.jsonl" | grep '^eval' | sed 's/ seconds .*//'
+# The last validation loss, in all its digits.
+valid_loss() {
+    grep '"eval"' "$1" | tail -n 1 | grep -oE '"valid_loss":[^,}]*'
 }
 
 # A rank's state besides.
@@ -28,25 +33,39 @@ same_ranks() {
     same_end "$1" "$2"
 }
 
-# In what FP8 changes, at most; 2 % of the learning rate are more.
+evaluates_alone() { # CHECKPOINT
+    rm -f alone.jsonl
+    expect_status 0 "$trainer" "${common[@]}" "${options[@]}" --gpus "$ranks" --resume "$1" \
+        --eval-only --metrics alone.jsonl
+}
+
+# In what FP8 changes, at most; 2 % of the learning rate are more. The evaluation after the last step
+# and one of its checkpoint alone give the same loss, bit for bit; older weights give another.
 ranks_equal_accumulation() {
-    local kind options ranks noise
+    local kind options ranks noise loss
     train plain --train-iters 8 && train coarse "${coarsest_fp8[@]}" --train-iters 8 || return
     noise=$(loss_difference plain coarse)
     for kind in "${kinds[@]}"; do
-        read -ra options <<<"$kind --train-iters 8 --eval-interval 4"
-        train one "${options[@]}" || return
-        for ranks in 2 3; do
-            train several "${options[@]}" --gpus $ranks || return
-            near one several "$noise" 1
-            [[ $(evals_of several | wc -l) -eq 2 ]] || fail "$kind: no evaluations"
-            rm -r several
+        rm -rf by.*
+        read -ra options <<<"$kind --train-iters 8 --eval-interval 4 --save-interval 4"
+        for ranks in 1 2 3; do
+            train by.$ranks "${options[@]}" --gpus $ranks || return
+            near by.1 by.$ranks "$noise" 1
+            [[ $(grep -c '"kind":"eval"' by.$ranks/metrics.jsonl) -eq 2 ]] ||
+                fail "$kind: no evaluations"
+            [[ $kind != *fp8* ]] || has by.$ranks/metrics.jsonl '"precision":"FP8"' ||
+                fail "$kind: no FP8"
+            loss=$(valid_loss by.$ranks/metrics.jsonl)
+            evaluates_alone by.$ranks/latest || return
+            [[ -n $loss && $loss == "$(valid_loss alone.jsonl)" ]] ||
+                fail "$kind, $ranks ranks: $loss in the run, $(valid_loss alone.jsonl) alone"
         done
-        [[ $kind == "${kinds[-1]}" ]] || rm -r one
     done
+    evaluates_alone by.3/step_00000004 || return
+    [[ $loss != "$(valid_loss alone.jsonl)" ]] || fail "old weights are not seen"
     train slower "${options[@]}" --gpus 2 --lr 1.02e-3 || return
-    (near one slower "$noise" 1 && exit "$failing") 2>/dev/null && fail "2 % are not seen"
-    rm -r one slower
+    (near by.1 slower "$noise" 1 && exit "$failing") 2>/dev/null && fail "2 % are not seen"
+    rm -r by.* slower
 }
 
 # An interruption changes no bit.
