@@ -1,6 +1,5 @@
 // Checkpoints that are in order: what is saved comes back, on any number of ranks and in another
 // precision; which ones are kept; which one --resume means. test_damage.c has the others.
-#include "../train/run.h"
 #include "fixture.h"
 
 #include <cjson/cJSON.h>
@@ -296,24 +295,6 @@ static void saving_goes_on_in_a_thread(void) {
     fixture_close(&f);
 }
 
-// A run that ends because of skipped steps, and whose last save fails, has failed.
-static void a_failed_last_save_decides_the_status(void) {
-    for (int failing = 0; failing < 2; failing++) {
-        Fixture f;
-        Run run;
-        folder_remove("s", NULL);
-        fixture_open(&f, SAVED "--max-skipped 2");
-        CHECK(run_configure(&run, &f.options, (NumberSupport){0}, NULL));
-        CHECK(failing || folder_make("s", NULL));
-        if (failing) { text_write("s", "in the way"); }
-        run.progress.step = 9;
-        run.diverged = true;
-        run_save(&run, &f.snapshot);
-        CHECK_EQUAL(run_close(&run), failing ? EXIT_FAILURE : EXIT_TOO_MANY_SKIPPED);
-        fixture_close(&f);
-    }
-}
-
 int main(void) {
     RUN(state_comes_back);
     RUN(bf16_moments_come_back);
@@ -324,6 +305,5 @@ int main(void) {
     RUN(steps_are_overwritten);
     RUN(leftovers_are_swept);
     RUN(saving_goes_on_in_a_thread);
-    RUN(a_failed_last_save_decides_the_status);
     return test_summary();
 }
