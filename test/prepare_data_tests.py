@@ -246,14 +246,14 @@ def bad_parts_can_be_left_out():
 
 def bad_options_are_refused():
     good = ("--output", "o", *BYTE, "a.jsonl")
-    refused(call(prepare_data, *good, "--valid-fraction", 1), "--valid-fraction 1.0", "below 1")
+    refused(call(prepare_data, *good, "--valid-fraction", 1), "--valid-fraction 1: must", "below 1")
     refused(call(prepare_data, *good, "--shard-tokens", 0), "--shard-tokens 0", "from 1 on")
     refused(call(prepare_data, *good, "--jobs", 0), "--jobs 0")
     refused(call(prepare_data, *good, "--seed", -1), "--seed -1")
     refused(call(prepare_data, *BYTE, "a.jsonl"), "--output is missing", "--help")
     refused(call(prepare_data, *BYTE), "SOURCE", "--help")
     refused(call(prepare_data, *good, "--jbos", 3), "--jbos", "scripts/prepare_data --help")
-    refused(call(prepare_data, *good, "--jobs", "x"), "--jobs", "'x'", "--help")
+    refused(call(prepare_data, *good, "--jobs", "x"), "--jobs x: must be", "--help")
     assert not os.path.exists("o")
 
 

@@ -20,41 +20,16 @@ Losses are judged by the differences of equal seeds beside their noise, so sever
 done, 3 the seeds cannot tell, 75 stopped by a signal (the same command goes on).
 """
 
-import argparse
 import os
 import shlex
 import sys
 
 from . import environment, experiment, trainer
-from .command_line import Parser
+from .command_line import Parser, number
 
 CANNOT_TELL = 3
-
-
-def percentage(text):
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be a percentage, such as 0.25%")
-    return value
-
-
-def ratio(text):
-    try:
-        value = float(text.removesuffix("x"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be a ratio, such as 1.3")
-    return value
-
-
-def steps(text):
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of steps, 1 or more")
-    return int(text)
+PERCENT = number(float, 0, sys.float_info.max, "a percentage, such as 0.25%", "%")
+RATIO = number(float, 0, sys.float_info.max, "a ratio, such as 1.3", "x")
 
 
 def parse(arguments):
@@ -80,15 +55,16 @@ def parse(arguments):
                    "under --out, or on the runs that --run names")
     p.add_argument("--run", metavar="NAME:FOLDER", action="append", default=[],
                    help="with --report-only: a run of a variant; any number, the baseline first")
-    p.add_argument("--train-limit", metavar="PERCENT", type=percentage, default=1.0,
+    p.add_argument("--train-limit", metavar="PERCENT", type=PERCENT, default=1.0,
                    help="how far the final training loss may be from the baseline's (1%%)")
-    p.add_argument("--valid-limit", metavar="PERCENT", type=percentage, default=2.0,
+    p.add_argument("--valid-limit", metavar="PERCENT", type=PERCENT, default=2.0,
                    help="how far the last validation loss may be (2%%)")
-    p.add_argument("--speed-limit", metavar="RATIO", type=ratio, default=1.0,
+    p.add_argument("--speed-limit", metavar="RATIO", type=RATIO, default=1.0,
                    help="what the speed-up must be above, on GPUs (1)")
-    p.add_argument("--memory-limit", metavar="RATIO", type=ratio,
+    p.add_argument("--memory-limit", metavar="RATIO", type=RATIO,
                    help="what the memory's ratio may be at most (not judged)")
-    p.add_argument("--window", metavar="N", type=steps,
+    p.add_argument("--window", metavar="N",
+                   type=number(int, 1, sys.maxsize, "a number of steps, 1 or more"),
                    help="the final training loss is the mean of the last N steps (a twentieth of "
                    "the run, 10 at least)")
     split = arguments.index("--") if "--" in arguments else len(arguments)

@@ -3,7 +3,6 @@ same training without FP8. What is judged is what the run has recorded; findings
 
 import math
 import os
-import time
 
 import numpy
 
@@ -28,20 +27,12 @@ def is_fp8(run):
 # ---- how it went -------------------------------------------------------------------------------
 
 
-def silence(run):
-    """Seconds for which a run that has not ended has written nothing."""
-    try:
-        return time.time() - os.path.getmtime(run.path)
-    except OSError:
-        return 0.0
-
-
 def state(run):
     where = f"step {run.last_step:,} of {run.train_iters:,}"
     if run.finished:
         return well("state", f"finished, {where}")
     if run.end is None:
-        quiet, allowed = silence(run), max(SILENT_SECONDS, 20 * (run.recent("seconds") or 0))
+        quiet, allowed = run.silence, max(SILENT_SECONDS, 20 * (run.recent("seconds") or 0))
         if run.killed:
             return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
                          "folder: it was killed", "the same command with --resume latest; "

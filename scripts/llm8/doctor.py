@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 from . import continuity, costs, diagnosis, judge, metrics
-from .command_line import Parser
+from .command_line import Parser, number
 from .environment import ROOT, die
 from .findings import NOTE, OK, WRONG
 from .text import counted
@@ -24,8 +24,9 @@ def parser():
     p.add_argument("run", metavar="RUN", help="its --save folder, or its metrics.jsonl")
     p.add_argument("--twin", metavar="RUN", help="the same training in BF16 or FP32 [one beside it "
                    "with the same options]")
-    p.add_argument("--band", metavar="PERCENT", type=float, help="how far its loss may be from the "
-                   "twin's [training 1, validation 2]")
+    p.add_argument("--band", metavar="PERCENT", help="how far its loss may be from the twin's "
+                   "[training 1, validation 2]",
+                   type=number(float, 1e-9, 100, "above 0 and at most 100", "%"))
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     p.add_argument("--no-checkpoints", action="store_true", help="do not read the checkpoints, "
@@ -45,11 +46,7 @@ def opened(path, option=""):
 
 
 def limits_of(band):
-    if band is None:
-        return judge.Limits()
-    if not 0 < band <= 100:
-        die(f"--band {band:g}: must be above 0 and at most 100")
-    return judge.Limits(train=band, valid=band)
+    return judge.Limits() if band is None else judge.Limits(train=band, valid=band)
 
 
 def examine(run, twin, words):

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import statistics
+import time
 
 from . import environment
 
@@ -177,6 +178,14 @@ class Run:
             return False
         except OSError: # no lock, or a file system without any
             return None
+
+    @property
+    def silence(self):
+        """Seconds for which nothing was written."""
+        try:
+            return time.time() - os.path.getmtime(self.path)
+        except OSError:
+            return 0.0
 
     @property
     def state(self):

@@ -11,7 +11,6 @@ that stops and is resumed is followed on, and steps that it does again take the 
 ones. Ends when every run has finished; Ctrl-C ends it before.
 """
 
-import argparse
 import sys
 import time
 
@@ -19,25 +18,16 @@ from rich.console import Console
 from rich.live import Live
 
 from . import environment, metrics, terminal
-from .command_line import Parser
+from .command_line import Parser, number
 from .text import counted, duration, fixed
-
-
-def seconds(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.05 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text}: must be seconds, 0.05 to 86400")
-    return value
 
 
 def parse():
     p = Parser(prog="scripts/monitor", description=__doc__)
     p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
     p.add_argument("--once", action="store_true", help="what is there now, and leave")
-    p.add_argument("--interval", metavar="SECONDS", type=seconds, default=2.0,
+    p.add_argument("--interval", metavar="SECONDS", default=2.0,
+                   type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
                    help="time between two looks (2)")
     p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
                    "a run")

@@ -7,19 +7,15 @@ A run is the folder that --save names, or a metrics.jsonl. Steps that a resumed 
 the place of the earlier ones.
 """
 
-import argparse
 import os
+import sys
 import time
 
 from . import document, environment, metrics, run_plots, series, style
-from .command_line import Parser
+from .command_line import Parser, number
 from .text import counted, fixed
 
-
-def count(text):
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
-    return int(text)
+COUNT = number(int, 1, sys.maxsize, "a whole number, 1 or more")
 
 
 def parse():
@@ -29,10 +25,10 @@ def parse():
                    "folder)")
     p.add_argument("--x", choices=["step", "tokens", "hours"], default="step",
                    help="the horizontal axis (step)")
-    p.add_argument("--smooth", metavar="STEPS", type=count,
+    p.add_argument("--smooth", metavar="STEPS", type=COUNT,
                    help="means over so many steps; 1: none (a hundredth of the run)")
     p.add_argument("--dark", action="store_true", help="a PNG for dark pages (a page has both)")
-    p.add_argument("--follow", metavar="SECONDS", type=count, nargs="?", const=10,
+    p.add_argument("--follow", metavar="SECONDS", type=COUNT, nargs="?", const=10,
                    help="draw again as the runs go on, every 10 s or as given, until they have "
                    "finished; Ctrl-C ends it")
     return p.parse_args()

@@ -6,9 +6,11 @@ import os
 import sys
 
 from . import downloads, prepare, shards, sources
-from .command_line import Parser
+from .command_line import Parser, number
 from .environment import die
 from .vocabulary import add_options, open_vocabulary, words_of
+
+COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 
 
 def parser():
@@ -29,40 +31,30 @@ def parser():
                    help="put after each document [none]")
     p.add_argument("--valid", action="append", default=[], metavar="SOURCE",
                    help="validate on these, instead of on a part of the sources")
-    p.add_argument("--valid-fraction", type=float, default=0.01, metavar="X",
+    p.add_argument("--valid-fraction", default=0.01, metavar="X",
+                   type=number(float, 0, 1 - 1e-9, "a number from 0 to below 1"),
                    help="of the text, for validation [0.01]")
     p.add_argument("--split", choices=["auto", "documents", "tails"], default="auto",
                    help="validate on whole documents, or on the end of each; auto: on ends where "
                         "there are fewer than 100 documents, all .txt or .md [auto]")
-    p.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
+    p.add_argument("--shard-tokens", type=COUNT, default=100_000_000, metavar="N",
                    help="about this many tokens a shard [100000000]")
-    p.add_argument("--seed", type=int, default=1234, metavar="N",
+    p.add_argument("--seed", default=1234, metavar="N",
+                   type=number(int, 0, (1 << 53) - 1, "a whole number from 0 to 2^53"),
                    help="of the shuffle and the split")
     p.add_argument("--no-shuffle", action="store_true", help="keep the documents' order")
     p.add_argument("--text-field", default="", metavar="NAME",
                    help="of .jsonl and .parquet [text, or content]")
     p.add_argument("--skip-bad", action="store_true",
                    help="leave out lines and files that cannot be read; the manifest lists them")
-    p.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
+    p.add_argument("--jobs", type=COUNT, default=os.cpu_count(), metavar="N",
                    help="processes at a time [one a core]")
-    p.add_argument("--download-files", type=int, default=0, metavar="N",
+    p.add_argument("--download-files", default=0, metavar="N",
+                   type=number(int, 0, sys.maxsize, "a whole number from 0 on"),
                    help="only the first N files of a known set [0: all]")
     p.add_argument("--check", metavar="DIR",
                    help="check the shards there against their manifest, and leave")
     return p
-
-
-def check_numbers(o):
-    bounds = [("--valid-fraction", o.valid_fraction, 0 <= o.valid_fraction < 1,
-               "a number from 0 to below 1"),
-              ("--shard-tokens", o.shard_tokens, o.shard_tokens > 0, "a whole number from 1 on"),
-              ("--seed", o.seed, 0 <= o.seed < 1 << 53, "a whole number from 0 to 2^53"),
-              ("--jobs", o.jobs, o.jobs > 0, "a whole number from 1 on"),
-              ("--download-files", o.download_files, o.download_files >= 0,
-               "a whole number from 0 on")]
-    for name, value, fits, allowed in bounds:
-        if not fits:
-            die(f"{name} {value}: must be {allowed}")
 
 
 def fetch(o):
@@ -168,7 +160,6 @@ def main():
     if not o.sources or not o.output:
         die("SOURCE and --output are needed (--help)" if not o.sources else
             "--output is missing: where the shards go (--help)")
-    check_numbers(o)
     words = words_of(o)
     vocabulary = open_vocabulary(words)
     plan = make_plan(o, vocabulary)

@@ -32,11 +32,8 @@ def write_durably(path, parts):
 
 
 def sha256_of(path):
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def mixed(values):

@@ -3,8 +3,6 @@ skipped steps, saturation. frame() is what the monitor shows.
 """
 
 import math
-import os
-import time
 
 import numpy
 import plotext
@@ -60,13 +58,9 @@ def valid_of(run):
 
 def age(run):
     """How long ago the file was written to, when that is long for this run."""
-    try:
-        quiet = time.time() - os.path.getmtime(run.path)
-    except OSError:
-        return ""
     usual = run.recent("seconds")
     usual = usual if math.isfinite(usual) else 0
-    return f", silent for {duration(quiet)}" if quiet > max(60, 20 * usual) else ""
+    return f", silent for {duration(run.silence)}" if run.silence > max(60, 20 * usual) else ""
 
 
 def state_of(run):
