@@ -78,7 +78,7 @@ train_gpt() {
 # The Python environment of `make scripts`, made by one test at a time.
 make_scripts() {
     mkdir -p "$root/build" && flock "$root/build/scripts.lock" \
-        env -u MAKEFLAGS -u MFLAGS timeout 300 make -s -C "$root" scripts >scripts.log 2>&1
+        env -u MAKEFLAGS -u MFLAGS timeout 600 make -s -C "$root" scripts >scripts.log 2>&1
 }
 
 # Waits until a command succeeds, 20 seconds at most.
