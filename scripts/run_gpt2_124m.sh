@@ -9,8 +9,8 @@
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
 # settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
 # cost: 10.0 billion tokens, 7.98e+18 FLOPs
-# cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~0.6 hours
-# cost: FP8: 1 GPU 3.7 hours, 8 GPUs ~0.5 hours
+# cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~35 min
+# cost: FP8: 1 GPU 3.7 hours, 8 GPUs ~29 min
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")

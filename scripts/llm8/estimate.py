@@ -194,9 +194,9 @@ def speed(records, precision, gpus, flops):
 
 
 def duration(hours):
-    for size, unit in ((24, "days"), (1, "hours"), (1 / 60, "min")):
+    for size, form in ((24, "{:.1f} days"), (1, "{:.1f} hours"), (1 / 60, "{:.0f} min")):
         if hours >= 2 * size:
-            return f"{hours / size:.1f} {unit}"
+            return form.format(hours / size)
     return f"{3600 * hours:.0f} s"
 
 
