@@ -128,7 +128,8 @@ def parser():
 def read_questions(path, o, vocabulary, before):
     questions, where = [], ""
     try:
-        for where, row in rows_of(path):
+        for place, row in rows_of(path):
+            where = place
             if isinstance(row, bytes):
                 row = object_of(row)
             questions.append(encode_row(vocabulary, read_row(row, o), before))
