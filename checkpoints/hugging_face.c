@@ -108,9 +108,9 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ran
 // ---- config.json --------------------------------------------------------------------------------
 
 // clang-format off
-// Its numbers: of which option, under which names, and where in ModelConfig; what transformers takes
-// where the name is missing (NAN: it must be there; 0: it follows from the others). Those of a scaled rotary
-// embedding are in an object of their own, as rope_theta may be.
+// Its numbers: of which option, under which names, and where in ModelConfig; what transformers
+// takes where the name is missing (NAN: it must be there; 0: it follows from the others). Those of
+// a scaled rotary embedding are in an object of their own, as rope_theta may be.
 #define WHOLE(field) offsetof(ModelConfig, field), false
 #define REAL(field) offsetof(ModelConfig, field), true
 static const struct {

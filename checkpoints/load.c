@@ -297,6 +297,14 @@ int64_t checkpoint_linked(const char *save, const char *link) {
     return step_of(target);
 }
 
+// Of steps, the newest first: where --resume latest begins, at `latest` where there is one.
+static int first_to_try(const char *save, const int64_t *steps, int count) {
+    int64_t latest = checkpoint_linked(save, "latest");
+    int i = 0;
+    while (latest >= 0 && i < count && steps[i] > latest) { i++; }
+    return i;
+}
+
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err) {
     Error why;
     if (strcmp(options->resume, "latest") != 0) {
@@ -304,12 +312,11 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
         return *found || fail(err, RESUME_FAULT, why.text);
     }
     *found = false;
-    int64_t *steps, latest = checkpoint_linked(options->save, "latest");
+    int64_t *steps;
     int count = checkpoint_steps(options->save, &steps, &why);
     if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
-    for (int i = 0; i < count && !*found; i++) {
+    for (int i = first_to_try(options->save, steps, count); i < count && !*found; i++) {
         char path[PATH_LENGTH];
-        if (latest >= 0 && steps[i] > latest) { continue; }
         checkpoint_path(path, options->save, steps[i]);
         *found = checkpoint_open(c, path, &why);
         if (!*found) { warn("%s; trying an earlier checkpoint", why.text); }
@@ -350,14 +357,13 @@ static bool read_model(const char *folder, Options *model, Error *err) {
 
 bool checkpoint_model(Options *o, Options *model, Error *err) {
     Error why;
-    int64_t *steps = NULL, latest = checkpoint_linked(o->save, "latest");
+    int64_t *steps = NULL;
     bool searches = strcmp(o->resume, "latest") == 0 && o->save[0] != '\0';
     int count = searches ? checkpoint_steps(o->save, &steps, NULL) : 0;
-    for (int i = 0; i < count && o->origin[0] == '\0'; i++) {
+    for (int i = first_to_try(o->save, steps, count); i < count && o->origin[0] == '\0'; i++) {
         char path[PATH_LENGTH];
         checkpoint_path(path, o->save, steps[i]);
-        bool older = latest < 0 || steps[i] <= latest;
-        if (older && read_model(path, model, NULL)) { path_format(o->origin, "%s", path); }
+        if (read_model(path, model, NULL)) { path_format(o->origin, "%s", path); }
     }
     free(steps);
     const char *named = strcmp(o->resume, "latest") == 0 ? "" : o->resume;
