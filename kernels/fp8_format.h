@@ -104,6 +104,48 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
     return scale < FLT_MIN ? FLT_MIN : (scale > FLT_MAX ? FLT_MAX : scale);
 }
 
+// ---- blocks ----
+//
+// With blockwise scaling an operand [rows,k] of a product, whose k numbers are summed over, has
+// many scales: activations and gradients one for each 1 x 128 of a row, weights one for each 128 x
+// 128 (DeepSeek-V3 Technical Report, 2024, section 3.3). A block at an edge is smaller.
+
+enum { FP8_BLOCK = 128 };
+
+// What a scale belongs to; and how cuBLASLt reads the scales.
+typedef enum {
+    SCALES_TENSOR, // all of it
+    SCALES_VECTOR, // 1 x 128: [ceil(k/128)][rows, rounded up to 4]
+    SCALES_SQUARE  // 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
+} Fp8Scales;
+
+HOST_DEVICE static inline int64_t fp8_scale_index(Fp8Scales scales, int rows, int k, int row,
+                                                  int column) {
+    int blocks = (k + FP8_BLOCK - 1) / FP8_BLOCK;
+    if (scales == SCALES_TENSOR) { return 0; }
+    if (scales == SCALES_VECTOR) {
+        return (int64_t)(column / FP8_BLOCK) * ((rows + 3) / 4 * 4) + row;
+    }
+    return (int64_t)(row / FP8_BLOCK) * ((blocks + 3) / 4 * 4) + column / FP8_BLOCK;
+}
+
+// How many scales an operand has, with those that only round up.
+HOST_DEVICE static inline int64_t fp8_scale_count(Fp8Scales scales, int rows, int k) {
+    int down = (rows + FP8_BLOCK - 1) / FP8_BLOCK, across = (k + FP8_BLOCK - 1) / FP8_BLOCK;
+    if (scales == SCALES_TENSOR) { return 1; }
+    if (scales == SCALES_VECTOR) { return (int64_t)across * ((rows + 3) / 4 * 4); }
+    return (int64_t)down * ((across + 3) / 4 * 4);
+}
+
+// A block's scale. power_of_two: rounded down to one, so that multiplying by it and by its inverse
+// is exact; FP32's least normal number is one.
+HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int power_of_two) {
+    float scale = fp8_scale(amax, target, 1.0f);
+    return power_of_two ? float_from_bits(float_bits(scale) & 0x7f800000u) : scale;
+}
+
+// ---- scaling state ----
+
 // What is known of one tensor's range. A delayed slot without history is quantised by the amax of
 // the tensor in hand; `amax` gathers the amax of this step until fp8_slot_update.
 typedef struct {

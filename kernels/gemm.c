@@ -14,7 +14,7 @@ enum { CANDIDATES = 16, LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 // need up to MOST_ALIGNMENT bytes.
 typedef struct {
     int32_t alignment, shape[3], types[3], trans[2];
-    int32_t epilogue, has_c, in_place, fast_accumulation;
+    int32_t epilogue, has_c, in_place, fast_accumulation, scales[2];
 } PlanKey;
 
 typedef struct {
@@ -76,6 +76,12 @@ static void check(const Gemm *g) {
     check_address(g, "aux", g->aux, gelu || g->epilogue == EPILOGUE_DGELU);
     check_address(g, "scale_a", g->scale_a, a_fp8);
     check_address(g, "scale_b", g->scale_b, b_fp8);
+    bool a_blocks = g->scales_a != SCALES_TENSOR, b_blocks = g->scales_b != SCALES_TENSOR;
+    bool squares = g->scales_a == SCALES_SQUARE && g->scales_b == SCALES_SQUARE;
+    if (a_blocks != b_blocks || squares || (a_blocks && (!a_fp8 || g->fast_accumulation))) {
+        die("gemm: a product of %d x %d x %d has scales of kinds %d and %d%s", g->m, g->n, g->k,
+            g->scales_a, g->scales_b, g->fast_accumulation ? ", and fast accumulation" : "");
+    }
     if (a_fp8 != b_fp8 || (a_fp8 && (g->trans_a || !g->trans_b))) {
         die("gemm: a product of %d x %d x %d mixes FP8 with another type, or has an FP8 operand "
             "without k contiguous",
@@ -94,7 +100,8 @@ static PlanKey key_of(const Gemm *g) {
                      (int32_t)g->epilogue,
                      g->beta != 0.0f,
                      g->c == g->d,
-                     g->fast_accumulation};
+                     g->fast_accumulation,
+                     {(int32_t)g->scales_a, (int32_t)g->scales_b}};
 }
 
 static cublasLtMatrixLayout_t layout_new(GpuType type, int rows, int cols) {
@@ -135,6 +142,13 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
         if (g->aux != NULL) { SET(p->op, EPILOGUE_AUX_LD, aux_row); }
     }
     if (g->fast_accumulation) { SET(p->op, FAST_ACCUM, fast); }
+#if CUBLAS_VERSION >= 120900
+    static const int32_t modes[] = {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
+    SET(p->op, B_SCALE_MODE, modes[g->scales_a]);
+    SET(p->op, A_SCALE_MODE, modes[g->scales_b]);
+#endif
     p->a = layout_new(g->type_b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
     p->b = layout_new(g->type_a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
     p->d = layout_new(g->type_d, g->m, g->n);
@@ -222,6 +236,12 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
         GemmPlan *known = &cache->plans[i];
         if (memcmp(&known->choice.key, &p.choice.key, sizeof(PlanKey)) == 0) { return known; }
     }
+#if CUBLAS_VERSION < 120900
+    if (g->scales_a != SCALES_TENSOR) {
+        fail(err, "block scales need cuBLASLt of CUDA 12.9 or newer");
+        return NULL;
+    }
+#endif
     plan_describe(&p, g);
     int count = plan_candidates(gpu, &p, results);
     if (count == 0) {

@@ -2,8 +2,9 @@
 //
 // Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op is the transposition
 // that trans_a or trans_b asks for. FP8 operands must both have k contiguous, which is trans_a
-// false and trans_b true (Hopper's tensor cores take no other), and the product is multiplied by
-// *scale_a and *scale_b. Every address is a multiple of 16 bytes.
+// false and trans_b true (Hopper's tensor cores take no other); they are multiplied by their
+// scales, which scales_a and scales_b describe (fp8_format.h): blocks for both or for neither,
+// squares for one at most. Every address is a multiple of 16 bytes.
 //
 // The plan (layouts and algorithm) of each shape is made once. The algorithm is the heuristic's
 // first, or with autotuning the fastest of its first few, timed once; the choices can be kept and
@@ -11,6 +12,7 @@
 #ifndef LLM8_GEMM_H
 #define LLM8_GEMM_H
 
+#include "fp8_format.h"
 #include "gpu.h"
 
 #ifdef __cplusplus
@@ -36,7 +38,8 @@ typedef struct {
     GemmEpilogue epilogue;
     void *bias, *aux;               // BF16
     const float *scale_a, *scale_b; // of FP8 operands, on the device
-    bool fast_accumulation;         // FP8: keep partial sums in the tensor cores
+    Fp8Scales scales_a, scales_b;
+    bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
 } Gemm;
 
 // A product of BF16 into BF16, without transposition, addition or epilogue.

@@ -13,24 +13,34 @@ static void bench_fp8_products(int M, int N, int K, const char *layer) {
     live.put(&l);
     int shapes[3][3] = {{M, N, K}, {M, K, N}, {N, K, M}};
     static const char *const names[3] = {"forward", "dX", "dW"};
+    FloatBuffer scales(2 * most / 128 + 4096);
+    Floats ones(scales.count, 1.0f);
+    scales.put(ones.data());
     for (int i = 0; i < 3; i++) {
-        for (int fast = 1; fast >= 0; fast--) {
+        for (int kind = 0; kind < 3; kind++) {
+            static const char *const kinds[] = {"fast", "split", "blocks"};
+            bool fast = kind == 0, blocks = kind == 2;
             Gemm g = {.m = shapes[i][0],
                       .n = shapes[i][1],
                       .k = shapes[i][2],
                       .a = a.device.data,
                       .b = b.device.data,
                       .d = d.data,
-                      .type_a = i > 0 ? TYPE_E5M2 : TYPE_E4M3,
+                      .type_a = i > 0 && !blocks ? TYPE_E5M2 : TYPE_E4M3,
                       .type_b = TYPE_E4M3,
                       .type_d = TYPE_BF16,
                       .trans_b = true,
                       .alpha = 1.0f,
                       .scale_a = &live.data->scale_inv,
                       .scale_b = &live.data->scale_inv,
-                      .fast_accumulation = fast == 1};
+                      .fast_accumulation = fast};
+            if (blocks) {
+                g.scale_a = g.scale_b = scales.data;
+                g.scales_a = SCALES_VECTOR;
+                g.scales_b = i < 2 ? SCALES_SQUARE : SCALES_VECTOR;
+            }
             char name[64], shape[64];
-            snprintf(name, sizeof(name), "fp8 product %s %s", names[i], fast ? "fast" : "split");
+            snprintf(name, sizeof(name), "fp8 product %s %s", names[i], kinds[kind]);
             snprintf(shape, sizeof(shape), "%s %dx%dx%d", layer, M, N, K);
             bench(name, shape, 2.0 * M * N * K / (2 * FLOPS_PER_S), [&] { gemm(&gpu, g); });
         }
@@ -57,6 +67,7 @@ int main(int argc, char **argv) {
     bench_transpose(11008, 2048);
     bench_transpose(28672, 4096);
     bench_fp8_products(65536, 3072, 768, "fc1");
+    bench_fp8_products(32768, 6400, 1600, "fc1");
     bench_fp8_products(32768, 11008, 2048, "fc1");
     bench_fp8_products(16384, 50304, 768, "head");
     return 0;

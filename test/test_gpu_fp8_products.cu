@@ -111,6 +111,89 @@ static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast
     CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)twice.size(), 1e-6);
 }
 
+// The same with block scales: A's are of vectors, B's of vectors or squares.
+static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scales_b) {
+    Codes a((size_t)m * k), b((size_t)n * k);
+    Floats expected((size_t)m * n), sa(fp8_scale_count(SCALES_VECTOR, m, k), NAN),
+        sb(fp8_scale_count(scales_b, n, k), NAN);
+    GpuType types[] = {TYPE_E4M3, TYPE_E5M2};
+    random_key++;
+    for (size_t i = 0; i < a.size(); i++) { a[i] = fp8_encode(50 * rng_normal(random_key, i), ta); }
+    for (size_t i = 0; i < b.size(); i++) {
+        b[i] = fp8_encode(30 * rng_normal(~random_key, i), FP8_E4M3);
+    }
+    auto scale = [&](Floats &s, Fp8Scales kind, int rows, int row, int column) -> float & {
+        return s[fp8_scale_index(kind, rows, k, row, column)];
+    };
+    for (int p = 0; p < k; p++) { // scales differ by up to 1000
+        for (int i = 0; i < m; i++) {
+            scale(sa, SCALES_VECTOR, m, i, p) = (float)exp(-0.1 * ((i * 7 + p / 128 * 5) % 70));
+        }
+        for (int j = 0; j < n; j++) {
+            int row = scales_b == SCALES_SQUARE ? j / 128 : j;
+            scale(sb, scales_b, n, j, p) = (float)exp(-0.1 * ((row * 11 + p / 128 * 3) % 70));
+        }
+    }
+    for (int i = 0; i < m; i++) {
+        for (int j = 0; j < n; j++) {
+            double sum = 0;
+            for (int p = 0; p < k; p++) {
+                sum += (double)fp8_decode(a[(size_t)i * k + p], ta) *
+                       scale(sa, SCALES_VECTOR, m, i, p) *
+                       fp8_decode(b[(size_t)j * k + p], FP8_E4M3) * scale(sb, scales_b, n, j, p);
+            }
+            expected[(size_t)i * n + j] = (float)sum;
+        }
+    }
+    Buffer<uint8_t> da(a.size()), db(b.size());
+    FloatBuffer dsa(sa.size()), dsb(sb.size()), wide(expected.size());
+    Bf16Buffer d(expected.size());
+    da.put(a.data());
+    db.put(b.data());
+    dsa.put(sa.data());
+    dsb.put(sb.data());
+    Gemm g = {.m = m,
+              .n = n,
+              .k = k,
+              .a = da.data,
+              .b = db.data,
+              .d = d.data,
+              .type_a = types[ta],
+              .type_b = TYPE_E4M3,
+              .type_d = TYPE_BF16,
+              .trans_b = true,
+              .alpha = 1.0f,
+              .scale_a = dsa.data,
+              .scale_b = dsb.data,
+              .scales_a = SCALES_VECTOR,
+              .scales_b = scales_b};
+    gemm(&gpu, g);
+    CHECK_BF16(get_floats(d), expected, 1.2);
+    g.d = wide.data;
+    g.type_d = TYPE_F32;
+    gemm(&gpu, g);
+    CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), 5e-4);
+    Floats twice = wide.get();
+    for (float &x : twice) { x *= 2; }
+    g.c = wide.data;
+    g.beta = 1.0f;
+    gemm(&gpu, g);
+    CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)twice.size(), 1e-6);
+}
+
+static void block_products(void) {
+    if (gpu.capability != 90) {
+        test_skip("products with block scales need compute capability 9.0");
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        Fp8Scales scales_b = i == 0 ? SCALES_SQUARE : SCALES_VECTOR;
+        check_block_product(128, 256, 384, FP8_E4M3, scales_b);
+        check_block_product(208, 144, 1600, FP8_E5M2, scales_b); // ragged in every direction
+        check_block_product(16, 512, 4096, FP8_E4M3, scales_b);
+    }
+}
+
 static void products(void) {
     if (gpu.capability < 90) {
         test_skip("FP8 products need compute capability 9.0");
@@ -127,5 +210,6 @@ int main(void) {
     if (!open_test_gpu(1 << 20)) { return 0; }
     RUN(scaling_state);
     RUN_LIBRARY(products);
+    RUN_LIBRARY(block_products);
     return test_summary();
 }
