@@ -241,10 +241,14 @@ static inline bool check_operand(const char *name, const Operand &out, const Fp8
         die("%s: %lld x %lld in FP8; both sides must be multiples of 16", name, (long long)M,
             (long long)N);
     }
-    if ((codes || q.fused || q.mode == SCALE_MEASURED) && q.live == NULL) {
+    if (q.mode == SCALE_BLOCKS) {
+        bool lacks = (out.fp8 != NULL && out.scales == NULL) ||
+                     (out.fp8_t != NULL && out.scales_t == NULL);
+        if (lacks || q.scales == SCALES_TENSOR) { die("%s: blocks without scales", name); }
+    } else if ((codes || q.fused || q.mode == SCALE_MEASURED) && q.live == NULL) {
         die("%s: an FP8 operand without a scale", name);
     }
-    if (q.fused && q.mode != SCALE_GIVEN) { die("%s: fused, without a given scale", name); }
+    if (q.fused && q.mode == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
     if (!q.fused && out.bf16 == NULL) { die("%s: no BF16 form", name); }
     return codes;
 }

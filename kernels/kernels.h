@@ -41,16 +41,18 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 // An operand [M,N] of products, in the forms that are requested. With FP8 forms, bf16 is also where
 // values wait for their scale, when that follows from them.
 typedef struct {
-    Bf16 *bf16;     // [M,N]
-    uint8_t *fp8;   // [M,N]; NULL: not requested
-    uint8_t *fp8_t; // [N,M]; NULL: not requested
+    Bf16 *bf16;               // [M,N]
+    uint8_t *fp8;             // [M,N]; NULL: not requested
+    uint8_t *fp8_t;           // [N,M]; NULL: not requested
+    float *scales, *scales_t; // SCALE_BLOCKS: the inverse scales of fp8 and fp8_t (fp8_format.h)
 } Operand;
 
 // How a tensor gets its scale.
 typedef enum {
-    SCALE_GIVEN,   // it is live->scale: delayed scaling. The amax goes to the slot, for later
-    SCALE_MEASURED // it follows from live->amax, which a pass over the BF16 values leaves first:
-                   // tensorwise scaling, and delayed slots without a history
+    SCALE_GIVEN,    // it is live->scale: delayed scaling. The amax goes to the slot, for later
+    SCALE_MEASURED, // it follows from live->amax, which a pass over the BF16 values leaves first:
+                    // tensorwise scaling, and delayed slots without a history
+    SCALE_BLOCKS    // each block's follows from its own values, rounded to BF16
 } ScaleMode;
 
 // The scale that the products of the present micro-step use. Slots change only between steps.
@@ -65,12 +67,14 @@ typedef struct {
 typedef struct {
     Fp8Type type;
     ScaleMode mode;
-    bool fused;   // producers write FP8 alone: the scale is given, and no product reads BF16
-    bool record;  // the amax enters the slot's history
-    float target; // what amax * scale aims at
-    Fp8Live *live;
-    Fp8Slot *slot;     // NULL: no history (tensorwise scaling)
+    bool fused;        // producers write FP8 alone: the scale is given, and no product reads BF16
+    bool record;       // the amax enters the slot's history
+    float target;      // what amax * scale aims at
+    Fp8Live *live;     // NULL: SCALE_BLOCKS
+    Fp8Slot *slot;     // NULL: no history
     Fp8Counts *counts; // NULL: not counted
+    Fp8Scales scales;  // SCALE_BLOCKS: vectors or squares
+    bool power_of_two; // SCALE_BLOCKS: scales are rounded down to powers of two
 } Fp8Tensor;
 
 // A producer writes its output as q says: fused, the FP8 forms alone; else out.bf16, with its amax

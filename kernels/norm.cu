@@ -351,7 +351,7 @@ void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stre
     }
     if (q.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
-    bool one_pass = n.C <= WIDE && d.groups > 0;
+    bool one_pass = q.mode == SCALE_GIVEN && n.C <= WIDE && d.groups > 0;
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
@@ -359,7 +359,7 @@ void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stre
     } else {
         norm_forward_bf16(n, NULL, NULL, stream);
     }
-    if (!one_pass || q.counts != NULL) { // the same codes once more, where they are counted
+    if (!one_pass || q.counts != NULL) { // counted: the same codes once more
         quantize<false>(name, NormSource(n), out, q, {}, {}, n.M, n.C, stream);
     }
 }

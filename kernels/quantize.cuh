@@ -189,23 +189,48 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-// Column sums of a tile, in a fixed order, to partials [N]. All threads call it.
-__device__ __forceinline__ void write_sums(float *partials, Floats8 sum, int column, int N) {
-    __shared__ float shared[TILE_THREADS / WARP][TILE_COLUMNS];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    for (int j = 0; j < VEC; j++) { // the warp's row groups are COLUMN_GROUPS lanes apart
-        sum.v[j] += __shfl_xor_sync(~0u, sum.v[j], COLUMN_GROUPS);
-        sum.v[j] += __shfl_xor_sync(~0u, sum.v[j], 2 * COLUMN_GROUPS);
+struct Sum {
+    __device__ static float of(float a, float b) {
+        return a + b;
     }
-    for (int j = 0; j < VEC && lane < COLUMN_GROUPS; j++) {
-        shared[warp][lane * VEC + j] = sum.v[j];
+};
+
+struct Range { // of magnitudes, NaN above all
+    __device__ static float of(float a, float b) {
+        return range_of(a, b);
     }
+};
+
+// What becomes of the tile's columns over all rows, in a fixed order: thread c returns that of
+// column c, the others nothing. A row group's COLUMNS / VEC lanes lie together. All threads call
+// it.
+template <typename OPERATION, int THREADS, int COLUMNS>
+__device__ __forceinline__ float over_rows(Floats8 mine) {
+    __shared__ float shared[THREADS / WARP][COLUMNS];
+    enum { LANES = COLUMNS / VEC };
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+#pragma unroll
+        for (int lanes = LANES; lanes < WARP; lanes *= 2) {
+            mine.v[j] = OPERATION::of(mine.v[j], __shfl_xor_sync(~0u, mine.v[j], lanes));
+        }
+    }
+    __syncthreads(); // the call before has been read
+    for (int j = 0; j < VEC && lane < LANES; j++) { shared[warp][lane * VEC + j] = mine.v[j]; }
     __syncthreads();
-    int c = threadIdx.x;
-    if (c >= TILE_COLUMNS || column + c >= N) { return; }
+    if (c >= COLUMNS) { return 0.0f; }
     float total = shared[0][c];
-    for (int i = 1; i < TILE_THREADS / WARP; i++) { total += shared[i][c]; }
-    partials[column + c] = total;
+    for (int i = 1; i < THREADS / WARP; i++) { total = OPERATION::of(total, shared[i][c]); }
+    return total;
+}
+
+// Column sums of a tile to partials [N].
+template <int THREADS, int COLUMNS>
+__device__ __forceinline__ void write_sums(float *partials, const Floats8 &sum, int column, int N) {
+    float total = over_rows<Sum, THREADS, COLUMNS>(sum);
+    int c = threadIdx.x;
+    if (c < COLUMNS && column + c < N) { partials[column + c] = total; }
 }
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
@@ -244,7 +269,10 @@ __global__ void __launch_bounds__(TILE_THREADS)
         }
     }
     if (COUNTS && first) { q.counts->elements += (int64_t)M * N * OUTPUTS; }
-    if (SUMS) { write_sums(partials + (int64_t)blockIdx.y * N, sum, first_column, N); }
+    if (SUMS) {
+        float *to = partials + (int64_t)blockIdx.y * N;
+        write_sums<TILE_THREADS, TILE_COLUMNS>(to, sum, first_column, N);
+    }
     if (out.fp8_t != nullptr) {
 #pragma unroll
         for (int k = 0; k < OUTPUTS; k++) {
@@ -262,6 +290,127 @@ __global__ void __launch_bounds__(TILE_THREADS)
     if (!measured && q.record) { block_amax(&q.slot->amax, range); }
 }
 
+// ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
+//
+// The values are rounded to BF16, from which both forms are encoded, each by its own scales.
+
+enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
+
+template <Fp8Type TYPE>
+__device__ __forceinline__ uint2 encode8(const Floats8 &x, const Floats8 &scales) {
+    Floats8 scaled;
+#pragma unroll
+    for (int j = 0; j < VEC; j++) { scaled.v[j] = x.v[j] * scales.v[j]; }
+    return encode8<TYPE>(scaled, 1.0f);
+}
+
+// The largest of shared[FP8_BLOCK].
+__device__ __forceinline__ float largest_of(const float *shared) {
+    float range = 0.0f;
+    for (int i = threadIdx.x % WARP; i < FP8_BLOCK; i += WARP) {
+        range = range_of(range, shared[i]);
+    }
+    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(range)));
+}
+
+template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
+__global__ void __launch_bounds__(SQUARE_THREADS, 2)
+    quantize_blocks_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
+    enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
+    __shared__ __align__(16) uint32_t tile[tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
+    __shared__ __align__(16) float shared[FP8_BLOCK]; // a column's range, and then its scale
+    const int first_row = blockIdx.y * FP8_BLOCK, first_column = blockIdx.x * FP8_BLOCK;
+    const int group = threadIdx.x / LANES, within = threadIdx.x % LANES * VEC, c = threadIdx.x;
+    const int row = first_row + group * THREAD_ROWS, column = first_column + within;
+    const bool inside = row < M && column < N, square = q.scales == SCALES_SQUARE;
+    uint4 values[OUTPUTS][THREAD_ROWS] = {};
+    Floats8 sum = {};
+    source.begin(row, column / VEC);
+    if (inside) {
+        typename SOURCE::Raw raw[THREAD_ROWS];
+#pragma unroll
+        for (int i = 0; i < THREAD_ROWS; i++) { raw[i] = source.fetch(i); }
+#pragma unroll
+        for (int i = 0; i < THREAD_ROWS; i++) {
+            Floats8 x[OUTPUTS];
+            source.compute(i, raw[i], x);
+#pragma unroll
+            for (int k = 0; k < OUTPUTS; k++) { values[k][i] = pack8(x[k]); }
+            Floats8 rounded = unpack8(values[0][i]);
+#pragma unroll
+            for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += rounded.v[j]; }
+        }
+    }
+    if (SUMS) {
+        float *to = partials + (int64_t)blockIdx.y * N;
+        write_sums<SQUARE_THREADS, FP8_BLOCK>(to, sum, first_column, N);
+    }
+#pragma unroll
+    for (int k = 0; k < OUTPUTS; k++) {
+        const int width = OUTPUTS * N,
+                  at = k * N; // of the tensor; where this output begins in a row
+        Floats8 x[THREAD_ROWS], ranges = {};
+        float scales[THREAD_ROWS];
+#pragma unroll
+        for (int i = 0; i < THREAD_ROWS; i++) {
+            x[i] = unpack8(values[k][i]);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) { ranges.v[j] = range_of(ranges.v[j], x[i].v[j]); }
+            float range = range8(0.0f, x[i]);
+#pragma unroll
+            for (int lanes = 1; lanes < LANES; lanes *= 2) {
+                range = range_of(range, __shfl_xor_sync(~0u, range, lanes));
+            }
+            scales[i] = fp8_block_scale(range, q.target, q.power_of_two);
+        }
+        float range = over_rows<Range, SQUARE_THREADS, FP8_BLOCK>(ranges);
+        if (c < FP8_BLOCK) { shared[c] = range; }
+        if (square) {
+            __syncthreads();
+            range = largest_of(shared);
+            float scale = fp8_block_scale(range, q.target, q.power_of_two);
+#pragma unroll
+            for (int i = 0; i < THREAD_ROWS; i++) { scales[i] = scale; }
+            __syncthreads();
+        }
+        if (c < FP8_BLOCK) {
+            float scale = fp8_block_scale(range, q.target, q.power_of_two);
+            shared[c] = scale;
+            if (out.fp8_t != nullptr && first_column + c < N && (c == 0 || !square)) {
+                out.scales_t[fp8_scale_index(q.scales, width, M, at + first_column + c,
+                                             first_row)] = 1.0f / scale;
+            }
+        }
+        if (out.fp8 != nullptr && inside) {
+#pragma unroll
+            for (int i = 0; i < THREAD_ROWS; i++) {
+                uint2 codes = encode8<TYPE>(x[i], scales[i]);
+                int64_t place = (row + i) * (int64_t)width + at + column;
+                *reinterpret_cast<uint2 *>(out.fp8 + place) = codes;
+                if (COUNTS) { count8(q.counts, x[i], scales[i], codes, TYPE); }
+                if (within == 0 && ((group == 0 && i == 0) || !square)) {
+                    out.scales[fp8_scale_index(q.scales, M, width, row + i, at + column)] =
+                        1.0f / scales[i];
+                }
+            }
+        }
+        __syncthreads();
+        if (out.fp8_t == nullptr) { continue; }
+        uint2 codes[THREAD_ROWS];
+        Floats8 turned = load_floats8(shared, TYPE_F32, within / VEC);
+#pragma unroll
+        for (int i = 0; i < THREAD_ROWS; i++) { codes[i] = encode8<TYPE>(x[i], turned); }
+        put_codes<FP8_BLOCK>(tile, codes, within, group);
+        __syncthreads();
+        uint8_t *to = out.fp8_t + (int64_t)(at + first_column) * M + first_row;
+        write_columns<FP8_BLOCK>(to, tile, FP8_BLOCK, N - first_column, M - first_row, M,
+                                 threadIdx.x, SQUARE_THREADS);
+    }
+    if (COUNTS && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+        q.counts->elements += (int64_t)M * N * OUTPUTS;
+    }
+}
+
 static inline dim3 tile_grid(int M, int N) {
     return dim3(divide_up(N, TILE_COLUMNS), divide_up(M, TILE_ROWS));
 }
@@ -271,7 +420,15 @@ static void launch_quantize(const SOURCE &source, const Operand &out, const Fp8T
                             float *partials, int M, int N, cudaStream_t stream) {
     auto kernel = q.counts != NULL ? quantize_kernel<SOURCE, TYPE, SUMS, true>
                                    : quantize_kernel<SOURCE, TYPE, SUMS, false>;
-    kernel<<<tile_grid(M, N), TILE_THREADS, 0, stream>>>(source, out, q, partials, M, N);
+    dim3 grid = tile_grid(M, N);
+    int threads = TILE_THREADS;
+    if (q.mode == SCALE_BLOCKS) {
+        kernel = q.counts != NULL ? quantize_blocks_kernel<SOURCE, TYPE, SUMS, true>
+                                  : quantize_blocks_kernel<SOURCE, TYPE, SUMS, false>;
+        grid = dim3(divide_up(N, FP8_BLOCK), divide_up(M, FP8_BLOCK));
+        threads = SQUARE_THREADS;
+    }
+    kernel<<<grid, threads, 0, stream>>>(source, out, q, partials, M, N);
     LAUNCH_CHECK();
 }
 
@@ -324,7 +481,9 @@ static void produce(const char *name, const FUSED &fused, const PLAIN &plain, co
     int count = (int)((int64_t)M * N / VEC);
     check_operand(name, out, q, M, (int64_t)FUSED::OUTPUTS * N);
     for (const Bf16 *x : fused.x) { check_aligned(name, {x}); }
-    if (q.fused) {
+    // two outputs side by side share blocks where one ends within a block
+    bool shared_blocks = q.mode == SCALE_BLOCKS && FUSED::OUTPUTS > 1 && N % FP8_BLOCK != 0;
+    if (q.fused && !shared_blocks) {
         quantize<false>(name, fused, out, q, {}, {}, M, N, stream);
         return;
     }

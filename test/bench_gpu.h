@@ -48,9 +48,9 @@ static const char *shape_text(const char *format, int a, int b) {
     return text;
 }
 
-// The producers of a block at M tokens, C channels, F feed-forward, in BF16 or fused to FP8. Bytes:
-// BF16 in; BF16 or two codes out.
-static void bench_producers(int M, int C, int F, bool gpt2, bool fp8) {
+// The producers of a block at M tokens, C channels, F feed-forward: in BF16, or fused to FP8 by a
+// given scale or by blocks. Bytes: BF16 in; BF16 or two codes out.
+static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool blocks) {
     size_t n = (size_t)M * C, wide = (size_t)M * F;
     Filled x(n, 1), w(C, 1), b(C, 1), pre(2 * wide, 1), dact(wide, 1);
     Floats ones(M, 1.0f);
@@ -67,7 +67,14 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8) {
     mean.put(ones.data());
     rstd.put(ones.data());
     Fp8Tensor q = {FP8_E4M3, SCALE_GIVEN, true, true, 448.0f, live.data, slot.data, NULL};
-    Operand forms = {out.data, codes.data, codes.data + 2 * wide};
+    FloatBuffer scales(2 * wide / 32);
+    Operand forms = {out.data, codes.data, codes.data + 2 * wide, scales.data,
+                     scales.data + wide / 32};
+    if (blocks) {
+        q = {FP8_E4M3, SCALE_BLOCKS, true, false, 448.0f, NULL, NULL, NULL};
+        q.scales = SCALES_VECTOR;
+        q.power_of_two = true;
+    }
     if (!fp8) {
         q = {};
         forms.fp8 = forms.fp8_t = NULL;
@@ -90,7 +97,7 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8) {
     if (gpt2) { backward.column_sums = column_sums; }
     char shape[64], name[64];
     auto named = [&](const char *kind) {
-        snprintf(name, sizeof(name), "%s%s", fp8 ? "fp8 " : "", kind);
+        snprintf(name, sizeof(name), "%s%s", blocks ? "fp8 blocks " : fp8 ? "fp8 " : "", kind);
         return name;
     };
     const char *norm = fp8 ? "norm" : gpt2 ? "layernorm" : "rmsnorm";
@@ -102,9 +109,9 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8) {
     if (fp8) {
         Operand cast = forms;
         cast.bf16 = x.device.data;
-        bench("fp8 cast", shape, bytes(2.0 * n),
+        bench(named("cast"), shape, bytes(2.0 * n),
               [&] { gpu_quantize(cast, q, {}, {}, M, C, gpu.stream); });
-        bench("fp8 cast and sums", shape, bytes(2.0 * n),
+        bench(named("cast and sums"), shape, bytes(2.0 * n),
               [&] { gpu_quantize(cast, q, column_sums, scratch.scratch(), M, C, gpu.stream); });
     }
     snprintf(shape, sizeof(shape), "%d x %d", M, F);

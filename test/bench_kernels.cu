@@ -119,10 +119,10 @@ static void bench_products(int M, int N, int K, const char *layer) {
 int main(int argc, char **argv) {
     if (!open_test_gpu((size_t)4608 << 20)) { return 0; }
     if (argc > 1) { wanted = argv[1]; }
-    bench_producers(65536, 768, 3072, true, false);
-    bench_producers(32768, 1600, 6400, true, false);
-    bench_producers(32768, 2048, 5504, false, false);
-    bench_producers(16384, 4096, 14336, false, false);
+    bench_producers(65536, 768, 3072, true, false, false);
+    bench_producers(32768, 1600, 6400, true, false, false);
+    bench_producers(32768, 2048, 5504, false, false, false);
+    bench_producers(16384, 4096, 14336, false, false, false);
     bench_loss(16384, 50257, 50304);
     bench_loss(8192, 128256, 128256);
     bench_optimizer(256 << 20);

@@ -56,10 +56,14 @@ static void bench_transpose(int N, int C) {
 int main(int argc, char **argv) {
     if (!open_test_gpu(1 << 20)) { return 0; }
     if (argc > 1) { wanted = argv[1]; }
-    bench_producers(65536, 768, 3072, true, true);
-    bench_producers(32768, 1600, 6400, true, true);
-    bench_producers(32768, 2048, 5504, false, true);
-    bench_producers(16384, 4096, 14336, false, true);
+    bench_producers(65536, 768, 3072, true, true, false);
+    bench_producers(65536, 768, 3072, true, true, true);
+    bench_producers(32768, 1600, 6400, true, true, false);
+    bench_producers(32768, 1600, 6400, true, true, true);
+    bench_producers(32768, 2048, 5504, false, true, false);
+    bench_producers(32768, 2048, 5504, false, true, true);
+    bench_producers(16384, 4096, 14336, false, true, false);
+    bench_producers(16384, 4096, 14336, false, true, true);
     bench_adamw("fp8 adamw", "110080 x 2048", (int64_t)110080 * 2048, TYPE_F32, true);
     bench_adamw("fp8 adamw, BF16 moments", "110080 x 2048", (int64_t)110080 * 2048, TYPE_BF16,
                 true);

@@ -24,11 +24,13 @@ struct Quantised {
     Buffer<Fp8Live> live;
     Buffer<Fp8Slot> slot;
     Buffer<Fp8Counts> counts;
+    FloatBuffer scales, scales_t; // of blocks
     float scale;
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
-          live(1), slot(1), counts(1), scale(given_scale) {
+          live(1), slot(1), counts(1), scales(fp8_scale_count(SCALES_VECTOR, m, n)),
+          scales_t(fp8_scale_count(SCALES_VECTOR, n, m)), scale(given_scale) {
         reset(0.0f, 1);
     }
     // count: of the slot's history; measured: the amax as a producer would have left it
@@ -42,12 +44,20 @@ struct Quantised {
         bf16.poison();
         fp8.poison();
         fp8_t.poison();
+        scales.poison();
+        scales_t.poison();
     }
     Operand operand() const {
-        return {bf16.data, fp8.data, fp8_t.data};
+        return {bf16.data, fp8.data, fp8_t.data, scales.data, scales_t.data};
     }
     Fp8Tensor tensor(ScaleMode mode, bool fused) const {
         return {type, mode, fused, true, fp8_max(type), live.data, slot.data, counts.data};
+    }
+    Fp8Tensor blocks(Fp8Scales kind, bool fused) const {
+        Fp8Tensor tensor = {type, SCALE_BLOCKS, fused, false, fp8_max(type), NULL, NULL, NULL};
+        tensor.scales = kind;
+        tensor.power_of_two = true;
+        return tensor;
     }
 };
 
@@ -109,6 +119,56 @@ static inline void check_measured(const Quantised &q, const Floats &values) {
     check_transpose(q);
 }
 
+// One form, [rows,k], of a tensor quantised by blocks. exact: the values are known to the last bit;
+// else each must come back within what the format loses, and what a fused kernel's FP32 may differ:
+// a softmax less one has the rounding of the one.
+static inline void check_blocks_of(const Codes &codes, const Floats &inverse, const Floats &values,
+                                   int rows, int k, Fp8Type type, Fp8Scales kind, bool exact) {
+    int height = kind == SCALES_SQUARE ? FP8_BLOCK : 1;
+    double relative = type == FP8_E4M3 ? 0.0625 : 0.125, smallest = type == FP8_E4M3 ? 5e-6 : 1e-9;
+    float whole = tensor_amax(values.data(), (int64_t)values.size());
+    for (int top = 0; top < rows; top += height) {
+        for (int left = 0; left < k; left += FP8_BLOCK) {
+            int bottom = std::min(rows, top + height), right = std::min(k, left + FP8_BLOCK);
+            float amax = 0.0f, found = inverse[fp8_scale_index(kind, rows, k, top, left)];
+            for (int i = top; i < bottom; i++) {
+                float range = tensor_amax(&values[(size_t)i * k + left], right - left);
+                amax = range > amax || range != range ? range : amax;
+            }
+            float scale = fp8_block_scale(amax, fp8_max(type), true);
+            if (exact && !(found == 1.0f / scale)) {
+                test_fail(__FILE__, __LINE__, "block at %d, %d: inverse scale %g, not %g", top,
+                          left, found, 1.0f / scale);
+                return;
+            }
+            for (int i = top; i < bottom; i++) {
+                for (int j = left; j < right; j++) {
+                    uint8_t code = codes[(size_t)i * k + j];
+                    float x = values[(size_t)i * k + j], back = fp8_decode(code, type) * found;
+                    double most = relative * 1.05 * fabs(x) + smallest * amax + 1e-5 * whole;
+                    bool right_code = exact ? code == fp8_encode(x * scale, type)
+                                            : fabs(back - x) <= most;
+                    if (!right_code) {
+                        test_fail(__FILE__, __LINE__, "at %d, %d: code %02x for %g, scale %g", i, j,
+                                  code, x, scale);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+static inline void check_blocks(const Quantised &q, const Floats &values, Fp8Scales kind,
+                                bool exact) {
+    Floats turned(values.size());
+    for (int i = 0; i < q.M; i++) {
+        for (int j = 0; j < q.N; j++) { turned[(size_t)j * q.M + i] = values[(size_t)i * q.N + j]; }
+    }
+    check_blocks_of(q.fp8.get(), q.scales.get(), values, q.M, q.N, q.type, kind, exact);
+    check_blocks_of(q.fp8_t.get(), q.scales_t.get(), turned, q.N, q.M, q.type, kind, exact);
+}
+
 // What a fused producer quantises, and what it leaves in BF16.
 typedef enum {
     FUSED_UNROUNDED, // FP32 values; the BF16 form stays as it was
@@ -165,6 +225,15 @@ static void check_producer(Fused fused, int M, int N, Fp8Type type, float scale,
     q.reset(0.0f, 3); // with a history, whose scale stays
     launch(all, q.tensor(SCALE_MEASURED, false));
     CHECK_EQUAL(check_codes(q.fp8.get(), result, scale, type, 0), 0);
+
+    for (int form = 0; form < 2; form++) {
+        bool alone = form == 1;
+        q.reset(0.0f, 0);
+        launch(all, q.blocks(SCALES_VECTOR, alone));
+        bool writes_bf16 = !alone || fused == FUSED_ROUNDED;
+        if (writes_bf16) { CHECK(same_bits(get_floats(q.bf16), result)); }
+        check_blocks(q, result, SCALES_VECTOR, writes_bf16);
+    }
 }
 
 #endif

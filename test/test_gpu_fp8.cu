@@ -39,6 +39,22 @@ static void cast(int M, int N, Fp8Type type) {
     CHECK_CLOSE(q.slot.get()[0].amax, 0.0, 0.0);
     gpu_quantize(out, q.tensor(SCALE_MEASURED, false), {}, {}, M, N, gpu.stream);
     CHECK_EQUAL(check_codes(q.fp8.get(), x.host, q.scale, type, 0), 0);
+
+    for (int kind = SCALES_VECTOR; kind <= SCALES_SQUARE; kind++) {
+        for (int form = 1; form < 4; form++) {
+            q.reset(0.0f, 0);
+            sums.poison();
+            Operand some = {x.device.data, form & 1 ? out.fp8 : NULL, form & 2 ? out.fp8_t : NULL,
+                            out.scales, out.scales_t};
+            gpu_quantize(some, q.blocks((Fp8Scales)kind, false), {sums.data, TYPE_F32, false},
+                         scratch.scratch(), M, N, gpu.stream);
+            if (form == 3) { check_blocks(q, x.host, (Fp8Scales)kind, true); }
+            if (!(form & 1)) { CHECK(q.fp8.get() == Codes(q.fp8.count, 0xff)); }
+            if (!(form & 2)) { CHECK(q.fp8_t.get() == Codes(q.fp8.count, 0xff)); }
+            for (float &sum : expected) { sum /= form == 1 && kind == SCALES_VECTOR ? 2 : 1; }
+            CHECK_ERROR(sums.get().data(), expected.data(), N, 1e-5);
+        }
+    }
 }
 
 static void casts(void) {
@@ -77,6 +93,8 @@ static void special_values(void) {
         gpu_quantize(q.operand(), q.tensor(SCALE_GIVEN, false), {}, {}, 16, 16, gpu.stream);
         CHECK_EQUAL(check_codes(q.fp8.get(), x, q.scale, q.type, 0), 0);
         CHECK(isnan(q.slot.get()[0].amax)); // and the update will not take it
+        gpu_quantize(q.operand(), q.blocks(SCALES_VECTOR, false), {}, {}, 16, 16, gpu.stream);
+        check_blocks(q, x, SCALES_VECTOR, true);
     }
 }
 
