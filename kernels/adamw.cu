@@ -194,9 +194,24 @@ enum WeightsMode {
     WEIGHTS_MEASURED // codes by the scale that live->amax gives
 };
 
+// The place of an element's square among the scales of a weight.
+__device__ __forceinline__ int64_t square_of(const Fp8Squares &s, uint32_t element) {
+    uint32_t row = element / (uint32_t)s.columns, column = element - row * (uint32_t)s.columns;
+    return fp8_scale_index(SCALES_SQUARE, s.rows, s.columns, (int)row, (int)column);
+}
+
+// *amax = max(*amax, range) for each lane's own amax; those of equal addresses at once.
+__device__ __forceinline__ void lanes_amax(float *amax, float range) {
+    uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
+    uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));
+    uint32_t *largest = reinterpret_cast<uint32_t *>(amax);
+    bool first = threadIdx.x % WARP == __ffs((int)peers) - 1;
+    if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
+}
+
 // A block takes ADAMW_QUADS quads of a segment. UPDATES: AdamW's step first; otherwise the weights
 // are those that the master weights are. state NULL: not after a step.
-template <bool UPDATES, WeightsMode MODE, bool COUNTS>
+template <bool UPDATES, WeightsMode MODE, bool SQUARES, bool COUNTS>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
@@ -216,7 +231,11 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
                            s.weight_decay};
     const Fp8Tensor *t = u.tensors + s.tensor;
     float scale = 0.0f, amax = 0.0f;
-    if (!bf16) { scale = MODE == WEIGHTS_MEASURED ? measured_scale(*t, false) : t->live->scale; }
+    Fp8Squares squares = {};
+    if (SQUARES && !bf16) { squares = u.squares[s.tensor]; }
+    if (!SQUARES && !bf16 && MODE != WEIGHTS_MEASURE) {
+        scale = MODE == WEIGHTS_MEASURED ? measured_scale(*t, false) : t->live->scale;
+    }
 #pragma unroll 1
     for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
         uint2 packed = pack4(UPDATES ? adamw_quad(u, f, at, i) : load4(at.master, TYPE_F32, i));
@@ -225,14 +244,23 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
             continue;
         }
         Floats4 w = unpack4(packed);
-        if (MODE != WEIGHTS_MEASURED) { amax = range4(amax, w); }
+        if (SQUARES) {
+            float *range = squares.amax +
+                           square_of(squares, (uint32_t)(s.within + begin) + i * QUAD);
+            if (MODE == WEIGHTS_MEASURE) { lanes_amax(range, range4(0.0f, w)); }
+            if (MODE == WEIGHTS_MEASURED) {
+                scale = fp8_block_scale(*range, t->target, t->power_of_two);
+            }
+        } else if (MODE != WEIGHTS_MEASURED) {
+            amax = range4(amax, w);
+        }
         if (MODE == WEIGHTS_MEASURE) { continue; }
         uint32_t codes = encode4<FP8_E4M3>(w.v, scale);
         static_cast<uint32_t *>(at.out)[i] = codes;
         if (COUNTS) { count4(t->counts, w.v, scale, codes, FP8_E4M3); }
     }
     if (bf16) { return; }
-    if (MODE == WEIGHTS_MEASURE) { block_amax(&t->live->amax, amax); }
+    if (MODE == WEIGHTS_MEASURE && !SQUARES) { block_amax(&t->live->amax, amax); }
     if (MODE == WEIGHTS_GIVEN && t->record) { block_amax(&t->slot->amax, amax); }
     if (COUNTS && threadIdx.x == 0) {
         atomicAdd(&t->counts->elements, (unsigned long long)quads * QUAD);
@@ -241,8 +269,15 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
 
 template <bool UPDATES, WeightsMode MODE>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    auto kernel = u->counts && MODE != WEIGHTS_MEASURE ? adamw_kernel<UPDATES, MODE, true>
-                                                       : adamw_kernel<UPDATES, MODE, false>;
+    bool counts = u->counts && MODE != WEIGHTS_MEASURE;
+    auto kernel = counts ? adamw_kernel<UPDATES, MODE, false, true>
+                         : adamw_kernel<UPDATES, MODE, false, false>;
+    if constexpr (MODE != WEIGHTS_GIVEN) {
+        if (u->squares != NULL) {
+            kernel = counts ? adamw_kernel<UPDATES, MODE, true, true>
+                            : adamw_kernel<UPDATES, MODE, true, false>;
+        }
+    }
     if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
     kernel<<<u->segment_blocks, ADAMW_THREADS, 0, stream>>>(*u, state, log2f(u->beta1),
                                                             log2f(u->beta2));
@@ -273,9 +308,30 @@ __global__ void announce_scales_kernel(const Fp8Tensor *tensors, int count,
     measured_scale(tensors[i], true);
 }
 
-void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
-                         cudaStream_t stream) {
-    announce_scales_kernel<<<divide_up(count, 128), 128, 0, stream>>>(tensors, count, state);
+// A tensor a block.
+__global__ void announce_squares_kernel(const Fp8Tensor *tensors, const Fp8Squares *squares,
+                                        const StepState *state) {
+    if (state != nullptr && state->skipped) { return; }
+    const Fp8Tensor t = tensors[blockIdx.x];
+    const Fp8Squares s = squares[blockIdx.x];
+    int across = (s.columns + FP8_BLOCK - 1) / FP8_BLOCK;
+    int down = (s.rows + FP8_BLOCK - 1) / FP8_BLOCK;
+    for (int i = threadIdx.x; i < down * across; i += blockDim.x) {
+        int row = i / across * FP8_BLOCK, column = i % across * FP8_BLOCK;
+        int64_t place = fp8_scale_index(SCALES_SQUARE, s.rows, s.columns, row, column);
+        float inverse = 1.0f / fp8_block_scale(s.amax[place], t.target, t.power_of_two);
+        s.scales[place] = inverse;
+        s.scales_t[fp8_scale_index(SCALES_SQUARE, s.columns, s.rows, column, row)] = inverse;
+    }
+}
+
+void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state, cudaStream_t stream) {
+    if (squares != NULL) {
+        announce_squares_kernel<<<count, 256, 0, stream>>>(tensors, squares, state);
+    } else {
+        announce_scales_kernel<<<divide_up(count, 128), 128, 0, stream>>>(tensors, count, state);
+    }
     LAUNCH_CHECK();
 }
 

@@ -206,10 +206,18 @@ typedef struct {
     Bf16 *bf16;       // their BF16 weights; NULL: they are FP8
     uint8_t *fp8;     // their FP8 weights
     int tensor;       // FP8: which of AdamWUpdate.tensors they belong to
+    int64_t within;   // FP8: where in that tensor they begin
     int first_block;  // of all segments' blocks, counted together
     float weight_decay;
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
+
+// The squares of an FP8 weight [rows,columns], of whose elements ranks have parts: SCALE_BLOCKS.
+typedef struct {
+    int rows, columns;
+    float *amax;              // of each square, at the place of its scale
+    float *scales, *scales_t; // inverse scales of the weight, and of its transpose (fp8_format.h)
+} Fp8Squares;
 
 typedef struct {
     float *master;
@@ -220,8 +228,9 @@ typedef struct {
     const AdamWSegment *segments; // on the device, as are tensors
     int segment_count, segment_blocks;
     const Fp8Tensor *tensors;
-    bool counts;            // FP8: this step counts what is lost, where the tensors say
-    const StepInput *input; // on the device
+    const Fp8Squares *squares; // of the tensors, on the device; NULL: each has one scale
+    bool counts;               // FP8: this step counts what is lost, where the tensors say
+    const StepInput *input;    // on the device
     float beta1, beta2, eps;
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
@@ -229,17 +238,17 @@ typedef struct {
 // FP8 weights are quantised from the master weights rounded to BF16.
 
 // The optimizer's step on all segments, unless it is skipped. mode GIVEN: FP8 weights by the given
-// scales; MEASURED: they are left as they are, and their amax goes to live->amax.
+// scales; else they are left as they are, and their amax goes to live->amax, or to the squares'.
 void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
                cudaStream_t stream);
-// From the master weights. The amax of FP8 weights to live->amax / FP8 weights by measured scales.
+// From the master weights. The amaxes of FP8 weights / FP8 weights by the scales that they give.
 // Nothing after a skipped step; state NULL: at the start of a run, where the second also writes the
 // BF16 weights.
 void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
-// The scales that live->amax of `count` tensors gives become theirs. state as above.
-void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
-                         cudaStream_t stream);
+// The scales that the amaxes of `count` tensors give become theirs. state as above.
+void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state, cudaStream_t stream);
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
 
