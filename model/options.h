@@ -21,7 +21,7 @@ extern "C" {
 typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
 typedef enum { DECAY_COSINE, DECAY_LINEAR, DECAY_CONSTANT, DECAY_WSD } DecayStyle;
 typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E5M2 } Fp8Format;
-typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE } Fp8Recipe;
+typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE, FP8_RECIPE_BLOCKWISE } Fp8Recipe;
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 typedef enum { EVAL_SAME, EVAL_BF16 } EvalPrecision;
 

@@ -28,6 +28,9 @@ void linear_start(LinearLayer *l, const Params *p) {
     } else {
         l->weight = weights;
     }
+    const Fp8Squares *squares = &p->squares[lp - p->run->precision.linear];
+    l->weight_scales = squares->scales;
+    l->weight_scales_t = squares->scales_t;
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
@@ -59,7 +62,9 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
     bool product_follows = pass != PASS_AGAIN || l->product_recomputed;
     return (Operand){.bf16 = l->input.bf16 != NULL ? l->input.bf16 : l->input_scratch.bf16,
                      .fp8 = is_fp8(l, pass) && product_follows ? l->input_scratch.fp8 : NULL,
-                     .fp8_t = kept ? l->input.fp8_t : NULL};
+                     .fp8_t = kept ? l->input.fp8_t : NULL,
+                     .scales = l->input_scratch.scales,
+                     .scales_t = l->input.scales_t};
 }
 
 void linear_receive(Gpu *gpu, const LinearLayer *l) {
@@ -70,22 +75,26 @@ void linear_receive(Gpu *gpu, const LinearLayer *l) {
         gpu_transpose_codes(l->weight_fp8_t, l->weight_fp8, l->N, l->C, gpu->stream);
         return;
     }
-    Operand forms = {l->weight, l->weight_fp8, l->weight_fp8_t};
+    Operand forms = {l->weight, l->weight_fp8, l->weight_fp8_t, l->weight_scales,
+                     l->weight_scales_t};
     gpu_measure(l->w, l->weight, (int64_t)l->N * l->C, gpu->stream);
     gpu_quantize(forms, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
 }
 
-// The number formats and scales of FP8 operands; both have the summed dimension contiguous.
-static void set_fp8(Gemm *g, const uint8_t *a, const Fp8Tensor *qa, const uint8_t *b,
-                    const Fp8Tensor *qb, bool fast_accumulation) {
+// FP8 operands with the summed dimension contiguous, and their block scales, if they have such.
+static void set_fp8(Gemm *g, const uint8_t *a, const float *scales_a, const Fp8Tensor *qa,
+                    const uint8_t *b, const float *scales_b, const Fp8Tensor *qb,
+                    bool fast_accumulation) {
     g->a = a;
     g->b = b;
     g->type_a = qa->type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
     g->type_b = qb->type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
     g->trans_a = false;
     g->trans_b = true;
-    g->scale_a = &qa->live->scale_inv;
-    g->scale_b = &qb->live->scale_inv;
+    g->scale_a = qa->mode == SCALE_BLOCKS ? scales_a : &qa->live->scale_inv;
+    g->scale_b = qb->mode == SCALE_BLOCKS ? scales_b : &qb->live->scale_inv;
+    g->scales_a = qa->scales;
+    g->scales_b = qb->scales;
     g->fast_accumulation = fast_accumulation;
 }
 
@@ -93,7 +102,10 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf
                     Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x.bf16, l->weight, y);
     g.trans_b = true;
-    if (is_fp8(l, pass)) { set_fp8(&g, x.fp8, &l->x, l->weight_fp8, &l->w, l->fast_forward); }
+    if (is_fp8(l, pass)) {
+        set_fp8(&g, x.fp8, x.scales, &l->x, l->weight_fp8, l->weight_scales, &l->w,
+                l->fast_forward);
+    }
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
     g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
@@ -107,7 +119,8 @@ void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *
     const Operand *dy = &l->gradient;
     Gemm input = gemm_plain(M, l->C, l->N, dy->bf16, l->weight, dx);
     if (l->weight_fp8 != NULL) {
-        set_fp8(&input, dy->fp8, &l->dy, l->weight_fp8_t, &l->w, l->fast_backward);
+        set_fp8(&input, dy->fp8, dy->scales, &l->dy, l->weight_fp8_t, l->weight_scales_t, &l->w,
+                l->fast_backward);
     }
     input.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
     input.aux = gelu_input;
@@ -116,7 +129,10 @@ void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *
 
     Gemm weight = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
     weight.trans_a = true;
-    if (l->wgrad_fp8) { set_fp8(&weight, dy->fp8_t, &l->dy, x.fp8_t, &l->x, l->fast_backward); }
+    if (l->wgrad_fp8) {
+        set_fp8(&weight, dy->fp8_t, dy->scales_t, &l->dy, x.fp8_t, x.scales_t, &l->x,
+                l->fast_backward);
+    }
     weight.type_d = l->dweight.type;
     weight.c = accumulate ? l->dweight.data : NULL;
     weight.beta = accumulate ? 1.0f : 0.0f;

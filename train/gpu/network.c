@@ -17,7 +17,7 @@ typedef struct {
     int64_t bytes;
 } BlockBuffer;
 
-enum { BLOCK_BUFFERS = 17 };
+enum { BLOCK_BUFFERS = 21 };
 
 // b: its layers say in which form their inputs are kept.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
@@ -29,25 +29,33 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
     int64_t statistic = 4 * M, mean = c->arch == ARCH_GPT2 ? statistic : 0;
 #define BF16_INPUT(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
 #define FP8_INPUT(layer, n) (b->layer.wgrad_fp8 ? (n) : 0)
+    bool blockwise = run->precision.recipe == FP8_RECIPE_BLOCKWISE;
+#define SCALES(layer) \
+    (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALES_VECTOR, b->layer.C, (int)M) : 0)
     const BlockBuffer rows[BLOCK_BUFFERS] = {
         {"residual", offsetof(Block, residual), never, 2 * C},
         {"norm1", offsetof(Block, qkv.input.bf16), activations, BF16_INPUT(qkv, C)},
         {"norm1, FP8", offsetof(Block, qkv.input.fp8_t), activations, FP8_INPUT(qkv, C)},
+        {"norm1, scales", offsetof(Block, qkv.input.scales_t), activations, SCALES(qkv)},
         {"norm1 mean", offsetof(Block, norm1.mean), block, mean},
         {"norm1 rstd", offsetof(Block, norm1.rstd), block, statistic},
         {"qkv", offsetof(Block, qkv_out), block, 2 * M * qkv_rows(c)},
         {"attention", offsetof(Block, attention_out.input.bf16), block, 2 * heads},
         {"attention, FP8", offsetof(Block, attention_out.input.fp8_t), activations,
          FP8_INPUT(attention_out, heads)},
+        {"attention, scales", offsetof(Block, attention_out.input.scales_t), activations,
+         SCALES(attention_out)},
         {"log-sum-exp", offsetof(Block, lse), block, statistic * c->num_heads},
         {"residual mid", offsetof(Block, residual_mid), block, 2 * C},
         {"norm2", offsetof(Block, fc1.input.bf16), activations, BF16_INPUT(fc1, C)},
         {"norm2, FP8", offsetof(Block, fc1.input.fp8_t), activations, FP8_INPUT(fc1, C)},
+        {"norm2, scales", offsetof(Block, fc1.input.scales_t), activations, SCALES(fc1)},
         {"norm2 mean", offsetof(Block, norm2.mean), block, mean},
         {"norm2 rstd", offsetof(Block, norm2.rstd), block, statistic},
         {"fc1", offsetof(Block, fc1_out), block, 2 * M * fc1_rows(c)},
         {"activated", offsetof(Block, fc2.input.bf16), activations, BF16_INPUT(fc2, F)},
         {"activated, FP8", offsetof(Block, fc2.input.fp8_t), activations, FP8_INPUT(fc2, F)},
+        {"activated, scales", offsetof(Block, fc2.input.scales_t), activations, SCALES(fc2)},
     };
     memcpy(list, rows, sizeof(rows));
 }
@@ -94,6 +102,13 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
                 (void **)&(pointer))
 
+// Blockwise scaling: the scales of an operand of up to M x N, and of its transpose.
+static void plan_scales(Plan *plan, const char *category, int M, int N, float **scales,
+                        float **scales_t) {
+    PLAN(category, "scales", fp8_scale_count(SCALES_VECTOR, M, N), *scales);
+    PLAN(category, "scales, transposed", fp8_scale_count(SCALES_VECTOR, N, M), *scales_t);
+}
+
 // The LM head works on some rows at a time. An FP8 head's forms count as logits do. Tests set the
 // number of rows by LLM8_TEST_HEAD_ROWS.
 static void plan_head(Network *n, Plan *plan, int64_t M) {
@@ -118,6 +133,12 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     PLAN("scratch of the head", "log-sum-exp", fp8_rows, n->head_lse);
     PLAN("scratch of the head", "d logits, FP8", fp8_rows * P, head->gradient.fp8);
     PLAN("scratch of the head", "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
+    if (fp8 && n->params->blockwise) {
+        plan_scales(plan, "scratch of the head", (int)rows, (int)C, &head->input_scratch.scales,
+                    &head->input.scales_t);
+        plan_scales(plan, "scratch of the head", (int)rows, (int)P, &head->gradient.scales,
+                    &head->gradient.scales_t);
+    }
     plan->phase = PHASE_ALWAYS;
 }
 
@@ -154,6 +175,10 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     PLAN(scratch, "d activated, d qkv", M * max64(widest, C), n->wide);
     PLAN(scratch, "d residual, FP8", fp8 ? M * C : 0, n->residual_fp8.fp8);
     PLAN(scratch, "d residual, FP8, transposed", fp8 ? M * C : 0, n->residual_fp8.fp8_t);
+    if (params->blockwise) {
+        plan_scales(plan, scratch, (int)M, (int)C, &n->residual_fp8.scales,
+                    &n->residual_fp8.scales_t);
+    }
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
@@ -169,6 +194,9 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
     PLAN(linear, "operand, FP8", M * widest, n->wide_fp8.fp8);
     PLAN(linear, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
+    if (params->blockwise) {
+        plan_scales(plan, linear, (int)M, (int)widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
+    }
     plan->phase = PHASE_ALWAYS;
 }
 
@@ -202,9 +230,10 @@ static void start_linear(Network *n, LinearLayer *l, Bf16 *gradient) {
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     l->product_recomputed = recompute == RECOMPUTE_BLOCK;
-    l->input_scratch = (Operand){n->wide, n->wide_fp8.fp8, NULL};
+    l->input_scratch = (Operand){n->wide, n->wide_fp8.fp8, NULL, n->wide_fp8.scales, NULL};
     l->gradient = (Operand){gradient, l->weight_fp8 != NULL ? scratch->fp8 : NULL,
-                            l->wgrad_fp8 ? scratch->fp8_t : NULL};
+                            l->wgrad_fp8 ? scratch->fp8_t : NULL, scratch->scales,
+                            scratch->scales_t};
 }
 
 void network_start(Network *n) {

@@ -30,6 +30,12 @@ static int64_t segment_size(const Params *p, int segment) {
     return p->zero.segments[segment].part * p->zero.ranks;
 }
 
+// Floats for the scales of a weight, or of its transpose.
+static int64_t squares_room(const Fp8Squares *s) {
+    return max64(fp8_scale_count(SCALES_SQUARE, s->rows, s->columns),
+                 fp8_scale_count(SCALES_SQUARE, s->columns, s->rows));
+}
+
 static void plan_fp8(Params *p, Plan *plan) {
     const Run *run = p->run;
     int count = fp8_slot_count(&run->config), length = run->precision.history_length;
@@ -44,6 +50,28 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "FP8 scaling", "targets", count, p->scaling.targets);
     PLAN(plan, "FP8 scaling", "flags", count, p->scaling.used);
     PLAN(plan, "FP8 scaling", "amax history", p->delayed ? count * length : 0, p->scaling.history);
+    for (int i = 0; i < run->precision.count && p->blockwise; i++) {
+        const LinearPrecision *lp = &run->precision.linear[i];
+        if (lp->number != NUMBER_FP8) { continue; }
+        p->squares[i] = (Fp8Squares){.rows = lp->outputs, .columns = lp->inputs};
+        p->num_squares += squares_room(&p->squares[i]);
+    }
+    PLAN(plan, "FP8 scaling", "table of weights' blocks", p->blockwise ? run->precision.count : 0,
+         p->tensor_squares);
+    PLAN(plan, "FP8 scaling", "weights' amaxes", p->num_squares, p->square_amax);
+    PLAN(plan, "FP8 scaling", "weights' scales", 2 * p->num_squares, p->square_scales);
+}
+
+// Where each weight's blocks lie, once the plan has its memory.
+static void place_squares(Params *p) {
+    int64_t at = 0;
+    for (int i = 0; i < p->run->precision.count; i++) {
+        Fp8Squares *s = &p->squares[i];
+        s->amax = p->square_amax + at;
+        s->scales = p->square_scales + at;
+        s->scales_t = p->square_scales + p->num_squares + at;
+        at += squares_room(s);
+    }
 }
 
 void params_plan(Params *p, const Run *run, Plan *plan) {
@@ -67,6 +95,8 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     p->moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
     p->fp8 = precision_fp8_share(&run->precision) > 0;
     p->delayed = p->fp8 && run->precision.recipe == FP8_RECIPE_DELAYED;
+    p->blockwise = p->fp8 && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
+    p->squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
 
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
     int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->moment_type) : 0;
@@ -96,6 +126,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
 
 void params_free_plan(Params *p) {
     zero_free(&p->zero);
+    free(p->squares);
     free(p->weights);
     free(p->ranges);
     free(p->saved);
@@ -126,6 +157,7 @@ static void send_norm_parts(Params *p) {
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
     Fp8Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Tensor));
+    Fp8Squares *squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
     p->num_tensors = 0;
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
@@ -134,12 +166,14 @@ static void send_tensors(Params *p, int *tensor) {
         Fp8Tensor *t = &tensors[p->num_tensors];
         *t = params_tensor(p, lp, OPERAND_W);
         t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
+        squares[p->num_tensors] = p->squares[i];
         tensor[param] = p->num_tensors++;
     }
-    if (p->fp8) {
-        gpu_send(p->gpu, p->tensors, tensors, (size_t)p->num_tensors * sizeof(Fp8Tensor));
-    }
+    size_t n = (size_t)p->num_tensors;
+    if (p->fp8) { gpu_send(p->gpu, p->tensors, tensors, n * sizeof(Fp8Tensor)); }
+    if (p->blockwise) { gpu_send(p->gpu, p->tensor_squares, squares, n * sizeof(Fp8Squares)); }
     free(tensors);
+    free(squares);
 }
 
 // A bucket's segments lie together and count their blocks from 0, so that each has its own launch.
@@ -163,6 +197,7 @@ static void send_segments(Params *p, const int *tensor) {
             .bf16 = codes ? NULL : (Bf16 *)weights + within,
             .fp8 = codes ? (uint8_t *)weights + within : NULL,
             .tensor = tensor[range->param],
+            .within = range->begin - p->run->layout.params[range->param].offset,
             .first_block = bucket->blocks,
             .weight_decay = decays ? (float)p->run->options.weight_decay : 0.0f,
         };
@@ -199,6 +234,7 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     p->comm = comm;
     int *tensor = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
     send_norm_parts(p);
+    place_squares(p);
     send_tensors(p, tensor);
     send_segments(p, tensor);
     if (p->fp8) { send_scaling(p); }
@@ -240,6 +276,16 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return (Fp8Tensor){0}; }
+    if (p->blockwise) {
+        bool weight = operand == OPERAND_W;
+        return (Fp8Tensor){.type = lp->type[operand],
+                           .mode = SCALE_BLOCKS,
+                           .fused = !weight && lp->wgrad == NUMBER_FP8,
+                           .target = lp->target[operand],
+                           .counts = p->counting ? &p->counts[slot] : NULL,
+                           .scales = weight ? SCALES_SQUARE : SCALES_VECTOR,
+                           .power_of_two = !p->run->options.fp8_blockwise_fp32_scales};
+    }
     ScaleMode mode = follows && p->measuring ? SCALE_MEASURED : SCALE_GIVEN;
     return (Fp8Tensor){.type = lp->type[operand],
                        .mode = mode,
@@ -254,7 +300,7 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
 // ---- what a step says of FP8 --------------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
-    if (p->measuring) { gpu_fp8_clear_measured(&p->scaling, p->gpu->stream); }
+    if (p->measuring && !p->blockwise) { gpu_fp8_clear_measured(&p->scaling, p->gpu->stream); }
 }
 
 void params_forget_amaxes(const Params *p) {
@@ -377,6 +423,7 @@ static AdamWUpdate bucket_update(const Params *p, int bucket, const StepInput *i
         .segment_count = b->count,
         .segment_blocks = b->blocks,
         .tensors = p->tensors,
+        .squares = p->blockwise ? p->tensor_squares : NULL,
         .counts = p->counting,
         .input = input,
         .beta1 = (float)o->adam_beta1,
@@ -403,9 +450,11 @@ static void gather_weights(Params *p, int bucket) {
 static void publish_measured(Params *p, const StepInput *input, const StepState *state) {
     int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
     if (p->num_tensors > 0) {
-        // of all fields amax alone differs, and the bits of what is not negative order as it does
-        all_reduce(p, p->scaling.live, COMM_U32, COMM_MAX, words);
-        gpu_announce_scales(p->tensors, p->num_tensors, state, p->gpu->stream);
+        // the bits of what is not negative order as it does; of Fp8Live's fields amax alone differs
+        all_reduce(p, p->blockwise ? (void *)p->square_amax : p->scaling.live, COMM_U32, COMM_MAX,
+                   p->blockwise ? p->num_squares : words);
+        gpu_announce_scales(p->tensors, p->blockwise ? p->tensor_squares : NULL, p->num_tensors,
+                            state, p->gpu->stream);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         AdamWUpdate u = bucket_update(p, b, input);
@@ -451,6 +500,10 @@ void params_update(Params *p, const StepInput *input) {
                     stream);
     if (p->fp8) { gpu_fp8_update(&p->scaling, p->state, stream); }
     params_clear_measured(p);
+    if (p->blockwise) {
+        size_t bytes = (size_t)p->num_squares * sizeof(float);
+        CUDA_CHECK(cudaMemsetAsync(p->square_amax, 0, bytes, stream));
+    }
     bool measured = p->measuring && p->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         AdamWUpdate u = bucket_update(p, b, input);

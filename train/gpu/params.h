@@ -46,10 +46,15 @@ typedef struct {
     StepState *state;
     double *norm_scratch; // also of params_sum_counts
 
-    bool fp8, delayed;
+    bool fp8, delayed, blockwise;
     Fp8Scaling scaling; // buffers on the device
     Fp8Counts *counts;  // on the device, [slots]; NULL without --fp8-stats-interval
     Fp8Tensor *tensors; // on the device, [num_tensors]: the weights that are sent as codes
+    // Blockwise scaling: of the linear layers' weights [precision.count], zero where it is BF16;
+    // and on the device, of the tensors. Their amaxes lie together, as do their scales.
+    Fp8Squares *squares, *tensor_squares;
+    float *square_amax, *square_scales;
+    int64_t num_squares;
     int num_tensors;
     bool counting;  // this step counts what FP8 loses
     bool measuring; // scales are measured in the step: tensorwise, or a slot has no history yet
