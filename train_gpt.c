@@ -283,49 +283,74 @@ static int trainer_close(Trainer *t) {
 
 // ---- linear layers ----------------------------------------------------------------------------
 
-// The scale to quantise x by. Delayed slots with a history have one; the others measure x. When
-// recording, the slot takes it over, and the amax of x goes towards the history.
-static float fp8_scale_for(Trainer *t, int slot_index, const float *x, int64_t n, bool record) {
+// What an operand is rounded for.
+typedef enum {
+    FOR_TRAINING,   // a product that sums over its columns
+    FOR_EVALUATION, // the same, and its range is not recorded
+    FOR_WGRAD       // the weight gradient, which sums over its rows: by the scale of the first time
+} Purpose;
+
+// The scale of all of x. Delayed slots with a history have one; the others measure x. In training
+// the slot takes it over, and the amax of x goes towards the history.
+static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Slot *slot = &t->slots[slot_index];
     bool delayed = p->recipe == FP8_RECIPE_DELAYED, known = delayed && slot->count > 0;
+    bool record = purpose == FOR_TRAINING;
     float scale = slot->scale;
-    if (!fp8_slot_is_fixed(p->config, slot_index) && (!known || record)) {
-        float amax = tensor_amax(x, n);
-        if (!known) { scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f); }
-        // by their bits, so that NaN counts as the largest and spoils the entry
-        if (record && delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
-        if (record) {
-            slot->scale = scale;
-            slot->scale_inv = 1.0f / scale;
-        }
+    if (purpose == FOR_WGRAD || fp8_slot_is_fixed(p, slot_index) || (known && !record)) {
+        return scale;
     }
-    if (record && t->counting) {
-        Fp8Type type = p->linear[slot_index / OPERAND_COUNT].type[slot_index % OPERAND_COUNT];
-        count_fp8(&t->counts[slot_index], x, n, scale, type);
+    float amax = tensor_amax(x, n);
+    if (!known) { scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f); }
+    // by their bits, so that NaN counts as the largest and spoils the entry
+    if (record && delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
+    if (record) {
+        slot->scale = scale;
+        slot->scale_inv = 1.0f / scale;
     }
     return scale;
 }
 
-// Rounds one operand of a product; returns the factor that the product is to be multiplied by.
-static float round_operand(Number number, Fp8Type type, float scale, float *out, const float *x,
-                           int64_t n) {
-    if (number == NUMBER_FP8) {
-        round_to_fp8(out, x, n, scale, type);
-        return 1.0f / scale;
+// Rounds an operand [rows,N] or [rows,C] of a product; returns the factor that the product is to be
+// multiplied by.
+static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, Number number,
+                           Purpose purpose, float *out, const float *x, int rows) {
+    const Precision *p = &t->run.precision;
+    int columns = operand == OPERAND_DY ? l->N : l->C, slot = l->slot + (int)operand;
+    int64_t n = (int64_t)rows * columns;
+    Fp8Type type = l->type[operand];
+    Fp8Scales scales = fp8_scales(p, operand);
+    Fp8Counts *counts = t->counting && purpose == FOR_TRAINING ? &t->counts[slot] : NULL;
+    if (number != NUMBER_FP8) {
+        round_to_bf16(out, x, n);
+        return 1.0f;
     }
-    round_to_bf16(out, x, n);
-    return 1.0f;
+    if (scales != SCALES_TENSOR) {
+        bool square = scales == SCALES_SQUARE;
+        Fp8Blocks blocks = {.rows = rows,
+                            .columns = columns,
+                            .height = square || purpose == FOR_WGRAD ? FP8_BLOCK : 1,
+                            .width = square || purpose != FOR_WGRAD ? FP8_BLOCK : 1,
+                            .type = type,
+                            .power_of_two = p->power_of_two};
+        round_blocks_to_fp8(out, x, blocks, counts);
+        return 1.0f;
+    }
+    float scale = fp8_scale_for(t, slot, purpose, x, n);
+    if (counts != NULL) { count_fp8(counts, x, n, scale, type); }
+    round_to_fp8(out, x, n, scale, type);
+    return 1.0f / scale;
 }
 
 // A weight as products read it; once an optimizer step.
 static void linear_round_weight(Trainer *t, LinearLayer *l) {
-    int64_t n = (int64_t)l->N * l->C;
     if (t->rounded == NULL) { return; }
-    round_to_bf16(l->rounded, l->weight, n); // FP8 starts from BF16, as on the GPU
-    if (l->number != NUMBER_FP8) { return; }
-    float scale = fp8_scale_for(t, l->slot + OPERAND_W, l->rounded, n, true);
-    round_to_fp8(l->rounded, l->rounded, n, scale, l->type[OPERAND_W]);
+    round_to_bf16(l->rounded, l->weight,
+                  (int64_t)l->N * l->C); // FP8 starts from BF16, as on the GPU
+    if (l->number == NUMBER_FP8) {
+        round_operand(t, l, OPERAND_W, l->number, FOR_TRAINING, l->rounded, l->rounded, l->N);
+    }
 }
 
 static void round_weights(Trainer *t) {
@@ -340,15 +365,11 @@ static void linear_forward(Trainer *t, const LinearLayer *l, float *y, const flo
                            const float *addend, int M, Pass pass) {
     bool to_bf16 = pass == PASS_EVAL_BF16 && l->number == NUMBER_FP8;
     Number number = to_bf16 ? NUMBER_BF16 : l->number;
+    Purpose purpose = pass == PASS_TRAIN ? FOR_TRAINING : FOR_EVALUATION;
     const float *w = l->rounded;
-    int64_t n = (int64_t)M * l->C;
-    float alpha = 1.0f, scale = 1.0f;
-    if (number == NUMBER_FP8) {
-        scale = fp8_scale_for(t, l->slot + OPERAND_X, x, n, pass == PASS_TRAIN);
-        alpha = t->slots[l->slot + OPERAND_W].scale_inv;
-    }
+    float alpha = number == NUMBER_FP8 ? t->slots[l->slot + OPERAND_W].scale_inv : 1.0f;
     if (number != NUMBER_FP32) {
-        alpha *= round_operand(number, l->type[OPERAND_X], scale, t->operand_a, x, n);
+        alpha *= round_operand(t, l, OPERAND_X, number, purpose, t->operand_a, x, M);
         x = t->operand_a;
     }
     if (to_bf16) {
@@ -370,27 +391,19 @@ static void linear_forward(Trainer *t, const LinearLayer *l, float *y, const flo
 // dx[M,C] = dy[M,N] W, dW += dy' x, dbias += the column sums of dy (where there is one)
 static void linear_backward(Trainer *t, const LinearLayer *l, float *dx, const float *dy,
                             const float *x, int M) {
-    int64_t dy_size = (int64_t)M * l->N, x_size = (int64_t)M * l->C;
-    const Fp8Type type = l->type[OPERAND_DY];
     const float *dy_operand = dy;
-    float alpha = 1.0f, dy_scale = 1.0f;
+    float alpha = l->number == NUMBER_FP8 ? t->slots[l->slot + OPERAND_W].scale_inv : 1.0f;
     if (l->dbias != NULL) { bias_backward(l->dbias, dy, M, l->N); }
-    if (l->number == NUMBER_FP8) {
-        dy_scale = fp8_scale_for(t, l->slot + OPERAND_DY, dy, dy_size, true);
-        alpha = t->slots[l->slot + OPERAND_W].scale_inv;
-    }
     if (l->number != NUMBER_FP32) {
-        alpha *= round_operand(l->number, type, dy_scale, t->operand_a, dy, dy_size);
         dy_operand = t->operand_a;
+        alpha *= round_operand(t, l, OPERAND_DY, l->number, FOR_TRAINING, t->operand_a, dy, M);
     }
     cpu_gemm((CpuGemm){
         .m = M, .n = l->C, .k = l->N, .a = dy_operand, .b = l->rounded, .c = dx, .alpha = alpha});
     alpha = 1.0f;
     if (l->wgrad != NUMBER_FP32) {
-        alpha = round_operand(l->wgrad, type, dy_scale, t->operand_a, dy, dy_size);
-        alpha *= round_operand(l->wgrad, l->type[OPERAND_X], t->slots[l->slot + OPERAND_X].scale,
-                               t->operand_b, x, x_size);
-        dy_operand = t->operand_a;
+        alpha = round_operand(t, l, OPERAND_DY, l->wgrad, FOR_WGRAD, t->operand_a, dy, M);
+        alpha *= round_operand(t, l, OPERAND_X, l->wgrad, FOR_WGRAD, t->operand_b, x, M);
         x = t->operand_b;
     }
     cpu_gemm((CpuGemm){.m = l->N,

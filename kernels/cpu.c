@@ -339,6 +339,47 @@ void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type ty
     for (int64_t i = 0; i < n; i++) { out[i] = fp8_round(x[i] * scale, type); }
 }
 
+void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *counts) {
+    unsigned long long saturated = 0, vanished = 0;
+#pragma omp parallel for collapse(2) reduction(+ : saturated, vanished)
+    for (int top = 0; top < b.rows; top += b.height) {
+        for (int left = 0; left < b.columns; left += FP8_BLOCK) {
+            int bottom = top + b.height < b.rows ? top + b.height : b.rows;
+            int width = left + FP8_BLOCK < b.columns ? FP8_BLOCK : b.columns - left;
+            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // as in tensor_amax, of each column
+            float scale[FP8_BLOCK];
+            Fp8Counts lost = {0};
+            for (int row = top; row < bottom; row++) {
+                const float *from = x + (int64_t)row * b.columns + left;
+                for (int i = 0; i < width; i++) {
+                    uint32_t bits = float_bits(from[i]) & 0x7fffffffu;
+                    amax[i] = bits > amax[i] ? bits : amax[i];
+                }
+            }
+            for (int i = 0; i < width; i++) { largest = amax[i] > largest ? amax[i] : largest; }
+            for (int i = 0; i < width; i++) {
+                float range = float_from_bits(b.width == 1 ? amax[i] : largest);
+                scale[i] = fp8_block_scale(range, fp8_max(b.type), b.power_of_two);
+            }
+            for (int row = top; row < bottom; row++) {
+                int64_t at = (int64_t)row * b.columns + left;
+                for (int i = 0; i < width && counts != NULL; i++) {
+                    count_fp8(&lost, x + at + i, 1, scale[i], b.type);
+                }
+                for (int i = 0; i < width; i++) {
+                    out[at + i] = fp8_round(x[at + i] * scale[i], b.type) * (1.0f / scale[i]);
+                }
+            }
+            saturated += lost.saturated;
+            vanished += lost.vanished;
+        }
+    }
+    if (counts == NULL) { return; }
+    counts->elements += (unsigned long long)b.rows * (unsigned long long)b.columns;
+    counts->saturated += saturated;
+    counts->vanished += vanished;
+}
+
 void round_to_bf16(float *out, const float *x, int64_t n) {
 #pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) { out[i] = bf16_decode(bf16_encode(x[i])); }

@@ -86,8 +86,9 @@ FLAG("bf16", bf16, "false",
     "operands of the linear layers in BF16 (emulated on the CPU)", PRECISION)
 CHOICE("fp8-format", fp8_format, "none", "none|hybrid|e4m3|e5m2",
     "operands of the blocks' linear layers in FP8 (docs/fp8.md)", PRECISION)
-CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise",
-    "scales from the amax history of earlier steps, or from each tensor itself", PRECISION)
+CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise|blockwise",
+    "scales from the amax history of earlier steps, from each tensor itself, or from each block of "
+    "128 values of it (of a weight, 128 x 128)", PRECISION)
 INT("fp8-margin", fp8_margin, "0", -32, 32,
     "delayed: leave 2^N of headroom in the scale", PRECISION)
 INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
@@ -95,6 +96,8 @@ INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
     PRECISION)
 INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536,
     "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent", PRECISION)
+FLAG("fp8-blockwise-fp32-scales", fp8_blockwise_fp32_scales, "false",
+    "blockwise: scales need not be powers of two", PRECISION)
 FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
     "keep the first and last blocks in BF16", PRECISION)
 INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,

@@ -486,6 +486,13 @@ static bool check_values(const Options *o, Error *err) {
                     "at most --num-layers %d together",
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
+    if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
+        option_source(o, "fp8-fast-accumulation") > SOURCE_DEFAULT) {
+        return fail(err,
+                    "--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
+                    "products have no fast accumulation",
+                    o->fp8_fast_accumulation == FAST_ALL ? "all" : "forward");
+    }
     bool latest = strcmp(o->resume, "latest") == 0;
     if ((latest || o->list_checkpoints) && o->save[0] == '\0') {
         return fail(err, "--%s: needs --save DIR, where to look",

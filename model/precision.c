@@ -37,6 +37,7 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
 
 Precision precision_decide(const Options *o, const ModelConfig *config, NumberSupport support) {
     bool delayed = o->fp8_recipe == FP8_RECIPE_DELAYED;
+    bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE; // their products have no fast accumulation
     Precision p = {
         .config = config,
         .format = (Fp8Format)o->fp8_format,
@@ -44,8 +45,9 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         .margin = delayed ? o->fp8_margin : 0,
         .e5m2_margin = delayed ? o->fp8_e5m2_margin : 0,
         .history_length = o->fp8_amax_history_len,
-        .fast_forward = o->fp8_fast_accumulation != FAST_NONE,
-        .fast_backward = o->fp8_fast_accumulation == FAST_ALL,
+        .power_of_two = !o->fp8_blockwise_fp32_scales,
+        .fast_forward = !blocks && o->fp8_fast_accumulation != FAST_NONE,
+        .fast_backward = !blocks && o->fp8_fast_accumulation == FAST_ALL,
         .possible = support.lacks_fp8 == NULL,
         .count = config->num_layers * LINEAR_HEAD + 1,
     };
@@ -72,7 +74,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
             if (lp->reason[0] != '\0') { lp->wgrad = NUMBER_BF16; }
         }
         for (int operand = 0; operand < OPERAND_COUNT; operand++) {
-            bool fixed = fp8_slot_is_fixed(config, i * OPERAND_COUNT + operand);
+            bool fixed = fp8_slot_is_fixed(&p, i * OPERAND_COUNT + operand);
             bool more = lp->type[operand] == FP8_E5M2 && !fixed;
             lp->target[operand] = fp8_target(lp->type[operand],
                                              p.margin + (more ? p.e5m2_margin : 0));
@@ -162,6 +164,9 @@ void precision_print(const Precision *p) {
     if (p->recipe == FP8_RECIPE_DELAYED) {
         printf("delayed scaling, history %d, margin %d (E5M2: %d)", p->history_length, p->margin,
                p->margin + p->e5m2_margin);
+    } else if (p->recipe == FP8_RECIPE_BLOCKWISE) {
+        printf("blockwise scaling, 1 x %d and %d x %d, %s scales", FP8_BLOCK, FP8_BLOCK, FP8_BLOCK,
+               p->power_of_two ? "power-of-two" : "FP32");
     } else {
         printf("tensorwise scaling");
     }
@@ -172,7 +177,7 @@ void precision_print(const Precision *p) {
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
     int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
     float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
-    if (!fp8_slot_in_use(p, index)) { return; }
+    if (!fp8_slot_in_use(p, index) || !fp8_slot_is_fixed(p, index)) { return; }
     slots[index] = (Fp8Slot){.scale = 1.0f};
     fp8_slot_rescale(&slots[index], factor, fp8_slot_target(p, index));
 }

@@ -54,6 +54,7 @@ typedef struct {
     Fp8Format format;
     Fp8Recipe recipe;
     int margin, e5m2_margin, history_length; // E5M2's margin is added to the other
+    bool power_of_two;                       // scales of blocks are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
     int count;                        // linear layers: 4 L + 1
@@ -102,6 +103,12 @@ typedef struct {
 int precision_rows(const Precision *precision, PrecisionRow *rows);
 void precision_print(const Precision *precision);
 
+// What an operand's scales belong to.
+static inline Fp8Scales fp8_scales(const Precision *p, OperandId operand) {
+    if (p->recipe != FP8_RECIPE_BLOCKWISE) { return SCALES_TENSOR; }
+    return operand == OPERAND_W ? SCALES_SQUARE : SCALES_VECTOR;
+}
+
 // Every operand has a slot of scaling state, three to a linear layer, FP8 or not, so that a slot's
 // index does not depend on the policy.
 static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, OperandId o) {
@@ -118,9 +125,10 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
 }
 
 // The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more: its
-// scale is known without measuring, and its slot fixed.
-static inline bool fp8_slot_is_fixed(const ModelConfig *config, int slot) {
-    return slot == fp8_slot_index(config, LINEAR_HEAD, 0, OPERAND_DY);
+// scale is known without measuring, and its slot fixed. Its blocks reach less: they are measured.
+static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
+    return p->recipe != FP8_RECIPE_BLOCKWISE &&
+           slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
 // Whether the slot's tensor is quantised at all; and whether by a scale that follows its ranges.
@@ -128,7 +136,7 @@ static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
 static inline bool fp8_slot_follows(const Precision *p, int slot) {
-    return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p->config, slot);
+    return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p, slot);
 }
 
 // Sets the fixed slot among all slots, where the head is FP8.

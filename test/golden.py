@@ -34,6 +34,73 @@ def write_fp8():
     save_file(tensors, os.path.join(GOLDEN, "fp8.safetensors"))
 
 
+def block_values(rows, columns):
+    """BF16 values whose magnitudes differ by row and column, and blocks of every odd kind."""
+    chance = numpy.random.default_rng(rows * 1000 + columns)
+    x = chance.standard_normal((rows, columns)).astype(numpy.float32)
+    x *= 2.0 ** (numpy.arange(rows)[:, None] % 23 - 11) * 2.0 ** (numpy.arange(columns) % 7 - 3)
+    if min(rows, columns) > 128:
+        x[4, 9] = 0
+        x[5, :128] = x[:128, 7] = 0
+        x[6, :128] = -0.0
+        x[8, :128] = 7 * 2.0 ** -3 # 448 / 2^9: the scale is a power of two before it is rounded
+        x[9, :128] *= 1e-3
+        x[9, 77] = -1e3
+        x[20, 128], x[21, 129], x[22, 130] = numpy.inf, -numpy.inf, numpy.nan
+        x[130, 3] = -numpy.inf
+        x[128:, 128:] = chance.standard_normal((rows - 128, columns - 128)) * 1e-39
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def quantised_blocks(x, height, width, dtype, power_of_two):
+    """The codes of x, and each block's inverse scale."""
+    rows, columns = x.shape
+    top = numpy.float32(ml_dtypes.finfo(dtype).max)
+    limits = numpy.finfo(numpy.float32)
+    codes = numpy.empty(x.shape, numpy.uint8)
+    inverse = numpy.empty((-(-rows // height), -(-columns // width)), numpy.float32)
+    for i, j in numpy.ndindex(inverse.shape):
+        place = (slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
+        block = x[place].astype(numpy.float32)
+        amax, scale = numpy.abs(block).max(), numpy.float32(1)
+        if 0 < amax < numpy.inf:
+            scale = numpy.clip(top / amax, limits.tiny, limits.max)
+        if power_of_two:
+            scale = numpy.ldexp(numpy.float32(0.5), numpy.frexp(scale)[1])
+        code = numpy.clip(block * scale, -top, top).astype(dtype).view(numpy.uint8)
+        codes[place] = numpy.where(numpy.isnan(block), 0x7f, code)
+        inverse[i, j] = numpy.float32(1) / scale
+    return codes, inverse
+
+
+def padded(array):
+    """To a multiple of 4 columns."""
+    return numpy.ascontiguousarray(numpy.pad(array, ((0, 0), (0, -array.shape[1] % 4))))
+
+
+# name -> format, and whether scales are powers of two
+BLOCKS = {"e4m3": (ml_dtypes.float8_e4m3fn, True), "e5m2": (ml_dtypes.float8_e5m2, True),
+          "e4m3_fp32_scales": (ml_dtypes.float8_e4m3fn, False)}
+
+
+def write_blocks():
+    """Tensors quantised by blocks: as the input of a product, as its transpose, and as a weight."""
+    tensors = {}
+    for rows, columns in ((144, 144), (3, 129), (130, 5), (1, 1)):
+        name, x = f"{rows}x{columns}", block_values(rows, columns)
+        tensors[f"{name}.x"] = x.astype(numpy.float32)
+        for kind, (dtype, power_of_two) in BLOCKS.items():
+            with numpy.errstate(all="ignore"):
+                row = quantised_blocks(x, 1, 128, dtype, power_of_two)
+                column = quantised_blocks(x.T, 1, 128, dtype, power_of_two)
+                square = quantised_blocks(x, 128, 128, dtype, power_of_two)
+            for form, (codes, inverse) in (("rows", row), ("columns", column), ("squares", square)):
+                grid = inverse if form == "squares" else inverse.T
+                tensors[f"{name}.{kind}.{form}.codes"] = codes
+                tensors[f"{name}.{kind}.{form}.scales"] = padded(grid)
+    save_file(tensors, os.path.join(GOLDEN, "blocks.safetensors"))
+
+
 # transformers' name of a scaling, and its parameters
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -121,6 +188,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     write_fp8()
+    write_blocks()
     write_rope()
     for model_name in MODELS:
         write_model(model_name)

@@ -1,5 +1,6 @@
 // E4M3, E5M2 and BF16 against ml_dtypes (test/golden/fp8.safetensors) and against a search for the
-// nearest value; then the scale rule and the slots.
+// nearest value; then the scale rule, blocks against numpy and ml_dtypes
+// (test/golden/blocks.safetensors), and the slots.
 //
 // Where ours differs from ml_dtypes, on purpose: what rounds beyond the largest finite value
 // becomes that value (ml_dtypes: NaN in E4M3, infinity in E5M2), and every NaN becomes 0x7f
@@ -231,6 +232,124 @@ static void scale_brings_amax_to_the_target(void) {
     }
 }
 
+// ---- blocks -----------------------------------------------------------------------------------
+
+enum { MOST = 144 * 144 };
+
+static const struct { int rows, columns; } shapes[] = {{144, 144}, {3, 129}, {130, 5}, {1, 1}};
+
+static const struct {
+    const char *name;
+    Fp8Type type;
+    bool power_of_two;
+} kinds[] = {{"e4m3", FP8_E4M3, true}, {"e5m2", FP8_E5M2, true}, {"e4m3_fp32_scales", FP8_E4M3, 0}};
+
+// How a tensor is cut; columns: the operand is the transpose.
+static const struct {
+    const char *name;
+    Fp8Scales scales;
+    int height, width;
+} forms[] = {{"rows", SCALES_VECTOR, 1, FP8_BLOCK},
+             {"columns", SCALES_VECTOR, FP8_BLOCK, 1},
+             {"squares", SCALES_SQUARE, FP8_BLOCK, FP8_BLOCK}};
+
+// One tensor in one form, as the reference has it.
+typedef struct {
+    Fp8Blocks blocks;
+    Fp8Scales scales;
+    const float *x, *inverse;   // the values; the operand's inverse scales, by fp8_scale_index
+    const unsigned char *codes; // of the operand
+} Reference;
+
+// The scale rule, the place of each scale, and the codes; what is left of the values, and counted.
+static int block_errors(const Reference *r, const float *rounded, const Fp8Counts *counts) {
+    Fp8Blocks b = r->blocks;
+    Fp8Counts lost = {(unsigned long long)b.rows * (unsigned long long)b.columns, 0, 0};
+    int errors = 0;
+    for (int place = 0; place < b.rows * b.columns; place++) {
+        int top = place / b.columns, left = place % b.columns;
+        if (top % b.height != 0 || left % b.width != 0) { continue; }
+        int bottom = top + b.height < b.rows ? top + b.height : b.rows;
+        int right = left + b.width < b.columns ? left + b.width : b.columns;
+        float amax = 0.0f;
+        for (int i = top; i < bottom; i++) {
+            for (int j = left; j < right; j++) {
+                float size = fabsf(r->x[i * b.columns + j]);
+                amax = isnan(size) || size > amax ? size : amax;
+            }
+        }
+        float scale = fp8_block_scale(amax, fp8_max(b.type), b.power_of_two);
+        for (int i = top; i < bottom; i++) {
+            for (int j = left; j < right; j++) {
+                bool turned = b.width == 1;
+                int rows = turned ? b.columns : b.rows, k = turned ? b.rows : b.columns;
+                int row = turned ? j : i, column = turned ? i : j;
+                float x = r->x[i * b.columns + j], left_of_x = rounded[i * b.columns + j];
+                float inverse = r->inverse[fp8_scale_index(r->scales, rows, k, row, column)];
+                uint8_t code = r->codes[row * k + column];
+                volatile float scaled = x * scale;
+                errors += inverse != 1.0f / scale || fp8_encode(scaled, b.type) != code ||
+                          !same_float(left_of_x, fp8_decode(code, b.type) * inverse);
+                lost.saturated += fabsf(scaled) > fp8_max(b.type);
+                lost.vanished += (code & 0x7f) == 0 && x != 0.0f;
+            }
+        }
+    }
+    return errors + !!memcmp(counts, &lost, sizeof(lost));
+}
+
+static void blocks_are_the_references(void) {
+    SafeTensors file = golden_open("blocks.safetensors");
+    static float rounded[MOST], other[MOST];
+    for (int i = 0; i < 4 * 3 * 3; i++) {
+        int s = i / 9, k = i / 3 % 3, f = i % 3, n = shapes[s].rows * shapes[s].columns;
+        bool turned = forms[f].width == 1;
+        Reference r = {.blocks = {shapes[s].rows, shapes[s].columns, forms[f].height,
+                                  forms[f].width, kinds[k].type, kinds[k].power_of_two},
+                       .scales = forms[f].scales};
+        Fp8Counts counts = {0};
+        char name[64];
+        snprintf(name, sizeof(name), "%dx%d.x", shapes[s].rows, shapes[s].columns);
+        r.x = golden_data(&file, name, DTYPE_F32, n);
+        snprintf(name, sizeof(name), "%dx%d.%s.%s.codes", shapes[s].rows, shapes[s].columns,
+                 kinds[k].name, forms[f].name);
+        r.codes = golden_data(&file, name, DTYPE_U8, n);
+        strcpy(strrchr(name, '.'), ".scales");
+        r.inverse = golden_data(&file, name, DTYPE_F32,
+                                turned
+                                    ? fp8_scale_count(r.scales, r.blocks.columns, r.blocks.rows)
+                                    : fp8_scale_count(r.scales, r.blocks.rows, r.blocks.columns));
+        round_blocks_to_fp8(rounded, r.x, r.blocks, &counts);
+        CHECK_EQUAL(block_errors(&r, rounded, &counts), 0);
+        memcpy(other, r.x, (size_t)n * sizeof(float)); // in place, and without counts
+        round_blocks_to_fp8(other, other, r.blocks, NULL);
+        CHECK_BITS(other, rounded, (size_t)n * sizeof(float));
+        other[n / 2] += 1.0f;
+        CHECK_EQUAL(block_errors(&r, other, &counts), 1);
+        counts.vanished++;
+        CHECK_EQUAL(block_errors(&r, rounded, &counts), 1);
+        r.blocks.type = r.blocks.type == FP8_E4M3 ? FP8_E5M2 : FP8_E4M3;
+        CHECK(block_errors(&r, rounded, &counts) > n / 2);
+    }
+    safetensors_close(&file);
+}
+
+static void block_scales_are_powers_of_two(void) {
+    for (int exponent = -140; exponent < 128; exponent++) {
+        for (int f = 0; f < 2; f++) {
+            float amax = ldexpf(1.0f + rng_uniform(9, (uint64_t)(exponent + 200)), exponent);
+            float exact = fp8_block_scale(amax, fp8_max(types[f]), false);
+            float scale = fp8_block_scale(amax, fp8_max(types[f]), true);
+            int power;
+            CHECK(exact == fp8_scale(amax, fp8_max(types[f]), 1.0f));
+            CHECK(frexpf(scale, &power) == 0.5f && scale <= exact && 2 * scale > exact);
+            CHECK(amax * scale <= fp8_max(types[f]) && 1.0f / (1.0f / scale) == scale);
+        }
+    }
+    static const float bad[] = {0.0f, INFINITY, NAN};
+    for (int i = 0; i < 3; i++) { CHECK(fp8_block_scale(bad[i], 448.0f, i % 2) == 1.0f); }
+}
+
 // ---- the slots --------------------------------------------------------------------------------
 
 // One slot over many steps, against a list of every amax that was ever good.
@@ -286,6 +405,8 @@ int main(void) {
     RUN(amax_sees_nan_and_infinity);
     RUN(scale_follows_amax);
     RUN(scale_brings_amax_to_the_target);
+    RUN(blocks_are_the_references);
+    RUN(block_scales_are_powers_of_two);
     RUN(slots_follow_their_history);
     safetensors_close(&file);
     return test_summary();

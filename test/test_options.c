@@ -428,6 +428,10 @@ static void contradictions_are_refused(void) {
         {"--model llama-quickstart --hidden-size 256 --num-attention-heads 6",
          "must divide --hidden"},
         {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
+        {"--fp8-recipe blockwise --fp8-fast-accumulation all",
+         "--fp8-fast-accumulation all: must be none with --fp8-recipe blockwise"},
+        {"--fp8-recipe blockwise --fp8-fast-accumulation forward",
+         "--fp8-fast-accumulation forward: must be none with --fp8-recipe blockwise"},
         {"--first-last-layers-bf16 --num-layers 1", "at most --num-layers 1 together"},
         {"--resume latest", "--resume latest: needs --save"},
         {"--list-checkpoints", "--list-checkpoints: needs --save"},
@@ -439,6 +443,8 @@ static void contradictions_are_refused(void) {
     }
     CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not in use
     CHECK_TEXT(error_of("--help --num-attention-heads 7"), "");
+    CHECK_TEXT(error_of("--fp8-recipe blockwise"), ""); // whose default is another
+    CHECK_TEXT(error_of("--fp8-recipe blockwise --fp8-fast-accumulation none"), "");
 }
 
 static void global_batch_is_filled_in_or_refused(void) {

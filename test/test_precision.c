@@ -202,6 +202,32 @@ static void margin_is_for_delayed_scales(void) {
     precision_free(&p.precision);
 }
 
+// The blocks' own scales: no slot is fixed, no headroom, and sums are split whatever the default.
+static void blockwise_has_no_state(void) {
+    Policy p;
+    for (int fp32 = 0; fp32 < 2; fp32++) {
+        decide(&p, fp32 ? LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head "
+                                "--fp8-blockwise-fp32-scales --fp8-margin 2"
+                        : LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head");
+        CHECK_EQUAL(p.precision.power_of_two, !fp32);
+        CHECK(!p.precision.fast_forward && !p.precision.fast_backward);
+        CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_X), SCALES_VECTOR);
+        CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_W), SCALES_SQUARE);
+        CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_DY), SCALES_VECTOR);
+        for (int i = 0; i < fp8_slot_count(&p.config); i++) {
+            CHECK(fp8_slot_follows(&p.precision, i));
+            CHECK(fp8_slot_target(&p.precision, i) ==
+                  (i % OPERAND_COUNT == OPERAND_DY ? 57344.0f : 448.0f));
+        }
+        precision_free(&p.precision);
+    }
+    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head");
+    CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_W), SCALES_TENSOR);
+    CHECK(p.precision.fast_forward);
+    CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
+    precision_free(&p.precision);
+}
+
 int main(void) {
     RUN(formats_name_their_operands);
     RUN(options_keep_layers_in_bf16);
@@ -210,5 +236,6 @@ int main(void) {
     RUN(table_tells_layers_apart);
     RUN(slots_have_their_own_places);
     RUN(margin_is_for_delayed_scales);
+    RUN(blockwise_has_no_state);
     return test_summary();
 }

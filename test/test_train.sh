@@ -93,6 +93,12 @@ fp8_tensorwise_resumes() {
         --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
 }
 
+fp8_blockwise_resumes() {
+    resume_equals_straight blockwise --model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise \
+        --fp8-lm-head
+    [[ ! -e blockwise/step_000000$steps/scaling.safetensors ]] || fail "blockwise: a scaling state"
+}
+
 comparison_sees_differences() {
     cp -r fp32/step_00000009 other
     same_checkpoint fp32/step_00000009 other || fail "equal ones differ"
@@ -110,12 +116,14 @@ threads_change_nothing() {
 # A checkpoint's weights, read by a run in another precision and changed by no step.
 precision_changes_keep_the_weights() {
     local from to options
-    for pair in delayed:fp32 fp32:delayed delayed:tensorwise tensorwise:delayed; do
+    for pair in delayed:fp32 fp32:delayed delayed:tensorwise tensorwise:delayed delayed:blockwise \
+        blockwise:delayed tensorwise:blockwise blockwise:tensorwise blockwise:bf16 bf16:blockwise; do
         from=${pair%:*} to=${pair#*:}
         case $to in
         fp32) options=() ;;
+        bf16) options=(--bf16 --lr-decay-style wsd) ;;
         delayed) options=(--fp8-format hybrid) ;;
-        tensorwise) options=(--fp8-format hybrid --fp8-recipe tensorwise) ;;
+        *) options=(--fp8-format hybrid --fp8-recipe "$to") ;;
         esac
         if [[ $from == tensorwise ]]; then options+=(--num-layers 3); fi
         expect_status 0 train_gpt "${common[@]}" --model llama-tiny "${options[@]}" --lr 0 \
@@ -373,6 +381,8 @@ sanitized_runs_do_it_all() {
             --train-iters 6 --sample-interval 3 --sample-length 8 --save-interval 2 || return
         expect_status 0 "$asan" "${common[@]}" --model $model --fp8-format e5m2 --save asan.$model \
             --fp8-recipe tensorwise --train-iters 8 --resume latest || return
+        expect_status 0 "$asan" "${common[@]}" --model $model --fp8-format e4m3 --save asan.$model \
+            --fp8-recipe blockwise --train-iters 10 --resume latest || return
         expect_status 0 "$asan" "${common[@]}" --model $model --save asan.$model --resume latest \
             --sample-only --sample-length 5 || return
         expect_status 0 "$asan" "${common[@]}" --model $model --bf16 --resume asan.$model/latest \
@@ -385,7 +395,7 @@ sanitized_runs_do_it_all() {
 run prepare
 for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32_resumes \
     gpt2_resumes bf16_resumes fp8_delayed_resumes fp8_most_recent_resumes \
-    fp8_tensorwise_resumes comparison_sees_differences \
+    fp8_tensorwise_resumes fp8_blockwise_resumes comparison_sees_differences \
     threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
     step_line_has_its_fields live_line_fits_the_terminal a_stop_is_said_on_a_line_of_its_own \
     answers_stand_alone quiet_runs_say_nothing samples_are_escaped_on_a_terminal \
