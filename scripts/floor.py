@@ -10,7 +10,7 @@ Shapes as in train_gpt.cu: B sequences of T tokens, M = B T, C channels, L layer
 key/value heads, D head size, N = (H + 2 G) D, F feed-forward, F1 = F or (Llama) 2 F, P padded
 vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code and transposed code:
 
-| family | BF16 | FP8, delayed | FP8, tensorwise |
+| family | BF16 | FP8, delayed or blockwise | FP8, tensorwise |
 | --- | --- | --- | --- |
 | norms, forward (2) | 2 x 4C | the same, as codes | 2 x 4C |
 | norms, backward (2) | 2 x 8C | 2 x 10C: the codes of dY beside d residual | 2 x 8C |
@@ -20,6 +20,8 @@ vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code 
 | quantize | 0 | 4HD, GPT-2 and 4N: dQKV | 4 (4C + HD + N + F + F1) |
 
 The last of these casts and transposes the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C).
+With blockwise scaling, as with delayed, the kernel that computes a tensor can write its codes; the
+scales, 1/32 of the codes' bytes, are left out.
 Beyond the layers: the last norm (forward 4C, backward 6C a token), the loss (one pass over the
 logits and their gradient, 4P a token), embeddings (6C a token), and the optimizer: the gradient
 twice (norm, update), master weights and moments read and written, the new weights in BF16 or as W
@@ -28,7 +30,9 @@ and W' in FP8 (both 2 bytes a parameter).
 
 # Measured on the device, the best seen: ../shared/facts/h200.md. A device that is not here has no
 # floor.
-RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12}}
+RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
+                         "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
+FUSED = ("delayed", "blockwise") # recipes by which the kernel that computes a tensor writes codes
 
 
 class Shape:
@@ -51,27 +55,29 @@ class Shape:
         self.P = -(-number("vocab-size") // divisor) * divisor
 
 
-def product_seconds(rates, fp8, m, n, k, extra=0):
-    """D[m,n] = A[m,k] B[k,n] with BF16 out; extra: BF16 elements read or written beside."""
-    operands = (1 if fp8 else 2) * (m * k + n * k)
+def product_seconds(rates, kind, m, n, k, extra=0):
+    """D[m,n] = A[m,k] B[k,n] with BF16 out; kind: of the rates; extra: BF16 elements read or
+    written beside."""
+    operands = (2 if kind == "bf16" else 1) * (m * k + n * k)
     moved = operands + 2 * (m * n + extra)
-    return max(2 * m * n * k / rates["fp8" if fp8 else "bf16"], moved / rates["bytes"])
+    return max(2 * m * n * k / rates[kind], moved / rates["bytes"])
 
 
-def linear_seconds(rates, fp8, s, outputs, inputs, forward_extra=0, input_extra=0):
+def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra=0):
     """The three products of a linear layer."""
-    return (product_seconds(rates, fp8, s.M, outputs, inputs, forward_extra)
-            + product_seconds(rates, fp8, s.M, inputs, outputs, input_extra)
-            + product_seconds(rates, fp8, outputs, inputs, s.M))
+    wgrad = "blocks, weight gradient" if kind == "blocks" else kind
+    return (product_seconds(rates, kind, s.M, outputs, inputs, forward_extra)
+            + product_seconds(rates, kind, s.M, inputs, outputs, input_extra)
+            + product_seconds(rates, wgrad, outputs, inputs, s.M))
 
 
-def products(rates, fp8, s):
-    rides = s.M * s.F if not s.llama and not fp8 else 0  # GELU's input, kept and read again
+def products(rates, kind, s):
+    rides = s.M * s.F if not s.llama and kind == "bf16" else 0 # GELU's input, kept and read again
     residual = s.M * s.C
-    return s.L * (linear_seconds(rates, fp8, s, s.N, s.C)
-                  + linear_seconds(rates, fp8, s, s.C, s.H * s.D, forward_extra=residual)
-                  + linear_seconds(rates, fp8, s, s.F1, s.C, forward_extra=rides)
-                  + linear_seconds(rates, fp8, s, s.C, s.F, forward_extra=residual,
+    return s.L * (linear_seconds(rates, kind, s, s.N, s.C)
+                  + linear_seconds(rates, kind, s, s.C, s.H * s.D, forward_extra=residual)
+                  + linear_seconds(rates, kind, s, s.F1, s.C, forward_extra=rides)
+                  + linear_seconds(rates, kind, s, s.C, s.F, forward_extra=residual,
                                    input_extra=rides))
 
 
@@ -88,7 +94,7 @@ def activation_bytes(s, recipe):
     """A token and layer."""
     heads = (s.H + s.G) * s.D
     if s.llama:
-        rope_backward = 4 * s.N if recipe == "delayed" else 4 * heads
+        rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
         return 16 * s.F + 4 * heads + rope_backward
     if recipe == "bf16":
         return 2 * (s.F + s.N)
@@ -99,7 +105,7 @@ def quantize_bytes(s, recipe):
     """A token and layer."""
     if recipe == "bf16":
         return 0
-    if recipe == "delayed":
+    if recipe in FUSED:
         return 4 * s.H * s.D + (0 if s.llama else 4 * s.N)
     return 4 * (4 * s.C + s.H * s.D + s.N + s.F + s.F1)
 
@@ -124,10 +130,11 @@ def floor_ms(device, options, parameters):
     def moved(count):
         return count / rates["bytes"]
 
-    codes = 4 if recipe == "delayed" else 0
+    codes = 4 if recipe in FUSED else 0
+    kind = {"bf16": "bf16", "blockwise": "blocks"}.get(recipe, "fp8")
     seconds = {
-        "products": products(rates, fp8, s),
-        "head products": linear_seconds(rates, head_fp8, s, s.P, s.C),
+        "products": products(rates, kind, s),
+        "head products": linear_seconds(rates, kind if head_fp8 else "bf16", s, s.P, s.C),
         "attention": attention(rates, s),
         "norms": moved(layers * (24 + codes) * s.C + s.M * 10 * s.C),
         "activations": moved(layers * activation_bytes(s, recipe)),

@@ -211,7 +211,12 @@ def ranges_are_judged():
     expect(planted("saturated", lose("saturated")), 1, "blocks.1.fc1.dy: 50% of its values are "
            "beyond the range at step 60", "--fp8-margin 1")
     expect(planted("vanished", lose("vanished")), 1, "blocks.1.fc1.dy: 50% of its values become "
-           "zero", "--fp8-amax-history-len")
+           "zero", "--fp8-amax-history-len", "--fp8-recipe tensorwise or blockwise, or --first")
+    for recipe, remedy in (("tensorwise", "-> --fp8-recipe blockwise, or --first-last-layers-bf16"),
+                           ("blockwise", "-> --first-last-layers-bf16")):
+        def other(record, recipe=recipe):
+            return changed("run", options(fp8_recipe=recipe))(lose("saturated")(record))
+        expect(planted("recipe", other), 1, "beyond the range", remedy)
     expect(planted("uncounted", without("fp8")), 0, "note FP8 range", "--fp8-stats-interval 100")
 
 
@@ -342,6 +347,8 @@ def options_that_cost_are_named():
     text = costs(fp8_recipe="tensorwise")
     gain = times_as_fast(("fp8", "delayed", "bf16"), ("fp8", "tensorwise", "bf16"))
     assert "measures each tensor" in text and f"{gain} without it)" in text, text
+    text = costs(fp8_recipe="blockwise", fp8_fast_accumulation="none")
+    assert "blockwise has slower products" in text and "is forced" not in text, text
     text = costs()
     assert "the LM head is in BF16, 20% of" in text and "with it in FP8)" in text, text
     assert all(part not in text for part in ("--recompute", "communication", "autotune")), text

@@ -63,9 +63,10 @@ records_what_was_measured() {
     rm -f bench.jsonl
     MODELS=gpt2-124m expect_status 0 bench || return
     expect bench.jsonl \
-        'len(r) == 4' \
+        'len(r) == 6' \
         '[(x["precision"], x["recipe"], x["lm_head"]) for x in r] == [("bf16", None, "bf16"),
-        ("fp8", "delayed", "bf16"), ("fp8", "delayed", "fp8"), ("fp8", "tensorwise", "bf16")]' \
+        ("fp8", "delayed", "bf16"), ("fp8", "delayed", "fp8"), ("fp8", "tensorwise", "bf16"),
+        ("fp8", "blockwise", "bf16"), ("fp8", "blockwise", "fp8")]' \
         'all(x["model"] == "gpt2-124m" and x["seq_length"] == 16 for x in r)' \
         'all((x["micro_batch"], x["gpus"], x["steps"]) == (2, 1, 20) for x in r)' \
         'all(x["step_ms"] == 100 and x["tokens_per_s"] == 320 for x in r)' \
@@ -112,7 +113,7 @@ bad_runs_leave_no_record() {
     MODELS=gpt2-124m PRECISIONS='fp8-tensorwise bf16' FAILING=tensorwise expect_status 1 bench
     grep -qE 'fp8-tensorwise +FAILED: exit status 1: error: out of something$' log ||
         fail "$(cat log)"
-    expect bench.jsonl 'len(r) == 5'
+    expect bench.jsonl 'len(r) == 7'
 }
 
 # The floor against sums of its own: at sizes where no product is bound by memory.
@@ -141,6 +142,12 @@ bf16, fp8, fp8_head = floor_of(llama), floor_of(llama, delayed), floor_of(llama,
 weights = L * (C * N + C * C + 3 * C * F)
 check(bf16["products"], 6 * M * weights / rates["bf16"])
 check(fp8["products"], 6 * M * weights / rates["fp8"])
+blocks = {key: rates[key] for key in ("blocks", "blocks, weight gradient")}
+both = sum(share / rate for share, rate in zip((4, 2), blocks.values()))
+blockwise = floor_of(llama, delayed, {"fp8-recipe": "blockwise"}, head)
+check(blockwise["products"], M * weights * both)
+check(blockwise["head products"], M * P * C * both)
+assert all(blockwise[name] == fp8_head[name] for name in fp8 if "products" not in name)
 check(fp8["head products"], 6 * M * P * C / rates["bf16"])
 check(fp8_head["head products"], 6 * M * P * C / rates["fp8"])
 check(bf16["attention"], L * 7 * B * H * T * T * D / rates["bf16"])

@@ -13,15 +13,18 @@ UNEVEN = 1.5                 # a step of twenty over the median
 LARGE_FAMILY = 1.5           # of its share in the record
 LONG_RUN = 1000              # steps, from which on half a minute pays
 
+SLOWER = { # recipes than delayed scaling, and why
+    "tensorwise": "measures each tensor before it is quantised",
+    "blockwise": "has slower products, with a scale for each block and exact accumulation",
+}
+
 
 def precision_of(run):
     """As scripts/estimate names them."""
     layers = {row["linear"]: row["x"] for row in run.start.get("linear_layers", [])}
     if not metrics.number(run.start, "fp8_flops_share") > 0:
         return "bf16"
-    if run.option("fp8-recipe") == "tensorwise":
-        return "fp8-tensorwise"
-    return "fp8-head" if layers.get("head") in ("E4M3", "E5M2") else "fp8"
+    return estimate.fp8_precision(run.option("fp8-recipe"), layers.get("head") in ("E4M3", "E5M2"))
 
 
 def micro_batches(run):
@@ -50,7 +53,8 @@ def option_costs(run, records):
     """What options cost: a row for each that does, where it does."""
     flops, ours, micro = metrics.number(run.start, "flops_per_token"), precision_of(run), \
         micro_batches(run)
-    fp8 = ours != "bf16"
+    fp8, recipe = ours != "bf16", run.option("fp8-recipe")
+    delayed = ours.replace(f"-{recipe}", "")
     tokens = int(run.option("micro-batch-size")) * int(run.option("seq-length"))
     head = next((row["flops_share"] for row in run.start.get("linear_layers", [])
                  if row["linear"] == "head"), 0)
@@ -61,13 +65,12 @@ def option_costs(run, records):
         (run.option("fp8-format", "none") == "none",
          "FP8 is not used" + recorded(records, "bf16", "fp8", flops, "in FP8"),
          "--fp8-format hybrid"),
-        (ours == "fp8-tensorwise",
-         "--fp8-recipe tensorwise measures each tensor before it is quantised" +
-         recorded(records, "fp8-tensorwise", "fp8", flops, "without it"),
+        (fp8 and recipe in SLOWER, f"--fp8-recipe {recipe} {SLOWER.get(recipe)}" +
+         recorded(records, ours, delayed, flops, "without it"),
          "--fp8-recipe delayed, where the losses allow it"),
-        (ours == "fp8",
+        (f"{ours}-head" in estimate.PRECISIONS,
          f"the LM head is in BF16, {100 * head:.0f}% of the linear layers' operations" +
-         recorded(records, "fp8", "fp8-head", flops, "with it in FP8"),
+         recorded(records, ours, f"{ours}-head", flops, "with it in FP8"),
          "--fp8-lm-head, where the losses allow it (scripts/compare)"),
         (fp8 and (run.option("fp8-wgrad") == "false" or run.option("fp8-format") == "e5m2"),
          "the weight gradients' products, a third of the operations, are in BF16",
@@ -75,7 +78,7 @@ def option_costs(run, records):
         (fp8 and run.option("first-last-layers-bf16") == "true",
          f"{edge} of {run.option('num-layers')} blocks are in BF16 (--first-last-layers-bf16)",
          "leave it out, where the losses allow it"),
-        (fp8 and run.option("fp8-fast-accumulation") == "none",
+        (fp8 and recipe != "blockwise" and run.option("fp8-fast-accumulation") == "none",
          "--fp8-fast-accumulation none: exact accumulation is forced in the forward pass too",
          "leave it out: forward is the default"),
         (fp8 and 0 < interval < 10, f"--fp8-stats-interval {interval} counts in slower kernels, "

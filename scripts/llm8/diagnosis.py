@@ -24,6 +24,14 @@ def is_fp8(run):
     return metrics.number(run.start, "fp8_flops_share") > 0
 
 
+def finer(run, delayed=""):
+    """What an FP8 run can do to lose less, as a remedy; delayed: what it can do with its scales."""
+    recipes = {"delayed": f"{delayed}--fp8-recipe tensorwise or blockwise, ",
+               "tensorwise": "--fp8-recipe blockwise, "}
+    recipe = recipes.get(run.option("fp8-recipe"), "")
+    return f"{recipe}{'or ' if recipe else ''}--first-last-layers-bf16"
+
+
 # ---- how it went -------------------------------------------------------------------------------
 
 
@@ -63,8 +71,7 @@ def skips(run):
             f"step {max(step for step in run.steps if run.steps[step].get('skipped')):,}")
     remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
     if is_fp8(run):
-        remedy += "; --fp8-recipe tensorwise, --fp8-margin 1 or --first-last-layers-bf16 where " \
-                  "--bf16 does not skip them"
+        remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1, ')}"
     return (wrong if count > SKIPS_ALLOWED * all_steps else note)("steps", text, remedy)
 
 
@@ -201,12 +208,12 @@ def fp8_ranges(run):
         if high > SATURATED:
             found.append(wrong("FP8 range", f"{name}: {100 * high:.3g}% of its values are beyond "
                                f"the range at step {step:,}",
-                               "--fp8-margin 1, or --fp8-recipe tensorwise"))
+                               finer(run, "--fp8-margin 1, ")))
         if low > VANISHED:
             found.append(wrong("FP8 range", f"{name}: {100 * low:.3g}% of its values become zero "
                                f"at step {step:,}",
-                               "a shorter --fp8-amax-history-len (an old spike keeps the scale "
-                               "low), --fp8-recipe tensorwise, or --first-last-layers-bf16"))
+                               finer(run, "a shorter --fp8-amax-history-len (an old spike "
+                                     "keeps the scale low), ")))
     worst = max(shares, key=lambda row: max(row[1:]), default=("", 0, 0))
     return found or [well("FP8 range", f"of {len(shares)} tensors at step {step:,}, the worst is "
                           f"{worst[0]}: {100 * worst[1]:.2g}% saturated, {100 * worst[2]:.2g}% "
@@ -276,8 +283,8 @@ def beside_twin(run, twin, limits):
     if not run.steps or not twin.steps:
         return [note("twin", f"{name} and this run have no step in common yet")]
     found = [judge.Pair(judge.seed_of(run), twin, run)]
-    remedy = ("two seeds of --bf16 alone show what is noise; then --fp8-recipe tensorwise, "
-              "--first-last-layers-bf16, or the head in BF16")
+    remedy = ("two seeds of --bf16 alone show what is noise; then the head in BF16, "
+              f"{finer(run)}")
     results = [(judge.judge_train(found, limits, run.name), limits.train)]
     if run.evals or twin.evals:
         results.append((judge.judge_valid(found, limits, run.name), limits.valid))

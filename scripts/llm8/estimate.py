@@ -12,10 +12,12 @@ from .command_line import Parser
 from .environment import ROOT, die, trainer
 
 PRECISIONS = {
-    "bf16": ["--bf16"],
+    "bf16": ["--bf16"], # first: scripts/bench compares the others with it
     "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"],
     "fp8-head": ["--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-lm-head"],
     "fp8-tensorwise": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
+    "fp8-blockwise": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
+    "fp8-blockwise-head": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--fp8-lm-head"],
 }
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "machine")
@@ -129,12 +131,16 @@ def read_records(path):
     return records
 
 
+def fp8_precision(recipe, head):
+    """The name in PRECISIONS. head: whether the LM head is in FP8, too."""
+    name = "fp8" if recipe == "delayed" else f"fp8-{recipe}"
+    return f"{name}-head" if head and f"{name}-head" in PRECISIONS else name
+
+
 def precision_of(record):
     if record["precision"] == "bf16":
         return "bf16"
-    if record["recipe"] == "tensorwise":
-        return "fp8-tensorwise"
-    return "fp8-head" if record["lm_head"] == "fp8" else "fp8"
+    return fp8_precision(record["recipe"], record["lm_head"] == "fp8")
 
 
 def newest(records, precision, gpus):
@@ -231,7 +237,7 @@ def main():
     print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
           f"{tokens / size[0]:.1f} tokens a parameter\n")
     head = ["precision", "GPUs", "tokens/s", "TFLOP/s each", "time", "GPU hours", "memory each"]
-    form = "{:15}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
+    form = "{:19}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
     print(form.format(*head) + ("       cost" if o.price else "") + "  speed from")
     notes = []
     for precision in precisions:
