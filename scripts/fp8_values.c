@@ -4,6 +4,8 @@
 //   fp8_values round FORMAT SCALE        for each number on standard input: what is left of it when
 //                                        it is scaled, rounded and scaled back; 1 where it
 //                                        saturated; 1 where it vanished
+//   fp8_values blocks FORMAT LENGTH      the same, but every LENGTH numbers have the scale of a
+//                                        block, a power of two
 //   fp8_values delayed FORMAT LENGTH     for each amax on standard input: the scale that its step
 //                                        uses, before the amax enters the history
 #include "../kernels/fp8_format.h"
@@ -19,15 +21,30 @@ static void print_codes(Fp8Type type) {
     }
 }
 
-static void print_rounded(Fp8Type type, float scale) {
+static void print_rounded(Fp8Type type, float x, float scale) {
+    Fp8Counts counts = {0};
+    uint8_t code = fp8_encode(x * scale, type);
+    fp8_count(&counts, x, scale, code, type);
+    printf("%.9g %d %d\n", fp8_decode(code, type) / scale, (int)counts.saturated,
+           (int)counts.vanished);
+}
+
+static void print_all_rounded(Fp8Type type, float scale) {
     float x;
-    while (scanf("%f", &x) == 1) {
-        Fp8Counts counts = {0};
-        uint8_t code = fp8_encode(x * scale, type);
-        fp8_count(&counts, x, scale, code, type);
-        printf("%.9g %d %d\n", fp8_decode(code, type) / scale, (int)counts.saturated,
-               (int)counts.vanished);
+    while (scanf("%f", &x) == 1) { print_rounded(type, x, scale); }
+}
+
+static void print_blocks(Fp8Type type, int length) {
+    float *block = calloc_or_die((size_t)length, sizeof(float));
+    for (int count = length; count == length;) {
+        float amax = 0.0f;
+        for (count = 0; count < length && scanf("%f", &block[count]) == 1; count++) {
+            amax = fmaxf(amax, fabsf(block[count]));
+        }
+        float scale = fp8_block_scale(amax, fp8_max(type), true);
+        for (int i = 0; i < count; i++) { print_rounded(type, block[i], scale); }
     }
+    free(block);
 }
 
 static void print_scales(Fp8Type type, int length) {
@@ -49,11 +66,14 @@ int main(int argc, char **argv) {
     if (strcmp(what, "codes") == 0) {
         print_codes(type);
     } else if (strcmp(what, "round") == 0 && argc == 4) {
-        print_rounded(type, strtof(argv[3], NULL));
+        print_all_rounded(type, strtof(argv[3], NULL));
+    } else if (strcmp(what, "blocks") == 0 && argc == 4 && atoi(argv[3]) > 0) {
+        print_blocks(type, atoi(argv[3]));
     } else if (strcmp(what, "delayed") == 0 && argc == 4 && atoi(argv[3]) > 0) {
         print_scales(type, atoi(argv[3]));
     } else {
-        die("usage: fp8_values codes FORMAT | round FORMAT SCALE | delayed FORMAT LENGTH");
+        die("usage: fp8_values codes FORMAT | round FORMAT SCALE | blocks FORMAT LENGTH | "
+            "delayed FORMAT LENGTH");
     }
     return 0;
 }

@@ -90,6 +90,41 @@ def draw_scale(figure, theme):
     style.legend_above(axes)
 
 
+def draw_outlier(figure, theme):
+    """What is left of small values beside a channel that is a thousand times as large."""
+    tokens, channels, block, outlier = 128, 512, 128, 200
+    count = tokens * channels
+    order = numpy.arange(count) * 40503 % count # every number once, for the factor is odd
+    numbers = normal_numbers(count)[order].reshape(tokens, channels)
+    numbers[:, outlier] *= 1000
+    flat = numbers.reshape(-1)
+    scale = max(values("codes", "E4M3")[:, 0]) / numpy.abs(numbers).max()
+    one = values("round", "E4M3", f"{scale:.9g}", numbers=flat)[:, 0].reshape(numbers.shape)
+    blocks = values("blocks", "E4M3", block, numbers=flat)[:, 0].reshape(numbers.shape)
+    rest = numpy.arange(channels) != outlier
+    beside = rest & (numpy.arange(channels) // block == outlier // block)
+    bins = 2.0 ** numpy.arange(-12, 3)
+    axes = figure.subplots()
+    rows = (("one scale for the tensor", one, rest),
+            ("a scale for each 1 x 128", blocks, rest & ~beside),
+            ("... in the outlier's block", blocks, beside))
+    for index, (label, rounded, where) in enumerate(rows):
+        x, back = numbers[:, where].reshape(-1), rounded[:, where].reshape(-1)
+        place = numpy.digitize(numpy.abs(x), bins)
+        error = [100 * numpy.sqrt(numpy.mean((back[place == i] / x[place == i] - 1) ** 2))
+                 if (place == i).sum() > 1 else numpy.nan for i in range(1, len(bins))]
+        axes.plot(numpy.sqrt(bins[1:] * bins[:-1]), error, label=label, **theme.line(index))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([2.0 ** n for n in range(-12, 3, 2)])
+    axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1%", "2%", "5%", "10%", "20%", "50%", "100%"])
+    axes.minorticks_off()
+    axes.set_xlabel("magnitude of a value, where its channel's standard deviation is 1")
+    axes.set_ylabel("error, root mean square")
+    axes.set_title("512 channels in E4M3, one of them a thousand times the rest")
+    style.legend_above(axes)
+
+
 def draw_delayed(figure, theme):
     """The range that a scale leaves room for, beside the amax of each step."""
     steps = numpy.arange(1, 121)
@@ -157,5 +192,6 @@ def main():
     save(draw_products, os.path.join(folder, "products.svg"), (7.6, 2.9))
     save(draw_formats, os.path.join(folder, "formats.svg"), (7.6, 4.4))
     save(draw_scale, os.path.join(folder, "scale.svg"))
+    save(draw_outlier, os.path.join(folder, "outlier.svg"))
     save(draw_delayed, os.path.join(folder, "delayed.svg"))
     return 0
