@@ -357,6 +357,33 @@ static void wgrad_changes_weight_gradients_only(void) {
     trainer_close(&a), trainer_close(&b);
 }
 
+// The loss of the present batch in a pass without backward.
+static double loss_in(Trainer *t, Pass pass) {
+    model_forward(t, B, T, pass);
+    return head_loss(t, M, 0.0f, pass);
+}
+
+// Evaluations in BF16 are those of a BF16 run; others are as in training, bit for bit, while no
+// scale follows from earlier steps.
+static void evaluations_have_their_precision(void) {
+    static const char *const recipes[] = {"delayed", "tensorwise", "blockwise"};
+    Trainer bf16, t;
+    first_step(&bf16, LLAMA, "--bf16");
+    double expected = loss_in(&bf16, PASS_EVAL);
+    for (int r = 0; r < 3; r++) {
+        char options[128];
+        snprintf(options, sizeof(options),
+                 "--fp8-format e4m3 --fp8-lm-head --eval-precision bf16 --fp8-recipe %s",
+                 recipes[r]);
+        first_step(&t, LLAMA, options);
+        double fp8 = loss_in(&t, PASS_EVAL);
+        CHECK(fp8 == loss_in(&t, PASS_TRAIN) && fp8 != expected);
+        CHECK(loss_in(&t, PASS_EVAL_BF16) == expected);
+        trainer_close(&t);
+    }
+    trainer_close(&bf16);
+}
+
 // 30 steps on one batch: every precision learns it.
 static void every_precision_learns(void) {
     static const char *const precisions[] = {
@@ -399,6 +426,7 @@ int main(void) {
     RUN(losses_of_blocks_are_counted);
     RUN(layers_kept_in_bf16_are_not_quantised);
     RUN(wgrad_changes_weight_gradients_only);
+    RUN(evaluations_have_their_precision);
     RUN(every_precision_learns);
     restore_stdout(saved);
     return test_summary();
