@@ -250,11 +250,13 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
     return untouched;
 }
 
-// The blocks of an operand count once, although the weight gradient rounds it another way.
+// The blocks of an operand count once, although the weight gradient rounds it another way; no slot
+// knows of them.
 static void losses_of_blocks_are_counted(void) {
     static Activations a;
     Trainer t;
-    open_trainer(&t, LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-stats-interval 2");
+    open_trainer(&t, LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head "
+                           "--fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.counting = true;
     run_products(&t, &a);
@@ -271,7 +273,7 @@ static void losses_of_blocks_are_counted(void) {
     t.counting = true;
     round_weights(&t);
     CHECK_EQUAL(t.counts[slot + OPERAND_W].elements, N * C);
-    CHECK(layer_is_untouched(&t, LINEAR_FC1, LAYER)); // blocks have no state
+    CHECK(layer_is_untouched(&t, LINEAR_FC1, LAYER) && layer_is_untouched(&t, LINEAR_HEAD, 0));
     trainer_close(&t);
 }
 
