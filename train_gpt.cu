@@ -245,7 +245,7 @@ static const Gradient no_sums = {NULL, TYPE_F32, false};
 static Operand norm_forward(Trainer *t, const NormLayer *norm, const Bf16 *x,
                             const LinearLayer *next, int M, Pass pass) {
     const ModelConfig *c = &t->run.config;
-    Operand out = {t->net.norm_out, NULL, NULL};
+    Operand out = {t->net.norm_out, NULL, NULL, NULL, NULL};
     Fp8Tensor q = linear_x(next, pass);
     if (next == &t->net.head) { // which quantises a chunk at a time
         q.fused = false;
@@ -270,7 +270,7 @@ static Operand norm_forward(Trainer *t, const NormLayer *norm, const Bf16 *x,
 // there is none.
 static void norm_backward(Trainer *t, const NormLayer *norm, const Bf16 *x,
                           const LinearLayer *below, int M, bool accumulate) {
-    Operand out = {t->net.d_residual, NULL, NULL};
+    Operand out = {t->net.d_residual, NULL, NULL, NULL, NULL};
     Fp8Tensor q = {};
     NormBackward n = {};
     n.dweight = gradient_into(norm->dweight, accumulate);

@@ -24,6 +24,11 @@ typedef enum {
     CUBLAS_STATUS_NOT_SUPPORTED
 } cublasStatus_t;
 typedef enum { CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2 } cudaDataType_t;
+enum { // as Fp8Scales
+    CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+};
 typedef enum { CUBLAS_COMPUTE_32F } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
 typedef enum {
@@ -43,6 +48,7 @@ typedef struct StandinMatmul {
     const void *bias;
     void *aux;
     const float *a_scale, *b_scale;
+    int32_t a_mode, b_mode;
 } * cublasLtMatmulDesc_t;
 typedef struct StandinLayout {
     cudaDataType_t type;
@@ -74,6 +80,8 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = STANDIN_FIELD(struct StandinMatmul, aux),
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = STANDIN_FIELD(struct StandinMatmul, a_scale),
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = STANDIN_FIELD(struct StandinMatmul, b_scale),
+    CUBLASLT_MATMUL_DESC_A_SCALE_MODE = STANDIN_FIELD(struct StandinMatmul, a_mode),
+    CUBLASLT_MATMUL_DESC_B_SCALE_MODE = STANDIN_FIELD(struct StandinMatmul, b_mode),
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = STANDIN_FIELD(struct StandinPreference, workspace),
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = STANDIN_FIELD(struct StandinPreference, a),
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = STANDIN_FIELD(struct StandinPreference, b),

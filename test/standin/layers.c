@@ -136,7 +136,7 @@ static void turn(Operand qkv, Fp8Tensor q, const float *table, int B, int T, int
 
 void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
                       cudaStream_t stream) {
-    turn((Operand){qkv, NULL, NULL}, (Fp8Tensor){0}, table, B, T, H, G, D, false);
+    turn((Operand){.bf16 = qkv}, (Fp8Tensor){0}, table, B, T, H, G, D, false);
 }
 
 void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G,

@@ -104,6 +104,19 @@ static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mod
     FREED float *values = values_read(u->master + s->state, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
     if (!u->counts) { q.counts = NULL; }
+    if (u->squares != NULL) {
+        const Fp8Squares *squares = &u->squares[s->tensor];
+        for (int64_t i = 0; i < s->n; i++) { // an element at a time: a part may begin anywhere
+            int row = (int)((s->within + i) / squares->columns);
+            int column = (int)((s->within + i) % squares->columns);
+            float *amax = squares->amax + fp8_scale_index(SCALES_SQUARE, squares->rows,
+                                                          squares->columns, row, column);
+            float scale = fp8_block_scale(*amax, q.target, q.power_of_two);
+            if (!codes) { values_amax(amax, values + i, 1); }
+            if (codes) { values_encode(s->fp8 + i, q, scale, values + i, 1); }
+        }
+        return;
+    }
     if (!codes) { values_amax(&q.live->amax, values, s->n); }
     if (codes) {
         float scale = mode == SCALE_MEASURED ? values_measured_scale(q) : q.live->scale;
@@ -140,10 +153,25 @@ void gpu_quantize_weights(const AdamWUpdate *u, const StepState *state, cudaStre
     write_segments(u, SCALE_MEASURED, false, true, state);
 }
 
-void gpu_announce_scales(const Fp8Tensor *tensors, int count, const StepState *state,
-                         cudaStream_t stream) {
+static void announce_squares(Fp8Tensor q, const Fp8Squares *s) {
+    for (int row = 0; row < s->rows; row += FP8_BLOCK) {
+        for (int column = 0; column < s->columns; column += FP8_BLOCK) {
+            int64_t at = fp8_scale_index(SCALES_SQUARE, s->rows, s->columns, row, column);
+            float inverse = 1.0f / fp8_block_scale(s->amax[at], q.target, q.power_of_two);
+            s->scales[at] = inverse;
+            s->scales_t[fp8_scale_index(SCALES_SQUARE, s->columns, s->rows, column, row)] = inverse;
+        }
+    }
+}
+
+void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state, cudaStream_t stream) {
     for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
-        values_announce_scale(tensors[i]);
+        if (squares != NULL) {
+            announce_squares(tensors[i], &squares[i]);
+        } else {
+            values_announce_scale(tensors[i]);
+        }
     }
 }
 

@@ -40,7 +40,9 @@ static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
     bool types = is_fp8(a) && is_fp8(b) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
     bool scales = desc->a_scale != NULL && (uintptr_t)desc->a_scale % 16 == 0 &&
                   desc->b_scale != NULL && (uintptr_t)desc->b_scale % 16 == 0;
-    return fits && sixteens && types && scales && ta && !tb;
+    bool modes = (desc->a_mode == 0) == (desc->b_mode == 0) && (desc->a_mode + desc->b_mode < 4) &&
+                 (desc->a_mode == 0 || !desc->fast);
+    return fits && sixteens && types && scales && modes && ta && !tb;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
@@ -67,8 +69,17 @@ static GpuType type_of(cublasLtMatrixLayout_t x) {
     return types[x->type];
 }
 
-static float *read_matrix(const void *x, cublasLtMatrixLayout_t layout) {
-    return values_read(x, type_of(layout), layout->rows * layout->cols);
+// scales: NULL, or those of an FP8 operand, whose summed dimension is the columns' length.
+static float *read_matrix(const void *x, cublasLtMatrixLayout_t layout, const float *scales,
+                          int32_t mode) {
+    float *values = values_read(x, type_of(layout), layout->rows * layout->cols);
+    for (int row = 0; row < layout->cols && scales != NULL; row++) {
+        for (int i = 0; i < layout->rows; i++) {
+            values[row * layout->rows + i] *=
+                scales[fp8_scale_index((Fp8Scales)mode, layout->cols, layout->rows, row, i)];
+        }
+    }
+    return values;
 }
 
 // A column-major product of A and B is the row-major one of B and A.
@@ -84,14 +95,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (!is_product(desc, a, b, d) || addresses % algo->alignment != 0) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    FREED float *left = read_matrix(B, b), *right = read_matrix(A, a), *product = values_new(n);
-    FREED float *addend = add != 0.0f ? read_matrix(C, c) : NULL, *bias = NULL;
+    bool blocks = is_fp8(a) && desc->a_mode != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    FREED float *left = read_matrix(B, b, blocks ? desc->b_scale : NULL, desc->b_mode);
+    FREED float *right = read_matrix(A, a, blocks ? desc->a_scale : NULL, desc->a_mode);
+    FREED float *addend = add != 0.0f ? read_matrix(C, c, NULL, 0) : NULL, *bias = NULL;
+    FREED float *product = values_new(n);
     for (int i = 0; i < n && addend != NULL; i++) { addend[i] *= add; }
     if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS ||
         desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
         bias = bf16_read(desc->bias, d->rows);
     }
-    if (is_fp8(a)) { factor = factor * *desc->b_scale * *desc->a_scale; }
+    if (is_fp8(a) && !blocks) { factor = factor * *desc->b_scale * *desc->a_scale; }
     cpu_gemm((CpuGemm){.m = d->cols,
                        .n = d->rows,
                        .k = desc->transa == CUBLAS_OP_T ? a->rows : a->cols,

@@ -71,9 +71,41 @@ void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStrea
     for (int i = 0; i < N * C; i++) { out[i % C * N + i / C] = x[i]; }
 }
 
+// A form [rows,k] by blocks of the values, which are BF16's.
+static void encode_blocks(uint8_t *codes, float *scales, Fp8Tensor q, const float *x, int rows,
+                          int k) {
+    int height = q.scales == SCALES_SQUARE ? FP8_BLOCK : 1;
+    for (int top = 0; top < rows; top += height) {
+        for (int left = 0; left < k; left += FP8_BLOCK) {
+            int down = rows - top < height ? rows - top : height;
+            int n = k - left < FP8_BLOCK ? k - left : FP8_BLOCK;
+            float amax = 0.0f;
+            for (int i = top; i < top + down; i++) { values_amax(&amax, x + i * k + left, n); }
+            float scale = fp8_block_scale(amax, q.target, q.power_of_two);
+            scales[fp8_scale_index(q.scales, rows, k, top, left)] = 1.0f / scale;
+            for (int i = top; i < top + down; i++) {
+                values_encode(codes + i * k + left, q, scale, x + i * k + left, n);
+            }
+        }
+    }
+}
+
+static void blocks_to_fp8(Operand out, Fp8Tensor q, const float *values, int M, int N) {
+    FREED float *x = values_new(M * N), *turned = values_new(M * N);
+    round_to_bf16(x, values, M * N);
+    for (int i = 0; i < M * N; i++) { turned[i % N * M + i / N] = x[i]; }
+    if (out.fp8 != NULL) { encode_blocks(out.fp8, out.scales, q, x, M, N); }
+    if (out.fp8 != NULL) { q.counts = NULL; } // each value counts once
+    if (out.fp8_t != NULL) { encode_blocks(out.fp8_t, out.scales_t, q, turned, N, M); }
+}
+
 void values_to_fp8(Operand out, Fp8Tensor q, const float *x, int M, int N) {
     if (out.fp8 == NULL && out.fp8_t == NULL) { return; }
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
+    if (q.mode == SCALE_BLOCKS) {
+        blocks_to_fp8(out, q, x, M, N);
+        return;
+    }
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.fp8 != NULL ? out.fp8 : (uint8_t *)room;
     if (q.mode == SCALE_MEASURED) { values_announce_scale(q); }

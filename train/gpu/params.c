@@ -277,14 +277,13 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return (Fp8Tensor){0}; }
     if (p->blockwise) {
-        bool weight = operand == OPERAND_W;
         return (Fp8Tensor){.type = lp->type[operand],
                            .mode = SCALE_BLOCKS,
-                           .fused = !weight && lp->wgrad == NUMBER_FP8,
+                           .fused = operand != OPERAND_W && lp->wgrad == NUMBER_FP8,
                            .target = lp->target[operand],
                            .counts = p->counting ? &p->counts[slot] : NULL,
-                           .scales = weight ? SCALES_SQUARE : SCALES_VECTOR,
-                           .power_of_two = !p->run->options.fp8_blockwise_fp32_scales};
+                           .scales = fp8_scales(precision, operand),
+                           .power_of_two = precision->power_of_two};
     }
     ScaleMode mode = follows && p->measuring ? SCALE_MEASURED : SCALE_GIVEN;
     return (Fp8Tensor){.type = lp->type[operand],
