@@ -3,8 +3,9 @@
 // against what one rank makes of all.
 #include "fp8_test.h"
 
-enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30 };
+enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
 
+static const ScaleMode modes[] = {SCALE_GIVEN, SCALE_MEASURED, SCALE_BLOCKS};
 static const int shapes[WEIGHTS][2] = {{144, 208}, {48, 272}};
 
 // Two FP8 weights, then parameters whose weights are BF16.
@@ -29,20 +30,35 @@ struct State {
     FloatBuffer master, exp_avg, exp_avg_sq;
     Bf16Buffer gradients, plain;
     Quantised q[WEIGHTS];
+    ScaleMode mode;
     Buffer<Fp8Tensor> tensors;
+    Buffer<Fp8Squares> squares; // SCALE_BLOCKS
+    FloatBuffer amaxes;
 
-    State(const Space &space, int64_t s, int64_t g, GpuType m, bool measured)
+    State(const Space &space, int64_t s, int64_t g, GpuType m, ScaleMode how)
         : shift(s), gap(g), moments(m), master(space.size + RANKS_MOST * gap),
           exp_avg(master.count), exp_avg_sq(master.count), gradients(space.size + shift),
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
-          tensors(WEIGHTS) {
+          mode(how), tensors(WEIGHTS), squares(WEIGHTS), amaxes(WEIGHTS * MOST_SQUARES) {
         Fp8Tensor rows[WEIGHTS];
+        Fp8Squares blocks[WEIGHTS];
         for (int k = 0; k < WEIGHTS; k++) {
-            q[k].reset(0.0f, measured ? 0 : 1);
-            rows[k] = q[k].tensor(measured ? SCALE_MEASURED : SCALE_GIVEN, false);
+            q[k].reset(0.0f, mode == SCALE_GIVEN ? 1 : 0);
+            rows[k] = q[k].tensor(mode, false);
+            if (mode == SCALE_BLOCKS) {
+                rows[k] = q[k].blocks(SCALES_SQUARE, false);
+                rows[k].counts = q[k].counts.data;
+            }
+            blocks[k] = {q[k].M, q[k].N, amaxes.data + k * MOST_SQUARES, q[k].scales.data,
+                         q[k].scales_t.data};
         }
         tensors.put(rows);
+        squares.put(blocks);
+        CUDA_CHECK(cudaMemsetAsync(amaxes.data, 0, amaxes.count * sizeof(float), gpu.stream));
+    }
+    const Fp8Squares *squares_if_any() const {
+        return mode == SCALE_BLOCKS ? squares.data : NULL;
     }
 };
 
@@ -91,6 +107,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const Space &space,
         }
         segment.weight_decay = k != 1 ? 0.1f : 0.0f;
         segment.tensor = k;
+        segment.within = from - space.first[k];
         segment.first_block = blocks;
         blocks += gpu_adamw_blocks(segment.n);
         list.push_back(segment);
@@ -112,6 +129,7 @@ static AdamWUpdate update_of(const State &s, const Settings &settings) {
                                  s.gradients.data);
     u.moment_type = s.moments; // BF16 is rounded by chance, which is the element's
     u.tensors = s.tensors.data;
+    u.squares = s.squares_if_any();
     u.counts = true;
     u.input = settings.input.data;
     u.seed = 7;
@@ -144,13 +162,12 @@ static void transpose(State &s) {
 }
 
 static void update(State &s, const Space &space, const Settings &settings,
-                   const std::vector<int64_t> &cuts, bool measured) {
+                   const std::vector<int64_t> &cuts) {
     const StepState *state = settings.state.data;
-    for_ranks(s, space, settings, cuts, [&](const AdamWUpdate *u) {
-        gpu_adamw(u, measured ? SCALE_MEASURED : SCALE_GIVEN, state, gpu.stream);
-    });
-    if (measured) {
-        gpu_announce_scales(s.tensors.data, WEIGHTS, state, gpu.stream);
+    for_ranks(s, space, settings, cuts,
+              [&](const AdamWUpdate *u) { gpu_adamw(u, s.mode, state, gpu.stream); });
+    if (s.mode != SCALE_GIVEN) {
+        gpu_announce_scales(s.tensors.data, s.squares_if_any(), WEIGHTS, state, gpu.stream);
         for_ranks(s, space, settings, cuts,
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(u, state, gpu.stream); });
     }
@@ -158,7 +175,7 @@ static void update(State &s, const Space &space, const Settings &settings,
 }
 
 // The weights of one rank's state, against its master weights.
-static void check_weights(const State &s, const Space &space, bool measured) {
+static void check_weights(const State &s, const Space &space) {
     Floats master = s.master.get();
     round_to_bf16(master.data(), master.data(), (int64_t)master.size()); // codes start there
     auto part = [&](int64_t first, int64_t n) {
@@ -167,7 +184,9 @@ static void check_weights(const State &s, const Space &space, bool measured) {
     CHECK(same_bits(get_floats(s.plain), part(space.first[WEIGHTS], PLAIN)));
     for (int k = 0; k < WEIGHTS; k++) {
         Floats values = part(space.first[k], (int64_t)s.q[k].M * s.q[k].N);
-        if (measured) {
+        if (s.mode == SCALE_BLOCKS) {
+            check_blocks(s.q[k], values, SCALES_SQUARE, true);
+        } else if (s.mode == SCALE_MEASURED) {
             check_measured(s.q[k], values);
         } else {
             check_given(s.q[k], values, true);
@@ -202,6 +221,8 @@ static void compare(const State &parts, const State &whole, const Space &space,
         CHECK(same(parts.q[k].live.get(), whole.q[k].live.get()));
         CHECK(same(parts.q[k].slot.get(), whole.q[k].slot.get()));
         CHECK(same(parts.q[k].counts.get(), whole.q[k].counts.get()));
+        CHECK(same(parts.q[k].scales.get(), whole.q[k].scales.get()));
+        CHECK(same(parts.q[k].scales_t.get(), whole.q[k].scales_t.get()));
     }
 }
 
@@ -217,8 +238,8 @@ static void step_is_adamw(void) {
     Space space;
     Settings settings;
     std::vector<int64_t> all = cut(space, 1);
-    for (int measured = 0; measured < 2; measured++) {
-        State s(space, 0, 0, TYPE_F32, measured);
+    for (ScaleMode mode : modes) {
+        State s(space, 0, 0, TYPE_F32, mode);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
                    .beta2 = 0.95f,
@@ -231,30 +252,30 @@ static void step_is_adamw(void) {
             a.weight_decay = i < space.first[1] || i >= space.first[2] ? 0.1f : 0.0f;
             adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
         }
-        update(s, space, settings, all, measured);
+        update(s, space, settings, all);
         CHECK_ERROR(s.master.get().data(), w.data(), space.size, 1e-6);
         CHECK_ERROR(s.exp_avg.get().data(), m.data(), space.size, 1e-6);
         CHECK_ERROR(s.exp_avg_sq.get().data(), v.data(), space.size, 1e-6);
-        check_weights(s, space, measured);
+        check_weights(s, space);
     }
 }
 
 static void parts_are_the_whole(void) {
     Space space;
     Settings settings;
-    for (int variant = 0; variant < 4; variant++) {
-        bool measured = variant & 1;
-        GpuType moments = variant & 2 ? TYPE_F32 : TYPE_BF16;
-        State whole(space, 0, 0, moments, measured);
+    for (int variant = 0; variant < 6; variant++) {
+        ScaleMode mode = modes[variant / 2];
+        GpuType moments = variant % 2 ? TYPE_F32 : TYPE_BF16;
+        State whole(space, 0, 0, moments, mode);
         std::vector<int64_t> all = cut(space, 1);
         fill(whole, space, all);
-        update(whole, space, settings, all, measured);
-        check_weights(whole, space, measured);
+        update(whole, space, settings, all);
+        check_weights(whole, space);
         for (int ranks = 1; ranks <= RANKS_MOST; ranks += 2) {
-            State parts(space, 128, 192, moments, measured);
+            State parts(space, 128, 192, moments, mode);
             std::vector<int64_t> cuts = cut(space, ranks);
             fill(parts, space, cuts);
-            update(parts, space, settings, cuts, measured);
+            update(parts, space, settings, cuts);
             compare(parts, whole, space, cuts);
         }
     }
@@ -265,23 +286,25 @@ static void published_is_quantized(void) {
     Space space;
     Settings settings;
     std::vector<int64_t> cuts = cut(space, 3), all = cut(space, 1);
-    State parts(space, 64, 64, TYPE_F32, true), whole(space, 0, 0, TYPE_F32, true);
     auto publish = [&](State &s, const std::vector<int64_t> &ranks) {
         fill(s, space, ranks);
         for_ranks(s, space, settings, ranks,
                   [&](const AdamWUpdate *u) { gpu_measure_weights(u, NULL, gpu.stream); });
-        gpu_announce_scales(s.tensors.data, WEIGHTS, NULL, gpu.stream);
+        gpu_announce_scales(s.tensors.data, s.squares_if_any(), WEIGHTS, NULL, gpu.stream);
         for_ranks(s, space, settings, ranks,
                   [&](const AdamWUpdate *u) { gpu_quantize_weights(u, NULL, gpu.stream); });
         transpose(s);
     };
-    publish(whole, all);
-    check_weights(whole, space, true);
-    publish(parts, cuts);
-    compare(parts, whole, space, cuts);
-    Bf16Buffer plain(PLAIN);
-    gpu_to_bf16(plain.data, whole.master.data + space.first[WEIGHTS], PLAIN, gpu.stream);
-    CHECK(same(plain.get(), whole.plain.get()));
+    for (ScaleMode mode : {SCALE_MEASURED, SCALE_BLOCKS}) {
+        State parts(space, 64, 64, TYPE_F32, mode), whole(space, 0, 0, TYPE_F32, mode);
+        publish(whole, all);
+        check_weights(whole, space);
+        publish(parts, cuts);
+        compare(parts, whole, space, cuts);
+        Bf16Buffer plain(PLAIN);
+        gpu_to_bf16(plain.data, whole.master.data + space.first[WEIGHTS], PLAIN, gpu.stream);
+        CHECK(same(plain.get(), whole.plain.get()));
+    }
 }
 
 // After a skipped step the weights are as they were, and so must their codes and scales be: nothing
@@ -292,11 +315,11 @@ static void skipped_step_changes_nothing(void) {
     StepState skipped = {.gradient_scale = 1.0f, .skipped = 1};
     settings.state.put(&skipped);
     std::vector<int64_t> cuts = cut(space, 3);
-    for (int measured = 0; measured < 2; measured++) {
-        State after(space, 64, 64, TYPE_BF16, measured), before(space, 64, 64, TYPE_BF16, measured);
+    for (ScaleMode mode : modes) {
+        State after(space, 64, 64, TYPE_BF16, mode), before(space, 64, 64, TYPE_BF16, mode);
         fill(after, space, cuts);
         fill(before, space, cuts);
-        update(after, space, settings, cuts, measured);
+        update(after, space, settings, cuts);
         transpose(before);
         CHECK(same(after.master.get(), before.master.get()));
         CHECK(same(after.exp_avg.get(), before.exp_avg.get()));

@@ -15,6 +15,8 @@ kinds=("" "--model gpt2-tiny --adam-dtype bf16 --gemm-autotune"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4" "${coarsest_fp8[*]}"
     "--model gpt2-tiny --fp8-format hybrid"
     "--fp8-format hybrid --first-last-layers-bf16 --num-layers 3"
+    "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head ${untied[*]}"
+    "--model gpt2-tiny --fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head"
     "--model gpt2-tiny --fp8-format e4m3 --eval-precision bf16 --fp8-lm-head"
     "${coarsest_fp8[*]} ${untied[*]}"
     "--fp8-format e4m3 --eval-precision bf16 --fp8-lm-head ${untied[*]}")
