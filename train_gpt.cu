@@ -313,7 +313,7 @@ static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass) 
     if (c->arch == ARCH_LLAMA) {
         gpu_swiglu_forward(out, q, b->fc1_out, M, c->ffn, t->gpu.stream);
     } else {
-        gpu_gelu_forward(out, q, b->fc1_out, M, c->ffn, t->gpu.stream);
+        gpu_gelu_forward(out, q, b->fc1_out, b->gelu_bias, M, c->ffn, t->gpu.stream);
     }
     return out;
 }
@@ -369,7 +369,7 @@ static void activation_backward(Trainer *t, const Block *b, int M, bool accumula
     } else if (t->run.config.arch == ARCH_LLAMA) {
         gpu_swiglu_backward(fc1->gradient, fc1->dy, d_activated, b->fc1_out, M, F, t->gpu.stream);
     } else {
-        gpu_gelu_backward(fc1->gradient, fc1->dy, sums, d_activated, b->fc1_out,
+        gpu_gelu_backward(fc1->gradient, fc1->dy, sums, d_activated, b->fc1_out, b->gelu_bias,
                           t->net.partial_sums, M, F, t->gpu.stream);
     }
 }

@@ -6,23 +6,27 @@
 #define GELU_1 2.302208198f
 #define GELU_3 0.1029432397f
 
-struct Gelu {
-    enum { INPUTS = 1, NARROW = 1, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
+// Of x and, BIAS, a bias that is added to it.
+template <bool BIAS> struct Gelu : Function {
+    enum { INPUTS = 1 + BIAS, ROW = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         for (int j = 0; j < VEC; j++) {
             float x = in[0].v[j];
+            if (BIAS) { x += in[INPUTS - 1].v[j]; }
             out[0].v[j] = x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
         }
     }
 };
 
-// Of dout and x.
-struct GeluBackward {
-    enum { INPUTS = 2, NARROW = 2, OUTPUTS = 1, GRADIENT = 1, WAITS = 0 };
+// Of dout, x and, BIAS, the bias.
+template <bool BIAS> struct GeluBackward : Function {
+    enum { INPUTS = 2 + BIAS, ROW = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         const float log2 = 0.6931471806f;
         for (int j = 0; j < VEC; j++) {
-            float x = in[1].v[j], square = x * x;
+            float x = in[1].v[j];
+            if (BIAS) { x += in[INPUTS - 1].v[j]; }
+            float square = x * x;
             float s = sigmoid2(x * (GELU_1 + GELU_3 * square));
             float slope_of_2u = log2 * GELU_1 + (3.0f * log2 * GELU_3) * square;
             out[0].v[j] = in[0].v[j] * (s + (s - s * s) * (x * slope_of_2u));
@@ -31,8 +35,8 @@ struct GeluBackward {
 };
 
 // Of gate and up. FP8: the product's order in that form. The two orders differ in the last bit.
-template <bool FP8> struct Swiglu {
-    enum { INPUTS = 2, NARROW = 0, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
+template <bool FP8> struct Swiglu : Function {
+    enum { INPUTS = 2, WIDE = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         for (int j = 0; j < VEC; j++) {
             float g = in[0].v[j], up = in[1].v[j];
@@ -42,8 +46,8 @@ template <bool FP8> struct Swiglu {
 };
 
 // Of dout, gate and up.
-struct SwigluBackward {
-    enum { INPUTS = 3, NARROW = 1, OUTPUTS = 2, GRADIENT = 1, WAITS = 0 };
+struct SwigluBackward : Function {
+    enum { INPUTS = 3, WIDE = 1, OUTPUTS = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         for (int j = 0; j < VEC; j++) {
             float d = in[0].v[j], g = in[1].v[j], up = in[2].v[j];
@@ -54,23 +58,43 @@ struct SwigluBackward {
     }
 };
 
-void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream) {
-    Elementwise<Gelu> source(F, x);
-    produce("gelu forward", source, source, out, q, M, F, stream);
+void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
+                      cudaStream_t stream) {
+    const char *name = "gelu forward";
+    Elementwise<Gelu<false>> plain(F, x);
+    Elementwise<Gelu<true>> biased(F, x, bias);
+    if (bias == NULL) {
+        produce(name, plain, plain, out, q, M, F, stream);
+    } else {
+        produce(name, biased, biased, out, q, M, F, stream);
+    }
 }
 
-void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
-                       const Bf16 *x, Scratch scratch, int M, int F, cudaStream_t stream) {
+template <typename SOURCE>
+static void gelu_backward_of(const SOURCE &source, const Operand &dx, const Fp8Tensor &q,
+                             Gradient column_sums, Scratch scratch, int M, int F,
+                             cudaStream_t stream) {
     const char *name = "gelu backward";
-    Elementwise<GeluBackward> source(F, dout, x);
     check_operand(name, dx, q, M, F);
-    check_aligned(name, {dout, x});
+    for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
     if (q.fused) {
         quantize<true>(name, source, dx, q, column_sums, scratch, M, F, stream);
     } else {
         sum_columns<true>(name, source, dx.bf16, measured_amax(q), column_sums, scratch, M, F,
                           stream);
         gpu_quantize(dx, q, {}, scratch, M, F, stream);
+    }
+}
+
+void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
+                       const Bf16 *x, const Bf16 *bias, Scratch scratch, int M, int F,
+                       cudaStream_t stream) {
+    Elementwise<GeluBackward<false>> plain(F, dout, x);
+    Elementwise<GeluBackward<true>> biased(F, dout, x, bias);
+    if (bias == NULL) {
+        gelu_backward_of(plain, dx, q, column_sums, scratch, M, F, stream);
+    } else {
+        gelu_backward_of(biased, dx, q, column_sums, scratch, M, F, stream);
     }
 }
 

@@ -134,11 +134,13 @@ typedef struct {
 void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream);
 
 // ---- activation.cu ----
-// x: [M,F]
-void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream);
-// dx = dout gelu'(x), and its column sums. out.bf16 may be dout.
+// Of x [M,F] + bias [F], unless that is NULL.
+void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
+                      cudaStream_t stream);
+// dx = dout gelu'(x + bias), and its column sums. out.bf16 may be dout.
 void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
-                       const Bf16 *x, Scratch scratch, int M, int F, cudaStream_t stream);
+                       const Bf16 *x, const Bf16 *bias, Scratch scratch, int M, int F,
+                       cudaStream_t stream);
 // x: [M,2F], gate and up; out [M,F]
 void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream);
 // dx [M,2F]; dx.bf16 may be x.

@@ -140,27 +140,37 @@ struct Place {
     }
 };
 
-// A function of single values: INPUTS of them, from tensors with rows as wide as an output's, or
-// twice as wide from the NARROW-th input on. apply(in, out) computes 8 values of each output.
+// A function of single values: INPUTS of them, from tensors with rows as wide as an output's; from
+// the WIDE-th input on, twice as wide; from the ROW-th on, one row [N] that every row reads.
+// apply(in, out) computes 8 values of each output.
+struct Function {
+    enum { WIDE = 99, ROW = 99, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
+};
+
 template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
-    enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::NARROW < INPUTS };
+    enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
+    enum { NEEDS_ROW = WIDE < INPUTS || ROW < INPUTS }; // its inputs' rows differ in width
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {
         uint4 x[INPUTS];
     };
     const Bf16 *x[INPUTS];
     int64_t wide_at;
+    int vector;
     template <typename... POINTERS>
     Elementwise(int N, POINTERS... inputs) : Place{N / VEC}, x{inputs...} {
     }
     __device__ void begin(int row, int vector) {
         Place::begin(row, vector);
         wide_at = row * (int64_t)(2 * vectors) + vector;
+        this->vector = vector;
     }
     __device__ Raw fetch(int i) const {
         Raw raw;
         for (int k = 0; k < INPUTS; k++) {
-            raw.x[k] = raw8(x[k], k < FUNCTION::NARROW ? place(i) : wide_at + i * 2 * vectors);
+            raw.x[k] = raw8(x[k], k >= ROW    ? vector
+                                  : k >= WIDE ? wide_at + i * 2 * vectors
+                                              : place(i));
         }
         return raw;
     }
@@ -171,8 +181,8 @@ template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     }
 };
 
-struct Cast {
-    enum { INPUTS = 1, NARROW = 1, OUTPUTS = 1, GRADIENT = 1, WAITS = 1 };
+struct Cast : Function {
+    enum { INPUTS = 1, GRADIENT = 1, WAITS = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         out[0] = in[0];
     }
@@ -459,7 +469,7 @@ __global__ void __launch_bounds__(256, 8)
     float range = 0.0f;
     if (i < count) {
         Floats8 values[OUTPUTS];
-        int row = SOURCE::WIDE ? i / source.vectors : 0, vector = i - row * source.vectors;
+        int row = SOURCE::NEEDS_ROW ? i / source.vectors : 0, vector = i - row * source.vectors;
         source.begin(row, vector);
         source.compute(0, source.fetch(0), values);
 #pragma unroll

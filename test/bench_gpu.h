@@ -52,7 +52,7 @@ static const char *shape_text(const char *format, int a, int b) {
 // given scale or by blocks. Bytes: BF16 in; BF16 or two codes out.
 static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool blocks) {
     size_t n = (size_t)M * C, wide = (size_t)M * F;
-    Filled x(n, 1), w(C, 1), b(C, 1), pre(2 * wide, 1), dact(wide, 1);
+    Filled x(n, 1), w(C, 1), b(F, 1), pre(2 * wide, 1), dact(wide, 1);
     Floats ones(M, 1.0f);
     FloatBuffer mean(M), rstd(M), dw(C), db(C), sums(F > C ? F : C);
     SumScratch scratch(M, 3 * C > F ? 3 * C : F);
@@ -80,6 +80,7 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
         forms.fp8 = forms.fp8_t = NULL;
     }
     Gradient column_sums = {sums.data, TYPE_F32, false};
+    const Bf16 *bias = fp8 ? b.device.data : NULL; // where GELU adds it (train/gpu/network.h)
     NormForward forward = {
         mean.data, rstd.data, x.device.data, w.device.data, gpt2 ? b.device.data : NULL, 1e-5f,
         M,         C};
@@ -124,9 +125,9 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
         return;
     }
     bench(named("gelu forward"), shape, bytes(2.0 * wide),
-          [&] { gpu_gelu_forward(forms, q, pre.device.data, M, F, gpu.stream); });
+          [&] { gpu_gelu_forward(forms, q, pre.device.data, bias, M, F, gpu.stream); });
     bench(named("gelu backward"), shape, bytes(3.0 * wide), [&] {
-        gpu_gelu_backward(forms, q, column_sums, dact.device.data, pre.device.data,
+        gpu_gelu_backward(forms, q, column_sums, dact.device.data, pre.device.data, bias,
                           scratch.scratch(), M, F, gpu.stream);
     });
     if (!fp8) {

@@ -131,28 +131,30 @@ static void refusals(void) {
     CHECK_DIES("quantize: 100092 bytes of scratch; 100096 are needed",
                gpu_quantize({x, fp8, fp8}, given, sums, little, 50000, 64, s));
     CHECK_DIES("gelu backward",
-               gpu_gelu_backward({x, NULL, NULL}, {}, sums, x, x, {f, 255}, 8, 64, s));
+               gpu_gelu_backward({x, NULL, NULL}, {}, sums, x, x, NULL, {f, 255}, 8, 64, s));
     CHECK_DIES("gelu backward",
-               gpu_gelu_backward({x, fp8, fp8}, fused, sums, x, x, {f, 255}, 16, 64, s));
+               gpu_gelu_backward({x, fp8, fp8}, fused, sums, x, x, NULL, {f, 255}, 16, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_quantize({odd, fp8, fp8}, given, {}, {}, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_quantize({x, odd_fp8, fp8}, given, {}, {}, 64, 64, s));
-    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward({x, NULL, NULL}, {}, odd, 64, 64, s));
+    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward({x, NULL, NULL}, {}, odd, NULL, 64, 64, s));
+    CHECK_DIES("not 16-byte aligned", gpu_gelu_forward({x, NULL, NULL}, {}, x, odd, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_measure(waits, odd, 64, s));
     CHECK_DIES("a multiple of 8", gpu_to_bf16(x, f, 60, s));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_forward({x, NULL, NULL}, {}, odd, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_swiglu_backward({x, NULL, NULL}, {}, odd, x, 64, 64, s));
     CHECK_DIES("not 16-byte aligned", gpu_embedding_forward(x, tokens, odd, NULL, 1, 8, 64, s));
-    CHECK_DIES("multiples of 8", gpu_gelu_forward({x, NULL, NULL}, {}, x, 64, 60, s));
+    CHECK_DIES("multiples of 8", gpu_gelu_forward({x, NULL, NULL}, {}, x, NULL, 64, 60, s));
     CHECK_DIES("multiples of 8", gpu_embedding_forward(x, tokens, x, NULL, 1, 8, 60, s));
     CHECK_DIES("multiples of 8", gpu_position_backward(sums, x, 1, 8, 60, s));
-    CHECK_DIES("up to 2^33 values", gpu_gelu_forward({x, NULL, NULL}, {}, x, 1 << 20, 1 << 14, s));
+    CHECK_DIES("up to 2^33 values",
+               gpu_gelu_forward({x, NULL, NULL}, {}, x, NULL, 1 << 20, 1 << 14, s));
     CHECK_DIES("multiples of 16", gpu_quantize({x, fp8, fp8}, given, {}, {}, 64, 56, s));
-    CHECK_DIES("multiples of 16", gpu_gelu_forward({x, fp8, fp8}, fused, x, 56, 64, s));
+    CHECK_DIES("multiples of 16", gpu_gelu_forward({x, fp8, fp8}, fused, x, NULL, 56, 64, s));
     CHECK_DIES("multiples of 16", gpu_transpose_codes(fp8, fp8, 16, 24, s));
     CHECK_DIES("without a scale", gpu_quantize({x, fp8, fp8}, {}, {}, {}, 64, 64, s));
-    CHECK_DIES("without a given scale", gpu_gelu_forward({x, fp8, fp8}, waits, x, 64, 64, s));
-    CHECK_DIES("no BF16 form", gpu_gelu_forward({NULL, fp8, fp8}, given, x, 64, 64, s));
-    CHECK_DIES("E4M3", gpu_gelu_forward({NULL, fp8, fp8}, e5m2, x, 64, 64, s));
+    CHECK_DIES("without a given scale", gpu_gelu_forward({x, fp8, fp8}, waits, x, NULL, 64, 64, s));
+    CHECK_DIES("no BF16 form", gpu_gelu_forward({NULL, fp8, fp8}, given, x, NULL, 64, 64, s));
+    CHECK_DIES("E4M3", gpu_gelu_forward({NULL, fp8, fp8}, e5m2, x, NULL, 64, 64, s));
     CHECK_DIES("E4M3", gpu_norm_forward({NULL, fp8, fp8}, e5m2, norm, s));
     CHECK_DIES("no residual gradient", gpu_norm_backward({NULL, fp8, fp8}, fused, back, s));
     back.rstd = NULL;

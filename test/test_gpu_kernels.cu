@@ -235,29 +235,22 @@ static void ropes(void) {
                gpu_rope_forward((Bf16 *)16, (float *)16, 1, 1, 1, 1, 7, gpu.stream));
 }
 
-static void activation(int M, int F, Fp8Type type) {
+static void gelu(int M, int F, Fp8Type type, bool biased) {
     size_t n = (size_t)M * F;
-    if (left_out((int64_t)n)) { return; }
-    Input x(n, 2), x2(2 * n, 2), dout(n, 1);
+    Input x(n, 2), b(F, 1), dout(n, 1);
+    const Bf16 *bias = biased ? b.device.data : NULL;
     SumScratch scratch(M, F);
     FloatBuffer ignored(F);
-    Floats y(n), dx(n), dx2(2 * n), sums(F, 0.0f);
-    gelu_forward(y.data(), x.host.data(), (int64_t)n);
+    Floats sum = x.host, y(n), dx(n), sums(F, 0.0f);
+    for (size_t i = 0; biased && i < n; i++) { sum[i] += b.host[i % F]; }
+    gelu_forward(y.data(), sum.data(), (int64_t)n);
     check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
-        gpu_gelu_forward(out, q, x.device.data, M, F, gpu.stream);
+        gpu_gelu_forward(out, q, x.device.data, bias, M, F, gpu.stream);
     });
-    swiglu_forward(y.data(), x2.host.data(), M, F);
-    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
-        gpu_swiglu_forward(out, q, x2.device.data, M, F, gpu.stream);
-    });
-    swiglu_backward(dx2.data(), dout.host.data(), x2.host.data(), M, F); // in place of x
-    check_producer(FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x2.host, dx2,
-                   [&](Operand out, Fp8Tensor q) {
-                       gpu_swiglu_backward(out, q, dout.device.data, out.bf16, M, F, gpu.stream);
-                   });
-    gelu_backward(dx.data(), dout.host.data(), x.host.data(), (int64_t)n); // in place of dout
+    gelu_backward(dx.data(), dout.host.data(), sum.data(), (int64_t)n); // in place of dout
     auto backward = [&](Operand out, Fp8Tensor q, Gradient g) {
-        gpu_gelu_backward(out, q, g, out.bf16, x.device.data, scratch.scratch(), M, F, gpu.stream);
+        gpu_gelu_backward(out, q, g, out.bf16, x.device.data, bias, scratch.scratch(), M, F,
+                          gpu.stream);
     };
     check_producer(FUSED_UNROUNDED, M, F, type, 50.0f, &dout.host, dx,
                    [&](Operand out, Fp8Tensor q) {
@@ -279,6 +272,28 @@ static void activation(int M, int F, Fp8Type type) {
     plain({ignored.data, TYPE_F32, false});
     bias_backward(sums.data(), get_floats(result.bf16).data(), M, F); // of the rounded values
     CHECK_GRADIENT(sums, plain);
+}
+
+static void swiglu(int M, int F, Fp8Type type) {
+    size_t n = (size_t)M * F;
+    Input x(2 * n, 2), dout(n, 1);
+    Floats y(n), dx(2 * n);
+    swiglu_forward(y.data(), x.host.data(), M, F);
+    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
+        gpu_swiglu_forward(out, q, x.device.data, M, F, gpu.stream);
+    });
+    swiglu_backward(dx.data(), dout.host.data(), x.host.data(), M, F); // in place of x
+    check_producer(FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x.host, dx,
+                   [&](Operand out, Fp8Tensor q) {
+                       gpu_swiglu_backward(out, q, dout.device.data, out.bf16, M, F, gpu.stream);
+                   });
+}
+
+static void activation(int M, int F, Fp8Type type) {
+    if (left_out((int64_t)M * F)) { return; }
+    gelu(M, F, type, false);
+    gelu(M, F, type, true);
+    swiglu(M, F, type);
 }
 
 static void activations(void) {

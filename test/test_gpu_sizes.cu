@@ -423,7 +423,7 @@ static void producers_beyond_2_31(void) {
     }
     same_in_parts("GELU", l, C, IN_BOTH, NULL,
                   [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
-                      gpu_gelu_forward(to, q, l.x.data + first * C, (int)rows, C, stream);
+                      gpu_gelu_forward(to, q, l.x.data + first * C, NULL, (int)rows, C, stream);
                   });
     {
         SumScratch scratch(ROWS, C);
@@ -432,7 +432,7 @@ static void producers_beyond_2_31(void) {
             "GELU backward", l, C, IN_BOTH, l.d.data,
             [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
-                gpu_gelu_backward(to, q, g, to.bf16, l.x.data + first * C, scratch.scratch(),
+                gpu_gelu_backward(to, q, g, to.bf16, l.x.data + first * C, NULL, scratch.scratch(),
                                   (int)rows, C, stream);
             });
         check_sums("GELU backward", whole, parts);

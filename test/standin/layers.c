@@ -97,15 +97,23 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
 
 // ---- activations --------------------------------------------------------------------------------
 
-void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream) {
-    FREED float *values = bf16_read(x, M * F);
+// x [M,F], to be freed, with the bias [F] added to each row
+static float *biased(const Bf16 *x, const Bf16 *bias, int M, int F) {
+    float *values = bf16_read(x, M * F);
+    for (int i = 0; bias != NULL && i < M * F; i++) { values[i] += bf16_decode(bias[i % F]); }
+    return values;
+}
+
+void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
+                      cudaStream_t stream) {
+    FREED float *values = biased(x, bias, M, F);
     gelu_forward(values, values, M * F);
     values_produce(out, q, values, M, F);
 }
 
 void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient sums, const Bf16 *dout, const Bf16 *x,
-                       Scratch scratch, int M, int F, cudaStream_t stream) {
-    FREED float *values = bf16_read(x, M * F), *d = bf16_read(dout, M * F);
+                       const Bf16 *bias, Scratch scratch, int M, int F, cudaStream_t stream) {
+    FREED float *values = biased(x, bias, M, F), *d = bf16_read(dout, M * F);
     gelu_backward(d, d, values, M * F);
     values_produce(dx, q, d, M, F);
     column_sums(sums, d, scratch, M, F);

@@ -262,6 +262,10 @@ void network_start(Network *n) {
         start_linear(n, &b->fc1, llama ? b->fc1_out : n->wide); // SwiGLU's in place
         start_linear(n, &b->fc2, n->d_residual);
         b->gelu_in_product = !llama && b->fc1.weight_fp8 == NULL && b->fc2.weight_fp8 == NULL;
+        if (!llama && !b->gelu_in_product) {
+            b->gelu_bias = b->fc1.bias;
+            b->fc1.bias = NULL;
+        }
     }
     start_norm(&n->final_norm, p, TENSOR_FINAL_NORM_WEIGHT, 0);
     linear_start(&n->head, p);

@@ -37,8 +37,10 @@ typedef struct {
     Bf16 *residual_mid; // [M,C] after attention
     Bf16 *fc1_out;      // [M,F], Llama [M,2F]
     // GELU's derivative is applied by the product that makes its output's gradient: both layers
-    // around it are BF16
+    // around it are BF16. Otherwise GELU adds fc1's bias: cuBLASLt's epilogue that adds it slows a
+    // wide FP8 product by a quarter.
     bool gelu_in_product;
+    Bf16 *gelu_bias; // [F]; NULL: fc1's product adds it, or there is none
 } Block;
 
 typedef struct {
