@@ -27,6 +27,9 @@ typedef struct {
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
+    int count; // of the algorithms to try, places in the heuristic's list; 0: not tuned
+    int32_t list[GEMM_SHORTLIST];
+    cublasLtMatmulAlgo_t algos[GEMM_SHORTLIST];
 } GemmPlan;
 
 struct GemmCache {
@@ -183,48 +186,39 @@ static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
                           g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
 }
 
-// Milliseconds of a run, of `runs` one after another; negative where the algorithm fails.
-static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g, int runs) {
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+// Milliseconds of a run; INFINITY where the algorithm fails.
+static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
+    enum { RUNS = 3 };
+    cublasStatus_t status = plan_run(gpu, p, g); // the first loads its code
     GpuTimer timer = gpu_timer_begin(gpu);
-    for (int run = 0; run < runs && status == CUBLAS_STATUS_SUCCESS; run++) {
+    for (int run = 0; run < RUNS && status == CUBLAS_STATUS_SUCCESS; run++) {
         status = plan_run(gpu, p, g);
     }
     float ms = gpu_timer_end(gpu, timer);
-    return status == CUBLAS_STATUS_SUCCESS ? ms / (float)runs : -1.0f;
+    return status == CUBLAS_STATUS_SUCCESS ? ms / RUNS : INFINITY;
 }
 
-// Times every candidate on the call's operands, in turns of turn_ms: training holds a device at its
-// power limit, where what counts is an algorithm's energy, and short runs do not show that. The
-// first turns bring the device there. D is computed many times over, so where C is D its values are
+// The heuristic's first algorithm, and the fastest others on the call's operands, as long as they
+// are nearly as fast as the fastest. D is computed many times over, so where C is D its values are
 // worthless afterwards: the caller tunes in a step whose results are thrown away.
-static int plan_fastest(Gpu *gpu, GemmPlan *p, const Gemm *g,
-                        const cublasLtMatmulHeuristicResult_t *results, int count) {
-    enum { TURNS = 5, HEATING = 2, MOST_RUNS = 2000 };
-    const float turn_ms = 20.0f, hopeless = 1.2f, worthwhile = 0.99f;
+static void plan_shortlist(Gpu *gpu, GemmPlan *p, const Gemm *g,
+                           const cublasLtMatmulHeuristicResult_t *results, int count) {
+    const float nearly = 1.05f;
     float ms[CANDIDATES], least = INFINITY;
-    int fastest = 0;
-    if (count == 1) { return 0; }
     for (int i = 0; i < count; i++) {
         p->algo = results[i].algo;
-        bool works = results[i].state == CUBLAS_STATUS_SUCCESS && plan_time(gpu, p, g, 1) >= 0;
-        ms[i] = works ? plan_time(gpu, p, g, 3) : -1.0f;
-        if (works) { least = fminf(least, ms[i]); }
+        ms[i] = results[i].state == CUBLAS_STATUS_SUCCESS ? plan_time(gpu, p, g) : INFINITY;
+        least = fminf(least, ms[i]);
     }
-    for (int turn = 0; turn < TURNS; turn++) {
+    for (int next = 0; next >= 0 && p->count < GEMM_SHORTLIST;) {
+        p->list[p->count] = next;
+        p->algos[p->count++] = results[next].algo;
+        ms[next] = INFINITY;
+        next = -1;
         for (int i = 0; i < count; i++) {
-            if (ms[i] < 0 || ms[i] > hopeless * least) { continue; }
-            p->algo = results[i].algo;
-            int runs = (int)fminf(fmaxf(turn_ms / ms[i], 1.0f), MOST_RUNS);
-            float now = plan_time(gpu, p, g, runs);
-            ms[i] = turn <= HEATING ? now : fminf(ms[i], now);
+            if (ms[i] <= nearly * least && (next < 0 || ms[i] < ms[next])) { next = i; }
         }
     }
-    for (int i = 0; i < count; i++) {
-        float beats = ms[fastest] * (fastest == 0 ? worthwhile : 1.0f);
-        if (ms[i] >= 0 && (ms[fastest] < 0 || ms[i] < beats)) { fastest = i; }
-    }
-    return fastest;
 }
 
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
@@ -255,7 +249,8 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
         if (memcmp(&kept->key, &p.choice.key, sizeof(PlanKey)) == 0) { p.choice = *kept; }
     }
     if (p.choice.algorithm < 0 || p.choice.algorithm >= count) {
-        p.choice.algorithm = cache->autotune ? plan_fastest(gpu, &p, g, results, count) : 0;
+        p.choice.algorithm = 0;
+        if (cache->autotune) { plan_shortlist(gpu, &p, g, results, count); }
     }
     p.algo = results[p.choice.algorithm].algo;
     cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
@@ -285,6 +280,20 @@ void gemm(Gpu *gpu, Gemm g) {
 
 void gemm_autotune(Gpu *gpu, bool on) {
     cache_of(gpu)->autotune = on;
+}
+
+int gemm_plans(Gpu *gpu) {
+    return cache_of(gpu)->num_plans;
+}
+
+int gemm_candidates(Gpu *gpu, int plan) {
+    return cache_of(gpu)->plans[plan].count;
+}
+
+void gemm_choose(Gpu *gpu, int plan, int candidate) {
+    GemmPlan *p = &cache_of(gpu)->plans[plan];
+    p->choice.algorithm = p->list[candidate];
+    p->algo = p->algos[candidate];
 }
 
 // Choices are a title line and a Choice each. They hold for one version of the library on one kind

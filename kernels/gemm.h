@@ -7,8 +7,8 @@
 // squares for one at most. Every address is a multiple of 16 bytes.
 //
 // The plan (layouts and algorithm) of each shape is made once. The algorithm is the heuristic's
-// first, or with autotuning the fastest of its first few, timed once; the choices can be kept and
-// given back, so that a resumed run computes the same bits.
+// first, or another one that the caller has chosen by the time of what it is part of; the choices
+// can be kept and given back, so that a resumed run computes the same bits.
 #ifndef LLM8_GEMM_H
 #define LLM8_GEMM_H
 
@@ -50,9 +50,16 @@ void gemm(Gpu *gpu, Gemm g);
 // False, with the reason, where cuBLASLt has no algorithm for it.
 bool gemm_supported(Gpu *gpu, Gemm g, Error *err);
 
-// While on, new shapes are timed, which spoils the results of products that add to their own
-// output: for a step whose results are thrown away, and not while a graph is being captured.
+// While on, the algorithms of new plans are timed, and the fastest make a short list; this spoils
+// the results of products that add to their own output: for a step whose results are thrown away,
+// and not while a graph is being captured.
 void gemm_autotune(Gpu *gpu, bool on);
+// The plans so far, numbered in the order of their first use; how many algorithms are on a plan's
+// short list, the heuristic's first before the others (0: it was not tuned); taking one of them.
+enum { GEMM_SHORTLIST = 4 };
+int gemm_plans(Gpu *gpu);
+int gemm_candidates(Gpu *gpu, int plan);
+void gemm_choose(Gpu *gpu, int plan, int candidate);
 
 // The choices of all plans so far (to be freed); for plans still to be made, the choices of such
 // data. Those of another device or library version are ignored.

@@ -170,8 +170,8 @@ FLAG("cuda-graphs", cuda_graphs, "true",
 FLAG("deterministic", deterministic, "true",
     "attention's backward in a fixed order too, at the cost of workspace and time", SPEED)
 FLAG("gemm-autotune", gemm_autotune, "false",
-    "time cuBLASLt's algorithms once (half a minute); the choice is kept under --save and used "
-    "again", SPEED)
+    "try cuBLASLt's algorithms in whole micro-steps (a minute or two, once); the choice is kept "
+    "under --save", SPEED)
 REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
     "memory that --plan fits the run into; 0: the GPU's own", ACTION)
 FLAG("profile", profile, "false",

@@ -76,43 +76,36 @@ static void bench_products(int M, int N, int K, const char *layer) {
     Gemm weight_gradient = gemm_plain(N, K, M, dy.device.data, x.device.data, dw.data);
     forward.trans_b = true;
     weight_gradient.trans_a = true;
-    for (int tuned = 0; tuned < 2; tuned++) {
-        Gemm g = forward;
-        gemm_close(&gpu);
-        gemm_autotune(&gpu, tuned);
-        const char *tag = tuned ? " tuned" : "";
-        char name[64];
-#define PRODUCT(what, gemm_description)                      \
-    snprintf(name, sizeof(name), "product " what "%s", tag); \
-    bench(name, shape, floor, [&] { gemm(&gpu, gemm_description); })
-        PRODUCT("forward", g);
-        g.epilogue = EPILOGUE_BIAS;
-        g.bias = bias.device.data;
-        PRODUCT("forward+bias", g);
-        g.c = dy.device.data;
-        g.beta = 1.0f;
-        PRODUCT("forward+bias+add", g);
-        g.beta = 0.0f;
-        g.c = NULL;
-        g.epilogue = EPILOGUE_GELU_AUX_BIAS;
-        g.aux = aux.data;
-        PRODUCT("forward+gelu", g);
-        PRODUCT("dX", input_gradient);
-        PRODUCT("dW", weight_gradient);
-        g = weight_gradient;
-        g.d = wide.data;
-        g.type_d = TYPE_F32;
-        PRODUCT("dW FP32", g);
-        g.c = wide.data;
-        g.beta = 1.0f;
-        PRODUCT("dW FP32 accumulated", g);
-        if (strcmp(layer, "fc2") == 0) { // its input gradient meets gelu backward
-            g = input_gradient;
-            Filled pre((size_t)M * K, 1);
-            g.epilogue = EPILOGUE_DGELU;
-            g.aux = pre.device.data;
-            PRODUCT("dX+dgelu", g);
-        }
+    Gemm g = forward;
+#define PRODUCT(what, gemm_description) \
+    bench("product " what, shape, floor, [&] { gemm(&gpu, gemm_description); })
+    PRODUCT("forward", g);
+    g.epilogue = EPILOGUE_BIAS;
+    g.bias = bias.device.data;
+    PRODUCT("forward+bias", g);
+    g.c = dy.device.data;
+    g.beta = 1.0f;
+    PRODUCT("forward+bias+add", g);
+    g.beta = 0.0f;
+    g.c = NULL;
+    g.epilogue = EPILOGUE_GELU_AUX_BIAS;
+    g.aux = aux.data;
+    PRODUCT("forward+gelu", g);
+    PRODUCT("dX", input_gradient);
+    PRODUCT("dW", weight_gradient);
+    g = weight_gradient;
+    g.d = wide.data;
+    g.type_d = TYPE_F32;
+    PRODUCT("dW FP32", g);
+    g.c = wide.data;
+    g.beta = 1.0f;
+    PRODUCT("dW FP32 accumulated", g);
+    if (strcmp(layer, "fc2") == 0) { // its input gradient meets gelu backward
+        g = input_gradient;
+        Filled pre((size_t)M * K, 1);
+        g.epilogue = EPILOGUE_DGELU;
+        g.aux = pre.device.data;
+        PRODUCT("dX+dgelu", g);
     }
 }
 

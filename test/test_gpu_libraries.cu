@@ -36,6 +36,14 @@ static void check_product(int m, int n, int k, bool trans_a, bool trans_b, bool 
     Floats expected = product(g, a.host, b.host), sum = expected;
     gemm(&gpu, g);
     CHECK_BF16(get_floats(d), expected, 1.05);
+    int plan = gemm_plans(&gpu) - 1;
+    CHECK(gemm_candidates(&gpu, plan) == 0 || autotune);
+    for (int i = gemm_candidates(&gpu, plan) - 1; i >= 0; i--) { // each on the short list
+        gemm_choose(&gpu, plan, i);
+        d.poison();
+        gemm(&gpu, g);
+        CHECK_BF16(get_floats(d), expected, 1.05);
+    }
     Gemm to_float = g;
     to_float.d = wide.data;
     to_float.type_d = TYPE_F32;

@@ -317,6 +317,15 @@ older_devices() {
         STANDIN_CAPABILITY=75 refused 'BF16 training needs 8.0' $run $gpt2
 }
 check "older devices" older_devices
+# The first algorithm of each product is slow, then the second.
+slow_products_are_seen() {
+    local tuned="$run $llama --num-layers 1 --gemm-autotune --train-iters 1" all
+    STANDIN_ALGORITHMS=2 STANDIN_SLOW=0 train s $tuned || return
+    all=$(sed -n 's/.*products .*: \([0-9]*\) of \1 take another.*/\1/p' log)
+    [[ ${all:-0} -gt 9 ]] && STANDIN_ALGORITHMS=2 STANDIN_SLOW=1 train s $tuned &&
+        grep -q "products .*: 0 of $all take another" log
+}
+check "a slow algorithm is seen in its step" slow_products_are_seen
 # Under AddressSanitizer and UBSan, with leaks.
 sanitized_runs() { # options
     local trainer=$sanitized options="$run $llama $* --global-batch-size 4"

@@ -11,7 +11,7 @@ SLOW, VERY_SLOW = 0.90, 0.50 # of the recorded speed
 EVALUATION_ALLOWED = 0.10    # of the time
 UNEVEN = 1.5                 # a step of twenty over the median
 LARGE_FAMILY = 1.5           # of its share in the record
-LONG_RUN = 1000              # steps, from which on half a minute pays
+LONG_RUN = 1000              # steps, from which on a minute or two pay
 
 SLOWER = { # recipes than delayed scaling, and why
     "tensorwise": "measures each tensor before it is quantised",
@@ -93,7 +93,7 @@ def option_costs(run, records):
         (run.option("gemm-autotune") == "false" and int(run.option("train-iters", 0)) >= LONG_RUN,
          "the products' algorithms are cuBLASLt's own first choice; timed ones made steps of GPT-2 "
          "1558M 1% to 3% shorter, and of smaller models up to 1% longer",
-         "try some steps with --gemm-autotune, which takes half a minute once"),
+         "try some steps with --gemm-autotune, which takes a minute or two once"),
         (run.option("grad-accum-dtype") == "fp32" and micro <= 1, "--grad-accum-dtype fp32, and "
          "nothing is accumulated: a step is one micro-batch, and its gradients take twice the "
          "memory traffic", "--grad-accum-dtype auto"),

@@ -48,6 +48,8 @@ struct StandinStream {
     } * queue; // [room]
 };
 
+extern double standin_seconds; // that events count besides those that have passed
+
 static inline void standin_enqueue(cudaStream_t s, StandinWork *work, void *argument) {
     if (s == NULL) {
         work(argument);
