@@ -306,6 +306,7 @@ static Operand attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     return x;
 }
 
+// From b->fc1_out to the activation's output, as the next linear layer reads it.
 static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Operand out = linear_input(&b->fc2, pass);
@@ -316,6 +317,20 @@ static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass) 
     } else {
         gpu_gelu_forward(out, q, b->fc1_out, b->gelu_bias, M, c->ffn, t->gpu.stream);
     }
+    return out;
+}
+
+// From fc1's input to the activation's output, by way of b->fc1_out.
+static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
+    if (!b->gelu_in_fp8_product || (pass != PASS_TRAIN && pass != PASS_AGAIN)) {
+        linear_forward(&t->gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
+        return activation_forward(t, b, M, pass);
+    }
+    Operand out = linear_input(&b->fc2, pass);
+    Gemm product = linear_product(&b->fc1, b->fc1_out, x, M, pass);
+    product.bias = b->gelu_bias;
+    gpu_family(&t->gpu, FAMILY_PRODUCTS);
+    gpu_product_gelu(&t->gpu, product, out, linear_x(&b->fc2, pass));
     return out;
 }
 
@@ -337,8 +352,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     x = attention_output(t, b, M, pass);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
     x = norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, pass);
-    linear_forward(gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
-    x = activation_forward(t, b, M, pass);
+    x = fc1_forward(t, b, x, M, pass);
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
@@ -375,6 +389,24 @@ static void activation_backward(Trainer *t, const Block *b, int M, bool accumula
     }
 }
 
+// From the gradient of the block's output, in d_residual, to d_fc1; and fc2's weight gradient.
+static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
+    const LinearLayer *fc1 = &b->fc1, *fc2 = &b->fc2;
+    if (!b->gelu_in_fp8_product) {
+        linear_backward(&t->gpu, fc2, t->net.wide, fc2->input,
+                        b->gelu_in_product ? b->fc1_out : NULL, M, accumulate);
+        activation_backward(t, b, M, accumulate);
+        return;
+    }
+    Gemm product = linear_input_gradient(fc2, NULL, M);
+    product.aux = b->fc1_out;
+    product.bias = b->gelu_bias;
+    gpu_family(&t->gpu, FAMILY_PRODUCTS);
+    gpu_product_gelu_backward(&t->gpu, product, fc1->gradient, fc1->dy,
+                              gradient_into(fc1->dbias, accumulate), t->net.partial_sums);
+    linear_weight_gradient(&t->gpu, fc2, fc2->input, M, accumulate);
+}
+
 // From d_qkv of the rotated queries and keys, in net.wide, to d_qkv as its linear layer reads it.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     const ModelConfig *c = &t->run.config;
@@ -400,9 +432,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
     Gpu *gpu = &t->gpu;
     int M = B * T;
     recompute_block(t, l, B, T);
-    linear_backward(gpu, &b->fc2, net->wide, b->fc2.input, b->gelu_in_product ? b->fc1_out : NULL,
-                    M, accumulate);
-    activation_backward(t, b, M, accumulate);
+    fc2_backward(t, b, M, accumulate);
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.input, NULL, M, accumulate);
     norm_backward(t, &b->norm2, b->residual_mid, &b->attention_out, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.input, NULL, M,

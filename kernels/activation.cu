@@ -2,10 +2,6 @@
 // become BF16 or FP8.
 #include "quantize.cuh"
 
-// gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). GELU_1 x + GELU_3 x^3 is 2u / log 2.
-#define GELU_1 2.302208198f
-#define GELU_3 0.1029432397f
-
 // Of x and, BIAS, a bias that is added to it.
 template <bool BIAS> struct Gelu : Function {
     enum { INPUTS = 1 + BIAS, ROW = 1 };
@@ -13,7 +9,7 @@ template <bool BIAS> struct Gelu : Function {
         for (int j = 0; j < VEC; j++) {
             float x = in[0].v[j];
             if (BIAS) { x += in[INPUTS - 1].v[j]; }
-            out[0].v[j] = x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
+            out[0].v[j] = gelu(x);
         }
     }
 };
@@ -22,14 +18,10 @@ template <bool BIAS> struct Gelu : Function {
 template <bool BIAS> struct GeluBackward : Function {
     enum { INPUTS = 2 + BIAS, ROW = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
-        const float log2 = 0.6931471806f;
         for (int j = 0; j < VEC; j++) {
             float x = in[1].v[j];
             if (BIAS) { x += in[INPUTS - 1].v[j]; }
-            float square = x * x;
-            float s = sigmoid2(x * (GELU_1 + GELU_3 * square));
-            float slope_of_2u = log2 * GELU_1 + (3.0f * log2 * GELU_3) * square;
-            out[0].v[j] = in[0].v[j] * (s + (s - s * s) * (x * slope_of_2u));
+            out[0].v[j] = in[0].v[j] * gelu_slope(x);
         }
     }
 };

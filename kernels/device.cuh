@@ -88,6 +88,22 @@ __device__ __forceinline__ float sigmoid(float x) {
     return sigmoid2(1.4426950408889634f * x);
 }
 
+// gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). GELU_1 x + GELU_3 x^3 is 2u / log 2.
+#define GELU_1 2.302208198f
+#define GELU_3 0.1029432397f
+
+__device__ __forceinline__ float gelu(float x) {
+    return x * sigmoid2(x * (GELU_1 + GELU_3 * (x * x)));
+}
+
+// Its derivative.
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float log2 = 0.6931471806f;
+    float square = x * x, s = sigmoid2(x * (GELU_1 + GELU_3 * square));
+    float slope_of_2u = log2 * GELU_1 + (3.0f * log2 * GELU_3) * square;
+    return s + (s - s * s) * (x * slope_of_2u);
+}
+
 // The same sum in every lane, in an order that does not depend on timing.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(~0u, x, offset); }
@@ -189,9 +205,10 @@ static inline int divide_up(int64_t a, int64_t b) {
 // ---- sums over rows: partial sums, then a second launch ----
 
 enum {
-    PARTIALS = 264, // two blocks on each of the H200's multiprocessors
-    ROW_LANES = 8,  // rows that a block of column_sums_kernel reads at a time
-    TILE_ROWS = 128 // rows of a tile of quantize.cuh
+    PARTIALS = 264,   // two blocks on each of the H200's multiprocessors
+    ROW_LANES = 8,    // rows that a block of column_sums_kernel reads at a time
+    TILE_ROWS = 128,  // rows of a tile of quantize.cuh
+    PRODUCT_ROWS = 64 // rows whose sums fused_product.cu leaves
 };
 
 // Up to three kinds of sums, one after another: [kind][count][columns]. Each goes to its out, the

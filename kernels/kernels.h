@@ -10,8 +10,7 @@
 #ifndef LLM8_KERNELS_H
 #define LLM8_KERNELS_H
 
-#include "fp8_format.h"
-#include "gpu.h"
+#include "gemm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -146,6 +145,19 @@ void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, c
 // dx [M,2F]; dx.bf16 may be x.
 void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream);
+
+// ---- fused_product.cu ----
+// The two FP8 products that meet GELU, with GELU in their epilogue: to the FP8 forms alone, by a
+// given scale that is not counted, with what a product by gemm() and a pass would round.
+// False: this GPU, driver or build has none: other than compute capability 9.0.
+bool gpu_has_gelu_products(const Gpu *gpu);
+// The largest K for which they are faster than the two kernels that they replace.
+enum { GELU_PRODUCT_MOST_K = 768 };
+// g.d [M,N] = the product; out = gelu(g.d + g.bias).
+void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q);
+// dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
+                               Scratch scratch);
 
 // ---- rope.cu ----
 // Rotates queries and keys of qkv [M,(H+2G)D] in place; any even D.

@@ -67,10 +67,10 @@ void sum_partials(const PartialSums &sums, cudaStream_t stream) {
     LAUNCH_CHECK();
 }
 
-// Of column_sums_kernel and the norms' backward pass, whose blocks are limited, and of
-// quantize_kernel, which has a block for each tile of rows.
+// Of column_sums_kernel and the norms' backward pass, whose blocks are limited; of quantize_kernel,
+// which has a block for each tile of rows; and of fused_product.cu, whose tiles are half as high.
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     int64_t limited = min((M + ROW_LANES - 1) / ROW_LANES, (int64_t)PARTIALS);
-    int64_t tiles = (M + TILE_ROWS - 1) / TILE_ROWS;
+    int64_t tiles = (M + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
     return (size_t)(max(limited, tiles) * columns) * sizeof(float);
 }

@@ -47,6 +47,90 @@ static void bench_fp8_products(int M, int N, int K, const char *layer) {
     }
 }
 
+// Codes of normal values: a million of them, over and over. (NaN among them would cost less power.)
+struct FilledCodes : Buffer<uint8_t> {
+    FilledCodes(size_t n, float scale, Fp8Type type) : Buffer<uint8_t>(n) {
+        const size_t period = 1 << 20;
+        Codes values(period);
+        random_key++;
+        for (size_t i = 0; i < period; i++) {
+            values[i] = fp8_encode(scale * rng_normal(random_key, i), type);
+        }
+        for (size_t at = 0; at < n; at += period) {
+            gpu_send(&gpu, data + at, values.data(), n - at < period ? n - at : period);
+        }
+    }
+};
+
+// The products that meet GELU, each in one kernel and in two: by default (fast forward, split
+// backward), and fast. Bytes: codes in and out twice, BF16 pre-activations out or in.
+static void bench_gelu_products(int M, int F, int C) {
+    size_t wide = (size_t)M * F;
+    FilledCodes a((size_t)M * C, 50, FP8_E4M3), dy((size_t)M * C, 50, FP8_E5M2),
+        b((size_t)F * C, 30, FP8_E4M3);
+    Filled x(wide, 1), bias(F, 1);
+    Buffer<uint8_t> codes(2 * wide);
+    Bf16Buffer product(wide);
+    FloatBuffer sums(F);
+    SumScratch scratch(M, F);
+    Buffer<Fp8Live> live(1);
+    Buffer<Fp8Slot> slot(1);
+    // of a and b together 1 / (1500 sqrt(C)): products of variance 1
+    Fp8Live l = {1.0f / sqrtf(1500 * sqrtf((float)C)), 50, 0, 0};
+    Fp8Slot s = {1, 1, 0, 1};
+    live.put(&l);
+    slot.put(&s);
+    Operand out = {NULL, codes.data, codes.data + wide, NULL, NULL};
+    Gradient column_sums = {sums.data, TYPE_F32, false};
+    bool has = gpu_has_gelu_products(&gpu);
+    double floor = 2.0 * M * F * C / (2 * FLOPS_PER_S) + bytes(2.0 * wide);
+    for (int fast = 0; fast < 2; fast++) {
+        for (int backward = 0; backward < 2; backward++) {
+            Fp8Type type = backward ? FP8_E5M2 : FP8_E4M3;
+            Fp8Tensor q = {type, SCALE_GIVEN, true, true, 448.0f, live.data, slot.data, NULL};
+            Gemm g = gemm_plain(M, F, C, NULL, NULL, product.data);
+            g.a = backward ? dy.data : a.data;
+            g.b = b.data;
+            g.type_a = backward ? TYPE_E5M2 : TYPE_E4M3;
+            g.type_b = TYPE_E4M3;
+            g.trans_b = true;
+            g.scale_a = g.scale_b = &live.data->scale_inv;
+            g.fast_accumulation = fast;
+            Gemm fused = g;
+            fused.bias = bias.device.data;
+            fused.aux = x.device.data;
+            char name[64], shape[64];
+            auto named = [&](const char *kind) {
+                snprintf(name, sizeof(name), "%s%s %s", kind, backward ? " backward" : "",
+                         fast ? "fast" : "split");
+                return name;
+            };
+            snprintf(shape, sizeof(shape), "fc1 %dx%dx%d", M, F, C);
+            for (int turn = 0; turn < 2; turn++) { // in turns: the clock drifts
+                bench(named("gelu: product"), shape, floor, [&] { gemm(&gpu, g); });
+                bench(named("gelu: product, pass"), shape, floor, [&] {
+                    gemm(&gpu, g);
+                    if (backward) {
+                        gpu_gelu_backward(out, q, column_sums, product.data, x.device.data,
+                                          bias.device.data, scratch.scratch(), M, F, gpu.stream);
+                    } else {
+                        gpu_gelu_forward(out, q, product.data, bias.device.data, M, F, gpu.stream);
+                    }
+                });
+                if (!has) { continue; }
+                bench(named("gelu: in one"), shape, floor, [&] {
+                    if (backward) {
+                        gpu_product_gelu_backward(&gpu, fused, out, q, column_sums,
+                                                  scratch.scratch());
+                    } else {
+                        gpu_product_gelu(&gpu, fused, out, q);
+                    }
+                });
+            }
+        }
+    }
+}
+
 static void bench_transpose(int N, int C) {
     Buffer<uint8_t> codes((size_t)N * C), turned((size_t)N * C);
     bench("transpose of codes", shape_text("%d x %d", N, C), bytes(1.0 * N * C),
@@ -70,6 +154,9 @@ int main(int argc, char **argv) {
     bench_transpose(2304, 768);
     bench_transpose(11008, 2048);
     bench_transpose(28672, 4096);
+    bench_gelu_products(65536, 3072, 768);
+    bench_gelu_products(65536, 4096, 1024); // where B does not stay in shared memory
+    bench_gelu_products(32768, 6400, 1600);
     bench_fp8_products(65536, 3072, 768, "fc1");
     bench_fp8_products(32768, 6400, 1600, "fc1");
     bench_fp8_products(32768, 11008, 2048, "fc1");

@@ -119,6 +119,44 @@ void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient sums, const Bf16 *dout,
     column_sums(sums, d, scratch, M, F);
 }
 
+// What GELU's FP8 products replace, in the same order: STANDIN_GELU_PRODUCTS=none, the device has
+// none; =wrong, a code of each is changed.
+static bool gelu_products(const char *what) {
+    const char *given = getenv("STANDIN_GELU_PRODUCTS");
+    return given != NULL && strcmp(given, what) == 0;
+}
+
+bool gpu_has_gelu_products(const Gpu *gpu) {
+    return gpu->capability == 90 && !gelu_products("none");
+}
+
+static void check_gelu_product(const Gpu *gpu, const Gemm *g, Fp8Tensor q) {
+    bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
+    if (!gpu_has_gelu_products(gpu) || !fp8 || !q.fused || q.mode != SCALE_GIVEN ||
+        q.counts != NULL || g->bias == NULL || g->k > GELU_PRODUCT_MOST_K) {
+        die("stand-in: no product with GELU");
+    }
+}
+
+void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
+    check_gelu_product(gpu, &g, q);
+    gemm(gpu, g); // without an epilogue, and so without the bias
+    gpu_gelu_forward(out, q, g.d, g.bias, g.m, g.n, gpu->stream);
+    if (gelu_products("wrong")) { out.fp8[0] ^= 0x80; }
+}
+
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
+                               Scratch scratch) {
+    FREED float *product = values_new(g.m * g.n / 2); // as BF16
+    Bf16 *input = g.aux;
+    check_gelu_product(gpu, &g, q);
+    g.d = product;
+    g.aux = NULL;
+    gemm(gpu, g);
+    gpu_gelu_backward(dx, q, column_sums, g.d, input, g.bias, scratch, g.m, g.n, gpu->stream);
+    if (gelu_products("wrong")) { dx.fp8[0] ^= 0x80; }
+}
+
 void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,
                         cudaStream_t stream) {
     FREED float *values = bf16_read(x, M * 2 * F), *y = values_new(M * F);

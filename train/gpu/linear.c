@@ -1,7 +1,5 @@
 #include "linear.h"
 
-#include "../../kernels/gemm.h"
-
 void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Plan *plan) {
     *l = (LinearLayer){.precision = lp,
                        .N = lp->outputs,
@@ -98,14 +96,19 @@ static void set_fp8(Gemm *g, const uint8_t *a, const float *scales_a, const Fp8T
     g->fast_accumulation = fast_accumulation;
 }
 
-void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
-                    Pass pass) {
+Gemm linear_product(const LinearLayer *l, Bf16 *y, Operand x, int M, Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x.bf16, l->weight, y);
     g.trans_b = true;
     if (is_fp8(l, pass)) {
         set_fp8(&g, x.fp8, x.scales, &l->x, l->weight_fp8, l->weight_scales, &l->w,
                 l->fast_forward);
     }
+    return g;
+}
+
+void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
+                    Pass pass) {
+    Gemm g = linear_product(l, y, x, M, pass);
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
     g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
@@ -114,27 +117,36 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf
     gemm(gpu, g);
 }
 
+Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
+    const Operand *dy = &l->gradient;
+    Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->weight, dx);
+    if (l->weight_fp8 != NULL) {
+        set_fp8(&g, dy->fp8, dy->scales, &l->dy, l->weight_fp8_t, l->weight_scales_t, &l->w,
+                l->fast_backward);
+    }
+    return g;
+}
+
+void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate) {
+    const Operand *dy = &l->gradient;
+    Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
+    g.trans_a = true;
+    if (l->wgrad_fp8) {
+        set_fp8(&g, dy->fp8_t, dy->scales_t, &l->dy, x.fp8_t, x.scales_t, &l->x, l->fast_backward);
+    }
+    g.type_d = l->dweight.type;
+    g.c = accumulate ? l->dweight.data : NULL;
+    g.beta = accumulate ? 1.0f : 0.0f;
+    gpu_family(gpu, l->family);
+    gemm(gpu, g);
+}
+
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,
                      bool accumulate) {
-    const Operand *dy = &l->gradient;
-    Gemm input = gemm_plain(M, l->C, l->N, dy->bf16, l->weight, dx);
-    if (l->weight_fp8 != NULL) {
-        set_fp8(&input, dy->fp8, dy->scales, &l->dy, l->weight_fp8_t, l->weight_scales_t, &l->w,
-                l->fast_backward);
-    }
-    input.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
-    input.aux = gelu_input;
+    Gemm g = linear_input_gradient(l, dx, M);
+    g.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
+    g.aux = gelu_input;
     gpu_family(gpu, l->family);
-    gemm(gpu, input);
-
-    Gemm weight = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
-    weight.trans_a = true;
-    if (l->wgrad_fp8) {
-        set_fp8(&weight, dy->fp8_t, dy->scales_t, &l->dy, x.fp8_t, x.scales_t, &l->x,
-                l->fast_backward);
-    }
-    weight.type_d = l->dweight.type;
-    weight.c = accumulate ? l->dweight.data : NULL;
-    weight.beta = accumulate ? 1.0f : 0.0f;
-    gemm(gpu, weight);
+    gemm(gpu, g);
+    linear_weight_gradient(gpu, l, x, M, accumulate);
 }

@@ -48,11 +48,18 @@ Fp8Tensor linear_x(const LinearLayer *l, Pass pass);
 // The FP8 weight from what has been received: transposed codes, or both forms from BF16.
 void linear_receive(Gpu *gpu, const LinearLayer *l);
 
+// The product x W', and that of the input's gradient, dy W with dy in l->gradient.
+Gemm linear_product(const LinearLayer *l, Bf16 *y, Operand x, int M, Pass pass);
+Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M);
+
 // y [M,N] = x W' (+ bias) (+ addend [M,N])
 void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
                     Pass pass);
 
-// dx [M,C] = dy W, dW (+)= dy' x, with dy in l->gradient. gelu_input [M,C], unless NULL: x came out
+// dW (+)= dy' x
+void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate);
+
+// dx [M,C] = dy W, and the weight gradient. gelu_input [M,C], unless NULL: x came out
 // of a GELU, and dx becomes the gradient of its input.
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,
                      bool accumulate);

@@ -269,17 +269,26 @@ void network_start(Network *n) {
     }
     start_norm(&n->final_norm, p, TENSOR_FINAL_NORM_WEIGHT, 0);
     linear_start(&n->head, p);
+    n->gelu_products = !llama && p->delayed && gpu_has_gelu_products(n->gpu);
 }
 
 void network_free(Network *n) {
     free(n->blocks);
 }
 
+// Whether a product can write the tensor's codes as it goes, and no other form of it.
+static bool product_quantises(const Fp8Tensor *q) {
+    return q->fused && q->mode == SCALE_GIVEN && q->counts == NULL;
+}
+
 void network_set_scaling(Network *n) {
     for (int l = 0; l < n->run->config.num_layers; l++) {
-        for (int i = 0; i < LINEAR_HEAD; i++) {
-            linear_set_scaling(&n->blocks[l].linear[i], n->params);
-        }
+        Block *b = &n->blocks[l];
+        for (int i = 0; i < LINEAR_HEAD; i++) { linear_set_scaling(&b->linear[i], n->params); }
+        b->gelu_in_fp8_product = n->gelu_products && b->fc1.weight_fp8 != NULL &&
+                                 b->fc2.weight_fp8 != NULL && b->gelu_bias != NULL &&
+                                 b->fc1.C <= GELU_PRODUCT_MOST_K && product_quantises(&b->fc2.x) &&
+                                 product_quantises(&b->fc1.dy);
     }
     linear_set_scaling(&n->head, n->params);
 }

@@ -41,6 +41,9 @@ typedef struct {
     // wide FP8 product by a quarter.
     bool gelu_in_product;
     Bf16 *gelu_bias; // [F]; NULL: fc1's product adds it, or there is none
+    // Both layers are FP8, and their products apply GELU and its derivative (kernels.h), in
+    // training passes while scales are given and nothing is counted: network_set_scaling.
+    bool gelu_in_fp8_product;
 } Block;
 
 typedef struct {
@@ -66,6 +69,7 @@ typedef struct {
     Scratch partial_sums;
     int chunk_rows;  // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     float *head_lse; // [chunk_rows]
+    bool gelu_products; // the device has FP8 products with GELU
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);

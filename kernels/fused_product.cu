@@ -1,0 +1,675 @@
+// GPT-2's two FP8 products that meet GELU, on Hopper, with GELU in their epilogue: what a product
+// and a pass over its result do (gemm.h, activation.cu) in one kernel, by a given scale.
+//
+//   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
+//   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the
+//              column sums of dx
+//
+// A [M,K] and B [N,K] are codes; y and dx become codes and transposed codes, with their amax. The
+// roundings are those of the two-kernel path, so that results differ only where the sums do.
+//
+// A block computes tiles of 128 x 128, one after another: a run of tiles down a panel of 128
+// columns, then down the next. Of its three warpgroups the first only loads, by TMA; each of the
+// other two computes 64 rows of every tile by WGMMA (sums in FP32 registers) and converts them.
+// While one converts, the other has the tensor cores: they take turns. The panel's part of B stays
+// in shared memory from tile to tile, so that each tile only loads A. (Shared memory delivers 128
+// bytes a cycle. A warpgroup with 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too
+// little for loading B again and again.) Where K is too large for that, B is loaded for each tile,
+// and the warpgroups work side by side instead.
+//
+// TMA reads A and B with the rows inside each block of 16 in an order that leaves each thread 2
+// adjacent rows x 4 adjacent columns of the product: four codes are then a word of a row, and two
+// codes a 16-bit unit of a transposed row, as stmatrix stores it. With lane = 4 g + t:
+//
+//   WGMMA's row    16 i + 8 p + g          is row 16 i + 2 g + p of A
+//   WGMMA's column 16 j + 8 h + 2 t + e    is row 16 j + 4 t + 2 h + e of B
+//
+// PTX ISA: wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor, setmaxnreg.
+#include "quantize.cuh"
+
+#include <cuda.h>
+
+enum {
+    ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
+    TILE = 128,
+    DEPTH = 128, // of K at a time: bytes of a row in shared memory
+    WARPS = 4,   // of a warpgroup
+    GROUP = WARPS * WARP,
+    THREADS = 3 * GROUP,
+    A_STAGES = 4, // of a warpgroup
+    B_STAGES = 6,
+    RESIDENT_K = B_STAGES * DEPTH,
+    BLOCKS = TILE / 16,     // of 16 columns
+    LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
+    COMPUTING_REGISTERS = 232,
+    TURN_BARRIERS = 3, // named barriers 3 and 4; group_barrier takes 1 and 2
+    FULL_ROW = 128,
+    HALF_ROW = 64 // bytes of swizzled rows
+};
+
+typedef uint64_t Barrier; // an mbarrier
+
+// What becomes of a warpgroup's part of a tile, on its way to or from memory.
+struct Staging {
+    uint8_t x[2][ROWS * FULL_ROW]; // BF16, 64 columns each; rows in their order
+    uint8_t codes[ROWS * FULL_ROW];
+    uint8_t codes_t[TILE * HALF_ROW];
+};
+
+struct Shared {
+    uint8_t b[B_STAGES][TILE * DEPTH];
+    uint8_t a[2][A_STAGES][ROWS * DEPTH];
+    Staging staging[2];
+    float sums[2][2][TILE]; // of columns, on their way from warp to warp
+    Barrier a_full[2][A_STAGES], a_empty[2][A_STAGES], b_full[B_STAGES], b_empty[B_STAGES];
+    Barrier x_full[2];
+};
+static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+
+struct Parameters {
+    CUtensorMap a, b, x, codes, codes_t;
+    const float *scale_a, *scale_b;
+    const Bf16 *bias;
+    float *partials; // [M / 64, rounded up][N]: column sums of a warpgroup's rows
+    Fp8Tensor q;
+    int M, N, K;
+    bool writes_codes, writes_codes_t;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// ---- instructions -------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void barrier_init(Barrier *b, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
+}
+
+// The barriers made so far may be used by TMA; by other threads after __syncthreads().
+__device__ __forceinline__ void barriers_ready(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+// Arrives, and has the barrier wait for so many bytes besides.
+__device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Until the barrier's phase number `phase` is complete; it is at most one ahead of that.
+__device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
+    uint32_t done = 0;
+    while (!done) {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(shared_address(b)), "r"(phase & 1)
+                     : "memory");
+    }
+}
+
+// A box of a tensor whose first and last coordinates are these, those between them 0.
+template <int RANK>
+__device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
+                                         int last) {
+    uint32_t address = shared_address(to), barrier = shared_address(full);
+#define TMA_LOAD(rank, coordinates)                                                             \
+    asm volatile("cp.async.bulk.tensor." rank                                                   \
+                 ".shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, " coordinates \
+                 "], [%2];" ::"r"(address),                                                     \
+                 "l"(&map), "r"(barrier), "r"(first), "r"(last), "r"(0)                         \
+                 : "memory")
+    if constexpr (RANK == 2) { TMA_LOAD("2d", "{%3, %4}"); }
+    if constexpr (RANK == 4) { TMA_LOAD("4d", "{%3, %5, %5, %4}"); }
+    if constexpr (RANK == 5) { TMA_LOAD("5d", "{%3, %5, %5, %5, %4}"); }
+#undef TMA_LOAD
+}
+
+template <int RANK>
+__device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *from, int first,
+                                          int last) {
+    uint32_t address = shared_address(from);
+#define TMA_STORE(rank, coordinates)                                                             \
+    asm volatile("cp.async.bulk.tensor." rank ".global.shared::cta.bulk_group [%1, " coordinates \
+                 "], [%0];" ::"r"(address),                                                      \
+                 "l"(&map), "r"(first), "r"(last), "r"(0)                                        \
+                 : "memory")
+    if constexpr (RANK == 2) { TMA_STORE("2d", "{%2, %3}"); }
+    if constexpr (RANK == 4) { TMA_STORE("4d", "{%2, %4, %4, %3}"); }
+    if constexpr (RANK == 5) { TMA_STORE("5d", "{%2, %4, %4, %4, %3}"); }
+#undef TMA_STORE
+}
+
+// Rows of 128 bytes whose 16-byte pieces are swizzled over groups of 8 rows: the layout of a TMA
+// box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. 62: that swizzle; 32:
+// bytes from one group of rows to the next, in sixteens; 16: not used with it.
+__device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
+    return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// sums (+)= A B' of 64 x 128 x 32.
+template <Fp8Type TYPE_A>
+__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool adds) {
+#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+#define WGMMA(type_a)                                                                 \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                         \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." type_a ".e4m3 "       \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+                 "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
+                 "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "  \
+                 "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
+                 "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                \
+                 "%64, %65, p, 1, 1;\n}"                                              \
+                 : SUMS16(0), SUMS16(16), SUMS16(32), SUMS16(48)                      \
+                 : "l"(a), "l"(b), "r"((int)adds))
+    if constexpr (TYPE_A == FP8_E4M3) {
+        WGMMA("e4m3");
+    } else {
+        WGMMA("e5m2");
+    }
+#undef WGMMA
+#undef SUMS16
+#undef SUMS4
+}
+
+// Until at most LEFT of the warp's committed groups of WGMMAs are unfinished.
+template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// The same; then d, of a finished group, may be read. (The compiler would do so before the wait.)
+template <int LEFT> __device__ __forceinline__ void wgmma_wait(float (&d)[64]) {
+    wgmma_wait<LEFT>();
+#pragma unroll
+    for (int i = 0; i < 64; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
+}
+
+__device__ __forceinline__ void wgmma_fence(void) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit(void) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// The stores so far are a group / until all have read shared memory / until all are done.
+__device__ __forceinline__ void stores_commit(void) {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ void stores_wait_read(void) {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void stores_wait(void) {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// What this thread has written to shared memory may be read by TMA after a barrier.
+__device__ __forceinline__ void show_to_tma(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Warpgroup w has the tensor cores once the other has passed them on.
+__device__ __forceinline__ void turn_wait(int w) {
+    asm volatile("bar.sync %0, %1;" ::"r"((int)TURN_BARRIERS + w), "r"(2 * (int)GROUP) : "memory");
+}
+
+__device__ __forceinline__ void turn_pass(int w) {
+    asm volatile("bar.arrive %0, %1;" ::"r"((int)TURN_BARRIERS + 1 - w), "r"(2 * (int)GROUP)
+                 : "memory");
+}
+
+template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_registers(void) {
+    if constexpr (MORE) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    }
+}
+
+// Four 8 x 8 matrices of 16-bit units, transposed: lane i gives the address of row i of all 32.
+__device__ __forceinline__ void store_transposed(void *row, const uint32_t (&units)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     shared_address(row)),
+                 "r"(units[0]), "r"(units[1]), "r"(units[2]), "r"(units[3])
+                 : "memory");
+}
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+// Half of the first 2 HALF values, added up with the lane whose number differs by `bit`; the lane
+// with the bit takes the second half.
+template <int HALF> __device__ __forceinline__ void fold(float (&v)[BLOCKS * 4], int bit) {
+    bool upper = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
+        v[i] = kept + __shfl_xor_sync(~0u, sent, bit);
+    }
+}
+
+// A block's tiles, and which of them share what is loaded of B.
+struct Work {
+    int down, first, last, steps; // tiles of a panel; this block's tiles; of K
+    bool resident;
+    __device__ Work(const Parameters &p) {
+        down = (p.M + TILE - 1) / TILE;
+        steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // beyond K all is 0
+        resident = steps <= B_STAGES;
+        int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
+        first = (int)(tiles * blockIdx.x / gridDim.x);
+        last = (int)(tiles * (blockIdx.x + 1) / gridDim.x);
+    }
+    __device__ int row(int tile) const {
+        return tile % down * TILE;
+    }
+    __device__ int column(int tile) const {
+        return tile / down * TILE;
+    }
+    // The first tile after this one that does not share its B.
+    __device__ int next(int tile) const {
+        return resident ? min((tile / down + 1) * down, last) : tile + 1;
+    }
+    // How many stages of B the block has used before those of the tile.
+    __device__ int b_before(int tile) const {
+        return resident ? (tile / down - first / down) * B_STAGES : (tile - first) * steps;
+    }
+};
+
+// A warp each, of which one lane works, loads the rows of A for one computing warpgroup, and B.
+__device__ __forceinline__ void load(Shared &s, const Parameters &p, const Work &work, int warp) {
+    int used = 0;
+    for (int tile = work.first; warp < 2 && tile < work.last; tile++) {
+        for (int k = 0; k < work.steps; k++, used++) {
+            int stage = used % A_STAGES;
+            barrier_wait(&s.a_empty[warp][stage], used / A_STAGES + 1);
+            barrier_expect(&s.a_full[warp][stage], ROWS * DEPTH);
+            tma_load<4>(s.a[warp][stage], p.a, &s.a_full[warp][stage], k * DEPTH,
+                        (work.row(tile) + warp * ROWS) / 16);
+        }
+    }
+    for (int tile = work.first; warp == 2 && tile < work.last; tile = work.next(tile)) {
+        for (int k = 0; k < work.steps; k++) {
+            used = work.b_before(tile) + k;
+            int stage = used % B_STAGES;
+            barrier_wait(&s.b_empty[stage], used / B_STAGES + 1);
+            barrier_expect(&s.b_full[stage], TILE * DEPTH);
+            tma_load<5>(s.b[stage], p.b, &s.b_full[stage], k * DEPTH, work.column(tile) / 16);
+        }
+    }
+}
+
+// TYPE: of A, and of the codes that are written. SPLIT: each DEPTH of K is summed in the tensor
+// cores, which keep some 14 bits, and added up in FP32.
+template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
+__device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Work &work, int w) {
+    const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
+    const int g = lane / 4, t = lane % 4;
+    const bool leads = threadIdx.x % GROUP == 0;
+    const float product_scale = *p.scale_a * *p.scale_b, scale = p.q.live->scale;
+    Staging &staging = s.staging[w];
+    float range = 0.0f;
+    int a_used = 0;
+
+    auto fetch_x = [&](int tile) { // before the tile is computed
+        if (BACKWARD && leads && tile < work.last) {
+            barrier_expect(&s.x_full[w], sizeof(staging.x));
+            for (int half = 0; half < 2; half++) {
+                tma_load<2>(staging.x[half], p.x, &s.x_full[w], work.column(tile) + half * 64,
+                            work.row(tile) + w * ROWS);
+            }
+        }
+        __syncwarp();
+    };
+    fetch_x(work.first);
+    for (int tile = work.first; tile < work.last; tile++) {
+        const int m = work.row(tile) + w * ROWS, n = work.column(tile);
+        const bool releases_b = tile + 1 == work.next(tile);
+        const bool passes = work.resident && (w == 0 || tile + 1 < work.last);
+        const int b_used = work.b_before(tile);
+        float sums[64] = {};
+        auto multiply = [&](float(&d)[64], int k) {
+            int a_at = a_used + k, b_at = b_used + k;
+            barrier_wait(&s.b_full[b_at % B_STAGES], b_at / B_STAGES);
+            barrier_wait(&s.a_full[w][a_at % A_STAGES], a_at / A_STAGES);
+            uint64_t a = wgmma_operand(s.a[w][a_at % A_STAGES]);
+            uint64_t b = wgmma_operand(s.b[b_at % B_STAGES]);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < DEPTH / 32; i++) { // 32 bytes further in every row
+                wgmma<TYPE>(d, a + 2 * i, b + 2 * i, !SPLIT || i > 0);
+            }
+            wgmma_commit();
+        };
+        auto release = [&](int k) {
+            if (lane == 0) {
+                barrier_arrive(&s.a_empty[w][(a_used + k) % A_STAGES]);
+                if (releases_b) { barrier_arrive(&s.b_empty[(b_used + k) % B_STAGES]); }
+            }
+            __syncwarp();
+        };
+        auto add = [&](float(&d)[64]) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
+        };
+        if (work.resident && (w == 1 || tile > work.first)) { turn_wait(w); }
+        const int last = work.steps - 1;
+        for (int k = 0; SPLIT && k <= last; k += 2) {
+            float first[64], second[64];
+            multiply(first, k);
+            multiply(second, k + 1);
+            if (k + 1 == last && passes) { turn_pass(w); }
+            wgmma_wait<1>(first);
+            release(k);
+            add(first);
+            wgmma_wait<0>(second);
+            release(k + 1);
+            add(second);
+        }
+        for (int k = 0; !SPLIT && k <= last; k++) {
+            multiply(sums, k);
+            if (k == last && passes) { turn_pass(w); }
+            if (k > 0) {
+                wgmma_wait<1>();
+                release(k - 1);
+            }
+        }
+        if (!SPLIT) {
+            wgmma_wait<0>(sums);
+            release(last);
+        }
+        a_used += work.steps;
+
+        // the last tile's stores have read the staging
+        if (leads) { stores_wait_read(); }
+        __syncwarp();
+        if (BACKWARD) { barrier_wait(&s.x_full[w], tile - work.first); }
+        group_barrier(w, GROUP);
+        float columns[BLOCKS * 4] = {};
+        if (m + warp * 16 < p.M) {
+#pragma unroll
+            for (int pair = 0; pair < BLOCKS; pair += 2) {
+                uint32_t units[4];
+#pragma unroll
+                for (int j = pair; j < pair + 2; j++) {
+                    uint2 bias = {0, 0};
+                    uint32_t codes[2];
+                    if (n + j * 16 < p.N) {
+                        bias = __ldg(reinterpret_cast<const uint2 *>(p.bias + n + j * 16 + t * 4));
+                    }
+                    const float biases[4] = {low_bf16(bias.x), high_bf16(bias.x), low_bf16(bias.y),
+                                             high_bf16(bias.y)};
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int row = warp * 16 + g * 2 + i, piece = j % 4 * 2 + t / 2;
+                        uint2 *x = reinterpret_cast<uint2 *>(staging.x[j / 4] + row * FULL_ROW +
+                                                             (piece ^ row % 8) * 16 + t % 2 * 8);
+                        const float *product = sums + j * 8 + i * 2;
+                        __nv_bfloat162 low = __floats2bfloat162_rn(product[0] * product_scale,
+                                                                   product[1] * product_scale);
+                        __nv_bfloat162 high = __floats2bfloat162_rn(product[4] * product_scale,
+                                                                    product[5] * product_scale);
+                        uint2 rounded = {*reinterpret_cast<uint32_t *>(&low),
+                                         *reinterpret_cast<uint32_t *>(&high)};
+                        uint2 before = rounded; // GELU's input, without the bias
+                        if (BACKWARD) {
+                            before = *x;
+                        } else {
+                            *x = rounded;
+                        }
+                        const float in[4] = {low_bf16(before.x), high_bf16(before.x),
+                                             low_bf16(before.y), high_bf16(before.y)};
+                        const float d_out[4] = {low_bf16(rounded.x), high_bf16(rounded.x),
+                                                low_bf16(rounded.y), high_bf16(rounded.y)};
+                        float values[4];
+#pragma unroll
+                        for (int k = 0; k < 4; k++) {
+                            float sum = in[k] + biases[k];
+                            values[k] = BACKWARD ? d_out[k] * gelu_slope(sum) : gelu(sum);
+                            range = range_of(range, values[k]);
+                            columns[j * 4 + k] += values[k];
+                        }
+                        codes[i] = encode4<TYPE>(values, scale);
+                        const int place = warp * 16 + i * 8 + g; // WGMMA's row
+                        *reinterpret_cast<uint32_t *>(staging.codes + place * FULL_ROW +
+                                                      (j ^ g) * 16 + t * 4) = codes[i];
+                    }
+                    units[(j - pair) * 2] = __byte_perm(codes[0], codes[1], 0x5140);
+                    units[(j - pair) * 2 + 1] = __byte_perm(codes[0], codes[1], 0x7362);
+                }
+                const int place = pair * 16 + lane; // WGMMA's column
+                store_transposed(staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16,
+                                 units);
+            }
+        }
+        float *handed = s.sums[w][warp / 2];
+        if (BACKWARD) { // which leaves lane i columns 4 i to 4 i + 3 of the warp's rows
+            fold<16>(columns, 16);
+            fold<8>(columns, 8);
+            fold<4>(columns, 4);
+            for (int i = 0; i < 4 && warp % 2 == 1; i++) { handed[lane * 4 + i] = columns[i]; }
+        }
+        show_to_tma();
+        group_barrier(w, GROUP);
+        if (leads && m < p.M) {
+            for (int half = 0; half < 2 && !BACKWARD; half++) {
+                tma_store<2>(p.x, staging.x[half], n + half * 64, m);
+            }
+            if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
+            if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
+            stores_commit();
+        }
+        fetch_x(tile + 1);
+        if (BACKWARD) {
+            for (int i = 0; i < 4 && warp % 2 == 0; i++) { columns[i] += handed[lane * 4 + i]; }
+            for (int i = 0; i < 4 && warp == 2; i++) { handed[lane * 4 + i] = columns[i]; }
+            group_barrier(w, GROUP);
+            const int column = n + lane * 4;
+            if (warp == 0 && m < p.M && column < p.N) {
+                const float *second = s.sums[w][1] + lane * 4;
+                *reinterpret_cast<float4 *>(p.partials + (int64_t)(m / ROWS) * p.N + column) =
+                    make_float4(columns[0] + second[0], columns[1] + second[1],
+                                columns[2] + second[2], columns[3] + second[3]);
+            }
+        }
+    }
+    if (leads) { stores_wait(); }
+    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
+    if (lane == 0 && p.q.record) { atomicMax(reinterpret_cast<uint32_t *>(&p.q.slot->amax), bits); }
+}
+
+#endif
+
+template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
+__global__ void __launch_bounds__(THREADS, 1)
+    gelu_product_kernel(const __grid_constant__ Parameters p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t memory[];
+    Shared &s = *reinterpret_cast<Shared *>(memory);
+    const int group = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
+    const Work work(p);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < B_STAGES; i++) {
+            barrier_init(&s.b_full[i], 1);
+            barrier_init(&s.b_empty[i], 2 * WARPS);
+        }
+        for (int w = 0; w < 2; w++) {
+            for (int i = 0; i < A_STAGES; i++) {
+                barrier_init(&s.a_full[w][i], 1);
+                barrier_init(&s.a_empty[w][i], WARPS);
+            }
+            barrier_init(&s.x_full[w], 1);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    if (group == 0) {
+        set_registers<LOADING_REGISTERS, false>();
+        if (threadIdx.x % WARP == 0) { load(s, p, work, threadIdx.x / WARP); }
+    } else {
+        set_registers<COMPUTING_REGISTERS, true>();
+        compute<TYPE, BACKWARD, SPLIT>(s, p, work, group - 1);
+    }
+#endif
+}
+
+// ---- launchers ----------------------------------------------------------------------------------
+
+typedef decltype(&cuTensorMapEncodeTiled) EncodeTensorMap;
+
+// The driver's function, which the trainer is not linked with; NULL: this driver has none.
+static EncodeTensorMap encode_tensor_map(void) {
+    void *entry = NULL;
+    cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+    cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                          cudaEnableDefault, &result);
+#else
+    cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry,
+                                                 cudaEnableDefault, &result);
+#endif
+    if (status != cudaSuccess) { cudaGetLastError(); }
+    bool found = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return found ? reinterpret_cast<EncodeTensorMap>(entry) : NULL;
+}
+
+// A dimension of a tensor: its size, bytes from one index to the next, and the size of a box.
+struct Dimension {
+    int64_t size, stride;
+    int box;
+};
+
+// The first dimension is contiguous. A box's rows are as long as the swizzle.
+static CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
+                              std::initializer_list<Dimension> dimensions) {
+    CUtensorMap map = {};
+    cuuint64_t sizes[5], strides[5];
+    cuuint32_t box[5], ones[5] = {1, 1, 1, 1, 1}, rank = 0;
+    if (data == NULL) { return map; }
+    for (const Dimension &d : dimensions) {
+        sizes[rank] = (cuuint64_t)d.size;
+        strides[rank] = (cuuint64_t)d.stride;
+        box[rank++] = (cuuint32_t)d.box;
+    }
+    CUresult status = encode_tensor_map()(
+        &map, type, rank, const_cast<void *>(data), sizes, strides + 1, box, ones,
+        CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle == FULL_ROW ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) { die("product with GELU: no tensor map, error %d", (int)status); }
+    return map;
+}
+
+// Codes [rows,columns] whose rows are in the order of WGMMA's rows, 64 of them a box: column, g, p,
+// block of 16 rows.
+static CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns) {
+    return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, FULL_ROW,
+                      {{columns, 1, FULL_ROW},
+                       {8, 2 * columns, 8},
+                       {2, columns, 2},
+                       {rows / 16, 16 * columns, 4}});
+}
+
+// The same in the order of WGMMA's columns, 128 a box: column, e, t, h, block of 16 rows.
+static CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns, int row) {
+    return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
+                      {{columns, 1, row},
+                       {2, columns, 2},
+                       {4, 4 * columns, 4},
+                       {2, 2 * columns, 2},
+                       {rows / 16, 16 * columns, TILE / 16}});
+}
+
+template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
+static void launch(const Gpu *gpu, const Parameters &p) {
+    auto kernel = gelu_product_kernel<TYPE, BACKWARD, SPLIT>;
+    int64_t tiles = (int64_t)divide_up(p.M, TILE) * divide_up(p.N, TILE);
+    int blocks = (int)min(tiles, (int64_t)gpu->sms), bytes = (int)sizeof(Shared);
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<blocks, THREADS, sizeof(Shared), gpu->stream>>>(p);
+    LAUNCH_CHECK();
+}
+
+bool gpu_has_gelu_products(const Gpu *gpu) {
+    cudaFuncAttributes kernel;
+    if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
+    CUDA_CHECK(cudaFuncGetAttributes(&kernel, gelu_product_kernel<FP8_E4M3, false, false>));
+    return kernel.numRegs > 64; // built for sm_90, without the a, the kernel is empty
+}
+
+// What both have in common. x: the pre-activation.
+static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x,
+                             const Operand &out, const Fp8Tensor &q) {
+    check_operand(name, out, q, g.m, g.n);
+    check_shape(name, g.m, g.k);
+    check_aligned(name, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
+    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
+        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
+    }
+    GpuType type = q.type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
+    bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
+    if (g.type_a != type || g.type_b != TYPE_E4M3 || g.trans_a || !g.trans_b || !tensors) {
+        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
+            g.scales_a, g.scales_b);
+    }
+    if (!q.fused || q.mode != SCALE_GIVEN || q.counts != NULL) {
+        die("%s: its output is by a given scale, and not counted", name);
+    }
+    if (g.a == NULL || g.b == NULL || x == NULL || g.bias == NULL || g.scale_a == NULL ||
+        g.scale_b == NULL || g.c != NULL || g.alpha != 1.0f) {
+        die("%s: a pointer is missing, or more than a product is requested", name);
+    }
+    if (!gpu_has_gelu_products(gpu)) { die("%s: this device has none", name); }
+    Parameters p = {};
+    p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k);
+    p.b = map_like_columns(static_cast<const uint8_t *>(g.b), g.n, g.k, FULL_ROW);
+    p.x = tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, FULL_ROW,
+                     {{g.n, 2, FULL_ROW / 2}, {g.m, 2 * (int64_t)g.n, ROWS}});
+    p.codes = map_like_rows(out.fp8, g.m, g.n);
+    p.codes_t = map_like_columns(out.fp8_t, g.n, g.m, HALF_ROW);
+    p.writes_codes = out.fp8 != NULL;
+    p.writes_codes_t = out.fp8_t != NULL;
+    p.scale_a = g.scale_a;
+    p.scale_b = g.scale_b;
+    p.bias = static_cast<const Bf16 *>(g.bias);
+    p.q = q;
+    p.M = g.m;
+    p.N = g.n;
+    p.K = g.k;
+    return p;
+}
+
+void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
+    const char *name = "product with GELU";
+    if (q.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
+    Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out, q);
+    auto run = g.fast_accumulation ? launch<FP8_E4M3, false, false> : launch<FP8_E4M3, false, true>;
+    run(gpu, p);
+}
+
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
+                               Scratch scratch) {
+    const char *name = "product with GELU backward";
+    int parts = divide_up(g.m, ROWS);
+    check_scratch(name, scratch, (int64_t)parts * g.n);
+    Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.aux), dx, q);
+    p.partials = scratch.data;
+    bool fast = g.fast_accumulation;
+    if (q.type == FP8_E4M3) {
+        (fast ? launch<FP8_E4M3, true, false> : launch<FP8_E4M3, true, true>)(gpu, p);
+    } else {
+        (fast ? launch<FP8_E5M2, true, false> : launch<FP8_E5M2, true, true>)(gpu, p);
+    }
+    sum_partials({{column_sums}, scratch.data, parts, g.n}, gpu->stream);
+}

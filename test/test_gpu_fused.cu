@@ -1,0 +1,401 @@
+// The FP8 products with GELU in their epilogue (kernels/fused_product.cu), forward and backward:
+// against the definition, summed in FP64, and against the two kernels they replace. With operands
+// whose sums every order rounds alike, bit for bit.
+#include "fp8_test.h"
+
+static const GpuType gpu_types[] = {TYPE_E4M3, TYPE_E5M2};
+
+// A product with all that it reads, and what it leaves. Normal operands, or small whole numbers.
+struct Problem {
+    int M, N, K;
+    Fp8Type type; // of A, and of what is written
+    bool backward, fast;
+    Codes a_host, b_host;
+    Buffer<uint8_t> a, b;
+    Buffer<Fp8Live> scales; // of a and b
+    Input bias, x_host;
+    Bf16Buffer x; // the pre-activation
+    FloatBuffer sums;
+    SumScratch scratch;
+    Quantised out;
+
+    Problem(int m, int n, int k, Fp8Type t, bool back, bool f, bool whole)
+        : M(m), N(n), K(k), type(t), backward(back), fast(f), a_host((size_t)m * k),
+          b_host((size_t)n * k), a(a_host.size()), b(b_host.size()), scales(2), bias(n, 1),
+          x_host((size_t)m * n, 1.5f), x((size_t)m * n), sums(n), scratch(m, n),
+          out(m, n, t, back ? 90.0f : 50.0f) {
+        // a normal product has the spread of a pre-activation
+        float spread_a = whole ? 1.0f : 50.0f, spread_b = whole ? 1.0f : 30.0f;
+        Fp8Live both[2] = {{1 / spread_a, spread_a, 0, 0}, {1 / spread_b, spread_b, 0, 0}};
+        for (Fp8Live &live : both) { live.scale_inv /= whole ? 4.0f : sqrtf(sqrtf((float)k)); }
+        auto value = [&](uint64_t key, size_t i, float spread) {
+            return whole ? (float)(int)(rng_bits(key, i) % 5) - 2.0f : spread * rng_normal(key, i);
+        };
+        random_key++;
+        for (size_t i = 0; i < a_host.size(); i++) {
+            a_host[i] = fp8_encode(value(random_key, i, spread_a), t);
+        }
+        for (size_t i = 0; i < b_host.size(); i++) {
+            b_host[i] = fp8_encode(value(~random_key, i, spread_b), FP8_E4M3);
+        }
+        scales.put(both);
+        a.put(a_host.data());
+        b.put(b_host.data());
+        reset();
+    }
+    void reset(void) {
+        out.reset(0.0f, 1);
+        sums.poison();
+        scratch.poison();
+        x.poison();
+        if (backward) { put_floats(x, x_host.host); }
+    }
+    Gemm gemm_of(Bf16 *d) const {
+        Gemm g = gemm_plain(M, N, K, NULL, NULL, d);
+        g.a = a.data;
+        g.b = b.data;
+        g.type_a = gpu_types[type];
+        g.type_b = TYPE_E4M3;
+        g.trans_b = true;
+        g.scale_a = &scales.data[0].scale_inv;
+        g.scale_b = &scales.data[1].scale_inv;
+        g.fast_accumulation = fast;
+        return g;
+    }
+    Gradient column_sums(void) const {
+        return {sums.data, TYPE_F32, false};
+    }
+    Fp8Tensor tensor(void) const {
+        Fp8Tensor q = out.tensor(SCALE_GIVEN, true);
+        q.counts = NULL;
+        return q;
+    }
+    void run(Operand forms, Fp8Tensor q) {
+        Gemm g = gemm_of(x.data);
+        g.bias = bias.device.data;
+        if (backward) {
+            g.d = NULL;
+            g.aux = x.data;
+            gpu_product_gelu_backward(&gpu, g, forms, q, column_sums(), scratch.scratch());
+        } else {
+            gpu_product_gelu(&gpu, g, forms, q);
+        }
+    }
+    void run(void) {
+        run({NULL, out.fp8.data, out.fp8_t.data, NULL, NULL}, tensor());
+    }
+    // The same by cuBLASLt and a pass.
+    void run_apart(void) {
+        Bf16Buffer product((size_t)M * N);
+        Operand forms = {NULL, out.fp8.data, out.fp8_t.data, NULL, NULL};
+        gemm(&gpu, gemm_of(backward ? product.data : x.data));
+        if (backward) {
+            gpu_gelu_backward(forms, tensor(), column_sums(), product.data, x.data,
+                              bias.device.data, scratch.scratch(), M, N, gpu.stream);
+        } else {
+            gpu_gelu_forward(forms, tensor(), x.data, bias.device.data, M, N, gpu.stream);
+        }
+    }
+    // The product of the rows from `first` on, scaled.
+    Floats product(int first, int rows) const {
+        float values_a[256], values_b[256];
+        Fp8Live both[2];
+        Floats result((size_t)rows * N);
+        std::vector<Fp8Live> live = scales.get();
+        both[0] = live[0], both[1] = live[1];
+        for (int code = 0; code < 256; code++) {
+            values_a[code] = fp8_decode((uint8_t)code, type);
+            values_b[code] = fp8_decode((uint8_t)code, FP8_E4M3);
+        }
+#pragma omp parallel for
+        for (int i = 0; i < rows; i++) {
+            for (int j = 0; j < N; j++) {
+                const uint8_t *row = &a_host[(size_t)(first + i) * K],
+                              *column = &b_host[(size_t)j * K];
+                double sum = 0;
+                for (int k = 0; k < K; k++) {
+                    sum += (double)values_a[row[k]] * values_b[column[k]];
+                }
+                result[(size_t)i * N + j] = (float)sum * (both[0].scale_inv * both[1].scale_inv);
+            }
+        }
+        return result;
+    }
+};
+
+// What a run left, to compare with another's.
+struct Results {
+    Floats x, sums;
+    Codes fp8, fp8_t;
+    float amax;
+
+    explicit Results(const Problem &p)
+        : x(get_floats(p.x)), sums(p.sums.get()), fp8(p.out.fp8.get()), fp8_t(p.out.fp8_t.get()),
+          amax(p.out.slot.get()[0].amax) {
+    }
+};
+
+// Everything but the column sums, whose order differs.
+static void check_same(const Results &a, const Results &b) {
+    CHECK(same_bits(a.x, b.x));
+    CHECK(a.fp8 == b.fp8);
+    CHECK(a.fp8_t == b.fp8_t);
+    CHECK(a.amax == b.amax);
+}
+
+// Whole numbers: products, and so everything else, are those of the definition and of the two
+// kernels to the last bit; a repeated run's too. A code of A that is changed changes its row.
+static void check_whole(int M, int N, int K, Fp8Type type, bool backward, bool fast) {
+    if (left_out((int64_t)M * N)) { return; }
+    Problem p(M, N, K, type, backward, fast, true);
+    p.run();
+    Results fused(p);
+    check_transpose(p.out);
+    if (!backward) {
+        Floats expected = p.product(0, M);
+        round_to_bf16(expected.data(), expected.data(), (int64_t)expected.size());
+        CHECK(same_bits(fused.x, expected));
+    }
+    p.reset();
+    p.run();
+    Results again(p);
+    check_same(fused, again);
+    if (backward) { CHECK(same_bits(fused.sums, again.sums)); }
+    if (!sanitizing()) {
+        p.reset();
+        p.run_apart();
+        Results apart(p);
+        check_same(fused, apart);
+        if (backward) { CHECK_ERROR(fused.sums.data(), apart.sums.data(), N, 1e-5); }
+    }
+    int row = M / 2, column = N - 1;
+    uint8_t other = fp8_encode(448.0f, type);
+    CUDA_CHECK(cudaMemsetAsync(p.a.data + (size_t)row * K, other, 16, gpu.stream));
+    p.reset();
+    p.run();
+    Results changed(p);
+    CHECK(CAUGHT(check_same(fused, changed)));
+    for (int i = 0; i < M; i++) {
+        size_t at = (size_t)i * N;
+        bool same_row = memcmp(&fused.fp8[at], &changed.fp8[at], N) == 0;
+        CHECK(same_row == (i != row));
+    }
+    Results broken = fused;
+    broken.fp8_t[(size_t)column * M + row] ^= 1;
+    CHECK(CAUGHT(check_same(fused, broken)));
+}
+
+static void whole_numbers(void) {
+    static const int shapes[][3] = {{16, 16, 16},     {64, 128, 128},   {128, 128, 768},
+                                    {48, 144, 80},    {208, 400, 784},  {304, 272, 1008},
+                                    {1040, 16, 1600}, {16, 1040, 2064}, {4144, 768, 768}};
+    for (const int *s : shapes) {
+        for (int fast = 0; fast < 2; fast++) {
+            check_whole(s[0], s[1], s[2], FP8_E4M3, false, fast);
+            check_whole(s[0], s[1], s[2], FP8_E4M3, true, fast);
+            check_whole(s[0], s[1], s[2], FP8_E5M2, true, fast);
+        }
+    }
+}
+
+// The error of codes against the values they are of, over that of merely encoding those.
+static double coding_error(const uint8_t *codes, const Floats &values, float scale, Fp8Type type) {
+    Floats decoded(values.size()), best(values.size());
+    for (size_t i = 0; i < values.size(); i++) {
+        decoded[i] = fp8_decode(codes[i], type) / scale;
+        best[i] = fp8_decode(fp8_encode(values[i] * scale, type), type) / scale;
+    }
+    int64_t n = (int64_t)values.size();
+    return test_relative_error(decoded.data(), values.data(), n) /
+           test_relative_error(best.data(), values.data(), n);
+}
+
+// Normal operands, whose sums differ in the last bits.
+static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool fast) {
+    const int rows = M < 96 ? M : 96, first = M - rows; // the last rows, of a tile that is cut
+    Problem p(M, N, K, type, backward, fast, false);
+    size_t n = (size_t)rows * N, from = (size_t)first * N;
+    if (left_out((int64_t)M * N)) { return; }
+    p.run();
+    Results fused(p);
+    check_transpose(p.out);
+    // the definition, without any rounding to BF16
+    Floats product = p.product(first, rows), sum(n), values(n);
+    if (!backward) {
+        CHECK_BF16(Floats(fused.x.begin() + from, fused.x.end()), product, fast ? 2.0 : 1.2);
+    }
+    for (size_t i = 0; i < n; i++) {
+        sum[i] = (backward ? p.x_host.host[from + i] : product[i]) + p.bias.host[i % N];
+    }
+    if (backward) {
+        values = product;
+        gelu_backward(values.data(), values.data(), sum.data(), (int64_t)n);
+    } else {
+        gelu_forward(values.data(), sum.data(), (int64_t)n);
+    }
+    double error = coding_error(&fused.fp8[from], values, p.out.scale, type);
+    CHECK(error < 1.05);
+    fused.fp8[from + n / 2] ^= 0x40; // another exponent
+    CHECK(!(coding_error(&fused.fp8[from], values, p.out.scale, type) == error));
+    fused.fp8[from + n / 2] ^= 0x40;
+    if (!backward) { // the epilogue alone: of what it has written, the pass makes the same
+        Quantised q(M, N, type, p.out.scale);
+        gpu_gelu_forward({NULL, q.fp8.data, q.fp8_t.data, NULL, NULL}, q.tensor(SCALE_GIVEN, true),
+                         p.x.data, p.bias.device.data, M, N, gpu.stream);
+        CHECK(q.fp8.get() == fused.fp8);
+        CHECK(q.fp8_t.get() == fused.fp8_t);
+        CHECK(q.slot.get()[0].amax == fused.amax);
+    }
+    if (sanitizing()) { return; }
+    p.reset();
+    p.run_apart();
+    Results apart(p);
+    size_t differ = 0, far = 0;
+    for (size_t i = 0; i < fused.fp8.size(); i++) {
+        int steps = (int)code_order(fused.fp8[i]) - (int)code_order(apart.fp8[i]);
+        differ += steps != 0;
+        far += steps * steps > 1 && fabsf(fp8_decode(apart.fp8[i], type)) > 1.0f; // not near 0
+    }
+    CHECK(differ < fused.fp8.size() / (fast ? 20 : 50));
+    CHECK(far < 1 + fused.fp8.size() / 10000);
+    CHECK_CLOSE(fused.amax, apart.amax, 0.01 * apart.amax);
+    if (backward) { CHECK_ERROR(fused.sums.data(), apart.sums.data(), N, 1e-3); }
+}
+
+static void normal_numbers(void) {
+    for (int fast = 0; fast < 2; fast++) {
+        check_normal(272, 208, 768, FP8_E4M3, false, fast);
+        check_normal(272, 208, 768, FP8_E5M2, true, fast);
+        check_normal(4144, 4800, 1600, FP8_E4M3, false, fast); // 4096 + 48 rows
+        check_normal(4144, 4800, 1600, FP8_E5M2, true, fast);
+        check_normal(20000, 3072, 768, FP8_E4M3, false, fast);
+        check_normal(20000, 3072, 768, FP8_E4M3, true, fast);
+    }
+}
+
+// One form alone; no history; sums that are added, or not requested.
+static void forms(void) {
+    for (int backward = 0; backward < 2; backward++) {
+        Problem p(208, 272, 768, FP8_E4M3, backward, true, true);
+        Codes untouched(p.out.fp8.count, 0xff);
+        p.run();
+        Results all(p);
+        for (int forms = 0; forms < 4; forms++) {
+            Fp8Tensor q = p.tensor();
+            q.record = false;
+            p.reset();
+            p.run({NULL, forms & 1 ? p.out.fp8.data : NULL, forms & 2 ? p.out.fp8_t.data : NULL},
+                  q);
+            Results some(p);
+            CHECK(some.fp8 == (forms & 1 ? all.fp8 : untouched));
+            CHECK(some.fp8_t == (forms & 2 ? all.fp8_t : untouched));
+            CHECK(same_bits(some.x, all.x));
+            CHECK_CLOSE(some.amax, 0.0, 0.0);
+        }
+        if (!backward) { continue; }
+        Gemm g = p.gemm_of(NULL);
+        g.bias = p.bias.device.data;
+        g.aux = p.x.data;
+        p.reset();
+        p.run();
+        Operand out = {NULL, p.out.fp8.data, p.out.fp8_t.data, NULL, NULL};
+        gpu_product_gelu_backward(&gpu, g, out, p.tensor(), {}, p.scratch.scratch());
+        CHECK(same_bits(p.sums.get(), all.sums));
+        gpu_product_gelu_backward(&gpu, g, out, p.tensor(), {p.sums.data, TYPE_F32, true},
+                                  p.scratch.scratch());
+        for (float &sum : all.sums) { sum *= 2; }
+        CHECK(same_bits(p.sums.get(), all.sums));
+    }
+}
+
+// What is not finite, and what is beyond the format.
+static void special_values(void) {
+    Problem p(64, 128, 128, FP8_E4M3, false, true, true);
+    Floats bias = p.bias.host;
+    bias[3] = 1e30f;
+    bias[70] = NAN;
+    put_floats(p.bias.device, bias);
+    p.run();
+    Results r(p);
+    CHECK(isnan(r.amax));
+    for (int i = 0; i < p.M; i++) {
+        CHECK_EQUAL(r.fp8[(size_t)i * p.N + 3], fp8_encode(448.0f, FP8_E4M3));
+        CHECK_EQUAL(r.fp8[(size_t)i * p.N + 70], 0x7f);
+        CHECK(r.fp8[(size_t)i * p.N + 71] != 0x7f);
+    }
+}
+
+// Each precondition, not met. The pointers are never read.
+static void refusals(void) {
+    Bf16 *x = (Bf16 *)4096;
+    uint8_t *fp8 = (uint8_t *)8192;
+    float *f = (float *)4096;
+    Fp8Slot *slot = (Fp8Slot *)4096;
+    Fp8Counts *counts = (Fp8Counts *)4096;
+    Fp8Tensor given = {FP8_E4M3, SCALE_GIVEN, true, true, 448.0f, (Fp8Live *)4096, slot, NULL};
+    Fp8Tensor apart = given, counted = given, e5m2 = given, blocks = given;
+    Operand out = {NULL, fp8, fp8, NULL, NULL};
+    Scratch enough = {f, 1 << 30}, little = {f, 255};
+    apart.fused = false;
+    counted.counts = counts;
+    e5m2.type = FP8_E5M2;
+    blocks.mode = SCALE_BLOCKS;
+    Gemm good = gemm_plain(64, 64, 64, NULL, NULL, x);
+    good.a = good.b = fp8;
+    good.type_a = good.type_b = TYPE_E4M3;
+    good.trans_b = true;
+    good.bias = good.aux = x;
+    good.scale_a = good.scale_b = f;
+    struct {
+        const char *says;
+        void (*change)(Gemm *);
+    } const cases[] = {
+        {"a product of 64 x 64 x 72; multiples of 16", [](Gemm *g) { g->k = 72; }},
+        {"multiples of 16", [](Gemm *g) { g->m = 56; }},
+        {"multiples of 16", [](Gemm *g) { g->n = 72; }},
+        {"not 16-byte aligned", [](Gemm *g) { g->a = (uint8_t *)8200; }},
+        {"not 16-byte aligned", [](Gemm *g) { g->bias = (Bf16 *)4098; }},
+        {"operands of types", [](Gemm *g) { g->type_a = TYPE_BF16; }},
+        {"operands of types", [](Gemm *g) { g->type_a = TYPE_E5M2; }},
+        {"operands of types", [](Gemm *g) { g->type_b = TYPE_E5M2; }},
+        {"operands of types", [](Gemm *g) { g->trans_b = false; }},
+        {"scales of kinds 1 and 2",
+         [](Gemm *g) { g->scales_a = SCALES_VECTOR, g->scales_b = SCALES_SQUARE; }},
+        {"a pointer is missing", [](Gemm *g) { g->bias = NULL; }},
+        {"a pointer is missing", [](Gemm *g) { g->scale_b = NULL; }},
+        {"a pointer is missing", [](Gemm *g) { g->c = g->d; }},
+    };
+    for (auto &c : cases) {
+        Gemm g = good;
+        c.change(&g);
+        CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, out, given));
+        CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, out, given, {}, enough));
+    }
+    CHECK_DIES("no BF16 form", gpu_product_gelu(&gpu, good, out, apart));
+    CHECK_DIES("by a given scale", gpu_product_gelu(&gpu, good, {x, fp8, fp8}, apart));
+    CHECK_DIES("not counted", gpu_product_gelu(&gpu, good, out, counted));
+    CHECK_DIES("blocks without scales", gpu_product_gelu(&gpu, good, out, blocks));
+    CHECK_DIES("forward operands are E4M3", gpu_product_gelu(&gpu, good, out, e5m2));
+    CHECK_DIES("operands of types", gpu_product_gelu_backward(&gpu, good, out, e5m2, {}, enough));
+    CHECK_DIES("bytes of scratch", gpu_product_gelu_backward(&gpu, good, out, given, {}, little));
+    Gpu old = gpu;
+    old.capability = 80;
+    CHECK(!gpu_has_gelu_products(&old));
+    CHECK_DIES("this device has none", gpu_product_gelu(&old, good, out, given));
+}
+
+int main(void) {
+    if (!open_test_gpu(1 << 20)) { return 0; }
+    RUN(refusals);
+    if (!gpu_has_gelu_products(&gpu)) {
+        printf("  skipped: products with GELU need compute capability 9.0\n");
+    } else if (sanitizing_by("racecheck")) { // it does not follow what TMA and WGMMA do
+        printf("  skipped: racecheck\n");
+    } else {
+        RUN(whole_numbers);
+        RUN(normal_numbers);
+        RUN(forms);
+        RUN(special_values);
+    }
+    return test_summary();
+}

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Which products apply GELU (train/gpu/network.c), over the stand-ins: those of training steps whose
+# scales are given and whose losses are not counted, and no other. The numbers are those of a device
+# without such products.
+# shellcheck source=test/ranks.sh
+source "$(dirname "$0")/ranks.sh"
+export LLM8_TEST_SMALL_FP8=1 # FP8 although these products are too small to gain from it
+
+# losses OPTIONS...: of training and evaluations, in all their digits.
+losses() {
+    rm -f m.jsonl
+    expect_status 0 "$trainer" --data d/x_train.bin --valid-data d/x_val.bin --no-cuda-graphs \
+        --micro-batch-size 2 --seq-length 32 --train-iters 4 --eval-iters 2 --eval-interval 2 \
+        --metrics m.jsonl "$@" >&2 || return
+    grep -oE '"(loss|valid_loss|grad_norm)":[^,}]*' m.jsonl
+}
+
+# products KIND OPTIONS...: the same with such products of the stand-in.
+products() {
+    STANDIN_GELU_PRODUCTS=$1 losses "${@:2}"
+}
+
+gpt2="--model gpt2-tiny --fp8-format hybrid"
+taken=("$gpt2" "$gpt2 --fp8-format e4m3 --gpus 2" "$gpt2 --recompute activations"
+    "$gpt2 --recompute block" "$gpt2 --global-batch-size 4")
+left=("--model gpt2-tiny" "--model llama-tiny --fp8-format hybrid" "$gpt2 --fp8-recipe tensorwise"
+    "$gpt2 --fp8-format e5m2" "$gpt2 --fp8-stats-interval 1"
+    "--model gpt2-tiny --fp8-format e4m3 --fp8-recipe blockwise")
+
+same_numbers() {
+    local kind words without
+    for kind in "${taken[@]}"; do
+        read -ra words <<<"$kind"
+        without=$(products none "${words[@]}") && [[ -n $without ]] || fail "$kind: no losses"
+        [[ $(products good "${words[@]}") == "$without" ]] || fail "$kind: other numbers"
+        [[ $(products wrong "${words[@]}") != "$without" ]] || fail "$kind: not taken"
+    done
+}
+
+not_taken() {
+    local kind words without
+    for kind in "${left[@]}"; do
+        read -ra words <<<"$kind"
+        without=$(products none "${words[@]}") && [[ -n $without ]] || fail "$kind: no losses"
+        [[ $(products wrong "${words[@]}") == "$without" ]] || fail "$kind: taken"
+    done
+}
+
+not_in_evaluations() {
+    local without words
+    read -ra words <<<"$gpt2"
+    products none "${words[@]}" --save s >/dev/null
+    without=$(products none "${words[@]}" --save s --resume latest --eval-only)
+    [[ -n $without ]] || fail "no losses"
+    [[ $(products wrong "${words[@]}" --save s --resume latest --eval-only) == "$without" ]] ||
+        fail "an evaluation takes them"
+    rm -r s
+}
+
+for test in prepare same_numbers not_taken not_in_evaluations; do run $test; done
+summary
