@@ -149,7 +149,8 @@ struct Function {
 
 template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
-    enum { NEEDS_ROW = WIDE < INPUTS || ROW < INPUTS }; // its inputs' rows differ in width
+    // its inputs' rows differ in width
+    enum { NEEDS_ROW = (int)WIDE < (int)INPUTS || (int)ROW < (int)INPUTS };
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {
         uint4 x[INPUTS];
