@@ -38,7 +38,6 @@ enum {
     THREADS = 3 * GROUP,
     A_STAGES = 4, // of a warpgroup
     B_STAGES = 6,
-    RESIDENT_K = B_STAGES * DEPTH,
     BLOCKS = TILE / 16,     // of 16 columns
     LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
     COMPUTING_REGISTERS = 232,
@@ -65,6 +64,7 @@ struct Shared {
     Barrier x_full[2];
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
+static_assert(B_STAGES * DEPTH >= GELU_PRODUCT_MOST_K, "the panel of B that stays");
 
 struct Parameters {
     CUtensorMap a, b, x, codes, codes_t;
@@ -187,9 +187,8 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// The same; then d, of a finished group, may be read. (The compiler would do so before the wait.)
-template <int LEFT> __device__ __forceinline__ void wgmma_wait(float (&d)[64]) {
-    wgmma_wait<LEFT>();
+// The compiler computes d before this and reads it after it: it does not see what a wait is for.
+__device__ __forceinline__ void pin(float (&d)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
@@ -244,6 +243,11 @@ __device__ __forceinline__ void store_transposed(void *row, const uint32_t (&uni
                      shared_address(row)),
                  "r"(units[0]), "r"(units[1]), "r"(units[2]), "r"(units[3])
                  : "memory");
+}
+
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&pair);
 }
 
 // ---- the kernel ---------------------------------------------------------------------------------
@@ -360,8 +364,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Wo
             __syncwarp();
         };
         auto add = [&](float(&d)[64]) {
+            pin(d);
 #pragma unroll
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
+            pin(sums);
         };
         if (work.resident && (w == 1 || tile > work.first)) { turn_wait(w); }
         const int last = work.steps - 1;
@@ -370,10 +376,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Wo
             multiply(first, k);
             multiply(second, k + 1);
             if (k + 1 == last && passes) { turn_pass(w); }
-            wgmma_wait<1>(first);
+            wgmma_wait<1>();
             release(k);
-            add(first);
-            wgmma_wait<0>(second);
+            add(first); // while the second runs
+            wgmma_wait<0>();
             release(k + 1);
             add(second);
         }
@@ -386,62 +392,62 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Wo
             }
         }
         if (!SPLIT) {
-            wgmma_wait<0>(sums);
+            wgmma_wait<0>();
+            pin(sums);
             release(last);
         }
         a_used += work.steps;
 
-        // the last tile's stores have read the staging
-        if (leads) { stores_wait_read(); }
-        __syncwarp();
-        if (BACKWARD) { barrier_wait(&s.x_full[w], tile - work.first); }
-        group_barrier(w, GROUP);
+        // 2 rows x 4 columns in each block of 16 columns
+        auto x_at = [&](int j, int i) {
+            int row = warp * 16 + g * 2 + i, piece = j % 4 * 2 + t / 2;
+            return reinterpret_cast<uint2 *>(staging.x[j / 4] + row * FULL_ROW +
+                                             (piece ^ row % 8) * 16 + t % 2 * 8);
+        };
+        uint2 bias[BLOCKS] = {}, before[BLOCKS][2]; // GELU's input without the bias
         float columns[BLOCKS * 4] = {};
+#pragma unroll
+        for (int j = 0; j < BLOCKS; j++) {
+            const Bf16 *from = p.bias + n + j * 16 + t * 4;
+            if (n + j * 16 < p.N) { bias[j] = __ldg(reinterpret_cast<const uint2 *>(from)); }
+        }
+        if (BACKWARD) {
+            barrier_wait(&s.x_full[w], tile - work.first);
+#pragma unroll
+            for (int j = 0; j < 2 * BLOCKS; j++) { before[j / 2][j % 2] = *x_at(j / 2, j % 2); }
+        }
+        if (leads) { stores_wait_read(); } // the last tile's are done with the staging
+        __syncwarp();
+        group_barrier(w, GROUP);
         if (m + warp * 16 < p.M) {
 #pragma unroll
             for (int pair = 0; pair < BLOCKS; pair += 2) {
                 uint32_t units[4];
 #pragma unroll
                 for (int j = pair; j < pair + 2; j++) {
-                    uint2 bias = {0, 0};
+                    const float biases[4] = {low_bf16(bias[j].x), high_bf16(bias[j].x),
+                                             low_bf16(bias[j].y), high_bf16(bias[j].y)};
                     uint32_t codes[2];
-                    if (n + j * 16 < p.N) {
-                        bias = __ldg(reinterpret_cast<const uint2 *>(p.bias + n + j * 16 + t * 4));
-                    }
-                    const float biases[4] = {low_bf16(bias.x), high_bf16(bias.x), low_bf16(bias.y),
-                                             high_bf16(bias.y)};
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const int row = warp * 16 + g * 2 + i, piece = j % 4 * 2 + t / 2;
-                        uint2 *x = reinterpret_cast<uint2 *>(staging.x[j / 4] + row * FULL_ROW +
-                                                             (piece ^ row % 8) * 16 + t % 2 * 8);
-                        const float *product = sums + j * 8 + i * 2;
-                        __nv_bfloat162 low = __floats2bfloat162_rn(product[0] * product_scale,
-                                                                   product[1] * product_scale);
-                        __nv_bfloat162 high = __floats2bfloat162_rn(product[4] * product_scale,
-                                                                    product[5] * product_scale);
-                        uint2 rounded = {*reinterpret_cast<uint32_t *>(&low),
-                                         *reinterpret_cast<uint32_t *>(&high)};
-                        uint2 before = rounded; // GELU's input, without the bias
-                        if (BACKWARD) {
-                            before = *x;
-                        } else {
-                            *x = rounded;
-                        }
-                        const float in[4] = {low_bf16(before.x), high_bf16(before.x),
-                                             low_bf16(before.y), high_bf16(before.y)};
-                        const float d_out[4] = {low_bf16(rounded.x), high_bf16(rounded.x),
-                                                low_bf16(rounded.y), high_bf16(rounded.y)};
+                        const float *d = sums + j * 8 + i * 2;   // and 4 further
+                        const int place = warp * 16 + i * 8 + g; // WGMMA's row
+                        uint2 rounded = {bf16_pair(d[0] * product_scale, d[1] * product_scale),
+                                         bf16_pair(d[4] * product_scale, d[5] * product_scale)};
+                        if (!BACKWARD) { before[j][i] = *x_at(j, i) = rounded; }
+                        const float in[4] = {low_bf16(before[j][i].x), high_bf16(before[j][i].x),
+                                             low_bf16(before[j][i].y), high_bf16(before[j][i].y)};
+                        const float product[4] = {low_bf16(rounded.x), high_bf16(rounded.x),
+                                                  low_bf16(rounded.y), high_bf16(rounded.y)};
                         float values[4];
 #pragma unroll
                         for (int k = 0; k < 4; k++) {
-                            float sum = in[k] + biases[k];
-                            values[k] = BACKWARD ? d_out[k] * gelu_slope(sum) : gelu(sum);
+                            float x = in[k] + biases[k];
+                            values[k] = BACKWARD ? product[k] * gelu_slope(x) : gelu(x);
                             range = range_of(range, values[k]);
                             columns[j * 4 + k] += values[k];
                         }
                         codes[i] = encode4<TYPE>(values, scale);
-                        const int place = warp * 16 + i * 8 + g; // WGMMA's row
                         *reinterpret_cast<uint32_t *>(staging.codes + place * FULL_ROW +
                                                       (j ^ g) * 16 + t * 4) = codes[i];
                     }
