@@ -31,7 +31,8 @@ same_numbers() {
     local kind words without
     for kind in "${taken[@]}"; do
         read -ra words <<<"$kind"
-        without=$(products none "${words[@]}") && [[ -n $without ]] || fail "$kind: no losses"
+        without=$(products none "${words[@]}")
+        [[ -n $without ]] || fail "$kind: no losses"
         [[ $(products good "${words[@]}") == "$without" ]] || fail "$kind: other numbers"
         [[ $(products wrong "${words[@]}") != "$without" ]] || fail "$kind: not taken"
     done
@@ -41,7 +42,8 @@ not_taken() {
     local kind words without
     for kind in "${left[@]}"; do
         read -ra words <<<"$kind"
-        without=$(products none "${words[@]}") && [[ -n $without ]] || fail "$kind: no losses"
+        without=$(products none "${words[@]}")
+        [[ -n $without ]] || fail "$kind: no losses"
         [[ $(products wrong "${words[@]}") == "$without" ]] || fail "$kind: taken"
     done
 }
