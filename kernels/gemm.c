@@ -221,6 +221,14 @@ static void plan_shortlist(Gpu *gpu, GemmPlan *p, const Gemm *g,
     }
 }
 
+// That was given for plans still to be made, or NULL.
+static Choice *kept_choice(const GemmCache *cache, const PlanKey *key) {
+    for (int i = 0; i < cache->num_choices; i++) {
+        if (memcmp(&cache->choices[i].key, key, sizeof(*key)) == 0) { return &cache->choices[i]; }
+    }
+    return NULL;
+}
+
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
     GemmCache *cache = cache_of(gpu);
     GemmPlan p = {.choice = {key_of(g), -1}};
@@ -244,15 +252,14 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
              g->m, g->n, g->k, g->type_a, g->type_b, g->type_d);
         return NULL;
     }
-    for (int i = 0; i < cache->num_choices; i++) {
-        const Choice *kept = &cache->choices[i];
-        if (memcmp(&kept->key, &p.choice.key, sizeof(PlanKey)) == 0) { p.choice = *kept; }
-    }
+    Choice *kept = kept_choice(cache, &p.choice.key);
+    if (kept != NULL) { p.choice = *kept; }
     if (p.choice.algorithm < 0 || p.choice.algorithm >= count) {
         p.choice.algorithm = 0;
         if (cache->autotune) { plan_shortlist(gpu, &p, g, results, count); }
     }
     p.algo = results[p.choice.algorithm].algo;
+    if (kept != NULL) { *kept = p.choice; } // it may have been of no use
     cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
     cache->plans[cache->num_plans] = p;
     return &cache->plans[cache->num_plans++];
@@ -303,16 +310,22 @@ static size_t choices_title(const Gpu *gpu, char title[512]) {
                             cublasLtGetVersion(), gpu->name, sizeof(Choice));
 }
 
+// Those that were given come first, as they are: a run need not come to all of them.
 void *gemm_choices(Gpu *gpu, size_t *bytes) {
     const GemmCache *cache = cache_of(gpu);
     char title[512];
-    size_t used = choices_title(gpu, title);
-    *bytes = used + (size_t)cache->num_plans * sizeof(Choice);
-    char *data = malloc_or_die(*bytes);
+    size_t used = choices_title(gpu, title), kept = (size_t)cache->num_choices * sizeof(Choice);
+    char *data = malloc_or_die(used + kept + (size_t)cache->num_plans * sizeof(Choice));
     memcpy(data, title, used);
-    for (int i = 0; i < cache->num_plans; i++, used += sizeof(Choice)) {
-        memcpy(data + used, &cache->plans[i].choice, sizeof(Choice));
+    if (kept > 0) { memcpy(data + used, cache->choices, kept); }
+    used += kept;
+    for (int i = 0; i < cache->num_plans; i++) {
+        const Choice *choice = &cache->plans[i].choice;
+        if (kept_choice(cache, &choice->key) != NULL) { continue; }
+        memcpy(data + used, choice, sizeof(Choice));
+        used += sizeof(Choice);
     }
+    *bytes = used;
     return data;
 }
 
