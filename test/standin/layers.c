@@ -147,7 +147,8 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
 
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
                                Scratch scratch) {
-    FREED float *product = values_new(g.m * g.n / 2); // as BF16
+    // as BF16, aligned as the buffer of the pass's product is: one plan for both
+    FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     Bf16 *input = g.aux;
     check_gelu_product(gpu, &g, q);
     g.d = product;
