@@ -82,6 +82,7 @@ typedef struct {
 
     float *d_residual, *d_norm, *d_qkv, *d_attention, *d_fc1, *d_activated;
     float *operand_a, *operand_b; // rounded operands of one product
+    float *muon;                  // scratch of muon_orthogonalize
     Bucket whole;                 // the part of the parameter space this rank holds: all of it
     float *snapshot;              // [3, layout.size] what a save in the background reads
     Fp8Slot *snapshot_slots;
@@ -124,12 +125,17 @@ static void plan_state(Trainer *t) {
     bool delayed = run->precision.format != FP8_FORMAT_NONE &&
                    run->precision.recipe == FP8_RECIPE_DELAYED;
     bool learns = options_train(&run->options), saves = options_save(&run->options);
-    int64_t learned = learns ? size : 0;
+    int64_t learned = learns ? size : 0, muon = 0;
     plan_floats(t, "weights", "weights", size, &t->weights);
     plan_floats(t, "weights", "rounded weights", rounds ? size : 0, &t->rounded);
     plan_floats(t, "gradients", "gradients", learned, &t->gradients);
     plan_floats(t, "optimizer", "first moment", learned, &t->exp_avg);
     plan_floats(t, "optimizer", "second moment", learned, &t->exp_avg_sq);
+    for (int i = 0; i < run->layout.count && learns; i++) {
+        const Param *p = &run->layout.params[i];
+        if (run_by_muon(run, p)) { muon = max64(muon, muon_scratch(p->rows, p->cols)); }
+    }
+    plan_floats(t, "optimizer", "Newton-Schulz scratch", muon, &t->muon);
     plan_buffer(&t->plan, "scaling", "slots", slots * (int64_t)sizeof(Fp8Slot), (void **)&t->slots);
     plan_buffer(&t->plan, "scaling", "counts",
                 run->options.fp8_stats_interval > 0 ? slots * (int64_t)sizeof(Fp8Counts) : 0,
@@ -556,15 +562,38 @@ static AdamW adamw_settings(const Run *run, double norm, double lr) {
                    .step = run->progress.step + 1 - run->progress.skipped};
 }
 
-static void model_update(Trainer *t, double norm, double lr) {
+// The gradients of the blocks' matrices become their update by Muon, each matrix by itself.
+static void muon_updates(Trainer *t, float gradient_scale) {
     const Run *run = &t->run;
-    const Options *o = &run->options;
-    AdamW adamw = adamw_settings(run, norm, lr);
+    float momentum = (float)run->options.muon_momentum;
+    float factor = (float)run->options.muon_extra_scale_factor;
     for (int i = 0; i < run->layout.count; i++) {
         const Param *p = &run->layout.params[i];
-        adamw.weight_decay = tensor_row(p->id)->decay ? (float)o->weight_decay : 0.0f;
-        adamw_update(t->weights + p->offset, t->exp_avg + p->offset, t->exp_avg_sq + p->offset,
-                     t->gradients + p->offset, param_size(p), adamw);
+        float *x = t->gradients + p->offset;
+        int rows[HF_PARTS];
+        if (!run_by_muon(run, p)) { continue; }
+        muon_momentum(x, t->exp_avg + p->offset, param_size(p), momentum, gradient_scale);
+        int count = param_matrices(&run->config, p, rows);
+        for (int k = 0; k < count; x += (int64_t)rows[k++] * p->cols) {
+            muon_orthogonalize(x, rows[k], p->cols, muon_scale(factor, rows[k], p->cols), t->muon);
+        }
+    }
+}
+
+static void model_update(Trainer *t, double norm, double lr) {
+    const Run *run = &t->run;
+    AdamW adamw = adamw_settings(run, norm, lr);
+    muon_updates(t, adamw.gradient_scale);
+    for (int i = 0; i < run->layout.count; i++) {
+        const Param *p = &run->layout.params[i];
+        float *w = t->weights + p->offset, *g = t->gradients + p->offset;
+        int64_t n = param_size(p);
+        adamw.weight_decay = tensor_row(p->id)->decay ? (float)run->options.weight_decay : 0.0f;
+        if (run_by_muon(run, p)) {
+            muon_update(w, g, n, adamw.lr, adamw.weight_decay);
+        } else {
+            adamw_update(w, t->exp_avg + p->offset, t->exp_avg_sq + p->offset, g, n, adamw);
+        }
     }
     round_weights(t);
 }
@@ -676,6 +705,7 @@ static void maybe_save(Trainer *t) {
                   .master = t->snapshot,
                   .exp_avg = t->snapshot + size,
                   .exp_avg_sq = t->snapshot + 2 * size,
+                  .squares = run->layout.size,
                   .slots = t->snapshot_slots,
                   .amax_history = t->snapshot_history};
     run_save(run, &s);
@@ -692,7 +722,12 @@ static void trainer_restore(Trainer *t) {
     } else {
         run_read_state(run, &c, "master", 0, size, t->weights);
         run_read_state(run, &c, "exp_avg", 0, learned, t->exp_avg);
-        run_read_state(run, &c, "exp_avg_sq", 0, learned, t->exp_avg_sq);
+        for (int i = 0; i < run->layout.count && learned > 0; i++) {
+            const Param *p = &run->layout.params[i];
+            if (run_by_muon(run, p)) { continue; } // it has none
+            run_read_state(run, &c, "exp_avg_sq", p->offset, p->offset + param_size(p),
+                           t->exp_avg_sq + p->offset);
+        }
         if (t->amax_history != NULL &&
             !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err)) {
             die("%s", err.text);

@@ -10,7 +10,8 @@
 //     tokenizer.bin         with which the trainers print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
-//                           as "begin:end,begin:end"
+//                           as "begin:end,begin:end". "exp_avg_sq" ends early where the last
+//                           ranges are Muon's (docs/muon.md), which has no second moment
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
 //                           "amax_history" [S,length], a ring: the next amax goes to place
@@ -86,6 +87,7 @@ typedef struct {
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
+    int64_t squares;                           // elements of exp_avg_sq
     const Fp8Slot *slots;                      // NULL without delayed scaling
     const float *amax_history;                 // [slots,history_length]
 } Snapshot;

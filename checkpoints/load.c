@@ -178,7 +178,8 @@ static int compare_ranges(const void *a, const void *b) {
 
 // Opens every rank's file. Their ranges together must be the parameter space, every element once.
 static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
-    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
+    enum { EXP_AVG_SQ = 2, KINDS };
+    static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
     for (int r = 0; r < c->ranks; r++) {
         SafeTensors *st = &c->optimizer[r];
@@ -189,9 +190,11 @@ static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
         cJSON_Delete(metadata);
         if (elements < 0) { return fail(err, "%s: its list of ranges is wrong", st->path); }
-        for (int kind = 0; kind < 3; kind++) {
+        for (int kind = 0; kind < KINDS; kind++) {
             const TensorEntry *e = safetensors_find(st, kinds[kind]);
-            if (e == NULL || e->dims != 1 || e->shape[0] != elements || e->dtype > DTYPE_F16) {
+            bool whole = e != NULL && (e->shape[0] == elements ||
+                                       (kind == EXP_AVG_SQ && e->shape[0] < elements));
+            if (!whole || e->dims != 1 || e->dtype > DTYPE_F16) {
                 return fail(err, "%s: '%s' is missing or not %lld floating-point numbers", st->path,
                             kinds[kind], (long long)elements);
             }
@@ -411,14 +414,20 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                       Error *err) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        const char *name = row->name, *was = text_of(c->options, name);
+        const char *name = row->name;
+        // what an older version had no option for, it did by what is now the default
+        const char *was = cJSON_HasObjectItem(c->options, name) ? text_of(c->options, name)
+                                                                : row->fallback;
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 ||
                      options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
-        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0 ||
-            !cJSON_HasObjectItem(c->options, name)) {
-            continue;
+        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+        if (strcmp(name, "optimizer") == 0 && options_train(options)) {
+            return fail(err,
+                        "%s: its moments are those of --optimizer %s, this run's is %s; resume "
+                        "with its optimizer, or start a new run from its weights by --load",
+                        c->path, was, now);
         }
         if (option_is_shape(row, layout->config.arch)) {
             return fail(err,
@@ -443,10 +452,13 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
     for (int i = 0; i < c->num_ranges; i++) {
         const SavedRange *r = &c->ranges[i];
         int64_t from = max64(begin, r->begin), to = min64(end, r->end);
-        if (from < to) {
-            safetensors_read_floats(safetensors_find(&c->optimizer[r->rank], kind),
-                                    r->at + from - r->begin, to - from, out + (from - begin));
+        if (from >= to) { continue; }
+        const TensorEntry *e = safetensors_find(&c->optimizer[r->rank], kind);
+        if (r->at + to - r->begin > e->shape[0]) {
+            return fail(err, "%s: elements %lld to %lld have no '%s'", c->path, (long long)from,
+                        (long long)to, kind);
         }
+        safetensors_read_floats(e, r->at + from - r->begin, to - from, out + (from - begin));
     }
     return true;
 }

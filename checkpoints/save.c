@@ -117,7 +117,11 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileEntry *en
     TensorEntry tensors[] = {
         {.name = "master", .dtype = DTYPE_F32, .dims = 1, .shape = {n}, .data = s->master},
         {.name = "exp_avg", .dtype = moment, .dims = 1, .shape = {n}, .data = s->exp_avg},
-        {.name = "exp_avg_sq", .dtype = moment, .dims = 1, .shape = {n}, .data = s->exp_avg_sq},
+        {.name = "exp_avg_sq",
+         .dtype = moment,
+         .dims = 1,
+         .shape = {s->squares},
+         .data = s->exp_avg_sq},
     };
     snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", s->rank, s->ranks);
     bool ok = write_tensors(entry, folder, name, tensors, 3, metadata, err);

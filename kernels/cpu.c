@@ -301,6 +301,64 @@ void adamw_update(float *weights, float *m, float *v, const float *gradients, in
     }
 }
 
+void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float gradient_scale) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) {
+        float g = gradients[i] * gradient_scale;
+        m[i] = momentum * m[i] + g;
+        gradients[i] = g + momentum * m[i];
+    }
+}
+
+// X' = (a I + b G + c G^2) X, where G = X X' is the smaller of the two; else X (a I + ...).
+void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch) {
+    bool tall = rows > columns;
+    int side = tall ? columns : rows;
+    int64_t n = (int64_t)rows * columns, squares = (int64_t)side * side;
+    float *gram = scratch, *polynomial = gram + squares, *product = polynomial + squares;
+    float inverse = 1.0f / ((float)sqrt(sum_of_squares(x, n)) + MUON_EPSILON);
+    for (int64_t i = 0; i < n; i++) { x[i] *= inverse; }
+    for (int step = 0; step < MUON_STEPS; step++) {
+        cpu_gemm((CpuGemm){.m = side,
+                           .n = side,
+                           .k = tall ? rows : columns,
+                           .a = x,
+                           .b = x,
+                           .c = gram,
+                           .trans_a = tall,
+                           .trans_b = !tall,
+                           .alpha = 1.0f});
+        for (int64_t i = 0; i < squares; i++) {
+            polynomial[i] = MUON_B * gram[i] + (i % (side + 1) == 0 ? MUON_A : 0.0f);
+        }
+        cpu_gemm((CpuGemm){.m = side,
+                           .n = side,
+                           .k = side,
+                           .a = gram,
+                           .b = gram,
+                           .c = polynomial,
+                           .addend = polynomial,
+                           .alpha = MUON_C});
+        cpu_gemm((CpuGemm){.m = rows,
+                           .n = columns,
+                           .k = side,
+                           .a = tall ? x : polynomial,
+                           .b = tall ? polynomial : x,
+                           .c = product,
+                           .alpha = step + 1 < MUON_STEPS ? 1.0f : scale});
+        memcpy(x, product, (size_t)n * sizeof(float));
+    }
+}
+
+float muon_scale(float factor, int rows, int columns) {
+    return factor * sqrtf((float)(rows > columns ? rows : columns));
+}
+
+void muon_update(float *weights, const float *update, int64_t n, float lr, float weight_decay) {
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) { weights[i] -= lr * (update[i] + weight_decay * weights[i]); }
+}
+
 double sum_of_squares(const float *x, int64_t n) {
     enum { BLOCK = 1 << 16 };
     int64_t blocks = (n + BLOCK - 1) / BLOCK;

@@ -86,6 +86,32 @@ typedef struct {
 // Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 void adamw_update(float *weights, float *m, float *v, const float *gradients, int64_t n, AdamW a);
 
+// Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), with the
+// scale and the weight decay of Liu et al., "Muon is Scalable for LLM Training" (2025), equations 1
+// and 4, in three parts.
+
+// m = momentum m + g, gradients = g + momentum m (Nesterov's look-ahead), for the scaled gradient g
+void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float gradient_scale);
+
+// x [rows,columns] becomes scale U S V', where x = U Z V' is its singular value decomposition and
+// five Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: from 0.0015 of
+// x's Frobenius norm on to between 0.68 and 1.21. scratch: [muon_scratch(rows, columns)]
+#define MUON_A 3.4445f
+#define MUON_B (-4.7750f)
+#define MUON_C 2.0315f
+enum { MUON_STEPS = 5 };
+#define MUON_EPSILON 1e-7f // added to the norm
+void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scratch);
+static inline int64_t muon_scratch(int rows, int columns) {
+    int64_t side = rows < columns ? rows : columns;
+    return (int64_t)rows * columns + 2 * side * side;
+}
+// The scale that gives an update `factor` as its root mean square, like AdamW's, for any shape.
+float muon_scale(float factor, int rows, int columns);
+
+// weights -= lr (update + weight_decay weights)
+void muon_update(float *weights, const float *update, int64_t n, float lr, float weight_decay);
+
 double sum_of_squares(const float *x, int64_t n);
 
 // The largest |x|: NaN when there is one, else infinity when there is one.

@@ -150,6 +150,16 @@ const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
     return &layout->params[layout->first[id] + skip];
 }
 
+int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
+    const TensorRow *row = &table[p->id];
+    int count = 0;
+    if (row->place != PLACE_BLOCK || row->cols == DIM_NONE) { return 0; }
+    for (int left = p->rows; left > 0; left -= rows[count++]) {
+        rows[count] = dim_size(c, row->llama_parts[count].rows); // GPT-2 packs the same parts
+    }
+    return count;
+}
+
 void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,
                 uint64_t seed) {
     const ModelConfig *c = &layout->config;

@@ -137,6 +137,10 @@ static inline int64_t param_size(const Param *p) {
     return (int64_t)p->rows * p->cols;
 }
 
+// The rows of each matrix of a block's parameter: query, key and value, as gate and up, lie one
+// below another in one. Returns how many; 0 for vectors and outside the blocks.
+int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
+
 // The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual
 // projections divided by sqrt(2L); norms 1, biases 0. Of elements begin..end of one parameter; and
 // of ranges of the parameter space, one after another, gaps zero.

@@ -65,6 +65,8 @@ INT("max-skipped", max_skipped, "20", 1, 1 << 30,
 
 #undef GROUP
 #define GROUP "Optimizer and learning rate"
+CHOICE("optimizer", optimizer, "adamw", "adamw|muon",
+    "of the blocks' matrices; embeddings, head, norms and biases have AdamW (docs/muon.md)")
 REAL("lr", lr, "6e-4", 0, 100, "peak learning rate")
 REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
 CHOICE("lr-decay-style", lr_decay_style, "cosine", "cosine|linear|constant|wsd",
@@ -74,10 +76,14 @@ LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
     "step at which the decay ends; 0: --train-iters")
 LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,
     "length of the decay of wsd; 0: a fifth of --lr-decay-iters")
-REAL("weight-decay", weight_decay, "0.1", 0, 100, "AdamW's, on matrices only")
+REAL("weight-decay", weight_decay, "0.1", 0, 100, "decoupled, on matrices only")
 REAL("adam-beta1", adam_beta1, "0.9", 0, 0.999999, "AdamW's first-moment decay")
 REAL("adam-beta2", adam_beta2, "0.95", 0, 0.999999, "AdamW's second-moment decay")
 REAL("adam-eps", adam_eps, "1e-8", 1e-30, 1, "added to the root of the second moment")
+REAL("muon-momentum", muon_momentum, "0.95", 0, 0.999999, "Muon's, with Nesterov's look-ahead")
+REAL("muon-extra-scale-factor", muon_extra_scale_factor, "0.2", 0, 1000,
+    "root mean square of Muon's update at a learning rate of 1; 0.2 is about AdamW's, so that one "
+    "--lr serves both")
 REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 
 #undef GROUP
@@ -164,7 +170,7 @@ CHOICE("grad-accum-dtype", grad_accum_dtype, "auto", "auto|fp32|bf16",
     "type of the weights' gradients; auto: FP32 where a step sums over micro-batches, else BF16",
     SPEED)
 CHOICE("adam-dtype", adam_dtype, "fp32", "fp32|bf16",
-    "type of AdamW's moments; BF16 ones are rounded stochastically")
+    "type of the optimizer's moments; BF16 ones are rounded stochastically")
 FLAG("cuda-graphs", cuda_graphs, "true",
     "capture the micro-step once and replay it, without launch gaps", SPEED)
 FLAG("deterministic", deterministic, "true",

@@ -19,6 +19,7 @@ extern "C" {
 
 // The choices of each option, in the order of its row.
 typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } Optimizer;
 typedef enum { DECAY_COSINE, DECAY_LINEAR, DECAY_CONSTANT, DECAY_WSD } DecayStyle;
 typedef enum { FP8_FORMAT_NONE, FP8_FORMAT_HYBRID, FP8_FORMAT_E4M3, FP8_FORMAT_E5M2 } Fp8Format;
 typedef enum { FP8_RECIPE_DELAYED, FP8_RECIPE_TENSORWISE, FP8_RECIPE_BLOCKWISE } Fp8Recipe;

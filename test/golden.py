@@ -130,6 +130,38 @@ def write_rope():
     save_file(tensors, os.path.join(GOLDEN, "rope.safetensors"))
 
 
+def orthogonalised(x, scale):
+    """x with its singular values z changed by Muon's polynomial, five times, and scaled."""
+    u, z, v = numpy.linalg.svd(x, full_matrices=False)
+    z = z / (numpy.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        z = 3.4445 * z - 4.7750 * z ** 3 + 2.0315 * z ** 5
+    return scale * (u * z) @ v
+
+
+def write_muon():
+    """Two steps of Muon in double precision, from random weights, on matrices of several shapes."""
+    momentum, lr, decay, factor = 0.95, 0.02, 0.1, 0.2
+    tensors = {}
+    for rows, columns in ((24, 40), (40, 24), (16, 16), (1, 7), (33, 5)):
+        chance = numpy.random.default_rng(rows * 1000 + columns)
+        # singular values that fall by a factor of 20
+        width = 1 + 19 * numpy.arange(columns) / max(columns - 1, 1)
+        draw = lambda: (chance.standard_normal((rows, columns)) / width).astype(numpy.float32)
+        w, gradients = draw(), [draw(), draw()]
+        name, m = f"{rows}x{columns}", numpy.zeros((rows, columns))
+        tensors[f"{name}.start"] = w
+        w = w.astype(numpy.float64)
+        for step, g in enumerate(gradients):
+            m = momentum * m + g
+            update = orthogonalised(g + momentum * m, factor * max(rows, columns) ** 0.5)
+            w -= lr * (update + decay * w)
+            tensors[f"{name}.gradient{step}"] = g
+            tensors[f"{name}.update{step}"] = update.astype(numpy.float32)
+        tensors[f"{name}.end"] = w.astype(numpy.float32)
+    save_file(tensors, os.path.join(GOLDEN, "muon.safetensors"))
+
+
 def write_shard(path, tokens):
     header = numpy.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
@@ -190,6 +222,7 @@ if __name__ == "__main__":
     write_fp8()
     write_blocks()
     write_rope()
+    write_muon()
     for model_name in MODELS:
         write_model(model_name)
     write_versions()

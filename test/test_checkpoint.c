@@ -82,6 +82,61 @@ static void bf16_moments_come_back(void) {
     fixture_close(&f);
 }
 
+// Of Muon's elements, the last ones here, nothing is saved; who asks for it is refused.
+static void second_moments_may_end_early(void) {
+    Fixture f;
+    Checkpoint c;
+    fixture_open(&f, SAVED);
+    int64_t n = f.layout.size, known = n - 64;
+    f.snapshot.squares = known;
+    float *out = malloc_or_die((size_t)n * sizeof(float));
+    CHECK(fixture_save(&f, 1, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_read(&c, "exp_avg_sq", 0, known, out, NULL));
+    CHECK_BITS(out, f.state + 2 * n, (size_t)known * sizeof(float));
+    CHECK(checkpoint_read(&c, "exp_avg", 0, n, out, NULL));
+    CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known - 64, known + 1, out, &err),
+                  "have no 'exp_avg_sq'");
+    checkpoint_close(&c);
+    free(out);
+    fixture_close(&f);
+}
+
+// Another optimizer's moments would be taken for this one's. Whoever does not train needs none.
+static void other_optimizers_are_refused(void) {
+    static const struct {
+        const char *saved, *now, *refused;
+    } rows[] = {
+        {"", "--optimizer muon", "those of --optimizer adamw, this run's is muon"},
+        {"--optimizer muon", "", "those of --optimizer muon, this run's is adamw"},
+        {"--optimizer muon", "--optimizer muon --muon-momentum 0.9", NULL},
+        {"--optimizer muon", "--eval-only --valid-data x", NULL},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        Fixture f, g;
+        Checkpoint c;
+        char options[256];
+        snprintf(options, sizeof(options), SAVED "%s", rows[i].saved);
+        fixture_open(&f, options);
+        CHECK(fixture_save(&f, 1, NULL));
+        snprintf(options, sizeof(options), SAVED "%s", rows[i].now);
+        fixture_open(&g, options);
+        CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+        if (rows[i].refused != NULL) {
+            CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout, &err), rows[i].refused);
+            cJSON_DeleteItemFromObject(c.options, "optimizer"); // as an older version's
+            Error err;
+            CHECK_EQUAL(checkpoint_match(&c, &g.options, &g.layout, &err),
+                        strcmp(rows[i].now, "") == 0);
+        } else {
+            CHECK(checkpoint_match(&c, &g.options, &g.layout, NULL));
+        }
+        checkpoint_close(&c);
+        fixture_close(&f);
+        fixture_close(&g);
+    }
+}
+
 // Reads DELAYED's scaling state under other options; `factor`: how the targets differ.
 static void check_scaling(const char *options, float factor) {
     Fixture f;
@@ -298,6 +353,8 @@ static void saving_goes_on_in_a_thread(void) {
 int main(void) {
     RUN(state_comes_back);
     RUN(bf16_moments_come_back);
+    RUN(second_moments_may_end_early);
+    RUN(other_optimizers_are_refused);
     RUN(scaling_state_adapts);
     RUN(scaling_of_another_run_is_refused);
     RUN(other_models_are_refused);

@@ -12,8 +12,9 @@ static const char *const precisions[] = {
     "--fp8-format hybrid --fp8-recipe delayed --fp8-lm-head --fp8-amax-history-len 3",
     "--fp8-format e4m3 --fp8-recipe tensorwise",
     "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head",
+    "--bf16 --optimizer muon",
 };
-enum { MODELS = 2, PRECISIONS = 5, BOTH = MODELS * PRECISIONS };
+enum { MODELS = 2, PRECISIONS = 6, BOTH = MODELS * PRECISIONS };
 
 static void open_combination(Trainer *t, int i, const char *more) {
     open_trainer(t, "%s %s %s", models[i % MODELS], precisions[i / MODELS], more);

@@ -53,6 +53,12 @@ typedef struct {
     bool mute;          // the standard output cannot be written
 } Run;
 
+// Whether Muon updates a parameter, where the run trains; else AdamW does.
+static inline bool run_by_muon(const Run *run, const Param *p) {
+    int rows[HF_PARTS];
+    return run->options.optimizer == OPTIMIZER_MUON && param_matrices(&run->config, p, rows) > 0;
+}
+
 // ---- start and end ------------------------------------------------------------------------------
 
 // After options_parse: the options that nobody gave, from the checkpoint that the run starts from

@@ -200,6 +200,7 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->master = master;
     s->exp_avg = exp_avg;
     s->exp_avg_sq = exp_avg_sq;
+    s->squares = kept_elements(p);
     s->slots = p->delayed ? p->snapshot_slots : NULL;
     s->amax_history = p->delayed ? p->snapshot_history : NULL;
 }

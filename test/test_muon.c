@@ -1,0 +1,256 @@
+// Muon on the CPU: its definition in kernels/cpu.h against numpy, which works out the same by
+// singular values (golden.py); and the CPU trainer's step against the definition, every matrix by
+// itself.
+#include "trainer.h"
+
+static const int shapes[][2] = {{24, 40}, {40, 24}, {16, 16}, {1, 7}, {33, 5}};
+enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]), MOST = 24 * 40 };
+
+static void copy(float *to, const float *from, int64_t n) {
+    memcpy(to, from, (size_t)n * sizeof(float));
+}
+
+// ---- the definition -----------------------------------------------------------------------------
+
+// Eigenvalues of a symmetric matrix [n,n], in place, by Jacobi's rotations.
+static void eigenvalues(double *a, int n, double *out) {
+    for (int sweep = 0; sweep < 30; sweep++) {
+        for (int p = 0; p < n; p++) {
+            for (int q = p + 1; q < n; q++) {
+                double angle = 0.5 * atan2(2 * a[p * n + q], a[q * n + q] - a[p * n + p]);
+                double c = cos(angle), s = sin(angle);
+                for (int k = 0; k < n; k++) {
+                    double x = a[k * n + p], y = a[k * n + q];
+                    a[k * n + p] = c * x - s * y, a[k * n + q] = s * x + c * y;
+                }
+                for (int k = 0; k < n; k++) {
+                    double x = a[p * n + k], y = a[q * n + k];
+                    a[p * n + k] = c * x - s * y, a[q * n + k] = s * x + c * y;
+                }
+            }
+        }
+    }
+    for (int i = 0; i < n; i++) { out[i] = a[i * n + i]; }
+}
+
+// Singular values of x [rows,columns] that lie outside of low..high; they are as many as the
+// smaller side.
+static int singular_values_outside(const float *x, int rows, int columns, double low, double high) {
+    double gram[MOST], values[MOST];
+    bool tall = rows > columns;
+    int n = tall ? columns : rows, outside = 0;
+    for (int i = 0; i < n * n; i++) {
+        gram[i] = 0;
+        for (int k = 0; k < (tall ? rows : columns); k++) {
+            gram[i] += tall ? (double)x[k * n + i / n] * x[k * n + i % n]
+                            : (double)x[i / n * columns + k] * x[i % n * columns + k];
+        }
+    }
+    eigenvalues(gram, n, values);
+    for (int i = 0; i < n; i++) {
+        outside += !(values[i] >= low * low && values[i] <= high * high);
+    }
+    return outside;
+}
+
+// Whatever its singular values were, from 0.0015 of its norm on, and whatever its scale.
+static void updates_are_nearly_orthogonal(void) {
+    float x[MOST], scratch[2 * MOST + 2 * 24 * 24];
+    for (int i = 0; i < SHAPES; i++) {
+        int rows = shapes[i][0], columns = shapes[i][1], n = rows * columns;
+        for (int size = -4; size <= 16; size += 5) {
+            fill_random(x, n, powf(10, (float)size), (uint64_t)(i + 1));
+            CHECK(singular_values_outside(x, rows, columns, 3 * 0.68, 3 * 1.21) > 0);
+            muon_orthogonalize(x, rows, columns, 3.0f, scratch);
+            CHECK_EQUAL(singular_values_outside(x, rows, columns, 3 * 0.68, 3 * 1.21), 0);
+            x[0] += 9.0f;
+            CHECK(singular_values_outside(x, rows, columns, 3 * 0.68, 3 * 1.21) > 0);
+        }
+    }
+    float small[4] = {1.0f, 0.0f, 0.0f, 0.0016f}; // and its singular values
+    muon_orthogonalize(small, 2, 2, 1.0f, scratch);
+    CHECK_EQUAL(singular_values_outside(small, 2, 2, 0.68, 1.21), 0);
+    CHECK(small[1] == 0.0f && small[2] == 0.0f && small[3] > 0.68f);
+    memset(x, 0, sizeof(x)); // a matrix without a gradient has no update
+    muon_orthogonalize(x, 24, 40, 1.0f, scratch);
+    CHECK(tensor_amax(x, MOST) == 0.0f);
+    x[3] = NAN;
+    muon_orthogonalize(x, 24, 40, 1.0f, scratch);
+    CHECK(isnan(x[0]) && isnan(x[MOST - 1]));
+}
+
+typedef struct {
+    float lr, momentum, decay, factor, clip;
+} Settings;
+
+// Two steps from the golden weights; `scale`: the gradients come scaled by it, and are scaled back.
+static void take_steps(const SafeTensors *st, int shape, Settings s, float w[MOST],
+                       float updates[2][MOST]) {
+    int rows = shapes[shape][0], columns = shapes[shape][1], n = rows * columns;
+    float m[MOST] = {0}, scratch[MOST + 2 * 24 * 24];
+    char name[32];
+    snprintf(name, sizeof(name), "%dx%d.start", rows, columns);
+    copy(w, golden_data(st, name, DTYPE_F32, n), n);
+    for (int step = 0; step < 2; step++) {
+        float *u = updates[step];
+        snprintf(name, sizeof(name), "%dx%d.gradient%d", rows, columns, step);
+        copy(u, golden_data(st, name, DTYPE_F32, n), n);
+        muon_momentum(u, m, n, s.momentum, s.clip);
+        muon_orthogonalize(u, rows, columns, muon_scale(s.factor, rows, columns), scratch);
+        muon_update(w, u, n, s.lr, s.decay);
+    }
+}
+
+static double golden_error(const SafeTensors *st, int shape, const char *what, const float *x) {
+    int rows = shapes[shape][0], columns = shapes[shape][1];
+    char name[32];
+    snprintf(name, sizeof(name), "%dx%d.%s", rows, columns, what);
+    return test_relative_error(x, golden_data(st, name, DTYPE_F32, rows * columns), rows * columns);
+}
+
+// FP32's noise: what falls below the steepest part of the polynomial, 3.4445^5 = 485, is steepened.
+static void steps_are_numpys(void) {
+    static const Settings right = {0.02f, 0.95f, 0.1f, 0.2f, 1.0f};
+    Settings wrong[] = {right, right, right, right, right};
+    SafeTensors st = golden_open("muon.safetensors");
+    float w[MOST], updates[2][MOST];
+    wrong[0].lr *= 1.001f;
+    wrong[1].momentum = 0.94f;
+    wrong[2].decay = 0.0f;
+    wrong[3].factor *= 1.001f;
+    for (int i = 0; i < SHAPES; i++) {
+        take_steps(&st, i, right, w, updates);
+        CHECK_CLOSE(golden_error(&st, i, "update0", updates[0]), 0, 2e-5);
+        CHECK_CLOSE(golden_error(&st, i, "update1", updates[1]), 0, 2e-5);
+        CHECK_CLOSE(golden_error(&st, i, "end", w), 0, 2e-6);
+        Settings clipped = right; // a matrix's update does not depend on its gradients' scale
+        clipped.clip = 0.25f;
+        take_steps(&st, i, clipped, w, updates);
+        CHECK_CLOSE(golden_error(&st, i, "update1", updates[1]), 0, 2e-5);
+        for (int k = 0; k < 4; k++) {
+            take_steps(&st, i, wrong[k], w, updates);
+            bool is_row = shapes[i][0] == 1; // whose update is its direction
+            CHECK(!(golden_error(&st, i, "end", w) <= (is_row ? 1e-6 : 2e-6)));
+        }
+    }
+    safetensors_close(&st);
+}
+
+// ---- the trainer --------------------------------------------------------------------------------
+
+// Rows of a parameter that are a matrix of their own.
+typedef struct {
+    TensorId id;
+    int first, rows;
+} Part;
+
+// Heads of 8, 6 for queries and 2 for keys and for values; 80 gates, 80 ups.
+static const Part llama_parts[] = {
+    {TENSOR_QKV_WEIGHT, 0, 48},           {TENSOR_QKV_WEIGHT, 48, 16}, {TENSOR_QKV_WEIGHT, 64, 16},
+    {TENSOR_ATTENTION_OUT_WEIGHT, 0, 48}, {TENSOR_FC1_WEIGHT, 0, 80},  {TENSOR_FC1_WEIGHT, 80, 80},
+    {TENSOR_FC2_WEIGHT, 0, 48},
+};
+static const Part gpt2_parts[] = {
+    {TENSOR_QKV_WEIGHT, 0, 48},           {TENSOR_QKV_WEIGHT, 48, 48}, {TENSOR_QKV_WEIGHT, 96, 48},
+    {TENSOR_ATTENTION_OUT_WEIGHT, 0, 48}, {TENSOR_FC1_WEIGHT, 0, 192}, {TENSOR_FC2_WEIGHT, 0, 48},
+};
+
+// What two steps make of the weights, by the definition and by the trainer's gradients, which
+// depend on them.
+static void follow(Trainer *t, const Part *parts, int count, float *w, float *m) {
+    const Options *o = &t->run.options;
+    int64_t size = t->run.layout.size;
+    float *g = malloc_or_die((size_t)size * sizeof(float));
+    float *scratch = malloc_or_die((size_t)(3 * 192 * 192) * sizeof(float));
+    read_batch(t);
+    forward_backward(t, o->micro_batch_size * o->seq_length);
+    copy(g, t->gradients, size);
+    float clip = fminf(1.0f, (float)(o->clip_grad / sqrt(sum_of_squares(g, size))));
+    CHECK(clip < 0.9f);
+    double lr = learning_rate(o, t->run.progress.step);
+    for (int l = 0; l < t->run.config.num_layers; l++) {
+        for (const Part *part = parts; part < parts + count; part++) {
+            const Param *p = param_find(&t->run.layout, part->id, l);
+            int64_t at = p->offset + part->first * p->cols, n = part->rows * p->cols;
+            float scale = 0.2f * sqrtf((float)(part->rows > p->cols ? part->rows : p->cols));
+            muon_momentum(g + at, m + at, n, 0.95f, clip);
+            muon_orthogonalize(g + at, part->rows, p->cols, scale, scratch);
+            muon_update(w + at, g + at, n, (float)lr, (float)o->weight_decay);
+        }
+    }
+    free(g);
+    free(scratch);
+}
+
+// The matrices follow the definition, bit for bit; all else is what AdamW makes of it.
+static void check_steps(const char *model, const Part *parts, int count) {
+    static const char options[] = "--num-layers 2 --clip-grad 0.5 --lr-warmup-iters 3 "
+                                  "--train-iters 6 --lr 0.01";
+    Trainer t, adamw;
+    open_trainer(&t, "%s %s --optimizer muon", model, options);
+    open_trainer(&adamw, "%s %s", model, options);
+    int64_t size = t.run.layout.size, wrong = 0, same = 0;
+    float *w = malloc_or_die((size_t)size * sizeof(float));
+    float *m = calloc_or_die((size_t)size, sizeof(float));
+    copy(w, t.weights, size);
+    for (int step = 0; step < 2; step++) {
+        follow(&t, parts, count, w, m);
+        train(&t, 1);
+        train(&adamw, step == 0); // after that its gradients are others
+        for (int i = 0; i < t.run.layout.count; i++) {
+            const Param *p = &t.run.layout.params[i];
+            bool matrix = p->layer >= 0 && p->cols > 1;
+            CHECK_EQUAL(run_by_muon(&t.run, p), matrix);
+            for (int64_t j = p->offset; j < p->offset + param_size(p); j++) {
+                float expected = matrix ? w[j] : adamw.weights[j];
+                wrong += !(t.weights[j] == expected) && (matrix || step == 0);
+                wrong += matrix && (t.exp_avg[j] != m[j] || t.exp_avg_sq[j] != 0.0f);
+                same += matrix && step == 0 && t.weights[j] == adamw.weights[j];
+            }
+        }
+        CHECK_EQUAL(wrong, 0);
+        CHECK(same < 20); // of all matrices' elements
+    }
+    free(w);
+    free(m);
+    trainer_close(&t);
+    trainer_close(&adamw);
+}
+
+static void every_matrix_is_updated_by_itself(void) {
+    check_steps(SMALL_LLAMA, llama_parts, 7);
+    check_steps(SMALL_GPT2, gpt2_parts, 6);
+}
+
+// The comparison above sees a parameter that is taken as one matrix, or cut elsewhere.
+static void other_cuts_are_seen(void) {
+    static const Part whole[] = {{TENSOR_QKV_WEIGHT, 0, 80}};
+    static const Part cut[] = {{TENSOR_QKV_WEIGHT, 0, 47}, {TENSOR_QKV_WEIGHT, 47, 17}};
+    for (int i = 0; i < 2; i++) {
+        Trainer t;
+        open_trainer(&t, SMALL_LLAMA "--num-layers 1 --clip-grad 0.1 --optimizer muon");
+        const Param *p = param_find(&t.run.layout, TENSOR_QKV_WEIGHT, 0);
+        float *w = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
+        float *m = calloc_or_die((size_t)t.run.layout.size, sizeof(float));
+        copy(w, t.weights, t.run.layout.size);
+        follow(&t, i == 0 ? whole : cut, i + 1, w, m);
+        train(&t, 1);
+        CHECK_ERROR(m + p->offset, t.exp_avg + p->offset, 47 * p->cols, 0);
+        CHECK(CAUGHT(CHECK_ERROR(w + p->offset, t.weights + p->offset, 47 * p->cols, 1e-6)));
+        free(w);
+        free(m);
+        trainer_close(&t);
+    }
+}
+
+int main(void) {
+    omp_set_num_threads(1);
+    int saved = silence_stdout();
+    write_tokens("train.bin", 2000, 61, 1);
+    RUN(updates_are_nearly_orthogonal);
+    RUN(steps_are_numpys);
+    RUN(every_matrix_is_updated_by_itself);
+    RUN(other_cuts_are_seen);
+    restore_stdout(saved);
+    return test_summary();
+}
