@@ -107,6 +107,7 @@ static void print_plan(const Options *options) {
     options_print(&t->run.options, stdout);
     precision_print(&t->run.precision);
     plan_print(&t->plan, stdout);
+    muon_print(&t->params.muon, t->params.gradient_type, stdout);
     fit_print(options, support, planned_bytes, (int64_t)memory);
     exit(EXIT_SUCCESS);
 }

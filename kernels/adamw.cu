@@ -1,8 +1,10 @@
-// The optimizer's step: the gradients' norm, the decision whether the step counts, and AdamW
-// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), which writes the new
-// weights as products read them, in BF16 or FP8. It goes by elements, since a rank's part of a
-// matrix begins anywhere (ZeRO-1); transposed FP8 weights are made once a weight is whole.
+// The optimizer's step: the gradients' norm, the decision whether the step counts, AdamW
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and what of Muon (cpu.h)
+// is no product. It writes the new weights as products read them, in BF16 or FP8. It goes by
+// elements, since a rank's part of a matrix begins anywhere (ZeRO-1); transposed FP8 weights are
+// made once a weight is whole.
 #include "../base/rng.h"
+#include "cpu.h" // of Muon: its numbers
 #include "quantize.cuh"
 
 // A part a block.
@@ -181,11 +183,25 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
     return w;
 }
 
+// The same by Muon, whose gradients are its update.
+__device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
+                                             const AdamWPlace &at, int i) {
+    Floats4 update = load4(at.gradients, u.gradient_type, i);
+    Floats4 w = load4(at.master, TYPE_F32, i);
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) { w.v[j] -= f.lr * (update.v[j] + at.weight_decay * w.v[j]); }
+    store4(at.master, i, w);
+    return w;
+}
+
 enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS }; // of a block
 
 int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);
 }
+
+// Whose step comes first. Each in kernels of its own: with both in one, registers spoil AdamW.
+enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
 
 // What a launch does with FP8 weights.
 enum WeightsMode {
@@ -209,14 +225,16 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment. UPDATES: AdamW's step first; otherwise the weights
-// are those that the master weights are. state NULL: not after a step.
-template <bool UPDATES, WeightsMode MODE, bool SQUARES, bool COUNTS>
+// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP: the weights are those that the master
+// weights are; otherwise its step comes first, on its segments alone. state NULL: not after a step.
+template <WeightsRule RULE, WeightsMode MODE, bool SQUARES, bool COUNTS>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
     const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
     AdamWFactors f = {};
+    const bool UPDATES = RULE != RULE_KEEP;
+    if (UPDATES && s.muon != (RULE == RULE_MUON)) { return; }
     if (UPDATES) { f = adamw_factors(u, state, bias1, bias2); }
     bool bf16 = s.bf16 != nullptr;
     if (bf16 && !UPDATES && (MODE == WEIGHTS_MEASURE || state != nullptr)) { return; }
@@ -238,7 +256,9 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
 #pragma unroll 1
     for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
-        uint2 packed = pack4(UPDATES ? adamw_quad(u, f, at, i) : load4(at.master, TYPE_F32, i));
+        uint2 packed = pack4(RULE == RULE_ADAMW  ? adamw_quad(u, f, at, i)
+                             : RULE == RULE_MUON ? muon_quad(u, f, at, i)
+                                                 : load4(at.master, TYPE_F32, i));
         if (bf16) {
             static_cast<uint2 *>(at.out)[i] = packed;
             continue;
@@ -267,15 +287,15 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
 }
 
-template <bool UPDATES, WeightsMode MODE>
+template <WeightsRule RULE, WeightsMode MODE>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
     bool counts = u->counts && MODE != WEIGHTS_MEASURE;
-    auto kernel = counts ? adamw_kernel<UPDATES, MODE, false, true>
-                         : adamw_kernel<UPDATES, MODE, false, false>;
+    auto kernel = counts ? adamw_kernel<RULE, MODE, false, true>
+                         : adamw_kernel<RULE, MODE, false, false>;
     if constexpr (MODE != WEIGHTS_GIVEN) {
         if (u->squares != NULL) {
-            kernel = counts ? adamw_kernel<UPDATES, MODE, true, true>
-                            : adamw_kernel<UPDATES, MODE, true, false>;
+            kernel = counts ? adamw_kernel<RULE, MODE, true, true>
+                            : adamw_kernel<RULE, MODE, true, false>;
         }
     }
     if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
@@ -284,22 +304,131 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
     LAUNCH_CHECK();
 }
 
-void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
-               cudaStream_t stream) {
+template <WeightsRule RULE>
+static void launch_step(const AdamWUpdate *u, ScaleMode mode, const StepState *state,
+                        cudaStream_t stream) {
     if (mode == SCALE_GIVEN) {
-        launch_adamw<true, WEIGHTS_GIVEN>(update, state, stream);
+        launch_adamw<RULE, WEIGHTS_GIVEN>(u, state, stream);
     } else {
-        launch_adamw<true, WEIGHTS_MEASURE>(update, state, stream);
+        launch_adamw<RULE, WEIGHTS_MEASURE>(u, state, stream);
     }
 }
 
+void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
+               cudaStream_t stream) {
+    launch_step<RULE_ADAMW>(update, mode, state, stream);
+    if (update->muon) { launch_step<RULE_MUON>(update, mode, state, stream); }
+}
+
 void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    launch_adamw<false, WEIGHTS_MEASURE>(update, state, stream);
+    launch_adamw<RULE_KEEP, WEIGHTS_MEASURE>(update, state, stream);
 }
 
 void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    launch_adamw<false, WEIGHTS_MEASURED>(update, state, stream);
+    launch_adamw<RULE_KEEP, WEIGHTS_MEASURED>(update, state, stream);
 }
+
+// ---- Muon ---------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(ADAMW_THREADS)
+    muon_momentum_kernel(const AdamWUpdate u, const StepState *state) {
+    if (state->skipped) { return; }
+    const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
+    if (!s.muon) { return; }
+    uint32_t key = (uint32_t)rng_mix(u.seed + 2 * (uint64_t)u.input->step);
+    int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
+    int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
+    void *gradients = element(u.gradients, u.gradient_type, s.gradient + begin);
+    void *momenta = element(u.exp_avg, u.moment_type, s.state + begin);
+    float scale = state->gradient_scale;
+    for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
+        Floats4 g = load4(gradients, u.gradient_type, i), m = load4(momenta, u.moment_type, i);
+#pragma unroll
+        for (int j = 0; j < QUAD; j++) {
+            g.v[j] *= scale;
+            m.v[j] = u.momentum * m.v[j] + g.v[j];
+            g.v[j] += u.momentum * m.v[j];
+        }
+        store_moments(momenta, u.moment_type, i, m, key, s.first + begin + i * QUAD);
+        if (u.gradient_type == TYPE_F32) {
+            store4(gradients, i, g);
+        } else {
+            static_cast<uint2 *>(gradients)[i] = pack4(g);
+        }
+    }
+}
+
+void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+    if (u->segment_blocks == 0) { return; }
+    muon_momentum_kernel<<<u->segment_blocks, ADAMW_THREADS, 0, stream>>>(*u, state);
+    LAUNCH_CHECK();
+}
+
+// Part blockIdx.x of the sum of squares of matrix blockIdx.y.
+__global__ void muon_norm_kernel(double *partials, const MuonMatrices m) {
+    __shared__ double shared[WARP];
+    int64_t first = m.places[blockIdx.y] / VEC;
+    double mine = 0.0;
+    for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < m.n / VEC;
+         i += MUON_PARTS * blockDim.x) {
+        Floats8 g = load_floats8(m.gradients, m.type, first + i);
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) { sum += g.v[j] * g.v[j]; }
+        mine += sum;
+    }
+    double all = block_sum(mine, shared);
+    if (threadIdx.x == 0) { partials[blockIdx.y * MUON_PARTS + blockIdx.x] = all; }
+}
+
+__global__ void muon_normalize_kernel(Bf16 *x, const double *partials, const MuonMatrices m) {
+    __shared__ double shared[WARP];
+    const double *parts = partials + blockIdx.y * MUON_PARTS;
+    double square = block_sum(threadIdx.x < MUON_PARTS ? parts[threadIdx.x] : 0.0, shared);
+    __shared__ float inverse;
+    if (threadIdx.x == 0) { inverse = 1.0f / ((float)sqrt(square) + MUON_EPSILON); }
+    __syncthreads();
+    int64_t first = m.places[blockIdx.y] / VEC;
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    if (i >= m.n / VEC) { return; }
+    Floats8 g = load_floats8(m.gradients, m.type, first + i);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) { g.v[j] *= inverse; }
+    store8(x, (int64_t)blockIdx.y * (m.n / VEC) + i, g);
+}
+
+__global__ void muon_store_kernel(const MuonMatrices m, const Bf16 *x) {
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    if (i >= m.n / VEC) { return; }
+    Floats8 g = load_floats8(x, TYPE_BF16, (int64_t)blockIdx.y * (m.n / VEC) + i);
+    gradient_store8({m.gradients, m.type, false}, m.places[blockIdx.y] / VEC + i, g);
+}
+
+static void check_matrices(const MuonMatrices &m) {
+    if (m.n % VEC != 0 || m.count < 1 || m.count > 65535) {
+        die("Muon: %d matrices of %lld elements; they must be 1 to 65535, of a multiple of %d",
+            m.count, (long long)m.n, VEC);
+    }
+}
+
+void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream) {
+    enum { THREADS = 256 };
+    check_matrices(m);
+    muon_norm_kernel<<<dim3(MUON_PARTS, m.count), THREADS, 0, stream>>>(partials, m);
+    LAUNCH_CHECK();
+    dim3 blocks(divide_up(m.n / VEC, THREADS), m.count);
+    muon_normalize_kernel<<<blocks, THREADS, 0, stream>>>(x, partials, m);
+    LAUNCH_CHECK();
+}
+
+void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
+    enum { THREADS = 256 };
+    check_matrices(m);
+    muon_store_kernel<<<dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, 0, stream>>>(m, x);
+    LAUNCH_CHECK();
+}
+
+// ---- FP8 weights' scales ------------------------------------------------------------------------
 
 __global__ void announce_scales_kernel(const Fp8Tensor *tensors, int count,
                                        const StepState *state) {

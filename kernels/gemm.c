@@ -14,7 +14,7 @@ enum { CANDIDATES = 16, LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 // need up to MOST_ALIGNMENT bytes.
 typedef struct {
     int32_t alignment, shape[3], types[3], trans[2];
-    int32_t epilogue, has_c, in_place, fast_accumulation, scales[2];
+    int32_t epilogue, has_c, in_place, fast_accumulation, scales[2], batch;
 } PlanKey;
 
 typedef struct {
@@ -68,6 +68,13 @@ static void check_address(const Gemm *g, const char *name, const void *address, 
         g->n, g->k, name, address, LEAST_ALIGNMENT);
 }
 
+// What divides the bytes from each operand to the next one of a batch, of BF16 or FP32, as far as
+// powers of two go.
+static uintptr_t batch_strides(const Gemm *g) {
+    int64_t m = g->m, n = g->n, k = g->k;
+    return (uintptr_t)(m * k | k * n | m * n) * sizeof(Bf16);
+}
+
 static void check(const Gemm *g) {
     bool a_fp8 = gpu_type_bytes(g->type_a) == 1, b_fp8 = gpu_type_bytes(g->type_b) == 1;
     bool gelu = g->epilogue == EPILOGUE_GELU_AUX_BIAS;
@@ -85,6 +92,12 @@ static void check(const Gemm *g) {
         die("gemm: a product of %d x %d x %d has scales of kinds %d and %d%s", g->m, g->n, g->k,
             g->scales_a, g->scales_b, g->fast_accumulation ? ", and fast accumulation" : "");
     }
+    bool apart = batch_strides(g) % LEAST_ALIGNMENT == 0;
+    if (g->batch > 0 && (a_fp8 || g->epilogue != EPILOGUE_NONE || !apart)) {
+        die("gemm: a batch of products of %d x %d x %d is in FP8, has an epilogue, or has operands "
+            "that are no multiple of 16 bytes",
+            g->m, g->n, g->k);
+    }
     if (a_fp8 != b_fp8 || (a_fp8 && (g->trans_a || !g->trans_b))) {
         die("gemm: a product of %d x %d x %d mixes FP8 with another type, or has an FP8 operand "
             "without k contiguous",
@@ -95,6 +108,7 @@ static void check(const Gemm *g) {
 static PlanKey key_of(const Gemm *g) {
     uintptr_t addresses = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d;
     int alignment = MOST_ALIGNMENT;
+    if (g->batch > 1) { addresses |= batch_strides(g); }
     while (addresses % (uintptr_t)alignment != 0) { alignment /= 2; }
     return (PlanKey){alignment,
                      {g->m, g->n, g->k},
@@ -104,14 +118,22 @@ static PlanKey key_of(const Gemm *g) {
                      g->beta != 0.0f,
                      g->c == g->d,
                      g->fast_accumulation,
-                     {(int32_t)g->scales_a, (int32_t)g->scales_b}};
+                     {(int32_t)g->scales_a, (int32_t)g->scales_b},
+                     g->batch};
 }
 
-static cublasLtMatrixLayout_t layout_new(GpuType type, int rows, int cols) {
+static cublasLtMatrixLayout_t layout_new(GpuType type, int rows, int cols, int batch) {
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    const int64_t stride = (int64_t)rows * cols;
     cublasLtMatrixLayout_t layout;
     BLAS_CHECK(
         cublasLtMatrixLayoutCreate(&layout, types[type], (uint64_t)cols, (uint64_t)rows, cols));
+    if (batch > 0) {
+        BLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                    &batch, sizeof(batch)));
+        BLAS_CHECK(cublasLtMatrixLayoutSetAttribute(
+            layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
+    }
     return layout;
 }
 
@@ -152,9 +174,9 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     SET(p->op, B_SCALE_MODE, modes[g->scales_a]);
     SET(p->op, A_SCALE_MODE, modes[g->scales_b]);
 #endif
-    p->a = layout_new(g->type_b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
-    p->b = layout_new(g->type_a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
-    p->d = layout_new(g->type_d, g->m, g->n);
+    p->a = layout_new(g->type_b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->batch);
+    p->b = layout_new(g->type_a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->batch);
+    p->d = layout_new(g->type_d, g->m, g->n, g->batch);
     plan_point(p, g);
 }
 

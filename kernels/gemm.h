@@ -29,6 +29,7 @@ typedef enum {
 
 typedef struct {
     int m, n, k;
+    int batch; // products of this shape, whose operands lie one behind another; 0: one
     const void *a, *b;
     const void *c; // added with factor beta; D itself, or another buffer of its shape
     void *d;

@@ -223,6 +223,7 @@ typedef struct {
     int64_t within;   // FP8: where in that tensor they begin
     int first_block;  // of all segments' blocks, counted together
     float weight_decay;
+    bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
@@ -237,21 +238,23 @@ typedef struct {
     float *master;
     void *exp_avg, *exp_avg_sq; // moment_type
     GpuType moment_type;
-    const void *gradients;
+    void *gradients; // only gpu_muon_momentum writes them
     GpuType gradient_type;
     const AdamWSegment *segments; // on the device, as are tensors
     int segment_count, segment_blocks;
+    bool muon; // some of them are Muon's
     const Fp8Tensor *tensors;
     const Fp8Squares *squares; // of the tensors, on the device; NULL: each has one scale
     bool counts;               // FP8: this step counts what is lost, where the tensors say
     const StepInput *input;    // on the device
-    float beta1, beta2, eps;
+    float beta1, beta2, eps, momentum;
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
 
 // FP8 weights are quantised from the master weights rounded to BF16.
 
-// The optimizer's step on all segments, unless it is skipped. mode GIVEN: FP8 weights by the given
+// The optimizer's step on all segments, unless it is skipped. Where a segment is Muon's, its
+// gradients have become the update before. mode GIVEN: FP8 weights by the given
 // scales; else they are left as they are, and their amax goes to live->amax, or to the squares'.
 void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
                cudaStream_t stream);
@@ -263,6 +266,24 @@ void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cud
 // The scales that the amaxes of `count` tensors give become theirs. state as above.
 void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
                          const StepState *state, cudaStream_t stream);
+
+// Muon's gradients to what its Newton-Schulz steps begin with, as in cpu.h: muon_momentum on Muon's
+// segments, unless the step is skipped.
+void gpu_muon_momentum(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+
+// Matrices of n elements each, a multiple of 8, among the gradients.
+typedef struct {
+    void *gradients;
+    GpuType type;
+    const int64_t *places; // [count] where each begins: on the device, multiples of 8
+    int count;
+    int64_t n;
+} MuonMatrices;
+enum { MUON_PARTS = 128 }; // of the sum of a matrix's squares
+// x [count,n] = each matrix by its Frobenius norm. partials: [count, MUON_PARTS] scratch.
+void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream);
+// The matrices become those of x.
+void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream);
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
 

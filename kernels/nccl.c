@@ -27,6 +27,7 @@ bool nccl_load(Nccl *n, Error *err) {
               find(library, "ncclAllReduce", &n->AllReduce) &&
               find(library, "ncclReduceScatter", &n->ReduceScatter) &&
               find(library, "ncclAllGather", &n->AllGather) &&
+              find(library, "ncclSend", &n->Send) && find(library, "ncclRecv", &n->Recv) &&
               find(library, "ncclGroupStart", &n->GroupStart) &&
               find(library, "ncclGroupEnd", &n->GroupEnd);
     int version = 0;

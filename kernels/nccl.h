@@ -44,6 +44,9 @@ typedef struct {
                          NcclComm comm, cudaStream_t stream);
     int (*AllGather)(const void *from, void *to, size_t sent, int type, NcclComm comm,
                      cudaStream_t stream);
+    int (*Send)(const void *from, size_t count, int type, int peer, NcclComm comm,
+                cudaStream_t stream);
+    int (*Recv)(void *to, size_t count, int type, int peer, NcclComm comm, cudaStream_t stream);
     int (*GroupStart)(void);
     int (*GroupEnd)(void);
 } Nccl;

@@ -28,6 +28,7 @@ typedef enum {
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
     PHASE_SAVE,      // a checkpoint's way to the host
+    PHASE_UPDATE,    // the optimizer's step
     PHASE_COUNT
 } PlanPhase;
 

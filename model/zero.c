@@ -1,4 +1,5 @@
 #include "zero.h"
+#include "../kernels/cpu.h"
 
 #include <stdlib.h>
 
@@ -7,37 +8,51 @@ static int64_t extent(const Param *p) {
     return round_up64(param_size(p), PARAM_ALIGN);
 }
 
-// The parameters of a bucket that are, or are not, codes, as one segment, if there are any.
-static void append_segment(ZeroLayout *z, int bucket, const bool *codes, bool wanted) {
+// The parameters of a kind in a bucket, as one segment, if there are any.
+static void append_segment(ZeroLayout *z, int bucket, const uint8_t *kinds, int kind) {
     const ParamLayout *layout = z->layout;
     Bucket b = layout->buckets[bucket];
     int64_t begin = z->size;
     for (int i = 0; i < layout->count; i++) {
         const Param *p = &layout->params[i];
         if (p->offset < b.begin || p->offset >= b.end) { continue; }
-        if ((codes != NULL && codes[i]) != wanted) { continue; }
+        if ((kinds != NULL ? kinds[i] : 0) != kind) { continue; }
         z->place[i] = z->size;
         z->segment[i] = z->count;
         z->size += extent(p);
     }
     if (z->size == begin) { return; }
     int64_t part = round_up64((z->size - begin + z->ranks - 1) / z->ranks, PARAM_ALIGN);
-    z->segments[z->count++] = (ZeroSegment){bucket, wanted, begin, part, z->kept};
+    z->segments[z->count++] = (ZeroSegment){.bucket = bucket,
+                                            .codes = kind & ZERO_CODES,
+                                            .muon = kind & ZERO_MUON,
+                                            .begin = begin,
+                                            .part = part};
     z->size = begin + part * z->ranks;
-    z->kept += part;
 }
 
-ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const bool *codes) {
+// What a rank keeps of AdamW's segments comes first, then Muon's.
+static void place_kept(ZeroLayout *z, bool muon) {
+    for (int s = 0; s < z->count; s++) {
+        if (z->segments[s].muon != muon) { continue; }
+        z->segments[s].kept = z->kept;
+        z->kept += z->segments[s].part;
+    }
+}
+
+ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kinds) {
     ZeroLayout z = {.layout = layout, .ranks = ranks};
-    z.segments = calloc_or_die(2 * (size_t)layout->num_buckets, sizeof(ZeroSegment));
+    z.segments = calloc_or_die(ZERO_KINDS * (size_t)layout->num_buckets, sizeof(ZeroSegment));
     z.first = calloc_or_die((size_t)layout->num_buckets + 1, sizeof(int));
     z.place = calloc_or_die((size_t)layout->count, sizeof(int64_t));
     z.segment = calloc_or_die((size_t)layout->count, sizeof(int));
     for (int b = 0; b < layout->num_buckets; b++) {
-        append_segment(&z, b, codes, true);
-        append_segment(&z, b, codes, false);
+        for (int kind = ZERO_KINDS - 1; kind >= 0; kind--) { append_segment(&z, b, kinds, kind); }
         z.first[b + 1] = z.count;
     }
+    place_kept(&z, false);
+    z.squares = z.kept;
+    place_kept(&z, true);
     return z;
 }
 
@@ -49,24 +64,70 @@ void zero_free(ZeroLayout *z) {
     *z = (ZeroLayout){0};
 }
 
-int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
+// Of one segment.
+static int add_ranges(const ZeroLayout *z, int rank, int s, ZeroRange *ranges) {
     const ParamLayout *layout = z->layout;
+    const ZeroSegment *segment = &z->segments[s];
+    int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;
     int count = 0;
-    *ranges = calloc_or_die((size_t)layout->count, sizeof(ZeroRange));
-    for (int s = 0; s < z->count; s++) {
-        const ZeroSegment *segment = &z->segments[s];
-        int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;
-        for (int i = 0; i < layout->count; i++) {
-            const Param *p = &layout->params[i];
-            int64_t from = max64(begin, z->place[i]), to = min64(end, z->place[i] + extent(p));
-            if (z->segment[i] != s || from >= to) { continue; }
-            (*ranges)[count++] = (ZeroRange){.begin = p->offset + from - z->place[i],
-                                             .end = p->offset + to - z->place[i],
-                                             .place = from,
-                                             .kept = segment->kept + from - begin,
-                                             .segment = s,
-                                             .param = i};
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        int64_t from = max64(begin, z->place[i]), to = min64(end, z->place[i] + extent(p));
+        if (z->segment[i] != s || from >= to) { continue; }
+        ranges[count++] = (ZeroRange){.begin = p->offset + from - z->place[i],
+                                      .end = p->offset + to - z->place[i],
+                                      .place = from,
+                                      .kept = segment->kept + from - begin,
+                                      .segment = s,
+                                      .param = i};
+    }
+    return count;
+}
+
+int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
+    int count = 0;
+    *ranges = calloc_or_die((size_t)z->layout->count, sizeof(ZeroRange));
+    for (int muon = 0; muon < 2; muon++) {
+        for (int s = 0; s < z->count; s++) {
+            if (z->segments[s].muon == muon) { count += add_ranges(z, rank, s, *ranges + count); }
         }
     }
+    return count;
+}
+
+double zero_matrix_flops(const ZeroMatrix *m) {
+    double r = min64(m->rows, m->columns), c = max64(m->rows, m->columns);
+    return MUON_STEPS * (4 * r * r * c + 2 * r * r * r);
+}
+
+static int compare_matrices(const void *a, const void *b) {
+    const ZeroMatrix *x = a, *y = b;
+    double difference = zero_matrix_flops(y) - zero_matrix_flops(x);
+    if (difference != 0) { return difference > 0 ? 1 : -1; }
+    if (x->rows != y->rows) { return x->rows - y->rows; } // and columns in the other order
+    return x->place < y->place ? -1 : 1;
+}
+
+int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices) {
+    const ParamLayout *layout = z->layout;
+    int count = 0;
+    double *load = calloc_or_die((size_t)z->ranks, sizeof(double));
+    *matrices = calloc_or_die(HF_PARTS * (size_t)layout->count, sizeof(ZeroMatrix));
+    for (int i = 0; i < layout->count; i++) {
+        const Param *p = &layout->params[i];
+        int rows[HF_PARTS], segment = z->segment[i];
+        int parts = z->segments[segment].muon ? param_matrices(&layout->config, p, rows) : 0;
+        int64_t place = z->place[i];
+        for (int k = 0; k < parts; place += (int64_t)rows[k++] * p->cols) {
+            (*matrices)[count++] = (ZeroMatrix){rows[k], p->cols, place, segment, 0};
+        }
+    }
+    qsort(*matrices, (size_t)count, sizeof(ZeroMatrix), compare_matrices);
+    for (int i = 0; i < count; i++) {
+        ZeroMatrix *m = &(*matrices)[i];
+        for (int r = 1; r < z->ranks; r++) { m->owner = load[r] < load[m->owner] ? r : m->owner; }
+        load[m->owner] += zero_matrix_flops(m);
+    }
+    free(load);
     return count;
 }

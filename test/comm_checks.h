@@ -147,6 +147,38 @@ static inline int check_grouped_gathers(Comm *c, int64_t part) {
     return wrong;
 }
 
+// Every rank's pieces go to the rank behind it, and one more to the last rank from all, in one
+// launch; then back. What was moved is there, and nothing else has changed.
+static inline int check_moves(Comm *c, CommType type, int64_t piece) {
+    int ranks = c->ranks, last = ranks - 1, wrong = 0;
+    Array a = array_open(c, type, COMM_SUM, 2 * piece * ranks);
+    for (int64_t i = 0; i < a.count; i++) { // of rank i / 2 pieces: a ring's and the last rank's
+        int owner = (int)(i / (2 * piece)), next = (owner + 1) % ranks;
+        bool ring = i / piece % 2 == 0;
+        bool moved = ring ? c->rank == next : c->rank == last;
+        put_element(a.host, type, i, sample_value(c->rank, i));
+        put_element(a.expected, type, i, sample_value(moved ? owner : c->rank, i));
+    }
+    for (int back = 0; back < 2; back++) {
+        for (int64_t i = 0; i < a.count && back; i++) { // what is gone from here comes back
+            bool here = i / piece % 2 == 0 ? ranks == 1 : c->rank == last;
+            if (i / (2 * piece) == c->rank && !here) { put_element(a.host, type, i, 99); }
+        }
+        array_send(&a);
+        comm_begin(c);
+        for (int r = 0; r < ranks; r++) {
+            char *at = a.device + 2 * r * piece * comm_type_bytes[type];
+            int next = (r + 1) % ranks;
+            comm_move(c, at, type, piece, back ? next : r, back ? r : next);
+            comm_move(c, at + piece * comm_type_bytes[type], type, piece, back ? last : r,
+                      back ? r : last);
+        }
+        wrong += array_is_wrong(&a, 0, 0, a.count);
+    }
+    array_close(&a);
+    return wrong;
+}
+
 // The largest by bits: NaN above infinity above all numbers.
 static inline int check_amax(Comm *c) {
     static const uint32_t not_a_number = 0x7fc00000, infinite = 0x7f800000;
@@ -176,6 +208,8 @@ static inline int check_collectives(Comm *c) {
         wrong += check_scatter_and_gather(c, COMM_F32, counts[i]);
         wrong += check_scatter_and_gather(c, COMM_BF16, counts[i]);
         wrong += check_grouped_gathers(c, counts[i]);
+        wrong += check_moves(c, COMM_BF16, counts[i]);
+        wrong += check_moves(c, COMM_F32, counts[i]);
     }
     return wrong;
 }

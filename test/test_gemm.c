@@ -119,6 +119,44 @@ static void products(void) {
     gemm_close(&gpu);
 }
 
+// Operands one behind another, in every transposition; their distance counts as an address does.
+static void batches(void) {
+    enum { BATCH = 3, ROWS = 8, COLUMNS = 24, DEPTH = 40 };
+    Gpu gpu = {.name = "stand-in"};
+    for (int transposed = 0; transposed < 4; transposed++) {
+        Sample x[SAMPLES];
+        float expected[ROWS * COLUMNS];
+        for (int i = 0; i < SAMPLES; i++) { x[i] = sample((uint64_t)i + 1, TYPE_BF16, 0); }
+        Gemm g = gemm_plain(ROWS, COLUMNS, DEPTH, (Bf16 *)(void *)x[A].device,
+                            (Bf16 *)(void *)x[B].device, x[D].device);
+        g.batch = BATCH;
+        g.trans_a = transposed & 1;
+        g.trans_b = transposed & 2;
+        g.alpha = 0.5f;
+        g.beta = 2.0f;
+        g.c = x[OTHER].device;
+        gemm(&gpu, g);
+        for (int b = 0; b < BATCH; b++) {
+            cpu_gemm((CpuGemm){.m = ROWS,
+                               .n = COLUMNS,
+                               .k = DEPTH,
+                               .a = x[A].values + b * ROWS * DEPTH,
+                               .b = x[B].values + b * DEPTH * COLUMNS,
+                               .c = expected,
+                               .trans_a = g.trans_a,
+                               .trans_b = g.trans_b,
+                               .alpha = 0.5f});
+            for (int i = 0; i < ROWS * COLUMNS; i++) {
+                int at = b * ROWS * COLUMNS + i;
+                float sum = expected[i] + 2.0f * x[OTHER].values[at];
+                CHECK_CLOSE(result(&g, at), sum, 1e-2 * (fabsf(sum) + 1));
+            }
+        }
+        release(x, SAMPLES);
+    }
+    gemm_close(&gpu);
+}
+
 static void gelu_epilogues(void) {
     Gpu gpu = {.name = "stand-in"};
     Sample x[SAMPLES];
@@ -191,6 +229,7 @@ static int a_wrong_call(int number, void *argument) {
     case 6: g.scale_a = NULL; break;
     case 7: g.trans_b = false; break;
     case 8: g.type_b = TYPE_BF16; break;
+    case 9: g.batch = 2; break;
     }
     gemm(&gpu, g);
     return 0;
@@ -205,8 +244,9 @@ static void wrong_calls_are_named(void) {
                                            "has scale_b at 0x",
                                            "has scale_a at (nil)",
                                            "mixes FP8 with",
-                                           "mixes FP8 with"};
-    for (int fault = 0; fault < 9; fault++) {
+                                           "mixes FP8 with",
+                                           "a batch of products of 48 x 32 x 64 is in FP8"};
+    for (int fault = 0; fault < 10; fault++) {
         Processes run;
         processes_run(&run, 1, a_wrong_call, &fault);
         char *log = processes_log(&run);
@@ -276,6 +316,7 @@ static void choices_are_kept(void) {
 
 int main(void) {
     RUN(products);
+    RUN(batches);
     RUN(gelu_epilogues);
     RUN(fp8_products);
     RUN(wrong_calls_are_named);

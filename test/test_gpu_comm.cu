@@ -68,6 +68,8 @@ static void declarations_are_nccls() {
     CHECK_EQUAL(arguments(n.AllReduce), arguments(ncclAllReduce));
     CHECK_EQUAL(arguments(n.ReduceScatter), arguments(ncclReduceScatter));
     CHECK_EQUAL(arguments(n.AllGather), arguments(ncclAllGather));
+    CHECK_EQUAL(arguments(n.Send), arguments(ncclSend));
+    CHECK_EQUAL(arguments(n.Recv), arguments(ncclRecv));
     CHECK_EQUAL(arguments(n.GroupStart), arguments(ncclGroupStart));
     CHECK_EQUAL(arguments(n.GroupEnd), arguments(ncclGroupEnd));
 #else

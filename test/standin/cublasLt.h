@@ -54,6 +54,8 @@ typedef struct StandinMatmul {
 typedef struct StandinLayout {
     cudaDataType_t type;
     int rows, cols;
+    int32_t batch; // 0: one
+    int64_t stride;
 } * cublasLtMatrixLayout_t;
 typedef struct StandinPreference {
     size_t workspace;
@@ -84,6 +86,8 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = STANDIN_FIELD(struct StandinMatmul, b_scale),
     CUBLASLT_MATMUL_DESC_A_SCALE_MODE = STANDIN_FIELD(struct StandinMatmul, a_mode),
     CUBLASLT_MATMUL_DESC_B_SCALE_MODE = STANDIN_FIELD(struct StandinMatmul, b_mode),
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = STANDIN_FIELD(struct StandinLayout, batch),
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = STANDIN_FIELD(struct StandinLayout, stride),
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = STANDIN_FIELD(struct StandinPreference, workspace),
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = STANDIN_FIELD(struct StandinPreference, a),
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = STANDIN_FIELD(struct StandinPreference, b),
@@ -98,6 +102,7 @@ static inline cublasStatus_t standin_set(void *object, StandinAttribute attribut
     return CUBLAS_STATUS_SUCCESS;
 }
 #define cublasLtMatmulDescSetAttribute standin_set
+#define cublasLtMatrixLayoutSetAttribute standin_set
 #define cublasLtMatmulPreferenceSetAttribute standin_set
 
 static inline cublasStatus_t standin_free(void *object) {

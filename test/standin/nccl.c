@@ -3,6 +3,7 @@
 // without end for a rank that does not come. Sums are made in the order of the ranks. Calls that do
 // not match between ranks, which would hang or corrupt NCCL, abort here. Calls between GroupStart
 // and GroupEnd are made in GroupEnd, a thread to a rank, so that one process may hold several.
+// There each rank's sends and receipts are made in turn, so all ranks must list them in one order.
 //
 // STANDIN_VERSION: what to report. A file standin-error makes CommGetAsyncError report a failure,
 // standin-wrong makes rank 1's sums wrong, standin-hang makes joining wait without end.
@@ -33,6 +34,10 @@ typedef struct {
     int arrived;
     unsigned turn;
     Call calls[RANKS];
+    struct {
+        int to;       // the rank that the sender's area is for
+        size_t bytes; // in it; 0: it has been received
+    } mail[RANKS];
     unsigned char area[RANKS][CHUNK];
 } Shared;
 
@@ -293,6 +298,48 @@ static int reduce_scatter(const Waiting *w) {
         exchange(w, (const char *)w->from + (size_t)r * part, r == w->comm->rank);
     }
     return NCCL_SUCCESS;
+}
+
+// Chunk by chunk through the sender's area.
+static int send_or_receive(const Waiting *w) {
+    Shared *s = w->comm->shared;
+    int rank = w->comm->rank, sender = w->to == NULL ? rank : w->rank;
+    size_t bytes = w->call.count * type_bytes(w->call.type);
+    pthread_mutex_lock(&s->mutex);
+    for (size_t at = 0; at < bytes; at += CHUNK) {
+        size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
+        if (sender == rank) {
+            memcpy(s->area[rank], (const char *)w->from + at, n);
+            s->mail[rank].to = w->rank;
+            s->mail[rank].bytes = n;
+            pthread_cond_broadcast(&s->changed);
+            while (s->mail[rank].bytes > 0) { pthread_cond_wait(&s->changed, &s->mutex); }
+            continue;
+        }
+        while (s->mail[sender].bytes == 0 || s->mail[sender].to != rank) {
+            pthread_cond_wait(&s->changed, &s->mutex);
+        }
+        if (s->mail[sender].bytes != n) {
+            fprintf(stderr, "stand-in: %zu bytes from rank %d, not %zu\n", s->mail[sender].bytes,
+                    sender, n);
+            abort();
+        }
+        memcpy((char *)w->to + at, s->area[sender], n);
+        s->mail[sender].bytes = 0;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return NCCL_SUCCESS;
+}
+
+int ncclSend(const void *from, size_t count, int type, int peer, NcclComm c, cudaStream_t stream) {
+    Call call = {"Send", count, type, GATHER};
+    return make(&(Waiting){send_or_receive, from, NULL, call, stream, .comm = c, .rank = peer});
+}
+
+int ncclRecv(void *to, size_t count, int type, int peer, NcclComm c, cudaStream_t stream) {
+    Call call = {"Recv", count, type, GATHER};
+    return make(&(Waiting){send_or_receive, NULL, to, call, stream, .comm = c, .rank = peer});
 }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, NcclComm c,

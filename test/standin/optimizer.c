@@ -58,13 +58,19 @@ static void write_moment(void *out, GpuType type, const float *values, int64_t f
 
 static void update_segment(const AdamWUpdate *u, const StepState *state, const AdamWSegment *s) {
     uint64_t key = u->seed + 2 * (uint64_t)u->input->step;
+    check_part(s->first, s->n);
+    if (s->muon) {
+        FREED float *x = values_read(element(u->gradients, u->gradient_type, s->gradient),
+                                     u->gradient_type, s->n);
+        muon_update(u->master + s->state, x, s->n, (float)u->input->lr, s->weight_decay);
+        return;
+    }
     void *exp_avg = element(u->exp_avg, u->moment_type, s->state);
     void *exp_avg_sq = element(u->exp_avg_sq, u->moment_type, s->state);
     FREED float *g = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                  u->gradient_type, s->n);
     FREED float *m = values_read(exp_avg, u->moment_type, s->n);
     FREED float *v = values_read(exp_avg_sq, u->moment_type, s->n);
-    check_part(s->first, s->n);
     AdamW a = {.lr = (float)u->input->lr,
                .beta1 = u->beta1,
                .beta2 = u->beta2,
@@ -90,6 +96,41 @@ static void check_segments(const AdamWUpdate *u) {
         blocks += gpu_adamw_blocks(u->segments[i].n);
     }
     if (blocks != u->segment_blocks) { die("stand-in: AdamW: number of blocks"); }
+}
+
+// ---- Muon ---------------------------------------------------------------------------------------
+
+void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+    check_segments(u);
+    for (int i = 0; i < u->segment_count && !state->skipped; i++) {
+        const AdamWSegment *s = &u->segments[i];
+        if (!s->muon) { continue; }
+        void *gradients = element(u->gradients, u->gradient_type, s->gradient);
+        void *exp_avg = element(u->exp_avg, u->moment_type, s->state);
+        FREED float *g = values_read(gradients, u->gradient_type, s->n);
+        FREED float *m = values_read(exp_avg, u->moment_type, s->n);
+        muon_momentum(g, m, s->n, u->momentum, state->gradient_scale);
+        values_write(gradients, u->gradient_type, g, s->n);
+        write_moment(exp_avg, u->moment_type, m, s->first, s->n,
+                     u->seed + 2 * (uint64_t)u->input->step);
+    }
+}
+
+void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream) {
+    for (int i = 0; i < m.count; i++) {
+        FREED float *g = values_read(element(m.gradients, m.type, m.places[i]), m.type, m.n);
+        partials[i * MUON_PARTS] = sum_of_squares(g, m.n);
+        float inverse = 1.0f / ((float)sqrt(partials[i * MUON_PARTS]) + MUON_EPSILON);
+        for (int64_t k = 0; k < m.n; k++) { g[k] *= inverse; }
+        values_write(x + i * m.n, TYPE_BF16, g, m.n);
+    }
+}
+
+void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
+    for (int i = 0; i < m.count; i++) {
+        FREED float *g = bf16_read(x + i * m.n, m.n);
+        values_write(element(m.gradients, m.type, m.places[i]), m.type, g, m.n);
+    }
 }
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {

@@ -15,7 +15,7 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
                                           uint64_t rows, uint64_t cols, int64_t ld) {
     if (ld != (int64_t)rows) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     *layout = malloc_or_die(sizeof(**layout));
-    **layout = (struct StandinLayout){type, (int)rows, (int)cols};
+    **layout = (struct StandinLayout){type, (int)rows, (int)cols, 0, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -34,7 +34,8 @@ static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d) {
     bool ta = desc->transa == CUBLAS_OP_T, tb = desc->transb == CUBLAS_OP_T;
     bool fits = (ta ? a->cols : a->rows) == d->rows && (tb ? b->rows : b->cols) == d->cols &&
-                (ta ? a->rows : a->cols) == (tb ? b->cols : b->rows);
+                (ta ? a->rows : a->cols) == (tb ? b->cols : b->rows) && a->batch == d->batch &&
+                b->batch == d->batch;
     if (!is_fp8(a) && !is_fp8(b)) { return fits; }
     bool sixteens = a->rows % 16 == 0 && a->cols % 16 == 0 && b->cols % 16 == 0;
     bool types = is_fp8(a) && is_fp8(b) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
@@ -82,13 +83,15 @@ static float *read_matrix(const void *x, cublasLtMatrixLayout_t layout, const fl
     return values;
 }
 
+static const void *matrix_of_batch(const void *x, cublasLtMatrixLayout_t layout, int i) {
+    return x != NULL ? (const char *)x + i * layout->stride * gpu_type_bytes(type_of(layout)) : x;
+}
+
 // A column-major product of A and B is the row-major one of B and A.
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
-                              const void *A, cublasLtMatrixLayout_t a, const void *B,
-                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
-                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace,
-                              size_t workspace_bytes, cudaStream_t stream) {
+static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
+                               cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
+                               const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
+                               cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo) {
     int n = d->rows * d->cols;
     float factor = *(const float *)alpha, add = *(const float *)beta;
     uintptr_t addresses = (uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)D;
@@ -128,6 +131,21 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     }
     values_write(D, type_of(d), product, n);
     return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < (d->batch > 0 ? d->batch : 1) && status == CUBLAS_STATUS_SUCCESS; i++) {
+        status = multiply(desc, alpha, matrix_of_batch(A, a, i), a, matrix_of_batch(B, b, i), b,
+                          beta, matrix_of_batch(C, c, i), c,
+                          (void *)(uintptr_t)matrix_of_batch(D, d, i), d, algo);
+    }
+    return status;
 }
 
 // ---- attention ----------------------------------------------------------------------------------

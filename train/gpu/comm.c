@@ -163,6 +163,17 @@ void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t co
                       op == COMM_SUM ? NCCL_SUM : NCCL_MAX, c->comm, c->stream));
 }
 
+void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to) {
+    size_t n = (size_t)count;
+    if (from == to || (c->rank != from && c->rank != to)) { return; }
+    assert(c->begun);
+    if (c->rank == from) {
+        NCCL(c, Send(buffer, n, types[type].nccl, to, c->comm, c->stream));
+    } else {
+        NCCL(c, Recv(buffer, n, types[type].nccl, from, c->comm, c->stream));
+    }
+}
+
 void comm_wait(Comm *c, int slot) {
     if (c->ranks == 1) { return; }
     assert(slot >= 0 && slot < c->slots);

@@ -47,6 +47,8 @@ void comm_reduce_scatter(Comm *c, void *buffer, CommType type, int64_t count);
 void comm_all_gather(Comm *c, void *buffer, CommType type, int64_t count);
 // In place, of count elements.
 void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t count);
+// In place, of count elements: rank `from` sends its own to rank `to`; the other ranks do nothing.
+void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to);
 void comm_end(Comm *c, int slot);
 
 // The compute stream waits for the slot's last collective / for all there have been.

@@ -11,15 +11,20 @@ enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
 
 // ---- planning -----------------------------------------------------------------------------------
 
-// Which parameters have segments of FP8 weights. A tied embedding, which is looked up, has not.
-static bool *find_codes(const Run *run) {
-    bool *codes = calloc_or_die((size_t)run->layout.count, sizeof(bool));
+// Which parameters have segments of FP8 weights, and which are Muon's. A tied embedding, which is
+// looked up, is not in FP8.
+static uint8_t *find_kinds(const Run *run) {
+    uint8_t *kinds = calloc_or_die((size_t)run->layout.count, sizeof(uint8_t));
+    for (int i = 0; i < run->layout.count; i++) {
+        kinds[i] = run_by_muon(run, &run->layout.params[i]) ? ZERO_MUON : 0;
+    }
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         const Param *w = param_find(&run->layout, lp->weight, lp->layer);
-        codes[w - run->layout.params] = lp->number == NUMBER_FP8 && w->id != TENSOR_TOKEN_EMBEDDING;
+        bool codes = lp->number == NUMBER_FP8 && w->id != TENSOR_TOKEN_EMBEDDING;
+        kinds[w - run->layout.params] |= codes ? ZERO_CODES : 0;
     }
-    return codes;
+    return kinds;
 }
 
 bool params_sends_codes(const Params *p, int segment) {
@@ -78,9 +83,10 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     const Options *o = &run->options;
     const ParamLayout *layout = &run->layout;
     *p = (Params){.run = run};
-    bool *codes = find_codes(run), trains = options_train(o);
-    p->zero = zero_layout(layout, run->ranks, codes);
-    free(codes);
+    bool trains = options_train(o);
+    uint8_t *kinds = find_kinds(run);
+    p->zero = zero_layout(layout, run->ranks, kinds);
+    free(kinds);
     p->num_ranges = zero_ranges(&p->zero, run->rank, &p->ranges);
     p->saved = calloc_or_die((size_t)p->num_ranges, sizeof(Bucket));
     for (int i = 0; i < p->num_ranges; i++) {
@@ -100,6 +106,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
 
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
     int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->moment_type) : 0;
+    int64_t squares_bytes = trains ? p->zero.squares * gpu_type_bytes(p->moment_type) : 0;
     int64_t largest_codes = 0;
     p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
     for (int s = 0; s < p->zero.count; s++) {
@@ -111,7 +118,8 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     PLAN(plan, "weights", "master weights", p->zero.kept, p->master);
     plan_buffer(plan, "gradients", "gradients", gradient_bytes, &p->gradients);
     plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
-    plan_buffer(plan, "optimizer", "second moment", moment_bytes, &p->exp_avg_sq);
+    plan_buffer(plan, "optimizer", "second moment", squares_bytes, &p->exp_avg_sq);
+    muon_plan(&p->muon, run, &p->zero, plan);
     PLAN(plan, "optimizer", "segments", p->num_ranges, p->segments);
     PLAN(plan, "optimizer", "step state", 1, p->state);
     PLAN(plan, "optimizer", "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
@@ -126,6 +134,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
 
 void params_free_plan(Params *p) {
     zero_free(&p->zero);
+    muon_free_plan(&p->muon);
     free(p->squares);
     free(p->weights);
     free(p->ranges);
@@ -176,33 +185,42 @@ static void send_tensors(Params *p, int *tensor) {
     free(squares);
 }
 
+static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *tensor) {
+    const ZeroSegment *segment = &p->zero.segments[range->segment];
+    const Param *param = &p->run->layout.params[range->param];
+    int64_t within = range->place - segment->begin;
+    void *weights = p->weights[range->segment];
+    bool codes = params_sends_codes(p, range->segment);
+    return (AdamWSegment){
+        .first = range->begin,
+        .n = range->end - range->begin,
+        .gradient = range->place,
+        .state = range->kept,
+        .bf16 = codes ? NULL : (Bf16 *)weights + within,
+        .fp8 = codes ? (uint8_t *)weights + within : NULL,
+        .tensor = tensor[range->param],
+        .within = range->begin - param->offset,
+        .weight_decay = tensor_row(param->id)->decay ? (float)p->run->options.weight_decay : 0.0f,
+        .muon = segment->muon,
+    };
+}
+
 // A bucket's segments lie together and count their blocks from 0, so that each has its own launch.
 static void send_segments(Params *p, const int *tensor) {
-    const ZeroLayout *z = &p->zero;
     AdamWSegment *segments = calloc_or_die((size_t)p->num_ranges, sizeof(AdamWSegment));
-    for (int i = 0; i < p->num_ranges; i++) {
-        const ZeroRange *range = &p->ranges[i];
-        const ZeroSegment *segment = &z->segments[range->segment];
-        BucketSegments *bucket = &p->buckets[segment->bucket];
-        int64_t within = range->place - segment->begin, n = range->end - range->begin;
-        void *weights = p->weights[range->segment];
-        bool codes = params_sends_codes(p, range->segment);
-        bool decays = tensor_row(p->run->layout.params[range->param].id)->decay;
-        if (bucket->count == 0) { bucket->begin = i; }
-        segments[i] = (AdamWSegment){
-            .first = range->begin,
-            .n = n,
-            .gradient = range->place,
-            .state = range->kept,
-            .bf16 = codes ? NULL : (Bf16 *)weights + within,
-            .fp8 = codes ? (uint8_t *)weights + within : NULL,
-            .tensor = tensor[range->param],
-            .within = range->begin - p->run->layout.params[range->param].offset,
-            .first_block = bucket->blocks,
-            .weight_decay = decays ? (float)p->run->options.weight_decay : 0.0f,
-        };
-        bucket->blocks += gpu_adamw_blocks(n);
-        bucket->count++;
+    int count = 0;
+    for (int b = 0; b < p->run->layout.num_buckets; b++) {
+        BucketSegments *bucket = &p->buckets[b];
+        bucket->begin = count;
+        for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
+            if (p->zero.segments[r->segment].bucket != b) { continue; }
+            AdamWSegment *s = &segments[count++];
+            *s = segment_of(p, r, tensor);
+            s->first_block = bucket->blocks;
+            bucket->blocks += gpu_adamw_blocks(s->n);
+            bucket->muon |= s->muon;
+        }
+        bucket->count = count - bucket->begin;
     }
     gpu_send(p->gpu, p->segments, segments, (size_t)p->num_ranges * sizeof(AdamWSegment));
     free(segments);
@@ -238,6 +256,7 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     send_tensors(p, tensor);
     send_segments(p, tensor);
     if (p->fp8) { send_scaling(p); }
+    muon_start(&p->muon, gpu);
     free(tensor);
     params_allocate_snapshot(p);
 }
@@ -425,6 +444,8 @@ static AdamWUpdate bucket_update(const Params *p, int bucket, const StepInput *i
         .squares = p->blockwise ? p->tensor_squares : NULL,
         .counts = p->counting,
         .input = input,
+        .muon = b->muon,
+        .momentum = (float)o->muon_momentum,
         .beta1 = (float)o->adam_beta1,
         .beta2 = (float)o->adam_beta2,
         .eps = (float)o->adam_eps,
@@ -503,6 +524,12 @@ void params_update(Params *p, const StepInput *input) {
         size_t bytes = (size_t)p->num_squares * sizeof(float);
         CUDA_CHECK(cudaMemsetAsync(p->square_amax, 0, bytes, stream));
     }
+    for (int b = 0; b < p->run->layout.num_buckets; b++) {
+        AdamWUpdate u = bucket_update(p, b, input);
+        if (u.muon) { gpu_muon_momentum(&u, p->state, stream); }
+    }
+    muon_orthogonalize_all(&p->muon, p->gpu, p->comm, agreement_slot(p), p->gradients,
+                           p->gradient_type);
     bool measured = p->measuring && p->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         AdamWUpdate u = bucket_update(p, b, input);

@@ -15,14 +15,16 @@
 #include "../../model/zero.h"
 #include "../run.h"
 #include "comm.h"
+#include "muon.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// A bucket's segments of AdamW, which follow each other, and their blocks.
+// A bucket's segments of the optimizer, which follow each other, and their blocks.
 typedef struct {
     int begin, count, blocks;
+    bool muon; // some of them are Muon's
 } BucketSegments;
 
 typedef struct {
@@ -31,10 +33,11 @@ typedef struct {
     const Run *run;
 
     ZeroLayout zero;
-    void **weights;             // [zero.count] of a segment: BF16 or FP8
-    float *master;              // [zero.kept]
-    void *gradients;            // [zero.size] gradient_type
-    void *exp_avg, *exp_avg_sq; // [zero.kept] moment_type
+    void **weights;   // [zero.count] of a segment: BF16 or FP8
+    float *master;    // [zero.kept]
+    void *gradients;  // [zero.size] gradient_type
+    void *exp_avg;    // [zero.kept] moment_type
+    void *exp_avg_sq; // [zero.squares] moment_type
     GpuType gradient_type, moment_type;
     ZeroRange *ranges; // [num_ranges] the elements that this rank keeps
     Bucket *saved;     // [num_ranges] the same, as a checkpoint has them
@@ -43,6 +46,7 @@ typedef struct {
     BucketSegments *buckets; // [num_buckets]
     GradientPart *parts;     // on the device, [num_parts]: of the gradients' norm
     int num_parts;
+    Muon muon;
     StepState *state;
     double *norm_scratch; // also of params_sum_counts
 
@@ -101,7 +105,7 @@ void params_fetch_counts(Params *p, Fp8Counts *host);
 // over the ranks beside what follows; params_join waits for all.
 void params_reduce(Params *p, int bucket);
 void params_join(Params *p);
-// Norm, decision, scales, AdamW; the new weights are on their way. input: on the device.
+// Norm, decision, scales, Muon and AdamW; the new weights are on their way. input: on the device.
 void params_update(Params *p, const StepInput *input);
 // Waits for the bucket's new weights. False: they have been received before.
 bool params_receive(Params *p, int bucket);

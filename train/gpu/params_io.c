@@ -4,17 +4,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t kept_elements(const Params *p) {
+// The ranges that have second moments are the first ones (model/zero.h).
+static int squared_ranges(const Params *p) {
+    int n = 0;
+    while (n < p->num_ranges && p->ranges[n].kept < p->zero.squares) { n++; }
+    return n;
+}
+
+// Elements of the first n ranges.
+static int64_t elements_of(const Params *p, int n) {
     int64_t elements = 0;
-    for (int i = 0; i < p->num_ranges; i++) { elements += p->saved[i].end - p->saved[i].begin; }
+    for (int i = 0; i < n; i++) { elements += p->saved[i].end - p->saved[i].begin; }
     return elements;
 }
 
 // What this rank writes: its ranges, and rank 0 the model besides.
 static size_t snapshot_bytes(const Params *p) {
-    size_t model = p->run->rank == 0 ? (size_t)p->run->layout.size * sizeof(Bf16) : 0;
-    return (size_t)kept_elements(p) * (sizeof(float) + 2 * (size_t)gpu_type_bytes(p->moment_type)) +
-           model;
+    int64_t elements = elements_of(p, p->num_ranges);
+    int64_t moments = elements + elements_of(p, squared_ranges(p));
+    int64_t model = p->run->rank == 0 ? p->run->layout.size : 0;
+    return (size_t)(elements * (int64_t)sizeof(float) + moments * gpu_type_bytes(p->moment_type) +
+                    model * (int64_t)sizeof(Bf16));
 }
 
 // Pinned where the system allows it.
@@ -32,19 +42,20 @@ void params_allocate_snapshot(Params *p) {
 
 // ---- from a checkpoint --------------------------------------------------------------------------
 
-// One of the optimizer's arrays: what this rank keeps of it. host: room for the longest range.
+// One of the optimizer's arrays: what this rank keeps of its first n ranges. host: room for the
+// longest range.
 static void restore_array(Params *p, const Checkpoint *c, const char *kind, void *device,
-                          GpuType type, float *host) {
-    for (int i = 0; i < p->num_ranges; i++) {
+                          GpuType type, int n, float *host) {
+    for (int i = 0; i < n; i++) {
         const ZeroRange *r = &p->ranges[i];
-        int64_t n = r->end - r->begin;
+        int64_t elements = r->end - r->begin;
         run_read_state(p->run, c, kind, r->begin, r->end, host);
         if (type == TYPE_BF16) {
             Bf16 *codes = (Bf16 *)host; // in place: a code is written at or before its number
-            for (int64_t k = 0; k < n; k++) { codes[k] = bf16_encode(host[k]); }
+            for (int64_t k = 0; k < elements; k++) { codes[k] = bf16_encode(host[k]); }
         }
         gpu_send(p->gpu, (char *)device + r->kept * gpu_type_bytes(type), host,
-                 (size_t)(n * gpu_type_bytes(type)));
+                 (size_t)(elements * gpu_type_bytes(type)));
     }
 }
 
@@ -54,16 +65,17 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
         longest = max64(longest, p->ranges[i].end - p->ranges[i].begin);
     }
     float *host = malloc_or_die((size_t)longest * sizeof(float));
-    restore_array(p, c, "master", p->master, TYPE_F32, host);
+    restore_array(p, c, "master", p->master, TYPE_F32, p->num_ranges, host);
     if (options_train(&p->run->options)) {
-        restore_array(p, c, "exp_avg", p->exp_avg, p->moment_type, host);
-        restore_array(p, c, "exp_avg_sq", p->exp_avg_sq, p->moment_type, host);
+        restore_array(p, c, "exp_avg", p->exp_avg, p->moment_type, p->num_ranges, host);
+        restore_array(p, c, "exp_avg_sq", p->exp_avg_sq, p->moment_type, squared_ranges(p), host);
     }
     free(host);
 }
 
 static void first_weights(Params *p) {
-    float *host = malloc_or_die((size_t)kept_elements(p) * sizeof(float)), *from = host;
+    float *host = malloc_or_die((size_t)elements_of(p, p->num_ranges) * sizeof(float)),
+          *from = host;
     run_first_weights(p->run, p->saved, p->num_ranges, host);
     for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
         int64_t n = r->end - r->begin;
@@ -124,9 +136,9 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
 
-// This rank's ranges of an array, one after another.
-static char *fetch_ranges(Params *p, char *to, const void *device, GpuType type) {
-    for (int i = 0; i < p->num_ranges; i++) {
+// This rank's first n ranges of an array, one after another.
+static char *fetch_ranges(Params *p, char *to, const void *device, GpuType type, int n) {
+    for (int i = 0; i < n; i++) {
         const ZeroRange *r = &p->ranges[i];
         size_t bytes = (size_t)((r->end - r->begin) * gpu_type_bytes(type));
         gpu_fetch(p->gpu, to, (const char *)device + r->kept * gpu_type_bytes(type), bytes);
@@ -180,9 +192,10 @@ static void check_scales(Params *p) {
 
 void params_snapshot(Params *p, Snapshot *s) {
     char *master = p->snapshot;
-    char *exp_avg = fetch_ranges(p, master, p->master, TYPE_F32);
-    char *exp_avg_sq = fetch_ranges(p, exp_avg, p->exp_avg, p->moment_type);
-    Bf16 *model = (Bf16 *)fetch_ranges(p, exp_avg_sq, p->exp_avg_sq, p->moment_type);
+    int n = p->num_ranges, squared = squared_ranges(p);
+    char *exp_avg = fetch_ranges(p, master, p->master, TYPE_F32, n);
+    char *exp_avg_sq = fetch_ranges(p, exp_avg, p->exp_avg, p->moment_type, n);
+    Bf16 *model = (Bf16 *)fetch_ranges(p, exp_avg_sq, p->exp_avg_sq, p->moment_type, squared);
     fetch_model(p, model);
     if (p->delayed) {
         size_t count = (size_t)p->scaling.count;
@@ -200,7 +213,7 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->master = master;
     s->exp_avg = exp_avg;
     s->exp_avg_sq = exp_avg_sq;
-    s->squares = kept_elements(p);
+    s->squares = elements_of(p, squared);
     s->slots = p->delayed ? p->snapshot_slots : NULL;
     s->amax_history = p->delayed ? p->snapshot_history : NULL;
 }
