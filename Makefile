@@ -274,7 +274,7 @@ FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses # test/standin/faults.
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
 # the tests of test/test_gpu_NAME.cu that run the trainer, over the stand-ins too
-TRAINER_TESTS := spikes large
+TRAINER_TESTS := spikes large muon
 plain_standins := $(TRAINER_TESTS:%=$(BUILD)/plain/standin_%)
 asan_standins := $(TRAINER_TESTS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o

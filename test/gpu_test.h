@@ -99,16 +99,17 @@ struct InputBuffer : Buffer<StepInput> {
 
 // An update by FP32 moments and BF16 gradients; the tests set its other fields.
 static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp_avg_sq,
-                                       const Bf16 *gradients) {
-    return {.master = master,
-            .exp_avg = exp_avg,
-            .exp_avg_sq = exp_avg_sq,
-            .moment_type = TYPE_F32,
-            .gradients = gradients,
-            .gradient_type = TYPE_BF16,
-            .beta1 = 0.9f,
-            .beta2 = 0.95f,
-            .eps = 1e-8f};
+                                       Bf16 *gradients) {
+    AdamWUpdate u = {};
+    u.master = master;
+    u.exp_avg = exp_avg;
+    u.exp_avg_sq = exp_avg_sq;
+    u.gradients = gradients;
+    u.gradient_type = TYPE_BF16;
+    u.beta1 = 0.9f;
+    u.beta2 = 0.95f;
+    u.eps = 1e-8f;
+    return u; // moments: TYPE_F32
 }
 
 // Segments of an update of n parameters that begin at these elements; gradients, moments and BF16

@@ -1,6 +1,6 @@
-// The optimizer and FP8 weights: AdamW's step against cpu.c; the weights that come of it, their
-// codes, amaxes and scales bit for bit; and what ranks make of their parts (ZeRO-1), put together,
-// against what one rank makes of all.
+// The optimizer and FP8 weights: AdamW's step and Muon's against cpu.c; the weights that come of
+// it, their codes, amaxes and scales bit for bit; and what ranks make of their parts (ZeRO-1), put
+// together, against what one rank makes of all.
 #include "fp8_test.h"
 
 enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
@@ -106,6 +106,7 @@ static std::vector<AdamWSegment> segments_of(const State &s, const Space &space,
             segment.bf16 = s.plain.data + (from - space.first[k]);
         }
         segment.weight_decay = k != 1 ? 0.1f : 0.0f;
+        segment.muon = k == 0;
         segment.tensor = k;
         segment.within = from - space.first[k];
         segment.first_block = blocks;
@@ -131,6 +132,7 @@ static AdamWUpdate update_of(const State &s, const Settings &settings) {
     u.tensors = s.tensors.data;
     u.squares = s.squares_if_any();
     u.counts = true;
+    u.muon = true;
     u.input = settings.input.data;
     u.seed = 7;
     return u;
@@ -234,7 +236,7 @@ static std::vector<int64_t> cut(const Space &space, int ranks) {
 }
 
 // One step of one rank against cpu.c.
-static void step_is_adamw(void) {
+static void step_is_cpus(void) {
     Space space;
     Settings settings;
     std::vector<int64_t> all = cut(space, 1);
@@ -250,7 +252,11 @@ static void step_is_adamw(void) {
         Floats w = s.master.get(), g = get_floats(s.gradients), m(w.size(), 0.0f), v = m;
         for (int64_t i = FIRST; i < space.size; i += 64) { // the first belong to nobody
             a.weight_decay = i < space.first[1] || i >= space.first[2] ? 0.1f : 0.0f;
-            adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
+            if (i < space.first[1]) { // Muon's: no moment changes, and the gradient is the update
+                muon_update(&w[i], &g[i], 64, a.lr, a.weight_decay);
+            } else {
+                adamw_update(&w[i], &m[i], &v[i], &g[i], 64, a);
+            }
         }
         update(s, space, settings, all);
         CHECK_ERROR(s.master.get().data(), w.data(), space.size, 1e-6);
@@ -339,7 +345,7 @@ int main(void) {
         printf("  skipped: FP8 needs compute capability 9.0\n0 passed, 0 failed, 1 skipped\n");
         return 0;
     }
-    RUN(step_is_adamw);
+    RUN(step_is_cpus);
     RUN(parts_are_the_whole);
     RUN(published_is_quantized);
     RUN(skipped_step_changes_nothing);

@@ -120,7 +120,8 @@ follows_cpu() { # model options, FP8 options, how far
 for model in "${follow_models[@]}"; do
     far=$(allowed "$model")
     for fp8 in "" "--fp8-format hybrid --fp8-lm-head" \
-        "--fp8-format hybrid --fp8-recipe tensorwise --fp8-lm-head"; do
+        "--fp8-format hybrid --fp8-recipe tensorwise --fp8-lm-head" \
+        "--fp8-format hybrid --optimizer muon"; do
         check "the CPU's losses, $fp8, ${model:0:18}" follows_cpu "$model" "$fp8" "${far:-0}"
     done
 done
@@ -131,7 +132,8 @@ states=("" "--adam-dtype bf16 --grad-accum-dtype bf16" "--fp8-format hybrid"
     "--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head --first-last-layers-bf16"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 2"
     "--fp8-format hybrid --fp8-lm-head --first-last-layers-bf16"
-    "--fp8-format hybrid --no-fp8-wgrad")
+    "--fp8-format hybrid --no-fp8-wgrad"
+    "--optimizer muon --adam-dtype bf16 --fp8-format hybrid --fp8-recipe tensorwise")
 leaves_no_trace="--recompute block --eval-precision bf16 --fp8-stats-interval 2"
 whole() { # options: the run "whole"
     train whole "$@" --train-iters $steps --eval-interval 2

@@ -8,13 +8,16 @@ common+=(--valid-data d/x_val.bin --weight-decay 20)
 export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
 untied=(--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
     --make-vocab-size-divisible-by 16)
+ends_in_bf16=(--first-last-layers-bf16 --num-layers 3)
 coarsest_fp8=(--fp8-format e4m3 --fp8-recipe tensorwise --fp8-lm-head)
 # words of each row: options of a run
 kinds=("" "--model gpt2-tiny --adam-dtype bf16 --gemm-autotune"
     "--grad-accum-dtype fp32"
     "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 4" "${coarsest_fp8[*]}"
-    "--model gpt2-tiny --fp8-format hybrid"
-    "--fp8-format hybrid --first-last-layers-bf16 --num-layers 3"
+    "--optimizer muon --grad-accum-dtype fp32 --fp8-format hybrid ${ends_in_bf16[*]}"
+    "--model gpt2-tiny --fp8-format hybrid" "--fp8-format hybrid ${ends_in_bf16[*]}"
+    "--optimizer muon --adam-dtype bf16"
+    "--optimizer muon --fp8-format e4m3 --fp8-recipe blockwise"
     "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head ${untied[*]}"
     "--model gpt2-tiny --fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head"
     "--model gpt2-tiny --fp8-format e4m3 --eval-precision bf16 --fp8-lm-head"
@@ -90,7 +93,7 @@ same_bits() {
 numbers_of_ranks_change() {
     local kind options noise
     noise=$(loss_difference plain coarse)
-    for kind in "" "--fp8-format hybrid --fp8-amax-history-len 4"; do
+    for kind in "" "--fp8-format hybrid --fp8-amax-history-len 4" "--optimizer muon"; do
         read -ra options <<<"$kind --lr-decay-iters 8"
         train straight "${options[@]}" --train-iters 8 &&
             train parts "${options[@]}" --gpus 3 --train-iters 2 &&
@@ -139,7 +142,7 @@ one_rank_lacks_fp8() {
 
 sanitized_ranks() {
     local kind options
-    for kind in "${kinds[@]:2:3}"; do
+    for kind in "${kinds[@]:2:4}"; do
         read -ra options <<<"$kind --gpus 2 --eval-interval 2 --sample-interval 2 --sample-length 9"
         expect_status 0 "$sanitized" "${common[@]}" "${options[@]}" --train-iters 2 --save s &&
             expect_status 0 "$sanitized" "${common[@]}" "${options[@]}" --train-iters 3 --save s \

@@ -1,0 +1,273 @@
+// Muon on the GPU against kernels/cpu.h: the momentum by elements; and all matrices of a model,
+// through train/gpu/muon.c as a run of one rank has it, whose steps are in BF16: as near to the
+// definition as the same steps rounded to BF16 on the CPU, and near to those.
+#include "../kernels/cpu.h"
+#include "../kernels/gemm.h"
+#include "../train/gpu/muon.h"
+#include "gpu_test.h"
+
+static const GpuType types[] = {TYPE_F32, TYPE_BF16};
+
+static Floats read_typed(const Buffer<char> &buffer, GpuType type) {
+    std::vector<char> bytes = buffer.get();
+    Floats x(bytes.size() / (size_t)gpu_type_bytes(type));
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] = type == TYPE_F32 ? ((const float *)bytes.data())[i]
+                                : bf16_decode(((const Bf16 *)bytes.data())[i]);
+    }
+    return x;
+}
+
+static void write_typed(Buffer<char> &buffer, GpuType type, const Floats &x) {
+    std::vector<char> bytes(buffer.count);
+    for (size_t i = 0; i < x.size(); i++) {
+        if (type == TYPE_F32) {
+            ((float *)bytes.data())[i] = x[i];
+        } else {
+            ((Bf16 *)bytes.data())[i] = bf16_encode(x[i]);
+        }
+    }
+    buffer.put(bytes.data());
+}
+
+static Floats rounded(const Floats &x, GpuType type) {
+    Floats y = x;
+    if (type == TYPE_BF16) { round_to_bf16(y.data(), y.data(), (int64_t)y.size()); }
+    return y;
+}
+
+// ---- momentum -----------------------------------------------------------------------------------
+
+// Three segments, the middle one Muon's; gradients and momenta lie elsewhere.
+static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
+    enum { FIRST = 128, N = 64 * 1001, OTHER = 192, SHIFT = 64 };
+    const size_t all = FIRST + N + OTHER;
+    Floats g = random_bf16(all + SHIFT, 1), m = random_bf16(all, 0.5f), expected_g = g,
+           expected_m = m;
+    Buffer<char> gradients((all + SHIFT) * (size_t)gpu_type_bytes(gradient_type));
+    Buffer<char> momenta(all * (size_t)gpu_type_bytes(moment_type));
+    write_typed(gradients, gradient_type, g);
+    write_typed(momenta, moment_type, m);
+    AdamWSegment segments[3] = {};
+    const int64_t first[] = {0, FIRST, FIRST + N, (int64_t)all};
+    AdamWUpdate u = plain_update(NULL, NULL, NULL, NULL);
+    for (int i = 0; i < 3; i++) {
+        segments[i].first = segments[i].state = first[i];
+        segments[i].gradient = first[i] + SHIFT;
+        segments[i].n = first[i + 1] - first[i];
+        segments[i].first_block = u.segment_blocks;
+        segments[i].muon = i == 1;
+        u.segment_blocks += gpu_adamw_blocks(segments[i].n);
+    }
+    Buffer<AdamWSegment> table(3);
+    table.put(segments);
+    Buffer<StepState> state(1);
+    StepState s = {};
+    s.gradient_scale = 0.5f;
+    s.skipped = skipped;
+    state.put(&s);
+    InputBuffer input(0.01, 3);
+    u.gradients = gradients.data;
+    u.gradient_type = gradient_type;
+    u.exp_avg = momenta.data;
+    u.moment_type = moment_type;
+    u.segments = table.data;
+    u.segment_count = 3;
+    u.muon = true;
+    u.momentum = 0.95f;
+    u.input = input.data;
+    if (!skipped) {
+        muon_momentum(&expected_g[FIRST + SHIFT], &expected_m[FIRST], N, u.momentum, 0.5f);
+    }
+    gpu_muon_momentum(&u, state.data, gpu.stream);
+    Floats got_g = read_typed(gradients, gradient_type), got_m = read_typed(momenta, moment_type);
+    int64_t n = (int64_t)g.size();
+    if (gradient_type == TYPE_BF16) { // rounded to nearest, here and there of nearly the same
+        CHECK_ERROR(got_g.data(), rounded(expected_g, TYPE_BF16).data(), n, 1e-4);
+    } else {
+        CHECK_ERROR(got_g.data(), expected_g.data(), n, 1e-6);
+    }
+    // stochastic rounding: up to a whole unit, where to nearest is half of one
+    CHECK_ERROR(got_m.data(), expected_m.data(), (int64_t)all,
+                moment_type == TYPE_F32 ? 1e-6 : 2.5 * bf16_rounding_error(expected_m) + 1e-9);
+    int64_t others = 0;
+    for (int64_t i = 0; i < (int64_t)all; i++) {
+        bool muon = i >= FIRST && i < FIRST + N && !skipped;
+        others += !muon && (got_m[i] != m[i] || got_g[i + SHIFT] != g[i + SHIFT]);
+    }
+    CHECK_EQUAL(others, 0);
+    if (skipped) { return; }
+    expected_m[FIRST] += 100.0f; // the comparison sees one element
+    CHECK(CAUGHT(CHECK_ERROR(got_m.data(), expected_m.data(), (int64_t)all, 1e-2)));
+}
+
+static void momenta(void) {
+    for (GpuType gradient_type : types) {
+        for (GpuType moment_type : types) {
+            momentum(gradient_type, moment_type, false);
+            momentum(gradient_type, moment_type, true);
+        }
+    }
+}
+
+// ---- matrices -----------------------------------------------------------------------------------
+
+static Floats product(int m, int n, int k, const Floats &a, bool trans_a, const Floats &b,
+                      bool trans_b, float alpha, const Floats *addend, float beta) {
+    Floats out((size_t)m * n), scaled;
+    CpuGemm g = {};
+    if (addend != NULL) {
+        scaled = *addend;
+        for (float &x : scaled) { x *= beta; }
+        g.addend = scaled.data();
+    }
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.a = a.data();
+    g.b = b.data();
+    g.c = out.data();
+    g.trans_a = trans_a;
+    g.trans_b = trans_b;
+    g.alpha = alpha;
+    cpu_gemm(g);
+    return rounded(out, TYPE_BF16);
+}
+
+// muon_orthogonalize with every product rounded to BF16.
+static Floats steps_in_bf16(Floats x, int rows, int columns, float scale) {
+    bool tall = rows > columns;
+    int side = tall ? columns : rows;
+    float norm = (float)sqrt(sum_of_squares(x.data(), (int64_t)x.size())) + MUON_EPSILON;
+    for (float &value : x) { value /= norm; }
+    x = rounded(x, TYPE_BF16);
+    for (int step = 0; step < MUON_STEPS; step++) {
+        float last = step + 1 < MUON_STEPS ? 1.0f : scale;
+        Floats gram = product(side, side, tall ? rows : columns, x, tall, x, !tall, 1.0f, NULL, 0);
+        Floats p = product(side, side, side, gram, false, gram, false, MUON_C, &gram, MUON_B);
+        x = product(rows, columns, side, tall ? x : p, false, tall ? p : x, false, last, &x,
+                    last * MUON_A);
+    }
+    return x;
+}
+
+// A run's matrices, scratch and all, on one rank.
+struct Model {
+    Run run;
+    Muon muon;
+    ZeroLayout zero;
+    Plan plan = {};
+    Buffer<char> *memory;
+    // of two layers, 160 channels and 4 heads
+    Model(const char *arch, const char *groups, const char *ffn) {
+        const char *words[] = {"test", "--optimizer",           "muon", "--arch",
+                               arch,   "--num-query-groups",    groups, "--ffn-hidden-size",
+                               ffn,    "--num-layers",          "2",    "--hidden-size",
+                               "160",  "--num-attention-heads", "4"};
+        Error err;
+        Options options;
+        bool ok = options_read(&options, sizeof(words) / sizeof(words[0]), (char **)words, &err) &&
+                  run_configure(&run, &options, {NUMBER_BF16, NULL, 0}, &err);
+        if (!ok) { die("%s", err.text); }
+        std::vector<uint8_t> kinds((size_t)run.layout.count);
+        for (int i = 0; i < run.layout.count; i++) {
+            kinds[i] = run_by_muon(&run, &run.layout.params[i]) ? ZERO_MUON : 0;
+        }
+        zero = zero_layout(&run.layout, 1, kinds.data());
+        muon_plan(&muon, &run, &zero, &plan);
+        memory = new Buffer<char>((size_t)plan.bytes);
+        plan_assign(&plan, memory->data);
+        muon_start(&muon, &gpu);
+    }
+    ~Model() {
+        muon_free_plan(&muon);
+        zero_free(&zero);
+        run_free_configuration(&run);
+        plan_free(&plan);
+        delete memory;
+    }
+};
+
+static void matrices(Model &model, int expected, GpuType type) {
+    const Muon &muon = model.muon;
+    CHECK_EQUAL(muon.num_own, expected);
+    Comm comm = {};
+    comm.ranks = 1;
+    Floats g = random_bf16((size_t)model.zero.size, 1e-3f), got;
+    Buffer<char> gradients(g.size() * (size_t)gpu_type_bytes(type));
+    for (int repeat = 0; repeat < 2; repeat++) { // the same bits
+        write_typed(gradients, type, g);
+        muon_orthogonalize_all(&muon, &gpu, &comm, 0, gradients.data, type);
+        Floats now = read_typed(gradients, type);
+        CHECK(repeat == 0 || same_bits(now, got));
+        got = now;
+    }
+    Floats left = got;
+    for (int i = 0; i < muon.num_own; i++) {
+        const ZeroMatrix *m = &muon.own[i];
+        int64_t n = (int64_t)m->rows * m->columns;
+        Floats x(g.begin() + m->place, g.begin() + m->place + n);
+        Floats y(got.begin() + m->place, got.begin() + m->place + n), exact = x;
+        Floats scratch((size_t)muon_scratch(m->rows, m->columns));
+        float scale = muon_scale(0.2f, m->rows, m->columns);
+        Floats in_bf16 = steps_in_bf16(x, m->rows, m->columns, scale);
+        muon_orthogonalize(exact.data(), m->rows, m->columns, scale, scratch.data());
+        double allowed = test_relative_error(in_bf16.data(), exact.data(), n);
+        CHECK(allowed > 1e-3 && allowed < 0.1);
+        CHECK_ERROR(y.data(), exact.data(), n, 1.1 * allowed);
+        CHECK_ERROR(y.data(), in_bf16.data(), n, 1.1 * allowed);
+        CHECK_CLOSE(sqrt(sum_of_squares(y.data(), n) / (double)n), // full rank: S is about 0.9
+                    0.9 * 0.2 *
+                        sqrt((double)(m->rows < m->columns ? m->rows : m->columns) *
+                             (m->rows > m->columns ? m->rows : m->columns) / (double)n),
+                    0.2 * 0.2);
+        Floats other = y; // the check sees another scale, and a row that is not of the matrix
+        for (float &value : other) { value *= 1.1f; }
+        CHECK(CAUGHT(CHECK_ERROR(other.data(), exact.data(), n, 1.1 * allowed)));
+        std::copy(x.begin(), x.begin() + m->columns, y.begin());
+        CHECK(CAUGHT(CHECK_ERROR(y.data(), exact.data(), n, 1.1 * allowed)));
+        std::copy(x.begin(), x.end(), left.begin() + m->place);
+    }
+    CHECK(same_bits(left, g)); // all else is as it was
+}
+
+static void matrices_are_orthogonalized(void) {
+    Model llama("llama", "2", "216"), gpt2("gpt2", "4", "640");
+    for (GpuType type : types) {
+        matrices(llama, 14, type);
+        matrices(gpt2, 12, type);
+    }
+}
+
+// A matrix without a gradient; and one with NaN, which spoils no other.
+static void bad_matrices_stay_alone(void) {
+    Model model("gpt2", "4", "640");
+    const Muon &muon = model.muon;
+    Comm comm = {};
+    comm.ranks = 1;
+    Floats g = random_bf16((size_t)model.zero.size, 1);
+    const ZeroMatrix *zeros = &muon.own[0], *bad = &muon.own[muon.num_own - 1];
+    std::fill_n(g.begin() + zeros->place, zeros->rows * zeros->columns, 0.0f);
+    g[(size_t)bad->place] = NAN;
+    Buffer<char> gradients(g.size() * 2);
+    write_typed(gradients, TYPE_BF16, g);
+    muon_orthogonalize_all(&muon, &gpu, &comm, 0, gradients.data, TYPE_BF16);
+    Floats got = read_typed(gradients, TYPE_BF16);
+    for (int i = 0; i < muon.num_own; i++) {
+        const ZeroMatrix *m = &muon.own[i];
+        int64_t n = (int64_t)m->rows * m->columns, wrong = 0;
+        for (int64_t k = m->place; k < m->place + n; k++) {
+            wrong += m == bad ? !isnan(got[k]) : !isfinite(got[k]) || (m == zeros && got[k] != 0);
+        }
+        CHECK_EQUAL(wrong, 0);
+    }
+}
+
+int main(void) {
+    if (!open_test_gpu(1 << 20)) { return 0; }
+    RUN(momenta);
+    RUN(matrices_are_orthogonalized);
+    RUN(bad_matrices_stay_alone);
+    gemm_close(&gpu);
+    return test_summary();
+}
