@@ -25,7 +25,9 @@ scales, 1/32 of the codes' bytes, are left out.
 Beyond the layers: the last norm (forward 4C, backward 6C a token), the loss (one pass over the
 logits and their gradient, 4P a token), embeddings (6C a token), and the optimizer: the gradient
 twice (norm, update), master weights and moments read and written, the new weights in BF16 or as W
-and W' in FP8 (both 2 bytes a parameter).
+and W' in FP8 (both 2 bytes a parameter). Muon's matrices have one moment; their gradient, which
+becomes the update in place, moves three times more, and five Newton-Schulz steps of three products
+follow, on the smaller side's square.
 """
 
 # Measured on the device, the best seen: ../shared/facts/h200.md. A device that is not here has no
@@ -117,6 +119,21 @@ def optimizer_bytes(options):
     return 2 * gradient + 2 * 4 + 2 * 2 * moment + 2
 
 
+def muon_seconds(rates, options, s):
+    """The blocks' matrices by Muon, beyond what AdamW would take for them."""
+    shapes = [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), (s.C, s.F)]
+    shapes += [(s.F, s.C)] * (2 if s.llama else 1)
+    gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
+    moment = 2 if options["adam-dtype"] == "bf16" else 4
+    elements = sum(rows * columns for rows, columns in shapes)
+    seconds = elements * (3 * gradient - 2 * moment) / rates["bytes"]
+    for r, c in map(sorted, shapes):
+        seconds += 5 * (product_seconds(rates, "bf16", r, r, c)
+                        + product_seconds(rates, "bf16", r, r, r)
+                        + product_seconds(rates, "bf16", r, c, r))
+    return s.L * seconds
+
+
 def floor_ms(device, options, parameters):
     """Milliseconds of each family of a step of one micro-batch, or None for an unknown device."""
     if device not in RATES:
@@ -144,4 +161,6 @@ def floor_ms(device, options, parameters):
                           + (s.M * 4 * (s.C + s.P) if head_fp8 and recipe == "tensorwise" else 0)),
         "optimizer": moved(parameters * optimizer_bytes(options)),
     }
+    if options.get("optimizer") == "muon":
+        seconds["optimizer"] += muon_seconds(rates, options, s)
     return {family: 1e3 * value for family, value in seconds.items()}
