@@ -221,7 +221,8 @@ SHELL_TESTS := $(filter-out test/test_gpu_ranks.sh, \
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
-STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large
+STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
+                 $(BUILD)/plain/standin_muon
 endif
 ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 # those that wait for time limits to pass: busy cores would make other limits pass
@@ -273,10 +274,10 @@ standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,
 FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses # test/standin/faults.c
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
-# the tests of test/test_gpu_NAME.cu that run the trainer, over the stand-ins too
-TRAINER_TESTS := spikes large muon
-plain_standins := $(TRAINER_TESTS:%=$(BUILD)/plain/standin_%)
-asan_standins := $(TRAINER_TESTS:%=$(BUILD)/asan/standin_%)
+# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon
+ON_STANDINS := spikes large muon
+plain_standins := $(ON_STANDINS:%=$(BUILD)/plain/standin_%)
+asan_standins := $(ON_STANDINS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o
 $(asan_standins): $(BUILD)/asan/standin_%: $(BUILD)/asan/standin/test/test_gpu_%.cu.o
 $(BUILD)/plain/standin_trainer $(plain_standins): $(call standin_objects,plain)

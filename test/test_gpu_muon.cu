@@ -158,15 +158,11 @@ struct Model {
     ZeroLayout zero;
     Plan plan = {};
     Buffer<char> *memory;
-    // of two layers, 160 channels and 4 heads
-    Model(const char *arch, const char *groups, const char *ffn) {
-        const char *words[] = {"test", "--optimizer",           "muon", "--arch",
-                               arch,   "--num-query-groups",    groups, "--ffn-hidden-size",
-                               ffn,    "--num-layers",          "2",    "--hidden-size",
-                               "160",  "--num-attention-heads", "4"};
+    Model(std::vector<const char *> words) {
+        words.insert(words.begin(), {"test", "--optimizer", "muon"});
         Error err;
         Options options;
-        bool ok = options_read(&options, sizeof(words) / sizeof(words[0]), (char **)words, &err) &&
+        bool ok = options_read(&options, (int)words.size(), (char **)words.data(), &err) &&
                   run_configure(&run, &options, {NUMBER_BF16, NULL, 0}, &err);
         if (!ok) { die("%s", err.text); }
         std::vector<uint8_t> kinds((size_t)run.layout.count);
@@ -231,8 +227,13 @@ static void matrices(Model &model, int expected, GpuType type) {
     CHECK(same_bits(left, g)); // all else is as it was
 }
 
+static std::vector<const char *> small(const char *arch, const char *groups, const char *ffn) {
+    return {"--arch",       arch, "--num-query-groups", groups, "--ffn-hidden-size",     ffn,
+            "--num-layers", "2",  "--hidden-size",      "160",  "--num-attention-heads", "4"};
+}
+
 static void matrices_are_orthogonalized(void) {
-    Model llama("llama", "2", "216"), gpt2("gpt2", "4", "640");
+    Model llama(small("llama", "2", "216")), gpt2(small("gpt2", "4", "640"));
     for (GpuType type : types) {
         matrices(llama, 14, type);
         matrices(gpt2, 12, type);
@@ -241,7 +242,7 @@ static void matrices_are_orthogonalized(void) {
 
 // A matrix without a gradient; and one with NaN, which spoils no other.
 static void bad_matrices_stay_alone(void) {
-    Model model("gpt2", "4", "640");
+    Model model(small("gpt2", "4", "640"));
     const Muon &muon = model.muon;
     Comm comm = {};
     comm.ranks = 1;
@@ -263,8 +264,36 @@ static void bad_matrices_stay_alone(void) {
     }
 }
 
-int main(void) {
+// Milliseconds of all Newton-Schulz steps of a model, and what they are of a step of 0.5M tokens.
+static void measure(const char *name, double tokens_per_s) {
+    Model model({"--model", name});
+    Comm comm = {};
+    comm.ranks = 1;
+    double flops = 0;
+    for (int i = 0; i < model.muon.num_own; i++) { flops += zero_matrix_flops(&model.muon.own[i]); }
+    Bf16Buffer gradients((size_t)model.zero.size);
+    Input some(1 << 20, 1e-3f); // random, as gradients are: zeros would draw less power
+    for (size_t at = 0; at < gradients.count; at += some.host.size()) {
+        size_t n = std::min(some.host.size(), gradients.count - at) * sizeof(Bf16);
+        CUDA_CHECK(cudaMemcpyAsync(gradients.data + at, some.device.data, n,
+                                   cudaMemcpyDeviceToDevice, gpu.stream));
+    }
+    float ms = time_ms(
+        [&] { muon_orthogonalize_all(&model.muon, &gpu, &comm, 0, gradients.data, TYPE_BF16); });
+    printf("  measured: %s: %d matrices in %.2f ms, %.0f TFLOP/s, %.2f%% of a step of 0.5M tokens "
+           "at %.0f tokens/s\n",
+           name, model.muon.num_own, ms, 1e-9 * flops / ms,
+           100 * 1e-3 * ms * tokens_per_s / (1 << 19), tokens_per_s);
+}
+
+int main(int argc, char **argv) {
     if (!open_test_gpu(1 << 20)) { return 0; }
+    if (argc > 1 && strcmp(argv[1], "measure") == 0) { // of ours in FP8 with FP8 head, one H200
+        measure("gpt2-124m", 839e3);
+        measure("llama-1b", 179e3);
+        gemm_close(&gpu);
+        return 0;
+    }
     RUN(momenta);
     RUN(matrices_are_orthogonalized);
     RUN(bad_matrices_stay_alone);

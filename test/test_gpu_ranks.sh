@@ -35,6 +35,8 @@ check "FP32 sums: as one rank" follows_one_rank 3 $LLAMA --grad-accum-dtype fp32
 check "FP8: as one rank" follows_one_rank 3 $LLAMA --fp8-format hybrid
 check "FP8 tensorwise with head: as one rank" follows_one_rank 3 $GPT --fp8-format hybrid \
     --fp8-recipe tensorwise --fp8-lm-head
+check "Muon: as one rank" follows_one_rank 3 $LLAMA --optimizer muon
+check "Muon, FP8: as one rank" follows_one_rank 3 $GPT --optimizer muon --fp8-format hybrid
 
 same_end() {
     cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && same_losses "$1" "$2"
@@ -67,6 +69,7 @@ resumed_elsewhere() { # through checkpoints of other numbers of ranks
 }
 check "$most to 2 to 1 to $most ranks" resumed_elsewhere $LLAMA
 check "$most to 2 to 1 to $most ranks, FP8" resumed_elsewhere $LLAMA --fp8-format hybrid
+check "$most to 2 to 1 to $most ranks, Muon" resumed_elsewhere $LLAMA --optimizer muon
 resumed_exactly() {
     local options="$* --gpus $most --micro-batch-size 2 --lr-decay-iters 20 --save-interval 10"
     train many $options --train-iters 20 && train variant $options --train-iters 10 &&
@@ -95,6 +98,8 @@ interrupted() {
     ! same_end many planted
 }
 check "evaluations, samples, saves between" interrupted $LLAMA
+check "evaluations, samples, saves between, Muon" interrupted $LLAMA --optimizer muon \
+    --fp8-format hybrid
 check "evaluations, samples, saves between, FP8" interrupted $LLAMA --fp8-format hybrid
 check "evaluations, samples, saves between, tensorwise" interrupted $GPT --fp8-format hybrid \
     --fp8-recipe tensorwise --fp8-lm-head
