@@ -125,7 +125,7 @@ static void batches(void) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
         Sample x[SAMPLES];
-        float expected[ROWS * COLUMNS];
+        float expected[ROWS * COLUMNS] = {0};
         for (int i = 0; i < SAMPLES; i++) { x[i] = sample((uint64_t)i + 1, TYPE_BF16, 0); }
         Gemm g = gemm_plain(ROWS, COLUMNS, DEPTH, (Bf16 *)(void *)x[A].device,
                             (Bf16 *)(void *)x[B].device, x[D].device);
