@@ -705,7 +705,7 @@ static void maybe_save(Trainer *t) {
                   .master = t->snapshot,
                   .exp_avg = t->snapshot + size,
                   .exp_avg_sq = t->snapshot + 2 * size,
-                  .squares = run->layout.size,
+                  .second_moments = run->layout.size,
                   .slots = t->snapshot_slots,
                   .amax_history = t->snapshot_history};
     run_save(run, &s);

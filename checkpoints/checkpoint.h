@@ -87,7 +87,7 @@ typedef struct {
     const Bucket *ranges;
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
-    int64_t squares;                           // elements of exp_avg_sq
+    int64_t second_moments;                    // elements of exp_avg_sq
     const Fp8Slot *slots;                      // NULL without delayed scaling
     const float *amax_history;                 // [slots,history_length]
 } Snapshot;

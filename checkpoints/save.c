@@ -120,7 +120,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileEntry *en
         {.name = "exp_avg_sq",
          .dtype = moment,
          .dims = 1,
-         .shape = {s->squares},
+         .shape = {s->second_moments},
          .data = s->exp_avg_sq},
     };
     snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", s->rank, s->ranks);

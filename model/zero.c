@@ -51,7 +51,7 @@ ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kind
         z.first[b + 1] = z.count;
     }
     place_kept(&z, false);
-    z.squares = z.kept;
+    z.kept_adamw = z.kept;
     place_kept(&z, true);
     return z;
 }

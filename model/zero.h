@@ -39,12 +39,12 @@ typedef struct {
     int ranks;
     int count; // segments, in order of bucket and of begin
     ZeroSegment *segments;
-    int *first;      // [num_buckets + 1] each bucket's first segment; the end
-    int64_t *place;  // [layout->count] where a parameter begins in the arranged space
-    int *segment;    // [layout->count] which segment it is in
-    int64_t size;    // of the arranged space: gradients
-    int64_t kept;    // elements that a rank keeps: master weights, first moments
-    int64_t squares; // the first of them, AdamW's: second moments
+    int *first;         // [num_buckets + 1] each bucket's first segment; the end
+    int64_t *place;     // [layout->count] where a parameter begins in the arranged space
+    int *segment;       // [layout->count] which segment it is in
+    int64_t size;       // of the arranged space: gradients
+    int64_t kept;       // elements that a rank keeps: master weights, first moments
+    int64_t kept_adamw; // the first of them, AdamW's: second moments
 } ZeroLayout;
 
 // kinds: [layout->count] ZERO_CODES and ZERO_MUON of each parameter; NULL: none.

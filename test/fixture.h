@@ -137,7 +137,7 @@ static inline void fixture_open(Fixture *f, const char *options) {
         .master = f->state,
         .exp_avg = f->state + n,
         .exp_avg_sq = f->state + 2 * n,
-        .squares = n,
+        .second_moments = n,
         .slots = delayed ? f->slots : NULL,
         .amax_history = delayed ? f->history : NULL,
     };

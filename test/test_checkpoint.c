@@ -88,7 +88,7 @@ static void second_moments_may_end_early(void) {
     Checkpoint c;
     fixture_open(&f, SAVED);
     int64_t n = f.layout.size, known = n - 64;
-    f.snapshot.squares = known;
+    f.snapshot.second_moments = known;
     float *out = malloc_or_die((size_t)n * sizeof(float));
     CHECK(fixture_save(&f, 1, NULL));
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));

@@ -140,6 +140,17 @@ one_rank_lacks_fp8() {
     rm -r unmixed mixed
 }
 
+# llama-tiny: in each of 2 blocks q, o; k, v; gate, up, down of 64 channels, 32 and 192.
+plan_says_what_muon_costs() {
+    local flops
+    flops=$(awk 'BEGIN { q = 6 * 64 ^ 3; k = 4 * 32 ^ 2 * 64 + 2 * 32 ^ 3; f = 14 * 64 ^ 3
+        printf "%.3g", 1e-12 * 2 * 5 * (2 * q + 2 * k + 3 * f) }')
+    expect_said 0 "matrices      14, $flops TFLOP a step, " "$trainer" "${common[@]}" --plan --gpus 3 \
+        --optimizer muon && has log '  exchanged     at most ' && has log 'matrices in BF16' &&
+        expect_said 0 'second moment' "$trainer" "${common[@]}" --plan --gpus 3 || return
+    ! has log TFLOP && ! has log 'matrices in BF16' || fail "AdamW: $(grep -A 3 ^Muon log)"
+}
+
 sanitized_ranks() {
     local kind options
     for kind in "${kinds[@]:2:4}"; do
@@ -152,7 +163,7 @@ sanitized_ranks() {
 }
 
 for test in prepare ranks_equal_accumulation same_bits numbers_of_ranks_change gradients_add_up \
-    one_rank_lacks_fp8 sanitized_ranks; do
+    one_rank_lacks_fp8 plan_says_what_muon_costs sanitized_ranks; do
     run $test
 done
 summary

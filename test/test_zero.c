@@ -59,8 +59,8 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
                            r->place - z->place[r->param] != r->begin - p->offset;
             f.other_bucket += r->begin < b.begin || r->end > b.end;
             f.mixed += kinds[r->param] != (s->codes ? ZERO_CODES : 0) + (s->muon ? ZERO_MUON : 0);
-            f.misplaced += s->muon ? r->kept < z->squares
-                                   : r->kept + r->end - r->begin > z->squares;
+            f.misplaced += s->muon ? r->kept < z->kept_adamw
+                                   : r->kept + r->end - r->begin > z->kept_adamw;
             f.misplaced += i > 0 && r->kept < ranges[i - 1].kept;
             f.mixed += s->codes && r->end > p->offset + round_up64(param_size(p), PARAM_ALIGN);
             for (int64_t at = 0; at < r->end - r->begin; at++) {
@@ -118,7 +118,7 @@ static void segments_tile_the_arranged_space(void) {
             }
             CHECK_EQUAL(z.size, size);
             CHECK_EQUAL(z.kept, kept);
-            CHECK_EQUAL(z.squares, squares);
+            CHECK_EQUAL(z.kept_adamw, squares);
             // padding: less than one PARAM_ALIGN a rank and segment
             CHECK(z.size - layout.size < (int64_t)PARAM_ALIGN * z.ranks * z.count);
             zero_free(&z);

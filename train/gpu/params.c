@@ -106,7 +106,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
 
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
     int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->moment_type) : 0;
-    int64_t squares_bytes = trains ? p->zero.squares * gpu_type_bytes(p->moment_type) : 0;
+    int64_t squares_bytes = trains ? p->zero.kept_adamw * gpu_type_bytes(p->moment_type) : 0;
     int64_t largest_codes = 0;
     p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
     for (int s = 0; s < p->zero.count; s++) {

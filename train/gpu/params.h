@@ -37,7 +37,7 @@ typedef struct {
     float *master;    // [zero.kept]
     void *gradients;  // [zero.size] gradient_type
     void *exp_avg;    // [zero.kept] moment_type
-    void *exp_avg_sq; // [zero.squares] moment_type
+    void *exp_avg_sq; // [zero.kept_adamw] moment_type
     GpuType gradient_type, moment_type;
     ZeroRange *ranges; // [num_ranges] the elements that this rank keeps
     Bucket *saved;     // [num_ranges] the same, as a checkpoint has them

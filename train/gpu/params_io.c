@@ -7,7 +7,7 @@
 // The ranges that have second moments are the first ones (model/zero.h).
 static int squared_ranges(const Params *p) {
     int n = 0;
-    while (n < p->num_ranges && p->ranges[n].kept < p->zero.squares) { n++; }
+    while (n < p->num_ranges && p->ranges[n].kept < p->zero.kept_adamw) { n++; }
     return n;
 }
 
@@ -213,7 +213,7 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->master = master;
     s->exp_avg = exp_avg;
     s->exp_avg_sq = exp_avg_sq;
-    s->squares = elements_of(p, squared);
+    s->second_moments = elements_of(p, squared);
     s->slots = p->delayed ? p->snapshot_slots : NULL;
     s->amax_history = p->delayed ? p->snapshot_history : NULL;
 }
