@@ -147,8 +147,7 @@ def write_muon():
         chance = numpy.random.default_rng(rows * 1000 + columns)
         # singular values that fall by a factor of 20
         width = 1 + 19 * numpy.arange(columns) / max(columns - 1, 1)
-        draw = lambda: (chance.standard_normal((rows, columns)) / width).astype(numpy.float32)
-        w, gradients = draw(), [draw(), draw()]
+        w, *gradients = (chance.standard_normal((3, rows, columns)) / width).astype(numpy.float32)
         name, m = f"{rows}x{columns}", numpy.zeros((rows, columns))
         tensors[f"{name}.start"] = w
         w = w.astype(numpy.float64)
