@@ -47,8 +47,12 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
+    const float *query_norm, *key_norm; // [D] QK norm; NULL: none
+    float *dquery_norm, *dkey_norm;
     float *residual;     // [M,C] its input
-    float *qkv_out;      // [M,N] rotated
+    float *qkv_out;      // [M,N]
+    float *rotated;      // [M,N] as attention reads it; QK norm apart, in place
+    float *qk_rstd;      // [M,H+G] QK norm
     float *attention;    // [M,H*D]
     float *lse;          // [B,H,T]
     float *residual_mid; // [M,C] after attention
@@ -109,6 +113,10 @@ static void plan_block(Trainer *t, Block *b, int64_t M) {
     plan_floats(t, category, "block residual", M * C, &b->residual);
     plan_norm(t, &b->norm1, M);
     plan_floats(t, category, "block qkv", M * qkv_rows(c), &b->qkv_out);
+    int64_t normalised = c->qk_norm ? M : 0;
+    plan_floats(t, category, "block qkv, rotated", normalised * qkv_rows(c), &b->rotated);
+    plan_floats(t, category, "block qk rstd", normalised * (c->num_heads + c->num_groups),
+                &b->qk_rstd);
     plan_floats(t, category, "block attention", M * heads, &b->attention);
     plan_floats(t, category, "block log-sum-exp", M * c->num_heads, &b->lse);
     plan_floats(t, category, "block residual mid", M * C, &b->residual_mid);
@@ -239,6 +247,11 @@ static void resolve(Trainer *t) {
         resolve_norm(t, &b->norm1, TENSOR_NORM1_WEIGHT, l);
         resolve_norm(t, &b->norm2, TENSOR_NORM2_WEIGHT, l);
         for (int i = 0; i < LINEAR_HEAD; i++) { b->linear[i] = resolve_linear(t, (Linear)i, l); }
+        b->query_norm = tensor_of(t, t->weights, TENSOR_QUERY_NORM_WEIGHT, l);
+        b->key_norm = tensor_of(t, t->weights, TENSOR_KEY_NORM_WEIGHT, l);
+        b->dquery_norm = tensor_of(t, t->gradients, TENSOR_QUERY_NORM_WEIGHT, l);
+        b->dkey_norm = tensor_of(t, t->gradients, TENSOR_KEY_NORM_WEIGHT, l);
+        if (b->query_norm == NULL) { b->rotated = b->qkv_out; }
     }
     resolve_norm(t, &t->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0);
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
@@ -452,8 +465,12 @@ static void block_forward(Trainer *t, const Block *b, float *out, int B, int T, 
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
     norm_forward(t, &b->norm1, b->residual, M);
     linear_forward(t, &b->qkv, b->qkv_out, b->norm1.out, NULL, M, pass);
-    if (c->arch == ARCH_LLAMA) { rope_apply(b->qkv_out, t->rope, B, T, H, G, D, false); }
-    attention_forward(b->attention, b->lse, b->qkv_out, B, T, H, G, D);
+    if (b->query_norm != NULL) {
+        qk_norm_forward(b->rotated, b->qk_rstd, b->qkv_out, b->query_norm, b->key_norm, M, H, G, D,
+                        (float)c->norm_eps);
+    }
+    if (c->arch == ARCH_LLAMA) { rope_apply(b->rotated, t->rope, B, T, H, G, D, false); }
+    attention_forward(b->attention, b->lse, b->rotated, B, T, H, G, D);
     linear_forward(t, &b->attention_out, b->residual_mid, b->attention, b->residual, M, pass);
     norm_forward(t, &b->norm2, b->residual_mid, M);
     linear_forward(t, &b->fc1, b->fc1_out, b->norm2.out, NULL, M, pass);
@@ -479,8 +496,12 @@ static void block_backward(Trainer *t, const Block *b, int B, int T) {
     linear_backward(t, &b->fc1, t->d_norm, t->d_fc1, b->norm2.out, M);
     norm_backward(t, &b->norm2, b->residual_mid, M);
     linear_backward(t, &b->attention_out, t->d_attention, t->d_residual, b->attention, M);
-    attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->qkv_out, B, T, H, G, D);
+    attention_backward(t->d_qkv, t->d_attention, b->attention, b->lse, b->rotated, B, T, H, G, D);
     if (c->arch == ARCH_LLAMA) { rope_apply(t->d_qkv, t->rope, B, T, H, G, D, true); }
+    if (b->query_norm != NULL) {
+        qk_norm_backward(t->d_qkv, b->dquery_norm, b->dkey_norm, b->qkv_out, b->query_norm,
+                         b->key_norm, b->qk_rstd, M, H, G, D);
+    }
     linear_backward(t, &b->qkv, t->d_norm, t->d_qkv, b->norm1.out, M);
     norm_backward(t, &b->norm1, b->residual, M);
 }
@@ -512,11 +533,13 @@ static const float *head_forward(Trainer *t, int row, int rows, Pass pass) {
 static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     const ModelConfig *c = &t->run.config;
     double sum = 0;
+    LossTerms terms = c->loss;
+    terms.gradient_scale = gradient_scale;
     for (int row = 0; row < M; row += t->chunk_rows) {
         int rows = (int)min64(t->chunk_rows, M - row);
         const float *x = head_forward(t, row, rows, pass);
         cross_entropy(t->losses + row, t->logits, t->targets + row, rows, c->vocab, c->padded_vocab,
-                      gradient_scale);
+                      terms);
         if (gradient_scale > 0) {
             linear_backward(t, &t->head, t->d_norm + (size_t)row * c->channels, t->logits, x, rows);
         }
@@ -669,7 +692,7 @@ static void maybe_evaluate(Trainer *t) {
     if (run_should_eval(&t->run)) { evaluate(t); }
 }
 
-static const float *next_logits(void *trainer, const int *tokens, int n) {
+static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = trainer;
     Pass pass = eval_pass(&t->run.options);
     memcpy(t->inputs, tokens, (size_t)n * sizeof(int));

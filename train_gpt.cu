@@ -722,7 +722,7 @@ static void maybe_evaluate(Trainer *t) {
 
 // The logits after tokens[0..n). The sequence is padded to a power of two, so that few attention
 // plans serve all lengths; what follows a position does not change it. FP8 takes 16 rows at a time.
-static const float *next_logits(void *trainer, const int *tokens, int n) {
+static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = (Trainer *)trainer;
     const ModelConfig *c = &t->run.config;
     Pass pass = eval_pass(&t->run.options);

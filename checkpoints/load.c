@@ -355,6 +355,11 @@ static bool read_model(const char *folder, Options *model, Error *err) {
              fail(err, "%s: %s", path, why.text);
     }
     cJSON_Delete(meta);
+    if (ok && model->kv_channels == 0 && model->num_attention_heads > 0) { // of an older version
+        char size[16];
+        snprintf(size, sizeof(size), "%d", model->hidden_size / model->num_attention_heads);
+        ok = option_set(model, "kv-channels", size, SOURCE_CHECKPOINT, err);
+    }
     return ok;
 }
 

@@ -141,6 +141,36 @@ void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dou
     if (dbias != NULL) { bias_backward(dbias, dout, M, C); }
 }
 
+void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
+                     const float *key_weight, int M, int H, int G, int D, float eps) {
+    size_t N = (size_t)(H + 2 * G) * (size_t)D, keys = (size_t)H * D, values = keys + (size_t)G * D;
+#pragma omp parallel for
+    for (int row = 0; row < M; row++) {
+        const float *x = qkv + row * N;
+        float *o = out + row * N, *r = rstd + (size_t)row * (H + G);
+        cpu_norm_forward(o, NULL, r, x, query_weight, NULL, H, D, eps);
+        cpu_norm_forward(o + keys, NULL, r + H, x + keys, key_weight, NULL, G, D, eps);
+        memcpy(o + values, x + values, (N - values) * sizeof(float));
+    }
+}
+
+void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, const float *qkv,
+                      const float *query_weight, const float *key_weight, const float *rstd, int M,
+                      int H, int G, int D) {
+    size_t N = (size_t)(H + 2 * G) * (size_t)D, keys = (size_t)H * D, values = keys + (size_t)G * D;
+    float *dout = malloc_or_die(values * sizeof(float));
+    for (int row = 0; row < M; row++) {
+        const float *x = qkv + row * N, *r = rstd + (size_t)row * (H + G);
+        float *d = dqkv + row * N;
+        memcpy(dout, d, values * sizeof(float));
+        memset(d, 0, values * sizeof(float));
+        cpu_norm_backward(d, dquery_weight, NULL, dout, x, query_weight, NULL, r, H, D);
+        cpu_norm_backward(d + keys, dkey_weight, NULL, dout + keys, x + keys, key_weight, NULL,
+                          r + H, G, D);
+    }
+    free(dout);
+}
+
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse) {
     int half = D / 2, N = (H + 2 * G) * D;
     assert(D % 2 == 0);
@@ -262,28 +292,42 @@ void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F)
 }
 
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
-                   float gradient_scale) {
+                   LossTerms terms) {
+    bool gradient = terms.gradient_scale > 0.0f, caps = terms.softcap > 0.0f;
 #pragma omp parallel for
     for (int row = 0; row < M; row++) {
-        float *x = logits + (size_t)row * P;
+        float *x = logits + (size_t)row * P, *y = x;
         int target = targets[row];
         assert(target < V && V <= P);
         losses[row] = 0.0f;
         if (target < 0) {
-            if (gradient_scale > 0.0f) { memset(x, 0, (size_t)P * sizeof(float)); }
+            if (gradient) { memset(x, 0, (size_t)P * sizeof(float)); }
             continue;
         }
-        float max = x[0], sum = 0.0f;
-        for (int i = 0; i < V; i++) { max = x[i] > max ? x[i] : max; }
+        if (caps) {
+            y = malloc_or_die((size_t)V * sizeof(float));
+            for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
+        }
+        float max = y[0], sum = 0.0f;
+        for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < V; i++) { sum += exp_simd(x[i] - max); }
+        for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }
         // cppcheck-suppress invalidFunctionArg // it thinks of V = 0
-        losses[row] = logf(sum) + max - x[target];
-        if (!(gradient_scale > 0.0f)) { continue; }
-        float scale = gradient_scale / sum;
-        for (int i = 0; i < V; i++) { x[i] = exp_simd(x[i] - max) * scale; }
-        x[target] -= gradient_scale;
-        memset(x + V, 0, (size_t)(P - V) * sizeof(float));
+        float lse = logf(sum) + max;
+        losses[row] = lse - y[target];
+        if (gradient) {
+            float scale = terms.gradient_scale / sum;
+            if (terms.z_loss > 0.0f) { scale *= 1.0f + 2.0f * terms.z_loss * lse; }
+#pragma omp simd
+            for (int i = 0; i < V; i++) { x[i] = exp_simd(y[i] - max) * scale; }
+            x[target] -= terms.gradient_scale;
+            memset(x + V, 0, (size_t)(P - V) * sizeof(float));
+            for (int i = 0; i < V && caps; i++) {
+                float t = y[i] / terms.softcap;
+                x[i] *= 1.0f - t * t;
+            }
+        }
+        if (caps) { free(y); }
     }
 }
 

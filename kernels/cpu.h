@@ -9,6 +9,7 @@
 #define LLM8_CPU_H
 
 #include "fp8_format.h"
+#include "loss.h"
 #include "rope.h"
 
 #include <stdbool.h>
@@ -48,6 +49,16 @@ void cpu_norm_forward(float *out, float *mean, float *rstd, const float *x, cons
 void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x,
                        const float *weight, const float *mean, const float *rstd, int M, int C);
 
+// QK norm (Henry et al., "Query-Key Normalization for Transformers", 2020, as Qwen3 has it): out
+// [M,N] = qkv, each head of whose queries and keys is normalised by RMSNorm. Weights [D], one for
+// all queries, one for all keys. rstd: [M,H+G], kept for backward.
+void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
+                     const float *key_weight, int M, int H, int G, int D, float eps);
+// dqkv [M,N], the gradient of out, becomes that of qkv. dquery_weight += , dkey_weight +=
+void qk_norm_backward(float *dqkv, float *dquery_weight, float *dkey_weight, const float *qkv,
+                      const float *query_weight, const float *key_weight, const float *rstd, int M,
+                      int H, int G, int D);
+
 // Turns queries and keys of qkv [M,N] in place by the angles of rope_table, in Hugging Face's
 // order: element i of a head is paired with i + D/2. inverse turns back, which is the gradient.
 void rope_apply(float *qkv, const float *table, int B, int T, int H, int G, int D, bool inverse);
@@ -69,10 +80,11 @@ void swiglu_forward(float *out, const float *x, int M, int F);
 void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F); // overwrites dx
 
 // Softmax cross-entropy over the first V of each row's P columns. losses[M] (0 where the target is
-// negative: such rows are left out). With gradient_scale > 0 the logits become their own gradient,
-// (softmax - onehot) * gradient_scale, zero in left-out rows and in the columns from V on.
+// negative: such rows are left out). With terms.gradient_scale > 0 the logits become the gradient
+// of the loss that terms make of it (loss.h), zero in left-out rows and in the columns from V on:
+// ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2).
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
-                   float gradient_scale);
+                   LossTerms terms);
 
 // dbias[N] += the column sums of dout [M,N]
 void bias_backward(float *dbias, const float *dout, int M, int N);

@@ -6,57 +6,67 @@
 #include <string.h>
 
 // clang-format off
-#define BOTH true, true
-#define GPT2_ONLY true, false
 static const TensorRow table[TENSOR_COUNT] = {
-    {TENSOR_TOKEN_EMBEDDING, "token_embedding.weight", PLACE_EMBEDDING, BOTH,
+    {TENSOR_TOKEN_EMBEDDING, "token_embedding.weight", PLACE_EMBEDDING, IN_ALL,
      DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
      "wte.weight", false, {{"embed_tokens.weight", DIM_VOCAB}}},
-    {TENSOR_POSITION_EMBEDDING, "position_embedding.weight", PLACE_EMBEDDING, GPT2_ONLY,
+    {TENSOR_POSITION_EMBEDDING, "position_embedding.weight", PLACE_EMBEDDING, IN_GPT2,
      DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, true, "wpe.weight", false, {{0}}},
-    {TENSOR_NORM1_WEIGHT, "norm1.weight", PLACE_BLOCK, BOTH,
+    {TENSOR_NORM1_WEIGHT, "norm1.weight", PLACE_BLOCK, IN_ALL,
      DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
      "ln_1.weight", false, {{"input_layernorm.weight", DIM_CHANNELS}}},
-    {TENSOR_NORM1_BIAS, "norm1.bias", PLACE_BLOCK, GPT2_ONLY,
+    {TENSOR_NORM1_BIAS, "norm1.bias", PLACE_BLOCK, IN_GPT2,
      DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_1.bias", false, {{0}}},
-    {TENSOR_QKV_WEIGHT, "qkv.weight", PLACE_BLOCK, BOTH,
+    {TENSOR_QKV_WEIGHT, "qkv.weight", PLACE_BLOCK, IN_ALL,
      DIM_QKV, DIM_CHANNELS, INIT_NORMAL, true,
      "attn.c_attn.weight", true,
      {{"self_attn.q_proj.weight", DIM_HEADS},
       {"self_attn.k_proj.weight", DIM_GROUPS},
       {"self_attn.v_proj.weight", DIM_GROUPS}}},
-    {TENSOR_QKV_BIAS, "qkv.bias", PLACE_BLOCK, GPT2_ONLY,
-     DIM_QKV, DIM_NONE, INIT_ZERO, false, "attn.c_attn.bias", false, {{0}}},
-    {TENSOR_ATTENTION_OUT_WEIGHT, "attention_out.weight", PLACE_BLOCK, BOTH,
+    {TENSOR_QKV_BIAS, "qkv.bias", PLACE_BLOCK, IN_QKV_BIAS,
+     DIM_QKV, DIM_NONE, INIT_ZERO, false,
+     "attn.c_attn.bias", false,
+     {{"self_attn.q_proj.bias", DIM_HEADS},
+      {"self_attn.k_proj.bias", DIM_GROUPS},
+      {"self_attn.v_proj.bias", DIM_GROUPS}}},
+    {TENSOR_ATTENTION_OUT_WEIGHT, "attention_out.weight", PLACE_BLOCK, IN_ALL,
      DIM_CHANNELS, DIM_HEADS, INIT_RESIDUAL, true,
      "attn.c_proj.weight", true, {{"self_attn.o_proj.weight", DIM_CHANNELS}}},
-    {TENSOR_ATTENTION_OUT_BIAS, "attention_out.bias", PLACE_BLOCK, GPT2_ONLY,
+    {TENSOR_ATTENTION_OUT_BIAS, "attention_out.bias", PLACE_BLOCK, IN_GPT2,
      DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "attn.c_proj.bias", false, {{0}}},
-    {TENSOR_NORM2_WEIGHT, "norm2.weight", PLACE_BLOCK, BOTH,
+    {TENSOR_NORM2_WEIGHT, "norm2.weight", PLACE_BLOCK, IN_ALL,
      DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
      "ln_2.weight", false, {{"post_attention_layernorm.weight", DIM_CHANNELS}}},
-    {TENSOR_NORM2_BIAS, "norm2.bias", PLACE_BLOCK, GPT2_ONLY,
+    {TENSOR_NORM2_BIAS, "norm2.bias", PLACE_BLOCK, IN_GPT2,
      DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_2.bias", false, {{0}}},
-    {TENSOR_FC1_WEIGHT, "fc1.weight", PLACE_BLOCK, BOTH,
+    {TENSOR_FC1_WEIGHT, "fc1.weight", PLACE_BLOCK, IN_ALL,
      DIM_FC1, DIM_CHANNELS, INIT_NORMAL, true,
      "mlp.c_fc.weight", true, {{"mlp.gate_proj.weight", DIM_FFN}, {"mlp.up_proj.weight", DIM_FFN}}},
-    {TENSOR_FC1_BIAS, "fc1.bias", PLACE_BLOCK, GPT2_ONLY,
+    {TENSOR_FC1_BIAS, "fc1.bias", PLACE_BLOCK, IN_GPT2,
      DIM_FC1, DIM_NONE, INIT_ZERO, false, "mlp.c_fc.bias", false, {{0}}},
-    {TENSOR_FC2_WEIGHT, "fc2.weight", PLACE_BLOCK, BOTH,
+    {TENSOR_FC2_WEIGHT, "fc2.weight", PLACE_BLOCK, IN_ALL,
      DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL, true,
      "mlp.c_proj.weight", true, {{"mlp.down_proj.weight", DIM_CHANNELS}}},
-    {TENSOR_FC2_BIAS, "fc2.bias", PLACE_BLOCK, GPT2_ONLY,
+    {TENSOR_FC2_BIAS, "fc2.bias", PLACE_BLOCK, IN_GPT2,
      DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "mlp.c_proj.bias", false, {{0}}},
-    {TENSOR_FINAL_NORM_WEIGHT, "final_norm.weight", PLACE_FINAL, BOTH,
+    {TENSOR_FINAL_NORM_WEIGHT, "final_norm.weight", PLACE_FINAL, IN_ALL,
      DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
      "ln_f.weight", false, {{"norm.weight", DIM_CHANNELS}}},
-    {TENSOR_FINAL_NORM_BIAS, "final_norm.bias", PLACE_FINAL, GPT2_ONLY,
+    {TENSOR_FINAL_NORM_BIAS, "final_norm.bias", PLACE_FINAL, IN_GPT2,
      DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_f.bias", false, {{0}}},
-    {TENSOR_HEAD_WEIGHT, "head.weight", PLACE_FINAL, BOTH,
+    {TENSOR_HEAD_WEIGHT, "head.weight", PLACE_FINAL, IN_UNTIED,
      DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
      "lm_head.weight", false, {{"lm_head.weight", DIM_VOCAB}}},
+    {TENSOR_QUERY_NORM_WEIGHT, "query_norm.weight", PLACE_BLOCK, IN_QK_NORM,
+     DIM_HEAD, DIM_NONE, INIT_ONE, false, NULL, false, {{"self_attn.q_norm.weight", DIM_HEAD}}},
+    {TENSOR_KEY_NORM_WEIGHT, "key_norm.weight", PLACE_BLOCK, IN_QK_NORM,
+     DIM_HEAD, DIM_NONE, INIT_ONE, false, NULL, false, {{"self_attn.k_norm.weight", DIM_HEAD}}},
 };
 // clang-format on
+
+// Tensors of a layer that the random numbers tell apart. Runs start as they always have: the
+// tensors after these are norms, which are not random.
+enum { RANDOM_TENSORS = TENSOR_HEAD_WEIGHT + 1 };
 
 const TensorRow *tensor_row(TensorId id) {
     return &table[id];
@@ -69,13 +79,15 @@ ModelConfig model_config(const Options *o) {
         .channels = o->hidden_size,
         .num_heads = o->num_attention_heads,
         .num_groups = o->num_query_groups,
-        .head_size = o->hidden_size / o->num_attention_heads,
+        .head_size = o->kv_channels,
         .ffn = o->ffn_hidden_size,
         .seq_length = o->seq_length,
         .max_position = o->max_position_embeddings,
         .vocab = o->vocab_size,
         .padded_vocab = (int)round_up64(o->vocab_size, o->make_vocab_size_divisible_by),
         .tied_head = !o->untie_embeddings_and_output_weights,
+        .qkv_bias = o->arch == ARCH_GPT2 || o->add_qkv_bias,
+        .qk_norm = o->qk_layernorm,
         .norm_eps = o->norm_epsilon,
         .rope = {.theta = o->rope_theta,
                  .scaling = (RopeScaling)o->rope_scaling,
@@ -84,6 +96,7 @@ ModelConfig model_config(const Options *o) {
                  .high_factor = o->rope_high_freq_factor,
                  .original_length = o->rope_original_length},
         .init_std = o->init_method_std,
+        .loss = {.z_loss = (float)o->z_loss_coeff, .softcap = (float)o->logit_softcap},
     };
 }
 
@@ -96,6 +109,7 @@ int dim_size(const ModelConfig *c, Dim dim) {
     case DIM_QKV: return qkv_rows(c);
     case DIM_HEADS: return c->num_heads * c->head_size;
     case DIM_GROUPS: return c->num_groups * c->head_size;
+    case DIM_HEAD: return c->head_size;
     case DIM_FC1: return fc1_rows(c);
     case DIM_FFN: return c->ffn;
     }
@@ -103,8 +117,14 @@ int dim_size(const ModelConfig *c, Dim dim) {
 }
 
 static bool model_has(const ModelConfig *c, const TensorRow *row) {
-    if (row->id == TENSOR_HEAD_WEIGHT && c->tied_head) { return false; }
-    return c->arch == ARCH_GPT2 ? row->gpt2 : row->llama;
+    switch (row->in) {
+    case IN_ALL: return true;
+    case IN_GPT2: return c->arch == ARCH_GPT2;
+    case IN_QKV_BIAS: return c->qkv_bias;
+    case IN_QK_NORM: return c->qk_norm;
+    case IN_UNTIED: return !c->tied_head;
+    }
+    return false;
 }
 
 static void append_params(ParamLayout *layout, TensorPlace place, int layer) {
@@ -169,7 +189,7 @@ void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_
     float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
     float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
                                                    : c->init_std);
-    uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * TENSOR_COUNT + p->id);
+    uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * RANDOM_TENSORS + p->id);
 #pragma omp parallel for
     for (int64_t i = begin; i < end; i++) {
         float value = normal ? std * rng_normal(key, (uint64_t)i) : mean;
@@ -203,6 +223,6 @@ int64_t matmul_weights(const ModelConfig *c) {
 }
 
 double flops_per_token(const ModelConfig *c) {
-    double attention = 6.0 * c->num_layers * (double)c->channels * c->seq_length;
+    double attention = 6.0 * c->num_layers * dim_size(c, DIM_HEADS) * c->seq_length;
     return 6.0 * (double)matmul_weights(c) + attention;
 }

@@ -7,6 +7,7 @@
 #ifndef LLM8_MODEL_H
 #define LLM8_MODEL_H
 
+#include "../kernels/loss.h"
 #include "../kernels/rope.h"
 #include "options.h"
 
@@ -20,15 +21,18 @@ typedef struct {
     int channels;     // C
     int num_heads;    // H, query heads
     int num_groups;   // G, key/value heads
-    int head_size;    // D = C / H
+    int head_size;    // D
     int ffn;          // F
     int seq_length;   // T
     int max_position; // longest T; the rows of GPT-2's position embedding
     int vocab;        // V
     int padded_vocab; // rows of the embedding and the head; those from V on stay zero
     bool tied_head;
+    bool qkv_bias; // the query, key and value have one; GPT-2's always
+    bool qk_norm;  // each head of queries and keys is normalised
     double norm_eps, init_std;
     Rope rope;
+    LossTerms loss; // but for the gradient's scale
 } ModelConfig;
 
 ModelConfig model_config(const Options *options);
@@ -61,10 +65,14 @@ typedef enum {
     TENSOR_FINAL_NORM_WEIGHT,
     TENSOR_FINAL_NORM_BIAS,
     TENSOR_HEAD_WEIGHT,
+    TENSOR_QUERY_NORM_WEIGHT,
+    TENSOR_KEY_NORM_WEIGHT,
     TENSOR_COUNT
 } TensorId;
 
 typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
+// Which models have a tensor.
+typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // residual: / sqrt(2L)
 
 // A dimension of a tensor, as a function of the configuration.
@@ -76,6 +84,7 @@ typedef enum {
     DIM_QKV,
     DIM_HEADS,  // H * D
     DIM_GROUPS, // G * D
+    DIM_HEAD,   // D
     DIM_FC1,
     DIM_FFN
 } Dim;
@@ -86,7 +95,7 @@ typedef struct {
     TensorId id;
     const char *name;
     TensorPlace place;
-    bool gpt2, llama; // which architectures have it
+    TensorIn in;
     Dim rows, cols;
     TensorInit init;
     bool decay; // weight decay applies
@@ -153,7 +162,7 @@ void model_init(const ParamLayout *layout, const Bucket *ranges, int count, floa
 int64_t matmul_weights(const ModelConfig *config);
 
 // Floating-point operations to train on one token: 6 for each weight that multiplies, and causal
-// attention's 6 L C T (two products forward, four backward, half of each masked away).
+// attention's 6 L H D T (two products forward, four backward, half of each masked away).
 double flops_per_token(const ModelConfig *config);
 
 #ifdef __cplusplus

@@ -11,9 +11,17 @@ CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture", SHAPE)
 INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)", SHAPE)
 INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)", SHAPE)
 INT("num-attention-heads", num_attention_heads, "0", 0, 4096,
-    "query heads (H); 0: heads of 64 channels, or of the largest even divisor of C below 64", SHAPE)
+    "query heads (H); 0: heads of 64 channels (or --kv-channels), or of the largest even divisor of "
+    "C below", SHAPE)
 INT("num-query-groups", num_query_groups, "0", 0, 4096,
     "key/value heads (G); 0: as many as query heads", SHAPE)
+INT("kv-channels", kv_channels, "0", 0, 1024,
+    "size of an attention head (D); 0: --hidden-size / --num-attention-heads", SHAPE)
+FLAG("qk-layernorm", qk_layernorm, "false",
+    "RMSNorm over each head of queries and keys, before the rotary embedding, as Qwen3 has it "
+    "(llama)", SHAPE)
+FLAG("add-qkv-bias", add_qkv_bias, "false",
+    "a bias of queries, keys and values, as Qwen2 has it (gpt2 always has)", SHAPE)
 INT("ffn-hidden-size", ffn_hidden_size, "0", 0, 1 << 22,
     "feed-forward width (F); 0: 4C for gpt2, 8C/3 rounded up to 128 for llama", SHAPE)
 INT("vocab-size", vocab_size, "50257", 2, 1 << 24,
@@ -38,6 +46,8 @@ INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
     "llama3: the sequence length before scaling")
 REAL("init-method-std", init_method_std, "0.02", 0, 10,
     "standard deviation of the initial weights", START)
+REAL("logit-softcap", logit_softcap, "0", 0, 1e6,
+    "logits become cap * tanh(logit / cap), as Gemma 2 caps them; 0: not")
 
 #undef GROUP
 #define GROUP "Data"
@@ -58,6 +68,9 @@ LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the w
 INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20, "sequences a forward pass (B)", SPEED)
 INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
     "sequences an optimizer step, reached by accumulation; 0: one micro-batch a rank", START)
+REAL("z-loss-coeff", z_loss_coeff, "0", 0, 1,
+    "adds so many times log(Z)^2 to the loss, Z being the softmax's denominator (PaLM: 1e-4); what "
+    "is printed stays the cross-entropy")
 LONG("seed", seed, "1234", 0, COUNT_MAX,
     "of the initial weights, the data order and the samples", DATA)
 INT("max-skipped", max_skipped, "20", 1, 1 << 30,

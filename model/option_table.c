@@ -134,6 +134,7 @@ const ForeignName foreign_names[] = {
     {"gradient-checkpointing", "recompute block"},
     {"num-hidden-layers", "num-layers"},
     {"num-key-value-heads", "num-query-groups"},
+    {"head-dim", "kv-channels"},
     {"intermediate-size", "ffn-hidden-size"},
     {"n-positions", "max-position-embeddings"},
     {"max-seq-length", "seq-length"},
@@ -163,6 +164,7 @@ const ForeignName foreign_names[] = {
 #define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 "
 #define LLAMA3 \
     "arch llama vocab-size 128256 rope-theta 500000 untie-embeddings-and-output-weights true "
+#define QWEN "arch llama vocab-size 151936 rope-theta 1000000 norm-epsilon 1e-6 seq-length 2048 "
 
 const Preset preset_table[] = {
     {"gpt2-124m", "GPT-2 small", GPT2 "num-layers 12 hidden-size 768"},
@@ -175,6 +177,15 @@ const Preset preset_table[] = {
     {"llama-3-8b", "Llama 3 8B",
      LLAMA3 "num-layers 32 hidden-size 4096 num-attention-heads 32 num-query-groups 8 "
             "ffn-hidden-size 14336 seq-length 8192"},
+    {"qwen3-0.6b", "Qwen3 0.6B",
+     QWEN "num-layers 28 hidden-size 1024 num-attention-heads 16 num-query-groups 8 "
+          "kv-channels 128 ffn-hidden-size 3072 qk-layernorm true"},
+    {"qwen2.5-0.5b", "Qwen2.5 0.5B",
+     QWEN "num-layers 24 hidden-size 896 num-query-groups 2 ffn-hidden-size 4864 "
+          "add-qkv-bias true"},
+    {"smollm2-135m", "SmolLM2 135M",
+     "arch llama vocab-size 49152 rope-theta 100000 num-layers 30 hidden-size 576 "
+     "num-query-groups 3 seq-length 2048"},
     {"llama-quickstart", "1.6M parameters, bytes: what `make quickstart` trains",
      "arch llama vocab-size 257 num-layers 4 hidden-size 192 num-attention-heads 6 "
      "num-query-groups 2 seq-length 128"},

@@ -370,17 +370,23 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
 
 static void derive_values(Options *o) {
     int C = o->hidden_size, *heads = &o->num_attention_heads, *groups = &o->num_query_groups;
-    yield(o, "num-attention-heads", heads, *heads > 0 && C % *heads == 0);
+    int *size = &o->kv_channels;
+    bool gpt2 = o->arch == ARCH_GPT2;
+    yield(o, "kv-channels", size, !gpt2);
+    yield(o, "num-attention-heads", heads, *size > 0 || C % max64(1, *heads) == 0);
     if (*heads == 0) {
-        int size = (int)min64(64, C);
-        while (C % size != 0 || (size % 2 != 0 && size > 1)) { size--; }
-        *heads = C / size;
+        int divisor = (int)min64(*size > 0 ? *size : 64, C);
+        while (C % divisor != 0 || (divisor % 2 != 0 && divisor > 1)) { divisor--; }
+        *heads = C / divisor;
     }
-    bool all = o->arch == ARCH_GPT2;
-    yield(o, "num-query-groups", groups, all ? *groups == *heads : *heads % max64(1, *groups) == 0);
+    if (*size == 0 && C % *heads == 0) { *size = C / *heads; }
+    yield(o, "num-query-groups", groups,
+          gpt2 ? *groups == *heads : *heads % max64(1, *groups) == 0);
     if (*groups == 0) { *groups = *heads; }
+    bool preset = option_source(o, "qk-layernorm") < SOURCE_CHECKPOINT;
+    if (gpt2 && preset) { o->qk_layernorm = false; }
     if (o->ffn_hidden_size == 0) {
-        o->ffn_hidden_size = o->arch == ARCH_GPT2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
+        o->ffn_hidden_size = gpt2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
     }
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
     if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
@@ -409,7 +415,7 @@ static bool take_model(Options *o, const Options *model, Error *err) {
         if (model->source[row - option_table] == SOURCE_DEFAULT ||
             row->offset == offsetof(Options, model) ||
             strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
-            strcmp(now, "0") == 0 || (!first && strcmp(was, "0") == 0)) {
+            strcmp(first ? now : was, "0") == 0) {
             continue;
         }
         if (*source >= SOURCE_CONFIG && shape) {
@@ -442,24 +448,35 @@ static bool take_model(Options *o, const Options *model, Error *err) {
 }
 
 static bool check_values(const Options *o, Error *err) {
-    int heads = o->num_attention_heads, head_size = o->hidden_size / heads;
-    if (o->hidden_size % heads != 0) {
-        return fail(err, "--num-attention-heads %d: must divide --hidden-size %d", heads,
-                    o->hidden_size);
+    int heads = o->num_attention_heads;
+    bool gpt2 = o->arch == ARCH_GPT2;
+    if (o->kv_channels == 0) {
+        return fail(err, "--num-attention-heads %d: must divide --hidden-size %d%s", heads,
+                    o->hidden_size, gpt2 ? "" : ", or give --kv-channels");
     }
     if (heads % o->num_query_groups != 0) {
         return fail(err, "--num-query-groups %d: must divide --num-attention-heads %d",
                     o->num_query_groups, heads);
     }
-    if (o->arch == ARCH_GPT2 && o->num_query_groups != heads) {
+    if (gpt2 && o->kv_channels * heads != o->hidden_size) {
+        return fail(err, "--kv-channels %d: gpt2 has --hidden-size %d / --num-attention-heads %d",
+                    o->kv_channels, o->hidden_size, heads);
+    }
+    if (gpt2 && o->qk_layernorm) {
+        return fail(err, "--qk-layernorm: gpt2 has none; --arch llama can have it");
+    }
+    if (o->qk_layernorm && o->add_qkv_bias) {
+        return fail(err, "--qk-layernorm: no model of transformers has --add-qkv-bias besides");
+    }
+    if (gpt2 && o->num_query_groups != heads) {
         return fail(err, "--num-query-groups %d: gpt2 has as many as --num-attention-heads (%d)",
                     o->num_query_groups, heads);
     }
-    if (o->arch == ARCH_LLAMA && head_size % 2 != 0) {
+    if (o->arch == ARCH_LLAMA && o->kv_channels % 2 != 0) {
         return fail(err,
-                    "--num-attention-heads %d: llama's rotary embedding needs an even head size, "
-                    "and --hidden-size %d makes it %d",
-                    heads, o->hidden_size, head_size);
+                    "--kv-channels %d: llama's rotary embedding needs an even head size (0: "
+                    "--hidden-size %d / --num-attention-heads %d)",
+                    o->kv_channels, o->hidden_size, heads);
     }
     if (o->rope_scaling == ROPE_LLAMA3 && o->rope_high_freq_factor <= o->rope_low_freq_factor) {
         return fail(err, "--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",

@@ -174,9 +174,13 @@ void precision_print(const Precision *p) {
            p->fast_backward ? "fast" : "split");
 }
 
+// Of a row of logits: the z-loss keeps it near 0, and gradients where it is larger still saturate.
+enum { LARGEST_LSE = 100 };
+
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
     int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
     float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
+    factor *= (float)(1.0 + 2.0 * o->z_loss_coeff * LARGEST_LSE);
     if (!fp8_slot_in_use(p, index) || !fp8_slot_is_fixed(p, index)) { return; }
     slots[index] = (Fp8Slot){.scale = 1.0f};
     fp8_slot_rescale(&slots[index], factor, fp8_slot_target(p, index));

@@ -124,8 +124,9 @@ static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more: its
-// scale is known without measuring, and its slot fixed. Its blocks reach less: they are measured.
+// The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more (the
+// z-loss multiplies the softmax, a soft cap the whole by 1 at most): its scale is known without
+// measuring, and its slot fixed. Its blocks reach less: they are measured.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);

@@ -21,6 +21,7 @@ enum { INPUTS = 3, THREADS = 3 };
 typedef struct {
     int B, T, C, H, G, D, F, V, P;
     double eps, theta;
+    float z_loss, softcap;
     bool positions;    // the embedding has some
     const int *tokens; // [B,T], the loss's targets too
 } Shape;
@@ -125,6 +126,33 @@ static void run_rope(float *out, float **g, float **in, const float *dout, const
     free(table);
 }
 
+// in: qkv [M,N], query weight [D], key weight [D]
+static void reference_qk_norm(double *out, double *const *in, const Shape *s) {
+    for (int row = 0; row < shape_rows(s); row++) {
+        for (int head = 0; head < s->H + 2 * s->G; head++) {
+            const double *x = in[0] + row * shape_qkv(s) + head * s->D;
+            const double *weight = in[head < s->H ? 1 : 2];
+            double square = 0, *o = out + (x - in[0]);
+            for (int d = 0; d < s->D; d++) { square += x[d] * x[d] / s->D; }
+            for (int d = 0; d < s->D; d++) {
+                o[d] = head < s->H + s->G ? x[d] / sqrt(square + s->eps) * weight[d] : x[d];
+            }
+        }
+    }
+}
+
+// The gradient of qkv overwrites that of the output, the weights' are added to.
+static void run_qk_norm(float *out, float **g, float **in, const float *dout, const Shape *s) {
+    int M = shape_rows(s), n = M * shape_qkv(s);
+    float *rstd = new_floats(M * (s->H + s->G), NAN), *d = new_floats(n, NAN);
+    memcpy(d, dout, (size_t)n * sizeof(float));
+    qk_norm_forward(out, rstd, in[0], in[1], in[2], M, s->H, s->G, s->D, (float)s->eps);
+    qk_norm_backward(d, g[1], g[2], in[0], in[1], in[2], rstd, M, s->H, s->G, s->D);
+    for (int i = 0; i < n; i++) { g[0][i] += d[i]; }
+    free(rstd);
+    free(d);
+}
+
 // One query's output [D]. q: its row of qkv; before: its place in the sequence.
 static void reference_attend(double *out, const double *q, const double *sequence, int place,
                              int head, const Shape *s) {
@@ -191,15 +219,21 @@ static void run_swiglu(float *out, float **g, float **in, const float *dout, con
     swiglu_backward(g[0], dout, in[0], shape_rows(s), s->F);
 }
 
-// in: logits [M,P]; out: losses [M]
+static double reference_capped(double x, const Shape *s) {
+    return s->softcap > 0 ? s->softcap * tanh(x / s->softcap) : x;
+}
+
+// in: logits [M,P]; out: losses [M], what is minimised
 static void reference_cross_entropy(double *out, double *const *in, const Shape *s) {
     for (int row = 0; row < shape_rows(s); row++) {
         const double *x = in[0] + row * s->P;
         double max = -INFINITY, sum = 0;
-        for (int i = 0; i < s->V; i++) { max = x[i] > max ? x[i] : max; }
-        for (int i = 0; i < s->V; i++) { sum += exp(x[i] - max); }
+        for (int i = 0; i < s->V; i++) { max = fmax(max, reference_capped(x[i], s)); }
+        for (int i = 0; i < s->V; i++) { sum += exp(reference_capped(x[i], s) - max); }
         int target = s->tokens[row];
-        out[row] = target < 0 ? 0 : log(sum) + max - x[target];
+        double lse = log(sum) + max;
+        out[row] = target < 0 ? 0 : lse - reference_capped(x[target], s);
+        out[row] += target < 0 ? 0 : s->z_loss * lse * lse;
     }
 }
 
@@ -207,7 +241,14 @@ static void run_cross_entropy(float *out, float **g, float **in, const float *do
                               const Shape *s) {
     int M = shape_rows(s);
     memcpy(g[0], in[0], (size_t)(M * s->P) * sizeof(float));
-    cross_entropy(out, g[0], s->tokens, M, s->V, s->P, dout[0]);
+    LossTerms terms = {dout[0], s->z_loss, s->softcap};
+    cross_entropy(out, g[0], s->tokens, M, s->V, s->P, terms);
+    for (int row = 0; row < M && s->z_loss > 0; row++) { // is not in what is reported
+        double sum = 0;
+        if (s->tokens[row] < 0) { continue; }
+        for (int i = 0; i < s->V; i++) { sum += exp(reference_capped(in[0][row * s->P + i], s)); }
+        out[row] += (float)(s->z_loss * log(sum) * log(sum));
+    }
 }
 
 // in: bias [F]; out: [M,F], every row of which it is
@@ -241,6 +282,7 @@ static const Operation embedding = OPERATION(embedding, false, 0, "MC", "VC", "P
 static const Operation layernorm = OPERATION(layernorm, false, 0, "MC", "MC", "C", "C");
 static const Operation rmsnorm = OPERATION(rmsnorm, false, 0, "MC", "MC", "C");
 static const Operation rope = OPERATION(rope, true, 0, "MN", "MN");
+static const Operation qk_norm = OPERATION(qk_norm, false, 0, "MN", "MN", "D", "D");
 static const Operation attention = OPERATION(attention, true, 0, "MA", "MN");
 static const Operation gelu = OPERATION(gelu, true, 0, "MF", "MF");
 static const Operation swiglu = OPERATION(swiglu, true, 0, "MF", "M2F");
@@ -248,10 +290,16 @@ static const Operation bias = OPERATION(bias, false, 0, "MF", "F");
 static const Operation cross_entropy_loss = OPERATION(cross_entropy, true, 0.37f, "M", "ML");
 
 static int size_of(const char *sides, const Shape *s) {
-    const int size['Z'] = {
-        ['2'] = 2,    ['A'] = s->H * s->D,   ['C'] = s->C,         ['F'] = s->F,
-        ['L'] = s->P, ['M'] = shape_rows(s), ['N'] = shape_qkv(s), ['P'] = s->positions ? s->T : 0,
-        ['V'] = s->V};
+    const int size['Z'] = {['2'] = 2,
+                           ['A'] = s->H * s->D,
+                           ['C'] = s->C,
+                           ['D'] = s->D,
+                           ['F'] = s->F,
+                           ['L'] = s->P,
+                           ['M'] = shape_rows(s),
+                           ['N'] = shape_qkv(s),
+                           ['P'] = s->positions ? s->T : 0,
+                           ['V'] = s->V};
     int n = sides != NULL;
     for (; n > 0 && *sides != '\0'; sides++) { n *= size[(int)*sides]; }
     return n;
@@ -401,6 +449,8 @@ static const struct {
     {&rmsnorm, {.B = 1, .T = 1, .C = 130, .eps = 1e-5}},
     {&rope, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 10, .theta = 10000}},
     {&rope, {.B = 1, .T = 13, .H = 1, .G = 1, .D = 2, .theta = 500}},
+    {&qk_norm, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 10, .eps = 1e-6}},
+    {&qk_norm, {.B = 1, .T = 3, .H = 1, .G = 1, .D = 67, .eps = 0.1}},
     {&attention, {.B = 2, .T = 5, .H = 6, .G = 2, .D = 8}},
     {&attention, {.B = 1, .T = 17, .H = 3, .G = 3, .D = 5}},
     {&attention, {.B = 3, .T = 4, .H = 4, .G = 1, .D = 19}},
@@ -413,6 +463,12 @@ static const struct {
     {&bias, {.B = 1, .T = 1, .F = 3}},
     {&cross_entropy_loss, {.B = 2, .T = 3, .V = 131, .P = 137, .tokens = target_list}},
     {&cross_entropy_loss, {.B = 1, .T = 2, .V = 4, .P = 4, .tokens = target_list}},
+    {&cross_entropy_loss,
+     {.B = 2, .T = 3, .V = 131, .P = 137, .z_loss = 0.1f, .tokens = target_list}},
+    {&cross_entropy_loss,
+     {.B = 2, .T = 3, .V = 131, .P = 137, .softcap = 2, .tokens = target_list}},
+    {&cross_entropy_loss,
+     {.B = 1, .T = 2, .V = 4, .P = 4, .z_loss = 0.3f, .softcap = 0.5f, .tokens = target_list}},
 };
 
 static void operations_are_right(void) {
@@ -541,10 +597,10 @@ static void loss_only_leaves_the_logits_alone(void) {
     int targets[ROWS] = {4, -1, 12};
     fill_random(logits, ROWS * P, 2.0f, 1);
     memcpy(before, logits, sizeof(logits));
-    cross_entropy(losses, logits, targets, ROWS, V, P, 0.0f);
+    cross_entropy(losses, logits, targets, ROWS, V, P, (LossTerms){.gradient_scale = 0.0f});
     CHECK_BITS(logits, before, sizeof(logits));
     CHECK(losses[0] > 0 && losses[1] == 0.0f && losses[2] > 0);
-    cross_entropy(with, logits, targets, ROWS, V, P, 1.0f);
+    cross_entropy(with, logits, targets, ROWS, V, P, (LossTerms){.gradient_scale = 1.0f});
     CHECK_BITS(with, losses, sizeof(losses));
 }
 
@@ -557,8 +613,8 @@ static void padding_and_left_out_rows_do_not_matter(void) {
     for (int i = 0; i < ROWS * P; i++) {
         if (i / P == 1 || i % P >= V) { logits[i] = i % 2 ? NAN : 1e30f; }
     }
-    cross_entropy(losses, logits, targets, ROWS, V, P, 0.5f);
-    cross_entropy(clean_losses, clean, targets, ROWS, V, P, 0.5f);
+    cross_entropy(losses, logits, targets, ROWS, V, P, (LossTerms){.gradient_scale = 0.5f});
+    cross_entropy(clean_losses, clean, targets, ROWS, V, P, (LossTerms){.gradient_scale = 0.5f});
     CHECK_BITS(losses, clean_losses, sizeof(losses));
     CHECK_BITS(logits, clean, sizeof(logits));
     for (int row = 0; row < ROWS; row++) {
@@ -582,7 +638,8 @@ static void bad_logits_spoil_the_loss(void) {
             fill_random(logits, ROWS * P, 2.0f, 1);
             int at = i < 3 ? place : targets[1]; // minus infinity only means a probability of 0
             logits[P + at] = i < 3 ? bad[i] : -INFINITY;
-            cross_entropy(losses, logits, targets, ROWS, V, P, place % 2 ? 1.0f : 0.0f);
+            cross_entropy(losses, logits, targets, ROWS, V, P,
+                          (LossTerms){.gradient_scale = place % 2 ? 1.0f : 0.0f});
             CHECK(!isfinite(losses[1]));
             CHECK(isfinite(losses[0]) && isfinite(losses[2]));
         }
@@ -593,7 +650,7 @@ static void large_logits_do_not_overflow(void) {
     float logits[P] = {0}, loss;
     int target = 4;
     logits[3] = 1e5f, logits[4] = 1e5f, logits[5] = -1e5f;
-    cross_entropy(&loss, logits, &target, 1, V, P, 1.0f);
+    cross_entropy(&loss, logits, &target, 1, V, P, (LossTerms){.gradient_scale = 1.0f});
     CHECK_CLOSE(loss, log(2), 0.01); // an ulp of 1e5 is 0.008
     CHECK_CLOSE(logits[3], 0.5, 1e-6);
     CHECK_CLOSE(logits[4], -0.5, 1e-6);

@@ -77,6 +77,7 @@ static void print_bytes(FILE *out, const void *from, size_t n, unsigned char *be
 void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     const Options *o = &run->options;
     int V = run->config.vocab, count = run->prompt_length;
+    float cap = run->config.loss.softcap;
     int *tokens = malloc_or_die((size_t)(count + o->sample_length) * sizeof(int));
     float *scratch = malloc_or_die((size_t)V * sizeof(float));
     memcpy(tokens, run->prompt, (size_t)count * sizeof(int));
@@ -88,7 +89,8 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     for (int i = 0; i < o->sample_length; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
         run_beat(run, DOING_WAIT, "writing a sample");
-        const float *logits = next_logits(trainer, tokens + count - n, n);
+        float *logits = next_logits(trainer, tokens + count - n, n);
+        for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
         if (run->has_tokenizer) {
             const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
