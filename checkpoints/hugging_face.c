@@ -1,5 +1,6 @@
 #include "hugging_face.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -107,29 +108,86 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ran
 
 // ---- config.json --------------------------------------------------------------------------------
 
+// Families of models, as transformers calls them, and what sets them apart here. A model is written
+// as the first that it is of; the last are read alone.
+enum { GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, FAMILIES };
+static const struct {
+    const char *type, *class;
+    Arch arch;
+    bool qkv_bias, qk_norm;
+} families[FAMILIES] = {
+    [GPT2] = {"gpt2", "GPT2LMHeadModel", ARCH_GPT2, true, false},
+    [LLAMA] = {"llama", "LlamaForCausalLM", ARCH_LLAMA, false, false},
+    [QWEN2] = {"qwen2", "Qwen2ForCausalLM", ARCH_LLAMA, true, false},
+    [QWEN3] = {"qwen3", "Qwen3ForCausalLM", ARCH_LLAMA, false, true},
+    [MISTRAL] = {"mistral", NULL, ARCH_LLAMA, false, false},
+};
+
+static int family_of(const ModelConfig *c) {
+    int i = 0;
+    while (families[i].arch != c->arch || families[i].qkv_bias != c->qkv_bias ||
+           families[i].qk_norm != c->qk_norm) {
+        i++;
+        assert(i < FAMILIES);
+    }
+    return i;
+}
+
+// What the trainers lack for other families.
+#define EXPERTS "mixture of experts"
+#define GEMMA "norms that multiply by 1 + weight, GeGLU, "
+#define SIDE_BY_SIDE "blocks whose attention and feed-forward run side by side"
+static const struct {
+    const char *type, *lacks;
+} other_families[] = {
+    {"gemma", GEMMA "scaled embeddings"},
+    {"gemma2", GEMMA "sliding windows, capped attention"},
+    {"gemma3_text", GEMMA "sliding windows"},
+    {"phi3", "packed projections under other names, LongRoPE"},
+    {"olmo2", "norms after the layers instead of before"},
+    {"smollm3", "layers without a rotary embedding"},
+    {"granite", "multipliers of embeddings, attention, residuals and logits"},
+    {"cohere", SIDE_BY_SIDE},
+    {"gpt_neox", SIDE_BY_SIDE},
+    {"falcon", SIDE_BY_SIDE},
+    {"bloom", "ALiBi instead of a rotary embedding"},
+    {"mpt", "ALiBi instead of a rotary embedding"},
+    {"deepseek_v2", "multi-head latent attention, " EXPERTS},
+    {"deepseek_v3", "multi-head latent attention, " EXPERTS},
+    {"qwen3_next", "linear attention, " EXPERTS},
+    {"gpt_oss", "attention sinks, " EXPERTS},
+    {"mamba", "state-space layers"},
+    {"mamba2", "state-space layers"},
+};
+
 // clang-format off
-// Its numbers: of which option, under which names, and where in ModelConfig; what transformers
-// takes where the name is missing (NAN: it must be there; 0: it follows from the others). Those of
-// a scaled rotary embedding are in an object of their own, as rope_theta may be.
-#define WHOLE(field) offsetof(ModelConfig, field), false
-#define REAL(field) offsetof(ModelConfig, field), true
+// Its numbers: of which option, under which names, and where in ModelConfig; what transformers takes
+// where the name is missing (NAN: it must be there; 0: it follows from the others, or there is
+// none). Those of a scaled rotary embedding are in an object of their own, as rope_theta may be.
+#define WHOLE(field) offsetof(ModelConfig, field), TYPE_INT
+#define REAL(field) offsetof(ModelConfig, field), TYPE_DOUBLE
+#define SINGLE(field) offsetof(ModelConfig, field), TYPE_FLOAT
 static const struct {
     RopeScaling from; // the first kind of scaling that has it
     const char *option, *gpt2, *llama; // NULL: not written, and the default is read
     size_t offset;
-    bool real; // a double, not an int
+    enum { TYPE_INT, TYPE_DOUBLE, TYPE_FLOAT } type;
     double gpt2_default, llama_default;
 } numbers[] = {
     {0, "num-layers", "n_layer", "num_hidden_layers", WHOLE(num_layers), NAN, NAN},
     {0, "hidden-size", "n_embd", "hidden_size", WHOLE(channels), NAN, NAN},
     {0, "num-attention-heads", "n_head", "num_attention_heads", WHOLE(num_heads), NAN, NAN},
     {0, "num-query-groups", NULL, "num_key_value_heads", WHOLE(num_groups), 0, 0},
+    {0, "kv-channels", NULL, "head_dim", WHOLE(head_size), 0, 0},
     {0, "ffn-hidden-size", "n_inner", "intermediate_size", WHOLE(ffn), 0, NAN},
     {0, "max-position-embeddings", "n_positions", "max_position_embeddings", WHOLE(max_position),
      1024, 2048},
     {0, "vocab-size", "vocab_size", "vocab_size", WHOLE(vocab), NAN, NAN},
     {0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", REAL(norm_eps), 1e-5, 1e-6},
     {0, "init-method-std", "initializer_range", "initializer_range", REAL(init_std), 0.02, 0.02},
+    // Gemma 2's name for it: transformers' other classes leave the cap out
+    {0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", SINGLE(loss.softcap),
+     0, 0},
     {0, "rope-theta", NULL, "rope_theta", REAL(rope.theta), 1e4, 1e4},
     {ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", REAL(rope.factor), NAN, NAN},
     {ROPE_LLAMA3, "rope-low-freq-factor", NULL, "low_freq_factor", REAL(rope.low_factor), NAN, NAN},
@@ -141,25 +199,23 @@ static const struct {
 // clang-format on
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
-// What else it may say of the model, as JSON: what is written, unless NULL, and what means the
-// same. Another value is refused.
+// What else it may say of the model of these families, as JSON: what is written, unless NULL, and
+// what means the same. Another value is refused, with what it would need.
 static const struct {
-    Arch arch;
-    const char *key, *written, *other;
+    unsigned of;
+    const char *key, *written, *other, *lacks;
 } features[] = {
-    {ARCH_GPT2, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\""},
-    {ARCH_GPT2, "scale_attn_weights", NULL, "true"},
-    {ARCH_GPT2, "scale_attn_by_inverse_layer_idx", NULL, "false"},
-    {ARCH_GPT2, "add_cross_attention", NULL, "false"},
-    {ARCH_LLAMA, "hidden_act", "\"silu\"", "\"swish\""},
-    {ARCH_LLAMA, "attention_bias", "false", NULL},
-    {ARCH_LLAMA, "mlp_bias", "false", NULL},
-    {ARCH_LLAMA, "partial_rotary_factor", NULL, "1"},
-    {ARCH_LLAMA, "sliding_window", NULL, "null"},
+    {1 << GPT2, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", "that activation"},
+    {1 << GPT2, "scale_attn_weights", NULL, "true", "unscaled attention"},
+    {1 << GPT2, "scale_attn_by_inverse_layer_idx", NULL, "false", "scales of attention by layer"},
+    {1 << GPT2, "add_cross_attention", NULL, "false", "cross-attention"},
+    {~(1u << GPT2), "hidden_act", "\"silu\"", "\"swish\"", "that activation"},
+    {1 << LLAMA | 1 << QWEN3, "attention_bias", "false", NULL, "a bias of attention's output"},
+    {1 << LLAMA, "mlp_bias", "false", NULL, "biases in the feed-forward layers"},
+    {~(1u << GPT2), "partial_rotary_factor", NULL, "1", "a rotary embedding of part of a head"},
 };
 enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 
-static const char *const arch_names[] = {[ARCH_GPT2] = "gpt2", [ARCH_LLAMA] = "llama"};
 static const struct {
     const char *name, *option; // as config.json and as --rope-scaling call it
 } rope_types[] = {[ROPE_UNSCALED] = {"default", "none"},
@@ -168,25 +224,29 @@ static const struct {
 
 char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
     bool gpt2 = c->arch == ARCH_GPT2;
+    int family = family_of(c);
     cJSON *json = cJSON_CreateObject(), *scaling = NULL;
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
-                         cJSON_CreateString(gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"));
-    cJSON_AddStringToObject(json, "model_type", arch_names[c->arch]);
+                         cJSON_CreateString(families[family].class));
+    cJSON_AddStringToObject(json, "model_type", families[family].type);
     if (!gpt2 && c->rope.scaling != ROPE_UNSCALED) {
         scaling = cJSON_CreateObject();
         cJSON_AddStringToObject(scaling, "rope_type", rope_types[c->rope.scaling].name);
     }
     for (int i = 0; i < NUMBERS; i++) {
         const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
-        const void *value = (const char *)c + numbers[i].offset;
-        if (key == NULL || numbers[i].from > c->rope.scaling) { continue; }
-        cJSON_AddNumberToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key,
-                                numbers[i].real ? *(const double *)value : *(const int *)value);
+        double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
+        const void *at = (const char *)c + numbers[i].offset;
+        double value = numbers[i].type == TYPE_INT      ? *(const int *)at
+                       : numbers[i].type == TYPE_DOUBLE ? *(const double *)at
+                                                        : (double)*(const float *)at;
+        bool none = otherwise == 0 && value == 0;
+        if (key == NULL || none || numbers[i].from > c->rope.scaling) { continue; }
+        cJSON_AddNumberToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
     }
     if (scaling != NULL) { cJSON_AddItemToObject(json, "rope_scaling", scaling); }
-    if (!gpt2) { cJSON_AddNumberToObject(json, "head_dim", c->head_size); }
     for (int i = 0; i < FEATURES; i++) {
-        if (features[i].arch != c->arch || features[i].written == NULL) { continue; }
+        if ((features[i].of >> family & 1) == 0 || features[i].written == NULL) { continue; }
         cJSON_AddRawToObject(json, features[i].key, features[i].written);
     }
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
@@ -243,13 +303,50 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Arch arch, Rop
     return true;
 }
 
+// Whether any layer's attention is limited to a window, as transformers decides it.
+static bool has_windows(const cJSON *json, int family) {
+    const cJSON *kinds = cJSON_GetObjectItemCaseSensitive(json, "layer_types"), *kind;
+    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window");
+    bool qwen = family == QWEN2 || family == QWEN3;
+    if (family == GPT2) { return false; }
+    if (cJSON_GetArraySize(kinds) > 0) {
+        cJSON_ArrayForEach(kind, kinds) {
+            const char *name = cJSON_GetStringValue(kind);
+            if (name == NULL || strcmp(name, "full_attention") != 0) { return true; }
+        }
+        return false;
+    }
+    if (window == NULL ? family == LLAMA : cJSON_IsNull(window)) { return false; }
+    return !qwen ||
+           (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_sliding_window")) &&
+            number_or(json, "max_window_layers", 28) < number_or(json, "num_hidden_layers", 0));
+}
+
+static bool fail_family(const cJSON *json, const char *type, Error *err) {
+    const char *lacks = "";
+    const cJSON *item;
+    cJSON_ArrayForEach(item, json) {
+        if (strstr(item->string, "experts") != NULL) { lacks = EXPERTS; }
+    }
+    for (size_t i = 0; i < sizeof(other_families) / sizeof(other_families[0]); i++) {
+        if (strcmp(type, other_families[i].type) == 0) { lacks = other_families[i].lacks; }
+    }
+    return fail(err,
+                "architecture %.40s is not supported%s%s; supported are gpt2, llama (Llama 1 to "
+                "3.3, SmolLM), mistral (without a sliding window), qwen2 (Qwen2, Qwen2.5) and "
+                "qwen3",
+                type, lacks[0] != '\0' ? ": what is missing is " : "", lacks);
+}
+
 static bool read_config(const cJSON *json, Options *o, Error *err) {
     enum { LONGEST_SEQUENCE = 8192 }; // unless --seq-length says more
+    enum { QWEN3_HEAD = 128 };        // where head_dim is missing
     const char *type = text_or(json, "model_type", "");
-    Arch arch = strcmp(type, arch_names[ARCH_GPT2]) == 0 ? ARCH_GPT2 : ARCH_LLAMA;
-    if (strcmp(type, arch_names[arch]) != 0) {
-        return fail(err, "architecture %.40s is not supported; supported are gpt2 and llama", type);
-    }
+    int family = 0;
+    while (family < FAMILIES && strcmp(type, families[family].type) != 0) { family++; }
+    if (family == FAMILIES) { return fail_family(json, type, err); }
+    Arch arch = families[family].arch;
+    bool bias = arch == ARCH_LLAMA && families[family].qkv_bias;
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
     if (!cJSON_IsObject(scaling)) {
         scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
@@ -266,7 +363,10 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
     bool unties = cJSON_IsBool(tied) ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
     char length[16];
-    if (!option_set(o, "arch", type, SOURCE_CHECKPOINT, err) ||
+    if (!option_set(o, "arch", arch == ARCH_GPT2 ? "gpt2" : "llama", SOURCE_CHECKPOINT, err) ||
+        !option_set(o, "add-qkv-bias", bias ? "true" : "false", SOURCE_CHECKPOINT, err) ||
+        !option_set(o, "qk-layernorm", families[family].qk_norm ? "true" : "false",
+                    SOURCE_CHECKPOINT, err) ||
         !option_set(o, "rope-scaling", rope_types[kind].option, SOURCE_CHECKPOINT, err) ||
         !option_set(o, "untie-embeddings-and-output-weights", unties ? "true" : "false",
                     SOURCE_CHECKPOINT, err) ||
@@ -274,26 +374,29 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
         return false;
     }
     if (o->num_query_groups == 0) { o->num_query_groups = o->num_attention_heads; }
+    if (o->kv_channels == 0) {
+        o->kv_channels = family == QWEN3 ? QWEN3_HEAD : o->hidden_size / o->num_attention_heads;
+    }
     if (o->ffn_hidden_size == 0) { o->ffn_hidden_size = 4 * o->hidden_size; }
     snprintf(length, sizeof(length), "%d",
              (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
-    double head_dim = number_or(json, "head_dim", NAN);
-    if (arch == ARCH_LLAMA && !isnan(head_dim) &&
-        head_dim * o->num_attention_heads != o->hidden_size) {
-        return fail(err, "head_dim %g is not hidden_size / heads, which is not supported",
-                    head_dim);
-    }
     for (int i = 0; i < FEATURES; i++) {
         const char *key = features[i].key, *other = features[i].other;
         const char *value = features[i].written != NULL ? features[i].written : other;
-        if (features[i].arch != arch || has_feature(json, key, value) ||
+        if ((features[i].of >> family & 1) == 0 || has_feature(json, key, value) ||
             (other != NULL && has_feature(json, key, other))) {
             continue;
         }
         char *said = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(json, key));
-        fail(err, "%s %.80s is not supported; must be %s", key, said, value);
+        fail(err, "%s %.80s is not supported; must be %s: what is missing is %s", key, said, value,
+             features[i].lacks);
         cJSON_free(said);
         return false;
+    }
+    if (has_windows(json, family)) {
+        return fail(
+            err, "sliding_window %g is not supported: what is missing is attention within a window",
+            number_or(json, "sliding_window", 4096));
     }
     return option_set(o, "seq-length", length, SOURCE_CHECKPOINT, err);
 }

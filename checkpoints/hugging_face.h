@@ -1,6 +1,6 @@
 // Our tensors under Hugging Face's names and in its layout: model.safetensors and config.json,
-// which `transformers` opens as GPT2LMHeadModel or LlamaForCausalLM. The table of tensors
-// (model/model.h) holds the names.
+// which `transformers` opens as GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM (QKV bias) or
+// Qwen3ForCausalLM (QK norm). The table of tensors (model/model.h) holds the names.
 #ifndef LLM8_HUGGING_FACE_H
 #define LLM8_HUGGING_FACE_H
 

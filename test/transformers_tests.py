@@ -37,7 +37,25 @@ MODELS = {
         rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1000.0}),
     "llama_3_1": transformers.LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=2,
                                           rope_parameters=LLAMA3),
+    "llama_heads": transformers.LlamaConfig(**LLAMA, num_attention_heads=3, num_key_value_heads=1,
+                                            head_dim=20),
+    "mistral": transformers.MistralConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=2,
+                                          sliding_window=None),
+    "mistral_heads": transformers.MistralConfig(**LLAMA, num_attention_heads=2, head_dim=32,
+                                                num_key_value_heads=2, sliding_window=None,
+                                                tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**LLAMA, num_attention_heads=6, num_key_value_heads=2,
+                                      tie_word_embeddings=True),
+    "qwen2_untied": transformers.Qwen2Config(**LLAMA, num_attention_heads=4, head_dim=16,
+                                             num_key_value_heads=4),
+    "qwen3": transformers.Qwen3Config(**LLAMA, num_attention_heads=4, num_key_value_heads=2,
+                                      head_dim=24, tie_word_embeddings=True),
+    "qwen3_untied": transformers.Qwen3Config(
+        **LLAMA, num_attention_heads=3, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1000.0}),
 }
+FAMILIES = {"gpt2": "gpt2", "llama": "llama", "mistral": "llama", "qwen2": "qwen2",
+            "qwen3": "qwen3"} # and as what our checkpoints are of
 
 
 def new_model(config, seed, spread=0.1):
@@ -103,6 +121,7 @@ def saved_logits_are_ours(name):
     checkpoint = f"{name}_run/step_00000006"
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32,
                                                               attn_implementation="eager")
+    assert model.config.model_type == FAMILIES[name.split("_")[0]]
     tokens, ours = our_logits("--load", f"{name}_start", "--resume", checkpoint)
     same(ours, model, tokens)
     tokens, before = our_logits("--load", f"{name}_start")

@@ -15,7 +15,6 @@ from . import safe_tensors, shards
 from .environment import ROOT, die, trainer
 from .vocabulary import open_vocabulary
 
-SUPPORTED = "gpt2 (GPT2LMHeadModel) and llama (LlamaForCausalLM: Llama 1, 2, 3, 3.1, 3.2, 3.3)"
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2}
@@ -30,9 +29,6 @@ def read_config(folder):
         die(f"{path}: {error.strerror}; give the folder of a Hugging Face model")
     except ValueError:
         die(f"{path}: not JSON; download it again")
-    if config.get("model_type") not in ("gpt2", "llama"):
-        die(f"{path}: architecture {config.get('model_type')} is not supported; supported are "
-            f"{SUPPORTED}")
     if config.get("quantization_config"):
         die(f"{path}: a quantized model; give the original, in BF16, FP16 or FP32")
     return config
@@ -101,8 +97,8 @@ def match(folder, expected, held):
     strange = [name for name in left if not IGNORED.search(name) and
                name != "lm_head.weight"]
     if strange:
-        die(f"{folder}: tensor '{strange[0]}' belongs to no supported architecture; supported are "
-            f"{SUPPORTED}")
+        die(f"{folder}: tensor '{strange[0]}' is none of the model that config.json means; "
+            "docs/fine_tune.md lists the architectures that are supported")
     return chosen
 
 
