@@ -19,7 +19,9 @@ from safetensors.torch import save_file as save_torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GOLDEN = os.path.join(ROOT, "test", "golden")
-MODELS = {"gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM}
+MODELS = {"gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM,
+          "qwen2": transformers.Qwen2ForCausalLM, "qwen3": transformers.Qwen3ForCausalLM}
+STEADY = {"qwen2": (2.0, 0.05)} # --logit-softcap and --z-loss-coeff, where a model has them
 
 
 def write_fp8():
@@ -194,8 +196,11 @@ def write_model(name):
     targets = tokens[:, 1:].clone()
     targets[1, 4] = targets[2, 9:] = -100  # left out of the loss, on both sides
     logits = model(tokens[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss.backward()
+    cap, z_loss = STEADY.get(name, (None, 0.0))
+    rows = (logits if cap is None else cap * torch.tanh(logits / cap)).flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(rows, targets.flatten())
+    log_z = rows.logsumexp(-1)[targets.flatten() >= 0]
+    (loss + z_loss * (log_z ** 2).mean()).backward() # what is reported stays the cross-entropy
     inputs = {"tokens": tokens[:, :-1].int().contiguous(), "targets": targets.int()}
     outputs = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
     weights = {key: value.detach() for key, value in model.named_parameters()}

@@ -10,6 +10,10 @@ static const char *const small_models[] = {
     "--ffn-hidden-size 40 --rope-theta 100",
     "--arch llama --num-layers 2 --hidden-size 24 --num-attention-heads 4 --num-query-groups 1 "
     "--ffn-hidden-size 40 --untie-embeddings-and-output-weights",
+    "--arch llama --num-layers 2 --hidden-size 24 --num-attention-heads 4 --num-query-groups 2 "
+    "--ffn-hidden-size 40 --kv-channels 10 --qk-layernorm",
+    "--arch llama --num-layers 2 --hidden-size 24 --num-attention-heads 2 --num-query-groups 2 "
+    "--ffn-hidden-size 40 --add-qkv-bias --logit-softcap 2",
 };
 static const char small_shape[] =
     "--vocab-size 61 --make-vocab-size-divisible-by 8 --seq-length 13 "
@@ -90,6 +94,15 @@ static void gpt2_is_pytorchs(void) {
 
 static void llama_is_pytorchs(void) {
     check_golden("llama");
+}
+
+// With a soft cap and the z-loss besides.
+static void qwen2_is_pytorchs(void) {
+    check_golden("qwen2");
+}
+
+static void qwen3_is_pytorchs(void) {
+    check_golden("qwen3");
 }
 
 // ---- differences of the loss ------------------------------------------------------------------
@@ -181,7 +194,7 @@ static void check_tensor(Trainer *t, const Param *p) {
 }
 
 static void gradients_are_differences_of_the_loss(void) {
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof(small_models) / sizeof(small_models[0]); i++) {
         Trainer t;
         open_trainer(&t, "%s %s", small_models[i], small_shape);
         disturb_weights(&t, 0.15f);
@@ -198,6 +211,8 @@ int main(void) {
     write_tokens("train.bin", 2000, V, 1);
     RUN(gpt2_is_pytorchs);
     RUN(llama_is_pytorchs);
+    RUN(qwen2_is_pytorchs);
+    RUN(qwen3_is_pytorchs);
     RUN(gradients_are_differences_of_the_loss);
     restore_stdout(saved);
     return test_summary();
