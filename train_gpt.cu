@@ -335,21 +335,30 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
     return out;
 }
 
+static Rotary rotary_of(const Block *b, int B, int T) {
+    Rotary r = b->rotary;
+    r.B = B;
+    r.T = T;
+    return r;
+}
+
+// Queries and keys as attention reads them.
+static void rotate(Trainer *t, const Block *b, int B, int T) {
+    if (b->rotary.table == NULL) { return; }
+    gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
+    gpu_rope_forward(b->rotated, b->qkv_out, rotary_of(b, B, T), t->gpu.stream);
+}
+
 // From b->residual to `out`, the next block's residual.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
-    const ModelConfig *c = &t->run.config;
     Gpu *gpu = &t->gpu;
     int M = B * T;
     Operand x = norm_forward(t, &b->norm1, b->residual, &b->qkv, M, pass);
     linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
-    if (c->arch == ARCH_LLAMA) {
-        gpu_family(gpu, FAMILY_ACTIVATIONS);
-        gpu_rope_forward(b->qkv_out, t->net.rope, B, T, c->num_heads, c->num_groups, c->head_size,
-                         gpu->stream);
-    }
+    rotate(t, b, B, T);
     gpu_family(gpu, FAMILY_ATTENTION);
     attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.input.bf16,
-                          b->lse, b->qkv_out);
+                          b->lse, b->rotated);
     x = attention_output(t, b, M, pass);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
     x = norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, pass);
@@ -367,6 +376,7 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
         block_forward(t, b, t->net.d_norm, B, T, PASS_AGAIN); // the next block has its output
     } else if (recompute == RECOMPUTE_ACTIVATIONS) {
         norm_forward(t, &b->norm1, b->residual, &b->qkv, M, PASS_AGAIN);
+        if (b->rotated != b->qkv_out) { rotate(t, b, B, T); }
         attention_output(t, b, M, PASS_AGAIN);
         norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, PASS_AGAIN);
         activation_forward(t, b, M, PASS_AGAIN);
@@ -410,18 +420,23 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
 
 // From d_qkv of the rotated queries and keys, in net.wide, to d_qkv as its linear layer reads it.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
-    const ModelConfig *c = &t->run.config;
     const LinearLayer *qkv = &b->qkv;
-    if (c->arch == ARCH_LLAMA) {
+    Gradient sums = gradient_into(qkv->dbias, accumulate);
+    if (b->rotary.table != NULL) {
+        RotaryBackward r = {};
+        r.rotary = rotary_of(b, B, T);
+        r.qkv = b->qkv_out;
+        r.dquery_weight = gradient_into(b->dquery_norm, accumulate);
+        r.dkey_weight = gradient_into(b->dkey_norm, accumulate);
+        r.column_sums = sums;
+        r.scratch = t->net.partial_sums;
         gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-        gpu_rope_backward(qkv->gradient, qkv->dy, t->net.rope, B, T, c->num_heads, c->num_groups,
-                          c->head_size, t->gpu.stream);
+        gpu_rope_backward(qkv->gradient, qkv->dy, r, t->gpu.stream);
         return;
     }
     gpu_family(&t->gpu, qkv->weight_fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     gpu_measure(qkv->dy, qkv->gradient.bf16, (int64_t)B * T * qkv->N, t->gpu.stream);
-    gpu_quantize(qkv->gradient, qkv->dy, gradient_into(qkv->dbias, accumulate), t->net.partial_sums,
-                 B * T, qkv->N, t->gpu.stream);
+    gpu_quantize(qkv->gradient, qkv->dy, sums, t->net.partial_sums, B * T, qkv->N, t->gpu.stream);
 }
 
 // From the gradient of the block's output, in d_residual, to that of its input. below: the linear
@@ -440,7 +455,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
                     accumulate);
     gpu_family(gpu, FAMILY_ATTENTION);
     attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide, net->d_norm,
-                           b->attention_out.input.bf16, b->lse, b->qkv_out);
+                           b->attention_out.input.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
     linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.input, NULL, M, accumulate);
     norm_backward(t, &b->norm1, b->residual, below, M, accumulate);
@@ -486,13 +501,15 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
     const LinearLayer *head = &net->head;
+    LossTerms terms = c->loss;
+    terms.gradient_scale = gradient_scale;
     for (int row = 0; row < M; row += net->chunk_rows) {
         int rows = (int)min64(net->chunk_rows, M - row);
         Operand x = head_forward(t, row, rows, pass);
         gpu_family(&t->gpu, FAMILY_LOSS);
-        gpu_cross_entropy(net->losses + row, head->gradient, head->dy, net->head_lse,
-                          t->batches.device.targets + row, rows, c->vocab, c->padded_vocab,
-                          gradient_scale, t->gpu.stream);
+        gpu_cross_entropy(net->losses + row, head->gradient, head->dy, net->loss_scratch,
+                          t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms,
+                          t->gpu.stream);
         if (gradient_scale > 0) {
             linear_backward(&t->gpu, head, net->d_norm + (size_t)row * c->channels, x, NULL, rows,
                             accumulate || row > 0);

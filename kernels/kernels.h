@@ -11,6 +11,7 @@
 #define LLM8_KERNELS_H
 
 #include "gemm.h"
+#include "loss.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -160,21 +161,39 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradie
                                Scratch scratch);
 
 // ---- rope.cu ----
-// Rotates queries and keys of qkv [M,(H+2G)D] in place; any even D.
-void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
-                      cudaStream_t stream);
-// The gradient [M,(H+2G)D] of the rotated queries and keys lies in d_qkv.bf16, and is rotated back:
-// fused, on its way to FP8, which leaves d_qkv.bf16 as it is; in place otherwise, and where D is
-// not a multiple of 16.
-void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G,
-                       int D, cudaStream_t stream);
+// What queries and keys of a packed [M,(H+2G)D] go through, head by head: their RMSNorm, where
+// there are weights (QK norm; D up to 256), and then the rotation. Any even D.
+typedef struct {
+    const float *table;                    // [T,D] (rope.h)
+    const Bf16 *query_weight, *key_weight; // [D]; NULL: no norm
+    float eps;
+    int B, T, H, G, D;
+} Rotary;
+// out may be qkv; where it is not, the values are copied.
+void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream);
+
+// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, and goes back to that of its
+// input: on its way to FP8 where that is fused, which leaves d_qkv.bf16 as it is; in place
+// otherwise, and where D is not a multiple of 16 or heads are normalised.
+typedef struct {
+    Rotary rotary;
+    const Bf16 *qkv; // QK norm: the input of the forward pass
+    Gradient dquery_weight, dkey_weight;
+    Gradient column_sums; // of the result: the bias gradient
+    Scratch scratch;
+} RotaryBackward;
+void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_t stream);
 
 // ---- loss.cu ----
 // losses[M] of the rows logits.bf16 [M,P], whose target -1 leaves a row out (loss 0, gradient 0).
-// gradient_scale > 0: besides, the logits' gradient (softmax - onehot) * gradient_scale, to logits:
-// in place, or fused to FP8, which leaves the logits as they are. lse: [M], scratch of the latter.
-void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, const int *targets,
-                       int M, int V, int P, float gradient_scale, cudaStream_t stream);
+// terms.gradient_scale > 0: besides, the logits' gradient (cpu.h), to logits: in place, or fused to
+// FP8, which leaves the logits as they are and alone needs scratch.
+void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
+                       const int *targets, int M, int V, int P, LossTerms terms,
+                       cudaStream_t stream);
+static inline int64_t loss_scratch_floats(int64_t M) {
+    return 2 * M;
+}
 // *sum (+)= the losses' sum
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
 

@@ -37,15 +37,51 @@ __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale)
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
 
-// (softmax - onehot) * scale of 8 logits; 0 past the vocabulary. lse: the row's log-sum-exp.
-__device__ __forceinline__ Floats8 softmax_gradient(uint4 logits, float lse, int column, int V,
-                                                    int target, float scale) {
+// A logit as the softmax sees it: cap tanh(x / cap), to 2^-22 of the cap.
+template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap) {
     const float log2e = 1.4426950408889634f;
+    return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
+}
+
+// 8 logits, from `column` on, which were cut off at the vocabulary's end: minus infinity stays.
+template <bool CAPS>
+__device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, float cap) {
     Floats8 v = unpack8(logits);
-    for (int j = 0; j < VEC; j++) { v.v[j] = scale * exp2_fast((v.v[j] - lse) * log2e); }
+    if constexpr (CAPS) {
+        for (int j = 0; j < VEC; j++) {
+            v.v[j] = column + j < V ? capped<CAPS>(v.v[j], cap) : -CUDART_INF_F;
+        }
+    }
+    return v;
+}
+
+// What the gradient of a row's logits needs to know of it.
+struct RowLoss {
+    float lse, scale; // log-sum-exp; what multiplies the softmax
+};
+
+__device__ __forceinline__ RowLoss row_loss(float lse, const LossTerms &terms) {
+    float scale = terms.gradient_scale;
+    return {lse, terms.z_loss > 0.0f ? scale * fmaf(2.0f * terms.z_loss, lse, 1.0f) : scale};
+}
+
+// The gradient of 8 logits (cpu.h); 0 past the vocabulary.
+template <bool CAPS>
+__device__ __forceinline__ Floats8 loss_gradient(uint4 logits, RowLoss row, int column, int V,
+                                                 int target, const LossTerms &terms) {
+    const float log2e = 1.4426950408889634f;
+    Floats8 y = capped8<CAPS>(logits, column, V, terms.softcap), v;
+    for (int j = 0; j < VEC; j++) { v.v[j] = row.scale * exp2_fast((y.v[j] - row.lse) * log2e); }
     if (column + VEC > V || (unsigned)(target - column) < VEC) {
         for (int j = 0; j < VEC; j++) { v.v[j] = column + j < V ? v.v[j] : 0.0f; }
-        subtract_onehot(v, target - column, scale);
+        subtract_onehot(v, target - column, terms.gradient_scale);
+    }
+    if constexpr (CAPS) {
+        float inverse = 1.0f / terms.softcap;
+        for (int j = 0; j < VEC; j++) {
+            float t = y.v[j] * inverse;
+            v.v[j] = column + j < V ? v.v[j] * fmaf(-t, t, 1.0f) : 0.0f;
+        }
     }
     return v;
 }
@@ -73,10 +109,11 @@ __device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
 // A cluster of blocks a row, each with its part of the row in shared memory, so that the row is
 // read once. A thread works on what it copied itself, which needs no barrier. It turns its logits
 // into exp(logit - its own maximum), kept in FP16 (whose 11 bits are finer than the BF16 result's
-// 8), so that the exponential is taken once.
+// 8), so that the exponential is taken once; capped ones stay, since the cap's slope needs them.
+template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
-                                 int per_block, float gradient_scale) {
+                                 int per_block, LossTerms terms) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 part[]; // [per_block]
     __shared__ MaxSum shared[WARP], block_result;
@@ -96,7 +133,7 @@ __global__ void __launch_bounds__(512)
                                 sizeof(uint4));
     }
     __pipeline_commit();
-    float target_logit = to_float(x[target]);
+    float target_logit = capped<CAPS>(to_float(x[target]), terms.softcap);
     __pipeline_wait_prior(0);
     float max = -CUDART_INF_F, sum = 0.0f;
     for (int i = begin + threadIdx.x; i < end && i * VEC < V; i += blockDim.x) {
@@ -104,16 +141,21 @@ __global__ void __launch_bounds__(512)
         float m = max8(part[i - begin]);
         max = m > max || m != m ? m : max;
     }
+    max = capped<CAPS>(max, terms.softcap);
     for (int i = begin + threadIdx.x; i < end && i * VEC < V; i += blockDim.x) {
-        Floats8 v = unpack8(part[i - begin]);
+        Floats8 v = capped8<CAPS>(part[i - begin], i * VEC, V, terms.softcap);
         uint4 packed;
         __half2 *halves = reinterpret_cast<__half2 *>(&packed);
         for (int j = 0; j < VEC; j++) {
             v.v[j] = exp2_fast((v.v[j] - max) * log2e);
             sum += v.v[j];
         }
-        for (int j = 0; j < VEC; j += 2) { halves[j / 2] = __floats2half2_rn(v.v[j], v.v[j + 1]); }
-        part[i - begin] = packed;
+        if constexpr (!CAPS) {
+            for (int j = 0; j < VEC; j += 2) {
+                halves[j / 2] = __floats2half2_rn(v.v[j], v.v[j + 1]);
+            }
+            part[i - begin] = packed;
+        }
     }
     MaxSum all = block_max_sum({max, sum}, shared);
     if (blocks > 1) {
@@ -124,31 +166,37 @@ __global__ void __launch_bounds__(512)
             all = combine(all, *cluster.map_shared_rank(&block_result, i));
         }
     }
-    if (rank == 0 && threadIdx.x == 0) { losses[row] = logf(all.sum) + all.max - target_logit; }
-    float factor = exp2_fast((max - all.max) * log2e) * (gradient_scale / all.sum);
+    RowLoss result = row_loss(logf(all.sum) + all.max, terms);
+    if (rank == 0 && threadIdx.x == 0) { losses[row] = result.lse - target_logit; }
+    float factor = exp2_fast((max - all.max) * log2e) * (result.scale / all.sum);
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        uint4 packed = i * VEC < V ? part[i - begin] : uint4{};
-        const __half2 *halves = reinterpret_cast<const __half2 *>(&packed);
-        Floats8 v;
-        for (int j = 0; j < VEC; j += 2) {
-            float2 pair = __half22float2(halves[j / 2]);
-            v.v[j] = pair.x * factor;
-            v.v[j + 1] = pair.y * factor;
+        if constexpr (CAPS) {
+            store8(x, i, loss_gradient<CAPS>(part[i - begin], result, i * VEC, V, target, terms));
+        } else {
+            uint4 packed = i * VEC < V ? part[i - begin] : uint4{};
+            const __half2 *halves = reinterpret_cast<const __half2 *>(&packed);
+            Floats8 v;
+            for (int j = 0; j < VEC; j += 2) {
+                float2 pair = __half22float2(halves[j / 2]);
+                v.v[j] = pair.x * factor;
+                v.v[j + 1] = pair.y * factor;
+            }
+            if (i == target / VEC) { subtract_onehot(v, target % VEC, terms.gradient_scale); }
+            store8(x, i, v);
         }
-        if (i == target / VEC) { subtract_onehot(v, target % VEC, gradient_scale); }
-        store8(x, i, v);
     }
     if (blocks > 1) { cluster.sync(); } // nobody leaves while its result may be read
 #endif
 }
 
-// A block a row, which is read once, some vectors a thread at a time. Leaves each row's
-// log-sum-exp, infinite for a row that is left out, in lse, unless that is NULL. GRADIENT: reads
-// the row a second time, from L2 at best, and writes the gradient in place: the general kernel.
-template <bool GRADIENT>
+// A block a row, which is read once, some vectors a thread at a time. Leaves in rows, unless that
+// is NULL, what the gradient needs: the softmax of a row that is left out is 0 by it. GRADIENT:
+// reads the row a second time, from L2 at best, and writes the gradient in place: the general
+// kernel.
+template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
-    cross_entropy_kernel(float *losses, float *lse, Bf16 *logits, const int *targets, int V, int P,
-                         float gradient_scale) {
+    cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,
+                         int P, LossTerms terms) {
     enum { AT_ONCE = 4 };
     __shared__ MaxSum shared[WARP];
     const float log2e = 1.4426950408889634f;
@@ -157,7 +205,7 @@ __global__ void __launch_bounds__(512)
     uint4 *x = reinterpret_cast<uint4 *>(logits + (int64_t)row * P);
     if (target < 0) {
         leave_out(losses + row, logits + (int64_t)row * P, 0, GRADIENT ? P / VEC : 0);
-        if (lse != nullptr && threadIdx.x == 0) { lse[row] = CUDART_INF_F; }
+        if (rows != nullptr && threadIdx.x == 0) { rows[row] = {CUDART_INF_F, 0.0f}; }
         return;
     }
     MaxSum mine = {-CUDART_INF_F, 0.0f};
@@ -172,53 +220,53 @@ __global__ void __launch_bounds__(512)
         }
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            float m = max8(part[k]);
+            float m = capped<CAPS>(max8(part[k]), terms.softcap);
             max = m > max || m != m ? m : max;
         }
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            Floats8 v = unpack8(part[k]);
+            Floats8 v = capped8<CAPS>(part[k], (first + k * blockDim.x) * VEC, V, terms.softcap);
             for (int j = 0; j < VEC; j++) { sum += exp2_fast((v.v[j] - max) * log2e); }
         }
         mine = {max, mine.sum * exp2_fast((mine.max - max) * log2e) + sum};
     }
     MaxSum all = block_max_sum(mine, shared);
-    float log_sum = logf(all.sum) + all.max;
+    RowLoss result = row_loss(logf(all.sum) + all.max, terms);
     if (threadIdx.x == 0) {
-        losses[row] = log_sum - to_float(logits[(int64_t)row * P + target]);
-        if (lse != nullptr) { lse[row] = log_sum; }
+        float logit = to_float(logits[(int64_t)row * P + target]);
+        losses[row] = result.lse - capped<CAPS>(logit, terms.softcap);
+        if (rows != nullptr) { rows[row] = result; }
     }
     if (!GRADIENT) { return; }
     __syncthreads(); // the target's logit has been read
     for (int i = threadIdx.x; i < P / VEC; i += blockDim.x) {
-        Floats8 v = softmax_gradient(x[i], log_sum, i * VEC, V, target, gradient_scale);
-        x[i] = pack8(v);
+        x[i] = pack8(loss_gradient<CAPS>(x[i], result, i * VEC, V, target, terms));
     }
 }
 
-struct LossSource : Place {
+template <bool CAPS> struct LossSource : Place {
     enum { GRADIENT = 1 };
     struct Raw {
         uint4 logits;
-        float lse;
+        RowLoss row;
         int target;
     };
     const Bf16 *logits;
-    const float *lse;
+    const RowLoss *rows;
     const int *targets;
-    float scale;
+    LossTerms terms;
     int V, column;
     __device__ void begin(int row, int vector) {
-        lse += row;
+        rows += row;
         targets += row;
         column = vector * VEC;
         Place::begin(row, vector);
     }
     __device__ Raw fetch(int i) const {
-        return {raw8(logits, place(i)), lse[i], targets[i]};
+        return {raw8(logits, place(i)), rows[i], targets[i]};
     }
     __device__ void compute(int, const Raw &raw, Floats8 *values) const {
-        values[0] = softmax_gradient(raw.logits, raw.lse, column, V, raw.target, scale);
+        values[0] = loss_gradient<CAPS>(raw.logits, raw.row, column, V, raw.target, terms);
     }
 };
 
@@ -230,7 +278,7 @@ static int cluster_blocks(int P) {
     cudaFuncAttributes code;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    CUDA_CHECK(cudaFuncGetAttributes(&code, cross_entropy_cluster_kernel));
+    CUDA_CHECK(cudaFuncGetAttributes(&code, cross_entropy_cluster_kernel<false>));
     if (code.ptxVersion < 90 || code.binaryVersion < 90) { return 0; }
     int64_t most_bytes = bytes / 2 - (10 << 10); // 104 KB on Hopper
     int blocks = 1;
@@ -238,10 +286,12 @@ static int cluster_blocks(int P) {
     return blocks <= 8 ? blocks : 0;
 }
 
-void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, const int *targets,
-                       int M, int V, int P, float gradient_scale, cudaStream_t stream) {
+template <bool CAPS>
+static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
+                             const int *targets, int M, int V, int P, LossTerms terms,
+                             cudaStream_t stream) {
     const char *name = "cross-entropy";
-    bool gradient = gradient_scale > 0.0f;
+    bool gradient = terms.gradient_scale > 0.0f;
     if (!gradient) { logits.fp8 = logits.fp8_t = NULL; }
     check_operand(name, logits, gradient ? q : Fp8Tensor{}, M, P);
     if (logits.bf16 == NULL || V < 1 || V > P) {
@@ -249,21 +299,21 @@ void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, c
     }
     if (!gradient || q.fused) {
         int threads = min(512, divide_up(divide_up(V, VEC), WARP) * WARP);
-        float *kept = gradient ? lse : NULL;
-        if (gradient && lse == NULL) { die("%s: no scratch for log-sum-exp", name); }
-        cross_entropy_kernel<false>
-            <<<M, threads, 0, stream>>>(losses, kept, logits.bf16, targets, V, P, 0.0f);
+        RowLoss *rows = gradient ? reinterpret_cast<RowLoss *>(scratch.data) : NULL;
+        if (gradient) { check_scratch(name, scratch, loss_scratch_floats(M)); }
+        cross_entropy_kernel<false, CAPS>
+            <<<M, threads, 0, stream>>>(losses, rows, logits.bf16, targets, V, P, terms);
         LAUNCH_CHECK();
         if (!gradient) { return; }
-        LossSource source = {{P / VEC}, logits.bf16, lse, targets, gradient_scale, V};
+        LossSource<CAPS> source = {{P / VEC}, logits.bf16, rows, targets, terms, V};
         quantize<false>(name, source, logits, q, {}, {}, M, P, stream);
         return;
     }
     int blocks = cluster_blocks(P), vectors = P / VEC;
     if (blocks == 0) {
         int threads = min(512, divide_up(vectors, WARP) * WARP);
-        cross_entropy_kernel<true>
-            <<<M, threads, 0, stream>>>(losses, NULL, logits.bf16, targets, V, P, gradient_scale);
+        cross_entropy_kernel<true, CAPS>
+            <<<M, threads, 0, stream>>>(losses, NULL, logits.bf16, targets, V, P, terms);
         LAUNCH_CHECK();
     } else {
         int per_block = divide_up(vectors, blocks);
@@ -272,12 +322,20 @@ void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, c
         cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension};
         cluster.val.clusterDim = {(unsigned)blocks, 1, 1};
         cudaLaunchConfig_t config = {dim3(M * blocks), dim3(threads), shared, stream, &cluster, 1};
-        CUDA_CHECK(cudaFuncSetAttribute(cross_entropy_cluster_kernel,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-        CUDA_CHECK(cudaLaunchKernelEx(&config, cross_entropy_cluster_kernel, losses, logits.bf16,
-                                      targets, V, P, per_block, gradient_scale));
+        auto kernel = cross_entropy_cluster_kernel<CAPS>;
+        CUDA_CHECK(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+        CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, losses, logits.bf16, targets, V, P,
+                                      per_block, terms));
     }
     gpu_quantize(logits, q, {}, {}, M, P, stream);
+}
+
+void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
+                       const int *targets, int M, int V, int P, LossTerms terms,
+                       cudaStream_t stream) {
+    auto launch = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
+    launch(losses, logits, q, scratch, targets, M, V, P, terms, stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {

@@ -1,70 +1,269 @@
-// The rotary embedding: queries and keys are rotated in place, their gradient is rotated back, in
-// place or on its way to FP8. The angles are a table [T,D] (rope.h).
+// Queries and keys on their way to attention, and their gradient on its way back: each head's
+// RMSNorm, where the model has one (QK norm), and the rotary embedding, in one pass. The angles are
+// a table [T,D] (rope.h).
 #include "quantize.cuh"
+
+enum { ROPE_THREADS = 256, NORM_WIDEST = 256 }; // NORM_WIDEST: heads that are normalised
 
 // One of a rotated pair: x cos + partner sin, where the first of a pair takes -sin.
 __device__ __forceinline__ float rotated(float x, float partner, float cosine, float sine) {
     return fmaf(x, cosine, partner * sine);
 }
 
-// A thread rotates WIDTH elements of a head's first half together with their partners in the
-// second: 8, or one where half a head is not whole vectors.
+// WIDTH elements of a head's first half and their partners in the second.
+template <int WIDTH> struct Pairs { float a[WIDTH], b[WIDTH]; };
+
 template <int WIDTH>
-__global__ void rope_kernel(Bf16 *qkv, const float *table, int64_t count, int T, int heads, int row,
-                            int D, float direction) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) { return; }
-    int half = D / 2, per_head = half / WIDTH;
-    int at = (int)(i % per_head) * WIDTH, head = (int)(i / per_head % heads);
-    int64_t token = i / per_head / heads;
-    Bf16 *x = qkv + token * row + head * D + at, *y = x + half;
-    const float *cosine = table + token % T * D + at, *sine = cosine + half;
-    if (WIDTH == 1) {
-        float a = to_float(*x), b = to_float(*y), c = *cosine, s = direction * *sine;
-        *x = to_bf16(rotated(a, b, c, -s));
-        *y = to_bf16(rotated(b, a, c, s));
-        return;
+__device__ __forceinline__ void load_half(float (&to)[WIDTH], const Bf16 *from) {
+    if constexpr (WIDTH == 1) {
+        to[0] = to_float(*from);
+    } else {
+        Floats8 v = load8(from, 0);
+        for (int j = 0; j < VEC; j++) { to[j] = v.v[j]; }
     }
-    Floats8 a = load8(x, 0), b = load8(y, 0);
-    Floats8 c = load_floats8(cosine, TYPE_F32, 0), s = load_floats8(sine, TYPE_F32, 0);
-    for (int j = 0; j < VEC; j++) {
-        float first = rotated(a.v[j], b.v[j], c.v[j], -direction * s.v[j]);
-        b.v[j] = rotated(b.v[j], a.v[j], c.v[j], direction * s.v[j]);
-        a.v[j] = first;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void store_half(Bf16 *to, const float (&from)[WIDTH]) {
+    if constexpr (WIDTH == 1) {
+        *to = to_bf16(from[0]);
+    } else {
+        Floats8 v;
+        for (int j = 0; j < VEC; j++) { v.v[j] = from[j]; }
+        store8(to, 0, v);
     }
-    store8(x, 0, a);
-    store8(y, 0, b);
+}
+
+template <int WIDTH> __device__ __forceinline__ Pairs<WIDTH> load_pairs(const Bf16 *x, int half) {
+    Pairs<WIDTH> p;
+    load_half(p.a, x);
+    load_half(p.b, x + half);
+    return p;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs<WIDTH> &p) {
+    store_half(x, p.a);
+    store_half(x + half, p.b);
+}
+
+// cosine: of the pairs' angles; the sines are half a head further. direction: 1, or -1 for back.
+template <int WIDTH>
+__device__ __forceinline__ void turn(Pairs<WIDTH> &p, const float *cosine, int half,
+                                     float direction) {
+    Floats8 c, s;
+    if constexpr (WIDTH == 1) {
+        c.v[0] = cosine[0];
+        s.v[0] = cosine[half];
+    } else {
+        c = load_floats8(cosine, TYPE_F32, 0);
+        s = load_floats8(cosine + half, TYPE_F32, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        float first = rotated(p.a[j], p.b[j], c.v[j], -direction * s.v[j]);
+        p.b[j] = rotated(p.b[j], p.a[j], c.v[j], direction * s.v[j]);
+        p.a[j] = first;
+    }
+}
+
+// `lanes` threads share a head, each WIDTH pairs of it at a time: 8, or one where half a head is
+// not whole vectors. So many times a thread of a normalised head at most:
+template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
+    return WIDTH == VEC ? 1 : NORM_WIDEST / 2 / WARP;
+}
+
+// The same sum in each of the `lanes` threads, a power of two, that share a head; mask: they.
+__device__ __forceinline__ float head_sum(float x, int lanes, unsigned mask) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(mask, x, offset); }
+    return x;
+}
+
+__device__ __forceinline__ unsigned head_mask(int lanes) {
+    unsigned all = lanes == WARP ? ~0u : (1u << lanes) - 1;
+    return all << (threadIdx.x % WARP / lanes * lanes);
+}
+
+// Queries and keys, the first H + G of a row's `heads` that are looked at. NORM: they are
+// normalised first, and the other heads are copied.
+template <int WIDTH, bool NORM>
+__global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
+    rope_kernel(Bf16 *out, const Bf16 *qkv, Rotary r, unsigned heads, unsigned lanes,
+                float direction) {
+    enum { TURNS = NORM ? norm_turns<WIDTH>() : 1 };
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / lanes;
+    const unsigned token = row / heads, head = row % heads, lane = i % lanes, half = r.D / 2;
+    const unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
+    if (token >= (unsigned)r.B * r.T) { return; } // all of a head's threads
+    Pairs<WIDTH> p[TURNS];
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < TURNS; k++) {
+        unsigned place = (lane + k * lanes) * WIDTH;
+        if (NORM && place >= half) { continue; }
+        p[k] = load_pairs<WIDTH>(qkv + at + place, half);
+        for (int j = 0; j < WIDTH && NORM; j++) {
+            squares = fmaf(p[k].a[j], p[k].a[j], fmaf(p[k].b[j], p[k].b[j], squares));
+        }
+    }
+    float rstd = 1.0f;
+    if (NORM) {
+        squares = head_sum(squares, lanes, head_mask(lanes));
+        rstd = rsqrtf(fmaf(squares, 1.0f / (float)r.D, r.eps));
+    }
+    const Bf16 *weight = head < (unsigned)r.H ? r.query_weight : r.key_weight;
+#pragma unroll
+    for (int k = 0; k < TURNS; k++) {
+        unsigned place = (lane + k * lanes) * WIDTH;
+        if (NORM && place >= half) { continue; }
+        if (!NORM || head < (unsigned)(r.H + r.G)) {
+            if (NORM) {
+                Pairs<WIDTH> w = load_pairs<WIDTH>(weight + place, half);
+                for (int j = 0; j < WIDTH; j++) {
+                    p[k].a[j] *= rstd * w.a[j];
+                    p[k].b[j] *= rstd * w.b[j];
+                }
+            }
+            turn(p[k], r.table + token % (unsigned)r.T * r.D + place, half, direction);
+        }
+        store_pairs(out + at + place, half, p[k]);
+    }
 }
 
 static bool halves_are_vectors(int D) {
     return D % (2 * VEC) == 0;
 }
 
-static void rotate(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
-                   float direction, cudaStream_t stream) {
-    int width = halves_are_vectors(D) ? VEC : 1, heads = H + G;
-    int64_t count = (int64_t)B * T * heads * (D / 2 / width);
-    auto kernel = width == VEC ? rope_kernel<VEC> : rope_kernel<1>;
-    kernel<<<divide_up(count, 256), 256, 0, stream>>>(qkv, table, count, T, heads, (H + 2 * G) * D,
-                                                      D, direction);
+// Threads that share a normalised head.
+static int norm_lanes(int D) {
+    int pairs = D / 2 / (halves_are_vectors(D) ? VEC : 1), lanes = 1;
+    while (lanes < pairs && lanes < WARP) { lanes *= 2; }
+    return lanes;
+}
+
+static void rotate(Bf16 *out, const Bf16 *qkv, const Rotary &r, float direction,
+                   cudaStream_t stream) {
+    bool vectors = halves_are_vectors(r.D), norm = r.query_weight != NULL;
+    int heads = r.H + (out != qkv ? 2 : 1) * r.G;
+    int lanes = norm ? norm_lanes(r.D) : r.D / 2 / (vectors ? VEC : 1);
+    int64_t count = (int64_t)r.B * r.T * heads * lanes;
+    auto kernel = vectors ? (norm ? rope_kernel<VEC, true> : rope_kernel<VEC, false>)
+                          : (norm ? rope_kernel<1, true> : rope_kernel<1, false>);
+    kernel<<<divide_up(count, ROPE_THREADS), ROPE_THREADS, 0, stream>>>(out, qkv, r, heads, lanes,
+                                                                        direction);
     LAUNCH_CHECK();
 }
 
-static void check_rope(const char *name, const Bf16 *qkv, const float *table, int64_t B, int64_t T,
-                       int64_t H, int64_t G, int64_t D) {
+static void check_rope(const char *name, const Rotary &r, std::initializer_list<const void *> all) {
+    int64_t B = r.B, T = r.T, H = r.H, G = r.G, D = r.D;
+    bool norm = r.query_weight != NULL;
     if (B < 1 || T < 1 || H < 1 || G < 1 || D < 2 || D % 2 != 0 ||
         B * T * (H + 2 * G) * (D / 2) > INT_MAX) {
         die("%s: %lld x %lld tokens, %lld + %lld heads of %lld; the head size must be even", name,
             (long long)B, (long long)T, (long long)H, (long long)G, (long long)D);
     }
-    if (qkv == NULL) { die("%s: no BF16 form", name); }
-    check_aligned(name, {qkv, table});
+    if (norm && D > NORM_WIDEST) {
+        die("%s: heads of %lld; heads of up to %d can be normalised", name, (long long)D,
+            NORM_WIDEST);
+    }
+    for (const void *pointer : all) {
+        if (pointer == NULL) { die("%s: no BF16 form", name); }
+    }
+    check_aligned(name, all);
+    check_aligned(name, {r.table, r.query_weight, r.key_weight});
 }
 
-void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
-                      cudaStream_t stream) {
-    check_rope("rope forward", qkv, table, B, T, H, G, D);
-    rotate(qkv, table, B, T, H, G, D, 1.0f, stream);
+void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream) {
+    check_rope("rope forward", r, {out, qkv});
+    rotate(out, qkv, r, 1.0f, stream);
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+
+// The gradient of rotated and normalised queries (blockIdx.y 0) or keys (1), in place, to that of
+// x. Each block leaves its share of the weights' gradients: partials[gridDim.y][gridDim.x][D].
+template <int WIDTH>
+__global__ void __launch_bounds__(ROPE_THREADS, 2)
+    rope_norm_backward_kernel(Bf16 *d_qkv, const Bf16 *qkv, Rotary r, unsigned lanes,
+                              float *partials) {
+    enum { TURNS = norm_turns<WIDTH>() };
+    extern __shared__ float shared[]; // [groups][D]
+    bool keys = blockIdx.y == 1;
+    const unsigned heads = keys ? r.G : r.H, first = keys ? r.H : 0, half = r.D / 2;
+    const unsigned lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+    const unsigned groups = blockDim.x / lanes, rows = (unsigned)(r.B * r.T) * heads;
+    const Bf16 *weight = keys ? r.key_weight : r.query_weight;
+    unsigned mask = head_mask(lanes);
+    float inverse = 1.0f / (float)r.D;
+    Pairs<WIDTH> w[TURNS], sums[TURNS] = {};
+#pragma unroll
+    for (int k = 0; k < TURNS; k++) {
+        unsigned place = (lane + k * lanes) * WIDTH;
+        w[k] = {};
+        if (place < half) { w[k] = load_pairs<WIDTH>(weight + place, half); }
+    }
+    for (unsigned row = blockIdx.x * groups + group; row < rows; row += gridDim.x * groups) {
+        unsigned token = row / heads, head = first + row % heads;
+        unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
+        Pairs<WIDTH> x[TURNS], d[TURNS];
+        float squares = 0.0f, projected = 0.0f; // of x; of x times the gradient times the weight
+#pragma unroll
+        for (int k = 0; k < TURNS; k++) {
+            unsigned place = (lane + k * lanes) * WIDTH;
+            if (place >= half) { continue; }
+            x[k] = load_pairs<WIDTH>(qkv + at + place, half);
+            d[k] = load_pairs<WIDTH>(d_qkv + at + place, half);
+            turn(d[k], r.table + token % (unsigned)r.T * r.D + place, half, -1.0f);
+            for (int j = 0; j < WIDTH; j++) {
+                float a = x[k].a[j], b = x[k].b[j];
+                squares = fmaf(a, a, fmaf(b, b, squares));
+                projected = fmaf(a * w[k].a[j], d[k].a[j], projected);
+                projected = fmaf(b * w[k].b[j], d[k].b[j], projected);
+            }
+        }
+        float rstd = rsqrtf(fmaf(head_sum(squares, lanes, mask), inverse, r.eps));
+        float along = -head_sum(projected, lanes, mask) * inverse * rstd * rstd;
+#pragma unroll
+        for (int k = 0; k < TURNS; k++) {
+            unsigned place = (lane + k * lanes) * WIDTH;
+            if (place >= half) { continue; }
+            for (int j = 0; j < WIDTH; j++) {
+                sums[k].a[j] = fmaf(d[k].a[j], x[k].a[j] * rstd, sums[k].a[j]);
+                sums[k].b[j] = fmaf(d[k].b[j], x[k].b[j] * rstd, sums[k].b[j]);
+                d[k].a[j] = rstd * fmaf(x[k].a[j], along, d[k].a[j] * w[k].a[j]);
+                d[k].b[j] = rstd * fmaf(x[k].b[j], along, d[k].b[j] * w[k].b[j]);
+            }
+            store_pairs(d_qkv + at + place, half, d[k]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < TURNS; k++) {
+        unsigned place = (lane + k * lanes) * WIDTH;
+        for (int j = 0; j < WIDTH && place < half; j++) {
+            shared[group * r.D + place + j] = sums[k].a[j];
+            shared[group * r.D + place + j + half] = sums[k].b[j];
+        }
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < (unsigned)r.D; i += blockDim.x) {
+        float total = shared[i];
+        for (unsigned g = 1; g < groups; g++) { total += shared[g * r.D + i]; }
+        partials[(blockIdx.y * gridDim.x + blockIdx.x) * r.D + i] = total;
+    }
+}
+
+static void rotate_and_norm_backward(Bf16 *d_qkv, const RotaryBackward &b, cudaStream_t stream) {
+    const Rotary &r = b.rotary;
+    int lanes = norm_lanes(r.D),
+        blocks = min((int)PARTIALS, divide_up((int64_t)r.B * r.T, ROW_LANES));
+    size_t shared = (size_t)(ROPE_THREADS / lanes) * r.D * sizeof(float);
+    auto kernel = halves_are_vectors(r.D) ? rope_norm_backward_kernel<VEC>
+                                          : rope_norm_backward_kernel<1>;
+    check_scratch("rope backward", b.scratch, (int64_t)2 * blocks * r.D);
+    kernel<<<dim3(blocks, 2), ROPE_THREADS, shared, stream>>>(d_qkv, b.qkv, r, lanes,
+                                                              b.scratch.data);
+    LAUNCH_CHECK();
+    sum_partials({{b.dquery_weight, b.dkey_weight}, b.scratch.data, blocks, r.D}, stream);
 }
 
 // Rotates queries and keys back; values pass through. Half a head is whole vectors.
@@ -103,21 +302,30 @@ struct RopeBackwardSource : Place {
     }
 };
 
-void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G,
-                       int D, cudaStream_t stream) {
+void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_t stream) {
     const char *name = "rope backward";
-    int M = B * T, N = (H + 2 * G) * D;
-    check_rope(name, d_qkv.bf16, table, B, T, H, G, D);
-    bool codes = d_qkv.fp8 != NULL || d_qkv.fp8_t != NULL;
+    const Rotary &r = b.rotary;
+    int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
+    bool norm = r.query_weight != NULL;
+    check_rope(name, r, {d_qkv.bf16});
+    if (norm) { check_rope(name, r, {b.qkv}); }
+    bool codes = d_qkv.fp8 != NULL || d_qkv.fp8_t != NULL, sums = b.column_sums.data != NULL;
     if (codes) { check_operand(name, d_qkv, q, M, N); }
-    if (q.fused && halves_are_vectors(D)) {
-        RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, table, T, (H + G) * D / VEC, D / VEC};
-        quantize<false>(name, source, d_qkv, q, {}, {}, M, N, stream);
+    if (q.fused && halves_are_vectors(r.D) && !norm) {
+        RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, r.table, r.T, (r.H + r.G) * r.D / VEC,
+                                     r.D / VEC};
+        if (sums) {
+            quantize<true>(name, source, d_qkv, q, b.column_sums, b.scratch, M, N, stream);
+        } else {
+            quantize<false>(name, source, d_qkv, q, {}, {}, M, N, stream);
+        }
         return;
     }
-    rotate(d_qkv.bf16, table, B, T, H, G, D, -1.0f, stream);
-    if (codes) {
-        gpu_measure(q, d_qkv.bf16, (int64_t)M * N, stream);
-        gpu_quantize(d_qkv, q, {}, {}, M, N, stream);
+    if (norm) {
+        rotate_and_norm_backward(d_qkv.bf16, b, stream);
+    } else {
+        rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, stream);
     }
+    if (codes) { gpu_measure(q, d_qkv.bf16, (int64_t)M * N, stream); }
+    if (codes || sums) { gpu_quantize(d_qkv, q, b.column_sums, b.scratch, M, N, stream); }
 }

@@ -173,32 +173,48 @@ void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *
     values_produce(dx, q, out, M, 2 * F);
 }
 
-static void turn(Operand qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G, int D,
-                 bool inverse) {
-    int N = (H + 2 * G) * D;
-    FREED float *values = bf16_read(qkv.bf16, B * T * N);
-    rope_apply(values, table, B, T, H, G, D, inverse);
-    values_produce(qkv, q, values, B * T, N);
+void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream) {
+    int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
+    FREED float *values = bf16_read(qkv, M * N), *rstd = values_new(M * (r.H + r.G));
+    FREED float *query = bf16_read(r.query_weight, r.D), *key = bf16_read(r.key_weight, r.D);
+    if (query != NULL) {
+        qk_norm_forward(values, rstd, values, query, key, M, r.H, r.G, r.D, r.eps);
+    }
+    rope_apply(values, r.table, r.B, r.T, r.H, r.G, r.D, false);
+    values_write(out, TYPE_BF16, values, M * N);
 }
 
-void gpu_rope_forward(Bf16 *qkv, const float *table, int B, int T, int H, int G, int D,
-                      cudaStream_t stream) {
-    turn((Operand){.bf16 = qkv}, (Fp8Tensor){0}, table, B, T, H, G, D, false);
-}
-
-void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, const float *table, int B, int T, int H, int G,
-                       int D, cudaStream_t stream) {
-    turn(d_qkv, q, table, B, T, H, G, D, true);
+// The codes of normalised heads are those of the rounded gradient.
+void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_t stream) {
+    Rotary r = b.rotary;
+    int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
+    FREED float *values = bf16_read(d_qkv.bf16, M * N);
+    rope_apply(values, r.table, r.B, r.T, r.H, r.G, r.D, true);
+    if (r.query_weight != NULL) {
+        FREED float *x = bf16_read(b.qkv, M * N), *out = values_new(M * N);
+        FREED float *query = bf16_read(r.query_weight, r.D), *key = bf16_read(r.key_weight, r.D);
+        FREED float *rstd = values_new(M * (r.H + r.G));
+        FREED float *dquery = gradient_begin(b.dquery_weight, r.D);
+        FREED float *dkey = gradient_begin(b.dkey_weight, r.D);
+        qk_norm_forward(out, rstd, x, query, key, M, r.H, r.G, r.D, r.eps);
+        qk_norm_backward(values, dquery, dkey, x, query, key, rstd, M, r.H, r.G, r.D);
+        gradient_end(b.dquery_weight, dquery, r.D);
+        gradient_end(b.dkey_weight, dkey, r.D);
+        q.fused = false;
+    }
+    values_produce(d_qkv, q, values, M, N);
+    column_sums(b.column_sums, values, b.scratch, M, N);
 }
 
 // ---- loss ---------------------------------------------------------------------------------------
 
-void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, float *lse, const int *targets,
-                       int M, int V, int P, float gradient_scale, cudaStream_t stream) {
+void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
+                       const int *targets, int M, int V, int P, LossTerms terms,
+                       cudaStream_t stream) {
     FREED float *x = bf16_read(logits.bf16, M * P);
-    for (int i = 0; i < M && q.fused; i++) { lse[i] = 0.0f; }
-    cross_entropy(losses, x, targets, M, V, P, gradient_scale);
-    if (gradient_scale > 0.0f) { values_produce(logits, q, x, M, P); }
+    for (int64_t i = 0; i < loss_scratch_floats(M) && q.fused; i++) { scratch.data[i] = 0.0f; }
+    cross_entropy(losses, x, targets, M, V, P, terms);
+    if (terms.gradient_scale > 0.0f) { values_produce(logits, q, x, M, P); }
 }
 
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream) {

@@ -17,7 +17,7 @@ typedef struct {
     int64_t bytes;
 } BlockBuffer;
 
-enum { BLOCK_BUFFERS = 21 };
+enum { BLOCK_BUFFERS = 22 };
 
 // b: its layers say in which form their inputs are kept.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
@@ -40,6 +40,8 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
         {"norm1 mean", offsetof(Block, norm1.mean), block, mean},
         {"norm1 rstd", offsetof(Block, norm1.rstd), block, statistic},
         {"qkv", offsetof(Block, qkv_out), block, 2 * M * qkv_rows(c)},
+        {"qkv, rotated", offsetof(Block, rotated), activations,
+         c->qk_norm ? 2 * M * qkv_rows(c) : 0},
         {"attention", offsetof(Block, attention_out.input.bf16), block, 2 * heads},
         {"attention, FP8", offsetof(Block, attention_out.input.fp8_t), activations,
          FP8_INPUT(attention_out, heads)},
@@ -130,7 +132,9 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     PLAN("scratch of the head", "logits", rows * P, head->gradient.bf16);
     PLAN("scratch of the head", "input, FP8", fp8_rows * C, head->input_scratch.fp8);
     PLAN("scratch of the head", "input, FP8, transposed", wgrad_rows * C, head->input.fp8_t);
-    PLAN("scratch of the head", "log-sum-exp", fp8_rows, n->head_lse);
+    n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
+    plan_buffer(plan, "scratch of the head", "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
+                (void **)&n->loss_scratch.data);
     PLAN("scratch of the head", "d logits, FP8", fp8_rows * P, head->gradient.fp8);
     PLAN("scratch of the head", "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
     if (fp8 && n->params->blockwise) {
@@ -255,6 +259,16 @@ void network_start(Network *n) {
                 *field = *block_field(&n->shared, &list[i]);
             }
         }
+        if (!c->qk_norm) { b->rotated = b->qkv_out; }
+        b->rotary = (Rotary){.table = llama ? n->rope : NULL,
+                             .query_weight = params_weights(p, TENSOR_QUERY_NORM_WEIGHT, l, NULL),
+                             .key_weight = params_weights(p, TENSOR_KEY_NORM_WEIGHT, l, NULL),
+                             .eps = (float)c->norm_eps,
+                             .H = c->num_heads,
+                             .G = c->num_groups,
+                             .D = c->head_size};
+        b->dquery_norm = params_gradient(p, TENSOR_QUERY_NORM_WEIGHT, l);
+        b->dkey_norm = params_gradient(p, TENSOR_KEY_NORM_WEIGHT, l);
         start_norm(&b->norm1, p, TENSOR_NORM1_WEIGHT, l);
         start_norm(&b->norm2, p, TENSOR_NORM2_WEIGHT, l);
         start_linear(n, &b->qkv, n->wide);

@@ -31,8 +31,11 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
+    Rotary rotary; // B and T are a call's; table NULL: the model has no rotary embedding
+    Gradient dquery_norm, dkey_norm;
     Bf16 *residual;     // [M,C] the block's input
-    Bf16 *qkv_out;      // [M,N] rotated
+    Bf16 *qkv_out;      // [M,N]
+    Bf16 *rotated;      // [M,N] as attention reads it; QK norm apart, in place
     float *lse;         // [B,H,T] of attention
     Bf16 *residual_mid; // [M,C] after attention
     Bf16 *fc1_out;      // [M,F], Llama [M,2F]
@@ -67,9 +70,9 @@ typedef struct {
     Bf16 *wide;
     Operand wide_fp8, residual_fp8; // FP8 forms: [M, the widest], [M,C]
     Scratch partial_sums;
-    int chunk_rows;  // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
-    float *head_lse; // [chunk_rows]
-    bool gelu_products; // the device has FP8 products with GELU
+    int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
+    Scratch loss_scratch; // of chunk_rows
+    bool gelu_products;    // the device has FP8 products with GELU
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);

@@ -121,7 +121,7 @@ bool fp8_self_check(Gpu *gpu, Error *err) {
 
 void support_check_shapes(const ModelConfig *c) {
     if (c->channels % 8 != 0 || c->ffn % 8 != 0 || qkv_rows(c) % 8 != 0 ||
-        c->padded_vocab % 8 != 0) {
+        dim_size(c, DIM_HEADS) % 8 != 0 || c->padded_vocab % 8 != 0) {
         die("the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
             "--make-vocab-size-divisible-by to be multiples of 8");
     }
