@@ -147,6 +147,7 @@ static void rotate(Bf16 *out, const Bf16 *qkv, const Rotary &r, float direction,
     int heads = r.H + (out != qkv ? 2 : 1) * r.G;
     int lanes = norm ? norm_lanes(r.D) : r.D / 2 / (vectors ? VEC : 1);
     int64_t count = (int64_t)r.B * r.T * heads * lanes;
+    if (count > INT_MAX) { die("rope: %lld threads, more than 2^31", (long long)count); }
     auto kernel = vectors ? (norm ? rope_kernel<VEC, true> : rope_kernel<VEC, false>)
                           : (norm ? rope_kernel<1, true> : rope_kernel<1, false>);
     kernel<<<divide_up(count, ROPE_THREADS), ROPE_THREADS, 0, stream>>>(out, qkv, r, heads, lanes,

@@ -12,9 +12,48 @@ static void bench_loss(int M, int V, int P) {
     Buffer<int> targets(M);
     targets.put(host.data());
     FloatBuffer losses(M);
-    bench("cross-entropy", shape_text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
-        gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, M,
-                          V, P, 1e-6f, gpu.stream);
+    static const struct {
+        const char *name;
+        LossTerms terms;
+    } kinds[] = {{"cross-entropy", {1e-6f, 0, 0}},
+                 {"cross-entropy, z-loss", {1e-6f, 1e-4f, 0}},
+                 {"cross-entropy, capped", {1e-6f, 1e-4f, 30}}};
+    for (const auto &kind : kinds) {
+        bench(kind.name, shape_text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
+            gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data,
+                              M, V, P, kind.terms, gpu.stream);
+        });
+    }
+}
+
+// Of a model with and without QK norm.
+static void bench_rope(int B, int T, int H, int G, int D) {
+    int M = B * T, N = (H + 2 * G) * D;
+    size_t n = (size_t)M * N, turned = (size_t)M * (H + G) * D;
+    Filled x(n, 1), weight(D, 1);
+    Bf16Buffer out(n);
+    FloatBuffer table((size_t)T * D), dquery(D), dkey(D), sums(N);
+    SumScratch scratch(M, N);
+    Floats angles((size_t)T * D);
+    Rope rope = {10000.0};
+    rope_table(angles.data(), T, D, &rope);
+    table.put(angles.data());
+    char shape[64];
+    snprintf(shape, sizeof(shape), "%d x %d, H%d/%d D%d", M, N, H, G, D);
+    Rotary plain = {table.data, NULL, NULL, 1e-6f, B, T, H, G, D}, norm = plain;
+    norm.query_weight = norm.key_weight = weight.device.data;
+    RotaryBackward back = {norm, x.device.data, {}, {}, {}, scratch.scratch()};
+    back.dquery_weight = {dquery.data, TYPE_F32, false};
+    back.dkey_weight = {dkey.data, TYPE_F32, false};
+    bench("rope", shape, bytes(2.0 * turned),
+          [&] { gpu_rope_forward(out.data, out.data, plain, gpu.stream); });
+    bench("rope and QK norm", shape, bytes(2.0 * n),
+          [&] { gpu_rope_forward(out.data, x.device.data, norm, gpu.stream); });
+    bench("rope backward", shape, bytes(2.0 * turned), [&] {
+        gpu_rope_backward({out.data, NULL, NULL}, {}, {plain, NULL, {}, {}, {}, {}}, gpu.stream);
+    });
+    bench("rope and QK norm backward", shape, bytes(3.0 * turned), [&] {
+        gpu_rope_backward({out.data, NULL, NULL}, {}, back, gpu.stream);
     });
 }
 
@@ -118,6 +157,9 @@ int main(int argc, char **argv) {
     bench_producers(16384, 4096, 14336, false, false, false);
     bench_loss(16384, 50257, 50304);
     bench_loss(8192, 128256, 128256);
+    bench_rope(16, 2048, 16, 4, 128);
+    bench_rope(16, 2048, 16, 8, 128);
+    bench_rope(32, 1024, 14, 2, 64);
     bench_optimizer(256 << 20);
     bench_attention({64, 1024, 12, 12, 64, false});
     bench_attention({16, 2048, 16, 4, 128, false});

@@ -127,6 +127,7 @@ static void refusals(void) {
     Scratch little = {f, 100092}, enough = {f, 1 << 30};
     NormForward norm = {f, f, x, x, NULL, 1e-5f, 64, 64};
     NormBackward back = {sums, {}, {}, x, x, x, NULL, f, enough, 64, 64};
+    const LossTerms terms = {1.0f, 0.0f, 0.0f};
     cudaStream_t s = gpu.stream;
     CHECK_DIES("quantize: 100092 bytes of scratch; 100096 are needed",
                gpu_quantize({x, fp8, fp8}, given, sums, little, 50000, 64, s));
@@ -163,9 +164,9 @@ static void refusals(void) {
     CHECK_DIES("8200 channels", gpu_norm_forward({x, NULL, NULL}, {}, norm, s));
     CHECK_DIES("8200 channels", gpu_norm_backward({x, NULL, NULL}, {}, back, s));
     CHECK_DIES("cross-entropy",
-               gpu_cross_entropy(f, {x, NULL, NULL}, {}, NULL, tokens, 64, 72, 64, 1.0f, s));
-    CHECK_DIES("log-sum-exp",
-               gpu_cross_entropy(f, {x, fp8, fp8}, fused, NULL, tokens, 64, 60, 64, 1.0f, s));
+               gpu_cross_entropy(f, {x, NULL, NULL}, {}, {}, tokens, 64, 72, 64, terms, s));
+    CHECK_DIES("cross-entropy: 508 bytes of scratch; 512 are needed",
+               gpu_cross_entropy(f, {x, fp8, fp8}, fused, {f, 508}, tokens, 64, 60, 64, terms, s));
     CHECK_DIES("heads of 264", attention_plain_forward(x, f, x, 1, 8, 1, 1, 264, s));
     CHECK_DIES("groups", attention_plain_forward(x, f, x, 1, 8, 3, 2, 64, s));
 }

@@ -202,37 +202,110 @@ static void norms_in_little_shared_memory(void) {
     unsetenv("LLM8_TEST_SHARED_KIB");
 }
 
-static void rope(int B, int T, int H, int G, int D) {
-    int N = (H + 2 * G) * D;
-    Input qkv((size_t)B * T * N, 1);
-    Floats table((size_t)T * D), forward = qkv.host, backward = qkv.host;
-    FloatBuffer angles(table.size());
+// norm: heads are normalised, too. The bias gradient is the column sums of what comes back.
+static void rope(int B, int T, int H, int G, int D, bool norm) {
+    int M = B * T, N = (H + 2 * G) * D;
+    size_t n = (size_t)M * N;
+    const float eps = 1e-2f;
+    Input qkv(n, 1), d(n, 1), query(D, 1), key(D, 1);
+    Floats table((size_t)T * D), forward = qkv.host, backward = d.host, rstd((size_t)M * (H + G)),
+                                 dquery(D, 0.0f), dkey(D, 0.0f), sums(N, 0.0f);
+    FloatBuffer angles(table.size()), ignored(D), ignored2(D), ignored3(N);
+    SumScratch scratch(M, N);
+    Bf16Buffer out(n), again(n);
     Rope rope = {10000.0};
     rope_table(table.data(), T, D, &rope);
     angles.put(table.data());
+    Rotary r = {angles.data, NULL, NULL, eps, B, T, H, G, D};
+    if (norm) {
+        r.query_weight = query.device.data;
+        r.key_weight = key.device.data;
+        qk_norm_forward(forward.data(), rstd.data(), qkv.host.data(), query.host.data(),
+                        key.host.data(), M, H, G, D, eps);
+    }
     rope_apply(forward.data(), table.data(), B, T, H, G, D, false);
     rope_apply(backward.data(), table.data(), B, T, H, G, D, true);
-    gpu_rope_forward(qkv.device.data, angles.data, B, T, H, G, D, gpu.stream);
-    CHECK_BF16(get_floats(qkv.device), forward, 1.02);
-    for (int type = 0; type < 2; type++) {
-        check_producer(D % 16 == 0 ? FUSED_UNROUNDED : FUSED_ROUNDED, B * T, N, (Fp8Type)type,
-                       100.0f, &qkv.host, backward, [&](Operand out, Fp8Tensor q) {
-                           gpu_rope_backward(out, q, angles.data, B, T, H, G, D, gpu.stream);
-                       });
+    if (norm) {
+        qk_norm_backward(backward.data(), dquery.data(), dkey.data(), qkv.host.data(),
+                         query.host.data(), key.host.data(), rstd.data(), M, H, G, D);
+        gpu_rope_forward(out.data, qkv.device.data, r, gpu.stream);
+        CHECK_BF16(get_floats(out), forward, 1.02);
+        CHECK(same_bits(get_floats(qkv.device), qkv.host));
     }
+    put_floats(again, qkv.host); // in place
+    gpu_rope_forward(again.data, again.data, r, gpu.stream);
+    CHECK_BF16(get_floats(again), forward, 1.02);
+    CHECK(!norm || same_bits(get_floats(again), get_floats(out)));
+
+    RotaryBackward plain = {r, norm ? qkv.device.data : NULL, {}, {}, {}, scratch.scratch()};
+    if (norm) {
+        plain.dquery_weight = {ignored.data, TYPE_F32, false};
+        plain.dkey_weight = {ignored2.data, TYPE_F32, false};
+    }
+    Fused fused = D % 16 == 0 && !norm ? FUSED_UNROUNDED : FUSED_ROUNDED;
+    for (int type = 0; type < 2; type++) {
+        check_producer(
+            fused, M, N, (Fp8Type)type, 100.0f, &d.host, backward,
+            [&](Operand to, Fp8Tensor q) { gpu_rope_backward(to, q, plain, gpu.stream); });
+    }
+    if (N % 8 != 0) { return; }
+    Quantised result(M, N, FP8_E5M2, 100.0f);
+    RotaryBackward b = plain;
+    auto run = [&](Gradient &which, Gradient g) {
+        which = g;
+        put_floats(result.bf16, d.host);
+        gpu_rope_backward({result.bf16.data, NULL, NULL}, {}, b, gpu.stream);
+    };
+    if (norm) {
+        CHECK_GRADIENT(dquery, [&](Gradient g) { run(b.dquery_weight, g); });
+        b = plain;
+        CHECK_GRADIENT(dkey, [&](Gradient g) { run(b.dkey_weight, g); });
+        b = plain;
+    }
+    run(b.column_sums, {ignored3.data, TYPE_F32, false});
+    bias_backward(sums.data(), get_floats(result.bf16).data(), M, N); // of the rounded values
+    CHECK_GRADIENT(sums, [&](Gradient g) { run(b.column_sums, g); });
+    if (!has_fp8() || M % 16 != 0 || N % 16 != 0) { return; }
+    b.column_sums = {ignored3.data, TYPE_F32, false};
+    put_floats(result.bf16, d.host);
+    gpu_rope_backward(result.operand(), result.tensor(SCALE_GIVEN, true), b, gpu.stream);
+    CHECK_ERROR(ignored3.get().data(), sums.data(), N, 4e-3); // fused: of the unrounded values
+    check_given(result, fused == FUSED_ROUNDED ? get_floats(result.bf16) : backward,
+                fused == FUSED_ROUNDED);
+}
+
+static void ropes_of(bool norm) {
+    static const int head_sizes[] = {16, 18, 24, 40, 64, 72, 80, 96, 100, 128, 256};
+    for (int D : head_sizes) {
+        rope(2, 24, 4, 2, D, norm);
+        rope(1, 17, 3, 1, D, norm);
+    }
+    rope(1, 1, 1, 1, 16, norm);
+    rope(1, 5, 1, 1, 2, norm);
+    rope(2, 17, 25, 5, 64, norm);
+    rope(4, 300, 6, 6, 128, norm); // several rows a thread
+    rope(1, 640, 16, 8, 48, norm);
 }
 
 static void ropes(void) {
-    static const int head_sizes[] = {16, 24, 40, 64, 72, 80, 96, 100, 128};
-    for (int D : head_sizes) {
-        rope(2, 24, 4, 2, D);
-        rope(1, 17, 3, 1, D);
-    }
-    rope(1, 1, 1, 1, 16);
-    rope(1, 5, 1, 1, 2);
-    rope(2, 17, 25, 5, 64);
+    ropes_of(false);
     CHECK_DIES("head size must be even",
-               gpu_rope_forward((Bf16 *)16, (float *)16, 1, 1, 1, 1, 7, gpu.stream));
+               gpu_rope_forward((Bf16 *)16, (Bf16 *)16, {(float *)16, NULL, NULL, 0, 1, 1, 1, 1, 7},
+                                gpu.stream));
+}
+
+static void normalised_ropes(void) {
+    ropes_of(true);
+    Bf16 *x = (Bf16 *)4096, *odd = (Bf16 *)4098;
+    float *f = (float *)4096;
+    CHECK_DIES("heads of 264", gpu_rope_forward(x, x, {f, x, x, 0, 1, 8, 1, 1, 264}, gpu.stream));
+    CHECK_DIES("not 16-byte aligned",
+               gpu_rope_forward(x, x, {f, x, odd, 0, 1, 8, 1, 1, 64}, gpu.stream));
+    RotaryBackward b = {{f, x, x, 0, 1, 64, 1, 1, 64}, NULL, {}, {}, {}, {f, 1 << 20}};
+    CHECK_DIES("no BF16 form", gpu_rope_backward({x, NULL, NULL}, {}, b, gpu.stream));
+    b.qkv = x;
+    b.scratch.bytes = 2 * 8 * 64 * 4 - 4;
+    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward({x, NULL, NULL}, {}, b, gpu.stream));
 }
 
 static void gelu(int M, int F, Fp8Type type, bool biased) {
@@ -306,8 +379,9 @@ static void activations(void) {
     activation(5000, 264, FP8_E5M2);
 }
 
-static void loss(int M, int V, int P, Fp8Type type) {
-    const float factor = 0.25f;
+static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float softcap = 0.0f) {
+    const float factor = 0.25f, most = factor * (1 + 2 * z_loss * 30); // of the gradient
+    const LossTerms reported = {0.0f, z_loss, softcap}, terms = {factor, z_loss, softcap};
     if (left_out((int64_t)M * P)) { return; }
     Input logits((size_t)M * P, 3);
     Ints host_targets = random_tokens(M, V);
@@ -315,27 +389,29 @@ static void loss(int M, int V, int P, Fp8Type type) {
     if (M > 2) { host_targets[2] = -1; }
     Buffer<int> targets(M);
     targets.put(host_targets.data());
-    FloatBuffer losses(M), lse(M);
+    FloatBuffer losses(M), scratch(loss_scratch_floats(M));
+    const Scratch rows = {scratch.data, scratch.count * sizeof(float)};
     Buffer<double> sum(1);
     Floats expected(M), gradient = logits.host;
     double total = 0, allowed = 2e-6 * fmax(1.0, V / 1e5); // cpu.c sums V exponentials in FP32
-    cross_entropy(expected.data(), gradient.data(), host_targets.data(), M, V, P, factor);
-    gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, M, V,
-                      P, 0.0f, gpu.stream);
+    cross_entropy(expected.data(), gradient.data(), host_targets.data(), M, V, P, terms);
+    gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data, M, V, P,
+                      reported, gpu.stream);
     CHECK(same_bits(get_floats(logits.device), logits.host));
     CHECK_ERROR(losses.get().data(), expected.data(), M, allowed);
-    check_producer(FUSED_UNROUNDED, M, P, type, fp8_max(type) / factor, &logits.host, gradient,
+    check_producer(FUSED_UNROUNDED, M, P, type, fp8_max(type) / most, &logits.host, gradient,
                    [&](Operand out, Fp8Tensor q) {
                        if (q.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
-                           gpu_cross_entropy(losses.data, {out.bf16, NULL, NULL}, {}, NULL,
-                                             targets.data, M, V, P, factor, gpu.stream);
+                           gpu_cross_entropy(losses.data, {out.bf16, NULL, NULL}, {}, {},
+                                             targets.data, M, V, P, terms, gpu.stream);
                            gpu_measure(q, out.bf16, (int64_t)M * P, gpu.stream);
                            gpu_quantize(out, q, {}, {}, M, P, gpu.stream);
                            return;
                        }
                        losses.poison();
-                       gpu_cross_entropy(losses.data, out, q, lse.data, targets.data, M, V, P,
-                                         factor, gpu.stream);
+                       scratch.poison();
+                       gpu_cross_entropy(losses.data, out, q, rows, targets.data, M, V, P, terms,
+                                         gpu.stream);
                        CHECK_ERROR(losses.get().data(), expected.data(), M, allowed);
                    });
     gpu_sum_losses(sum.data, losses.data, M, false, gpu.stream);
@@ -357,6 +433,47 @@ static void losses(void) {
     loss(3, 499999, 500000, FP8_E5M2); // too long a row for a cluster: the general kernel
 }
 
+static void losses_with_more_terms(void) {
+    static const float terms[][2] = {{1e-2f, 0}, {0, 4}, {3e-2f, 2.5f}, {1e-4f, 30}};
+    for (const float *t : terms) {
+        loss(1, 5, 8, FP8_E5M2, t[0], t[1]);
+        loss(33, 257, 264, FP8_E5M2, t[0], t[1]);
+        loss(16, 16, 16, FP8_E4M3, t[0], t[1]);
+        loss(48, 301, 304, FP8_E5M2, t[0], t[1]);
+        loss(128, 5003, 5008, FP8_E4M3, t[0], t[1]);
+        loss(20, 50257, 50304, FP8_E5M2, t[0], t[1]);
+        loss(32, 151931, 151936, FP8_E5M2, t[0], t[1]);
+        loss(3, 499999, 500000, FP8_E5M2, t[0], t[1]);
+    }
+}
+
+// What stands in the vocabulary's padding does not matter: NaN and the largest of all logits.
+static void paddings_do_not_matter(void) {
+    static const LossTerms terms[] = {{0.25f, 0, 0}, {0.25f, 1e-2f, 5}};
+    for (const LossTerms &t : terms) {
+        enum { M = 16, V = 261, P = 272 };
+        Input logits(M * P, 3);
+        Floats results[2], losses[2];
+        Ints host_targets = random_tokens(M, V);
+        Buffer<int> targets(M);
+        targets.put(host_targets.data());
+        for (int bad = 0; bad < 2; bad++) {
+            Bf16Buffer x(M * P);
+            FloatBuffer out(M);
+            for (int i = 0; i < M * P; i++) {
+                if (i % P >= V) { logits.host[i] = !bad ? 0.0f : i % 2 ? NAN : 1e30f; }
+            }
+            put_floats(x, logits.host);
+            gpu_cross_entropy(out.data, {x.data, NULL, NULL}, {}, {}, targets.data, M, V, P, t,
+                              gpu.stream);
+            results[bad] = get_floats(x);
+            losses[bad] = out.get();
+        }
+        CHECK(same_bits(results[0], results[1]) && same_bits(losses[0], losses[1]));
+        CHECK(isfinite(losses[0][0]) && results[0][V] == 0.0f);
+    }
+}
+
 static void losses_of_bad_logits_are_not_finite(void) {
     float bad[] = {NAN, INFINITY};
     for (float value : bad) {
@@ -367,8 +484,8 @@ static void losses_of_bad_logits_are_not_finite(void) {
         int host_targets[] = {1, 2, 3};
         targets.put(host_targets);
         FloatBuffer out(3);
-        gpu_cross_entropy(out.data, {logits.device.data, NULL, NULL}, {}, NULL, targets.data, 3,
-                          257, 264, 1.0f, gpu.stream);
+        gpu_cross_entropy(out.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data, 3, 257,
+                          264, {1.0f, 0.0f, 0.0f}, gpu.stream);
         Floats l = out.get();
         CHECK(isfinite(l[0]) && !isfinite(l[1]) && isfinite(l[2]));
     }
@@ -380,8 +497,11 @@ int main(void) {
     RUN(norms);
     RUN(norms_in_little_shared_memory);
     RUN(ropes);
+    RUN(normalised_ropes);
     RUN(activations);
     RUN(losses);
+    RUN(losses_with_more_terms);
+    RUN(paddings_do_not_matter);
     RUN(losses_of_bad_logits_are_not_finite);
     return test_summary();
 }

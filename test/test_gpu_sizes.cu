@@ -461,28 +461,48 @@ static void producers_beyond_2_31(void) {
     table.put(angles.data());
     same_in_parts("RoPE backward", l, N, IN_BOTH, l.x.data,
                   [&](Operand to, Fp8Tensor q, size_t, size_t rows) {
-                      gpu_rope_backward(to, q, table.data, (int)(rows / T), T, H, G, D, stream);
+                      RotaryBackward b = {};
+                      b.rotary = {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D};
+                      gpu_rope_backward(to, q, b, stream);
                   });
     same_in_parts("RoPE", l, N, IN_BF16, l.x.data, [&](Operand to, Fp8Tensor, size_t, size_t rows) {
-        gpu_rope_forward(to.bf16, table.data, (int)(rows / T), T, H, G, D, stream);
+        gpu_rope_forward(to.bf16, to.bf16, {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D},
+                         stream);
     });
+    SumScratch heads_scratch(ROWS, N);
+    same_in_parts("RoPE, normalised", l, N, IN_BF16, l.x.data,
+                  [&](Operand to, Fp8Tensor, size_t, size_t rows) {
+                      gpu_rope_forward(
+                          to.bf16, to.bf16,
+                          {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D},
+                          stream);
+                  });
+    same_in_parts("RoPE backward, normalised", l, N, IN_BOTH, l.x.data,
+                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      RotaryBackward b = {};
+                      b.rotary = {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H,
+                                  G,          D};
+                      b.qkv = l.d.data + first * N;
+                      b.scratch = heads_scratch.scratch();
+                      gpu_rope_backward(to, q, b, stream);
+                  });
     Buffer<int> tokens(ROWS), targets(ROWS);
     Ints numbers(ROWS);
     for (int i = 0; i < ROWS; i++) { numbers[i] = (int)(rng_bits(9, (uint64_t)i) % 2000); }
     tokens.put(numbers.data());
     targets.put(numbers.data());
-    FloatBuffer losses(ROWS), lse(ROWS), part_losses(PART);
-    same_in_parts("cross entropy", l, C, IN_BOTH, l.x.data,
-                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
-                      float *into = rows == ROWS ? losses.data : part_losses.data;
-                      q.target = 448;
-                      gpu_cross_entropy(into, to, q, lse.data, targets.data + first, (int)rows,
-                                        2000, C, 0.25f, stream);
-                      if (rows < ROWS) {
-                          CHECK_EQUAL(differences(losses.data + first, 16, into, 16, 16, PART / 4),
-                                      0);
-                      }
-                  });
+    FloatBuffer losses(ROWS), rows_of(loss_scratch_floats(ROWS)), part_losses(PART);
+    same_in_parts(
+        "cross entropy", l, C, IN_BOTH, l.x.data,
+        [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+            float *into = rows == ROWS ? losses.data : part_losses.data;
+            q.target = 448;
+            gpu_cross_entropy(into, to, q, {rows_of.data, rows_of.count * 4}, targets.data + first,
+                              (int)rows, 2000, C, {0.25f, 0, 0}, stream);
+            if (rows < ROWS) {
+                CHECK_EQUAL(differences(losses.data + first, 16, into, 16, 16, PART / 4), 0);
+            }
+        });
     same_in_parts("embedding", l, C, IN_BF16, NULL,
                   [&](Operand to, Fp8Tensor, size_t first, size_t rows) {
                       gpu_embedding_forward(to.bf16, tokens.data + first, l.d.data, l.x.data,
