@@ -17,6 +17,7 @@ vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code 
 | activations, GPT-2 | 2 (F + N): bias gradients; GELU rides in the products | 10F | 10F |
 | activations, Llama: SwiGLU | 16F | 16F | 16F |
 | activations, Llama: RoPE | 8 (H + G) D | 4 (H + G) D + 4N: dQKV's codes with it | 8 (H + G) D |
+| activations, QK norm: its input again | 2 (H + G) D | 2 (H + G) D | 2 (H + G) D |
 | quantize | 0 | 4HD, GPT-2 and 4N: dQKV | 4 (4C + HD + N + F + F1) |
 
 The last of these casts and transposes the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C).
@@ -49,7 +50,8 @@ class Shape:
         self.M = self.B * self.T
         self.C, self.L = number("hidden-size"), number("num-layers")
         self.H, self.G = number("num-attention-heads"), number("num-query-groups")
-        self.D = self.C // self.H
+        self.D = int(options.get("kv-channels", 0)) or self.C // self.H # older records lack it
+        self.qk_norm = options.get("qk-layernorm") == "true"
         self.N = (self.H + 2 * self.G) * self.D
         self.F = number("ffn-hidden-size")
         self.F1 = 2 * self.F if self.llama else self.F
@@ -97,7 +99,7 @@ def activation_bytes(s, recipe):
     heads = (s.H + s.G) * s.D
     if s.llama:
         rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
-        return 16 * s.F + 4 * heads + rope_backward
+        return 16 * s.F + 4 * heads + rope_backward + (2 * heads if s.qk_norm else 0)
     if recipe == "bf16":
         return 2 * (s.F + s.N)
     return 10 * s.F

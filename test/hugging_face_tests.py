@@ -20,6 +20,8 @@ SHAPES = {
     "llama": ("--model", "llama-tiny", "--untie-embeddings-and-output-weights", "--rope-scaling",
               "llama3", "--rope-scaling-factor", 4, "--rope-original-length", 16, "--rope-theta",
               500, "--norm-epsilon", "1e-6"),
+    "qwen2": ("--model", "llama-tiny", "--add-qkv-bias", "--logit-softcap", 3),
+    "qwen3": ("--model", "llama-tiny", "--qk-layernorm", "--kv-channels", 24),
 }
 DATA = ("--data", "d/x_train.bin", "--micro-batch-size", 2)
 
@@ -145,23 +147,41 @@ def bad(folder, *parts, words=()):
 
 
 def other_models_are_refused():
-    both = ("supported are gpt2 (GPT2LMHeadModel) and llama", "3.1")
-    bad(model_folder("m", model_type="mistral"), "m/config.json", "architecture mistral", *both)
+    all_of_them = "supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral (without a sliding"
+    for family, changes, lacks in (
+            ("gemma2", {}, ": what is missing is norms that multiply by 1 + weight, GeGLU"),
+            ("mixtral", {"num_local_experts": 8}, ": what is missing is mixture of experts"),
+            ("qwen3_moe", {"num_experts": 8}, ": what is missing is mixture of experts"),
+            ("deepseek_v3", {"n_routed_experts": 8}, "multi-head latent attention, mixture of"),
+            ("nobody", {}, "is not supported; ")):
+        bad(model_folder("m", model_type=family, **changes), "m/config.json",
+            f"architecture {family}", lacks, all_of_them)
+    for changes in ({"model_type": "mistral"}, {"model_type": "mistral", "sliding_window": 4096},
+                    {"sliding_window": 128},
+                    {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+                    {"model_type": "qwen3", "layer_types": ["full_attention",
+                                                            "sliding_attention"]}):
+        bad(model_folder("m", **changes), "sliding_window", "missing is attention within a window")
     bad(model_folder("m", quantization_config={"bits": 4}), "a quantized model", "the original")
     bad(model_folder("m", "gpt2", activation_function="relu"), 'activation_function "relu"',
         'must be "gelu_new"')
-    bad(model_folder("m", attention_bias=True), "attention_bias true", "must be false")
-    bad(model_folder("m", head_dim=32), "head_dim 32", "not supported")
+    bad(model_folder("m", attention_bias=True), "attention_bias true", "must be false",
+        "a bias of attention's output")
+    bad(model_folder("m", head_dim=32), "has shape [64, 64], config.json means [128, 64]")
+    bad(model_folder("m", head_dim=15), "--kv-channels 15")
     bad(model_folder("m", hidden_size="drop"), "m/config.json: hidden_size is missing")
     bad(model_folder("m", num_attention_heads=0), "m/config.json: num_attention_heads is missing")
-    bad(model_folder("m", sliding_window=64), "sliding_window 64", "must be null")
     bad(model_folder("m", num_key_value_heads=3), "--num-query-groups 3", "must divide")
     bad(model_folder("m", rope_scaling={"rope_type": "yarn", "factor": 2}), "'yarn'",
         "default, linear, llama3")
     bad(model_folder("m", rope_scaling={"type": "linear"}), "factor is missing")
     tensors = unpack("llama_run/latest/model.safetensors")
     extra = {**tensors, "model.layers.0.self_attn.q_norm.weight": ("F32", [4], bytes(16))}
-    bad(model_folder("m", tensors=extra), "q_norm.weight' belongs to no supported", *both)
+    bad(model_folder("m", tensors=extra), "q_norm.weight' is none of the model that config.json",
+        "docs/fine_tune.md")
+    bad(model_folder("m", model_type="qwen3", head_dim="drop"), "config.json means [512, 64]")
+    bad(model_folder("m", model_type="qwen2"), "6 of 27 tensors", "q_proj.bias")
+    bad(model_folder("m", model_type="qwen3"), "q_norm.weight")
 
 
 def incomplete_models_are_refused():
@@ -218,6 +238,13 @@ def loads_that_do_not_fit_are_refused():
         result = run("train_gpt", "--load", "llama_start", option, now, "--plan")
         assert result.err == (f"warning: {option} {now}: it is {was} in the checkpoint "
                               "llama_start: its weights were trained for that\n"), result.err
+    result = run("train_gpt", "--load", "qwen2_start", "--logit-softcap", 4, "--plan")
+    assert "warning: --logit-softcap 4: it is 3 in the checkpoint qwen2_start" in result.err
+    for name, option, was in (("qwen3", "--no-qk-layernorm", "true"),
+                              ("qwen2", "--no-add-qkv-bias", "true"),
+                              ("qwen3", "--kv-channels=16", "24")):
+        refused(run("train_gpt", "--load", f"{name}_start", option, "--plan", check=False),
+                option.removeprefix("--no-").removeprefix("--")[:8], f"it is {was} in the checkpoint")
     split(model_folder("m"), 2)
     load("m", "in several files", "scripts/convert_hf import")
     write("m/config.json", "{")

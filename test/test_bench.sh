@@ -158,6 +158,10 @@ fused = floor_of(gpt2, delayed)
 last_norm = 10 * M * C / rates["bytes"]
 passes = 1e-3 * (fused["norms"] + fused["activations"] + fused["quantize"]) - last_norm
 check(1e3 * passes, 84 * C * M * L / rates["bytes"])
+wide = floor_of(llama, {"kv-channels": 2 * D, "qk-layernorm": "true"})
+check(wide["attention"], 2 * L * 7 * B * H * T * T * D / rates["bf16"])
+check(wide["products"], 6 * M * L * (2 * C * N + 2 * C * C + 3 * C * F) / rates["bf16"])
+check(wide["activations"], M * L * (16 * F + 20 * (H + G) * D) / rates["bytes"])
 assert floor.floor_ms("NVIDIA H100", llama, parameters) is None
 try:
     check(1.0001 * bf16["loss"], 4 * M * P / rates["bytes"])

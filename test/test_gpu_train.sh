@@ -10,6 +10,9 @@ mapfile -t recipes < <(grep -o -e '--fp8.*' "$root/test/recipes.txt")
 
 # ---- models and runs: as large as the GPU needs, as small as the stand-ins need ----
 small="--vocab-size 301 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by"
+qwen3="--num-attention-heads 4 --num-query-groups 2 --qk-layernorm --logit-softcap 5
+    --z-loss-coeff 0.01"
+qwen2="--num-attention-heads 4 --num-query-groups 2 --add-qkv-bias --z-loss-coeff 0.01"
 if [[ -n ${LLM8_BIN:-} ]]; then
     wide="--model gpt2-tiny --num-layers 4 --hidden-size 256 --num-attention-heads 4
         --seq-length 128 --max-position-embeddings 128"
@@ -20,8 +23,14 @@ if [[ -n ${LLM8_BIN:-} ]]; then
         "--model llama-tiny --hidden-size 256 --num-attention-heads 4 --num-query-groups 2
          --ffn-hidden-size 344"
         "--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 8
-         --num-query-groups 2 --seq-length 100 --max-position-embeddings 100 $small 8")
+         --num-query-groups 2 --seq-length 100 --max-position-embeddings 100 $small 8"
+        "--model llama-tiny --hidden-size 256 --kv-channels 80 $qwen3"
+        "--model llama-tiny --hidden-size 256 --kv-channels 36 $qwen2")
     fp8_models=(
+        "--model llama-tiny --num-layers 4 --hidden-size 256 --kv-channels 96 --seq-length 112
+         $qwen3 --ffn-hidden-size 352"
+        "--model llama-tiny --num-layers 4 --hidden-size 256 --kv-channels 72 --seq-length 112
+         $qwen2 --ffn-hidden-size 352"
         "$wide"
         "--model llama-tiny --num-layers 3 --hidden-size 256 --num-attention-heads 4
          --num-query-groups 2 --ffn-hidden-size 352 --seq-length 112 $small 16")
@@ -32,6 +41,8 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     steps=12 stop=6 run="$DATA --micro-batch-size 4 --lr 1e-3"
     llama="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
         --num-query-groups 2 --global-batch-size 8"
+    qwen="--model llama-tiny --num-layers 3 --hidden-size 128 --kv-channels 48 $qwen3
+        --global-batch-size 8"
     gpt2="--model gpt2-tiny --num-layers 3"
     tuned="--model llama-tiny --num-layers 2 --hidden-size 512 --num-attention-heads 8
         --num-query-groups 2 --ffn-hidden-size 1408 --seq-length 512 --max-position-embeddings 512
@@ -43,8 +54,9 @@ else
         --num-query-groups 2 --ffn-hidden-size 176"
     untied="$llama --num-layers 4 $small 16"
     gradient_models=("$gpt2 --hidden-size 200 --num-attention-heads 25 --seq-length 17" "$llama"
-        "$untied")
-    fp8_models=("$gpt2" "$untied")
+        "$untied" "$llama --kv-channels 40 $qwen3" "$llama --kv-channels 18 $qwen2")
+    fp8_models=("$gpt2" "$untied" "$untied --kv-channels 24 $qwen3"
+        "$untied --kv-channels 32 $qwen2")
     follow_models=("$gpt2" "$llama")
     follow="--train-iters 12 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3
         --lr-warmup-iters 2 --weight-decay 20"
@@ -52,6 +64,7 @@ else
     small_change=0.01
     steps=4 stop=2 run="$DATA --micro-batch-size 2 --lr 1e-3 --lr-warmup-iters 2 --weight-decay 20"
     llama="$untied --num-layers 3 --global-batch-size 4"
+    qwen="$llama --kv-channels 24 $qwen3"
     tuned=$gpt2
     large="--model gpt2-124m --micro-batch-size 256"
 fi
@@ -149,15 +162,20 @@ resumed() { # options
 seen_as_another() { # options
     train variant "$@" --train-iters $steps --lr 1.00001e-3 && ! same_weights whole variant
 }
-for model in "$llama" "$gpt2"; do
+for model in "$llama" "$gpt2" "$qwen"; do
     for state in "${states[@]}"; do
         name="${state:-BF16}, ${model:8:5}" options="$run $model $state"
+        if [[ $model == "$qwen" ]]; then
+            if [[ -n ${state%"--fp8-format hybrid"} && $state != *history-len* ]]; then continue; fi
+            name+=", QK norm"
+        fi
         check "$name" whole $options
         check "$name, resumed" resumed $options
         check "$name, recompute, BF16 evaluations, counts" variant $options $leaves_no_trace
+        if [[ $model == "$gpt2" ]]; then continue; fi
+        check "$name, recompute activations" variant $options --recompute activations
         if [[ $model != "$llama" ]]; then continue; fi
         check "$name, repeated" variant $options
-        check "$name, recompute activations" variant $options --recompute activations
         if [[ -n $graphs ]]; then
             check "$name, tuned" variant $options --gemm-autotune # here one product is like another
         else
@@ -284,12 +302,14 @@ check "layers too small to gain stay in BF16" too_small
 first_loss() {
     losses "$1" | head -n 1 | sed 's/.*"loss":\([^,]*\),.*/\1/'
 }
-head_in_chunks() {
-    train whole $run $llama --train-iters 1 &&
-        LLM8_TEST_HEAD_ROWS=20 train variant $run $llama --train-iters 1 || return
+head_in_chunks() { # options
+    train whole $run "$@" --train-iters 1 &&
+        LLM8_TEST_HEAD_ROWS=20 train variant $run "$@" --train-iters 1 || return
     [[ -n $(first_loss whole) && $(first_loss whole) == "$(first_loss variant)" ]]
 }
-check "the LM head in chunks: the same loss" head_in_chunks
+for model in "$llama" "$qwen" "$qwen $fp8"; do
+    check "the LM head in chunks: the same loss, ${model:(-14)}" head_in_chunks $model
+done
 too_large() {
     refused "try --micro-batch-size" $large --data d_train.bin --vocab-size 257
 }
@@ -335,7 +355,8 @@ sanitized_runs() { # options
         --sample-interval 3 --sample-length 20 --save-interval 2 &&
         train_more s $options --train-iters 4 --resume latest
 }
-for state in "${states[@]:1:2}" "${states[4]}"; do
+for state in "${states[@]:1:2}" "${states[4]}" "$qwen --fp8-format hybrid --fp8-lm-head" \
+    "--add-qkv-bias --fp8-format hybrid"; do
     check "sanitized, $state" sanitized_runs $state
 done
 sanitized_profile() {

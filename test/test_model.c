@@ -21,6 +21,9 @@ static void known_models_have_their_size(void) {
     CHECK_EQUAL(count_of("--model gpt2-774m"), 774030080);
     CHECK_EQUAL(count_of("--model gpt2-1558m"), 1557611200);
     CHECK_EQUAL(count_of("--model llama-3-8b"), 8030261248);
+    CHECK_EQUAL(count_of("--model qwen3-0.6b"), 596049920);
+    CHECK_EQUAL(count_of("--model qwen2.5-0.5b"), 494032768);
+    CHECK_EQUAL(count_of("--model smollm2-135m"), 134515008);
 }
 
 // Llama 3.2 1B and Llama 2 7B, by their published dimensions.
@@ -46,8 +49,11 @@ static const char *const models[] = {
     "--arch llama --num-layers 5 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 "
     "--vocab-size 61 --make-vocab-size-divisible-by 16 --untie-embeddings-and-output-weights",
     "--model llama-3-8b",
+    "--arch llama --num-layers 3 --hidden-size 40 --num-attention-heads 3 --num-query-groups 1 "
+    "--kv-channels 18 --qk-layernorm --vocab-size 61",
+    "--model qwen2.5-0.5b",
 };
-enum { MODELS = 5 };
+enum { MODELS = 7 };
 
 static ParamLayout layout_of(const char *options) {
     Options o = options_of(options);
@@ -56,9 +62,16 @@ static ParamLayout layout_of(const char *options) {
 }
 
 static bool model_should_have(const ModelConfig *c, int id) {
-    const TensorRow *row = tensor_row((TensorId)id);
-    if (id == TENSOR_HEAD_WEIGHT && c->tied_head) { return false; }
-    return c->arch == ARCH_GPT2 ? row->gpt2 : row->llama;
+    bool gpt2 = c->arch == ARCH_GPT2;
+    switch (id) {
+    case TENSOR_HEAD_WEIGHT: return !c->tied_head;
+    case TENSOR_QKV_BIAS: return gpt2 || c->qkv_bias;
+    case TENSOR_QUERY_NORM_WEIGHT:
+    case TENSOR_KEY_NORM_WEIGHT: return c->qk_norm;
+    default: break;
+    }
+    const char *name = tensor_row((TensorId)id)->name;
+    return gpt2 || (strstr(name, "bias") == NULL && strstr(name, "position") == NULL);
 }
 
 // Tensors that overlap, are not aligned, or are more than a gap apart.
@@ -144,37 +157,48 @@ static void faults_in_the_space_are_seen(void) {
 
 // The same in words that a person can check: GPT-2 small's rows by Hugging Face's shapes.
 static void shapes_are_the_published_ones(void) {
-    ParamLayout gpt2 = layout_of("--model gpt2-124m"), llama = layout_of("--model llama-3-8b");
+    enum { GPT2, LLAMA, QWEN2, QWEN3, FAMILIES };
+    ParamLayout layouts[FAMILIES] = {
+        layout_of("--model gpt2-124m"), layout_of("--model llama-3-8b"),
+        layout_of("--model qwen2.5-0.5b"), layout_of("--model qwen3-0.6b")};
     static const struct {
-        bool llama;
+        int family;
         TensorId id;
         int rows, cols;
     } shapes[] = {
-        {false, TENSOR_TOKEN_EMBEDDING, 50304, 768},
-        {false, TENSOR_POSITION_EMBEDDING, 1024, 768},
-        {false, TENSOR_QKV_WEIGHT, 2304, 768},
-        {false, TENSOR_QKV_BIAS, 2304, 1},
-        {false, TENSOR_ATTENTION_OUT_WEIGHT, 768, 768},
-        {false, TENSOR_FC1_WEIGHT, 3072, 768},
-        {false, TENSOR_FC2_WEIGHT, 768, 3072},
-        {false, TENSOR_FC2_BIAS, 768, 1},
-        {true, TENSOR_QKV_WEIGHT, 6144, 4096},
-        {true, TENSOR_ATTENTION_OUT_WEIGHT, 4096, 4096},
-        {true, TENSOR_FC1_WEIGHT, 28672, 4096},
-        {true, TENSOR_FC2_WEIGHT, 4096, 14336},
-        {true, TENSOR_HEAD_WEIGHT, 128256, 4096},
-        {true, TENSOR_NORM2_WEIGHT, 4096, 1},
+        {GPT2, TENSOR_TOKEN_EMBEDDING, 50304, 768},
+        {GPT2, TENSOR_POSITION_EMBEDDING, 1024, 768},
+        {GPT2, TENSOR_QKV_WEIGHT, 2304, 768},
+        {GPT2, TENSOR_QKV_BIAS, 2304, 1},
+        {GPT2, TENSOR_ATTENTION_OUT_WEIGHT, 768, 768},
+        {GPT2, TENSOR_FC1_WEIGHT, 3072, 768},
+        {GPT2, TENSOR_FC2_WEIGHT, 768, 3072},
+        {GPT2, TENSOR_FC2_BIAS, 768, 1},
+        {LLAMA, TENSOR_QKV_WEIGHT, 6144, 4096},
+        {LLAMA, TENSOR_ATTENTION_OUT_WEIGHT, 4096, 4096},
+        {LLAMA, TENSOR_FC1_WEIGHT, 28672, 4096},
+        {LLAMA, TENSOR_FC2_WEIGHT, 4096, 14336},
+        {LLAMA, TENSOR_HEAD_WEIGHT, 128256, 4096},
+        {LLAMA, TENSOR_NORM2_WEIGHT, 4096, 1},
+        {QWEN2, TENSOR_QKV_WEIGHT, 1152, 896},
+        {QWEN2, TENSOR_QKV_BIAS, 1152, 1},
+        {QWEN2, TENSOR_ATTENTION_OUT_WEIGHT, 896, 896},
+        {QWEN3, TENSOR_QKV_WEIGHT, 4096, 1024},
+        {QWEN3, TENSOR_ATTENTION_OUT_WEIGHT, 1024, 2048},
+        {QWEN3, TENSOR_QUERY_NORM_WEIGHT, 128, 1},
+        {QWEN3, TENSOR_KEY_NORM_WEIGHT, 128, 1},
     };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        const Param *p = param_find(shapes[i].llama ? &llama : &gpt2, shapes[i].id, 3);
+        const Param *p = param_find(&layouts[shapes[i].family], shapes[i].id, 3);
         CHECK_EQUAL(p->rows, shapes[i].rows);
         CHECK_EQUAL(p->cols, shapes[i].cols);
     }
-    CHECK(param_find(&gpt2, TENSOR_HEAD_WEIGHT, 0) == NULL);
-    CHECK(param_find(&llama, TENSOR_QKV_BIAS, 0) == NULL);
-    CHECK(param_find(&llama, TENSOR_POSITION_EMBEDDING, 0) == NULL);
-    param_layout_free(&gpt2);
-    param_layout_free(&llama);
+    CHECK(param_find(&layouts[GPT2], TENSOR_HEAD_WEIGHT, 0) == NULL);
+    CHECK(param_find(&layouts[LLAMA], TENSOR_QKV_BIAS, 0) == NULL);
+    CHECK(param_find(&layouts[LLAMA], TENSOR_POSITION_EMBEDDING, 0) == NULL);
+    CHECK(param_find(&layouts[QWEN2], TENSOR_QUERY_NORM_WEIGHT, 0) == NULL);
+    CHECK(param_find(&layouts[QWEN3], TENSOR_QKV_BIAS, 0) == NULL);
+    for (int i = 0; i < FAMILIES; i++) { param_layout_free(&layouts[i]); }
 }
 
 // ---- initial weights --------------------------------------------------------------------------

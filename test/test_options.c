@@ -370,6 +370,8 @@ static void presets_parse_and_derive(void) {
     }
     Options o = options_of("--model gpt2-tiny --train-iters 50");
     CHECK_EQUAL(o.num_query_groups, 4);
+    CHECK_EQUAL(o.kv_channels, 16);
+    CHECK_EQUAL(options_of("--model qwen3-0.6b --num-attention-heads 8").kv_channels, 128);
     CHECK_EQUAL(o.ffn_hidden_size, 256);
     CHECK_EQUAL(o.max_position_embeddings, 64);
     CHECK_EQUAL(o.lr_decay_iters, 50);
@@ -399,7 +401,12 @@ static void presets_yield_to_what_is_given(void) {
         {"--model llama-quickstart --hidden-size 288", 6, 2, 768, 128}, // 6 still divide
         {"--model llama-tiny --num-attention-heads 8", 8, 2, 192, 64},
         {"--model llama-tiny --num-attention-heads 1", 1, 1, 192, 64},
+        {"--model qwen3-0.6b --hidden-size 512", 16, 8, 3072, 2048},
+        {"--model qwen3-0.6b --arch gpt2", 16, 16, 3072, 2048},
+        {"--model qwen2.5-0.5b --arch gpt2 --seq-length 512", 14, 14, 4864, 512},
+        {"--model smollm2-135m --hidden-size 512", 8, 8, 1408, 2048},
         {"--hidden-size 1024", 16, 16, 4096, 1024},
+        {"--hidden-size 1024 --kv-channels 128", 8, 8, 4096, 1024},
         {"--hidden-size 100", 2, 2, 400, 1024}, // heads of 50: the largest even divisor to 64
         {"--hidden-size 97", 97, 97, 388, 1024},
         {"--hidden-size 256 --max-position-embeddings 4096", 4, 4, 1024, 4096},
@@ -418,6 +425,13 @@ static void contradictions_are_refused(void) {
         const char *command, *expected;
     } rows[] = {
         {"--num-attention-heads 7", "--num-attention-heads 7: must divide --hidden-size 768"},
+        {"--arch llama --num-attention-heads 7", "--hidden-size 768, or give --kv-channels"},
+        {"--arch llama --num-attention-heads 7 --kv-channels 13",
+         "--kv-channels 13: llama's rotary"},
+        {"--kv-channels 32 --num-attention-heads 12",
+         "--kv-channels 32: gpt2 has --hidden-size 768 / --num-attention-heads"},
+        {"--qk-layernorm", "--qk-layernorm: gpt2 has none"},
+        {"--arch llama --qk-layernorm --add-qkv-bias", "--qk-layernorm: no model of transformers"},
         {"--arch llama --num-query-groups 5", "--num-query-groups 5: must divide --num-attention"},
         {"--arch llama --num-query-groups 24", "--num-query-groups 24: must divide"},
         {"--num-query-groups 4", "--num-query-groups 4: gpt2 has as many"},
@@ -443,7 +457,9 @@ static void contradictions_are_refused(void) {
     }
     CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not in use
     CHECK_TEXT(error_of("--help --num-attention-heads 7"), "");
-    CHECK_TEXT(error_of("--fp8-recipe blockwise"), ""); // whose default is another
+    CHECK_TEXT(error_of("--arch llama --num-attention-heads 7 --kv-channels 12"), "");
+    CHECK_TEXT(error_of("--kv-channels 64 --add-qkv-bias"), ""); // as gpt2 has it
+    CHECK_TEXT(error_of("--fp8-recipe blockwise"), "");          // whose default is another
     CHECK_TEXT(error_of("--fp8-recipe blockwise --fp8-fast-accumulation none"), "");
 }
 
