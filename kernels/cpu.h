@@ -9,7 +9,7 @@
 #define LLM8_CPU_H
 
 #include "fp8_format.h"
-#include "loss.h"
+#include "loss_terms.h"
 #include "rope.h"
 
 #include <stdbool.h>
@@ -81,7 +81,7 @@ void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F)
 
 // Softmax cross-entropy over the first V of each row's P columns. losses[M] (0 where the target is
 // negative: such rows are left out). With terms.gradient_scale > 0 the logits become the gradient
-// of the loss that terms make of it (loss.h), zero in left-out rows and in the columns from V on:
+// of what is minimised (loss_terms.h), zero in left-out rows and in the columns from V on:
 // ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2).
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
                    LossTerms terms);

@@ -11,7 +11,7 @@
 #define LLM8_KERNELS_H
 
 #include "gemm.h"
-#include "loss.h"
+#include "loss_terms.h"
 
 #ifdef __cplusplus
 extern "C" {

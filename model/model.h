@@ -7,7 +7,7 @@
 #ifndef LLM8_MODEL_H
 #define LLM8_MODEL_H
 
-#include "../kernels/loss.h"
+#include "../kernels/loss_terms.h"
 #include "../kernels/rope.h"
 #include "options.h"
 

@@ -187,8 +187,8 @@ void run_score_choices(Run *run, ChoiceModel model);
 // --sample-prompt as tokens, after the end of text that every document starts with: run->prompt.
 bool run_encode_prompt(Run *run, Error *err);
 
-// The logits [V] of the token after tokens[0..n), n <= seq_length, which the caller may change; valid
-// until the next call.
+// The logits [V] of the token after tokens[0..n), n <= seq_length, which the caller may change;
+// valid until the next call.
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
 // Prints the prompt and the model's continuation, as text, or as ids without a tokenizer.
