@@ -25,6 +25,12 @@ MODELS = {
     "llama": transformers.LlamaConfig(
         **{**LLAMA, **WIDE, "hidden_size": 256, "intermediate_size": 352},
         num_attention_heads=4, num_key_value_heads=2),
+    "qwen2": transformers.Qwen2Config(
+        **{**LLAMA, **WIDE, "hidden_size": 256, "intermediate_size": 352},
+        num_attention_heads=4, num_key_value_heads=2),
+    "qwen3": transformers.Qwen3Config(
+        **{**LLAMA, **WIDE, "hidden_size": 256, "intermediate_size": 352},
+        num_attention_heads=4, num_key_value_heads=2, head_dim=96),
 }
 
 
