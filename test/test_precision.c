@@ -228,7 +228,30 @@ static void blockwise_has_no_state(void) {
     precision_free(&p.precision);
 }
 
+// The head's output gradient is at most its factor; with the z-loss as many times more as a softmax
+// whose log-sum-exp is 100 makes it.
+static void the_fixed_slot_has_room_for_the_z_loss(void) {
+    static const double coefficients[] = {0, 1e-4, 0.1};
+    for (int i = 0; i < 3; i++) {
+        char text[1024];
+        Policy p;
+        snprintf(text, sizeof(text),
+                 LLAMA "--fp8-format hybrid --fp8-lm-head --global-batch-size 8 --z-loss-coeff %g",
+                 coefficients[i]);
+        decide(&p, text);
+        Fp8Slot *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Slot));
+        const Fp8Slot *slot = &slots[fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)];
+        fp8_fix_slot(&p.precision, &p.options, slots);
+        double largest = (1 + 200 * coefficients[i]) / (8 * 16);
+        CHECK_CLOSE(slot->scale * largest, 57344, 0.1);
+        CHECK_CLOSE(slot->scale * slot->scale_inv, 1, 1e-6);
+        free(slots);
+        precision_free(&p.precision);
+    }
+}
+
 int main(void) {
+    RUN(the_fixed_slot_has_room_for_the_z_loss);
     RUN(formats_name_their_operands);
     RUN(options_keep_layers_in_bf16);
     RUN(small_products_stay_in_bf16);
