@@ -5,7 +5,12 @@
 
 enum { V = 61, T = 16, B = 4 };
 
-static const char *const models[] = {SMALL_GPT2 "--num-layers 2", SMALL_LLAMA "--num-layers 2"};
+static const char *const models[] = {
+    SMALL_GPT2 "--num-layers 2",
+    SMALL_LLAMA "--num-layers 2",
+    SMALL_LLAMA "--num-layers 2 --kv-channels 16 --qk-layernorm --logit-softcap 4 "
+                "--z-loss-coeff 0.01",
+};
 static const char *const precisions[] = {
     "",
     "--bf16",
@@ -14,7 +19,7 @@ static const char *const precisions[] = {
     "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head",
     "--bf16 --optimizer muon",
 };
-enum { MODELS = 2, PRECISIONS = 6, BOTH = MODELS * PRECISIONS };
+enum { MODELS = 3, PRECISIONS = 6, BOTH = MODELS * PRECISIONS };
 
 static void open_combination(Trainer *t, int i, const char *more) {
     open_trainer(t, "%s %s %s", models[i % MODELS], precisions[i / MODELS], more);
