@@ -1,6 +1,7 @@
-// The CPU trainer: GPT-2 and Llama in FP32, forward and backward by hand. Reads top to bottom:
-// memory, layers, blocks, forward, loss, backward, update, then evaluation, samples, checkpoints
-// and the loop. train_gpt.cu has the same functions in the same order.
+// The CPU trainer: GPT-2 and Llama (with Qwen's QKV bias and QK norm) in FP32, forward and backward
+// by hand. Reads top to bottom: memory, layers, blocks, forward, loss, backward, update, then
+// evaluation, samples, checkpoints and the loop. train_gpt.cu has the same functions in the same
+// order.
 //
 // The linear layers can round their operands to BF16 or FP8 as the GPU would (model/precision.h);
 // their products and everything else stay FP32. That makes this file the reference for the GPU's
