@@ -231,9 +231,8 @@ static void reference_cross_entropy(double *out, double *const *in, const Shape 
         for (int i = 0; i < s->V; i++) { max = fmax(max, reference_capped(x[i], s)); }
         for (int i = 0; i < s->V; i++) { sum += exp(reference_capped(x[i], s) - max); }
         int target = s->tokens[row];
-        double lse = log(sum) + max;
-        out[row] = target < 0 ? 0 : lse - reference_capped(x[target], s);
-        out[row] += target < 0 ? 0 : s->z_loss * lse * lse;
+        double lse = target < 0 ? 0 : log(sum) + max;
+        out[row] = target < 0 ? 0 : lse - reference_capped(x[target], s) + s->z_loss * lse * lse;
     }
 }
 
