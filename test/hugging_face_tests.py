@@ -243,8 +243,9 @@ def loads_that_do_not_fit_are_refused():
     for name, option, was in (("qwen3", "--no-qk-layernorm", "true"),
                               ("qwen2", "--no-add-qkv-bias", "true"),
                               ("qwen3", "--kv-channels=16", "24")):
-        refused(run("train_gpt", "--load", f"{name}_start", option, "--plan", check=False),
-                option.removeprefix("--no-").removeprefix("--")[:8], f"it is {was} in the checkpoint")
+        tried = run("train_gpt", "--load", f"{name}_start", option, "--plan", check=False)
+        refused(tried, option.removeprefix("--no-").removeprefix("--").split("=")[0],
+                f"it is {was} in the checkpoint")
     split(model_folder("m"), 2)
     load("m", "in several files", "scripts/convert_hf import")
     write("m/config.json", "{")

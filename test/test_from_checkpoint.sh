@@ -96,7 +96,7 @@ contradicts() {
 contradictions_are_told() {
     local option
     for option in 'num-layers 2 3' 'hidden-size 60 48' 'num-attention-heads 12 6' \
-        'num-query-groups 6 3' 'ffn-hidden-size 64 80' 'vocab-size 300 257' 'arch gpt2 llama'; do
+        'num-query-groups 6 3' 'kv-channels 16 8' 'ffn-hidden-size 64 80' 'vocab-size 300 257' 'arch gpt2 llama'; do
         # shellcheck disable=SC2086 # words
         set -- $option
         contradicts "--$1 $2: " "--$1" "$2"
@@ -128,10 +128,29 @@ config_json_says_the_shape() {
         expect_said 0 '--seq-length 64' "$trainer" --load theirs --plan
         local words
         for words in '--num-layers 3' '--hidden-size 48' '--num-attention-heads 6' '--arch llama' \
-            '--num-query-groups 3' '--ffn-hidden-size 80' '--vocab-size 257' '--rope-theta 500' \
+            '--num-query-groups 3' '--kv-channels 8' '--ffn-hidden-size 80' '--vocab-size 257' '--rope-theta 500' \
             '--norm-epsilon 1e-06' '--max-position-embeddings 64' ' --untie-embeddings'; do
             has log "$words" || fail "no $words: $(tail -n 2 log)"
         done
+    done
+}
+
+# As versions without --kv-channels wrote it, whose preset says no heads; nor does config.json always
+# say it.
+heads_without_a_size_divide_the_channels() {
+    local folder
+    mkdir -p ours && cp s/latest/* ours && cp -r theirs unsaid
+    python3 - ours/meta.json <<'END' || return
+import re, sys, zlib
+text = re.sub(r'.*"(kv-channels|model)":.*\n', "", open(sys.argv[1]).read())
+text = re.sub(r'"crc32":\t"[0-9a-f]{8}"\n}$', '"crc32":\t"00000000"\n}', text)
+open(sys.argv[1], "w").write(text.replace("00000000", f"{zlib.crc32(text.encode()):08x}"))
+END
+    sed -i '/"head_dim"/d' unsaid/config.json
+    ! grep -qe kv-channels -e head_dim ours/meta.json unsaid/config.json || fail "it is said"
+    for folder in '--load ours' '--resume ours' '--load unsaid'; do
+        # shellcheck disable=SC2086 # words
+        expect_said 0 '--kv-channels 8' train_gpt $folder --plan
     done
 }
 
@@ -219,7 +238,7 @@ if [[ ${#trainers[@]} -eq 1 ]]; then
 fi
 for test in prepare samples_need_the_folder_alone evaluations_need_no_shape \
     resumed_runs_need_no_shape contradictions_are_told config_json_says_the_shape \
-    vocabulary_is_the_tokenizers a_vocabulary_far_above_is_said \
+    heads_without_a_size_divide_the_channels vocabulary_is_the_tokenizers a_vocabulary_far_above_is_said \
     checkpoints_carry_what_belongs_to_the_model checkpoints_without_a_tokenizer_still_load \
     a_damaged_tokenizer_is_passed_over other_tokens_are_refused; do
     run $test

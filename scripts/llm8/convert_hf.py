@@ -10,8 +10,8 @@ def parser():
     p = Parser(
         prog="scripts/convert_hf",
         description="Hugging Face models into this house.",
-        epilog="docs/fine_tune.md lists the families of models that are supported; the trainer refuses\n"
-               "others, and says what it lacks for them.\n\n"
+        epilog="docs/fine_tune.md lists the families of models that are supported; the trainer\n"
+               "refuses others, and says what it lacks for them.\n\n"
                "The way back needs no conversion: every checkpoint folder has model.safetensors,\n"
                "config.json and, where it is known, tokenizer.json: give it to transformers.")
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
