@@ -1,6 +1,7 @@
 #include "model.h"
 #include "../base/rng.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,7 @@ const TensorRow *tensor_row(TensorId id) {
 }
 
 ModelConfig model_config(const Options *o) {
+    assert(o->kv_channels > 0 && o->ffn_hidden_size > 0); // options_resolve() has run
     return (ModelConfig){
         .arch = (Arch)o->arch,
         .num_layers = o->num_layers,

@@ -163,6 +163,7 @@ struct Model {
         Error err;
         Options options;
         bool ok = options_read(&options, (int)words.size(), (char **)words.data(), &err) &&
+                  options_resolve(&options, NULL, &err) &&
                   run_configure(&run, &options, {NUMBER_BF16, NULL, 0}, &err);
         if (!ok) { die("%s", err.text); }
         std::vector<uint8_t> kinds((size_t)run.layout.count);
