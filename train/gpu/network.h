@@ -72,7 +72,7 @@ typedef struct {
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
-    bool gelu_products;    // the device has FP8 products with GELU
+    bool gelu_products;   // the device has FP8 products with GELU
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);
