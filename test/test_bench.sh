@@ -312,8 +312,10 @@ verdicts_are_shown() {
 
 # Other programs stand beside ours where they were timed in the same call, and nowhere else.
 peers_are_of_the_same_call() {
-    local peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
-        "4c06e80d98ae", "program": "peer", "precision": "BF16", "model": "gpt2-124m", "seq_length":
+    local commit peer
+    commit=$(sed -n 's/^Medians.*commit \([0-9a-f]*\)\.$/\1/p' "$root/README.md")
+    peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
+        "'$commit'", "program": "peer", "precision": "BF16", "model": "gpt2-124m", "seq_length":
         1024, "micro_batch": 64, "tokens_per_s": 500000, "steps": 20}'
     rm -rf other && cp -r "$root/test/results" other
     tr '\n' ' ' <<<"$peer" >other/peers.jsonl
@@ -322,7 +324,7 @@ peers_are_of_the_same_call() {
     has page '| GPT-2 124M, 64 x 1024 | peer BF16 | 500,000 |' || fail "$(grep GPT-2 page)"
     has page 'times peer, the fastest other program' || fail "$(grep -m 1 GPT-2 page)"
     has figure.svg '>peer BF16<' || fail "not in the figure"
-    sed -i 's/4c06e80d98ae/4c06e80d98af/' other/peers.jsonl
+    sed -i "s/$commit/x${commit:1}/" other/peers.jsonl
     expect_status 0 "$results" --records other page figure.svg || return
     ! grep -q 'peer BF16' page figure.svg || fail "a peer of another commit is shown"
 }
