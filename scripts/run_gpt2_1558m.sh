@@ -8,7 +8,7 @@
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
 # settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
 # cost: 33.6 billion tokens, 3.29e+20 FLOPs
-# cost: BF16: 1 GPU 7.0 days, 8 GPUs ~21.5 hours
+# cost: BF16: 1 GPU 7.0 days, 8 GPUs ~21.4 hours
 # cost: FP8: 1 GPU 5.0 days, 8 GPUs ~15.2 hours
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here

@@ -11,7 +11,7 @@
 # settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
 # cost: 21.0 billion tokens, 1.06e+20 FLOPs
 # cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.4 hours
-# cost: FP8: 1 GPU 39.1 hours, 8 GPUs ~5.0 hours
+# cost: FP8: 1 GPU 38.4 hours, 8 GPUs ~4.9 hours
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
