@@ -18,7 +18,10 @@ finds_nothing() { # tool, program and its arguments
 }
 
 result() { # 0 or not, text
-    if [[ $1 -eq 0 ]]; then
+    if grep -q '^0 passed, 0 failed' log; then # the tool may not even have seen a call to CUDA
+        echo "  skipped: $2"
+        skipped=$((skipped + 1))
+    elif [[ $1 -eq 0 ]]; then
         echo "  ok   $2"
         passed=$((passed + 1))
     elif grep -qiE 'device (is )?not supported' log; then
@@ -32,11 +35,13 @@ result() { # 0 or not, text
 }
 
 check() { # tool
-    local tool=$1 status=0 source program
+    local tool=$1 status=0 source program sources
+    # whole models are too slow; their kernels are tested each on their own
+    mapfile -t sources < <(grep -L gpu_trainer.h "$root"/test/test_gpu_*.cu)
     finds_nothing "$tool" "$tests/sanitizer_faults" "$tool" && status=1
     if grep -qiE 'device (is )?not supported' log; then status=1; fi
     result $status "$tool finds its planted fault"
-    for source in "$root"/test/test_gpu_*.cu; do # the program's own tests must pass, too
+    for source in "${sources[@]}"; do # the program's own tests must pass, too
         program=$(basename "$source" .cu)
         status=0 SECONDS=0
         LLM8_SANITIZING=$tool finds_nothing "$tool" "$tests/$program" || status=1

@@ -10,9 +10,9 @@ stand_in() {
     chmod +x "bin/$1"
 }
 
-tests=(test_gpu_fp8 test_gpu_kernels)
-sanitized=${#tests[@]}
-programs=$((sanitized + 1)) # and the one of PTX alone
+tests=(test_gpu_fp8 test_gpu_kernels test_gpu_large)
+sanitized=2                   # not the last one's whole models
+programs=$((${#tests[@]} + 1)) # and the one of PTX alone
 scripts=3                   # of whole runs, and of transformers, which end at once here
 
 # The GPU test programs all print the same.
@@ -116,6 +116,12 @@ sanitizer_findings_are_failures() {
     expect_said 1 ", $sanitized failed, " sanitizer
     printf '#!/bin/sh\necho "Error: Device not supported"\nexit 1\n' >bin/compute_sanitizer
     expect_said 0 "0 passed, 0 failed, $all skipped" sanitizer
+    sanitizer_says "$clean" 0
+    stand_in test_gpu_fp8 '0 passed, 0 failed, 1 skipped'
+    expect_said 0 "$((4 * sanitized)) passed, 0 failed, 4 skipped" sanitizer
+    sanitizer_says 'Error: Target application terminated before first instrumented API call' 1
+    expect_said 1 ' 1 failed, 4 skipped' sanitizer # memcheck of the other program
+    stand_in test_gpu_fp8 '5 passed, 0 failed, 0 skipped'
     sanitizer_says "$clean" 0
     stand_in test_gpu_kernels '4 passed, 1 failed, 0 skipped' 1
     expect_said 1 ', 4 failed, ' sanitizer # under each tool
