@@ -21,6 +21,7 @@ static void scaling_state(void) {
     targets.put(host_targets.data());
     history.put(host_history.data());
     used.put(flags);
+    live.poison(); // of each, only the two scales are written
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < SLOTS; i++) {
             float bad[] = {0.0f, INFINITY, NAN};
@@ -48,7 +49,10 @@ static void scaling_state(void) {
         CHECK(same_bits(history.get(), host_history));
         CHECK_EQUAL(state.get()[0].unmeasured, unmeasured);
         for (int i = 0; i < SLOTS; i++) {
-            if (flags[i] && host[i].count > 0) { CHECK(now[i].scale == host[i].scale); }
+            bool measured = flags[i] && host[i].count > 0;
+            CHECK(measured ? now[i].scale == host[i].scale : isnan(now[i].scale));
+            CHECK(measured ? now[i].scale_inv == host[i].scale_inv : isnan(now[i].scale_inv));
+            CHECK(isnan(now[i].amax));
         }
     }
 }

@@ -83,6 +83,7 @@ static void fill(State &s, const Space &space, const std::vector<int64_t> &cuts)
     s.exp_avg.put(zeros.data());
     s.exp_avg_sq.put(zeros.data());
     put_floats(s.gradients, gradients);
+    s.plain.poison(); // skipped steps leave it
 }
 
 // The segments of what lies in begin..end.
