@@ -9,6 +9,7 @@
 #include "../kernels/kernels.h"
 #include "test.h"
 
+#include <algorithm>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
