@@ -399,45 +399,55 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
            (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
 }
 
-// The options of a checkpoint's model, where they are not given and not what a preset or other
-// options make them anyway: at first those that do not follow from others. A preset of another
-// shape is said where it is given, and what --load's weights were not trained for. (--resume says
-// every option that differs, once the checkpoint is open.)
-static bool take_model(Options *o, const Options *model, Error *err) {
+// A pass over the options: where they are not given, those of a checkpoint's model. At first those
+// that do not follow from others (0: they do); then, derived, what follows and came out otherwise.
+// shape: gathers what a preset of another shape had.
+static bool take_options(Options *o, const Options *model, bool derived, char shape[256],
+                         Error *err) {
     bool named = option_source(o, "model") >= SOURCE_CONFIG,
          loads = strcmp(o->origin, o->load) == 0;
-    char now[OPTION_TEXT], was[OPTION_TEXT], taken[256] = "";
-    for (int i = 0; i < 2 * option_table_count; i++) {
-        const OptionRow *row = &option_table[i % option_table_count];
-        unsigned char *source = &o->source[row - option_table];
-        bool first = i < option_table_count, shape = option_is_shape(row, (Arch)model->arch);
-        if (i == option_table_count) { derive_values(o); }
+    char now[OPTION_TEXT], was[OPTION_TEXT];
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        OptionSource source = (OptionSource)o->source[row - option_table];
+        bool is_shape = option_is_shape(row, (Arch)model->arch);
         if (model->source[row - option_table] == SOURCE_DEFAULT ||
             row->offset == offsetof(Options, model) ||
             strcmp(option_text(o, row, now), option_text(model, row, was)) == 0 ||
-            strcmp(first ? now : was, "0") == 0) {
+            strcmp(derived ? was : now, "0") == 0) {
             continue;
         }
-        if (*source >= SOURCE_CONFIG && shape) {
+        if (source >= SOURCE_CONFIG && is_shape) {
             return fail(err, "--%s %s: it is %s in the checkpoint %s; leave the option out",
                         row->name, now, was, o->origin);
         }
-        if (*source >= SOURCE_CONFIG) {
-            if (first && loads && row->effect == EFFECT_RESULTS) {
+        if (source >= SOURCE_CONFIG) {
+            if (!derived && loads && row->effect == EFFECT_RESULTS) {
                 warn("--%s %s: it is %s in the checkpoint %s: its weights were trained for that",
                      row->name, now, was, o->origin);
             }
             continue;
         }
-        if (named && shape && *source == SOURCE_PRESET) {
-            size_t used = strlen(taken);
-            snprintf(taken + used, sizeof(taken) - used, " --%s %.40s", row->name, was);
+        if (named && is_shape && source == SOURCE_PRESET) {
+            size_t used = strlen(shape);
+            snprintf(shape + used, 256 - used, " --%s %.40s", row->name, was);
         }
         if (!option_set(o, row->name, was, SOURCE_CHECKPOINT, err)) { return false; }
     }
-    if (taken[0] != '\0') {
+    return true;
+}
+
+// The options of a checkpoint's model, where they are not given and not what a preset or other
+// options make them anyway. A preset of another shape is said where it is given, and what --load's
+// weights were not trained for. (--resume says every option that differs, once the checkpoint is
+// open.)
+static bool take_model(Options *o, const Options *model, Error *err) {
+    char shape[256] = "";
+    if (!take_options(o, model, false, shape, err)) { return false; }
+    derive_values(o);
+    if (!take_options(o, model, true, shape, err)) { return false; }
+    if (shape[0] != '\0') {
         warn("--model %s: the checkpoint %s is another model; its shape is taken:%s", o->model,
-             o->origin, taken);
+             o->origin, shape);
     }
     // of no tensor's shape
     bool longer = o->arch == ARCH_LLAMA && o->seq_length > o->max_position_embeddings;
