@@ -60,8 +60,15 @@ void die(const char *format, ...) {
     exit(EXIT_FAILURE);
 }
 
+static bool muted;
+
+void warnings_mute(bool mute) {
+    muted = mute;
+}
+
 void warn(const char *format, ...) {
     va_list args;
+    if (muted) { return; }
     va_start(args, format);
     print_tagged("warning: ", format, args);
     va_end(args);

@@ -39,8 +39,9 @@ void complain(const char *format, ...) PRINTF_LIKE(1, 2);
 // complain, and exit status 1.
 void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 
-// "warning: ..." on stderr.
+// "warning: ..." on stderr, unless they are muted.
 void warn(const char *format, ...) PRINTF_LIKE(1, 2);
+void warnings_mute(bool mute);
 
 // From here on, errors and warnings begin with "rank N: ".
 void errors_name_rank(int rank);

@@ -44,6 +44,26 @@ train_on() {
 }
 launcher=()
 
+# Two ranks as torchrun starts them: rank R says out.R and err.R, and its status goes to statuses[R].
+# of_rank[R]: the folder it runs in, variables and options of its own.
+torchrun() { # options
+    local r port=$((20000 + RANDOM % 9000)) children=() folder words
+    statuses=()
+    for r in 0 1; do
+        read -r folder words <<<"${of_rank[r]:-.}"
+        # shellcheck disable=SC2086 # words
+        (cd "$folder" && exec env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_PORT=$port \
+            MASTER_ADDR=127.0.0.1 ${words%%--*} "$trainer" "${common[@]}" "$@" \
+            $(grep -oe '--.*' <<<"$words")) >out.$r 2>err.$r &
+        children[r]=$!
+    done
+    for r in 0 1; do
+        wait "${children[r]}"
+        statuses[r]=$?
+    done
+}
+of_rank=()
+
 steps_of() {
     "$metrics_tool" "$1/metrics.jsonl" | grep '^step'
 }

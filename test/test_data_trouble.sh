@@ -246,6 +246,9 @@ tokenize_leaves_other_tokenizers_alone() {
     rm older/tokenizer.bin
     expect_said 1 'no tokenizer.bin beside' train_gpt "${common[@]}" --data older/x.bin \
         --sample-only --sample-prompt AB
+    expect_status 0 train_gpt "${common[@]}" --data older/x.bin --sample-only --sample-prompt AB \
+        --tokenizer shared/a_tokenizer.bin
+    ! has log warning || fail "--tokenizer is named: $(cat log)"
 }
 
 tokenize_leaves_no_older_validation_shard() {

@@ -1,5 +1,6 @@
 // What a run reads: shards, validation shards, multiple-choice sets, the tokenizer; and which
 // sequences of them a rank reads in a step and in an evaluation.
+#include "../ranks/launch.h"
 #include "run.h"
 
 #include <stdlib.h>
@@ -27,45 +28,54 @@ static void open_train_data(Run *run) {
            run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
 }
 
-// The tokenizer, where --tokenizer names none: the checkpoint's; or else, of those beside the
+// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
 // shards (tokenizer.bin, PREFIX_tokenizer.bin), the one that made them, by its mark; of shards
-// without a mark, tokenizer.bin.
-static void find_tokenizer(const Options *o, char path[PATH_LENGTH]) {
+// without a mark, tokenizer.bin. False: there is none (path is empty), or open_tokenizer says what
+// is wrong with it.
+static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    Tokenizer t;
     glob_t found = {0};
     Error err;
+    path_format(path, "%s", o->tokenizer);
+    if (option_source(o, "tokenizer") > SOURCE_DATA) { return tokenizer_open(t, path, NULL); }
     path_format(path, "%s/tokenizer.bin", o->origin);
-    if (o->origin[0] != '\0' && path_exists(path)) { return; }
+    if (o->origin[0] != '\0' && path_exists(path)) { return tokenizer_open(t, path, NULL); }
     path_format(path, "%.*s*tokenizer.bin", (int)(path_name(shards) - shards), shards);
     if (shards[0] != '\0') { glob(path, 0, NULL, &found); }
     path[0] = '\0';
     uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
     for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
         const char *beside = found.gl_pathv[i];
-        if (!tokenizer_open(&t, beside, &err)) {
+        if (!tokenizer_open(t, beside, &err)) {
             warn("%s", err.text);
             continue;
         }
-        bool made = mark != 0 ? t.mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
-        if (made) { path_format(path, "%s", beside); }
-        tokenizer_close(&t);
+        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
+        if (made) {
+            path_format(path, "%s", beside);
+        } else {
+            tokenizer_close(t);
+        }
     }
     if (path[0] == '\0' && found.gl_pathc > 0) {
         warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
     }
     globfree(&found);
+    return path[0] != '\0';
 }
 
+// Every rank that another program has started works this out, and rank 0 alone warns.
 void run_resolve_options(Options *o) {
     static Options model;
     Tokenizer t;
+    Ranks ranks;
     Error err;
     char text[PATH_LENGTH];
+    warnings_mute(ranks_read(&ranks, o, NULL) && ranks.rank > 0); // launch() refuses bad variables
     if (!checkpoint_model(o, &model, &err)) { die("%s", err.text); }
-    find_tokenizer(o, text);
+    bool opened = find_tokenizer(&t, o, text);
     bool ok = option_set(o, "tokenizer", text, SOURCE_DATA, &err);
-    if (ok && o->tokenizer[0] != '\0' && tokenizer_open(&t, o->tokenizer, NULL)) {
+    if (ok && opened) {
         snprintf(text, sizeof(text), "%d", t.vocab);
         ok = option_set(o, "vocab-size", text, SOURCE_DATA, &err);
         tokenizer_close(&t);
@@ -73,6 +83,7 @@ void run_resolve_options(Options *o) {
     if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL, &err)) {
         die("%s", err.text);
     }
+    warnings_mute(false);
 }
 
 static void add_companion(Run *run, const char *name, char *bytes, size_t size) {
