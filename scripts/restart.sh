@@ -9,7 +9,7 @@
 # (75), or has skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1 and SIGHUP are passed on. Its
 # exit status is the last run's. On several machines each rank, or each --gpus, has a loop of its
 # own: when one rank fails all end, and all meet again, within --distributed-timeout.
-set -u -m # -m: the command is a process group of its own, so that ^C comes from here, once
+set -u
 
 failures=3
 pause=5
@@ -70,26 +70,28 @@ newest() {
     readlink "$save/latest" 2>/dev/null
 }
 
-child='' stopped='' interrupted=''
+child='' stopped='' early=''
 pass_on() {
-    stopped=$1 interrupted=yes
-    if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; fi
+    stopped=$1
+    if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; else early=$1; fi
 }
 trap 'pass_on TERM' TERM
 trap 'pass_on INT' INT
 trap 'pass_on USR1' USR1
 trap 'pass_on HUP' HUP
 
-# A signal ends `wait` early; bash remembers the status of a child that has ended meanwhile.
+# The command is a process group of its own (-m), so that ^C comes from here, once. A signal ends
+# `wait` early, and so may one from just before it: the child has ended when it is no more. bash
+# remembers its status.
 run() {
+    set -m
     "$@" &
     child=$!
-    interrupted=yes
-    while [[ -n $interrupted ]]; do
-        interrupted=''
-        wait "$child"
-        status=$?
-    done
+    set +m # else `wait` ends where the child is stopped, too
+    if [[ -n $early ]]; then pass_on "$early"; fi
+    while kill -0 "$child" 2>/dev/null; do wait "$child"; done
+    wait "$child"
+    status=$?
     child=''
 }
 

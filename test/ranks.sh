@@ -51,7 +51,7 @@ torchrun() { # options
     statuses=()
     for r in 0 1; do
         read -r folder words <<<"${of_rank[r]:-.}"
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2046,SC2086 # words
         (cd "$folder" && exec env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_PORT=$port \
             MASTER_ADDR=127.0.0.1 ${words%%--*} "$trainer" "${common[@]}" "$@" \
             $(grep -oe '--.*' <<<"$words")) >out.$r 2>err.$r &

@@ -56,6 +56,42 @@ a_hangup_reaches_a_restarted_run() {
     has stop.log 'stopped by signal 1 after step' || fail "$(tail -n 1 stop.log)"
 }
 
+# However many signals come, and when: the end is the run's, and its status. A run that is stopped
+# has not ended.
+a_restarted_run_is_waited_for() {
+    local try i run child status
+    cat >slow <<'END'
+#!/usr/bin/env bash
+trap 'asked=yes' HUP
+echo $$ >slow.pid
+until [[ -n ${asked:-} ]]; do sleep 0.02; done
+for i in {1..10}; do sleep 0.02; done
+echo ended
+exit 75
+END
+    chmod +x slow
+    for try in {1..10}; do
+        rm -f slow.pid
+        env --default-signal=HUP "$root/scripts/restart.sh" ./slow --save none >slow.log 2>&1 &
+        run=$!
+        wait_until test -s slow.pid || return
+        child=$(cat slow.pid)
+        if [[ $try -eq 1 ]]; then
+            kill -STOP "$child"
+            sleep 0.1
+            kill -CONT "$child"
+        fi
+        for i in {1..20}; do
+            kill -HUP $run 2>/dev/null
+            read -r -t "0.00$((RANDOM % 10))" <>/dev/null
+        done
+        status=0
+        wait $run || status=$?
+        [[ $status -eq 75 && $(cat slow.log) == ended* ]] || fail "$try: $status, $(cat slow.log)"
+        wait_until is_gone "$child"
+    done 2>/dev/null
+}
+
 # nohup has the signal ignored, and so does the run.
 a_hangup_that_is_ignored_stays_so() {
     local signals=(--ignore-signal=HUP) run
@@ -330,6 +366,7 @@ saving_fails_on_a_full_disk() {
 
 run prepare
 for test in signals_save_and_say_so a_hangup_reaches_a_restarted_run \
+    a_restarted_run_is_waited_for \
     a_hangup_that_is_ignored_stays_so a_reader_that_leaves_ends_no_run \
     a_folder_that_is_moved_is_made_anew nonfinite_steps_are_skipped_and_counted \
     divergence_is_printed_as_numbers infinite_weights_are_not_loaded_in_silence \
