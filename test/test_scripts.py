@@ -16,7 +16,19 @@ import unittest
 
 import numpy
 from check import call
-from llm8 import boards, document, experiment, judge, metrics, report, series, terminal, text
+from llm8 import (
+    boards,
+    document,
+    experiment,
+    judge,
+    llm_c,
+    metrics,
+    report,
+    safe_tensors,
+    series,
+    terminal,
+    text,
+)
 from rich.console import Console
 
 OPTIONS = {"seed": "1", "train-iters": "10", "data": "/a/d.bin", "valid-data": "/a/v.bin",
@@ -211,9 +223,17 @@ class Judging(Folder):
             [judge.Variant("a", base[:1]), judge.Variant("b", other[:1])], judge.Limits()))
         self.assertRegex(report.verdict_line(comparison),
                          r"^CANNOT TELL: b against a: training loss \+0.000%, one pair of seeds")
-        row, = [line.split(" | ") for line in report.verdict_blocks(comparison)[1].splitlines()
-                if "training loss" in line]
+        blocks = report.verdict_blocks(comparison)
+        row, = [line.split(" | ") for line in blocks[2].splitlines() if "training loss" in line]
         self.assertEqual((row[5], row[7]), ("1", "cannot tell"))
+        # what to add, and what that takes: 6 runs of 10 steps of half a second
+        self.assertIn("--seeds 1,2,3,4 runs those that are missing: 6 runs, about 30 s.", blocks[1])
+        for seeds, more in ((["1234"], "1234,1,2,3"), (["2", "5"], "2,5,1,3"), (["?"], ""),
+                            (list("1234"), "1,2,3,4,5,6,7,8")):
+            comparison.baseline.seeds = lambda seeds=seeds: seeds
+            self.assertEqual(judge.more_seeds(comparison), more)
+        comparison.judgements = []
+        self.assertEqual(report.advice(comparison), [])
 
     def test_limits_on_losses(self):
         cases = [(2.03, 2.0, {}, True), (2.06, 2.0, {}, False), (1.94, 2.0, {}, False),
@@ -256,6 +276,146 @@ class Judging(Folder):
         for end, seed in ((75, "1"), (3, "1"), (0, "2")):
             found, passed = self.judged(*self.pair(2.0, end=end, seed=seed))
             self.assertTrue(not passed and found["every run finished"].result == judge.FAIL)
+
+
+LLM_C = """Multi-GPU support is disabled. Using a single GPU.
++-----------------------+----------------------------------------------------+
+| Parameter             | Value                                              |
++-----------------------+----------------------------------------------------+
+| train data pattern    | /d/d.bin                                           |
+| val data pattern      | /d/v.bin                                           |
+| micro batch size B    | 4                                                  |
+| sequence length T     | 16                                                 |
+| total batch size      | 64                                                 |
+| learning rate (LR)    | 6.000000e-04                                       |
+| warmup iterations     | 2                                                  |
+| final LR fraction     | 1.000000e-01                                       |
+| weight decay          | 1.000000e-01                                       |
++-----------------------+----------------------------------------------------+
+| device                | NVIDIA H200                                        |
+| precision             | BF16                                               |
++-----------------------+----------------------------------------------------+
+| vocab_size V          | 257                                                |
+| num_layers L          | 2                                                  |
+| channels C            | 64                                                 |
+| num_parameters        | 124475904                                          |
++-----------------------+----------------------------------------------------+
+| train_num_batches     | 10                                                 |
+| val_num_batches       | 7                                                  |
++-----------------------+----------------------------------------------------+
+| num_processes         | 1                                                  |
+| zero_stage            | 0                                                  |
++-----------------------+----------------------------------------------------+
+num_parameters: 124475904 => bytes: 248951808
+device memory usage: 2048 MiB / 143771 MiB
+val loss 11.000000
+"""
+
+
+def llm_c_log(seconds=1.0, last=3.0):
+    """Ten steps, an evaluation after every other: losses of 3.8, 3.6, ... 3, by default."""
+    text = LLM_C
+    for i in range(1, 11):
+        text += (f"step {i:4}/10 | loss {last + 1 - i / 10:7.6f} (+nanz)| norm  -nan (+0.12z)| "
+                 f"lr 6.00e-04 | {1000 * seconds:.2f} ms | -100.0% bf16 MFU | 9 tok/s\n")
+        text += f"val loss {last + 1 - i / 10:f}\n" if i % 2 == 0 else ""
+    return text + "total average iteration time: 1000.000000 ms\n"
+
+
+class OtherPrograms(Folder):
+    def log(self, text):
+        path = os.path.join(self.folder, "llmc.log")
+        with open(path, "w") as file:
+            file.write(text)
+        return metrics.open_run(path)
+
+    def race(self, name, seed, seconds, evals):
+        """Ten steps of so many seconds; evals: step -> loss."""
+        return self.run_of(f"{name}-{seed}", start(seed=seed),
+                           *({**step_record(i), "seconds": seconds} for i in range(1, 11)),
+                           *({"kind": "eval", "step": step, "valid_loss": loss}
+                             for step, loss in evals.items()), {"kind": "end", "step": 10,
+                                                                "status": 0})
+
+    def test_log_of_llm_c_is_a_run(self):
+        run = self.log(llm_c_log(0.5))
+        self.assertEqual(run.column("loss"), (list(range(1, 11)),
+                                              [round(4 - i / 10, 6) for i in range(1, 11)]))
+        self.assertEqual(run.column("valid_loss", "evals"),
+                         ([0, 2, 4, 6, 8, 10], [11.0, 3.8, 3.6, 3.4, 3.2, 3.0]))
+        self.assertEqual((run.state, run.foreign, run.on_gpu, run.train_iters, run.bad_lines),
+                         ("finished", True, True, 10, 1))
+        step = run.steps[3]
+        self.assertEqual((step["seconds"], step["tokens"], step["tokens_per_s"], step["lr"],
+                          step["norm"]), (0.5, 192, 128.0, 6e-4, None))
+        self.assertEqual([run.option(name) for name in ("lr", "min-lr", "global-batch-size")],
+                         ["0.0006", "6e-05", "4"])
+        self.assertEqual(judge.memory_of(run), 2**31)
+        self.assertFalse(self.log(llm_c_log()[:-60]).finished)
+        self.assertFalse(self.run_of("ours", start()).foreign)
+        with self.assertRaises(ValueError):
+            llm_c.Log().record(b"step    1/10 | loss 3 (+nanz)| norm 1 (z)| lr 6e-04 | 5.00 ms |")
+
+    def test_time_to_a_loss(self):
+        run = self.race("a", "1", 2.0, {2: 5.0, 4: 4.0, 6: 3.0, 8: 3.5})
+        for loss, seconds in ((5.5, 4.0), (5.0, 4.0), (4.5, 6.0), (3.25, 11.0), (3.0, 12.0)):
+            self.assertAlmostEqual(series.reach(run, loss, "seconds"), seconds)
+        self.assertAlmostEqual(series.reach(run, 4.5, "tokens"), 3 * 64)
+        self.assertTrue(math.isnan(series.reach(run, 2.9, "seconds")))
+
+    def judged(self, variants, **limits):
+        found = judge.judge(judge.Comparison(
+            [judge.Variant(f"v{i}", group) for i, group in enumerate(variants)],
+            judge.Limits(**limits)))
+        return found, {j.what: j for j in found.judgements}
+
+    def test_another_program_is_raced_and_not_judged(self):
+        theirs = self.log(llm_c_log()) # 3.0 after 10 s
+        fast = [self.race("fast", seed, 0.5, {4: 4.0, 6: 3.2, 8: 2.8, 10: 2.5}) for seed in "12"]
+        slow = [self.race("slow", "1", 2.0, {5: 3.5, 10: 3.01})]
+        for ratio, result in ((0.35, judge.PASS), (0.34, judge.FAIL), (None, judge.OPEN)):
+            found, by = self.judged([[theirs], fast], time=ratio)
+            self.assertEqual(by["time to loss"].result, result)
+            self.assertAlmostEqual(by["time to loss"].change, 0.35) # 7 steps of 0.5 s
+            self.assertEqual(found.verdict, judge.FAIL if result == judge.FAIL else judge.PASS)
+            for what in ("same start", "training loss", "validation loss"):
+                self.assertEqual((by[what].result, by[what].doubt), (judge.OPEN, ""))
+            self.assertEqual(by["every run finished"].result, judge.PASS)
+        for option, what in (("valid-data", "validation loss"), ("num-layers", "same start")):
+            other = self.run_of(option, start(**{option: "9"}), *fast[0].steps.values(),
+                                *fast[0].evals.values(), fast[0].end)
+            found = self.judged([[theirs], [other]])[1][what]
+            self.assertTrue(found.result == judge.FAIL and "--" + option in found.note)
+        found, by = self.judged([[theirs], slow], time=100)
+        self.assertTrue(by["time to loss"].result == judge.FAIL and
+                        "does not come to it" in by["time to loss"].note)
+        self.assertEqual(self.judged([slow, [theirs]])[1]["time to loss"].pairs, 0)
+        self.assertEqual(self.judged([[theirs], fast[:1], fast])[0].verdict, judge.PASS)
+        # ours among themselves are judged as ever, and need their pairs
+        self.assertEqual(self.judged([fast, fast[:1]])[0].verdict, judge.FAIL)
+        options = judge.differing_options([theirs, fast[0], fast[1]])
+        self.assertEqual(options["seed"], ["-", "1", "2"])
+        self.assertEqual(options["lr"], ["0.0006", "0.1", "0.1"])
+        self.assertFalse({"eval-iters", "data", "num-layers"} & set(options))
+
+    def test_amax_history_is_in_order(self):
+        history, count = numpy.zeros((9, 4), "<f4"), numpy.array([6, 6, 6, 5, 6, 6, 0, 6, 6], "<i4")
+        history[0], history[3] = [5, 6, 3, 4], [5, 2, 3, 4] # rings: 6 and 5 entries
+        path = os.path.join(self.folder, "scaling.safetensors")
+        header, data, at = {}, b"", 0
+        for name, kind, values in (("count", "I32", count), ("amax_history", "F32", history)):
+            data += values.tobytes()
+            header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [at, len(data)]}
+            at = len(data)
+        text = json.dumps(header).encode()
+        with open(path, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text + data)
+        self.assertEqual(set(safe_tensors.read_header(path)), {"count", "amax_history"})
+        self.append(lines(start()))
+        last, rows = series.amax_history(metrics.open_run(self.folder))
+        self.assertEqual((last, rows.tolist()), (6, [[3, 2], [4, 3], [5, 4], [6, 5]]))
+        os.unlink(path)
+        self.assertEqual(series.amax_history(metrics.open_run(self.folder)), (0, None))
 
 
 class Pages(unittest.TestCase):

@@ -94,14 +94,14 @@ report_shows_what_it_should() {
         "| qkv | 0-1 | 128 x 64 | E4M3 | E4M3 | E5M2 | FP8 | - | 13.3% |" "Seeds alone" \
         "| --fp8-format | none | hybrid |" "| fp8 | same start |" "train_gpt --keep 1" \
         "not judged | on a CPU the rounding is emulated" \
-        loss.png validation.png speed.png norm.png; do
+        "| fp8 | time to loss |" loss.png validation.png time.png speed.png norm.png amax.png; do
         has c/report.md "$part" || fail "report.md lacks $part"
     done
-    for part in loss validation speed norm; do
+    for part in loss validation time speed norm amax; do
         is_png c/$part.png
     done
-    [[ $(grep -o 'src="data:image/png' c/report.html | wc -l) -eq 4 ]] || fail "pictures"
-    [[ $(grep -o 'srcset="data:image/png' c/report.html | wc -l) -eq 4 ]] || fail "dark pictures"
+    [[ $(grep -o 'src="data:image/png' c/report.html | wc -l) -eq 6 ]] || fail "pictures"
+    [[ $(grep -o 'srcset="data:image/png' c/report.html | wc -l) -eq 6 ]] || fail "dark pictures"
     stands_alone c/report.html
 }
 
@@ -121,6 +121,7 @@ ended_runs_are_not_run_again() {
         "${common[@]}" --train-iters 2 || return
     [[ -e again/fp8/seed-2/config.txt ]] || fail "no run"
     [[ ! -e again/fp8/seed-2/step_00000002 ]] || fail "not dropped"
+    [[ -e again/fp8/seed-2/scaling.safetensors ]] || fail "the FP8 scales were dropped"
     [[ -e again/fp8/seed-3/latest ]] || fail "dropped what it did not run"
     rm -r again
 }
@@ -157,6 +158,35 @@ reports_on_runs_from_elsewhere() {
     [[ $(sed -n 3p h/report.md) == "**CANNOT TELL: "* ]] || fail "$(sed -n 3p h/report.md)"
     expect_said 3 "one pair of seeds does not show the noise" compare --report-only --out h \
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
+}
+
+# Minutes to a loss: a log of llm.c beside runs of ours by other optimizers.
+races_another_program() {
+    PYTHONPATH=$root/test:$root/scripts "$python" -c '
+import test_scripts
+log = test_scripts.llm_c_log(1000, 4).replace("/d/d.bin", "x_train.bin").replace("/d/v", "x_val")
+log = log.replace("batch size      | 64 ", "batch size      | 128")
+print(log.replace("length T     | 16", "length T     | 64"), end="")' >llmc.log 2>&1
+    expect_status 0 compare --out m --seeds 1 --drop-checkpoints --run-only \
+        --variant 'adamw: --bf16' --variant 'muon: --bf16 --fp8-format hybrid --optimizer muon' -- \
+        "${common[@]}" --arch gpt2 --train-iters 40 --lr 1e-3 --eval-interval 10 || return
+    local race=(compare --report-only --out race --run llm.c:llmc.log --run adamw:m/adamw/seed-1
+        --run muon:m/muon/seed-1 --speed-limit 0)
+    expect_said 1 "FAIL        adamw: time to loss (at most 1e-09)" "${race[@]}" --time-limit 1e-9
+    expect_said 0 "PASS: adamw, muon against llm.c" "${race[@]}" --time-limit 0.5 || return
+    has log "another program" || fail "$(cat log)"
+    has race/report.md "| --optimizer | - | adamw | muon |" ||
+        fail "$(grep optimizer race/report.md)"
+    is_png race/time.png
+    is_png race/amax.png
+    "$python" - <<'END' || fail "report.json"
+import json
+curves = json.load(open("race/report.json"))["curves"]
+assert list(curves) == ["llm.c", "adamw", "muon"], curves
+assert curves["llm.c"]["seconds"] == [0, 2000, 4000, 6000, 8000, 10000], curves
+assert curves["adamw"]["steps"] == [10, 20, 30, 40], curves
+END
+    expect_said 0 "llmc.log" plot llmc.log m/adamw/seed-1 --x minutes --out both.png
 }
 
 has_steps() {
@@ -269,6 +299,7 @@ have_packages || skip_all "scripts/ (make scripts: $(tail -n 1 scripts.log))"
 run prepare parts_work every_script_explains_itself comparison_is_run \
     report_agrees_with_its_runs variants_start_from_equal_weights report_shows_what_it_should \
     ended_runs_are_not_run_again worse_variants_fail reports_on_runs_from_elsewhere \
+    races_another_program \
     interrupted_comparison_goes_on resumed_run runs_are_drawn \
     running_files_are_followed terminal_shows_runs scripts_say_what_they_lack
 summary

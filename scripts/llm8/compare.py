@@ -10,14 +10,18 @@ is what the others are measured against. Options after -- are the trainer's own,
       --variant 'tensorwise: --fp8-format hybrid --fp8-recipe tensorwise' -- --model ...
   scripts/compare --report-only --out run/compare                  (runs made elsewhere)
   scripts/compare --report-only --out report --run bf16:run/a --run fp8:run/b
+  scripts/compare --report-only --out report --run llm.c:llmc.log --run bf16:run/a --time-limit 0.5
 
 Runs one after the other, so that each has the machine to itself. The same command again goes on
 where it stopped, and runs nothing that has ended. In the folder: report.html (one page that needs
 nothing else), report.md with its pictures, report.json, and VARIANT/seed-N/ with each run.
 
-Losses are judged by the differences of equal seeds beside their noise, so several seeds (--seeds
-1,2,3,4) are needed for a verdict. Exit status: 0 every limit held, 1 one did not, 2 it could not be
-done, 3 the seeds cannot tell, 75 stopped by a signal (the same command goes on).
+Losses are judged by the differences of equal seeds beside their noise: one seed, the default, is a
+first look at speed, memory and curves, and a verdict needs several (--seeds 1234,1,2,3 after it
+runs the three that are missing). Another program's losses are shown and not judged.
+
+Exit status: 0 every limit held, 1 one did not, 2 it could not be done, 3 the seeds cannot tell, 75
+stopped by a signal (the same command goes on).
 """
 
 import os
@@ -41,7 +45,7 @@ def parse(arguments):
                    help="a variant: its name and its options for the trainer; once for each, the "
                    "baseline first (bf16: --bf16, fp8: --bf16 --fp8-format hybrid)")
     p.add_argument("--seeds", metavar="LIST", help="seeds of weights and data order, such as "
-                   "1,2,3 (1234)")
+                   "1,2,3 (1234: a first look, which cannot tell)")
     p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
                    "that starts them (the one for this machine)")
     p.add_argument("--again", action="store_true", help="run everything anew")
@@ -54,7 +58,8 @@ def parse(arguments):
     p.add_argument("--report-only", action="store_true", help="run nothing; report on what is "
                    "under --out, or on the runs that --run names")
     p.add_argument("--run", metavar="NAME:FOLDER", action="append", default=[],
-                   help="with --report-only: a run of a variant; any number, the baseline first")
+                   help="with --report-only: a run of a variant, or the log of llm.c's trainer; "
+                   "any number, the baseline first")
     p.add_argument("--train-limit", metavar="PERCENT", type=PERCENT, default=1.0,
                    help="how far the final training loss may be from the baseline's (1%%)")
     p.add_argument("--valid-limit", metavar="PERCENT", type=PERCENT, default=2.0,
@@ -63,6 +68,9 @@ def parse(arguments):
                    help="what the speed-up must be above, on GPUs (1)")
     p.add_argument("--memory-limit", metavar="RATIO", type=RATIO,
                    help="what the memory's ratio may be at most (not judged)")
+    p.add_argument("--time-limit", metavar="RATIO", type=RATIO,
+                   help="what the time to the baseline's last validation loss may be at most, "
+                   "beside the baseline's (not judged)")
     p.add_argument("--window", metavar="N",
                    type=number(int, 1, sys.maxsize, "a number of steps, 1 or more"),
                    help="the final training loss is the mean of the last N steps (a twentieth of "
@@ -121,7 +129,7 @@ def report_on(options, folders):
     if not all(run.steps for variant in variants for run in variant.runs):
         environment.die("nothing to report yet: not every run has a step")
     limits = judge.Limits(options.train_limit, options.valid_limit, options.speed_limit,
-                          options.memory_limit, options.window)
+                          options.memory_limit, options.time_limit, options.window)
     comparison = judge.judge(judge.Comparison(variants, limits))
     commands = [["scripts/compare", *sys.argv[1:]]]
     commands += filter(None, (experiment.earlier_command(os.path.dirname(run.path))

@@ -7,7 +7,7 @@ import subprocess
 
 import numpy
 
-from . import environment, metrics, safe_tensors
+from . import environment, metrics, series
 from .findings import note, well, wrong
 from .text import fixed
 
@@ -158,24 +158,13 @@ def checkpoints(run):
     return found
 
 
-def read_floats(path, name):
-    tensor = safe_tensors.read_header(path).get(name)
-    if tensor is None or tensor.dtype not in ("F32", "I32", "I64"):
-        return None
-    kind = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}[tensor.dtype]
-    with open(path, "rb") as file:
-        file.seek(tensor.begin)
-        values = numpy.frombuffer(file.read(tensor.size), kind)
-    return values.reshape(tensor.shape)
-
-
 def scaling(folder, step):
     """The state of delayed scaling in a checkpoint: the scales, and whether an old spike of a
     tensor holds its scale down."""
     path = os.path.join(folder, f"step_{step:08d}", "scaling.safetensors")
     if not os.path.exists(path):
         return []
-    scale, count, history = (read_floats(path, name) for name in ("scale", "count",
+    scale, count, history = (series.read_floats(path, name) for name in ("scale", "count",
                                                                   "amax_history"))
     if scale is None or count is None or history is None:
         return []

@@ -121,6 +121,10 @@ def prepare(task, again):
 
 
 def drop_checkpoints(folder):
+    """All but the FP8 scales and their history, which a report shows."""
+    scaling = os.path.join(folder, "latest", "scaling.safetensors")
+    if os.path.exists(scaling):
+        shutil.copy(scaling, folder)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if os.path.islink(path) and name in ("latest", "best"):

@@ -6,6 +6,7 @@ interval that holds the true difference 19 times in 20 (Student's t). There is a
 the noise is below the limit, and all of that interval on one side of it.
 """
 
+import itertools
 import math
 import os
 import statistics
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from . import series
 from .metrics import changing_options, number
 
+LOSSES = ("training loss", "validation loss")
 PASS, FAIL, UNSURE, OPEN = "pass", "FAIL", "cannot tell", "not judged"
 # Student's t at 97.5%, for 2, 3, ... pairs; beyond these, 1.96 + 2.6 / (pairs - 1)
 T = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23]
@@ -25,6 +27,7 @@ class Limits:
     valid: float = 2.0     # percent
     speed: float = 1.0     # the ratio must be above
     memory: float = None   # the ratio must not be above; None: not judged
+    time: float = None     # the same, of the time to the baseline's last validation loss
     window: int = None     # steps of the final training loss; None: a twentieth of the run
 
 
@@ -74,6 +77,10 @@ class Comparison:
         return self.variants[0]
 
     @property
+    def runs(self):
+        return [run for variant in self.variants for run in variant.runs]
+
+    @property
     def verdict(self):
         found = {j.result for j in self.judgements}
         return next((result for result in (FAIL, UNSURE) if result in found), PASS)
@@ -83,10 +90,19 @@ def seed_of(run):
     return str(run.option("seed", "?"))
 
 
+def more_seeds(comparison):
+    """What --seeds would add where the losses cannot be judged: four at least, or twice as many."""
+    have = [seed for seed in comparison.baseline.seeds() if seed.isdigit()]
+    if comparison.verdict != UNSURE or not have:
+        return ""
+    fresh = (str(n) for n in itertools.count(1) if str(n) not in have)
+    return ",".join(have + list(itertools.islice(fresh, max(4 - len(have), len(have)))))
+
+
 def pairs(baseline, variant):
-    by_seed = {seed_of(run): run for run in baseline.runs}
-    return [Pair(seed_of(run), by_seed[seed_of(run)], run) for run in variant.runs
-            if seed_of(run) in by_seed]
+    """Of equal seed; another program's runs with all."""
+    return [Pair(seed_of(run), base, run) for run in variant.runs for base in baseline.runs
+            if seed_of(run) == seed_of(base) or run.foreign or base.foreign]
 
 
 def differences(found, name, kind, width):
@@ -116,9 +132,10 @@ def plain(name, value):
 
 def differing_options(runs, *effects):
     """name -> the runs' values, for the options of these effects that are not the same in all."""
-    values = {name: [plain(name, str(run.option(name))) for run in runs]
-              for name in changing_options(runs[0].start, *effects)}
-    return {name: row for name, row in values.items() if len(set(row)) > 1}
+    ours = next((run for run in runs if not run.foreign), runs[0])
+    values = {name: [plain(name, str(run.option(name, "-" if run.foreign else None)))
+                     for run in runs] for name in changing_options(ours.start, *effects)}
+    return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
 
 
 def noise_of(changes):
@@ -204,6 +221,22 @@ def judge_memory(found, limits, name):
     return Judgement(name, "memory", result, theirs, ours, ratio, f"at most {limits.memory:g}")
 
 
+def judge_time(found, limits, name):
+    """How soon it comes to the loss at which the baseline ends."""
+    if not all(pair.baseline.evals and pair.run.evals for pair in found):
+        return Judgement(name, "time to loss", OPEN, note="no evaluation (--valid-data)")
+    targets = [pair.baseline.column("valid_loss", "evals")[1][-1] for pair in found]
+    theirs, ours = ([series.reach(run, target, "seconds") for run, target in zip(runs, targets)]
+                    for runs in ([pair.baseline for pair in found], [pair.run for pair in found]))
+    ratio = mean(a / b if b else math.nan for a, b in zip(ours, theirs))
+    missed = "" if math.isfinite(ratio) else "; it does not come to it"
+    result = OPEN if limits.time is None else PASS if ratio <= limits.time else FAIL
+    return Judgement(name, "time to loss", result, mean(theirs), mean(ours), ratio,
+                     "" if limits.time is None else f"at most {limits.time:g}",
+                     f"seconds of steps to {mean(targets):.4f}, the baseline's last validation "
+                     f"loss{missed}")
+
+
 def judge_start(found, name):
     """Equal weights, equal data in equal order: what the options say, and the first step's loss."""
     what, limit = "same start", "equal weights and data"
@@ -224,9 +257,10 @@ def judge_start(found, name):
 def judge_end(baseline, variant):
     bad = [f"{group.name} seed {seed_of(run)}: {run.state}" for group in (baseline, variant)
            for run in group.runs if not run.finished]
-    bad += [f"seed {seed} has no run of {other.name}"
-            for group, other in ((baseline, variant), (variant, baseline))
-            for seed in group.seeds() if seed not in other.seeds()]
+    bad += [f"seed {seed_of(run)} has no run of {other.name}"
+            for group, other in ((baseline, variant), (variant, baseline)) for run in group.runs
+            if not run.foreign and not any(seed_of(run) == seed_of(one) or one.foreign
+                                           for one in other.runs)]
     return Judgement(variant.name, "every run finished", FAIL if bad else PASS,
                      note="; ".join(bad))
 
@@ -241,6 +275,13 @@ def judge(comparison):
             out += [judge_start(found, variant.name), judge_train(found, limits, variant.name),
                     judge_valid(found, limits, variant.name),
                     judge_speed(found, limits, variant.name),
-                    judge_memory(found, limits, variant.name)]
+                    judge_memory(found, limits, variant.name),
+                    judge_time(found, limits, variant.name)]
+        if any(pair.baseline.foreign or pair.run.foreign for pair in found):
+            for j in out:
+                if j.what == "same start" and not j.note.startswith("not the same: ") or \
+                        j.what in LOSSES and math.isfinite(j.change):
+                    j.result, j.doubt, j.limit, j.error = OPEN, "", "", math.nan
+                    j.note = "another program: its weights and order of data are its own"
         comparison.judgements += out
     return comparison

@@ -4,6 +4,8 @@ A Run holds the records that hold: after a resume at step N, what came after N i
 steps done again take its place. The file may end in a torn line (a run in progress, or a killed
 one): it is left until it is whole. Lines that are not records are counted and passed over.
 
+A log of llm.c's trainer will do as well (llm_c.py).
+
 Besides the records of metrics.h a "fp8" record may hold {"step", "tensors": {name: {"elements",
 "saturated", "vanished"}}}: counts over one step.
 """
@@ -15,7 +17,7 @@ import os
 import statistics
 import time
 
-from . import environment
+from . import environment, llm_c
 
 SKIPPED_TOO_OFTEN = 3
 STOPPED_BY_SIGNAL = 75
@@ -28,18 +30,12 @@ def metrics_path(path):
     return os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
 
 
-def short_name(path):
-    folder = os.path.dirname(os.path.abspath(metrics_path(path)))
-    return os.path.basename(folder) or folder
-
-
 def short_names(paths):
     """A name for each run: of its path, what tells it from the others."""
-    parts = [os.path.dirname(os.path.abspath(metrics_path(path))).split(os.sep) for path in paths]
-    if len(parts) < 2:
-        return [short_name(path) for path in paths]
-    shared = len(os.path.commonprefix(parts))
-    return [os.sep.join(part[shared:]) or part[-1] for part in parts]
+    parts = [os.path.abspath(metrics_path(path)).removesuffix("/metrics.jsonl").split(os.sep)
+             for path in paths]
+    shared = len(os.path.commonprefix(parts)) if len(parts) > 1 else len(parts[0])
+    return [os.sep.join(part[shared:]) or part[-1] or os.sep for part in parts]
 
 
 def named_runs(paths):
@@ -71,14 +67,14 @@ def changing_options(start, *effects):
 class Run:
     def __init__(self, path, name=None):
         self.path = metrics_path(path)
-        self.name = name or short_name(path)
+        self.name = name or short_names([path])[0]
         self._forget()
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
         self.replaced, self.profile = {}, None # steps that a resume does again; --profile's record
         self.bad_lines = self.rewinds = 0
-        self._offset, self._inode = 0, None
+        self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
     def poll(self):
         """Takes in what was written since; returns the new records. One of the kind "restart" comes
@@ -105,7 +101,9 @@ class Run:
 
     def _take(self, line):
         try:
-            record = json.loads(line)
+            record = json.loads(line) if line[:1] == b"{" else self._log.record(line)
+            if record is None:
+                return None
             kind = record["kind"]
             if kind == "profile": # of no step, and nothing to follow
                 self.profile = record
@@ -161,6 +159,11 @@ class Run:
                 break
             count += 1
         return count
+
+    @property
+    def foreign(self):
+        """Another program's: its weights and the order of its data are its own."""
+        return self.start.get("program") == llm_c.PROGRAM
 
     @property
     def on_gpu(self):

@@ -3,8 +3,8 @@
   scripts/plot run/gpt2                                   writes run/gpt2/plot.png
   scripts/plot run/bf16 run/fp8 --out both.html --follow  a page that keeps itself up to date
 
-A run is the folder that --save names, or a metrics.jsonl. Steps that a resumed run does again take
-the place of the earlier ones.
+A run is the folder that --save names, a metrics.jsonl, or the log of llm.c's trainer. Steps
+that a resumed run does again take the place of the earlier ones.
 """
 
 import os
@@ -23,7 +23,7 @@ def parse():
     p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
     p.add_argument("--out", metavar="FILE", help=".png or .html (plot.png in the first run's "
                    "folder)")
-    p.add_argument("--x", choices=["step", "tokens", "hours"], default="step",
+    p.add_argument("--x", choices=list(run_plots.AXES), default="step",
                    help="the horizontal axis (step)")
     p.add_argument("--smooth", metavar="STEPS", type=COUNT,
                    help="means over so many steps; 1: none (a hundredth of the run)")

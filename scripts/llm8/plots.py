@@ -94,6 +94,49 @@ def loss_figure(figure, theme, comparison, name, kind, widths, limit, title):
     style.legend_above(bottom)
 
 
+def time_figure(figure, theme, comparison):
+    """Validation losses over tokens and over time; the line is where the baseline ends."""
+    ends = [series.positions(run, "minutes", run.last_step) for run in comparison.runs]
+    unit = "minutes" if max(ends) >= 10 else "seconds"
+    both, means = figure.subplots(1, 2, sharey=True), []
+    for i, variant in enumerate(comparison.variants):
+        steps, mean, low, high = curves_of(variant, "valid_loss", "evals", 1)
+        means.append(mean)
+        for axes, axis in zip(both, ("tokens", unit)):
+            places = series.mean_positions(variant.runs, axis, steps)
+            axes.plot(places, mean, label=variant.name, **theme.line(i))
+            axes.fill_between(places, low, high, color=theme.color(i), linewidth=0,
+                              alpha=band_strength(comparison))
+    for axes, title in zip(both, ("tokens", f"{unit} of training steps")):
+        axes.axhline(means[0][-1], color=theme.quiet, linewidth=1, linestyle=(0, (2, 2)))
+        axes.set_xlabel(title)
+        style.short_axis(axes.xaxis)
+        axes.margins(x=0.01)
+    final_range(both[0], [mean[1 + len(mean) // 8:] for mean in means])
+    both[0].set_ylabel("loss (nats a token)")
+    both[0].set_title("Validation loss")
+    style.legend_above(both[0])
+    if both[0].get_legend(): # wider than its axes: it shall not make them narrow
+        both[0].get_legend().set_in_layout(False)
+
+
+def amax_figure(figure, theme, histories):
+    """histories: a variant's place among all -> its name and its first run's amax_history."""
+    axes = figure.subplots()
+    for i, (name, (last, rows)) in histories.items():
+        steps = numpy.arange(last - len(rows), last) + 1
+        axes.plot(steps, rows.max(axis=1), label=f"{name}: the largest", **theme.line(i))
+        axes.plot(steps, numpy.median(rows, axis=1), color=theme.color(i), alpha=0.5, linewidth=1,
+                  label=f"{name}: median")
+    axes.set_yscale("log")
+    style.log_axis(axes.yaxis)
+    axes.margins(x=0.01)
+    axes.set_title("Largest magnitude (amax) of the inputs of FP8 layers")
+    axes.set_xlabel("step")
+    style.step_axis(axes.xaxis)
+    style.legend_above(axes)
+
+
 def norm_figure(figure, theme, comparison, width):
     axes = figure.subplots()
     draw_curves(axes, theme, comparison, "norm", "steps", width)

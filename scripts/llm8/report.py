@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from . import document, judge, plots, series, style
 from .document import Picture, table
-from .text import counted, fixed, memory
+from .text import counted, duration, fixed, memory
 
 MOST_ROWS = 12 # of the validation table
 
@@ -15,14 +15,15 @@ MOST_ROWS = 12 # of the validation table
 def write_value(judgement, value):
     if not math.isfinite(value):
         return "-"
-    writers = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory}
+    writers = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
+               "time to loss": lambda seconds: f"{seconds:,.1f} s"}
     return writers.get(judgement.what, fixed)(value)
 
 
 def write_change(judgement):
     if not math.isfinite(judgement.change):
         return "-"
-    if judgement.what in ("speed-up", "memory"):
+    if judgement.what in ("speed-up", "memory", "time to loss"):
         return f"{judgement.change:.3f}x"
     error = f" ± {judgement.error:.3f}%" if math.isfinite(judgement.error) else ""
     return f"{judgement.change:+.3f}%{error}"
@@ -42,13 +43,26 @@ def verdict_line(comparison):
     return f"{comparison.verdict.upper()}: {against}: {'; '.join(what)}"
 
 
+def advice(comparison):
+    """What would tell more, where the losses cannot be judged."""
+    seeds = judge.more_seeds(comparison)
+    if not seeds:
+        return []
+    runs = comparison.runs
+    count = len(seeds.split(",")) * len(comparison.variants) - len(runs)
+    seconds = sum(sum(run.column("seconds")[1]) for run in runs) / len(runs)
+    return ["Speed, memory and curves hold as they are; whether the losses agree takes more seeds. "
+            f"The same command with --seeds {seeds} runs those that are missing: {count} runs, "
+            f"about {duration(count * seconds)}."]
+
+
 def verdict_blocks(comparison):
     base = comparison.baseline.name
     only = comparison.variants[1].name if len(comparison.variants) == 2 else "variant's"
     rows = [[j.variant, j.what, write_value(j, j.baseline), write_value(j, j.value),
              write_change(j), str(j.pairs or "-"), j.limit or "-", j.result,
              "; ".join(filter(None, (j.doubt, j.note))) or "-"] for j in comparison.judgements]
-    blocks = [f"**{verdict_line(comparison)}**",
+    blocks = [f"**{verdict_line(comparison)}**", *advice(comparison),
               table(["variant", "what", base, only, "change", "pairs", "limit", "verdict", "note"],
                     rows, {0, 1, 6, 7, 8}),
               "The change of a loss is the mean over the pairs of equal seed, ± its standard "
@@ -82,7 +96,7 @@ def picture(file, title, caption, function, size, *arguments):
 
 
 def loss_blocks(comparison):
-    last = max(run.last_step for variant in comparison.variants for run in variant.runs)
+    last = max(run.last_step for run in comparison.runs)
     widths, limits = (series.smoothing_width(last), series.difference_width(last)), \
         comparison.limits
     several = any(len(variant.runs) > 1 for variant in comparison.variants)
@@ -93,7 +107,7 @@ def loss_blocks(comparison):
                        "Differences are taken between runs of equal seed, which see equal data.",
                        plots.loss_figure, plots.SIZE_PAIR, comparison, "loss", "steps", widths,
                        limits.train, "Training loss")]
-    if all(run.evals for variant in comparison.variants for run in variant.runs):
+    if all(run.evals for run in comparison.runs):
         blocks += ["## Validation loss",
                    *picture("validation.png", "Validation loss",
                             "Over the same samples each time." + bands, plots.loss_figure,
@@ -122,8 +136,30 @@ def validation_table(comparison):
     return table(header, [[step, *(column[step] for column in columns)] for step in shown])
 
 
+def time_blocks(comparison):
+    if not all(len(run.evals) > 1 for run in comparison.runs):
+        return []
+    return ["## Time to a loss",
+            *picture("time.png", "Time to a loss", "Means over the seeds. Dashes: where "
+                     f"{comparison.baseline.name} ends. Evaluations and saves take no time here.",
+                     plots.time_figure, plots.SIZE_WIDE, comparison)]
+
+
+def amax_blocks(comparison):
+    found = {i: (variant.name, series.amax_history(variant.runs[0]))
+             for i, variant in enumerate(comparison.variants)}
+    found = {i: (name, history) for i, (name, history) in found.items() if history[0]}
+    if not found:
+        return []
+    return ["## Range of the activations",
+            *picture("amax.png", "Largest magnitudes of the inputs of FP8 layers",
+                     "Of all FP8 layers the largest, and the median, in each step of the first "
+                     "seed, as the history of delayed scaling has them.", plots.amax_figure,
+                     plots.SIZE_WIDE, found)]
+
+
 def speed_blocks(comparison):
-    on_gpu = all(run.on_gpu for variant in comparison.variants for run in variant.runs)
+    on_gpu = all(run.on_gpu for run in comparison.runs)
     note = "" if on_gpu else (" On a CPU, BF16 and FP8 are emulated: the trainer rounds to them "
                               "and multiplies in FP32. That shows what they do to the loss and "
                               "takes longer; it says nothing of their speed or memory on a GPU.")
@@ -135,7 +171,7 @@ def speed_blocks(comparison):
 
 
 def norm_blocks(comparison):
-    last = max(run.last_step for variant in comparison.variants for run in variant.runs)
+    last = max(run.last_step for run in comparison.runs)
     width = series.smoothing_width(last)
     skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
                         for variant in comparison.variants)
@@ -211,7 +247,8 @@ def build(comparison, commands=()):
     names = [variant.name for variant in comparison.variants]
     return [f"# {', '.join(names[1:])} against {names[0]}", *verdict_blocks(comparison),
             *setting_blocks(comparison, list(commands)), *loss_blocks(comparison),
-            *speed_blocks(comparison), *norm_blocks(comparison), *precision_blocks(comparison),
+            *time_blocks(comparison), *speed_blocks(comparison), *norm_blocks(comparison),
+            *amax_blocks(comparison), *precision_blocks(comparison),
             "## The runs", run_table(comparison)]
 
 
@@ -221,6 +258,16 @@ def plain_numbers(values):
             for name, value in values.items()}
 
 
+def curve(variant):
+    """Means over the seeds, at each evaluation that all of them have."""
+    steps, loss, low, high = plots.curves_of(variant, "valid_loss", "evals", 1)
+    places = {axis: series.mean_positions(variant.runs, axis, steps)
+              for axis in ("tokens", "seconds")}
+    columns = {"steps": steps, **places, "loss": loss, "low": low, "high": high}
+    return {name: [float(value) if math.isfinite(value) else None for value in column]
+            for name, column in columns.items()}
+
+
 def figures(comparison):
     runs = [{"variant": variant.name, "seed": judge.seed_of(run), "folder":
              os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
@@ -228,6 +275,8 @@ def figures(comparison):
              "memory_bytes": judge.memory_of(run)}
             for variant in comparison.variants for run in variant.runs]
     return {"verdict": comparison.verdict.lower(),
+            "device": comparison.runs[0].start.get("device"),
+            "curves": {variant.name: curve(variant) for variant in comparison.variants},
             "limits": asdict(comparison.limits),
             "judgements": [plain_numbers(asdict(j)) for j in comparison.judgements],
             "runs": [plain_numbers(run) for run in runs]}
@@ -245,7 +294,7 @@ def write(comparison, folder, commands=()):
 
 
 def print_verdict(comparison, folder):
-    print(verdict_line(comparison))
+    print("\n".join([verdict_line(comparison), *advice(comparison)]))
     for j in comparison.judgements:
         limit = f" ({j.limit})" if j.limit else ""
         values = f"{write_value(j, j.baseline)} -> {write_value(j, j.value)} {write_change(j)}"

@@ -5,17 +5,8 @@ import numpy
 from . import series, style
 
 SIZE = (9.6, 6.4)
-AXES = {"step": "step", "tokens": "tokens", "hours": "hours of training steps"}
-
-
-def positions(run, axis, steps):
-    """Where these steps lie on the horizontal axis."""
-    if axis == "step":
-        return steps
-    known, values = series.arrays(run, "tokens" if axis == "tokens" else "seconds")
-    if axis == "hours":
-        values = numpy.cumsum(numpy.nan_to_num(values)) / 3600
-    return numpy.interp(steps, known, values)
+AXES = {"step": "step", "tokens": "tokens", "minutes": "minutes of training steps",
+        "hours": "hours of training steps"}
 
 
 def draw_loss(axes, theme, runs, axis, width):
@@ -24,15 +15,15 @@ def draw_loss(axes, theme, runs, axis, width):
         steps, values = series.arrays(run, "loss")
         if len(steps) == 0:
             continue
-        places, smoothed = positions(run, axis, steps), series.smooth(values, width)
+        places, smoothed = series.positions(run, axis, steps), series.smooth(values, width)
         late.append(smoothed[len(smoothed) // 20:])
         if width > 1:
             axes.plot(places, values, color=theme.color(i), alpha=0.16, linewidth=0.7)
         axes.plot(places, smoothed, label=run.name, **theme.line(i))
         steps, values = series.arrays(run, "valid_loss", "evals")
         if len(steps):
-            axes.plot(positions(run, axis, steps), values, "o", color=theme.color(i), markersize=5,
-                      markerfacecolor=theme.paper, markeredgewidth=1.4, zorder=5)
+            axes.plot(series.positions(run, axis, steps), values, "o", color=theme.color(i),
+                      markersize=5, markerfacecolor=theme.paper, markeredgewidth=1.4, zorder=5)
             late.append(values)
     finite = numpy.concatenate(late) if late else numpy.zeros(0)
     finite = finite[numpy.isfinite(finite)]
@@ -51,7 +42,8 @@ def draw_column(axes, theme, runs, axis, name, width, title):
     for i, run in enumerate(runs):
         steps, values = series.arrays(run, name)
         if len(steps):
-            axes.plot(positions(run, axis, steps), series.smooth(values, width), **theme.line(i))
+            axes.plot(series.positions(run, axis, steps), series.smooth(values, width),
+                      **theme.line(i))
     axes.set_title(title)
     style.short_axis(axes.yaxis)
 
@@ -60,7 +52,7 @@ def mark_skipped(axes, theme, runs, axis):
     for i, run in enumerate(runs):
         skipped = sorted(step for step, record in run.steps.items() if record.get("skipped"))
         if skipped:
-            axes.plot(positions(run, axis, numpy.array(skipped)),
+            axes.plot(series.positions(run, axis, numpy.array(skipped)),
                       [0.96 - 0.07 * i] * len(skipped), "x", color=theme.color(i),
                       transform=axes.get_xaxis_transform(), label=f"{len(skipped)} skipped")
     if axes.get_legend_handles_labels()[0]:

@@ -1,7 +1,13 @@
 """Arithmetic on the series of runs: smoothing, seeds side by side, steady throughput."""
 
+import os
+
 import numpy
 
+from . import safe_tensors
+
+SCALING = "scaling.safetensors" # checkpoints/checkpoint.h
+OPERANDS = 3 # of a layer there: its input, its weight, its output's gradient
 WARM_UP_STEPS = 3 # after each start: caches, graphs and clocks settle
 
 
@@ -42,6 +48,35 @@ def side_by_side(runs, name, kind="steps", width=1):
     return common, numpy.array(rows).reshape(len(runs), len(common))
 
 
+UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
+
+
+def positions(run, axis, steps):
+    """Where these steps lie on an axis: "step", "tokens", or a unit of the time that steps took."""
+    if axis == "step":
+        return steps
+    known, values = arrays(run, "tokens" if axis == "tokens" else "seconds")
+    if axis != "tokens":
+        values = numpy.cumsum(numpy.nan_to_num(values)) / UNITS[axis]
+    return numpy.interp(steps, [0, *known], [0, *values])
+
+
+def mean_positions(runs, axis, steps):
+    return numpy.mean([positions(run, axis, steps) for run in runs], axis=0)
+
+
+def reach(run, loss, axis):
+    """Where on the axis its validation loss comes down to this one, on the line between two
+    evaluations; NaN where it does not."""
+    steps, values = arrays(run, "valid_loss", "evals")
+    places, low = positions(run, axis, steps), numpy.flatnonzero(values <= loss)
+    if len(low) == 0:
+        return float("nan")
+    before, after = max(low[0] - 1, 0), low[0]
+    share = (values[before] - loss) / (values[before] - values[after]) if after else 0
+    return float(places[before] + share * (places[after] - places[before]))
+
+
 def steady_throughput(run):
     """Median tokens a second, without the steps just after a start."""
     warming = {int(start["step"]) + 1 + i for start in run.starts for i in range(WARM_UP_STEPS)}
@@ -58,3 +93,30 @@ def window_mean(run, last, width, name="loss"):
     inside = values[(steps > last - width) & (steps <= last)]
     inside = inside[numpy.isfinite(inside)]
     return float(inside.mean()) if len(inside) else float("nan")
+
+
+def read_floats(path, name):
+    tensor = safe_tensors.read_header(path).get(name)
+    if tensor is None or tensor.dtype not in ("F32", "I32", "I64"):
+        return None
+    kind = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}[tensor.dtype]
+    with open(path, "rb") as file:
+        file.seek(tensor.begin)
+        values = numpy.frombuffer(file.read(tensor.size), kind)
+    return values.reshape(tensor.shape)
+
+
+def amax_history(run):
+    """[steps, layers]: the largest magnitude of each FP8 layer's input, in the steps up to a number
+    of steps, which comes first; as delayed scaling has kept it in the run's newest checkpoint."""
+    folder = os.path.dirname(run.path)
+    for path in (os.path.join(folder, place, SCALING) for place in ("latest", "")):
+        if os.path.exists(path):
+            count, history = (read_floats(path, name)[::OPERANDS]
+                              for name in ("count", "amax_history"))
+            used = numpy.flatnonzero(count > 0)
+            if len(used):
+                length = min(count[used].min(), history.shape[1])
+                places = (count[used, None] - numpy.arange(length, 0, -1)) % history.shape[1]
+                return int(count[used].max()), history[used[:, None], places].T
+    return 0, None
