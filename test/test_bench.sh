@@ -329,11 +329,39 @@ peers_are_of_the_same_call() {
     ! grep -q 'peer BF16' page figure.svg || fail "a peer of another commit is shown"
 }
 
+# Minutes to a loss, where they were measured: in the front page's sentence and figure, and a table.
+races_are_shown() {
+    rm -rf other && cp -r "$root/test/results" other && mkdir -p other/race
+    python3 - >other/race/report.json <<'END'
+import json
+curve = {axis: [scale * i for i in range(1, 9)] for axis, scale in
+         (("tokens", 1e6), ("seconds", 10), ("steps", 100))}
+curve["loss"] = [9 - i for i in range(8)]
+other = dict(curve, loss=[8.5 - i for i in range(7)] + [None])
+judged = {"what": "time to loss", "baseline": 80, "value": 36, "change": 0.45, "variant": "muon"}
+print(json.dumps({"device": "NVIDIA H200", "curves": {"llm.c": curve, "muon": curve, "fp8": other},
+                  "judgements": [judged, dict(judged, variant="fp8", value=None, change=None)],
+                  "runs": [{"variant": "llm.c"}, {"variant": "muon"}, {"variant": "muon"}]}))
+END
+    cp "$root/README.md" page
+    cp "$root/docs/benchmarks.md" benchmarks
+    expect_status 0 "$results" --records other page benchmarks figure.svg || return
+    has page 'By Muon in FP8 it comes to the validation loss at which llm.c ends in 45% of its' ||
+        fail "$(grep Muon page)"
+    has benchmarks '| Muon FP8 | 2 | 2.0000 | 80.0 s | 36.0 s | 0.45 |' || fail "$(grep Muon benchmarks)"
+    has benchmarks '| AdamW FP8 | 0 | - | 80.0 s | - | - |' || fail "$(grep AdamW benchmarks)"
+    for part in 'over tokens' 'over seconds' 'Muon FP8: 2.0000' 'llm.c BF16'; do
+        [[ $(grep -c "$part" figure.svg) -ge 1 ]] || fail "the figure lacks $part"
+    done
+    expect_status 0 "$results" page figure.svg # and without the record nothing of it is left
+    ! grep -q Muon figure.svg || fail "$(grep Muon figure.svg)"
+}
+
 python3 -c "import json" 2>/dev/null || skip_all "no python3, which the benchmark's scripts need"
 write_stand_ins
 run records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
     floor_is_operations_and_bytes_over_rates table_is_the_newest_of_each \
     rows_stand_beside_their_base results_refuse_what_they_cannot_read \
     results_read_what_bench_writes pages_are_what_the_records_say verdicts_are_shown \
-    peers_are_of_the_same_call
+    peers_are_of_the_same_call races_are_shown
 summary

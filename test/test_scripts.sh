@@ -45,7 +45,7 @@ parts_work() {
 }
 
 every_script_explains_itself() {
-    for name in compare plot monitor; do
+    for name in compare plot monitor race; do
         expect_said 0 "usage: scripts/$name" "$root/scripts/$name" --help
     done
     expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
@@ -160,33 +160,71 @@ reports_on_runs_from_elsewhere() {
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
 }
 
-# Minutes to a loss: a log of llm.c beside runs of ours by other optimizers.
+# What llm.c would print for these options: it learns best at a learning rate of 0.002.
+stand_in_for_llm_c() {
+    mkdir -p bin && cat >bin/llm_c <<END
+#!/usr/bin/env bash
+export PYTHONPATH=$root/test:$root/scripts
+exec "$python" - "\$@" <<'PYTHON'
+import math, sys, test_scripts
+o = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+names = {"train data pattern": "-i", "val data pattern": "-j", "micro batch size B": "-b",
+         "sequence length T": "-t", "total batch size": "-d", "train_num_batches": "-x",
+         "learning rate (LR)": "-l", "warmup iterations": "-u"}
+for line in test_scripts.LLM_C.splitlines():
+    name = line[1:].split("|")[0].strip()
+    print(f"| {name:21} | {o[names[name]]:50} |" if name in names else line)
+off = abs(math.log(float(o["-l"]) / 0.002))
+for i in range(1, int(o["-x"]) + 1):
+    print(f"step {i}/9 | loss {5 - i / 50 + off} (z)| norm 1 (z)| lr {o['-l']} | 100000.00 ms | -")
+    if i % int(o["-v"]) == 0 or i == int(o["-x"]):
+        print(f"val loss {5 - i / 50 + off}", flush=True)
+    if i == int(o.get("-die", 0) or 0):
+        sys.exit("error: out of memory")
+print("total average iteration time: 1 ms")
+PYTHON
+END
+    chmod +x bin/llm_c
+}
+
+# Minutes to a loss: llm.c beside runs of ours by other optimizers.
 races_another_program() {
-    PYTHONPATH=$root/test:$root/scripts "$python" -c '
-import test_scripts
-log = test_scripts.llm_c_log(1000, 4).replace("/d/d.bin", "x_train.bin").replace("/d/v", "x_val")
-log = log.replace("batch size      | 64 ", "batch size      | 128")
-print(log.replace("length T     | 16", "length T     | 64"), end="")' >llmc.log 2>&1
-    expect_status 0 compare --out m --seeds 1 --drop-checkpoints --run-only \
-        --variant 'adamw: --bf16' --variant 'muon: --bf16 --fp8-format hybrid --optimizer muon' -- \
-        "${common[@]}" --arch gpt2 --train-iters 40 --lr 1e-3 --eval-interval 10 || return
-    local race=(compare --report-only --out race --run llm.c:llmc.log --run adamw:m/adamw/seed-1
-        --run muon:m/muon/seed-1 --speed-limit 0)
-    expect_said 1 "FAIL        adamw: time to loss (at most 1e-09)" "${race[@]}" --time-limit 1e-9
-    expect_said 0 "PASS: adamw, muon against llm.c" "${race[@]}" --time-limit 0.5 || return
-    has log "another program" || fail "$(cat log)"
-    has race/report.md "| --optimizer | - | adamw | muon |" ||
-        fail "$(grep optimizer race/report.md)"
-    is_png race/time.png
-    is_png race/amax.png
+    stand_in_for_llm_c
+    local race=("$root/scripts/race" --out m --data d/x_train.bin --valid-data d/x_val.bin
+        --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds 1,2
+        --only llm.c,bf16,muon,muon-bf16 --rates 5e-4,1e-3 --muon-rates 2e-3)
+    local model=(-- --model llama-tiny --arch gpt2)
+    expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
+    expect_said 0 "llm.c: --lr 5e-4 6.1463, --lr 1e-3 5.4531, --lr 0.002 4.7600" \
+        "${race[@]}" tune "${model[@]}" || return
+    has log "muon: --lr 2e-3" || fail "$(cat log)"
+    expect_status 0 "${race[@]}" runs "${model[@]}" || return
+    [[ $(grep -c '"kind":"run"' m/*/seed-?/metrics.jsonl | grep -c ':1$') -eq 6 ]] || fail "$(ls m/*)"
+    [[ -e m/muon/seed-1/scaling.safetensors && ! -e m/muon/seed-1/latest ]] || fail "checkpoints"
+    has m/llm.c/console.log "| learning rate (LR)    | 0.002 " || fail "not the best rate"
+    cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log >before
+    expect_status 3 "${race[@]}" "${model[@]}" # two seeds of so short a run show little
+    cksum m/*/seed-?/metrics.jsonl m/llm.c/console.log | cmp -s - before || fail "done again"
+    has log "has ended already (finished)" || fail "$(head log)"
+    has m/report/report.md "| muon | time to loss | 4,800.0 s |" || fail "$(cat m/report/report.md)"
+    has m/report/report.md "| --optimizer | - | adamw | muon |" || fail "$(head m/report/report.md)"
+    has m/report/report.md "another program" || fail "$(head m/report/report.md)"
+    has m/pairs/report.md "| muon | validation loss |" || fail "$(head m/pairs/report.md)"
+    is_png m/report/time.png
+    is_png m/report/amax.png
     "$python" - <<'END' || fail "report.json"
 import json
-curves = json.load(open("race/report.json"))["curves"]
-assert list(curves) == ["llm.c", "adamw", "muon"], curves
-assert curves["llm.c"]["seconds"] == [0, 2000, 4000, 6000, 8000, 10000], curves
-assert curves["adamw"]["steps"] == [10, 20, 30, 40], curves
+curves = json.load(open("m/report/report.json"))["curves"]
+assert list(curves) == ["llm.c", "bf16", "muon"], curves
+assert curves["llm.c"]["seconds"][:2] == [0, 300] and len(curves["bf16"]["loss"]) == 16, curves
+tokens = [curve["tokens"] for curve in curves.values()]
+assert tokens[0][1:] == tokens[1] == tokens[2], curves
 END
-    expect_said 0 "llmc.log" plot llmc.log m/adamw/seed-1 --x minutes --out both.png
+    expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out race \
+        --run llm.c:m/llm.c/console.log --run bf16:m/bf16/seed-1 --time-limit 1e-9
+    expect_said 0 "bf16/seed-1 finished" plot m/llm.c/console.log m/bf16/seed-1 --x minutes --out both.png
+    sed -i 's/o.get("-die", 0)/20/' bin/llm_c && rm m/llm.c/console.log
+    expect_said 2 "llm.c ended with 1: out of memory" "${race[@]}" runs "${model[@]}"
 }
 
 has_steps() {

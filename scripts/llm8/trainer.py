@@ -85,9 +85,10 @@ def last_error(console):
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
 
 
-def run_trainer(command, folder, label, signals, keep_open=()):
-    """Returns the exit status; the output is added to folder/console.log."""
-    run, progress = Run(folder), Progress(label)
+def run_trainer(command, folder, label, signals, keep_open=(), record=None):
+    """Returns the exit status; the output is added to folder/console.log. record: what the run is
+    followed by, where it is not the folder's metrics.jsonl."""
+    run, progress = Run(record or folder), Progress(label)
     with open(os.path.join(folder, "console.log"), "ab") as console:
         try:
             process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,

@@ -1,0 +1,195 @@
+"""Minutes to a loss: GPT-2 124M by llm.c, and here by AdamW in BF16 and FP8, and by Muon.
+
+  scripts/race --data train.bin --valid-data val.bin --llm-c ../llm.c/train_gpt2cu
+  scripts/race --data ... --valid-data ... tune           short runs only; runs; report
+
+All see the same shards, and as many tokens a step and steps. `tune` finds the learning rate of each
+by short runs, `runs` trains with it, `report` writes OUT/report (all beside llm.c) and OUT/pairs
+(Muon in FP8 beside Muon in BF16, by seeds). What has ended is not run again, so
+it can be done in pieces: `report` needs no GPU, and without it no Python packages are needed.
+Options after -- are our trainer's, in the place of --model gpt2-124m.
+"""
+
+import math
+import os
+import subprocess
+import sys
+
+from . import environment, experiment, trainer
+from .command_line import Parser, number
+from .metrics import open_run
+
+FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
+RUNS = {"llm.c": [], "bf16": ["--bf16"], "fp8": FP8, "muon": [*FP8, "--optimizer", "muon"],
+        "muon-bf16": ["--bf16", "--optimizer", "muon"]}
+RATE_OF = {"muon-bf16": "muon"} # pairs have the same
+PIECES = ("tune", "runs", "report")
+HEADER = 1024                   # bytes of a shard, before two a token
+EVALUATIONS, MOST_BATCHES = 16, 20
+
+
+def parse(arguments):
+    count = number(int, 1, sys.maxsize, "a whole number, 1 or more")
+    p = Parser(prog="scripts/race", description=__doc__)
+    p.add_argument("pieces", metavar="PIECE", nargs="*", help=" ".join(PIECES) + " (all)")
+    p.add_argument("--data", metavar="GLOB", required=True, help="training shards")
+    p.add_argument("--valid-data", metavar="FILE", required=True, help="the validation shard")
+    p.add_argument("--out", metavar="DIR", default="run/race", help="(run/race)")
+    p.add_argument("--llm-c", metavar="PROGRAM", help="llm.c's train_gpt2cu (not run without)")
+    p.add_argument("--llm-c-model", metavar="NAME", default="d12", help="its -e (d12)")
+    p.add_argument("--trainer", metavar="PROGRAM", help="ours (the one for this machine)")
+    p.add_argument("--train-iters", metavar="N", type=count, default=824, help="steps (824)")
+    p.add_argument("--tune-iters", metavar="N", type=count, help="of a short run (a quarter)")
+    p.add_argument("--batch", metavar="N", type=count, default=64, help="sequences a step (64)")
+    p.add_argument("--seq-length", metavar="N", type=count, default=1024, help="(1024)")
+    p.add_argument("--seeds", metavar="LIST", default="1,2", help="of our runs (1,2)")
+    p.add_argument("--only", metavar="LIST", default=",".join(RUNS), help=f"({','.join(RUNS)})")
+    p.add_argument("--rates", metavar="LIST", default="6e-4,1.2e-3,2.4e-3",
+                   help="learning rates of AdamW to try (6e-4,1.2e-3,2.4e-3)")
+    p.add_argument("--muon-rates", metavar="LIST", default="2e-3,4e-3,8e-3",
+                   help="and of Muon (2e-3,4e-3,8e-3)")
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    o = p.parse_args(arguments[:split])
+    for words, known in ((o.pieces, PIECES), (o.only.split(","), RUNS)):
+        for word in words:
+            if word not in known:
+                environment.die(f"{word}: must be of {', '.join(known)}")
+    o.model = arguments[split + 1:] or ["--model", "gpt2-124m"]
+    o.names = [name for name in o.only.split(",") if name != "llm.c" or o.llm_c]
+    # both evaluate on whole batches
+    tokens = (os.path.getsize(o.valid_data) - HEADER) // 2
+    o.batches = min(MOST_BATCHES, tokens // (o.batch * o.seq_length))
+    if o.batches == 0:
+        environment.die(f"--valid-data {o.valid_data}: {tokens} tokens are less than a batch")
+    return o
+
+
+def schedule(steps):
+    """Warm-up, and steps between evaluations."""
+    return str(steps // 10), str(max(1, steps // EVALUATIONS))
+
+
+def task_of(o, name, rate, steps, seed, folder):
+    warm, every = schedule(steps)
+    return experiment.Task(f"{name} --lr {rate}", seed, folder, [
+        *trainer.trainer_command(o.trainer), "--keep", "1", *o.model, "--data", o.data,
+        "--valid-data", o.valid_data, "--seq-length", str(o.seq_length), "--micro-batch-size",
+        str(o.batch), "--train-iters", str(steps), "--lr-warmup-iters", warm, "--eval-interval",
+        every, "--eval-iters", str(o.batches), *RUNS[name], "--lr", rate, "--seed", seed])
+
+
+def run_llm_c(o, rate, steps, folder):
+    """Its log is the record of the run: console.log."""
+    log = os.path.join(folder, "console.log")
+    os.makedirs(folder, exist_ok=True)
+    done = open_run(log)
+    if done.finished and done.train_iters == steps and float(done.option("lr")) == float(rate):
+        return 0
+    if os.path.exists(log):
+        os.unlink(log)
+    warm, every = schedule(steps)
+    command = [o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", str(o.batch),
+               "-t", str(o.seq_length), "-d", str(o.batch * o.seq_length), "-x", str(steps), "-l",
+               rate, "-u", warm, "-q", "0", "-c", "0.1", "-v", every, "-m", str(o.batches), "-s",
+               "0", "-h", "0", "-r", "0"]
+    with trainer.Signals() as signals:
+        status = trainer.run_trainer(command, folder, f"llm.c, --lr {rate}", signals, record=log)
+    if status != 0 and not signals.received:
+        environment.die(f"llm.c ended with {status}: {trainer.last_error(log)} ({log})")
+    return experiment.STOPPED_BY_SIGNAL if signals.received else 0
+
+
+def tuned_folder(o, name, rate):
+    return os.path.join(o.out, "tune", name, f"lr-{rate}")
+
+
+def record(folder):
+    """Of a run of ours, or of llm.c."""
+    log = os.path.join(folder, "console.log")
+    return open_run(folder if os.path.exists(os.path.join(folder, "metrics.jsonl")) else log)
+
+
+def last_loss(run):
+    return run.column("valid_loss", "evals")[1][-1] if run.finished and run.evals else math.nan
+
+
+def tried(o, name):
+    """rate -> the last validation loss of its short run, those that have ended."""
+    folder = os.path.dirname(tuned_folder(o, name, ""))
+    found = {}
+    for one in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        loss = last_loss(record(os.path.join(folder, one)))
+        if math.isfinite(loss):
+            found[one.removeprefix("lr-")] = loss
+    return found
+
+
+def tune(o, name):
+    """Short runs; where the best rate is the largest or the smallest, one beyond it."""
+    rates = (o.muon_rates if name == "muon" else o.rates).split(",")
+    for _ in range(2):
+        if name == "llm.c":
+            status = max(run_llm_c(o, rate, o.tune_iters, tuned_folder(o, name, rate))
+                         for rate in rates)
+        else:
+            tasks = [task_of(o, name, rate, o.tune_iters, "1", tuned_folder(o, name, rate))
+                     for rate in rates]
+            status = experiment.run_all(tasks, o.out, False, "none")
+        if status:
+            return status
+        losses = tried(o, name)
+        best, order = best_rate(o, name), sorted(losses, key=float)
+        print(f"{name}: " + ", ".join(f"--lr {rate} {losses[rate]:.4f}" for rate in order),
+              flush=True)
+        if best not in (order[0], order[-1]) or len(order) > len(rates):
+            return 0
+        rates = [*rates, f"{float(best) * (2 if best == order[-1] else 0.5):g}"]
+    return 0
+
+
+def best_rate(o, name):
+    losses = tried(o, RATE_OF.get(name, name))
+    if not losses:
+        environment.die(f"{name}: no short run has ended yet: the piece `tune` comes first")
+    return min(losses, key=losses.get)
+
+
+def runs(o):
+    if "llm.c" in o.names:
+        status = run_llm_c(o, best_rate(o, "llm.c"), o.train_iters, os.path.join(o.out, "llm.c"))
+        if status:
+            return status
+    tasks = [task_of(o, name, best_rate(o, name), o.train_iters, seed,
+                     os.path.join(o.out, name, f"seed-{seed}"))
+             for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
+    return experiment.run_all(tasks, o.out, False, "drop")
+
+
+def report(o):
+    """Exit statuses are those of scripts/compare on the pairs of Muon."""
+    folders = experiment.runs_under(o.out)
+    log = os.path.join(o.out, "llm.c", "console.log")
+    if os.path.exists(log):
+        folders["llm.c"] = [log]
+    status = 0
+    for name, among in (("report", ("llm.c", "bf16", "fp8", "muon")),
+                        ("pairs", ("muon-bf16", "muon"))):
+        words = [word for one in among for folder in folders.get(one, [])
+                 for word in ("--run", f"{one}:{folder}")]
+        if sum(one in folders for one in among) > 1:
+            wide = ["--train-limit", "100", "--valid-limit", "100"] if name == "report" else []
+            status = subprocess.run([os.path.join(environment.ROOT, "scripts", "compare"),
+                                     "--report-only", "--out", os.path.join(o.out, name), *wide,
+                                     *words], check=False).returncode
+    return status
+
+
+def main():
+    o = parse(sys.argv[1:])
+    o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
+    for piece in o.pieces or PIECES:
+        status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
+            max(tune(o, name) for name in o.names if name not in RATE_OF)
+        if status:
+            return status
+    return 0
