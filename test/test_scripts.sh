@@ -223,6 +223,15 @@ END
     expect_said 1 "FAIL        bf16: time to loss (at most 1e-09)" compare --report-only --out race \
         --run llm.c:m/llm.c/console.log --run bf16:m/bf16/seed-1 --time-limit 1e-9
     expect_said 0 "bf16/seed-1 finished" plot m/llm.c/console.log m/bf16/seed-1 --x minutes --out both.png
+    # a signal ends all of it
+    "${race[@]}" --out stopped --tune-iters 4000 --only bf16,muon tune \
+        "${model[@]}" >stopped.log 2>&1 &
+    local pid=$! status=0
+    wait_until has_steps stopped/tune/bf16/lr-5e-4 2 || return
+    kill -INT $pid
+    wait $pid || status=$?
+    [[ $status -eq 75 && ! -e stopped/tune/muon ]] || fail "status $status: $(cat stopped.log)"
+    ! has stopped.log error || fail "$(cat stopped.log)"
     sed -i 's/o.get("-die", 0)/20/' bin/llm_c && rm m/llm.c/console.log
     expect_said 2 "llm.c ended with 1: out of memory" "${race[@]}" runs "${model[@]}"
 }

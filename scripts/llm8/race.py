@@ -99,6 +99,11 @@ def run_llm_c(o, rate, steps, folder):
     return experiment.STOPPED_BY_SIGNAL if signals.received else 0
 
 
+def first_failure(statuses):
+    """What comes after it is not begun."""
+    return next(filter(None, statuses), 0)
+
+
 def tuned_folder(o, name, rate):
     return os.path.join(o.out, "tune", name, f"lr-{rate}")
 
@@ -129,8 +134,8 @@ def tune(o, name):
     rates = (o.muon_rates if name == "muon" else o.rates).split(",")
     for _ in range(2):
         if name == "llm.c":
-            status = max(run_llm_c(o, rate, o.tune_iters, tuned_folder(o, name, rate))
-                         for rate in rates)
+            status = first_failure(run_llm_c(o, rate, o.tune_iters, tuned_folder(o, name, rate))
+                                   for rate in rates)
         else:
             tasks = [task_of(o, name, rate, o.tune_iters, "1", tuned_folder(o, name, rate))
                      for rate in rates]
@@ -189,7 +194,7 @@ def main():
     o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
     for piece in o.pieces or PIECES:
         status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
-            max(tune(o, name) for name in o.names if name not in RATE_OF)
+            first_failure(tune(o, name) for name in o.names if name not in RATE_OF)
         if status:
             return status
     return 0
