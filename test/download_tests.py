@@ -18,6 +18,7 @@ import pyarrow.parquet
 import tokenizers
 from check import SHARED, Skip, call, main, read, refused, run, write
 from huggingface_hub import constants
+from llm8.convert_hf import main as convert_hf
 from llm8.prepare_data import main as prepare_data
 from shard_tools import byte_documents, manifest, sentences, stream
 
@@ -70,6 +71,8 @@ class Server(BaseHTTPRequestHandler):
         commit = file and COMMITS.get(file[2], file[2])
         if isinstance(fault, int):
             self.answer(fault)
+        elif fault == "gated": # as the Hub says it to those without a token
+            self.answer(401, X_Error_Code="GatedRepo")
         elif info and any(name.startswith(info[1] + "/") for name in self.files):
             sha = COMMITS.get(info[2])
             self.answer(200 if sha else 404, json.dumps({"id": "x/y", "sha": sha}).encode(),
@@ -166,7 +169,7 @@ def revisions_are_pinned():
     result = prepared("pinned", "tinystories@old", "--valid-fraction", 0)
     assert result.status == 0, result.err
     assert sorted(byte_documents("pinned", "train")) == encoded(TRAIN[1])
-    refused(prepared("x", "tinystories@none"), "tinystories@none", "not there any more (404)")
+    refused(prepared("x", "tinystories@none"), "TinyStories@none is not shown to you (404)")
 
 
 def tokenizers_come_by_name():
@@ -207,11 +210,21 @@ def tinyshakespeare_is_what_it_was():
 
 
 def refusals_say_what_to_do():
-    refused(prepared("x", "fineweb"), "fineweb", "not there any more (404)", "give files")
+    # a name that is wrong, or has changed: the Hub answers 404, and 401 to those without a token
+    refused(prepared("x", "fineweb"), "fineweb: HuggingFaceFW/fineweb is not shown to you (404)",
+            "renamed", "give files")
     Server.faults = {INFO: [401, 401]}
+    refused(prepared("x", "tinystories", "--downloads", "gated"), "not shown to you (401)",
+            "renamed", "HF_TOKEN")
+    Server.faults = {INFO: ["gated", "gated"]}
     refused(prepared("x", "tinystories", "--downloads", "gated"), "gated (401)", "HF_TOKEN")
+    refused(call(convert_hf, "import", "Qwen/Qwen9", "--output", "x", "--mirror", HOST),
+            "Qwen/Qwen9 is not shown to you (404)", "renamed")
+    Server.files["/some/one/resolve/" + COMMITS["main"] + "/readme.md"] = b""
+    refused(call(convert_hf, "import", "some/one", "--output", "x", "--mirror", HOST),
+            "some/one: no config.json", "not a model's")
     refused(call(prepare_data, "--output", "x", "--tokenizer", "llama3", "--mirror", HOST, "."),
-            "--tokenizer llama3", "not there any more (404)")
+            "--tokenizer llama3", "not shown to you (404)")
     Server.faults = {"/api/models/meta-llama/Meta-Llama-3-8B/revision/main": [403, 403]}
     refused(call(prepare_data, "--output", "x", "--tokenizer", "llama3", "--mirror", HOST, "."),
             "--tokenizer llama3", "gated (403)", "accept its licence", "HF_TOKEN")

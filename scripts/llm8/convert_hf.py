@@ -4,6 +4,7 @@ import os
 
 from . import downloads, hugging_face
 from .command_line import Parser
+from .environment import die
 
 
 def parser():
@@ -29,6 +30,8 @@ def main():
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
         _, files = downloads.from_hub(o.model, o.model, "model", ["model*.safetensors", "*.json"],
                                       vars(o))
+        if not any(os.path.basename(path) == "config.json" for path in files):
+            die(f"{o.model}: no config.json on the Hub: not a model's repository")
         folder = os.path.commonpath(map(os.path.dirname, files))
     arch, tensors, tokenizer = hugging_face.import_model(folder, o.output)
     count = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import DryRunError
+from huggingface_hub.errors import DryRunError, GatedRepoError
 from huggingface_hub.utils import disable_progress_bars, logging
 
 from . import shards
@@ -60,10 +60,15 @@ def add_options(parser):
                         help="a host that has what the Hub and GitHub have")
 
 
+def cause_of(error):
+    while error.__cause__ is not None and not isinstance(error, GatedRepoError):
+        error = error.__cause__
+    return error
+
+
 def status_of(error):
     """The HTTP status that is behind an error; 0 where none is."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = cause_of(error)
     return getattr(getattr(error, "response", error), "status_code", getattr(error, "code", 0))
 
 
@@ -81,11 +86,12 @@ def again_where_it_may_pass(action):
 def refuse(what, where, error):
     """Says why a request failed, and what to do."""
     code = status_of(error)
-    if code in (401, 403):
+    if code == 403 or isinstance(cause_of(error), GatedRepoError):
         die(f"{what}: {where} is gated ({code}): accept its licence on huggingface.co, then set "
             "HF_TOKEN to a token of yours; or give files that you have")
-    if code == 404:
-        die(f"{what}: {where} is not there any more (404); give files that you have")
+    if code in (401, 404): # the Hub says 401 of what does not exist to those without a token
+        die(f"{what}: {where} is not shown to you ({code}): it was renamed or removed, or it is "
+            "private; look for it in a browser and give files that you have, or set HF_TOKEN")
     reason = f"status {code}" if code else (str(error) or type(error).__name__).splitlines()[0]
     die(f"{what}: {where} cannot be reached ({reason}); this machine needs a network, or --mirror "
         "URL, or download the files elsewhere and give their paths")
@@ -100,7 +106,7 @@ def refuse_damage(what, where, path):
 def from_hub(what, repository, kind, patterns, words, most=0):
     """The paths of a repository's files that match each pattern. most: of those of the first, 0 for
     all. words: "downloads" and "mirror". Without a network, what the cache has will do."""
-    repository, _, revision = repository.partition("@")
+    asked, (repository, _, revision) = repository, repository.partition("@")
     where = {"repo_type": kind, "cache_dir": words["downloads"] or None,
              "endpoint": words["mirror"] or None, "revision": revision or None}
 
@@ -119,11 +125,11 @@ def from_hub(what, repository, kind, patterns, words, most=0):
         try:
             folder = snapshot_download(repository, allow_patterns=patterns, **where)
         except (OSError, ValueError):
-            refuse(what, repository, error)
+            refuse(what, asked, error)
         fresh = set()
         names = matching(glob.glob("**", root_dir=folder, recursive=True))
     except (OSError, ValueError) as error: # its errors are both
-        refuse(what, repository, error)
+        refuse(what, asked, error)
     for name in fresh & set(sum(names, [])):
         path = os.path.join(folder, name)
         blob = os.path.basename(os.path.realpath(path)) # that of a large file is its SHA-256
