@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The GPU tests, in under eight minutes; those of several ranks need two GPUs:
+# The GPU tests, in under eight minutes, JOBS (a quarter of the cores) at the same time; those of
+# several ranks need two GPUs:
 #   make test-gpu                          builds them and runs this
 #   LLM8_BIN=FOLDER test/gpu.sh            programs built elsewhere, all in one folder
 #   SANITIZE_GPU=1 make test-gpu           compute-sanitizer besides (test/sanitize_gpu.sh)
@@ -24,23 +25,34 @@ else
 fi
 export LLM8_BIN LLM8_TESTS=$tests LLM8_COMPARE=$tests/compare_tensors
 export GOLDEN_PYTHON=${GOLDEN_PYTHON:-python3} # of transformers_gpu.py
-programs=()
+programs=() alone=()
 for source in "$root"/test/test_gpu_*.cu; do
-    programs+=("$tests/$(basename "$source" .cu)")
+    program=$tests/$(basename "$source" .cu)
+    if grep -q 'bool has_room' "$source"; then # it needs most of the device's memory
+        alone+=("$program")
+    else
+        programs+=("$program")
+    fi
 done
 programs+=("$tests/test_gpu_kernels_ptx80")
-for program in "${programs[@]}" "$LLM8_COMPARE" "$tests"/{gpu_logits,logits_tool,sanitizer_faults} \
+for program in "${programs[@]}" "${alone[@]}" "$LLM8_COMPARE" \
+    "$tests"/{gpu_logits,logits_tool,sanitizer_faults} \
     "$LLM8_BIN"/{train_gpt,train_gptcu,tokenize,make_corpus}; do
     if [[ ! -x $program ]]; then
         echo "error: $program: no such program; make test-gpu builds it" >&2
         exit 1
     fi
 done
-programs+=(test/transformers_gpu.py test/test_gpu_train.sh test/test_gpu_ranks.sh)
-if [[ ${SANITIZE_GPU:-0} != 0 ]]; then programs+=(test/sanitize_gpu.sh); fi
+# these take longest
+programs=(test/test_gpu_{train,against_cpu}.sh test/transformers_gpu.py "${programs[@]}")
+alone+=(test/test_gpu_ranks.sh) # waits for time limits to pass
+if [[ ${SANITIZE_GPU:-0} != 0 ]]; then alone+=(test/sanitize_gpu.sh); fi
+cores=$(nproc)
+export JOBS=${JOBS:-$(((cores + 3) / 4))}
+export OMP_NUM_THREADS=$(((cores + JOBS - 1) / JOBS)) # more would wait for each other
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-"$root/test/run.sh" "${programs[@]}" | tee "$log"
+"$root/test/run.sh" "${programs[@]}" -- "${alone[@]}" | tee "$log"
 status=${PIPESTATUS[0]}
 if tail -n 1 "$log" | grep -q '^0 passed, 0 failed'; then
     echo "the GPU cannot be used, as said above: nothing was tested" >&2

@@ -12,7 +12,6 @@ COMPARE=${LLM8_COMPARE:-$root/build/plain/compare_tensors}
 export LLM8_GUARD=1 # an overrun of a planned buffer ends a run (model/plan.h)
 if [[ -n ${LLM8_BIN:-} ]]; then
     trainer=$BIN/train_gptcu graphs=""
-    unset OMP_NUM_THREADS # the CPU trainer computes the larger models' yardsticks
 else
     trainer=$root/build/plain/standin_trainer graphs=--no-cuda-graphs
     export MALLOC_PERTURB_=128 # what is read before it is written is about 3.4e38, never by luck 0
@@ -47,6 +46,17 @@ else
     make_text 1 4000 >text.txt
 fi
 "$BIN/tokenize" --output-prefix d text.txt >/dev/null
+cpu=$BIN/train_gpt gpu="$trainer $graphs"
+small="--vocab-size 301 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by"
+qwen3="--num-attention-heads 4 --num-query-groups 2 --qk-layernorm --logit-softcap 5
+    --z-loss-coeff 0.01"
+qwen2="--num-attention-heads 4 --num-query-groups 2 --add-qkv-bias --z-loss-coeff 0.01"
+if [[ -z ${LLM8_BIN:-} ]]; then
+    gpt2="--model gpt2-tiny --seq-length 48"
+    llama="--model llama-tiny --seq-length 48 --hidden-size 64 --num-attention-heads 4
+        --num-query-groups 2 --ffn-hidden-size 176"
+    untied="$llama --num-layers 4 $small 16"
+fi
 DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
 export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
 losses() { # the step records of a run without their times

@@ -3,7 +3,7 @@
 # that call `fail` when something is wrong. Tests run in a folder of their own.
 set -u
 root=${LLM8_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
-export OMP_NUM_THREADS=1 # quicker, for models this small
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # quicker, for models this small
 mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0 skipped=0 failing=0 skipping=0
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs test programs, each in an empty folder of its own, and adds up their last lines:
 #   test/run.sh PROGRAM... [-- PROGRAM...]     a path from the top of the tree, or an absolute one
-# JOBS (1): how many run at the same time; what comes after -- runs alone. A program that does not end with a summary (a crash, a
-# sanitizer's report) counts as one failure.
+# JOBS (1): how many run at the same time; what comes after -- runs alone, on all cores. A program
+# that does not end with a summary (a crash, a sanitizer's report) counts as one failure.
 set -um # -m: a job gets SIGINT as a program does that is started from a shell
 root=$(cd "$(dirname "$0")/.." && pwd)
 export LLM8_ROOT=$root
@@ -47,6 +47,7 @@ for program in "$@"; do
     if [[ $program == -- ]]; then
         wait
         JOBS=1
+        unset OMP_NUM_THREADS
         continue
     fi
     if [[ $(jobs -pr | wc -l) -ge ${JOBS:-1} ]]; then wait -n; fi

@@ -5,7 +5,7 @@
 # test-gpu.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-unset OMP_NUM_THREADS
+export OMP_NUM_THREADS=$((($(nproc) + 3) / 4)) # of each tool
 tests=${LLM8_TESTS:-$root/build/plain}
 sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
 if ! command -v "$sanitizer" >/dev/null; then

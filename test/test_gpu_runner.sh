@@ -13,7 +13,7 @@ stand_in() {
 tests=(test_gpu_fp8 test_gpu_kernels test_gpu_large)
 sanitized=2                   # not the last one's whole models
 programs=$((${#tests[@]} + 1)) # and the one of PTX alone
-scripts=3                   # of whole runs, and of transformers, which end at once here
+scripts=4                   # of whole runs, and of transformers, which end at once here
 
 # The GPU test programs all print the same.
 tests_print() {
@@ -53,6 +53,27 @@ results_are_added_up() {
     expect_status 1 gpu_tests
     rm bin/test_gpu_fp8
     expect_said 1 'bin/test_gpu_fp8: no such program; make test-gpu builds it' gpu_tests
+}
+
+# What needs the device's memory has it alone, and all cores.
+programs_run_side_by_side() {
+    local test
+    for test in "${tests[@]}" test_gpu_kernels_ptx80; do
+        cat >"bin/$test" <<'END'
+#!/usr/bin/env bash
+touch "$LLM8_TESTS/running.$$"
+for i in {1..30}; do
+    others=("$LLM8_TESTS"/running.*)
+    case $0,${#others[@]},${OMP_NUM_THREADS:-} in *large,1, | *[^e],[2-9],*[1-9]) passed=1 ;; esac
+    sleep 0.01
+done
+rm "$LLM8_TESTS/running.$$"
+echo "${passed:-0} passed, $((1 - ${passed:-0})) failed, 0 skipped"
+END
+        chmod +x "bin/$test"
+    done
+    expect_said 0 "$programs passed, 0 failed, $scripts skipped" gpu_tests JOBS=8
+    expect_said 1 "1 passed, $((programs - 1)) failed, $scripts skipped" gpu_tests JOBS=1
 }
 
 no_gpu_is_no_success() {
@@ -127,5 +148,5 @@ sanitizer_findings_are_failures() {
     expect_said 1 ', 4 failed, ' sanitizer # under each tool
 }
 
-run prepare results_are_added_up no_gpu_is_no_success sanitizer_findings_are_failures
+run prepare results_are_added_up programs_run_side_by_side no_gpu_is_no_success sanitizer_findings_are_failures
 summary
