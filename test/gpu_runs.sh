@@ -41,11 +41,11 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     cat verify.log
     for i in $(seq 1 3000); do
         echo "Line $i of the text: $((i % 7)) times $((i % 11)) is $(((i % 7) * (i % 11)))."
-    done >text.txt
+    done >text
 else
-    make_text 1 4000 >text.txt
+    make_text 1 4000 >text
 fi
-"$BIN/tokenize" --output-prefix d text.txt >/dev/null
+"$BIN/tokenize" --output-prefix d/x text >/dev/null
 cpu=$BIN/train_gpt gpu="$trainer $graphs"
 small="--vocab-size 301 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by"
 qwen3="--num-attention-heads 4 --num-query-groups 2 --qk-layernorm --logit-softcap 5
@@ -57,7 +57,7 @@ if [[ -z ${LLM8_BIN:-} ]]; then
         --num-query-groups 2 --ffn-hidden-size 176"
     untied="$llama --num-layers 4 $small 16"
 fi
-DATA="--data d_train.bin --valid-data d_val.bin --log-interval 1"
+DATA="--data d/x_train.bin --valid-data d/x_val.bin --log-interval 1"
 export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
 losses() { # the step records of a run without their times
     grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
@@ -75,6 +75,9 @@ apart() {
 }
 same_losses() {
     [[ -n $(losses "$1") ]] && diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
+}
+same_end() { # bit for bit, in every step and at the end, of however many ranks
+    cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && same_losses "$1" "$2"
 }
 same_weights() {
     cmp "$1/latest/optimizer-0-of-1.safetensors" "$2/latest/optimizer-0-of-1.safetensors" &&

@@ -38,9 +38,6 @@ check "FP8 tensorwise with head: as one rank" follows_one_rank 3 $GPT --fp8-form
 check "Muon: as one rank" follows_one_rank 3 $LLAMA --optimizer muon
 check "Muon, FP8: as one rank" follows_one_rank 3 $GPT --optimizer muon --fp8-format hybrid
 
-same_end() {
-    cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && same_losses "$1" "$2"
-}
 variant() { # options: the same bits as the run "many"
     train variant "$@" && same_end many variant
 }

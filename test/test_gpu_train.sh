@@ -202,7 +202,7 @@ for model in "$llama" "$qwen" "$qwen $fp8"; do
     check "the LM head in chunks: the same loss, ${model:(-14)}" head_in_chunks $model
 done
 too_large() {
-    refused "try --micro-batch-size" $large --data d_train.bin --vocab-size 257
+    refused "try --micro-batch-size" $large --data d/x_train.bin --vocab-size 257
 }
 check "a run too large is refused with advice" too_large
 

@@ -106,7 +106,7 @@ cable_is_cut() {
     [[ $((SECONDS - begin)) -le 5 ]] || fail "took $((SECONDS - begin)) s"
 }
 
-for test in prepare only_rank_0_speaks every_starter_starts across_network_namespaces; do
+for test in only_rank_0_speaks every_starter_starts across_network_namespaces; do
     run $test
 done
 summary

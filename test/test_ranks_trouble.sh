@@ -238,7 +238,7 @@ restarts_give_up() {
     no_one_is_left || fail "processes are left"
 }
 
-for test in prepare faults_end_every_rank a_hang_in_tuning_ends_every_rank every_checkpoint_goes_on \
+for test in faults_end_every_rank a_hang_in_tuning_ends_every_rank every_checkpoint_goes_on \
     signals_save no_rank_outlives_its_starter bad_starts_are_refused \
     ranks_start_with_closed_streams one_process_answers ranks_must_see_the_same \
     notes_on_options_are_rank_0s restarts_resume \

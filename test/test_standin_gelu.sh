@@ -4,7 +4,6 @@
 # without such products.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
-export LLM8_TEST_SMALL_FP8=1 # FP8 although these products are too small to gain from it
 
 # losses OPTIONS...: of training and evaluations, in all their digits.
 losses() {
@@ -59,5 +58,5 @@ not_in_evaluations() {
     rm -r s
 }
 
-for test in prepare same_numbers not_taken not_in_evaluations; do run $test; done
+for test in same_numbers not_taken not_in_evaluations; do run $test; done
 summary

@@ -5,7 +5,6 @@
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 common+=(--valid-data d/x_val.bin --weight-decay 20)
-export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
 untied=(--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
     --make-vocab-size-divisible-by 16)
 ends_in_bf16=(--first-last-layers-bf16 --num-layers 3)
@@ -49,7 +48,7 @@ evaluates_alone() { # CHECKPOINT
 ranks_equal_accumulation() {
     local kind options ranks noise loss
     train plain --train-iters 8 && train coarse "${coarsest_fp8[@]}" --train-iters 8 || return
-    noise=$(loss_difference plain coarse)
+    noise=$(apart plain coarse)
     for kind in "${kinds[@]}"; do
         rm -rf by.*
         read -ra options <<<"$kind --train-iters 8 --eval-interval 4 --save-interval 4"
@@ -92,7 +91,7 @@ same_bits() {
 # Checkpoints of one number of ranks, or of the CPU trainer, go on as another.
 numbers_of_ranks_change() {
     local kind options noise
-    noise=$(loss_difference plain coarse)
+    noise=$(apart plain coarse)
     for kind in "" "--fp8-format hybrid --fp8-amax-history-len 4" "--optimizer muon"; do
         read -ra options <<<"$kind --lr-decay-iters 8"
         train straight "${options[@]}" --train-iters 8 &&
@@ -157,7 +156,7 @@ sanitized_ranks() {
     done
 }
 
-for test in prepare ranks_equal_accumulation same_bits numbers_of_ranks_change gradients_add_up \
+for test in ranks_equal_accumulation same_bits numbers_of_ranks_change gradients_add_up \
     one_rank_lacks_fp8 plan_says_what_muon_costs sanitized_ranks; do
     run $test
 done
