@@ -36,7 +36,7 @@ enum {
     WARPS = 4,   // of a warpgroup
     GROUP = WARPS * WARP,
     THREADS = 3 * GROUP,
-    A_STAGES = 4, // of a warpgroup
+    A_STAGES = 8, // of both warpgroups
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // of 16 columns
     LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
@@ -57,10 +57,10 @@ struct Staging {
 
 struct Shared {
     uint8_t b[B_STAGES][TILE * DEPTH];
-    uint8_t a[2][A_STAGES][ROWS * DEPTH];
+    uint8_t a[A_STAGES][ROWS * DEPTH];
     Staging staging[2];
     float sums[2][2][TILE]; // of columns, on their way from warp to warp
-    Barrier a_full[2][A_STAGES], a_empty[2][A_STAGES], b_full[B_STAGES], b_empty[B_STAGES];
+    Barrier a_full[A_STAGES], a_empty[A_STAGES], b_full[B_STAGES], b_empty[B_STAGES];
     Barrier x_full[2];
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
@@ -93,8 +93,12 @@ __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(Barrier *b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+// Without a branch, which would part the warp before the next WGMMA.
+__device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
+                 "r"((int)arrives)
+                 : "memory");
 }
 
 // Arrives, and has the barrier wait for so many bytes besides.
@@ -263,53 +267,84 @@ template <int HALF> __device__ __forceinline__ void fold(float (&v)[BLOCKS * 4],
     }
 }
 
-// A block's tiles, and which of them share what is loaded of B.
+// A block's tiles, one after another.
 struct Work {
-    int down, first, last, steps; // tiles of a panel; this block's tiles; of K
-    bool resident;
+    int M, steps;      // of K
+    bool resident;     // the panel's part of B
+    int row, column;   // where this tile begins
+    int left;          // tiles, with this one
+    int number, panel; // of this tile and of its panel, counted in this block
     __device__ Work(const Parameters &p) {
-        down = (p.M + TILE - 1) / TILE;
+        int down = (p.M + TILE - 1) / TILE;
+        int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
+        int first = (int)(tiles * blockIdx.x / gridDim.x);
+        M = p.M;
         steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // beyond K all is 0
         resident = steps <= B_STAGES;
-        int64_t tiles = (int64_t)down * ((p.N + TILE - 1) / TILE);
-        first = (int)(tiles * blockIdx.x / gridDim.x);
-        last = (int)(tiles * (blockIdx.x + 1) / gridDim.x);
+        row = first % down * TILE;
+        column = first / down * TILE;
+        left = (int)(tiles * (blockIdx.x + 1) / gridDim.x) - first;
+        number = panel = 0;
     }
-    __device__ int row(int tile) const {
-        return tile % down * TILE;
+    __device__ void next(void) {
+        left--;
+        number++;
+        row += TILE;
+        if (row >= M) {
+            row = 0;
+            column += TILE;
+            panel++;
+        }
     }
-    __device__ int column(int tile) const {
-        return tile / down * TILE;
+    // The next tile does not share this one's B.
+    __device__ bool ends_panel(void) const {
+        return !resident || left == 1 || row + TILE >= M;
     }
-    // The first tile after this one that does not share its B.
-    __device__ int next(int tile) const {
-        return resident ? min((tile / down + 1) * down, last) : tile + 1;
+    // How many stages of B and of A the block uses before those of the tile's step k, of A for
+    // warpgroup w. They are used in the order in which they are loaded.
+    __device__ int b_before(int k) const {
+        return (resident ? panel * B_STAGES : number * steps) + k;
     }
-    // How many stages of B the block has used before those of the tile.
-    __device__ int b_before(int tile) const {
-        return resident ? (tile / down - first / down) * B_STAGES : (tile - first) * steps;
+    __device__ int a_before(int w, int k) const {
+        return number * 2 * steps + (resident ? w * steps + k : 2 * k + w);
     }
 };
 
-// A warp each, of which one lane works, loads the rows of A for one computing warpgroup, and B.
-__device__ __forceinline__ void load(Shared &s, const Parameters &p, const Work &work, int warp) {
-    int used = 0;
-    for (int tile = work.first; warp < 2 && tile < work.last; tile++) {
-        for (int k = 0; k < work.steps; k++, used++) {
-            int stage = used % A_STAGES;
-            barrier_wait(&s.a_empty[warp][stage], used / A_STAGES + 1);
-            barrier_expect(&s.a_full[warp][stage], ROWS * DEPTH);
-            tma_load<4>(s.a[warp][stage], p.a, &s.a_full[warp][stage], k * DEPTH,
-                        (work.row(tile) + warp * ROWS) / 16);
+// A place in a ring of stages.
+template <int STAGES> struct Stage {
+    int at;
+    uint32_t round;
+    __device__ explicit Stage(uint32_t used) : at((int)(used % STAGES)), round(used / STAGES) {
+    }
+    __device__ void advance(int steps) {
+        at += steps;
+        if (at >= STAGES) {
+            at -= STAGES;
+            round++;
         }
     }
-    for (int tile = work.first; warp == 2 && tile < work.last; tile = work.next(tile)) {
+};
+
+// Two warps, of each of which one lane works, load A and B.
+__device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
+    for (Work work(p); warp == 0 && work.left > 0; work.next()) {
+        for (int i = 0; i < 2 * work.steps; i++) {
+            int w = work.resident ? i >= work.steps : i % 2;
+            int k = work.resident ? i - w * work.steps : i / 2;
+            Stage<A_STAGES> stage(work.a_before(w, k));
+            barrier_wait(&s.a_empty[stage.at], stage.round + 1);
+            barrier_expect(&s.a_full[stage.at], ROWS * DEPTH);
+            tma_load<4>(s.a[stage.at], p.a, &s.a_full[stage.at], k * DEPTH,
+                        (work.row + w * ROWS) / 16);
+        }
+    }
+    for (Work work(p); warp == 1 && work.left > 0; work.next()) {
         for (int k = 0; k < work.steps; k++) {
-            used = work.b_before(tile) + k;
-            int stage = used % B_STAGES;
-            barrier_wait(&s.b_empty[stage], used / B_STAGES + 1);
-            barrier_expect(&s.b_full[stage], TILE * DEPTH);
-            tma_load<5>(s.b[stage], p.b, &s.b_full[stage], k * DEPTH, work.column(tile) / 16);
+            Stage<B_STAGES> stage(work.b_before(k));
+            if (work.resident && work.number > 0 && work.row > 0) { continue; } // there already
+            barrier_wait(&s.b_empty[stage.at], stage.round + 1);
+            barrier_expect(&s.b_full[stage.at], TILE * DEPTH);
+            tma_load<5>(s.b[stage.at], p.b, &s.b_full[stage.at], k * DEPTH, work.column / 16);
         }
     }
 }
@@ -317,87 +352,96 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, const Work 
 // TYPE: of A, and of the codes that are written. SPLIT: each DEPTH of K is summed in the tensor
 // cores, which keep some 14 bits, and added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
-__device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Work &work, int w) {
+__device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4;
     const bool leads = threadIdx.x % GROUP == 0;
     const float product_scale = *p.scale_a * *p.scale_b, scale = p.q.live->scale;
     Staging &staging = s.staging[w];
     float range = 0.0f;
-    int a_used = 0;
 
-    auto fetch_x = [&](int tile) { // before the tile is computed
-        if (BACKWARD && leads && tile < work.last) {
+    auto fetch_x = [&](const Work &tile) { // before the tile is computed
+        if (BACKWARD && leads && tile.left > 0) {
             barrier_expect(&s.x_full[w], sizeof(staging.x));
             for (int half = 0; half < 2; half++) {
-                tma_load<2>(staging.x[half], p.x, &s.x_full[w], work.column(tile) + half * 64,
-                            work.row(tile) + w * ROWS);
+                tma_load<2>(staging.x[half], p.x, &s.x_full[w], tile.column + half * 64,
+                            tile.row + w * ROWS);
             }
         }
         __syncwarp();
     };
-    fetch_x(work.first);
-    for (int tile = work.first; tile < work.last; tile++) {
-        const int m = work.row(tile) + w * ROWS, n = work.column(tile);
-        const bool releases_b = tile + 1 == work.next(tile);
-        const bool passes = work.resident && (w == 0 || tile + 1 < work.last);
-        const int b_used = work.b_before(tile);
-        float sums[64] = {};
+    Work tile(p);
+    fetch_x(tile);
+    while (tile.left > 0) {
+        const int m = tile.row + w * ROWS, n = tile.column, number = tile.number;
+        const int last = tile.steps - 1, stride = tile.resident ? 1 : 2;
+        const bool releases_b = tile.ends_panel();
+        const bool waits = tile.resident && (w == 1 || number > 0);
+        const bool passes = tile.resident && (w == 0 || tile.left > 1);
+        Stage<A_STAGES> a_at(tile.a_before(w, 0)), a_done = a_at;
+        Stage<B_STAGES> b_at(tile.b_before(0)), b_done = b_at;
+        tile.next();
+
+        auto arrived = [&] { // the step that is next
+            barrier_wait(&s.b_full[b_at.at], b_at.round);
+            barrier_wait(&s.a_full[a_at.at], a_at.round);
+        };
         auto multiply = [&](float(&d)[64], int k) {
-            int a_at = a_used + k, b_at = b_used + k;
-            barrier_wait(&s.b_full[b_at % B_STAGES], b_at / B_STAGES);
-            barrier_wait(&s.a_full[w][a_at % A_STAGES], a_at / A_STAGES);
-            uint64_t a = wgmma_operand(s.a[w][a_at % A_STAGES]);
-            uint64_t b = wgmma_operand(s.b[b_at % B_STAGES]);
+            uint64_t a = wgmma_operand(s.a[a_at.at]), b = wgmma_operand(s.b[b_at.at]);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < DEPTH / 32; i++) { // 32 bytes further in every row
-                wgmma<TYPE>(d, a + 2 * i, b + 2 * i, !SPLIT || i > 0);
+                wgmma<TYPE>(d, a + 2 * i, b + 2 * i, i > 0 || (!SPLIT && k > 0));
             }
             wgmma_commit();
+            a_at.advance(stride);
+            b_at.advance(1);
         };
-        auto release = [&](int k) {
-            if (lane == 0) {
-                barrier_arrive(&s.a_empty[w][(a_used + k) % A_STAGES]);
-                if (releases_b) { barrier_arrive(&s.b_empty[(b_used + k) % B_STAGES]); }
-            }
-            __syncwarp();
+        auto release = [&] { // the first step that is not released
+            barrier_arrive(&s.a_empty[a_done.at], lane == 0);
+            barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
+            a_done.advance(stride);
+            b_done.advance(1);
         };
+        float sums[64];
         auto add = [&](float(&d)[64]) {
             pin(d);
 #pragma unroll
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
             pin(sums);
         };
-        if (work.resident && (w == 1 || tile > work.first)) { turn_wait(w); }
-        const int last = work.steps - 1;
-        for (int k = 0; SPLIT && k <= last; k += 2) {
-            float first[64], second[64];
-            multiply(first, k);
-            multiply(second, k + 1);
-            if (k + 1 == last && passes) { turn_pass(w); }
-            wgmma_wait<1>();
-            release(k);
-            add(first); // while the second runs
-            wgmma_wait<0>();
-            release(k + 1);
-            add(second);
-        }
-        for (int k = 0; !SPLIT && k <= last; k++) {
-            multiply(sums, k);
-            if (k == last && passes) { turn_pass(w); }
-            if (k > 0) {
+        if (waits) { turn_wait(w); }
+        if (SPLIT) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) { sums[i] = 0.0f; }
+            for (int k = 0; k <= last; k += 2) {
+                float first[64], second[64];
+                arrived();
+                multiply(first, k);
+                arrived();
+                multiply(second, k + 1);
+                if (k + 1 == last && passes) { turn_pass(w); }
                 wgmma_wait<1>();
-                release(k - 1);
+                release();
+                add(first); // while the second runs
+                wgmma_wait<0>();
+                release();
+                add(second);
+            }
+        } else {
+            arrived();
+            for (int k = 0; k <= last; k++) {
+                multiply(sums, k);
+                if (k < last) { arrived(); }
+                if (k == last && passes) { turn_pass(w); }
+                if (k > 0) {
+                    wgmma_wait<1>();
+                    release();
+                }
             }
         }
-        if (!SPLIT) {
-            wgmma_wait<0>();
-            pin(sums);
-            release(last);
-        }
-        a_used += work.steps;
 
+        // While the last step runs: what the epilogue reads, and room for what it writes.
         // 2 rows x 4 columns in each block of 16 columns
         auto x_at = [&](int j, int i) {
             int row = warp * 16 + g * 2 + i, piece = j % 4 * 2 + t / 2;
@@ -412,13 +456,18 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Wo
             if (n + j * 16 < p.N) { bias[j] = __ldg(reinterpret_cast<const uint2 *>(from)); }
         }
         if (BACKWARD) {
-            barrier_wait(&s.x_full[w], tile - work.first);
+            barrier_wait(&s.x_full[w], number);
 #pragma unroll
             for (int j = 0; j < 2 * BLOCKS; j++) { before[j / 2][j % 2] = *x_at(j / 2, j % 2); }
         }
         if (leads) { stores_wait_read(); } // the last tile's are done with the staging
         __syncwarp();
         group_barrier(w, GROUP);
+        if (!SPLIT) {
+            wgmma_wait<0>();
+            release();
+            pin(sums);
+        }
         if (m + warp * 16 < p.M) {
 #pragma unroll
             for (int pair = 0; pair < BLOCKS; pair += 2) {
@@ -476,7 +525,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, const Wo
             if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
             stores_commit();
         }
-        fetch_x(tile + 1);
+        fetch_x(tile);
         if (BACKWARD) {
             for (int i = 0; i < 4 && warp % 2 == 0; i++) { columns[i] += handed[lane * 4 + i]; }
             for (int i = 0; i < 4 && warp == 2; i++) { handed[lane * 4 + i] = columns[i]; }
@@ -504,28 +553,25 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const int group = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
-    const Work work(p);
     if (threadIdx.x == 0) {
         for (int i = 0; i < B_STAGES; i++) {
             barrier_init(&s.b_full[i], 1);
             barrier_init(&s.b_empty[i], 2 * WARPS);
         }
-        for (int w = 0; w < 2; w++) {
-            for (int i = 0; i < A_STAGES; i++) {
-                barrier_init(&s.a_full[w][i], 1);
-                barrier_init(&s.a_empty[w][i], WARPS);
-            }
-            barrier_init(&s.x_full[w], 1);
+        for (int i = 0; i < A_STAGES; i++) {
+            barrier_init(&s.a_full[i], 1);
+            barrier_init(&s.a_empty[i], WARPS);
         }
+        for (int w = 0; w < 2; w++) { barrier_init(&s.x_full[w], 1); }
         barriers_ready();
     }
     __syncthreads();
     if (group == 0) {
         set_registers<LOADING_REGISTERS, false>();
-        if (threadIdx.x % WARP == 0) { load(s, p, work, threadIdx.x / WARP); }
+        if (threadIdx.x % WARP == 0) { load(s, p, threadIdx.x / WARP); }
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
-        compute<TYPE, BACKWARD, SPLIT>(s, p, work, group - 1);
+        compute<TYPE, BACKWARD, SPLIT>(s, p, group - 1);
     }
 #endif
 }
