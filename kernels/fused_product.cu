@@ -59,9 +59,8 @@ struct Shared {
     uint8_t b[B_STAGES][TILE * DEPTH];
     uint8_t a[A_STAGES][ROWS * DEPTH];
     Staging staging[2];
-    float sums[2][2][TILE]; // of columns, on their way from warp to warp
     Barrier a_full[A_STAGES], a_empty[A_STAGES], b_full[B_STAGES], b_empty[B_STAGES];
-    Barrier x_full[2];
+    Barrier x_full[2], staged[2], stored[2];
 };
 static_assert(sizeof(Shared) <= 232448, "a block's shared memory");
 static_assert(B_STAGES * DEPTH >= GELU_PRODUCT_MOST_K, "the panel of B that stays");
@@ -256,17 +255,6 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Half of the first 2 HALF values, added up with the lane whose number differs by `bit`; the lane
-// with the bit takes the second half.
-template <int HALF> __device__ __forceinline__ void fold(float (&v)[BLOCKS * 4], int bit) {
-    bool upper = threadIdx.x & bit;
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
-        v[i] = kept + __shfl_xor_sync(~0u, sent, bit);
-    }
-}
-
 // A block's tiles, one after another.
 struct Work {
     int M, steps;      // of K
@@ -349,29 +337,51 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     }
 }
 
+// A warp for each computing warpgroup, of which one lane works, stores what that has staged, and
+// loads x for its next tile.
+template <bool BACKWARD>
+__device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
+    Staging &staging = s.staging[w];
+    auto fetch_x = [&](const Work &tile) {
+        if (!BACKWARD || tile.left == 0) { return; }
+        barrier_expect(&s.x_full[w], sizeof(staging.x));
+        for (int half = 0; half < 2; half++) {
+            tma_load<2>(staging.x[half], p.x, &s.x_full[w], tile.column + half * 64,
+                        tile.row + w * ROWS);
+        }
+    };
+    Work tile(p);
+    fetch_x(tile);
+    while (tile.left > 0) {
+        const int m = tile.row + w * ROWS, n = tile.column;
+        barrier_wait(&s.staged[w], tile.number);
+        tile.next();
+        fetch_x(tile);
+        if (m < p.M) {
+            for (int half = 0; half < 2 && !BACKWARD; half++) {
+                tma_store<2>(p.x, staging.x[half], n + half * 64, m);
+            }
+            if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
+            if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
+            stores_commit();
+            stores_wait_read();
+        }
+        barrier_arrive(&s.stored[w], true);
+    }
+    stores_wait();
+}
+
 // TYPE: of A, and of the codes that are written. SPLIT: each DEPTH of K is summed in the tensor
 // cores, which keep some 14 bits, and added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4;
-    const bool leads = threadIdx.x % GROUP == 0;
     const float product_scale = *p.scale_a * *p.scale_b, scale = p.q.live->scale;
     Staging &staging = s.staging[w];
     float range = 0.0f;
 
-    auto fetch_x = [&](const Work &tile) { // before the tile is computed
-        if (BACKWARD && leads && tile.left > 0) {
-            barrier_expect(&s.x_full[w], sizeof(staging.x));
-            for (int half = 0; half < 2; half++) {
-                tma_load<2>(staging.x[half], p.x, &s.x_full[w], tile.column + half * 64,
-                            tile.row + w * ROWS);
-            }
-        }
-        __syncwarp();
-    };
     Work tile(p);
-    fetch_x(tile);
     while (tile.left > 0) {
         const int m = tile.row + w * ROWS, n = tile.column, number = tile.number;
         const int last = tile.steps - 1, stride = tile.resident ? 1 : 2;
@@ -449,7 +459,13 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                                              (piece ^ row % 8) * 16 + t % 2 * 8);
         };
         uint2 bias[BLOCKS] = {}, before[BLOCKS][2]; // GELU's input without the bias
-        float columns[BLOCKS * 4] = {};
+        auto read_x = [&](int pair) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                before[pair + i / 2][i % 2] = *x_at(pair + i / 2, i % 2);
+            }
+        };
+        float columns[BLOCKS * 4];
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++) {
             const Bf16 *from = p.bias + n + j * 16 + t * 4;
@@ -457,12 +473,10 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         }
         if (BACKWARD) {
             barrier_wait(&s.x_full[w], number);
-#pragma unroll
-            for (int j = 0; j < 2 * BLOCKS; j++) { before[j / 2][j % 2] = *x_at(j / 2, j % 2); }
+            read_x(0);
+            read_x(2);
         }
-        if (leads) { stores_wait_read(); } // the last tile's are done with the staging
-        __syncwarp();
-        group_barrier(w, GROUP);
+        barrier_wait(&s.stored[w], number + 1); // what was staged before
         if (!SPLIT) {
             wgmma_wait<0>();
             release();
@@ -494,7 +508,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                             float x = in[k] + biases[k];
                             values[k] = BACKWARD ? product[k] * gelu_slope(x) : gelu(x);
                             range = range_of(range, values[k]);
-                            columns[j * 4 + k] += values[k];
+                            columns[j * 4 + k] = values[k] + (i > 0 ? columns[j * 4 + k] : 0.0f);
                         }
                         codes[i] = encode4<TYPE>(values, scale);
                         *reinterpret_cast<uint32_t *>(staging.codes + place * FULL_ROW +
@@ -506,40 +520,37 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 const int place = pair * 16 + lane; // WGMMA's column
                 store_transposed(staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16,
                                  units);
+                // No sooner, or all begins before anything ends, and MUFU has nothing to do at
+                // first.
+                if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
+        } else { // beyond the product
+#pragma unroll
+            for (float &sum : columns) { sum = 0.0f; }
         }
-        float *handed = s.sums[w][warp / 2];
-        if (BACKWARD) { // which leaves lane i columns 4 i to 4 i + 3 of the warp's rows
-            fold<16>(columns, 16);
-            fold<8>(columns, 8);
-            fold<4>(columns, 4);
-            for (int i = 0; i < 4 && warp % 2 == 1; i++) { handed[lane * 4 + i] = columns[i]; }
+        float total = 0.0f;
+        const int column = threadIdx.x % GROUP;
+        if (BACKWARD) { // each thread's sums are of 2 rows: where its warp has read x, for all to
+                        // add
+            float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
+            const int row = g / 4 * 16 + warp * 4 + g % 4;
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < BLOCKS; j++) {
+                *reinterpret_cast<float4 *>(&rows[row][(j ^ g % 2) * 16 + t * 4]) = make_float4(
+                    columns[j * 4], columns[j * 4 + 1], columns[j * 4 + 2], columns[j * 4 + 3]);
+            }
+            group_barrier(w, GROUP);
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++) { total += rows[i][column ^ i % 2 * 16]; }
         }
         show_to_tma();
-        group_barrier(w, GROUP);
-        if (leads && m < p.M) {
-            for (int half = 0; half < 2 && !BACKWARD; half++) {
-                tma_store<2>(p.x, staging.x[half], n + half * 64, m);
-            }
-            if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
-            if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
-            stores_commit();
-        }
-        fetch_x(tile);
-        if (BACKWARD) {
-            for (int i = 0; i < 4 && warp % 2 == 0; i++) { columns[i] += handed[lane * 4 + i]; }
-            for (int i = 0; i < 4 && warp == 2; i++) { handed[lane * 4 + i] = columns[i]; }
-            group_barrier(w, GROUP);
-            const int column = n + lane * 4;
-            if (warp == 0 && m < p.M && column < p.N) {
-                const float *second = s.sums[w][1] + lane * 4;
-                *reinterpret_cast<float4 *>(p.partials + (int64_t)(m / ROWS) * p.N + column) =
-                    make_float4(columns[0] + second[0], columns[1] + second[1],
-                                columns[2] + second[2], columns[3] + second[3]);
-            }
+        __syncwarp();
+        barrier_arrive(&s.staged[w], lane == 0);
+        if (BACKWARD && m < p.M && n + column < p.N) {
+            p.partials[(int64_t)(m / ROWS) * p.N + n + column] = total;
         }
     }
-    if (leads) { stores_wait(); }
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
     if (lane == 0 && p.q.record) { atomicMax(reinterpret_cast<uint32_t *>(&p.q.slot->amax), bits); }
 }
@@ -562,13 +573,19 @@ __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&s.a_full[i], 1);
             barrier_init(&s.a_empty[i], WARPS);
         }
-        for (int w = 0; w < 2; w++) { barrier_init(&s.x_full[w], 1); }
+        for (int w = 0; w < 2; w++) {
+            barrier_init(&s.x_full[w], 1);
+            barrier_init(&s.staged[w], WARPS);
+            barrier_init(&s.stored[w], 1);
+        }
         barriers_ready();
     }
     __syncthreads();
     if (group == 0) {
         set_registers<LOADING_REGISTERS, false>();
-        if (threadIdx.x % WARP == 0) { load(s, p, threadIdx.x / WARP); }
+        const int warp = threadIdx.x / WARP;
+        if (threadIdx.x % WARP == 0 && warp < 2) { load(s, p, warp); }
+        if (threadIdx.x % WARP == 0 && warp >= 2) { store<BACKWARD>(s, p, warp - 2); }
     } else {
         set_registers<COMPUTING_REGISTERS, true>();
         compute<TYPE, BACKWARD, SPLIT>(s, p, group - 1);
