@@ -9,13 +9,15 @@
 // roundings are those of the two-kernel path, so that results differ only where the sums do.
 //
 // A block computes tiles of 128 x 128, one after another: a run of tiles down a panel of 128
-// columns, then down the next. Of its three warpgroups the first only loads, by TMA; each of the
-// other two computes 64 rows of every tile by WGMMA (sums in FP32 registers) and converts them.
-// While one converts, the other has the tensor cores: they take turns. The panel's part of B stays
-// in shared memory from tile to tile, so that each tile only loads A. (Shared memory delivers 128
-// bytes a cycle. A warpgroup with 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too
-// little for loading B again and again.) Where K is too large for that, B is loaded for each tile,
-// and the warpgroups work side by side instead.
+// columns, then down the next. Of its three warpgroups the first only moves data, by TMA: a warp
+// loads A, one loads B, and two store what the others have converted. Each of the other two
+// computes 64 rows of every tile by WGMMA (sums in FP32 registers) and converts them. While one
+// converts, the other has the tensor cores: they take turns, and A is loaded in the order of the
+// turns, for both into one ring. The panel's part of B stays in shared memory from tile to tile, so
+// that each tile only loads A. (Shared memory delivers 128 bytes a cycle. A warpgroup with 64 x 128
+// sums takes 96 of them for its WGMMAs, which leaves too little for loading B again and again.)
+// Where K is too large for that, B is loaded for each tile, and the warpgroups work side by side
+// instead.
 //
 // TMA reads A and B with the rows inside each block of 16 in an order that leaves each thread 2
 // adjacent rows x 4 adjacent columns of the product: four codes are then a word of a row, and two
@@ -36,7 +38,7 @@ enum {
     WARPS = 4,   // of a warpgroup
     GROUP = WARPS * WARP,
     THREADS = 3 * GROUP,
-    A_STAGES = 8, // of both warpgroups
+    A_STAGES = 8, // for both warpgroups: 2048 cycles of WGMMAs
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // of 16 columns
     LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
@@ -288,8 +290,8 @@ struct Work {
     __device__ bool ends_panel(void) const {
         return !resident || left == 1 || row + TILE >= M;
     }
-    // How many stages of B and of A the block uses before those of the tile's step k, of A for
-    // warpgroup w. They are used in the order in which they are loaded.
+    // How many stages of B, and of A, are loaded and used before that of the tile's step k, of
+    // warpgroup w.
     __device__ int b_before(int k) const {
         return (resident ? panel * B_STAGES : number * steps) + k;
     }
@@ -329,7 +331,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     for (Work work(p); warp == 1 && work.left > 0; work.next()) {
         for (int k = 0; k < work.steps; k++) {
             Stage<B_STAGES> stage(work.b_before(k));
-            if (work.resident && work.number > 0 && work.row > 0) { continue; } // there already
+            if (work.resident && work.number > 0 && work.row > 0) { continue; } // loaded
             barrier_wait(&s.b_empty[stage.at], stage.round + 1);
             barrier_expect(&s.b_full[stage.at], TILE * DEPTH);
             tma_load<5>(s.b[stage.at], p.b, &s.b_full[stage.at], k * DEPTH, work.column / 16);
@@ -420,10 +422,16 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
             pin(sums);
         };
+        uint2 bias[BLOCKS] = {};
+#pragma unroll
+        for (int j = 0; j < BLOCKS; j++) {
+            const Bf16 *from = p.bias + n + j * 16 + t * 4;
+            if (n + j * 16 < p.N) { bias[j] = __ldg(reinterpret_cast<const uint2 *>(from)); }
+        }
+#pragma unroll
+        for (int i = 0; SPLIT && i < 64; i++) { sums[i] = 0.0f; }
         if (waits) { turn_wait(w); }
         if (SPLIT) {
-#pragma unroll
-            for (int i = 0; i < 64; i++) { sums[i] = 0.0f; }
             for (int k = 0; k <= last; k += 2) {
                 float first[64], second[64];
                 arrived();
@@ -442,7 +450,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             arrived();
             for (int k = 0; k <= last; k++) {
                 multiply(sums, k);
-                if (k < last) { arrived(); }
+                if (k < last) { arrived(); } // while it runs
                 if (k == last && passes) { turn_pass(w); }
                 if (k > 0) {
                     wgmma_wait<1>();
@@ -451,14 +459,13 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
         }
 
-        // While the last step runs: what the epilogue reads, and room for what it writes.
         // 2 rows x 4 columns in each block of 16 columns
         auto x_at = [&](int j, int i) {
             int row = warp * 16 + g * 2 + i, piece = j % 4 * 2 + t / 2;
             return reinterpret_cast<uint2 *>(staging.x[j / 4] + row * FULL_ROW +
                                              (piece ^ row % 8) * 16 + t % 2 * 8);
         };
-        uint2 bias[BLOCKS] = {}, before[BLOCKS][2]; // GELU's input without the bias
+        uint2 before[BLOCKS][2]; // GELU's input without the bias
         auto read_x = [&](int pair) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -466,11 +473,6 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
         };
         float columns[BLOCKS * 4];
-#pragma unroll
-        for (int j = 0; j < BLOCKS; j++) {
-            const Bf16 *from = p.bias + n + j * 16 + t * 4;
-            if (n + j * 16 < p.N) { bias[j] = __ldg(reinterpret_cast<const uint2 *>(from)); }
-        }
         if (BACKWARD) {
             barrier_wait(&s.x_full[w], number);
             read_x(0);
@@ -520,8 +522,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 const int place = pair * 16 + lane; // WGMMA's column
                 store_transposed(staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16,
                                  units);
-                // No sooner, or all begins before anything ends, and MUFU has nothing to do at
-                // first.
+                // Not sooner: ptxas would begin every block before it ends any, and MUFU, which
+                // takes longest, would wait at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
         } else { // beyond the product
@@ -530,8 +532,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         }
         float total = 0.0f;
         const int column = threadIdx.x % GROUP;
-        if (BACKWARD) { // each thread's sums are of 2 rows: where its warp has read x, for all to
-                        // add
+        if (BACKWARD) { // adds up the threads' sums, of 2 rows each, where their warps have read x
             float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
             const int row = g / 4 * 16 + warp * 4 + g % 4;
             __syncwarp();
