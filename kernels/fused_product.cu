@@ -510,7 +510,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                             float x = in[k] + biases[k];
                             values[k] = BACKWARD ? product[k] * gelu_slope(x) : gelu(x);
                             range = range_of(range, values[k]);
-                            columns[j * 4 + k] = values[k] + (i > 0 ? columns[j * 4 + k] : 0.0f);
+                            float &sum = columns[j * 4 + k];
+                            sum = i > 0 ? sum + values[k] : values[k];
                         }
                         codes[i] = encode4<TYPE>(values, scale);
                         *reinterpret_cast<uint32_t *>(staging.codes + place * FULL_ROW +
@@ -530,7 +531,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
 #pragma unroll
             for (float &sum : columns) { sum = 0.0f; }
         }
-        float total = 0.0f;
+        float totals[4] = {}; // in four chains of additions
         const int column = threadIdx.x % GROUP;
         if (BACKWARD) { // adds up the threads' sums, of 2 rows each, where their warps have read x
             float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
@@ -543,13 +544,14 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             }
             group_barrier(w, GROUP);
 #pragma unroll
-            for (int i = 0; i < ROWS / 2; i++) { total += rows[i][column ^ i % 2 * 16]; }
+            for (int i = 0; i < ROWS / 2; i++) { totals[i % 4] += rows[i][column ^ i % 2 * 16]; }
         }
         show_to_tma();
         __syncwarp();
         barrier_arrive(&s.staged[w], lane == 0);
         if (BACKWARD && m < p.M && n + column < p.N) {
-            p.partials[(int64_t)(m / ROWS) * p.N + n + column] = total;
+            p.partials[(int64_t)(m / ROWS) * p.N + n + column] = (totals[0] + totals[1]) +
+                                                                 (totals[2] + totals[3]);
         }
     }
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
