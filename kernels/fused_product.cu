@@ -290,21 +290,17 @@ struct Work {
     __device__ bool ends_panel(void) const {
         return !resident || left == 1 || row + TILE >= M;
     }
-    // How many stages of B, and of A, are loaded and used before that of the tile's step k, of
-    // warpgroup w.
-    __device__ int b_before(int k) const {
-        return (resident ? panel * B_STAGES : number * steps) + k;
-    }
-    __device__ int a_before(int w, int k) const {
-        return number * 2 * steps + (resident ? w * steps + k : 2 * k + w);
+    // How many stages of B the block has used before those of this tile.
+    __device__ int b_before(void) const {
+        return resident ? panel * B_STAGES : number * steps;
     }
 };
 
-// A place in a ring of stages.
+// A place in a ring of stages, after so many that were used.
 template <int STAGES> struct Stage {
     int at;
     uint32_t round;
-    __device__ explicit Stage(uint32_t used) : at((int)(used % STAGES)), round(used / STAGES) {
+    __device__ Stage(uint32_t used) : at((int)(used % STAGES)), round(used / STAGES) {
     }
     __device__ void advance(int steps) {
         at += steps;
@@ -315,26 +311,25 @@ template <int STAGES> struct Stage {
     }
 };
 
-// Two warps, of each of which one lane works, load A and B.
+// Two warps, of each of which one lane works, load A and B in the order of their use.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
+    Stage<A_STAGES> a = 0;
     for (Work work(p); warp == 0 && work.left > 0; work.next()) {
-        for (int i = 0; i < 2 * work.steps; i++) {
+        for (int i = 0; i < 2 * work.steps; i++, a.advance(1)) {
             int w = work.resident ? i >= work.steps : i % 2;
             int k = work.resident ? i - w * work.steps : i / 2;
-            Stage<A_STAGES> stage(work.a_before(w, k));
-            barrier_wait(&s.a_empty[stage.at], stage.round + 1);
-            barrier_expect(&s.a_full[stage.at], ROWS * DEPTH);
-            tma_load<4>(s.a[stage.at], p.a, &s.a_full[stage.at], k * DEPTH,
-                        (work.row + w * ROWS) / 16);
+            barrier_wait(&s.a_empty[a.at], a.round + 1);
+            barrier_expect(&s.a_full[a.at], ROWS * DEPTH);
+            tma_load<4>(s.a[a.at], p.a, &s.a_full[a.at], k * DEPTH, (work.row + w * ROWS) / 16);
         }
     }
     for (Work work(p); warp == 1 && work.left > 0; work.next()) {
-        for (int k = 0; k < work.steps; k++) {
-            Stage<B_STAGES> stage(work.b_before(k));
-            if (work.resident && work.number > 0 && work.row > 0) { continue; } // loaded
-            barrier_wait(&s.b_empty[stage.at], stage.round + 1);
-            barrier_expect(&s.b_full[stage.at], TILE * DEPTH);
-            tma_load<5>(s.b[stage.at], p.b, &s.b_full[stage.at], k * DEPTH, work.column / 16);
+        Stage<B_STAGES> b = work.b_before();
+        if (work.resident && work.number > 0 && work.row > 0) { continue; } // loaded
+        for (int k = 0; k < work.steps; k++, b.advance(1)) {
+            barrier_wait(&s.b_empty[b.at], b.round + 1);
+            barrier_expect(&s.b_full[b.at], TILE * DEPTH);
+            tma_load<5>(s.b[b.at], p.b, &s.b_full[b.at], k * DEPTH, work.column / 16);
         }
     }
 }
@@ -390,8 +385,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         const bool releases_b = tile.ends_panel();
         const bool waits = tile.resident && (w == 1 || number > 0);
         const bool passes = tile.resident && (w == 0 || tile.left > 1);
-        Stage<A_STAGES> a_at(tile.a_before(w, 0)), a_done = a_at;
-        Stage<B_STAGES> b_at(tile.b_before(0)), b_done = b_at;
+        Stage<A_STAGES> a_at = number * 2 * tile.steps + (tile.resident ? w * tile.steps : w);
+        Stage<A_STAGES> a_done = a_at;
+        Stage<B_STAGES> b_at = tile.b_before(), b_done = b_at;
         tile.next();
 
         auto arrived = [&] { // the step that is next
