@@ -30,6 +30,7 @@
 #include "quantize.cuh"
 
 #include <cuda.h>
+#include <type_traits>
 
 enum {
     ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
@@ -418,6 +419,32 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
             pin(sums);
         };
+        // An even number of steps in a row. Each is added while the next runs, which ptxas only
+        // allows without a loop: 6 is what is resident of GPT-2's 768.
+        auto split = [&](auto count, bool ends) {
+            constexpr int STEPS = decltype(count)::value;
+            float first[64], second[64];
+            arrived();
+            multiply(first, 0);
+#pragma unroll
+            for (int k = 1; k < STEPS; k += 2) {
+                arrived();
+                multiply(second, k);
+                if (k + 1 == STEPS && ends && passes) { turn_pass(w); }
+                wgmma_wait<1>();
+                release();
+                add(first);
+                if (k + 1 < STEPS) {
+                    arrived();
+                    multiply(first, k + 1);
+                    wgmma_wait<1>();
+                } else {
+                    wgmma_wait<0>();
+                }
+                release();
+                add(second);
+            }
+        };
         uint2 bias[BLOCKS] = {};
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++) {
@@ -427,20 +454,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
 #pragma unroll
         for (int i = 0; SPLIT && i < 64; i++) { sums[i] = 0.0f; }
         if (waits) { turn_wait(w); }
-        if (SPLIT) {
+        if (SPLIT && tile.steps == B_STAGES) {
+            split(std::integral_constant<int, B_STAGES>(), true);
+        } else if (SPLIT) {
             for (int k = 0; k <= last; k += 2) {
-                float first[64], second[64];
-                arrived();
-                multiply(first, k);
-                arrived();
-                multiply(second, k + 1);
-                if (k + 1 == last && passes) { turn_pass(w); }
-                wgmma_wait<1>();
-                release();
-                add(first); // while the second runs
-                wgmma_wait<0>();
-                release();
-                add(second);
+                split(std::integral_constant<int, 2>(), k + 1 == last);
             }
         } else {
             arrived();
