@@ -200,48 +200,28 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-struct Sum {
-    __device__ static float of(float a, float b) {
-        return a + b;
-    }
-};
-
-struct Range { // of magnitudes, NaN above all
-    __device__ static float of(float a, float b) {
-        return range_of(a, b);
-    }
-};
-
-// What becomes of the tile's columns over all rows, in a fixed order: thread c returns that of
-// column c, the others nothing. A row group's COLUMNS / VEC lanes lie together. All threads call
-// it.
-template <typename OPERATION, int THREADS, int COLUMNS>
-__device__ __forceinline__ float over_rows(Floats8 mine) {
-    __shared__ float shared[THREADS / WARP][COLUMNS];
+// Column sums of a tile, in a fixed order and two parts with a barrier between them. A row group's
+// COLUMNS / VEC lanes lie together: a warp's sums of each column go to shared[warp][COLUMNS]. All
+// threads call it.
+template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = threadIdx.x;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
 #pragma unroll
         for (int lanes = LANES; lanes < WARP; lanes *= 2) {
-            mine.v[j] = OPERATION::of(mine.v[j], __shfl_xor_sync(~0u, mine.v[j], lanes));
+            mine.v[j] += __shfl_xor_sync(~0u, mine.v[j], lanes);
         }
     }
-    __syncthreads(); // the call before has been read
-    for (int j = 0; j < VEC && lane < LANES; j++) { shared[warp][lane * VEC + j] = mine.v[j]; }
-    __syncthreads();
-    if (c >= COLUMNS) { return 0.0f; }
-    float total = shared[0][c];
-    for (int i = 1; i < THREADS / WARP; i++) { total = OPERATION::of(total, shared[i][c]); }
-    return total;
+    if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// Column sums of a tile to partials [N].
+// Then column c's over all warps.
 template <int THREADS, int COLUMNS>
-__device__ __forceinline__ void write_sums(float *partials, const Floats8 &sum, int column, int N) {
-    float total = over_rows<Sum, THREADS, COLUMNS>(sum);
-    int c = threadIdx.x;
-    if (c < COLUMNS && column + c < N) { partials[column + c] = total; }
+__device__ __forceinline__ float take_sum(const float *shared, int c) {
+    float total = shared[c];
+    for (int i = 1; i < THREADS / WARP; i++) { total += shared[i * COLUMNS + c]; }
+    return total;
 }
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
@@ -281,8 +261,13 @@ __global__ void __launch_bounds__(TILE_THREADS)
     }
     if (COUNTS && first) { q.counts->elements += (int64_t)M * N * OUTPUTS; }
     if (SUMS) {
-        float *to = partials + (int64_t)blockIdx.y * N;
-        write_sums<TILE_THREADS, TILE_COLUMNS>(to, sum, first_column, N);
+        __shared__ __align__(16) float sums[TILE_THREADS / WARP * TILE_COLUMNS];
+        put_sums<TILE_COLUMNS>(sums, sum);
+        __syncthreads();
+        int c = threadIdx.x, at = first_column + c;
+        if (c < TILE_COLUMNS && at < N) {
+            partials[(int64_t)blockIdx.y * N + at] = take_sum<TILE_THREADS, TILE_COLUMNS>(sums, c);
+        }
     }
     if (out.fp8_t != nullptr) {
 #pragma unroll
@@ -303,122 +288,193 @@ __global__ void __launch_bounds__(TILE_THREADS)
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
-// The values are rounded to BF16, from which both forms are encoded, each by its own scales.
+// The values are rounded to BF16, from which both forms are encoded, each by its own scales. Ranges
+// are found on pairs: the bits of magnitudes order as they do, and NaN is above all.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
-template <Fp8Type TYPE>
-__device__ __forceinline__ uint2 encode8(const Floats8 &x, const Floats8 &scales) {
-    Floats8 scaled;
-#pragma unroll
-    for (int j = 0; j < VEC; j++) { scaled.v[j] = x.v[j] * scales.v[j]; }
-    return encode8<TYPE>(scaled, 1.0f);
+// The largest of each half of the magnitudes of four pairs.
+__device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return __vmaxu2(__vimax3_u16x2(a & 0x7fff7fffu, b & 0x7fff7fffu, c & 0x7fff7fffu),
+                    d & 0x7fff7fffu);
 }
 
-// The largest of shared[FP8_BLOCK].
-__device__ __forceinline__ float largest_of(const float *shared) {
-    float range = 0.0f;
-    for (int i = threadIdx.x % WARP; i < FP8_BLOCK; i += WARP) {
-        range = range_of(range, shared[i]);
+// Of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share them: rows 0 and 1 in the lower
+// half of those lanes, rows 2 and 3 in the upper.
+__device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
+    enum { HALF = FP8_BLOCK / VEC / 2 };
+    uint32_t range[THREAD_ROWS];
+#pragma unroll
+    for (int i = 0; i < THREAD_ROWS; i++) {
+        range[i] = range_of_pairs(rows[i].x, rows[i].y, rows[i].z, rows[i].w);
     }
-    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(range)));
+    uint32_t low = __vmaxu2(__byte_perm(range[0], range[1], 0x5410),
+                            __byte_perm(range[0], range[1], 0x7632));
+    uint32_t high = __vmaxu2(__byte_perm(range[2], range[3], 0x5410),
+                             __byte_perm(range[2], range[3], 0x7632));
+    bool upper = threadIdx.x & HALF;
+    low = __vmaxu2(upper ? high : low, __shfl_xor_sync(~0u, upper ? low : high, HALF));
+#pragma unroll
+    for (int lanes = HALF / 2; lanes > 0; lanes /= 2) {
+        low = __vmaxu2(low, __shfl_xor_sync(~0u, low, lanes));
+    }
+    return low;
+}
+
+// Of a thread's 8 columns, over its warp's rows.
+__device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROWS]) {
+    uint4 range = {range_of_pairs(rows[0].x, rows[1].x, rows[2].x, rows[3].x),
+                   range_of_pairs(rows[0].y, rows[1].y, rows[2].y, rows[3].y),
+                   range_of_pairs(rows[0].z, rows[1].z, rows[2].z, rows[3].z),
+                   range_of_pairs(rows[0].w, rows[1].w, rows[2].w, rows[3].w)};
+    range.x = __vmaxu2(range.x, __shfl_xor_sync(~0u, range.x, WARP / 2));
+    range.y = __vmaxu2(range.y, __shfl_xor_sync(~0u, range.y, WARP / 2));
+    range.z = __vmaxu2(range.z, __shfl_xor_sync(~0u, range.z, WARP / 2));
+    range.w = __vmaxu2(range.w, __shfl_xor_sync(~0u, range.w, WARP / 2));
+    return range;
+}
+
+// What a tile's threads tell each other of an output.
+struct TileRanges {
+    uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // of each warp's rows
+    uint16_t rows[FP8_BLOCK];
+    float row_scales[FP8_BLOCK], column_scales[FP8_BLOCK];
+};
+
+// The largest of the rows' ranges.
+__device__ __forceinline__ uint32_t largest_row(const TileRanges &tile) {
+    const uint32_t *pairs = reinterpret_cast<const uint32_t *>(tile.rows);
+    uint32_t range = __vmaxu2(pairs[threadIdx.x % WARP], pairs[threadIdx.x % WARP + WARP]);
+    return __reduce_max_sync(~0u, max(range & 0xffff, range >> 16));
 }
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
 __global__ void __launch_bounds__(SQUARE_THREADS, 2)
     quantize_blocks_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
-    __shared__ __align__(16) uint32_t tile[tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
-    __shared__ __align__(16) float shared[FP8_BLOCK]; // a column's range, and then its scale
+    // rows that are fetched together: 16 bytes a row and thread would do
+    enum { AT_ONCE = sizeof(typename SOURCE::Raw) > 2 * sizeof(uint4) ? 2 : THREAD_ROWS };
+    __shared__ __align__(16) uint32_t tiles[OUTPUTS][tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
+    __shared__ __align__(16) TileRanges ranges[OUTPUTS];
+    __shared__ __align__(16) float sums[SUMS ? SQUARE_THREADS / WARP * FP8_BLOCK : 4];
     const int first_row = blockIdx.y * FP8_BLOCK, first_column = blockIdx.x * FP8_BLOCK;
-    const int group = threadIdx.x / LANES, within = threadIdx.x % LANES * VEC, c = threadIdx.x;
+    const int group = threadIdx.x / LANES, within = threadIdx.x % LANES * VEC;
     const int row = first_row + group * THREAD_ROWS, column = first_column + within;
-    const bool inside = row < M && column < N, square = q.scales == SCALES_SQUARE;
+    const int width = OUTPUTS * N; // of the tensor
+    const bool inside = row < M && column < N;
     uint4 values[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     source.begin(row, column / VEC);
     if (inside) {
-        typename SOURCE::Raw raw[THREAD_ROWS];
 #pragma unroll
-        for (int i = 0; i < THREAD_ROWS; i++) { raw[i] = source.fetch(i); }
+        for (int first = 0; first < THREAD_ROWS; first += AT_ONCE) {
+            typename SOURCE::Raw raw[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < THREAD_ROWS; i++) {
-            Floats8 x[OUTPUTS];
-            source.compute(i, raw[i], x);
+            for (int i = 0; i < AT_ONCE; i++) { raw[i] = source.fetch(first + i); }
 #pragma unroll
-            for (int k = 0; k < OUTPUTS; k++) { values[k][i] = pack8(x[k]); }
-            Floats8 rounded = unpack8(values[0][i]);
+            for (int i = 0; i < AT_ONCE; i++) {
+                Floats8 x[OUTPUTS];
+                source.compute(first + i, raw[i], x);
 #pragma unroll
-            for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += rounded.v[j]; }
+                for (int k = 0; k < OUTPUTS; k++) { values[k][first + i] = pack8(x[k]); }
+                Floats8 rounded = unpack8(values[0][first + i]);
+#pragma unroll
+                for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += rounded.v[j]; }
+            }
         }
-    }
-    if (SUMS) {
-        float *to = partials + (int64_t)blockIdx.y * N;
-        write_sums<SQUARE_THREADS, FP8_BLOCK>(to, sum, first_column, N);
     }
 #pragma unroll
     for (int k = 0; k < OUTPUTS; k++) {
-        const int width = OUTPUTS * N,
-                  at = k * N; // of the tensor; where this output begins in a row
-        Floats8 x[THREAD_ROWS], ranges = {};
-        float scales[THREAD_ROWS];
-#pragma unroll
-        for (int i = 0; i < THREAD_ROWS; i++) {
-            x[i] = unpack8(values[k][i]);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) { ranges.v[j] = range_of(ranges.v[j], x[i].v[j]); }
-            float range = range8(0.0f, x[i]);
-#pragma unroll
-            for (int lanes = 1; lanes < LANES; lanes *= 2) {
-                range = range_of(range, __shfl_xor_sync(~0u, range, lanes));
-            }
-            scales[i] = fp8_block_scale(range, q.target, q.power_of_two);
+        uint32_t rows = range_of_rows(values[k]);
+        uint4 columns = range_of_columns(values[k]);
+        if (within % (FP8_BLOCK / 2) == 0) {
+            uint32_t *to = reinterpret_cast<uint32_t *>(ranges[k].rows + group * THREAD_ROWS);
+            to[within / (FP8_BLOCK / 2)] = rows;
         }
-        float range = over_rows<Range, SQUARE_THREADS, FP8_BLOCK>(ranges);
-        if (c < FP8_BLOCK) { shared[c] = range; }
+        if (threadIdx.x % WARP < LANES) {
+            uint16_t *to = ranges[k].columns[threadIdx.x / WARP] + within;
+            *reinterpret_cast<uint4 *>(to) = columns;
+        }
+    }
+    if (SUMS) { put_sums<FP8_BLOCK>(sums, sum); }
+    __syncthreads();
+    // a thread a row, and then one a column, of each output; and one a column's sum
+    const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
+    if (output < OUTPUTS) {
+        TileRanges &mine = ranges[output];
+        const bool square = q.scales == SCALES_SQUARE, turned = part % 2;
+        const int rows = turned ? width : M, columns = turned ? M : width; // of the form
+        const int in_row = turned ? first_row : output * N + first_column;
+        const int in_column = (turned ? output * N + first_column : first_row) + c;
+        const int end = turned ? (output + 1) * N : M;
+        uint32_t range = mine.rows[c];
         if (square) {
-            __syncthreads();
-            range = largest_of(shared);
-            float scale = fp8_block_scale(range, q.target, q.power_of_two);
+            range = largest_row(mine);
+        } else if (turned) {
+            range = mine.columns[0][c];
 #pragma unroll
-            for (int i = 0; i < THREAD_ROWS; i++) { scales[i] = scale; }
-            __syncthreads();
-        }
-        if (c < FP8_BLOCK) {
-            float scale = fp8_block_scale(range, q.target, q.power_of_two);
-            shared[c] = scale;
-            if (out.fp8_t != nullptr && first_column + c < N && (c == 0 || !square)) {
-                out.scales_t[fp8_scale_index(q.scales, width, M, at + first_column + c,
-                                             first_row)] = 1.0f / scale;
+            for (int i = 1; i < SQUARE_THREADS / WARP; i++) {
+                range = max(range, (uint32_t)mine.columns[i][c]);
             }
         }
-        if (out.fp8 != nullptr && inside) {
+        float scale = fp8_block_scale(low_bf16(range), q.target, q.power_of_two);
+        float *to = turned ? out.scales_t : out.scales;
+        (turned ? mine.column_scales : mine.row_scales)[c] = scale;
+        if (to != nullptr && in_column < end && (c == 0 || !square)) {
+            to[fp8_scale_index(q.scales, rows, columns, in_column, in_row)] = 1.0f / scale;
+        }
+    } else if (SUMS && part == 2 * OUTPUTS && first_column + c < N) {
+        partials[(int64_t)blockIdx.y * N + first_column + c] = take_sum<SQUARE_THREADS, FP8_BLOCK>(
+            sums, c);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < OUTPUTS; k++) {
+        float4 rows = reinterpret_cast<const float4 *>(ranges[k].row_scales)[group];
+        float row_scales[THREAD_ROWS] = {rows.x, rows.y, rows.z, rows.w};
+        uint32_t codes[2][THREAD_ROWS];
+#pragma unroll
+        for (int half = 0; half < 2; half++) { // 4 columns
+            float4 columns = reinterpret_cast<const float4 *>(ranges[k].column_scales +
+                                                              within)[half];
+            float column_scales[4] = {columns.x, columns.y, columns.z, columns.w};
+            float x[THREAD_ROWS][4];
 #pragma unroll
             for (int i = 0; i < THREAD_ROWS; i++) {
-                uint2 codes = encode8<TYPE>(x[i], scales[i]);
-                int64_t place = (row + i) * (int64_t)width + at + column;
-                *reinterpret_cast<uint2 *>(out.fp8 + place) = codes;
-                if (COUNTS) { count8(q.counts, x[i], scales[i], codes, TYPE); }
-                if (within == 0 && ((group == 0 && i == 0) || !square)) {
-                    out.scales[fp8_scale_index(q.scales, M, width, row + i, at + column)] =
-                        1.0f / scales[i];
-                }
+                uint32_t a = half == 0 ? values[k][i].x : values[k][i].z;
+                uint32_t b = half == 0 ? values[k][i].y : values[k][i].w;
+                x[i][0] = low_bf16(a);
+                x[i][1] = high_bf16(a);
+                x[i][2] = low_bf16(b);
+                x[i][3] = high_bf16(b);
+                codes[half][i] = encode4<TYPE>(x[i], row_scales[i]);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float turned[THREAD_ROWS] = {x[0][j], x[1][j], x[2][j], x[3][j]};
+                tiles[k][tile_word<FP8_BLOCK>(within + 4 * half + j, group)] = encode4<TYPE>(
+                    turned, column_scales[j]);
             }
         }
-        __syncthreads();
-        if (out.fp8_t == nullptr) { continue; }
-        uint2 codes[THREAD_ROWS];
-        Floats8 turned = load_floats8(shared, TYPE_F32, within / VEC);
+        if (out.fp8 == nullptr || !inside) { continue; }
+        int64_t place = row * (int64_t)width + k * N + column;
 #pragma unroll
-        for (int i = 0; i < THREAD_ROWS; i++) { codes[i] = encode8<TYPE>(x[i], turned); }
-        put_codes<FP8_BLOCK>(tile, codes, within, group);
-        __syncthreads();
-        uint8_t *to = out.fp8_t + (int64_t)(at + first_column) * M + first_row;
-        write_columns<FP8_BLOCK>(to, tile, FP8_BLOCK, N - first_column, M - first_row, M,
-                                 threadIdx.x, SQUARE_THREADS);
+        for (int i = 0; i < THREAD_ROWS; i++, place += width) {
+            uint2 both = make_uint2(codes[0][i], codes[1][i]);
+            *reinterpret_cast<uint2 *>(out.fp8 + place) = both;
+            if (COUNTS) { count8(q.counts, unpack8(values[k][i]), row_scales[i], both, TYPE); }
+        }
     }
     if (COUNTS && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         q.counts->elements += (int64_t)M * N * OUTPUTS;
+    }
+    if (out.fp8_t == nullptr) { return; }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < OUTPUTS; k++) {
+        uint8_t *to = out.fp8_t + (int64_t)(first_column + k * N) * M + first_row;
+        write_columns<FP8_BLOCK>(to, tiles[k], FP8_BLOCK, N - first_column, M - first_row, M,
+                                 threadIdx.x, SQUARE_THREADS);
     }
 }
 
