@@ -17,6 +17,7 @@
 #include "device.cuh"
 
 #include <cuda_fp8.h>
+#include <type_traits>
 
 // ---- codes, counts and scales -------------------------------------------------------------------
 
@@ -349,11 +350,11 @@ __device__ __forceinline__ uint32_t largest_row(const TileRanges &tile) {
 }
 
 template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
-__global__ void __launch_bounds__(SQUARE_THREADS, 2)
+__global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNTS ? 3 : 2)
     quantize_blocks_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
-    // rows that are fetched together: 16 bytes a row and thread would do
-    enum { AT_ONCE = sizeof(typename SOURCE::Raw) > 2 * sizeof(uint4) ? 2 : THREAD_ROWS };
+    // rows that are fetched together, of what fits the registers
+    enum { AT_ONCE = sizeof(typename SOURCE::Raw) > sizeof(uint4) ? 2 : THREAD_ROWS };
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
     __shared__ __align__(16) TileRanges ranges[OUTPUTS];
     __shared__ __align__(16) float sums[SUMS ? SQUARE_THREADS / WARP * FP8_BLOCK : 4];
@@ -377,6 +378,9 @@ __global__ void __launch_bounds__(SQUARE_THREADS, 2)
                 source.compute(first + i, raw[i], x);
 #pragma unroll
                 for (int k = 0; k < OUTPUTS; k++) { values[k][first + i] = pack8(x[k]); }
+                if constexpr (std::is_same_v<SOURCE, CastSource>) { // BF16 as they are
+                    values[0][first + i] = raw[i].x[0];
+                }
                 Floats8 rounded = unpack8(values[0][first + i]);
 #pragma unroll
                 for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += rounded.v[j]; }
