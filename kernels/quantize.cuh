@@ -358,9 +358,11 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNT
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
     __shared__ __align__(16) TileRanges ranges[OUTPUTS];
     __shared__ __align__(16) float sums[SUMS ? SQUARE_THREADS / WARP * FP8_BLOCK : 4];
-    const int first_row = blockIdx.y * FP8_BLOCK, first_column = blockIdx.x * FP8_BLOCK;
-    const int group = threadIdx.x / LANES, within = threadIdx.x % LANES * VEC;
-    const int row = first_row + group * THREAD_ROWS, column = first_column + within;
+    // the last rows first: whoever wrote the source wrote them last, and L2 may still have them
+    const int tile_row = gridDim.y - 1 - blockIdx.y, first_row = tile_row * FP8_BLOCK;
+    const int first_column = blockIdx.x * FP8_BLOCK, group = threadIdx.x / LANES;
+    const int within = threadIdx.x % LANES * VEC, column = first_column + within;
+    const int row = first_row + group * THREAD_ROWS;
     const int width = OUTPUTS * N; // of the tensor
     const bool inside = row < M && column < N;
     uint4 values[OUTPUTS][THREAD_ROWS] = {};
@@ -428,7 +430,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNT
             to[fp8_scale_index(q.scales, rows, columns, in_column, in_row)] = 1.0f / scale;
         }
     } else if (SUMS && part == 2 * OUTPUTS && first_column + c < N) {
-        partials[(int64_t)blockIdx.y * N + first_column + c] = take_sum<SQUARE_THREADS, FP8_BLOCK>(
+        partials[(int64_t)tile_row * N + first_column + c] = take_sum<SQUARE_THREADS, FP8_BLOCK>(
             sums, c);
     }
     __syncthreads();
