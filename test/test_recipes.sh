@@ -130,7 +130,7 @@ costs_are_right() {
 costs_follow_the_records() {
     local copy=$PWD/tree
     mkdir -p "$copy/scripts"
-    cp -r "$root"/scripts/{llm8,recipe_costs,recipe.sh,run_llama_1b.sh} "$copy/scripts"
+    cp -r "$root"/scripts/{llm8,start,recipe_costs,recipe.sh,run_llama_1b.sh} "$copy/scripts"
     ln -s "$root/train_gpt" "$copy/train_gpt"
     local flops
     flops=$(train_gpt --model llama-1b --plan | awk '/FLOPs a token/ { print $NF }')
