@@ -1,0 +1,315 @@
+"""Times whole training steps of the benchmark models, BF16 and FP8 in one call.
+
+  make bench                                   every model, every precision
+  make bench MODELS="gpt2-124m llama-1b" PRECISIONS="bf16 fp8"
+  scripts/bench --gemm-autotune                arguments go on to the trainer
+
+ITERS (25)          steps of a run; the median is of those after the first 5, at least 20
+RESULTS             the file to append to (test/results/bench.jsonl)
+LLM8_BIN            the folder of train_gptcu (the top of the tree)
+COMMIT              what to record as the commit, where there is no git
+
+A run is plain training: the real optimizer step, no accumulation, on tokens that this script makes
+up. After its last step the trainer times one more by kernel family (--profile), outside the median.
+Each run appends one JSON object, a line; scripts/results writes the pages from them.
+
+  date, machine {gpu, driver, cublaslt, cudnn}, commit, command
+  arguments: those that went on to the trainer, without --gpus; "" for plain training
+  model, seq_length, micro_batch, gpus, precision bf16|fp8, recipe (null in BF16), lm_head bf16|fp8
+  fp8_flops_share: of the linear layers' operations
+  tokens_per_s, step_ms, steps: the median step and the tokens it trained on, over how many steps
+  tflops, mfu: by flops_per_token and the BF16 peak of the trainer's run record; both a GPU
+  floor_share: llm8/floor.py's floor over step_ms; null on a device without measured rates
+  peak_memory_gib: in use on the (first) GPU at the run's end, by the trainer, nothing freed yet
+  planned_memory_gib: what the trainer allocated
+  families_ms, floors_ms: the profiled step and its floor, by kernel family
+"""
+
+import datetime
+import json
+import math
+import os
+import random
+import re
+import shlex
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+
+from . import floor
+from .environment import ROOT, die
+from .environment import trainer as trainer_path
+from .estimate import PRECISIONS
+from .metrics import open_run
+from .trainer import last_error
+
+WARM_UP, LEAST_TIMED = 5, 20
+NO_GPU = 77  # exit status: nothing was measured
+
+MODELS = {
+    "gpt2-124m": "--model gpt2-124m --micro-batch-size 64",
+    "gpt2-1558m": "--model gpt2-1558m --micro-batch-size 32",
+    "llama-1b": "--model llama-1b --micro-batch-size 16",
+    "llama-3-8b-8-layers": "--model llama-3-8b --num-layers 8 --micro-batch-size 2",
+    "llama-3-8b": "--model llama-3-8b --micro-batch-size 1 --adam-dtype bf16",
+}
+
+
+def chosen(name, choices):
+    """What an environment variable lists, each checked; everything when it is not set."""
+    wanted = os.environ.get(name, "").replace(",", " ").split()
+    for item in wanted:
+        if item not in choices:
+            die(f"{name}={item}: must be of {' '.join(choices)}")
+    return [choice for choice in choices if choice in wanted or not wanted]
+
+
+def iterations():
+    text, least = os.environ.get("ITERS") or "25", WARM_UP + LEAST_TIMED
+    if not text.isdigit() or int(text) < least:
+        die(f"ITERS={text}: must be a whole number, {least} or more: {WARM_UP} to warm up, at "
+            f"least {LEAST_TIMED} to take the median of")
+    return int(text)
+
+
+# ---- the machine --------------------------------------------------------------------------------
+
+
+def output_of(command):
+    """A command's output, None when it cannot run or fails."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                              cwd=ROOT, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def library_version(code):
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+def machine_of(trainer):
+    """Checks the machine by the trainer's own --verify, and names it."""
+    done = subprocess.run([trainer, "--verify"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, check=False)
+    if done.returncode != 0:
+        print(done.stdout, end="")
+        if "no GPU" in done.stdout:
+            print("no GPU can be used here: nothing was measured")
+            sys.exit(NO_GPU)
+        die(f"{trainer} --verify finds this machine not fit")
+    def reads(pattern):
+        found = re.search(pattern, done.stdout, re.MULTILINE)
+        if not found:
+            die(f"{trainer} --verify prints no line that matches {pattern}")
+        return found.group(1)
+
+    return {
+        "gpu": reads(r"^ *device +ok +(.*), compute capability"),
+        "driver": output_of(["nvidia-smi", "--query-gpu=driver_version",
+                             "--format=csv,noheader,nounits", "-i0"]),
+        "cublaslt": library_version(int(reads(r"^ *cuBLASLt +ok .*running (\d+)"))),
+        "cudnn": library_version(int(reads(r"^ *cuDNN +ok .*running (\d+)"))),
+    }
+
+
+def commit_of_tree():
+    if os.environ.get("COMMIT"):
+        return os.environ["COMMIT"]
+    name = output_of(["git", "rev-parse", "--short=12", "HEAD"])
+    if name is None:
+        return "unknown"
+    changes = output_of(["git", "status", "--porcelain", "--untracked-files=no", "--",
+                         ":!test/results"])
+    return name + ("" if changes == "" else "-changed")
+
+
+# ---- a run --------------------------------------------------------------------------------------
+
+
+def write_shard(path, vocabulary):
+    """Tokens whose frequencies fall as those of words do (Zipf's law), for the embedding's sake."""
+    count, chance = 1 << 20, random.Random(1)
+    wide = vocabulary > 65536
+    tokens = [int(math.exp(chance.random() * math.log(vocabulary))) - 1 for _ in range(count)]
+    header = struct.pack("<256i", 20240520, 2 if wide else 1, count, *[0] * 253)
+    with open(path, "wb") as file:
+        file.write(header + struct.pack(f"<{count}{'I' if wide else 'H'}", *tokens))
+
+
+def shard_for(model, folder):
+    """A token shard that fits a model's vocabulary."""
+    vocabulary = 50257 if model.startswith("gpt2") else 128256
+    path = os.path.join(folder, f"tokens_{vocabulary}.bin")
+    if not os.path.exists(path):
+        write_shard(path, vocabulary)
+    return path
+
+
+def measure(command, folder):
+    """Runs the trainer; its run, or None and why not."""
+    metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
+    if os.path.exists(metrics):
+        os.remove(metrics)
+    with open(log, "w", encoding="utf-8") as file:
+        status = subprocess.run([*command, "--metrics", metrics], stdout=file, check=False,
+                                stderr=subprocess.STDOUT).returncode
+    if status != 0:
+        return None, f"exit status {status}: {last_error(log)}"
+    run = open_run(metrics)
+    if run.option("fp8-format") != "none" and not run.start["fp8_flops_share"] > 0:
+        return None, "FP8 was asked for, and no layer was in FP8"
+    bad = [str(step) for step, record in run.steps.items()
+           if record["skipped"] or record["loss"] is None]
+    if bad:
+        return None, f"the loss or norm of step {', '.join(bad)} is not finite"
+    return run, None
+
+
+def gib(number_of_bytes):
+    return number_of_bytes / 2**30 if number_of_bytes else None
+
+
+def rounded(value, digits=6):
+    """To significant digits, which is more than the clock gives."""
+    if isinstance(value, dict):
+        return {key: rounded(item, digits) for key, item in value.items()}
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def record_of(place, model, command, measured):
+    """place: the record's machine and commit."""
+    run, options, device = measured.start, measured.start["options"], place["machine"]["gpu"]
+    gpus, seconds = int(run["ranks"]), statistics.median(measured.column("seconds")[1][WARM_UP:])
+    families = measured.profile and {name: value for name, value in measured.profile.items()
+                                     if isinstance(value, (float, int))}
+    tokens = int(options["global-batch-size"]) * int(options["seq-length"])
+    rate, fp8 = tokens / seconds, options["fp8-format"] != "none"
+    flops = rate * run["flops_per_token"] / gpus
+    floors = floor.floor_ms(device, options, run["parameters"]) if gpus == 1 else None
+    return rounded({
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **place,
+        "command": shlex.join([os.path.basename(command[0]), *command[1:]]),
+        "arguments": re.sub(r" *--gpus[ =]\d+", "", shlex.join(sys.argv[1:])).strip(),
+        "model": model,
+        "seq_length": int(options["seq-length"]),
+        "micro_batch": int(options["micro-batch-size"]),
+        "gpus": gpus,
+        "fp8_flops_share": run["fp8_flops_share"],
+        "precision": "fp8" if fp8 else "bf16",
+        "recipe": options["fp8-recipe"] if fp8 else None,
+        "lm_head": "fp8" if fp8 and options["fp8-lm-head"] == "true" else "bf16",
+        "tokens_per_s": rate,
+        "step_ms": 1e3 * seconds,
+        "steps": len(measured.steps) - WARM_UP,
+        "tflops": flops / 1e12,
+        "mfu": flops / run["peak_flops"] if run.get("peak_flops") else None,
+        "floor_share": sum(floors.values()) / (1e3 * seconds) if floors else None,
+        "peak_memory_gib": gib(measured.end.get("memory_used_bytes")),
+        "planned_memory_gib": gib(run.get("memory_bytes")),
+        "families_ms": families,
+        "floors_ms": floors,
+    })
+
+
+def append(path, record):
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+# ---- what it prints -----------------------------------------------------------------------------
+
+
+def shown(value, form, scale=1, unit=""):
+    return "-" if value is None else format(scale * value, form) + unit
+
+
+def print_row(record, bf16, precision):
+    ratio = record["tokens_per_s"] / bf16 if bf16 else None
+    cells = (f"{record['tokens_per_s']:,.0f}", shown(ratio, ".2f"), f"{record['tflops']:.0f}",
+             shown(record["mfu"], ".1f", 100, "%"), shown(record["floor_share"], ".1f", 100, "%"),
+             shown(record["peak_memory_gib"], ".1f"))
+    print_cells(record["model"], precision, cells)
+
+
+def print_cells(model, precision, cells):
+    print(f"{model:20} {precision:19}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
+
+
+def print_head(place, steps):
+    machine = place["machine"]
+    print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
+          f"{machine['cudnn']}; commit {place['commit']}; the median of {steps - WARM_UP} steps")
+    print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB"))
+
+
+def print_families(records):
+    """Each run's profiled step beside its floor, a row a family."""
+    names = [(name, record) for name, record in records if record["families_ms"]]
+    if not names:
+        return
+    print("\nms of a step by kernel family: measured / floor")
+    for start in range(0, len(names), 4):
+        part = names[start:start + 4]
+        print(f"{'':16}" + "".join(f"{name:>26}" for name, _ in part))
+        for family in part[0][1]["families_ms"]:
+            cells = []
+            for _, record in part:
+                bound = (record["floors_ms"] or {}).get(family)
+                took = record["families_ms"].get(family)
+                cells.append(f"{shown(took, '.2f')} / {shown(bound, '.2f')}")
+            print(f"  {family:14}" + "".join(f"{cell:>26}" for cell in cells))
+
+
+# ---- the call -----------------------------------------------------------------------------------
+
+
+def bench_model(place, trainer, model, precisions, steps, folder):
+    """Measures and prints; yields each precision with its record, or with None where it failed."""
+    bf16 = None
+    for precision in precisions:
+        command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],
+                   "--data", shard_for(model, folder), "--train-iters", str(steps),
+                   "--lr", "1e-4", "--log-interval", "5", "--profile", *sys.argv[1:]]
+        measured, why = measure(command, folder)
+        if measured is None:
+            print(f"{model:20} {precision:19} FAILED: {why}", flush=True)
+            yield precision, None
+            continue
+        record = record_of(place, model, command, measured)
+        bf16 = record["tokens_per_s"] if precision == "bf16" else bf16
+        print_row(record, bf16, precision)
+        yield precision, record
+
+
+def main():
+    if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
+        print(__doc__.strip())
+        return 0
+    models, precisions = chosen("MODELS", MODELS), chosen("PRECISIONS", PRECISIONS)
+    steps = iterations()
+    results = os.environ.get("RESULTS") or os.path.join(ROOT, "test", "results", "bench.jsonl")
+    trainer = os.path.abspath(trainer_path("train_gptcu"))
+    if not os.access(trainer, os.X_OK):
+        die(f"{trainer}: no such program; make train_gptcu, or LLM8_BIN=FOLDER")
+    place = {"machine": machine_of(trainer), "commit": commit_of_tree()}
+    print_head(place, steps)
+    records, failed = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in models:
+            for precision, record in bench_model(place, trainer, model, precisions, steps,
+                                                 folder):
+                if record is None:
+                    failed.append(f"{model} {precision}")
+                    continue
+                append(results, record)
+                records.append((f"{model} {precision}", record))
+    print_families(records)
+    print(f"\n{len(records)} record{'s' if len(records) != 1 else ''} appended to {results}"
+          + (f"; FAILED: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0

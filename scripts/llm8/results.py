@@ -1,0 +1,506 @@
+"""Writes what the records say into the pages: the tables of README.md and docs/benchmarks.md
+between <!-- NAME --> and <!-- /NAME -->, and the front page's figure, docs/results.svg.
+
+  scripts/results [--check] [--records FOLDER] [PAGE...]
+
+FOLDER (test/results) has the records:
+
+  bench.jsonl      our steps, by make bench; scripts/bench says what is in a record
+  peers.jsonl      other programs' steps, where there are some: date, machine {gpu}, commit (of
+                   llm8.c, timed in the same call on the same card), program, precision (as shown),
+                   model, seq_length, micro_batch, tokens_per_s, steps
+  fp8_*/report.md  BF16 and FP8 side by side, by scripts/compare
+  race/report.json llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
+
+The front page shows one commit on one card: the newest that has every row. Of the other records the
+newest of each kind is in docs/benchmarks.md, beside those of its commit that it is compared with.
+--check changes nothing, and fails where a page is not what the records say.
+"""
+
+import collections
+import glob
+import json
+import math
+import os
+import re
+import statistics
+from html import escape
+
+from .command_line import Parser
+from .environment import ROOT, die
+
+PAGES = ("README.md", "docs/benchmarks.md", "docs/results.svg")
+NEEDED = {
+    "bench.jsonl": ("date", "machine", "commit", "model", "seq_length", "micro_batch", "gpus",
+                    "precision", "recipe", "lm_head", "tokens_per_s", "steps", "tflops", "mfu",
+                    "floor_share", "peak_memory_gib", "planned_memory_gib"),
+    "peers.jsonl": ("date", "machine", "commit", "program", "precision", "model", "seq_length",
+                    "micro_batch", "tokens_per_s", "steps"),
+}
+# the front page's rows: each model in each of these
+MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
+          "llama-3-8b": "Llama 3 8B"}
+BF16, FP8, FP8_HEAD = (("bf16", None, "bf16"), ("fp8", "delayed", "bf16"),
+                       ("fp8", "delayed", "fp8"))
+FRONT = {BF16: "BF16", FP8: "FP8", FP8_HEAD: "FP8, FP8 head"}
+VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
+            "head": "FP8 delayed, FP8 head", "firstlast": "FP8 delayed, first and last block BF16"}
+
+# of race/report.json: its variants' names, and how they are drawn
+RACERS = {"llm.c": ("llm.c BF16", "other", ""), "bf16": ("AdamW BF16", "bf16", ""),
+          "fp8": ("AdamW FP8", "fp8", "6 4"), "muon": ("Muon FP8", "muon", "2 3")}
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        die(f"{path}: {error.strerror}")
+
+
+def read_records(path):
+    records = []
+    for number, line in enumerate(read(path).splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            die(f"{path}, line {number}: not a JSON object")
+        missing = [name for name in NEEDED[os.path.basename(path)] if name not in record]
+        if missing:
+            die(f"{path}, line {number}: without {', '.join(missing)}")
+        records.append({"arguments": ""} | record)
+    if not records:
+        die(f"{path}: no records; make bench")
+    return records
+
+
+class Records:
+    def __init__(self, folder):
+        self.path = os.path.join(folder, "bench.jsonl")
+        self.bench = read_records(self.path)
+        peers = os.path.join(folder, "peers.jsonl")
+        self.all_peers = read_records(peers) if os.path.exists(peers) else []
+        self.reports = [Report(path) for path in
+                        sorted(glob.glob(os.path.join(folder, "fp8_*", "report.md")))]
+        race = os.path.join(folder, "race", "report.json")
+        self.race = json.loads(read(race)) if os.path.exists(race) else None
+
+    def front(self):
+        """{model: {precision: record}} of the newest commit that has all of them, and its peers."""
+        found = {}
+        for record in sorted(self.bench, key=lambda r: r["date"]):
+            kind = tuple(record[name] for name in ("precision", "recipe", "lm_head"))
+            if kind in FRONT and record["gpus"] == 1 and not record["arguments"]:
+                card = found.setdefault((record["commit"], record["machine"]["gpu"]), {})
+                card.setdefault(record["model"], {})[kind] = record
+        whole = [rows for rows in found.values()
+                 if all(set(rows.get(model, ())) == set(FRONT) for model in MODELS)]
+        if not whole:
+            die(f"{self.path}: no commit has all of {', '.join(MODELS)} in BF16, FP8 and FP8 with "
+                "an FP8 head; make bench")
+        newest = max(whole, key=lambda rows: rows["gpt2-124m"][BF16]["date"])
+        record = newest["gpt2-124m"][BF16]
+        same = [peer for peer in self.all_peers if peer["commit"] == record["commit"]
+                and peer["machine"]["gpu"] == record["machine"]["gpu"]]
+        return newest, same
+
+
+class Report:
+    """What a report of scripts/compare says."""
+
+    def __init__(self, path):
+        text = read(path)
+
+        def find(pattern, what):
+            found = re.search(pattern, text, re.M)
+            if not found:
+                die(f"{path}: does not say {what}")
+            return found
+
+        run = find(r"^(\w+), ([\d,]+) parameters, ([\d,]+) steps of (.*?) tokens.*?, "
+                   r"seed ([\d, ]+); on ([^,]*),", "what was run")
+        name = {"gpt2": "GPT-2", "llama": "Llama"}.get(run[1], run[1])
+        self.size = f"{name} {int(run[2].replace(',', '')) / 1e6:.0f}M"
+        self.steps, self.batch, self.gpu = run[3], run[4], run[6]
+        self.seeds = len(run[5].split(","))
+        self.limit = find(r"^\| \w+ \| validation loss \|.* within (\S+) \|", "its limit")[1]
+        self.verdict = find(r"^\*\*([A-Z ]+): .* against \w+(?:: (.*))?\*\*$", "its verdict")
+        # {variant: [(step, validation loss)]}
+        table = find(r"^\| step \|(.*)\|\n.*\n((?:\| .*\n?)+)", "validation losses")
+        names = [cell.strip() for cell in table[1].split("|")]
+        self.losses = {name: [] for name in names if name != "difference"}
+        for row in table[2].splitlines():
+            cells = [cell.strip() for cell in row.strip("|").split("|")]
+            for name, cell in zip(names, cells[1:]):
+                if name in self.losses:
+                    self.losses[name].append((int(cells[0].replace(",", "")), float(cell)))
+        # {variant: {seed: the last validation loss}}
+        self.last = {name: {} for name in self.losses}
+        for row in re.findall(r"^\| (\w+) \| (\w+) \| [\d,]+ \| finished \| \S+ \| (\S+) \|", text,
+                              re.M):
+            self.last[row[0]][row[1]] = float(row[2])
+
+    def changes(self, variant):
+        """Of the last validation loss to BF16's, seed by seed, in percent, as words."""
+        base = self.last["bf16"]
+        changes = [100 * (loss / base[seed] - 1) for seed, loss in self.last[variant].items()]
+        if len(changes) < 4:
+            return " and ".join(f"{change:+.2f}%" for change in changes)
+        error = statistics.stdev(changes) / len(changes) ** 0.5
+        return f"{statistics.mean(changes):+.2f}% ± {error:.2f}"
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def table(head, aligned, rows):
+    lines = [head, ["---" + ":" * right for right in aligned], *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def shown(value, form, scale=1, unit=""):
+    return "-" if value is None else format(scale * value, form) + unit
+
+
+def batch_of(record):
+    return f"{record['micro_batch']} x {record['seq_length']}"
+
+
+def memory(record):
+    """What was in use at the run's end; in older records, which lack it, what was planned."""
+    if record["peak_memory_gib"] is None:
+        return shown(record["planned_memory_gib"], ".1f", 1, " GiB planned")
+    return shown(record["peak_memory_gib"], ".1f", 1, " GiB")
+
+
+def listed(values):
+    return ", ".join(sorted(set(values)))
+
+
+def sources(rows):
+    """Where and when the rows were measured."""
+    machines = listed(f"{r['machine']['gpu']} (driver {r['machine']['driver'] or 'not known'}, "
+                      f"cuBLASLt {r['machine']['cublaslt']}, cuDNN {r['machine']['cudnn']})"
+                      for r in rows)
+    return (f"\nMedians of {listed(str(r['steps']) for r in rows)} steps on {machines}; "
+            f"{listed(r['date'][:10] for r in rows)}; "
+            f"commit {listed(r['commit'] for r in rows)}.\n")
+
+
+def number(records):
+    rows, peers = records.front()
+    one = rows["gpt2-124m"]
+    times = one[FP8_HEAD]["tokens_per_s"] / one[BF16]["tokens_per_s"]
+    text = (f"**GPT-2 124M trains at {one[FP8_HEAD]['tokens_per_s']:,.0f} tokens/s on one "
+            f"{one[BF16]['machine']['gpu']} in FP8, {times:.2f} times its BF16.**")
+    rates = [peer["tokens_per_s"] for peer in peers if peer["model"] == "gpt2-124m"]
+    if rates:
+        fastest = max(rates)
+        name = next(p["program"] for p in peers if p["tokens_per_s"] == fastest)
+        times = one[FP8_HEAD]["tokens_per_s"] / fastest
+        text += f" That is {times:.2f} times {name}, the fastest other program in the same call."
+    if records.race:
+        best = min((j for j in times_of(records.race).values() if j["change"]),
+                   key=lambda j: j["change"], default=None)
+        if best:
+            text += (f" By {RACERS[best['variant']][0].replace(' ', ' in ')} it comes to the "
+                     f"validation loss at which llm.c ends in {best['change']:.0%} of its time.")
+    return text + "\n"
+
+
+def times_of(race):
+    """{variant: the judgement on its time to the loss at which llm.c ends}"""
+    return {j["variant"]: j for j in race["judgements"]
+            if j["what"] == "time to loss" and j["variant"] in RACERS}
+
+
+def race(records):
+    if not records.race:
+        return "Not measured yet.\n"
+    times, curves = times_of(records.race), records.race["curves"]
+    seeds = collections.Counter(run["variant"] for run in records.race["runs"])
+    lines = []
+    for name, (words, *_) in RACERS.items():
+        if name in curves:
+            j, curve = times.get(name), curves[name]
+            seconds = j["value"] if j else curve["seconds"][-1]
+            lines.append((words, str(seeds[name]), shown(curve["loss"][-1], ".4f"),
+                          f"{curve['seconds'][-1]:,.1f} s", shown(seconds, ",.1f", 1, " s"),
+                          shown(j["change"] if j else 1, ".2f")))
+    head = ("run", "seeds", "last validation loss", "all steps", "to llm.c's last loss", "x llm.c")
+    tokens = curves["llm.c"]["tokens"][-1] / 1e6
+    return (table(head, (0, 1, 1, 1, 1, 1), lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens "
+            f"each, on one {records.race['device']}; seconds are those of training steps. [The "
+            "report](../test/results/race/report.md).\n")
+
+
+def results(records):
+    rows, peers = records.front()
+    lines = []
+    for model, name in MODELS.items():
+        for peer in peers:
+            if peer["model"] == model:
+                lines.append((f"{name}, {batch_of(peer)}", f"{peer['program']} {peer['precision']}",
+                              f"{peer['tokens_per_s']:,.0f}", "-", "-", "-"))
+        for kind, precision in FRONT.items():
+            record = rows[model][kind]
+            lines.append((f"{name}, {batch_of(record)}", f"llm8.c {precision}",
+                          f"{record['tokens_per_s']:,.0f}", f"{record['tflops']:.0f}",
+                          shown(record["mfu"], ".1f", 100, "%"), memory(record)))
+    head = ("model, batch", "program", "tokens/s", "TFLOP/s", "MFU", "memory")
+    ours = [record for model in MODELS for record in rows[model].values()]
+    peak = ours[0]["tflops"] / ours[0]["mfu"]
+    return (table(head, (0, 0, 1, 1, 1, 1), lines) + sources(ours)
+            + f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
+
+
+def fp8(records):
+    reports = records.reports
+    ran = [variant for report in reports for variant in report.losses]
+    lines = [[VARIANTS.get(variant, variant), *(loss_of(report, variant) for report in reports)]
+             for variant in dict.fromkeys([*VARIANTS, *ran]) if variant in ran]
+    head = ["validation loss", *(f"{r.size}, {r.steps} steps of {r.batch} tokens" for r in reports)]
+    return table(head, [0] + [1] * len(reports), lines) + "".join(map(said_of, reports))
+
+
+def loss_of(report, variant):
+    if variant not in report.losses:
+        return "-"
+    loss = f"{statistics.mean(report.last[variant].values()):.4f}"
+    return loss if variant == "bf16" else f"{loss} ({report.changes(variant)})"
+
+
+def said_of(report):
+    losses = report.last["bf16"].values()
+    spread = max(losses) / min(losses) - 1
+    apart = f"{len(losses)} seeds; those of BF16 alone lie {spread:.2%} apart"
+    seeds = apart if len(losses) > 1 else "one seed"
+    why = f" ({report.verdict[2]})" if report.verdict[2] else ""
+    return (f"\n{report.size}: {report.gpu}, {seeds}. The report's verdict, by a limit of "
+            f"{report.limit}: {report.verdict[1]}{why}.\n")
+
+
+def kind_of(record):
+    return tuple(record[name] for name in ("model", "gpus", "precision", "recipe", "lm_head",
+                                           "arguments"))
+
+
+def precision_name(record):
+    more = f", {record['arguments']}" if record["arguments"] else ""
+    if record["precision"] == "bf16":
+        return "BF16" + more
+    return f"FP8 {record['recipe']}, {record['lm_head'].upper()} head{more}"
+
+
+def bases(record):
+    """The kinds that a record is compared with: its BF16, and one GPU's."""
+    bf16 = record | {"precision": "bf16", "recipe": None, "lm_head": "bf16"}
+    return kind_of(bf16), kind_of(record | {"gpus": 1})
+
+
+def bench(records):
+    """A table for each commit that has the newest record of a kind, or what such a one is compared
+    with, so that every ratio is one of two rows."""
+    newest, order = {}, {}
+    by_commit = {}
+    for record in sorted(records.bench, key=lambda r: r["date"]):
+        newest[kind_of(record)] = record
+        by_commit.setdefault(record["commit"], {})[kind_of(record)] = record
+    for record in records.bench:
+        order.setdefault((record["model"], record["gpus"]), len(order))
+    text = []
+    for commit in sorted({r["commit"] for r in newest.values()}, reverse=True,
+                         key=lambda c: max(r["date"] for r in by_commit[c].values())):
+        here = by_commit[commit]
+        kept = {kind for kind, record in here.items() if newest[kind] is record}
+        kept |= {base for kind in kept for base in bases(here[kind]) if base in here}
+        rows = sorted((here[kind] for kind in kept), key=lambda r: (
+            order[(r["model"], r["gpus"])], r["precision"], r["recipe"] or "", r["lm_head"],
+            r["arguments"]))
+        text.append(bench_table(rows, here))
+    return "\n".join(text)
+
+
+def bench_table(rows, here):
+    many = any(record["gpus"] > 1 for record in rows)
+    lines = []
+    for record in rows:
+        bf16, one = (here.get(kind) for kind in bases(record))
+        gpus = f", {record['gpus']} GPUs" if record["gpus"] > 1 else ""
+        cells = [f"{record['model']}{gpus}, {batch_of(record)}", precision_name(record),
+                 f"{record['tokens_per_s']:,.0f}",
+                 shown(bf16 and record["tokens_per_s"] / bf16["tokens_per_s"], ".2f"),
+                 shown(one and record["tokens_per_s"] / one["tokens_per_s"], ".2f"),
+                 f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),
+                 shown(record["floor_share"], ".0f", 100, "%"), memory(record)]
+        lines.append(cells if many else cells[:4] + cells[5:])
+    head = ["model, batch", "precision", "tokens/s", "x BF16", "x 1 GPU", "TFLOP/s", "MFU",
+            "of the floor", "memory"]
+    head = head if many else head[:4] + head[5:]
+    return table(head, [0, 0] + [1] * (len(head) - 2), lines) + sources(rows)
+
+
+# ---- the figure ---------------------------------------------------------------------------------
+
+WIDTH, BAR, GAP = 880, 15, 18
+STYLE = """<style>
+text { font: 12px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
+.title { font-weight: bold; font-size: 13px } .quiet { fill: #59636e } .end { text-anchor: end }
+.paper { fill: #ffffff } .grid { stroke: #d8dee4 } .middle { text-anchor: middle }
+.bf16 { fill: #0072b2; stroke: #0072b2 } .fp8 { fill: #d55e00; stroke: #d55e00 }
+.muon { fill: #009e73; stroke: #009e73 } .other { fill: #8c959f; stroke: #8c959f }
+.line { fill: none; stroke-width: 2 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .quiet { fill: #9aa7b4 } .paper { fill: #0d1117 } .grid { stroke: #30363d }
+.muon { fill: #2cc79b; stroke: #2cc79b }
+.bf16 { fill: #56b4e9; stroke: #56b4e9 } .fp8 { fill: #ff9550; stroke: #ff9550 } }
+</style>
+"""
+
+
+def label(x, y, words, style=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{escape(words)}</text>\n'
+
+
+def bars(rows, peers):
+    """Tokens a second, each model by its own fastest; the drawing, and where it ends."""
+    left, width, y = 150, 190, 46
+    out = [label(0, 16, "Tokens/s, one " + rows["gpt2-124m"][BF16]["machine"]["gpu"], "title")]
+    for model, name in MODELS.items():
+        lines = [(f"{p['program']} {p['precision']}", p["tokens_per_s"], "other")
+                 for p in peers if p["model"] == model]
+        lines += [(f"llm8.c {precision}", rows[model][kind]["tokens_per_s"], kind[0])
+                  for kind, precision in FRONT.items()]
+        most = max(rate for _, rate, _ in lines)
+        out.append(label(0, y, name, "quiet"))
+        y += 6
+        for words, rate, style in lines:
+            out.append(label(left - 6, y + BAR - 4, words, "end"))
+            out.append(f'<rect x="{left}" y="{y}" width="{width * rate / most:.1f}" '
+                       f'height="{BAR - 3}" class="{style}" stroke="none"/>\n')
+            out.append(label(left + width * rate / most + 5, y + BAR - 4, f"{rate:,.0f}"))
+            y += BAR
+        y += GAP
+    return "".join(out), y
+
+
+def ticks_of(low, high, most):
+    """Round numbers from low to high, at most so many."""
+    step = 10 ** math.floor(math.log10((high - low) / most))
+    step *= next(n for n in (1, 2, 5, 10) if (high - low) / (step * n) <= most)
+    return [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def curves(title, axis, lines, box, ticks=None, high=None):
+    """lines: (name, class, dashes, [(place, loss)]), over each other in box: left, top, right,
+    bottom. ticks: of the axis; high: losses above are left out."""
+    left, top, right, bottom = box
+    places, losses = zip(*(point for line in lines for point in line[3]))
+    high = high or max(losses)
+    low, high = min(losses) - 0.12 * (high - min(losses)), high + 0.05 * (high - min(losses))
+
+    def x_of(place):
+        return left + (right - left) * (place - min(places)) / (max(places) - min(places))
+
+    def y_of(loss):
+        return bottom - (bottom - top) * (loss - low) / (high - low)
+
+    out = [label(left - 30, top - 20, title, "title")]
+    for tick in ticks_of(low, high, 7):
+        out.append(f'<path d="M{left} {y_of(tick):.1f}H{right}" class="grid"/>\n')
+        out.append(label(left - 8, y_of(tick) + 4, f"{tick:.1f}", "quiet end"))
+    for place in ticks or ticks_of(min(places), max(places), 6):
+        out.append(label(x_of(place), bottom + 18, f"{place:,.0f}", "quiet middle"))
+    out.append(label((left + right) / 2, bottom + 36, axis, "quiet middle"))
+    for index, (name, style, dashes, points) in enumerate(lines):
+        shown = [(x_of(place), y_of(loss)) for place, loss in points if loss <= high]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in shown)
+        drawn = f'class="{style} line" style="fill:none" stroke-dasharray="{dashes}"'
+        out.append(f'<path d="M{path}" {drawn}/>\n')
+        radius = 1.5 if len(shown) > 8 else 4 - 1.5 * index
+        for x, y in shown:
+            out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" class="{style}"/>\n')
+        y = top + 24 + 18 * index
+        out.append(f'<path d="M{right - 190} {y - 4}h28" {drawn}/>\n')
+        out.append(label(right - 156, y, f"{name}: {points[-1][1]:.4f}"))
+    return "".join(out)
+
+
+def report_curves(report, box):
+    """Validation losses of BF16 and FP8 over each other."""
+    lines = [(name, style, dashes, report.losses[variant]) for variant, name, style, dashes in
+             (("bf16", "BF16", "bf16", ""), ("delayed", "FP8 delayed", "fp8", "6 4"))]
+    seeds = "one seed" if report.seeds == 1 else f"mean of {report.seeds} seeds"
+    return curves(f"Validation loss, {report.size}, {seeds}", f"steps of {report.batch} tokens",
+                  lines, box, sorted({step for step, _ in report.losses["bf16"]}))
+
+
+def race_curves(race, top, bottom):
+    """Validation losses over tokens and over seconds."""
+    every = race["curves"]
+    high = max(loss for curve in every.values()
+               for loss in curve["loss"][1 + len(curve["loss"]) // 8:] if loss is not None)
+    drawing = ""
+    for axis, title, scale, left in (("tokens", "millions of tokens", 1e-6, 40),
+                                     ("seconds", "seconds of training steps", 1, 490)):
+        lines = [(*RACERS[name], [(scale * place, loss) for place, loss in
+                                  zip(curve[axis], curve["loss"]) if loss is not None])
+                 for name, curve in every.items() if name in RACERS]
+        drawing += curves(f"Validation loss over {axis}, GPT-2 124M", title, lines,
+                          (left, top, left + 340, bottom), high=high)
+    return drawing
+
+
+def figure(records):
+    rows, peers = records.front()
+    drawing, bottom = bars(rows, peers)
+    if records.reports:
+        drawing += report_curves(records.reports[0], (490, 36, WIDTH - 50, bottom - 60))
+    if records.race:
+        drawing += race_curves(records.race, bottom + 30, bottom + 250)
+        bottom += 310
+    size = f'width="{WIDTH}" height="{bottom}"'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {WIDTH} {bottom}">\n'
+            f'{STYLE}<rect {size} class="paper"/>\n<g transform="translate(12 8)">\n'
+            f'{drawing}</g>\n</svg>\n')
+
+
+# ---- pages --------------------------------------------------------------------------------------
+
+BLOCKS = {"number": number, "results": results, "fp8": fp8, "bench": bench, "race": race}
+
+
+def fresh(path, text, records):
+    """The page as the records have it."""
+    if path.endswith(".svg"):
+        return figure(records)
+    found = [name for name in BLOCKS if f"<!-- {name} -->" in text]
+    if not found:
+        die(f"{path}: has none of " + ", ".join(f"<!-- {name} -->" for name in BLOCKS))
+    for name in found:
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            die(f"{path}: needs one {begin} and, after it, one {end}")
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{BLOCKS[name](records)}{end}{rest.split(end)[1]}"
+    return text
+
+
+def main():
+    p = Parser(prog="scripts/results", description=__doc__)
+    p.add_argument("pages", metavar="PAGE", nargs="*",
+                   default=[os.path.join(ROOT, page) for page in PAGES])
+    p.add_argument("--check", action="store_true")
+    p.add_argument("--records", metavar="FOLDER",
+                   default=os.path.join(ROOT, "test", "results"))
+    o = p.parse_args()
+    records = Records(o.records)
+    for path in o.pages:
+        text = read(path) if os.path.exists(path) or not path.endswith(".svg") else ""
+        new = fresh(path, text, records)
+        if new != text and o.check:
+            die(f"{path}: not what the records in {o.records} say; run scripts/results")
+        if new != text:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(new)
