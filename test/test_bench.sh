@@ -294,20 +294,22 @@ pages_are_what_the_records_say() {
         expect_status 2 "$results" --check --records other "$root/$page"
     done
     cp "$root/test/results/bench.jsonl" other
-    sed -i 's/4\.3836/4.3936/' other/fp8_gpt2_124m/report.md
+    sed -i 's/4\.3836/4.3936/' other/fp8_gpt2_124m/report.json
     expect_status 2 "$results" --check --records other "$root/docs/results.svg"
-    sed -i 's/4\.3784/4.3984/' other/fp8_gpt2_124m/report.md
+    sed -i 's/4\.3784/4.3984/' other/fp8_gpt2_124m/report.json
     expect_status 2 "$results" --check --records other "$root/README.md"
 }
 
 # A report's verdict stands beside its losses, whatever it is.
 verdicts_are_shown() {
     rm -rf other && cp -r "$root/test/results" other
-    sed -i 's/^\*\*FAIL: \(.*\): head: memory\*\*/**CANNOT TELL: \1: head: one pair**/' \
-        other/fp8_gpt2_124m/report.md
+    sed -i 's/"said": "FAIL: \(.*\): head: memory"/"said": "CANNOT TELL: \1: head: one pair"/' \
+        other/fp8_gpt2_124m/report.json
     cp "$root/README.md" page
     expect_status 0 "$results" --records other page || return
     has page 'by a limit of 0.25%: CANNOT TELL (head: one pair).' || fail "$(grep verdict page)"
+    sed -i 's/"curves"/"curve"/' other/fp8_gpt2_124m/report.json
+    expect_said 2 'report.json: not a report of this scripts/compare' "$results" --records other page
 }
 
 # Other programs stand beside ours where they were timed in the same call, and nowhere else.
@@ -339,7 +341,7 @@ curve = {axis: [scale * i for i in range(1, 9)] for axis, scale in
 curve["loss"] = [9 - i for i in range(8)]
 other = dict(curve, loss=[8.5 - i for i in range(7)] + [None])
 judged = {"what": "time to loss", "baseline": 80, "value": 36, "change": 0.45, "variant": "muon"}
-print(json.dumps({"device": "NVIDIA H200", "curves": {"llm.c": curve, "muon": curve, "fp8": other},
+print(json.dumps({"device": "NVIDIA H200", "said": "PASS", "curves": {"llm.c": curve, "muon": curve, "fp8": other},
                   "judgements": [judged, dict(judged, variant="fp8", value=None, change=None)],
                   "runs": [{"variant": "llm.c"}, {"variant": "muon"}, {"variant": "muon"}]}))
 END

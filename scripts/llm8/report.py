@@ -271,11 +271,15 @@ def curve(variant):
 def figures(comparison):
     runs = [{"variant": variant.name, "seed": judge.seed_of(run), "folder":
              os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
+             "valid_loss": (run.column("valid_loss", "evals")[1] or [math.nan])[-1],
              "skipped": run.skipped, "tokens_per_s": series.steady_throughput(run),
              "memory_bytes": judge.memory_of(run)}
             for variant in comparison.variants for run in variant.runs]
-    return {"verdict": comparison.verdict.lower(),
-            "device": comparison.runs[0].start.get("device"),
+    run = comparison.runs[0]
+    return {"verdict": comparison.verdict.lower(), "said": verdict_line(comparison),
+            "arch": run.option("arch"), "parameters": run.start.get("parameters"),
+            "steps": run.last_step, "device": run.start.get("device"),
+            "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
             "curves": {variant.name: curve(variant) for variant in comparison.variants},
             "limits": asdict(comparison.limits),
             "judgements": [plain_numbers(asdict(j)) for j in comparison.judgements],

@@ -9,8 +9,8 @@ FOLDER (test/results) has the records:
   peers.jsonl      other programs' steps, where there are some: date, machine {gpu}, commit (of
                    llm8.c, timed in the same call on the same card), program, precision (as shown),
                    model, seq_length, micro_batch, tokens_per_s, steps
-  fp8_*/report.md  BF16 and FP8 side by side, by scripts/compare
-  race/report.json llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
+  fp8_*/report.json  BF16 and FP8 side by side, by scripts/compare
+  race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
 The front page shows one commit on one card: the newest that has every row. Of the other records the
 newest of each kind is in docs/benchmarks.md, beside those of its commit that it is compared with.
@@ -75,6 +75,16 @@ def read_records(path):
     return records
 
 
+def read_report(path):
+    """report.json of scripts/compare."""
+    try:
+        held = json.loads(read(path))
+        held["said"], held["curves"]
+    except (ValueError, KeyError):
+        die(f"{path}: not a report of this scripts/compare; --report-only writes it again")
+    return held
+
+
 class Records:
     def __init__(self, folder):
         self.path = os.path.join(folder, "bench.jsonl")
@@ -82,9 +92,9 @@ class Records:
         peers = os.path.join(folder, "peers.jsonl")
         self.all_peers = read_records(peers) if os.path.exists(peers) else []
         self.reports = [Report(path) for path in
-                        sorted(glob.glob(os.path.join(folder, "fp8_*", "report.md")))]
+                        sorted(glob.glob(os.path.join(folder, "fp8_*", "report.json")))]
         race = os.path.join(folder, "race", "report.json")
-        self.race = json.loads(read(race)) if os.path.exists(race) else None
+        self.race = read_report(race) if os.path.exists(race) else None
 
     def front(self):
         """{model: {precision: record}} of the newest commit that has all of them, and its peers."""
@@ -110,36 +120,20 @@ class Report:
     """What a report of scripts/compare says."""
 
     def __init__(self, path):
-        text = read(path)
-
-        def find(pattern, what):
-            found = re.search(pattern, text, re.M)
-            if not found:
-                die(f"{path}: does not say {what}")
-            return found
-
-        run = find(r"^(\w+), ([\d,]+) parameters, ([\d,]+) steps of (.*?) tokens.*?, "
-                   r"seed ([\d, ]+); on ([^,]*),", "what was run")
-        name = {"gpt2": "GPT-2", "llama": "Llama"}.get(run[1], run[1])
-        self.size = f"{name} {int(run[2].replace(',', '')) / 1e6:.0f}M"
-        self.steps, self.batch, self.gpu = run[3], run[4], run[6]
-        self.seeds = len(run[5].split(","))
-        self.limit = find(r"^\| \w+ \| validation loss \|.* within (\S+) \|", "its limit")[1]
-        self.verdict = find(r"^\*\*([A-Z ]+): .* against \w+(?:: (.*))?\*\*$", "its verdict")
-        # {variant: [(step, validation loss)]}
-        table = find(r"^\| step \|(.*)\|\n.*\n((?:\| .*\n?)+)", "validation losses")
-        names = [cell.strip() for cell in table[1].split("|")]
-        self.losses = {name: [] for name in names if name != "difference"}
-        for row in table[2].splitlines():
-            cells = [cell.strip() for cell in row.strip("|").split("|")]
-            for name, cell in zip(names, cells[1:]):
-                if name in self.losses:
-                    self.losses[name].append((int(cells[0].replace(",", "")), float(cell)))
-        # {variant: {seed: the last validation loss}}
-        self.last = {name: {} for name in self.losses}
-        for row in re.findall(r"^\| (\w+) \| (\w+) \| [\d,]+ \| finished \| \S+ \| (\S+) \|", text,
-                              re.M):
-            self.last[row[0]][row[1]] = float(row[2])
+        held = read_report(path)
+        name = {"gpt2": "GPT-2", "llama": "Llama"}.get(held["arch"], held["arch"])
+        self.size = f"{name} {held['parameters'] / 1e6:.0f}M"
+        self.steps, self.batch = f"{held['steps']:,}", held["batch"]
+        self.gpu = held["device"].split(",")[0]
+        self.limit = f"{held['limits']['valid']:g}%"
+        self.verdict = re.match(r"([A-Z ]+): .*? against \S+?(?:: (.*))?$", held["said"])
+        # {variant: [(step, validation loss)]}, {variant: {seed: the last validation loss}}
+        self.losses = {name: list(zip(curve["steps"], curve["loss"]))
+                       for name, curve in held["curves"].items()}
+        self.last = {name: {run["seed"]: run["valid_loss"] for run in held["runs"]
+                            if run["variant"] == name and run["state"] == "finished"}
+                     for name in self.losses}
+        self.seeds = len(self.last["bf16"])
 
     def changes(self, variant):
         """Of the last validation loss to BF16's, seed by seed, in percent, as words."""
