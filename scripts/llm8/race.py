@@ -54,6 +54,7 @@ def parse(arguments):
         for word in words:
             if word not in known:
                 environment.die(f"{word}: must be of {', '.join(known)}")
+    o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
     o.model = arguments[split + 1:] or ["--model", "gpt2-124m"]
     o.names = [name for name in o.only.split(",") if name != "llm.c" or o.llm_c]
     # both evaluate on whole batches
@@ -64,13 +65,14 @@ def parse(arguments):
     return o
 
 
-def schedule(steps):
-    """Warm-up, and steps between evaluations."""
-    return str(steps // 10), str(max(1, steps // EVALUATIONS))
+def schedule(o, steps):
+    """Warm-up, and steps between evaluations: a short run has one, at its end."""
+    return str(steps // 10), \
+        str(steps if steps < o.train_iters else max(1, steps // EVALUATIONS))
 
 
 def task_of(o, name, rate, steps, seed, folder):
-    warm, every = schedule(steps)
+    warm, every = schedule(o, steps)
     return experiment.Task(f"{name} --lr {rate}", seed, folder, [
         *trainer.trainer_command(o.trainer), "--keep", "1", *o.model, "--data", o.data,
         "--valid-data", o.valid_data, "--seq-length", str(o.seq_length), "--micro-batch-size",
@@ -87,7 +89,7 @@ def run_llm_c(o, rate, steps, folder):
         return 0
     if os.path.exists(log):
         os.unlink(log)
-    warm, every = schedule(steps)
+    warm, every = schedule(o, steps)
     command = [o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", str(o.batch),
                "-t", str(o.seq_length), "-d", str(o.batch * o.seq_length), "-x", str(steps), "-l",
                rate, "-u", warm, "-q", "0", "-c", "0.1", "-v", every, "-m", str(o.batches), "-s",
@@ -191,7 +193,6 @@ def report(o):
 
 def main():
     o = parse(sys.argv[1:])
-    o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
     for piece in o.pieces or PIECES:
         status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
             first_failure(tune(o, name) for name in o.names if name not in RATE_OF)
