@@ -144,11 +144,6 @@ def profile(run, path, record):
     return found
 
 
-def bench_records(path, device):
-    return [record for record in estimate.read_records(path)
-            if record["machine"]["gpu"] in device]
-
-
 def record_with_families(records, precision, flops):
     """The newest record of the nearest model that has a profile."""
     profiled = [record for record in records if record["families_ms"]]
@@ -181,7 +176,8 @@ def speed(run, path):
     if not run.on_gpu:
         return [well("speed", "on a CPU, where FP8 and BF16 are emulated: not judged"),
                 *time_in_steps(run)]
-    records = bench_records(path, device)
+    records = [record for record in estimate.read_records(path)
+               if record["machine"]["gpu"] in device]
     found = [beside_the_record(run, records)] if run.steps else []
     found += option_costs(run, records)
     family = record_with_families(records, precision_of(run),

@@ -45,15 +45,12 @@ def opened(path, option=""):
     return run
 
 
-def limits_of(band):
-    return judge.Limits() if band is None else judge.Limits(train=band, valid=band)
-
-
 def examine(run, twin, words):
     found = [diagnosis.state(run), diagnosis.skips(run), diagnosis.losses(run)]
     found += diagnosis.learning_rate(run) + diagnosis.vocabulary(run)
     found += diagnosis.fp8_layers(run) + diagnosis.fp8_ranges(run)
-    found += diagnosis.beside_twin(run, twin, limits_of(words.band))
+    limits = {} if words.band is None else {"train": words.band, "valid": words.band}
+    found += diagnosis.beside_twin(run, twin, judge.Limits(**limits))
     found += continuity.resumes(run)
     if not words.no_checkpoints:
         found += continuity.checkpoints(run)

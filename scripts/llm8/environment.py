@@ -27,10 +27,6 @@ def trainer(name):
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
 def start(module):
     """Runs main() of a module of ours, which returns an exit status, and leaves with it."""
     python = os.path.join(VENV, "bin", "python")
@@ -39,7 +35,7 @@ def start(module):
     if sys.version_info < OLDEST:
         die(f"{sys.executable} is Python {sys.version.split()[0]}; "
             f"{'.'.join(map(str, OLDEST))} or newer is needed")
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = importlib.import_module("llm8." + module).main() or 0
         sys.stdout.flush()

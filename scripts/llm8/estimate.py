@@ -6,10 +6,10 @@ import json
 import math
 import os
 import re
-import subprocess
 
 from .command_line import Parser
 from .environment import ROOT, die, trainer
+from .trainer import plan_of
 
 PRECISIONS = {
     "bf16": ["--bf16"], # first: scripts/bench compares the others with it
@@ -71,20 +71,11 @@ def precisions_of(text):
 # ---- what the trainers say -----------------------------------------------------------------------
 
 
-def plan_of(name, options):
-    """The text of a trainer's --plan, or None and its refusal."""
-    done = subprocess.run([trainer(name), *options, "--plan"], capture_output=True, text=True,
-                          check=False)
-    if done.returncode != 0:
-        return None, done.stderr.strip().removeprefix("error: ") or f"{name} --plan failed"
-    return done.stdout, ""
-
-
 def size_of(options):
     """Parameters, and FLOPs to train on a token."""
     if not os.path.exists(trainer("train_gpt")):
         die(f"{trainer('train_gpt')} is not built: run make")
-    text, refusal = plan_of("train_gpt", options)
+    text, refusal = plan_of([trainer("train_gpt"), *options])
     if text is None:
         die(refusal)
     parameters = re.search(r"^  parameters +(\d+)$", text, re.MULTILINE)
@@ -100,7 +91,7 @@ def memory_of(options, gpus):
         return "-", "memory: make train_gptcu, whose plan it is"
     if gpus > 1:
         options = [*options, "--gpus", str(gpus)]
-    text, refusal = plan_of("train_gptcu", options)
+    text, refusal = plan_of([trainer("train_gptcu"), *options])
     found = re.findall(r"^  all +(\S+ \S+)$", text or "", re.MULTILINE)
     return (found[-1], "") if found else ("-", f"memory on {gpus} GPUs: {refusal}")
 

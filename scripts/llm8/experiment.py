@@ -144,8 +144,8 @@ def run_all(tasks, folder, again, checkpoints):
     ended it."""
     held = lock(folder)
     for task in {task.variant: task for task in reversed(tasks)}.values():
-        complaint = trainer.check_options(task.command)
-        if complaint:
+        plan, complaint = trainer.plan_of(task.command)
+        if plan is None:
             environment.die(f"--variant {task.variant}: {complaint}")
     # all of them before the first starts: a refusal should not come after hours
     left = [prepare(task, again) for task in tasks]

@@ -245,10 +245,6 @@ def settings_of(plan):
     return {key: plan[key] for key in plan if key not in ("units", "files")}
 
 
-def save_json(path, value):
-    shards.write_durably(path, [(json.dumps(value, indent=1) + "\n").encode()])
-
-
 def clear_other_shards(plan):
     """Shards of a run that was stopped, unless it was this very one."""
     path, now = os.path.join(plan["work"], "plan.json"), json.dumps(plan)
@@ -353,6 +349,7 @@ def prepare(plan, words, vocabulary, jobs):
         "sources": [{"path": path, "bytes": size} for path, size, _ in plan["files"]],
         "plan": {key: plan[key] for key in plan if key != "units"},
     }
-    save_json(os.path.join(output, "manifest.json"), manifest)
+    shards.write_durably(os.path.join(output, "manifest.json"),
+                         [(json.dumps(manifest, indent=1) + "\n").encode()])
     shutil.rmtree(work)
     return manifest

@@ -116,19 +116,14 @@ def record(folder):
     return open_run(folder if os.path.exists(os.path.join(folder, "metrics.jsonl")) else log)
 
 
-def last_loss(run):
-    return run.column("valid_loss", "evals")[1][-1] if run.finished and run.evals else math.nan
-
-
 def tried(o, name):
     """rate -> the last validation loss of its short run, those that have ended."""
     folder = os.path.dirname(tuned_folder(o, name, ""))
-    found = {}
-    for one in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        loss = last_loss(record(os.path.join(folder, one)))
-        if math.isfinite(loss):
-            found[one.removeprefix("lr-")] = loss
-    return found
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    runs = {name.removeprefix("lr-"): record(os.path.join(folder, name)) for name in names}
+    losses = {rate: run.column("valid_loss", "evals")[1][-1] for rate, run in runs.items()
+              if run.finished and run.evals}
+    return {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
 
 
 def tune(o, name):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from . import estimate
-from .environment import ROOT, die
+from .environment import ROOT, die, trainer
 
 PRECISIONS, COUNTS = ("bf16", "fp8"), (1, 8)
 
@@ -38,7 +38,7 @@ def command_of(path, gpus):
 
 def tokens_of(options):
     """What the trainer makes of the schedule."""
-    text, refusal = estimate.plan_of("train_gpt", options)
+    text, refusal = estimate.plan_of([trainer("train_gpt"), *options])
     if text is None:
         die(refusal)
     counts = [int(re.search(rf"--{name} (\d+)", text)[1])

@@ -77,12 +77,16 @@ class Progress:
         print(("\r\033[K" if self.live else "") + line, end=end, flush=True)
 
 
-def last_error(console):
-    """The trainer's own last words."""
-    with open(console, errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()]
+def last_words(lines):
+    """The trainer's own: its error, where it says one."""
+    lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines[-20:] if line.startswith("error:")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
+
+
+def last_error(console):
+    with open(console, errors="replace") as file:
+        return last_words(file)
 
 
 def run_trainer(command, folder, label, signals, keep_open=(), record=None):
@@ -110,12 +114,9 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
     return process.returncode
 
 
-def check_options(command):
-    """Whether the trainer takes these options, without running it; its complaint if not."""
-    done = subprocess.run([*command, "--plan"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          stdin=subprocess.DEVNULL, text=True, errors="replace", check=False)
-    if done.returncode == 0:
-        return None
-    lines = [line for line in done.stdout.splitlines() if line.strip()] or ["it said nothing"]
-    errors = [line for line in lines if line.startswith("error:")]
-    return (errors or lines)[-1].removeprefix("error: ")
+def plan_of(command):
+    """What the trainer's --plan prints, or None and its complaint."""
+    done = subprocess.run([*command, "--plan"], capture_output=True, text=True, errors="replace",
+                          stdin=subprocess.DEVNULL, check=False)
+    said = done.stdout, last_words((done.stdout + done.stderr).splitlines())
+    return said if done.returncode == 0 else (None, said[1])
