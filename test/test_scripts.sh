@@ -249,6 +249,7 @@ interrupted_comparison_goes_on() {
     wait $pid || status=$?
     [[ $status -eq 75 ]] || fail "status $status: $(cat i.log)"
     has i.log "the same command goes on" || fail "$(cat i.log)"
+    [[ $(head -n 1 i.log) == "one seed: a first look"* ]] || fail "$(cat i.log)"
     has i/fp8/seed-1234/metrics.jsonl '"status":75' || fail "the trainer was not asked to stop"
     # killed outright, it leaves its trainer behind: nobody else may write there meanwhile
     "$root/scripts/${command[0]}" "${command[@]:1}" >i.log 2>&1 &
@@ -263,6 +264,8 @@ interrupted_comparison_goes_on() {
     status=0
     "${command[@]}" >i.log 2>&1 || status=$?
     [[ $status -eq 3 ]] || fail "status $status: $(tail -n 3 i.log)"
+    grep -q '^Speed, memory .* --seeds 1234,1,2,3 runs those that are missing: 6 runs, about' \
+        i.log || fail "no advice: $(cat i.log)"
     [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
     [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
     "$root/build/plain/metrics_tool" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"

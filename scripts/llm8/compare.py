@@ -91,6 +91,9 @@ def run(options, common):
     program = trainer.trainer_command(options.trainer)
     seeds = experiment.parse_seeds(options.seeds or "1234")
     tasks = experiment.make_tasks(program, variants, seeds, common, options.out)
+    if len(seeds) == 1:
+        print("one seed: a first look at speed, memory and curves; the same command with more "
+              "(--seeds) later adds what a verdict on the losses takes", flush=True)
     status = experiment.run_all(tasks, options.out, options.again, options.checkpoints)
     folders = {name: [task.folder for task in tasks if task.variant == name]
                for name, _ in variants}
