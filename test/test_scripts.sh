@@ -191,8 +191,8 @@ END
 races_another_program() {
     stand_in_for_llm_c
     local race=("$root/scripts/race" --out m --data d/x_train.bin --valid-data d/x_val.bin
-        --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds 1,2
-        --only llm.c,bf16,muon,muon-bf16 --rates 5e-4,1e-3 --muon-rates 2e-3)
+        --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
+        --only "llm.c,bf16,muon,muon-bf16" --rates "5e-4,1e-3" --muon-rates 2e-3)
     local model=(-- --model llama-tiny --arch gpt2)
     expect_said 2 "the piece \`tune\` comes first" "${race[@]}" runs "${model[@]}"
     expect_said 0 "llm.c: --lr 5e-4 6.1463, --lr 1e-3 5.4531, --lr 0.002 4.7600" \
