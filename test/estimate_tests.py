@@ -151,7 +151,7 @@ def faults_are_named():
     refused(call(estimate, "--model", "gpt5", "--tokens", "1B"), "--model gpt5: must be one of")
     write("bad.jsonl", json.dumps(RECORDS[0]) + "\n{}\n")
     refused(call(estimate, *LLAMA, "--tokens", "1B", "--bench", "bad.jsonl"), "bad.jsonl, line 2",
-            "make bench")
+            "not a record: without model, gpus")
     os.environ["LLM8_BIN"] = "nowhere"
     refused(call(estimate, *good, "--tokens", "1B"), "nowhere/train_gpt is not built: run make")
 

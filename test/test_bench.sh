@@ -268,9 +268,9 @@ results_refuse_what_they_cannot_read() {
         "$results" --records records figure.svg
     cp records/bench.jsonl good
     echo '{"date": ' >>records/bench.jsonl
-    expect_said 2 'not a JSON object' page_of
+    expect_said 2 'not a record: without a JSON object' page_of
     sed 's/"recipe"/"recipes"/' good >records/bench.jsonl
-    expect_said 2 'error: records/bench.jsonl, line 1: without recipe' page_of
+    expect_said 2 'error: records/bench.jsonl, line 1: not a record: without recipe' page_of
     : >records/bench.jsonl
     expect_said 2 'error: records/bench.jsonl: no records; make bench' page_of
 }

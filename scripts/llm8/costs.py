@@ -146,7 +146,7 @@ def profile(run, path, record):
 
 def record_with_families(records, precision, flops):
     """The newest record of the nearest model that has a profile."""
-    profiled = [record for record in records if record["families_ms"]]
+    profiled = [record for record in records if record.get("families_ms")]
     found = estimate.newest(profiled, precision, 1)
     return estimate.nearest(found, flops) if found else None
 

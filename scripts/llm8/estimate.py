@@ -99,26 +99,29 @@ def memory_of(options, gpus):
 # ---- what was measured ---------------------------------------------------------------------------
 
 
+def json_lines(path, needed):
+    """The records of a .jsonl, each of which has what is needed."""
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                missing = [name for name in needed if name not in record]
+            except (ValueError, TypeError):
+                missing = ["a JSON object"]
+            if missing:
+                die(f"{path}, line {number}: not a record: without {', '.join(missing)}; remove "
+                    "the line")
+            yield record
+
+
 def read_records(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except FileNotFoundError:
+    """Those of plain training."""
+    if not os.path.exists(path):
         return []
-    except OSError as error:
-        die(f"--bench {path}: {error.strerror}")
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            if record.get("arguments"): # not plain training
-                continue
-            record["flops_per_token"] = (record["tflops"] * 1e12 * record["gpus"] /
-                                         record["tokens_per_s"])
-            records.append({key: record[key] for key in (*KEYS, "flops_per_token")} |
-                           {key: record.get(key) for key in ("commit", "families_ms")})
-        except (ValueError, KeyError, TypeError, ZeroDivisionError):
-            die(f"--bench {path}, line {number}: not a record of make bench; remove the line")
+    records = [record for record in json_lines(path, KEYS) if not record.get("arguments")]
+    for record in records:
+        record["flops_per_token"] = record["tflops"] * 1e12 * record["gpus"] / \
+            record["tokens_per_s"]
     return records
 
 
@@ -147,7 +150,7 @@ def newest(records, precision, gpus):
 def beside(records, record, precision, gpus):
     """The newest record of the same model and commit, but of this precision on so many GPUs, or
     None: cards and commits differ in speed."""
-    same = [past for past in records if past["commit"] == record["commit"]]
+    same = [past for past in records if past.get("commit") == record.get("commit")]
     return newest(same, precision, gpus).get(record["model"])
 
 

@@ -28,6 +28,7 @@ from html import escape
 
 from .command_line import Parser
 from .environment import ROOT, die
+from .estimate import json_lines
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/results.svg")
 NEEDED = {
@@ -60,16 +61,8 @@ def read(path):
 
 
 def read_records(path):
-    records = []
-    for number, line in enumerate(read(path).splitlines(), 1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            die(f"{path}, line {number}: not a JSON object")
-        missing = [name for name in NEEDED[os.path.basename(path)] if name not in record]
-        if missing:
-            die(f"{path}, line {number}: without {', '.join(missing)}")
-        records.append({"arguments": ""} | record)
+    records = [{"arguments": ""} | record
+               for record in json_lines(path, NEEDED[os.path.basename(path)])]
     if not records:
         die(f"{path}: no records; make bench")
     return records
