@@ -47,7 +47,7 @@ FRONT = {BF16: "BF16", FP8: "FP8", FP8_HEAD: "FP8, FP8 head"}
 VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
             "head": "FP8 delayed, FP8 head", "firstlast": "FP8 delayed, first and last block BF16"}
 
-# of race/report.json: its variants' names, and how they are drawn
+RACE = "race" # the folder of its report; the variants' names there, and how they are drawn
 RACERS = {"llm.c": ("llm.c BF16", "other", ""), "bf16": ("AdamW BF16", "bf16", ""),
           "fp8": ("AdamW FP8", "fp8", "6 4"), "muon": ("Muon FP8", "muon", "2 3")}
 
@@ -86,7 +86,7 @@ class Records:
         self.all_peers = read_records(peers) if os.path.exists(peers) else []
         self.reports = [Report(path) for path in
                         sorted(glob.glob(os.path.join(folder, "fp8_*", "report.json")))]
-        race = os.path.join(folder, "race", "report.json")
+        race = os.path.join(folder, RACE, "report.json")
         self.race = read_report(race) if os.path.exists(race) else None
 
     def front(self):
@@ -219,7 +219,7 @@ def race(records):
     tokens = curves["llm.c"]["tokens"][-1] / 1e6
     return (table(head, (0, 1, 1, 1, 1, 1), lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens "
             f"each, on one {records.race['device']}; seconds are those of training steps. [The "
-            "report](../test/results/race/report.md).\n")
+            f"report](../test/results/{RACE}/report.md).\n")
 
 
 def results(records):
