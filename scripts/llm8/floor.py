@@ -14,7 +14,7 @@ vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code 
 | --- | --- | --- | --- |
 | norms, forward (2) | 2 x 4C | the same, as codes | 2 x 4C |
 | norms, backward (2) | 2 x 8C | 2 x 10C: the codes of dY beside d residual | 2 x 8C |
-| activations, GPT-2 | 2 (F + N): bias gradients; GELU rides in the products | 10F | 10F |
+| activations, GPT-2 | 2 (F + N): bias gradients; GELU is in the products | 10F or, below, 0 | 10F |
 | activations, Llama: SwiGLU | 16F | 16F | 16F |
 | activations, Llama: RoPE | 8 (H + G) D | 4 (H + G) D + 4N: dQKV's codes with it | 8 (H + G) D |
 | activations, QK norm: its input again | 2 (H + G) D | 2 (H + G) D | 2 (H + G) D |
@@ -22,7 +22,9 @@ vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code 
 
 The last of these casts and transposes the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C).
 With blockwise scaling, as with delayed, the kernel that computes a tensor can write its codes; the
-scales, 1/32 of the codes' bytes, are left out.
+scales, 1/32 of the codes' bytes, are left out. With delayed scaling and up to 768 channels GPT-2's
+FP8 products apply GELU and write the codes: fc1's forward product those beside its result, and
+fc2's input gradient reads that and leaves codes alone.
 Beyond the layers: the last norm (forward 4C, backward 6C a token), the loss (one pass over the
 logits and their gradient, 4P a token), embeddings (6C a token), and the optimizer: the gradient
 twice (norm, update), master weights and moments read and written, the new weights in BF16 or as W
@@ -36,6 +38,7 @@ follow, on the smaller side's square.
 RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
                          "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
 FUSED = ("delayed", "blockwise") # recipes by which the kernel that computes a tensor writes codes
+GELU_PRODUCT_MOST_K = 768 # as in kernels/kernels.h
 
 
 class Shape:
@@ -75,8 +78,15 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
             + product_seconds(rates, wgrad, outputs, inputs, s.M))
 
 
-def products(rates, kind, s):
-    rides = s.M * s.F if not s.llama and kind == "bf16" else 0 # GELU's input, kept and read again
+def gelu_rides(s, recipe):
+    """In the products."""
+    return not s.llama and (recipe == "bf16"
+                            or (recipe == "delayed" and s.C <= GELU_PRODUCT_MOST_K))
+
+
+def products(rates, kind, s, recipe):
+    # BF16: GELU's input, kept and read again; FP8: that is the result, and the codes are beside it
+    rides = s.M * s.F if gelu_rides(s, recipe) else 0
     residual = s.M * s.C
     return s.L * (linear_seconds(rates, kind, s, s.N, s.C)
                   + linear_seconds(rates, kind, s, s.C, s.H * s.D, forward_extra=residual)
@@ -102,7 +112,7 @@ def activation_bytes(s, recipe):
         return 16 * s.F + 4 * heads + rope_backward + (2 * heads if s.qk_norm else 0)
     if recipe == "bf16":
         return 2 * (s.F + s.N)
-    return 10 * s.F
+    return 0 if gelu_rides(s, recipe) else 10 * s.F
 
 
 def quantize_bytes(s, recipe):
@@ -152,7 +162,7 @@ def floor_ms(device, options, parameters):
     codes = 4 if recipe in FUSED else 0
     kind = {"bf16": "bf16", "blockwise": "blocks"}.get(recipe, "fp8")
     seconds = {
-        "products": products(rates, kind, s),
+        "products": products(rates, kind, s, recipe),
         "head products": linear_seconds(rates, kind if head_fp8 else "bf16", s, s.P, s.C),
         "attention": attention(rates, s),
         "norms": moved(layers * (24 + codes) * s.C + s.M * 10 * s.C),
