@@ -33,9 +33,10 @@ def micro_batches(run):
 
 
 def recorded(records, slow, fast, flops, how):
-    """What was measured of one precision beside another, on the nearest model that has both."""
-    both = {name: row for name, row in estimate.newest(records, slow, 1).items()
-            if estimate.beside(records, row, fast, 1)}
+    """What was measured of one precision beside another, on the nearest model that has both: by
+    the newest commit that timed both."""
+    pairs = [row for row in records if estimate.beside(records, row, fast, 1)]
+    both = estimate.newest(pairs, slow, 1)
     if not both:
         return ""
     row = estimate.nearest(both, flops)
