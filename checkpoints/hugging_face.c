@@ -161,9 +161,9 @@ static const struct {
 };
 
 // clang-format off
-// Its numbers: of which option, under which names, and where in ModelConfig; what transformers takes
-// where the name is missing (NAN: it must be there; 0: it follows from the others, or there is
-// none). Those of a scaled rotary embedding are in an object of their own, as rope_theta may be.
+// Its numbers: of which option, under which names, and where in ModelConfig; what transformers
+// takes where the name is missing (NAN: it must be there; 0: it follows from the others, or there
+// is none). Those of a scaled rotary embedding are in an object of their own, as rope_theta may be.
 #define WHOLE(field) offsetof(ModelConfig, field), TYPE_INT
 #define REAL(field) offsetof(ModelConfig, field), TYPE_DOUBLE
 #define SINGLE(field) offsetof(ModelConfig, field), TYPE_FLOAT

@@ -11,8 +11,8 @@ CHOICE("arch", arch, "gpt2", "gpt2|llama", "architecture", SHAPE)
 INT("num-layers", num_layers, "12", 1, 4096, "transformer blocks (L)", SHAPE)
 INT("hidden-size", hidden_size, "768", 2, 1 << 20, "channels (C)", SHAPE)
 INT("num-attention-heads", num_attention_heads, "0", 0, 4096,
-    "query heads (H); 0: heads of 64 channels (or --kv-channels), or of the largest even divisor of "
-    "C below", SHAPE)
+    "query heads (H); 0: heads of 64 channels (or --kv-channels), or of the largest even divisor "
+    "of C below", SHAPE)
 INT("num-query-groups", num_query_groups, "0", 0, 4096,
     "key/value heads (G); 0: as many as query heads", SHAPE)
 INT("kv-channels", kv_channels, "0", 0, 1024,
