@@ -703,9 +703,9 @@ static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf
     if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
         die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
     }
-    GpuType type = q.type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
     bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
-    if (g.type_a != type || g.type_b != TYPE_E4M3 || g.trans_a || !g.trans_b || !tensors) {
+    if (g.type_a != gpu_fp8_type(q.type) || g.type_b != TYPE_E4M3 || g.trans_a || !g.trans_b ||
+        !tensors) {
         die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
             g.scales_a, g.scales_b);
     }

@@ -27,6 +27,10 @@ typedef enum {
     EPILOGUE_COUNT
 } GemmEpilogue;
 
+static inline GpuType gpu_fp8_type(Fp8Type type) {
+    return type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
+}
+
 typedef struct {
     int m, n, k;
     int batch; // products of this shape, whose operands lie one behind another; 0: one

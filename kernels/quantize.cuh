@@ -225,6 +225,18 @@ __device__ __forceinline__ float take_sum(const float *shared, int c) {
     return total;
 }
 
+// A block's tiles of its outputs, which lie N columns apart, into their transposed form.
+template <int ROWS, int COLUMNS, int THREADS, int OUTPUTS, int WORDS>
+__device__ __forceinline__ void write_tiles(uint8_t *out, const uint32_t (&tiles)[OUTPUTS][WORDS],
+                                            int first_row, int first_column, int M, int N) {
+#pragma unroll
+    for (int k = 0; k < OUTPUTS; k++) {
+        uint8_t *to = out + (int64_t)(first_column + k * N) * M + first_row;
+        write_columns<ROWS>(to, tiles[k], COLUMNS, N - first_column, M - first_row, M, threadIdx.x,
+                            THREADS);
+    }
+}
+
 template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
 __global__ void __launch_bounds__(TILE_THREADS)
     quantize_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
@@ -277,12 +289,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
                                  threadIdx.x / COLUMN_GROUPS);
         }
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < OUTPUTS; k++) {
-            uint8_t *to = out.fp8_t + (int64_t)(first_column + k * N) * M + first_row;
-            write_columns<TILE_ROWS>(to, tiles[k], TILE_COLUMNS, N - first_column, M - first_row, M,
-                                     threadIdx.x, TILE_THREADS);
-        }
+        write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.fp8_t, tiles, first_row,
+                                                           first_column, M, N);
     }
     if (!measured && q.record) { block_amax(&q.slot->amax, range); }
 }
@@ -476,12 +484,8 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNT
     }
     if (out.fp8_t == nullptr) { return; }
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < OUTPUTS; k++) {
-        uint8_t *to = out.fp8_t + (int64_t)(first_column + k * N) * M + first_row;
-        write_columns<FP8_BLOCK>(to, tiles[k], FP8_BLOCK, N - first_column, M - first_row, M,
-                                 threadIdx.x, SQUARE_THREADS);
-    }
+    write_tiles<FP8_BLOCK, FP8_BLOCK, SQUARE_THREADS>(out.fp8_t, tiles, first_row, first_column, M,
+                                                      N);
 }
 
 static inline dim3 tile_grid(int M, int N) {

@@ -57,16 +57,48 @@ static void scaling_state(void) {
     }
 }
 
-// One product of FP8 operands, D = A B' scaled by both inverses, in BF16 and FP32, written and
-// added.
+static Codes random_codes(size_t count, uint64_t key, float scale, Fp8Type type) {
+    Codes x(count);
+    for (size_t i = 0; i < count; i++) { x[i] = fp8_encode(scale * rng_normal(key, i), type); }
+    return x;
+}
+
+// The product g of the codes of A and B in BF16 and FP32, written and added. roundings, error: how
+// far each may be from what is expected.
+static void check_results(Gemm g, const Codes &a, const Codes &b, const Floats &expected,
+                          double roundings, double error) {
+    Buffer<uint8_t> da(a.size()), db(b.size());
+    Bf16Buffer d(expected.size());
+    FloatBuffer wide(expected.size());
+    int64_t size = (int64_t)expected.size();
+    da.put(a.data());
+    db.put(b.data());
+    g.a = da.data;
+    g.b = db.data;
+    g.d = d.data;
+    g.type_d = TYPE_BF16;
+    g.trans_b = true;
+    g.alpha = 1.0f;
+    gemm(&gpu, g);
+    CHECK_BF16(get_floats(d), expected, roundings);
+    g.d = wide.data;
+    g.type_d = TYPE_F32;
+    gemm(&gpu, g);
+    CHECK_ERROR(wide.get().data(), expected.data(), size, error);
+    Floats twice = wide.get();
+    for (float &x : twice) { x *= 2; }
+    g.c = wide.data;
+    g.beta = 1.0f;
+    gemm(&gpu, g);
+    CHECK_ERROR(wide.get().data(), twice.data(), size, 1e-6);
+}
+
+// One product of FP8 operands, D = A B' scaled by both inverses.
 static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast) {
-    Codes a((size_t)m * k), b((size_t)n * k);
-    Floats expected((size_t)m * n);
     random_key++;
-    for (size_t i = 0; i < a.size(); i++) { a[i] = fp8_encode(50 * rng_normal(random_key, i), ta); }
-    for (size_t i = 0; i < b.size(); i++) {
-        b[i] = fp8_encode(30 * rng_normal(~random_key, i), tb);
-    }
+    Codes a = random_codes((size_t)m * k, random_key, 50, ta);
+    Codes b = random_codes((size_t)n * k, ~random_key, 30, tb);
+    Floats expected((size_t)m * n);
     Fp8Live scales[2] = {{1.0f / 50, 50, 0, 0}, {1.0f / 30, 30, 0, 0}};
     for (int i = 0; i < m; i++) {
         for (int j = 0; j < n; j++) {
@@ -78,54 +110,27 @@ static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast
             expected[(size_t)i * n + j] = (float)(sum * scales[0].scale_inv * scales[1].scale_inv);
         }
     }
-    Buffer<uint8_t> da(a.size()), db(b.size());
     Buffer<Fp8Live> live(2);
-    Bf16Buffer d((size_t)m * n);
-    FloatBuffer wide((size_t)m * n);
-    da.put(a.data());
-    db.put(b.data());
     live.put(scales);
-    GpuType types[] = {TYPE_E4M3, TYPE_E5M2};
     Gemm g = {.m = m,
               .n = n,
               .k = k,
-              .a = da.data,
-              .b = db.data,
-              .d = d.data,
-              .type_a = types[ta],
-              .type_b = types[tb],
-              .type_d = TYPE_BF16,
-              .trans_b = true,
-              .alpha = 1.0f,
+              .type_a = gpu_fp8_type(ta),
+              .type_b = gpu_fp8_type(tb),
               .scale_a = &live.data[0].scale_inv,
               .scale_b = &live.data[1].scale_inv,
               .fast_accumulation = fast};
-    gemm(&gpu, g);
-    CHECK_BF16(get_floats(d), expected, fast ? 2.0 : 1.2);
-    g.d = wide.data;
-    g.type_d = TYPE_F32;
-    gemm(&gpu, g);
     // Hopper's FP8 tensor cores keep some 14 bits of the sum between promotions
-    CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), fast ? 3e-3 : 5e-4);
-    Floats twice = wide.get();
-    for (float &x : twice) { x *= 2; }
-    g.c = wide.data;
-    g.beta = 1.0f;
-    gemm(&gpu, g);
-    CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)twice.size(), 1e-6);
+    check_results(g, a, b, expected, fast ? 2.0 : 1.2, fast ? 3e-3 : 5e-4);
 }
 
 // The same with block scales: A's are of vectors, B's of vectors or squares.
 static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scales_b) {
-    Codes a((size_t)m * k), b((size_t)n * k);
+    random_key++;
+    Codes a = random_codes((size_t)m * k, random_key, 50, ta);
+    Codes b = random_codes((size_t)n * k, ~random_key, 30, FP8_E4M3);
     Floats expected((size_t)m * n), sa(fp8_scale_count(SCALES_VECTOR, m, k), NAN),
         sb(fp8_scale_count(scales_b, n, k), NAN);
-    GpuType types[] = {TYPE_E4M3, TYPE_E5M2};
-    random_key++;
-    for (size_t i = 0; i < a.size(); i++) { a[i] = fp8_encode(50 * rng_normal(random_key, i), ta); }
-    for (size_t i = 0; i < b.size(); i++) {
-        b[i] = fp8_encode(30 * rng_normal(~random_key, i), FP8_E4M3);
-    }
     auto scale = [&](Floats &s, Fp8Scales kind, int rows, int row, int column) -> float & {
         return s[fp8_scale_index(kind, rows, k, row, column)];
     };
@@ -149,40 +154,19 @@ static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scale
             expected[(size_t)i * n + j] = (float)sum;
         }
     }
-    Buffer<uint8_t> da(a.size()), db(b.size());
-    FloatBuffer dsa(sa.size()), dsb(sb.size()), wide(expected.size());
-    Bf16Buffer d(expected.size());
-    da.put(a.data());
-    db.put(b.data());
+    FloatBuffer dsa(sa.size()), dsb(sb.size());
     dsa.put(sa.data());
     dsb.put(sb.data());
     Gemm g = {.m = m,
               .n = n,
               .k = k,
-              .a = da.data,
-              .b = db.data,
-              .d = d.data,
-              .type_a = types[ta],
+              .type_a = gpu_fp8_type(ta),
               .type_b = TYPE_E4M3,
-              .type_d = TYPE_BF16,
-              .trans_b = true,
-              .alpha = 1.0f,
               .scale_a = dsa.data,
               .scale_b = dsb.data,
               .scales_a = SCALES_VECTOR,
               .scales_b = scales_b};
-    gemm(&gpu, g);
-    CHECK_BF16(get_floats(d), expected, 1.2);
-    g.d = wide.data;
-    g.type_d = TYPE_F32;
-    gemm(&gpu, g);
-    CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), 5e-4);
-    Floats twice = wide.get();
-    for (float &x : twice) { x *= 2; }
-    g.c = wide.data;
-    g.beta = 1.0f;
-    gemm(&gpu, g);
-    CHECK_ERROR(wide.get().data(), twice.data(), (int64_t)twice.size(), 1e-6);
+    check_results(g, a, b, expected, 1.2, 5e-4);
 }
 
 static void block_products(void) {

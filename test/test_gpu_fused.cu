@@ -3,8 +3,6 @@
 // whose sums every order rounds alike, bit for bit.
 #include "fp8_test.h"
 
-static const GpuType gpu_types[] = {TYPE_E4M3, TYPE_E5M2};
-
 // A product with all that it reads, and what it leaves. Normal operands, or small whole numbers.
 struct Problem {
     int M, N, K;
@@ -54,7 +52,7 @@ struct Problem {
         Gemm g = gemm_plain(M, N, K, NULL, NULL, d);
         g.a = a.data;
         g.b = b.data;
-        g.type_a = gpu_types[type];
+        g.type_a = gpu_fp8_type(type);
         g.type_b = TYPE_E4M3;
         g.trans_b = true;
         g.scale_a = &scales.data[0].scale_inv;

@@ -85,8 +85,8 @@ static void set_fp8(Gemm *g, const uint8_t *a, const float *scales_a, const Fp8T
                     bool fast_accumulation) {
     g->a = a;
     g->b = b;
-    g->type_a = qa->type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
-    g->type_b = qb->type == FP8_E4M3 ? TYPE_E4M3 : TYPE_E5M2;
+    g->type_a = gpu_fp8_type(qa->type);
+    g->type_b = gpu_fp8_type(qb->type);
     g->trans_a = false;
     g->trans_b = true;
     g->scale_a = qa->mode == SCALE_BLOCKS ? scales_a : &qa->live->scale_inv;

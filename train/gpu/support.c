@@ -84,7 +84,7 @@ bool fp8_self_check(Gpu *gpu, Error *err) {
         Gemm g = gemm_plain(SIDE, SIDE, SIDE, NULL, NULL, device->d[type]);
         g.a = device->a[type];
         g.b = device->b;
-        g.type_a = type == 0 ? TYPE_E4M3 : TYPE_E5M2;
+        g.type_a = gpu_fp8_type((Fp8Type)type);
         g.type_b = TYPE_E4M3;
         g.type_d = TYPE_F32;
         g.trans_b = true;
