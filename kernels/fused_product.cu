@@ -716,6 +716,10 @@ static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf
         g.scale_b == NULL || g.c != NULL || g.alpha != 1.0f) {
         die("%s: a pointer is missing, or more than a product is requested", name);
     }
+    const int64_t count = (int64_t)g.m * g.n;
+    gemm_check_apart(&g, "x", x, count * (int64_t)sizeof(*x));
+    gemm_check_apart(&g, "codes", out.fp8, count);
+    gemm_check_apart(&g, "transposed codes", out.fp8_t, count);
     if (!gpu_has_gelu_products(gpu)) { die("%s: this device has none", name); }
     Parameters p = {};
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k);

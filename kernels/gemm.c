@@ -68,6 +68,20 @@ static void check_address(const Gemm *g, const char *name, const void *address, 
         g->n, g->k, name, address, LEAST_ALIGNMENT);
 }
 
+void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes) {
+    const int64_t batch = g->batch > 1 ? g->batch : 1, n = to != NULL ? bytes : 0;
+    const int64_t sizes[2] = {(int64_t)g->m * g->k * batch * gpu_type_bytes(g->type_a),
+                              (int64_t)g->n * g->k * batch * gpu_type_bytes(g->type_b)};
+    const void *const operands[2] = {g->a, g->b};
+    for (int i = 0; i < 2; i++) {
+        uintptr_t read = (uintptr_t)operands[i], written = (uintptr_t)to;
+        if (written < read + (uintptr_t)sizes[i] && read < written + (uintptr_t)n) {
+            die("gemm: a product of %d x %d x %d writes %s over its operand %c", g->m, g->n, g->k,
+                name, "ab"[i]);
+        }
+    }
+}
+
 // What divides the bytes from each operand to the next one of a batch, of BF16 or FP32, as far as
 // powers of two go.
 static uintptr_t batch_strides(const Gemm *g) {
@@ -86,6 +100,10 @@ static void check(const Gemm *g) {
     check_address(g, "aux", g->aux, gelu || g->epilogue == EPILOGUE_DGELU);
     check_address(g, "scale_a", g->scale_a, a_fp8);
     check_address(g, "scale_b", g->scale_b, b_fp8);
+    gemm_check_apart(g, "d", g->d,
+                     (int64_t)g->m * g->n * (g->batch > 1 ? g->batch : 1) *
+                         gpu_type_bytes(g->type_d));
+    if (gelu) { gemm_check_apart(g, "aux", g->aux, (int64_t)g->m * g->n * (int64_t)sizeof(Bf16)); }
     bool a_blocks = g->scales_a != SCALES_TENSOR, b_blocks = g->scales_b != SCALES_TENSOR;
     bool squares = g->scales_a == SCALES_SQUARE && g->scales_b == SCALES_SQUARE;
     if (a_blocks != b_blocks || squares || (a_blocks && (!a_fp8 || g->fast_accumulation))) {

@@ -208,6 +208,9 @@ static void fp8_products(void) {
     g.m = 40;
     CHECK(!gemm_supported(&gpu, g, &err));
     CHECK_CONTAINS(err.text, "cuBLASLt has no algorithm for a product of 40 x 32 x 64 (types 3, 2");
+    g.m = M;
+    g.d = x[A].device + M * K; // right behind an operand is no fault
+    gemm(&gpu, g);
     release(x, SAMPLES);
     gemm_close(&gpu);
 }
@@ -230,6 +233,8 @@ static int a_wrong_call(int number, void *argument) {
     case 7: g.trans_b = false; break;
     case 8: g.type_b = TYPE_BF16; break;
     case 9: g.batch = 2; break;
+    case 10: g.d = x[A].device + M * K - 16; break;
+    case 11: g.d = x[B].device - M * N * 4 + 16; break;
     }
     gemm(&gpu, g);
     return 0;
@@ -245,8 +250,10 @@ static void wrong_calls_are_named(void) {
                                            "has scale_a at (nil)",
                                            "mixes FP8 with",
                                            "mixes FP8 with",
-                                           "a batch of products of 48 x 32 x 64 is in FP8"};
-    for (int fault = 0; fault < 10; fault++) {
+                                           "a batch of products of 48 x 32 x 64 is in FP8",
+                                           "48 x 32 x 64 writes d over its operand a",
+                                           "48 x 32 x 64 writes d over its operand b"};
+    for (int fault = 0; fault < 12; fault++) {
         Processes run;
         processes_run(&run, 1, a_wrong_call, &fault);
         char *log = processes_log(&run);

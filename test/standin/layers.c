@@ -130,16 +130,18 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
     return gpu->capability == 90 && !gelu_products("none");
 }
 
-static void check_gelu_product(const Gpu *gpu, const Gemm *g, Fp8Tensor q) {
+static void check_gelu_product(const Gpu *gpu, const Gemm *g, Operand out, Fp8Tensor q) {
     bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
     if (!gpu_has_gelu_products(gpu) || !fp8 || !q.fused || q.mode != SCALE_GIVEN ||
         q.counts != NULL || g->bias == NULL || g->k > GELU_PRODUCT_MOST_K) {
         die("stand-in: no product with GELU");
     }
+    gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * g->n);
+    gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * g->n);
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
-    check_gelu_product(gpu, &g, q);
+    check_gelu_product(gpu, &g, out, q);
     gemm(gpu, g); // without an epilogue, and so without the bias
     gpu_gelu_forward(out, q, g.d, g.bias, g.m, g.n, gpu->stream);
     if (gelu_products("wrong")) { out.fp8[0] ^= 0x80; }
@@ -150,7 +152,7 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradie
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     Bf16 *input = g.aux;
-    check_gelu_product(gpu, &g, q);
+    check_gelu_product(gpu, &g, dx, q);
     g.d = product;
     g.aux = NULL;
     gemm(gpu, g);

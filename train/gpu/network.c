@@ -198,6 +198,8 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
     PLAN(linear, "operand, FP8", M * widest, n->wide_fp8.fp8);
     PLAN(linear, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
+    n->gelu_products = c->arch == ARCH_GPT2 && params->delayed && C <= GELU_PRODUCT_MOST_K;
+    PLAN(linear, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
     if (params->blockwise) {
         plan_scales(plan, linear, (int)M, (int)widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
     }
@@ -275,6 +277,8 @@ void network_start(Network *n) {
         start_linear(n, &b->attention_out, n->d_residual);
         start_linear(n, &b->fc1, llama ? b->fc1_out : n->wide); // SwiGLU's in place
         start_linear(n, &b->fc2, n->d_residual);
+        // such a product reads it while it writes fc2's input
+        if (n->gelu_products) { b->fc1.input_scratch.fp8 = n->fc1_input_fp8; }
         b->gelu_in_product = !llama && b->fc1.weight_fp8 == NULL && b->fc2.weight_fp8 == NULL;
         if (!llama && !b->gelu_in_product) {
             b->gelu_bias = b->fc1.bias;
@@ -283,7 +287,7 @@ void network_start(Network *n) {
     }
     start_norm(&n->final_norm, p, TENSOR_FINAL_NORM_WEIGHT, 0);
     linear_start(&n->head, p);
-    n->gelu_products = !llama && p->delayed && gpu_has_gelu_products(n->gpu);
+    n->gelu_products = n->gelu_products && gpu_has_gelu_products(n->gpu);
 }
 
 void network_free(Network *n) {
@@ -301,8 +305,7 @@ void network_set_scaling(Network *n) {
         for (int i = 0; i < LINEAR_HEAD; i++) { linear_set_scaling(&b->linear[i], n->params); }
         b->gelu_in_fp8_product = n->gelu_products && b->fc1.weight_fp8 != NULL &&
                                  b->fc2.weight_fp8 != NULL && b->gelu_bias != NULL &&
-                                 b->fc1.C <= GELU_PRODUCT_MOST_K && product_quantises(&b->fc2.x) &&
-                                 product_quantises(&b->fc1.dy);
+                                 product_quantises(&b->fc2.x) && product_quantises(&b->fc1.dy);
     }
     linear_set_scaling(&n->head, n->params);
 }

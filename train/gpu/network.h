@@ -69,10 +69,12 @@ typedef struct {
     // d_activated and, in place, GPT-2's d_fc1; then d_qkv
     Bf16 *wide;
     Operand wide_fp8, residual_fp8; // FP8 forms: [M, the widest], [M,C]
+    uint8_t *fc1_input_fp8;         // [M,C]; NULL: in wide_fp8, as every other layer's
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
-    bool gelu_products;   // the device has FP8 products with GELU
+    // Products of this model may apply GELU, on a device that has such; at the start, it has.
+    bool gelu_products;
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);
