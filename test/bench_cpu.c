@@ -4,6 +4,7 @@
 // hybrid
 //
 // Everything but the loading of real data is in a step: forward, backward, norm, update.
+#define TEST_OWN_MAIN
 #include "trainer.h"
 
 enum { WARM_UP = 2, ROUNDS = 11, OPTIONS_LENGTH = 1800 };
@@ -98,10 +99,10 @@ int main(int argc, char **argv) {
     if (mkdtemp(folder) == NULL || chdir(folder) != 0) { die("%s: cannot be used", folder); }
     write_tokens("train.bin", 1 << 18, 257, 1);
     Trainer t;
-    int saved = silence_stdout();
+    silence_stdout();
     open_trainer(&t, "%s", options);
     Times step = time_rounds(&t, train_step), products = time_rounds(&t, run_products);
-    restore_stdout(saved);
+    dup2(fileno(test_out()), STDOUT_FILENO);
     report(&t, step, products);
     unlink("train.bin");
     rmdir(folder);

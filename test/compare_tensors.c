@@ -3,6 +3,7 @@
 // cancel, 1e-3). Prints the worst; exit status 1 when
 // a tensor is over, or missing. So a GPU's gradients (A) are judged against FP32 (B) by what plain
 // low-precision arithmetic (C) loses.
+#define TEST_OWN_MAIN
 #include "../checkpoints/safetensors.h"
 #include "test.h"
 

@@ -2,6 +2,7 @@
 // content of a file in memory, which a link in the current folder leads to.
 #define _GNU_SOURCE // memfd_create
 
+#define TEST_OWN_MAIN
 #include "../checkpoints/hugging_face.h"
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"

@@ -1,5 +1,6 @@
 // What the GPU trainer computes of the first batch, as logits_tool.c does on the CPU:
 //   gpu_logits OUT OPTION...
+#define TEST_OWN_MAIN
 #include "gpu_trainer.h"
 #include "logits_file.h"
 

@@ -159,10 +159,7 @@ static inline bool left_out(int64_t elements) {
     return sanitizing() && elements > (1 << 18);
 }
 
-#define RUN_LIBRARY(test)                 \
-    do {                                  \
-        if (!sanitizing()) { RUN(test); } \
-    } while (0)
+#define LIBRARY_TEST(name) TEST_HEAD(name, if (!sanitizing()) test_add(#name, name))
 
 static uint64_t random_key = 1;
 
@@ -265,18 +262,14 @@ template <typename Call> static float time_ms(Call call) {
     return times[times.size() / 2];
 }
 
-// Opens the GPU with workspaces; false, and the test is skipped, where there is none.
-static inline bool open_test_gpu(size_t attention_workspace) {
+// Opens the GPU with workspaces; where there is none, the program ends as one skipped test.
+static inline void open_test_gpu(size_t attention_workspace) {
     Error err;
-    if (!gpu_open(&gpu, 0, &err)) {
-        printf("  skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.text);
-        return false;
-    }
+    if (!gpu_open(&gpu, 0, &err)) { test_skip_all(err.text); }
     gpu.workspace_bytes = (size_t)64 << 20;
     gpu.attention_bytes = attention_workspace;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));
-    return true;
 }
 
 #endif

@@ -1,5 +1,6 @@
 // What the CPU trainer computes of the first batch, for comparisons with other programs:
 //   logits_tool OUT OPTION...
+#define TEST_OWN_MAIN
 #include "logits_file.h"
 #include "trainer.h"
 

@@ -1,11 +1,7 @@
-// A test program is a row of functions, each run by RUN(function); a function fails when one of its
-// checks does, and says which. The comparators are written in the passing form, so that NaN fails;
-// test_harness.c plants a fault in front of each of them.
-//
-//   int main(void) {
-//       RUN(parses_numbers);
-//       return test_summary();
-//   }
+// A test program is a row of TEST(name) { ... }, which run in the order in which they stand; a test
+// fails when one of its checks does, and says which. SETUP() { ... } runs before all of them. The
+// comparators are written in the passing form, so that NaN fails; test_harness.c plants a fault in
+// front of each of them. A program with a main() of its own defines TEST_OWN_MAIN first.
 #ifndef LLM8_TEST_H
 #define LLM8_TEST_H
 
@@ -21,6 +17,13 @@ static struct {
     int passed, failed, skipped;
     bool failing, skipping; // the test under way
     bool quiet;             // a failure is expected (CAUGHT), and not shown
+    FILE *out;              // what is said, where not to stdout
+    void (*setup)(void);
+    int count;
+    struct {
+        const char *name;
+        void (*run)(void);
+    } tests[64];
 } test_state;
 
 __attribute__((format(printf, 3, 4))) static inline void test_fail(const char *file, int line,
@@ -122,32 +125,57 @@ static inline double test_relative_error(const float *actual, const float *expec
         caught_;                                                \
     })
 
+static inline FILE *test_out(void) {
+    return test_state.out != NULL ? test_state.out : stdout;
+}
+
 static inline void test_skip(const char *why) {
     test_state.skipping = true;
-    printf("  skipped: %s\n", why);
+    fprintf(test_out(), "  skipped: %s\n", why);
 }
 
-static inline void test_run(const char *name, void (*test)(void)) {
-    test_state.failing = test_state.skipping = false;
-    test();
-    if (test_state.failing) {
-        test_state.failed++;
-        fprintf(stderr, "  FAILED %s\n", name);
-    } else if (test_state.skipping) {
-        test_state.skipped++;
-    } else {
-        test_state.passed++;
+// Ends a program whose tests cannot run here, as one skipped test.
+static inline void test_skip_all(const char *why) {
+    fprintf(test_out(), "  skipped: %s\n0 passed, 0 failed, 1 skipped\n", why);
+    exit(EXIT_SUCCESS);
+}
+
+static inline void test_add(const char *name, void (*run)(void)) {
+    test_state.tests[test_state.count].name = name;
+    test_state.tests[test_state.count++].run = run;
+}
+
+// Where a function's head stands; `before` runs before main().
+#define TEST_HEAD(name, before)                                         \
+    static void name(void);                                             \
+    __attribute__((constructor)) static void name##_stands_here(void) { \
+        before;                                                         \
+    }                                                                   \
+    static void name(void)
+#define TEST(name) TEST_HEAD(name, test_add(#name, name))
+#define SETUP() TEST_HEAD(test_setup, test_state.setup = test_setup)
+
+// Runs all tests, and prints the line that test/run.sh adds up.
+static inline int run_tests(void) {
+    if (test_state.setup != NULL) { test_state.setup(); }
+    for (int i = 0; i < test_state.count; i++) {
+        test_state.failing = test_state.skipping = false;
+        test_state.tests[i].run();
+        if (test_state.failing) { fprintf(stderr, "  FAILED %s\n", test_state.tests[i].name); }
+        ++*(test_state.failing    ? &test_state.failed
+            : test_state.skipping ? &test_state.skipped
+                                  : &test_state.passed);
     }
-}
-
-#define RUN(test) test_run(#test, test)
-
-// The last line, which test/run.sh adds up.
-static inline int test_summary(void) {
     fflush(stderr);
-    printf("%d passed, %d failed, %d skipped\n", test_state.passed, test_state.failed,
-           test_state.skipped);
+    fprintf(test_out(), "%d passed, %d failed, %d skipped\n", test_state.passed, test_state.failed,
+            test_state.skipped);
     return test_state.failed > 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
+
+#ifndef TEST_OWN_MAIN
+int main(void) {
+    return run_tests();
+}
+#endif
 
 #endif

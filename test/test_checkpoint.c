@@ -34,7 +34,7 @@ static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
     free(out);
 }
 
-static void state_comes_back(void) {
+TEST(state_comes_back) {
     Fixture f;
     Checkpoint c;
     fixture_open(&f, SAVED);
@@ -60,7 +60,7 @@ static void state_comes_back(void) {
 }
 
 // As a GPU run saves: BF16 weights for others, FP32 master, BF16 moments.
-static void bf16_moments_come_back(void) {
+TEST(bf16_moments_come_back) {
     Fixture f;
     Checkpoint c;
     fixture_open(&f, SAVED "--bf16");
@@ -83,7 +83,7 @@ static void bf16_moments_come_back(void) {
 }
 
 // Of Muon's elements, the last ones here, nothing is saved; who asks for it is refused.
-static void second_moments_may_end_early(void) {
+TEST(second_moments_may_end_early) {
     Fixture f;
     Checkpoint c;
     fixture_open(&f, SAVED);
@@ -103,7 +103,7 @@ static void second_moments_may_end_early(void) {
 }
 
 // Another optimizer's moments would be taken for this one's. Whoever does not train needs none.
-static void other_optimizers_are_refused(void) {
+TEST(other_optimizers_are_refused) {
     static const struct {
         const char *saved, *now, *refused;
     } rows[] = {
@@ -162,7 +162,7 @@ static void check_scaling(const char *options, float factor) {
     fixture_close(&f);
 }
 
-static void scaling_state_adapts(void) {
+TEST(scaling_state_adapts) {
     Fixture f, plain;
     Checkpoint c;
     fixture_open(&f, DELAYED);
@@ -190,7 +190,7 @@ static void scaling_state_adapts(void) {
     fixture_close(&f);
 }
 
-static void scaling_of_another_run_is_refused(void) {
+TEST(scaling_of_another_run_is_refused) {
     static const int counts[] = {INT32_MAX, 101, -1};
     Fixture f;
     Checkpoint c;
@@ -215,7 +215,7 @@ static void scaling_of_another_run_is_refused(void) {
     fixture_close(&f);
 }
 
-static void other_models_are_refused(void) {
+TEST(other_models_are_refused) {
 #define ANOTHER "s/step_00000001: another model's checkpoint: it has --"
     static const struct {
         const char *options, *expected;
@@ -272,7 +272,7 @@ static const char *shown(void) {
     return text;
 }
 
-static void newest_and_best_are_kept(void) {
+TEST(newest_and_best_are_kept) {
     folder_remove("s", NULL);
     save_steps(SAVED "--keep 3", 1, 3, 0);
     CHECK_TEXT(shown(), "1 2 3 latest 3, best -1");
@@ -289,7 +289,7 @@ static void newest_and_best_are_kept(void) {
 }
 
 // Saving a step again replaces it.
-static void steps_are_overwritten(void) {
+TEST(steps_are_overwritten) {
     Fixture f;
     Checkpoint c;
     folder_remove("s", NULL);
@@ -306,7 +306,7 @@ static void steps_are_overwritten(void) {
     fixture_close(&f);
 }
 
-static void leftovers_are_swept(void) {
+TEST(leftovers_are_swept) {
     static const char *const kept[] = {"s/step_00000003", "s/.mine", "s/step_x", "s/.tmp-other"};
     static const char *const swept[] = {"s/.tmp-step_00000004", "s/.old-step_00000001",
                                         "s/.tmp-step_00000005/a folder"};
@@ -329,7 +329,7 @@ static void leftovers_are_swept(void) {
     CHECK(!path_exists("s/step_00000004/of a save that failed"));
 }
 
-static void saving_goes_on_in_a_thread(void) {
+TEST(saving_goes_on_in_a_thread) {
     Fixture f;
     Saver saver = {0};
     folder_remove("s", NULL);
@@ -348,19 +348,4 @@ static void saving_goes_on_in_a_thread(void) {
     CHECK_CONTAINS(saver.err.text, "; earlier checkpoints are as they were");
     CHECK(saver_wait(&saver)); // said once
     fixture_close(&f);
-}
-
-int main(void) {
-    RUN(state_comes_back);
-    RUN(bf16_moments_come_back);
-    RUN(second_moments_may_end_early);
-    RUN(other_optimizers_are_refused);
-    RUN(scaling_state_adapts);
-    RUN(scaling_of_another_run_is_refused);
-    RUN(other_models_are_refused);
-    RUN(newest_and_best_are_kept);
-    RUN(steps_are_overwritten);
-    RUN(leftovers_are_swept);
-    RUN(saving_goes_on_in_a_thread);
-    return test_summary();
 }

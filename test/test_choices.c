@@ -15,7 +15,7 @@ static void fill(ChoiceFile *f, int number_bytes) {
     put_question(f, 1, 20, 2, lengths, VOCAB);
 }
 
-static void what_was_written_is_read(void) {
+TEST(what_was_written_is_read) {
     static ChoiceFile f;
     for (int number_bytes = 2; number_bytes <= 4; number_bytes += 2) {
         ChoiceSet set;
@@ -49,7 +49,7 @@ static void refuse(const char *expected) {
     CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB, &err), expected);
 }
 
-static void hostile_sets_are_refused(void) {
+TEST(hostile_sets_are_refused) {
     static ChoiceFile f;
     static const struct {
         int index;
@@ -101,7 +101,7 @@ static void hostile_sets_are_refused(void) {
     refuse("No such file");
 }
 
-static void globs_open_all(void) {
+TEST(globs_open_all) {
     static ChoiceFile f;
     ChoiceSets sets;
     fill(&f, 4);
@@ -116,11 +116,4 @@ static void globs_open_all(void) {
     CHECK_REFUSED(choice_sets_open(&sets, "sets/*.bin", VOCAB, &err),
                   "sets/z.bin: 6 bytes, too short for a multiple-choice set");
     CHECK_EQUAL(sets.count, 0);
-}
-
-int main(void) {
-    RUN(what_was_written_is_read);
-    RUN(hostile_sets_are_refused);
-    RUN(globs_open_all);
-    return test_summary();
 }

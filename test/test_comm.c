@@ -1,6 +1,7 @@
 // train/gpu/comm.c, nccl.c and verify_nccl.c as they are, over the stand-ins for NCCL and CUDA:
 // every collective with several numbers of ranks, what is refused before NCCL is asked to join
 // them, and the row of --verify.
+#define TEST_OWN_MAIN
 #include "../ranks/group.h"
 #include "../train/gpu/verify.h"
 #include "comm_checks.h"
@@ -48,7 +49,7 @@ static void run_ranks(Processes *run, int ranks, Body *body) {
     processes_wait(run);
 }
 
-static void collectives_are_right(void) {
+TEST(collectives_are_right) {
     for (int ranks = 1; ranks <= 5; ranks++) {
         Processes run;
         run_ranks(&run, ranks, all_collectives);
@@ -77,7 +78,7 @@ static int other_calls(int rank, void *argument) {
     return check_all_reduce(&c, COMM_F32, COMM_SUM, rank == 2 ? 100 : 101);
 }
 
-static void faults_are_seen(void) {
+TEST(faults_are_seen) {
     Processes run;
     run_ranks(&run, 3, a_wrong_value);
     for (int r = 0; r < 3; r++) { CHECK_EQUAL(run.status[r], 2); }
@@ -117,7 +118,7 @@ static int with_a_broken_network(int rank, void *argument) {
     return 0;
 }
 
-static void what_cannot_work_is_refused(void) {
+TEST(what_cannot_work_is_refused) {
     static const struct {
         Body *body;
         int status;
@@ -146,7 +147,7 @@ static NcclVerdict verdict(int gpus, char text[sizeof(((Error *)NULL)->text)]) {
     return nccl_self_check(gpus, 100001, 100, text, sizeof(((Error *)NULL)->text));
 }
 
-static void gpus_are_verified(void) {
+TEST(gpus_are_verified) {
     char text[768], expected[64];
     for (int gpus = 2; gpus <= 5; gpus++) {
         CHECK_EQUAL(verdict(gpus, text), NCCL_WELL);
@@ -158,7 +159,7 @@ static void gpus_are_verified(void) {
     CHECK_CONTAINS(text, "there is one GPU to see");
 }
 
-static void faults_between_gpus_are_seen(void) {
+TEST(faults_between_gpus_are_seen) {
     char text[768];
     text_write("standin-wrong", "");
     CHECK_EQUAL(verdict(3, text), NCCL_BAD);
@@ -181,7 +182,7 @@ static int verifies_what_hangs(int number, void *argument) {
     return (int)nccl_self_check(2, 1, 1, text, sizeof(text));
 }
 
-static void a_hang_is_named(void) {
+TEST(a_hang_is_named) {
     Processes run;
     processes_run(&run, 1, verifies_what_hangs, NULL);
     char *log = processes_log(&run);
@@ -199,7 +200,7 @@ static int loads_here(int number, void *argument) {
     return 99;
 }
 
-static void a_missing_library_is_named(void) {
+TEST(a_missing_library_is_named) {
     Processes run;
     text_write("libnccl.so.2", "not a library");
     processes_run(&run, 1, loads_here, NULL);
@@ -217,7 +218,7 @@ static int load(void) {
     char text[768];
     CHECK_EQUAL(verdict(2, text), NCCL_NOT_TESTED);
     CHECK_CONTAINS(text, "not tested: several GPUs need NCCL: ");
-    if (test_summary() != 0) { return 98; }
+    if (test_state.failing) { return 98; }
     if (!nccl_load(&nccl, &err)) { die("%s", err.text); }
     return 0;
 }
@@ -231,12 +232,5 @@ int main(int argc, char **argv) {
         setenv("LD_LIBRARY_PATH", standin, 1);
         execv("/proc/self/exe", argv);
     }
-    RUN(collectives_are_right);
-    RUN(faults_are_seen);
-    RUN(what_cannot_work_is_refused);
-    RUN(gpus_are_verified);
-    RUN(faults_between_gpus_are_seen);
-    RUN(a_hang_is_named);
-    RUN(a_missing_library_is_named);
-    return test_summary();
+    return run_tests();
 }

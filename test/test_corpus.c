@@ -15,6 +15,84 @@ enum { DEFAULT_BYTES = 1500000, MAX_WORDS = 400000 };
 static char village[PATH_LENGTH], *corpus, *words[MAX_WORDS];
 static int word_count; // of the corpus, in words
 
+SETUP() {
+    const char *root = getenv("LLM8_ROOT"); // set by test/run.sh
+    path_format(village, "%s/scripts/village.txt", root != NULL ? root : ".");
+}
+
+// ---- faults in the file -------------------------------------------------------------------------
+
+// In a process of its own, before this one has read a grammar.
+static int read_and_write(int number, void *path) {
+    (void)number;
+    read_grammar(path);
+    write_corpus(fopen("/dev/null", "w"), 20000, 1);
+    return 0;
+}
+
+// Each is refused in one line that says which line of the file it is, and why.
+TEST(faults_are_refused) {
+    static const struct {
+        const char *text, *error;
+    } faults[] = {{"", "--grammar bad: no text can be read"},
+                  {"list x:\n1\n", "bad:3: '': the file ends without a scene"},
+                  {"# words\n\nlist x\n1\n", "bad:3: 'x': is a list without a colon"},
+                  {"list a | b:\n1 | 2\n3 | 4 | 5\n", "bad:3: '5': the line ends within a row"},
+                  {"Text.\n\nOne (or|two.\n", "bad:3: '(or|two.': is not closed"},
+                  {"Text.\nOne (or|two.\n", "bad:1: '(or|two.': is not closed"},
+                  {"(one (or|two) three).\n", "bad:1: '(one (or|two) three).': is not closed"},
+                  {"lits x | y:\n", "bad:1: '| y:': has no ( before it"},
+                  {"One) two.\n", "bad:1: ') two.': has no ( before it"},
+                  {"One [two.\n", "bad:1: '[two.': is not closed"},
+                  {"One] two.\n", "bad:1: '] two.': has no [ before it"},
+                  {"$one two.\n", "bad:1: '$one two.': stands for nothing"},
+                  {"$\n", "bad:1: '$': stands for nothing"},
+                  {"list x y: 1\n\n$x $y.\n", "bad:3: 'y': has no row in its list"},
+                  {"list x y: 1\n\n$x.one.\n", "bad:3: '1': has no cell in column one"},
+                  {"$Ida.home.\n", "bad:1: 'Ida': has no cell in column home"},
+                  {"[5+4].\n", "bad:1: '9': has no cell in column words"},
+                  {"[5 hens].\n", "bad:1: '[5 hens].': is no sum from 0 to 999"},
+                  {"[5+].\n", "bad:1: '[5+].': is no sum from 0 to 999"},
+                  {"[].\n", "bad:1: '[].': is no sum from 0 to 999"},
+                  {"[5#+1].\n", "bad:1: '[5#+1].': is no sum from 0 to 999"},
+                  {"[5-6#].\n", "bad:1: '[5-6#].': is no sum from 0 to 999"},
+                  {"[500*2#].\n", "bad:1: '[500*2#].': is no sum from 0 to 999"},
+                  {"[99999999999#].\n", "bad:1: '[99999999999#].': is no sum from 0 to 999"},
+                  {"list x: $x\n\n$x\n", "bad:3: '$x': grows too long"},
+                  {"list x: $x$x\n\n$x\n", "': grows too long"}};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        Processes p;
+        char path[] = "bad";
+        text_write(path, faults[i].text);
+        processes_run(&p, 1, read_and_write, path);
+        char *log = processes_log(&p);
+        CHECK_EQUAL(p.status[0], EXIT_FAILURE);
+        CHECK_CONTAINS(log, faults[i].error);
+        CHECK(strncmp(log, "error: ", 7) == 0 && strchr(log, '\n') == strrchr(log, '\n'));
+        free(log);
+    }
+}
+
+// The village with a few bytes changed: it is read, or refused.
+TEST(damage_is_no_crash) {
+    static const char marks[] = "()[]|$:+=.\n 1A";
+    for (uint64_t i = 0; i < 60; i++) {
+        Processes p;
+        char path[] = "bad";
+        Blob b = blob_read(village);
+        for (uint64_t k = 0; k < 5; k++) {
+            uint64_t at = rng_bits(i, 2 * k) % b.size, mark = rng_bits(i, 2 * k + 1);
+            b.bytes[at] = (unsigned char)marks[mark % (sizeof(marks) - 1)];
+        }
+        blob_write(path, b.bytes, b.size);
+        free(b.bytes);
+        processes_run(&p, 1, read_and_write, path);
+        CHECK(p.status[0] == EXIT_SUCCESS || p.status[0] == EXIT_FAILURE);
+    }
+}
+
+// ---- the corpus ---------------------------------------------------------------------------------
+
 static char *make_corpus(int64_t bytes, uint64_t seed, size_t *length) {
     char *written = NULL;
     FILE *out = open_memstream(&written, length);
@@ -85,6 +163,15 @@ static int split_words(char *text, char **into) {
     return count;
 }
 
+// For the tests below.
+TEST(the_village_is_written) {
+    size_t length;
+    read_grammar(village);
+    corpus = make_corpus(DEFAULT_BYTES, 1, &length);
+    word_count = split_words(strdup_or_die(corpus), words);
+    CHECK(word_count > 0);
+}
+
 // numbers: the words'.
 static bool match(char **at, const int *numbers, const char *pattern, int found[3]) {
     for (size_t n; *pattern != '\0'; pattern += n + (pattern[n] == ' '), at++, numbers++) {
@@ -126,7 +213,7 @@ static int check_sums(char **at, int count, int seen[SUMS], char wrong[200]) {
     return faults;
 }
 
-static void planted_wrong_sums_are_found(void) {
+TEST(planted_wrong_sums_are_found) {
     static const char *const texts[] = {
         "2 + 3 = 6",
         "\"Nine minus two is eight,\" he said.",
@@ -145,7 +232,7 @@ static void planted_wrong_sums_are_found(void) {
     }
 }
 
-static void every_sum_is_right(void) {
+TEST(every_sum_is_right) {
     char wrong[200] = "";
     int seen[SUMS], equations = 0;
     check_sums(words, word_count, seen, wrong);
@@ -159,7 +246,7 @@ static void every_sum_is_right(void) {
 
 // ---- size, repetition, words --------------------------------------------------------------------
 
-static void has_the_size_asked_for(void) {
+TEST(has_the_size_asked_for) {
     static const int64_t sizes[] = {0, 1, 1000, 100000, DEFAULT_BYTES};
     for (int i = 0; i < 5; i++) {
         size_t length;
@@ -172,7 +259,7 @@ static void has_the_size_asked_for(void) {
 }
 
 // The number below changes with the grammar, and with nothing else.
-static void is_the_same_on_every_machine(void) {
+TEST(is_the_same_on_every_machine) {
     size_t length;
     char *different = make_corpus(5000, 2, &length);
     CHECK(strncmp(different, corpus, 1000) != 0);
@@ -181,14 +268,14 @@ static void is_the_same_on_every_machine(void) {
 }
 
 // A terabyte was asked for; it ends with the first bytes that cannot be written.
-static void stops_when_the_disk_is_full(void) {
+TEST(stops_when_the_disk_is_full) {
     FILE *full = fopen("/dev/full", "w");
     write_corpus(full, (int64_t)1 << 40, 1);
     CHECK(ferror(full));
     fclose(full);
 }
 
-static void is_plain_text_with_sentences(void) {
+TEST(is_plain_text_with_sentences) {
     for (const char *c = corpus; *c != '\0'; c++) { CHECK(*c == '\n' || (*c >= 32 && *c < 127)); }
     static const char *const slips[] = {
         "  ",    " .",   " ,",  "..",     "(",          ")",        "[",        "]",      "{",
@@ -201,7 +288,7 @@ static void is_plain_text_with_sentences(void) {
 }
 
 // A word seen only a few times teaches a small model nothing.
-static void no_word_is_rare(void) {
+TEST(no_word_is_rare) {
     int different = 0;
     qsort(words, (size_t)word_count, sizeof(char *), compare_words);
     for (int i = 0, next; i < word_count; i = next) {
@@ -215,7 +302,7 @@ static void no_word_is_rare(void) {
     CHECK(different > 500);
 }
 
-static void paragraphs_rarely_repeat(void) {
+TEST(paragraphs_rarely_repeat) {
     char **paragraphs = malloc_or_die(MAX_WORDS * sizeof(char *));
     int count = 0, repeated = 0;
     for (char *p = corpus, *end; (end = strstr(p, "\n\n")) != NULL; p = end + 2) {
@@ -227,98 +314,4 @@ static void paragraphs_rarely_repeat(void) {
     CHECK(count > 3000);
     CHECK(repeated * 100 <= 3 * count);
     free(paragraphs);
-}
-
-// ---- faults in the file -------------------------------------------------------------------------
-
-// In a process of its own, before this one has read a grammar.
-static int read_and_write(int number, void *path) {
-    (void)number;
-    read_grammar(path);
-    write_corpus(fopen("/dev/null", "w"), 20000, 1);
-    return 0;
-}
-
-// Each is refused in one line that says which line of the file it is, and why.
-static void faults_are_refused(void) {
-    static const struct {
-        const char *text, *error;
-    } faults[] = {{"", "--grammar bad: no text can be read"},
-                  {"list x:\n1\n", "bad:3: '': the file ends without a scene"},
-                  {"# words\n\nlist x\n1\n", "bad:3: 'x': is a list without a colon"},
-                  {"list a | b:\n1 | 2\n3 | 4 | 5\n", "bad:3: '5': the line ends within a row"},
-                  {"Text.\n\nOne (or|two.\n", "bad:3: '(or|two.': is not closed"},
-                  {"Text.\nOne (or|two.\n", "bad:1: '(or|two.': is not closed"},
-                  {"(one (or|two) three).\n", "bad:1: '(one (or|two) three).': is not closed"},
-                  {"lits x | y:\n", "bad:1: '| y:': has no ( before it"},
-                  {"One) two.\n", "bad:1: ') two.': has no ( before it"},
-                  {"One [two.\n", "bad:1: '[two.': is not closed"},
-                  {"One] two.\n", "bad:1: '] two.': has no [ before it"},
-                  {"$one two.\n", "bad:1: '$one two.': stands for nothing"},
-                  {"$\n", "bad:1: '$': stands for nothing"},
-                  {"list x y: 1\n\n$x $y.\n", "bad:3: 'y': has no row in its list"},
-                  {"list x y: 1\n\n$x.one.\n", "bad:3: '1': has no cell in column one"},
-                  {"$Ida.home.\n", "bad:1: 'Ida': has no cell in column home"},
-                  {"[5+4].\n", "bad:1: '9': has no cell in column words"},
-                  {"[5 hens].\n", "bad:1: '[5 hens].': is no sum from 0 to 999"},
-                  {"[5+].\n", "bad:1: '[5+].': is no sum from 0 to 999"},
-                  {"[].\n", "bad:1: '[].': is no sum from 0 to 999"},
-                  {"[5#+1].\n", "bad:1: '[5#+1].': is no sum from 0 to 999"},
-                  {"[5-6#].\n", "bad:1: '[5-6#].': is no sum from 0 to 999"},
-                  {"[500*2#].\n", "bad:1: '[500*2#].': is no sum from 0 to 999"},
-                  {"[99999999999#].\n", "bad:1: '[99999999999#].': is no sum from 0 to 999"},
-                  {"list x: $x\n\n$x\n", "bad:3: '$x': grows too long"},
-                  {"list x: $x$x\n\n$x\n", "': grows too long"}};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        Processes p;
-        char path[] = "bad";
-        text_write(path, faults[i].text);
-        processes_run(&p, 1, read_and_write, path);
-        char *log = processes_log(&p);
-        CHECK_EQUAL(p.status[0], EXIT_FAILURE);
-        CHECK_CONTAINS(log, faults[i].error);
-        CHECK(strncmp(log, "error: ", 7) == 0 && strchr(log, '\n') == strrchr(log, '\n'));
-        free(log);
-    }
-}
-
-// The village with a few bytes changed: it is read, or refused.
-static void damage_is_no_crash(void) {
-    static const char marks[] = "()[]|$:+=.\n 1A";
-    for (uint64_t i = 0; i < 60; i++) {
-        Processes p;
-        char path[] = "bad";
-        Blob b = blob_read(village);
-        for (uint64_t k = 0; k < 5; k++) {
-            uint64_t at = rng_bits(i, 2 * k) % b.size, mark = rng_bits(i, 2 * k + 1);
-            b.bytes[at] = (unsigned char)marks[mark % (sizeof(marks) - 1)];
-        }
-        blob_write(path, b.bytes, b.size);
-        free(b.bytes);
-        processes_run(&p, 1, read_and_write, path);
-        CHECK(p.status[0] == EXIT_SUCCESS || p.status[0] == EXIT_FAILURE);
-    }
-}
-
-int main(void) {
-    const char *root = getenv("LLM8_ROOT"); // set by test/run.sh
-    path_format(village, "%s/scripts/village.txt", root != NULL ? root : ".");
-    RUN(faults_are_refused);
-    RUN(damage_is_no_crash);
-    read_grammar(village);
-    size_t length;
-    corpus = make_corpus(DEFAULT_BYTES, 1, &length);
-    char *copy = strdup_or_die(corpus);
-    word_count = split_words(copy, words);
-    RUN(planted_wrong_sums_are_found);
-    RUN(every_sum_is_right);
-    RUN(has_the_size_asked_for);
-    RUN(is_the_same_on_every_machine);
-    RUN(stops_when_the_disk_is_full);
-    RUN(is_plain_text_with_sentences);
-    RUN(no_word_is_rare);
-    RUN(paragraphs_rarely_repeat);
-    free(copy);
-    free(corpus);
-    return test_summary();
 }

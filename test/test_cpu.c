@@ -470,7 +470,7 @@ static const struct {
      {.B = 1, .T = 2, .V = 4, .P = 4, .z_loss = 0.3f, .softcap = 0.5f, .tokens = target_list}},
 };
 
-static void operations_are_right(void) {
+TEST(operations_are_right) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         check_operation(cases[i].operation, &cases[i].shape);
     }
@@ -478,7 +478,7 @@ static void operations_are_right(void) {
 
 // ---- reductions -------------------------------------------------------------------------------
 
-static void reductions_do_not_depend_on_threads(void) {
+TEST(reductions_do_not_depend_on_threads) {
     enum { N = 200003 }; // several blocks of sum_of_squares
     float *x = malloc_or_die(N * sizeof(float));
     double expected = 0, sums[THREADS + 1];
@@ -533,7 +533,7 @@ static double silu_slope(double x) {
 // until exp is clamped at 88.3 and the value is below 1e-36. GELU's argument is a cubic, whose
 // rounding grows in the tail; its slope has a term x sigmoid (1 - sigmoid) 2u', where the factor
 // beside 1 - sigmoid reaches 35 (at x = 5) before that vanishes.
-static void activations_are_accurate_everywhere(void) {
+TEST(activations_are_accurate_everywhere) {
     static float x[2 * POINTS], ones[POINTS], out[POINTS], slope[2 * POINTS];
     for (int i = 0; i < POINTS; i++) {
         x[i] = 0.01f * (float)(i - POINTS / 2);
@@ -553,7 +553,7 @@ static void activations_are_accurate_everywhere(void) {
     CHECK_EQUAL(off(out, x, reference_silu_of, 6 * 0x1p-24, 1e-36), 2);
 }
 
-static void activations_keep_bad_values(void) {
+TEST(activations_keep_bad_values) {
     float x[4] = {NAN, 1.0f, INFINITY, 1.0f}, out[4], dout[4] = {1, 1, 1, 1}, dx[4];
     gelu_forward(out, x, 4);
     CHECK(isnan(out[0]) && isinf(out[2]));
@@ -568,7 +568,7 @@ static void activations_keep_bad_values(void) {
 // ---- attention --------------------------------------------------------------------------------
 
 // Scores far beyond exp's range: all alike, and so the values' mean; then one that stands out.
-static void attention_survives_large_scores(void) {
+TEST(attention_survives_large_scores) {
     enum { T = 9, D = 4, N = 3 * D };
     float qkv[T * N], out[T * D], lse[T], dqkv[T * N], dout[T * D];
     fill_random(dout, T * D, 1.0f, 1);
@@ -591,7 +591,7 @@ static void attention_survives_large_scores(void) {
 
 enum { ROWS = 3, V = 13, P = 16 };
 
-static void loss_only_leaves_the_logits_alone(void) {
+TEST(loss_only_leaves_the_logits_alone) {
     float logits[ROWS * P], before[ROWS * P], losses[ROWS] = {NAN, NAN, NAN}, with[ROWS];
     int targets[ROWS] = {4, -1, 12};
     fill_random(logits, ROWS * P, 2.0f, 1);
@@ -604,7 +604,7 @@ static void loss_only_leaves_the_logits_alone(void) {
 }
 
 // Whatever stands there, NaN and the largest of all logits too.
-static void padding_and_left_out_rows_do_not_matter(void) {
+TEST(padding_and_left_out_rows_do_not_matter) {
     float logits[ROWS * P], clean[ROWS * P], losses[ROWS], clean_losses[ROWS];
     int targets[ROWS] = {4, -1, 12};
     fill_random(logits, ROWS * P, 2.0f, 1);
@@ -628,7 +628,7 @@ static void padding_and_left_out_rows_do_not_matter(void) {
     }
 }
 
-static void bad_logits_spoil_the_loss(void) {
+TEST(bad_logits_spoil_the_loss) {
     static const float bad[] = {NAN, -NAN, INFINITY};
     int targets[ROWS] = {4, 0, 12};
     for (int place = 0; place < V; place++) {
@@ -645,7 +645,7 @@ static void bad_logits_spoil_the_loss(void) {
     }
 }
 
-static void large_logits_do_not_overflow(void) {
+TEST(large_logits_do_not_overflow) {
     float logits[P] = {0}, loss;
     int target = 4;
     logits[3] = 1e5f, logits[4] = 1e5f, logits[5] = -1e5f;
@@ -660,7 +660,7 @@ static void large_logits_do_not_overflow(void) {
 
 // Against transformers' (test/golden/rope.safetensors, made by golden.py), and the table against
 // the frequencies.
-static void frequencies_are_transformers(void) {
+TEST(frequencies_are_transformers) {
     enum { D = 64, HALF = D / 2, T = 300 };
     static const struct {
         const char *name;
@@ -692,18 +692,4 @@ static void frequencies_are_transformers(void) {
         }
     }
     safetensors_close(&st);
-}
-
-int main(void) {
-    RUN(operations_are_right);
-    RUN(reductions_do_not_depend_on_threads);
-    RUN(activations_are_accurate_everywhere);
-    RUN(activations_keep_bad_values);
-    RUN(attention_survives_large_scores);
-    RUN(loss_only_leaves_the_logits_alone);
-    RUN(padding_and_left_out_rows_do_not_matter);
-    RUN(bad_logits_spoil_the_loss);
-    RUN(large_logits_do_not_overflow);
-    RUN(frequencies_are_transformers);
-    return test_summary();
 }

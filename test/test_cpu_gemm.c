@@ -87,7 +87,7 @@ static void check_case(Case *t) {
     free(one);
 }
 
-static void multiplies_every_size_and_transposition(void) {
+TEST(multiplies_every_size_and_transposition) {
     static const int sizes[] = {1, 2, 7, 13, 65};
     for (int i = 0; i < 4 * 125; i++) {
         int m = sizes[i / 4 % 5], n = sizes[i / 20 % 5], k = sizes[i / 100];
@@ -98,7 +98,7 @@ static void multiplies_every_size_and_transposition(void) {
 }
 
 // Beyond the blocks that the product is cut into, in each direction and, in the last, in all.
-static void multiplies_beyond_its_blocks(void) {
+TEST(multiplies_beyond_its_blocks) {
     static const int shapes[][3] = {
         {257, 129, 31}, {13, 7, 257}, {5, 3, 1025}, {1001, 3, 5}, {3, 1601, 5}, {261, 773, 257},
     };
@@ -111,7 +111,7 @@ static void multiplies_beyond_its_blocks(void) {
     }
 }
 
-static void adds_bias_and_addend_and_scales(void) {
+TEST(adds_bias_and_addend_and_scales) {
     static const float alphas[] = {1.0f, -0.37f, 0.0f, 1e-5f};
     for (int i = 0; i < 4 * 2 * 3 * 4; i++) {
         Case t = new_case(29, 37, i % 2 ? 300 : 11, i & 1, i & 2);
@@ -125,7 +125,7 @@ static void adds_bias_and_addend_and_scales(void) {
 }
 
 // Every kind of wrong result is counted, each once.
-static void wrong_elements_are_seen(void) {
+TEST(wrong_elements_are_seen) {
     Case t = new_case(13, 7, 5, false, true);
     t.g.bias = t.bias;
     multiply(&t, 1);
@@ -144,7 +144,7 @@ static void wrong_elements_are_seen(void) {
 }
 
 // NaN and infinity stay in the row or column they belong to, and do not get lost there.
-static void bad_values_stay_in_their_row(void) {
+TEST(bad_values_stay_in_their_row) {
     for (int trans = 0; trans < 4; trans++) {
         Case t = new_case(29, 37, 19, trans % 2, trans / 2);
         t.a[t.g.trans_a ? 4 * 29 + 11 : 11 * 19 + 4] = NAN;      // row 11
@@ -160,13 +160,4 @@ static void bad_values_stay_in_their_row(void) {
         CHECK_EQUAL(wrong, 0);
         free_case(&t);
     }
-}
-
-int main(void) {
-    RUN(multiplies_every_size_and_transposition);
-    RUN(multiplies_beyond_its_blocks);
-    RUN(adds_bias_and_addend_and_scales);
-    RUN(wrong_elements_are_seen);
-    RUN(bad_values_stay_in_their_row);
-    return test_summary();
 }

@@ -62,7 +62,7 @@ static void check_falls_back(const char *path) {
 }
 
 // Each file with one wrong bit, wherever it is; shorter or longer; missing, or a folder.
-static void damaged_files_are_refused(void) {
+TEST(damaged_files_are_refused) {
     save_steps(2);
     for (int i = 0; i < FILES; i++) {
         char path[PATH_LENGTH];
@@ -114,7 +114,7 @@ static void edit_meta(Blob b, const char *from, const char *to) {
     free(text);
 }
 
-static void meta_files_that_lie_are_refused(void) {
+TEST(meta_files_that_lie_are_refused) {
     static const struct {
         const char *from, *to, *expected;
     } rows[] = {
@@ -176,7 +176,7 @@ static void damage(int step) {
     text_write(path, "{}");
 }
 
-static void resume_finds_what_latest_means(void) {
+TEST(resume_finds_what_latest_means) {
     Error err = {""};
     save_steps(4);
     CHECK_EQUAL(resumed(SAVED, &err), 4);
@@ -201,11 +201,4 @@ static void resume_finds_what_latest_means(void) {
     CHECK_CONTAINS(err.text, "; --list-checkpoints shows which are whole");
     CHECK_EQUAL(resumed(SAVED "--resume s/step_9", &err), -1);
     CHECK_CONTAINS(err.text, "--resume s/step_9: no such folder; --list-checkpoints shows");
-}
-
-int main(void) {
-    RUN(damaged_files_are_refused);
-    RUN(meta_files_that_lie_are_refused);
-    RUN(resume_finds_what_latest_means);
-    return test_summary();
 }

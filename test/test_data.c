@@ -21,7 +21,7 @@ static void write_shard(const char *path, int token_bytes, int64_t first, int64_
     if (!writer_close(&w, &err)) { die("%s", err.text); }
 }
 
-static void shards_of_both_versions_read_back(void) {
+TEST(shards_of_both_versions_read_back) {
     static const int64_t firsts[] = {65000, 70000, 0xfffffff0u};
     for (int i = 0; i < 3; i++) {
         int token_bytes = i == 0 ? 2 : 4;
@@ -43,7 +43,7 @@ static void shards_of_both_versions_read_back(void) {
 }
 
 // More than 2^32 tokens, in a file with a hole.
-static void shards_may_be_larger_than_32_bits(void) {
+TEST(shards_may_be_larger_than_32_bits) {
     int64_t count = (1ll << 32) + 5;
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         int32_t header[SHARD_HEADER_BYTES / 4];
@@ -79,7 +79,7 @@ static void damage_shard(int index, int32_t value, size_t bytes) {
     free(b.bytes);
 }
 
-static void hostile_shards_are_refused(void) {
+TEST(hostile_shards_are_refused) {
     enum { WHOLE = SHARD_HEADER_BYTES + 20 };
     refuse_shard("missing.bin", "No such file");
     mkdir("folder.bin", 0755);
@@ -138,7 +138,7 @@ static Dataset open_stream(int seq_length) {
     return data;
 }
 
-static void windows_cross_shards(void) {
+TEST(windows_cross_shards) {
     int inputs[150], targets[150];
     for (int T = 1; T < 150; T++) {
         Dataset data = open_stream(T);
@@ -160,7 +160,7 @@ static void refuse_dataset(const char *pattern, int T, int vocab, const char *ex
     CHECK_REFUSED(dataset_open(&data, pattern, T, vocab, &err), expected);
 }
 
-static void bad_data_sets_are_refused(void) {
+TEST(bad_data_sets_are_refused) {
     Dataset data = open_stream(8);
     dataset_close(&data);
     refuse_dataset("nothing_*.bin", 8, 1000, "nothing_*.bin: no such file; make shards with");
@@ -169,7 +169,7 @@ static void bad_data_sets_are_refused(void) {
     refuse_dataset("stream_*.bin", 8, 1000, "stream_4.bin: a shard without tokens");
 }
 
-static void tokens_outside_the_vocabulary_are_named(void) {
+TEST(tokens_outside_the_vocabulary_are_named) {
     Dataset data = open_stream(10);
     int inputs[10], targets[10];
     data.vocab = 100;
@@ -229,7 +229,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
     return wrong;
 }
 
-static void every_token_is_a_target_once_an_epoch(void) {
+TEST(every_token_is_a_target_once_an_epoch) {
     static const int ranks[] = {1, 2, 3, 8};
     Dataset data = open_stream(4);
     for (int r = 0; r < 4; r++) {
@@ -267,7 +267,7 @@ static int compare_u64(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static void shuffle_is_a_permutation(void) {
+TEST(shuffle_is_a_permutation) {
     enum { SAMPLED = 20000 };
     static uint64_t at[SAMPLED];
     for (uint64_t n = 1; n <= 300; n++) { CHECK(is_permutation(rng_permute, n * 77, n)); }
@@ -296,7 +296,7 @@ static int64_t agreement(const Loader *a, int64_t from_a, const Loader *b, int64
     return same;
 }
 
-static void order_depends_on_seed_and_epoch_alone(void) {
+TEST(order_depends_on_seed_and_epoch_alone) {
     Dataset data = {.windows = 1000, .seq_length = 4};
     Loader a = {&data, 1, true}, again = a, other = {&data, 2, true}, plain = {&data, 1, false};
     CHECK_EQUAL(agreement(&a, 0, &again, 0, 3000), 3000);
@@ -307,7 +307,7 @@ static void order_depends_on_seed_and_epoch_alone(void) {
     for (int64_t i = 0; i < 3000; i++) { CHECK_EQUAL(loader_window(&plain, i), i % 1000); }
 }
 
-static void reading_resumes_anywhere(void) {
+TEST(reading_resumes_anywhere) {
     enum { B = 3, T = 4, BATCHES = 30 };
     Dataset data = open_stream(T);
     Loader loader = {&data, 7, true};
@@ -323,7 +323,7 @@ static void reading_resumes_anywhere(void) {
     dataset_close(&data);
 }
 
-static void evaluation_leaves_out_what_is_past_the_end(void) {
+TEST(evaluation_leaves_out_what_is_past_the_end) {
     enum { B = 4, T = 4 };
     Run run = {.ranks = 1};
     run.valid_data = open_stream(T);
@@ -343,19 +343,4 @@ static void evaluation_leaves_out_what_is_past_the_end(void) {
         CHECK_EQUAL(inputs[i], counts ? 4 * T + i : 0);
     }
     dataset_close(&run.valid_data);
-}
-
-int main(void) {
-    RUN(shards_of_both_versions_read_back);
-    RUN(shards_may_be_larger_than_32_bits);
-    RUN(hostile_shards_are_refused);
-    RUN(windows_cross_shards);
-    RUN(bad_data_sets_are_refused);
-    RUN(tokens_outside_the_vocabulary_are_named);
-    RUN(every_token_is_a_target_once_an_epoch);
-    RUN(shuffle_is_a_permutation);
-    RUN(order_depends_on_seed_and_epoch_alone);
-    RUN(reading_resumes_anywhere);
-    RUN(evaluation_leaves_out_what_is_past_the_end);
-    return test_summary();
 }

@@ -192,6 +192,7 @@ closed_streams_are_no_files() {
         ! "$root/train_gpt" --save closed/s --list-checkpoints 2>&1 | grep -q damaged ||
             fail "$closed: damaged"
         same_checkpoint whole closed/s/step_00000003 || fail "$closed: another end"
+        ! grep -rqaE '^step +[0-9]+/' closed || fail "$closed: steps in a file"
     done
 }
 

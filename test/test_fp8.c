@@ -34,7 +34,7 @@ static int decode_errors(const float *values, Fp8Type type) {
     return errors;
 }
 
-static void decodes_every_code(void) {
+TEST(decodes_every_code) {
     for (int f = 0; f < 2; f++) {
         float wrong[CODES];
         CHECK_EQUAL(decode_errors(golden[f].values, types[f]), 0);
@@ -62,7 +62,7 @@ static int encode_errors(const unsigned char *codes, int f) {
     return errors;
 }
 
-static void encodes_every_bf16_value(void) {
+TEST(encodes_every_bf16_value) {
     for (int f = 0; f < 2; f++) {
         unsigned char wrong[BF16_CODES];
         CHECK_EQUAL(encode_errors(golden[f].codes, f), 0);
@@ -92,7 +92,7 @@ static bool rounds_right(float x, int code, int f) {
     return fp8_encode(x, types[f]) == code && same_float(rounded, decoded);
 }
 
-static void rounds_any_float_to_the_nearest(void) {
+TEST(rounds_any_float_to_the_nearest) {
     int errors = 0;
     for (int i = 0; i < 400000; i++) {
         // half of them any bits, half within the formats' range
@@ -108,7 +108,7 @@ static void rounds_any_float_to_the_nearest(void) {
 }
 
 // The floats at which the code changes, every one of them.
-static void ties_go_to_even(void) {
+TEST(ties_go_to_even) {
     for (int f = 0; f < 2; f++) {
         for (int c = 0; c < golden[f].largest; c++) {
             float low = golden[f].values[c], high = golden[f].values[c + 1];
@@ -137,7 +137,7 @@ static uint16_t nearest_bf16(float x) {
     return below < above ? down : up;
 }
 
-static void bf16_rounds_to_the_nearest(void) {
+TEST(bf16_rounds_to_the_nearest) {
     int errors = 0;
     for (uint32_t b = 0; b < BF16_CODES; b++) {
         static const uint32_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff}; // 0x8000: the tie
@@ -158,7 +158,7 @@ static void bf16_rounds_to_the_nearest(void) {
 
 // ---- arrays -----------------------------------------------------------------------------------
 
-static void rounds_arrays_as_elements(void) {
+TEST(rounds_arrays_as_elements) {
     enum { N = 1003 };
     float x[N], out[N];
     fill_random(x, N, 40.0f, 5);
@@ -181,7 +181,7 @@ static void rounds_arrays_as_elements(void) {
     CHECK(!same_float(out[3], bf16_decode(bf16_encode(x[3]))));
 }
 
-static void amax_sees_nan_and_infinity(void) {
+TEST(amax_sees_nan_and_infinity) {
     float x[77] = {0};
     CHECK(tensor_amax(x, 77) == 0.0f);
     x[3] = -1e-45f;
@@ -197,7 +197,7 @@ static void amax_sees_nan_and_infinity(void) {
 
 // ---- the scale --------------------------------------------------------------------------------
 
-static void scale_follows_amax(void) {
+TEST(scale_follows_amax) {
     CHECK(fp8_target(FP8_E4M3, 0) == 448.0f);
     CHECK(fp8_target(FP8_E5M2, 0) == 57344.0f);
     CHECK(fp8_target(FP8_E4M3, 1) == 224.0f);
@@ -219,7 +219,7 @@ static void scale_follows_amax(void) {
 
 // At the scale for its amax a tensor neither saturates nor wastes the top of the range, whatever
 // its size.
-static void scale_brings_amax_to_the_target(void) {
+TEST(scale_brings_amax_to_the_target) {
     for (int exponent = -118; exponent < 127; exponent++) {
         float amax = ldexpf(1.0f + rng_uniform(6, (uint64_t)(exponent + 200)), exponent);
         for (int f = 0; f < 2; f++) {
@@ -298,7 +298,7 @@ static int block_errors(const Reference *r, const float *rounded, const Fp8Count
     return errors + !!memcmp(counts, &lost, sizeof(lost));
 }
 
-static void blocks_are_the_references(void) {
+TEST(blocks_are_the_references) {
     SafeTensors file = golden_open("blocks.safetensors");
     static float rounded[MOST], other[MOST];
     for (int i = 0; i < 4 * 3 * 3; i++) {
@@ -334,7 +334,7 @@ static void blocks_are_the_references(void) {
     safetensors_close(&file);
 }
 
-static void block_scales_are_powers_of_two(void) {
+TEST(block_scales_are_powers_of_two) {
     for (int exponent = -140; exponent < 128; exponent++) {
         for (int f = 0; f < 2; f++) {
             float amax = ldexpf(1.0f + rng_uniform(9, (uint64_t)(exponent + 200)), exponent);
@@ -352,7 +352,7 @@ static void block_scales_are_powers_of_two(void) {
 
 // Beside a channel a thousand times as large, one scale for all loses values near zero; blocks lose
 // none that does not share the channel's block.
-static void blocks_keep_what_an_outlier_costs(void) {
+TEST(blocks_keep_what_an_outlier_costs) {
     enum { ROWS = 256, COLUMNS = 256, OUTLIER = 200, N = ROWS * COLUMNS };
     static float x[N], out[3][N];
     int lost[3] = {0}, beside[3] = {0};
@@ -403,7 +403,7 @@ static int slot_errors(int length, float fault) {
     return errors;
 }
 
-static void slots_follow_their_history(void) {
+TEST(slots_follow_their_history) {
     static const int lengths[] = {1, 2, 3, 16, 59};
     // cuBLASLt reads scale_inv where it lies, and wants it 16-byte aligned
     CHECK_EQUAL(sizeof(Fp8Slot), 16);
@@ -412,27 +412,13 @@ static void slots_follow_their_history(void) {
     CHECK(slot_errors(3, 1e-3f) > 0);
 }
 
-int main(void) {
-    SafeTensors file = golden_open("fp8.safetensors");
+SETUP() {
+    static SafeTensors file;
+    file = golden_open("fp8.safetensors");
     golden[0].values = golden_data(&file, "e4m3.values", DTYPE_F32, CODES);
     golden[0].codes = golden_data(&file, "e4m3.codes", DTYPE_U8, BF16_CODES);
     golden[0].largest = 0x7e;
     golden[1].values = golden_data(&file, "e5m2.values", DTYPE_F32, CODES);
     golden[1].codes = golden_data(&file, "e5m2.codes", DTYPE_U8, BF16_CODES);
     golden[1].largest = 0x7b;
-    RUN(decodes_every_code);
-    RUN(encodes_every_bf16_value);
-    RUN(rounds_any_float_to_the_nearest);
-    RUN(ties_go_to_even);
-    RUN(bf16_rounds_to_the_nearest);
-    RUN(rounds_arrays_as_elements);
-    RUN(amax_sees_nan_and_infinity);
-    RUN(scale_follows_amax);
-    RUN(scale_brings_amax_to_the_target);
-    RUN(blocks_are_the_references);
-    RUN(block_scales_are_powers_of_two);
-    RUN(blocks_keep_what_an_outlier_costs);
-    RUN(slots_follow_their_history);
-    safetensors_close(&file);
-    return test_summary();
 }

@@ -103,7 +103,7 @@ static void check_product(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, 
 
 // An algorithm that needs more alignment than a product's addresses have is not taken, neither for
 // a new plan nor for that of another product of the same shape.
-static void products(void) {
+TEST(products) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
         check_product(&gpu, transposed & 1, transposed & 2, TYPE_F32, 256);
@@ -120,7 +120,7 @@ static void products(void) {
 }
 
 // Operands one behind another, in every transposition; their distance counts as an address does.
-static void batches(void) {
+TEST(batches) {
     enum { BATCH = 3, ROWS = 8, COLUMNS = 24, DEPTH = 40 };
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
@@ -157,7 +157,7 @@ static void batches(void) {
     gemm_close(&gpu);
 }
 
-static void gelu_epilogues(void) {
+TEST(gelu_epilogues) {
     Gpu gpu = {.name = "stand-in"};
     Sample x[SAMPLES];
     float product[M * N] = {0}, pre[M * N], expected[M * N];
@@ -195,7 +195,7 @@ static Gemm fp8_product(Sample x[SAMPLES]) {
     return g;
 }
 
-static void fp8_products(void) {
+TEST(fp8_products) {
     Gpu gpu = {.name = "stand-in"};
     Error err;
     Sample x[SAMPLES];
@@ -240,7 +240,7 @@ static int a_wrong_call(int number, void *argument) {
     return 0;
 }
 
-static void wrong_calls_are_named(void) {
+TEST(wrong_calls_are_named) {
     static const char *const expected[] = {"gemm: a product of 48 x 32 x 64 has b at 0x",
                                            "has d at 0x",
                                            "has c at (nil)",
@@ -285,7 +285,7 @@ static int algorithm_by(const char *name, const char *data, size_t bytes) {
     return found;
 }
 
-static void choices_are_kept(void) {
+TEST(choices_are_kept) {
     Gpu gpu = {.name = "stand-in"};
     size_t bytes;
     int32_t second = 1, absent = 7;
@@ -319,14 +319,4 @@ static void choices_are_kept(void) {
     gemm_close(&gpu);
     unsetenv("STANDIN_SLOW");
     unsetenv("STANDIN_ALGORITHMS");
-}
-
-int main(void) {
-    RUN(products);
-    RUN(batches);
-    RUN(gelu_epilogues);
-    RUN(fp8_products);
-    RUN(wrong_calls_are_named);
-    RUN(choices_are_kept);
-    return test_summary();
 }

@@ -1,6 +1,7 @@
 // Collectives over NCCL, on every GPU of this machine: those that test_comm.c tries on the CPU, and
 // what only a GPU can show: two streams, and graphs. Starts its ranks as a trainer does. Skipped
 // where there is one GPU.
+#define TEST_OWN_MAIN
 #include "../ranks/launch.h"
 #include "../train/gpu/comm.h"
 #include "comm_checks.h"
@@ -57,7 +58,7 @@ static int wrong_anywhere(int wrong) {
     return group.rank == 0 ? sum : 0;
 }
 
-static void declarations_are_nccls() {
+TEST(declarations_are_nccls) {
 #if __has_include(<nccl.h>)
     Nccl n = {};
     CHECK_EQUAL(arguments(n.GetVersion), arguments(ncclGetVersion));
@@ -77,11 +78,11 @@ static void declarations_are_nccls() {
 #endif
 }
 
-static void collectives_are_right() {
+TEST(collectives_are_right) {
     CHECK_EQUAL(wrong_anywhere(check_collectives(&comm)), 0);
 }
 
-static void a_wrong_value_is_seen() {
+TEST(a_wrong_value_is_seen) {
     comm.rank = 0; // as if every rank held rank 0's values
     int wrong = check_all_reduce(&comm, COMM_F32, COMM_SUM, 1000);
     comm.rank = group.rank;
@@ -91,7 +92,7 @@ static void a_wrong_value_is_seen() {
 
 // A large sum on the communication stream, then a graph on the compute stream that waits for it,
 // copies it and sums the copies: each launch must see the sum that was begun before it.
-static void graphs_wait_and_reduce() {
+TEST(graphs_wait_and_reduce) {
     const int64_t count = 16 << 20;
     const size_t bytes = count * sizeof(float);
     float *x, *y, *host = (float *)malloc_or_die(bytes);
@@ -179,10 +180,7 @@ int main(int, char **argv) {
     Ranks ranks;
     Error err;
     int devices = count_devices(), device;
-    if (devices < 2) {
-        printf("  skipped: fewer than two GPUs\n0 passed, 0 failed, 1 skipped\n");
-        return 0;
-    }
+    if (devices < 2) { test_skip_all("fewer than two GPUs"); }
     bool ok = options_read(&options, 1, argv, &err) && options_resolve(&options, NULL, &err);
     if (!ok) { die("%s", err.text); }
     options.gpus = devices;
@@ -192,12 +190,8 @@ int main(int, char **argv) {
     CUDA(cudaSetDevice(device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (!comm_open(&comm, &group, stream, COMM_CHECK_SLOTS, &err)) { die("%s", err.text); }
-    RUN(declarations_are_nccls);
-    RUN(collectives_are_right);
-    RUN(a_wrong_value_is_seen);
-    RUN(graphs_wait_and_reduce);
     print_bandwidth();
     comm_close(&comm);
     group_close(&group);
-    return test_summary();
+    return run_tests();
 }

@@ -8,6 +8,7 @@
 //   test_gpu_convergence [measure]      measure: prints new lines for test/recipes.txt
 //
 // LLM8_BIN has make_corpus and tokenize.
+#define TEST_OWN_MAIN
 #include "../kernels/gemm.h"
 #include "gpu_trainer.h"
 
@@ -113,7 +114,7 @@ static bool is_near(double loss) {
     return fabs(loss - bf16_loss) <= 0.01 * bf16_loss;
 }
 
-static void every_recipe_converges(void) {
+TEST(every_recipe_converges) {
     for (const Row &row : rows) {
         if (!row.run()) { continue; }
         double loss = end_of_runs(row, SEEDS, SOUND);
@@ -127,7 +128,7 @@ static bool is_delayed(const Row &row) {
 }
 
 // With the first delayed recipe and the first other one.
-static void faults_are_seen(void) {
+TEST(faults_are_seen) {
     bool done[2] = {false, false};
     for (const Row &row : rows) {
         if (&row == &rows[0] || done[is_delayed(row)]) { continue; }
@@ -193,7 +194,5 @@ int main(int argc, char **argv) {
         return EXIT_SUCCESS;
     }
     if (!rows[0].recorded()) { test_skip("bands: none are recorded (measure)"); }
-    RUN(every_recipe_converges);
-    RUN(faults_are_seen);
-    return test_summary();
+    return run_tests();
 }

@@ -57,7 +57,7 @@ static void cast(int M, int N, Fp8Type type) {
     }
 }
 
-static void casts(void) {
+TEST(casts) {
     for (int type = 0; type < 2; type++) {
         cast(16, 16, (Fp8Type)type);
         cast(128, 64, (Fp8Type)type);
@@ -70,7 +70,7 @@ static void casts(void) {
 
 // From 33,793 rows on there are more tiles of 128 rows than blocks of the kernels whose number is
 // limited; the scratch is exactly what partial_sums_bytes says.
-static void sums_over_many_rows(void) {
+TEST(sums_over_many_rows) {
     static const int rows[] = {33792, 33808, 50000, 65552};
     for (int M : rows) {
         cast(M, 16, FP8_E4M3);
@@ -78,7 +78,7 @@ static void sums_over_many_rows(void) {
     }
 }
 
-static void special_values(void) {
+TEST(special_values) {
     float specials[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e30f, -1e30f, 1e-30f};
     Floats x(16 * 16);
     if (!has_fp8()) {
@@ -98,7 +98,7 @@ static void special_values(void) {
     }
 }
 
-static void amaxes(void) {
+TEST(amaxes) {
     Input x(1000 * 8, 1);
     Quantised q(16, 16, FP8_E4M3, 1.0f);
     Fp8Tensor measured = q.tensor(SCALE_MEASURED, false);
@@ -112,7 +112,7 @@ static void amaxes(void) {
 }
 
 // Each precondition of kernels.h, not met. The pointers are never read.
-static void refusals(void) {
+TEST(refusals) {
     Bf16 *x = (Bf16 *)4096, *odd = (Bf16 *)4098;
     uint8_t *fp8 = (uint8_t *)8192, *odd_fp8 = (uint8_t *)8193;
     float *f = (float *)4096;
@@ -171,12 +171,6 @@ static void refusals(void) {
     CHECK_DIES("groups", attention_plain_forward(x, f, x, 1, 8, 3, 2, 64, s));
 }
 
-int main(void) {
-    if (!open_test_gpu(1 << 20)) { return 0; }
-    RUN(casts);
-    RUN(sums_over_many_rows);
-    RUN(special_values);
-    RUN(amaxes);
-    RUN(refusals);
-    return test_summary();
+SETUP() {
+    open_test_gpu(1 << 20);
 }

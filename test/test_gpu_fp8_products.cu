@@ -7,7 +7,7 @@ typedef std::vector<uint8_t> Codes;
 
 // The update kernel against fp8_slot_update, slot by slot, over many steps with bad ranges among
 // them.
-static void scaling_state(void) {
+TEST(scaling_state) {
     enum { SLOTS = 6, LENGTH = 5, STEPS = 17 };
     Buffer<Fp8Slot> slots(SLOTS);
     Buffer<Fp8Live> live(SLOTS);
@@ -169,7 +169,7 @@ static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scale
     check_results(g, a, b, expected, 1.2, 5e-4);
 }
 
-static void block_products(void) {
+LIBRARY_TEST(block_products) {
     if (gpu.capability != 90) {
         test_skip("products with block scales need compute capability 9.0");
         return;
@@ -182,7 +182,7 @@ static void block_products(void) {
     }
 }
 
-static void products(void) {
+LIBRARY_TEST(products) {
     if (gpu.capability < 90) {
         test_skip("FP8 products need compute capability 9.0");
         return;
@@ -194,10 +194,6 @@ static void products(void) {
     }
 }
 
-int main(void) {
-    if (!open_test_gpu(1 << 20)) { return 0; }
-    RUN(scaling_state);
-    RUN_LIBRARY(products);
-    RUN_LIBRARY(block_products);
-    return test_summary();
+SETUP() {
+    open_test_gpu(1 << 20);
 }

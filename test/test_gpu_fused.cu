@@ -121,6 +121,13 @@ struct Problem {
     }
 };
 
+// racecheck does not follow what TMA and WGMMA do.
+static bool can_run(void) {
+    bool can = gpu_has_gelu_products(&gpu) && !sanitizing_by("racecheck");
+    if (!can) { test_skip("products with GELU need compute capability 9.0, and not racecheck"); }
+    return can;
+}
+
 // What a run left, to compare with another's.
 struct Results {
     Floats x, sums;
@@ -183,7 +190,8 @@ static void check_whole(int M, int N, int K, Fp8Type type, bool backward, bool f
     CHECK(CAUGHT(check_same(fused, broken)));
 }
 
-static void whole_numbers(void) {
+TEST(whole_numbers) {
+    if (!can_run()) { return; }
     static const int shapes[][3] = {{16, 16, 16},     {64, 128, 128},   {128, 128, 768},
                                     {48, 144, 80},    {208, 400, 784},  {304, 272, 1008},
                                     {1040, 16, 1600}, {16, 1040, 2064}, {4144, 768, 768}};
@@ -260,7 +268,8 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     if (backward) { CHECK_ERROR(fused.sums.data(), apart.sums.data(), N, 5e-3); }
 }
 
-static void normal_numbers(void) {
+TEST(normal_numbers) {
+    if (!can_run()) { return; }
     for (int fast = 0; fast < 2; fast++) {
         check_normal(272, 208, 768, FP8_E4M3, false, fast);
         check_normal(272, 208, 768, FP8_E5M2, true, fast);
@@ -272,7 +281,8 @@ static void normal_numbers(void) {
 }
 
 // One form alone; no history; sums that are added, or not requested.
-static void forms(void) {
+TEST(forms) {
+    if (!can_run()) { return; }
     for (int backward = 0; backward < 2; backward++) {
         Problem p(208, 272, 768, FP8_E4M3, backward, true, true);
         Codes untouched(p.out.fp8.count, 0xff);
@@ -308,7 +318,8 @@ static void forms(void) {
 
 // What is not finite, what is beyond the format, and what is beyond the tensor: a tile's rows after
 // the last are bias alone, which is more than any value here.
-static void special_values(void) {
+TEST(special_values) {
+    if (!can_run()) { return; }
     Problem cut(48, 144, 256, FP8_E4M3, false, true, true);
     Codes ones(cut.a.count, fp8_encode(1.0f, FP8_E4M3));
     Codes minus(cut.b.count, fp8_encode(-1.0f, FP8_E4M3));
@@ -334,7 +345,7 @@ static void special_values(void) {
 }
 
 // Each precondition, not met. The pointers are never read.
-static void refusals(void) {
+TEST(refusals) {
     Bf16 *x = (Bf16 *)4096;
     uint8_t *fp8 = (uint8_t *)8192;
     float *f = (float *)4096;
@@ -392,18 +403,6 @@ static void refusals(void) {
     CHECK_DIES("this device has none", gpu_product_gelu(&old, good, out, given));
 }
 
-int main(void) {
-    if (!open_test_gpu(1 << 20)) { return 0; }
-    RUN(refusals);
-    if (!gpu_has_gelu_products(&gpu)) {
-        printf("  skipped: products with GELU need compute capability 9.0\n");
-    } else if (sanitizing_by("racecheck")) { // it does not follow what TMA and WGMMA do
-        printf("  skipped: racecheck\n");
-    } else {
-        RUN(whole_numbers);
-        RUN(normal_numbers);
-        RUN(forms);
-        RUN(special_values);
-    }
-    return test_summary();
+SETUP() {
+    open_test_gpu(1 << 20);
 }

@@ -71,7 +71,7 @@ static void embedding(int B, int T, int C, int V, bool positions) {
     CHECK_ERROR(sums.get().data(), dwte.data(), (int64_t)dwte.size(), 1e-6);
 }
 
-static void embeddings(void) {
+TEST(embeddings) {
     embedding(1, 1, 8, 2, true);
     embedding(3, 17, 48, 257, true);
     embedding(2, 100, 1600, 13, true);
@@ -180,7 +180,7 @@ static const int norm_shapes[][2] = {
     {32, 8192}, {9, 8192},    {256, 768}, {256, 776}, {192, 1360} // the last three share out evenly
 };
 
-static void norms(void) {
+TEST(norms) {
     for (int layernorm = 0; layernorm < 2; layernorm++) {
         for (const int *shape : norm_shapes) { norm(shape[0], shape[1], layernorm, 0.5f); }
         norm(96, 1600, layernorm, 64.0f);
@@ -188,7 +188,7 @@ static void norms(void) {
 }
 
 // As on devices whose blocks have less shared memory than Hopper's: fewer groups, or none.
-static void norms_in_little_shared_memory(void) {
+TEST(norms_in_little_shared_memory) {
     static const char *const kilobytes[] = {"164", "99", "72"};
     for (const char *kib : kilobytes) {
         setenv("LLM8_TEST_SHARED_KIB", kib, 1);
@@ -287,14 +287,14 @@ static void ropes_of(bool norm) {
     rope(1, 640, 16, 8, 48, norm);
 }
 
-static void ropes(void) {
+TEST(ropes) {
     ropes_of(false);
     CHECK_DIES("head size must be even",
                gpu_rope_forward((Bf16 *)16, (Bf16 *)16, {(float *)16, NULL, NULL, 0, 1, 1, 1, 1, 7},
                                 gpu.stream));
 }
 
-static void normalised_ropes(void) {
+TEST(normalised_ropes) {
     ropes_of(true);
     Bf16 *x = (Bf16 *)4096, *odd = (Bf16 *)4098;
     float *f = (float *)4096;
@@ -369,7 +369,7 @@ static void activation(int M, int F, Fp8Type type) {
     swiglu(M, F, type);
 }
 
-static void activations(void) {
+TEST(activations) {
     activation(1, 8, FP8_E5M2);
     activation(17, 200, FP8_E5M2);
     activation(16, 16, FP8_E4M3);
@@ -442,7 +442,7 @@ static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float s
     CHECK_CLOSE(sum.get()[0], total, 1e-9 * fabs(total));
 }
 
-static void losses(void) {
+TEST(losses) {
     loss(1, 5, 8, FP8_E5M2);
     loss(33, 257, 264, FP8_E5M2);
     loss(16, 16, 16, FP8_E4M3);
@@ -455,7 +455,7 @@ static void losses(void) {
     loss(3, 499999, 500000, FP8_E5M2); // too long a row for a cluster: the general kernel
 }
 
-static void losses_with_more_terms(void) {
+TEST(losses_with_more_terms) {
     static const float terms[][2] = {{1e-2f, 0}, {0, 4}, {3e-2f, 2.5f}, {1e-4f, 30}};
     for (const float *t : terms) {
         loss(1, 5, 8, FP8_E5M2, t[0], t[1]);
@@ -471,7 +471,7 @@ static void losses_with_more_terms(void) {
 }
 
 // What stands in the vocabulary's padding does not matter: NaN and the largest of all logits.
-static void paddings_do_not_matter(void) {
+TEST(paddings_do_not_matter) {
     static const LossTerms terms[] = {{0.25f, 0, 0}, {0.25f, 1e-2f, 5}};
     for (const LossTerms &t : terms) {
         enum { M = 16, V = 261, P = 272 };
@@ -497,7 +497,7 @@ static void paddings_do_not_matter(void) {
     }
 }
 
-static void losses_of_bad_logits_are_not_finite(void) {
+TEST(losses_of_bad_logits_are_not_finite) {
     float bad[] = {NAN, INFINITY};
     for (float value : bad) {
         Input logits(3 * 264, 1);
@@ -514,17 +514,6 @@ static void losses_of_bad_logits_are_not_finite(void) {
     }
 }
 
-int main(void) {
-    if (!open_test_gpu(1 << 20)) { return 0; }
-    RUN(embeddings);
-    RUN(norms);
-    RUN(norms_in_little_shared_memory);
-    RUN(ropes);
-    RUN(normalised_ropes);
-    RUN(activations);
-    RUN(losses);
-    RUN(losses_with_more_terms);
-    RUN(paddings_do_not_matter);
-    RUN(losses_of_bad_logits_are_not_finite);
-    return test_summary();
+SETUP() {
+    open_test_gpu(1 << 20);
 }

@@ -172,11 +172,11 @@ static void parameters(const char *precision, double allowed) {
 // BF16 products of other shapes may add up in another order (0.0096 apart on an H200); FP8 rounds
 // what differs again, to a step of 2^-3 or 2^-2, in every operand (0.195 apart). A gradient of
 // another place is 1.4 away.
-static void parameters_in_bf16(void) {
+TEST(parameters_in_bf16) {
     parameters("", 0.05);
 }
 
-static void parameters_in_fp8(void) {
+TEST(parameters_in_fp8) {
     parameters("--fp8-format hybrid --fp8-lm-head", 0.3);
 }
 
@@ -219,25 +219,19 @@ static void activations(bool llama, const char *precision, double allowed) {
     CHECK(planted > allowed);
 }
 
-static void activations_of_gpt2(void) {
+TEST(activations_of_gpt2) {
     activations(false, "", 0.03);
 }
 
-static void activations_of_llama(void) {
+TEST(activations_of_llama) {
     activations(true, "", 0.03);
 }
 
-static void activations_in_fp8(void) {
+TEST(activations_in_fp8) {
     activations(true, "--fp8-format hybrid", 0.15);
 }
 
-int main(void) {
+SETUP() {
     need_device(90);
     write_tokens("tokens.bin", 400 << 10, 120, 1);
-    RUN(parameters_in_bf16);
-    RUN(parameters_in_fp8);
-    RUN(activations_of_gpt2);
-    RUN(activations_of_llama);
-    RUN(activations_in_fp8);
-    return test_summary();
 }

@@ -69,7 +69,7 @@ static void check_product(int m, int n, int k, bool trans_a, bool trans_b, bool 
     CHECK_BF16(get_floats(d), sum, 1.5);
 }
 
-static void products(void) {
+LIBRARY_TEST(products) {
     for (int transposed = 0; transposed < 4; transposed++) {
         check_product(128, 256, 64, transposed & 1, transposed & 2, false);
         check_product(200, 136, 72, transposed & 1, transposed & 2, true);
@@ -78,7 +78,7 @@ static void products(void) {
     check_product(1, 264, 48, false, true, false);
 }
 
-static void gelu_epilogues(void) {
+LIBRARY_TEST(gelu_epilogues) {
     const int m = 200, n = 136, k = 72;
     Input a((size_t)m * k, 1), b((size_t)n * k, 0.3f), bias(n, 1), dout((size_t)m * n, 1);
     Bf16Buffer d((size_t)m * n), aux((size_t)m * n);
@@ -151,7 +151,7 @@ static void check_attention(AttentionShape s, bool plain) {
     }
 }
 
-static void attention_by_library(void) {
+LIBRARY_TEST(attention_by_library) {
     AttentionShape shapes[] = {
         {2, 128, 4, 4, 64, true},  {1, 1, 2, 1, 64, true},     {3, 17, 25, 25, 64, true},
         {2, 200, 8, 2, 128, true}, {1, 1000, 4, 1, 64, true},  {2, 64, 6, 2, 32, true},
@@ -168,7 +168,7 @@ static void attention_by_library(void) {
     CHECK(!attention_by_cudnn(&gpu, {1, 128, 2, 2, 1000, true}, &why) && why.text[0] != '\0');
 }
 
-static void attention_plain(void) {
+TEST(attention_plain) {
     check_attention({1, 1, 2, 1, 64, true}, true);
     check_attention({2, 17, 25, 25, 64, true}, true);
     check_attention({2, 50, 6, 2, 20, true}, true);
@@ -177,7 +177,7 @@ static void attention_plain(void) {
 
 // Deterministic backward in many pieces gives what it gives in one. With 251 tokens a piece's rows
 // of log-sum-exp begin at no multiple of 16 bytes.
-static void attention_in_pieces(void) {
+LIBRARY_TEST(attention_in_pieces) {
     for (int T : {256, 251}) {
         AttentionShape s = {3, T, 8, 4, 64, true};
         AttentionCase c(s);
@@ -197,7 +197,7 @@ static void attention_in_pieces(void) {
 
 // ---- optimizer ---------------------------------------------------------------------------------
 
-static void norm_and_decision(void) {
+TEST(norm_and_decision) {
     const int64_t n = 1000 * 64;
     Input g(n, 1e-2f);
     FloatBuffer wide(n);
@@ -281,13 +281,13 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
     }
 }
 
-static void optimizers(void) {
+TEST(optimizers) {
     adamw(TYPE_F32, TYPE_F32);
     adamw(TYPE_BF16, TYPE_F32);
     adamw(TYPE_BF16, TYPE_BF16);
 }
 
-static void skipped_step_changes_nothing(void) {
+TEST(skipped_step_changes_nothing) {
     const int64_t n = 64 * 10;
     Input g(n, 1), w(n, 1);
     FloatBuffer master(n), m(n), v(n);
@@ -307,15 +307,6 @@ static void skipped_step_changes_nothing(void) {
     CHECK(isnan(m.get()[0]) && isnan(get_floats(weights)[0])); // still poisoned
 }
 
-int main(void) {
-    if (!open_test_gpu(64 << 20)) { return 0; }
-    RUN_LIBRARY(products);
-    RUN_LIBRARY(gelu_epilogues);
-    RUN_LIBRARY(attention_by_library);
-    RUN(attention_plain);
-    RUN_LIBRARY(attention_in_pieces);
-    RUN(norm_and_decision);
-    RUN(optimizers);
-    RUN(skipped_step_changes_nothing);
-    return test_summary();
+SETUP() {
+    open_test_gpu(64 << 20);
 }

@@ -1,6 +1,7 @@
 // Muon on the GPU against kernels/cpu.h: the momentum by elements; and all matrices of a model,
 // through train/gpu/muon.c as a run of one rank has it, whose steps are in BF16: as near to the
 // definition as the same steps rounded to BF16 on the CPU, and near to those.
+#define TEST_OWN_MAIN
 #include "../kernels/cpu.h"
 #include "../kernels/gemm.h"
 #include "../train/gpu/muon.h"
@@ -101,7 +102,7 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     CHECK(CAUGHT(CHECK_ERROR(got_m.data(), expected_m.data(), (int64_t)all, 1e-2)));
 }
 
-static void momenta(void) {
+TEST(momenta) {
     for (GpuType gradient_type : types) {
         for (GpuType moment_type : types) {
             momentum(gradient_type, moment_type, false);
@@ -233,7 +234,7 @@ static std::vector<const char *> small(const char *arch, const char *groups, con
             "--num-layers", "2",  "--hidden-size",      "160",  "--num-attention-heads", "4"};
 }
 
-static void matrices_are_orthogonalized(void) {
+TEST(matrices_are_orthogonalized) {
     Model llama(small("llama", "2", "216")), gpt2(small("gpt2", "4", "640"));
     for (GpuType type : types) {
         matrices(llama, 14, type);
@@ -242,7 +243,7 @@ static void matrices_are_orthogonalized(void) {
 }
 
 // A matrix without a gradient; and one with NaN, which spoils no other.
-static void bad_matrices_stay_alone(void) {
+TEST(bad_matrices_stay_alone) {
     Model model(small("gpt2", "4", "640"));
     const Muon &muon = model.muon;
     Comm comm = {};
@@ -288,16 +289,13 @@ static void measure(const char *name, double tokens_per_s) {
 }
 
 int main(int argc, char **argv) {
-    if (!open_test_gpu(1 << 20)) { return 0; }
+    open_test_gpu(1 << 20);
     if (argc > 1 && strcmp(argv[1], "measure") == 0) { // of ours in FP8 with FP8 head, one H200
         measure("gpt2-124m", 839e3);
         measure("llama-1b", 179e3);
         gemm_close(&gpu);
         return 0;
     }
-    RUN(momenta);
-    RUN(matrices_are_orthogonalized);
-    RUN(bad_matrices_stay_alone);
     gemm_close(&gpu);
-    return test_summary();
+    return run_tests();
 }

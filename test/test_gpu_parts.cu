@@ -237,7 +237,7 @@ static std::vector<int64_t> cut(const Space &space, int ranks) {
 }
 
 // One step of one rank against cpu.c.
-static void step_is_cpus(void) {
+TEST(step_is_cpus) {
     Space space;
     Settings settings;
     std::vector<int64_t> all = cut(space, 1);
@@ -267,7 +267,7 @@ static void step_is_cpus(void) {
     }
 }
 
-static void parts_are_the_whole(void) {
+TEST(parts_are_the_whole) {
     Space space;
     Settings settings;
     for (int variant = 0; variant < 6; variant++) {
@@ -289,7 +289,7 @@ static void parts_are_the_whole(void) {
 }
 
 // At the start of a run, BF16 weights and codes come from the master weights alone.
-static void published_is_quantized(void) {
+TEST(published_is_quantized) {
     Space space;
     Settings settings;
     std::vector<int64_t> cuts = cut(space, 3), all = cut(space, 1);
@@ -316,7 +316,7 @@ static void published_is_quantized(void) {
 
 // After a skipped step the weights are as they were, and so must their codes and scales be: nothing
 // has been measured that a scale could follow from.
-static void skipped_step_changes_nothing(void) {
+TEST(skipped_step_changes_nothing) {
     Space space;
     Settings settings;
     StepState skipped = {.gradient_scale = 1.0f, .skipped = 1};
@@ -340,15 +340,7 @@ static void skipped_step_changes_nothing(void) {
     }
 }
 
-int main(void) {
-    if (!open_test_gpu(1 << 20)) { return 0; }
-    if (!has_fp8()) {
-        printf("  skipped: FP8 needs compute capability 9.0\n0 passed, 0 failed, 1 skipped\n");
-        return 0;
-    }
-    RUN(step_is_cpus);
-    RUN(parts_are_the_whole);
-    RUN(published_is_quantized);
-    RUN(skipped_step_changes_nothing);
-    return test_summary();
+SETUP() {
+    open_test_gpu(1 << 20);
+    if (!has_fp8()) { test_skip_all("FP8 needs compute capability 9.0"); }
 }

@@ -236,7 +236,7 @@ static void long_attention(AttentionShape s) {
     for (int i = 1; i < 4; i++) { check_rows(s, rows[i], dqkv); }
 }
 
-static void attention_of_2048(void) {
+TEST(attention_of_2048) {
     long_attention({4, 2048, 12, 12, 64, true});
     long_attention({4, 2048, 32, 8, 64, true});
     long_attention({4, 2048, 16, 16, 128, true});
@@ -244,7 +244,7 @@ static void attention_of_2048(void) {
     long_attention({4, 2048, 32, 8, 128, false});
 }
 
-static void attention_of_8192(void) {
+TEST(attention_of_8192) {
     long_attention({2, 8192, 12, 12, 64, true});
     long_attention({2, 8192, 32, 8, 64, true});
     long_attention({2, 8192, 16, 16, 128, true});
@@ -375,7 +375,7 @@ static bool has_room(double gib) {
     return false;
 }
 
-static void producers_beyond_2_31(void) {
+TEST(producers_beyond_2_31) {
     if (!has_room(24)) { return; }
     const int C = COLUMNS, F = COLUMNS / 2, D = 16, H = 127, G = 1, T = 16;
     static_assert((H + 2 * G) * D + D == COLUMNS, "the last head is left out");
@@ -522,7 +522,7 @@ static void producers_beyond_2_31(void) {
 }
 
 // Whole numbers, whose sums of products are exact whatever the order: the same bits.
-static void products_beyond_2_31(void) {
+TEST(products_beyond_2_31) {
     if (!has_room(24)) { return; }
     const int C = COLUMNS, K = 64;
     Bf16Buffer x((size_t)ROWS * C), y(x.count), small((size_t)ROWS * K), weight((size_t)C * K),
@@ -562,7 +562,7 @@ static void products_beyond_2_31(void) {
     CHECK(fabsf(whole.get()[1]) < 1 << 24); // exact
 }
 
-static void attention_beyond_2_31(void) {
+TEST(attention_beyond_2_31) {
     if (!has_room(20)) { return; }
     const int H = 12, G = 2, D = 128, T = 2048, B = 520, BLOCK = B / PARTS, N = (H + 2 * G) * D;
     size_t tokens = (size_t)B * T, some = (size_t)BLOCK * T;
@@ -589,18 +589,8 @@ static void attention_beyond_2_31(void) {
     }
 }
 
-int main(void) {
-    if (!open_test_gpu((size_t)4608 << 20)) { return 0; }
-    if (!has_fp8() || sanitizing()) {
-        printf("  skipped: %s\n0 passed, 0 failed, 1 skipped\n",
-               sanitizing() ? "large shapes are too slow under compute-sanitizer"
-                            : "FP8 needs compute capability 9.0");
-        return 0;
-    }
-    RUN(attention_of_2048);
-    RUN(attention_of_8192);
-    RUN(producers_beyond_2_31);
-    RUN(products_beyond_2_31);
-    RUN(attention_beyond_2_31);
-    return test_summary();
+SETUP() {
+    open_test_gpu((size_t)4608 << 20);
+    if (sanitizing()) { test_skip_all("large shapes are too slow under compute-sanitizer"); }
+    if (!has_fp8()) { test_skip_all("FP8 needs compute capability 9.0"); }
 }

@@ -39,7 +39,7 @@ static double input_scale(Trainer *t) {
 
 // They saturate, or move the scale; when they are gone the scale comes back, and the run goes on as
 // if nothing had been.
-static void spikes_pass(void) {
+TEST(spikes_pass) {
     static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise"};
     for (int r = 0; r < 2; r++) {
         static Trainer t;
@@ -60,9 +60,7 @@ static void spikes_pass(void) {
     }
 }
 
-int main(void) {
+SETUP() {
     need_device(90);
     write_tokens("spikes.bin", 4096, 61, 1);
-    RUN(spikes_pass);
-    return test_summary();
 }

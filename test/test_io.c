@@ -5,7 +5,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-static void writers_keep_length_and_checksum(void) {
+TEST(writers_keep_length_and_checksum) {
     enum { SIZE = 5 << 20 };
     static const size_t pieces[] = {1, 7, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20};
     unsigned char *data = malloc_or_die(SIZE);
@@ -32,7 +32,7 @@ static void writers_keep_length_and_checksum(void) {
     free(data);
 }
 
-static void files_map_whole(void) {
+TEST(files_map_whole) {
     MappedFile m;
     Error err;
     text_write("f", "");
@@ -48,7 +48,7 @@ static void files_map_whole(void) {
     CHECK_TEXT(err.text, ".: Is a directory");
 }
 
-static void what_is_cut_short_is_an_error(void) {
+TEST(what_is_cut_short_is_an_error) {
     char text[4] = "";
     size_t bytes;
     text_write("f", "abcdef");
@@ -63,7 +63,7 @@ static void what_is_cut_short_is_an_error(void) {
     CHECK_TEXT(path_name("c.bin"), "c.bin");
 }
 
-static void files_are_replaced_at_once(void) {
+TEST(files_are_replaced_at_once) {
     struct stat before, after;
     Error err;
     text_write("f", "old");
@@ -82,7 +82,7 @@ static void files_are_replaced_at_once(void) {
     CHECK_CONTAINS(err.text, "no/such/folder");
 }
 
-static void links_are_replaced_at_once(void) {
+TEST(links_are_replaced_at_once) {
     char target[16] = "";
     Error err;
     CHECK(link_replace("l", "one", NULL) && link_replace("l", "two", NULL));
@@ -93,7 +93,7 @@ static void links_are_replaced_at_once(void) {
     CHECK_CONTAINS(err.text, "no/such");
 }
 
-static void folders_are_made_and_removed(void) {
+TEST(folders_are_made_and_removed) {
     Error err;
     CHECK(folder_make("a/b//c/", NULL) && folder_make("a/b/c", NULL));
     text_write("a/b/c/f", "x");
@@ -108,14 +108,4 @@ static void folders_are_made_and_removed(void) {
     CHECK(path_exists("outside"));                        // and not what its links point to
     CHECK(!folder_remove("a", &err));
     CHECK_CONTAINS(err.text, "a: No such file");
-}
-
-int main(void) {
-    RUN(writers_keep_length_and_checksum);
-    RUN(files_map_whole);
-    RUN(what_is_cut_short_is_an_error);
-    RUN(files_are_replaced_at_once);
-    RUN(links_are_replaced_at_once);
-    RUN(folders_are_made_and_removed);
-    return test_summary();
 }

@@ -98,7 +98,7 @@ static int agree_in_turn(int rank, void *argument) {
     return wrong;
 }
 
-static void ranks_meet_and_agree(void) {
+TEST(ranks_meet_and_agree) {
     static const char *const hosts[] = {"127.0.0.1", "::1", "localhost", "127.0.0.7",
                                         "::ffff:127.0.0.1"};
     static const int counts[] = {1, 2, 3, 8};
@@ -122,7 +122,7 @@ static int at_another_place(int rank, void *argument) {
     return 0;
 }
 
-static void ranks_must_make_the_same_calls(void) {
+TEST(ranks_must_make_the_same_calls) {
     Place p = place_at("127.0.0.1", 2, 10);
     Processes run;
     char *log = run_there(&run, 2, at_another_place, &p);
@@ -133,7 +133,7 @@ static void ranks_must_make_the_same_calls(void) {
 }
 
 // A name that is no address is listened for on all of them, so that others may know it by another.
-static void names_are_heard_everywhere(void) {
+TEST(names_are_heard_everywhere) {
     char name[64];
     gethostname(name, sizeof(name));
     Error err;
@@ -154,7 +154,7 @@ static void names_are_heard_everywhere(void) {
 
 // ---- meetings that fail -------------------------------------------------------------------------
 
-static void missing_ranks_are_named(void) {
+TEST(missing_ranks_are_named) {
     static const int present[] = {0, 1, 4};
     Place p = place_at("127.0.0.1", 8, 0.4);
     Processes run;
@@ -173,7 +173,7 @@ static void missing_ranks_are_named(void) {
     free(log);
 }
 
-static void many_missing_ranks_are_cut_short(void) {
+TEST(many_missing_ranks_are_cut_short) {
     Place p = place_at("127.0.0.1", 4096, 0.1);
     Processes run;
     char *log = run_there(&run, 1, join_as_told, &p);
@@ -196,7 +196,7 @@ static int of_another_size(int rank, void *argument) {
     return join_as_told(rank, &p);
 }
 
-static void ranks_that_differ_are_refused(void) {
+TEST(ranks_that_differ_are_refused) {
     static const int one_twice[] = {0, 1, 1};
     static const struct {
         Body *body;
@@ -234,7 +234,7 @@ static int strangers(int number, void *argument) {
     return 0;
 }
 
-static void strangers_are_ignored(void) {
+TEST(strangers_are_ignored) {
     Place p = place_at("127.0.0.1", 2, 10);
     Processes run;
     free(run_there(&run, 4, strangers, &p));
@@ -244,7 +244,7 @@ static void strangers_are_ignored(void) {
 
 // Connections that say nothing, as many as there are, hold up no rank and hide none that is
 // missing.
-static void silent_strangers_hold_up_nobody(void) {
+TEST(silent_strangers_hold_up_nobody) {
     enum { SILENT = 100 };
     for (int present = 2; present <= 3; present++) {
         Place p = place_at("127.0.0.1", 3, 2);
@@ -264,7 +264,7 @@ static void silent_strangers_hold_up_nobody(void) {
     }
 }
 
-static void a_wrong_place_is_named(void) {
+TEST(a_wrong_place_is_named) {
     static const int only_one[] = {1};
     Processes run;
     Place p = place_at("127.0.0.1", 2, 0.3);
@@ -287,7 +287,7 @@ static void a_wrong_place_is_named(void) {
 
 // Something else has the port: it answers nothing that a rank would, or listens where rank 0
 // should.
-static void a_taken_port_is_named(void) {
+TEST(a_taken_port_is_named) {
     static const int only_one[] = {1};
     Error err;
     int port = 0, none = 0, other = group_listen("127.0.0.1", &port, &err);
@@ -320,7 +320,7 @@ static int dies_and_comes_again(int number, void *argument) {
     return join_as_told(number, argument);
 }
 
-static void ranks_may_come_again(void) {
+TEST(ranks_may_come_again) {
     static const int numbers[] = {0, 1, 1, 2};
     Place p = place_at("127.0.0.1", 3, 10);
     Processes run;
@@ -330,19 +330,4 @@ static void ranks_may_come_again(void) {
     CHECK_EQUAL(run.status[1], 128 + SIGALRM);
     CHECK_EQUAL(run.status[2], 0);
     CHECK_EQUAL(run.status[3], 0);
-}
-
-int main(void) {
-    RUN(ranks_meet_and_agree);
-    RUN(ranks_must_make_the_same_calls);
-    RUN(names_are_heard_everywhere);
-    RUN(missing_ranks_are_named);
-    RUN(many_missing_ranks_are_cut_short);
-    RUN(ranks_that_differ_are_refused);
-    RUN(strangers_are_ignored);
-    RUN(silent_strangers_hold_up_nobody);
-    RUN(a_wrong_place_is_named);
-    RUN(a_taken_port_is_named);
-    RUN(ranks_may_come_again);
-    return test_summary();
 }

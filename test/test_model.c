@@ -15,7 +15,7 @@ static int64_t count_of(const char *options) {
 }
 
 // As their publishers count them.
-static void known_models_have_their_size(void) {
+TEST(known_models_have_their_size) {
     CHECK_EQUAL(count_of("--model gpt2-124m"), 124439808);
     CHECK_EQUAL(count_of("--model gpt2-350m"), 354823168);
     CHECK_EQUAL(count_of("--model gpt2-774m"), 774030080);
@@ -27,7 +27,7 @@ static void known_models_have_their_size(void) {
 }
 
 // Llama 3.2 1B and Llama 2 7B, by their published dimensions.
-static void other_models_have_their_size(void) {
+TEST(other_models_have_their_size) {
     CHECK_EQUAL(count_of("--arch llama --num-layers 16 --hidden-size 2048 --num-attention-heads 32 "
                          "--num-query-groups 8 --ffn-hidden-size 8192 --vocab-size 128256"),
                 1235814400);
@@ -124,7 +124,7 @@ static int not_found(const ParamLayout *layout) {
     return errors + (found != layout->count);
 }
 
-static void the_space_is_cut_without_overlap(void) {
+TEST(the_space_is_cut_without_overlap) {
     for (int i = 0; i < MODELS; i++) {
         ParamLayout layout = layout_of(models[i]);
         CHECK_EQUAL(misplaced(&layout), 0);
@@ -134,7 +134,7 @@ static void the_space_is_cut_without_overlap(void) {
     }
 }
 
-static void faults_in_the_space_are_seen(void) {
+TEST(faults_in_the_space_are_seen) {
     ParamLayout layout = layout_of(models[0]);
     Param *p = &layout.params[7];
     p->offset++;
@@ -156,7 +156,7 @@ static void faults_in_the_space_are_seen(void) {
 }
 
 // The same in words that a person can check: GPT-2 small's rows by Hugging Face's shapes.
-static void shapes_are_the_published_ones(void) {
+TEST(shapes_are_the_published_ones) {
     enum { GPT2, LLAMA, QWEN2, QWEN3, FAMILIES };
     ParamLayout layouts[FAMILIES] = {
         layout_of("--model gpt2-124m"), layout_of("--model llama-3-8b"),
@@ -234,7 +234,7 @@ static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
     return w;
 }
 
-static void weights_start_as_published(void) {
+TEST(weights_start_as_published) {
     ParamLayout layout = layout_of(INIT_MODEL);
     float *w = initial_weights(&layout, 1);
     int matrices = 0, errors = 0;
@@ -262,7 +262,7 @@ static void weights_start_as_published(void) {
 }
 
 // Residual projections are smaller, the deeper the model; --init-method-std scales all.
-static void options_scale_the_start(void) {
+TEST(options_scale_the_start) {
     ParamLayout layout = layout_of(INIT_MODEL " --num-layers 8 --init-method-std 0.1");
     float *w = initial_weights(&layout, 1);
     const Param *out = param_find(&layout, TENSOR_ATTENTION_OUT_WEIGHT, 7);
@@ -286,7 +286,7 @@ static double correlation(const float *a, const float *b, int64_t n) {
     return fabs(ab / sqrt(aa * bb));
 }
 
-static void tensors_and_seeds_are_independent(void) {
+TEST(tensors_and_seeds_are_independent) {
     enum { N = 1980 }; // the smallest matrix, the position embedding; five standard errors: 0.112
     ParamLayout layout = layout_of(INIT_MODEL);
     float *w = initial_weights(&layout, 1), *other = initial_weights(&layout, 2);
@@ -306,7 +306,7 @@ static void tensors_and_seeds_are_independent(void) {
     param_layout_free(&layout);
 }
 
-static void the_start_does_not_depend_on_threads(void) {
+TEST(the_start_does_not_depend_on_threads) {
     ParamLayout layout = layout_of(INIT_MODEL);
     omp_set_num_threads(1);
     float *one = initial_weights(&layout, 1);
@@ -321,7 +321,7 @@ static void the_start_does_not_depend_on_threads(void) {
 }
 
 // Any part of a parameter, the vocabulary's padding included, as the whole space has it.
-static void a_part_starts_as_in_the_whole(void) {
+TEST(a_part_starts_as_in_the_whole) {
     ParamLayout layout = layout_of(INIT_MODEL);
     float *w = initial_weights(&layout, 1);
     for (int i = 0; i < layout.count; i++) {
@@ -334,18 +334,4 @@ static void a_part_starts_as_in_the_whole(void) {
     }
     free(w);
     param_layout_free(&layout);
-}
-
-int main(void) {
-    RUN(known_models_have_their_size);
-    RUN(other_models_have_their_size);
-    RUN(the_space_is_cut_without_overlap);
-    RUN(faults_in_the_space_are_seen);
-    RUN(shapes_are_the_published_ones);
-    RUN(weights_start_as_published);
-    RUN(options_scale_the_start);
-    RUN(tensors_and_seeds_are_independent);
-    RUN(the_start_does_not_depend_on_threads);
-    RUN(a_part_starts_as_in_the_whole);
-    return test_summary();
 }

@@ -54,7 +54,7 @@ static int singular_values_outside(const float *x, int rows, int columns, double
 }
 
 // Whatever its singular values were, from 0.0015 of its norm on, and whatever its scale.
-static void updates_are_nearly_orthogonal(void) {
+TEST(updates_are_nearly_orthogonal) {
     float x[MOST], scratch[2 * MOST + 2 * 24 * 24];
     for (int i = 0; i < SHAPES; i++) {
         int rows = shapes[i][0], columns = shapes[i][1], n = rows * columns;
@@ -109,7 +109,7 @@ static double golden_error(const SafeTensors *st, int shape, const char *what, c
 }
 
 // FP32's noise: what falls below the steepest part of the polynomial, 3.4445^5 = 485, is steepened.
-static void steps_are_numpys(void) {
+TEST(steps_are_numpys) {
     static const Settings right = {0.02f, 0.95f, 0.1f, 0.2f, 1.0f};
     Settings wrong[] = {right, right, right, right, right};
     SafeTensors st = golden_open("muon.safetensors");
@@ -217,13 +217,13 @@ static void check_steps(const char *model, const Part *parts, int count) {
     trainer_close(&adamw);
 }
 
-static void every_matrix_is_updated_by_itself(void) {
+TEST(every_matrix_is_updated_by_itself) {
     check_steps(SMALL_LLAMA, llama_parts, 7);
     check_steps(SMALL_GPT2, gpt2_parts, 6);
 }
 
 // The comparison above sees a parameter that is taken as one matrix, or cut elsewhere.
-static void other_cuts_are_seen(void) {
+TEST(other_cuts_are_seen) {
     static const Part whole[] = {{TENSOR_QKV_WEIGHT, 0, 80}};
     static const Part cut[] = {{TENSOR_QKV_WEIGHT, 0, 47}, {TENSOR_QKV_WEIGHT, 47, 17}};
     for (int i = 0; i < 2; i++) {
@@ -243,14 +243,7 @@ static void other_cuts_are_seen(void) {
     }
 }
 
-int main(void) {
-    omp_set_num_threads(1);
-    int saved = silence_stdout();
+SETUP() {
+    prepare_trainer();
     write_tokens("train.bin", 2000, 61, 1);
-    RUN(updates_are_nearly_orthogonal);
-    RUN(steps_are_numpys);
-    RUN(every_matrix_is_updated_by_itself);
-    RUN(other_cuts_are_seen);
-    restore_stdout(saved);
-    return test_summary();
 }

@@ -39,7 +39,7 @@ static bool lists_option(const char *help, const char *name) {
     return strstr(help, plain) != NULL || strstr(help, negatable) != NULL;
 }
 
-static void help_lists_every_option_and_preset(void) {
+TEST(help_lists_every_option_and_preset) {
     Options o = options_of("");
     char *help = printed(print_help, &o);
     for (int i = 0; i < option_table_count; i++) {
@@ -59,7 +59,7 @@ static void help_lists_every_option_and_preset(void) {
 
 // The default in --help is what a run without the option has, or 0 where its text says what 0 is;
 // beside --model, the preset's.
-static void help_shows_what_is_in_effect(void) {
+TEST(help_shows_what_is_in_effect) {
     Options o = options_of("");
     char text[OPTION_TEXT], fallback[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
@@ -112,7 +112,7 @@ static const char *difference(const Options *a, const Options *b) {
     return NULL;
 }
 
-static void echo_parses_back(void) {
+TEST(echo_parses_back) {
     for (int i = 0; i < COMMANDS; i++) {
         Options o = options_of(commands[i]);
         char *echo = printed(options_print, &o), *line, *state, command[8192] = "";
@@ -135,7 +135,7 @@ static void write_config(const Options *o) {
     fclose(file);
 }
 
-static void config_file_round_trips(void) {
+TEST(config_file_round_trips) {
     static const char *const values[] = {"a folder/with#signs = and\ttabs/*.bin",
                                          "a #1/x.bin",
                                          "#1",
@@ -163,7 +163,7 @@ static void config_file_round_trips(void) {
 
 // More options to --config on a run's config.txt are as more options to the run: what followed from
 // the others when it was written, follows from them anew.
-static void config_file_holds_what_was_given(void) {
+TEST(config_file_holds_what_was_given) {
     static const char *const runs[] = {
         "--model llama-tiny --train-iters 120 --micro-batch-size 2",
         "--model gpt2-tiny --lr-decay-style wsd --global-batch-size 8",
@@ -200,7 +200,7 @@ static void config_file_holds_what_was_given(void) {
 }
 
 // What asks for something now is no property of a run.
-static void actions_are_not_saved(void) {
+TEST(actions_are_not_saved) {
     Options o = options_of(
         "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
         "--dump-gradients x --config y");
@@ -224,7 +224,7 @@ static void check_rate(const char *command, int64_t step, double expected) {
     CHECK_CLOSE(learning_rate(&o, step), expected, 1e-15);
 }
 
-static void schedules_at_their_corners(void) {
+TEST(schedules_at_their_corners) {
 #define BASE "--lr 0.8 --min-lr 0.2 --lr-warmup-iters 4 --train-iters 24 --lr-decay-style "
     static const char *const styles[] = {BASE "cosine", BASE "linear", BASE "constant",
                                          BASE "wsd --lr-wsd-decay-iters 10"};
@@ -266,7 +266,7 @@ static const char *step_line(Run *run, StepResult step) {
 }
 
 // 100 columns, whatever the numbers; where they need more, the least of them are left out.
-static void step_lines_fit_100_columns(void) {
+TEST(step_lines_fit_100_columns) {
     static const struct {
         int64_t step, steps;
         double loss, seconds, peak;
@@ -309,16 +309,4 @@ static void step_lines_fit_100_columns(void) {
         CHECK(longest_line(line) <= 100);
         run_free_configuration(&run);
     }
-}
-
-int main(void) {
-    RUN(step_lines_fit_100_columns);
-    RUN(help_lists_every_option_and_preset);
-    RUN(help_shows_what_is_in_effect);
-    RUN(echo_parses_back);
-    RUN(config_file_round_trips);
-    RUN(config_file_holds_what_was_given);
-    RUN(actions_are_not_saved);
-    RUN(schedules_at_their_corners);
-    return test_summary();
 }

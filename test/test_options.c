@@ -32,7 +32,7 @@ static const char *other_value(const OptionRow *row, char out[OPTION_TEXT]) {
     return out;
 }
 
-static void every_row_is_well_formed(void) {
+TEST(every_row_is_well_formed) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         bool number = row->type == OPTION_INT || row->type == OPTION_INT64 ||
@@ -48,7 +48,7 @@ static void every_row_is_well_formed(void) {
     }
 }
 
-static void every_row_is_set_by_every_source(void) {
+TEST(every_row_is_set_by_every_source) {
     char value[OPTION_TEXT], text[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
@@ -68,7 +68,7 @@ static void every_row_is_set_by_every_source(void) {
     }
 }
 
-static void values_come_in_both_spellings(void) {
+TEST(values_come_in_both_spellings) {
     Options a = options_of("--lr 0.25 --num-layers 7 --train-iters 9 --arch llama --data x"),
             b = options_of("--lr=0.25 --num-layers=7 --train-iters=9 --arch=llama --data=x");
     CHECK_BITS(&a, &b, sizeof(a));
@@ -83,7 +83,7 @@ static void values_come_in_both_spellings(void) {
     CHECK_EQUAL(options_of("--train-iters 9007199254740991").train_iters, 9007199254740991);
 }
 
-static void wrong_values_are_refused_by_name(void) {
+TEST(wrong_values_are_refused_by_name) {
     static const char *const wrong[] = {"x",
                                         "",
                                         "1x",
@@ -119,7 +119,7 @@ static void wrong_values_are_refused_by_name(void) {
 }
 
 // The outermost allowed values pass, the next ones do not.
-static void bounds_are_inclusive(void) {
+TEST(bounds_are_inclusive) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         bool real = row->type == OPTION_DOUBLE;
@@ -138,7 +138,7 @@ static void bounds_are_inclusive(void) {
     }
 }
 
-static void unknown_names_suggest_the_nearest(void) {
+TEST(unknown_names_suggest_the_nearest) {
     for (int i = 0; i < option_table_count; i++) {
         const char *name = option_table[i].name;
         size_t length = strlen(name), middle = length / 2;
@@ -159,7 +159,7 @@ static void unknown_names_suggest_the_nearest(void) {
 }
 
 // Names that other trainers have lead to ours, which exist and are not called so.
-static void names_of_other_trainers_are_pointed_at(void) {
+TEST(names_of_other_trainers_are_pointed_at) {
     char argument[80], expected[200], ours[80];
     for (const ForeignName *f = foreign_names; f->name != NULL; f++) {
         snprintf(argument, sizeof(argument), "%s%s", *f->name == '-' ? "" : "--", f->name);
@@ -206,7 +206,7 @@ static void names_of_other_trainers_are_pointed_at(void) {
 }
 
 // What the shell makes of a glob without quotes is taken as the pattern that it was.
-static void several_files_are_one_pattern(void) {
+TEST(several_files_are_one_pattern) {
     static const char *const files[] = {"a_train_0.bin",  "a_train_1.bin", "a_train_2.bin",
                                         "a_train_10.bin", "a_val_0.bin",   "d/x.bin",
                                         "e/y.bin"};
@@ -247,7 +247,7 @@ static void several_files_are_one_pattern(void) {
                                    "pattern, so that the shell does not expand it");
 }
 
-static void malformed_arguments_are_refused(void) {
+TEST(malformed_arguments_are_refused) {
     CHECK_CONTAINS(error_of("train.bin"), "unexpected argument 'train.bin'");
     CHECK_CONTAINS(error_of("-lr 1"), "unexpected argument '-lr'");
     CHECK_CONTAINS(error_of("--"), "unexpected argument '--'");
@@ -267,7 +267,7 @@ static void malformed_arguments_are_refused(void) {
     CHECK_CONTAINS(error_of(longest), "option too long");
 }
 
-static void stronger_sources_win(void) {
+TEST(stronger_sources_win) {
     text_write("c", "num-layers 5\nhidden-size 96\nseq-length 32\nmodel llama-tiny\n");
     Options o = options_of("--config c --num-layers 3");
     CHECK_EQUAL(o.num_layers, 3);          // command over config
@@ -282,7 +282,7 @@ static void stronger_sources_win(void) {
     CHECK_CONTAINS(error_of("--config c --num-layers 3"), "c, line 1: --num-layers 0: must be");
 }
 
-static void config_files_say_it_in_any_way(void) {
+TEST(config_files_say_it_in_any_way) {
     text_write("c", "# a comment\n\n  num-layers 5\nhidden-size=96\n\tseq-length = 32  # T\n"
                     "--bf16\nshuffle no\r\ndata a#b/c d  #x#y\nsave  = \nlr\t1e-2\nseed 7");
     Options o = options_of("--config c");
@@ -303,7 +303,7 @@ static void config_files_say_it_in_any_way(void) {
     CHECK_TEXT(o.data, "#1#2");
 }
 
-static void config_errors_name_file_and_line(void) {
+TEST(config_errors_name_file_and_line) {
     static const struct {
         const char *text, *expected;
     } rows[] = {
@@ -330,7 +330,7 @@ static void config_errors_name_file_and_line(void) {
 
 // A config.txt of an older version loads, with one warning that names the values which are not
 // followed; the command line refuses the names.
-static void retired_options_are_ignored_in_files_only(void) {
+TEST(retired_options_are_ignored_in_files_only) {
     char command[160], expected[PATH_LENGTH] = "warning: c: options of an older version, ignored:";
     for (int other = 0; other < 2; other++) {
         FILE *file = fopen("c", "w");
@@ -359,7 +359,7 @@ static void retired_options_are_ignored_in_files_only(void) {
     CHECK_CONTAINS(error_of("--config c"), "c, line 1: unknown option --fp8-param-gathe");
 }
 
-static void presets_parse_and_derive(void) {
+TEST(presets_parse_and_derive) {
     for (int i = 0; i < preset_table_count; i++) {
         char command[80];
         snprintf(command, sizeof(command), "--model %s", preset_table[i].name);
@@ -386,7 +386,7 @@ static void presets_parse_and_derive(void) {
 
 // A preset says what does not follow from the rest of it; what it says and does not fit what is
 // given beside it is worked out anew.
-static void presets_yield_to_what_is_given(void) {
+TEST(presets_yield_to_what_is_given) {
     static const struct {
         const char *command;
         int heads, groups, ffn, positions;
@@ -420,7 +420,7 @@ static void presets_yield_to_what_is_given(void) {
     }
 }
 
-static void contradictions_are_refused(void) {
+TEST(contradictions_are_refused) {
     static const struct {
         const char *command, *expected;
     } rows[] = {
@@ -463,7 +463,7 @@ static void contradictions_are_refused(void) {
     CHECK_TEXT(error_of("--fp8-recipe blockwise --fp8-fast-accumulation none"), "");
 }
 
-static void global_batch_is_filled_in_or_refused(void) {
+TEST(global_batch_is_filled_in_or_refused) {
     Options o = options_of("--micro-batch-size 3");
     Error err;
     CHECK(options_finish_batch(&o, 8, &err) && o.global_batch_size == 24);
@@ -474,25 +474,4 @@ static void global_batch_is_filled_in_or_refused(void) {
     o.global_batch_size = 4;
     CHECK(!options_finish_batch(&o, 1, &err));
     CHECK_CONTAINS(err.text, "--global-batch-size 4: must be a multiple of --micro-batch-size 3 x");
-}
-
-int main(void) {
-    RUN(every_row_is_well_formed);
-    RUN(every_row_is_set_by_every_source);
-    RUN(values_come_in_both_spellings);
-    RUN(wrong_values_are_refused_by_name);
-    RUN(bounds_are_inclusive);
-    RUN(unknown_names_suggest_the_nearest);
-    RUN(names_of_other_trainers_are_pointed_at);
-    RUN(several_files_are_one_pattern);
-    RUN(malformed_arguments_are_refused);
-    RUN(stronger_sources_win);
-    RUN(config_files_say_it_in_any_way);
-    RUN(config_errors_name_file_and_line);
-    RUN(retired_options_are_ignored_in_files_only);
-    RUN(presets_parse_and_derive);
-    RUN(presets_yield_to_what_is_given);
-    RUN(contradictions_are_refused);
-    RUN(global_batch_is_filled_in_or_refused);
-    return test_summary();
 }

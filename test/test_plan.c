@@ -59,7 +59,7 @@ static bool exclusive(const Buffer *a, const Buffer *b) {
     return a->phase > PHASE_STEP && b->phase > PHASE_STEP && a->phase != b->phase;
 }
 
-static void buffers_in_use_together_are_apart(void) {
+TEST(buffers_in_use_together_are_apart) {
     for (int guard = 0; guard < 2; guard++) {
         Plan plan = planned(guard);
         int shared = 0;
@@ -83,7 +83,7 @@ static void buffers_in_use_together_are_apart(void) {
 }
 
 // Each byte behind each buffer, and none within.
-static void overruns_are_named(void) {
+TEST(overruns_are_named) {
     Error err;
     Plan plan = planned(true);
     plan_guard_start(&plan, memory);
@@ -105,7 +105,7 @@ static void overruns_are_named(void) {
     release(&plan);
 }
 
-static void poison_covers_what_a_step_makes(void) {
+TEST(poison_covers_what_a_step_makes) {
     Error err;
     Plan plan = planned(true);
     plan_guard_start(&plan, memory);
@@ -120,7 +120,7 @@ static void poison_covers_what_a_step_makes(void) {
     release(&plan);
 }
 
-static void without_the_variable_nothing_is_touched(void) {
+TEST(without_the_variable_nothing_is_touched) {
     Error err;
     Plan plan = planned(false);
     plan_guard_start(&plan, memory);
@@ -132,7 +132,7 @@ static void without_the_variable_nothing_is_touched(void) {
 }
 
 // What options allow may need more than 2^63 bytes.
-static void sums_do_not_overflow(void) {
+TEST(sums_do_not_overflow) {
     enum { ROWS = 40 };
     Plan plan = {0};
     void *pointers[ROWS];
@@ -148,13 +148,4 @@ static void sums_do_not_overflow(void) {
     fclose(out);
     CHECK(strchr(text, '-') == NULL); // no negative number
     plan_free(&plan);
-}
-
-int main(void) {
-    RUN(buffers_in_use_together_are_apart);
-    RUN(overruns_are_named);
-    RUN(poison_covers_what_a_step_makes);
-    RUN(without_the_variable_nothing_is_touched);
-    RUN(sums_do_not_overflow);
-    return test_summary();
 }

@@ -29,7 +29,7 @@ static void decide(Policy *p, const char *options) {
 
 static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};
 
-static void formats_name_their_operands(void) {
+TEST(formats_name_their_operands) {
     static const Fp8Type expected[3][OPERAND_COUNT] = {
         {FP8_E4M3, FP8_E4M3, FP8_E5M2},
         {FP8_E4M3, FP8_E4M3, FP8_E4M3},
@@ -60,7 +60,7 @@ static int count_fp8(const Policy *p) {
     return count;
 }
 
-static void options_keep_layers_in_bf16(void) {
+TEST(options_keep_layers_in_bf16) {
     static const struct {
         const char *options;
         int fp8;
@@ -91,7 +91,7 @@ static void options_keep_layers_in_bf16(void) {
 }
 
 // Where FP8 gains from so many multiply-adds on: a block's weights times a micro-batch's tokens.
-static void small_products_stay_in_bf16(void) {
+TEST(small_products_stay_in_bf16) {
     const char *options = LLAMA "--micro-batch-size 3 --fp8-lm-head --fp8-format hybrid ";
     const double tokens = 3 * 16, block = tokens * 48 * (80 + 48 + 160 + 80);
     const struct {
@@ -116,7 +116,7 @@ static void small_products_stay_in_bf16(void) {
 }
 
 // The share counts three products a layer, of which --no-fp8-wgrad takes one.
-static void share_of_flops_is_counted(void) {
+TEST(share_of_flops_is_counted) {
     Policy p;
     decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head");
     CHECK_CLOSE(precision_fp8_share(&p.precision), 1.0, 1e-12);
@@ -131,7 +131,7 @@ static void share_of_flops_is_counted(void) {
 }
 
 // The table has a row for each stretch of blocks that are treated alike.
-static void table_tells_layers_apart(void) {
+TEST(table_tells_layers_apart) {
     Policy p;
     PrecisionRow rows[LAYERS * LINEAR_HEAD + 1];
     decide(&p, LLAMA "--fp8-format hybrid --first-last-layers-bf16 --no-fp8-wgrad "
@@ -161,7 +161,7 @@ static void table_tells_layers_apart(void) {
 }
 
 // Every operand of every layer has a slot and a name of its own.
-static void slots_have_their_own_places(void) {
+TEST(slots_have_their_own_places) {
     enum { SLOTS = (LAYERS * LINEAR_HEAD + 1) * OPERAND_COUNT };
     Policy p;
     int uses[SLOTS] = {0};
@@ -194,7 +194,7 @@ static void slots_have_their_own_places(void) {
 }
 
 // Tensorwise scales leave no headroom, whatever the margin.
-static void margin_is_for_delayed_scales(void) {
+TEST(margin_is_for_delayed_scales) {
     Policy p;
     decide(&p, LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2");
     CHECK(fp8_slot_target(&p.precision, OPERAND_X) == 448.0f);
@@ -203,7 +203,7 @@ static void margin_is_for_delayed_scales(void) {
 }
 
 // The blocks' own scales: no slot is fixed, no headroom, and sums are split whatever the default.
-static void blockwise_has_no_state(void) {
+TEST(blockwise_has_no_state) {
     Policy p;
     for (int fp32 = 0; fp32 < 2; fp32++) {
         decide(&p, fp32 ? LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head "
@@ -230,7 +230,7 @@ static void blockwise_has_no_state(void) {
 
 // The head's output gradient is at most its factor; with the z-loss as many times more as a softmax
 // whose log-sum-exp is 100 makes it.
-static void the_fixed_slot_has_room_for_the_z_loss(void) {
+TEST(the_fixed_slot_has_room_for_the_z_loss) {
     static const double coefficients[] = {0, 1e-4, 0.1};
     for (int i = 0; i < 3; i++) {
         char text[1024];
@@ -248,17 +248,4 @@ static void the_fixed_slot_has_room_for_the_z_loss(void) {
         free(slots);
         precision_free(&p.precision);
     }
-}
-
-int main(void) {
-    RUN(the_fixed_slot_has_room_for_the_z_loss);
-    RUN(formats_name_their_operands);
-    RUN(options_keep_layers_in_bf16);
-    RUN(small_products_stay_in_bf16);
-    RUN(share_of_flops_is_counted);
-    RUN(table_tells_layers_apart);
-    RUN(slots_have_their_own_places);
-    RUN(margin_is_for_delayed_scales);
-    RUN(blockwise_has_no_state);
-    return test_summary();
 }

@@ -50,7 +50,7 @@ static void set_environment(const char *text) {
     " SLURM_JOB_ID=1234567 "
 #define MASTER "MASTER_ADDR=node1 MASTER_PORT=1234 "
 
-static void starters_are_understood(void) {
+TEST(starters_are_understood) {
     static const struct {
         const char *environment, *options, *host;
         int rank, ranks, local_rank, local_ranks, port;
@@ -103,7 +103,7 @@ static void starters_are_understood(void) {
     }
 }
 
-static void first_hosts_of_lists(void) {
+TEST(first_hosts_of_lists) {
     static const struct {
         const char *list, *host;
     } rows[] = {
@@ -126,7 +126,7 @@ static void first_hosts_of_lists(void) {
     }
 }
 
-static void what_does_not_fit_is_refused(void) {
+TEST(what_does_not_fit_is_refused) {
     static const struct {
         const char *environment, *options, *expected;
     } rows[] = {
@@ -167,7 +167,7 @@ static void what_does_not_fit_is_refused(void) {
 }
 
 // A --config may have kept the --gpus of an earlier run: who starts ranks now knows better.
-static void kept_gpus_give_way(void) {
+TEST(kept_gpus_give_way) {
     Options kept = options_of("--gpus 8");
     FILE *file = fopen("kept.txt", "w");
     options_write_config(&kept, file);
@@ -187,7 +187,7 @@ static void kept_gpus_give_way(void) {
     CHECK(!r.starts && r.ranks == 1);
 }
 
-static void ranks_take_gpus(void) {
+TEST(ranks_take_gpus) {
     Ranks r = {.rank = 6, .ranks = 8, .local_rank = 2};
     Error err;
     int device;
@@ -197,13 +197,4 @@ static void ranks_take_gpus(void) {
     CHECK_EQUAL(device, 0);
     CHECK(!ranks_device(&r, 2, &device, &err));
     CHECK_CONTAINS(err.text, "rank 6 is number 2 on its machine, whose GPUs are 0 to 1");
-}
-
-int main(void) {
-    RUN(starters_are_understood);
-    RUN(first_hosts_of_lists);
-    RUN(what_does_not_fit_is_refused);
-    RUN(kept_gpus_give_way);
-    RUN(ranks_take_gpus);
-    return test_summary();
 }

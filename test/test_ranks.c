@@ -83,7 +83,7 @@ static bool reads(const Checkpoint *c, const Fixture *f, int kind, int64_t begin
     return ok;
 }
 
-static void ranks_are_read_as_one(void) {
+TEST(ranks_are_read_as_one) {
     static const struct {
         int ranks;
         const char *texts[RANKS];
@@ -115,7 +115,7 @@ static void ranks_are_read_as_one(void) {
     fixture_close(&f);
 }
 
-static void ranges_that_lie_are_refused(void) {
+TEST(ranges_that_lie_are_refused) {
     static const struct {
         const char *texts[2], *expected;
     } rows[] = {
@@ -146,7 +146,7 @@ static void ranges_that_lie_are_refused(void) {
 }
 
 // A file that is another length than its ranges, or has no such tensor.
-static void wrong_tensors_are_refused(void) {
+TEST(wrong_tensors_are_refused) {
     static const char path[] = "s/step_00000001/optimizer-1-of-2.safetensors";
     static const char *const texts[] = {"0:64", "64:N"};
     Fixture f;
@@ -178,11 +178,4 @@ static void wrong_tensors_are_refused(void) {
         }
     }
     fixture_close(&f);
-}
-
-int main(void) {
-    RUN(ranks_are_read_as_one);
-    RUN(ranges_that_lie_are_refused);
-    RUN(wrong_tensors_are_refused);
-    return test_summary();
 }

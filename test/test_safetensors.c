@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-static void every_dtype_round_trips(void) {
+TEST(every_dtype_round_trips) {
     static const char *const names[] = {"F32", "BF16", "F16", "I32", "I64", "U8"};
     unsigned char bytes[12 * 8];
     for (int dtype = DTYPE_F32; dtype <= DTYPE_U8; dtype++) {
@@ -40,7 +40,7 @@ static void every_dtype_round_trips(void) {
 }
 
 // All codes of the two 16-bit formats against their definition.
-static void sixteen_bit_floats_decode(void) {
+TEST(sixteen_bit_floats_decode) {
     enum { CODES = 65536 };
     static uint16_t codes[CODES];
     static float out[CODES];
@@ -84,7 +84,7 @@ static void refuse(const char *expected) {
     CHECK_REFUSED(safetensors_open(&st, "bad.st", &err), expected);
 }
 
-static void header_lengths_that_lie_are_refused(void) {
+TEST(header_lengths_that_lie_are_refused) {
     static const uint64_t lengths[] = {3,          24,         1000,       1ull << 31,
                                        1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
     remove("bad.st");
@@ -111,7 +111,7 @@ static void header_lengths_that_lie_are_refused(void) {
 #define F32_AT(name, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
-static void hostile_headers_are_refused(void) {
+TEST(hostile_headers_are_refused) {
     enum { DATA = 64 };
     static const char *const wrong[] = {
         "{\"a\":1}",
@@ -177,7 +177,7 @@ static void hostile_headers_are_refused(void) {
 }
 
 // Nested deeper than any parser's stack.
-static void deep_nesting_is_refused(void) {
+TEST(deep_nesting_is_refused) {
     enum { DEPTH = 200000 };
     char *text = malloc_or_die(DEPTH + 1);
     memset(text, '[', DEPTH);
@@ -195,7 +195,7 @@ static void save_model(const char *path, Fixture *f) {
     free(tensors);
 }
 
-static void models_round_trip_under_hugging_face_names(void) {
+TEST(models_round_trip_under_hugging_face_names) {
     static const char *const models[] = {TINY, TINY "--untie-embeddings-and-output-weights",
                                          TINY "--arch gpt2 --num-query-groups 2"};
     for (int i = 0; i < 3; i++) {
@@ -224,7 +224,7 @@ static void models_round_trip_under_hugging_face_names(void) {
     }
 }
 
-static void other_models_are_refused(void) {
+TEST(other_models_are_refused) {
     static const struct {
         const char *model, *expected;
     } rows[] = {
@@ -249,15 +249,4 @@ static void other_models_are_refused(void) {
         safetensors_close(&st);
         fixture_close(&f);
     }
-}
-
-int main(void) {
-    RUN(every_dtype_round_trips);
-    RUN(sixteen_bit_floats_decode);
-    RUN(header_lengths_that_lie_are_refused);
-    RUN(hostile_headers_are_refused);
-    RUN(deep_nesting_is_refused);
-    RUN(models_round_trip_under_hugging_face_names);
-    RUN(other_models_are_refused);
-    return test_summary();
 }

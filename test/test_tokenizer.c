@@ -9,7 +9,7 @@
 
 // ---- tokenizer.bin ------------------------------------------------------------------------------
 
-static void bytes_read_back(void) {
+TEST(bytes_read_back) {
     Tokenizer t;
     int length;
     CHECK(tokenizer_write_bytes("t.bin", NULL));
@@ -27,7 +27,7 @@ static void bytes_read_back(void) {
     tokenizer_close(&t);
 }
 
-static void entries_have_any_length(void) {
+TEST(entries_have_any_length) {
     int32_t header[256] = {TOKENIZER_MAGIC, 2, 3, 2};
     unsigned char file[sizeof(header) + 1 + 1 + 255 + 1];
     memset(file, 'x', sizeof(file));
@@ -52,7 +52,7 @@ static void refuse(const char *expected) {
     CHECK_REFUSED(tokenizer_open(&t, "bad.bin", &err), expected);
 }
 
-static void every_truncation_is_refused(void) {
+TEST(every_truncation_is_refused) {
     tokenizer_write_bytes("t.bin", NULL);
     Blob b = blob_read("t.bin");
     for (size_t bytes = 0; bytes < b.size; bytes++) {
@@ -62,7 +62,7 @@ static void every_truncation_is_refused(void) {
     free(b.bytes);
 }
 
-static void hostile_headers_are_refused(void) {
+TEST(hostile_headers_are_refused) {
     static const struct {
         int index;
         int32_t value;
@@ -96,7 +96,7 @@ static void hostile_headers_are_refused(void) {
     }
 }
 
-static void wrong_ranges_are_refused(void) {
+TEST(wrong_ranges_are_refused) {
     static const CharacterRange rows[][2] = {
         {{5, 4, 1}, {6, 7, 1}},           {{1, 9, 1}, {9, 12, 2}},         {{8, 9, 1}, {1, 2, 2}},
         {{1, 2, 1}, {3, 4, CLASS_COUNT}}, {{1, 2, 1}, {3, UINT32_MAX, 2}}, // right
@@ -119,7 +119,7 @@ static void wrong_ranges_are_refused(void) {
 }
 
 // The mark is the tokens' alone.
-static void marks_tell_tokenizers_apart(void) {
+TEST(marks_tell_tokenizers_apart) {
     Tokenizer a, c;
     tokenizer_write_bytes("t.bin", NULL);
     Blob b = blob_read("t.bin");
@@ -222,7 +222,7 @@ static void check_rows(Cut cut, const Row *rows, size_t count) {
     fix_close(&f);
 }
 
-static void gpt2_words(void) {
+TEST(gpt2_words) {
     static const Row rows[] = {
         {"the thing", "the| |th|ing"}, // "th" has a lower id than " t"
         {" the", " the"},
@@ -245,7 +245,7 @@ static void gpt2_words(void) {
     check_rows(CUT_GPT2, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
-static void llama3_words(void) {
+TEST(llama3_words) {
     static const Row rows[] = {
         {"the thing", "the| |th|ing"},
         {"12345", "123|4|5"}, // three digits at a time
@@ -261,7 +261,7 @@ static void llama3_words(void) {
     check_rows(CUT_LLAMA3, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
-static void bytes_are_their_own_tokens(void) {
+TEST(bytes_are_their_own_tokens) {
     Fix f;
     fix_open(&f, CUT_BYTES);
     CHECK_EQUAL(encoder_encode(&f.encoder, (const unsigned char *)"the", 3, f.tokens), 3);
@@ -270,7 +270,7 @@ static void bytes_are_their_own_tokens(void) {
 }
 
 // Whatever the bytes are, the tokens' bytes are they, at most one token a byte.
-static void every_text_comes_back(void) {
+TEST(every_text_comes_back) {
     static const char pieces[][8] = {"the",      "  ",       "\n",   "'s",  "12345",
                                      "\xc3\xa9", "\xff",     "\xc3", "a",   "\xf0\x9f",
                                      "\x80",     "\xe4\xb8", "!",    "ing "};
@@ -301,7 +301,7 @@ static void every_text_comes_back(void) {
 }
 
 // A file may say that a space is a letter; the patterns take it for a space all the same.
-static void spaces_are_spaces(void) {
+TEST(spaces_are_spaces) {
     Fix f;
     char out[MOST];
     write_tokenizer("t.bin", CUT_GPT2, -1);
@@ -319,7 +319,7 @@ static void spaces_are_spaces(void) {
     fix_close(&f);
 }
 
-static void long_words_are_quick(void) {
+TEST(long_words_are_quick) {
     enum { LONG = 1 << 20 };
     Fix f;
     fix_open(&f, CUT_GPT2);
@@ -341,26 +341,9 @@ static void refuse_encoder(Cut cut, int dropped, const char *expected) {
     tokenizer_close(&t);
 }
 
-static void what_cannot_encode_is_refused(void) {
+TEST(what_cannot_encode_is_refused) {
     refuse_encoder(CUT_UNKNOWN, -1,
                    "does not say how text is cut into tokens; scripts/prepare_data");
     refuse_encoder(CUT_GPT2, 200, "no token is byte 200 alone");
     refuse_encoder(CUT_BYTES, 0, "no token is byte 0 alone");
-}
-
-int main(void) {
-    RUN(bytes_read_back);
-    RUN(entries_have_any_length);
-    RUN(every_truncation_is_refused);
-    RUN(hostile_headers_are_refused);
-    RUN(wrong_ranges_are_refused);
-    RUN(marks_tell_tokenizers_apart);
-    RUN(gpt2_words);
-    RUN(llama3_words);
-    RUN(bytes_are_their_own_tokens);
-    RUN(every_text_comes_back);
-    RUN(spaces_are_spaces);
-    RUN(long_words_are_quick);
-    RUN(what_cannot_encode_is_refused);
-    return test_summary();
 }

@@ -68,7 +68,7 @@ static ChoiceModel model_of(Trainer *t) {
     return (ChoiceModel){.trainer = t, .losses = choice_losses};
 }
 
-static void scores_are_each_rows(void) {
+TEST(scores_are_each_rows) {
     Trainer t;
     int64_t counts[3] = {0}, expected[3];
     open_scorer(&t, "");
@@ -83,7 +83,7 @@ static void scores_are_each_rows(void) {
     trainer_close(&t);
 }
 
-static void ranks_share_the_questions(void) {
+TEST(ranks_share_the_questions) {
     Trainer t;
     int64_t counts[3] = {0}, sum[3] = {0};
     open_scorer(&t, "");
@@ -106,7 +106,7 @@ static void add_ten(void *trainer, int64_t *values, int n) {
     for (int i = 0; i < n; i++) { values[i] += 10; }
 }
 
-static void sums_go_over_the_ranks(void) {
+TEST(sums_go_over_the_ranks) {
     Trainer t;
     int64_t counts[3] = {0}, summed[3] = {0};
     open_scorer(&t, "");
@@ -119,7 +119,7 @@ static void sums_go_over_the_ranks(void) {
 }
 
 // The learned state, and a delayed run's scaling, are the same after scoring.
-static void scoring_changes_nothing(void) {
+TEST(scoring_changes_nothing) {
     Trainer a, b;
     open_scorer(&a, "--fp8-format hybrid --train-iters 9");
     open_scorer(&b, "--fp8-format hybrid --train-iters 9");
@@ -135,7 +135,7 @@ static void scoring_changes_nothing(void) {
     trainer_close(&b);
 }
 
-static void losses_that_are_not_finite_answer_nothing(void) {
+TEST(losses_that_are_not_finite_answer_nothing) {
     Trainer t;
     int64_t counts[3] = {0};
     open_scorer(&t, "");
@@ -145,13 +145,6 @@ static void losses_that_are_not_finite_answer_nothing(void) {
     trainer_close(&t);
 }
 
-int main(void) {
-    int out = silence_stdout();
-    RUN(scores_are_each_rows);
-    RUN(ranks_share_the_questions);
-    RUN(sums_go_over_the_ranks);
-    RUN(scoring_changes_nothing);
-    RUN(losses_that_are_not_finite_answer_nothing);
-    restore_stdout(out);
-    return test_summary();
+SETUP() {
+    prepare_trainer();
 }

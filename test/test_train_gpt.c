@@ -88,20 +88,20 @@ static void check_golden(const char *name) {
     trainer_close(&t);
 }
 
-static void gpt2_is_pytorchs(void) {
+TEST(gpt2_is_pytorchs) {
     check_golden("gpt2");
 }
 
-static void llama_is_pytorchs(void) {
+TEST(llama_is_pytorchs) {
     check_golden("llama");
 }
 
 // With a soft cap and the z-loss besides.
-static void qwen2_is_pytorchs(void) {
+TEST(qwen2_is_pytorchs) {
     check_golden("qwen2");
 }
 
-static void qwen3_is_pytorchs(void) {
+TEST(qwen3_is_pytorchs) {
     check_golden("qwen3");
 }
 
@@ -193,7 +193,7 @@ static void check_tensor(Trainer *t, const Param *p) {
     for (int d = 0; d < DIRECTIONS; d++) { free(directions[d]); }
 }
 
-static void gradients_are_differences_of_the_loss(void) {
+TEST(gradients_are_differences_of_the_loss) {
     for (size_t i = 0; i < sizeof(small_models) / sizeof(small_models[0]); i++) {
         Trainer t;
         open_trainer(&t, "%s %s", small_models[i], small_shape);
@@ -205,15 +205,7 @@ static void gradients_are_differences_of_the_loss(void) {
     }
 }
 
-int main(void) {
-    omp_set_num_threads(1); // where a thread more or less is the test, it says so
-    int saved = silence_stdout();
+SETUP() {
+    prepare_trainer();
     write_tokens("train.bin", 2000, V, 1);
-    RUN(gpt2_is_pytorchs);
-    RUN(llama_is_pytorchs);
-    RUN(qwen2_is_pytorchs);
-    RUN(qwen3_is_pytorchs);
-    RUN(gradients_are_differences_of_the_loss);
-    restore_stdout(saved);
-    return test_summary();
 }

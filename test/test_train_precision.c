@@ -116,7 +116,7 @@ static void check_products(Trainer *t, Number number, Number wgrad) {
     }
 }
 
-static void products_have_the_operands_they_should(void) {
+TEST(products_have_the_operands_they_should) {
     static const struct {
         const char *options;
         Number number, wgrad;
@@ -145,7 +145,7 @@ static void products_have_the_operands_they_should(void) {
 }
 
 // A slot with a history is used as it is, even where the tensor saturates, and notes what it saw.
-static void delayed_scales_come_from_the_slot(void) {
+TEST(delayed_scales_come_from_the_slot) {
     static Activations a;
     Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid");
@@ -188,7 +188,7 @@ static double distance_from(const Trainer *exact, const char *model, const char 
 // Operands rounded to 8, 4 or 3 significant bits put gradients about 1%, 13% and 20% off in four
 // layers; the less of the blocks is in FP8, the less. A head in FP8 adds little to that. Each block
 // of 128 by its own scale is nearer than a whole tensor, but for what powers of two take of that.
-static void precisions_are_near_fp32(void) {
+TEST(precisions_are_near_fp32) {
     static const char *const models[] = {GPT2, LLAMA};
     for (int m = 0; m < 2; m++) {
         Trainer exact;
@@ -216,7 +216,7 @@ static void precisions_are_near_fp32(void) {
 }
 
 // Until a slot has a history its scale comes from the tensor in hand.
-static void delayed_begins_as_tensorwise(void) {
+TEST(delayed_begins_as_tensorwise) {
     for (int f = 0; f < 3; f++) {
         char options[256];
         Trainer a, b;
@@ -252,7 +252,7 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
 
 // The blocks of an operand count once, although the weight gradient rounds it another way; no slot
 // knows of them.
-static void losses_of_blocks_are_counted(void) {
+TEST(losses_of_blocks_are_counted) {
     static Activations a;
     Trainer t;
     open_trainer(&t, LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head "
@@ -278,7 +278,7 @@ static void losses_of_blocks_are_counted(void) {
 }
 
 // What FP8 loses is counted by a slot's scale, every operand once.
-static void losses_of_fp8_are_counted(void) {
+TEST(losses_of_fp8_are_counted) {
     static Activations a;
     Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
@@ -324,7 +324,7 @@ static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
     return errors == 0 && slot->scale == scale;
 }
 
-static void layers_kept_in_bf16_are_not_quantised(void) {
+TEST(layers_kept_in_bf16_are_not_quantised) {
     Trainer t;
     first_step(&t, GPT2, "--fp8-format hybrid --first-last-layers-bf16");
     for (int l = 0; l < LAYERS; l++) {
@@ -344,7 +344,7 @@ static void layers_kept_in_bf16_are_not_quantised(void) {
 
 // Only the weight gradients differ: what flows down, and so the norms' gradients, has the same
 // bits.
-static void wgrad_changes_weight_gradients_only(void) {
+TEST(wgrad_changes_weight_gradients_only) {
     Trainer a, b;
     first_step(&a, LLAMA, "--fp8-format hybrid");
     first_step(&b, LLAMA, "--fp8-format hybrid --no-fp8-wgrad");
@@ -367,7 +367,7 @@ static double loss_in(Trainer *t, Pass pass) {
 
 // Evaluations in BF16 are those of a BF16 run; others are as in training, bit for bit, while no
 // scale follows from earlier steps.
-static void evaluations_have_their_precision(void) {
+TEST(evaluations_have_their_precision) {
     static const char *const recipes[] = {"delayed", "tensorwise", "blockwise"};
     Trainer bf16, t;
     first_step(&bf16, LLAMA, "--bf16");
@@ -387,7 +387,7 @@ static void evaluations_have_their_precision(void) {
 }
 
 // 30 steps on one batch: every precision learns it.
-static void every_precision_learns(void) {
+TEST(every_precision_learns) {
     static const char *const precisions[] = {
         "",
         "--bf16",
@@ -415,21 +415,8 @@ static void every_precision_learns(void) {
     }
 }
 
-int main(void) {
-    omp_set_num_threads(1);
-    int saved = silence_stdout();
+SETUP() {
+    prepare_trainer();
     write_tokens("train.bin", 2000, V, 1);
     write_tokens("one.bin", M + 1, V, 2);
-    RUN(products_have_the_operands_they_should);
-    RUN(delayed_scales_come_from_the_slot);
-    RUN(precisions_are_near_fp32);
-    RUN(delayed_begins_as_tensorwise);
-    RUN(losses_of_fp8_are_counted);
-    RUN(losses_of_blocks_are_counted);
-    RUN(layers_kept_in_bf16_are_not_quantised);
-    RUN(wgrad_changes_weight_gradients_only);
-    RUN(evaluations_have_their_precision);
-    RUN(every_precision_learns);
-    restore_stdout(saved);
-    return test_summary();
 }

@@ -7,7 +7,7 @@ enum { B = 4, T = 16, M = B * T, C = 48, LAYER = 1 };
 
 // Activations a thousand times as large for three steps saturate, or move the scale; when they are
 // gone the scale comes back, and the run goes on as if nothing had been. Blocks have no such scale.
-static void spikes_pass(void) {
+TEST(spikes_pass) {
     static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise",
                                           "blockwise"};
     for (int r = 0; r < 3; r++) {
@@ -32,7 +32,7 @@ static void spikes_pass(void) {
 }
 
 // Gradients that grow tenfold from one step to the next saturate without E5M2's own margin.
-static void gradients_may_grow(void) {
+TEST(gradients_may_grow) {
     for (int margin = 0; margin <= 5; margin += 5) {
         Trainer t;
         unsigned long long saturated = 0;
@@ -53,7 +53,7 @@ static void gradients_may_grow(void) {
 }
 
 // With a history of one step a scale follows the newest amax alone.
-static void scales_follow_the_newest_amax(void) {
+TEST(scales_follow_the_newest_amax) {
     Trainer t;
     open_trainer(&t, "%s", LLAMA "--fp8-format hybrid --fp8-amax-history-len 1");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY);
@@ -67,13 +67,7 @@ static void scales_follow_the_newest_amax(void) {
     trainer_close(&t);
 }
 
-int main(void) {
-    omp_set_num_threads(1);
-    int saved = silence_stdout();
+SETUP() {
+    prepare_trainer();
     write_tokens("train.bin", 2000, 61, 1);
-    RUN(spikes_pass);
-    RUN(gradients_may_grow);
-    RUN(scales_follow_the_newest_amax);
-    restore_stdout(saved);
-    return test_summary();
 }

@@ -44,7 +44,7 @@ static void check_same_training(const Trainer *a, const Trainer *b) {
 
 // ---- what must not change a result ------------------------------------------------------------
 
-static void threads_do_not_change_a_bit(void) {
+TEST(threads_do_not_change_a_bit) {
     for (int i = 0; i < BOTH; i++) {
         Trainer one, more;
         open_combination(&one, i, "");
@@ -66,7 +66,7 @@ static void threads_do_not_change_a_bit(void) {
 }
 
 // 8 sequences at once or 2 at a time: sums in another order, so FP32's noise, and no more.
-static void accumulation_adds_up(void) {
+TEST(accumulation_adds_up) {
     for (int i = 0; i < MODELS; i++) {
         Trainer whole, parts, fewer;
         open_combination(&whole, i, "--micro-batch-size 8 --global-batch-size 8");
@@ -84,7 +84,7 @@ static void accumulation_adds_up(void) {
     }
 }
 
-static void the_head_may_come_in_chunks(void) {
+TEST(the_head_may_come_in_chunks) {
     for (int i = 0; i < MODELS; i++) {
         Trainer t;
         open_combination(&t, i, "");
@@ -100,7 +100,7 @@ static void the_head_may_come_in_chunks(void) {
     }
 }
 
-static void gaps_and_padding_stay_zero(void) {
+TEST(gaps_and_padding_stay_zero) {
     for (int i = 0; i < BOTH; i++) {
         Trainer t;
         open_combination(&t, i, "");
@@ -155,7 +155,7 @@ static double error_of(const float *actual, const double *exact, size_t n) {
 }
 
 // Warm-up, clipping, decay of matrices only, bias correction: FP32's noise after five steps.
-static void steps_update_by_definition(void) {
+TEST(steps_update_by_definition) {
     for (int i = 0; i < MODELS; i++) {
         Trainer t;
         open_combination(&t, i, "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01");
@@ -240,7 +240,7 @@ static void check_state_is_seen(Trainer *t, const State *s) {
     check_state(t, s);
 }
 
-static void evaluation_leaves_no_trace(void) {
+TEST(evaluation_leaves_no_trace) {
     for (int i = 0; i < BOTH; i++) {
         Trainer t, other;
         open_combination(&t, i, "--valid-data valid.bin --eval-interval 1 --eval-iters 2");
@@ -263,7 +263,7 @@ static void evaluation_leaves_no_trace(void) {
 }
 
 // valid.bin's windows do not fill the last batch, whatever its size.
-static void evaluation_does_not_depend_on_the_batch(void) {
+TEST(evaluation_does_not_depend_on_the_batch) {
     double losses[3];
     for (int i = 0; i < 3; i++) {
         Trainer t;
@@ -314,7 +314,7 @@ static void skipped_step(Trainer *t) {
 
 // one.bin is one batch, so that every step sees the same tokens: good steps with a skipped one
 // among them must give what the good steps alone give, bit for bit.
-static void skipped_steps_leave_no_trace(void) {
+TEST(skipped_steps_leave_no_trace) {
     for (int i = 0; i < BOTH; i++) {
         for (int good = 0; good < 4; good += 3) {
             static const char one_batch[] = "--data one.bin --no-shuffle --lr-decay-style constant";
@@ -333,7 +333,7 @@ static void skipped_steps_leave_no_trace(void) {
     }
 }
 
-static void too_many_skipped_steps_end_the_run(void) {
+TEST(too_many_skipped_steps_end_the_run) {
     Trainer t;
     CHECK(!run_finite(NAN, 1) && !run_finite(1, NAN) && !run_finite(1, INFINITY));
     CHECK(run_finite(1, 0));
@@ -345,21 +345,9 @@ static void too_many_skipped_steps_end_the_run(void) {
     CHECK_EQUAL(trainer_close(&t), EXIT_TOO_MANY_SKIPPED);
 }
 
-int main(void) {
-    omp_set_num_threads(1); // where a thread more or less is the test, it says so
-    int saved = silence_stdout();
+SETUP() {
+    prepare_trainer();
     write_tokens("train.bin", 2000, V, 1);
     write_tokens("valid.bin", 11 * T + 1, V, 2);
     write_tokens("one.bin", B * T + 1, V, 3);
-    RUN(threads_do_not_change_a_bit);
-    RUN(accumulation_adds_up);
-    RUN(the_head_may_come_in_chunks);
-    RUN(gaps_and_padding_stay_zero);
-    RUN(steps_update_by_definition);
-    RUN(evaluation_leaves_no_trace);
-    RUN(evaluation_does_not_depend_on_the_batch);
-    RUN(skipped_steps_leave_no_trace);
-    RUN(too_many_skipped_steps_end_the_run);
-    restore_stdout(saved);
-    return test_summary();
 }

@@ -277,7 +277,7 @@ static void check_case(Case *c) {
     free(log);
 }
 
-static void every_rank_is_judged_rightly(void) {
+TEST(every_rank_is_judged_rightly) {
     double begin = wall_seconds();
     for (int i = 0; i < CASES; i++) {
         Case *c = &cases[i];
@@ -290,9 +290,4 @@ static void every_rank_is_judged_rightly(void) {
     for (int i = 0; i < CASES; i++) { processes_wait(&cases[i].run); }
     CHECK(wall_seconds() - begin < 5 * LIMIT);
     for (int i = 0; i < CASES; i++) { check_case(&cases[i]); }
-}
-
-int main(void) {
-    RUN(every_rank_is_judged_rightly);
-    return test_summary();
 }

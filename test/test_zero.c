@@ -76,7 +76,7 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
     return f;
 }
 
-static void every_element_has_one_place(void) {
+TEST(every_element_has_one_place) {
     for (int model = 0; model < MODELS; model++) {
         ParamLayout layout = layout_of(model);
         for (int i = 0; i < COUNTS; i++) {
@@ -98,7 +98,7 @@ static void every_element_has_one_place(void) {
     }
 }
 
-static void segments_tile_the_arranged_space(void) {
+TEST(segments_tile_the_arranged_space) {
     for (int model = 0; model < MODELS; model++) {
         ParamLayout layout = layout_of(model);
         for (int i = 0; i < COUNTS; i++) {
@@ -129,7 +129,7 @@ static void segments_tile_the_arranged_space(void) {
 }
 
 // A one-GPU run works on the parameter space itself, and its checkpoint has one range.
-static void one_rank_changes_nothing(void) {
+TEST(one_rank_changes_nothing) {
     ParamLayout layout = layout_of(0);
     ZeroLayout z = zero_layout(&layout, 1, NULL);
     for (int i = 0; i < layout.count; i++) { CHECK_EQUAL(z.place[i], layout.params[i].offset); }
@@ -140,7 +140,7 @@ static void one_rank_changes_nothing(void) {
 }
 
 // What a walk finds when a layout is wrong.
-static void faults_are_found(void) {
+TEST(faults_are_found) {
     ParamLayout layout = layout_of(1);
     uint8_t *kinds = some_kinds(&layout, 2);
     ZeroLayout z = zero_layout(&layout, 3, kinds);
@@ -162,7 +162,7 @@ static void faults_are_found(void) {
 }
 
 // The sizes that the plan of a large run has: an 8B model's state on 1000 ranks.
-static void large_models_are_cut_evenly(void) {
+TEST(large_models_are_cut_evenly) {
     Options o = options_of("--model llama-3-8b");
     ModelConfig c = model_config(&o);
     ParamLayout layout = param_layout(&c);
@@ -184,7 +184,7 @@ static void large_models_are_cut_evenly(void) {
 }
 
 // Query, key, value, gate and up by themselves; none twice, none across a segment.
-static void matrices_are_the_parameters(void) {
+TEST(matrices_are_the_parameters) {
     for (int i = 0; i < COUNTS; i++) {
         for (uint64_t seed = 1; seed < 4; seed++) {
             ParamLayout layout = layout_of(0); // 2 heads of 16 and 1 for keys and for values
@@ -223,7 +223,7 @@ static void matrices_are_the_parameters(void) {
 
 // The work of the ranks' matrices: for Llama 1B on 8 GPUs within 5 % of each other, and never more
 // than a matrix above the mean.
-static void matrices_are_shared_out_evenly(void) {
+TEST(matrices_are_shared_out_evenly) {
     static const char *const names[] = {"--model llama-1b", "--model gpt2-124m"};
     for (int i = 0; i < 2 * COUNTS; i++) {
         Options o = options_of(names[i % 2]);
@@ -259,15 +259,4 @@ static void matrices_are_shared_out_evenly(void) {
         zero_free(&z);
         param_layout_free(&layout);
     }
-}
-
-int main(void) {
-    RUN(every_element_has_one_place);
-    RUN(segments_tile_the_arranged_space);
-    RUN(one_rank_changes_nothing);
-    RUN(faults_are_found);
-    RUN(large_models_are_cut_evenly);
-    RUN(matrices_are_the_parameters);
-    RUN(matrices_are_shared_out_evenly);
-    return test_summary();
 }

@@ -24,19 +24,16 @@
     "--arch llama --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
     "--ffn-hidden-size 80 --untie-embeddings-and-output-weights " SMALL_SHAPE
 
-// The trainer prints to stdout, which a test program keeps for its summary.
-static inline int silence_stdout(void) {
-    fflush(stdout);
-    int saved = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
-    dup2(null, STDOUT_FILENO);
-    close(null);
-    return saved;
+// The trainer's lines go nowhere, the tests' where they went before.
+static inline void silence_stdout(void) {
+    test_state.out = fdopen(dup(STDOUT_FILENO), "w");
+    if (test_state.out == NULL || freopen("/dev/null", "w", stdout) == NULL) { die("stdout"); }
 }
 
-static inline void restore_stdout(int saved) {
-    fflush(stdout);
-    dup2(saved, STDOUT_FILENO);
-    close(saved);
+// Of the SETUP() of a test program: one thread, where a test does not say otherwise.
+static inline void prepare_trainer(void) {
+    omp_set_num_threads(1);
+    silence_stdout();
 }
 
 // As main() opens it; the training data is train.bin, which the test has written.
