@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# What the shell tests share, as test.h is for the C ones: functions that are tests, run by `run`,
-# that call `fail` when something is wrong. Tests run in a folder of their own.
+# What the shell tests share, as test.h is for the C ones: functions that are tests, called
+# test_..., run by run_tests, that call `fail` when something is wrong. Tests run in a folder of
+# their own.
 set -u
 root=${LLM8_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # quicker, for models this small
+script=$(realpath "$0")
 mkdir -p work && cd work || exit 1 # test/run.sh keeps its log in the folder above
 passed=0 failed=0 skipped=0 failing=0 skipping=0
 
@@ -17,9 +19,10 @@ skip() {
     skipping=1
 }
 
-run() {
+# Runs a file's functions `prepare` and test_..., in the order in which they stand.
+run_tests() {
     local test
-    for test in "$@"; do
+    for test in $(grep -oE '^(prepare|test_[a-z0-9_]+)\(\)' "$script" | tr -d '()'); do
         failing=0 skipping=0
         "$test"
         if [[ $failing -ne 0 ]]; then
@@ -31,6 +34,7 @@ run() {
             passed=$((passed + 1))
         fi
     done
+    summary
 }
 
 # The last line, which test/run.sh adds up.

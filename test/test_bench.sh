@@ -59,7 +59,7 @@ sys.exit("\n".join(wrong) or 0)
 END
 }
 
-records_what_was_measured() {
+test_records_what_was_measured() {
     rm -f bench.jsonl
     MODELS=gpt2-124m expect_status 0 bench || return
     expect bench.jsonl \
@@ -86,7 +86,7 @@ records_what_was_measured() {
         fail "the checker passes anything"
 }
 
-other_devices_have_no_floor() {
+test_other_devices_have_no_floor() {
     GPU="NVIDIA H100" MODELS=llama-1b PRECISIONS=bf16 RESULTS=other.jsonl expect_status 0 \
         env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "$root/scripts/bench" --seed 3 --gpus 1 || return
     expect other.jsonl 'r[0]["floor_share"] is None and r[0]["floors_ms"] is None' \
@@ -95,7 +95,7 @@ other_devices_have_no_floor() {
 }
 
 # A run with a fault leaves no record, and does not stop the other runs.
-bad_runs_leave_no_record() {
+test_bad_runs_leave_no_record() {
     local before
     before=$(cksum bench.jsonl)
     MODELS=gpt2-124m PRECISIONS=fp8 SKIP=7 expect_status 1 bench
@@ -117,7 +117,7 @@ bad_runs_leave_no_record() {
 }
 
 # The floor against sums of its own: at sizes where no product is bound by memory.
-floor_is_operations_and_bytes_over_rates() {
+test_floor_is_operations_and_bytes_over_rates() {
     PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts python3 - <<'END' || fail "see above"
 from llm8 import floor
 B, T, C, L, H, G, F, P = 8, 4096, 4096, 3, 32, 8, 14336, 128256
@@ -221,7 +221,7 @@ END
 results=$root/scripts/results
 page_of() { "$results" "$@" --records records readme; }
 
-table_is_the_newest_of_each() {
+test_table_is_the_newest_of_each() {
     write_fixture
     ! page_of --check 2>errors || fail "--check passes"
     has errors 'readme: not what the records in records say' || fail "--check: $(cat errors)"
@@ -260,7 +260,7 @@ END
 
 # An older commit's row stands beside the one that it is compared with, although that one is not
 # the newest of its kind.
-rows_stand_beside_their_base() {
+test_rows_stand_beside_their_base() {
     write_fixture
     sed -n '5s/600000/610000/; 5s/2026/2028/gp' records/bench.jsonl >newer
     cat newer >>records/bench.jsonl
@@ -268,7 +268,7 @@ rows_stand_beside_their_base() {
     [[ $(grep -c '| small, 64 x 1024 | BF16 | 6.0,000 | 1.00' readme) -eq 2 ]] || fail "$(cat readme)"
 }
 
-results_refuse_what_they_cannot_read() {
+test_results_refuse_what_they_cannot_read() {
     echo 'no markers' >plain
     expect_said 2 'error: plain: has none of' "$results" --records records plain
     sed 's,<!-- /bench -->,,' readme >torn
@@ -286,7 +286,7 @@ results_refuse_what_they_cannot_read() {
 }
 
 # What scripts/bench writes is what scripts/results reads.
-results_read_what_bench_writes() {
+test_results_read_what_bench_writes() {
     write_fixture
     cp bench.jsonl records/bench.jsonl
     expect_status 0 page_of || return
@@ -295,7 +295,7 @@ results_read_what_bench_writes() {
 
 # The pages and the front page's figure are what the records say, and another record is seen in
 # each of them.
-pages_are_what_the_records_say() {
+test_pages_are_what_the_records_say() {
     local page fastest='/"gpt2-124m".*"recipe": "delayed", "lm_head": "fp8"/'
     expect_status 0 "$results" --check || fail "$(cat log)"
     rm -rf other && cp -r "$root/test/results" other
@@ -311,7 +311,7 @@ pages_are_what_the_records_say() {
 }
 
 # A report's verdict stands beside its losses, whatever it is.
-verdicts_are_shown() {
+test_verdicts_are_shown() {
     rm -rf other && cp -r "$root/test/results" other
     sed -i 's/"said": "FAIL: \(.*\): head: memory"/"said": "CANNOT TELL: \1: head: one pair"/' \
         other/fp8_gpt2_124m/report.json
@@ -323,7 +323,7 @@ verdicts_are_shown() {
 }
 
 # Other programs stand beside ours where they were timed in the same call, and nowhere else.
-peers_are_of_the_same_call() {
+test_peers_are_of_the_same_call() {
     local commit peer
     commit=$(sed -n 's/^Medians.*commit \([0-9a-f]*\)\.$/\1/p' "$root/README.md")
     peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
@@ -342,7 +342,7 @@ peers_are_of_the_same_call() {
 }
 
 # Minutes to a loss, where they were measured: in the front page's sentence and figure, and a table.
-races_are_shown() {
+test_races_are_shown() {
     rm -rf other && cp -r "$root/test/results" other && mkdir -p other/race
     python3 - >other/race/report.json <<'END'
 import json
@@ -371,9 +371,4 @@ END
 
 python3 -c "import json" 2>/dev/null || skip_all "no python3, which the benchmark's scripts need"
 write_stand_ins
-run records_what_was_measured other_devices_have_no_floor bad_runs_leave_no_record \
-    floor_is_operations_and_bytes_over_rates table_is_the_newest_of_each \
-    rows_stand_beside_their_base results_refuse_what_they_cannot_read \
-    results_read_what_bench_writes pages_are_what_the_records_say verdicts_are_shown \
-    peers_are_of_the_same_call races_are_shown
-summary
+run_tests

@@ -50,7 +50,7 @@ refused_unless_accepted() {
     return 0
 }
 
-changed_data_are_refused() {
+test_changed_data_are_refused() {
     expect_status 0 train_gpt "${common[@]}" --data 'd/*_train.bin' --train-iters 4 --save whole \
         --lr-decay-iters 8 || return
     cp -r d other && cp -r d swapped && cp -r d fewer && cp -r d more && cp -r d edited
@@ -75,7 +75,7 @@ changed_data_are_refused() {
 }
 
 # A shard too large to be read whole is sampled.
-large_shards_are_sampled() {
+test_large_shards_are_sampled() {
     mkdir -p large && cp d/a_train.bin large/a.bin
     local tokens=40000000
     truncate -s $((1024 + 2 * tokens)) large/a.bin
@@ -91,7 +91,7 @@ large_shards_are_sampled() {
     rm -rf again
 }
 
-older_checkpoints_still_load() {
+test_older_checkpoints_still_load() {
     rm -rf s && cp -r whole s
     python3 - s/step_00000004/meta.json <<'END' || return
 import re, sys, zlib
@@ -104,7 +104,7 @@ END
     expect_status 0 resume 'swapped/*_train.bin'
 }
 
-ranks_read_the_same_data() {
+test_ranks_read_the_same_data() {
     if [[ ! -x $standin ]]; then
         skip "no C++ compiler, so no stand-in trainer"
         return
@@ -148,7 +148,7 @@ ends_saved() {
 
 # Token 2000 is first read by step 32, or by step 8 of two ranks that accumulate, and is not in the
 # vocabulary.
-bad_tokens_are_named_and_the_run_saved() {
+test_bad_tokens_are_named_and_the_run_saved() {
     local options=(--data d/a_train.bin --train-iters 40 --lr-decay-iters 40) data=(--data bad.bin)
     local trainer="$root/train_gpt" several=()
     cp d/a_train.bin bad.bin && poke bad.bin $((1024 + 2 * 2000)) '\377\377'
@@ -196,7 +196,7 @@ cut_in_use() {
     ! has log damaged || fail "$(cat log)"
 }
 
-shards_cut_in_use_are_named_and_the_run_saved() {
+test_shards_cut_in_use_are_named_and_the_run_saved() {
     cp d/a_train.bin cut.bin
     cut_in_use 'error: --data cut.bin: cut short while it was read' cut.bin "$root/train_gpt" \
         "${common[@]}" --data cut.bin
@@ -213,7 +213,7 @@ shards_cut_in_use_are_named_and_the_run_saved() {
 }
 
 # As many shards as a process may have files open by default, and more.
-many_shards_are_read() {
+test_many_shards_are_read() {
     local i
     mkdir many
     for i in {1..80}; do cp one/c_val.bin "many/$i.bin"; done
@@ -223,7 +223,7 @@ many_shards_are_read() {
 
 # ---- beside the shards --------------------------------------------------------------------------
 
-tokenize_leaves_other_tokenizers_alone() {
+test_tokenize_leaves_other_tokenizers_alone() {
     mkdir -p shared
     tokenize shared/a text1 || return
     # a tokenizer of other tokens, with the same ids: bytes 65 and 66 change places
@@ -251,7 +251,7 @@ tokenize_leaves_other_tokenizers_alone() {
     ! has log warning || fail "--tokenizer is named: $(cat log)"
 }
 
-tokenize_leaves_no_older_validation_shard() {
+test_tokenize_leaves_no_older_validation_shard() {
     tokenize stale/x text1 || return
     [[ -e stale/x_val.bin ]] || fail "no validation shard"
     tokenize stale/x --valid-fraction 0 text2 || return
@@ -261,17 +261,11 @@ tokenize_leaves_no_older_validation_shard() {
     return 0
 }
 
-odd_surroundings_are_taken() {
+test_odd_surroundings_are_taken() {
     printf '\357\273\277model llama-tiny\r\ndata d/a_train.bin\r\nmicro-batch-size 2\r\n' >bom.txt
     expect_status 0 train_gpt --config bom.txt --train-iters 1
     OMP_NUM_THREADS=99999999 expect_said 0 'OMP_NUM_THREADS' train_gpt "${common[@]}" \
         --data d/a_train.bin --train-iters 1
 }
 
-prepare
-run changed_data_are_refused large_shards_are_sampled older_checkpoints_still_load \
-    ranks_read_the_same_data bad_tokens_are_named_and_the_run_saved \
-    shards_cut_in_use_are_named_and_the_run_saved many_shards_are_read \
-    tokenize_leaves_other_tokenizers_alone tokenize_leaves_no_older_validation_shard \
-    odd_surroundings_are_taken
-summary
+run_tests

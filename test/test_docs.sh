@@ -135,12 +135,12 @@ run_page() {
     done
 }
 
-every_command_runs() {
+test_every_command_runs() {
     local page
     for page in "$root"/*.md "$root"/docs/*.md; do run_page "$page" "trees${page#"$root"}"; done
 }
 
-faults_are_seen() {
+test_faults_are_seen() {
     printf '# x\n\n**On a GPU:** it\nneeds one\n\n```sh\nfalse\n```\n\ntext\n\n' >a.md
     printf '```text\nfalse\n' >>a.md
     printf '```\n\n```sh\n./train_gpt --version\n```\n\nand\n```sh\nfalse\n```\n' >>a.md
@@ -174,7 +174,7 @@ anchors() {
     grep -E '^#+ ' "$1" | sed -E 's/^#+ //' | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9\n_-'
 }
 
-every_link_leads_somewhere() {
+test_every_link_leads_somewhere() {
     local page wrong
     for page in "$root"/*.md "$root"/docs/*.md; do
         wrong=$(broken_links "$page")
@@ -194,7 +194,7 @@ unsaid_messages() {
     done
 }
 
-messages_are_ours() {
+test_messages_are_ours() {
     local wrong
     wrong=$(unsaid_messages "$root/docs/troubleshooting.md")
     [[ -z $wrong ]] || fail "no source says: $wrong"
@@ -204,7 +204,7 @@ messages_are_ours() {
     [[ $(unsaid_messages said.md) == 'a run has slept there' ]] || fail "another text is not seen"
 }
 
-every_page_is_listed() {
+test_every_page_is_listed() {
     local page
     for page in "$root"/docs/*.md; do
         page=$(basename "$page")
@@ -214,7 +214,7 @@ every_page_is_listed() {
     done
 }
 
-pictures_are_the_codes() {
+test_pictures_are_the_codes() {
     expect_status 0 "$root/scripts/fp8_pictures" pictures || return
     diff -r pictures "$root/docs/pictures" >log || fail "not as drawn now: make pictures"
     grep -q 'E4M3' pictures/formats.svg || fail "an empty picture"
@@ -223,6 +223,4 @@ pictures_are_the_codes() {
 }
 
 have_packages || skip_all "Python lacks packages: $(tail -n 1 scripts.log)"
-run faults_are_seen every_command_runs every_link_leads_somewhere messages_are_ours \
-    every_page_is_listed pictures_are_the_codes
-summary
+run_tests

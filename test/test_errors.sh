@@ -34,7 +34,7 @@ prepare() {
     cp -r s/step_00000003 whole
 }
 
-the_checker_sees_faults() {
+test_the_checker_sees_faults() {
     local command=(train_gpt "${common[@]}" --data no.bin)
     check 'error: --data no.bin' "${command[@]}" || fail "a right error is refused: $problem"
     ! check 'error: --data yes.bin' "${command[@]}" || fail "a missing fragment passes"
@@ -48,7 +48,7 @@ poke() {
     printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 
-shards() {
+test_shards() {
     local train=(train_gpt "${common[@]}" --data)
     refuses '--data missing_*.bin: no such file|make shards with ./tokenize' \
         "${train[@]}" 'missing_*.bin'
@@ -106,7 +106,7 @@ fresh() {
     cp -r whole bad
 }
 
-checkpoints() {
+test_checkpoints() {
     local resume=(train_gpt "${common[@]}" "${good[@]}" --train-iters 4 --resume)
     local optimizer=bad/optimizer-0-of-1.safetensors shows='--list-checkpoints shows which'
     fresh && poke $optimizer 5000 '\252'
@@ -134,7 +134,7 @@ checkpoints() {
     refuses '--list-checkpoints: none under nowhere' train_gpt --save nowhere --list-checkpoints
 }
 
-nothing_is_lost() {
+test_nothing_is_lost() {
     local before
     before=$(cd s && find . -type f ! -name .lock -exec cksum {} + | sort)
     refuses 'it is 64 in the checkpoint s/step_00000003' train_gpt "${common[@]}" "${good[@]}" \
@@ -149,7 +149,7 @@ nothing_is_lost() {
     [[ $before == "$(cd s && find . -type f ! -name .lock -exec cksum {} + | sort)" ]] || fail "s has changed"
 }
 
-save_folders() {
+test_save_folders() {
     local save=(train_gpt "${common[@]}" "${good[@]}" --save)
     refuses '--save text: the folder could not be made: a file of that name is in the way' \
         "${save[@]}" text
@@ -162,7 +162,7 @@ save_folders() {
         "${good[@]}" --dump-gradients nowhere/g
 }
 
-options() {
+test_options() {
     refuses '--num-attention-heads 5: must divide --hidden-size 64' train_gpt "${common[@]}" \
         --num-attention-heads 5
     refuses '--global-batch-size 3: must be a multiple of --micro-batch-size 2 x 1 rank' \
@@ -178,7 +178,7 @@ options() {
 }
 
 # Without them, a program's own files would get the numbers 0 to 2, and be printed into.
-closed_streams_are_no_files() {
+test_closed_streams_are_no_files() {
     local closed step
     for closed in '<&-' '>&-' '2>&-' '<&- >&-' '<&- >&- 2>&-'; do
         rm -rf closed
@@ -196,7 +196,7 @@ closed_streams_are_no_files() {
     done
 }
 
-tokenize() {
+test_tokenize() {
     local program=$root/tokenize
     refuses '--output-prefix is missing|--help' "$program" text
     refuses 'no text files given|--help' "$program" --output-prefix e/x
@@ -210,9 +210,4 @@ tokenize() {
     refuses 'text: the folder could not be made' "$program" --output-prefix text/x text
 }
 
-run prepare
-for test in the_checker_sees_faults shards checkpoints nothing_is_lost save_folders options \
-    closed_streams_are_no_files tokenize; do
-    run $test
-done
-summary
+run_tests

@@ -29,7 +29,7 @@ elsewhere() {
     (cd elsewhere && "$@")
 }
 
-samples_need_the_folder_alone() {
+test_samples_need_the_folder_alone() {
     local trainer way
     for trainer in "${trainers[@]}"; do
         for way in --load --resume; do
@@ -42,7 +42,7 @@ samples_need_the_folder_alone() {
     done
 }
 
-evaluations_need_no_shape() {
+test_evaluations_need_no_shape() {
     local trainer loss options
     for trainer in "${trainers[@]}"; do
         for options in "${shape[*]} --resume s/latest" '--resume s/latest' '--load s/latest' \
@@ -59,7 +59,7 @@ evaluations_need_no_shape() {
     done
 }
 
-resumed_runs_need_no_shape() {
+test_resumed_runs_need_no_shape() {
     local trainer options
     for trainer in "${trainers[@]}"; do
         for options in "${shape[*]}" '' '--model llama-tiny' "--config s/config.txt"; do
@@ -93,7 +93,7 @@ contradicts() {
     done
 }
 
-contradictions_are_told() {
+test_contradictions_are_told() {
     local option
     for option in 'num-layers 2 3' 'hidden-size 60 48' 'num-attention-heads 12 6' \
         'num-query-groups 6 3' 'kv-channels 16 8' 'ffn-hidden-size 64 80' 'vocab-size 300 257' 'arch gpt2 llama'; do
@@ -121,7 +121,7 @@ contradictions_are_told() {
 }
 
 # A folder without meta.json is one of Hugging Face's: config.json alone says the shape.
-config_json_says_the_shape() {
+test_config_json_says_the_shape() {
     local trainer
     mkdir -p theirs && cp s/latest/{config.json,model.safetensors} theirs
     for trainer in "${trainers[@]}"; do
@@ -137,7 +137,7 @@ config_json_says_the_shape() {
 
 # As versions without --kv-channels wrote it, whose preset says no heads; nor does config.json always
 # say it.
-heads_without_a_size_divide_the_channels() {
+test_heads_without_a_size_divide_the_channels() {
     local folder
     mkdir -p ours && cp s/latest/* ours && cp -r theirs unsaid
     python3 - ours/meta.json <<'END' || return
@@ -154,7 +154,7 @@ END
     done
 }
 
-vocabulary_is_the_tokenizers() {
+test_vocabulary_is_the_tokenizers() {
     local trainer small=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --plan)
     for trainer in "${trainers[@]}"; do
         expect_said 0 '--vocab-size 257' "$trainer" "${small[@]}" --data d/x_train.bin
@@ -169,7 +169,7 @@ vocabulary_is_the_tokenizers() {
     done
 }
 
-a_vocabulary_far_above_is_said() {
+test_a_vocabulary_far_above_is_said() {
     local says='note: --vocab-size 5000 is far above the 257 tokens of d/x_tokenizer.bin'
     says+=': leave it out, or give --vocab-size 257'
     expect_said 0 "$says" train_gpt --model llama-tiny "${data[@]}" --vocab-size 5000
@@ -179,7 +179,7 @@ a_vocabulary_far_above_is_said() {
     ! has log 'far above' || fail "$(grep 'far above' log)"
 }
 
-checkpoints_carry_what_belongs_to_the_model() {
+test_checkpoints_carry_what_belongs_to_the_model() {
     local file
     cmp -s d/x_tokenizer.bin s/latest/tokenizer.bin || fail "another tokenizer.bin"
     cp -r s/latest/. start
@@ -198,7 +198,7 @@ checkpoints_carry_what_belongs_to_the_model() {
 }
 
 # As older versions wrote them: without the tokenizer.
-checkpoints_without_a_tokenizer_still_load() {
+test_checkpoints_without_a_tokenizer_still_load() {
     expect_status 0 train_gpt --model llama-tiny "${data[@]}" --data alone.bin --vocab-size 257 \
         --save old || return
     [[ ! -e old/latest/tokenizer.bin ]] || fail "it has a tokenizer"
@@ -210,7 +210,7 @@ checkpoints_without_a_tokenizer_still_load() {
 }
 
 # The newest checkpoint's tokenizer is damaged: the one before is taken, and it is said.
-a_damaged_tokenizer_is_passed_over() {
+test_a_damaged_tokenizer_is_passed_over() {
     rm -rf r && cp -r s r
     expect_status 0 train_gpt "${data[@]}" --train-iters 8 --save r --resume latest || return
     printf '\1\102' | dd of=r/step_00000008/tokenizer.bin bs=1 seek=1154 conv=notrunc status=none
@@ -223,7 +223,7 @@ a_damaged_tokenizer_is_passed_over() {
 }
 
 # The data of a fine-tuning must be the model's own tokens.
-other_tokens_are_refused() {
+test_other_tokens_are_refused() {
     mkdir -p o && cp d/x_tokenizer.bin o/other.bin
     printf '\1\102\1\101' | dd of=o/other.bin bs=1 seek=1154 conv=notrunc status=none
     "$root/tokenize" --output-prefix o/y --tokenizer o/other.bin text >log || fail "$(tail -n 2 log)"
@@ -236,11 +236,4 @@ other_tokens_are_refused() {
 if [[ ${#trainers[@]} -eq 1 ]]; then
     echo "  measured: the CPU trainer alone (no build/plain/standin_trainer)"
 fi
-for test in prepare samples_need_the_folder_alone evaluations_need_no_shape \
-    resumed_runs_need_no_shape contradictions_are_told config_json_says_the_shape \
-    heads_without_a_size_divide_the_channels vocabulary_is_the_tokenizers a_vocabulary_far_above_is_said \
-    checkpoints_carry_what_belongs_to_the_model checkpoints_without_a_tokenizer_still_load \
-    a_damaged_tokenizer_is_passed_over other_tokens_are_refused; do
-    run $test
-done
-summary
+run_tests

@@ -40,7 +40,7 @@ gpu_tests() {
         tree/test/gpu.sh
 }
 
-results_are_added_up() {
+test_results_are_added_up() {
     tests_print '5 passed, 0 failed, 1 skipped'
     expect_status 0 gpu_tests || return
     local skips=$((programs + scripts))
@@ -56,7 +56,7 @@ results_are_added_up() {
 }
 
 # What needs the device's memory has it alone, and all cores.
-programs_run_side_by_side() {
+test_programs_run_side_by_side() {
     local test
     for test in "${tests[@]}" test_gpu_kernels_ptx80; do
         cat >"bin/$test" <<'END'
@@ -76,7 +76,7 @@ END
     expect_said 1 "1 passed, $((programs - 1)) failed, $scripts skipped" gpu_tests JOBS=1
 }
 
-no_gpu_is_no_success() {
+test_no_gpu_is_no_success() {
     tests_print '0 passed, 0 failed, 1 skipped'
     expect_said 77 'nothing was tested' gpu_tests
     if [[ -e /dev/nvidiactl ]]; then return; fi
@@ -120,7 +120,7 @@ sanitizer() { # VARIABLE=VALUE...
         COMPUTE_SANITIZER="$PWD/bin/compute_sanitizer" "$@" tree/test/sanitize_gpu.sh
 }
 
-sanitizer_findings_are_failures() {
+test_sanitizer_findings_are_failures() {
     local clean='========= ERROR SUMMARY: 0 errors' all=$((4 * sanitized + 4))
     tests_print '5 passed, 0 failed, 0 skipped'
     sanitizer_says "$clean" 0
@@ -148,5 +148,4 @@ sanitizer_findings_are_failures() {
     expect_said 1 ', 4 failed, ' sanitizer # under each tool
 }
 
-run prepare results_are_added_up programs_run_side_by_side no_gpu_is_no_success sanitizer_findings_are_failures
-summary
+run_tests

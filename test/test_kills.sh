@@ -4,21 +4,20 @@
 source "$(dirname "$0")/lib.sh"
 command -v python3 >/dev/null || skip_all "no python3"
 
-killed_runs_end_as_others_do() {
+test_killed_runs_end_as_others_do() {
     expect_said 0 ' 0 wrong, ' python3 "$root/test/kills.py" --kills 30 --jobs 2
 }
 
-sanitized_runs_survive_kills() {
+test_sanitized_runs_survive_kills() {
     expect_said 0 ' 0 wrong, ' python3 "$root/test/kills.py" --kills 4 --steps 10 --jobs 2 \
         --kinds cpu --bin "$root/build/asan"
 }
 
-faults_are_seen() {
+test_faults_are_seen() {
     expect_said 1 ', and before [' python3 "$root/test/kills.py" --kills 1000 --kinds cpu \
         --plant order
     expect_said 1 'trying an earlier checkpoint' python3 "$root/test/kills.py" --kills 1000 \
         --kinds cpu-fp8 --plant damage
 }
 
-run killed_runs_end_as_others_do sanitized_runs_survive_kills faults_are_seen
-summary
+run_tests

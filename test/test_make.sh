@@ -46,7 +46,7 @@ made() {
     [[ $(wc -l <made) -eq 0 || $c -gt 0 || $cuda -gt 0 || $3 == linked ]] || fail "$(cat made)"
 }
 
-flags_are_part_of_what_is_built() {
+test_flags_are_part_of_what_is_built() {
     local flags
     build && made some 0 first
     [[ -e tree/train_gpt && -e tree/tokenize && ! -e made.gpu ]] || fail "$(cat made)"
@@ -63,7 +63,7 @@ flags_are_part_of_what_is_built() {
     ln -sf "$root/train_gpt.c" tree/train_gpt.c
 }
 
-the_gpu_is_part_of_what_is_built() {
+test_the_gpu_is_part_of_what_is_built() {
     GPU='9.0\n9.0\n' build train_gptcu && made some some first
     [[ $(wc -l <made.gpu) -eq 1 ]] || fail "nvidia-smi is asked $(wc -l <made.gpu) times"
     grep -q -- '-gencode arch=compute_90a,code=sm_90a -MMD' tree/build/plain/train_gpt.cu.o ||
@@ -91,13 +91,13 @@ the_gpu_is_part_of_what_is_built() {
         make -C tree CC=compiler NVCC=absent train_gptcu
 }
 
-tests_are_kept() {
+test_tests_are_kept() {
     build build/plain/test_io && made 1 0 first
     build build/plain/test_io && made 0 0 again
     [[ -e tree/build/plain/test/test_io.c.o ]] || fail "its object is removed"
 }
 
-missing_packages_are_named() {
+test_missing_packages_are_named() {
     printf '#!/bin/sh\nexit 1\n' >bin/no-headers
     printf '#!/bin/sh\necho 1000\n' >bin/id
     printf '#!/bin/sh\necho "$*" >>%q; touch %q\n' "$PWD/installed" "$PWD/headers" >bin/apt-get
@@ -125,7 +125,7 @@ missing_packages_are_named() {
 }
 
 # A machine without make, g++, git and Python, and with no right to install.
-without_make_it_is_said() {
+test_without_make_it_is_said() {
     mkdir -p few
     ln -s /usr/bin/* few 2>/dev/null
     rm -f few/make few/g++ few/git few/pgrep few/python3
@@ -138,7 +138,7 @@ without_make_it_is_said() {
 }
 
 # What a user types stands in make help, and what stands there is a target.
-help_lists_the_targets() {
+test_help_lists_the_targets() {
     expect_status 0 make -C tree --no-print-directory help || return
     local target
     while read -r target; do
@@ -151,7 +151,7 @@ help_lists_the_targets() {
     [[ $(wc -L <log) -le 100 ]] || fail "too wide"
 }
 
-clean_leaves_nothing() {
+test_clean_leaves_nothing() {
     rm -rf tree/build tree/train_gpt tree/train_gptcu tree/tokenize tree/make_corpus
     find tree -maxdepth 1 | sort >before
     build all train_gptcu build/plain/test_io
@@ -160,6 +160,4 @@ clean_leaves_nothing() {
     find tree -maxdepth 1 | sort | diff before - >log || fail "left: $(cat log)"
 }
 
-run prepare flags_are_part_of_what_is_built the_gpu_is_part_of_what_is_built tests_are_kept \
-    missing_packages_are_named without_make_it_is_said help_lists_the_targets clean_leaves_nothing
-summary
+run_tests

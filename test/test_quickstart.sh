@@ -39,7 +39,7 @@ refuses() {
     if [[ $(cat log) != "error: $error"* ]]; then fail "$* | $(tail -n 2 log)"; fi
 }
 
-arguments_are_checked() {
+test_arguments_are_checked() {
     local steps
     for steps in 0 29 030 -1 1e3 9999999999 x; do
         refuses "STEPS=$steps: must be a whole number from 30" STEPS=$steps
@@ -52,7 +52,7 @@ arguments_are_checked() {
     [[ ! -e tree/run ]] || fail "something was written"
 }
 
-packages_are_named() {
+test_packages_are_named() {
     printf '#!/bin/sh\necho 1000\n' >bin/id
     printf '#!/bin/sh\nexit 1\n' >bin/gcc-without-headers
     chmod +x bin/id bin/gcc-without-headers
@@ -62,7 +62,7 @@ packages_are_named() {
     refuses 'missing: gcc libc6-dev' PATH="$PWD/bin:$PATH" CC=no-such-compiler
 }
 
-trains_on_a_text() {
+test_trains_on_a_text() {
     expect_status 0 quickstart DATA="my text.txt" STEPS=45 || return
     local line losses
     for line in '== training: steps 1 to 30 of 45' 'resuming from run/quickstart/step_00000030' \
@@ -79,7 +79,7 @@ trains_on_a_text() {
 }
 
 # Every command under `Try next` but those of make, with fewer steps.
-suggestions_work() {
+test_suggestions_work() {
     local command count=0 steps
     sed '1,/^Try next/d' trained | grep '^    \./' >commands
     while IFS= read -r command; do
@@ -92,14 +92,14 @@ suggestions_work() {
     [[ -d tree/run/fp8/latest/ && -d tree/run/wide/latest/ ]] || fail "$(ls tree/run)"
 }
 
-noise_is_not_learned() {
+test_noise_is_not_learned() {
     expect_said 1 'the earlier run is now run/quickstart.1' quickstart DATA=noise STEPS=30
     has tree/run/quickstart.1/metrics.jsonl '"step":45' || fail "the earlier run is gone"
     has log 'error: the validation loss is not clearly below the unigram entropy' ||
         fail "$(tail -n 3 log)"
 }
 
-an_interrupted_run_goes_on() {
+test_an_interrupted_run_goes_on() {
     rm -f log # so that what is waited for is this run's
     setsid env DATA="my text.txt" STEPS=100000 tree/scripts/quickstart.sh >log 2>&1 &
     local group=$! metrics=tree/run/quickstart/metrics.jsonl i
@@ -141,7 +141,7 @@ gpu() {
         STEPS=30 "$@"
 }
 
-a_gpu_is_used() {
+test_a_gpu_is_used() {
     make_a_gpu
     expect_status 0 gpu || return
     has made 'train_gptcu' || fail "made: $(cat made)"
@@ -151,7 +151,7 @@ a_gpu_is_used() {
     [[ ! -e made ]] || fail "GPU=no: $(cat made)"
 }
 
-a_gpu_that_fails_is_not_used() {
+test_a_gpu_that_fails_is_not_used() {
     expect_said 1 'warning: no GPU trainer: it could not be built' gpu GPU_BUILD=1 STOP_HERE=1
     expect_said 1 'warning: no GPU trainer: --verify failed' gpu VERIFIED=1 STOP_HERE=1
     expect_said 1 'a GPU, but no nvcc under no-nvcc' gpu NVCC=no-nvcc STOP_HERE=1
@@ -161,6 +161,4 @@ a_gpu_that_fails_is_not_used() {
     [[ ! -e made ]] || fail "without a driver: $(cat made)"
 }
 
-run prepare arguments_are_checked packages_are_named trains_on_a_text suggestions_work \
-    noise_is_not_learned an_interrupted_run_goes_on a_gpu_is_used a_gpu_that_fails_is_not_used
-summary
+run_tests

@@ -4,7 +4,7 @@
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 
-only_rank_0_speaks() {
+test_only_rank_0_speaks() {
     train by_gpus --gpus 3 --train-iters 4 || return
     [[ $(grep -c '^step .*3/4 ' log) -eq 1 ]] || fail "not one line of step 3: $(cat log)"
     [[ $(grep -c '"kind":"step"' by_gpus/metrics.jsonl) -eq 4 ]] || fail "metrics.jsonl"
@@ -33,7 +33,7 @@ started_well() {
     children=()
 }
 
-every_starter_starts() {
+test_every_starter_starts() {
     local r port=$((20000 + RANDOM % 9000)) children=()
     for r in 2 1 0; do
         start_rank $r RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port
@@ -56,7 +56,7 @@ every_starter_starts() {
 }
 
 # Network namespaces as machines, joined by a cable.
-across_network_namespaces() {
+test_across_network_namespaces() {
     local children=() name=llm8-$$
     if ! { ip netns add $name-a && ip netns add $name-b && ip link add $name-x netns $name-a \
         type veth peer name $name-y netns $name-b; } 2>/dev/null; then
@@ -106,7 +106,4 @@ cable_is_cut() {
     [[ $((SECONDS - begin)) -le 5 ]] || fail "took $((SECONDS - begin)) s"
 }
 
-for test in only_rank_0_speaks every_starter_starts across_network_namespaces; do
-    run $test
-done
-summary
+run_tests

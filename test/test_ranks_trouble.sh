@@ -37,7 +37,7 @@ expect() {
     [[ -z $left || $status -ne 0 ]] || fail "$folder: left over: $left"
 }
 
-faults_end_every_rank() {
+test_faults_end_every_rank() {
     plant kill 1 3 kill
     plant kill 0 3 kill0
     plant die 2 3 die
@@ -73,7 +73,7 @@ faults_end_every_rank() {
 }
 
 # Rank 0 tunes alone, and its GPU hangs: the others wait for its choices.
-a_hang_in_tuning_ends_every_rank() {
+test_a_hang_in_tuning_ends_every_rank() {
     FAULT=gpu:0 expect_status 4 timeout -k 1 30 "$trainer" "${common[@]}" --gpus 3 --gemm-autotune \
         --train-iters 2 --distributed-timeout 3 || return
     grep -q 'rank [12]: error: rank 0 on .* waits, as all ranks do, .* (tuning products)' log ||
@@ -81,7 +81,7 @@ a_hang_in_tuning_ends_every_rank() {
 }
 
 # From what each of them left, to the end that the sound run had.
-every_checkpoint_goes_on() {
+test_every_checkpoint_goes_on() {
     local folder
     for folder in kill kill0 die stop stop0 hang term disk disk0; do
         expect_status 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 8 --save "$folder/s" \
@@ -94,7 +94,7 @@ every_checkpoint_goes_on() {
 }
 
 # A signal to the starter reaches every rank; the run saves, and says so.
-signals_save() {
+test_signals_save() {
     local signal status starter step
     for signal in TERM INT USR1 HUP; do
         train_on $signal --gpus 3
@@ -109,7 +109,7 @@ signals_save() {
     done
 }
 
-no_rank_outlives_its_starter() {
+test_no_rank_outlives_its_starter() {
     local starter ranks rank
     train_on orphans --gpus 3
     mapfile -t ranks < <(ranks_of "$starter")
@@ -120,7 +120,7 @@ no_rank_outlives_its_starter() {
 }
 
 # What cannot start says so once, and at once.
-bad_starts_are_refused() {
+test_bad_starts_are_refused() {
     local begin=$SECONDS
     expect_status 1 "$trainer" "${common[@]}" --gpus 3 --lr x || return
     [[ $(cat log) == 'error: --lr x: must be a number from 0 to 100' ]] || fail "$(cat log)"
@@ -137,7 +137,7 @@ bad_starts_are_refused() {
     [[ $((SECONDS - begin)) -le 8 ]] || fail "took $((SECONDS - begin)) s"
 }
 
-ranks_start_with_closed_streams() {
+test_ranks_start_with_closed_streams() {
     train open --gpus 2 --train-iters 2 || return
     timeout 20 "$trainer" "${common[@]}" --gpus 2 --train-iters 2 --save closed <&- >&- ||
         fail "status $?"
@@ -145,7 +145,7 @@ ranks_start_with_closed_streams() {
 }
 
 # What needs no other rank starts none.
-one_process_answers() {
+test_one_process_answers() {
     train straight --gpus 3 --train-iters 40 || return
     expect_status 0 "$trainer" --gpus 3 --save straight --list-checkpoints || return
     [[ $(grep -c whole log) -eq 1 ]] || fail "the list: $(cat log)"
@@ -154,7 +154,7 @@ one_process_answers() {
 }
 
 # Ranks that see another disk, other data or other options than rank 0.
-ranks_must_see_the_same() {
+test_ranks_must_see_the_same() {
     local expected options r of_rank
     rm -rf a b
     mkdir -p a/d b/d
@@ -178,7 +178,7 @@ ROWS
 }
 
 # What options come to is worked out before the ranks meet, by each of them.
-notes_on_options_are_rank_0s() {
+test_notes_on_options_are_rank_0s() {
     local says
     mkdir -p notes && cp d/x_train.bin notes/x.bin && echo damaged >notes/tokenizer.bin
     cp d/x_train.bin alone.bin # a checkpoint without a tokenizer, of another shape than the preset
@@ -193,7 +193,7 @@ notes_on_options_are_rank_0s() {
 }
 
 # scripts/restart.sh goes on until the run is done, and knows when not to.
-restarts_resume() {
+test_restarts_resume() {
     local restart=$root/scripts/restart.sh loop status=0 kills=0 newest='' starter ranks
     rm -rf again
     "$restart" --pause 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 40 --save again \
@@ -216,7 +216,7 @@ restarts_resume() {
     cmp -s straight/latest/model.safetensors again/latest/model.safetensors || fail "another end"
 }
 
-restarts_give_up() {
+test_restarts_give_up() {
     local restart=$root/scripts/restart.sh starter status=0
     rm -rf never
     FAULT=kill:38 FAULT_AFTER=never/latest expect_status 137 "$restart" --pause 0 --failures 2 \
@@ -238,11 +238,4 @@ restarts_give_up() {
     no_one_is_left || fail "processes are left"
 }
 
-for test in faults_end_every_rank a_hang_in_tuning_ends_every_rank every_checkpoint_goes_on \
-    signals_save no_rank_outlives_its_starter bad_starts_are_refused \
-    ranks_start_with_closed_streams one_process_answers ranks_must_see_the_same \
-    notes_on_options_are_rank_0s restarts_resume \
-    restarts_give_up; do
-    run $test
-done
-summary
+run_tests

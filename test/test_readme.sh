@@ -151,22 +151,22 @@ check() {
     done
 }
 
-every_folder_has_a_row() { check missing_rows 'without a row in the table'; }
-every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
-every_source_says_what_it_is() {
+test_every_folder_has_a_row() { check missing_rows 'without a row in the table'; }
+test_every_row_exists() { check stale_rows 'in the table, but not in the tree'; }
+test_every_source_says_what_it_is() {
     check silent_sources 'its first line is no comment that says what it is' "$root"
 }
-every_file_exists() {
+test_every_file_exists() {
     local named
     mapfile -t named < <(sources | grep -v test/test_readme.sh | sed "s,^,$root/,")
     check missing_files 'no such file' "${pages[@]}" "${named[@]}"
 }
-every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
-every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
-options_are_those_of_help() {
+test_every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
+test_every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
+test_options_are_those_of_help() {
     check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
 }
-metrics_are_those_of_a_run() {
+test_metrics_are_those_of_a_run() {
     make_text 1 1500 >text
     expect_status 0 "$root/tokenize" --output-prefix d/x text || return
     expect_status 0 train_gpt --model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin \
@@ -186,7 +186,7 @@ sees() {
 }
 
 # A README that is right, made from the tree, and that with one fault of each kind.
-faults_are_seen() {
+test_faults_are_seen() {
     if ! git -C "$root" ls-files >tracked 2>&1; then
         skip "not a git checkout"
         return
@@ -220,7 +220,4 @@ faults_are_seen() {
     [[ $(silent_sources silent | wc -l) -eq 2 ]] || fail "a silent source is not seen"
 }
 
-run faults_are_seen every_folder_has_a_row every_row_exists every_file_exists \
-    every_source_says_what_it_is every_target_exists every_option_exists \
-    options_are_those_of_help metrics_are_those_of_a_run
-summary
+run_tests

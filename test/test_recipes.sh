@@ -21,7 +21,7 @@ runs() {
     [[ -e $1.$2/step_00000006/model.safetensors ]] || fail "$1: no checkpoint"
 }
 
-each_recipe_runs_small() {
+test_each_recipe_runs_small() {
     local name
     for name in "${recipes[@]}"; do
         runs "$name" FP8
@@ -30,7 +30,7 @@ each_recipe_runs_small() {
     [[ -e data/train_00000.bin && -e data/tokenizer.bin ]] || fail "no data"
 }
 
-the_check_sees_faults() {
+test_the_check_sees_faults() {
     local before=$failing
     runs gpt2_124m FP16 2>/dev/null # a precision that is none
     local seen=$failing
@@ -38,7 +38,7 @@ the_check_sees_faults() {
     [[ $seen -eq 1 ]] || fail "a run that cannot be passes"
 }
 
-it_goes_on_when_it_is_called_again() {
+test_it_goes_on_when_it_is_called_again() {
     OUT=$PWD/again SMOKE=1 expect_status 0 recipe llama_1b --train-iters 3 || return
     OUT=$PWD/again SMOKE=1 expect_said 0 'resuming from' recipe llama_1b
     [[ $(grep -cE '^step +[456]/6' log) -eq 3 && $(grep -c '^step ' log) -eq 3 ]] ||
@@ -46,7 +46,7 @@ it_goes_on_when_it_is_called_again() {
 }
 
 # From a start as scripts/convert_hf import leaves it.
-it_tunes_a_start() {
+test_it_tunes_a_start() {
     expect_status 0 train_gpt --model llama-tiny --data data/train_00000.bin --train-iters 1 \
         --micro-batch-size 1 --save base || return
     mkdir start
@@ -67,7 +67,7 @@ logged() {
     for part in "$@"; do has log "$part" || fail "no '$part': $(cat log)"; done
 }
 
-launchers_start_the_same_training() {
+test_launchers_start_the_same_training() {
     local run=$root/scripts/run_llama_1b.sh
     dry "$run"
     logged '/train_gptcu --model llama-1b ' '--gpus 8 ' '--fp8-format hybrid' '--save /o'
@@ -99,7 +99,7 @@ launchers_start_the_same_training() {
     ! has log adam-dtype || fail "8B on eight: $(cat log)"
 }
 
-wrong_settings_are_refused() {
+test_wrong_settings_are_refused() {
     SMOKE=1 PRECISION=fp4 expect_said 1 'error: PRECISION=fp4: must be fp8 or bf16' recipe gpt2_124m
     LAUNCH=mpi expect_said 1 'LAUNCH=mpi: must be self, slurm or torchrun' recipe gpt2_124m
     GPUS=all expect_said 1 'GPUS=all: must be a whole number' recipe gpt2_124m
@@ -108,7 +108,7 @@ wrong_settings_are_refused() {
 }
 
 # The lines at the top of each, worked out again here from the trainer's own count.
-costs_are_right() {
+test_costs_are_right() {
     local name flops tokens options
     expect_status 0 "$root/scripts/recipe_costs" --check || fail "$(cat log)"
     for name in "${recipes[@]}"; do
@@ -127,7 +127,7 @@ costs_are_right() {
 }
 
 # A record makes hours of them; the file is otherwise as it was.
-costs_follow_the_records() {
+test_costs_follow_the_records() {
     local copy=$PWD/tree
     mkdir -p "$copy/scripts"
     cp -r "$root"/scripts/{llm8,start,recipe_costs,recipe.sh,run_llama_1b.sh} "$copy/scripts"
@@ -152,7 +152,4 @@ costs_follow_the_records() {
     BENCH=bench expect_status 0 "$copy/scripts/recipe_costs" --check
 }
 
-run each_recipe_runs_small the_check_sees_faults it_goes_on_when_it_is_called_again \
-    it_tunes_a_start launchers_start_the_same_training wrong_settings_are_refused \
-    costs_are_right costs_follow_the_records
-summary
+run_tests

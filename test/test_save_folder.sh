@@ -69,11 +69,11 @@ check_lock() {
     expect_status 0 $program "${common[@]}" --save s --resume latest --lock-timeout 5 --train-iters 1
 }
 
-a_second_run_waits_or_leaves() {
+test_a_second_run_waits_or_leaves() {
     check_lock "$root/train_gpt"
 }
 
-ranks_hold_one_lock() {
+test_ranks_hold_one_lock() {
     if [[ ! -x $root/build/plain/standin_trainer ]]; then
         skip "no C++ compiler, so no stand-in trainer"
         return
@@ -82,7 +82,7 @@ ranks_hold_one_lock() {
         --distributed-timeout 20 --no-cuda-graphs"
 }
 
-another_runs_checkpoint_is_refused() {
+test_another_runs_checkpoint_is_refused() {
     local path
     train a 4 && train b 6 --save-interval 2 --keep 0 && train c 2 || return
     for path in a/latest a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
@@ -103,7 +103,7 @@ another_runs_checkpoint_is_refused() {
     refused 'a run has saved there up to step 2; resume it with --resume latest' c 3
 }
 
-links_are_unlinked_only() {
+test_links_are_unlinked_only() {
     local file
     mkdir -p elsewhere/a elsewhere/b
     train linked 2 --save-interval 1 --keep 0 || return
@@ -123,7 +123,7 @@ links_are_unlinked_only() {
 }
 
 # cp -rL, and programs that know no links, make folders of `latest` and `best`.
-links_become_links_again() {
+test_links_become_links_again() {
     train run 4 --valid-data d/x_val.bin --eval-interval 1 --save-interval 1 --keep 2 &&
         cp -rL run copy || return
     [[ -d copy/latest && ! -L copy/latest ]] || fail "no such copy"
@@ -146,7 +146,7 @@ links_become_links_again() {
     [[ -L only/latest ]] || fail "$(ls -l only)"
 }
 
-other_names_are_no_checkpoints() {
+test_other_names_are_no_checkpoints() {
     local name strays=(step_+5 step_6 step_000000007 'step_ 8' step_00000009x step_)
     train stray 1 || return
     for name in "${strays[@]}"; do mkdir "stray/$name" && echo mine >"stray/$name/file"; done
@@ -166,7 +166,7 @@ other_names_are_no_checkpoints() {
     [[ $(wc -l <log) -eq 3 ]] || fail "$(cat log)"
 }
 
-long_paths_are_refused_at_once() {
+test_long_paths_are_refused_at_once() {
     local folder length
     folder=$(printf '%.0sabcdefghijklmno/' {1..64})
     for length in 1005 990 976 961; do
@@ -178,9 +178,4 @@ long_paths_are_refused_at_once() {
     [[ -e ${folder:0:959}p/latest/meta.json ]] || fail "not 960"
 }
 
-for test in prepare a_second_run_waits_or_leaves ranks_hold_one_lock \
-    another_runs_checkpoint_is_refused links_are_unlinked_only links_become_links_again \
-    other_names_are_no_checkpoints long_paths_are_refused_at_once; do
-    run $test
-done
-summary
+run_tests

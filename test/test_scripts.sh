@@ -39,12 +39,12 @@ stands_alone() {
     ! grep -qE '(src|href|srcset)="[^d]|https?:|@import' "$1" || fail "$1 makes a request"
 }
 
-parts_work() {
+test_parts_work() {
     expect_status 0 "$python" "$root/test/test_scripts.py" || cat log
     ! has log "Ran 0 tests" || fail "no tests"
 }
 
-every_script_explains_itself() {
+test_every_script_explains_itself() {
     for name in compare plot monitor race; do
         expect_said 0 "usage: scripts/$name" "$root/scripts/$name" --help
     done
@@ -54,12 +54,12 @@ every_script_explains_itself() {
 # ---- compare ----------------------------------------------------------------------------------
 
 # What all the other tests of compare look at.
-comparison_is_run() {
+test_comparison_is_run() {
     expect_said 0 "PASS: fp8 against bf16: every limit held" \
         compare --out c --seeds 2,3 -- "${common[@]}" --train-iters 60
 }
 
-report_agrees_with_its_runs() {
+test_report_agrees_with_its_runs() {
     local check=("$python" "$root/test/check_report.py")
     expect_status 0 "${check[@]}" c bf16 fp8 || return
     # the check itself can fail: another loss, another evaluation, another run's figures
@@ -74,7 +74,7 @@ report_agrees_with_its_runs() {
 }
 
 # The weights before the first step are a function of model and seed, whatever the precision.
-variants_start_from_equal_weights() {
+test_variants_start_from_equal_weights() {
     local options start=(train_gpt "${common[@]}" --train-iters 0 --save s)
     for options in --bf16 "--bf16 --fp8-format hybrid" "--fp8-format e5m2 --fp8-lm-head"; do
         # shellcheck disable=SC2086
@@ -88,7 +88,7 @@ variants_start_from_equal_weights() {
     [[ $(sort -u sums | wc -l) -eq 2 ]] || fail "equal weights from another seed"
 }
 
-report_shows_what_it_should() {
+test_report_shows_what_it_should() {
     local part
     for part in "80.0% of the linear layers' FLOPs in FP8" "--fp8-lm-head not given" \
         "| qkv | 0-1 | 128 x 64 | E4M3 | E4M3 | E5M2 | FP8 | - | 13.3% |" "Seeds alone" \
@@ -105,7 +105,7 @@ report_shows_what_it_should() {
     stands_alone c/report.html
 }
 
-ended_runs_are_not_run_again() {
+test_ended_runs_are_not_run_again() {
     local command=(compare --out c --run-only --seeds "2,3" -- "${common[@]}" --train-iters 60)
     expect_status 0 "${command[@]}" || return
     [[ $(grep -c "has ended already" log) -eq 4 ]] || fail "$(cat log)"
@@ -126,7 +126,7 @@ ended_runs_are_not_run_again() {
     rm -r again
 }
 
-worse_variants_fail() {
+test_worse_variants_fail() {
     local worse='worse: --bf16 --lr 1e-4' other='other: --bf16 --num-layers 1'
     expect_said 1 "FAIL        worse: validation loss" \
         compare --out w --seeds 2,3 --variant 'bf16: --bf16' --variant "$worse" \
@@ -139,7 +139,7 @@ worse_variants_fail() {
 }
 
 # Runs made elsewhere, on a GPU as far as their records say, judged by limits of the user's.
-reports_on_runs_from_elsewhere() {
+test_reports_on_runs_from_elsewhere() {
     mkdir -p g && cp -r c/bf16 c/fp8 g
     sed -i 's/"device":"CPU[^"]*"/"device":"NVIDIA H200"/' g/*/*/metrics.jsonl
     sed -i -E 's/"tokens_per_s":[0-9.e+]+/"tokens_per_s":100000/' g/bf16/*/metrics.jsonl
@@ -188,7 +188,7 @@ END
 }
 
 # Minutes to a loss: llm.c beside runs of ours by other optimizers.
-races_another_program() {
+test_races_another_program() {
     stand_in_for_llm_c
     local race=("$root/scripts/race" --out m --data d/x_train.bin --valid-data d/x_val.bin
         --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
@@ -240,7 +240,7 @@ has_steps() {
     [[ $(grep -c '"kind":"step"' "$1/metrics.jsonl") -ge $2 ]]
 }
 
-interrupted_comparison_goes_on() {
+test_interrupted_comparison_goes_on() {
     local command=(compare --out i -- "${common[@]}" --train-iters 400 --save-interval 50)
     "$root/scripts/${command[0]}" "${command[@]:1}" >i.log 2>&1 &
     local pid=$! trainer status=0
@@ -276,7 +276,7 @@ interrupted_comparison_goes_on() {
 # ---- plot and monitor -------------------------------------------------------------------------
 
 # A run of 12 steps whose last 7 are done again with another learning rate.
-resumed_run() {
+test_resumed_run() {
     local options=("${common[@]}" --train-iters 12 --eval-interval 4 --save resumed --keep 0)
     expect_status 0 train_gpt "${options[@]}" --save-interval 5 || return
     cp resumed/metrics.jsonl first.jsonl
@@ -284,7 +284,7 @@ resumed_run() {
     [[ $(grep -c '"kind":"step"' resumed/metrics.jsonl) -eq 19 ]] || fail "not 19 records"
 }
 
-runs_are_drawn() {
+test_runs_are_drawn() {
     expect_status 0 plot resumed || return
     is_png resumed/plot.png
     expect_status 0 plot resumed c/fp8/seed-2 --out both.html --x hours || return
@@ -293,7 +293,7 @@ runs_are_drawn() {
 }
 
 # The file grows under them: half of it, with a torn line, then the rest, resume and all.
-running_files_are_followed() {
+test_running_files_are_followed() {
     mkdir -p live
     local half
     half=$(($(grep -bm 1 '"step":8,' first.jsonl | cut -d : -f 1) + 20))
@@ -324,7 +324,7 @@ assert all(abs(value - wanted[step]) < 1e-6 for step, value in shown), shown
 END
 }
 
-terminal_shows_runs() {
+test_terminal_shows_runs() {
     expect_said 0 "12/12" monitor --once resumed c/bf16/seed-2
     has log "c/bf16/seed-2" || fail "$(cat log)"
     ! has log $'\033' || fail "colours where there is no terminal"
@@ -333,7 +333,7 @@ terminal_shows_runs() {
     fi
 }
 
-scripts_say_what_they_lack() {
+test_scripts_say_what_they_lack() {
     local lacking='import sys
 sys.path.insert(0, sys.argv[1])
 from llm8 import environment
@@ -346,10 +346,4 @@ environment.start("doctor")'
 }
 
 have_packages || skip_all "scripts/ (make scripts: $(tail -n 1 scripts.log))"
-run prepare parts_work every_script_explains_itself comparison_is_run \
-    report_agrees_with_its_runs variants_start_from_equal_weights report_shows_what_it_should \
-    ended_runs_are_not_run_again worse_variants_fail reports_on_runs_from_elsewhere \
-    races_another_program \
-    interrupted_comparison_goes_on resumed_run runs_are_drawn \
-    running_files_are_followed terminal_shows_runs scripts_say_what_they_lack
-summary
+run_tests

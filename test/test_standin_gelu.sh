@@ -26,7 +26,7 @@ left=("--model gpt2-tiny" "--model llama-tiny --fp8-format hybrid" "$gpt2 --fp8-
     "$gpt2 --fp8-format e5m2" "$gpt2 --fp8-stats-interval 1"
     "--model gpt2-tiny --fp8-format e4m3 --fp8-recipe blockwise")
 
-same_numbers() {
+test_same_numbers() {
     local kind words without
     for kind in "${taken[@]}"; do
         read -ra words <<<"$kind"
@@ -37,7 +37,7 @@ same_numbers() {
     done
 }
 
-not_taken() {
+test_not_taken() {
     local kind words without
     for kind in "${left[@]}"; do
         read -ra words <<<"$kind"
@@ -47,7 +47,7 @@ not_taken() {
     done
 }
 
-not_in_evaluations() {
+test_not_in_evaluations() {
     local without words
     read -ra words <<<"$gpt2"
     products none "${words[@]}" --save s >/dev/null
@@ -58,5 +58,4 @@ not_in_evaluations() {
     rm -r s
 }
 
-for test in same_numbers not_taken not_in_evaluations; do run $test; done
-summary
+run_tests

@@ -45,7 +45,7 @@ evaluates_alone() { # CHECKPOINT
 
 # In what FP8 changes, at most; 2 % of the learning rate are more. The evaluation after the last step
 # and one of its checkpoint alone give the same loss, bit for bit; older weights give another.
-ranks_equal_accumulation() {
+test_ranks_equal_accumulation() {
     local kind options ranks noise loss
     train plain --train-iters 8 && train coarse "${coarsest_fp8[@]}" --train-iters 8 || return
     noise=$(apart plain coarse)
@@ -73,7 +73,7 @@ ranks_equal_accumulation() {
 }
 
 # An interruption changes no bit.
-same_bits() {
+test_same_bits() {
     local kind options
     for kind in "${kinds[@]}"; do
         read -ra options <<<"$kind --gpus 3 --lr-decay-iters 6"
@@ -89,7 +89,7 @@ same_bits() {
 }
 
 # Checkpoints of one number of ranks, or of the CPU trainer, go on as another.
-numbers_of_ranks_change() {
+test_numbers_of_ranks_change() {
     local kind options noise
     noise=$(apart plain coarse)
     for kind in "" "--fp8-format hybrid --fp8-amax-history-len 4" "--optimizer muon"; do
@@ -106,7 +106,7 @@ numbers_of_ranks_change() {
     done
 }
 
-gradients_add_up() {
+test_gradients_add_up() {
     local ranks
     for ranks in 1 2 3; do
         expect_status 0 "$trainer" "${common[@]}" --gpus $ranks --dump-gradients "$ranks.st" ||
@@ -121,7 +121,7 @@ gradients_add_up() {
 }
 
 # FP8 on all ranks or on none: they exchange weights in one form.
-one_rank_lacks_fp8() {
+test_one_rank_lacks_fp8() {
     local r of_rank=('.' '. STANDIN_CAPABILITY=80')
     torchrun --train-iters 2 --fp8-format hybrid --save mixed
     for r in 0 1; do
@@ -135,7 +135,7 @@ one_rank_lacks_fp8() {
 }
 
 # llama-tiny: in each of 2 blocks q, o; k, v; gate, up, down of 64 channels, 32 and 192.
-plan_says_what_muon_costs() {
+test_plan_says_what_muon_costs() {
     local flops
     flops=$(awk 'BEGIN { q = 6 * 64 ^ 3; k = 4 * 32 ^ 2 * 64 + 2 * 32 ^ 3; f = 14 * 64 ^ 3
         printf "%.3g", 1e-12 * 2 * 5 * (2 * q + 2 * k + 3 * f) }')
@@ -145,7 +145,7 @@ plan_says_what_muon_costs() {
     if has log TFLOP || has log 'matrices in BF16'; then fail "AdamW: $(grep TFLOP log)"; fi
 }
 
-sanitized_ranks() {
+test_sanitized_ranks() {
     local kind options
     for kind in "${kinds[@]:2:4}"; do
         read -ra options <<<"$kind --gpus 2 --eval-interval 2 --sample-interval 2 --sample-length 9"
@@ -156,8 +156,4 @@ sanitized_ranks() {
     done
 }
 
-for test in ranks_equal_accumulation same_bits numbers_of_ranks_change gradients_add_up \
-    one_rank_lacks_fp8 plan_says_what_muon_costs sanitized_ranks; do
-    run $test
-done
-summary
+run_tests

@@ -14,7 +14,7 @@ prepare() {
     "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
 }
 
-tokenize_keeps_every_byte() {
+test_tokenize_keeps_every_byte() {
     make_text 2 5000 >a
     head -c 3000 /dev/urandom | tr -d '\0' >b
     expect_status 0 "$root/tokenize" --output-prefix e/y --valid-fraction 0.25 a b || return
@@ -34,7 +34,7 @@ bytes_of() {
     tail -c +1027 "$1" | tr -d '\0'
 }
 
-validation_starts_a_line_that_is_near() {
+test_validation_starts_a_line_that_is_near() {
     make_text 3 5000 >a
     expect_status 0 "$root/tokenize" --output-prefix e/near a || return
     local bytes
@@ -78,28 +78,28 @@ resume_equals_straight() {
     steps_of "$name" | cmp -s - <(steps_of "$name.parts") || fail "$name: steps of parts differ"
 }
 
-fp32_resumes() { resume_equals_straight fp32 --model llama-tiny; }
-gpt2_resumes() { resume_equals_straight gpt2 --model gpt2-tiny --lr-decay-style linear; }
-bf16_resumes() { resume_equals_straight bf16 --model llama-tiny --bf16 --lr-decay-style wsd; }
-fp8_delayed_resumes() {
+test_fp32_resumes() { resume_equals_straight fp32 --model llama-tiny; }
+test_gpt2_resumes() { resume_equals_straight gpt2 --model gpt2-tiny --lr-decay-style linear; }
+test_bf16_resumes() { resume_equals_straight bf16 --model llama-tiny --bf16 --lr-decay-style wsd; }
+test_fp8_delayed_resumes() {
     resume_equals_straight delayed --model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5
 }
-fp8_most_recent_resumes() {
+test_fp8_most_recent_resumes() {
     resume_equals_straight recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 \
         --fp8-amax-history-len 1 --fp8-lm-head --no-fp8-wgrad
 }
-fp8_tensorwise_resumes() {
+test_fp8_tensorwise_resumes() {
     resume_equals_straight tensorwise --model llama-tiny --fp8-format hybrid \
         --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
 }
 
-fp8_blockwise_resumes() {
+test_fp8_blockwise_resumes() {
     resume_equals_straight blockwise --model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise \
         --fp8-lm-head
     [[ ! -e blockwise/step_000000$steps/scaling.safetensors ]] || fail "blockwise: a scaling state"
 }
 
-comparison_sees_differences() {
+test_comparison_sees_differences() {
     cp -r fp32/step_00000009 other
     same_checkpoint fp32/step_00000009 other || fail "equal ones differ"
     ! same_checkpoint fp32/step_00000009 fp32/step_00000012 || fail "two steps are the same"
@@ -107,14 +107,14 @@ comparison_sees_differences() {
     ! same_checkpoint fp32/step_00000009 other || fail "a changed byte is not seen"
 }
 
-threads_change_nothing() {
+test_threads_change_nothing() {
     OMP_NUM_THREADS=2 expect_status 0 train_gpt "${common[@]}" --model llama-tiny --save threads \
         --save-interval 1000 || return
     same_checkpoint fp32/step_000000$steps threads/step_000000$steps || fail "2 threads differ"
 }
 
 # A checkpoint's weights, read by a run in another precision and changed by no step.
-precision_changes_keep_the_weights() {
+test_precision_changes_keep_the_weights() {
     local from to options
     for pair in delayed:fp32 fp32:delayed delayed:tensorwise tensorwise:delayed delayed:blockwise \
         blockwise:delayed tensorwise:blockwise blockwise:tensorwise blockwise:bf16 bf16:blockwise; do
@@ -139,7 +139,7 @@ precision_changes_keep_the_weights() {
         --resume delayed.fp32/step_00000013 --save-interval 1000
 }
 
-evaluation_leaves_no_trace() {
+test_evaluation_leaves_no_trace() {
     local options=(--model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5)
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --eval-interval 1 --eval-iters 0 \
         --sample-interval 3 --sample-length 20 --save evals --save-interval 1000 || return
@@ -148,7 +148,7 @@ evaluation_leaves_no_trace() {
     cmp -s {evals,delayed}/step_000000$steps/scaling.safetensors || fail "another scaling state"
 }
 
-step_line_has_its_fields() {
+test_step_line_has_its_fields() {
     expect_status 0 train_gpt "${common[@]}" --model llama-tiny --fp8-format hybrid || return
     local number='[0-9.e+-]+' line
     line="^step +[0-9]+/$steps \| loss $number \| norm $number \| lr $number \| [0-9]+ tok/s"
@@ -169,7 +169,7 @@ live_lines() {
     tr '\r' '\n' <typescript | sed -n 's/^\x1b\[K\(step .*\)/\1/p' | grep -v "^step *$steps/"
 }
 
-live_line_fits_the_terminal() {
+test_live_line_fits_the_terminal() {
     if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
         skip "script(1) gets no terminal here"
         return
@@ -196,7 +196,7 @@ sample() {
 }
 
 # A sample, or an evaluation, has the standard output to itself.
-answers_stand_alone() {
+test_answers_stand_alone() {
     sample --sample-only --sample-prompt 'Anna '
     # a byte a token, and a new line; the end of the text is a line of its own
     [[ $(head -c 5 sample) == 'Anna ' && $(sed '/^---$/d' sample | wc -c) -ge 60 ]] ||
@@ -215,7 +215,7 @@ answers_stand_alone() {
     has sample 'Memory plan' || fail "$(cat sample)"
 }
 
-quiet_runs_say_nothing() {
+test_quiet_runs_say_nothing() {
     sample --quiet --train-iters 26 --save hush --lr-decay-iters 25
     [[ ! -s sample ]] || fail "$(cat sample)"
     [[ $(cat log) == 'warning: --lr-decay-iters 25: '* && $(wc -l <log) -eq 1 ]] ||
@@ -227,7 +227,7 @@ quiet_runs_say_nothing() {
 }
 
 # What a model writes commands no terminal; a file gets every byte.
-samples_are_escaped_on_a_terminal() {
+test_samples_are_escaped_on_a_terminal() {
     if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
         skip "script(1) gets no terminal here"
         return
@@ -245,7 +245,7 @@ samples_are_escaped_on_a_terminal() {
     tr -d '\r\n\t\033\177' <sample | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a file is escaped"
 }
 
-a_bare_call_says_how_to_begin() {
+test_a_bare_call_says_how_to_begin() {
     expect_status 1 train_gpt
     # the program is called as it was
     [[ $(wc -l <log) -eq 5 && $(sed "s|$root|.|" log | wc -L) -le 100 ]] || fail "$(cat log)"
@@ -253,7 +253,7 @@ a_bare_call_says_how_to_begin() {
 }
 
 # Ctrl-C, and what is said after it, while a live line is drawn.
-a_stop_is_said_on_a_line_of_its_own() {
+test_a_stop_is_said_on_a_line_of_its_own() {
     if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
         skip "script(1) gets no terminal here"
         return
@@ -270,7 +270,7 @@ a_stop_is_said_on_a_line_of_its_own() {
         fail "$(tail -n 2 typescript | cat -v)"
 }
 
-a_finished_run_says_so() {
+test_a_finished_run_says_so() {
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest || return
     has log "nothing to train: step $steps is done, and --train-iters is $steps" || fail "$(cat log)"
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest \
@@ -288,7 +288,7 @@ schedule_says() {
     [[ $(grep '^warning: ' log) == "$says" ]] || fail "$*: $(grep '^warning: ' log)"
 }
 
-schedules_that_do_not_fit_are_said() {
+test_schedules_that_do_not_fit_are_said() {
     local zero='warning: --lr-decay-iters 7: the learning rate is 0 from step 8 to 12 (--min-lr)'
     local style
     for style in cosine linear wsd; do
@@ -302,7 +302,7 @@ schedules_that_do_not_fit_are_said() {
     schedule_says '' --lr-warmup-iters 12
 }
 
-plan_allocates_nothing() {
+test_plan_allocates_nothing() {
     (
         ulimit -v 1000000 # KiB
         train_gpt --model llama-3-8b --plan >log 2>&1
@@ -316,7 +316,7 @@ plan_allocates_nothing() {
     has log 'out of memory: the plan needs' || fail "out of memory: $(tail -n 1 log)"
 }
 
-checkpoints_are_listed() {
+test_checkpoints_are_listed() {
     expect_status 0 train_gpt "${common[@]}" --model llama-tiny --save list --save-interval 10 ||
         return
     printf x >>list/step_00000020/config.json
@@ -328,7 +328,7 @@ checkpoints_are_listed() {
 }
 
 # Learns, then is resumed with a rate that spoils it: the best checkpoint is an old one, and stays.
-best_is_the_lowest_validation_loss() {
+test_best_is_the_lowest_validation_loss() {
     local options=(--model llama-tiny --eval-interval 3 --save-interval 3 --save best --keep 1)
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 12 || return
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --lr 3 --lr-decay-style constant \
@@ -345,14 +345,14 @@ best_is_the_lowest_validation_loss() {
     [[ -d best/best/ && $(find best/ -name 'step_*' -type d | wc -l) -eq 2 ]] || fail "$(ls best)"
 }
 
-saved_config_starts_the_same_run() {
+test_saved_config_starts_the_same_run() {
     sed 's/^save .*/save again/' fp32/config.txt >config
     expect_status 0 train_gpt --config config --save-interval 1000 || return
     same_checkpoint fp32/step_000000$steps again/step_000000$steps || fail "another run"
 }
 
 # docs/resume.md's command: more --train-iters stretch the decay, so that no step's rate is 0.
-saved_config_extends_a_run() {
+test_saved_config_extends_a_run() {
     sed 's/^save .*/save longer/' fp32/config.txt >config
     cp -r fp32 longer
     expect_status 0 train_gpt --config config --resume latest --train-iters 40 || return
@@ -361,7 +361,7 @@ saved_config_extends_a_run() {
     grep -q '"lr-decay-iters":"40"' longer/metrics.jsonl || fail "no effective values"
 }
 
-metrics_without_a_checkpoint() {
+test_metrics_without_a_checkpoint() {
     mkdir -p alone && cd alone || return
     expect_status 0 train_gpt --model llama-tiny "${common[@]/#d\//../d/}" --metrics m.jsonl
     [[ $(ls) == $'log\nm.jsonl' ]] || fail "more than metrics: $(ls)"
@@ -374,7 +374,7 @@ metrics_without_a_checkpoint() {
         fail "beside: $(ls beside)"
 }
 
-sanitized_runs_do_it_all() {
+test_sanitized_runs_do_it_all() {
     local asan=$root/build/asan/train_gpt fp8=(--fp8-format hybrid) model
     for model in llama-tiny gpt2-tiny; do
         expect_status 0 "$asan" "${common[@]}" --model $model "${fp8[@]}" --save asan.$model \
@@ -392,18 +392,4 @@ sanitized_runs_do_it_all() {
     expect_status 0 "$asan" --model gpt2-124m --plan
 }
 
-run prepare
-for test in tokenize_keeps_every_byte validation_starts_a_line_that_is_near fp32_resumes \
-    gpt2_resumes bf16_resumes fp8_delayed_resumes fp8_most_recent_resumes \
-    fp8_tensorwise_resumes fp8_blockwise_resumes comparison_sees_differences \
-    threads_change_nothing precision_changes_keep_the_weights evaluation_leaves_no_trace \
-    step_line_has_its_fields live_line_fits_the_terminal a_stop_is_said_on_a_line_of_its_own \
-    answers_stand_alone quiet_runs_say_nothing samples_are_escaped_on_a_terminal \
-    a_bare_call_says_how_to_begin \
-    a_finished_run_says_so schedules_that_do_not_fit_are_said plan_allocates_nothing \
-    checkpoints_are_listed saved_config_starts_the_same_run saved_config_extends_a_run best_is_the_lowest_validation_loss \
-    metrics_without_a_checkpoint \
-    sanitized_runs_do_it_all; do
-    run $test
-done
-summary
+run_tests

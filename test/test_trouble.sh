@@ -28,7 +28,7 @@ stop_by() {
     wait $run 2>/dev/null || status=$?
 }
 
-signals_save_and_say_so() {
+test_signals_save_and_say_so() {
     local signal status step signals=(--default-signal=HUP)
     for signal in TERM INT USR1 HUP XCPU; do
         stop_by $signal
@@ -49,7 +49,7 @@ signals_save_and_say_so() {
 }
 
 # A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own.
-a_hangup_reaches_a_restarted_run() {
+test_a_hangup_reaches_a_restarted_run() {
     local status signals=(--default-signal=HUP "$root/scripts/restart.sh")
     stop_by HUP
     [[ $status -eq 75 ]] || fail "exit status $status"
@@ -58,7 +58,7 @@ a_hangup_reaches_a_restarted_run() {
 
 # However many signals come, and when: the end is the run's, and its status. A run that is stopped
 # has not ended.
-a_restarted_run_is_waited_for() {
+test_a_restarted_run_is_waited_for() {
     local try i run child status
     cat >slow <<'END'
 #!/usr/bin/env bash
@@ -93,7 +93,7 @@ END
 }
 
 # nohup has the signal ignored, and so does the run.
-a_hangup_that_is_ignored_stays_so() {
+test_a_hangup_that_is_ignored_stays_so() {
     local signals=(--ignore-signal=HUP) run
     env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save nohup \
         >nohup.log 2>&1 &
@@ -107,7 +107,7 @@ a_hangup_that_is_ignored_stays_so() {
 }
 
 # | head -n 1
-a_reader_that_leaves_ends_no_run() {
+test_a_reader_that_leaves_ends_no_run() {
     local status
     "$root/train_gpt" "${common[@]}" --train-iters 20 --save-interval 5 --save piped 2>err |
         head -n 1 >log
@@ -129,7 +129,7 @@ trainers() {
 }
 
 # Moved, deleted, or another one in its place: what is saved from then on is a whole run's folder.
-a_folder_that_is_moved_is_made_anew() {
+test_a_folder_that_is_moved_is_made_anew() {
     local how run trainer hows=('rm -r moved' 'mv moved gone; mkdir moved' 'mv moved gone')
     while read -ra trainer; do
         for how in "${hows[@]}"; do
@@ -160,7 +160,7 @@ a_folder_that_is_moved_is_made_anew() {
 diverging=(--lr 100 --weight-decay 100 --clip-grad 0 --lr-decay-style constant --train-iters 200
     --keep 0 --save-interval 1)
 
-nonfinite_steps_are_skipped_and_counted() {
+test_nonfinite_steps_are_skipped_and_counted() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan || return
     local last first
     last=$(readlink nan/latest | sed 's/step_0*//') first=$((last - 5))
@@ -183,7 +183,7 @@ nonfinite_steps_are_skipped_and_counted() {
     [[ $(grep -c SKIPPED log) -eq 2 ]] || fail "the count of skipped steps was not resumed"
 }
 
-divergence_is_printed_as_numbers() {
+test_divergence_is_printed_as_numbers() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --model gpt2-tiny --max-skipped 6 \
         --save numbers || return
     grep -qE '^step .* loss [0-9.]+e\+[0-9]+ .* norm nan ' log || fail "not diverged: $(cat log)"
@@ -193,7 +193,7 @@ divergence_is_printed_as_numbers() {
 }
 
 # An embedding that is looked up for no token decays alone: from almost too large to infinite.
-infinite_weights_are_not_loaded_in_silence() {
+test_infinite_weights_are_not_loaded_in_silence() {
     local options=("${common[@]}" --untie-embeddings-and-output-weights) file at trainer
     expect_status 0 train_gpt "${options[@]}" --train-iters 0 --save large || return
     file=large/latest/model.safetensors
@@ -217,7 +217,7 @@ infinite_weights_are_not_loaded_in_silence() {
 
 # Learns, diverges and is resumed: the last checkpoint before it stays, whatever --keep says, and
 # can be trained.
-divergence_leaves_the_last_good_checkpoint() {
+test_divergence_leaves_the_last_good_checkpoint() {
     local trainer step
     while read -ra trainer; do
         rm -rf good
@@ -237,7 +237,7 @@ divergence_leaves_the_last_good_checkpoint() {
 }
 
 # Finite, and far above the best.
-a_rising_loss_leaves_the_last_good_checkpoint() {
+test_a_rising_loss_leaves_the_last_good_checkpoint() {
     local options=(--save high --keep 1 --save-interval 10 --lr-decay-style constant)
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --train-iters 60 || return
     [[ $(kept high) == 'step_00000050 step_00000060 ' ]] || fail "$(ls high)"
@@ -256,7 +256,7 @@ kept() {
 }
 
 # A diverging run whose last save fails says so by its status: 1, not 3.
-a_failed_last_save_decides_the_status() {
+test_a_failed_last_save_decides_the_status() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nosave \
         --save-interval 100000 --metrics m.jsonl || return
     rm -r nosave
@@ -271,7 +271,7 @@ a_failed_last_save_decides_the_status() {
 }
 
 # The scaling state of FP8 must not learn from steps that are skipped.
-nonfinite_steps_leave_the_scales() {
+test_nonfinite_steps_leave_the_scales() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan8 \
         --fp8-format hybrid --fp8-amax-history-len 4 || return
     local last before after
@@ -282,7 +282,7 @@ nonfinite_steps_leave_the_scales() {
     cmp -s {"$before","$after"}/optimizer-0-of-1.safetensors || fail "the state changed"
 }
 
-torn_metrics_are_mended() {
+test_torn_metrics_are_mended() {
     expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save torn || return
     "$metrics_tool" torn/metrics.jsonl >steps || fail "metrics"
     printf '{"kind":"step","step":6,"tok' >>torn/metrics.jsonl
@@ -292,7 +292,7 @@ torn_metrics_are_mended() {
     [[ $(grep -c '^step' steps) -eq 7 ]] || fail "$(cat steps)"
 }
 
-unwritable_metrics_stop_no_run() {
+test_unwritable_metrics_stop_no_run() {
     mkdir full_metrics
     ln -s /dev/full full_metrics/metrics.jsonl
     expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save full_metrics || return
@@ -302,7 +302,7 @@ unwritable_metrics_stop_no_run() {
 }
 
 # The tool that the tests above rely on must refuse what is wrong.
-metrics_tool_sees_faults() {
+test_metrics_tool_sees_faults() {
     local edit
     for edit in 's/"loss":[0-9.]*/"loss":nan/' 's/"loss":[0-9.]*/"loss":null/' 's/"norm"/"nrm"/' \
         's/"skipped":0/"skipped":0,"nonfinite":true/' '3d' 's/"kind":"step"/"kind":"stop"/' \
@@ -328,7 +328,7 @@ check_full_disk() {
 
 run_to_40=(--train-iters 40 --keep 0 --save-interval 10)
 
-saving_fails_where_files_may_not_grow() {
+test_saving_fails_where_files_may_not_grow() {
     expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save straight || return
     expect_status 0 train_gpt "${common[@]}" "${run_to_40[@]}" --save small --train-iters 10 \
         --lr-decay-iters 40 --lr-wsd-decay-iters 8 || return
@@ -343,7 +343,7 @@ saving_fails_where_files_may_not_grow() {
 }
 
 # A disk with room for two checkpoints, in a mount namespace of its own.
-saving_fails_on_a_full_disk() {
+test_saving_fails_on_a_full_disk() {
     mkdir -p full
     if ! unshare -m mount -t tmpfs none full 2>/dev/null; then
         skip "no disk of one's own can be mounted here"
@@ -364,16 +364,4 @@ saving_fails_on_a_full_disk() {
     "$metrics_tool" full/metrics.jsonl >steps || fail "metrics"
 }
 
-run prepare
-for test in signals_save_and_say_so a_hangup_reaches_a_restarted_run \
-    a_restarted_run_is_waited_for \
-    a_hangup_that_is_ignored_stays_so a_reader_that_leaves_ends_no_run \
-    a_folder_that_is_moved_is_made_anew nonfinite_steps_are_skipped_and_counted \
-    divergence_is_printed_as_numbers infinite_weights_are_not_loaded_in_silence \
-    divergence_leaves_the_last_good_checkpoint a_rising_loss_leaves_the_last_good_checkpoint \
-    a_failed_last_save_decides_the_status \
-    nonfinite_steps_leave_the_scales torn_metrics_are_mended unwritable_metrics_stop_no_run \
-    metrics_tool_sees_faults saving_fails_where_files_may_not_grow saving_fails_on_a_full_disk; do
-    run $test
-done
-summary
+run_tests
