@@ -125,6 +125,15 @@ static inline double test_relative_error(const float *actual, const float *expec
         caught_;                                                \
     })
 
+// In front of a declaration: what it declares is freed, or given to `close`, as its block ends.
+#define FREED __attribute__((cleanup(test_free)))
+#define CLOSED(close) __attribute__((cleanup(close)))
+static inline void test_free(void *pointer) {
+    void *memory;
+    memcpy(&memory, pointer, sizeof(memory));
+    free(memory);
+}
+
 static inline FILE *test_out(void) {
     return test_state.out != NULL ? test_state.out : stdout;
 }

@@ -9,20 +9,19 @@
 #define DELAYED SAVED "--fp8-format hybrid --fp8-amax-history-len 6 "
 
 static void save_steps(const char *options, int first, int last, int best) {
-    Fixture f;
+    CLOSED(fixture_close) Fixture f;
     fixture_open(&f, options);
     for (int step = first; step <= last; step++) {
         f.snapshot.best = step == best;
         CHECK(fixture_save(&f, step, NULL));
     }
-    fixture_close(&f);
 }
 
 // Reads the state in `parts` pieces and compares it with the fixture's.
 static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     int64_t n = f->layout.size;
-    float *out = malloc_or_die((size_t)n * sizeof(float));
+    FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     for (int kind = 0; kind < 3; kind++) {
         memset(out, 0xff, (size_t)n * sizeof(float));
         for (int i = 0; i < parts; i++) {
@@ -31,12 +30,11 @@ static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
         }
         CHECK_BITS(out, f->state + kind * n, (size_t)n * sizeof(float));
     }
-    free(out);
 }
 
 TEST(state_comes_back) {
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     Progress *p = &f.snapshot.progress;
     *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7};
@@ -55,17 +53,15 @@ TEST(state_comes_back) {
     for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
     float other;
     CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other, NULL));
-    checkpoint_close(&c);
-    fixture_close(&f);
 }
 
 // As a GPU run saves: BF16 weights for others, FP32 master, BF16 moments.
 TEST(bf16_moments_come_back) {
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED "--bf16");
     int64_t n = f.layout.size;
-    uint16_t *codes = malloc_or_die((size_t)(3 * n) * sizeof(uint16_t));
+    FREED uint16_t *codes = malloc_or_die((size_t)(3 * n) * sizeof(uint16_t));
     for (int64_t i = 0; i < 3 * n; i++) { codes[i] = bf16_encode(f.state[i]); }
     for (int64_t i = n; i < 3 * n; i++) { f.state[i] = bf16_decode(codes[i]); }
     f.snapshot.model_dtype = f.snapshot.moment_dtype = DTYPE_BF16;
@@ -77,19 +73,16 @@ TEST(bf16_moments_come_back) {
     check_state(&c, &f, 3);
     CHECK_EQUAL(c.model.entries[0].dtype, DTYPE_BF16);
     CHECK_TEXT(c.precision, "BF16");
-    checkpoint_close(&c);
-    free(codes);
-    fixture_close(&f);
 }
 
 // Of Muon's elements, the last ones here, nothing is saved; who asks for it is refused.
 TEST(second_moments_may_end_early) {
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     int64_t n = f.layout.size, known = n - 64;
     f.snapshot.second_moments = known;
-    float *out = malloc_or_die((size_t)n * sizeof(float));
+    FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     CHECK(fixture_save(&f, 1, NULL));
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
     CHECK(checkpoint_read(&c, "exp_avg_sq", 0, known, out, NULL));
@@ -97,9 +90,6 @@ TEST(second_moments_may_end_early) {
     CHECK(checkpoint_read(&c, "exp_avg", 0, n, out, NULL));
     CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known - 64, known + 1, out, &err),
                   "have no 'exp_avg_sq'");
-    checkpoint_close(&c);
-    free(out);
-    fixture_close(&f);
 }
 
 // Another optimizer's moments would be taken for this one's. Whoever does not train needs none.
@@ -113,8 +103,8 @@ TEST(other_optimizers_are_refused) {
         {"--optimizer muon", "--eval-only --valid-data x", NULL},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        Fixture f, g;
-        Checkpoint c;
+        CLOSED(fixture_close) Fixture f, g;
+        CLOSED(checkpoint_close) Checkpoint c;
         char options[256];
         snprintf(options, sizeof(options), SAVED "%s", rows[i].saved);
         fixture_open(&f, options);
@@ -131,16 +121,13 @@ TEST(other_optimizers_are_refused) {
         } else {
             CHECK(checkpoint_match(&c, &g.options, &g.layout, NULL));
         }
-        checkpoint_close(&c);
-        fixture_close(&f);
-        fixture_close(&g);
     }
 }
 
 // Reads DELAYED's scaling state under other options; `factor`: how the targets differ.
 static void check_scaling(const char *options, float factor) {
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, options);
     int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
     memset(f.slots, 0, (size_t)slots * sizeof(Fp8Slot));
@@ -158,13 +145,11 @@ static void check_scaling(const char *options, float factor) {
             CHECK(f.history[i * length + put % length] == (float)(1000 * i + put));
         }
     }
-    checkpoint_close(&c);
-    fixture_close(&f);
 }
 
 TEST(scaling_state_adapts) {
-    Fixture f, plain;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f, plain;
+    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, DELAYED);
     CHECK(fixture_save(&f, 100, NULL));
     check_scaling(DELAYED, 1.0f);
@@ -185,15 +170,12 @@ TEST(scaling_state_adapts) {
     CHECK(checkpoint_open(&c, "s/step_00000200", NULL));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
     CHECK(f.slots[3].scale == 5.0f && f.slots[3].count == 3);
-    checkpoint_close(&c);
-    fixture_close(&plain);
-    fixture_close(&f);
 }
 
 TEST(scaling_of_another_run_is_refused) {
     static const int counts[] = {INT32_MAX, 101, -1};
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     folder_remove("s", NULL);
     for (int i = 0; i < 3; i++) {
         fixture_open(&f, DELAYED);
@@ -211,8 +193,6 @@ TEST(scaling_of_another_run_is_refused) {
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
     CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
                   "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
-    checkpoint_close(&c);
-    fixture_close(&f);
 }
 
 TEST(other_models_are_refused) {
@@ -230,25 +210,22 @@ TEST(other_models_are_refused) {
          ANOTHER "untie-embeddings-and-output-weights false, this run true"},
         {SAVED "--arch gpt2 --num-query-groups 2", ANOTHER "arch llama, this run gpt2"},
     };
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     CHECK(fixture_save(&f, 1, NULL));
     CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
     CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        Fixture other;
+        CLOSED(fixture_close) Fixture other;
         fixture_open(&other, rows[i].options);
         CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout, &err), rows[i].expected);
-        fixture_close(&other);
     }
     fixture_close(&f);
     fixture_open(&f, SAVED "--seq-length 16 --lr 1e-5 --fp8-format e4m3 --rope-theta 5e5");
     CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
     f.layout.size++;
     CHECK(!checkpoint_match(&c, &f.options, &f.layout, NULL));
-    checkpoint_close(&c);
-    fixture_close(&f);
 }
 
 // The steps under s, oldest first, as "1 2 3", and where the two links point.
@@ -290,8 +267,8 @@ TEST(newest_and_best_are_kept) {
 
 // Saving a step again replaces it.
 TEST(steps_are_overwritten) {
-    Fixture f;
-    Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    CLOSED(checkpoint_close) Checkpoint c;
     folder_remove("s", NULL);
     fixture_open(&f, SAVED);
     CHECK(fixture_save(&f, 1, NULL));
@@ -302,8 +279,6 @@ TEST(steps_are_overwritten) {
     check_state(&c, &f, 1);
     CHECK(!path_exists("s/.tmp-step_00000001"));
     CHECK_TEXT(shown(), "1 latest 1, best -1");
-    checkpoint_close(&c);
-    fixture_close(&f);
 }
 
 TEST(leftovers_are_swept) {
@@ -330,7 +305,7 @@ TEST(leftovers_are_swept) {
 }
 
 TEST(saving_goes_on_in_a_thread) {
-    Fixture f;
+    CLOSED(fixture_close) Fixture f;
     Saver saver = {0};
     folder_remove("s", NULL);
     fixture_open(&f, SAVED "--keep 2");
@@ -347,5 +322,4 @@ TEST(saving_goes_on_in_a_thread) {
     CHECK_CONTAINS(saver.err.text, "s/latest/meta.json: the folder could not be made");
     CHECK_CONTAINS(saver.err.text, "; earlier checkpoints are as they were");
     CHECK(saver_wait(&saver)); // said once
-    fixture_close(&f);
 }

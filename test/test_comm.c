@@ -83,9 +83,8 @@ TEST(faults_are_seen) {
     run_ranks(&run, 3, a_wrong_value);
     for (int r = 0; r < 3; r++) { CHECK_EQUAL(run.status[r], 2); }
     run_ranks(&run, 3, other_calls);
-    char *log = processes_log(&run);
+    FREED char *log = processes_log(&run);
     CHECK_CONTAINS(log, "stand-in: AllReduce of 100 here, AllReduce of 101 on rank ");
-    free(log);
 }
 
 static int only_opens(int rank, void *argument) {
@@ -133,10 +132,9 @@ TEST(what_cannot_work_is_refused) {
     for (int i = 0; i < 4; i++) {
         Processes run;
         run_ranks(&run, 2, rows[i].body);
-        char *log = processes_log(&run);
+        FREED char *log = processes_log(&run);
         CHECK_CONTAINS(log, rows[i].expected);
         CHECK_EQUAL(run.status[0], rows[i].status);
-        free(log);
     }
     remove("standin-error");
 }

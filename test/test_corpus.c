@@ -65,11 +65,10 @@ TEST(faults_are_refused) {
         char path[] = "bad";
         text_write(path, faults[i].text);
         processes_run(&p, 1, read_and_write, path);
-        char *log = processes_log(&p);
+        FREED char *log = processes_log(&p);
         CHECK_EQUAL(p.status[0], EXIT_FAILURE);
         CHECK_CONTAINS(log, faults[i].error);
         CHECK(strncmp(log, "error: ", 7) == 0 && strchr(log, '\n') == strrchr(log, '\n'));
-        free(log);
     }
 }
 
@@ -250,21 +249,19 @@ TEST(has_the_size_asked_for) {
     static const int64_t sizes[] = {0, 1, 1000, 100000, DEFAULT_BYTES};
     for (int i = 0; i < 5; i++) {
         size_t length;
-        char *text = make_corpus(sizes[i], 1, &length);
+        FREED char *text = make_corpus(sizes[i], 1, &length);
         CHECK((int64_t)length >= sizes[i] && (int64_t)length < sizes[i] + 2000);
         CHECK(length == 0 || strcmp(text + length - 2, "\n\n") == 0);
         CHECK_BITS(text, corpus, length);
-        free(text);
     }
 }
 
 // The number below changes with the grammar, and with nothing else.
 TEST(is_the_same_on_every_machine) {
     size_t length;
-    char *different = make_corpus(5000, 2, &length);
+    FREED char *different = make_corpus(5000, 2, &length);
     CHECK(strncmp(different, corpus, 1000) != 0);
     CHECK_EQUAL(crc32(0, (const unsigned char *)corpus, 50000), 3015969939);
-    free(different);
 }
 
 // A terabyte was asked for; it ends with the first bytes that cannot be written.

@@ -95,10 +95,9 @@ static void reference_rmsnorm(double *out, double *const *in, const Shape *s) {
 
 static void run_rmsnorm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s);
-    float *rstd = new_floats(M, NAN);
+    FREED float *rstd = new_floats(M, NAN);
     cpu_norm_forward(out, NULL, rstd, in[0], in[1], NULL, M, s->C, (float)s->eps);
     cpu_norm_backward(g[0], g[1], NULL, dout, in[0], in[1], NULL, rstd, M, s->C);
-    free(rstd);
 }
 
 // in: qkv [M,N]. Pair (i, i + D/2) of a query or key turns by t theta^(-2i/D).
@@ -117,13 +116,12 @@ static void reference_rope(double *out, double *const *in, const Shape *s) {
 
 static void run_rope(float *out, float **g, float **in, const float *dout, const Shape *s) {
     size_t bytes = (size_t)(shape_rows(s) * shape_qkv(s)) * sizeof(float);
-    float *table = new_floats(s->T * s->D, NAN);
+    FREED float *table = new_floats(s->T * s->D, NAN);
     rope_table(table, s->T, s->D, &(Rope){.theta = s->theta});
     memcpy(out, in[0], bytes);
     memcpy(g[0], dout, bytes);
     rope_apply(out, table, s->B, s->T, s->H, s->G, s->D, false);
     rope_apply(g[0], table, s->B, s->T, s->H, s->G, s->D, true);
-    free(table);
 }
 
 // in: qkv [M,N], query weight [D], key weight [D]
@@ -182,10 +180,9 @@ static void reference_attention(double *out, double *const *in, const Shape *s) 
 }
 
 static void run_attention(float *out, float **g, float **in, const float *dout, const Shape *s) {
-    float *lse = new_floats(shape_rows(s) * s->H, NAN);
+    FREED float *lse = new_floats(shape_rows(s) * s->H, NAN);
     attention_forward(out, lse, in[0], s->B, s->T, s->H, s->G, s->D);
     attention_backward(g[0], dout, out, lse, in[0], s->B, s->T, s->H, s->G, s->D);
-    free(lse);
 }
 
 static double reference_gelu_of(double x) {
@@ -414,13 +411,12 @@ static void check_operation(const Operation *op, const Shape *s) {
     op->reference(p.out, p.in, s);
     compare(op->name, "output", 0, one.out, NULL, p.out, outputs);
     for (int k = 0; k < INPUTS; k++) {
-        double *derivative = malloc_or_die((size_t)n[k] * sizeof(double));
+        FREED double *derivative = malloc_or_die((size_t)n[k] * sizeof(double));
         differentiate(derivative, &p, k, n[k]);
         if (n[k] > 0) {
             compare(op->name, "gradient of input", k, one.gradients[k],
                     op->overwrites ? NULL : start[k], derivative, n[k]);
         }
-        free(derivative);
     }
     for (int k = 0; k < INPUTS; k++) { free(in[k]), free(start[k]), free(p.in[k]); }
     free_result(&one);
@@ -480,7 +476,7 @@ TEST(operations_are_right) {
 
 TEST(reductions_do_not_depend_on_threads) {
     enum { N = 200003 }; // several blocks of sum_of_squares
-    float *x = malloc_or_die(N * sizeof(float));
+    FREED float *x = malloc_or_die(N * sizeof(float));
     double expected = 0, sums[THREADS + 1];
     float amax = 0.0f;
     fill_random(x, N, 3.0f, 1);
@@ -500,7 +496,6 @@ TEST(reductions_do_not_depend_on_threads) {
     x[N - 1] = 1e30f; // its square is beyond FP32, and fine in the double
     CHECK_CLOSE(sum_of_squares(x, N), 1e60, 1e53);
     CHECK(tensor_amax(x, N) == 1e30f);
-    free(x);
 }
 
 // ---- activations over the whole range ---------------------------------------------------------
@@ -675,7 +670,7 @@ TEST(frequencies_are_transformers) {
     };
     static float table[T * D];
     double frequencies[HALF];
-    SafeTensors st = golden_open("rope.safetensors");
+    CLOSED(safetensors_close) SafeTensors st = golden_open("rope.safetensors");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         for (int j = 0; j < HALF; j++) { frequencies[j] = rope_frequency(j, D, &rows[i].rope); }
         const float *expected = golden_data(&st, rows[i].name, DTYPE_F32, HALF);
@@ -691,5 +686,4 @@ TEST(frequencies_are_transformers) {
             CHECK_CLOSE(table[k / HALF * D + HALF + k % HALF], sin(angle), 1e-7);
         }
     }
-    safetensors_close(&st);
 }

@@ -72,7 +72,7 @@ static int wrong_elements(const Case *t) {
 
 static void check_case(Case *t) {
     size_t bytes = (size_t)t->g.m * t->g.n * sizeof(float);
-    float *one = malloc_or_die(bytes);
+    FREED float *one = malloc_or_die(bytes);
     multiply(t, 1);
     memcpy(one, t->c, bytes);
     for (int threads = 2; threads <= 3; threads++) {
@@ -84,7 +84,6 @@ static void check_case(Case *t) {
         test_fail(__FILE__, __LINE__, "%d x %d x %d, %d %d: %d wrong elements", t->g.m, t->g.n,
                   t->g.k, t->g.trans_a, t->g.trans_b, wrong);
     }
-    free(one);
 }
 
 TEST(multiplies_every_size_and_transposition) {

@@ -13,17 +13,16 @@ enum { FILES = sizeof(files) / sizeof(files[0]) };
 #define SAVED TINY "--save s --resume latest --fp8-format hybrid --fp8-amax-history-len 6 --keep 0 "
 
 static void save_steps(int last) {
-    Fixture f;
+    CLOSED(fixture_close) Fixture f;
     folder_remove("s", NULL);
     fixture_open(&f, SAVED);
     for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step, NULL)); }
-    fixture_close(&f);
 }
 
 // The step that --resume latest finds; 0: none yet; -1: it refuses. Its warnings go to "warnings".
 static int64_t resumed(const char *options, Error *err) {
     Options o = options_of(options);
-    Checkpoint c;
+    CLOSED(checkpoint_close) Checkpoint c;
     bool found;
     fflush(stderr);
     int terminal = dup(STDERR_FILENO);
@@ -34,7 +33,6 @@ static int64_t resumed(const char *options, Error *err) {
     close(terminal);
     if (!ok || !found) { return ok ? 0 : -1; }
     int64_t step = c.progress.step;
-    checkpoint_close(&c);
     return step;
 }
 
@@ -103,7 +101,7 @@ TEST(damaged_files_are_refused) {
 // Replaces text in meta.json, and gives it the checksum that it should then have.
 static void edit_meta(Blob b, const char *from, const char *to) {
     size_t size = b.size - strlen(from) + strlen(to);
-    char *text = malloc_or_die(b.size + strlen(to) + 1);
+    FREED char *text = malloc_or_die(b.size + strlen(to) + 1);
     char *at = memmem(b.bytes, b.size, from, strlen(from));
     if (at == NULL) { die("meta.json has no %s", from); }
     int before = (int)(at - (char *)b.bytes);
@@ -111,7 +109,6 @@ static void edit_meta(Blob b, const char *from, const char *to) {
              (int)b.size - before - (int)strlen(from), at + strlen(from));
     meta_seal(text, size);
     blob_write("s/step_00000001/meta.json", text, size);
-    free(text);
 }
 
 TEST(meta_files_that_lie_are_refused) {

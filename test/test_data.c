@@ -26,7 +26,7 @@ TEST(shards_of_both_versions_read_back) {
     for (int i = 0; i < 3; i++) {
         int token_bytes = i == 0 ? 2 : 4;
         int64_t count = i < 2 ? 500 : 16;
-        TokenFile s;
+        CLOSED(token_file_close) TokenFile s;
         write_shard("a.bin", token_bytes, firsts[i], count);
         CHECK(shard_open(&s, "a.bin", NULL));
         CHECK_EQUAL(s.count, count);
@@ -38,7 +38,6 @@ TEST(shards_of_both_versions_read_back) {
                 CHECK_EQUAL(tokens[at - from], firsts[i] + at);
             }
         }
-        token_file_close(&s);
     }
 }
 
@@ -141,7 +140,7 @@ static Dataset open_stream(int seq_length) {
 TEST(windows_cross_shards) {
     int inputs[150], targets[150];
     for (int T = 1; T < 150; T++) {
-        Dataset data = open_stream(T);
+        CLOSED(dataset_close) Dataset data = open_stream(T);
         CHECK_EQUAL(data.tokens, 150);
         CHECK_EQUAL(data.windows, 149 / T);
         for (int64_t w = 0; w < data.windows; w++) {
@@ -151,7 +150,6 @@ TEST(windows_cross_shards) {
                 CHECK_EQUAL(targets[t], w * T + t + 1);
             }
         }
-        dataset_close(&data);
     }
 }
 
@@ -170,7 +168,7 @@ TEST(bad_data_sets_are_refused) {
 }
 
 TEST(tokens_outside_the_vocabulary_are_named) {
-    Dataset data = open_stream(10);
+    CLOSED(dataset_close) Dataset data = open_stream(10);
     int inputs[10], targets[10];
     data.vocab = 100;
     for (int64_t w = 0; w < data.windows; w++) {
@@ -184,7 +182,6 @@ TEST(tokens_outside_the_vocabulary_are_named) {
     CHECK(dataset_open(&data, "max.bin", 1, INT32_MAX, NULL));
     CHECK_REFUSED(read_window(&data, 0, inputs, targets, &err),
                   "max.bin: token 0 is 4294967294, outside the vocabulary");
-    dataset_close(&data);
 }
 
 // Reads two epochs as run.c does, on `ranks` ranks. Returns how many tokens were not those of the
@@ -196,7 +193,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
     Run run = {.train = {data, 42, shuffle}, .ranks = ranks};
     int64_t W = data->windows, wrong = 0;
     int T = data->seq_length;
-    int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
+    FREED int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
     int *inputs = malloc_or_die((size_t)(B * T) * sizeof(int)),
         *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
     int step = run.options.global_batch_size = ranks * micro_batches * B;
@@ -223,7 +220,6 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
         int64_t token = i % data->tokens;
         wrong += seen[i] != (token >= 1 && token <= W * T);
     }
-    free(seen);
     free(inputs);
     free(targets);
     return wrong;
@@ -231,7 +227,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
 
 TEST(every_token_is_a_target_once_an_epoch) {
     static const int ranks[] = {1, 2, 3, 8};
-    Dataset data = open_stream(4);
+    CLOSED(dataset_close) Dataset data = open_stream(4);
     for (int r = 0; r < 4; r++) {
         for (int B = 1; B <= 5; B++) {
             for (int micro_batches = 1; micro_batches <= 3; micro_batches++) {
@@ -242,7 +238,6 @@ TEST(every_token_is_a_target_once_an_epoch) {
     }
     CHECK(miscounted(&data, 2, 1, 1, true, true) > 0);
     CHECK(miscounted(&data, 8, 2, 3, false, true) > 0);
-    dataset_close(&data);
 }
 
 static uint64_t folded(uint64_t key, uint64_t n, uint64_t place) {
@@ -251,14 +246,13 @@ static uint64_t folded(uint64_t key, uint64_t n, uint64_t place) {
 
 static bool is_permutation(uint64_t (*element)(uint64_t, uint64_t, uint64_t), uint64_t key,
                            uint64_t n) {
-    unsigned char *seen = calloc_or_die(n, 1);
+    FREED unsigned char *seen = calloc_or_die(n, 1);
     bool ok = true;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t at = element(key, n, i);
         ok = ok && at < n && !seen[at];
         if (at < n) { seen[at] = 1; }
     }
-    free(seen);
     return ok;
 }
 
@@ -309,7 +303,7 @@ TEST(order_depends_on_seed_and_epoch_alone) {
 
 TEST(reading_resumes_anywhere) {
     enum { B = 3, T = 4, BATCHES = 30 };
-    Dataset data = open_stream(T);
+    CLOSED(dataset_close) Dataset data = open_stream(T);
     Loader loader = {&data, 7, true};
     int straight[BATCHES][B * T], inputs[B * T], targets[B * T];
     for (int i = 0; i < BATCHES; i++) {
@@ -320,7 +314,6 @@ TEST(reading_resumes_anywhere) {
         CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets, NULL));
         CHECK_BITS(inputs, straight[i], sizeof(inputs));
     }
-    dataset_close(&data);
 }
 
 TEST(evaluation_leaves_out_what_is_past_the_end) {

@@ -124,23 +124,21 @@ static bool save_carelessly(Fixture *f, int64_t step, Error *err) {
 }
 
 static bool holds(const char *path, int64_t step) {
-    Checkpoint c;
+    CLOSED(checkpoint_close) Checkpoint c;
     float first = 0;
     if (!checkpoint_open(&c, path, NULL)) { return false; }
     bool ok = checkpoint_read(&c, "master", 0, 1, &first, NULL) && first == (float)step &&
               c.progress.step == step;
-    checkpoint_close(&c);
     return ok;
 }
 
 static int64_t resumed_step(void) {
-    Checkpoint c;
+    CLOSED(checkpoint_close) Checkpoint c;
     bool found;
     if (!checkpoint_resume(&c, &fixture.options, &found, NULL) || !found) { return -1; }
     int64_t step = c.progress.step;
     char path[PATH_LENGTH];
     checkpoint_path(path, "s", step);
-    checkpoint_close(&c);
     return holds(path, step) ? step : -1;
 }
 

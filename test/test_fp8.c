@@ -299,7 +299,7 @@ static int block_errors(const Reference *r, const float *rounded, const Fp8Count
 }
 
 TEST(blocks_are_the_references) {
-    SafeTensors file = golden_open("blocks.safetensors");
+    CLOSED(safetensors_close) SafeTensors file = golden_open("blocks.safetensors");
     static float rounded[MOST], other[MOST];
     for (int i = 0; i < 4 * 3 * 3; i++) {
         int s = i / 9, k = i / 3 % 3, f = i % 3, n = shapes[s].rows * shapes[s].columns;
@@ -331,7 +331,6 @@ TEST(blocks_are_the_references) {
         r.blocks.type = r.blocks.type == FP8_E4M3 ? FP8_E5M2 : FP8_E4M3;
         CHECK(block_errors(&r, rounded, &counts) > n / 2);
     }
-    safetensors_close(&file);
 }
 
 TEST(block_scales_are_powers_of_two) {

@@ -256,10 +256,9 @@ TEST(wrong_calls_are_named) {
     for (int fault = 0; fault < 12; fault++) {
         Processes run;
         processes_run(&run, 1, a_wrong_call, &fault);
-        char *log = processes_log(&run);
+        FREED char *log = processes_log(&run);
         CHECK_EQUAL(run.status[0], EXIT_FAILURE);
         CHECK_CONTAINS(log, expected[fault]);
-        free(log);
     }
 }
 
@@ -269,9 +268,8 @@ TEST(wrong_calls_are_named) {
 static int algorithm(Gpu *gpu) {
     size_t bytes;
     int32_t last;
-    char *data = gemm_choices(gpu, &bytes);
+    FREED char *data = gemm_choices(gpu, &bytes);
     memcpy(&last, data + bytes - sizeof(last), sizeof(last));
-    free(data);
     return last;
 }
 

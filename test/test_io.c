@@ -8,7 +8,7 @@
 TEST(writers_keep_length_and_checksum) {
     enum { SIZE = 5 << 20 };
     static const size_t pieces[] = {1, 7, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20};
-    unsigned char *data = malloc_or_die(SIZE);
+    FREED unsigned char *data = malloc_or_die(SIZE);
     for (size_t i = 0; i < SIZE; i++) { data[i] = (unsigned char)(i * i >> 7); }
     for (size_t p = 0; p < sizeof(pieces) / sizeof(pieces[0]); p++) {
         size_t size = pieces[p] < 4096 ? 100000 : SIZE;
@@ -29,7 +29,6 @@ TEST(writers_keep_length_and_checksum) {
         CHECK(file_checksum("f", &bytes, &crc, NULL));
         CHECK(bytes == (int64_t)size && crc == crc32_z(0, data, size));
     }
-    free(data);
 }
 
 TEST(files_map_whole) {

@@ -85,7 +85,7 @@ static int agree_in_turn(int rank, void *argument) {
     }
     // rank 0 sends on both channels before the others read: each finds its own
     enum { LARGE = 1 << 20 };
-    char *large = malloc_or_die(LARGE);
+    FREED char *large = malloc_or_die(LARGE);
     for (int i = 0; i < 2; i++) {
         Channel channel = (i == 0) == (rank == 0) ? CHANNEL_MAIN : CHANNEL_SAVE;
         char expected = channel == CHANNEL_MAIN ? 'x' : 'z';
@@ -93,7 +93,6 @@ static int agree_in_turn(int rank, void *argument) {
         group_broadcast(&g, channel, large, LARGE);
         wrong += large[0] != expected || large[LARGE - 1] != expected;
     }
-    free(large);
     group_close(&g);
     return wrong;
 }
@@ -125,11 +124,10 @@ static int at_another_place(int rank, void *argument) {
 TEST(ranks_must_make_the_same_calls) {
     Place p = place_at("127.0.0.1", 2, 10);
     Processes run;
-    char *log = run_there(&run, 2, at_another_place, &p);
+    FREED char *log = run_there(&run, 2, at_another_place, &p);
     CHECK_CONTAINS(log, "rank 1 is at another place in the program: it sent 4 bytes where ");
     CHECK_EQUAL(run.status[0], 1);
     CHECK_EQUAL(run.status[1], EXIT_LOST_RANK);
-    free(log);
 }
 
 // A name that is no address is listened for on all of them, so that others may know it by another.
@@ -176,10 +174,9 @@ TEST(missing_ranks_are_named) {
 TEST(many_missing_ranks_are_cut_short) {
     Place p = place_at("127.0.0.1", 4096, 0.1);
     Processes run;
-    char *log = run_there(&run, 1, join_as_told, &p);
+    FREED char *log = run_there(&run, 1, join_as_told, &p);
     CHECK_CONTAINS(log, "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ");
     CHECK_CONTAINS(log, ", ... of 4096 did not come");
-    free(log);
 }
 
 static int differing(int rank, void *argument) {
@@ -211,14 +208,13 @@ TEST(ranks_that_differ_are_refused) {
         Place p = place_at("127.0.0.1", 3, 3);
         Processes run;
         p.numbers = rows[i].numbers;
-        char *log = run_there(&run, 3, rows[i].body, &p);
+        FREED char *log = run_there(&run, 3, rows[i].body, &p);
         CHECK_EQUAL(run.status[0], 1);
         CHECK_EQUAL(run.status[1], 1);
         CHECK_CONTAINS(log, "rank 0: error: ");
         CHECK_CONTAINS(log, "rank 1: error: ");
         CHECK_CONTAINS(log, rows[i].expected);
         CHECK(strstr(log, "did not come") == NULL); // at once, and not by the time limit
-        free(log);
     }
 }
 
@@ -252,7 +248,7 @@ TEST(silent_strangers_hold_up_nobody) {
         int files[SILENT];
         double begin = wall_seconds();
         for (int i = 0; i < SILENT; i++) { files[i] = connect_to(p.host, p.port); }
-        char *log = run_there(&run, present, join_as_told, &p);
+        FREED char *log = run_there(&run, present, join_as_told, &p);
         CHECK(wall_seconds() - begin < 4);
         for (int r = 0; r < present; r++) { CHECK_EQUAL(run.status[r], present == 3 ? 0 : 1); }
         if (present == 2) {
@@ -260,7 +256,6 @@ TEST(silent_strangers_hold_up_nobody) {
             CHECK_CONTAINS(log, "rank 1: error: rank 2 of 3 did not come to 127.0.0.1 port ");
         }
         for (int i = 0; i < SILENT; i++) { close(files[i]); }
-        free(log);
     }
 }
 
@@ -272,7 +267,7 @@ TEST(a_wrong_place_is_named) {
     close(p.listener); // nobody listens any more
     p.listener = -1;
     p.numbers = only_one;
-    char *log = run_there(&run, 1, join_as_told, &p);
+    FREED char *log = run_there(&run, 1, join_as_told, &p);
     snprintf(expected, sizeof(expected),
              "rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s", p.port);
     CHECK_EQUAL(run.status[0], 1);
@@ -282,7 +277,6 @@ TEST(a_wrong_place_is_named) {
     p.host = "a host with spaces";
     log = run_there(&run, 1, join_as_told, &p);
     CHECK_CONTAINS(log, "not reached at a host with spaces port ");
-    free(log);
 }
 
 // Something else has the port: it answers nothing that a rank would, or listens where rank 0

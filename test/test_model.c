@@ -8,9 +8,8 @@
 static int64_t count_of(const char *options) {
     Options o = options_of(options);
     ModelConfig c = model_config(&o);
-    ParamLayout layout = param_layout(&c);
+    CLOSED(param_layout_free) ParamLayout layout = param_layout(&c);
     int64_t count = layout.num_parameters;
-    param_layout_free(&layout);
     return count;
 }
 
@@ -126,16 +125,15 @@ static int not_found(const ParamLayout *layout) {
 
 TEST(the_space_is_cut_without_overlap) {
     for (int i = 0; i < MODELS; i++) {
-        ParamLayout layout = layout_of(models[i]);
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(models[i]);
         CHECK_EQUAL(misplaced(&layout), 0);
         CHECK_EQUAL(wrong_buckets(&layout), 0);
         CHECK_EQUAL(not_found(&layout), 0);
-        param_layout_free(&layout);
     }
 }
 
 TEST(faults_in_the_space_are_seen) {
-    ParamLayout layout = layout_of(models[0]);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(models[0]);
     Param *p = &layout.params[7];
     p->offset++;
     CHECK(misplaced(&layout) > 0);
@@ -152,7 +150,6 @@ TEST(faults_in_the_space_are_seen) {
     CHECK(wrong_buckets(&layout) > 0);
     layout.buckets[2].end += PARAM_ALIGN;
     CHECK(misplaced(&layout) + wrong_buckets(&layout) + not_found(&layout) == 0);
-    param_layout_free(&layout);
 }
 
 // The same in words that a person can check: GPT-2 small's rows by Hugging Face's shapes.
@@ -235,8 +232,8 @@ static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
 }
 
 TEST(weights_start_as_published) {
-    ParamLayout layout = layout_of(INIT_MODEL);
-    float *w = initial_weights(&layout, 1);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
+    FREED float *w = initial_weights(&layout, 1);
     int matrices = 0, errors = 0;
     for (int i = 0; i < layout.count; i++) {
         const Param *p = &layout.params[i];
@@ -257,22 +254,19 @@ TEST(weights_start_as_published) {
     }
     CHECK_EQUAL(errors, 0);
     CHECK_EQUAL(matrices, 3 + 3 * 4);
-    free(w);
-    param_layout_free(&layout);
 }
 
 // Residual projections are smaller, the deeper the model; --init-method-std scales all.
 TEST(options_scale_the_start) {
+    CLOSED(param_layout_free)
     ParamLayout layout = layout_of(INIT_MODEL " --num-layers 8 --init-method-std 0.1");
-    float *w = initial_weights(&layout, 1);
+    FREED float *w = initial_weights(&layout, 1);
     const Param *out = param_find(&layout, TENSOR_ATTENTION_OUT_WEIGHT, 7);
     const Param *fc2 = param_find(&layout, TENSOR_FC2_WEIGHT, 0);
     const Param *fc1 = param_find(&layout, TENSOR_FC1_WEIGHT, 0);
     CHECK(looks_normal(w + out->offset, param_size(out), 0.1 / 4));
     CHECK(looks_normal(w + fc2->offset, param_size(fc2), 0.1 / 4));
     CHECK(looks_normal(w + fc1->offset, param_size(fc1), 0.1));
-    free(w);
-    param_layout_free(&layout);
 }
 
 // Correlation of two tensors' first n values.
@@ -288,7 +282,7 @@ static double correlation(const float *a, const float *b, int64_t n) {
 
 TEST(tensors_and_seeds_are_independent) {
     enum { N = 1980 }; // the smallest matrix, the position embedding; five standard errors: 0.112
-    ParamLayout layout = layout_of(INIT_MODEL);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
     float *w = initial_weights(&layout, 1), *other = initial_weights(&layout, 2);
     for (int i = 0; i < layout.count; i++) {
         const Param *p = &layout.params[i];
@@ -303,35 +297,28 @@ TEST(tensors_and_seeds_are_independent) {
     CHECK(correlation(w, w, N) > 0.99);
     free(w);
     free(other);
-    param_layout_free(&layout);
 }
 
 TEST(the_start_does_not_depend_on_threads) {
-    ParamLayout layout = layout_of(INIT_MODEL);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
     omp_set_num_threads(1);
-    float *one = initial_weights(&layout, 1);
+    FREED float *one = initial_weights(&layout, 1);
     for (int threads = 2; threads <= 3; threads++) {
         omp_set_num_threads(threads);
-        float *more = initial_weights(&layout, 1);
+        FREED float *more = initial_weights(&layout, 1);
         CHECK_BITS(more, one, (size_t)layout.size * sizeof(float));
-        free(more);
     }
-    free(one);
-    param_layout_free(&layout);
 }
 
 // Any part of a parameter, the vocabulary's padding included, as the whole space has it.
 TEST(a_part_starts_as_in_the_whole) {
-    ParamLayout layout = layout_of(INIT_MODEL);
-    float *w = initial_weights(&layout, 1);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(INIT_MODEL);
+    FREED float *w = initial_weights(&layout, 1);
     for (int i = 0; i < layout.count; i++) {
         const Param *p = &layout.params[i];
         int64_t n = param_size(p), begin = n / 3, end = n;
-        float *part = malloc_or_die((size_t)n * sizeof(float));
+        FREED float *part = malloc_or_die((size_t)n * sizeof(float));
         param_init(&layout, p, begin, end, part, 1);
         CHECK_BITS(part, w + p->offset + begin, (size_t)(end - begin) * sizeof(float));
-        free(part);
     }
-    free(w);
-    param_layout_free(&layout);
 }

@@ -112,7 +112,7 @@ static double golden_error(const SafeTensors *st, int shape, const char *what, c
 TEST(steps_are_numpys) {
     static const Settings right = {0.02f, 0.95f, 0.1f, 0.2f, 1.0f};
     Settings wrong[] = {right, right, right, right, right};
-    SafeTensors st = golden_open("muon.safetensors");
+    CLOSED(safetensors_close) SafeTensors st = golden_open("muon.safetensors");
     float w[MOST], updates[2][MOST];
     wrong[0].lr *= 1.001f;
     wrong[1].momentum = 0.94f;
@@ -133,7 +133,6 @@ TEST(steps_are_numpys) {
             CHECK(!(golden_error(&st, i, "end", w) <= (is_row ? 1e-6 : 2e-6)));
         }
     }
-    safetensors_close(&st);
 }
 
 // ---- the trainer --------------------------------------------------------------------------------
@@ -160,8 +159,8 @@ static const Part gpt2_parts[] = {
 static void follow(Trainer *t, const Part *parts, int count, float *w, float *m) {
     const Options *o = &t->run.options;
     int64_t size = t->run.layout.size;
-    float *g = malloc_or_die((size_t)size * sizeof(float));
-    float *scratch = malloc_or_die((size_t)(3 * 192 * 192) * sizeof(float));
+    FREED float *g = malloc_or_die((size_t)size * sizeof(float));
+    FREED float *scratch = malloc_or_die((size_t)(3 * 192 * 192) * sizeof(float));
     read_batch(t);
     forward_backward(t, o->micro_batch_size * o->seq_length);
     copy(g, t->gradients, size);
@@ -178,20 +177,18 @@ static void follow(Trainer *t, const Part *parts, int count, float *w, float *m)
             muon_update(w + at, g + at, n, (float)lr, (float)o->weight_decay);
         }
     }
-    free(g);
-    free(scratch);
 }
 
 // The matrices follow the definition, bit for bit; all else is what AdamW makes of it.
 static void check_steps(const char *model, const Part *parts, int count) {
     static const char options[] = "--num-layers 2 --clip-grad 0.5 --lr-warmup-iters 3 "
                                   "--train-iters 6 --lr 0.01";
-    Trainer t, adamw;
+    CLOSED(trainer_close) Trainer t, adamw;
     open_trainer(&t, "%s %s --optimizer muon", model, options);
     open_trainer(&adamw, "%s %s", model, options);
     int64_t size = t.run.layout.size, wrong = 0, same = 0;
-    float *w = malloc_or_die((size_t)size * sizeof(float));
-    float *m = calloc_or_die((size_t)size, sizeof(float));
+    FREED float *w = malloc_or_die((size_t)size * sizeof(float));
+    FREED float *m = calloc_or_die((size_t)size, sizeof(float));
     copy(w, t.weights, size);
     for (int step = 0; step < 2; step++) {
         follow(&t, parts, count, w, m);
@@ -211,10 +208,6 @@ static void check_steps(const char *model, const Part *parts, int count) {
         CHECK_EQUAL(wrong, 0);
         CHECK(same < 20); // of all matrices' elements
     }
-    free(w);
-    free(m);
-    trainer_close(&t);
-    trainer_close(&adamw);
 }
 
 TEST(every_matrix_is_updated_by_itself) {
@@ -227,19 +220,16 @@ TEST(other_cuts_are_seen) {
     static const Part whole[] = {{TENSOR_QKV_WEIGHT, 0, 80}};
     static const Part cut[] = {{TENSOR_QKV_WEIGHT, 0, 47}, {TENSOR_QKV_WEIGHT, 47, 17}};
     for (int i = 0; i < 2; i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_trainer(&t, SMALL_LLAMA "--num-layers 1 --clip-grad 0.1 --optimizer muon");
         const Param *p = param_find(&t.run.layout, TENSOR_QKV_WEIGHT, 0);
-        float *w = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
-        float *m = calloc_or_die((size_t)t.run.layout.size, sizeof(float));
+        FREED float *w = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
+        FREED float *m = calloc_or_die((size_t)t.run.layout.size, sizeof(float));
         copy(w, t.weights, t.run.layout.size);
         follow(&t, i == 0 ? whole : cut, i + 1, w, m);
         train(&t, 1);
         CHECK_ERROR(m + p->offset, t.exp_avg + p->offset, 47 * p->cols, 0);
         CHECK(CAUGHT(CHECK_ERROR(w + p->offset, t.weights + p->offset, 47 * p->cols, 1e-6)));
-        free(w);
-        free(m);
-        trainer_close(&t);
     }
 }
 

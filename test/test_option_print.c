@@ -82,10 +82,9 @@ TEST(help_shows_what_is_in_effect) {
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         o = options_of(rows[i].command);
-        char *help = printed(print_help, &o);
+        FREED char *help = printed(print_help, &o);
         CHECK_CONTAINS(help, rows[i].help);
         CHECK(strstr(help, "[no-]help") == NULL);
-        free(help);
     }
 }
 

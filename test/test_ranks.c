@@ -74,12 +74,11 @@ static void save_split(Fixture *f, int ranks, const char *const *texts) {
 static bool reads(const Checkpoint *c, const Fixture *f, int kind, int64_t begin, int64_t end) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     size_t bytes = (size_t)(end - begin) * sizeof(float);
-    float *out = malloc_or_die(bytes + sizeof(float));
+    FREED float *out = malloc_or_die(bytes + sizeof(float));
     memset(out, 0xff, bytes + sizeof(float));
     bool ok = checkpoint_read(c, kinds[kind], begin, end, out, NULL) &&
               memcmp(out, f->state + kind * f->layout.size + begin, bytes) == 0 &&
               isnan(out[end - begin]);
-    free(out);
     return ok;
 }
 
@@ -94,11 +93,11 @@ TEST(ranks_are_read_as_one) {
         {3, {"", "0:N", "5:5"}},
         {4, {"0:1,4:5", "1:2,5:N", "2:3", "3:4"}},
     };
-    Fixture f;
+    CLOSED(fixture_close) Fixture f;
     fixture_open(&f, TINY "--save s");
     int64_t n = f.layout.size;
     for (size_t i = 0; i < sizeof(splits) / sizeof(splits[0]); i++) {
-        Checkpoint c;
+        CLOSED(checkpoint_close) Checkpoint c;
         save_split(&f, splits[i].ranks, splits[i].texts);
         CHECK(checkpoint_open_checked(&c, "s/step_00000001", NULL));
         CHECK_EQUAL(c.ranks, splits[i].ranks);
@@ -110,9 +109,7 @@ TEST(ranks_are_read_as_one) {
         f.state[n - 1] += 1;
         CHECK(!reads(&c, &f, 0, 0, n)); // a difference would be seen
         f.state[n - 1] -= 1;
-        checkpoint_close(&c);
     }
-    fixture_close(&f);
 }
 
 TEST(ranges_that_lie_are_refused) {
@@ -135,21 +132,20 @@ TEST(ranges_that_lie_are_refused) {
         {{"0:N,x", ""}, "list of ranges is wrong"},
         {{"0-N", ""}, "list of ranges is wrong"},
     };
-    Fixture f;
+    CLOSED(fixture_close) Fixture f;
     fixture_open(&f, TINY "--save s");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         Checkpoint c;
         save_split(&f, 2, rows[i].texts);
         CHECK_REFUSED(checkpoint_open_checked(&c, "s/step_00000001", &err), rows[i].expected);
     }
-    fixture_close(&f);
 }
 
 // A file that is another length than its ranges, or has no such tensor.
 TEST(wrong_tensors_are_refused) {
     static const char path[] = "s/step_00000001/optimizer-1-of-2.safetensors";
     static const char *const texts[] = {"0:64", "64:N"};
-    Fixture f;
+    CLOSED(fixture_close) Fixture f;
     fixture_open(&f, TINY "--save s");
     int64_t n = f.layout.size;
     for (int fault = 0; fault < 5; fault++) {
@@ -177,5 +173,4 @@ TEST(wrong_tensors_are_refused) {
                           "is missing or not ");
         }
     }
-    fixture_close(&f);
 }

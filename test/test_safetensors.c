@@ -9,7 +9,7 @@ TEST(every_dtype_round_trips) {
     unsigned char bytes[12 * 8];
     for (int dtype = DTYPE_F32; dtype <= DTYPE_U8; dtype++) {
         FileWriter w;
-        SafeTensors st;
+        CLOSED(safetensors_close) SafeTensors st;
         CHECK_TEXT(dtype_name((Dtype)dtype), names[dtype]);
         size_t size = 12 * (size_t)dtype_bytes((Dtype)dtype);
         for (size_t i = 0; i < size; i++) { bytes[i] = (unsigned char)(37 * i + 1); }
@@ -35,7 +35,6 @@ TEST(every_dtype_round_trips) {
         CHECK_BITS(e->data, bytes, size);
         CHECK_EQUAL(safetensors_find(&st, "scalar")->dims, 0);
         CHECK(safetensors_find(&st, "first") == NULL);
-        safetensors_close(&st);
     }
 }
 
@@ -50,7 +49,7 @@ TEST(sixteen_bit_floats_decode) {
         int bias = (1 << (exponents - 1)) - 1;
         TensorEntry t = {"codes", (Dtype)dtype, 1, {CODES}, codes, false, 0, 0};
         FileWriter w;
-        SafeTensors st;
+        CLOSED(safetensors_close) SafeTensors st;
         CHECK(safetensors_write(&w, "t.st", &t, 1, NULL, NULL));
         CHECK(safetensors_open(&st, "t.st", NULL));
         safetensors_read_floats(&st.entries[0], 5, CODES - 5, out + 5);
@@ -64,18 +63,16 @@ TEST(sixteen_bit_floats_decode) {
             if (exponent == (1 << exponents) - 1) { value = mantissa > 0 ? NAN : INFINITY; }
             CHECK(isnan(value) ? isnan(out[i]) : out[i] == sign * value);
         }
-        safetensors_close(&st);
     }
 }
 
 // A file whose header length says `length`, followed by `text` and `data_bytes` zeros.
 static void write_raw(uint64_t length, const char *text, size_t data_bytes) {
     size_t size = strlen(text);
-    unsigned char *bytes = calloc_or_die(sizeof(length) + size + data_bytes, 1);
+    FREED unsigned char *bytes = calloc_or_die(sizeof(length) + size + data_bytes, 1);
     memcpy(bytes, &length, sizeof(length));
     memcpy(bytes + sizeof(length), text, size);
     blob_write("bad.st", bytes, sizeof(length) + size + data_bytes);
-    free(bytes);
 }
 
 static void refuse(const char *expected) {
@@ -103,9 +100,8 @@ TEST(header_lengths_that_lie_are_refused) {
     CHECK(truncate("bad.st", 200 << 20) == 0);
     refuse("100 MiB at most");
     write_raw(2, "{}", 0);
-    SafeTensors st;
+    CLOSED(safetensors_close) SafeTensors st;
     CHECK(safetensors_open(&st, "bad.st", NULL) && st.count == 0);
-    safetensors_close(&st);
 }
 
 #define F32_AT(name, shape, begin, end) \
@@ -179,12 +175,11 @@ TEST(hostile_headers_are_refused) {
 // Nested deeper than any parser's stack.
 TEST(deep_nesting_is_refused) {
     enum { DEPTH = 200000 };
-    char *text = malloc_or_die(DEPTH + 1);
+    FREED char *text = malloc_or_die(DEPTH + 1);
     memset(text, '[', DEPTH);
     text[DEPTH] = '\0';
     write_raw(DEPTH, text, 0);
     refuse("not JSON");
-    free(text);
 }
 
 static void save_model(const char *path, Fixture *f) {
@@ -199,13 +194,13 @@ TEST(models_round_trip_under_hugging_face_names) {
     static const char *const models[] = {TINY, TINY "--untie-embeddings-and-output-weights",
                                          TINY "--arch gpt2 --num-query-groups 2"};
     for (int i = 0; i < 3; i++) {
-        Fixture f;
-        SafeTensors st;
+        CLOSED(fixture_close) Fixture f;
+        CLOSED(safetensors_close) SafeTensors st;
         fixture_open(&f, models[i]);
         const Bucket whole = {0, f.layout.size};
         model_init(&f.layout, &whole, 1, f.state, 1);
         save_model("model.st", &f);
-        float *back = malloc_or_die((size_t)f.layout.size * sizeof(float));
+        FREED float *back = malloc_or_die((size_t)f.layout.size * sizeof(float));
         CHECK(safetensors_open(&st, "model.st", NULL));
         CHECK(hf_read(&st, &f.layout, &whole, 1, back, NULL));
         CHECK_BITS(back, f.state, (size_t)f.layout.size * sizeof(float));
@@ -218,9 +213,6 @@ TEST(models_round_trip_under_hugging_face_names) {
         model_init(&f.layout, ranges, 2, back, 1);
         CHECK_BITS(back, f.state + 2 * n, (size_t)n * sizeof(float));
         CHECK_BITS(back + n, f.state + 64, (size_t)(n - 64) * sizeof(float));
-        safetensors_close(&st);
-        free(back);
-        fixture_close(&f);
     }
 }
 
@@ -241,12 +233,11 @@ TEST(other_models_are_refused) {
     save_model("model.st", &f);
     fixture_close(&f);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        SafeTensors st;
+        CLOSED(safetensors_close) SafeTensors st;
         fixture_open(&f, rows[i].model);
         CHECK(safetensors_open(&st, "model.st", NULL));
         CHECK_REFUSED(hf_read(&st, &f.layout, &(Bucket){0, f.layout.size}, 1, f.state, &err),
                       rows[i].expected);
-        safetensors_close(&st);
         fixture_close(&f);
     }
 }

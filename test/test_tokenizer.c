@@ -10,7 +10,7 @@
 // ---- tokenizer.bin ------------------------------------------------------------------------------
 
 TEST(bytes_read_back) {
-    Tokenizer t;
+    CLOSED(tokenizer_close) Tokenizer t;
     int length;
     CHECK(tokenizer_write_bytes("t.bin", NULL));
     CHECK(tokenizer_open(&t, "t.bin", NULL));
@@ -24,7 +24,6 @@ TEST(bytes_read_back) {
     for (int i = 0; i < 5; i++) {
         CHECK(tokenizer_decode(&t, silent[i], &length) != NULL && length == 0);
     }
-    tokenizer_close(&t);
 }
 
 TEST(entries_have_any_length) {
@@ -36,14 +35,13 @@ TEST(entries_have_any_length) {
     file[sizeof(header) + 1] = 255;
     file[sizeof(file) - 1] = 0;
     blob_write("t.bin", file, sizeof(file));
-    Tokenizer t;
+    CLOSED(tokenizer_close) Tokenizer t;
     int length;
     CHECK(tokenizer_open(&t, "t.bin", NULL));
     tokenizer_decode(&t, 0, &length);
     CHECK_EQUAL(length, 0);
     tokenizer_decode(&t, 1, &length);
     CHECK_EQUAL(length, 255);
-    tokenizer_close(&t);
 }
 
 static void refuse(const char *expected) {
@@ -214,12 +212,11 @@ typedef struct {
 } Row;
 
 static void check_rows(Cut cut, const Row *rows, size_t count) {
-    Fix f;
+    CLOSED(fix_close) Fix f;
     char out[MOST];
     fix_open(&f, cut);
     for (size_t i = 0; i < count; i++) { CHECK_TEXT(shown(&f, rows[i].text, out), rows[i].tokens); }
     CHECK(CAUGHT(CHECK_TEXT(shown(&f, rows[0].text, out), rows[1].tokens)));
-    fix_close(&f);
 }
 
 TEST(gpt2_words) {
@@ -262,11 +259,10 @@ TEST(llama3_words) {
 }
 
 TEST(bytes_are_their_own_tokens) {
-    Fix f;
+    CLOSED(fix_close) Fix f;
     fix_open(&f, CUT_BYTES);
     CHECK_EQUAL(encoder_encode(&f.encoder, (const unsigned char *)"the", 3, f.tokens), 3);
     CHECK(f.tokens[0] == 't' && f.tokens[1] == 'h' && f.tokens[2] == 'e');
-    fix_close(&f);
 }
 
 // Whatever the bytes are, the tokens' bytes are they, at most one token a byte.
@@ -276,7 +272,7 @@ TEST(every_text_comes_back) {
                                      "\x80",     "\xe4\xb8", "!",    "ing "};
     enum { PIECES = sizeof(pieces) / sizeof(pieces[0]) };
     for (int cut = CUT_BYTES; cut < CUT_COUNT; cut++) {
-        Fix f;
+        CLOSED(fix_close) Fix f;
         fix_open(&f, (Cut)cut);
         for (uint64_t seed = 0; seed < 300; seed++) {
             char text[MOST / 8] = "", back[MOST / 8] = "";
@@ -296,13 +292,12 @@ TEST(every_text_comes_back) {
             CHECK_EQUAL(used, bytes);
             CHECK_BITS(back, text, bytes);
         }
-        fix_close(&f);
     }
 }
 
 // A file may say that a space is a letter; the patterns take it for a space all the same.
 TEST(spaces_are_spaces) {
-    Fix f;
+    CLOSED(fix_close) Fix f;
     char out[MOST];
     write_tokenizer("t.bin", CUT_GPT2, -1);
     Blob b = blob_read("t.bin");
@@ -316,29 +311,24 @@ TEST(spaces_are_spaces) {
     CHECK_TEXT(shown(&f, " \ta", out), " |\t|a");
     alarm(0);
     free(b.bytes);
-    fix_close(&f);
 }
 
 TEST(long_words_are_quick) {
     enum { LONG = 1 << 20 };
-    Fix f;
+    CLOSED(fix_close) Fix f;
     fix_open(&f, CUT_GPT2);
-    unsigned char *text = malloc_or_die(LONG);
-    int *tokens = malloc_or_die(LONG * sizeof(int));
+    FREED unsigned char *text = malloc_or_die(LONG);
+    FREED int *tokens = malloc_or_die(LONG * sizeof(int));
     memset(text, 'a', LONG);
     CHECK_EQUAL(encoder_encode(&f.encoder, text, LONG, tokens), LONG / 2);
-    free(text);
-    free(tokens);
-    fix_close(&f);
 }
 
 static void refuse_encoder(Cut cut, int dropped, const char *expected) {
-    Tokenizer t;
+    CLOSED(tokenizer_close) Tokenizer t;
     Encoder e;
     write_tokenizer("bad.bin", cut, dropped);
     CHECK(tokenizer_open(&t, "bad.bin", NULL));
     CHECK_REFUSED(encoder_open(&e, &t, &err), expected);
-    tokenizer_close(&t);
 }
 
 TEST(what_cannot_encode_is_refused) {

@@ -69,7 +69,7 @@ static ChoiceModel model_of(Trainer *t) {
 }
 
 TEST(scores_are_each_rows) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0}, expected[3];
     open_scorer(&t, "");
     count_by_rows(&t, expected);
@@ -80,11 +80,10 @@ TEST(scores_are_each_rows) {
     int64_t other[3] = {0};
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), other);
     CHECK(CAUGHT(check_counts(other, expected)));
-    trainer_close(&t);
 }
 
 TEST(ranks_share_the_questions) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0}, sum[3] = {0};
     open_scorer(&t, "");
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
@@ -98,7 +97,6 @@ TEST(ranks_share_the_questions) {
     check_counts(sum, counts);
     t.run.ranks = 1;
     t.run.rank = 0;
-    trainer_close(&t);
 }
 
 static void add_ten(void *trainer, int64_t *values, int n) {
@@ -107,7 +105,7 @@ static void add_ten(void *trainer, int64_t *values, int n) {
 }
 
 TEST(sums_go_over_the_ranks) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0}, summed[3] = {0};
     open_scorer(&t, "");
     ChoiceModel model = model_of(&t);
@@ -115,12 +113,11 @@ TEST(sums_go_over_the_ranks) {
     model.sum = add_ten;
     run_score_set(&t.run, &t.run.choices.sets[0], model, summed);
     for (int i = 0; i < 3; i++) { CHECK_EQUAL(summed[i], counts[i] + 10); }
-    trainer_close(&t);
 }
 
 // The learned state, and a delayed run's scaling, are the same after scoring.
 TEST(scoring_changes_nothing) {
-    Trainer a, b;
+    CLOSED(trainer_close) Trainer a, b;
     open_scorer(&a, "--fp8-format hybrid --train-iters 9");
     open_scorer(&b, "--fp8-format hybrid --train-iters 9");
     train(&a, 2);
@@ -131,18 +128,15 @@ TEST(scoring_changes_nothing) {
     train(&b, 2);
     CHECK_BITS(a.weights, b.weights, (size_t)a.run.layout.size * sizeof(float));
     CHECK_BITS(a.slots, b.slots, (size_t)fp8_slot_count(&a.run.config) * sizeof(Fp8Slot));
-    trainer_close(&a);
-    trainer_close(&b);
 }
 
 TEST(losses_that_are_not_finite_answer_nothing) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     int64_t counts[3] = {0};
     open_scorer(&t, "");
     t.weights[param_find(&t.run.layout, TENSOR_FINAL_NORM_WEIGHT, 0)->offset] = NAN;
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
     CHECK(counts[0] == QUESTIONS && counts[1] == 0 && counts[2] == 0);
-    trainer_close(&t);
 }
 
 SETUP() {

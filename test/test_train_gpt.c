@@ -67,14 +67,14 @@ static void compare_gradients(Trainer *t, const float *expected) {
 
 static void check_golden(const char *name) {
     char path[PATH_LENGTH], file[64];
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     Error err;
     snprintf(file, sizeof(file), "%s.config", name);
     golden_path(path, file);
     open_trainer(&t, "--config %s", path);
     snprintf(file, sizeof(file), "%s_outputs.safetensors", name);
-    SafeTensors st = golden_open(file);
-    float *expected = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
+    CLOSED(safetensors_close) SafeTensors st = golden_open(file);
+    FREED float *expected = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
     if (!hf_read(&st, &t.run.layout, &t.whole, 1, expected, &err)) { die("%s", err.text); }
     int rows = load_golden_inputs(&t, name);
     CHECK(rows > 0 && rows < M);
@@ -83,9 +83,6 @@ static void check_golden(const char *name) {
     CHECK_EQUAL(stray_elements(&t, t.gradients), 0);
     compare_gradients(&t, expected);
     compare_logits(&t, golden_data(&st, "logits", DTYPE_F32, M * V));
-    free(expected);
-    safetensors_close(&st);
-    trainer_close(&t);
 }
 
 TEST(gpt2_is_pytorchs) {
@@ -195,13 +192,12 @@ static void check_tensor(Trainer *t, const Param *p) {
 
 TEST(gradients_are_differences_of_the_loss) {
     for (size_t i = 0; i < sizeof(small_models) / sizeof(small_models[0]); i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_trainer(&t, "%s %s", small_models[i], small_shape);
         disturb_weights(&t, 0.15f);
         read_batch(&t);
         forward_backward(&t, M);
         for (int p = 0; p < t.run.layout.count; p++) { check_tensor(&t, &t.run.layout.params[p]); }
-        trainer_close(&t);
     }
 }
 

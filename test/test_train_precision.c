@@ -137,17 +137,16 @@ TEST(products_have_the_operands_they_should) {
          NUMBER_BF16, NUMBER_BF16},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_trainer(&t, LLAMA "%s", cases[i].options);
         check_products(&t, cases[i].number, cases[i].wgrad);
-        trainer_close(&t);
     }
 }
 
 // A slot with a history is used as it is, even where the tensor saturates, and notes what it saw.
 TEST(delayed_scales_come_from_the_slot) {
     static Activations a;
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid");
     Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
     Fp8Slot *dy = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY)];
@@ -161,7 +160,6 @@ TEST(delayed_scales_come_from_the_slot) {
     x->amax = 0;
     linear_forward(&t, &t.blocks[LAYER].fc1, a.y, a.x, NULL, M, PASS_EVAL);
     CHECK(x->amax == 0);
-    trainer_close(&t);
 }
 
 // ---- whole steps ------------------------------------------------------------------------------
@@ -176,12 +174,11 @@ static void first_step(Trainer *t, const char *model, const char *options) {
 
 // Distance of the first step's gradients from FP32's; that of the losses is checked here.
 static double distance_from(const Trainer *exact, const char *model, const char *options) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     first_step(&t, model, options);
     double loss = fabs(t.run.progress.loss - exact->run.progress.loss);
     CHECK(loss > 0 && loss < 0.03);
     double distance = test_relative_error(t.gradients, exact->gradients, t.run.layout.size);
-    trainer_close(&t);
     return distance;
 }
 
@@ -191,7 +188,7 @@ static double distance_from(const Trainer *exact, const char *model, const char 
 TEST(precisions_are_near_fp32) {
     static const char *const models[] = {GPT2, LLAMA};
     for (int m = 0; m < 2; m++) {
-        Trainer exact;
+        CLOSED(trainer_close) Trainer exact;
         first_step(&exact, models[m], "");
         double bf16 = distance_from(&exact, models[m], "--bf16");
         double hybrid = distance_from(&exact, models[m], "--fp8-format hybrid");
@@ -211,7 +208,6 @@ TEST(precisions_are_near_fp32) {
                                     "--fp8-blockwise-fp32-scales");
         CHECK(0.05 < fine && fine < e4m3 && fine < blocks && fabs(blocks / e4m3 - 1) < 0.2);
         CHECK(head != hybrid && fabs(head / hybrid - 1) < 0.1);
-        trainer_close(&exact);
     }
 }
 
@@ -219,7 +215,7 @@ TEST(precisions_are_near_fp32) {
 TEST(delayed_begins_as_tensorwise) {
     for (int f = 0; f < 3; f++) {
         char options[256];
-        Trainer a, b;
+        CLOSED(trainer_close) Trainer a, b;
         snprintf(options, sizeof(options), "--fp8-lm-head --fp8-format %s --fp8-e5m2-margin 0",
                  formats[f]);
         first_step(&a, LLAMA, options);
@@ -236,7 +232,6 @@ TEST(delayed_begins_as_tensorwise) {
         read_batch(&a), read_batch(&b);
         b.inputs[0] = a.inputs[0] = (a.inputs[0] + 1) % V; // other tokens, other ranges
         CHECK(forward_backward(&a, M) != forward_backward(&b, M));
-        trainer_close(&a), trainer_close(&b);
     }
 }
 
@@ -254,7 +249,7 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
 // knows of them.
 TEST(losses_of_blocks_are_counted) {
     static Activations a;
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head "
                            "--fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
@@ -274,13 +269,12 @@ TEST(losses_of_blocks_are_counted) {
     round_weights(&t);
     CHECK_EQUAL(t.counts[slot + OPERAND_W].elements, N * C);
     CHECK(layer_is_untouched(&t, LINEAR_FC1, LAYER) && layer_is_untouched(&t, LINEAR_HEAD, 0));
-    trainer_close(&t);
 }
 
 // What FP8 loses is counted by a slot's scale, every operand once.
 TEST(losses_of_fp8_are_counted) {
     static Activations a;
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X);
     t.slots[slot] = (Fp8Slot){.scale = 70.0f, .scale_inv = 1 / 70.0f, .count = 3};
@@ -302,7 +296,6 @@ TEST(losses_of_fp8_are_counted) {
     run_products(&t, &a);
     CHECK_EQUAL(c->elements, M * C);
     CHECK(!run_counts_fp8(&t.run, 1) && run_counts_fp8(&t.run, 2));
-    trainer_close(&t);
 }
 
 // Whether a layer's weight, as its products see it, is the one of this precision.
@@ -312,7 +305,7 @@ static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
     const LinearLayer *l = layers[linear];
     int64_t n = (int64_t)l->N * l->C;
     int errors = 0;
-    float *w = malloc_or_die((size_t)n * sizeof(float));
+    FREED float *w = malloc_or_die((size_t)n * sizeof(float));
     round_to_bf16(w, l->weight, n);
     const Fp8Slot *slot = &t->slots[l->slot + OPERAND_W];
     float scale = number == NUMBER_FP8 ? fp8_scale(tensor_amax(w, n), 448.0f, 1.0f) : 1.0f;
@@ -320,12 +313,11 @@ static bool weight_has(Trainer *t, Linear linear, int layer, Number number) {
         double expected = rounded(w[i], number, FP8_E4M3, scale);
         errors += !(l->rounded[i] / (double)scale == expected);
     }
-    free(w);
     return errors == 0 && slot->scale == scale;
 }
 
 TEST(layers_kept_in_bf16_are_not_quantised) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     first_step(&t, GPT2, "--fp8-format hybrid --first-last-layers-bf16");
     for (int l = 0; l < LAYERS; l++) {
         bool edge = l == 0 || l == LAYERS - 1;
@@ -339,13 +331,12 @@ TEST(layers_kept_in_bf16_are_not_quantised) {
     trainer_close(&t);
     first_step(&t, GPT2, "--fp8-format hybrid --fp8-lm-head");
     CHECK(weight_has(&t, LINEAR_HEAD, 0, NUMBER_FP8) && !layer_is_untouched(&t, LINEAR_HEAD, 0));
-    trainer_close(&t);
 }
 
 // Only the weight gradients differ: what flows down, and so the norms' gradients, has the same
 // bits.
 TEST(wgrad_changes_weight_gradients_only) {
-    Trainer a, b;
+    CLOSED(trainer_close) Trainer a, b;
     first_step(&a, LLAMA, "--fp8-format hybrid");
     first_step(&b, LLAMA, "--fp8-format hybrid --no-fp8-wgrad");
     CHECK(a.run.progress.loss == b.run.progress.loss);
@@ -356,7 +347,6 @@ TEST(wgrad_changes_weight_gradients_only) {
         bool linear = tensor_row(p->id)->place == PLACE_BLOCK && p->cols > 1;
         CHECK(same != linear);
     }
-    trainer_close(&a), trainer_close(&b);
 }
 
 // The loss of the present batch in a pass without backward.
@@ -404,14 +394,13 @@ TEST(every_precision_learns) {
         "--fp8-margin 1",
     };
     for (size_t i = 0; i < sizeof(precisions) / sizeof(precisions[0]); i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_trainer(&t, "%s--data one.bin --lr-decay-style constant %s", i % 2 ? GPT2 : LLAMA,
                      precisions[i]);
         train(&t, 1);
         CHECK(t.run.progress.loss > 3.5);
         train(&t, 29);
         CHECK(t.run.progress.loss < 0.5);
-        trainer_close(&t);
     }
 }
 

@@ -11,7 +11,7 @@ TEST(spikes_pass) {
     static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise",
                                           "blockwise"};
     for (int r = 0; r < 3; r++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-recipe %s", recipes[r]);
         const Fp8Slot *x = &t.slots[fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_X)];
         float *weight = tensor_of(&t, t.weights, TENSOR_NORM2_WEIGHT, LAYER);
@@ -27,14 +27,13 @@ TEST(spikes_pass) {
         for (int64_t i = 0; i < t.run.layout.size; i++) {
             if (!isfinite(t.weights[i])) { test_fail(__FILE__, __LINE__, "weight not finite"); }
         }
-        trainer_close(&t);
     }
 }
 
 // Gradients that grow tenfold from one step to the next saturate without E5M2's own margin.
 TEST(gradients_may_grow) {
     for (int margin = 0; margin <= 5; margin += 5) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         unsigned long long saturated = 0;
         open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 1000 --fp8-e5m2-margin %d",
                      margin);
@@ -48,13 +47,12 @@ TEST(gradients_may_grow) {
             saturated += t.counts[i].saturated;
         }
         CHECK_EQUAL(saturated > 0, margin == 0);
-        trainer_close(&t);
     }
 }
 
 // With a history of one step a scale follows the newest amax alone.
 TEST(scales_follow_the_newest_amax) {
-    Trainer t;
+    CLOSED(trainer_close) Trainer t;
     open_trainer(&t, "%s", LLAMA "--fp8-format hybrid --fp8-amax-history-len 1");
     int slot = fp8_slot_index(&t.run.config, LINEAR_FC1, LAYER, OPERAND_DY);
     for (int step = 1; step <= 7; step++) {
@@ -64,7 +62,6 @@ TEST(scales_follow_the_newest_amax) {
         CHECK_EQUAL(t.slots[slot].count, step);
         CHECK(t.slots[slot].scale == 57344.0f / 32 / t.amax_history[slot]);
     }
-    trainer_close(&t);
 }
 
 SETUP() {

@@ -46,7 +46,7 @@ static void check_same_training(const Trainer *a, const Trainer *b) {
 
 TEST(threads_do_not_change_a_bit) {
     for (int i = 0; i < BOTH; i++) {
-        Trainer one, more;
+        CLOSED(trainer_close) Trainer one, more;
         open_combination(&one, i, "");
         train(&one, 3);
         for (int threads = 2; threads <= 3; threads++) {
@@ -60,15 +60,13 @@ TEST(threads_do_not_change_a_bit) {
         open_combination(&more, i, "--seed 1235");
         train(&more, 3);
         CHECK(CAUGHT(check_same_training(&more, &one)));
-        trainer_close(&more);
-        trainer_close(&one);
     }
 }
 
 // 8 sequences at once or 2 at a time: sums in another order, so FP32's noise, and no more.
 TEST(accumulation_adds_up) {
     for (int i = 0; i < MODELS; i++) {
-        Trainer whole, parts, fewer;
+        CLOSED(trainer_close) Trainer whole, parts, fewer;
         open_combination(&whole, i, "--micro-batch-size 8 --global-batch-size 8");
         open_combination(&parts, i, "--micro-batch-size 2 --global-batch-size 8");
         open_combination(&fewer, i, "--micro-batch-size 2 --global-batch-size 6");
@@ -80,29 +78,26 @@ TEST(accumulation_adds_up) {
         CHECK_EQUAL(parts.run.progress.samples, 8);
         train(&whole, 1), train(&parts, 1);
         CHECK_CLOSE(parts.run.progress.loss, whole.run.progress.loss, 1e-4);
-        trainer_close(&whole), trainer_close(&parts), trainer_close(&fewer);
     }
 }
 
 TEST(the_head_may_come_in_chunks) {
     for (int i = 0; i < MODELS; i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_combination(&t, i, "");
         read_batch(&t);
         CHECK_EQUAL(t.chunk_rows, B * T);
         double loss = forward_backward(&t, B * T);
-        float *whole = copy_of(t.gradients, space_bytes(&t));
+        FREED float *whole = copy_of(t.gradients, space_bytes(&t));
         t.chunk_rows = 7; // the last chunk is smaller
         CHECK_CLOSE(forward_backward(&t, B * T), loss, 1e-6);
         CHECK_ERROR(t.gradients, whole, t.run.layout.size, 1e-6);
-        free(whole);
-        trainer_close(&t);
     }
 }
 
 TEST(gaps_and_padding_stay_zero) {
     for (int i = 0; i < BOTH; i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_combination(&t, i, "");
         CHECK_EQUAL(stray_elements(&t, t.weights), 0);
         train(&t, 3);
@@ -115,7 +110,6 @@ TEST(gaps_and_padding_stay_zero) {
         t.weights[embedding->offset + V * 48] = 1e-30f;
         t.weights[norm->offset + 48] = NAN;
         CHECK_EQUAL(stray_elements(&t, t.weights), 2);
-        trainer_close(&t);
     }
 }
 
@@ -157,7 +151,7 @@ static double error_of(const float *actual, const double *exact, size_t n) {
 // Warm-up, clipping, decay of matrices only, bias correction: FP32's noise after five steps.
 TEST(steps_update_by_definition) {
     for (int i = 0; i < MODELS; i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_combination(&t, i, "--clip-grad 0.5 --lr-warmup-iters 3 --train-iters 6 --lr 0.01");
         size_t size = (size_t)t.run.layout.size;
         Adam a = {calloc_or_die(size, sizeof(double)), calloc_or_die(size, sizeof(double)),
@@ -173,7 +167,6 @@ TEST(steps_update_by_definition) {
         follow_step(&a, &t, 5);
         CHECK(!(error_of(t.weights, a.w, size) <= 1e-4));
         free(a.w), free(a.m), free(a.v);
-        trainer_close(&t);
     }
 }
 
@@ -242,7 +235,7 @@ static void check_state_is_seen(Trainer *t, const State *s) {
 
 TEST(evaluation_leaves_no_trace) {
     for (int i = 0; i < BOTH; i++) {
-        Trainer t, other;
+        CLOSED(trainer_close) Trainer t, other;
         open_combination(&t, i, "--valid-data valid.bin --eval-interval 1 --eval-iters 2");
         open_combination(&other, i, "");
         for (int steps = 0; steps < 4; steps += 2) {
@@ -258,7 +251,6 @@ TEST(evaluation_leaves_no_trace) {
             train(&t, 2), train(&other, 2);
         }
         check_same_training(&t, &other);
-        trainer_close(&t), trainer_close(&other);
     }
 }
 
@@ -266,14 +258,13 @@ TEST(evaluation_leaves_no_trace) {
 TEST(evaluation_does_not_depend_on_the_batch) {
     double losses[3];
     for (int i = 0; i < 3; i++) {
-        Trainer t;
+        CLOSED(trainer_close) Trainer t;
         open_trainer(&t,
                      SMALL_GPT2
                      "--num-layers 2 --micro-batch-size %d --valid-data valid.bin --eval-iters 0",
                      i + 3);
         maybe_evaluate(&t);
         losses[i] = t.run.progress.valid_loss;
-        trainer_close(&t);
     }
     CHECK_CLOSE(losses[1], losses[0], 1e-6);
     CHECK_CLOSE(losses[2], losses[0], 1e-6);
@@ -318,7 +309,7 @@ TEST(skipped_steps_leave_no_trace) {
     for (int i = 0; i < BOTH; i++) {
         for (int good = 0; good < 4; good += 3) {
             static const char one_batch[] = "--data one.bin --no-shuffle --lr-decay-style constant";
-            Trainer t, other;
+            CLOSED(trainer_close) Trainer t, other;
             open_combination(&t, i, one_batch);
             open_combination(&other, i, one_batch);
             train(&other, 5);
@@ -328,7 +319,6 @@ TEST(skipped_steps_leave_no_trace) {
             check_same_training(&t, &other);
             CHECK_EQUAL(t.run.progress.skipped_in_row, 0);
             CHECK(t.run.progress.loss < 4);
-            trainer_close(&t), trainer_close(&other);
         }
     }
 }

@@ -42,11 +42,11 @@ typedef struct {
 static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
     Findings f = {0};
     const ParamLayout *layout = z->layout;
-    unsigned char *owned = calloc_or_die((size_t)layout->size, 1);
+    FREED unsigned char *owned = calloc_or_die((size_t)layout->size, 1);
     for (int rank = 0; rank < z->ranks; rank++) {
         ZeroRange *ranges;
         int count = zero_ranges(z, rank, &ranges);
-        unsigned char *taken = calloc_or_die((size_t)z->kept, 1);
+        FREED unsigned char *taken = calloc_or_die((size_t)z->kept, 1);
         for (int i = 0; i < count; i++) {
             const ZeroRange *r = &ranges[i];
             const ZeroSegment *s = &z->segments[r->segment];
@@ -70,19 +70,17 @@ static Findings walk(const ZeroLayout *z, const uint8_t *kinds) {
             f.covered += r->end - r->begin;
         }
         free(ranges);
-        free(taken);
     }
-    free(owned);
     return f;
 }
 
 TEST(every_element_has_one_place) {
     for (int model = 0; model < MODELS; model++) {
-        ParamLayout layout = layout_of(model);
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(model);
         for (int i = 0; i < COUNTS; i++) {
             for (uint64_t seed = 0; seed < 4; seed++) {
-                uint8_t *kinds = some_kinds(&layout, seed);
-                ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
+                FREED uint8_t *kinds = some_kinds(&layout, seed);
+                CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
                 Findings f = walk(&z, kinds);
                 CHECK_EQUAL(f.covered, layout.size);
                 CHECK_EQUAL(f.overlaps, 0);
@@ -90,20 +88,17 @@ TEST(every_element_has_one_place) {
                 CHECK_EQUAL(f.unaligned, 0);
                 CHECK_EQUAL(f.other_bucket, 0);
                 CHECK_EQUAL(f.mixed, 0);
-                zero_free(&z);
-                free(kinds);
             }
         }
-        param_layout_free(&layout);
     }
 }
 
 TEST(segments_tile_the_arranged_space) {
     for (int model = 0; model < MODELS; model++) {
-        ParamLayout layout = layout_of(model);
+        CLOSED(param_layout_free) ParamLayout layout = layout_of(model);
         for (int i = 0; i < COUNTS; i++) {
-            uint8_t *kinds = some_kinds(&layout, 7);
-            ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
+            FREED uint8_t *kinds = some_kinds(&layout, 7);
+            CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
             int64_t size = 0, kept = 0, squares = 0;
             for (int b = 0; b < layout.num_buckets; b++) {
                 CHECK(z.first[b + 1] - z.first[b] >= 1 && z.first[b + 1] - z.first[b] <= 4);
@@ -121,29 +116,24 @@ TEST(segments_tile_the_arranged_space) {
             CHECK_EQUAL(z.kept_adamw, squares);
             // padding: less than one PARAM_ALIGN a rank and segment
             CHECK(z.size - layout.size < (int64_t)PARAM_ALIGN * z.ranks * z.count);
-            zero_free(&z);
-            free(kinds);
         }
-        param_layout_free(&layout);
     }
 }
 
 // A one-GPU run works on the parameter space itself, and its checkpoint has one range.
 TEST(one_rank_changes_nothing) {
-    ParamLayout layout = layout_of(0);
-    ZeroLayout z = zero_layout(&layout, 1, NULL);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(0);
+    CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 1, NULL);
     for (int i = 0; i < layout.count; i++) { CHECK_EQUAL(z.place[i], layout.params[i].offset); }
     CHECK_EQUAL(z.size, layout.size);
     CHECK_EQUAL(z.kept, layout.size);
-    zero_free(&z);
-    param_layout_free(&layout);
 }
 
 // What a walk finds when a layout is wrong.
 TEST(faults_are_found) {
-    ParamLayout layout = layout_of(1);
-    uint8_t *kinds = some_kinds(&layout, 2);
-    ZeroLayout z = zero_layout(&layout, 3, kinds);
+    CLOSED(param_layout_free) ParamLayout layout = layout_of(1);
+    FREED uint8_t *kinds = some_kinds(&layout, 2);
+    CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 3, kinds);
     int64_t place = z.place[3]; // 2 and 3: the weight and bias of a norm
     z.place[3] = z.place[2];
     CHECK(walk(&z, kinds).overlaps > 0);
@@ -156,18 +146,15 @@ TEST(faults_are_found) {
     z.place[0] -= 8;
     for (int i = 0; i < layout.count; i++) { kinds[i] ^= 1; }
     CHECK(walk(&z, kinds).mixed > 0);
-    zero_free(&z);
-    free(kinds);
-    param_layout_free(&layout);
 }
 
 // The sizes that the plan of a large run has: an 8B model's state on 1000 ranks.
 TEST(large_models_are_cut_evenly) {
     Options o = options_of("--model llama-3-8b");
     ModelConfig c = model_config(&o);
-    ParamLayout layout = param_layout(&c);
-    uint8_t *kinds = some_kinds(&layout, 5);
-    ZeroLayout z = zero_layout(&layout, 1000, kinds);
+    CLOSED(param_layout_free) ParamLayout layout = param_layout(&c);
+    FREED uint8_t *kinds = some_kinds(&layout, 5);
+    CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, 1000, kinds);
     CHECK(z.kept * 1000 < layout.size + layout.size / 1000);
     for (int r = 0; r < 1000; r += 333) {
         ZeroRange *ranges;
@@ -178,9 +165,6 @@ TEST(large_models_are_cut_evenly) {
         CHECK(elements <= z.kept && (r == 999 || elements > z.kept - PARAM_ALIGN * z.count));
         free(ranges);
     }
-    zero_free(&z);
-    free(kinds);
-    param_layout_free(&layout);
 }
 
 // Query, key, value, gate and up by themselves; none twice, none across a segment.
@@ -188,8 +172,8 @@ TEST(matrices_are_the_parameters) {
     for (int i = 0; i < COUNTS; i++) {
         for (uint64_t seed = 1; seed < 4; seed++) {
             ParamLayout layout = layout_of(0); // 2 heads of 16 and 1 for keys and for values
-            uint8_t *kinds = some_kinds(&layout, seed);
-            ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
+            FREED uint8_t *kinds = some_kinds(&layout, seed);
+            CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, rank_counts[i], kinds);
             ZeroMatrix *m;
             int count = zero_matrices(&z, &m), expected = 0, shapes = 0;
             for (int p = 0; p < layout.count; p++) {
@@ -214,8 +198,6 @@ TEST(matrices_are_the_parameters) {
             for (int j = 1; j < count; j++) { shapes += m[j].rows != m[j - 1].rows; }
             CHECK(shapes <= 1);
             free(m);
-            free(kinds);
-            zero_free(&z);
             param_layout_free(&layout);
         }
     }
@@ -228,13 +210,13 @@ TEST(matrices_are_shared_out_evenly) {
     for (int i = 0; i < 2 * COUNTS; i++) {
         Options o = options_of(names[i % 2]);
         ModelConfig c = model_config(&o);
-        ParamLayout layout = param_layout(&c);
-        uint8_t *kinds = calloc_or_die((size_t)layout.count, 1);
+        CLOSED(param_layout_free) ParamLayout layout = param_layout(&c);
+        FREED uint8_t *kinds = calloc_or_die((size_t)layout.count, 1);
         int rows[HF_PARTS], ranks = rank_counts[i / 2];
         for (int p = 0; p < layout.count; p++) {
             kinds[p] = param_matrices(&c, &layout.params[p], rows) > 0 ? ZERO_MUON : 0;
         }
-        ZeroLayout z = zero_layout(&layout, ranks, kinds);
+        CLOSED(zero_free) ZeroLayout z = zero_layout(&layout, ranks, kinds);
         ZeroMatrix *m;
         int count = zero_matrices(&z, &m);
         double *load = calloc_or_die((size_t)ranks, sizeof(double)), most = 0, all = 0;
@@ -255,8 +237,5 @@ TEST(matrices_are_shared_out_evenly) {
         }
         free(load);
         free(m);
-        free(kinds);
-        zero_free(&z);
-        param_layout_free(&layout);
     }
 }
