@@ -4,16 +4,22 @@
 // disk) is reported in one line that names what, which value and the remedy: functions that can
 // meet one return false and fill an Error; the trainer turns it into die(). A fault of the
 // programmer is an assert.
-#ifndef LLM8_COMMON_H
-#define LLM8_COMMON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+// Around what C and CUDA C++ both call.
 #ifdef __cplusplus
-extern "C" {
+#define BEGIN_C extern "C" {
+#define END_C }
+#else
+#define BEGIN_C
+#define END_C
 #endif
+
+BEGIN_C
 
 #define LLM8_VERSION "0.1.0"
 
@@ -87,8 +93,4 @@ static inline int64_t max64(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -1,14 +1,11 @@
 // Durable files: written whole or not at all. Mapped reads, folders.
-#ifndef LLM8_IO_H
-#define LLM8_IO_H
+#pragma once
 
 #include "common.h"
 
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // Writes a file and keeps its length and its CRC-32 (zlib's). The first error is kept and
 // writer_close() reports it, so writer_write() returns nothing.
@@ -61,8 +58,4 @@ bool is_folder(const char *path, FolderId id); // false for a path that leads no
 bool path_exists(const char *path);            // a dangling link exists
 const char *path_name(const char *path);       // what follows the last slash
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

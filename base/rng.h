@@ -3,8 +3,7 @@
 //
 // The mixer is splitmix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number
 // generators", 2014), applied once to the key and once to key and counter together.
-#ifndef LLM8_RNG_H
-#define LLM8_RNG_H
+#pragma once
 
 #include "common.h"
 
@@ -61,5 +60,3 @@ static inline uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t place) {
     } while (place >= n);
     return place;
 }
-
-#endif

@@ -33,8 +33,7 @@
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
 // renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
 // and all ranks get the reason.
-#ifndef LLM8_CHECKPOINT_H
-#define LLM8_CHECKPOINT_H
+#pragma once
 
 #include "../model/model.h"
 #include "../model/precision.h"
@@ -43,9 +42,7 @@
 
 #include <pthread.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct {
     int64_t step;    // optimizer steps done, skipped ones included
@@ -183,8 +180,4 @@ int checkpoint_steps(const char *save, int64_t **steps, Error *err);
 int64_t checkpoint_linked(const char *save, const char *link);
 void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

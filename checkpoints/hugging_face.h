@@ -1,15 +1,12 @@
 // Our tensors under Hugging Face's names and in its layout: model.safetensors and config.json,
 // which `transformers` opens as GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM (QKV bias) or
 // Qwen3ForCausalLM (QK norm). The table of tensors (model/model.h) holds the names.
-#ifndef LLM8_HUGGING_FACE_H
-#define LLM8_HUGGING_FACE_H
+#pragma once
 
 #include "../model/model.h"
 #include "safetensors.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // Hugging Face's tensors of a model, in the order of model.safetensors, as safetensors_write()
 // takes them: data points into `weights` (of that dtype, laid out as layout says; NULL: data is
@@ -37,8 +34,4 @@ bool hf_options(const char *folder, Options *options, Error *err);
 bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
              float *out, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -9,14 +9,11 @@
 // The reader refuses a header that is longer than the file or than 100 MiB, or not JSON, and a
 // tensor with an unknown dtype, more than 4 dimensions, a byte count other than its shape's, or
 // bytes outside the file or inside another tensor.
-#ifndef LLM8_SAFETENSORS_H
-#define LLM8_SAFETENSORS_H
+#pragma once
 
 #include "../base/io.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I32, DTYPE_I64, DTYPE_U8 } Dtype;
 
@@ -60,8 +57,4 @@ void safetensors_read_floats(const TensorEntry *entry, int64_t begin, int64_t n,
 bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
                        const char *metadata, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -11,14 +11,11 @@
 // choices_open refuses a file of another kind or version, numbers that do not add up to the file, a
 // question without a context, answers or a right answer, an empty answer, and a token outside the
 // vocabulary.
-#ifndef LLM8_CHOICES_H
-#define LLM8_CHOICES_H
+#pragma once
 
 #include "loader.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 enum { CHOICES_MAGIC = 20240522, CHOICES_START = 65535 };
 
@@ -53,8 +50,4 @@ void choice_sets_close(ChoiceSets *sets);
 int choices_row(const ChoiceSet *set, int question, int answer_index, int most, int *tokens,
                 int *answer);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -17,16 +17,13 @@
 // an epoch visits every window once, in an order that is a function of (seed, epoch). So the
 // position of a run is one number, the samples consumed. In micro-batch m of a step, rank r of R
 // reads B samples from consumed + (m R + r) B on; a run can be resumed with another R or B.
-#ifndef LLM8_LOADER_H
-#define LLM8_LOADER_H
+#pragma once
 
 #include "../base/io.h"
 
 #include <glob.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_BYTES = 1024, SHARD_TOKENIZER = 4 };
 
@@ -98,8 +95,4 @@ int64_t loader_window(const Loader *loader, int64_t sample);
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -12,14 +12,11 @@
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
 // Token shards and multiple-choice sets carry it (loader.h), so that those of two tokenizers
 // are not mixed.
-#ifndef LLM8_TOKENIZER_H
-#define LLM8_TOKENIZER_H
+#pragma once
 
 #include "../base/io.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 enum { TOKENIZER_MAGIC = 20240328, BYTE_VOCAB = 257, BYTE_END_OF_TEXT = 256 };
 
@@ -80,8 +77,4 @@ void encoder_close(Encoder *e);
 // Writes the tokens of a text, at most one a byte, without an end of text; returns how many.
 int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

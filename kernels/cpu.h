@@ -5,8 +5,7 @@
 // heads of size D, N = (H + 2G) * D the row of a packed query-key-value, F the feed-forward width,
 // V the vocabulary. Everything is row-major. A gradient is named d + its tensor; "+=" marks those
 // that are added to. Results do not depend on the number of threads.
-#ifndef LLM8_CPU_H
-#define LLM8_CPU_H
+#pragma once
 
 #include "fp8_format.h"
 #include "loss_terms.h"
@@ -15,9 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // Row-major C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ addend[m,n]).
 typedef struct {
@@ -147,8 +144,4 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks blocks, Fp8Counts
 
 void round_to_bf16(float *out, const float *x, int64_t n);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -7,8 +7,7 @@
 //
 // Encoding rounds to nearest, ties to even, and saturates: what exceeds the largest finite value,
 // infinity included, becomes it. NaN becomes 0x7f. This is the GPU's cvt.rn.satfinite.
-#ifndef LLM8_FP8_FORMAT_H
-#define LLM8_FP8_FORMAT_H
+#pragma once
 
 #include "../base/common.h"
 
@@ -204,5 +203,3 @@ HOST_DEVICE static inline void fp8_slot_enter(Fp8Slot *slot, float *history, int
 static inline void fp8_slot_update(Fp8Slot *slot, float *history, int length, float target) {
     fp8_slot_enter(slot, history, length, target, fp8_slot_largest(slot, history, length, 0, 1));
 }
-
-#endif

@@ -7,12 +7,11 @@
 // llama3 (Llama 3.1) only those of pairs that turn fewer than low_factor times over original_length
 // positions, leaves those that turn more than high_factor times, and goes from one to the other
 // between the two.
-#ifndef LLM8_ROPE_H
-#define LLM8_ROPE_H
+#pragma once
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "../base/common.h"
+
+BEGIN_C
 
 typedef enum { ROPE_UNSCALED, ROPE_LINEAR, ROPE_LLAMA3 } RopeScaling;
 
@@ -29,8 +28,4 @@ double rope_frequency(int i, int D, const Rope *rope);
 // table: [T,D], for each position the cosines of its D/2 angles, then the sines.
 void rope_table(float *table, int T, int D, const Rope *rope);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

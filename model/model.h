@@ -4,16 +4,13 @@
 // are arrays over it, so an optimizer, a checkpoint or a collective works on ranges. Each tensor
 // starts at a multiple of PARAM_ALIGN; the gaps stay zero. The space is cut into buckets (the
 // embeddings, each block, the final norm with the head) in the order of the forward pass.
-#ifndef LLM8_MODEL_H
-#define LLM8_MODEL_H
+#pragma once
 
 #include "../kernels/loss_terms.h"
 #include "../kernels/rope.h"
 #include "options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct {
     Arch arch;
@@ -165,8 +162,4 @@ int64_t matmul_weights(const ModelConfig *config);
 // attention's 6 L H D T (two products forward, four backward, half of each masked away).
 double flops_per_token(const ModelConfig *config);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

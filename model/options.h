@@ -6,16 +6,13 @@
 // preset named by --model, the data's tokenizer (its vocabulary), the checkpoint that the run
 // starts from (its model), the file named by --config, the command line. Of a checkpoint's model,
 // the options that are given may not contradict what makes its tensors.
-#ifndef LLM8_OPTIONS_H
-#define LLM8_OPTIONS_H
+#pragma once
 
 #include "../base/common.h"
 
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // The choices of each option, in the order of its row.
 typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
@@ -171,8 +168,4 @@ void options_write_config(const Options *options, FILE *out);
 // Every option, with its value in `options` as the default, or 0 for what is worked out.
 void options_help(const Options *options, FILE *out, const char *program);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

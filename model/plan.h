@@ -6,16 +6,13 @@
 // compute-sanitizer and AddressSanitizer see nothing. With it, phases share no memory, a guard zone
 // lies behind every buffer, buffers of a step are filled with NaN before the step, and a written
 // zone ends the run with the buffer's name.
-#ifndef LLM8_PLAN_H
-#define LLM8_PLAN_H
+#pragma once
 
 #include "../base/common.h"
 
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 
@@ -71,8 +68,4 @@ void plan_guard_poison(const Plan *plan, PlanMemory memory); // before a step
 // After the step. False: a zone was written, and err names its buffer.
 bool plan_guard_check(const Plan *plan, PlanMemory memory, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

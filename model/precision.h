@@ -4,15 +4,12 @@
 //
 // A linear layer has three products. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
 // output's gradient: forward X W', input gradient dY W, weight gradient dY' X.
-#ifndef LLM8_PRECISION_H
-#define LLM8_PRECISION_H
+#pragma once
 
 #include "../kernels/fp8_format.h"
 #include "model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef enum {
     LINEAR_QKV,
@@ -151,8 +148,4 @@ static inline Pass eval_pass(const Options *o) {
     return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;
 }
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -13,14 +13,11 @@
 // That order is the arranged space: the parameter space with each bucket's segments together, and
 // padding between. The padding stays zero, belongs to no parameter, and is in no checkpoint: what a
 // rank saves is ranges of the parameter space. One rank is arranged like any number of them.
-#ifndef LLM8_ZERO_H
-#define LLM8_ZERO_H
+#pragma once
 
 #include "model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // What sets a parameter apart from others of its bucket.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
@@ -79,8 +76,4 @@ int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices);
 // Floating-point operations of a matrix's Newton-Schulz steps.
 double zero_matrix_flops(const ZeroMatrix *m);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

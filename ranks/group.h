@@ -14,14 +14,11 @@
 // hangs). When all ranks wait for each other for as long, a GPU or the network hangs. Rank 0 then
 // tells every rank which rank at which step, and each prints that and exits with EXIT_LOST_RANK.
 // Time in which the watching process itself was stopped does not count.
-#ifndef LLM8_GROUP_H
-#define LLM8_GROUP_H
+#pragma once
 
 #include "../base/common.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct Watch Watch; // the connections, and the thread that reads them
 
@@ -73,8 +70,4 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument);
 // process in any case.
 void watch_lost(Watch *w, const char *fallback) __attribute__((noreturn));
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

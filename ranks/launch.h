@@ -16,15 +16,12 @@
 // passes the stop_signals on. When a rank fails it says which and how, and ends the others; its
 // exit status is that of the first rank that failed, or 128 plus its signal. No rank outlives the
 // starter: the kernel kills them with it.
-#ifndef LLM8_LAUNCH_H
-#define LLM8_LAUNCH_H
+#pragma once
 
 #include "../model/options.h"
 #include "group.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // What asks a run to save and to leave after the present step.
 enum { STOP_SIGNALS = 5 };
@@ -54,8 +51,4 @@ void launch(Ranks *ranks, Group *group, Options *options);
 // For a program that is one process whatever it was started as.
 void launch_refuse(const Options *options, const char *program);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C
