@@ -612,7 +612,7 @@ static void model_update(Trainer *t, double norm, double lr) {
         const Param *p = &run->layout.params[i];
         float *w = t->weights + p->offset, *g = t->gradients + p->offset;
         int64_t n = param_size(p);
-        adamw.weight_decay = tensor_row(p->id)->decay ? (float)run->options.weight_decay : 0.0f;
+        adamw.weight_decay = param_decay(p, &run->options);
         if (run_by_muon(run, p)) {
             muon_update(w, g, n, adamw.lr, adamw.weight_decay);
         } else {

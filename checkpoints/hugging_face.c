@@ -19,21 +19,21 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
         const Param *p = &layout->params[i];
         const TensorRow *row = tensor_row(p->id);
         int64_t first = p->offset;
-        for (int part = 0; part < (gpt2 ? 1 : HF_PARTS); part++) {
-            const char *name = gpt2 ? row->gpt2_name : row->llama_parts[part].name;
-            Dim dim = gpt2 ? row->rows : row->llama_parts[part].rows;
-            if (name == NULL) { break; }
-            int64_t rows = dim == DIM_VOCAB ? c->vocab : dim_size(c, dim); // without the padding
+        int part_rows[HF_PARTS] = {p->rows};
+        int parts = gpt2 ? 1 : dim_parts(c, row->rows, part_rows);
+        for (int part = 0; part < parts; part++) {
+            const char *name = gpt2 ? row->gpt2_name : row->llama_names[part];
+            int64_t rows = row->rows == DIM_VOCAB ? c->vocab : part_rows[part]; // without padding
             TensorEntry *t = &(*tensors)[count++];
             t->dtype = dtype;
             t->dims = row->cols == DIM_NONE ? 1 : 2;
-            t->transposed = gpt2 && row->gpt2_transposed;
+            t->transposed = gpt2 && row->place == PLACE_BLOCK && t->dims == 2;
             t->shape[0] = t->transposed ? p->cols : rows;
             t->shape[1] = t->transposed ? rows : p->cols;
             t->begin = first;
             if (weights != NULL) { t->data = (const char *)weights + first * dtype_bytes(dtype); }
             first += rows * p->cols;
-            if (row->id == TENSOR_HEAD_WEIGHT) {
+            if (p->id == TENSOR_HEAD_WEIGHT) {
                 snprintf(t->name, TENSOR_NAME, "%s", name);
             } else if (row->place == PLACE_BLOCK) {
                 snprintf(t->name, TENSOR_NAME, "%s.%s.%d.%s", body, blocks, p->layer, name);

@@ -8,60 +8,46 @@
 
 // clang-format off
 static const TensorRow table[TENSOR_COUNT] = {
-    {TENSOR_TOKEN_EMBEDDING, "token_embedding.weight", PLACE_EMBEDDING, IN_ALL,
-     DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
-     "wte.weight", false, {{"embed_tokens.weight", DIM_VOCAB}}},
-    {TENSOR_POSITION_EMBEDDING, "position_embedding.weight", PLACE_EMBEDDING, IN_GPT2,
-     DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, true, "wpe.weight", false, {{0}}},
-    {TENSOR_NORM1_WEIGHT, "norm1.weight", PLACE_BLOCK, IN_ALL,
-     DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
-     "ln_1.weight", false, {{"input_layernorm.weight", DIM_CHANNELS}}},
-    {TENSOR_NORM1_BIAS, "norm1.bias", PLACE_BLOCK, IN_GPT2,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_1.bias", false, {{0}}},
-    {TENSOR_QKV_WEIGHT, "qkv.weight", PLACE_BLOCK, IN_ALL,
-     DIM_QKV, DIM_CHANNELS, INIT_NORMAL, true,
-     "attn.c_attn.weight", true,
-     {{"self_attn.q_proj.weight", DIM_HEADS},
-      {"self_attn.k_proj.weight", DIM_GROUPS},
-      {"self_attn.v_proj.weight", DIM_GROUPS}}},
-    {TENSOR_QKV_BIAS, "qkv.bias", PLACE_BLOCK, IN_QKV_BIAS,
-     DIM_QKV, DIM_NONE, INIT_ZERO, false,
-     "attn.c_attn.bias", false,
-     {{"self_attn.q_proj.bias", DIM_HEADS},
-      {"self_attn.k_proj.bias", DIM_GROUPS},
-      {"self_attn.v_proj.bias", DIM_GROUPS}}},
-    {TENSOR_ATTENTION_OUT_WEIGHT, "attention_out.weight", PLACE_BLOCK, IN_ALL,
-     DIM_CHANNELS, DIM_HEADS, INIT_RESIDUAL, true,
-     "attn.c_proj.weight", true, {{"self_attn.o_proj.weight", DIM_CHANNELS}}},
-    {TENSOR_ATTENTION_OUT_BIAS, "attention_out.bias", PLACE_BLOCK, IN_GPT2,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "attn.c_proj.bias", false, {{0}}},
-    {TENSOR_NORM2_WEIGHT, "norm2.weight", PLACE_BLOCK, IN_ALL,
-     DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
-     "ln_2.weight", false, {{"post_attention_layernorm.weight", DIM_CHANNELS}}},
-    {TENSOR_NORM2_BIAS, "norm2.bias", PLACE_BLOCK, IN_GPT2,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_2.bias", false, {{0}}},
-    {TENSOR_FC1_WEIGHT, "fc1.weight", PLACE_BLOCK, IN_ALL,
-     DIM_FC1, DIM_CHANNELS, INIT_NORMAL, true,
-     "mlp.c_fc.weight", true, {{"mlp.gate_proj.weight", DIM_FFN}, {"mlp.up_proj.weight", DIM_FFN}}},
-    {TENSOR_FC1_BIAS, "fc1.bias", PLACE_BLOCK, IN_GPT2,
-     DIM_FC1, DIM_NONE, INIT_ZERO, false, "mlp.c_fc.bias", false, {{0}}},
-    {TENSOR_FC2_WEIGHT, "fc2.weight", PLACE_BLOCK, IN_ALL,
-     DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL, true,
-     "mlp.c_proj.weight", true, {{"mlp.down_proj.weight", DIM_CHANNELS}}},
-    {TENSOR_FC2_BIAS, "fc2.bias", PLACE_BLOCK, IN_GPT2,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "mlp.c_proj.bias", false, {{0}}},
-    {TENSOR_FINAL_NORM_WEIGHT, "final_norm.weight", PLACE_FINAL, IN_ALL,
-     DIM_CHANNELS, DIM_NONE, INIT_ONE, false,
-     "ln_f.weight", false, {{"norm.weight", DIM_CHANNELS}}},
-    {TENSOR_FINAL_NORM_BIAS, "final_norm.bias", PLACE_FINAL, IN_GPT2,
-     DIM_CHANNELS, DIM_NONE, INIT_ZERO, false, "ln_f.bias", false, {{0}}},
-    {TENSOR_HEAD_WEIGHT, "head.weight", PLACE_FINAL, IN_UNTIED,
-     DIM_VOCAB, DIM_CHANNELS, INIT_NORMAL, true,
-     "lm_head.weight", false, {{"lm_head.weight", DIM_VOCAB}}},
-    {TENSOR_QUERY_NORM_WEIGHT, "query_norm.weight", PLACE_BLOCK, IN_QK_NORM,
-     DIM_HEAD, DIM_NONE, INIT_ONE, false, NULL, false, {{"self_attn.q_norm.weight", DIM_HEAD}}},
-    {TENSOR_KEY_NORM_WEIGHT, "key_norm.weight", PLACE_BLOCK, IN_QK_NORM,
-     DIM_HEAD, DIM_NONE, INIT_ONE, false, NULL, false, {{"self_attn.k_norm.weight", DIM_HEAD}}},
+    [TENSOR_TOKEN_EMBEDDING] = {"token_embedding.weight", PLACE_EMBEDDING, IN_ALL, DIM_VOCAB,
+     DIM_CHANNELS, INIT_NORMAL, "wte.weight", {"embed_tokens.weight"}},
+    [TENSOR_POSITION_EMBEDDING] = {"position_embedding.weight", PLACE_EMBEDDING, IN_GPT2,
+     DIM_POSITIONS, DIM_CHANNELS, INIT_NORMAL, "wpe.weight", {0}},
+    [TENSOR_NORM1_WEIGHT] = {"norm1.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS, DIM_NONE, INIT_ONE,
+     "ln_1.weight", {"input_layernorm.weight"}},
+    [TENSOR_NORM1_BIAS] = {"norm1.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
+     "ln_1.bias", {0}},
+    [TENSOR_QKV_WEIGHT] = {"qkv.weight", PLACE_BLOCK, IN_ALL, DIM_QKV, DIM_CHANNELS, INIT_NORMAL,
+     "attn.c_attn.weight",
+     {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
+    [TENSOR_QKV_BIAS] = {"qkv.bias", PLACE_BLOCK, IN_QKV_BIAS, DIM_QKV, DIM_NONE, INIT_ZERO,
+     "attn.c_attn.bias",
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}},
+    [TENSOR_ATTENTION_OUT_WEIGHT] = {"attention_out.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS,
+     DIM_HEADS, INIT_RESIDUAL, "attn.c_proj.weight", {"self_attn.o_proj.weight"}},
+    [TENSOR_ATTENTION_OUT_BIAS] = {"attention_out.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS,
+     DIM_NONE, INIT_ZERO, "attn.c_proj.bias", {0}},
+    [TENSOR_NORM2_WEIGHT] = {"norm2.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS, DIM_NONE, INIT_ONE,
+     "ln_2.weight", {"post_attention_layernorm.weight"}},
+    [TENSOR_NORM2_BIAS] = {"norm2.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
+     "ln_2.bias", {0}},
+    [TENSOR_FC1_WEIGHT] = {"fc1.weight", PLACE_BLOCK, IN_ALL, DIM_FC1, DIM_CHANNELS, INIT_NORMAL,
+     "mlp.c_fc.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+    [TENSOR_FC1_BIAS] = {"fc1.bias", PLACE_BLOCK, IN_GPT2, DIM_FC1, DIM_NONE, INIT_ZERO,
+     "mlp.c_fc.bias", {0}},
+    [TENSOR_FC2_WEIGHT] = {"fc2.weight", PLACE_BLOCK, IN_ALL, DIM_CHANNELS, DIM_FFN, INIT_RESIDUAL,
+     "mlp.c_proj.weight", {"mlp.down_proj.weight"}},
+    [TENSOR_FC2_BIAS] = {"fc2.bias", PLACE_BLOCK, IN_GPT2, DIM_CHANNELS, DIM_NONE, INIT_ZERO,
+     "mlp.c_proj.bias", {0}},
+    [TENSOR_FINAL_NORM_WEIGHT] = {"final_norm.weight", PLACE_FINAL, IN_ALL, DIM_CHANNELS, DIM_NONE,
+     INIT_ONE, "ln_f.weight", {"norm.weight"}},
+    [TENSOR_FINAL_NORM_BIAS] = {"final_norm.bias", PLACE_FINAL, IN_GPT2, DIM_CHANNELS, DIM_NONE,
+     INIT_ZERO, "ln_f.bias", {0}},
+    [TENSOR_HEAD_WEIGHT] = {"head.weight", PLACE_FINAL, IN_UNTIED, DIM_VOCAB, DIM_CHANNELS,
+     INIT_NORMAL, "lm_head.weight", {"lm_head.weight"}},
+    [TENSOR_QUERY_NORM_WEIGHT] = {"query_norm.weight", PLACE_BLOCK, IN_QK_NORM, DIM_HEAD, DIM_NONE,
+     INIT_ONE, NULL, {"self_attn.q_norm.weight"}},
+    [TENSOR_KEY_NORM_WEIGHT] = {"key_norm.weight", PLACE_BLOCK, IN_QK_NORM, DIM_HEAD, DIM_NONE,
+     INIT_ONE, NULL, {"self_attn.k_norm.weight"}},
 };
 // clang-format on
 
@@ -138,7 +124,8 @@ static void append_params(ParamLayout *layout, TensorPlace place, int layer) {
         if (row->place != place || !model_has(c, row)) { continue; }
         if (layout->first[id] < 0) { layout->first[id] = layout->count; }
         Param *p = &layout->params[layout->count++];
-        *p = (Param){row->id, layer, layout->size, dim_size(c, row->rows), dim_size(c, row->cols)};
+        *p = (Param){(TensorId)id, layer, layout->size, dim_size(c, row->rows),
+                     dim_size(c, row->cols)};
         layout->size += round_up64(param_size(p), PARAM_ALIGN);
         int rows = row->rows == DIM_VOCAB ? c->vocab : p->rows;
         layout->num_parameters += (int64_t)rows * p->cols;
@@ -172,14 +159,23 @@ const Param *param_find(const ParamLayout *layout, TensorId id, int layer) {
     return &layout->params[layout->first[id] + skip];
 }
 
+int dim_parts(const ModelConfig *c, Dim dim, int rows[HF_PARTS]) {
+    int heads = dim_size(c, DIM_HEADS), groups = dim_size(c, DIM_GROUPS);
+    bool qkv = dim == DIM_QKV, gated = dim == DIM_FC1 && c->arch == ARCH_LLAMA;
+    rows[0] = qkv ? heads : gated ? c->ffn : dim_size(c, dim);
+    rows[1] = qkv ? groups : c->ffn;
+    rows[2] = groups;
+    return qkv ? 3 : gated ? 2 : 1;
+}
+
+float param_decay(const Param *p, const Options *options) {
+    return table[p->id].cols != DIM_NONE ? (float)options->weight_decay : 0.0f;
+}
+
 int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     const TensorRow *row = &table[p->id];
-    int count = 0;
-    if (row->place != PLACE_BLOCK || row->cols == DIM_NONE) { return 0; }
-    for (int left = p->rows; left > 0; left -= rows[count++]) {
-        rows[count] = dim_size(c, row->llama_parts[count].rows); // GPT-2 packs the same parts
-    }
-    return count;
+    bool matrix = row->place == PLACE_BLOCK && row->cols != DIM_NONE;
+    return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
 void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,

@@ -89,25 +89,21 @@ typedef enum {
 enum { HF_PARTS = 3 };
 
 typedef struct {
-    TensorId id;
     const char *name;
     TensorPlace place;
     TensorIn in;
     Dim rows, cols;
     TensorInit init;
-    bool decay; // weight decay applies
-    // Hugging Face's names after the layer's prefix. Llama keeps apart what we pack: its parts are
-    // consecutive rows. GPT-2 stores the block's matrices as [in, out] (Conv1D), we as [out, in].
-    const char *gpt2_name;
-    bool gpt2_transposed;
-    struct {
-        const char *name;
-        Dim rows;
-    } llama_parts[HF_PARTS];
+    // Hugging Face's names after the layer's prefix. Llama keeps apart what we pack (dim_parts).
+    // GPT-2 stores the block's matrices as [in, out] (Conv1D), we as [out, in].
+    const char *gpt2_name, *llama_names[HF_PARTS];
 } TensorRow;
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
+// The rows of what lies one below another in a dimension of rows: query, key and value; gate and
+// up; of others, the one thing that it is. Returns how many.
+int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {
     TensorId id;
@@ -143,8 +139,10 @@ static inline int64_t param_size(const Param *p) {
     return (int64_t)p->rows * p->cols;
 }
 
-// The rows of each matrix of a block's parameter: query, key and value, as gate and up, lie one
-// below another in one. Returns how many; 0 for vectors and outside the blocks.
+// What decays its weights: --weight-decay of a matrix, nothing of a vector.
+float param_decay(const Param *p, const Options *options);
+
+// dim_parts of a block's matrix; 0 for vectors and outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual

@@ -57,8 +57,9 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         LinearPrecision *lp = &p.linear[i];
         lp->linear = head ? LINEAR_HEAD : (Linear)(i % LINEAR_HEAD);
         lp->layer = head ? 0 : i / LINEAR_HEAD;
-        const TensorRow *row = tensor_row(linears[lp->linear].weight);
-        lp->weight = head && config->tied_head ? TENSOR_TOKEN_EMBEDDING : row->id;
+        lp->weight = linears[lp->linear].weight;
+        const TensorRow *row = tensor_row(lp->weight);
+        if (head && config->tied_head) { lp->weight = TENSOR_TOKEN_EMBEDDING; }
         lp->bias = linears[lp->linear].bias;
         lp->outputs = dim_size(config, row->rows);
         lp->inputs = dim_size(config, row->cols);

@@ -129,7 +129,7 @@ static double update_error(const Options *o, const ParamLayout *layout, const St
         a.beta1 = (float)o->adam_beta1;
         a.beta2 = (float)o->adam_beta2;
         a.eps = (float)o->adam_eps;
-        a.weight_decay = tensor_row(layout->params[i].id)->decay ? (float)o->weight_decay : 0.0f;
+        a.weight_decay = param_decay(&layout->params[i], o);
         a.gradient_scale = s.gradient_scale;
         a.step = 1;
         adamw_update(expected[i].data(), m.data(), v.data(), s.gradients[i].data(), (int64_t)n, a);

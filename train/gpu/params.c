@@ -200,7 +200,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
         .fp8 = codes ? (uint8_t *)weights + within : NULL,
         .tensor = tensor[range->param],
         .within = range->begin - param->offset,
-        .weight_decay = tensor_row(param->id)->decay ? (float)p->run->options.weight_decay : 0.0f,
+        .weight_decay = param_decay(param, &p->run->options),
         .muon = segment->muon,
     };
 }
