@@ -22,17 +22,20 @@
 
 // ---- names --------------------------------------------------------------------------------------
 
-// Underscores stand for hyphens, as they do elsewhere.
-static bool same_name(const char *a, const char *b) {
-    for (; *a == *b || (*a == '_' && *b == '-'); a++, b++) {
-        if (*a == '\0') { return true; }
+// Which word of a list another word is, -1: none. Its underscores stand for hyphens, as elsewhere.
+static int find_word(const char *list, char separator, const char *word) {
+    for (int i = 0;; i++) {
+        const char *w = word;
+        for (; *w != '\0' && (*w == *list || (*w == '_' && *list == '-')); w++) { list++; }
+        if (*w == '\0' && (*list == '\0' || *list == separator)) { return i; }
+        while (*list != '\0' && *list != separator) { list++; }
+        if (*list++ == '\0') { return -1; }
     }
-    return false;
 }
 
 static const OptionRow *find_row(const char *name) {
     for (int i = 0; i < option_table_count; i++) {
-        if (same_name(name, option_table[i].name)) { return &option_table[i]; }
+        if (find_word(option_table[i].name, '\0', name) == 0) { return &option_table[i]; }
     }
     return NULL;
 }
@@ -56,7 +59,7 @@ static bool is_retired(const char *name, const char *value, char ignored[PATH_LE
     if (negated) { name += 3; }
     if (*value == '\0') { value = negated ? "false" : "true"; }
     const RetiredOption *r = retired_options;
-    while (r->name != NULL && !same_name(name, r->name)) { r++; }
+    while (r->name != NULL && find_word(r->name, '\0', name) != 0) { r++; }
     if (r->name != NULL && strcmp(r->value, value) != 0) {
         size_t used = strlen(ignored);
         snprintf(ignored + used, PATH_LENGTH - used, " --%s %s", name, value);
@@ -93,8 +96,8 @@ static const char *suggestion(const char *name, char out[160]) {
             nearest = option_table[i].name;
         }
     }
-    for (const ForeignName *f = foreign_names; f->name != NULL; f++) {
-        if (same_name(name, f->name)) { nearest = f->ours; }
+    for (const ForeignName *f = foreign_names; f->ours != NULL; f++) {
+        if (find_word(f->names, ' ', name) >= 0) { nearest = f->ours; }
     }
     *out = '\0';
     if (nearest != NULL) {
@@ -128,14 +131,10 @@ static bool parse_value(void *field, const OptionRow *row, const char *value, Er
         }
         strcpy(allowed, "true or false");
     } else if (row->type == OPTION_CHOICE) {
-        const char *choice = row->choices;
-        for (int i = 0; *choice != '\0'; i++) {
-            size_t length = strcspn(choice, "|");
-            if (strlen(value) == length && strncmp(choice, value, length) == 0) {
-                *(int *)field = i;
-                return true;
-            }
-            choice += length + (choice[length] == '|');
+        int choice = find_word(row->choices, '|', value);
+        if (choice >= 0) {
+            *(int *)field = choice;
+            return true;
         }
         snprintf(allowed, sizeof(allowed), "one of %s", row->choices);
     } else {
