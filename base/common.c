@@ -74,7 +74,7 @@ void warn(const char *format, ...) {
     va_end(args);
 }
 
-void path_format(char path[PATH_LENGTH], const char *format, ...) {
+const char *path_format(char path[PATH_LENGTH], const char *format, ...) {
     va_list args;
     va_start(args, format);
     int length = vsnprintf(path, PATH_LENGTH, format, args);
@@ -82,6 +82,7 @@ void path_format(char path[PATH_LENGTH], const char *format, ...) {
     if (length < 0 || length >= PATH_LENGTH) {
         die("a path is longer than %d characters: %.80s...", PATH_LENGTH - 1, path);
     }
+    return path;
 }
 
 void *malloc_or_die(size_t bytes) {

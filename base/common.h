@@ -57,8 +57,8 @@ enum { EXIT_TOO_MANY_SKIPPED = 3, EXIT_LOST_RANK = 4, EXIT_STOPPED_BY_SIGNAL = 7
 
 enum { PATH_LENGTH = 1024 };
 
-// A path built like printf; dies when it does not fit.
-void path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
+// Builds a path like printf, and returns it; dies when it does not fit.
+const char *path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
 
 // Never return NULL: they die, naming the size. calloc_or_die's memory is zero. cJSON allocates by
 // malloc_or_die too, so its results need no checks.

@@ -37,6 +37,12 @@ bool writer_close(FileWriter *w, Error *err) {
     return w->error == 0 || fail(err, "%s: could not be written: %s", w->path, strerror(w->error));
 }
 
+bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes, Error *err) {
+    if (!writer_open(w, path, err)) { return false; }
+    writer_write(w, data, bytes);
+    return writer_close(w, err);
+}
+
 int file_open(const char *path, size_t *bytes, Error *err) {
     struct stat info;
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe is refused, not waited for
@@ -59,6 +65,17 @@ bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t a
         if (n > 0) { done += (size_t)n; }
     }
     return true;
+}
+
+char *file_read(const char *path, size_t *bytes, Error *err) {
+    int file = file_open(path, bytes, err);
+    if (file < 0) { return NULL; }
+    char *data = malloc_or_die(*bytes);
+    bool ok = file_read_at(file, path, data, *bytes, 0, err);
+    close(file);
+    if (ok) { return data; }
+    free(data);
+    return NULL;
 }
 
 bool file_map(MappedFile *m, const char *path, Error *err) {
@@ -99,10 +116,8 @@ static bool rename_synced(const char *fresh, const char *path, Error *err) {
 bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
     char fresh[PATH_LENGTH];
     FileWriter w;
-    path_format(fresh, "%s.new", path);
-    if (!writer_open(&w, fresh, err)) { return false; }
-    writer_write(&w, data, bytes);
-    return writer_close(&w, err) && rename_synced(fresh, path, err);
+    return file_write(&w, path_format(fresh, "%s.new", path), data, bytes, err) &&
+           rename_synced(fresh, path, err);
 }
 
 bool link_replace(const char *link, const char *target, Error *err) {
@@ -169,8 +184,7 @@ bool folder_remove(const char *path, Error *err) {
     char *names = folder_list(path, err), file[PATH_LENGTH];
     bool ok = names != NULL;
     for (const char *name = names; ok && *name != '\0'; name += strlen(name) + 1) {
-        path_format(file, "%s/%s", path, name);
-        ok = folder_remove(file, err);
+        ok = folder_remove(path_format(file, "%s/%s", path, name), err);
     }
     free(names);
     return ok && (rmdir(path) == 0 || fail_path(err, path, errno));

@@ -21,11 +21,16 @@ bool writer_open(FileWriter *w, const char *path, Error *err);
 void writer_write(FileWriter *w, const void *data, size_t bytes);
 // Flushes, syncs to the disk and closes.
 bool writer_close(FileWriter *w, Error *err);
+// All three.
+bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes, Error *err);
 
 // Opens a regular file to read; -1 when it cannot. What file_read_at cannot read, because the file
 // has become shorter or its disk fails, is an error; through a mapping it would be a signal.
 int file_open(const char *path, size_t *bytes, Error *err);
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at, Error *err);
+
+// A whole file, to be freed; NULL when it cannot be read.
+char *file_read(const char *path, size_t *bytes, Error *err);
 
 // A whole file, mapped read-only. An empty file is NULL with 0 bytes.
 typedef struct {

@@ -48,12 +48,20 @@ typedef struct {
     int64_t step;    // optimizer steps done, skipped ones included
     int64_t samples; // sequences consumed
     int64_t tokens;
-    int64_t skipped;
-    int skipped_in_row;
+    int64_t skipped, skipped_in_row;
     double loss, valid_loss, best_valid_loss; // NaN: none yet
     double level, best_level;                 // the loss, averaged over steps; and the lowest such
     int64_t proven; // the newest checkpoint whose weights then gave a loss as usual; -1: none
 } Progress;
+
+// As meta.json has them: whole numbers are int64_t, others double, which NaN makes null.
+typedef struct {
+    const char *name;
+    size_t offset;
+    bool whole;
+} ProgressField;
+enum { PROGRESS_FIELDS = 11 };
+extern const ProgressField progress_fields[PROGRESS_FIELDS];
 
 // A file that is saved with the model as it is.
 typedef struct {

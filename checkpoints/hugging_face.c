@@ -266,16 +266,6 @@ char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
     return text;
 }
 
-static const char *text_or(const cJSON *json, const char *key, const char *otherwise) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    return cJSON_IsString(item) ? item->valuestring : otherwise;
-}
-
-static double number_or(const cJSON *json, const char *key, double otherwise) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
-}
-
 // Whether config.json leaves it unsaid, or says what this JSON text says.
 static bool has_feature(const cJSON *json, const char *key, const char *text) {
     const cJSON *said = cJSON_GetObjectItemCaseSensitive(json, key);
@@ -293,7 +283,7 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Arch arch, Rop
         double value = otherwise;
         char text[32];
         if (numbers[i].from > kind) { continue; }
-        if (key != NULL) { value = number_or(json, key, number_or(scaling, key, otherwise)); }
+        if (key != NULL) { value = json_number(json, key, json_number(scaling, key, otherwise)); }
         if (isnan(otherwise) && !(value > 0)) {
             return fail(err, "%s is missing or no number above 0", key);
         }
@@ -319,7 +309,7 @@ static bool has_windows(const cJSON *json, int family) {
     if (window == NULL ? family == LLAMA : cJSON_IsNull(window)) { return false; }
     return !qwen ||
            (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_sliding_window")) &&
-            number_or(json, "max_window_layers", 28) < number_or(json, "num_hidden_layers", 0));
+            json_number(json, "max_window_layers", 28) < json_number(json, "num_hidden_layers", 0));
 }
 
 static bool fail_family(const cJSON *json, const char *type, Error *err) {
@@ -341,7 +331,7 @@ static bool fail_family(const cJSON *json, const char *type, Error *err) {
 static bool read_config(const cJSON *json, Options *o, Error *err) {
     enum { LONGEST_SEQUENCE = 8192 }; // unless --seq-length says more
     enum { QWEN3_HEAD = 128 };        // where head_dim is missing
-    const char *type = text_or(json, "model_type", "");
+    const char *type = json_text(json, "model_type", "");
     int family = 0;
     while (family < FAMILIES && strcmp(type, families[family].type) != 0) { family++; }
     if (family == FAMILIES) { return fail_family(json, type, err); }
@@ -351,7 +341,7 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     if (!cJSON_IsObject(scaling)) {
         scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
     }
-    const char *rope = text_or(scaling, "rope_type", text_or(scaling, "type", "default"));
+    const char *rope = json_text(scaling, "rope_type", json_text(scaling, "type", "default"));
     int kind = ROPE_LLAMA3;
     while (kind > 0 && strcmp(rope, rope_types[kind].name) != 0) { kind--; }
     if (strcmp(rope, rope_types[kind].name) != 0) {
@@ -396,19 +386,19 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     if (has_windows(json, family)) {
         return fail(
             err, "sliding_window %g is not supported: what is missing is attention within a window",
-            number_or(json, "sliding_window", 4096));
+            json_number(json, "sliding_window", 4096));
     }
     return option_set(o, "seq-length", length, SOURCE_CHECKPOINT, err);
 }
 
 bool hf_options(const char *folder, Options *options, Error *err) {
     char path[PATH_LENGTH];
-    MappedFile file;
+    size_t bytes;
     Error why;
-    path_format(path, "%s/config.json", folder);
-    if (!file_map(&file, path, err)) { return false; }
-    cJSON *json = cJSON_ParseWithLength((const char *)file.data, file.bytes);
-    file_unmap(&file);
+    char *text = file_read(path_format(path, "%s/config.json", folder), &bytes, err);
+    if (text == NULL) { return false; }
+    cJSON *json = cJSON_ParseWithLength(text, bytes);
+    free(text);
     bool ok = cJSON_IsObject(json) ? read_config(json, options, &why)
                                    : fail(&why, "not JSON; it is damaged");
     cJSON_Delete(json);

@@ -28,66 +28,62 @@ bool meta_seal(char *text, size_t bytes) {
 
 // Checks meta.json's checksum of itself, and parses it.
 static cJSON *parse_meta(const char *path, Error *err) {
-    enum { META_MAX = 16 << 20 };
-    MappedFile file;
-    cJSON *meta = NULL;
-    if (!file_map(&file, path, err)) { return NULL; }
-    if (file.bytes < META_MAX) {
-        char *text = malloc_or_die(file.bytes);
-        if (file.bytes > 0) { memcpy(text, file.data, file.bytes); }
-        if (meta_seal(text, file.bytes)) { meta = cJSON_ParseWithLength(text, file.bytes); }
-        free(text);
-    }
-    file_unmap(&file);
-    if (!cJSON_IsObject(meta)) {
-        cJSON_Delete(meta);
-        fail(err, "%s: damaged (its checksum does not match)", path);
-        return NULL;
-    }
-    return meta;
+    size_t bytes;
+    char *text = file_read(path, &bytes, err);
+    if (text == NULL) { return NULL; }
+    cJSON *meta = meta_seal(text, bytes) ? cJSON_ParseWithLength(text, bytes) : NULL;
+    free(text);
+    if (cJSON_IsObject(meta)) { return meta; }
+    cJSON_Delete(meta);
+    fail(err, "%s: damaged (its checksum does not match)", path);
+    return NULL;
 }
 
-static double number_of(const cJSON *json, const char *name) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
-    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
-}
+const ProgressField progress_fields[PROGRESS_FIELDS] = {
+    {"step", offsetof(Progress, step), true},
+    {"samples", offsetof(Progress, samples), true},
+    {"tokens", offsetof(Progress, tokens), true},
+    {"skipped", offsetof(Progress, skipped), true},
+    {"skipped_in_row", offsetof(Progress, skipped_in_row), true},
+    {"loss", offsetof(Progress, loss), false},
+    {"valid_loss", offsetof(Progress, valid_loss), false},
+    {"best_valid_loss", offsetof(Progress, best_valid_loss), false},
+    {"level", offsetof(Progress, level), false},
+    {"best_level", offsetof(Progress, best_level), false},
+    {"proven", offsetof(Progress, proven), true},
+};
 
 static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
 static const char *text_of(const cJSON *json, const char *name) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
-    return cJSON_IsString(item) ? item->valuestring : "";
+    return json_text(json, name, "");
 }
 
 static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     if (strcmp(text_of(meta, "format"), "llm8.c checkpoint") != 0) {
         return fail(err, "%s/meta.json: not an llm8.c checkpoint", c->path);
     }
-    if (number_of(meta, "version") != 1) {
+    double version = json_number(meta, "version", NAN);
+    if (version != 1) {
         return fail(err, "%s/meta.json: checkpoint version %g; this program reads 1", c->path,
-                    number_of(meta, "version"));
+                    version);
     }
-    int64_t skipped_in_row = count_of(meta, "skipped_in_row"), ranks = count_of(meta, "ranks");
-    c->progress = (Progress){
-        .step = count_of(meta, "step"),
-        .samples = count_of(meta, "samples"),
-        .tokens = count_of(meta, "tokens"),
-        .skipped = count_of(meta, "skipped"),
-        .skipped_in_row = (int)skipped_in_row,
-        .loss = number_of(meta, "loss"),
-        .valid_loss = number_of(meta, "valid_loss"),
-        .best_valid_loss = number_of(meta, "best_valid_loss"),
-        .level = number_of(meta, "level"),
-        .best_level = number_of(meta, "best_level"),
-        .proven = count_of(meta, "proven"),
-    };
+    Progress *p = &c->progress;
+    for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
+        void *field = (char *)p + f->offset;
+        if (f->whole) {
+            *(int64_t *)field = count_of(meta, f->name);
+        } else {
+            *(double *)field = json_number(meta, f->name, NAN);
+        }
+    }
+    int64_t ranks = count_of(meta, "ranks");
     c->data_windows = count_of(meta, "data_windows");
     c->layout_size = count_of(meta, "layout_size");
-    const Progress *p = &c->progress;
-    if (p->samples < 0 || p->tokens < 0 || skipped_in_row < 0 || skipped_in_row > INT32_MAX ||
-        p->skipped < skipped_in_row || p->step < p->skipped || ranks < 1 || ranks > RANKS_MAX ||
+    if (p->samples < 0 || p->tokens < 0 || p->skipped_in_row < 0 ||
+        p->skipped < p->skipped_in_row || p->step < p->skipped || ranks < 1 || ranks > RANKS_MAX ||
         c->layout_size < 0) {
         return fail(err, "%s/meta.json: a number is missing or out of range", c->path);
     }
@@ -109,8 +105,9 @@ static bool check_file(const char *folder, const cJSON *file, int64_t *bytes, Er
     if (name[0] == '\0' || strlen(name) > NAME_MAX_LENGTH || strchr(name, '/') != NULL) {
         return fail(err, "%s/meta.json: a file named '%.80s'", folder, name);
     }
-    path_format(path, "%s/%s", folder, name);
-    if (!file_checksum(path, bytes, &sum, err)) { return false; }
+    if (!file_checksum(path_format(path, "%s/%s", folder, name), bytes, &sum, err)) {
+        return false;
+    }
     if (*bytes != listed) {
         return fail(err, "%s: damaged: %lld bytes, not %lld", path, (long long)*bytes,
                     (long long)listed);
@@ -144,9 +141,8 @@ static const cJSON *find_file(const cJSON *files, const char *name) {
 static bool open_tensors(const Checkpoint *c, const cJSON *files, const char *name, SafeTensors *st,
                          Error *err) {
     char path[PATH_LENGTH];
-    path_format(path, "%s/%s", c->path, name);
     return find_file(files, name) != NULL
-               ? safetensors_open(st, path, err)
+               ? safetensors_open(st, path_format(path, "%s/%s", c->path, name), err)
                : fail(err, "%s/meta.json: its list of files lacks %s", c->path, name);
 }
 
@@ -216,8 +212,7 @@ static bool open_checkpoint(Checkpoint *c, const char *path, bool check, Error *
     *c = (Checkpoint){0};
     path_format(c->path, "%s", path);
     if (!path_exists(path)) { return fail(err, "%s: no such folder", path); }
-    path_format(file, "%s/meta.json", path);
-    cJSON *meta = parse_meta(file, err);
+    cJSON *meta = parse_meta(path_format(file, "%s/meta.json", path), err);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
     bool ok = meta != NULL && read_meta(c, meta, err) && (!check || check_files(c, files, err)) &&
               open_optimizer(c, files, err) &&

@@ -32,14 +32,24 @@ int64_t json_count(const cJSON *item) {
     return value >= 0 && value <= 0x1p53 && value == floor(value) ? (int64_t)value : -1;
 }
 
+double json_number(const cJSON *object, const char *name, double otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
+}
+
+const char *json_text(const cJSON *object, const char *name, const char *otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsString(item) ? item->valuestring : otherwise;
+}
+
 // Reads "name": {...}; data: what follows the header.
 static bool read_entry(TensorEntry *e, const cJSON *item, const unsigned char *data,
                        int64_t data_bytes) {
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
-    int type = cJSON_IsString(dtype) ? 0 : DTYPES;
-    while (type < DTYPES && strcmp(dtype->valuestring, dtypes[type].name) != 0) { type++; }
+    const char *dtype = json_text(item, "dtype", "");
+    int type = 0;
+    while (type < DTYPES && strcmp(dtype, dtypes[type].name) != 0) { type++; }
     *e = (TensorEntry){.dtype = (Dtype)type};
     if (strlen(item->string) >= TENSOR_NAME || type == DTYPES || !cJSON_IsArray(shape) ||
         !cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2) {

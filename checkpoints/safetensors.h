@@ -44,6 +44,9 @@ struct cJSON;
 
 // A JSON number that is a whole number from 0 to 2^53; -1: another item, or NULL.
 int64_t json_count(const struct cJSON *item);
+// An object's number or text of a name, or else what is returned instead.
+double json_number(const struct cJSON *object, const char *name, double otherwise);
+const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
 bool safetensors_open(SafeTensors *st, const char *path, Error *err);
 void safetensors_close(SafeTensors *st);

@@ -17,44 +17,10 @@
 
 // ---- files --------------------------------------------------------------------------------------
 
-// A finished file, as meta.json lists it.
-typedef struct {
-    char name[64];
-    int64_t bytes;
-    uint32_t crc;
-} FileEntry;
-
 enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // besides its optimizer file, at most
 
-static FileEntry entry_of(const FileWriter *w) {
-    FileEntry entry = {.bytes = w->bytes, .crc = w->crc};
-    snprintf(entry.name, sizeof(entry.name), "%s", path_name(w->path));
-    return entry;
-}
-
-static bool write_file(FileEntry *entry, const char *folder, const char *name, const void *data,
-                       size_t bytes, Error *err) {
+static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w, Error *err) {
     char path[PATH_LENGTH];
-    FileWriter w;
-    path_format(path, "%s/%s", folder, name);
-    if (!writer_open(&w, path, err)) { return false; }
-    writer_write(&w, data, bytes);
-    bool ok = writer_close(&w, err);
-    *entry = entry_of(&w);
-    return ok;
-}
-
-static bool write_tensors(FileEntry *entry, const char *folder, const char *name,
-                          TensorEntry *tensors, int count, const char *metadata, Error *err) {
-    char path[PATH_LENGTH];
-    FileWriter w;
-    path_format(path, "%s/%s", folder, name);
-    if (!safetensors_write(&w, path, tensors, count, metadata, err)) { return false; }
-    *entry = entry_of(&w);
-    return true;
-}
-
-static bool write_scaling(const Snapshot *s, const char *folder, FileEntry *entry, Error *err) {
     int n = fp8_slot_count(s->precision->config);
     float *scales = malloc_or_die((size_t)n * sizeof(float));
     float *targets = malloc_or_die((size_t)n * sizeof(float));
@@ -74,7 +40,8 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileEntry *entr
          .shape = {n, s->precision->history_length},
          .data = s->amax_history},
     };
-    bool ok = write_tensors(entry, folder, "scaling.safetensors", tensors, 4, NULL, err);
+    path_format(path, "%s/scaling.safetensors", folder);
+    bool ok = safetensors_write(w, path, tensors, 4, NULL, err);
     free(scales);
     free(targets);
     free(counts);
@@ -82,26 +49,29 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileEntry *entr
 }
 
 // What rank 0 writes besides its optimizer file and meta.json.
-static bool write_shared(const Snapshot *s, const char *folder, FileEntry *files, int *count,
+static bool write_shared(const Snapshot *s, const char *folder, FileWriter *files, int *count,
                          Error *err) {
+    char path[PATH_LENGTH];
     TensorEntry *tensors;
+    FileWriter *w = files;
     int n = hf_tensors(s->layout, s->model_dtype, s->model, &tensors);
-    bool ok = write_tensors(&files[(*count)++], folder, "model.safetensors", tensors, n,
-                            "{\"format\":\"pt\"}", err);
-    free(tensors);
-    if (!ok) { return false; }
-
     char *config = hf_config(&s->layout->config, s->model_dtype, s->end_of_text);
-    ok = write_file(&files[(*count)++], folder, "config.json", config, strlen(config), err);
-    free(config);
+    path_format(path, "%s/model.safetensors", folder);
+    bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}", err);
+    path_format(path, "%s/config.json", folder);
+    ok = ok && file_write(w++, path, config, strlen(config), err);
     for (const Companion *c = s->companions; ok && c < s->companions + s->num_companions; c++) {
-        ok = write_file(&files[(*count)++], folder, c->name, c->bytes, c->size, err);
+        ok = file_write(w++, path_format(path, "%s/%s", folder, c->name), c->bytes, c->size, err);
     }
-    return ok && (s->slots == NULL || write_scaling(s, folder, &files[(*count)++], err));
+    if (ok && s->slots != NULL) { ok = write_scaling(s, folder, w++, err); }
+    *count = (int)(w - files);
+    free(tensors);
+    free(config);
+    return ok;
 }
 
-static bool write_optimizer(const Snapshot *s, const char *folder, FileEntry *entry, Error *err) {
-    char name[64];
+static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w, Error *err) {
+    char path[PATH_LENGTH];
     int64_t n = 0; // elements
     size_t room = 64 + (size_t)s->num_ranges * 48;
     char *metadata = malloc_or_die(room);
@@ -123,8 +93,8 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileEntry *en
          .shape = {s->second_moments},
          .data = s->exp_avg_sq},
     };
-    snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", s->rank, s->ranks);
-    bool ok = write_tensors(entry, folder, name, tensors, 3, metadata, err);
+    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->rank, s->ranks);
+    bool ok = safetensors_write(w, path, tensors, 3, metadata, err);
     free(metadata);
     return ok;
 }
@@ -136,53 +106,38 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *files, int count,
+// With all digits, which cJSON's own numbers lack; JSON has no NaN.
+static void add_number(cJSON *json, const char *name, double value) {
+    char digits[40];
+    snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
+    cJSON_AddRawToObject(json, name, digits);
+}
+
+static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count,
                        Error *err) {
-    const Progress *p = &s->progress;
-    const struct {
-        const char *name;
-        double value;
-    } numbers[] = {
-        {"version", 1},
-        {"step", (double)p->step},
-        {"samples", (double)p->samples},
-        {"tokens", (double)p->tokens},
-        {"skipped", (double)p->skipped},
-        {"skipped_in_row", p->skipped_in_row},
-        {"loss", p->loss},
-        {"valid_loss", p->valid_loss},
-        {"best_valid_loss", p->best_valid_loss},
-        {"level", p->level},
-        {"best_level", p->best_level},
-        {"proven", (double)p->proven},
-        {"ranks", s->ranks},
-        {"layout_size", (double)s->layout->size},
-        {"data_windows", (double)s->data_windows},
-    };
-    char path[PATH_LENGTH], created[32], digits[40], value[OPTION_TEXT];
+    char path[PATH_LENGTH], created[32], digits[16];
     cJSON *meta = cJSON_CreateObject();
     cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
     cJSON_AddStringToObject(meta, "program", LLM8_VERSION);
     cJSON_AddStringToObject(meta, "created", utc_now(created));
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
     if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        // with all digits, which cJSON's own numbers lack; JSON has no NaN
-        snprintf(digits, sizeof(digits), isfinite(numbers[i].value) ? "%.17g" : "null",
-                 numbers[i].value);
-        cJSON_AddRawToObject(meta, numbers[i].name, digits);
+    add_number(meta, "version", 1);
+    for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
+        const void *field = (const char *)&s->progress + f->offset;
+        add_number(meta, f->name,
+                   f->whole ? (double)*(const int64_t *)field : *(const double *)field);
     }
-    cJSON *options = cJSON_AddObjectToObject(meta, "options");
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        cJSON_AddStringToObject(options, row->name, option_text(s->options, row, value));
-    }
+    add_number(meta, "ranks", s->ranks);
+    add_number(meta, "layout_size", (double)s->layout->size);
+    add_number(meta, "data_windows", (double)s->data_windows);
+    cJSON_AddItemToObject(meta, "options", options_json(s->options));
     cJSON *list = cJSON_AddArrayToObject(meta, "files");
-    for (int i = 0; i < count; i++) {
+    for (const FileWriter *w = files; w < files + count; w++) {
         cJSON *file = cJSON_CreateObject();
-        snprintf(digits, sizeof(digits), "%08x", files[i].crc);
-        cJSON_AddStringToObject(file, "name", files[i].name);
-        cJSON_AddNumberToObject(file, "bytes", (double)files[i].bytes);
+        snprintf(digits, sizeof(digits), "%08x", w->crc);
+        cJSON_AddStringToObject(file, "name", path_name(w->path));
+        cJSON_AddNumberToObject(file, "bytes", (double)w->bytes);
         cJSON_AddStringToObject(file, "crc32", digits);
         cJSON_AddItemToArray(list, file);
     }
@@ -190,8 +145,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileEntry *f
     char *text = cJSON_Print(meta);
     cJSON_Delete(meta);
     meta_seal(text, strlen(text));
-    path_format(path, "%s/meta.json", folder);
-    bool ok = file_replace(path, text, strlen(text), err);
+    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text), err);
     cJSON_free(text);
     return ok;
 }
@@ -229,10 +183,8 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
     if (swapped) { discard(fresh, path); }
     const char *name = path_name(path);
     // `best` first: a run that resumes from `latest` would not mark that step again
-    path_format(link, "%s/best", save);
-    if (s->best && !link_replace(link, name, err)) { return false; }
-    path_format(link, "%s/latest", save);
-    return link_replace(link, name, err);
+    return (!s->best || link_replace(path_format(link, "%s/best", save), name, err)) &&
+           link_replace(path_format(link, "%s/latest", save), name, err);
 }
 
 // Deletes all but the newest --keep checkpoints, `best` and the proven one, up to this step.
@@ -263,7 +215,7 @@ bool checkpoint_save(const Snapshot *s, Error *err) {
     char fresh[PATH_LENGTH];
     Error why;
     int count = 0;
-    FileEntry own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + s->ranks), sizeof(FileEntry));
+    FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + s->ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
     bool ok = !first ||
               ((!path_exists(fresh) || folder_remove(fresh, &why)) && folder_make(fresh, &why));

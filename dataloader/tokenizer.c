@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
@@ -19,12 +18,8 @@ static CharacterRange range_at(const Tokenizer *t, int i) {
 
 static bool read_file(Tokenizer *t, const char *path, Error *err) {
     int32_t header[HEADER_INTS] = {0};
-    int file = file_open(path, &t->bytes, err);
-    if (file < 0) { return false; }
-    t->data = malloc_or_die(t->bytes);
-    bool ok = file_read_at(file, path, t->data, t->bytes, 0, err);
-    close(file);
-    if (!ok) { return false; }
+    t->data = (unsigned char *)file_read(path, &t->bytes, err);
+    if (t->data == NULL) { return false; }
     if (t->bytes >= sizeof(header)) { memcpy(header, t->data, sizeof(header)); }
     if (header[0] != TOKENIZER_MAGIC) {
         return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);

@@ -1,6 +1,7 @@
 // Options as text: their values, the configuration file, the echo at the start, --help.
 #include "options.h"
 
+#include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,15 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
     }
     }
     return out;
+}
+
+cJSON *options_json(const Options *options) {
+    char value[OPTION_TEXT];
+    cJSON *json = cJSON_CreateObject();
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        cJSON_AddStringToObject(json, row->name, option_text(options, row, value));
+    }
+    return json;
 }
 
 // Prints a heading, once for each group.

@@ -157,6 +157,9 @@ enum { OPTION_TEXT = PATH_LENGTH };
 // A row's present value as option_set would read it.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
 
+// An object of all their texts.
+struct cJSON *options_json(const Options *options);
+
 // Names the options on the command line or in the file that have no effect without a GPU.
 void options_note_gpu_only(const Options *options);
 

@@ -216,7 +216,7 @@ static void check_state(const Trainer *t, const State *s) {
     Part parts[PARTS];
     find_parts(parts, t);
     for (int i = 0; i < PARTS; i++) { CHECK_BITS(parts[i].at, s->copies[i].at, parts[i].bytes); }
-    CHECK_BITS(&t->run.progress, &s->progress, offsetof(Progress, skipped_in_row) + sizeof(int));
+    CHECK_BITS(&t->run.progress, &s->progress, offsetof(Progress, loss));
 }
 
 // Each part of the state, altered, is seen.

@@ -50,13 +50,8 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
 }
 
 void metrics_options(MetricsRecord *r, const Options *options) {
-    char value[OPTION_TEXT];
-    cJSON *json = cJSON_AddObjectToObject(r, "options");
-    for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        cJSON_AddStringToObject(json, row->name, option_text(options, row, value));
-    }
-    json = cJSON_AddObjectToObject(r, "effects");
+    cJSON_AddItemToObject(r, "options", options_json(options));
+    cJSON *json = cJSON_AddObjectToObject(r, "effects");
     for (int i = 0; i < option_table_count; i++) {
         cJSON_AddStringToObject(json, option_table[i].name, option_effects[option_table[i].effect]);
     }

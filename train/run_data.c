@@ -92,14 +92,12 @@ static void add_companion(Run *run, const char *name, char *bytes, size_t size) 
 
 // Adds a file as the companion of that name; false: there is no such file.
 static bool read_companion(Run *run, const char *path, const char *name) {
-    MappedFile file;
+    size_t size;
     Error err;
     if (!path_exists(path)) { return false; }
-    if (!file_map(&file, path, &err)) { die("%s", err.text); }
-    char *bytes = malloc_or_die(file.bytes);
-    if (file.bytes > 0) { memcpy(bytes, file.data, file.bytes); }
-    add_companion(run, name, bytes, file.bytes);
-    file_unmap(&file);
+    char *bytes = file_read(path, &size, &err);
+    if (bytes == NULL) { die("%s", err.text); }
+    add_companion(run, name, bytes, size);
     return true;
 }
 
