@@ -85,6 +85,10 @@ static inline int64_t round_up64(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;
 }
 
+static inline int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+
 static inline int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }

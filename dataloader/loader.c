@@ -15,20 +15,17 @@ bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind, Error *
     *f = (TokenFile){0};
     path_format(f->path, "%s", path);
     f->file = file_open(path, &f->bytes, err);
-    bool ok = f->file >= 0;
-    if (ok && f->bytes < SHARD_HEADER_BYTES) {
-        ok = fail(err, "%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
-                  f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy);
-    }
-    ok = ok && file_read_at(f->file, path, f->header, sizeof(f->header), 0, err);
-    if (ok && f->header[0] != kind.magic) {
-        ok = fail(err, "%s: magic number %d, not a %s's %d; %s", path, f->header[0], kind.name,
-                  kind.magic, kind.remedy);
-    }
-    if (ok && f->header[1] != 1 && f->header[1] != 2) {
-        ok = fail(err, "%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
-                  kind.name, f->header[1]);
-    }
+    bool ok = f->file >= 0 &&
+              (f->bytes >= SHARD_HEADER_BYTES ||
+               fail(err, "%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
+                    f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy)) &&
+              file_read_at(f->file, path, f->header, sizeof(f->header), 0, err) &&
+              (f->header[0] == kind.magic ||
+               fail(err, "%s: magic number %d, not a %s's %d; %s", path, f->header[0], kind.name,
+                    kind.magic, kind.remedy)) &&
+              (f->header[1] == 1 || f->header[1] == 2 ||
+               fail(err, "%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
+                    kind.name, f->header[1]));
     if (!ok) {
         token_file_close(f);
         return false;

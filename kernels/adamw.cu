@@ -7,6 +7,13 @@
 #include "cpu.h" // of Muon: its numbers
 #include "quantize.cuh"
 
+__device__ __forceinline__ float squares8(const Floats8 &x) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < VEC; j++) { sum += x.v[j] * x.v[j]; }
+    return sum;
+}
+
 // A part a block.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       const GradientPart *parts) {
@@ -15,11 +22,7 @@ __global__ void sum_of_squares_kernel(double *partials, const void *gradients, G
     int64_t end = (part.first + part.n) / VEC;
     double mine = 0.0;
     for (int64_t i = part.first / VEC + threadIdx.x; i < end; i += blockDim.x) {
-        Floats8 g = load_floats8(gradients, type, i);
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) { sum += g.v[j] * g.v[j]; }
-        mine += sum;
+        mine += squares8(load_floats8(gradients, type, i));
     }
     double all = block_sum(mine, shared);
     if (threadIdx.x == 0) { partials[blockIdx.x] = all; }
@@ -305,20 +308,15 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
     LAUNCH_CHECK();
 }
 
-template <WeightsRule RULE>
-static void launch_step(const AdamWUpdate *u, ScaleMode mode, const StepState *state,
-                        cudaStream_t stream) {
-    if (mode == SCALE_GIVEN) {
-        launch_adamw<RULE, WEIGHTS_GIVEN>(u, state, stream);
-    } else {
-        launch_adamw<RULE, WEIGHTS_MEASURE>(u, state, stream);
-    }
-}
-
 void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
                cudaStream_t stream) {
-    launch_step<RULE_ADAMW>(update, mode, state, stream);
-    if (update->muon) { launch_step<RULE_MUON>(update, mode, state, stream); }
+    bool given = mode == SCALE_GIVEN;
+    auto adamw = given ? launch_adamw<RULE_ADAMW, WEIGHTS_GIVEN>
+                       : launch_adamw<RULE_ADAMW, WEIGHTS_MEASURE>;
+    auto muon = given ? launch_adamw<RULE_MUON, WEIGHTS_GIVEN>
+                      : launch_adamw<RULE_MUON, WEIGHTS_MEASURE>;
+    adamw(update, state, stream);
+    if (update->muon) { muon(update, state, stream); }
 }
 
 void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
@@ -372,11 +370,7 @@ __global__ void muon_norm_kernel(double *partials, const MuonMatrices m) {
     double mine = 0.0;
     for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < m.n / VEC;
          i += MUON_PARTS * blockDim.x) {
-        Floats8 g = load_floats8(m.gradients, m.type, first + i);
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) { sum += g.v[j] * g.v[j]; }
-        mine += sum;
+        mine += squares8(load_floats8(m.gradients, m.type, first + i));
     }
     double all = block_sum(mine, shared);
     if (threadIdx.x == 0) { partials[blockIdx.y * MUON_PARTS + blockIdx.x] = all; }

@@ -17,10 +17,6 @@ __attribute__((constructor)) static void bound_threads(void) {
     omp_set_num_threads(omp_get_num_procs());
 }
 
-static int min_int(int a, int b) {
-    return a < b ? a : b;
-}
-
 // exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the last place;
 // written so that loops over it vectorise. Outside [-87.3, 88.3] it is clamped; NaN stays NaN.
 static inline float exp_simd(float x) {
@@ -409,7 +405,7 @@ double sum_of_squares(const float *x, int64_t n) {
     double *partial = malloc_or_die((size_t)blocks * sizeof(double)), total = 0.0;
 #pragma omp parallel for
     for (int64_t b = 0; b < blocks; b++) {
-        int64_t end = (b + 1) * BLOCK < n ? (b + 1) * BLOCK : n;
+        int64_t end = min64((b + 1) * BLOCK, n);
         double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = b * BLOCK; i < end; i++) { sum += (double)x[i] * x[i]; }
@@ -446,8 +442,8 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
 #pragma omp parallel for collapse(2) reduction(+ : saturated, vanished)
     for (int top = 0; top < b.rows; top += b.height) {
         for (int left = 0; left < b.columns; left += FP8_BLOCK) {
-            int bottom = top + b.height < b.rows ? top + b.height : b.rows;
-            int width = left + FP8_BLOCK < b.columns ? FP8_BLOCK : b.columns - left;
+            int bottom = min_int(top + b.height, b.rows);
+            int width = min_int(FP8_BLOCK, b.columns - left);
             uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // as in tensor_amax, of each column
             float scale[FP8_BLOCK];
             Fp8Counts lost = {0};

@@ -59,10 +59,6 @@ const char *cpu_gemm_name(void) {
 #endif
 }
 
-static int min_int(int a, int b) {
-    return a < b ? a : b;
-}
-
 // out[c][r] = x[r][c] for r < 4, with rows of x `ld` apart and rows of out `width` apart.
 static inline void transpose_4_rows(float *out, int width, const float *x, int ld, int cols) {
     int c = 0;
@@ -172,14 +168,17 @@ static void multiply_block(const CpuGemm *g, int row, int rows, int col, int col
 }
 
 static int round_up(int x, int multiple) {
-    return (x + multiple - 1) / multiple * multiple;
+    return (int)round_up64(x, multiple);
 }
 
 void cpu_gemm(CpuGemm g) {
     assert(g.m > 0 && g.n > 0 && g.k > 0);
-    int target = 4 * omp_get_max_threads();
     int row_step = min_int(4 * MC, round_up(g.m, MR)), col_step = min_int(NC, round_up(g.n, NR));
-    while ((long)((g.m + row_step - 1) / row_step) * ((g.n + col_step - 1) / col_step) < target) {
+    int row_blocks, col_blocks;
+    for (;;) { // smaller blocks, until there are enough for the threads
+        row_blocks = (g.m + row_step - 1) / row_step;
+        col_blocks = (g.n + col_step - 1) / col_step;
+        if ((long)row_blocks * col_blocks >= 4 * omp_get_max_threads()) { break; }
         if (row_step > 2 * MC || (col_step <= 4 * NR && row_step > 4 * MR)) {
             row_step = round_up(row_step / 2, MR);
         } else if (col_step > 4 * NR) {
@@ -188,7 +187,6 @@ void cpu_gemm(CpuGemm g) {
             break;
         }
     }
-    int row_blocks = (g.m + row_step - 1) / row_step, col_blocks = (g.n + col_step - 1) / col_step;
 #pragma omp parallel
     {
         float *a_pack = aligned_alloc(64, sizeof(float) * MC * KC);

@@ -39,10 +39,12 @@ cJSON *options_json(const Options *options) {
     return json;
 }
 
-// Prints a heading, once for each group.
-static void print_group(FILE *out, const char **group, const OptionRow *row, const char *format) {
-    if (*group == NULL || strcmp(*group, row->group) != 0) { fprintf(out, format, row->group); }
+// Prints a heading, once for each group; returns whether it did.
+static bool print_group(FILE *out, const char **group, const OptionRow *row, const char *format) {
+    bool next = *group == NULL || strcmp(*group, row->group) != 0;
+    if (next) { fprintf(out, format, row->group); }
     *group = row->group;
+    return next;
 }
 
 void options_write_config(const Options *options, FILE *out) {
@@ -98,8 +100,7 @@ void options_print(const Options *options, FILE *out) {
         } else {
             snprintf(item, sizeof(item), " --%s %s", row->name, value);
         }
-        if (group == NULL || strcmp(group, row->group) != 0) {
-            print_group(out, &group, row, group == NULL ? "%s\n " : "\n%s\n ");
+        if (print_group(out, &group, row, group == NULL ? "%s\n " : "\n%s\n ")) {
             column = 1;
         } else if (column + strlen(item) > WIDTH) {
             fputs("\n ", out);

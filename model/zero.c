@@ -64,32 +64,25 @@ void zero_free(ZeroLayout *z) {
     *z = (ZeroLayout){0};
 }
 
-// Of one segment.
-static int add_ranges(const ZeroLayout *z, int rank, int s, ZeroRange *ranges) {
-    const ParamLayout *layout = z->layout;
-    const ZeroSegment *segment = &z->segments[s];
-    int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;
-    int count = 0;
-    for (int i = 0; i < layout->count; i++) {
-        const Param *p = &layout->params[i];
-        int64_t from = max64(begin, z->place[i]), to = min64(end, z->place[i] + extent(p));
-        if (z->segment[i] != s || from >= to) { continue; }
-        ranges[count++] = (ZeroRange){.begin = p->offset + from - z->place[i],
-                                      .end = p->offset + to - z->place[i],
-                                      .place = from,
-                                      .kept = segment->kept + from - begin,
-                                      .segment = s,
-                                      .param = i};
-    }
-    return count;
-}
-
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
+    const ParamLayout *layout = z->layout;
     int count = 0;
-    *ranges = calloc_or_die((size_t)z->layout->count, sizeof(ZeroRange));
-    for (int muon = 0; muon < 2; muon++) {
-        for (int s = 0; s < z->count; s++) {
-            if (z->segments[s].muon == muon) { count += add_ranges(z, rank, s, *ranges + count); }
+    *ranges = calloc_or_die((size_t)layout->count, sizeof(ZeroRange));
+    for (int turn = 0; turn < 2 * z->count; turn++) { // AdamW's segments, then Muon's
+        int s = turn % z->count;
+        const ZeroSegment *segment = &z->segments[s];
+        int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;
+        if (segment->muon != (turn >= z->count)) { continue; }
+        for (int i = 0; i < layout->count; i++) {
+            const Param *p = &layout->params[i];
+            int64_t from = max64(begin, z->place[i]), to = min64(end, z->place[i] + extent(p));
+            if (z->segment[i] != s || from >= to) { continue; }
+            (*ranges)[count++] = (ZeroRange){.begin = p->offset + from - z->place[i],
+                                             .end = p->offset + to - z->place[i],
+                                             .place = from,
+                                             .kept = segment->kept + from - begin,
+                                             .segment = s,
+                                             .param = i};
         }
     }
     return count;

@@ -295,26 +295,22 @@ void watch_lost(Watch *w, const char *fallback) {
     end_run(w, "%s", fallback);
 }
 
-static void handle(Watch *w, int rank, Message *m) {
-    Peer *p = &w->peers[rank];
-    Message **last;
-    switch (m->head.kind) {
-    case KIND_BEAT: memcpy(&p->beat, m->data, sizeof(Beat)); break;
-    case KIND_BYE: p->left = true, w->left = p->heard; break;
-    case KIND_LOST: end_run(w, "%s", m->data);
-    default:
-        for (last = &p->first[m->head.kind]; *last != NULL; last = &(*last)->next) {}
-        *last = m;
-        m = NULL;
-    }
-    free(m);
-    pthread_cond_broadcast(&w->changed);
-}
-
 // Reads what has come from a rank, and notices its end.
 static void read_peer(Watch *w, int rank) {
     Peer *p = &w->peers[rank];
-    for (Message *m; (m = read_message(p)) != NULL;) { handle(w, rank, m); }
+    for (Message *m, **last; (m = read_message(p)) != NULL;) {
+        switch (m->head.kind) {
+        case KIND_BEAT: memcpy(&p->beat, m->data, sizeof(Beat)); break;
+        case KIND_BYE: p->left = true, w->left = p->heard; break;
+        case KIND_LOST: end_run(w, "%s", m->data);
+        default:
+            for (last = &p->first[m->head.kind]; *last != NULL; last = &(*last)->next) {}
+            *last = m;
+            m = NULL;
+        }
+        free(m);
+        pthread_cond_broadcast(&w->changed);
+    }
     if (!p->closed || p->left) { return; }
     // A fault that all ranks share is said by their main threads, this one's too.
     pthread_mutex_unlock(&w->mutex);
