@@ -10,60 +10,43 @@ __device__ __forceinline__ float rotated(float x, float partner, float cosine, f
     return fmaf(x, cosine, partner * sine);
 }
 
-// WIDTH elements of a head's first half and their partners in the second.
-template <int WIDTH> struct Pairs { float a[WIDTH], b[WIDTH]; };
+// WIDTH elements of a head's first half and their partners in the second: 8 or 1.
+struct Pairs {
+    Floats8 a, b;
+};
 
-template <int WIDTH>
-__device__ __forceinline__ void load_half(float (&to)[WIDTH], const Bf16 *from) {
-    if constexpr (WIDTH == 1) {
-        to[0] = to_float(*from);
-    } else {
-        Floats8 v = load8(from, 0);
-        for (int j = 0; j < VEC; j++) { to[j] = v.v[j]; }
-    }
+template <int WIDTH> __device__ __forceinline__ Floats8 load_some(const Bf16 *x) {
+    return WIDTH == VEC ? load8(x, 0) : Floats8{{to_float(*x)}};
+}
+
+template <int WIDTH> __device__ __forceinline__ Floats8 load_some(const float *x) {
+    return WIDTH == VEC ? load_floats8(x, TYPE_F32, 0) : Floats8{{*x}};
+}
+
+template <int WIDTH> __device__ __forceinline__ void store_some(Bf16 *to, const Floats8 &from) {
+    if (WIDTH == VEC) { store8(to, 0, from); }
+    if (WIDTH == 1) { *to = to_bf16(from.v[0]); }
+}
+
+template <int WIDTH> __device__ __forceinline__ Pairs load_pairs(const Bf16 *x, int half) {
+    return {load_some<WIDTH>(x), load_some<WIDTH>(x + half)};
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void store_half(Bf16 *to, const float (&from)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = to_bf16(from[0]);
-    } else {
-        Floats8 v;
-        for (int j = 0; j < VEC; j++) { v.v[j] = from[j]; }
-        store8(to, 0, v);
-    }
-}
-
-template <int WIDTH> __device__ __forceinline__ Pairs<WIDTH> load_pairs(const Bf16 *x, int half) {
-    Pairs<WIDTH> p;
-    load_half(p.a, x);
-    load_half(p.b, x + half);
-    return p;
-}
-
-template <int WIDTH>
-__device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs<WIDTH> &p) {
-    store_half(x, p.a);
-    store_half(x + half, p.b);
+__device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs &p) {
+    store_some<WIDTH>(x, p.a);
+    store_some<WIDTH>(x + half, p.b);
 }
 
 // cosine: of the pairs' angles; the sines are half a head further. direction: 1, or -1 for back.
 template <int WIDTH>
-__device__ __forceinline__ void turn(Pairs<WIDTH> &p, const float *cosine, int half,
-                                     float direction) {
-    Floats8 c, s;
-    if constexpr (WIDTH == 1) {
-        c.v[0] = cosine[0];
-        s.v[0] = cosine[half];
-    } else {
-        c = load_floats8(cosine, TYPE_F32, 0);
-        s = load_floats8(cosine + half, TYPE_F32, 0);
-    }
+__device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, float direction) {
+    Floats8 c = load_some<WIDTH>(cosine), s = load_some<WIDTH>(cosine + half);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) {
-        float first = rotated(p.a[j], p.b[j], c.v[j], -direction * s.v[j]);
-        p.b[j] = rotated(p.b[j], p.a[j], c.v[j], direction * s.v[j]);
-        p.a[j] = first;
+        float first = rotated(p.a.v[j], p.b.v[j], c.v[j], -direction * s.v[j]);
+        p.b.v[j] = rotated(p.b.v[j], p.a.v[j], c.v[j], direction * s.v[j]);
+        p.a.v[j] = first;
     }
 }
 
@@ -95,7 +78,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     const unsigned token = row / heads, head = row % heads, lane = i % lanes, half = r.D / 2;
     const unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
     if (token >= (unsigned)r.B * r.T) { return; } // all of a head's threads
-    Pairs<WIDTH> p[TURNS];
+    Pairs p[TURNS];
     float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
@@ -103,7 +86,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
         if (NORM && place >= half) { continue; }
         p[k] = load_pairs<WIDTH>(qkv + at + place, half);
         for (int j = 0; j < WIDTH && NORM; j++) {
-            squares = fmaf(p[k].a[j], p[k].a[j], fmaf(p[k].b[j], p[k].b[j], squares));
+            squares = fmaf(p[k].a.v[j], p[k].a.v[j], fmaf(p[k].b.v[j], p[k].b.v[j], squares));
         }
     }
     float rstd = 1.0f;
@@ -118,15 +101,15 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
         if (NORM && place >= half) { continue; }
         if (!NORM || head < (unsigned)(r.H + r.G)) {
             if (NORM) {
-                Pairs<WIDTH> w = load_pairs<WIDTH>(weight + place, half);
+                Pairs w = load_pairs<WIDTH>(weight + place, half);
                 for (int j = 0; j < WIDTH; j++) {
-                    p[k].a[j] *= rstd * w.a[j];
-                    p[k].b[j] *= rstd * w.b[j];
+                    p[k].a.v[j] *= rstd * w.a.v[j];
+                    p[k].b.v[j] *= rstd * w.b.v[j];
                 }
             }
-            turn(p[k], r.table + token % (unsigned)r.T * r.D + place, half, direction);
+            turn<WIDTH>(p[k], r.table + token % (unsigned)r.T * r.D + place, half, direction);
         }
-        store_pairs(out + at + place, half, p[k]);
+        store_pairs<WIDTH>(out + at + place, half, p[k]);
     }
 }
 
@@ -196,7 +179,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
     const Bf16 *weight = keys ? r.key_weight : r.query_weight;
     unsigned mask = head_mask(lanes);
     float inverse = 1.0f / (float)r.D;
-    Pairs<WIDTH> w[TURNS], sums[TURNS] = {};
+    Pairs w[TURNS], sums[TURNS] = {};
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
         unsigned place = (lane + k * lanes) * WIDTH;
@@ -206,7 +189,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
     for (unsigned row = blockIdx.x * groups + group; row < rows; row += gridDim.x * groups) {
         unsigned token = row / heads, head = first + row % heads;
         unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
-        Pairs<WIDTH> x[TURNS], d[TURNS];
+        Pairs x[TURNS], d[TURNS];
         float squares = 0.0f, projected = 0.0f; // of x; of x times the gradient times the weight
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
@@ -214,12 +197,12 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
             if (place >= half) { continue; }
             x[k] = load_pairs<WIDTH>(qkv + at + place, half);
             d[k] = load_pairs<WIDTH>(d_qkv + at + place, half);
-            turn(d[k], r.table + token % (unsigned)r.T * r.D + place, half, -1.0f);
+            turn<WIDTH>(d[k], r.table + token % (unsigned)r.T * r.D + place, half, -1.0f);
             for (int j = 0; j < WIDTH; j++) {
-                float a = x[k].a[j], b = x[k].b[j];
+                float a = x[k].a.v[j], b = x[k].b.v[j];
                 squares = fmaf(a, a, fmaf(b, b, squares));
-                projected = fmaf(a * w[k].a[j], d[k].a[j], projected);
-                projected = fmaf(b * w[k].b[j], d[k].b[j], projected);
+                projected = fmaf(a * w[k].a.v[j], d[k].a.v[j], projected);
+                projected = fmaf(b * w[k].b.v[j], d[k].b.v[j], projected);
             }
         }
         float rstd = rsqrtf(fmaf(head_sum(squares, lanes, mask), inverse, r.eps));
@@ -229,20 +212,20 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
             unsigned place = (lane + k * lanes) * WIDTH;
             if (place >= half) { continue; }
             for (int j = 0; j < WIDTH; j++) {
-                sums[k].a[j] = fmaf(d[k].a[j], x[k].a[j] * rstd, sums[k].a[j]);
-                sums[k].b[j] = fmaf(d[k].b[j], x[k].b[j] * rstd, sums[k].b[j]);
-                d[k].a[j] = rstd * fmaf(x[k].a[j], along, d[k].a[j] * w[k].a[j]);
-                d[k].b[j] = rstd * fmaf(x[k].b[j], along, d[k].b[j] * w[k].b[j]);
+                sums[k].a.v[j] = fmaf(d[k].a.v[j], x[k].a.v[j] * rstd, sums[k].a.v[j]);
+                sums[k].b.v[j] = fmaf(d[k].b.v[j], x[k].b.v[j] * rstd, sums[k].b.v[j]);
+                d[k].a.v[j] = rstd * fmaf(x[k].a.v[j], along, d[k].a.v[j] * w[k].a.v[j]);
+                d[k].b.v[j] = rstd * fmaf(x[k].b.v[j], along, d[k].b.v[j] * w[k].b.v[j]);
             }
-            store_pairs(d_qkv + at + place, half, d[k]);
+            store_pairs<WIDTH>(d_qkv + at + place, half, d[k]);
         }
     }
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
         unsigned place = (lane + k * lanes) * WIDTH;
         for (int j = 0; j < WIDTH && place < half; j++) {
-            shared[group * r.D + place + j] = sums[k].a[j];
-            shared[group * r.D + place + j + half] = sums[k].b[j];
+            shared[group * r.D + place + j] = sums[k].a.v[j];
+            shared[group * r.D + place + j + half] = sums[k].b.v[j];
         }
     }
     __syncthreads();
