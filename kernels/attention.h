@@ -11,14 +11,11 @@
 // Deterministic backward: cuDNN sums dQ in whatever order blocks finish, unless it may write dQ
 // directly; that path needs about 2 H T^2 bytes of workspace a sequence, which is bounded by
 // running some sequences, or some key/value heads of one, at a time.
-#ifndef LLM8_ATTENTION_H
-#define LLM8_ATTENTION_H
+#pragma once
 
 #include "gpu.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct {
     int B, T, H, G, D;
@@ -40,8 +37,4 @@ bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why);
 // Forgets the plans.
 void attention_close(Gpu *gpu);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -1,7 +1,6 @@
 // What the kernels share: 16-byte loads and stores of BF16, reductions in a fixed order, partial
 // sums over rows, and what launchers check.
-#ifndef LLM8_DEVICE_CUH
-#define LLM8_DEVICE_CUH
+#pragma once
 
 #include "kernels.h"
 
@@ -274,5 +273,3 @@ static inline bool check_operand(const char *name, const Operand &out, const Fp8
 static inline float *measured_amax(const Fp8Tensor &q) {
     return q.mode == SCALE_MEASURED ? &q.live->amax : NULL;
 }
-
-#endif

@@ -9,15 +9,12 @@
 // The plan (layouts and algorithm) of each shape is made once. The algorithm is the heuristic's
 // first, or another one that the caller has chosen by the time of what it is part of; the choices
 // can be kept and given back, so that a resumed run computes the same bits.
-#ifndef LLM8_GEMM_H
-#define LLM8_GEMM_H
+#pragma once
 
 #include "fp8_format.h"
 #include "gpu.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef enum {
     EPILOGUE_NONE,
@@ -78,8 +75,4 @@ void gemm_take_choices(Gpu *gpu, const void *data, size_t bytes);
 // Forgets plans and choices.
 void gemm_close(Gpu *gpu);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

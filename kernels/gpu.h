@@ -2,8 +2,7 @@
 //
 // Everything that takes a Gpu enqueues on gpu->stream and returns; nothing waits for the device
 // unless its comment says so. Device buffers of BF16 are Bf16 * on both sides of the compiler.
-#ifndef LLM8_GPU_H
-#define LLM8_GPU_H
+#pragma once
 
 #include "../base/common.h"
 
@@ -11,9 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef uint16_t Bf16;
 
@@ -94,8 +91,4 @@ void dnn_check(cudnnStatus_t status, const char *call, const char *file, int lin
 #define BLAS_CHECK(call) blas_check((call), #call, __FILE__, __LINE__)
 #define DNN_CHECK(call) dnn_check((call), #call, __FILE__, __LINE__)
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -7,15 +7,12 @@
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
 // rows (weight and bias gradients) leaves partial sums in scratch and adds them up in a second
 // launch.
-#ifndef LLM8_KERNELS_H
-#define LLM8_KERNELS_H
+#pragma once
 
 #include "gemm.h"
 #include "loss_terms.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // A gradient of weights: FP32 or BF16, overwritten or added to.
 typedef struct {
@@ -339,8 +336,4 @@ void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, c
                               const Bf16 *qkv, int B, int T, int H, int G, int D,
                               cudaStream_t stream);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

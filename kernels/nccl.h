@@ -3,16 +3,13 @@
 // NVIDIA's NCCL user guide: communicator creation, collective communication functions, group calls,
 // types), which have not changed since 2.10; test/test_gpu_comm.cu compares them with nccl.h where
 // there is one.
-#ifndef LLM8_NCCL_H
-#define LLM8_NCCL_H
+#pragma once
 
 #include "../base/common.h"
 
 #include <cuda_runtime_api.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct ncclComm *NcclComm;
 typedef struct {
@@ -54,8 +51,4 @@ typedef struct {
 // Opens libnccl.so.2.
 bool nccl_load(Nccl *nccl, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -11,8 +11,7 @@
 //   begin(row, vector)        takes its place: 8 columns, from row `row` on
 //   fetch(i)                  loads what row + i needs
 //   compute(i, raw, values)   8 values of each output
-#ifndef LLM8_QUANTIZE_CUH
-#define LLM8_QUANTIZE_CUH
+#pragma once
 
 #include "device.cuh"
 
@@ -619,5 +618,3 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     LAUNCH_CHECK();
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
 }
-
-#endif

@@ -1,8 +1,7 @@
 // What the benchmarks of kernels share: inputs made on the device alone, and the line that says how
 // long a call took beside its floor, the bytes that must move over 4.3 TB/s or the operations over
 // 800 TFLOP/s in BF16.
-#ifndef LLM8_BENCH_GPU_H
-#define LLM8_BENCH_GPU_H
+#pragma once
 
 #include "fp8_test.h"
 
@@ -174,5 +173,3 @@ static void bench_adamw(const char *name, const char *shape, int64_t n, GpuType 
     bench(name, shape, moved * n / BYTES_PER_S,
           [&] { gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream); });
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Multiple-choice sets for tests: written number by number, as dataloader/choices.h specifies them.
-#ifndef LLM8_CHOICE_FILE_H
-#define LLM8_CHOICE_FILE_H
+#pragma once
 
 #include "../base/rng.h"
 #include "../dataloader/choices.h"
@@ -53,5 +52,3 @@ static inline void choice_file_write(const ChoiceFile *f, const char *path) {
     blob_write(path, file, sizeof(header) + bytes);
     free(file);
 }
-
-#endif

@@ -1,8 +1,7 @@
 // What train/gpu/comm.c must do, whatever is under it: NCCL on GPUs (test_gpu_comm.cu) or the
 // stand-ins (test_comm.c). Every rank makes these calls, and counts what is wrong. The values are
 // small whole numbers, so that a sum has one result in any order and in BF16.
-#ifndef LLM8_COMM_CHECKS_H
-#define LLM8_COMM_CHECKS_H
+#pragma once
 
 #include "../train/gpu/comm.h"
 
@@ -213,5 +212,3 @@ static inline int check_collectives(Comm *c) {
     }
     return wrong;
 }
-
-#endif

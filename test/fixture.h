@@ -1,8 +1,7 @@
 // What the tests of options, data and checkpoints share: whole files, options from one line of
 // text, and a tiny model whose state is easy to recognise. Files go into the current folder, which
 // test/run.sh has made empty.
-#ifndef LLM8_FIXTURE_H
-#define LLM8_FIXTURE_H
+#pragma once
 
 #include "../checkpoints/checkpoint.h"
 #include "test.h"
@@ -155,5 +154,3 @@ static inline bool fixture_save(Fixture *f, int64_t step, Error *err) {
     f->snapshot.progress.step = step;
     return folder_make(f->options.save, err) && checkpoint_save(&f->snapshot, err);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // What the tests of operands share: a tensor in its three forms, and one test of every producer, in
 // all the ways in which it can be asked for its output (kernels.h).
-#ifndef LLM8_FP8_TEST_H
-#define LLM8_FP8_TEST_H
+#pragma once
 
 #include "gpu_test.h"
 
@@ -235,5 +234,3 @@ static void check_producer(Fused fused, int M, int N, Fp8Type type, float scale,
         check_blocks(q, result, SCALES_VECTOR, writes_bf16);
     }
 }
-
-#endif

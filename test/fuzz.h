@@ -1,7 +1,6 @@
 // A fuzzer of our own (test/fuzz.c), since libFuzzer comes with clang only, and what it is run on
 // (test/fuzz_targets.c).
-#ifndef LLM8_FUZZ_H
-#define LLM8_FUZZ_H
+#pragma once
 
 #include "../base/common.h"
 
@@ -20,5 +19,3 @@ extern const FuzzTarget fuzz_targets[];
 extern const int fuzz_target_count;
 
 void fuzz_seed(const void *data, size_t size);
-
-#endif

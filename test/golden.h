@@ -1,6 +1,5 @@
 // The files in test/golden/, and random data for tests.
-#ifndef LLM8_TEST_GOLDEN_H
-#define LLM8_TEST_GOLDEN_H
+#pragma once
 
 #include "../base/rng.h"
 #include "../checkpoints/safetensors.h"
@@ -35,5 +34,3 @@ static inline const void *golden_data(const SafeTensors *st, const char *name, D
 static inline void fill_random(float *x, int64_t n, float size, uint64_t seed) {
     for (int64_t i = 0; i < n; i++) { x[i] = size * rng_normal(seed, (uint64_t)i); }
 }
-
-#endif

@@ -1,8 +1,7 @@
 // What the GPU tests share: device buffers that start poisoned and end in a guard zone, random BF16
 // data, and the rule by which a kernel is judged: its error against the FP32 definition may be at
 // most k times that of merely rounding the definition's result to BF16.
-#ifndef LLM8_GPU_TEST_H
-#define LLM8_GPU_TEST_H
+#pragma once
 
 #include "../base/rng.h"
 #include "../kernels/cpu.h"
@@ -271,5 +270,3 @@ static inline void open_test_gpu(size_t attention_workspace) {
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));
 }
-
-#endif

@@ -1,6 +1,5 @@
 // The GPU trainer inside a test program, opened as its main() opens it.
-#ifndef LLM8_GPU_TRAINER_H
-#define LLM8_GPU_TRAINER_H
+#pragma once
 
 #define main train_gptcu_main
 #include "../train_gpt.cu"
@@ -52,5 +51,3 @@ static inline void need_device(int capability) {
     }
     test_skip_all(err.text);
 }
-
-#endif

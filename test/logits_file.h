@@ -1,6 +1,5 @@
 // The file that logits_tool and gpu_logits write: "tokens" [B,T] and "logits" [B,T,V].
-#ifndef LLM8_LOGITS_FILE_H
-#define LLM8_LOGITS_FILE_H
+#pragma once
 
 #include "../checkpoints/safetensors.h"
 
@@ -23,5 +22,3 @@ static inline void write_logits(const char *path, int *tokens, float *logits, in
     }
     if (!safetensors_write(&w, path, tensors, 2, NULL, &err)) { die("%s", err.text); }
 }
-
-#endif

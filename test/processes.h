@@ -1,7 +1,6 @@
 // Several processes inside a test program: each runs a function and ends with what that returns.
 // What they print to stderr goes to one file, whole lines in the order in which they came.
-#ifndef LLM8_TEST_PROCESSES_H
-#define LLM8_TEST_PROCESSES_H
+#pragma once
 
 #include "fixture.h"
 
@@ -58,5 +57,3 @@ static inline char *processes_log(const Processes *p) {
     text[b.size] = '\0';
     return text;
 }
-
-#endif

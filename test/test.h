@@ -2,8 +2,7 @@
 // fails when one of its checks does, and says which. SETUP() { ... } runs before all of them. The
 // comparators are written in the passing form, so that NaN fails; test_harness.c plants a fault in
 // front of each of them. A program with a main() of its own defines TEST_OWN_MAIN first.
-#ifndef LLM8_TEST_H
-#define LLM8_TEST_H
+#pragma once
 
 #include <math.h>
 #include <stdarg.h>
@@ -185,6 +184,4 @@ static inline int run_tests(void) {
 int main(void) {
     return run_tests();
 }
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 // A shard of random tokens, for tests of either trainer.
-#ifndef LLM8_TOKENS_FILE_H
-#define LLM8_TOKENS_FILE_H
+#pragma once
 
 #include "../base/io.h"
 #include "../base/rng.h"
@@ -21,5 +20,3 @@ static inline void write_tokens(const char *path, int count, int vocab, uint64_t
     if (!file_replace(path, header, bytes, &err)) { die("%s", err.text); }
     free(header);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // The CPU trainer inside a test program, and what a test of it needs: shards, options, silence.
-#ifndef LLM8_TEST_TRAINER_H
-#define LLM8_TEST_TRAINER_H
+#pragma once
 
 #define main train_gpt_main
 #include "../train_gpt.c"
@@ -99,5 +98,3 @@ static inline int64_t stray_elements(const Trainer *t, const float *space) {
     }
     return stray;
 }
-
-#endif

@@ -6,17 +6,14 @@
 // lost), "end". After a resume at step N, earlier records of steps beyond N are void. A line that a
 // crash cut off is removed. A number that is NaN or infinite is null, and the record has
 // "nonfinite": true.
-#ifndef LLM8_METRICS_H
-#define LLM8_METRICS_H
+#pragma once
 
 #include "../model/options.h"
 #include "../model/precision.h"
 
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct {
     FILE *file;   // NULL: nothing is written
@@ -39,8 +36,4 @@ void metrics_precision(MetricsRecord *r, const Precision *precision);
 void metrics_fp8_counts(MetricsRecord *r, const Precision *precision, const Fp8Counts *counts);
 void metrics_end(Metrics *m, MetricsRecord *r);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

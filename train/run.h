@@ -1,7 +1,6 @@
 // What both trainers do around the model: start-up, data, schedule, the step's line, when to
 // evaluate, sample and save, signals, the end of a run. The trainers keep the model's mathematics.
-#ifndef LLM8_RUN_H
-#define LLM8_RUN_H
+#pragma once
 
 #include "../checkpoints/checkpoint.h"
 #include "../dataloader/choices.h"
@@ -12,9 +11,7 @@
 
 #include <math.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct {
     Options options;
@@ -209,8 +206,4 @@ void fit_print(const Options *options, NumberSupport support, PlannedBytes plann
 void fit_advice(const Options *options, NumberSupport support, PlannedBytes planned, int64_t memory,
                 char text[128]);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -1,14 +1,11 @@
 // A micro-batch's tokens on their way to the device: the host fills one pinned buffer while the
 // device still reads the other.
-#ifndef LLM8_BATCHES_H
-#define LLM8_BATCHES_H
+#pragma once
 
 #include "../../kernels/gpu.h"
 #include "../../model/plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 enum { BATCH_SLOTS = 2 };
 
@@ -39,8 +36,4 @@ Batch *batches_next(Batches *b);
 // Sends it: enqueued.
 void batches_send(Batches *b);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

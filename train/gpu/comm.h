@@ -8,15 +8,12 @@
 // becomes a wait for that event's latest record at each launch.
 //
 // Every rank makes the same calls in the same order. With one rank nothing happens.
-#ifndef LLM8_COMM_H
-#define LLM8_COMM_H
+#pragma once
 
 #include "../../kernels/nccl.h"
 #include "../../ranks/group.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // U32: the bits of what is not negative, so that NaN is the largest. U8: FP8 codes.
 typedef enum { COMM_F32, COMM_BF16, COMM_F64, COMM_U32, COMM_U8 } CommType;
@@ -55,8 +52,4 @@ void comm_end(Comm *c, int slot);
 void comm_wait(Comm *c, int slot);
 void comm_join(Comm *c);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

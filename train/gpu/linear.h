@@ -1,14 +1,11 @@
 // The linear layers on the GPU, resolved at the start of a run: what their three products read and
 // write, in the precision that the policy (model/precision.h) gives each layer. After that nothing
 // is looked up, and nothing but these structs says which precision a layer has.
-#ifndef LLM8_LINEAR_H
-#define LLM8_LINEAR_H
+#pragma once
 
 #include "params.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // A linear layer Y[M,N] = X[M,C] W' (+ bias).
 typedef struct {
@@ -70,8 +67,4 @@ static inline Gradient gradient_into(Gradient g, bool accumulate) {
     return g;
 }
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

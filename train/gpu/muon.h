@@ -9,8 +9,7 @@
 //
 // The owner takes the steps for several matrices of one shape at a time: one alone is too small to
 // fill a GPU. Their scratch shares memory with the micro-batch's.
-#ifndef LLM8_MUON_H
-#define LLM8_MUON_H
+#pragma once
 
 #include "../../kernels/kernels.h"
 #include "../../model/plan.h"
@@ -18,9 +17,7 @@
 #include "../run.h"
 #include "comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 typedef struct {
     const ZeroLayout *zero;
@@ -44,8 +41,4 @@ void muon_print(const Muon *m, GpuType gradient_type, FILE *out);
 void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void *gradients,
                             GpuType type);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -3,15 +3,12 @@
 //
 // Shapes are train_gpt.cu's: M = B * T tokens, C channels, N = (H + 2G) * D, F feed-forward, V
 // vocabulary, P padded vocabulary.
-#ifndef LLM8_NETWORK_H
-#define LLM8_NETWORK_H
+#pragma once
 
 #include "../../kernels/attention.h"
 #include "linear.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // LayerNorm, or RMSNorm where bias is NULL.
 typedef struct {
@@ -91,8 +88,4 @@ void network_set_scaling(Network *n);
 // it first; it does nothing when they have been received.
 void network_receive(Network *n, int bucket);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -7,8 +7,7 @@
 // in place: in BF16, or in FP8 as their owners quantise them. Each bucket's gradients are exchanged
 // by params_reduce() once they are complete; its new weights are sent by params_update() and read
 // after params_receive(). With one rank the collectives are no-ops.
-#ifndef LLM8_PARAMS_H
-#define LLM8_PARAMS_H
+#pragma once
 
 #include "../../kernels/kernels.h"
 #include "../../model/plan.h"
@@ -17,9 +16,7 @@
 #include "comm.h"
 #include "muon.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 // A bucket's segments of the optimizer, which follow each other, and their blocks.
 typedef struct {
@@ -134,8 +131,4 @@ int params_slots(const ParamLayout *layout);
 void params_publish(Params *p);
 void params_allocate_snapshot(Params *p);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -1,14 +1,11 @@
 // What numbers the device can compute with, as far as the options let it.
-#ifndef LLM8_SUPPORT_H
-#define LLM8_SUPPORT_H
+#pragma once
 
 #include "../../kernels/gpu.h"
 #include "../../model/options.h"
 #include "../../model/precision.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 enum { SUPPORT_REASON = 64 };
 
@@ -25,8 +22,4 @@ bool fp8_self_check(Gpu *gpu, Error *err);
 // Dies where the kernels cannot work with the model's sizes.
 void support_check_shapes(const ModelConfig *config);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C

@@ -1,13 +1,10 @@
 // --verify: is this machine fit to train on? Versions, memory, a product and an attention that are
 // checked against the CPU's and timed, small FP8 products and NCCL; a table and an exit status.
-#ifndef LLM8_VERIFY_H
-#define LLM8_VERIFY_H
+#pragma once
 
 #include "../../model/options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+BEGIN_C
 
 int verify(const Options *options);
 
@@ -21,8 +18,4 @@ typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
 // that says so. text: the row's. Not tested: there is one GPU, or no NCCL that serves.
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif
+END_C
