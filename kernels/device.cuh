@@ -170,11 +170,12 @@ __device__ __forceinline__ void gradient_store(Gradient out, int64_t i, float va
     }
 }
 
+__device__ __forceinline__ void add8(Floats8 &sum, const Floats8 &x) {
+    for (int j = 0; j < VEC; j++) { sum.v[j] += x.v[j]; }
+}
+
 __device__ __forceinline__ void gradient_store8(Gradient out, int64_t vector, Floats8 x) {
-    if (out.accumulate) {
-        Floats8 before = load_floats8(out.data, out.type, vector);
-        for (int j = 0; j < VEC; j++) { x.v[j] += before.v[j]; }
-    }
+    if (out.accumulate) { add8(x, load_floats8(out.data, out.type, vector)); }
     if (out.type == TYPE_F32) {
         store_floats8(static_cast<float *>(out.data), vector, x);
     } else {

@@ -8,10 +8,7 @@ __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf1
     int64_t row = i / per_row;
     int column = (int)(i % per_row);
     Floats8 x = load8(wte, (int64_t)tokens[row] * per_row + column);
-    if (wpe != nullptr) {
-        Floats8 p = load8(wpe, row % T * per_row + column);
-        for (int j = 0; j < VEC; j++) { x.v[j] += p.v[j]; }
-    }
+    if (wpe != nullptr) { add8(x, load8(wpe, row % T * per_row + column)); }
     store8(out, i, x);
 }
 
@@ -33,8 +30,7 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
     Floats8 sum = {};
 #pragma unroll 4
     for (int r = begin; r < end; r += step) {
-        Floats8 d = load8(dout, (int64_t)rows[r] * per_row + column);
-        for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
+        add8(sum, load8(dout, (int64_t)rows[r] * per_row + column));
     }
     return sum;
 }
@@ -57,10 +53,7 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
         store_floats8(reinterpret_cast<float *>(sums[warp]), lane, sum);
         __syncthreads();
         if (warp == 0 && inside) {
-            for (int w = 1; w < WARPS; w++) {
-                Floats8 more = load_floats8(sums[w], TYPE_F32, lane);
-                for (int j = 0; j < VEC; j++) { sum.v[j] += more.v[j]; }
-            }
+            for (int w = 1; w < WARPS; w++) { add8(sum, load_floats8(sums[w], TYPE_F32, lane)); }
             gradient_store8(dwte, (int64_t)tokens[rows[begin]] * per_row + column, sum);
         }
         __syncthreads();
@@ -91,10 +84,7 @@ __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B,
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; // a vector of [T,C]
     if (i >= vectors) { return; }
     Floats8 sum = {};
-    for (int b = 0; b < B; b++) {
-        Floats8 d = load8(dout, b * vectors + i);
-        for (int j = 0; j < VEC; j++) { sum.v[j] += d.v[j]; }
-    }
+    for (int b = 0; b < B; b++) { add8(sum, load8(dout, b * vectors + i)); }
     gradient_store8(dwpe, i, sum);
 }
 

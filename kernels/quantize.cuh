@@ -594,7 +594,7 @@ __global__ void __launch_bounds__(WARP *ROW_LANES)
                 store8(out, row * source.vectors + i, v);
                 if (amax != nullptr) { range = range8(range, v); }
             }
-            for (int j = 0; j < VEC; j++) { sum.v[j] += v.v[j]; }
+            add8(sum, v);
         }
     }
     for (int j = 0; j < VEC; j++) { shared[threadIdx.y][threadIdx.x * VEC + j] = sum.v[j]; }
