@@ -186,6 +186,6 @@ bool checkpoint_list(const char *save, Error *err);
 int checkpoint_steps(const char *save, int64_t **steps, Error *err);
 // The step that a link under the folder, "latest" or "best", points to; -1: none.
 int64_t checkpoint_linked(const char *save, const char *link);
-void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
+const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 
 END_C

@@ -249,8 +249,8 @@ void checkpoint_close(Checkpoint *c) {
 
 #define RESUME_FAULT "--resume %s; --list-checkpoints shows which are whole"
 
-void checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step) {
-    path_format(path, "%s/step_%08lld", save, (long long)step);
+const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step) {
+    return path_format(path, "%s/step_%08lld", save, (long long)step);
 }
 
 static int newest_first(const void *a, const void *b) {
@@ -315,8 +315,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
     if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
     for (int i = first_to_try(options->save, steps, count); i < count && !*found; i++) {
         char path[PATH_LENGTH];
-        checkpoint_path(path, options->save, steps[i]);
-        *found = checkpoint_open(c, path, &why);
+        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), &why);
         if (!*found) { warn("%s; trying an earlier checkpoint", why.text); }
     }
     free(steps);
@@ -389,11 +388,10 @@ bool checkpoint_list(const char *save, Error *err) {
         char path[PATH_LENGTH], size[32], loss[32], valid_loss[32];
         Checkpoint c;
         Error why;
-        checkpoint_path(path, save, steps[i]);
         char mark[32];
         snprintf(mark, sizeof(mark), "%s%s", steps[i] == latest ? ", latest" : "",
                  steps[i] == best ? ", best" : "");
-        if (checkpoint_open(&c, path, &why)) {
+        if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), &why)) {
             bool evaluated = !isnan(c.progress.valid_loss);
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],

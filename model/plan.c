@@ -75,39 +75,29 @@ static int gather_lines(const Plan *plan, Line *lines) {
     return count;
 }
 
-// Prints the lines of one category and takes them out of the list.
-static int print_category(Line *lines, int count, const char *category, FILE *out) {
-    int64_t sum = 0;
-    int kept = 0;
-    char size[32], times[16];
-    for (int i = 0; i < count; i++) {
-        if (strcmp(lines[i].category, category) == 0) {
-            sum = min64(sum + lines[i].bytes, most_bytes);
-        }
-    }
-    fprintf(out, "  %-34s %12s\n", category, format_bytes(size, (double)sum));
-    for (int i = 0; i < count; i++) {
-        if (strcmp(lines[i].category, category) != 0) {
-            lines[kept++] = lines[i];
-            continue;
-        }
-        snprintf(times, sizeof(times), lines[i].count > 1 ? "x %d" : "", lines[i].count);
-        fprintf(out, "    %-26s %-5s %12s\n", lines[i].name, times,
-                format_bytes(size, (double)lines[i].bytes));
-    }
-    return kept;
-}
-
 void plan_print(const Plan *plan, FILE *out) {
-    char size[32];
-    Line *lines = malloc_or_die((size_t)plan->count * sizeof(Line));
-    int left = gather_lines(plan, lines);
-    fprintf(out, "Memory plan\n");
-    while (left > 0) {
-        const char *category = lines[0].category;
-        left = print_category(lines, left, category, out);
-    }
+    char size[32], times[16];
     int64_t shared = -plan->bytes;
+    Line *lines = malloc_or_die((size_t)plan->count * sizeof(Line));
+    int count = gather_lines(plan, lines);
+    fprintf(out, "Memory plan\n");
+    for (int i = 0; i < count; i++) {
+        const char *category = lines[i].category;
+        int64_t sum = 0;
+        if (category == NULL) { continue; } // printed
+        for (int j = i; j < count; j++) {
+            bool same = lines[j].category != NULL && strcmp(lines[j].category, category) == 0;
+            sum = min64(sum + (same ? lines[j].bytes : 0), most_bytes);
+        }
+        fprintf(out, "  %-34s %12s\n", category, format_bytes(size, (double)sum));
+        for (int j = i; j < count; j++) {
+            if (lines[j].category == NULL || strcmp(lines[j].category, category) != 0) { continue; }
+            snprintf(times, sizeof(times), lines[j].count > 1 ? "x %d" : "", lines[j].count);
+            fprintf(out, "    %-26s %-5s %12s\n", lines[j].name, times,
+                    format_bytes(size, (double)lines[j].bytes));
+            lines[j].category = NULL;
+        }
+    }
     for (int i = 0; i < PHASE_COUNT; i++) { shared += plan->phase_bytes[i]; }
     if (guarded()) {
         fprintf(out, "  %-34s %12s\n", "guard zones (LLM8_GUARD)",

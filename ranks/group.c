@@ -107,33 +107,33 @@ static void set_timeout(int file, double seconds) {
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
 }
 
-int group_listen(const char *host, int *port, Error *err) {
-    struct sockaddr_in6 address; // its port is where that of sockaddr_in is
-    socklen_t length = sizeof(address);
-    // a name: every address, of IPv4 alone without IPv6
-    const char *addresses[] = {strcmp(host, "localhost") == 0 ? "127.0.0.1" : host,
-                               "::", "0.0.0.0"};
-    int file = -1;
-    errno = 0;
-    for (int i = 0; file < 0 && i < 3; i++) {
-        struct addrinfo *found;
-        bool no_ipv6 = errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL;
-        if (i > 0 && !(i == 1 ? errno == EINVAL : no_ipv6)) { break; }
-        if (resolve(addresses[i], *port, AI_NUMERICHOST, &found) != 0) {
-            errno = EINVAL;
-            continue;
-        }
+// A socket that listens on an address; -1: errno says why, EINVAL where it is a name.
+static int listen_on(const char *address, int port) {
+    struct addrinfo *found;
+    int why = EINVAL, file;
+    if (resolve(address, port, AI_NUMERICHOST, &found) == 0) {
         file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
         if (found->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
-        if (file >= 0 &&
-            (bind(file, found->ai_addr, found->ai_addrlen) != 0 || listen(file, SOMAXCONN) != 0)) {
-            int why = errno;
-            close(file);
-            errno = why;
-            file = -1;
-        }
+        bool ok = file >= 0 && bind(file, found->ai_addr, found->ai_addrlen) == 0 &&
+                  listen(file, SOMAXCONN) == 0;
+        why = errno;
         freeaddrinfo(found);
+        if (ok) { return file; }
+        if (file >= 0) { close(file); }
+    }
+    errno = why;
+    return -1;
+}
+
+int group_listen(const char *host, int *port, Error *err) {
+    struct sockaddr_in6 address; // its port is where that of sockaddr_in is
+    socklen_t length = sizeof(address);
+    int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port);
+    if (file < 0 && errno == EINVAL) { // a name: every address, of IPv4 alone without IPv6
+        file = listen_on("::", *port);
+        bool no_ipv6 = file < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL);
+        if (no_ipv6) { file = listen_on("0.0.0.0", *port); }
     }
     if (file >= 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0) {
         *port = ntohs(address.sin6_port);
