@@ -163,10 +163,13 @@ static inline void test_add(const char *name, void (*run)(void)) {
 #define TEST(name) TEST_HEAD(name, test_add(#name, name))
 #define SETUP() TEST_HEAD(test_setup, test_state.setup = test_setup)
 
-// Runs all tests, and prints the line that test/run.sh adds up.
+// Runs all tests, or those whose names contain LLM8_TEST, and prints the line that test/run.sh adds
+// up.
 static inline int run_tests(void) {
+    const char *only = getenv("LLM8_TEST");
     if (test_state.setup != NULL) { test_state.setup(); }
     for (int i = 0; i < test_state.count; i++) {
+        if (only != NULL && strstr(test_state.tests[i].name, only) == NULL) { continue; }
         test_state.failing = test_state.skipping = false;
         test_state.tests[i].run();
         if (test_state.failing) { fprintf(stderr, "  FAILED %s\n", test_state.tests[i].name); }
