@@ -189,30 +189,26 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
     return option_set(options, row->name, value, source, err);
 }
 
-// Whether files have the same character at a distance from their beginnings, or from their ends.
-static bool agree(char **files, int count, size_t at, bool from_end) {
-    size_t last = strlen(files[0]) - 1, other;
-    for (int i = 1; i < count; i++) {
-        other = strlen(files[i]) - 1;
-        if (files[i][from_end ? other - at : at] != files[0][from_end ? last - at : at]) {
-            return false;
-        }
-    }
-    return true;
-}
-
 // The pattern that matches these files and no others: what the shell made them of, or one like it.
 static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count,
                        Error *err) {
-    size_t shortest = SIZE_MAX, begin = 0, end = 0; // what all begin and end with
+    int64_t shortest = INT64_MAX, begin = INT64_MAX, end = INT64_MAX; // what all begin and end with
     for (int i = 0; i < count; i++) {
-        if (access(files[i], F_OK) != 0) {
-            return fail(err, "--%s %s: %s", option, files[i], strerror(errno));
+        const char *file = files[i], *first = files[0];
+        int64_t length = (int64_t)strlen(file), first_length = (int64_t)strlen(first), same = 0;
+        if (access(file, F_OK) != 0) {
+            return fail(err, "--%s %s: %s", option, file, strerror(errno));
         }
-        shortest = strlen(files[i]) < shortest ? strlen(files[i]) : shortest;
+        while (same < length && file[same] == first[same]) { same++; }
+        begin = min64(begin, same);
+        shortest = min64(shortest, length);
+        same = 0;
+        while (same < shortest && file[length - 1 - same] == first[first_length - 1 - same]) {
+            same++;
+        }
+        end = min64(end, same);
     }
-    while (begin < shortest && agree(files, count, begin, false)) { begin++; }
-    while (begin + end < shortest && agree(files, count, end, true)) { end++; }
+    end = min64(end, shortest - begin);
     for (int listed = 0; listed < 2; listed++) { // a*z, or else a{b,c}z
         size_t used = (size_t)snprintf(pattern, PATH_LENGTH, "%.*s%s", (int)begin, files[0],
                                        listed ? "" : "*");
