@@ -74,15 +74,13 @@ enum { COMPANIONS_MAX = 4 };
 
 // What to save. The buffers belong to the caller and must not change until the save has ended.
 typedef struct {
-    const Options *options;
+    const Options *options; // also which rank this is, and the others
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
     int64_t data_windows;
     const char *data; // the shards' identity; NULL: none
     bool best;        // the lowest validation loss so far was measured at this step
-    int rank, ranks;
-    Group *group; // the other ranks; NULL: none
     Dtype model_dtype;
     const void *model; // all weights, for model.safetensors; read on rank 0 only
     int num_companions;

@@ -93,7 +93,8 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
          .shape = {s->second_moments},
          .data = s->exp_avg_sq},
     };
-    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->rank, s->ranks);
+    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->options->rank,
+                s->options->ranks);
     bool ok = safetensors_write(w, path, tensors, 3, metadata, err);
     free(metadata);
     return ok;
@@ -128,7 +129,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
         add_number(meta, f->name,
                    f->whole ? (double)*(const int64_t *)field : *(const double *)field);
     }
-    add_number(meta, "ranks", s->ranks);
+    add_number(meta, "ranks", s->options->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
@@ -211,25 +212,26 @@ static void prune(const Snapshot *s) {
 }
 
 bool checkpoint_save(const Snapshot *s, Error *err) {
-    bool first = s->rank == 0;
+    Group *group = s->options->group;
+    bool first = s->options->rank == 0;
     char fresh[PATH_LENGTH];
     Error why;
-    int count = 0;
-    FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + s->ranks), sizeof(own));
+    int count = 0, ranks = s->options->ranks;
+    FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
     bool ok = !first ||
               ((!path_exists(fresh) || folder_remove(fresh, &why)) && folder_make(fresh, &why));
-    ok = group_agree(s->group, CHANNEL_SAVE, ok, &why);
+    ok = group_agree(group, CHANNEL_SAVE, ok, &why);
     if (ok) {
         ok = (!first || write_shared(s, fresh, files, &count, &why)) &&
              write_optimizer(s, fresh, &own, &why);
-        ok = group_agree(s->group, CHANNEL_SAVE, ok, &why);
+        ok = group_agree(group, CHANNEL_SAVE, ok, &why);
     }
     if (ok) {
-        group_gather(s->group, CHANNEL_SAVE, &own, sizeof(own), files + count);
+        group_gather(group, CHANNEL_SAVE, &own, sizeof(own), files + count);
         ok = !first ||
-             (write_meta(s, fresh, files, count + s->ranks, &why) && publish(s, fresh, &why));
-        ok = group_agree(s->group, CHANNEL_SAVE, ok, &why);
+             (write_meta(s, fresh, files, count + ranks, &why) && publish(s, fresh, &why));
+        ok = group_agree(group, CHANNEL_SAVE, ok, &why);
     }
     free(files);
     if (!ok) {
@@ -346,7 +348,7 @@ bool saver_wait(Saver *saver) {
     if (!saver->pending) { return true; }
     if (saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
-    if (!saver->ok && saver->snapshot.rank == 0) {
+    if (!saver->ok && saver->snapshot.options->rank == 0) {
         warn("saving the checkpoint of step %lld failed: %s",
              (long long)saver->snapshot.progress.step, saver->err.text);
     }

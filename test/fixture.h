@@ -128,7 +128,6 @@ static inline void fixture_open(Fixture *f, const char *options) {
                      .valid_loss = NAN,
                      .best_valid_loss = NAN},
         .data_windows = 77,
-        .ranks = 1,
         .end_of_text = -1,
         .model = f->state,
         .num_ranges = 1,

@@ -589,9 +589,6 @@ bool run_save(Run *run, const Snapshot *snapshot) {
     s.num_companions = run->num_companions;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
     s.best = evaluated && p->valid_loss == p->best_valid_loss;
-    s.rank = run->rank;
-    s.ranks = run->ranks;
-    s.group = run->group;
     run->saved_step = p->step;
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_start(&run->saver, &s);
