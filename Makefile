@@ -11,7 +11,7 @@
 # For those who change it:
 #   make lint            layout, includes, defects; needs clang-format-14, cppcheck, shellcheck
 #   make fuzz            SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; make fuzz-carry: for elsewhere
-#   make readme          the tables of options in docs/options.md, from --help
+#   make readme          tables, figure and costs in the pages, from records and --help
 #   make pictures        the pictures of docs/fp8.md
 #   make golden          the values that tests compare with, by PyTorch and transformers
 #   make cuda            what nvcc alone can check; make gpu-programs: what make test-gpu runs
@@ -250,7 +250,7 @@ lint: scripts
 	@scripts/lint.sh
 
 readme: train_gpt
-	@scripts/readme_options.sh
+	@scripts/results
 
 # Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: the GPU trainer with
 # its C; test_comm with train/gpu/comm.c as it is

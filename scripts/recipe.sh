@@ -131,7 +131,7 @@ recipe() {
     if [[ ${PREPARE:-0} == 1 ]]; then return; fi
     build_command "$@"
     if [[ $smoke != 1 ]]; then
-        "$scripts/recipe_costs" --print "$scripts/run_$name.sh" || echo "going on without costs"
+        "$scripts/results" --print "$scripts/run_$name.sh" || echo "going on without costs"
     fi
     exec "${command[@]}"
 }

@@ -7,7 +7,7 @@
 #   LAUNCH=torchrun scripts/run_gpt2_124m.sh              ranks started by torchrun
 #   SMOKE=1 scripts/run_gpt2_124m.sh                      a tiny model on the CPU
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
 # cost: 10.0 billion tokens, 7.98e+18 FLOPs
 # cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~35 min
 # cost: FP8: 1 GPU 3.7 hours, 8 GPUs ~29 min

@@ -6,7 +6,7 @@
 #   LAUNCH=torchrun scripts/run_gpt2_1558m.sh             ranks started by torchrun
 #   SMOKE=1 scripts/run_gpt2_1558m.sh                     a tiny model on the CPU
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
 # cost: 33.6 billion tokens, 3.29e+20 FLOPs
 # cost: BF16: 1 GPU 7.0 days, 8 GPUs ~21.4 hours
 # cost: FP8: 1 GPU 5.0 days, 8 GPUs ~15.2 hours

@@ -9,7 +9,7 @@
 #   LAUNCH=torchrun scripts/run_llama3_8b.sh              ranks started by torchrun
 #   SMOKE=1 scripts/run_llama3_8b.sh                      a tiny model on the CPU
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
 # cost: BF16: 1 GPU 105.7 days, 8 GPUs ~13.5 days
 # cost: FP8: 1 GPU 74.6 days, 8 GPUs ~9.5 days

@@ -8,7 +8,7 @@
 #   LAUNCH=torchrun scripts/run_llama_1b.sh               ranks started by torchrun
 #   SMOKE=1 scripts/run_llama_1b.sh                       a tiny model on the CPU
 # It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/recipe_costs writes the lines marked `cost`.
+# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
 # cost: 21.0 billion tokens, 1.06e+20 FLOPs
 # cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.5 hours
 # cost: FP8: 1 GPU 38.4 hours, 8 GPUs ~4.9 hours

@@ -101,7 +101,7 @@ unknown_options() {
 
 stale_options() {
     sed -n '/^<!-- options -->$/,/^<!-- \/options -->$/p' "$1" | sed '1d; $d' >shown
-    "$root/scripts/readme_options.sh" --print >tables
+    "$root/scripts/results" --print "$root/docs/options.md" >tables
     diff shown tables | grep '^[<>]' | head -n 3
 }
 
@@ -200,7 +200,7 @@ test_faults_are_seen() {
         printf '```\nmake BLAS=own all clean # make war\n./train_gpt --lr 1 \\\n'
         printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
         printf '| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n| `step` | the `f` and `g` |\n'
-        echo '## y' && echo '<!-- options -->' && "$root/scripts/readme_options.sh" --print
+        echo '## y' && echo '<!-- options -->' && "$root/scripts/results" --print "$root/docs/options.md"
         echo '<!-- /options -->'
     } >right.md
     sees missing_rows '/base\//d' 'base/ '

@@ -110,7 +110,7 @@ test_wrong_settings_are_refused() {
 # The lines at the top of each, worked out again here from the trainer's own count.
 test_costs_are_right() {
     local name flops tokens options
-    expect_status 0 "$root/scripts/recipe_costs" --check || fail "$(cat log)"
+    expect_status 0 "$root/scripts/results" --check "$root"/scripts/run_*.sh || fail "$(cat log)"
     for name in "${recipes[@]}"; do
         # the schedule as the recipe gives it to the trainer
         dry "$root/scripts/run_$name.sh"
@@ -128,9 +128,10 @@ test_costs_are_right() {
 
 # A record makes hours of them; the file is otherwise as it was.
 test_costs_follow_the_records() {
-    local copy=$PWD/tree
+    local copy=$PWD/tree results
+    results=("$copy/scripts/results" --records . "$copy/scripts/run_llama_1b.sh")
     mkdir -p "$copy/scripts"
-    cp -r "$root"/scripts/{llm8,start,recipe_costs,recipe.sh,run_llama_1b.sh} "$copy/scripts"
+    cp -r "$root"/scripts/{llm8,start,results,recipe.sh,run_llama_1b.sh} "$copy/scripts"
     ln -s "$root/train_gpt" "$copy/train_gpt"
     local flops
     flops=$(train_gpt --model llama-1b --plan | awk '/FLOPs a token/ { print $NF }')
@@ -140,16 +141,15 @@ test_costs_follow_the_records() {
             printf "\"micro_batch\":16,\"gpus\":1,\"precision\":\"%s\",\"recipe\":\"delayed\",", p
             printf "\"lm_head\":\"bf16\",\"tokens_per_s\":100000,\"tflops\":%.4f}\n", f / 1e7
         }'
-    done >bench
-    BENCH=bench expect_said 2 'its costs are not what the records say' \
-        "$copy/scripts/recipe_costs" --check
-    BENCH=bench "$copy/scripts/recipe_costs" || fail "recipe_costs"
+    done >bench.jsonl
+    expect_said 2 'run_llama_1b.sh: not what the records in . say' "${results[@]}" --check
+    "${results[@]}" || fail "results"
     # 20.97 billion tokens at 100,000 a second are 58.3 hours, which is 2.4 days
     grep -qF '# cost: BF16: 1 GPU 2.4 days, 8 GPUs ~7.3 hours' "$copy/scripts/run_llama_1b.sh" ||
         fail "$(grep cost: "$copy/scripts/run_llama_1b.sh")"
     cmp -s <(grep -v '^# cost:' "$root/scripts/run_llama_1b.sh") \
         <(grep -v '^# cost:' "$copy/scripts/run_llama_1b.sh") || fail "other lines have changed"
-    BENCH=bench expect_status 0 "$copy/scripts/recipe_costs" --check
+    expect_status 0 "${results[@]}" --check
 }
 
 run_tests

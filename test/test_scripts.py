@@ -421,7 +421,7 @@ class OtherPrograms(Folder):
 class Pages(unittest.TestCase):
     def test_html_is_escaped_and_alone(self):
         blocks = ["# a <b> & c", "`x<y` **bold**", "**FAIL: x**", "```sh\na && b > c\n```",
-                  document.table(["h"], [["FAIL"], ["<script>"]]),
+                  text.table(["h"], [["FAIL"], ["<script>"]]),
                   document.Picture("p.png", b"light", b"dark", 'a "title"'), "words"]
         page = document.page(blocks)
         self.assertIn("<h1>a &lt;b&gt; &amp; c</h1>", page)
@@ -439,7 +439,7 @@ class Pages(unittest.TestCase):
         self.assertIn('http-equiv="refresh" content="5"', document.page(blocks, 5))
 
     def test_markdown_tables_keep_their_columns(self):
-        rows = document.table(["a", "b"], [["x|y", "1"], ["two\nlines", "2"]]).splitlines()
+        rows = text.table(["a", "b"], [["x|y", "1"], ["two\nlines", "2"]]).splitlines()
         self.assertEqual([len(re.findall(r"(?<!\\)\|", row)) for row in rows], [3, 3, 3, 3])
 
     def test_numbers(self):

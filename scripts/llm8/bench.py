@@ -43,6 +43,7 @@ from .environment import ROOT, die
 from .environment import trainer as trainer_path
 from .estimate import PRECISIONS
 from .metrics import open_run
+from .text import shown
 from .trainer import last_error
 
 WARM_UP, LEAST_TIMED = 5, 20
@@ -223,10 +224,6 @@ def append(path, record):
 
 
 # ---- what it prints -----------------------------------------------------------------------------
-
-
-def shown(value, form, scale=1, unit=""):
-    return "-" if value is None else format(scale * value, form) + unit
 
 
 def print_row(record, bf16, precision):

@@ -26,17 +26,6 @@ class Picture:
         return f"![{self.title}]({self.file})"
 
 
-def cell(text):
-    return re.sub(r"([|*<])", r"\\\1", str(text)).replace("\n", " ")
-
-
-def table(header, rows, words=(0,)):
-    """words: the columns that hold words; the others hold numbers."""
-    rule = ["---" if i in words else "---:" for i in range(len(header))]
-    rows = [[cell(value) for value in row] for row in rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
-
-
 def write_file(path, data):
     """Whole or not at all: a page may be open in a browser."""
     with open(path + ".new", "wb") as file:

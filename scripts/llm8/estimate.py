@@ -71,15 +71,18 @@ def precisions_of(text):
 # ---- what the trainers say -----------------------------------------------------------------------
 
 
-def size_of(options):
-    """Parameters, and FLOPs to train on a token."""
+def planned(options):
+    """What the CPU trainer's --plan prints."""
     if not os.path.exists(trainer("train_gpt")):
         die(f"{trainer('train_gpt')} is not built: run make")
-    text, refusal = plan_of([trainer("train_gpt"), *options])
-    if text is None:
-        die(refusal)
-    parameters = re.search(r"^  parameters +(\d+)$", text, re.MULTILINE)
-    flops = re.search(r"^  FLOPs a token +(\S+)$", text, re.MULTILINE)
+    plan, refusal = plan_of([trainer("train_gpt"), *options])
+    return die(refusal) if plan is None else plan
+
+
+def size_of(plan):
+    """Parameters, and FLOPs to train on a token."""
+    parameters = re.search(r"^  parameters +(\d+)$", plan, re.MULTILINE)
+    flops = re.search(r"^  FLOPs a token +(\S+)$", plan, re.MULTILINE)
     if not parameters or not flops:
         die(f"{trainer('train_gpt')} is older than this script: run make")
     return int(parameters[1]), float(flops[1])
@@ -226,7 +229,7 @@ def main():
     tokens = count_of(o.tokens, "--tokens")
     gpus, precisions = gpus_of(o.gpus), precisions_of(o.precision)
     records = read_records(o.bench)
-    size = size_of(options)
+    size = size_of(planned(options))
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
     print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
           f"{tokens / size[0]:.1f} tokens a parameter\n")

@@ -33,12 +33,18 @@ becomes the update in place, moves three times more, and five Newton-Schulz step
 follow, on the smaller side's square.
 """
 
+import os
+import re
+
+from .environment import ROOT
+
 # Measured on the device, the best seen: ../shared/facts/h200.md. A device that is not here has no
 # floor.
 RATES = {"NVIDIA H200": {"bf16": 825e12, "fp8": 1530e12, "bytes": 4.3e12,
                          "blocks": 1289e12, "blocks, weight gradient": 1048e12}}
 FUSED = ("delayed", "blockwise") # recipes by which the kernel that computes a tensor writes codes
-GELU_PRODUCT_MOST_K = 768 # as in kernels/kernels.h
+with open(os.path.join(ROOT, "kernels", "kernels.h"), encoding="utf-8") as file:
+    GELU_PRODUCT_MOST_K = int(re.search(r"GELU_PRODUCT_MOST_K\D+(\d+)", file.read())[1])
 
 
 class Shape:

@@ -13,7 +13,7 @@ import time
 
 from . import document, environment, metrics, run_plots, series, style
 from .command_line import Parser, number
-from .text import counted, fixed
+from .text import counted, fixed, table
 
 COUNT = number(int, 1, sys.maxsize, "a whole number, 1 or more")
 
@@ -41,7 +41,7 @@ def summary(runs):
         rows.append([run.name, run.state, f"{run.last_step:,} of {run.train_iters:,}",
                      fixed(losses[-1]), fixed(valid[-1]) if valid else "-",
                      counted(series.steady_throughput(run)), str(run.skipped)])
-    return document.table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"],
+    return table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"],
                           rows, {0, 1})
 
 

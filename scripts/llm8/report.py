@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict
 
 from . import document, judge, plots, series, style
-from .document import Picture, table
-from .text import counted, duration, fixed, memory
+from .document import Picture
+from .text import counted, duration, fixed, memory, table
 
 MOST_ROWS = 12 # of the validation table
 

@@ -1,9 +1,10 @@
-"""Writes what the records say into the pages: the tables of README.md and docs/benchmarks.md
-between <!-- NAME --> and <!-- /NAME -->, and the front page's figure, docs/results.svg.
+"""Writes all that is generated: the tables of README.md, docs/benchmarks.md and docs/options.md
+between <!-- NAME --> and <!-- /NAME -->, the front page's figure, docs/results.svg, and the lines
+marked `# cost:` at the top of the recipes, scripts/run_*.sh.
 
-  scripts/results [--check] [--records FOLDER] [PAGE...]
+  scripts/results [--check | --print] [--records FOLDER] [PAGE...]
 
-FOLDER (test/results) has the records:
+The options are those of ./train_gpt --help. FOLDER (test/results) has the records:
 
   bench.jsonl      our steps, by make bench; scripts/bench says what is in a record
   peers.jsonl      other programs' steps, where there are some: date, machine {gpu}, commit (of
@@ -15,23 +16,29 @@ FOLDER (test/results) has the records:
 The front page shows one commit on one card: the newest that has GPT-2 124M and Llama 1B in every
 precision, and what it has of the other models. Of the other records the newest of each kind is in
 docs/benchmarks.md, beside those of its commit that it is compared with.
---check changes nothing, and fails where a page is not what the records say.
+--check changes nothing, and fails where a page is not what the records say; --print shows what is
+generated of the pages, and changes nothing either.
 """
 
 import collections
+import functools
 import glob
 import json
 import math
 import os
 import re
 import statistics
+import subprocess
 from html import escape
 
+from . import recipe_costs, text
 from .command_line import Parser
-from .environment import ROOT, die
+from .environment import ROOT, die, trainer
 from .estimate import json_lines
+from .text import shown
 
-PAGES = ("README.md", "docs/benchmarks.md", "docs/results.svg")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
+         "scripts/run_*.sh")
 NEEDED = {
     "bench.jsonl": ("date", "machine", "commit", "model", "seq_length", "micro_batch", "gpus",
                     "precision", "recipe", "lm_head", "tokens_per_s", "steps", "tflops", "mfu",
@@ -81,15 +88,29 @@ def read_report(path):
 
 
 class Records:
+    """Those of a folder, each read where a page needs it."""
+
     def __init__(self, folder):
-        self.path = os.path.join(folder, "bench.jsonl")
-        self.bench = read_records(self.path)
-        peers = os.path.join(folder, "peers.jsonl")
-        self.all_peers = read_records(peers) if os.path.exists(peers) else []
-        self.reports = [Report(path) for path in
-                        sorted(glob.glob(os.path.join(folder, "fp8_*", "report.json")))]
-        race = os.path.join(folder, RACE, "report.json")
-        self.race = read_report(race) if os.path.exists(race) else None
+        self.folder, self.path = folder, os.path.join(folder, "bench.jsonl")
+
+    @functools.cached_property
+    def bench(self):
+        return read_records(self.path)
+
+    @functools.cached_property
+    def all_peers(self):
+        path = os.path.join(self.folder, "peers.jsonl")
+        return read_records(path) if os.path.exists(path) else []
+
+    @functools.cached_property
+    def reports(self):
+        return [Report(path) for path in
+                sorted(glob.glob(os.path.join(self.folder, "fp8_*", "report.json")))]
+
+    @functools.cached_property
+    def race(self):
+        path = os.path.join(self.folder, RACE, "report.json")
+        return read_report(path) if os.path.exists(path) else None
 
     def front(self):
         """{model: {precision: record}} of the newest commit that has LEAST, and its peers."""
@@ -145,13 +166,8 @@ class Report:
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def table(head, aligned, rows):
-    lines = [head, ["---" + ":" * right for right in aligned], *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def shown(value, form, scale=1, unit=""):
-    return "-" if value is None else format(scale * value, form) + unit
+def table(head, rows, words=(0,)):
+    return text.table(head, rows, words, str) + "\n"
 
 
 def batch_of(record):
@@ -183,21 +199,21 @@ def number(records):
     rows, peers = records.front()
     one = rows["gpt2-124m"]
     times = one[FP8_HEAD]["tokens_per_s"] / one[BF16]["tokens_per_s"]
-    text = (f"**GPT-2 124M trains at {one[FP8_HEAD]['tokens_per_s']:,.0f} tokens/s on one "
+    said = (f"**GPT-2 124M trains at {one[FP8_HEAD]['tokens_per_s']:,.0f} tokens/s on one "
             f"{one[BF16]['machine']['gpu']} in FP8, {times:.2f} times its BF16.**")
     rates = [peer["tokens_per_s"] for peer in peers if peer["model"] == "gpt2-124m"]
     if rates:
         fastest = max(rates)
         name = next(p["program"] for p in peers if p["tokens_per_s"] == fastest)
         times = one[FP8_HEAD]["tokens_per_s"] / fastest
-        text += f" That is {times:.2f} times {name}, the fastest other program in the same call."
+        said += f" That is {times:.2f} times {name}, the fastest other program in the same call."
     if records.race:
         best = min((j for j in times_of(records.race).values() if j["change"]),
                    key=lambda j: j["change"], default=None)
         if best:
-            text += (f" By {RACERS[best['variant']][0].replace(' ', ' in ')} it comes to the "
+            said += (f" By {RACERS[best['variant']][0].replace(' ', ' in ')} it comes to the "
                      f"validation loss at which llm.c ends in {best['change']:.0%} of its time.")
-    return text + "\n"
+    return said + "\n"
 
 
 def times_of(race):
@@ -221,28 +237,33 @@ def race(records):
                           shown(j["change"] if j else 1, ".2f")))
     head = ("run", "seeds", "last validation loss", "all steps", "to llm.c's last loss", "x llm.c")
     tokens = curves["llm.c"]["tokens"][-1] / 1e6
-    return (table(head, (0, 1, 1, 1, 1, 1), lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens "
+    return (table(head, lines) + f"\nGPT-2 124M, {tokens:.1f} million tokens "
             f"each, on one {records.race['device']}; seconds are those of training steps. [The "
             f"report](../test/results/{RACE}/report.md).\n")
 
 
+def front_rows(records):
+    """(model, program, record, colour) of the front page, peers first; no peer has TFLOP/s."""
+    ours, peers = records.front()
+    return [row for model, own in ours.items() for row in (
+        *((model, f"{peer['program']} {peer['precision']}", peer, "other")
+          for peer in peers if peer["model"] == model),
+        *((model, f"llm8.c {FRONT[kind]}", record, kind[0]) for kind, record in own.items()))]
+
+
 def results(records):
-    rows, peers = records.front()
-    lines = []
-    for model, own in rows.items():
-        name = MODELS[model]
-        for peer in peers:
-            if peer["model"] == model:
-                lines.append((f"{name}, {batch_of(peer)}", f"{peer['program']} {peer['precision']}",
-                              f"{peer['tokens_per_s']:,.0f}", "-", "-", "-"))
-        for kind, record in own.items():
-            lines.append((f"{name}, {batch_of(record)}", f"llm8.c {FRONT[kind]}",
-                          f"{record['tokens_per_s']:,.0f}", f"{record['tflops']:.0f}",
-                          shown(record["mfu"], ".1f", 100, "%"), memory(record)))
+    lines, ours = [], []
+    for model, program, record, _ in front_rows(records):
+        cells = ["-", "-", "-"]
+        if "tflops" in record:
+            ours.append(record)
+            cells = [f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),
+                     memory(record)]
+        lines.append([f"{MODELS[model]}, {batch_of(record)}", program,
+                      f"{record['tokens_per_s']:,.0f}", *cells])
     head = ("model, batch", "program", "tokens/s", "TFLOP/s", "MFU", "memory")
-    ours = [record for own in rows.values() for record in own.values()]
     peak = ours[0]["tflops"] / ours[0]["mfu"]
-    return (table(head, (0, 0, 1, 1, 1, 1), lines) + sources(ours)
+    return (table(head, lines, (0, 1)) + sources(ours)
             + f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
 
 
@@ -252,7 +273,7 @@ def fp8(records):
     lines = [[VARIANTS.get(variant, variant), *(loss_of(report, variant) for report in reports)]
              for variant in dict.fromkeys([*VARIANTS, *ran]) if variant in ran]
     head = ["validation loss", *(f"{r.size}, {r.steps} steps of {r.batch} tokens" for r in reports)]
-    return table(head, [0] + [1] * len(reports), lines) + "".join(map(said_of, reports))
+    return table(head, lines) + "".join(map(said_of, reports))
 
 
 def loss_of(report, variant):
@@ -293,14 +314,13 @@ def bases(record):
 def bench(records):
     """A table for each commit that has the newest record of a kind, or what such a one is compared
     with, so that every ratio is one of two rows."""
-    newest, order = {}, {}
-    by_commit = {}
+    newest, order, by_commit = {}, {}, {}
     for record in sorted(records.bench, key=lambda r: r["date"]):
         newest[kind_of(record)] = record
         by_commit.setdefault(record["commit"], {})[kind_of(record)] = record
     for record in records.bench:
         order.setdefault((record["model"], record["gpus"]), len(order))
-    text = []
+    tables = []
     for commit in sorted({r["commit"] for r in newest.values()}, reverse=True,
                          key=lambda c: max(r["date"] for r in by_commit[c].values())):
         here = by_commit[commit]
@@ -309,8 +329,8 @@ def bench(records):
         rows = sorted((here[kind] for kind in kept), key=lambda r: (
             order[(r["model"], r["gpus"])], r["precision"], r["recipe"] or "", r["lm_head"],
             r["arguments"]))
-        text.append(bench_table(rows, here))
-    return "\n".join(text)
+        tables.append(bench_table(rows, here))
+    return "\n".join(tables)
 
 
 def bench_table(rows, here):
@@ -329,7 +349,7 @@ def bench_table(rows, here):
     head = ["model, batch", "precision", "tokens/s", "x BF16", "x 1 GPU", "TFLOP/s", "MFU",
             "of the floor", "memory"]
     head = head if many else head[:4] + head[5:]
-    return table(head, [0, 0] + [1] * (len(head) - 2), lines) + sources(rows)
+    return table(head, lines, (0, 1)) + sources(rows)
 
 
 # ---- the figure ---------------------------------------------------------------------------------
@@ -354,26 +374,22 @@ def label(x, y, words, style=""):
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{escape(words)}</text>\n'
 
 
-def bars(rows, peers):
+def bars(rows):
     """Tokens a second, each model by its own fastest; the drawing, and where it ends."""
-    left, width, y = 190, 160, 46
-    out = [label(0, 16, "Tokens/s, one " + rows["gpt2-124m"][BF16]["machine"]["gpu"], "title")]
-    for model, own in rows.items():
-        lines = [(f"{p['program']} {p['precision']}", p["tokens_per_s"], "other")
-                 for p in peers if p["model"] == model]
-        lines += [(f"llm8.c {FRONT[kind]}", record["tokens_per_s"], kind[0])
-                  for kind, record in own.items()]
-        most = max(rate for _, rate, _ in lines)
-        out.append(label(0, y, MODELS[model], "quiet"))
-        y += 6
-        for words, rate, style in lines:
-            out.append(label(left - 6, y + BAR - 4, words, "end"))
-            out.append(f'<rect x="{left}" y="{y}" width="{width * rate / most:.1f}" '
-                       f'height="{BAR - 3}" class="{style}" stroke="none"/>\n')
-            out.append(label(left + width * rate / most + 5, y + BAR - 4, f"{rate:,.0f}"))
-            y += BAR
-        y += GAP
-    return "".join(out), y
+    left, width, y, before = 190, 160, 28, None
+    out = [label(0, 16, "Tokens/s, one " + rows[0][2]["machine"]["gpu"], "title")]
+    for model, words, record, style in rows:
+        rate = record["tokens_per_s"]
+        if model != before:
+            most = max(row[2]["tokens_per_s"] for row in rows if row[0] == model)
+            out.append(label(0, y + GAP, MODELS[model], "quiet"))
+            y, before = y + GAP + 6, model
+        out.append(label(left - 6, y + BAR - 4, words, "end"))
+        out.append(f'<rect x="{left}" y="{y}" width="{width * rate / most:.1f}" '
+                   f'height="{BAR - 3}" class="{style}" stroke="none"/>\n')
+        out.append(label(left + width * rate / most + 5, y + BAR - 4, f"{rate:,.0f}"))
+        y += BAR
+    return "".join(out), y + GAP
 
 
 def ticks_of(low, high, most):
@@ -444,8 +460,7 @@ def race_curves(race, top, bottom):
 
 
 def figure(records):
-    rows, peers = records.front()
-    drawing, bottom = bars(rows, peers)
+    drawing, bottom = bars(front_rows(records))
     if records.reports:
         drawing += report_curves(records.reports[0], (490, 36, WIDTH - 50, bottom - 60))
     if records.race:
@@ -459,39 +474,79 @@ def figure(records):
 
 # ---- pages --------------------------------------------------------------------------------------
 
-BLOCKS = {"number": number, "results": results, "fp8": fp8, "bench": bench, "race": race}
+
+def options(_):
+    """--help has a heading in column 1, then rows: an option in column 3, its text from column 37
+    on, on the same line or below."""
+    program, tables, rows = trainer("train_gpt"), {}, [["", ""]] # of what precedes a heading
+    if not os.path.exists(program):
+        die(f"{program} is not built: run make")
+    said = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    for line in said[:said.index("\nExit status")].splitlines():
+        if line[:1].isupper():
+            rows = tables[line] = []
+        elif re.match("  [^ ]", line):
+            beside = line[35:36] == " "
+            rows.append([line[2:35].rstrip(), line[36:]] if beside else [line[2:].rstrip(), ""])
+        elif line.strip():
+            rows[-1][1] = f"{rows[-1][1]} {line.strip()}".strip()
+    return "".join(map(option_table, tables, tables.values()))
 
 
-def fresh(path, text, records):
-    """The page as the records have it."""
+def option_table(heading, rows):
+    rows = [[f"`{name}`".replace("|", r"\|"), what.replace("|", r"\|")] for name, what in rows]
+    head = ["preset", "what"]
+    if not heading.startswith("Presets"):
+        head = ["option", "what", "default"]
+        rows = [[name, *re.fullmatch(r"(.*?)(?: \[([^][]*)\])?", what).groups("")]
+                for name, what in rows]
+        rows = [[name, what, default or ("on" if "[no-]" in name else "")]
+                for name, what, default in rows]
+    return f"\n**{heading}**\n\n" + table(head, rows, range(3)) if rows else ""
+
+
+BLOCKS = {"number": number, "results": results, "fp8": fp8, "bench": bench, "race": race,
+          "options": options}
+
+
+def fresh(path, page, records):
+    """What is generated of a page, and the page with it."""
     if path.endswith(".svg"):
-        return figure(records)
-    found = [name for name in BLOCKS if f"<!-- {name} -->" in text]
+        return (figure(records),) * 2
+    if path.endswith(".sh"):
+        lines = recipe_costs.lines_of(path, records.path)
+        return lines, recipe_costs.with_lines(page, lines)
+    found = [name for name in BLOCKS if f"<!-- {name} -->" in page]
     if not found:
         die(f"{path}: has none of " + ", ".join(f"<!-- {name} -->" for name in BLOCKS))
-    for name in found:
+    made = {name: BLOCKS[name](records) for name in found}
+    for name, block in made.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
             die(f"{path}: needs one {begin} and, after it, one {end}")
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{BLOCKS[name](records)}{end}{rest.split(end)[1]}"
-    return text
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n{block}{end}{rest.split(end)[1]}"
+    return "".join(made.values()), page
 
 
 def main():
     p = Parser(prog="scripts/results", description=__doc__)
     p.add_argument("pages", metavar="PAGE", nargs="*",
-                   default=[os.path.join(ROOT, page) for page in PAGES])
+                   default=[path for page in PAGES
+                            for path in sorted(glob.glob(os.path.join(ROOT, page)))])
     p.add_argument("--check", action="store_true")
+    p.add_argument("--print", action="store_true")
     p.add_argument("--records", metavar="FOLDER",
                    default=os.path.join(ROOT, "test", "results"))
     o = p.parse_args()
     records = Records(o.records)
     for path in o.pages:
-        text = read(path) if os.path.exists(path) or not path.endswith(".svg") else ""
-        new = fresh(path, text, records)
-        if new != text and o.check:
+        old = read(path) if os.path.exists(path) or not path.endswith(".svg") else ""
+        made, new = fresh(path, old, records)
+        if o.print:
+            print(made, end="")
+        elif new != old and o.check:
             die(f"{path}: not what the records in {o.records} say; run scripts/results")
-        if new != text:
+        elif new != old:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(new)

@@ -1,6 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
 
 import math
+import re
 
 
 def fixed(value, digits=4):
@@ -25,3 +26,18 @@ def duration(seconds):
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def shown(value, form, scale=1, unit=""):
+    return "-" if value is None else format(scale * value, form) + unit
+
+
+def escaped(text):
+    return re.sub(r"([|*<])", r"\\\1", str(text)).replace("\n", " ")
+
+
+def table(header, rows, words=(0,), written=escaped):
+    """In Markdown. words: the columns that hold words; the others hold numbers."""
+    rule = ["---" if i in words else "---:" for i in range(len(header))]
+    rows = [[written(value) for value in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
