@@ -19,59 +19,31 @@ scripts_of() {
     done
 }
 
-need() {
-    if ! command -v "$1" >/dev/null; then
-        echo "error: $1 is missing: apt-get install -y clang-format-14 cppcheck shellcheck" >&2
+check() {
+    echo "== $1"
+    "${@:2}" || faults=$((faults + 1))
+}
+
+for tool in clang-format-14 cppcheck shellcheck; do
+    if ! command -v "$tool" >/dev/null; then
+        echo "error: $tool is missing: apt-get install -y clang-format-14 cppcheck shellcheck" >&2
         exit 1
     fi
-}
-
-check() {
-    local name=$1
-    shift
-    echo "== $name"
-    "$@" || faults=$((faults + 1))
-}
-
-layout() {
-    clang-format-14 --dry-run -Werror "${layout[@]}"
-}
-
-# It reads no CUDA.
-defects() {
-    cppcheck --quiet --std=c11 --enable=warning,performance --inline-suppr --error-exitcode=1 \
-        --suppress=missingIncludeSystem --template='{file}:{line}: {severity}: {message} [{id}]' \
-        -j "$(nproc)" "${c[@]}"
-}
-
-# A $ in single quotes is awk's or sed's here, and functions are called by their names in variables.
-shell() {
-    shellcheck --external-sources --format=gcc --exclude=SC2016,SC2317 \
-        "${shell[@]}"
-}
-
-# pyproject.toml says what it looks for.
-python() {
-    .venv/bin/ruff check --quiet --output-format concise "${python[@]}"
-}
-
-# Includes point downwards only.
-rooms() {
-    python3 scripts/rooms.py "${layout[@]}"
-}
-
-need clang-format-14
-need cppcheck
-need shellcheck
+done
 mapfile -t c < <(files '*.c')
 mapfile -t layout < <(files '*.c' '*.h' '*.cu' '*.cuh')
 mapfile -t shell < <(scripts_of sh)
 mapfile -t python < <(files '*.py' && scripts_of python3)
-check 'clang-format' layout
-check 'cppcheck' defects
-check 'shellcheck' shell
-check 'ruff' python
-check 'rooms' rooms
+check clang-format clang-format-14 --dry-run -Werror "${layout[@]}"
+# it reads no CUDA
+check cppcheck cppcheck --quiet --std=c11 --enable=warning,performance --inline-suppr \
+    --error-exitcode=1 --suppress=missingIncludeSystem \
+    --template='{file}:{line}: {severity}: {message} [{id}]' -j "$(nproc)" "${c[@]}"
+# a $ in single quotes is awk's or sed's here, and functions are called by their names in variables
+check shellcheck shellcheck --external-sources --format=gcc --exclude=SC2016,SC2317 "${shell[@]}"
+# pyproject.toml says what it looks for
+check ruff .venv/bin/ruff check --quiet --output-format concise "${python[@]}"
+check rooms python3 scripts/rooms.py "${layout[@]}"
 if [[ $faults -gt 0 ]]; then
     echo "lint: $faults of 5 checks found something"
     exit 1

@@ -26,6 +26,7 @@ Each run appends one JSON object, a line; scripts/results writes the pages from 
 """
 
 import datetime
+import itertools
 import json
 import math
 import os
@@ -131,22 +132,17 @@ def commit_of_tree():
 # ---- a run --------------------------------------------------------------------------------------
 
 
-def write_shard(path, vocabulary):
-    """Tokens whose frequencies fall as those of words do (Zipf's law), for the embedding's sake."""
-    count, chance = 1 << 20, random.Random(1)
-    wide = vocabulary > 65536
-    tokens = [int(math.exp(chance.random() * math.log(vocabulary))) - 1 for _ in range(count)]
-    header = struct.pack("<256i", 20240520, 2 if wide else 1, count, *[0] * 253)
-    with open(path, "wb") as file:
-        file.write(header + struct.pack(f"<{count}{'I' if wide else 'H'}", *tokens))
-
-
 def shard_for(model, folder):
-    """A token shard that fits a model's vocabulary."""
+    """A token shard that fits a model's vocabulary: tokens whose frequencies fall as those of words
+    do (Zipf's law), for the embedding's sake."""
     vocabulary = 50257 if model.startswith("gpt2") else 128256
     path = os.path.join(folder, f"tokens_{vocabulary}.bin")
     if not os.path.exists(path):
-        write_shard(path, vocabulary)
+        count, chance, wide = 1 << 20, random.Random(1), vocabulary > 65536
+        tokens = [int(math.exp(chance.random() * math.log(vocabulary))) - 1 for _ in range(count)]
+        with open(path, "wb") as file:
+            file.write(struct.pack("<256i", 20240520, 2 if wide else 1, count, *[0] * 253))
+            file.write(struct.pack(f"<{count}{'I' if wide else 'H'}", *tokens))
     return path
 
 
@@ -217,32 +213,11 @@ def record_of(place, model, command, measured):
     })
 
 
-def append(path, record):
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
 # ---- what it prints -----------------------------------------------------------------------------
-
-
-def print_row(record, bf16, precision):
-    ratio = record["tokens_per_s"] / bf16 if bf16 else None
-    cells = (f"{record['tokens_per_s']:,.0f}", shown(ratio, ".2f"), f"{record['tflops']:.0f}",
-             shown(record["mfu"], ".1f", 100, "%"), shown(record["floor_share"], ".1f", 100, "%"),
-             shown(record["peak_memory_gib"], ".1f"))
-    print_cells(record["model"], precision, cells)
 
 
 def print_cells(model, precision, cells):
     print(f"{model:20} {precision:19}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
-
-
-def print_head(place, steps):
-    machine = place["machine"]
-    print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
-          f"{machine['cudnn']}; commit {place['commit']}; the median of {steps - WARM_UP} steps")
-    print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB"))
 
 
 def print_families(records):
@@ -266,24 +241,6 @@ def print_families(records):
 # ---- the call -----------------------------------------------------------------------------------
 
 
-def bench_model(place, trainer, model, precisions, steps, folder):
-    """Measures and prints; yields each precision with its record, or with None where it failed."""
-    bf16 = None
-    for precision in precisions:
-        command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],
-                   "--data", shard_for(model, folder), "--train-iters", str(steps),
-                   "--lr", "1e-4", "--log-interval", "5", "--profile", *sys.argv[1:]]
-        measured, why = measure(command, folder)
-        if measured is None:
-            print(f"{model:20} {precision:19} FAILED: {why}", flush=True)
-            yield precision, None
-            continue
-        record = record_of(place, model, command, measured)
-        bf16 = record["tokens_per_s"] if precision == "bf16" else bf16
-        print_row(record, bf16, precision)
-        yield precision, record
-
-
 def main():
     if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
         print(__doc__.strip())
@@ -291,21 +248,37 @@ def main():
     models, precisions = chosen("MODELS", MODELS), chosen("PRECISIONS", PRECISIONS)
     steps = iterations()
     results = os.environ.get("RESULTS") or os.path.join(ROOT, "test", "results", "bench.jsonl")
+    os.makedirs(os.path.dirname(os.path.abspath(results)), exist_ok=True)
     trainer = os.path.abspath(trainer_path("train_gptcu"))
     if not os.access(trainer, os.X_OK):
         die(f"{trainer}: no such program; make train_gptcu, or LLM8_BIN=FOLDER")
-    place = {"machine": machine_of(trainer), "commit": commit_of_tree()}
-    print_head(place, steps)
-    records, failed = [], []
+    machine, commit = machine_of(trainer), commit_of_tree()
+    print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
+          f"{machine['cudnn']}; commit {commit}; the median of {steps - WARM_UP} steps")
+    print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB"))
+    records, failed, bf16 = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
-        for model in models:
-            for precision, record in bench_model(place, trainer, model, precisions, steps,
-                                                 folder):
-                if record is None:
-                    failed.append(f"{model} {precision}")
-                    continue
-                append(results, record)
-                records.append((f"{model} {precision}", record))
+        for model, precision in itertools.product(models, precisions):
+            command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],
+                       "--data", shard_for(model, folder), "--train-iters", str(steps),
+                       "--lr", "1e-4", "--log-interval", "5", "--profile", *sys.argv[1:]]
+            measured, why = measure(command, folder)
+            if measured is None:
+                print(f"{model:20} {precision:19} FAILED: {why}", flush=True)
+                failed.append(f"{model} {precision}")
+                continue
+            record = record_of({"machine": machine, "commit": commit}, model, command, measured)
+            rate = record["tokens_per_s"]
+            if precision == "bf16":
+                bf16[model] = rate
+            print_cells(model, precision, (
+                f"{rate:,.0f}", f"{rate / bf16[model]:.2f}" if model in bf16 else "-",
+                f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),
+                shown(record["floor_share"], ".1f", 100, "%"),
+                shown(record["peak_memory_gib"], ".1f")))
+            with open(results, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            records.append((f"{model} {precision}", record))
     print_families(records)
     print(f"\n{len(records)} record{'s' if len(records) != 1 else ''} appended to {results}"
           + (f"; FAILED: {', '.join(failed)}" if failed else ""))

@@ -26,13 +26,6 @@ class Picture:
         return f"![{self.title}]({self.file})"
 
 
-def write_file(path, data):
-    """Whole or not at all: a page may be open in a browser."""
-    with open(path + ".new", "wb") as file:
-        file.write(data if isinstance(data, bytes) else data.encode())
-    os.replace(path + ".new", path)
-
-
 def data_uri(png):
     return "data:image/png;base64," + base64.b64encode(png).decode()
 

@@ -1,6 +1,7 @@
 """What the doctor finds: how bad it is, about what, in a sentence, and what to do."""
 
 from dataclasses import dataclass
+from functools import partial
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
@@ -13,13 +14,4 @@ class Finding:
     remedy: str = ""
 
 
-def well(about, text):
-    return Finding(OK, about, text)
-
-
-def note(about, text, remedy=""):
-    return Finding(NOTE, about, text, remedy)
-
-
-def wrong(about, text, remedy):
-    return Finding(WRONG, about, text, remedy)
+well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))

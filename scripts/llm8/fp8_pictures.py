@@ -17,7 +17,6 @@ from . import environment, style
 
 VALUES = os.path.join(environment.ROOT, "build", "plain", "fp8_values")
 FORMATS = ("E4M3", "E5M2")
-SIZE = (7.6, 3.6)
 
 
 def values(*words, numbers=()):
@@ -33,6 +32,23 @@ def normal_numbers(count):
     """Normally distributed numbers: quantiles, the same on every machine."""
     normal = NormalDist()
     return numpy.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+
+
+def rms(error, of):
+    """Root mean square, in percent."""
+    return 100 * numpy.sqrt(numpy.mean(error ** 2) / numpy.mean(of ** 2))
+
+
+def finish(axes, title, magnitude, percents=(1, 2, 5, 10, 20, 50, 100)):
+    """Errors over magnitudes, both on logarithmic axes."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_yticks(percents, [f"{percent:g}%" for percent in percents])
+    axes.minorticks_off()
+    axes.set(title=title, xlabel=magnitude)
+    if percents[0] == 1:
+        axes.set_ylabel("error, root mean square")
+    style.legend_above(axes)
 
 
 def draw_formats(figure, theme):
@@ -52,14 +68,9 @@ def draw_formats(figure, theme):
     top.set_ylim(len(FORMATS) - 0.4, -0.6)
     top.grid(False)
     top.set_title("Every positive value of the two formats")
-    bottom.set_xscale("log", base=2)
+    finish(bottom, "Largest rounding error near a magnitude", "magnitude",
+           [3, 6.25, 12.5, 25, 50, 100])
     bottom.set_xticks([2.0 ** n for n in range(-16, 17, 4)])
-    bottom.set_yscale("log")
-    bottom.set_yticks([3, 6.25, 12.5, 25, 50, 100], ["3%", "6.25%", "12.5%", "25%", "50%", "100%"])
-    bottom.minorticks_off()
-    bottom.set_xlabel("magnitude")
-    bottom.set_title("Largest rounding error near a magnitude")
-    style.legend_above(bottom)
 
 
 def draw_scale(figure, theme):
@@ -72,22 +83,14 @@ def draw_scale(figure, theme):
         error = []
         for scale in scales:
             rounded = values("round", name, f"{scale:.9g}", numbers=numbers)[:, 0]
-            error.append(100 * numpy.sqrt(numpy.mean((rounded - numbers) ** 2) /
-                                          numpy.mean(numbers ** 2)))
+            error.append(rms(rounded - numbers, numbers))
         rule = max(values("codes", name)[:, 0]) / numpy.abs(numbers).max()
         axes.plot(scales, error, label=name, **theme.line(index))
         axes.axvline(rule, color=theme.color(index), linewidth=0.9, linestyle=":")
         axes.annotate(f"largest value / amax\n({name})", (rule, (60, 15)[index]), fontsize=8,
                       ha="right", xytext=(-4, 0), textcoords="offset points",
                       color=theme.color(index))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1%", "2%", "5%", "10%", "20%", "50%", "100%"])
-    axes.minorticks_off()
-    axes.set_xlabel("scale")
-    axes.set_ylabel("error, root mean square")
-    axes.set_title("4,000 numbers with 10 outliers, rounded at every scale")
-    style.legend_above(axes)
+    finish(axes, "4,000 numbers with 10 outliers, rounded at every scale", "scale")
 
 
 def draw_outlier(figure, theme):
@@ -111,18 +114,12 @@ def draw_outlier(figure, theme):
     for index, (label, rounded, where) in enumerate(rows):
         x, back = numbers[:, where].reshape(-1), rounded[:, where].reshape(-1)
         place = numpy.digitize(numpy.abs(x), bins)
-        error = [100 * numpy.sqrt(numpy.mean((back[place == i] / x[place == i] - 1) ** 2))
+        error = [rms(back[place == i] / x[place == i] - 1, numpy.ones(1))
                  if (place == i).sum() > 1 else numpy.nan for i in range(1, len(bins))]
         axes.plot(numpy.sqrt(bins[1:] * bins[:-1]), error, label=label, **theme.line(index))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    finish(axes, "512 channels in E4M3, one of them a thousand times the rest",
+           "magnitude of a value, where its channel's standard deviation is 1")
     axes.set_xticks([2.0 ** n for n in range(-12, 3, 2)])
-    axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1%", "2%", "5%", "10%", "20%", "50%", "100%"])
-    axes.minorticks_off()
-    axes.set_xlabel("magnitude of a value, where its channel's standard deviation is 1")
-    axes.set_ylabel("error, root mean square")
-    axes.set_title("512 channels in E4M3, one of them a thousand times the rest")
-    style.legend_above(axes)
 
 
 def draw_delayed(figure, theme):
@@ -138,9 +135,8 @@ def draw_delayed(figure, theme):
         axes.plot(steps, 448 / scale, label=label, drawstyle="steps-mid", **theme.line(index))
     axes.set_yscale("log", base=2)
     axes.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("largest magnitude that fits")
-    axes.set_title("A tensor with a spike at step 70: what fits its format")
+    axes.set(xlabel="optimizer step", ylabel="largest magnitude that fits",
+             title="A tensor with a spike at step 70: what fits its format")
     style.legend_above(axes)
 
 
@@ -154,8 +150,8 @@ def draw_products(figure, theme):
     """The three products of a linear layer, hybrid: what is in which format."""
     axes = figure.subplots()
     axes.axis("off")
-    axes.set_xlim(0, 10)
-    axes.set_ylim(0, 6.4)
+    axes.set(xlim=(0, 10), ylim=(0, 6.4),
+             title="The three products of a linear layer, --fp8-format hybrid")
     e4, e5, plain = theme.color(0), theme.color(1), theme.quiet
     rows = ((5.4, "forward", ("X  E4M3", e4), ("W  E4M3", e4), "Y  BF16"),
             (3.2, "input gradient", ("dY  E5M2", e5), ("W  E4M3", e4), "dX  BF16"),
@@ -169,12 +165,12 @@ def draw_products(figure, theme):
                       arrowprops={"arrowstyle": "->", "color": theme.ink})
         box(axes, theme, (8.7, height), result, plain)
     axes.text(6.95, 6.1, "sums in FP32", ha="center", fontsize=8, color=theme.quiet)
-    axes.set_title("The three products of a linear layer, --fp8-format hybrid")
 
 
-def save(function, path, size=SIZE):
+def save(function, path, size):
     theme = style.Theme("light")
-    settings = {**theme.settings(), "svg.hashsalt": "llm8.c", "svg.fonttype": "none"}
+    settings = {**theme.settings(), "axes.xmargin": 0.05,
+                "svg.hashsalt": "llm8.c", "svg.fonttype": "none"}
     with matplotlib.rc_context(settings):
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
         function(figure, theme)
@@ -189,9 +185,7 @@ def main():
         environment.die(f"{VALUES} is not built: make pictures builds it")
     folder = sys.argv[1]
     os.makedirs(folder, exist_ok=True)
-    save(draw_products, os.path.join(folder, "products.svg"), (7.6, 2.9))
-    save(draw_formats, os.path.join(folder, "formats.svg"), (7.6, 4.4))
-    save(draw_scale, os.path.join(folder, "scale.svg"))
-    save(draw_outlier, os.path.join(folder, "outlier.svg"))
-    save(draw_delayed, os.path.join(folder, "delayed.svg"))
-    return 0
+    for function, name, height in ((draw_products, "products", 2.9),
+                                   (draw_formats, "formats", 4.4), (draw_scale, "scale", 3.6),
+                                   (draw_outlier, "outlier", 3.6), (draw_delayed, "delayed", 3.6)):
+        save(function, os.path.join(folder, f"{name}.svg"), (7.6, height))

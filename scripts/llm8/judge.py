@@ -167,10 +167,9 @@ def judge_loss(name, what, ours, theirs, limit, note):
 
 
 def judge_train(found, limits, name):
-    def final(run, pair):
-        return series.window_mean(run, pair.last, window_of(limits, pair.last))
-    ours = [final(pair.run, pair) for pair in found]
-    theirs = [final(pair.baseline, pair) for pair in found]
+    ours, theirs = ([series.window_mean(run, pair.last, window_of(limits, pair.last))
+                     for run, pair in zip(runs, found)]
+                    for runs in of_both(found, lambda run: run))
     window = window_of(limits, min(pair.last for pair in found))
     return judge_loss(name, "training loss", ours, theirs, limits.train,
                       f"mean of the last {window} steps")
@@ -187,38 +186,48 @@ def judge_valid(found, limits, name):
         return Judgement(name, what, FAIL, limit=limit,
                          note="not over the same samples: --" + " --".join(sorted(wrong)))
     last = [max(steps) for steps in common]
-    ours = [number(pair.run.evals[step], "valid_loss") for pair, step in zip(found, last)]
-    theirs = [number(pair.baseline.evals[step], "valid_loss") for pair, step in zip(found, last)]
+    ours, theirs = ([number(run.evals[step], "valid_loss") for run, step in zip(runs, last)]
+                    for runs in of_both(found, lambda run: run))
     return judge_loss(name, what, ours, theirs, limits.valid, "after step " +
                       " and ".join(str(step) for step in sorted(set(last))))
 
 
+def judge_ratio(name, what, ours, theirs, good, limit, note="", why_not=""):
+    """Mean of the pairs' ratios. why_not: there is no verdict."""
+    ratio = mean(a / b if a and b else math.nan for a, b in zip(ours, theirs))
+    result = OPEN if why_not or not limit else PASS if good(ratio) else FAIL
+    return Judgement(name, what, result, mean(theirs), mean(ours), ratio, limit, why_not or note)
+
+
+def of_both(found, of):
+    """A number of each pair's runs: ours, the baseline's."""
+    return [of(pair.run) for pair in found], [of(pair.baseline) for pair in found]
+
+
 def judge_speed(found, limits, name):
-    ours = [series.steady_throughput(pair.run) for pair in found]
-    theirs = [series.steady_throughput(pair.baseline) for pair in found]
-    speed = mean(a / b for a, b in zip(ours, theirs))
-    result, note = PASS if speed > limits.speed else FAIL, "median over steps"
-    devices = {run.start.get("device") for pair in found for run in (pair.baseline, pair.run)}
+    why_not, devices = "", {run.start.get("device") for pair in found
+                            for run in (pair.baseline, pair.run)}
     if not all(pair.run.on_gpu and pair.baseline.on_gpu for pair in found):
-        result, note = OPEN, "on a CPU the rounding is emulated, which costs time by its nature"
+        why_not = "on a CPU the rounding is emulated, which costs time by its nature"
     elif len(devices) > 1:
-        result, note = OPEN, "not on the same device: " + "; ".join(sorted(map(str, devices)))
-    return Judgement(name, "speed-up", result, mean(theirs), mean(ours), speed,
-                     f"above {limits.speed:g}", note)
+        why_not = "not on the same device: " + "; ".join(sorted(map(str, devices)))
+    return judge_ratio(name, "speed-up", *of_both(found, series.steady_throughput),
+                       lambda ratio: ratio > limits.speed, f"above {limits.speed:g}",
+                       "median over steps", why_not)
 
 
 def memory_of(run):
     return max((float(start.get("memory_bytes") or 0) for start in run.starts), default=0.0)
 
 
+def at_most(limit):
+    return "" if limit is None else f"at most {limit:g}"
+
+
 def judge_memory(found, limits, name):
-    ours = mean(memory_of(pair.run) for pair in found)
-    theirs = mean(memory_of(pair.baseline) for pair in found)
-    ratio = ours / theirs if theirs and ours else math.nan
-    if limits.memory is None:
-        return Judgement(name, "memory", OPEN, theirs, ours, ratio, "", "no limit given")
-    result = PASS if ratio <= limits.memory else FAIL
-    return Judgement(name, "memory", result, theirs, ours, ratio, f"at most {limits.memory:g}")
+    return judge_ratio(name, "memory", *of_both(found, memory_of),
+                       lambda ratio: ratio <= limits.memory, at_most(limits.memory),
+                       "" if limits.memory else "no limit given")
 
 
 def judge_time(found, limits, name):
@@ -226,15 +235,12 @@ def judge_time(found, limits, name):
     if not all(pair.baseline.evals and pair.run.evals for pair in found):
         return Judgement(name, "time to loss", OPEN, note="no evaluation (--valid-data)")
     targets = [pair.baseline.column("valid_loss", "evals")[1][-1] for pair in found]
-    theirs, ours = ([series.reach(run, target, "seconds") for run, target in zip(runs, targets)]
-                    for runs in ([pair.baseline for pair in found], [pair.run for pair in found]))
-    ratio = mean(a / b if b else math.nan for a, b in zip(ours, theirs))
-    missed = "" if math.isfinite(ratio) else "; it does not come to it"
-    result = OPEN if limits.time is None else PASS if ratio <= limits.time else FAIL
-    return Judgement(name, "time to loss", result, mean(theirs), mean(ours), ratio,
-                     "" if limits.time is None else f"at most {limits.time:g}",
-                     f"seconds of steps to {mean(targets):.4f}, the baseline's last validation "
-                     f"loss{missed}")
+    ours, theirs = ([series.reach(run, target, "seconds") for run, target in zip(runs, targets)]
+                    for runs in of_both(found, lambda run: run))
+    missed = "" if math.isfinite(mean(ours)) else "; it does not come to it"
+    return judge_ratio(name, "time to loss", ours, theirs, lambda ratio: ratio <= limits.time,
+                       at_most(limits.time), f"seconds of steps to {mean(targets):.4f}, the "
+                       f"baseline's last validation loss{missed}")
 
 
 def judge_start(found, name):
@@ -272,11 +278,9 @@ def judge(comparison):
         out = [judge_end(comparison.baseline, variant)]
         found = [pair for pair in found if pair.last > 0]
         if found:
-            out += [judge_start(found, variant.name), judge_train(found, limits, variant.name),
-                    judge_valid(found, limits, variant.name),
-                    judge_speed(found, limits, variant.name),
-                    judge_memory(found, limits, variant.name),
-                    judge_time(found, limits, variant.name)]
+            out += [judge_start(found, variant.name)]
+            out += [one(found, limits, variant.name) for one in (
+                judge_train, judge_valid, judge_speed, judge_memory, judge_time)]
         if any(pair.baseline.foreign or pair.run.foreign for pair in found):
             for j in out:
                 if j.what == "same start" and not j.note.startswith("not the same: ") or \

@@ -11,8 +11,9 @@ import os
 import sys
 import time
 
-from . import document, environment, metrics, run_plots, series, style
+from . import document, environment, metrics, plots, series, style
 from .command_line import Parser, number
+from .shards import write_durably
 from .text import counted, fixed, table
 
 COUNT = number(int, 1, sys.maxsize, "a whole number, 1 or more")
@@ -23,7 +24,7 @@ def parse():
     p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
     p.add_argument("--out", metavar="FILE", help=".png or .html (plot.png in the first run's "
                    "folder)")
-    p.add_argument("--x", choices=list(run_plots.AXES), default="step",
+    p.add_argument("--x", choices=list(plots.AXES), default="step",
                    help="the horizontal axis (step)")
     p.add_argument("--smooth", metavar="STEPS", type=COUNT,
                    help="means over so many steps; 1: none (a hundredth of the run)")
@@ -46,15 +47,16 @@ def summary(runs):
 
 
 def write(runs, options, refresh):
-    drawn = style.draw_both(run_plots.draw_runs, run_plots.SIZE, runs, options.x, options.smooth)
+    drawn = style.draw_both(plots.draw_runs, plots.SIZE_RUNS, runs, options.x, options.smooth)
     data = drawn[options.dark]
     if options.out.endswith(".html"):
         data = document.page([
             "# " + ", ".join(run.name for run in runs),
             document.Picture("plot.png", *drawn, "Loss, learning rate, norm, throughput"),
-            "Circles: validation. Faint: each step; the others are means.", summary(runs)], refresh)
+            "Circles: validation. Faint: each step; the others are means.", summary(runs)],
+            refresh).encode()
     try:
-        document.write_file(options.out, data)
+        write_durably(options.out, [data])
     except OSError as error:
         environment.die(f"--out {options.out}: {error.strerror}")
 

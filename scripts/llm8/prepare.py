@@ -6,6 +6,7 @@ Either part runs in parallel, and a file that has its name is whole, so a run th
 on where it was, and one with a source more or mended tokenizes only that.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -15,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
@@ -160,8 +161,6 @@ def write_shard(plan, name, order, names):
     path = os.path.join(plan["output"], name)
     row = {"name": name, "tokens": count, "documents": len(order.length),
            "bytes": shards.HEADER_BYTES + count * dtype.itemsize}
-    if os.path.exists(path):  # from before a stop
-        return row | {"sha256": shards.sha256_of(path)}
     units = {number: numpy.memmap(os.path.join(plan["work"], unit + ".tokens"), dtype=dtype,
                                   mode="r") for number, unit in names.items()}
 
@@ -170,36 +169,18 @@ def write_shard(plan, name, order, names):
         for number, offset, length in zip(order.unit, order.offset, order.length):
             yield units[number][offset:offset + length].tobytes()
 
-    return row | {"sha256": shards.write_durably(path, parts())}
+    if not os.path.exists(path):  # from before a stop
+        shards.write_durably(path, parts())
+    return row | {"sha256": shards.sha256_of(path)}
 
 
 # ---- the pool ------------------------------------------------------------------------------------
 
 
-class Inline:
-    """A pool of this process alone: quicker where there is little to do."""
-
-    def __init__(self, words):
-        Worker.vocabulary = open_vocabulary(words)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, function, *task):
-        future = Future()
-        try:
-            future.set_result(function(*task))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 def open_pool(jobs, words):
-    if jobs == 1:
-        return Inline(words)
+    if jobs == 1:  # no pool is quicker where there is little to do
+        Worker.vocabulary = open_vocabulary(words)
+        return contextlib.nullcontext()
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=Worker.start,
                                initargs=(words,))
 
@@ -213,6 +194,10 @@ def run_tasks(pool, jobs, tasks, function, done):
     end. The first fault ends it all."""
     pending, tasks = {}, iter(tasks)
     try:
+        if not pool:
+            for task in tasks:
+                done(task, function(*task))
+            return
         while True:
             while len(pending) < jobs + 2 and (task := next(tasks, None)) is not None:
                 pending[pool.submit(function, *task)] = task
@@ -234,7 +219,7 @@ def run_tasks(pool, jobs, tasks, function, done):
 
 
 def stop(pool):
-    if isinstance(pool, ProcessPoolExecutor):
+    if pool:
         for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)

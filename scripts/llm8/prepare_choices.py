@@ -1,7 +1,6 @@
 """Multiple-choice sets for the trainers' --eval-choices: what scripts/prepare_choices does.
 dataloader/choices.h has the format."""
 
-import json
 import os
 import struct
 
@@ -60,7 +59,7 @@ def rows_of(path):
         with sources.open_lines(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield f"line {number}", line
+                    yield f"line {number}", sources.object_of(line) or line
     elif kind == "parquet":
         with sources.parquet_file(path) as file:
             rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
@@ -68,16 +67,6 @@ def rows_of(path):
                 yield f"row {number}", row
     else:
         die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
-
-
-def object_of(line):
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise BadRow(f"no JSON object: {line[:40]!r}")
-    return row
 
 
 def encode_row(vocabulary, row, before):
@@ -131,7 +120,7 @@ def read_questions(path, o, vocabulary, before):
         for place, row in rows_of(path):
             where = place
             if isinstance(row, bytes):
-                row = object_of(row)
+                raise BadRow(f"no JSON object: {row[:40]!r}")
             questions.append(encode_row(vocabulary, read_row(row, o), before))
     except BadRow as bad:
         die(f"{path}, {where}: {bad} (--context-field, --choices-field, --label-field)")

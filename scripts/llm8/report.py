@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from . import document, judge, plots, series, style
 from .document import Picture
+from .shards import write_durably
 from .text import counted, duration, fixed, memory, table
 
 MOST_ROWS = 12 # of the validation table
@@ -294,7 +295,8 @@ def write(comparison, folder, commands=()):
             ("report.md", "\n\n".join(map(str, blocks)) + "\n"),
             ("report.html", document.page(blocks)),
             ("report.json", json.dumps(figures(comparison), indent=1))):
-        document.write_file(os.path.join(folder, name), data)
+        write_durably(os.path.join(folder, name),
+                      [data if isinstance(data, bytes) else data.encode()])
 
 
 def print_verdict(comparison, folder):

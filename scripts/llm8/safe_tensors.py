@@ -1,11 +1,13 @@
 """Safetensors files without any package: headers read, tensors copied byte for byte, whatever their
 type (checkpoints/safetensors.h has the layout)."""
 
+import itertools
 import json
 import os
 from dataclasses import dataclass
 
 from .environment import die
+from .shards import write_durably
 
 BLOCK = 16 << 20
 
@@ -50,17 +52,11 @@ def write_file(path, tensors):
         at += tensor.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    fresh = path + ".new"
-    with open(fresh, "wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            copy_range(out, tensor)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(fresh, path)
+    parts = itertools.chain.from_iterable(map(blocks_of, tensors.values()))
+    write_durably(path, itertools.chain([len(text).to_bytes(8, "little") + text], parts))
 
 
-def copy_range(out, tensor):
+def blocks_of(tensor):
     with open(tensor.file, "rb") as file:
         file.seek(tensor.begin)
         left = tensor.size
@@ -68,5 +64,5 @@ def copy_range(out, tensor):
             block = file.read(min(left, BLOCK))
             if not block:
                 die(f"{tensor.file}: cut short while it was read; download it again")
-            out.write(block)
+            yield block
             left -= len(block)

@@ -198,12 +198,18 @@ def lines_before(path, place):
         return count + (not part.endswith(b"\n"))
 
 
-def text_of_line(line, wanted):
+def object_of(line):
+    """A line's JSON object; None where it holds none."""
     try:
         row = json.loads(line)
     except ValueError:
-        row = None
-    if not isinstance(row, dict):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def text_of_line(line, wanted):
+    row = object_of(line)
+    if row is None:
         return BadSource(f"no JSON object: {line[:40]!r}; mend the line, or give --skip-bad to "
                          "leave such lines out")
     names = [wanted] if wanted else TEXT_FIELDS

@@ -41,7 +41,8 @@ class Theme:
             "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
             "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
             "axes.grid": True, "grid.color": self.grid, "grid.linewidth": 0.7,
-            "axes.axisbelow": True, "xtick.color": self.quiet, "ytick.color": self.quiet,
+            "axes.axisbelow": True, "axes.xmargin": 0.01,
+            "xtick.color": self.quiet, "ytick.color": self.quiet,
             "legend.frameon": False, "lines.linewidth": 1.6, "lines.solid_capstyle": "round",
         }
 
@@ -101,6 +102,7 @@ def step_axis(axis):
 
 def log_axis(axis):
     """Decades, and 2 and 5 between, as plain numbers."""
+    axis.axes.set_yscale("log")
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     short_axis(axis)
