@@ -249,7 +249,7 @@ $(BUILD)/plain/bench_cpu: $(call objects,plain,test/bench_cpu.c $(LIBRARY))
 lint: scripts
 	@scripts/lint.sh
 
-readme: train_gpt
+readme: train_gpt scripts
 	@scripts/results
 
 # Without a GPU, over stand-ins for CUDA, its libraries, NCCL and our kernels: the GPU trainer with

@@ -369,6 +369,6 @@ END
     ! grep -q Muon figure.svg || fail "$(grep Muon figure.svg)"
 }
 
-python3 -c "import json" 2>/dev/null || skip_all "no python3, which the benchmark's scripts need"
+make_scripts || skip_all "no .venv, and make scripts fails: $(tail -n 1 scripts.log)"
 write_stand_ins
 run_tests

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from statistics import NormalDist
 
-import matplotlib
-import matplotlib.figure
 import numpy
 
 from . import environment, style
@@ -167,17 +165,6 @@ def draw_products(figure, theme):
     axes.text(6.95, 6.1, "sums in FP32", ha="center", fontsize=8, color=theme.quiet)
 
 
-def save(function, path, size):
-    theme = style.Theme("light")
-    settings = {**theme.settings(), "axes.xmargin": 0.05,
-                "svg.hashsalt": "llm8.c", "svg.fonttype": "none"}
-    with matplotlib.rc_context(settings):
-        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-        function(figure, theme)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    print(path)
-
-
 def main():
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         environment.die("usage: scripts/fp8_pictures FOLDER")
@@ -188,4 +175,7 @@ def main():
     for function, name, height in ((draw_products, "products", 2.9),
                                    (draw_formats, "formats", 4.4), (draw_scale, "scale", 3.6),
                                    (draw_outlier, "outlier", 3.6), (draw_delayed, "delayed", 3.6)):
-        save(function, os.path.join(folder, f"{name}.svg"), (7.6, height))
+        path = os.path.join(folder, f"{name}.svg")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(style.draw_svg(function, (7.6, height), **{"axes.xmargin": 0.05}))
+        print(path)

@@ -10,6 +10,7 @@ it can be done in pieces: `report` needs no GPU, and without it no Python packag
 Options after -- are our trainer's, in the place of --model gpt2-124m.
 """
 
+import glob
 import math
 import os
 import subprocess
@@ -73,11 +74,11 @@ def schedule(o, steps):
 
 def task_of(o, name, rate, steps, seed, folder):
     warm, every = schedule(o, steps)
-    return experiment.Task(f"{name} --lr {rate}", seed, folder, [
-        *trainer.trainer_command(o.trainer), "--keep", "1", *o.model, "--data", o.data,
-        "--valid-data", o.valid_data, "--seq-length", str(o.seq_length), "--micro-batch-size",
-        str(o.batch), "--train-iters", str(steps), "--lr-warmup-iters", warm, "--eval-interval",
-        every, "--eval-iters", str(o.batches), *RUNS[name], "--lr", rate, "--seed", seed])
+    return experiment.Task(f"{name} --lr {rate}", seed, folder, [*map(str, (
+        *trainer.trainer_command(o.trainer), "--keep", 1, *o.model, "--data", o.data,
+        "--valid-data", o.valid_data, "--seq-length", o.seq_length, "--micro-batch-size", o.batch,
+        "--train-iters", steps, "--lr-warmup-iters", warm, "--eval-interval", every,
+        "--eval-iters", o.batches, *RUNS[name], "--lr", rate, "--seed", seed))])
 
 
 def run_llm_c(o, rate, steps, folder):
@@ -90,10 +91,10 @@ def run_llm_c(o, rate, steps, folder):
     if os.path.exists(log):
         os.unlink(log)
     warm, every = schedule(o, steps)
-    command = [o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", str(o.batch),
-               "-t", str(o.seq_length), "-d", str(o.batch * o.seq_length), "-x", str(steps), "-l",
-               rate, "-u", warm, "-q", "0", "-c", "0.1", "-v", every, "-m", str(o.batches), "-s",
-               "0", "-h", "0", "-r", "0"]
+    command = [*map(str, (
+        o.llm_c, "-e", o.llm_c_model, "-i", o.data, "-j", o.valid_data, "-b", o.batch, "-t",
+        o.seq_length, "-d", o.batch * o.seq_length, "-x", steps, "-l", rate, "-u", warm, "-q", 0,
+        "-c", 0.1, "-v", every, "-m", o.batches, "-s", 0, "-h", 0, "-r", 0))]
     with trainer.Signals() as signals:
         status = trainer.run_trainer(command, folder, f"llm.c, --lr {rate}", signals, record=log)
     if status != 0 and not signals.received:
@@ -106,36 +107,29 @@ def first_failure(statuses):
     return next(filter(None, statuses), 0)
 
 
-def tuned_folder(o, name, rate):
-    return os.path.join(o.out, "tune", name, f"lr-{rate}")
-
-
-def record(folder):
-    """Of a run of ours, or of llm.c."""
-    log = os.path.join(folder, "console.log")
-    return open_run(folder if os.path.exists(os.path.join(folder, "metrics.jsonl")) else log)
-
-
 def tried(o, name):
     """rate -> the last validation loss of its short run, those that have ended."""
-    folder = os.path.dirname(tuned_folder(o, name, ""))
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    runs = {name.removeprefix("lr-"): record(os.path.join(folder, name)) for name in names}
-    losses = {rate: run.column("valid_loss", "evals")[1][-1] for rate, run in runs.items()
-              if run.finished and run.evals}
-    return {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+    losses = {}
+    for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
+        ours = os.path.exists(os.path.join(folder, "metrics.jsonl"))
+        run = open_run(folder if ours else os.path.join(folder, "console.log"))
+        if run.finished and run.evals and math.isfinite(loss := run.column("valid_loss",
+                                                                           "evals")[1][-1]):
+            losses[os.path.basename(folder).removeprefix("lr-")] = loss
+    return losses
 
 
 def tune(o, name):
     """Short runs; where the best rate is the largest or the smallest, one beyond it."""
     rates = (o.muon_rates if name == "muon" else o.rates).split(",")
     for _ in range(2):
+        folders = {rate: os.path.join(o.out, "tune", name, f"lr-{rate}") for rate in rates}
         if name == "llm.c":
-            status = first_failure(run_llm_c(o, rate, o.tune_iters, tuned_folder(o, name, rate))
-                                   for rate in rates)
+            status = first_failure(run_llm_c(o, rate, o.tune_iters, folder)
+                                   for rate, folder in folders.items())
         else:
-            tasks = [task_of(o, name, rate, o.tune_iters, "1", tuned_folder(o, name, rate))
-                     for rate in rates]
+            tasks = [task_of(o, name, rate, o.tune_iters, "1", folder)
+                     for rate, folder in folders.items()]
             status = experiment.run_all(tasks, o.out, False, "none")
         if status:
             return status
@@ -169,20 +163,19 @@ def runs(o):
 
 def report(o):
     """Exit statuses are those of scripts/compare on the pairs of Muon."""
-    folders = experiment.runs_under(o.out)
+    folders, status = experiment.runs_under(o.out), 0
     log = os.path.join(o.out, "llm.c", "console.log")
     if os.path.exists(log):
         folders["llm.c"] = [log]
-    status = 0
-    for name, among in (("report", ("llm.c", "bf16", "fp8", "muon")),
-                        ("pairs", ("muon-bf16", "muon"))):
+    for name, among, limit in (("report", ("llm.c", "bf16", "fp8", "muon"), "100"),
+                               ("pairs", ("muon-bf16", "muon"), None)):
         words = [word for one in among for folder in folders.get(one, [])
                  for word in ("--run", f"{one}:{folder}")]
+        words += ["--train-limit", limit, "--valid-limit", limit] if limit else []
         if sum(one in folders for one in among) > 1:
-            wide = ["--train-limit", "100", "--valid-limit", "100"] if name == "report" else []
             status = subprocess.run([os.path.join(environment.ROOT, "scripts", "compare"),
-                                     "--report-only", "--out", os.path.join(o.out, name), *wide,
-                                     *words], check=False).returncode
+                                     "--report-only", "--out", os.path.join(o.out, name), *words],
+                                    check=False).returncode
     return status
 
 

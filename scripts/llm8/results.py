@@ -23,13 +23,12 @@ generated of the pages, and changes nothing either.
 import collections
 import functools
 import glob
+import itertools
 import json
-import math
 import os
 import re
 import statistics
 import subprocess
-from html import escape
 
 from . import recipe_costs, text
 from .command_line import Parser
@@ -57,8 +56,8 @@ VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorw
             "head": "FP8 delayed, FP8 head", "firstlast": "FP8 delayed, first and last block BF16"}
 
 RACE = "race" # the folder of its report; the variants' names there, and how they are drawn
-RACERS = {"llm.c": ("llm.c BF16", "other", ""), "bf16": ("AdamW BF16", "bf16", ""),
-          "fp8": ("AdamW FP8", "fp8", "6 4"), "muon": ("Muon FP8", "muon", "2 3")}
+RACERS = {"llm.c": ("llm.c BF16", "other", "-"), "bf16": ("AdamW BF16", "bf16", "-"),
+          "fp8": ("AdamW FP8", "fp8", "--"), "muon": ("Muon FP8", "muon", ":")}
 
 
 def read(path):
@@ -354,122 +353,69 @@ def bench_table(rows, here):
 
 # ---- the figure ---------------------------------------------------------------------------------
 
-WIDTH, BAR, GAP = 880, 15, 18
-STYLE = """<style>
-text { font: 12px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
-.title { font-weight: bold; font-size: 13px } .quiet { fill: #59636e } .end { text-anchor: end }
-.paper { fill: #ffffff } .grid { stroke: #d8dee4 } .middle { text-anchor: middle }
-.bf16 { fill: #0072b2; stroke: #0072b2 } .fp8 { fill: #d55e00; stroke: #d55e00 }
-.muon { fill: #009e73; stroke: #009e73 } .other { fill: #8c959f; stroke: #8c959f }
-.line { fill: none; stroke-width: 2 }
-@media (prefers-color-scheme: dark) {
-text { fill: #e6edf3 } .quiet { fill: #9aa7b4 } .paper { fill: #0d1117 } .grid { stroke: #30363d }
-.muon { fill: #2cc79b; stroke: #2cc79b }
-.bf16 { fill: #56b4e9; stroke: #56b4e9 } .fp8 { fill: #ff9550; stroke: #ff9550 } }
-</style>
-"""
+
+def draw_bars(axes, theme, rows):
+    """Tokens a second, each model by its own fastest."""
+    axes.set(title="Tokens/s, one " + rows[0][2]["machine"]["gpu"], xlim=(0, 1.35), xticks=[])
+    axes.grid(False)
+    place, names = 0, {}
+    for model, own in itertools.groupby(rows, key=lambda row: row[0]):
+        own = list(own)
+        most = max(record["tokens_per_s"] for _, _, record, _ in own)
+        axes.annotate(MODELS[model], (0, place), va="center_baseline", ha="right",
+                      color=theme.quiet, xytext=(-7, 0), textcoords="offset points")
+        for _, words, record, kind in own:
+            place += 1
+            share, names[place] = record["tokens_per_s"] / most, words
+            axes.barh(place, share, height=0.8, color=theme.color_of(kind))
+            axes.annotate(f"{record['tokens_per_s']:,.0f}", (share, place), va="center_baseline",
+                          xytext=(5, 0), textcoords="offset points")
+        place += 1.6 # as far as to the next model's name
+    axes.set_yticks([*names], names.values(), color=theme.ink)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(place - 0.5, -0.7)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
-def label(x, y, words, style=""):
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{escape(words)}</text>\n'
+def draw_losses(axes, theme, title, axis, lines, high=None):
+    """lines: (name, colour, dashes, [(place, loss)]), over each other. high: losses above are left
+    out."""
+    for name, kind, dashes, points in lines:
+        shown = [(place, loss) for place, loss in points if not high or loss <= high]
+        axes.plot(*zip(*shown), marker="o", markersize=2 if len(shown) > 8 else 4.5 - len(dashes),
+                  color=theme.color_of(kind), linestyle=dashes,
+                  label=f"{name}: {points[-1][1]:.4f}")
+    axes.set(title=title, xlabel=axis)
+    axes.legend(loc="upper right")
 
 
-def bars(rows):
-    """Tokens a second, each model by its own fastest; the drawing, and where it ends."""
-    left, width, y, before = 190, 160, 28, None
-    out = [label(0, 16, "Tokens/s, one " + rows[0][2]["machine"]["gpu"], "title")]
-    for model, words, record, style in rows:
-        rate = record["tokens_per_s"]
-        if model != before:
-            most = max(row[2]["tokens_per_s"] for row in rows if row[0] == model)
-            out.append(label(0, y + GAP, MODELS[model], "quiet"))
-            y, before = y + GAP + 6, model
-        out.append(label(left - 6, y + BAR - 4, words, "end"))
-        out.append(f'<rect x="{left}" y="{y}" width="{width * rate / most:.1f}" '
-                   f'height="{BAR - 3}" class="{style}" stroke="none"/>\n')
-        out.append(label(left + width * rate / most + 5, y + BAR - 4, f"{rate:,.0f}"))
-        y += BAR
-    return "".join(out), y + GAP
-
-
-def ticks_of(low, high, most):
-    """Round numbers from low to high, at most so many."""
-    step = 10 ** math.floor(math.log10((high - low) / most))
-    step *= next(n for n in (1, 2, 5, 10) if (high - low) / (step * n) <= most)
-    return [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def curves(title, axis, lines, box, ticks=None, high=None):
-    """lines: (name, class, dashes, [(place, loss)]), over each other in box: left, top, right,
-    bottom. ticks: of the axis; high: losses above are left out."""
-    left, top, right, bottom = box
-    places, losses = zip(*(point for line in lines for point in line[3]))
-    high = high or max(losses)
-    low, high = min(losses) - 0.12 * (high - min(losses)), high + 0.05 * (high - min(losses))
-
-    def x_of(place):
-        return left + (right - left) * (place - min(places)) / (max(places) - min(places))
-
-    def y_of(loss):
-        return bottom - (bottom - top) * (loss - low) / (high - low)
-
-    out = [label(left - 30, top - 20, title, "title")]
-    for tick in ticks_of(low, high, 7):
-        out.append(f'<path d="M{left} {y_of(tick):.1f}H{right}" class="grid"/>\n')
-        out.append(label(left - 8, y_of(tick) + 4, f"{tick:.1f}", "quiet end"))
-    for place in ticks or ticks_of(min(places), max(places), 6):
-        out.append(label(x_of(place), bottom + 18, f"{place:,.0f}", "quiet middle"))
-    out.append(label((left + right) / 2, bottom + 36, axis, "quiet middle"))
-    for index, (name, style, dashes, points) in enumerate(lines):
-        shown = [(x_of(place), y_of(loss)) for place, loss in points if loss <= high]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in shown)
-        drawn = f'class="{style} line" style="fill:none" stroke-dasharray="{dashes}"'
-        out.append(f'<path d="M{path}" {drawn}/>\n')
-        radius = 1.5 if len(shown) > 8 else 4 - 1.5 * index
-        for x, y in shown:
-            out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" class="{style}"/>\n')
-        y = top + 24 + 18 * index
-        out.append(f'<path d="M{right - 190} {y - 4}h28" {drawn}/>\n')
-        out.append(label(right - 156, y, f"{name}: {points[-1][1]:.4f}"))
-    return "".join(out)
-
-
-def report_curves(report, box):
-    """Validation losses of BF16 and FP8 over each other."""
-    lines = [(name, style, dashes, report.losses[variant]) for variant, name, style, dashes in
-             (("bf16", "BF16", "bf16", ""), ("delayed", "FP8 delayed", "fp8", "6 4"))]
-    seeds = "one seed" if report.seeds == 1 else f"mean of {report.seeds} seeds"
-    return curves(f"Validation loss, {report.size}, {seeds}", f"steps of {report.batch} tokens",
-                  lines, box, sorted({step for step, _ in report.losses["bf16"]}))
-
-
-def race_curves(race, top, bottom):
-    """Validation losses over tokens and over seconds."""
-    every = race["curves"]
-    high = max(loss for curve in every.values()
-               for loss in curve["loss"][1 + len(curve["loss"]) // 8:] if loss is not None)
-    drawing = ""
-    for axis, title, scale, left in (("tokens", "millions of tokens", 1e-6, 40),
-                                     ("seconds", "seconds of training steps", 1, 490)):
-        lines = [(*RACERS[name], [(scale * place, loss) for place, loss in
-                                  zip(curve[axis], curve["loss"]) if loss is not None])
-                 for name, curve in every.items() if name in RACERS]
-        drawing += curves(f"Validation loss over {axis}, GPT-2 124M", title, lines,
-                          (left, top, left + 340, bottom), high=high)
-    return drawing
+def draw_figure(figure, theme, records):
+    grid = figure.add_gridspec(2 if records.race else 1, 2)
+    draw_bars(figure.add_subplot(grid[0, 0]), theme, front_rows(records))
+    if records.reports:
+        report = records.reports[0]
+        seeds = "one seed" if report.seeds == 1 else f"mean of {report.seeds} seeds"
+        draw_losses(figure.add_subplot(grid[0, 1]), theme,
+                    f"Validation loss, {report.size}", f"steps of {report.batch} tokens, {seeds}",
+                    [(VARIANTS[name], kind, dashes, report.losses[name]) for name, kind, dashes in
+                     (("bf16", "bf16", "-"), ("delayed", "fp8", "--"))])
+    if records.race:
+        every = records.race["curves"]
+        high = max(loss for curve in every.values()
+                   for loss in curve["loss"][1 + len(curve["loss"]) // 8:] if loss is not None)
+        for column, axis, title, scale in ((0, "tokens", "millions of tokens", 1e-6),
+                                           (1, "seconds", "seconds of training steps", 1)):
+            lines = [(*RACERS[name], [(scale * place, loss) for place, loss in
+                                      zip(curve[axis], curve["loss"]) if loss is not None])
+                     for name, curve in every.items() if name in RACERS]
+            draw_losses(figure.add_subplot(grid[1, column]), theme,
+                        f"Validation loss over {axis}, GPT-2 124M", title, lines, high)
 
 
 def figure(records):
-    drawing, bottom = bars(front_rows(records))
-    if records.reports:
-        drawing += report_curves(records.reports[0], (490, 36, WIDTH - 50, bottom - 60))
-    if records.race:
-        drawing += race_curves(records.race, bottom + 30, bottom + 250)
-        bottom += 310
-    size = f'width="{WIDTH}" height="{bottom}"'
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {WIDTH} {bottom}">\n'
-            f'{STYLE}<rect {size} class="paper"/>\n<g transform="translate(12 8)">\n'
-            f'{drawing}</g>\n</svg>\n')
+    from . import style  # needs packages, which the other pages do not
+
+    return style.draw_svg(draw_figure, (9.6, 6.8 if records.race else 3.7), records)
 
 
 # ---- pages --------------------------------------------------------------------------------------

@@ -33,6 +33,11 @@ class Theme:
     def color(self, index):
         return self.lines[index % len(self.lines)]
 
+    def color_of(self, kind):
+        """The same in every picture: "bf16", "fp8", "muon", and of what is not ours."""
+        kinds = ("bf16", "fp8", "muon")
+        return self.color(kinds.index(kind)) if kind in kinds else self.quiet
+
     def settings(self):
         return {
             "font.family": "DejaVu Sans", "font.size": 9.5, "text.color": self.ink,
@@ -60,6 +65,26 @@ def draw(function, theme_name, size, *arguments):
         imsave(out, canvas.buffer_rgba(), format="png", dpi=DOTS_PER_INCH,
                metadata={"Software": None})
     return out.getvalue()
+
+
+def flat(colors):
+    return [color for value in colors.values()
+            for color in (value if isinstance(value, list) else [value])]
+
+
+def draw_svg(function, size, *arguments, **settings):
+    """function(figure, theme, *arguments) as SVG, the same bytes each time, which takes the dark
+    theme's colours on a dark page; settings: other than the theme's."""
+    theme, out = Theme("light"), io.StringIO()
+    with matplotlib.rc_context({**theme.settings(), "svg.hashsalt": "llm8.c",
+                                "svg.fonttype": "none", **settings}):
+        figure = Figure(figsize=size, layout="constrained")
+        function(figure, theme, *arguments)
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    rules = [f'[style*="{what}: {light}"]{{{what}:{dark} !important}}' for what in
+             ("fill", "stroke") for light, dark in zip(*map(flat, THEMES.values()))]
+    dark = "@media (prefers-color-scheme: dark){" + "".join(rules) + "}</style>"
+    return out.getvalue().replace("</style>", dark, 1)
 
 
 def draw_both(function, size, *arguments):
