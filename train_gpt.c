@@ -96,115 +96,98 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-static void plan_floats(Trainer *t, const char *category, const char *name, int64_t n,
-                        float **pointer) {
-    plan_buffer(&t->plan, category, name, n * (int64_t)sizeof(float), (void **)pointer);
+static void plan_norm(Plan *plan, NormLayer *norm, int64_t M, int C) {
+    PLAN(plan, "norms", M * C, norm->out);
+    PLAN(plan, "norms' means", M, norm->mean);
+    PLAN(plan, "norms' rstds", M, norm->rstd);
 }
 
-static void plan_norm(Trainer *t, NormLayer *norm, int64_t M) {
-    plan_floats(t, "activations", "norms", M * t->run.config.channels, &norm->out);
-    plan_floats(t, "activations", "norms' means", M, &norm->mean);
-    plan_floats(t, "activations", "norms' rstds", M, &norm->rstd);
-}
-
-static void plan_block(Trainer *t, Block *b, int64_t M) {
-    static const char category[] = "activations";
-    const ModelConfig *c = &t->run.config;
-    int64_t C = c->channels, heads = (int64_t)c->num_heads * c->head_size;
-    plan_floats(t, category, "block residual", M * C, &b->residual);
-    plan_norm(t, &b->norm1, M);
-    plan_floats(t, category, "block qkv", M * qkv_rows(c), &b->qkv_out);
-    int64_t normalised = c->qk_norm ? M : 0;
-    plan_floats(t, category, "block qkv, rotated", normalised * qkv_rows(c), &b->rotated);
-    plan_floats(t, category, "block qk rstd", normalised * (c->num_heads + c->num_groups),
-                &b->qk_rstd);
-    plan_floats(t, category, "block attention", M * heads, &b->attention);
-    plan_floats(t, category, "block log-sum-exp", M * c->num_heads, &b->lse);
-    plan_floats(t, category, "block residual mid", M * C, &b->residual_mid);
-    plan_norm(t, &b->norm2, M);
-    plan_floats(t, category, "block fc1", M * fc1_rows(c), &b->fc1_out);
-    plan_floats(t, category, "block activated", M * c->ffn, &b->activated);
+static void plan_block(Plan *plan, Block *b, const ModelConfig *c, int64_t M) {
+    int64_t heads = (int64_t)c->num_heads * c->head_size, normalised = c->qk_norm ? M : 0;
+    PLAN(plan, "block residual", M * c->channels, b->residual);
+    plan_norm(plan, &b->norm1, M, c->channels);
+    PLAN(plan, "block qkv", M * qkv_rows(c), b->qkv_out);
+    PLAN(plan, "block qkv, rotated", normalised * qkv_rows(c), b->rotated);
+    PLAN(plan, "block qk rstd", normalised * (c->num_heads + c->num_groups), b->qk_rstd);
+    PLAN(plan, "block attention", M * heads, b->attention);
+    PLAN(plan, "block log-sum-exp", M * c->num_heads, b->lse);
+    PLAN(plan, "block residual mid", M * c->channels, b->residual_mid);
+    plan_norm(plan, &b->norm2, M, c->channels);
+    PLAN(plan, "block fc1", M * fc1_rows(c), b->fc1_out);
+    PLAN(plan, "block activated", M * c->ffn, b->activated);
 }
 
 static void plan_state(Trainer *t) {
     const Run *run = &t->run;
+    Plan *plan = &t->plan;
     int64_t size = run->layout.size, slots = fp8_slot_count(&run->config);
-    int64_t history = slots * run->precision.history_length;
     bool rounds = strcmp(precision_name(&run->precision), "FP32") != 0;
     bool delayed = run->precision.format != FP8_FORMAT_NONE &&
                    run->precision.recipe == FP8_RECIPE_DELAYED;
-    bool learns = options_train(&run->options), saves = options_save(&run->options);
-    int64_t learned = learns ? size : 0, muon = 0;
-    plan_floats(t, "weights", "weights", size, &t->weights);
-    plan_floats(t, "weights", "rounded weights", rounds ? size : 0, &t->rounded);
-    plan_floats(t, "gradients", "gradients", learned, &t->gradients);
-    plan_floats(t, "optimizer", "first moment", learned, &t->exp_avg);
-    plan_floats(t, "optimizer", "second moment", learned, &t->exp_avg_sq);
-    for (int i = 0; i < run->layout.count && learns; i++) {
+    bool saves = options_save(&run->options);
+    int64_t history = delayed ? slots * run->precision.history_length : 0, muon = 0;
+    int64_t learned = options_train(&run->options) ? size : 0;
+    for (int i = 0; i < run->layout.count && learned > 0; i++) {
         const Param *p = &run->layout.params[i];
         if (run_by_muon(run, p)) { muon = max64(muon, muon_scratch(p->rows, p->cols)); }
     }
-    plan_floats(t, "optimizer", "Newton-Schulz scratch", muon, &t->muon);
-    plan_buffer(&t->plan, "scaling", "slots", slots * (int64_t)sizeof(Fp8Slot), (void **)&t->slots);
-    plan_buffer(&t->plan, "scaling", "counts",
-                run->options.fp8_stats_interval > 0 ? slots * (int64_t)sizeof(Fp8Counts) : 0,
-                (void **)&t->counts);
-    plan_floats(t, "scaling", "amax history", delayed ? history : 0, &t->amax_history);
-    plan_floats(t, "checkpoint", "snapshot", saves ? 3 * size : 0, &t->snapshot);
-    plan_buffer(&t->plan, "checkpoint", "snapshot slots",
-                saves && delayed ? slots * (int64_t)sizeof(Fp8Slot) : 0,
-                (void **)&t->snapshot_slots);
-    plan_floats(t, "checkpoint", "snapshot amax history", saves && delayed ? history : 0,
-                &t->snapshot_history);
+    plan_section(plan, "weights", PHASE_ALWAYS);
+    PLAN(plan, "weights", size, t->weights);
+    PLAN(plan, "rounded weights", rounds ? size : 0, t->rounded);
+    plan_section(plan, "gradients", PHASE_ALWAYS);
+    PLAN(plan, "gradients", learned, t->gradients);
+    plan_section(plan, "optimizer", PHASE_ALWAYS);
+    PLAN(plan, "first moment", learned, t->exp_avg);
+    PLAN(plan, "second moment", learned, t->exp_avg_sq);
+    PLAN(plan, "Newton-Schulz scratch", muon, t->muon);
+    plan_section(plan, "scaling", PHASE_ALWAYS);
+    PLAN(plan, "slots", slots, t->slots);
+    PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? slots : 0, t->counts);
+    PLAN(plan, "amax history", history, t->amax_history);
+    plan_section(plan, "checkpoint", PHASE_ALWAYS);
+    PLAN(plan, "snapshot", saves ? 3 * size : 0, t->snapshot);
+    PLAN(plan, "snapshot slots", saves && delayed ? slots : 0, t->snapshot_slots);
+    PLAN(plan, "snapshot amax history", saves ? history : 0, t->snapshot_history);
 }
 
 static void plan_activations(Trainer *t) {
     enum { LOGITS = 16 << 20 }; // elements of a chunk of logits, at most (one row at least)
     const ModelConfig *c = &t->run.config;
+    Plan *plan = &t->plan;
     int64_t B = t->run.options.micro_batch_size, T = c->seq_length, M = B * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size;
-    plan_floats(t, "data", "rotary table", T * c->head_size, &t->rope);
     t->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
     t->chunk_rows = (int)min64(M, max64(1, LOGITS / c->padded_vocab));
     if (precision_of(&t->run.precision, LINEAR_HEAD, 0)->number == NUMBER_FP8) {
         t->chunk_rows = (int)M; // the range of a tensor is that of all its rows
     }
-    plan_buffer(&t->plan, "data", "inputs", M * (int64_t)sizeof(int), (void **)&t->inputs);
-    plan_buffer(&t->plan, "data", "targets", M * (int64_t)sizeof(int), (void **)&t->targets);
-    t->plan.phase = PHASE_STEP;
-    for (int l = 0; l < c->num_layers; l++) { plan_block(t, &t->blocks[l], M); }
-    plan_floats(t, "activations", "last residual", M * C, &t->residual_out);
-    plan_norm(t, &t->final_norm, M);
-    plan_floats(t, "activations", "losses", M, &t->losses);
-    plan_floats(t, "scratch", "logits", (int64_t)t->chunk_rows * c->padded_vocab, &t->logits);
-    plan_floats(t, "scratch", "d residual", M * C, &t->d_residual);
-    plan_floats(t, "scratch", "d norm", M * C, &t->d_norm);
-    plan_floats(t, "scratch", "d qkv", M * qkv_rows(c), &t->d_qkv);
-    plan_floats(t, "scratch", "d attention", M * heads, &t->d_attention);
-    plan_floats(t, "scratch", "d fc1", M * fc1_rows(c), &t->d_fc1);
-    plan_floats(t, "scratch", "d activated", M * c->ffn, &t->d_activated);
+    int64_t logits = (int64_t)t->chunk_rows * c->padded_vocab;
+    plan_section(plan, "data", PHASE_ALWAYS);
+    PLAN(plan, "rotary table", T * c->head_size, t->rope);
+    PLAN(plan, "inputs", M, t->inputs);
+    PLAN(plan, "targets", M, t->targets);
+    plan_section(plan, "activations", PHASE_STEP);
+    for (int l = 0; l < c->num_layers; l++) { plan_block(plan, &t->blocks[l], c, M); }
+    PLAN(plan, "last residual", M * C, t->residual_out);
+    plan_norm(plan, &t->final_norm, M, c->channels);
+    PLAN(plan, "losses", M, t->losses);
+    plan_section(plan, "scratch", PHASE_STEP);
+    PLAN(plan, "logits", logits, t->logits);
+    PLAN(plan, "d residual", M * C, t->d_residual);
+    PLAN(plan, "d norm", M * C, t->d_norm);
+    PLAN(plan, "d qkv", M * qkv_rows(c), t->d_qkv);
+    PLAN(plan, "d attention", M * heads, t->d_attention);
+    PLAN(plan, "d fc1", M * fc1_rows(c), t->d_fc1);
+    PLAN(plan, "d activated", M * c->ffn, t->d_activated);
     int64_t widest = max64(max64(C, qkv_rows(c)), max64(fc1_rows(c), heads));
-    int64_t operand = max64(M * widest, (int64_t)t->chunk_rows * c->padded_vocab);
+    int64_t operand = max64(M * widest, logits);
     if (t->run.options.eval_precision == EVAL_BF16) { // a weight too
         operand = max64(operand, C * max64(widest, c->padded_vocab));
     }
     if (strcmp(precision_name(&t->run.precision), "FP32") == 0) { operand = 0; }
-    plan_floats(t, "scratch", "rounded operand", operand, &t->operand_a);
-    plan_floats(t, "scratch", "rounded operand 2", operand, &t->operand_b);
+    PLAN(plan, "rounded operand", operand, t->operand_a);
+    PLAN(plan, "rounded operand 2", operand, t->operand_b);
 }
-
-// LLM8_GUARD=1 (model/plan.h)
-static void guard_fill(void *none, void *to, int byte, int64_t bytes) {
-    (void)none;
-    memset(to, byte, (size_t)bytes);
-}
-
-static void guard_fetch(void *none, void *to, const void *from, int64_t bytes) {
-    (void)none;
-    memcpy(to, from, (size_t)bytes);
-}
-
-static const PlanMemory guard = {NULL, guard_fill, guard_fetch};
 
 static float *tensor_of(Trainer *t, float *space, TensorId id, int layer) {
     const Param *p = param_find(&t->run.layout, id, layer);
@@ -283,7 +266,6 @@ static void trainer_open(Trainer *t, const Options *options) {
     if (t->memory == NULL) { die("out of memory: the plan needs %s (--plan)", size); }
     memset(t->memory, 0, (size_t)t->plan.bytes);
     plan_assign(&t->plan, t->memory);
-    plan_guard_start(&t->plan, guard);
     resolve(t);
     const ModelConfig *c = &t->run.config;
     rope_table(t->rope, c->seq_length, c->head_size, &c->rope);
@@ -512,7 +494,7 @@ static void block_backward(Trainer *t, const Block *b, int B, int T) {
 // From inputs [B,T] to norm_out.
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
-    plan_guard_poison(&t->plan, guard);
+    plan_guard_poison(&t->plan);
     embedding_forward(t->blocks[0].residual, t->inputs, t->wte, t->wpe, B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         float *out = l + 1 < c->num_layers ? t->blocks[l + 1].residual : t->residual_out;
@@ -650,7 +632,7 @@ static void train_step(Trainer *t) {
     result.skipped = !run_finite(result.loss, result.norm);
     scaling_update(t, result.skipped);
     if (!result.skipped) { model_update(t, result.norm, result.lr); }
-    if (!plan_guard_check(&t->plan, guard, &err)) { die("%s", err.text); }
+    if (!plan_guard_check(&t->plan, &err)) { die("%s", err.text); }
     result.seconds = wall_seconds() - begin;
     run_report(run, result);
     if (t->counting) { report_counts(t); }
@@ -689,10 +671,6 @@ static void evaluate(Trainer *t) {
     run_score_choices(&t->run, (ChoiceModel){.trainer = t, .losses = choice_losses});
 }
 
-static void maybe_evaluate(Trainer *t) {
-    if (run_should_eval(&t->run)) { evaluate(t); }
-}
-
 static float *next_logits(void *trainer, const int *tokens, int n) {
     Trainer *t = trainer;
     Pass pass = eval_pass(&t->run.options);
@@ -700,10 +678,6 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     model_forward(t, 1, n, pass);
     head_forward(t, n - 1, 1, pass);
     return t->logits;
-}
-
-static void maybe_sample(Trainer *t) {
-    if (run_should_sample(&t->run)) { run_sample(&t->run, next_logits, t); }
 }
 
 // Copies the state, which is the only pause; a thread writes it.
@@ -779,8 +753,8 @@ int main(int argc, char **argv) {
     }
     while (run_goes_on(&t.run)) {
         train_step(&t);
-        maybe_evaluate(&t);
-        maybe_sample(&t);
+        if (run_should_eval(&t.run)) { evaluate(&t); }
+        if (run_should_sample(&t.run)) { run_sample(&t.run, next_logits, &t); }
         maybe_save(&t);
     }
     maybe_save(&t);

@@ -60,7 +60,6 @@ typedef struct {
     StepInput *input;              // on the device
     Pending pending[RESULTS];
     int64_t enqueued; // steps enqueued by this process
-    bool waiting;     // the last one has not been reported yet
 } Trainer;
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -75,7 +74,8 @@ static bool trainer_plan(Trainer *t, const Options *options, NumberSupport suppo
     params_plan(&t->params, &t->run, &t->plan);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
     batches_plan(&t->batches, (int)micro_batch_tokens(t), t->run.config.vocab, &t->plan);
-    plan_buffer(&t->plan, "data", "step input", sizeof(StepInput), (void **)&t->input);
+    plan_section(&t->plan, "data", PHASE_ALWAYS);
+    PLAN(&t->plan, "step input", 1, t->input);
     return true;
 }
 
@@ -135,20 +135,16 @@ static void guard_fetch(void *gpu, void *to, const void *from, int64_t bytes) {
     CUDA_CHECK(cudaStreamSynchronize(((const Gpu *)gpu)->stream));
 }
 
-static PlanMemory guard_memory(Trainer *t) {
-    return {&t->gpu, guard_fill, guard_fetch};
-}
-
 static void guard_check(Trainer *t) {
     Error err;
-    if (!plan_guard_check(&t->plan, guard_memory(t), &err)) { die("%s", err.text); }
+    if (!plan_guard_check(&t->plan, &err)) { die("%s", err.text); }
 }
 
 static void allocate(Trainer *t) {
     CUDA_CHECK(cudaMalloc(&t->memory, (size_t)t->plan.bytes));
     CUDA_CHECK(cudaMemsetAsync(t->memory, 0, (size_t)t->plan.bytes, t->gpu.stream));
+    t->plan.memory = {&t->gpu, guard_fill, guard_fetch};
     plan_assign(&t->plan, t->memory);
-    plan_guard_start(&t->plan, guard_memory(t));
     batches_start(&t->batches, &t->gpu);
     for (int i = 0; i < RESULTS; i++) {
         CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].input, sizeof(StepInput)));
@@ -467,7 +463,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
-    plan_guard_poison(&t->plan, guard_memory(t));
+    plan_guard_poison(&t->plan);
     params_clear_measured(&t->params);
     network_receive(net, 0);
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
@@ -614,7 +610,7 @@ static void set_scaling(Trainer *t, bool measuring, bool counting) {
 
 // Waits for the step that is on its way, and reports it.
 static void finish_step(Trainer *t) {
-    if (!t->waiting) { return; }
+    if (!t->run.in_flight) { return; }
     int64_t last = t->enqueued - 1;
     Pending *p = &t->pending[last % RESULTS];
     cudaEvent_t from = p->follows ? t->pending[(last - 1) % RESULTS].end : p->begin;
@@ -630,7 +626,7 @@ static void finish_step(Trainer *t) {
     result.stop = p->state->stop > 0;
     result.own_loss = p->state->own_loss * t->run.ranks /
                       ((double)t->run.options.global_batch_size * t->run.options.seq_length);
-    t->waiting = false;
+    t->run.in_flight = false;
     guard_check(t);
     set_scaling(t, t->params.delayed ? p->state->unmeasured > 0 : t->params.measuring,
                 t->params.counting);
@@ -651,7 +647,7 @@ static void report_counts(Trainer *t) {
 static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
-    int64_t ahead = t->waiting ? 1 : 0, step = run->progress.step + ahead;
+    int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
     bool measuring = t->params.measuring;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
@@ -659,7 +655,7 @@ static void train_step(Trainer *t) {
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
-    p->follows = t->waiting;
+    p->follows = t->run.in_flight;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
@@ -677,7 +673,7 @@ static void train_step(Trainer *t) {
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
-    t->waiting = true;
+    t->run.in_flight = true;
     if (t->params.counting) { report_counts(t); }
     bool decides = t->params.delayed && measuring; // whether the next step still measures
     if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
@@ -733,10 +729,6 @@ static void evaluate(Trainer *t) {
     guard_check(t);
 }
 
-static void maybe_evaluate(Trainer *t) {
-    if (!t->waiting && run_should_eval(&t->run)) { evaluate(t); }
-}
-
 // The logits after tokens[0..n). The sequence is padded to a power of two, so that few attention
 // plans serve all lengths; what follows a position does not change it. FP8 takes 16 rows at a time.
 static float *next_logits(void *trainer, const int *tokens, int n) {
@@ -760,11 +752,6 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->sample_logits;
 }
 
-static void maybe_sample(Trainer *t) {
-    if (t->waiting || !run_should_sample(&t->run)) { return; }
-    run_sample(&t->run, next_logits, t);
-}
-
 // Of --gemm-autotune, to --save DIR/gemm_choices.bin: a resumed run takes them and computes the
 // same.
 static void keep_choices(Trainer *t) {
@@ -782,7 +769,7 @@ static void keep_choices(Trainer *t) {
 // Copies the state, which is the only pause; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
-    if (t->waiting || !run_should_save(run)) { return; }
+    if (!run_should_save(run)) { return; }
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_wait(&run->saver);
     run_beat(run, DOING_WAIT, "copying the state");
@@ -922,8 +909,8 @@ int main(int argc, char **argv) {
     tune_products(&t);
     while (run_goes_on(&t.run)) {
         train_step(&t);
-        maybe_evaluate(&t);
-        maybe_sample(&t);
+        if (run_should_eval(&t.run)) { evaluate(&t); }
+        if (run_should_sample(&t.run)) { run_sample(&t.run, next_logits, &t); }
         maybe_save(&t);
     }
     finish_step(&t);

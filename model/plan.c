@@ -27,8 +27,7 @@ static int64_t phase_begin(const Plan *plan, int phase) {
     return begin;
 }
 
-void plan_buffer(Plan *plan, const char *category, const char *name, int64_t bytes,
-                 void **pointer) {
+void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer) {
     *pointer = NULL;
     if (bytes == 0) { return; }
     bytes = min64(bytes, most_bytes);
@@ -36,7 +35,7 @@ void plan_buffer(Plan *plan, const char *category, const char *name, int64_t byt
         plan->room = plan->room > 0 ? 2 * plan->room : 64;
         plan->rows = realloc_or_die(plan->rows, (size_t)plan->room * sizeof(PlanRow));
     }
-    plan->rows[plan->count++] = (PlanRow){name, category, bytes, plan->phase, pointer, NULL};
+    plan->rows[plan->count++] = (PlanRow){name, plan->category, bytes, plan->phase, pointer, NULL};
     int64_t *phase = &plan->phase_bytes[plan->phase];
     *phase = min64(*phase + room_of(bytes), most_bytes);
     plan->bytes = 0;
@@ -111,6 +110,14 @@ void plan_print(const Plan *plan, FILE *out) {
     free(lines);
 }
 
+static void fill(const Plan *plan, void *to, int byte, int64_t bytes) {
+    if (plan->memory.fill == NULL) {
+        memset(to, byte, (size_t)bytes);
+    } else {
+        plan->memory.fill(plan->memory.context, to, byte, bytes);
+    }
+}
+
 void plan_assign(Plan *plan, void *base) {
     char *next[PHASE_COUNT];
     for (int i = 0; i < PHASE_COUNT; i++) { next[i] = (char *)base + phase_begin(plan, i); }
@@ -118,6 +125,9 @@ void plan_assign(Plan *plan, void *base) {
         PlanRow *row = &plan->rows[i];
         *row->pointer = row->address = next[row->phase];
         next[row->phase] += room_of(row->bytes);
+        if (guarded()) {
+            fill(plan, row->address + row->bytes, ZONE_BYTE, room_of(row->bytes) - row->bytes);
+        }
     }
 }
 
@@ -128,28 +138,23 @@ void plan_free(Plan *plan) {
 
 // ---- the guard ----------------------------------------------------------------------------------
 
-void plan_guard_start(const Plan *plan, PlanMemory memory) {
+void plan_guard_poison(const Plan *plan) {
     for (int i = 0; i < plan->count && guarded(); i++) {
         const PlanRow *row = &plan->rows[i];
-        memory.fill(memory.context, row->address + row->bytes, ZONE_BYTE,
-                    room_of(row->bytes) - row->bytes);
+        if (row->phase != PHASE_ALWAYS) { fill(plan, row->address, POISON_BYTE, row->bytes); }
     }
 }
 
-void plan_guard_poison(const Plan *plan, PlanMemory memory) {
-    for (int i = 0; i < plan->count && guarded(); i++) {
-        const PlanRow *row = &plan->rows[i];
-        if (row->phase == PHASE_ALWAYS) { continue; }
-        memory.fill(memory.context, row->address, POISON_BYTE, row->bytes);
-    }
-}
-
-bool plan_guard_check(const Plan *plan, PlanMemory memory, Error *err) {
-    unsigned char zone[PLAN_ALIGN + PLAN_GUARD_BYTES];
+bool plan_guard_check(const Plan *plan, Error *err) {
+    unsigned char copy[PLAN_ALIGN + PLAN_GUARD_BYTES], *zone = copy;
     for (int i = 0; i < plan->count && guarded(); i++) {
         const PlanRow *row = &plan->rows[i];
         int64_t bytes = room_of(row->bytes) - row->bytes, at = 0;
-        memory.fetch(memory.context, zone, row->address + row->bytes, bytes);
+        if (plan->memory.fetch == NULL) {
+            zone = (unsigned char *)row->address + row->bytes;
+        } else {
+            plan->memory.fetch(plan->memory.context, copy, row->address + row->bytes, bytes);
+        }
         while (at < bytes && zone[at] == ZONE_BYTE) { at++; }
         if (at < bytes) {
             return fail(err,

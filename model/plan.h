@@ -1,5 +1,5 @@
-// Memory is planned, then allocated once. Each buffer is requested here, under a name and a
-// category; plan_print shows the list, and plan_assign gives every buffer its place in one
+// Memory is planned, then allocated once. Each buffer is requested here, under a name, in a
+// section; plan_print shows the list, and plan_assign gives every buffer its place in one
 // allocation. Nothing is allocated after that, so evaluation, sampling and saving cannot run out.
 //
 // LLM8_GUARD=1, for tests: an overrun of a buffer hits its neighbour in the same allocation, where
@@ -37,24 +37,6 @@ typedef struct {
     char *address;
 } PlanRow;
 
-typedef struct {
-    int count, room;
-    PlanRow *rows;
-    PlanPhase phase;                  // of the buffers that come next
-    int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
-    int64_t bytes;                    // of the whole allocation
-} Plan;
-
-// *pointer stays NULL until plan_assign, and for good when bytes is 0.
-void plan_buffer(Plan *plan, const char *category, const char *name, int64_t bytes, void **pointer);
-
-// Buffers by category, largest first within it, and the sums.
-void plan_print(const Plan *plan, FILE *out);
-
-// Gives the buffers their addresses from base on (PLAN_ALIGN aligned, plan->bytes long).
-void plan_assign(Plan *plan, void *base);
-void plan_free(Plan *plan);
-
 // How the guard reaches the planned memory, in the order of the trainer's stream.
 typedef struct {
     void *context;
@@ -62,10 +44,39 @@ typedef struct {
     void (*fetch)(void *context, void *to, const void *from, int64_t bytes); // waits for the copy
 } PlanMemory;
 
+typedef struct {
+    int count, room;
+    PlanRow *rows;
+    const char *category; // of the buffers that come next, as is phase
+    PlanPhase phase;
+    int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
+    int64_t bytes;                    // of the whole allocation
+    PlanMemory memory;                // without functions: the host's
+} Plan;
+
+// What the buffers that come next are for, and how long they keep their content.
+static inline void plan_section(Plan *plan, const char *category, PlanPhase phase) {
+    plan->category = category;
+    plan->phase = phase;
+}
+
+// *pointer stays NULL until plan_assign, and for good when bytes is 0.
+void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer);
+// A buffer of n elements of what `pointer` points to.
+#define PLAN(plan, name, n, pointer) \
+    plan_buffer(plan, name, (int64_t)(n) * (int64_t)sizeof(*(pointer)), (void **)&(pointer))
+
+// Buffers by category, largest first within it, and the sums.
+void plan_print(const Plan *plan, FILE *out);
+
+// Gives the buffers their addresses from base on (PLAN_ALIGN aligned, plan->bytes long), and sets
+// their guard zones.
+void plan_assign(Plan *plan, void *base);
+void plan_free(Plan *plan);
+
 // These do nothing unless LLM8_GUARD=1.
-void plan_guard_start(const Plan *plan, PlanMemory memory);  // once, after plan_assign
-void plan_guard_poison(const Plan *plan, PlanMemory memory); // before a step
+void plan_guard_poison(const Plan *plan); // before a step
 // After the step. False: a zone was written, and err names its buffer.
-bool plan_guard_check(const Plan *plan, PlanMemory memory, Error *err);
+bool plan_guard_check(const Plan *plan, Error *err);
 
 END_C

@@ -36,14 +36,15 @@ static Plan planned(bool guard) {
     void *none;
     setenv("LLM8_GUARD", guard ? "1" : "0", 1);
     for (int i = 0; i < COUNT; i++) {
-        plan.phase = buffers[i].phase;
-        plan_buffer(&plan, "test", names[i], buffers[i].bytes, (void **)&buffers[i].at);
+        plan_section(&plan, "test", buffers[i].phase);
+        plan_buffer(&plan, names[i], buffers[i].bytes, (void **)&buffers[i].at);
     }
-    plan_buffer(&plan, "test", "nothing", 0, &none);
+    plan_buffer(&plan, "nothing", 0, &none);
     CHECK(none == NULL);
     void *base = aligned_alloc(PLAN_ALIGN, (size_t)plan.bytes);
     if (base == NULL) { die("out of memory"); }
     memset(base, 0, (size_t)plan.bytes);
+    plan.memory = memory;
     plan_assign(&plan, base);
     calls = 0;
     return plan;
@@ -86,21 +87,20 @@ TEST(buffers_in_use_together_are_apart) {
 TEST(overruns_are_named) {
     Error err;
     Plan plan = planned(true);
-    plan_guard_start(&plan, memory);
-    CHECK(plan_guard_check(&plan, memory, &err));
+    CHECK(plan_guard_check(&plan, &err));
     for (int i = 0; i < COUNT; i++) {
         const Buffer *b = &buffers[i];
         memset(b->at, 1, (size_t)b->bytes);
-        CHECK(plan_guard_check(&plan, memory, &err));
+        CHECK(plan_guard_check(&plan, &err));
         int64_t end = round_up64(b->bytes, PLAN_ALIGN) + PLAN_GUARD_BYTES;
         for (int64_t at = b->bytes; at < end; at += at + 3 < end ? 3 : 1) {
             char kept = b->at[at];
             b->at[at] ^= 1;
-            CHECK(!plan_guard_check(&plan, memory, &err));
+            CHECK(!plan_guard_check(&plan, &err));
             CHECK_CONTAINS(err.text, names[i]);
             b->at[at] = kept;
         }
-        CHECK(plan_guard_check(&plan, memory, &err));
+        CHECK(plan_guard_check(&plan, &err));
     }
     release(&plan);
 }
@@ -108,9 +108,8 @@ TEST(overruns_are_named) {
 TEST(poison_covers_what_a_step_makes) {
     Error err;
     Plan plan = planned(true);
-    plan_guard_start(&plan, memory);
-    plan_guard_poison(&plan, memory);
-    CHECK(plan_guard_check(&plan, memory, &err));
+    plan_guard_poison(&plan);
+    CHECK(plan_guard_check(&plan, &err));
     for (int i = 0; i < COUNT; i++) {
         unsigned char expected = buffers[i].phase == PHASE_ALWAYS ? 0 : 0xff;
         for (int64_t at = 0; at < buffers[i].bytes; at++) {
@@ -123,10 +122,9 @@ TEST(poison_covers_what_a_step_makes) {
 TEST(without_the_variable_nothing_is_touched) {
     Error err;
     Plan plan = planned(false);
-    plan_guard_start(&plan, memory);
-    plan_guard_poison(&plan, memory);
+    plan_guard_poison(&plan);
     buffers[COUNT - 1].at[buffers[COUNT - 1].bytes] = 1;
-    CHECK(plan_guard_check(&plan, memory, &err));
+    CHECK(plan_guard_check(&plan, &err));
     CHECK_EQUAL(calls, 0);
     release(&plan);
 }
@@ -138,8 +136,8 @@ TEST(sums_do_not_overflow) {
     void *pointers[ROWS];
     char text[4096] = "";
     for (int i = 0; i < ROWS; i++) {
-        plan.phase = i % PHASE_COUNT;
-        plan_buffer(&plan, "test", i % 2 ? "odd" : "even", INT64_MAX / (i % 3 + 1), &pointers[i]);
+        plan_section(&plan, "test", i % PHASE_COUNT);
+        plan_buffer(&plan, i % 2 ? "odd" : "even", INT64_MAX / (i % 3 + 1), &pointers[i]);
         CHECK(plan.bytes >= 1ll << 60);
     }
     FILE *out = fmemopen(text, sizeof(text), "w");

@@ -384,16 +384,16 @@ bool run_needs_result(const Run *run, int64_t step) {
 }
 
 bool run_should_eval(const Run *run) {
-    return eval_is_due(run, run->progress.step);
+    return !run->in_flight && eval_is_due(run, run->progress.step);
 }
 
 bool run_should_sample(const Run *run) {
-    return run->rank == 0 && sample_is_due(run, run->progress.step);
+    return !run->in_flight && run->rank == 0 && sample_is_due(run, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
     int64_t step = run->progress.step;
-    if (run->options.save[0] == '\0' || step == run->saved_step) { return false; }
+    if (run->in_flight || run->options.save[0] == '\0' || step == run->saved_step) { return false; }
     return save_is_due(run, step) || !run_goes_on(run);
 }
 

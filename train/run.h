@@ -42,6 +42,7 @@ typedef struct {
     double used_bytes;   // of the device's memory, at the end; 0 when not known
     double step_seconds; // moving average, for the ETA
     char device[128];
+    bool in_flight;     // a step that is enqueued and not reported yet: nothing else is due
     int64_t saved_step; // the step of the newest checkpoint, -1: none
     FolderId folder;    // --save
     double last_line;   // when the live line was last drawn

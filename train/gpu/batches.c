@@ -15,7 +15,8 @@ static Batch batch_in(int *ints, int64_t M) {
 
 void batches_plan(Batches *b, int tokens, int vocab, Plan *plan) {
     *b = (Batches){.tokens = tokens, .vocab = vocab};
-    plan_buffer(plan, "data", "tokens and their order", (int64_t)batch_bytes(b),
+    plan_section(plan, "data", PHASE_ALWAYS);
+    plan_buffer(plan, "tokens and their order", (int64_t)batch_bytes(b),
                 (void **)&b->device.inputs);
 }
 

@@ -13,8 +13,9 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
     bool codes;
     params_weights(p, lp->weight, lp->layer, &codes);
     int64_t size = (int64_t)l->N * l->C;
-    if (!codes) { plan_buffer(plan, "weights", "weights, FP8", size, (void **)&l->weight_fp8); }
-    plan_buffer(plan, "weights", "weights, FP8, transposed", size, (void **)&l->weight_fp8_t);
+    plan_section(plan, "weights", PHASE_ALWAYS);
+    PLAN(plan, "weights, FP8", codes ? 0 : size, l->weight_fp8);
+    PLAN(plan, "weights, FP8, transposed", size, l->weight_fp8_t);
 }
 
 void linear_start(LinearLayer *l, const Params *p) {

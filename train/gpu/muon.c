@@ -25,10 +25,6 @@ static int batch_from(const Muon *m, int first) {
     return (int)n;
 }
 
-#define PLAN(plan, name, count, pointer)                \
-    plan_buffer(plan, "scratch of the optimizer", name, \
-                (int64_t)(count) * (int64_t)sizeof(*(pointer)), (void **)&(pointer))
-
 void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
     int64_t x = 0, square = 0;
     int most = 0;
@@ -45,15 +41,14 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
         x = max64(x, n * elements_of(&m->own[i]));
         square = max64(square, n * square_of(&m->own[i]));
     }
-    plan_buffer(plan, "optimizer", "places of matrices", m->num_own * (int64_t)sizeof(int64_t),
-                (void **)&m->places);
-    plan->phase = PHASE_UPDATE;
+    plan_section(plan, "optimizer", PHASE_ALWAYS);
+    PLAN(plan, "places of matrices", m->num_own, m->places);
+    plan_section(plan, "scratch of the optimizer", PHASE_UPDATE);
     PLAN(plan, "matrices in BF16", x, m->x);
     PLAN(plan, "matrices in BF16", x, m->next);
     PLAN(plan, "their squares", square, m->gram);
     PLAN(plan, "their squares", square, m->polynomial);
     PLAN(plan, "parts of their norms", most * MUON_PARTS, m->partials);
-    plan->phase = PHASE_ALWAYS;
 }
 
 void muon_start(Muon *m, Gpu *gpu) {

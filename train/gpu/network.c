@@ -79,36 +79,27 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
                         plan);
         }
         list_block_buffers(run, b, M, list);
-        plan->phase = PHASE_STEP;
+        plan_section(plan, "every block's activations", PHASE_STEP);
         for (int i = 0; i < BLOCK_BUFFERS; i++) {
             if (recompute >= list[i].recomputed) {
                 shared_bytes[i] = max64(shared_bytes[i], list[i].bytes);
             } else {
-                plan_buffer(plan, "every block's activations", list[i].name, list[i].bytes,
-                            block_field(b, &list[i]));
+                plan_buffer(plan, list[i].name, list[i].bytes, block_field(b, &list[i]));
             }
         }
-        plan->phase = PHASE_ALWAYS;
     }
-    plan->phase = PHASE_STEP;
+    plan_section(plan, "one block's activations", PHASE_STEP);
     for (int i = 0; i < BLOCK_BUFFERS; i++) {
-        plan_buffer(plan, "one block's activations", list[i].name, shared_bytes[i],
-                    block_field(&n->shared, &list[i]));
+        plan_buffer(plan, list[i].name, shared_bytes[i], block_field(&n->shared, &list[i]));
     }
-    plan->phase = PHASE_ALWAYS;
 }
 
 // ---- scratch ------------------------------------------------------------------------------------
 
-#define PLAN(category, name, count, pointer)                                          \
-    plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
-                (void **)&(pointer))
-
 // Blockwise scaling: the scales of an operand of up to M x N, and of its transpose.
-static void plan_scales(Plan *plan, const char *category, int M, int N, float **scales,
-                        float **scales_t) {
-    PLAN(category, "scales", fp8_scale_count(SCALES_VECTOR, M, N), *scales);
-    PLAN(category, "scales, transposed", fp8_scale_count(SCALES_VECTOR, N, M), *scales_t);
+static void plan_scales(Plan *plan, int M, int N, float **scales, float **scales_t) {
+    PLAN(plan, "scales", fp8_scale_count(SCALES_VECTOR, M, N), *scales);
+    PLAN(plan, "scales, transposed", fp8_scale_count(SCALES_VECTOR, N, M), *scales_t);
 }
 
 // The LM head works on some rows at a time. An FP8 head's forms count as logits do. Tests set the
@@ -128,22 +119,19 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     rows = min64(M, round_up64(rows, 16));
     n->chunk_rows = (int)rows;
     int64_t wgrad_rows = head->wgrad_fp8 ? rows : 0, fp8_rows = fp8 ? rows : 0;
-    plan->phase = PHASE_HEAD;
-    PLAN("scratch of the head", "logits", rows * P, head->gradient.bf16);
-    PLAN("scratch of the head", "input, FP8", fp8_rows * C, head->input_scratch.fp8);
-    PLAN("scratch of the head", "input, FP8, transposed", wgrad_rows * C, head->input.fp8_t);
+    plan_section(plan, "scratch of the head", PHASE_HEAD);
+    PLAN(plan, "logits", rows * P, head->gradient.bf16);
+    PLAN(plan, "input, FP8", fp8_rows * C, head->input_scratch.fp8);
+    PLAN(plan, "input, FP8, transposed", wgrad_rows * C, head->input.fp8_t);
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
-    plan_buffer(plan, "scratch of the head", "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
+    plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    PLAN("scratch of the head", "d logits, FP8", fp8_rows * P, head->gradient.fp8);
-    PLAN("scratch of the head", "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
+    PLAN(plan, "d logits, FP8", fp8_rows * P, head->gradient.fp8);
+    PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
     if (fp8 && n->params->blockwise) {
-        plan_scales(plan, "scratch of the head", (int)rows, (int)C, &head->input_scratch.scales,
-                    &head->input.scales_t);
-        plan_scales(plan, "scratch of the head", (int)rows, (int)P, &head->gradient.scales,
-                    &head->gradient.scales_t);
+        plan_scales(plan, (int)rows, (int)C, &head->input_scratch.scales, &head->input.scales_t);
+        plan_scales(plan, (int)rows, (int)P, &head->gradient.scales, &head->gradient.scales_t);
     }
-    plan->phase = PHASE_ALWAYS;
 }
 
 AttentionShape attention_shape_of(const Run *run, int B, int T) {
@@ -153,8 +141,6 @@ AttentionShape attention_shape_of(const Run *run, int B, int T) {
 }
 
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
-    static const char kept[] = "activations", scratch[] = "scratch",
-                      linear[] = "scratch of linear layers";
     const Run *run = params->run;
     const ModelConfig *c = &run->config;
     int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
@@ -163,47 +149,46 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     bool trains = options_train(&run->options), fp8 = params->fp8;
     *n = (Network){.run = run, .gpu = gpu, .params = params};
     n->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
-    PLAN("data", "rotary table", T * c->head_size, n->rope);
+    plan_section(plan, "data", PHASE_ALWAYS);
+    PLAN(plan, "rotary table", T * c->head_size, n->rope);
     plan_blocks(n, plan, M);
     plan_head(n, plan, M);
-    plan->phase = PHASE_STEP;
-    PLAN(kept, "last residual", M * C, n->residual_out);
-    PLAN(kept, "last norm", M * C, n->norm_out);
-    PLAN(kept, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.mean);
-    PLAN(kept, "last norm's rstd", M, n->final_norm.rstd);
-    PLAN(kept, "losses", M, n->losses);
-    PLAN(scratch, "d residual", trains ? M * C : 0, n->d_residual);
-    PLAN(scratch, "d norm, d attention", trains ? M * max64(C, heads) : 0, n->d_norm);
+    plan_section(plan, "activations", PHASE_STEP);
+    PLAN(plan, "last residual", M * C, n->residual_out);
+    PLAN(plan, "last norm", M * C, n->norm_out);
+    PLAN(plan, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.mean);
+    PLAN(plan, "last norm's rstd", M, n->final_norm.rstd);
+    PLAN(plan, "losses", M, n->losses);
+    plan_section(plan, "scratch", PHASE_STEP);
+    PLAN(plan, "d residual", trains ? M * C : 0, n->d_residual);
+    PLAN(plan, "d norm, d attention", trains ? M * max64(C, heads) : 0, n->d_norm);
     n->partial_sums.bytes = (size_t)sums;
-    plan_buffer(plan, scratch, "partial sums", sums, (void **)&n->partial_sums.data);
-    PLAN(scratch, "d activated, d qkv", M * max64(widest, C), n->wide);
-    PLAN(scratch, "d residual, FP8", fp8 ? M * C : 0, n->residual_fp8.fp8);
-    PLAN(scratch, "d residual, FP8, transposed", fp8 ? M * C : 0, n->residual_fp8.fp8_t);
+    plan_buffer(plan, "partial sums", sums, (void **)&n->partial_sums.data);
+    PLAN(plan, "d activated, d qkv", M * max64(widest, C), n->wide);
+    PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->residual_fp8.fp8);
+    PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->residual_fp8.fp8_t);
     if (params->blockwise) {
-        plan_scales(plan, scratch, (int)M, (int)C, &n->residual_fp8.scales,
-                    &n->residual_fp8.scales_t);
+        plan_scales(plan, (int)M, (int)C, &n->residual_fp8.scales, &n->residual_fp8.scales_t);
     }
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
     // the deterministic backward's scores of a sequence of 8192 tokens and 32 heads
     gpu->attention_bytes = attention_workspace(shape, (size_t)4608 << 20);
-    plan->phase = PHASE_ALWAYS;
-    plan_buffer(plan, scratch, "workspace of products", (int64_t)gpu->workspace_bytes,
-                &gpu->workspace);
-    plan->phase = PHASE_ATTENTION;
-    plan_buffer(plan, "scratch of attention", "workspace of attention",
-                (int64_t)gpu->attention_bytes, &gpu->attention_workspace);
-    plan->phase = PHASE_LINEAR;
+    plan_section(plan, "scratch", PHASE_ALWAYS);
+    plan_buffer(plan, "workspace of products", (int64_t)gpu->workspace_bytes, &gpu->workspace);
+    plan_section(plan, "scratch of attention", PHASE_ATTENTION);
+    plan_buffer(plan, "workspace of attention", (int64_t)gpu->attention_bytes,
+                &gpu->attention_workspace);
+    plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
-    PLAN(linear, "operand, FP8", M * widest, n->wide_fp8.fp8);
-    PLAN(linear, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
+    PLAN(plan, "operand, FP8", M * widest, n->wide_fp8.fp8);
+    PLAN(plan, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
     n->gelu_products = c->arch == ARCH_GPT2 && params->delayed && C <= GELU_PRODUCT_MOST_K;
-    PLAN(linear, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
+    PLAN(plan, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
     if (params->blockwise) {
-        plan_scales(plan, linear, (int)M, (int)widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
+        plan_scales(plan, (int)M, (int)widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
     }
-    plan->phase = PHASE_ALWAYS;
 }
 
 // ---- starting -----------------------------------------------------------------------------------

@@ -5,10 +5,6 @@
 
 enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
 
-#define PLAN(plan, category, name, count, pointer)                                    \
-    plan_buffer(plan, category, name, (int64_t)(count) * (int64_t)sizeof(*(pointer)), \
-                (void **)&(pointer))
-
 // ---- planning -----------------------------------------------------------------------------------
 
 // Which parameters have segments of FP8 weights, and which are Muon's. A tied embedding, which is
@@ -48,23 +44,24 @@ static void plan_fp8(Params *p, Plan *plan) {
     p->scaling.history_length = length;
     p->scaling.delayed = p->delayed;
     if (!p->fp8) { return; }
-    PLAN(plan, "FP8 scaling", "table of weights", run->precision.count, p->tensors);
-    PLAN(plan, "FP8 scaling", "slots", count, p->scaling.slots);
-    PLAN(plan, "FP8 scaling", "scales in use", count, p->scaling.live);
-    PLAN(plan, "FP8 scaling", "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
-    PLAN(plan, "FP8 scaling", "targets", count, p->scaling.targets);
-    PLAN(plan, "FP8 scaling", "flags", count, p->scaling.used);
-    PLAN(plan, "FP8 scaling", "amax history", p->delayed ? count * length : 0, p->scaling.history);
+    plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
+    PLAN(plan, "table of weights", run->precision.count, p->tensors);
+    PLAN(plan, "slots", count, p->scaling.slots);
+    PLAN(plan, "scales in use", count, p->scaling.live);
+    PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
+    PLAN(plan, "targets", count, p->scaling.targets);
+    PLAN(plan, "flags", count, p->scaling.used);
+    PLAN(plan, "amax history", p->delayed ? count * length : 0, p->scaling.history);
     for (int i = 0; i < run->precision.count && p->blockwise; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         if (lp->number != NUMBER_FP8) { continue; }
         p->squares[i] = (Fp8Squares){.rows = lp->outputs, .columns = lp->inputs};
         p->num_squares += squares_room(&p->squares[i]);
     }
-    PLAN(plan, "FP8 scaling", "table of weights' blocks", p->blockwise ? run->precision.count : 0,
+    PLAN(plan, "table of weights' blocks", p->blockwise ? run->precision.count : 0,
          p->tensor_squares);
-    PLAN(plan, "FP8 scaling", "weights' amaxes", p->num_squares, p->square_amax);
-    PLAN(plan, "FP8 scaling", "weights' scales", 2 * p->num_squares, p->square_scales);
+    PLAN(plan, "weights' amaxes", p->num_squares, p->square_amax);
+    PLAN(plan, "weights' scales", 2 * p->num_squares, p->square_scales);
 }
 
 // Where each weight's blocks lie, once the plan has its memory.
@@ -104,6 +101,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     p->blockwise = p->fp8 && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
     p->squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
 
+    plan_section(plan, "weights", PHASE_ALWAYS);
     int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
     int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->moment_type) : 0;
     int64_t squares_bytes = trains ? p->zero.kept_adamw * gpu_type_bytes(p->moment_type) : 0;
@@ -111,25 +109,25 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
     for (int s = 0; s < p->zero.count; s++) {
         bool is_codes = params_sends_codes(p, s);
-        plan_buffer(plan, "weights", is_codes ? "weights, FP8" : "weights, BF16",
+        plan_buffer(plan, is_codes ? "weights, FP8" : "weights, BF16",
                     segment_size(p, s) * (is_codes ? 1 : (int64_t)sizeof(Bf16)), &p->weights[s]);
         if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, s)); }
     }
-    PLAN(plan, "weights", "master weights", p->zero.kept, p->master);
-    plan_buffer(plan, "gradients", "gradients", gradient_bytes, &p->gradients);
-    plan_buffer(plan, "optimizer", "first moment", moment_bytes, &p->exp_avg);
-    plan_buffer(plan, "optimizer", "second moment", squares_bytes, &p->exp_avg_sq);
+    PLAN(plan, "master weights", p->zero.kept, p->master);
+    plan_section(plan, "gradients", PHASE_ALWAYS);
+    plan_buffer(plan, "gradients", gradient_bytes, &p->gradients);
     muon_plan(&p->muon, run, &p->zero, plan);
-    PLAN(plan, "optimizer", "segments", p->num_ranges, p->segments);
-    PLAN(plan, "optimizer", "step state", 1, p->state);
-    PLAN(plan, "optimizer", "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
-    PLAN(plan, "optimizer", "norm scratch",
-         max64(NORM_PARTS + p->zero.count, 3 * fp8_slot_count(&run->config)), p->norm_scratch);
+    plan_section(plan, "optimizer", PHASE_ALWAYS);
+    plan_buffer(plan, "first moment", moment_bytes, &p->exp_avg);
+    plan_buffer(plan, "second moment", squares_bytes, &p->exp_avg_sq);
+    PLAN(plan, "segments", p->num_ranges, p->segments);
+    PLAN(plan, "step state", 1, p->state);
+    PLAN(plan, "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
+    PLAN(plan, "norm scratch", max64(NORM_PARTS + p->zero.count, 3 * fp8_slot_count(&run->config)),
+         p->norm_scratch);
     plan_fp8(p, plan);
-    plan->phase = PHASE_SAVE;
-    PLAN(plan, "scratch of saving", "a segment in BF16", options_save(o) ? largest_codes : 0,
-         p->gathered);
-    plan->phase = PHASE_ALWAYS;
+    plan_section(plan, "scratch of saving", PHASE_SAVE);
+    PLAN(plan, "a segment in BF16", options_save(o) ? largest_codes : 0, p->gathered);
 }
 
 void params_free_plan(Params *p) {
