@@ -378,16 +378,7 @@ static void linear_forward(Trainer *t, const LinearLayer *l, float *y, const flo
         round_to_bf16(t->operand_b, l->weight, (int64_t)l->N * l->C);
         w = t->operand_b;
     }
-    cpu_gemm((CpuGemm){.m = M,
-                       .n = l->N,
-                       .k = l->C,
-                       .a = x,
-                       .b = w,
-                       .c = y,
-                       .bias = l->bias,
-                       .addend = addend,
-                       .trans_b = true,
-                       .alpha = alpha});
+    cpu_gemm((CpuGemm){M, l->N, l->C, x, w, y, l->bias, addend, .trans_b = true, .alpha = alpha});
 }
 
 // dx[M,C] = dy[M,N] W, dW += dy' x, dbias += the column sums of dy (where there is one)
@@ -400,23 +391,16 @@ static void linear_backward(Trainer *t, const LinearLayer *l, float *dx, const f
         dy_operand = t->operand_a;
         alpha *= round_operand(t, l, OPERAND_DY, l->number, FOR_TRAINING, t->operand_a, dy, M);
     }
-    cpu_gemm((CpuGemm){
-        .m = M, .n = l->C, .k = l->N, .a = dy_operand, .b = l->rounded, .c = dx, .alpha = alpha});
+    cpu_gemm((CpuGemm){M, l->C, l->N, dy_operand, l->rounded, dx, .alpha = alpha});
     alpha = 1.0f;
     if (l->wgrad != NUMBER_FP32) {
         alpha = round_operand(t, l, OPERAND_DY, l->wgrad, FOR_WGRAD, t->operand_a, dy, M);
         alpha *= round_operand(t, l, OPERAND_X, l->wgrad, FOR_WGRAD, t->operand_b, x, M);
         x = t->operand_b;
     }
-    cpu_gemm((CpuGemm){.m = l->N,
-                       .n = l->C,
-                       .k = M,
-                       .a = dy_operand,
-                       .b = x,
-                       .c = l->dweight,
-                       .addend = l->dweight,
-                       .trans_a = true,
-                       .alpha = alpha});
+    float *dw = l->dweight;
+    cpu_gemm(
+        (CpuGemm){l->N, l->C, M, dy_operand, x, dw, .addend = dw, .trans_a = true, .alpha = alpha});
 }
 
 // ---- blocks -----------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ typedef struct {
     float *sample_logits; // [V], host: and as numbers
 
     Replay micro[MICRO_PLACES][2]; // [place][measuring]
-    StepInput *input;              // on the device
     Pending pending[RESULTS];
     int64_t enqueued; // steps enqueued by this process
 } Trainer;
@@ -74,8 +73,6 @@ static bool trainer_plan(Trainer *t, const Options *options, NumberSupport suppo
     params_plan(&t->params, &t->run, &t->plan);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
     batches_plan(&t->batches, (int)micro_batch_tokens(t), t->run.config.vocab, &t->plan);
-    plan_section(&t->plan, "data", PHASE_ALWAYS);
-    PLAN(&t->plan, "step input", 1, t->input);
     return true;
 }
 
@@ -174,7 +171,8 @@ static void open_comm(Trainer *t) {
     t->comm.ranks = 1;
     if (t->run.ranks == 1) { return; }
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
-    if (!comm_open(&t->comm, t->run.group, t->gpu.stream, params_slots(&t->run.layout), &err)) {
+    if (!comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets,
+                   &err)) {
         die("%s", err.text);
     }
 }
@@ -603,9 +601,7 @@ static void dump_gradients(Trainer *t) {
 // Whether scales are measured, and what FP8 loses is counted, from the next launch on.
 static void set_scaling(Trainer *t, bool measuring, bool counting) {
     if (measuring == t->params.measuring && counting == t->params.counting) { return; }
-    t->params.measuring = measuring;
-    t->params.counting = counting;
-    network_set_scaling(&t->net);
+    network_set_scaling(&t->net, measuring, counting);
 }
 
 // Waits for the step that is on its way, and reports it.
@@ -666,9 +662,9 @@ static void train_step(Trainer *t) {
     dump_gradients(t);
     // after the batches: reading them may be what ends the run
     *p->input = {learning_rate(o, step), step, run_stop_signal() != 0 ? 1.0 : 0.0};
-    CUDA_CHECK(
-        cudaMemcpyAsync(t->input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice, stream));
-    params_update(&t->params, t->input); // in no graph: its collectives are waited for in graphs
+    CUDA_CHECK(cudaMemcpyAsync(t->params.input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice,
+                               stream));
+    params_update(&t->params); // in no graph: its collectives are waited for in graphs
     gpu_fetch(&t->gpu, p->state, t->params.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
@@ -783,7 +779,7 @@ static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
     params_restore(&t->params, resumed, &c);
-    network_set_scaling(&t->net);
+    network_set_scaling(&t->net, t->params.measuring, false);
     if (resumed) { checkpoint_close(&c); }
 }
 
@@ -876,8 +872,8 @@ static void profile_step(Trainer *t) {
         micro_step(t, micro_place(t, micro));
     }
     StepInput input = {0.0, run->progress.step, 0.0};
-    gpu_send(&t->gpu, t->input, &input, sizeof(input));
-    params_update(&t->params, t->input);
+    gpu_send(&t->gpu, t->params.input, &input, sizeof(input));
+    params_update(&t->params);
     gpu_profile_end(&t->gpu, ms);
     for (int i = 0; i < FAMILY_COUNT; i++) { all += ms[i]; }
     MetricsRecord *r = metrics_begin("profile");

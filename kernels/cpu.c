@@ -359,33 +359,16 @@ void muon_orthogonalize(float *x, int rows, int columns, float scale, float *scr
     float inverse = 1.0f / ((float)sqrt(sum_of_squares(x, n)) + MUON_EPSILON);
     for (int64_t i = 0; i < n; i++) { x[i] *= inverse; }
     for (int step = 0; step < MUON_STEPS; step++) {
-        cpu_gemm((CpuGemm){.m = side,
-                           .n = side,
-                           .k = tall ? rows : columns,
-                           .a = x,
-                           .b = x,
-                           .c = gram,
-                           .trans_a = tall,
-                           .trans_b = !tall,
-                           .alpha = 1.0f});
+        cpu_gemm((CpuGemm){side, side, tall ? rows : columns, x, x, gram, .trans_a = tall,
+                           .trans_b = !tall, .alpha = 1.0f});
         for (int64_t i = 0; i < squares; i++) {
             polynomial[i] = MUON_B * gram[i] + (i % (side + 1) == 0 ? MUON_A : 0.0f);
         }
-        cpu_gemm((CpuGemm){.m = side,
-                           .n = side,
-                           .k = side,
-                           .a = gram,
-                           .b = gram,
-                           .c = polynomial,
-                           .addend = polynomial,
+        cpu_gemm((CpuGemm){side, side, side, gram, gram, polynomial, .addend = polynomial,
                            .alpha = MUON_C});
-        cpu_gemm((CpuGemm){.m = rows,
-                           .n = columns,
-                           .k = side,
-                           .a = tall ? x : polynomial,
-                           .b = tall ? polynomial : x,
-                           .c = product,
-                           .alpha = step + 1 < MUON_STEPS ? 1.0f : scale});
+        const float *left = tall ? x : polynomial, *right = tall ? polynomial : x;
+        float alpha = step + 1 < MUON_STEPS ? 1.0f : scale;
+        cpu_gemm((CpuGemm){rows, columns, side, left, right, product, .alpha = alpha});
         memcpy(x, product, (size_t)n * sizeof(float));
     }
 }

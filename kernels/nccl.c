@@ -18,18 +18,11 @@ bool nccl_load(Nccl *n, Error *err) {
                     "nvidia-nccl-cu13), or add the folder of libnccl.so.2 to LD_LIBRARY_PATH",
                     dlerror());
     }
-    bool ok = find(library, "ncclGetVersion", &n->GetVersion) &&
-              find(library, "ncclGetUniqueId", &n->GetUniqueId) &&
-              find(library, "ncclCommInitRank", &n->CommInitRank) &&
-              find(library, "ncclCommDestroy", &n->CommDestroy) &&
-              find(library, "ncclCommGetAsyncError", &n->CommGetAsyncError) &&
-              find(library, "ncclGetErrorString", &n->GetErrorString) &&
-              find(library, "ncclAllReduce", &n->AllReduce) &&
-              find(library, "ncclReduceScatter", &n->ReduceScatter) &&
-              find(library, "ncclAllGather", &n->AllGather) &&
-              find(library, "ncclSend", &n->Send) && find(library, "ncclRecv", &n->Recv) &&
-              find(library, "ncclGroupStart", &n->GroupStart) &&
-              find(library, "ncclGroupEnd", &n->GroupEnd);
+#define FIND(name) find(library, "nccl" #name, &n->name)
+    bool ok = FIND(GetVersion) && FIND(GetUniqueId) && FIND(CommInitRank) && FIND(CommDestroy) &&
+              FIND(CommGetAsyncError) && FIND(GetErrorString) && FIND(AllReduce) &&
+              FIND(ReduceScatter) && FIND(AllGather) && FIND(Send) && FIND(Recv) &&
+              FIND(GroupStart) && FIND(GroupEnd);
     int version = 0;
     if (!ok || n->GetVersion(&version) != NCCL_SUCCESS || version < NCCL_OLDEST) {
         int major = version < 10000 ? version / 1000 : version / 10000; // until 2.8, another scale

@@ -97,9 +97,11 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 // ---- scratch ------------------------------------------------------------------------------------
 
 // Blockwise scaling: the scales of an operand of up to M x N, and of its transpose.
-static void plan_scales(Plan *plan, int M, int N, float **scales, float **scales_t) {
-    PLAN(plan, "scales", fp8_scale_count(SCALES_VECTOR, M, N), *scales);
-    PLAN(plan, "scales, transposed", fp8_scale_count(SCALES_VECTOR, N, M), *scales_t);
+static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, float **scales,
+                        float **scales_t) {
+    int rows = n->params->blockwise ? (int)M : 0;
+    PLAN(plan, "scales", fp8_scale_count(SCALES_VECTOR, rows, (int)N), *scales);
+    PLAN(plan, "scales, transposed", fp8_scale_count(SCALES_VECTOR, (int)N, rows), *scales_t);
 }
 
 // The LM head works on some rows at a time. An FP8 head's forms count as logits do. Tests set the
@@ -128,10 +130,8 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
                 (void **)&n->loss_scratch.data);
     PLAN(plan, "d logits, FP8", fp8_rows * P, head->gradient.fp8);
     PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
-    if (fp8 && n->params->blockwise) {
-        plan_scales(plan, (int)rows, (int)C, &head->input_scratch.scales, &head->input.scales_t);
-        plan_scales(plan, (int)rows, (int)P, &head->gradient.scales, &head->gradient.scales_t);
-    }
+    plan_scales(n, plan, fp8_rows, C, &head->input_scratch.scales, &head->input.scales_t);
+    plan_scales(n, plan, fp8_rows, P, &head->gradient.scales, &head->gradient.scales_t);
 }
 
 AttentionShape attention_shape_of(const Run *run, int B, int T) {
@@ -167,9 +167,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     PLAN(plan, "d activated, d qkv", M * max64(widest, C), n->wide);
     PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->residual_fp8.fp8);
     PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->residual_fp8.fp8_t);
-    if (params->blockwise) {
-        plan_scales(plan, (int)M, (int)C, &n->residual_fp8.scales, &n->residual_fp8.scales_t);
-    }
+    plan_scales(n, plan, M, C, &n->residual_fp8.scales, &n->residual_fp8.scales_t);
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
@@ -186,9 +184,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     PLAN(plan, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
     n->gelu_products = c->arch == ARCH_GPT2 && params->delayed && C <= GELU_PRODUCT_MOST_K;
     PLAN(plan, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
-    if (params->blockwise) {
-        plan_scales(plan, (int)M, (int)widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
-    }
+    plan_scales(n, plan, M, widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
 }
 
 // ---- starting -----------------------------------------------------------------------------------
@@ -284,15 +280,19 @@ static bool product_quantises(const Fp8Tensor *q) {
     return q->fused && q->mode == SCALE_GIVEN && q->counts == NULL;
 }
 
-void network_set_scaling(Network *n) {
+void network_set_scaling(Network *n, bool measuring, bool counting) {
+    Params *p = n->params;
+    p->measuring = measuring;
+    p->counting = counting;
+    for (int b = 0; b < n->run->layout.num_buckets; b++) { p->updates[b].counts = counting; }
     for (int l = 0; l < n->run->config.num_layers; l++) {
         Block *b = &n->blocks[l];
-        for (int i = 0; i < LINEAR_HEAD; i++) { linear_set_scaling(&b->linear[i], n->params); }
+        for (int i = 0; i < LINEAR_HEAD; i++) { linear_set_scaling(&b->linear[i], p); }
         b->gelu_in_fp8_product = n->gelu_products && b->fc1.weight_fp8 != NULL &&
                                  b->fc2.weight_fp8 != NULL && b->gelu_bias != NULL &&
                                  product_quantises(&b->fc2.x) && product_quantises(&b->fc1.dy);
     }
-    linear_set_scaling(&n->head, n->params);
+    linear_set_scaling(&n->head, p);
 }
 
 void network_receive(Network *n, int bucket) {

@@ -82,8 +82,8 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 void network_start(Network *n);
 void network_free(Network *n);
 
-// After measuring or counting has changed (params.h).
-void network_set_scaling(Network *n);
+// Whether scales are measured, and what FP8 loses is counted, from here on (params.h).
+void network_set_scaling(Network *n, bool measuring, bool counting);
 // Waits for a bucket's new weights, in the forms that products read. Whatever reads weights calls
 // it first; it does nothing when they have been received.
 void network_receive(Network *n, int bucket);

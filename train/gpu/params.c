@@ -23,10 +23,6 @@ static uint8_t *find_kinds(const Run *run) {
     return kinds;
 }
 
-bool params_sends_codes(const Params *p, int segment) {
-    return p->zero.segments[segment].codes && p->run->options.eval_precision != EVAL_BF16;
-}
-
 static int64_t segment_size(const Params *p, int segment) {
     return p->zero.segments[segment].part * p->zero.ranks;
 }
@@ -84,12 +80,17 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     uint8_t *kinds = find_kinds(run);
     p->zero = zero_layout(layout, run->ranks, kinds);
     free(kinds);
+    // evaluations in BF16 multiply by the weights in BF16: they are sent so, and every rank
+    // quantises them
+    for (int s = 0; s < p->zero.count && o->eval_precision == EVAL_BF16; s++) {
+        p->zero.segments[s].codes = false;
+    }
     p->num_ranges = zero_ranges(&p->zero, run->rank, &p->ranges);
     p->saved = calloc_or_die((size_t)p->num_ranges, sizeof(Bucket));
     for (int i = 0; i < p->num_ranges; i++) {
         p->saved[i] = (Bucket){p->ranges[i].begin, p->ranges[i].end};
     }
-    p->buckets = calloc_or_die((size_t)layout->num_buckets, sizeof(BucketSegments));
+    p->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
     p->arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
     // gradients in FP32 when requested, or when several micro-batches add to them
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
@@ -108,7 +109,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     int64_t largest_codes = 0;
     p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
     for (int s = 0; s < p->zero.count; s++) {
-        bool is_codes = params_sends_codes(p, s);
+        bool is_codes = p->zero.segments[s].codes;
         plan_buffer(plan, is_codes ? "weights, FP8" : "weights, BF16",
                     segment_size(p, s) * (is_codes ? 1 : (int64_t)sizeof(Bf16)), &p->weights[s]);
         if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, s)); }
@@ -122,6 +123,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     plan_buffer(plan, "second moment", squares_bytes, &p->exp_avg_sq);
     PLAN(plan, "segments", p->num_ranges, p->segments);
     PLAN(plan, "step state", 1, p->state);
+    PLAN(plan, "step input", 1, p->input);
     PLAN(plan, "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
     PLAN(plan, "norm scratch", max64(NORM_PARTS + p->zero.count, 3 * fp8_slot_count(&run->config)),
          p->norm_scratch);
@@ -137,7 +139,7 @@ void params_free_plan(Params *p) {
     free(p->weights);
     free(p->ranges);
     free(p->saved);
-    free(p->buckets);
+    free(p->updates);
     free(p->arriving);
 }
 
@@ -169,7 +171,7 @@ static void send_tensors(Params *p, int *tensor) {
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         int param = (int)(param_find(&run->layout, lp->weight, lp->layer) - run->layout.params);
-        if (!params_sends_codes(p, p->zero.segment[param])) { continue; }
+        if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
         Fp8Tensor *t = &tensors[p->num_tensors];
         *t = params_tensor(p, lp, OPERAND_W);
         t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
@@ -188,7 +190,7 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     const Param *param = &p->run->layout.params[range->param];
     int64_t within = range->place - segment->begin;
     void *weights = p->weights[range->segment];
-    bool codes = params_sends_codes(p, range->segment);
+    bool codes = segment->codes;
     return (AdamWSegment){
         .first = range->begin,
         .n = range->end - range->begin,
@@ -203,22 +205,40 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     };
 }
 
-// A bucket's segments lie together and count their blocks from 0, so that each has its own launch.
+// The optimizer's step, bucket by bucket: a bucket's segments lie together and count their blocks
+// from 0, so that each has its own launch.
 static void send_segments(Params *p, const int *tensor) {
+    const Options *o = &p->run->options;
     AdamWSegment *segments = calloc_or_die((size_t)p->num_ranges, sizeof(AdamWSegment));
     int count = 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        BucketSegments *bucket = &p->buckets[b];
-        bucket->begin = count;
+        AdamWUpdate *bucket = &p->updates[b];
+        *bucket = (AdamWUpdate){
+            .master = p->master,
+            .exp_avg = p->exp_avg,
+            .exp_avg_sq = p->exp_avg_sq,
+            .moment_type = p->moment_type,
+            .gradients = p->gradients,
+            .gradient_type = p->gradient_type,
+            .segments = p->segments + count,
+            .tensors = p->tensors,
+            .squares = p->tensor_squares,
+            .input = p->input,
+            .momentum = (float)o->muon_momentum,
+            .beta1 = (float)o->adam_beta1,
+            .beta2 = (float)o->adam_beta2,
+            .eps = (float)o->adam_eps,
+            .seed = (uint64_t)o->seed,
+        };
         for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
             if (p->zero.segments[r->segment].bucket != b) { continue; }
             AdamWSegment *s = &segments[count++];
             *s = segment_of(p, r, tensor);
-            s->first_block = bucket->blocks;
-            bucket->blocks += gpu_adamw_blocks(s->n);
+            s->first_block = bucket->segment_blocks;
+            bucket->segment_count++;
+            bucket->segment_blocks += gpu_adamw_blocks(s->n);
             bucket->muon |= s->muon;
         }
-        bucket->count = count - bucket->begin;
     }
     gpu_send(p->gpu, p->segments, segments, (size_t)p->num_ranges * sizeof(AdamWSegment));
     free(segments);
@@ -229,20 +249,15 @@ static void send_scaling(Params *p) {
     int n = p->scaling.count;
     float *targets = malloc_or_die((size_t)n * sizeof(float));
     uint8_t *used = malloc_or_die((size_t)n);
-    Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
     for (int i = 0; i < n; i++) {
         targets[i] = fp8_slot_target(&run->precision, i);
         used[i] = (uint8_t)((fp8_slot_follows(&run->precision, i) ? SLOT_FOLLOWS : 0) |
                             (i % OPERAND_COUNT == OPERAND_W ? SLOT_WEIGHT : 0));
-        slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0};
     }
-    fp8_fix_slot(&run->precision, &run->options, slots);
     gpu_send(p->gpu, p->scaling.targets, targets, (size_t)n * sizeof(float));
     gpu_send(p->gpu, p->scaling.used, used, (size_t)n);
-    gpu_send(p->gpu, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
     free(targets);
     free(used);
-    free(slots);
 }
 
 void params_start(Params *p, Gpu *gpu, Comm *comm) {
@@ -274,7 +289,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     const Param *q = param_find(&p->run->layout, id, layer);
     if (q == NULL) { return NULL; }
     int i = (int)(q - p->run->layout.params), s = p->zero.segment[i];
-    bool is_codes = params_sends_codes(p, s);
+    bool is_codes = p->zero.segments[s].codes;
     int64_t within = p->zero.place[i] - p->zero.segments[s].begin;
     if (codes != NULL) { *codes = is_codes; }
     return (char *)p->weights[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
@@ -293,24 +308,20 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return (Fp8Tensor){0}; }
-    if (p->blockwise) {
-        return (Fp8Tensor){.type = lp->type[operand],
-                           .mode = SCALE_BLOCKS,
-                           .fused = operand != OPERAND_W && lp->wgrad == NUMBER_FP8,
-                           .target = lp->target[operand],
-                           .counts = p->counting ? &p->counts[slot] : NULL,
-                           .scales = fp8_scales(precision, operand),
-                           .power_of_two = precision->power_of_two};
-    }
-    ScaleMode mode = follows && p->measuring ? SCALE_MEASURED : SCALE_GIVEN;
+    ScaleMode mode = p->blockwise              ? SCALE_BLOCKS
+                     : follows && p->measuring ? SCALE_MEASURED
+                                               : SCALE_GIVEN;
+    bool at_once = mode == SCALE_GIVEN || (mode == SCALE_BLOCKS && operand != OPERAND_W);
     return (Fp8Tensor){.type = lp->type[operand],
                        .mode = mode,
-                       .fused = mode == SCALE_GIVEN && lp->wgrad == NUMBER_FP8,
+                       .fused = at_once && lp->wgrad == NUMBER_FP8,
                        .record = p->delayed && follows,
                        .target = lp->target[operand],
-                       .live = &p->scaling.live[slot],
+                       .live = p->blockwise ? NULL : &p->scaling.live[slot],
                        .slot = p->delayed && follows ? &p->scaling.slots[slot] : NULL,
-                       .counts = p->counting ? &p->counts[slot] : NULL};
+                       .counts = p->counting ? &p->counts[slot] : NULL,
+                       .scales = fp8_scales(precision, operand),
+                       .power_of_two = precision->power_of_two};
 }
 
 // ---- what a step says of FP8 --------------------------------------------------------------------
@@ -337,19 +348,6 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
 
 // ---- what ranks exchange ------------------------------------------------------------------------
 
-// What is waited for: each bucket's new weights, and the two kinds that come one at a time.
-static int sums_slot(const Params *p) {
-    return p->run->layout.num_buckets;
-}
-
-static int agreement_slot(const Params *p) {
-    return p->run->layout.num_buckets + 1;
-}
-
-int params_slots(const ParamLayout *layout) {
-    return layout->num_buckets + 2;
-}
-
 static CommType gradient_comm_type(const Params *p) {
     return p->gradient_type == TYPE_F32 ? COMM_F32 : COMM_BF16;
 }
@@ -365,7 +363,7 @@ void params_reduce(Params *p, int bucket) {
         comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin), gradient_comm_type(p),
                             z->segments[s].part);
     }
-    comm_end(p->comm, sums_slot(p));
+    comm_end(p->comm, SLOT_SUMS);
 }
 
 void params_join(Params *p) {
@@ -383,7 +381,7 @@ void params_fetch_gradients(Params *p, float *host) {
         comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin), gradient_comm_type(p),
                         z->segments[s].part);
     }
-    comm_end(p->comm, sums_slot(p));
+    comm_end(p->comm, SLOT_SUMS);
     params_join(p);
     gpu_fetch(p->gpu, all, p->gradients, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
@@ -402,8 +400,8 @@ static void all_reduce(Params *p, void *values, CommType type, CommOp op, int64_
     gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_begin(p->comm);
     comm_all_reduce(p->comm, values, type, op, count);
-    comm_end(p->comm, agreement_slot(p));
-    comm_wait(p->comm, agreement_slot(p));
+    comm_end(p->comm, SLOT_AGREEMENT);
+    comm_wait(p->comm, SLOT_AGREEMENT);
     gpu_family(p->gpu, FAMILY_OPTIMIZER);
 }
 
@@ -425,58 +423,30 @@ void params_sum_counts(Params *p, int64_t *counts, int n) {
 
 // ---- the optimizer's step -----------------------------------------------------------------------
 
-static AdamWUpdate bucket_update(const Params *p, int bucket, const StepInput *input) {
-    const Options *o = &p->run->options;
-    const BucketSegments *b = &p->buckets[bucket];
-    return (AdamWUpdate){
-        .master = p->master,
-        .exp_avg = p->exp_avg,
-        .exp_avg_sq = p->exp_avg_sq,
-        .moment_type = p->moment_type,
-        .gradients = p->gradients,
-        .gradient_type = p->gradient_type,
-        .segments = p->segments + b->begin,
-        .segment_count = b->count,
-        .segment_blocks = b->blocks,
-        .tensors = p->tensors,
-        .squares = p->blockwise ? p->tensor_squares : NULL,
-        .counts = p->counting,
-        .input = input,
-        .muon = b->muon,
-        .momentum = (float)o->muon_momentum,
-        .beta1 = (float)o->adam_beta1,
-        .beta2 = (float)o->adam_beta2,
-        .eps = (float)o->adam_eps,
-        .seed = (uint64_t)o->seed,
-    };
-}
-
 // The bucket's new weights to all ranks, while the next bucket's are computed.
 static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-        comm_all_gather(p->comm, p->weights[s], params_sends_codes(p, s) ? COMM_U8 : COMM_BF16,
+        comm_all_gather(p->comm, p->weights[s], z->segments[s].codes ? COMM_U8 : COMM_BF16,
                         z->segments[s].part);
     }
-    comm_end(p->comm, bucket);
+    comm_end(p->comm, SLOT_WEIGHTS + bucket);
     p->arriving[bucket] = true;
 }
 
-// FP8 weights by measured scales: the largest amax of all ranks' parts gives them. input, state:
-// NULL at the start of a run.
-static void publish_measured(Params *p, const StepInput *input, const StepState *state) {
+// FP8 weights by measured scales: the largest amax of all ranks' parts gives them. state: NULL at
+// the start of a run.
+static void publish_measured(Params *p, const StepState *state) {
     int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
     if (p->num_tensors > 0) {
         // the bits of what is not negative order as it does; of Fp8Live's fields amax alone differs
         all_reduce(p, p->blockwise ? (void *)p->square_amax : p->scaling.live, COMM_U32, COMM_MAX,
                    p->blockwise ? p->num_squares : words);
-        gpu_announce_scales(p->tensors, p->blockwise ? p->tensor_squares : NULL, p->num_tensors,
-                            state, p->gpu->stream);
+        gpu_announce_scales(p->tensors, p->tensor_squares, p->num_tensors, state, p->gpu->stream);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        AdamWUpdate u = bucket_update(p, b, input);
-        gpu_quantize_weights(&u, state, p->gpu->stream);
+        gpu_quantize_weights(&p->updates[b], state, p->gpu->stream);
         gather_weights(p, b);
     }
 }
@@ -484,22 +454,21 @@ static void publish_measured(Params *p, const StepInput *input, const StepState 
 // At the start of a run: from the master weights to what products read.
 void params_publish(Params *p) {
     for (int b = 0; b < p->run->layout.num_buckets && p->num_tensors > 0; b++) {
-        AdamWUpdate u = bucket_update(p, b, NULL);
-        gpu_measure_weights(&u, NULL, p->gpu->stream);
+        gpu_measure_weights(&p->updates[b], NULL, p->gpu->stream);
     }
-    publish_measured(p, NULL, NULL);
+    publish_measured(p, NULL);
 }
 
 // Norm, loss and whether to stop, from each rank's own to all ranks'; the amaxes likewise.
-static void agree(Params *p, const StepInput *input) {
+static void agree(Params *p) {
     enum { SUMS = 3 }; // loss, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
     StepState *state = p->state;
     cudaStream_t stream = p->gpu->stream;
     CUDA_CHECK(cudaMemcpyAsync(&state->own_loss, &state->loss, sizeof(double),
                                cudaMemcpyDeviceToDevice, stream));
-    CUDA_CHECK(cudaMemcpyAsync(&state->stop, &input->stop, sizeof(double), cudaMemcpyDeviceToDevice,
-                               stream));
+    CUDA_CHECK(cudaMemcpyAsync(&state->stop, &p->input->stop, sizeof(double),
+                               cudaMemcpyDeviceToDevice, stream));
     all_reduce(p, &state->loss, COMM_F64, COMM_SUM, SUMS);
     if (p->delayed) {
         int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
@@ -507,13 +476,13 @@ static void agree(Params *p, const StepInput *input) {
     }
 }
 
-void params_update(Params *p, const StepInput *input) {
+void params_update(Params *p) {
     const Options *o = &p->run->options;
     cudaStream_t stream = p->gpu->stream;
     gpu_family(p->gpu, FAMILY_OPTIMIZER);
     gpu_sum_of_squares(p->state, p->norm_scratch, p->gradients, p->gradient_type, p->parts,
                        p->num_parts, stream);
-    agree(p, input);
+    agree(p);
     gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
                     stream);
     if (p->fp8) { gpu_fp8_update(&p->scaling, p->state, stream); }
@@ -523,24 +492,22 @@ void params_update(Params *p, const StepInput *input) {
         CUDA_CHECK(cudaMemsetAsync(p->square_amax, 0, bytes, stream));
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        AdamWUpdate u = bucket_update(p, b, input);
-        if (u.muon) { gpu_muon_momentum(&u, p->state, stream); }
+        if (p->updates[b].muon) { gpu_muon_momentum(&p->updates[b], p->state, stream); }
     }
-    muon_orthogonalize_all(&p->muon, p->gpu, p->comm, agreement_slot(p), p->gradients,
+    muon_orthogonalize_all(&p->muon, p->gpu, p->comm, SLOT_AGREEMENT, p->gradients,
                            p->gradient_type);
     bool measured = p->measuring && p->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        AdamWUpdate u = bucket_update(p, b, input);
-        gpu_adamw(&u, measured ? SCALE_MEASURED : SCALE_GIVEN, p->state, stream);
+        gpu_adamw(&p->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, p->state, stream);
         if (!measured) { gather_weights(p, b); }
     }
-    if (measured) { publish_measured(p, input, p->state); }
+    if (measured) { publish_measured(p, p->state); }
 }
 
 bool params_receive(Params *p, int bucket) {
     if (!p->arriving[bucket]) { return false; }
     gpu_family(p->gpu, FAMILY_COMMUNICATION);
-    comm_wait(p->comm, bucket);
+    comm_wait(p->comm, SLOT_WEIGHTS + bucket);
     p->arriving[bucket] = false;
     return true;
 }

@@ -18,11 +18,9 @@
 
 BEGIN_C
 
-// A bucket's segments of the optimizer, which follow each other, and their blocks.
-typedef struct {
-    int begin, count, blocks;
-    bool muon; // some of them are Muon's
-} BucketSegments;
+// What can be waited for one by one: gradients' sums, what all ranks agree on, and from
+// SLOT_WEIGHTS on each bucket's new weights.
+enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
 typedef struct {
     Gpu *gpu;
@@ -39,11 +37,12 @@ typedef struct {
     ZeroRange *ranges; // [num_ranges] the elements that this rank keeps
     Bucket *saved;     // [num_ranges] the same, as a checkpoint has them
     int num_ranges;
-    AdamWSegment *segments;  // on the device, [num_ranges]
-    BucketSegments *buckets; // [num_buckets]
-    GradientPart *parts;     // on the device, [num_parts]: of the gradients' norm
+    AdamWSegment *segments; // on the device, [num_ranges]
+    AdamWUpdate *updates;   // [num_buckets]
+    GradientPart *parts;    // on the device, [num_parts]: of the gradients' norm
     int num_parts;
     Muon muon;
+    StepInput *input; // on the device, as is state
     StepState *state;
     double *norm_scratch; // also of params_sum_counts
 
@@ -102,8 +101,8 @@ void params_fetch_counts(Params *p, Fp8Counts *host);
 // over the ranks beside what follows; params_join waits for all.
 void params_reduce(Params *p, int bucket);
 void params_join(Params *p);
-// Norm, decision, scales, Muon and AdamW; the new weights are on their way. input: on the device.
-void params_update(Params *p, const StepInput *input);
+// Norm, decision, scales, Muon and AdamW, by p->input; the new weights are on their way.
+void params_update(Params *p);
 // Waits for the bucket's new weights. False: they have been received before.
 bool params_receive(Params *p, int bucket);
 // Has the next params_receive of every bucket wait, or not: what a graph has captured receives them
@@ -119,12 +118,6 @@ void params_sum_counts(Params *p, int64_t *counts, int n);
 void params_snapshot(Params *p, Snapshot *snapshot);
 // The gradients, laid out as the parameters, to the host; all ranks call it. Waits for the device.
 void params_fetch_gradients(Params *p, float *host);
-
-// Whether the segment's new weights are sent in FP8. Evaluations in BF16 multiply by the weights in
-// BF16: then they are sent so, and every rank quantises them.
-bool params_sends_codes(const Params *p, int segment);
-// How many collectives can be waited for: comm_open's slots.
-int params_slots(const ParamLayout *layout);
 
 // Between params.c and params_io.c: what the master weights are goes to what products read, at the
 // start of a run; host memory of checkpoints.

@@ -85,34 +85,29 @@ static void first_weights(Params *p) {
     free(host);
 }
 
-// The saved slots, but for the fixed one; a checkpoint without any leaves all as they are.
+// The slots: the checkpoint's (NULL: none), which may have none; a scale of 1 otherwise, and the
+// fixed one. Scales are measured as long as one in use has no history.
 static void restore_scaling(Params *p, const Checkpoint *c) {
-    Error err;
-    size_t n = (size_t)p->scaling.count, history = n * (size_t)p->scaling.history_length;
-    Fp8Slot *slots = malloc_or_die(n * sizeof(Fp8Slot));
-    float *amax = calloc_or_die(history, sizeof(float));
-    gpu_fetch(p->gpu, slots, p->scaling.slots, n * sizeof(Fp8Slot));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    if (!checkpoint_read_scaling(c, &p->run->precision, slots, amax, &err)) { die("%s", err.text); }
-    fp8_fix_slot(&p->run->precision, &p->run->options, slots);
-    gpu_send(p->gpu, p->scaling.slots, slots, n * sizeof(Fp8Slot));
-    gpu_send(p->gpu, p->scaling.history, amax, history * sizeof(float));
-    free(slots);
-    free(amax);
-}
-
-// Whether a slot in use has no history.
-static bool any_unmeasured(Params *p) {
+    const Precision *precision = &p->run->precision;
     int n = p->scaling.count;
-    bool found = false;
+    size_t history = (size_t)n * (size_t)p->scaling.history_length;
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
-    gpu_fetch(p->gpu, slots, p->scaling.slots, (size_t)n * sizeof(Fp8Slot));
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    float *amax = calloc_or_die(history, sizeof(float));
+    Error err;
+    for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0}; }
+    if (p->delayed && c != NULL) {
+        if (!checkpoint_read_scaling(c, precision, slots, amax, &err)) { die("%s", err.text); }
+        gpu_send(p->gpu, p->scaling.history, amax, history * sizeof(float));
+    }
+    fp8_fix_slot(precision, &p->run->options, slots);
+    gpu_send(p->gpu, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
+    gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
+    p->measuring = !p->delayed;
     for (int i = 0; i < n; i++) {
-        found = found || (fp8_slot_follows(&p->run->precision, i) && slots[i].count == 0);
+        p->measuring |= fp8_slot_follows(precision, i) && slots[i].count == 0;
     }
     free(slots);
-    return found;
+    free(amax);
 }
 
 void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
@@ -125,13 +120,9 @@ void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
     } else {
         first_weights(p);
     }
-    if (p->fp8) {
-        if (resumed && p->delayed) { restore_scaling(p, checkpoint); }
-        gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
-    }
+    if (p->fp8) { restore_scaling(p, resumed ? checkpoint : NULL); }
     run_beat(run, DOING_WAIT, "publishing the weights");
     params_publish(p);
-    p->measuring = p->fp8 && (!p->delayed || any_unmeasured(p));
 }
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
@@ -154,15 +145,15 @@ static void fetch_model(Params *p, Bf16 *to) {
     params_join(p); // new weights may still be on their way
     for (int s = 0; s < p->zero.count; s++) {
         const ZeroSegment *segment = &p->zero.segments[s];
-        bool codes = params_sends_codes(p, s);
+        bool codes = segment->codes;
         Bf16 *weights = codes ? p->gathered : p->weights[s];
         if (codes) {
             gpu_to_bf16(weights + p->run->rank * segment->part, p->master + segment->kept,
                         segment->part, p->gpu->stream);
             comm_begin(p->comm);
             comm_all_gather(p->comm, weights, COMM_BF16, segment->part);
-            comm_end(p->comm, params_slots(layout) - 1);
-            comm_wait(p->comm, params_slots(layout) - 1);
+            comm_end(p->comm, SLOT_AGREEMENT);
+            comm_wait(p->comm, SLOT_AGREEMENT);
         }
         for (int i = 0; i < layout->count && p->run->rank == 0; i++) {
             if (p->zero.segment[i] != s) { continue; }
