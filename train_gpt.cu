@@ -13,7 +13,6 @@
 #include "train/gpu/batches.h"
 #include "train/gpu/network.h"
 #include "train/gpu/support.h"
-#include "train/gpu/verify.h"
 
 #include <algorithm>
 #include <math.h>
@@ -78,7 +77,7 @@ static bool trainer_plan(Trainer *t, const Options *options, NumberSupport suppo
 
 static void trainer_free_plan(Trainer *t) {
     params_free_plan(&t->params);
-    network_free(&t->net);
+    free(t->net.blocks);
     plan_free(&t->plan);
 }
 

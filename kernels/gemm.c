@@ -23,12 +23,11 @@ typedef struct {
 } Choice;
 
 typedef struct {
-    Choice choice;
+    PlanKey key;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d;
-    cublasLtMatmulAlgo_t algo;
-    int count; // of the algorithms to try, places in the heuristic's list; 0: not tuned
-    int32_t list[GEMM_SHORTLIST];
+    int count, chosen; // algorithms on the short list, one where nothing was tuned; the one taken
+    int32_t list[GEMM_SHORTLIST]; // their places in the heuristic's list
     cublasLtMatmulAlgo_t algos[GEMM_SHORTLIST];
 } GemmPlan;
 
@@ -206,7 +205,7 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
 static int plan_candidates(Gpu *gpu, const GemmPlan *p, cublasLtMatmulHeuristicResult_t *results) {
     cublasLtMatmulPreference_t preference;
     size_t workspace = gpu->workspace_bytes;
-    uint32_t alignment = (uint32_t)p->choice.key.alignment;
+    uint32_t alignment = (uint32_t)p->key.alignment;
     int count = 0;
     BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     PREFER(preference, MAX_WORKSPACE_BYTES, workspace);
@@ -223,7 +222,8 @@ static int plan_candidates(Gpu *gpu, const GemmPlan *p, cublasLtMatmulHeuristicR
 static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
     const void *c = g->c != NULL ? g->c : g->d;
     return cublasLtMatmul(gpu->blas, p->op, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, c, p->d,
-                          g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
+                          g->d, p->d, &p->algos[p->chosen], gpu->workspace, gpu->workspace_bytes,
+                          gpu->stream);
 }
 
 // Milliseconds of a run; INFINITY where the algorithm fails.
@@ -246,10 +246,11 @@ static void plan_shortlist(Gpu *gpu, GemmPlan *p, const Gemm *g,
     const float nearly = 1.05f;
     float ms[CANDIDATES], least = INFINITY;
     for (int i = 0; i < count; i++) {
-        p->algo = results[i].algo;
+        p->algos[0] = results[i].algo;
         ms[i] = results[i].state == CUBLAS_STATUS_SUCCESS ? plan_time(gpu, p, g) : INFINITY;
         least = fminf(least, ms[i]);
     }
+    p->count = 0;
     for (int next = 0; next >= 0 && p->count < GEMM_SHORTLIST;) {
         p->list[p->count] = next;
         p->algos[p->count++] = results[next].algo;
@@ -271,12 +272,12 @@ static Choice *kept_choice(const GemmCache *cache, const PlanKey *key) {
 
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
     GemmCache *cache = cache_of(gpu);
-    GemmPlan p = {.choice = {key_of(g), -1}};
+    GemmPlan p = {.key = key_of(g), .count = 1};
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     check(g);
     for (int i = 0; i < cache->num_plans; i++) {
         GemmPlan *known = &cache->plans[i];
-        if (memcmp(&known->choice.key, &p.choice.key, sizeof(PlanKey)) == 0) { return known; }
+        if (memcmp(&known->key, &p.key, sizeof(PlanKey)) == 0) { return known; }
     }
 #if CUBLAS_VERSION < 120900
     if (g->scales_a != SCALES_TENSOR) {
@@ -292,14 +293,12 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
              g->m, g->n, g->k, g->type_a, g->type_b, g->type_d);
         return NULL;
     }
-    Choice *kept = kept_choice(cache, &p.choice.key);
-    if (kept != NULL) { p.choice = *kept; }
-    if (p.choice.algorithm < 0 || p.choice.algorithm >= count) {
-        p.choice.algorithm = 0;
-        if (cache->autotune) { plan_shortlist(gpu, &p, g, results, count); }
-    }
-    p.algo = results[p.choice.algorithm].algo;
-    if (kept != NULL) { *kept = p.choice; } // it may have been of no use
+    Choice *kept = kept_choice(cache, &p.key);
+    bool known = kept != NULL && kept->algorithm >= 0 && kept->algorithm < count;
+    if (known) { p.list[0] = kept->algorithm; }
+    p.algos[0] = results[p.list[0]].algo;
+    if (!known && cache->autotune) { plan_shortlist(gpu, &p, g, results, count); }
+    if (kept != NULL) { kept->algorithm = p.list[0]; } // it may have been of no use
     cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
     cache->plans[cache->num_plans] = p;
     return &cache->plans[cache->num_plans++];
@@ -338,9 +337,7 @@ int gemm_candidates(Gpu *gpu, int plan) {
 }
 
 void gemm_choose(Gpu *gpu, int plan, int candidate) {
-    GemmPlan *p = &cache_of(gpu)->plans[plan];
-    p->choice.algorithm = p->list[candidate];
-    p->algo = p->algos[candidate];
+    cache_of(gpu)->plans[plan].chosen = candidate;
 }
 
 // Choices are a title line and a Choice each. They hold for one version of the library on one kind
@@ -360,9 +357,10 @@ void *gemm_choices(Gpu *gpu, size_t *bytes) {
     if (kept > 0) { memcpy(data + used, cache->choices, kept); }
     used += kept;
     for (int i = 0; i < cache->num_plans; i++) {
-        const Choice *choice = &cache->plans[i].choice;
-        if (kept_choice(cache, &choice->key) != NULL) { continue; }
-        memcpy(data + used, choice, sizeof(Choice));
+        const GemmPlan *p = &cache->plans[i];
+        Choice choice = {p->key, p->list[p->chosen]};
+        if (kept_choice(cache, &p->key) != NULL) { continue; }
+        memcpy(data + used, &choice, sizeof(Choice));
         used += sizeof(Choice);
     }
     *bytes = used;

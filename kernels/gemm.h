@@ -61,7 +61,7 @@ bool gemm_supported(Gpu *gpu, Gemm g, Error *err);
 // and not while a graph is being captured.
 void gemm_autotune(Gpu *gpu, bool on);
 // The plans so far, numbered in the order of their first use; how many algorithms are on a plan's
-// short list, the heuristic's first before the others (0: it was not tuned); taking one of them.
+// short list, the heuristic's first before the others (1: it was not tuned); taking one of them.
 enum { GEMM_SHORTLIST = 4 };
 int gemm_plans(Gpu *gpu);
 int gemm_candidates(Gpu *gpu, int plan);

@@ -3,7 +3,7 @@
 // them, and the row of --verify.
 #define TEST_OWN_MAIN
 #include "../ranks/group.h"
-#include "../train/gpu/verify.h"
+#include "../train/gpu/support.h"
 #include "comm_checks.h"
 #include "processes.h"
 

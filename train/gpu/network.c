@@ -271,10 +271,6 @@ void network_start(Network *n) {
     n->gelu_products = n->gelu_products && gpu_has_gelu_products(n->gpu);
 }
 
-void network_free(Network *n) {
-    free(n->blocks);
-}
-
 // Whether a product can write the tensor's codes as it goes, and no other form of it.
 static bool product_quantises(const Fp8Tensor *q) {
     return q->fused && q->mode == SCALE_GIVEN && q->counts == NULL;

@@ -80,7 +80,6 @@ AttentionShape attention_shape_of(const Run *run, int B, int T);
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 // Once the plan has its memory and the parameters are started.
 void network_start(Network *n);
-void network_free(Network *n);
 
 // Whether scales are measured, and what FP8 loses is counted, from here on (params.h).
 void network_set_scaling(Network *n, bool measuring, bool counting);

@@ -1,4 +1,5 @@
-// What numbers the device can compute with, as far as the options let it.
+// What numbers the device can compute with, as far as the options let it; and --verify: is this
+// machine fit to train on?
 #pragma once
 
 #include "../../kernels/gpu.h"
@@ -21,5 +22,19 @@ bool fp8_self_check(Gpu *gpu, Error *err);
 
 // Dies where the kernels cannot work with the model's sizes.
 void support_check_shapes(const ModelConfig *config);
+
+// Versions, memory, a product and an attention that are checked against the CPU's and timed, small
+// FP8 products and NCCL; a table and an exit status.
+int verify(const Options *options);
+
+// NCCL between the GPUs that this process sees: an all-reduce, its sums checked and timed. Which of
+// its ways NCCL takes, the environment says (NCCL_*), as in a training.
+#define NCCL_ROW "NCCL between GPUs"
+
+typedef enum { NCCL_WELL, NCCL_BAD, NCCL_NOT_TESTED } NcclVerdict;
+
+// Of so many FP32 elements. A check that takes longer than `seconds` ends the program with a line
+// that says so. text: the row's. Not tested: there is one GPU, or no NCCL that serves.
+NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room);
 
 END_C

@@ -1,4 +1,3 @@
-#include "verify.h"
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"

@@ -1,7 +1,7 @@
 // --verify: an all-reduce over every GPU of the machine, its sums checked and its bandwidth
 // measured.
 #include "../../kernels/nccl.h"
-#include "verify.h"
+#include "support.h"
 
 #include <signal.h>
 #include <stdio.h>
