@@ -90,13 +90,12 @@ static uintptr_t batch_strides(const Gemm *g) {
 
 static void check(const Gemm *g) {
     bool a_fp8 = gpu_type_bytes(g->type_a) == 1, b_fp8 = gpu_type_bytes(g->type_b) == 1;
-    bool gelu = g->epilogue == EPILOGUE_GELU_AUX_BIAS;
     check_address(g, "a", g->a, true);
     check_address(g, "b", g->b, true);
     check_address(g, "c", g->c, g->beta != 0.0f);
     check_address(g, "d", g->d, true);
-    check_address(g, "bias", g->bias, gelu || g->epilogue == EPILOGUE_BIAS);
-    check_address(g, "aux", g->aux, gelu || g->epilogue == EPILOGUE_DGELU);
+    check_address(g, "bias", g->bias, g->epilogue == EPILOGUE_BIAS);
+    check_address(g, "aux", g->aux, g->epilogue == EPILOGUE_DGELU);
     check_address(g, "scale_a", g->scale_a, a_fp8);
     check_address(g, "scale_b", g->scale_b, b_fp8);
     gemm_check_apart(g, "d", g->d,
@@ -167,9 +166,8 @@ static void plan_point(GemmPlan *p, const Gemm *g) {
 }
 
 static void plan_describe(GemmPlan *p, const Gemm *g) {
-    static const cublasLtEpilogue_t epilogues[EPILOGUE_COUNT] = {
-        CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-        CUBLASLT_EPILOGUE_DGELU};
+    static const cublasLtEpilogue_t epilogues[] = {
+        [EPILOGUE_BIAS] = CUBLASLT_EPILOGUE_BIAS, [EPILOGUE_DGELU] = CUBLASLT_EPILOGUE_DGELU};
     const cublasOperation_t transa = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t transb = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cudaDataType_t bias_type = CUDA_R_16BF;

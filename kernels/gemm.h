@@ -16,12 +16,10 @@
 
 BEGIN_C
 
-typedef enum {
-    EPILOGUE_NONE,
-    EPILOGUE_BIAS,          // + bias[n]
-    EPILOGUE_GELU_AUX_BIAS, // D = gelu(product + bias), aux[m,n] = product + bias
-    EPILOGUE_DGELU,         // D = product * gelu'(aux)
-    EPILOGUE_COUNT
+typedef enum { // as kept choices have them
+    EPILOGUE_NONE = 0,
+    EPILOGUE_BIAS = 1,  // + bias[n]
+    EPILOGUE_DGELU = 3, // D = product * gelu'(aux[m,n])
 } GemmEpilogue;
 
 static inline GpuType gpu_fp8_type(Fp8Type type) {

@@ -106,7 +106,7 @@ static void bench_attention(AttentionShape s) {
 
 static void bench_products(int M, int N, int K, const char *layer) {
     Filled x((size_t)M * K, 1), w((size_t)N * K, 0.05f), dy((size_t)M * N, 1), bias(N, 1);
-    Bf16Buffer y((size_t)M * N), aux((size_t)M * N), dx((size_t)M * K), dw((size_t)N * K);
+    Bf16Buffer y((size_t)M * N), dx((size_t)M * K), dw((size_t)N * K);
     FloatBuffer wide((size_t)N * K);
     double floor = 2.0 * M * N * K / FLOPS_PER_S;
     char shape[64];
@@ -126,11 +126,6 @@ static void bench_products(int M, int N, int K, const char *layer) {
     g.c = dy.device.data;
     g.beta = 1.0f;
     PRODUCT("forward+bias+add", g);
-    g.beta = 0.0f;
-    g.c = NULL;
-    g.epilogue = EPILOGUE_GELU_AUX_BIAS;
-    g.aux = aux.data;
-    PRODUCT("forward+gelu", g);
     PRODUCT("dX", input_gradient);
     PRODUCT("dW", weight_gradient);
     g = weight_gradient;

@@ -35,7 +35,6 @@ typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
 typedef enum {
     CUBLASLT_EPILOGUE_DEFAULT,
     CUBLASLT_EPILOGUE_BIAS,
-    CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
     CUBLASLT_EPILOGUE_DGELU
 } cublasLtEpilogue_t;
 

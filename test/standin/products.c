@@ -106,10 +106,7 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
     FREED float *addend = add != 0.0f ? read_matrix(C, c, NULL, 0) : NULL, *bias = NULL;
     FREED float *product = values_new(n);
     for (int i = 0; i < n && addend != NULL; i++) { addend[i] *= add; }
-    if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS ||
-        desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-        bias = bf16_read(desc->bias, d->rows);
-    }
+    if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS) { bias = bf16_read(desc->bias, d->rows); }
     if (is_fp8(a) && !blocks) { factor = factor * *desc->b_scale * *desc->a_scale; }
     cpu_gemm((CpuGemm){.m = d->cols,
                        .n = d->rows,
@@ -122,10 +119,7 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
                        .trans_a = desc->transb == CUBLAS_OP_T,
                        .trans_b = desc->transa == CUBLAS_OP_T,
                        .alpha = factor});
-    if (desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-        values_round(desc->aux, TYPE_BF16, product, n);
-        gelu_forward(product, product, n);
-    } else if (desc->epilogue == CUBLASLT_EPILOGUE_DGELU) {
+    if (desc->epilogue == CUBLASLT_EPILOGUE_DGELU) {
         FREED float *input = bf16_read(desc->aux, n);
         gelu_backward(product, product, input, n);
     }
