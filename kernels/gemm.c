@@ -101,7 +101,6 @@ static void check(const Gemm *g) {
     gemm_check_apart(g, "d", g->d,
                      (int64_t)g->m * g->n * (g->batch > 1 ? g->batch : 1) *
                          gpu_type_bytes(g->type_d));
-    if (gelu) { gemm_check_apart(g, "aux", g->aux, (int64_t)g->m * g->n * (int64_t)sizeof(Bf16)); }
     bool a_blocks = g->scales_a != SCALES_TENSOR, b_blocks = g->scales_b != SCALES_TENSOR;
     bool squares = g->scales_a == SCALES_SQUARE && g->scales_b == SCALES_SQUARE;
     if (a_blocks != b_blocks || squares || (a_blocks && (!a_fp8 || g->fast_accumulation))) {
