@@ -265,7 +265,7 @@ static Operand norm_forward(Trainer *t, const NormLayer *norm, const Bf16 *x,
 // there is none.
 static void norm_backward(Trainer *t, const NormLayer *norm, const Bf16 *x,
                           const LinearLayer *below, int M, bool accumulate) {
-    Operand out = {t->net.d_residual, NULL, NULL, NULL, NULL};
+    Operand out = {t->net.d_residual.bf16, NULL, NULL, NULL, NULL};
     Fp8Tensor q = {};
     NormBackward n = {};
     n.dweight = gradient_into(norm->dweight, accumulate);
@@ -380,7 +380,7 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
 static void activation_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     const LinearLayer *fc1 = &b->fc1;
     Gradient sums = gradient_into(fc1->dbias, accumulate);
-    Bf16 *d_activated = t->net.wide;
+    Bf16 *d_activated = t->net.wide.bf16;
     int F = t->run.config.ffn;
     gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
     if (b->gelu_in_product) { // the product has applied the derivative
@@ -397,7 +397,7 @@ static void activation_backward(Trainer *t, const Block *b, int M, bool accumula
 static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     const LinearLayer *fc1 = &b->fc1, *fc2 = &b->fc2;
     if (!b->gelu_in_fp8_product) {
-        linear_backward(&t->gpu, fc2, t->net.wide, fc2->input,
+        linear_backward(&t->gpu, fc2, t->net.wide.bf16, fc2->input,
                         b->gelu_in_product ? b->fc1_out : NULL, M, accumulate);
         activation_backward(t, b, M, accumulate);
         return;
@@ -427,7 +427,7 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
         gpu_rope_backward(qkv->gradient, qkv->dy, r, t->gpu.stream);
         return;
     }
-    gpu_family(&t->gpu, qkv->weight_fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
+    gpu_family(&t->gpu, qkv->weight.fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     gpu_measure(qkv->dy, qkv->gradient.bf16, (int64_t)B * T * qkv->N, t->gpu.stream);
     gpu_quantize(qkv->gradient, qkv->dy, sums, t->net.partial_sums, B * T, qkv->N, t->gpu.stream);
 }
@@ -447,7 +447,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.input, NULL, M,
                     accumulate);
     gpu_family(gpu, FAMILY_ATTENTION);
-    attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide, net->d_norm,
+    attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
                            b->attention_out.input.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
     linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.input, NULL, M, accumulate);
@@ -520,7 +520,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
     cudaStream_t stream = t->gpu.stream;
     gpu_family(&t->gpu, FAMILY_NORMS);
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
-    CUDA_CHECK(cudaMemsetAsync(net->d_residual, 0, residual_bytes, stream));
+    CUDA_CHECK(cudaMemsetAsync(net->d_residual.bf16, 0, residual_bytes, stream));
     norm_backward(t, &net->final_norm, net->residual_out, &net->blocks[c->num_layers - 1].fc2,
                   B * T, accumulate);
     if (last) { params_reduce(&t->params, c->num_layers + 1); }
@@ -533,12 +533,12 @@ static void model_backward(Trainer *t, int B, int T, int place) {
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
         CUDA_CHECK(cudaMemsetAsync(net->dwte.data, 0, bytes, stream));
     }
-    gpu_embedding_backward(gradient_into(net->dwte, true), net->d_residual,
+    gpu_embedding_backward(gradient_into(net->dwte, true), net->d_residual.bf16,
                            t->batches.device.inputs, t->batches.device.rows,
                            t->batches.device.starts, t->batches.device.runs, B * T, c->channels,
                            stream);
     if (net->wpe != NULL) {
-        gpu_position_backward(gradient_into(net->dwpe, accumulate), net->d_residual, B, T,
+        gpu_position_backward(gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
                               c->channels, stream);
     }
     if (last) {

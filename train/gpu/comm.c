@@ -117,6 +117,8 @@ static const struct {
     [COMM_U8] = {NCCL_UINT8, 1},
 };
 
+_Static_assert((int)COMM_F32 == (int)TYPE_F32 && (int)COMM_BF16 == (int)TYPE_BF16, "GpuType's");
+
 static bool is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status;
     CUDA_CHECK(cudaStreamIsCapturing(stream, &status));

@@ -14,8 +14,8 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
     params_weights(p, lp->weight, lp->layer, &codes);
     int64_t size = (int64_t)l->N * l->C;
     plan_section(plan, "weights", PHASE_ALWAYS);
-    PLAN(plan, "weights, FP8", codes ? 0 : size, l->weight_fp8);
-    PLAN(plan, "weights, FP8, transposed", size, l->weight_fp8_t);
+    PLAN(plan, "weights, FP8", codes ? 0 : size, l->weight.fp8);
+    PLAN(plan, "weights, FP8, transposed", size, l->weight.fp8_t);
 }
 
 void linear_start(LinearLayer *l, const Params *p) {
@@ -23,13 +23,13 @@ void linear_start(LinearLayer *l, const Params *p) {
     bool codes;
     void *weights = params_weights(p, lp->weight, lp->layer, &codes);
     if (codes) {
-        l->weight_fp8 = weights;
+        l->weight.fp8 = weights;
     } else {
-        l->weight = weights;
+        l->weight.bf16 = weights;
     }
     const Fp8Squares *squares = &p->squares[lp - p->run->precision.linear];
-    l->weight_scales = squares->scales;
-    l->weight_scales_t = squares->scales_t;
+    l->weight.scales = squares->scales;
+    l->weight.scales_t = squares->scales_t;
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
@@ -43,7 +43,7 @@ void linear_set_scaling(LinearLayer *l, const Params *p) {
 }
 
 static bool is_fp8(const LinearLayer *l, Pass pass) {
-    return l->weight_fp8 != NULL && pass != PASS_EVAL_BF16;
+    return l->weight.fp8 != NULL && pass != PASS_EVAL_BF16;
 }
 
 Fp8Tensor linear_x(const LinearLayer *l, Pass pass) {
@@ -68,16 +68,14 @@ Operand linear_input(const LinearLayer *l, Pass pass) {
 
 void linear_receive(Gpu *gpu, const LinearLayer *l) {
     const Gradient no_sums = {NULL, TYPE_F32, false};
-    if (l->weight_fp8 == NULL) { return; }
+    if (l->weight.fp8 == NULL) { return; }
     gpu_family(gpu, FAMILY_QUANTIZE);
-    if (l->weight == NULL) {
-        gpu_transpose_codes(l->weight_fp8_t, l->weight_fp8, l->N, l->C, gpu->stream);
+    if (l->weight.bf16 == NULL) {
+        gpu_transpose_codes(l->weight.fp8_t, l->weight.fp8, l->N, l->C, gpu->stream);
         return;
     }
-    Operand forms = {l->weight, l->weight_fp8, l->weight_fp8_t, l->weight_scales,
-                     l->weight_scales_t};
-    gpu_measure(l->w, l->weight, (int64_t)l->N * l->C, gpu->stream);
-    gpu_quantize(forms, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
+    gpu_measure(l->w, l->weight.bf16, (int64_t)l->N * l->C, gpu->stream);
+    gpu_quantize(l->weight, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
 }
 
 // FP8 operands with the summed dimension contiguous, and their block scales, if they have such.
@@ -98,10 +96,10 @@ static void set_fp8(Gemm *g, const uint8_t *a, const float *scales_a, const Fp8T
 }
 
 Gemm linear_product(const LinearLayer *l, Bf16 *y, Operand x, int M, Pass pass) {
-    Gemm g = gemm_plain(M, l->N, l->C, x.bf16, l->weight, y);
+    Gemm g = gemm_plain(M, l->N, l->C, x.bf16, l->weight.bf16, y);
     g.trans_b = true;
     if (is_fp8(l, pass)) {
-        set_fp8(&g, x.fp8, x.scales, &l->x, l->weight_fp8, l->weight_scales, &l->w,
+        set_fp8(&g, x.fp8, x.scales, &l->x, l->weight.fp8, l->weight.scales, &l->w,
                 l->fast_forward);
     }
     return g;
@@ -120,9 +118,9 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf
 
 Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
     const Operand *dy = &l->gradient;
-    Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->weight, dx);
-    if (l->weight_fp8 != NULL) {
-        set_fp8(&g, dy->fp8, dy->scales, &l->dy, l->weight_fp8_t, l->weight_scales_t, &l->w,
+    Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->weight.bf16, dx);
+    if (l->weight.fp8 != NULL) {
+        set_fp8(&g, dy->fp8, dy->scales, &l->dy, l->weight.fp8_t, l->weight.scales_t, &l->w,
                 l->fast_backward);
     }
     return g;

@@ -11,10 +11,8 @@ BEGIN_C
 typedef struct {
     const LinearPrecision *precision;
     int N, C;
-    Bf16 *weight;                           // [N,C]; NULL where products read FP8 alone
-    uint8_t *weight_fp8, *weight_fp8_t;     // [N,C], [C,N]; NULL: the layer is BF16
-    float *weight_scales, *weight_scales_t; // blockwise scaling: of both
-    Bf16 *bias;                             // [N] or NULL
+    Operand weight; // [N,C]; bf16 NULL where products read FP8 alone; fp8 NULL: the layer is BF16
+    Bf16 *bias;     // [N] or NULL
     Gradient dweight, dbias;
     Fp8Tensor x, w, dy;               // all zero where the layer is BF16
     bool wgrad_fp8;                   // the weight gradient's operands are FP8 too

@@ -114,8 +114,8 @@ static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuTy
         int rank = (int)((matrix->place - s->begin) / s->part);
         for (Move v = move_of(z, matrix, rank, back); rank < z->ranks && v.begin < v.end;
              v = move_of(z, matrix, ++rank, back)) {
-            comm_move(comm, gradients + v.begin * gpu_type_bytes(type),
-                      type == TYPE_F32 ? COMM_F32 : COMM_BF16, v.end - v.begin, v.from, v.to);
+            comm_move(comm, gradients + v.begin * gpu_type_bytes(type), (CommType)type,
+                      v.end - v.begin, v.from, v.to);
         }
     }
     comm_end(comm, slot);

@@ -160,14 +160,14 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     PLAN(plan, "last norm's rstd", M, n->final_norm.rstd);
     PLAN(plan, "losses", M, n->losses);
     plan_section(plan, "scratch", PHASE_STEP);
-    PLAN(plan, "d residual", trains ? M * C : 0, n->d_residual);
+    PLAN(plan, "d residual", trains ? M * C : 0, n->d_residual.bf16);
     PLAN(plan, "d norm, d attention", trains ? M * max64(C, heads) : 0, n->d_norm);
     n->partial_sums.bytes = (size_t)sums;
     plan_buffer(plan, "partial sums", sums, (void **)&n->partial_sums.data);
-    PLAN(plan, "d activated, d qkv", M * max64(widest, C), n->wide);
-    PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->residual_fp8.fp8);
-    PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->residual_fp8.fp8_t);
-    plan_scales(n, plan, M, C, &n->residual_fp8.scales, &n->residual_fp8.scales_t);
+    PLAN(plan, "d activated, d qkv", M * max64(widest, C), n->wide.bf16);
+    PLAN(plan, "d residual, FP8", fp8 ? M * C : 0, n->d_residual.fp8);
+    PLAN(plan, "d residual, FP8, transposed", fp8 ? M * C : 0, n->d_residual.fp8_t);
+    plan_scales(n, plan, M, C, &n->d_residual.scales, &n->d_residual.scales_t);
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
@@ -180,11 +180,11 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
                 &gpu->attention_workspace);
     plan_section(plan, "scratch of linear layers", PHASE_LINEAR);
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
-    PLAN(plan, "operand, FP8", M * widest, n->wide_fp8.fp8);
-    PLAN(plan, "operand, FP8, transposed", M * widest, n->wide_fp8.fp8_t);
+    PLAN(plan, "operand, FP8", M * widest, n->wide.fp8);
+    PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.fp8_t);
     n->gelu_products = c->arch == ARCH_GPT2 && params->delayed && C <= GELU_PRODUCT_MOST_K;
     PLAN(plan, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
-    plan_scales(n, plan, M, widest, &n->wide_fp8.scales, &n->wide_fp8.scales_t);
+    plan_scales(n, plan, M, widest, &n->wide.scales, &n->wide.scales_t);
 }
 
 // ---- starting -----------------------------------------------------------------------------------
@@ -209,18 +209,17 @@ static void start_norm(NormLayer *norm, const Params *p, TensorId weight, int la
 }
 
 // The forms of a block's linear layer that lie in scratch. gradient: where its output's lies.
-static void start_linear(Network *n, LinearLayer *l, Bf16 *gradient) {
-    const Operand *scratch = gradient == n->d_residual ? &n->residual_fp8 : &n->wide_fp8;
+static void start_linear(Network *n, LinearLayer *l, Operand gradient) {
     linear_start(l, n->params);
     int recompute = n->run->options.recompute;
     // the last block's is still there
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
     l->product_recomputed = recompute == RECOMPUTE_BLOCK;
-    l->input_scratch = (Operand){n->wide, n->wide_fp8.fp8, NULL, n->wide_fp8.scales, NULL};
-    l->gradient = (Operand){gradient, l->weight_fp8 != NULL ? scratch->fp8 : NULL,
-                            l->wgrad_fp8 ? scratch->fp8_t : NULL, scratch->scales,
-                            scratch->scales_t};
+    l->input_scratch = (Operand){n->wide.bf16, n->wide.fp8, NULL, n->wide.scales, NULL};
+    l->gradient = gradient;
+    if (l->weight.fp8 == NULL) { l->gradient.fp8 = NULL; }
+    if (!l->wgrad_fp8) { l->gradient.fp8_t = NULL; }
 }
 
 void network_start(Network *n) {
@@ -256,11 +255,12 @@ void network_start(Network *n) {
         start_norm(&b->norm2, p, TENSOR_NORM2_WEIGHT, l);
         start_linear(n, &b->qkv, n->wide);
         start_linear(n, &b->attention_out, n->d_residual);
-        start_linear(n, &b->fc1, llama ? b->fc1_out : n->wide); // SwiGLU's in place
+        start_linear(n, &b->fc1, n->wide);
+        if (llama) { b->fc1.gradient.bf16 = b->fc1_out; } // SwiGLU's in place
         start_linear(n, &b->fc2, n->d_residual);
         // such a product reads it while it writes fc2's input
         if (n->gelu_products) { b->fc1.input_scratch.fp8 = n->fc1_input_fp8; }
-        b->gelu_in_product = !llama && b->fc1.weight_fp8 == NULL && b->fc2.weight_fp8 == NULL;
+        b->gelu_in_product = !llama && b->fc1.weight.fp8 == NULL && b->fc2.weight.fp8 == NULL;
         if (!llama && !b->gelu_in_product) {
             b->gelu_bias = b->fc1.bias;
             b->fc1.bias = NULL;
@@ -284,8 +284,8 @@ void network_set_scaling(Network *n, bool measuring, bool counting) {
     for (int l = 0; l < n->run->config.num_layers; l++) {
         Block *b = &n->blocks[l];
         for (int i = 0; i < LINEAR_HEAD; i++) { linear_set_scaling(&b->linear[i], p); }
-        b->gelu_in_fp8_product = n->gelu_products && b->fc1.weight_fp8 != NULL &&
-                                 b->fc2.weight_fp8 != NULL && b->gelu_bias != NULL &&
+        b->gelu_in_fp8_product = n->gelu_products && b->fc1.weight.fp8 != NULL &&
+                                 b->fc2.weight.fp8 != NULL && b->gelu_bias != NULL &&
                                  product_quantises(&b->fc2.x) && product_quantises(&b->fc1.dy);
     }
     linear_set_scaling(&n->head, p);

@@ -60,13 +60,12 @@ typedef struct {
     float *losses;      // [M]
     float *rope;        // [T,D]
 
-    Bf16 *d_residual; // [M,C]
-    Bf16 *d_norm;     // [M,C], and d_attention [M,H*D]: never alive together
+    Operand d_residual; // [M,C], also in its FP8 forms
+    Bf16 *d_norm;       // [M,C], and d_attention [M,H*D]: never alive together
     // [M, the widest]: an FP8 layer's input before it is quantised; in the backward pass
     // d_activated and, in place, GPT-2's d_fc1; then d_qkv
-    Bf16 *wide;
-    Operand wide_fp8, residual_fp8; // FP8 forms: [M, the widest], [M,C]
-    uint8_t *fc1_input_fp8;         // [M,C]; NULL: in wide_fp8, as every other layer's
+    Operand wide;
+    uint8_t *fc1_input_fp8; // [M,C]; NULL: in `wide`, as every other layer's
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows

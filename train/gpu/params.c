@@ -348,10 +348,6 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
 
 // ---- what ranks exchange ------------------------------------------------------------------------
 
-static CommType gradient_comm_type(const Params *p) {
-    return p->gradient_type == TYPE_F32 ? COMM_F32 : COMM_BF16;
-}
-
 static void *gradients_from(const Params *p, int64_t place) {
     return (char *)p->gradients + place * gpu_type_bytes(p->gradient_type);
 }
@@ -360,8 +356,8 @@ void params_reduce(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-        comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin), gradient_comm_type(p),
-                            z->segments[s].part);
+        comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin),
+                            (CommType)p->gradient_type, z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
 }
@@ -378,8 +374,8 @@ void params_fetch_gradients(Params *p, float *host) {
     char *all = malloc_or_die(bytes);
     comm_begin(p->comm);
     for (int s = 0; s < z->count; s++) {
-        comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin), gradient_comm_type(p),
-                        z->segments[s].part);
+        comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin),
+                        (CommType)p->gradient_type, z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
     params_join(p);
