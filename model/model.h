@@ -146,10 +146,8 @@ float param_decay(const Param *p, const Options *options);
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual
-// projections divided by sqrt(2L); norms 1, biases 0. Of elements begin..end of one parameter; and
-// of ranges of the parameter space, one after another, gaps zero.
-void param_init(const ParamLayout *layout, const Param *p, int64_t begin, int64_t end, float *out,
-                uint64_t seed);
+// projections divided by sqrt(2L); norms 1, biases 0. Of ranges of the parameter space, one after
+// another, gaps zero.
 void model_init(const ParamLayout *layout, const Bucket *ranges, int count, float *out,
                 uint64_t seed);
 

@@ -318,7 +318,7 @@ TEST(a_part_starts_as_in_the_whole) {
         const Param *p = &layout.params[i];
         int64_t n = param_size(p), begin = n / 3, end = n;
         FREED float *part = malloc_or_die((size_t)n * sizeof(float));
-        param_init(&layout, p, begin, end, part, 1);
+        model_init(&layout, &(Bucket){p->offset + begin, p->offset + end}, 1, part, 1);
         CHECK_BITS(part, w + p->offset + begin, (size_t)(end - begin) * sizeof(float));
     }
 }
