@@ -31,15 +31,6 @@ static void append_segment(ZeroLayout *z, int bucket, const uint8_t *kinds, int 
     z->size = begin + part * z->ranks;
 }
 
-// What a rank keeps of AdamW's segments comes first, then Muon's.
-static void place_kept(ZeroLayout *z, bool muon) {
-    for (int s = 0; s < z->count; s++) {
-        if (z->segments[s].muon != muon) { continue; }
-        z->segments[s].kept = z->kept;
-        z->kept += z->segments[s].part;
-    }
-}
-
 ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kinds) {
     ZeroLayout z = {.layout = layout, .ranks = ranks};
     z.segments = calloc_or_die(ZERO_KINDS * (size_t)layout->num_buckets, sizeof(ZeroSegment));
@@ -50,9 +41,13 @@ ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kind
         for (int kind = ZERO_KINDS - 1; kind >= 0; kind--) { append_segment(&z, b, kinds, kind); }
         z.first[b + 1] = z.count;
     }
-    place_kept(&z, false);
-    z.kept_adamw = z.kept;
-    place_kept(&z, true);
+    for (int turn = 0; turn < 2 * z.count; turn++) { // AdamW's segments, then Muon's
+        ZeroSegment *segment = &z.segments[turn % z.count];
+        if (segment->muon != (turn >= z.count)) { continue; }
+        segment->kept = z.kept;
+        z.kept += segment->part;
+        if (!segment->muon) { z.kept_adamw = z.kept; }
+    }
     return z;
 }
 
