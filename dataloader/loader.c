@@ -69,18 +69,15 @@ bool shard_open(TokenFile *f, const char *path, Error *err) {
     if (!token_file_open(f, path, shard_kind, err)) { return false; }
     uint64_t count = (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
     bool whole = (f->bytes - SHARD_HEADER_BYTES) % (size_t)f->token_bytes == 0;
-    if (count != (uint64_t)f->count || !whole) {
-        fail(err,
-             "%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut short",
-             path, (unsigned long long)count, (unsigned long long)f->count,
-             whole ? "" : " and a part");
-    } else if (count == 0) {
-        fail(err, "%s: a shard without tokens", path);
-    } else {
-        return true;
-    }
-    token_file_close(f);
-    return false;
+    bool ok = (whole && count == (uint64_t)f->count) ||
+              fail(err,
+                   "%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut "
+                   "short",
+                   path, (unsigned long long)count, (unsigned long long)f->count,
+                   whole ? "" : " and a part");
+    ok = ok && (count > 0 || fail(err, "%s: a shard without tokens", path));
+    if (!ok) { token_file_close(f); }
+    return ok;
 }
 
 uint32_t shards_mark(const char *pattern) {
