@@ -85,6 +85,20 @@ make_scripts() {
         env -u MAKEFLAGS -u MFLAGS timeout 600 make -s -C "$root" scripts >scripts.log 2>&1
 }
 
+# start LOG COMMAND...: in the background, what it says in a new LOG; its id goes to `started`.
+start() {
+    rm -f "$1" # so that what is waited for is this run's
+    "${@:2}" >"$1" 2>&1 &
+    started=$!
+}
+
+# Waits for the end of a background process; its exit status goes to `status`.
+await_end() {
+    wait_until is_gone "$1" || kill -9 "$1"
+    status=0
+    wait "$1" 2>/dev/null || status=$?
+}
+
 # Waits until a command succeeds, 20 seconds at most.
 wait_until() {
     local i
@@ -114,6 +128,22 @@ make_text() {
             n += length(line) + 1
         }
     }'
+}
+
+# Shards d/x_train.bin and d/x_val.bin of about $1 bytes, which stay in the file `text`.
+make_shards() {
+    make_text 1 "$1" >text
+    expect_status 0 "$root/tokenize" --output-prefix d/x text
+}
+
+# Overwrites bytes of a file: $1 file, $2 offset, $3 as printf's escapes.
+poke() {
+    printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+# The newest step in a --save folder.
+newest_step() {
+    readlink "$1/latest" | sed 's/step_0*//'
 }
 
 # The files that say what a checkpoint holds; meta.json has times and paths in it besides.

@@ -25,11 +25,6 @@ prepare() {
     [[ $(stat -c %s d/b_train.bin) -eq $size ]] || fail "the shards have two sizes"
 }
 
-# Overwrites bytes of a file: $1 file, $2 offset, $3 as printf's escapes.
-poke() {
-    printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
-}
-
 # ---- between a stop and a resume ----------------------------------------------------------------
 
 resume() {
@@ -140,7 +135,7 @@ ends_saved() {
     shift
     rm -rf s
     expect_said 1 "$says" "$@" --save s || return
-    step=$(readlink s/latest | sed 's/step_0*//')
+    step=$(newest_step s)
     [[ $step -gt 0 ]] || fail "nothing is saved: $(tail -n 3 log)"
     has log "stopped after step $step: " || fail "$(tail -n 3 log)"
     has log "; saved; resume with --resume latest" || fail "$(tail -n 3 log)"
@@ -157,7 +152,7 @@ test_bad_tokens_are_named_and_the_run_saved() {
             "$trainer" "${unordered[@]}" "${options[@]}" "${several[@]}" "${data[@]}" || return
         mv s bad_run
         local step
-        step=$(readlink bad_run/latest | sed 's/step_0*//')
+        step=$(newest_step bad_run)
         [[ $step -ge 2 ]] || fail "only $step steps"
         # a restart says it at once, and what is saved stays
         expect_said 1 'error: --data bad.bin: token 2000 is 65535' "$trainer" "${unordered[@]}" \
@@ -180,15 +175,13 @@ test_bad_tokens_are_named_and_the_run_saved() {
 
 # Cuts $2 short once the run has trained some steps. The rest are the trainer and its options.
 cut_in_use() {
-    local says=$1 shard=$2 status=0 run
+    local says=$1 shard=$2 status
     shift 2
-    rm -rf s cut.log
-    "$@" --save s --train-iters 1000000 --save-interval 1000000 >cut.log 2>&1 &
-    run=$!
+    rm -rf s
+    start cut.log "$@" --save s --train-iters 1000000 --save-interval 1000000
     wait_until grep -q '^step .* 20/' cut.log
     truncate -s 1100 "$shard"
-    wait_until is_gone $run || kill -9 $run
-    wait $run 2>/dev/null || status=$?
+    await_end "$started"
     [[ $status -eq 1 ]] || fail "status $status: $(tail -n 3 cut.log)"
     has cut.log "$says" || fail "$(tail -n 3 cut.log)"
     [[ -L s/latest ]] || fail "nothing is saved: $(tail -n 3 cut.log)"

@@ -17,8 +17,7 @@ data=(--data d/x_train.bin --micro-batch-size 2 --lr 1e-3 --train-iters 4 --lr-d
     --no-cuda-graphs)
 
 prepare() {
-    make_text 1 3000 >text
-    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(tail -n 2 log)"
+    make_shards 3000
     expect_status 0 train_gpt "${shape[@]}" "${data[@]}" --save s || return
     mkdir elsewhere && cp -r s/step_00000004 elsewhere/c
     cp d/x_train.bin alone.bin # without a tokenizer beside it
@@ -213,7 +212,7 @@ test_checkpoints_without_a_tokenizer_still_load() {
 test_a_damaged_tokenizer_is_passed_over() {
     rm -rf r && cp -r s r
     expect_status 0 train_gpt "${data[@]}" --train-iters 8 --save r --resume latest || return
-    printf '\1\102' | dd of=r/step_00000008/tokenizer.bin bs=1 seek=1154 conv=notrunc status=none
+    poke r/step_00000008/tokenizer.bin 1154 '\1\102'
     expect_said 0 'resuming from r/step_00000004' train_gpt --save r --resume latest --sample-only \
         --sample-prompt AB
     grep -q 'r/step_00000008/tokenizer.bin: damaged' log || fail "$(tail -n 2 log)"
@@ -225,7 +224,7 @@ test_a_damaged_tokenizer_is_passed_over() {
 # The data of a fine-tuning must be the model's own tokens.
 test_other_tokens_are_refused() {
     mkdir -p o && cp d/x_tokenizer.bin o/other.bin
-    printf '\1\102\1\101' | dd of=o/other.bin bs=1 seek=1154 conv=notrunc status=none
+    poke o/other.bin 1154 '\1\102\1\101'
     "$root/tokenize" --output-prefix o/y --tokenizer o/other.bin text >log || fail "$(tail -n 2 log)"
     expect_said 1 'o/y_train.bin: made with another tokenizer' train_gpt "${data[@]}" \
         --data o/y_train.bin --load s/latest

@@ -102,7 +102,7 @@ test_signals_save() {
         status=0
         wait "$starter" || status=$?
         [[ $status -eq 75 ]] || fail "$signal: status $status: $(cat $signal.err)"
-        step=$(readlink $signal/latest | sed 's/step_0*//')
+        step=$(newest_step $signal)
         has $signal.out "stopped by signal $(kill -l $signal) after step $step; saved" ||
             fail "$signal: $(tail -n 1 $signal.out)"
         [[ ! -s $signal.err ]] || fail "$signal: $(cat $signal.err)"

@@ -167,8 +167,7 @@ test_options_are_those_of_help() {
     check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
 }
 test_metrics_are_those_of_a_run() {
-    make_text 1 1500 >text
-    expect_status 0 "$root/tokenize" --output-prefix d/x text || return
+    make_shards 1500
     expect_status 0 train_gpt --model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin \
         --train-iters 2 --micro-batch-size 2 --save metrics --save-interval 1 || return
     cp metrics/metrics.jsonl . || return

@@ -6,8 +6,7 @@ source "$(dirname "$0")/lib.sh"
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --log-interval 1)
 
 prepare() {
-    make_text 1 1500 >text
-    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+    make_shards 1500
 }
 
 # train FOLDER STEPS OPTIONS...
@@ -28,22 +27,12 @@ refused() {
         fail "$folder has changed: $*"
 }
 
-# start NAME PROGRAM...: in the background until its first step, its output in NAME.log; its id in
-# `started`
-start() {
-    local name=$1
-    shift
-    rm -f "$name.log"
-    "$@" "${common[@]}" --train-iters 1000000 --save-interval 7 >"$name.log" 2>&1 &
-    started=$!
-}
-
 # $1: the program and its options; who holds the lock is $2, and how its line begins $3
 check_lock() {
-    local program=$1 starter holder second words
+    local program=$1 starter holder words on=("${common[@]}" --train-iters 1000000 --save-interval 7)
     read -ra words <<<"$program"
     rm -rf s
-    start first "${words[@]}" --save s
+    start first.log "${words[@]}" "${on[@]}" --save s
     starter=$started
     wait_until grep -q '^step ' first.log
     holder=$starter
@@ -54,16 +43,15 @@ check_lock() {
             $program "${common[@]}" --save s --lock-timeout 0 $words
     done
     read -ra words <<<"$program"
-    start second "${words[@]}" --save s --resume latest --lock-timeout 60
-    second=$started
+    start second.log "${words[@]}" "${on[@]}" --save s --resume latest --lock-timeout 60
     wait_until grep -q "in use by another run: host .*; waiting up to 60 s" second.log
     kill -TERM "$starter"
     wait "$starter"
     [[ $? -eq 75 ]] || fail "the first run: $(tail -n 2 first.log)"
     wait_until grep -q "^resuming from s/$(readlink s/latest): " second.log
     wait_until grep -q '^step ' second.log
-    kill -9 "$second"
-    wait "$second" 2>/dev/null
+    kill -9 "$started"
+    wait "$started" 2>/dev/null
     # ranks end just after their starter
     # shellcheck disable=SC2086
     expect_status 0 $program "${common[@]}" --save s --resume latest --lock-timeout 5 --train-iters 1

@@ -10,8 +10,7 @@ common=(--data d/x_train.bin --valid-data d/x_val.bin --eval-iters 1 --eval-inte
     --lr 3e-3 --keep 0 --log-interval 1)
 
 prepare() {
-    make_text 1 1500 >text
-    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+    make_shards 1500
 }
 
 test_tokenize_keeps_every_byte() {
@@ -103,7 +102,7 @@ test_comparison_sees_differences() {
     cp -r fp32/step_00000009 other
     same_checkpoint fp32/step_00000009 other || fail "equal ones differ"
     ! same_checkpoint fp32/step_00000009 fp32/step_00000012 || fail "two steps are the same"
-    printf x | dd of=other/model.safetensors bs=1 seek=5000 conv=notrunc status=none
+    poke other/model.safetensors 5000 x
     ! same_checkpoint fp32/step_00000009 other || fail "a changed byte is not seen"
 }
 

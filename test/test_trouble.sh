@@ -8,24 +8,18 @@ export LD_LIBRARY_PATH=$root/build/standin
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
 
 prepare() {
-    make_text 1 1500 >text
-    "$root/tokenize" --output-prefix d/x text >log || fail "tokenize: $(cat log)"
+    make_shards 1500
 }
 
 # A run that is sent signal $1 after its first steps; its exit status goes to `status`.
 stop_by() {
-    rm -f stop.log
-    env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save "$1" \
-        --save-interval 7 >stop.log 2>&1 &
-    local run=$!
+    start stop.log env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 \
+        --save "$1" --save-interval 7
     wait_until grep -q '^step ' stop.log
-    kill -"$1" $run
+    kill -"$1" "$started"
     # a terminal's end comes twice, the limit of CPU time every second
-    if [[ $1 == HUP || $1 == XCPU ]]; then kill -"$1" $run; fi
-    wait_until is_gone $run
-    kill -9 $run 2>/dev/null
-    status=0
-    wait $run 2>/dev/null || status=$?
+    if [[ $1 == HUP || $1 == XCPU ]]; then kill -"$1" "$started"; fi
+    await_end "$started"
 }
 
 test_signals_save_and_say_so() {
@@ -35,7 +29,7 @@ test_signals_save_and_say_so() {
         [[ $status -eq 75 ]] || fail "$signal: exit status $status"
         grep -qE '^stopped by signal [0-9]+ after step [0-9]+; saved; resume with --resume latest$' \
             stop.log || fail "$signal: $(tail -n 1 stop.log)"
-        step=$(readlink "$signal/latest" | sed 's/step_0*//')
+        step=$(newest_step "$signal")
         has stop.log "after step $step;" || fail "$signal: saved step $step"
         tail -n 1 "$signal/metrics.jsonl" | grep -qF '"status":75' || fail "$signal: metrics"
         expect_status 0 train_gpt "${common[@]}" --train-iters $((step + 3)) --save "$signal" \
@@ -94,15 +88,12 @@ END
 
 # nohup has the signal ignored, and so does the run.
 test_a_hangup_that_is_ignored_stays_so() {
-    local signals=(--ignore-signal=HUP) run
-    env "${signals[@]}" "$root/train_gpt" "${common[@]}" --train-iters 1000000 --save nohup \
-        >nohup.log 2>&1 &
-    run=$!
+    start nohup.log env --ignore-signal=HUP "$root/train_gpt" "${common[@]}" \
+        --train-iters 1000000 --save nohup
     wait_until grep -q '^step ' nohup.log
-    kill -HUP $run
-    kill -TERM $run
-    wait_until is_gone $run
-    wait $run
+    kill -HUP "$started"
+    kill -TERM "$started"
+    await_end "$started"
     has nohup.log 'stopped by signal 15' || fail "$(tail -n 1 nohup.log)"
 }
 
@@ -130,19 +121,17 @@ trainers() {
 
 # Moved, deleted, or another one in its place: what is saved from then on is a whole run's folder.
 test_a_folder_that_is_moved_is_made_anew() {
-    local how run trainer hows=('rm -r moved' 'mv moved gone; mkdir moved' 'mv moved gone')
+    local how trainer hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved' 'mv moved gone')
     while read -ra trainer; do
         for how in "${hows[@]}"; do
             rm -rf gone moved
-            "${trainer[@]}" "${common[@]}" --train-iters 1000000 --save moved --save-interval 20 \
-                --gemm-autotune >moved.log 2>&1 &
-            run=$!
+            start moved.log "${trainer[@]}" "${common[@]}" --train-iters 1000000 --save moved \
+                --save-interval 20 --gemm-autotune
             wait_until test -e moved/latest/
             eval "$how"
             wait_until test -e moved/latest/
-            kill $run
-            wait_until is_gone $run
-            wait $run
+            kill "$started"
+            await_end "$started"
             has moved.log 'warning: --save moved: the folder was moved or deleted' ||
                 fail "$how: $(tail -n 1 moved.log)"
             [[ -s moved/config.txt ]] || fail "$how: no config.txt"
@@ -163,7 +152,7 @@ diverging=(--lr 100 --weight-decay 100 --clip-grad 0 --lr-decay-style constant -
 test_nonfinite_steps_are_skipped_and_counted() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan || return
     local last first
-    last=$(readlink nan/latest | sed 's/step_0*//') first=$((last - 5))
+    last=$(newest_step nan) first=$((last - 5))
     [[ $(grep -c '^step .* | SKIPPED$' log) -eq 6 ]] || fail "not 6 steps skipped"
     grep -qE "^step +$first/200 .* SKIPPED$" log || fail "step $first was not the first one"
     has log 'stopped: 6 steps in a row had a NaN or infinite loss or norm (--max-skipped)' ||
@@ -199,7 +188,7 @@ test_infinite_weights_are_not_loaded_in_silence() {
     file=large/latest/model.safetensors
     at=$(head -c 4000 $file | grep -aoE 'embed_tokens.weight":\{[^}]*' | grep -oE '\[[0-9]+,[0-9]+\]$')
     at=$(($(od -An -tu8 -N8 $file) + 8 + $(grep -oE '[0-9]+' <<<"$at" | head -n 1)))
-    printf '\346\261\141\177' | dd of=$file bs=1 seek=$at conv=notrunc status=none # 3e38
+    poke $file $at '\346\261\141\177' # 3e38
     while read -ra trainer; do
         expect_status 0 "${trainer[@]}" "${options[@]}" --lr 100 --weight-decay 100 --load \
             large/latest --train-iters 1 --save inf || return
@@ -275,7 +264,7 @@ test_nonfinite_steps_leave_the_scales() {
     expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan8 \
         --fp8-format hybrid --fp8-amax-history-len 4 || return
     local last before after
-    last=$(readlink nan8/latest | sed 's/step_0*//')
+    last=$(newest_step nan8)
     printf -v before nan8/step_%08d $((last - 6))
     printf -v after nan8/step_%08d "$last"
     cmp -s {"$before","$after"}/scaling.safetensors || fail "the scaling state changed"
