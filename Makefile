@@ -215,9 +215,7 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
 TEST_PROGRAMS := $(PLAIN_TESTS) $(ASAN_TESTS)
-# make test-gpu runs test_gpu_ranks.sh
-SHELL_TESTS := $(filter-out test/test_gpu_ranks.sh, \
-                 $(wildcard test/test_*.sh) $(wildcard test/*_tests.py))
+SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 # the GPU trainer without a GPU, where there is a C++ compiler
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer

@@ -89,6 +89,7 @@ make_scripts() {
 start() {
     rm -f "$1" # so that what is waited for is this run's
     "${@:2}" >"$1" 2>&1 &
+    # shellcheck disable=SC2034 # the caller's
     started=$!
 }
 

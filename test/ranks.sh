@@ -4,7 +4,6 @@
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_runs.sh"
 export LD_LIBRARY_PATH=$root/build/standin
-sanitized=$root/build/asan/standin_trainer
 
 # An epoch ends in the middle of a step.
 common=(--model llama-tiny --data d/x_train.bin --global-batch-size 12 --micro-batch-size 2
@@ -48,14 +47,6 @@ torchrun() { # options
     done
 }
 of_rank=()
-
-# near A B NOISE K: the losses of A and B differ by at most K times NOISE, which is some, and small.
-near() {
-    local difference
-    difference=$(apart "$1" "$2")
-    awk "BEGIN { exit !($difference <= $4 * $3 && $3 > 0 && $3 < 0.05) }" ||
-        fail "$1 and $2: losses differ by $difference, allowed are $4 times $3"
-}
 
 # The processes of the ranks that a starter has started.
 ranks_of() {

@@ -1,108 +1,203 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
-# Training on several GPUs: the same as on one with accumulation, however weights travel, through
-# checkpoints of other numbers of ranks, and through kills. Takes 2 GPUs, or 4 where there are as
-# many. KILLS=20: so many random ranks are killed. Prints "N passed, N failed, N skipped" last.
+# Training on several ranks, on GPUs or over the stand-ins: the same as on one with accumulation,
+# however weights travel, and evaluations of the newest of them; through checkpoints of other numbers
+# of ranks; and on GPUs through kills (test_ranks_trouble.sh has those over the stand-ins). Takes 2
+# GPUs, or 4 where there are as many. KILLS=20: so many random ranks are killed. Prints "N passed, N
+# failed, N skipped" last.
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "$0")/gpu_runs.sh"
-gpus=$(nvidia-smi -L | grep -c '^GPU')
-if [[ $gpus -lt 2 ]]; then skip_all "one GPU"; fi
-most=$((gpus < 4 ? 2 : 4))
+export LD_LIBRARY_PATH=$root/build/standin:${LD_LIBRARY_PATH:-}
 RANDOM=5 # the delays below repeat, as far as delays can
-COMMON="$DATA --global-batch-size 16 --train-iters 100 --lr 3e-4 --lr-warmup-iters 5
-    --save-interval 50 --distributed-timeout 60"
-LLAMA="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
-    --num-query-groups 2 $COMMON"
-GPT="--model gpt2-tiny --num-layers 3 $COMMON"
+muon="--optimizer muon" hybrid="--fp8-format hybrid" tensorwise="--fp8-recipe tensorwise"
+blockwise="--fp8-format e4m3 --fp8-recipe blockwise"
 
-# How far an order of sums can take a run is measured: one rank with another micro-batch. So many
-# times that is allowed. Another seed is seen as another run.
-follows_one_rank() { # factor, options
-    local factor=$1 noise
-    shift
-    train one "$@" --micro-batch-size 4 && train other "$@" --micro-batch-size 8 &&
-        train many "$@" --micro-batch-size $((16 / most)) --gpus $most &&
-        train seed "$@" --micro-batch-size $((16 / most)) --gpus $most --seed 5 || return 1
-    noise=$(apart one other)
-    echo "losses apart by $(apart one many); by another micro-batch: $noise; another seed:" \
-        "$(apart one seed)"
-    awk "BEGIN {exit !($(apart one many) <= $factor * $noise && $noise > 0 && $noise < 0.05 &&
-        $(apart one seed) > $factor * $noise)}"
+# as_one: kinds that are compared with one rank; exactly: that are resumed; crossing: that change
+# the number of ranks, by these legs; between: that evaluate, sample and save meanwhile.
+if [[ -n ${LLM8_BIN:-} ]]; then
+    gpus=$(nvidia-smi -L | grep -c '^GPU')
+    if [[ $gpus -lt 2 ]]; then skip_all "one GPU"; fi
+    most=$((gpus < 4 ? 2 : 4)) counts=("$most")
+    run="$DATA --global-batch-size 16 --micro-batch-size 2 --lr 3e-4 --lr-warmup-iters 5
+        --distributed-timeout 60"
+    llama="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
+        --num-query-groups 2"
+    gpt2="--model gpt2-tiny --num-layers 3"
+    as_one=("$llama" "$gpt2" "$llama --grad-accum-dtype fp32" "$llama $hybrid"
+        "$gpt2 $hybrid $tensorwise --fp8-lm-head" "$llama $muon" "$gpt2 $muon $hybrid")
+    exactly=("$llama $hybrid" "$gpt2 $hybrid $tensorwise")
+    crossing=("$llama" "$llama $hybrid" "$llama $muon") legs=("$most" 2 1 "$most")
+    between=("$llama" "$llama $muon $hybrid" "$llama $hybrid"
+        "$gpt2 $hybrid $tensorwise --fp8-lm-head")
+    steps=100 end=20 alone="--micro-batch-size 4" shared="--micro-batch-size $((16 / most))"
+    times=3 seen="--seed 5"
+else
+    most=3 counts=(2 3)
+    run="$DATA --model llama-tiny --global-batch-size 12 --micro-batch-size 2 --seq-length 32
+        --lr 1e-3 --weight-decay 20 --distributed-timeout 20"
+    untied="--untie-embeddings-and-output-weights --num-layers 3 --vocab-size 301
+        --make-vocab-size-divisible-by 16"
+    ends="--first-last-layers-bf16 --num-layers 3" gpt2="--model gpt2-tiny"
+    coarse="--fp8-format e4m3 $tensorwise --fp8-lm-head" head="--eval-precision bf16 --fp8-lm-head"
+    as_one=("" "$gpt2 --adam-dtype bf16 --gemm-autotune" "--grad-accum-dtype fp32"
+        "$hybrid --fp8-lm-head --fp8-amax-history-len 4" "$coarse"
+        "$muon --grad-accum-dtype fp32 $hybrid $ends" "$gpt2 $hybrid" "$hybrid $ends"
+        "$muon --adam-dtype bf16" "$muon $blockwise" "$blockwise --fp8-lm-head $untied"
+        "$gpt2 $blockwise --fp8-lm-head" "$gpt2 --fp8-format e4m3 $head" "$coarse $untied"
+        "--fp8-format e4m3 $head $untied")
+    exactly=("${as_one[@]}")
+    crossing=("" "$hybrid --fp8-amax-history-len 4" "$muon") legs=(3 2 cpu 2) # the CPU trainer
+    between=("$muon $hybrid")
+    steps=8 end=6 alone="" shared="" times=1 seen="--lr 1.02e-3" # 2 % more
+fi
+
+# How far an order of sums can take a run, at most, is on GPUs what another micro-batch does, so many
+# times; over the stand-ins what the coarsest FP8 does.
+noise_is() { # folders
+    noise=$(apart "$1" "$2")
+    awk "BEGIN { exit !($noise > 0 && $noise < 0.05) }"
 }
-check "BF16, Llama: as one rank" follows_one_rank 3 $LLAMA
-check "BF16, GPT-2: as one rank" follows_one_rank 3 $GPT
-check "FP32 sums: as one rank" follows_one_rank 3 $LLAMA --grad-accum-dtype fp32
-check "FP8: as one rank" follows_one_rank 3 $LLAMA --fp8-format hybrid
-check "FP8 tensorwise with head: as one rank" follows_one_rank 3 $GPT --fp8-format hybrid \
-    --fp8-recipe tensorwise --fp8-lm-head
-check "Muon: as one rank" follows_one_rank 3 $LLAMA --optimizer muon
-check "Muon, FP8: as one rank" follows_one_rank 3 $GPT --optimizer muon --fp8-format hybrid
+near() { # folders
+    echo "losses $(apart "$1" "$2") apart; allowed are $times times $noise"
+    awk "BEGIN { exit !($(apart "$1" "$2") <= $times * $noise) }"
+}
+if [[ -z ${LLM8_BIN:-} ]]; then
+    { train plain $run --train-iters 8 && train other $run $coarse --train-iters 8 &&
+        noise_is plain other; } >log 2>&1 || fail "no noise: $(tail -n 2 log)"
+fi
+
+valid_loss() { # of a metrics.jsonl, the last one in all its digits
+    grep '"eval"' "$1" | tail -n 1 | grep -oE '"valid_loss":[^,}]*'
+}
+# Over the stand-ins: the evaluation after the last step, and one of its checkpoint alone, have the
+# same loss, bit for bit.
+evaluates_alone() { # checkpoint, ranks, options
+    local loss
+    if [[ -n ${LLM8_BIN:-} ]]; then return; fi
+    rm -f alone.jsonl
+    loss=$(valid_loss "${1%/*}/metrics.jsonl")
+    $gpu "${@:3}" --gpus "$2" --resume "$1" --eval-only --metrics alone.jsonl &&
+        [[ -n $loss && $loss == "$(valid_loss alone.jsonl)" ]]
+}
+follows_one_rank() { # options
+    local options="$run $* --train-iters $steps --save-interval $((steps / 2))" ranks
+    options+=" --eval-interval $((steps / 2))"
+    train one $options $alone && evaluates_alone one/latest 1 $options || return
+    if [[ -n ${LLM8_BIN:-} ]]; then
+        train other $options --micro-batch-size 8 && noise_is one other || return
+    fi
+    for ranks in "${counts[@]}"; do
+        train many $options $shared --gpus "$ranks" && evaluates_alone many/latest "$ranks" $options &&
+            [[ $(grep -c '"kind":"eval"' many/metrics.jsonl) -eq 2 ]] && near one many || return
+        [[ $* != *fp8* ]] || grep -q '"precision":"FP8"' many/metrics.jsonl || return
+    done
+    if [[ -z ${LLM8_BIN:-} ]]; then
+        if [[ $* != "${as_one[-1]}" ]]; then return; fi
+        ! evaluates_alone many/step_00000004 $most $options || return # older weights are seen
+    fi
+    train another $options $shared --gpus $most $seen && ! near one another # another run is seen
+}
+for kind in "${as_one[@]}"; do check "as one rank: $kind" follows_one_rank $kind; done
+
+same_ranks() { # a rank's own state besides
+    local file
+    for file in "$1"/latest/*.safetensors; do
+        cmp "$file" "$2/latest/${file##*/}" || return
+    done
+    same_end "$1" "$2"
+}
+resumed_exactly() { # options
+    local options="$run $* --gpus $most --lr-decay-iters $end"
+    train whole $options --train-iters $end && train cut $options --train-iters $((end / 3)) &&
+        train_more cut $options --train-iters $end --resume latest && same_ranks whole cut
+}
+for kind in "${exactly[@]}"; do check "resume equals straight: $kind" resumed_exactly $kind; done
+
+# Through checkpoints of other numbers of ranks.
+resumed_elsewhere() { # options
+    local step=0 leg options="$run $* --lr-decay-iters $steps"
+    rm -rf parts
+    train straight $options --gpus $most --train-iters $steps || return
+    for leg in "${legs[@]}"; do
+        step=$((step + steps / 4))
+        if [[ $leg == cpu ]]; then
+            $cpu $options --bf16 --save parts --resume latest --train-iters $step || return
+        else
+            train_more parts $options --gpus "$leg" --resume latest --train-iters $step || return
+        fi
+    done
+    if [[ -n ${LLM8_BIN:-} ]]; then
+        train other $options --gpus $most --train-iters $steps --micro-batch-size 4 &&
+            noise_is straight other || return
+    fi
+    near straight parts
+}
+for kind in "${crossing[@]}"; do check "${legs[*]} ranks: $kind" resumed_elsewhere $kind; done
+
+# Evaluations, samples and saves between the steps leave no trace, nor do a stop and a resumption
+# among them; with tuned products, by the same choices, too.
+interrupted() { # options
+    local options="$run $* --gpus 2 --lr-decay-iters $end --gemm-autotune" folder
+    local meanwhile="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20"
+    train many $options --train-iters $end --eval-interval 100 || return
+    for folder in variant planted; do # with the first run's choices
+        rm -rf $folder && mkdir $folder && cp many/gemm_choices.bin $folder || return
+    done
+    train_more variant $options $meanwhile --train-iters $((end / 2 + 1)) --save-interval 5 &&
+        train_more variant $options $meanwhile --train-iters $end --save-interval 5 --resume latest &&
+        [[ $(grep -c '"kind":"eval"' variant/metrics.jsonl) -ge $((end / 3)) ]] &&
+        same_end many variant || return
+    train_more planted $options --train-iters $end --lr 3.0001e-4 && ! same_end many planted
+}
+for kind in "${between[@]}"; do check "evaluations, samples, saves between: $kind" interrupted $kind; done
+
+if [[ -z ${LLM8_BIN:-} ]]; then
+    gradients_add_up() {
+        local ranks
+        for ranks in 1 2 3; do
+            $gpu $run --gpus $ranks --dump-gradients $ranks.st || return
+        done
+        $gpu $run --micro-batch-size 1 --dump-gradients half.st &&
+            $gpu $run --seed 2 --dump-gradients other.st && "$COMPARE" 2.st 1.st half.st 8 &&
+            "$COMPARE" 3.st 1.st half.st 8 && ! "$COMPARE" other.st 1.st half.st 8
+    }
+    check "gradients add up" gradients_add_up
+    # llama-tiny: in each of 2 blocks q, o; k, v; gate, up, down of 64 channels, 32 and 192.
+    plan_says_what_muon_costs() {
+        local flops
+        flops=$(awk 'BEGIN { q = 6 * 64 ^ 3; k = 4 * 32 ^ 2 * 64 + 2 * 32 ^ 3; f = 14 * 64 ^ 3
+            printf "%.3g", 1e-12 * 2 * 5 * (2 * q + 2 * k + 3 * f) }')
+        $gpu $run --plan --gpus 3 $muon >plan && has plan "matrices      14, $flops TFLOP a step, " &&
+            has plan '  exchanged     at most ' && has plan 'matrices in BF16' &&
+            $gpu $run --plan --gpus 3 >plan && has plan 'second moment' &&
+            ! grep -E 'TFLOP|matrices in BF16' plan
+    }
+    check "the plan says what Muon costs" plan_says_what_muon_costs
+    sanitized() { # options
+        local options="$run $* --gpus 2 --eval-interval 2 --sample-interval 2 --sample-length 9"
+        local program="$root/build/asan/standin_trainer --no-cuda-graphs --save s"
+        rm -rf s
+        $program $options --train-iters 2 &&
+            $program $options --train-iters 3 --resume latest --profile
+    }
+    for kind in "${as_one[@]:2:4}"; do check "sanitized: $kind" sanitized $kind; done
+    summary
+    exit
+fi
 
 variant() { # options: the same bits as the run "many"
     train variant "$@" && same_end many variant
 }
-for options in "$LLAMA" "$GPT --fp8-format hybrid --fp8-lm-head" \
-    "$LLAMA --fp8-format hybrid --fp8-recipe tensorwise --grad-accum-dtype fp32"; do
-    options+=" --train-iters 20 --save-interval 20 --gpus $most --micro-batch-size 2"
-    name="${options:8:10} ${options##*--save-interval 50 --distributed-timeout 60}"
-    check "$name" train many $options
+for kind in "$llama" "$gpt2 $hybrid --fp8-lm-head" "$llama $hybrid $tensorwise --grad-accum-dtype fp32"; do
+    options="$run $kind --train-iters 20 --gpus $most"
+    check "$kind" train many $options
     check "  repeated" variant $options
     check "  --no-cuda-graphs" variant $options --no-cuda-graphs
     check "  --recompute block" variant $options --recompute block
 done
 
-resumed_elsewhere() { # through checkpoints of other numbers of ranks
-    local step=0 ranks
-    rm -rf parts
-    train straight "$@" --gpus $most --micro-batch-size 2 || return 1
-    for ranks in $most 2 1 $most; do
-        step=$((step + 25))
-        "$BIN/train_gptcu" --save parts "$@" --micro-batch-size 2 --gpus $ranks --resume latest \
-            --train-iters $step --lr-decay-iters 100 || return 1
-    done
-    train other "$@" --gpus $most --micro-batch-size 4 || return 1
-    echo "apart by $(apart straight parts); another micro-batch: $(apart straight other)"
-    awk "BEGIN {exit !($(apart straight parts) <= 3 * $(apart straight other))}"
-}
-check "$most to 2 to 1 to $most ranks" resumed_elsewhere $LLAMA
-check "$most to 2 to 1 to $most ranks, FP8" resumed_elsewhere $LLAMA --fp8-format hybrid
-check "$most to 2 to 1 to $most ranks, Muon" resumed_elsewhere $LLAMA --optimizer muon
-resumed_exactly() {
-    local options="$* --gpus $most --micro-batch-size 2 --lr-decay-iters 20 --save-interval 10"
-    train many $options --train-iters 20 && train variant $options --train-iters 10 &&
-        "$BIN/train_gptcu" --save variant $options --train-iters 20 --resume latest &&
-        same_end many variant
-}
-check "resume equals straight" resumed_exactly $LLAMA --fp8-format hybrid
-check "resume equals straight, tensorwise" resumed_exactly $GPT --fp8-format hybrid \
-    --fp8-recipe tensorwise
-
-# Evaluations, samples and saves between the steps leave no trace, nor do a stop and a resumption
-# among them; with tuned products, by the same choices, too.
-interrupted() {
-    local options="$* --gpus 2 --micro-batch-size 2 --lr-decay-iters 20 --gemm-autotune"
-    local between="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20"
-    again() { # into a folder with the first run's choices
-        rm -rf "$1" && mkdir "$1" && cp many/gemm_choices.bin "$1" &&
-            "$BIN/train_gptcu" --save "$@"
-    }
-    train many $options --train-iters 20 --save-interval 100 --eval-interval 100 &&
-        again variant $options $between --train-iters 11 --save-interval 5 &&
-        "$BIN/train_gptcu" --save variant $options $between --train-iters 20 --save-interval 5 \
-            --resume latest && [[ $(grep -c '"kind":"eval"' variant/metrics.jsonl) -ge 6 ]] &&
-        same_end many variant || return 1
-    again planted $options --train-iters 20 --save-interval 100 --lr 3.0001e-4 || return 1
-    ! same_end many planted
-}
-check "evaluations, samples, saves between" interrupted $LLAMA
-check "evaluations, samples, saves between, Muon" interrupted $LLAMA --optimizer muon \
-    --fp8-format hybrid
-check "evaluations, samples, saves between, FP8" interrupted $LLAMA --fp8-format hybrid
-check "evaluations, samples, saves between, tensorwise" interrupted $GPT --fp8-format hybrid \
-    --fp8-recipe tensorwise --fp8-lm-head
-
 stopped_rank_is_named() {
-    "$BIN/train_gptcu" $LLAMA --gpus 2 --train-iters 100000 --save stopped --save-interval 1000000 \
+    "$BIN/train_gptcu" $run $llama --gpus 2 --train-iters 100000 --save stopped --save-interval 1000000 \
         --distributed-timeout 5 >out 2>err &
     local starter=$! begin=$SECONDS status=0
     until grep -q '^step .* 20/' out; do
@@ -152,6 +247,6 @@ killed_and_resumed() { # kills, options
     done
     echo "$hit kills"
 }
-check "killed ranks, resumed" killed_and_resumed "${KILLS:-2}" $LLAMA --fp8-format hybrid \
-    --train-iters 3000 --gpus 2 --micro-batch-size 8
+check "killed ranks, resumed" killed_and_resumed "${KILLS:-2}" $run $llama $hybrid \
+    --save-interval 50 --train-iters 3000 --gpus 2 --micro-batch-size 8
 summary

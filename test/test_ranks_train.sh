@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every way of starting ranks makes the same run; ranks of several machines, as far as one machine
-# can stand in for them.
+# can stand in for them; ranks of which one is another GPU.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
 
@@ -53,6 +53,20 @@ test_every_starter_starts() {
         start_rank $r NNODES=3 NODE_RANK=$r MASTER_ADDR=::1 MASTER_PORT=$((port + 3))
     done
     started_well nodes
+}
+
+# FP8 on all ranks or on none: they exchange weights in one form.
+test_one_rank_lacks_fp8() {
+    local r of_rank=('.' '. STANDIN_CAPABILITY=80')
+    torchrun --train-iters 2 --fp8-format hybrid --save mixed
+    for r in 0 1; do
+        [[ ${statuses[r]} -eq 0 ]] || fail "rank $r: $(cat err.$r)"
+        has err.$r "rank 1: compute capability 8.0 is below 9.0; the run continues in BF16" ||
+            fail "rank $r says $(cat err.$r)"
+    done
+    train unmixed --train-iters 2 --gpus 2 || return
+    same_end unmixed mixed || fail "not a run in BF16"
+    rm -r unmixed mixed
 }
 
 # Network namespaces as machines, joined by a cable.
