@@ -167,10 +167,6 @@ $(ASAN_TESTS): $(BUILD)/asan/%: $(BUILD)/asan/test/%.c.o $(call objects,asan,$(L
 $(BUILD)/asan/train_gpt: $(call objects,asan,train_gpt.c $(COMMON) $(CPU))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 
-# what the shell tests read metrics.jsonl with
-$(BUILD)/plain/metrics_tool: $(call objects,plain,test/metrics_tool.c base/common.c)
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
-
 # what the comparisons with transformers read our logits with
 $(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
@@ -231,7 +227,7 @@ JOBS ?= $(shell nproc) # test programs at the same time
 test: # another make, which sees a C++ compiler that has just been installed
 	@CC='$(CC)' BLAS='$(BLAS)' scripts/packages.sh --install --tests 'make test'
 	@$(MAKE) --no-print-directory run-tests
-run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/plain/metrics_tool $(BUILD)/asan/fuzz \
+run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
       $(BUILD)/plain/fp8_values \

@@ -145,7 +145,7 @@ def a_model_learns_to_answer():
     assert [row["step"] for row in scored] == [100, 200, 300]
     assert abs(100 * scored[-1]["accuracy"] - during[-1]) < 0.01
     assert scored[-1]["name"] == "quiz" and scored[-1]["questions"] == 80
-    run("build/plain/metrics_tool", "run/metrics.jsonl")
+    run("test/metrics_tool.py", "run/metrics.jsonl")
     # alone: the same model, the same score; without any shards too
     before = sorted(os.listdir("run"))
     alone = run("train_gpt", *TINY, "--resume", "run/latest", "--eval-only", "--eval-choices",

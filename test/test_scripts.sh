@@ -268,7 +268,7 @@ test_interrupted_comparison_goes_on() {
         i.log || fail "no advice: $(cat i.log)"
     [[ $(grep -c '"kind":"run"' i/bf16/seed-1234/metrics.jsonl) -eq 1 ]] || fail "bf16 run again"
     [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
-    "$root/build/plain/metrics_tool" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
+    "$root/test/metrics_tool.py" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
     [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
     expect_status 0 "$python" "$root/test/check_report.py" i bf16 fp8
 }

@@ -46,7 +46,7 @@ test_validation_starts_a_line_that_is_near() {
 }
 
 steps_of() {
-    "$root/build/plain/metrics_tool" "$1/metrics.jsonl" | grep '^step'
+    "$root/test/metrics_tool.py" "$1/metrics.jsonl" | grep '^step'
 }
 
 # $1: name, the rest: options. Straight through; resumed at 6; that resumed at 9; and one run in
@@ -130,7 +130,7 @@ test_precision_changes_keep_the_weights() {
             --save-interval 1000 || continue
         cmp -s {"$from/step_00000012","$from.$to/step_00000013"}/model.safetensors ||
             fail "$from read as $to: other weights"
-        "$root/build/plain/metrics_tool" "$from.$to/metrics.jsonl" >steps || fail "metrics"
+        "$root/test/metrics_tool.py" "$from.$to/metrics.jsonl" >steps || fail "metrics"
         grep '^step' steps | awk '{ exit !($7 > 1 && $7 < 6) }' || fail "$from.$to: $(cat steps)"
     done
     # there and back: the history starts again, and training goes on
@@ -333,7 +333,7 @@ test_best_is_the_lowest_validation_loss() {
     expect_status 0 train_gpt "${common[@]}" "${options[@]}" --lr 3 --lr-decay-style constant \
         --resume latest || return
     local lowest
-    "$root/build/plain/metrics_tool" best/metrics.jsonl >steps || fail "metrics"
+    "$root/test/metrics_tool.py" best/metrics.jsonl >steps || fail "metrics"
     lowest=$(awk '/^eval/ { if (low == "" || $5 < low) { low = $5; at = $3 } } END { print at }' \
         steps)
     [[ $lowest -le 12 ]] || fail "the rate spoils nothing: $(grep eval steps)"
@@ -365,10 +365,10 @@ test_metrics_without_a_checkpoint() {
     expect_status 0 train_gpt --model llama-tiny "${common[@]/#d\//../d/}" --metrics m.jsonl
     [[ $(ls) == $'log\nm.jsonl' ]] || fail "more than metrics: $(ls)"
     cd ..
-    "$root/build/plain/metrics_tool" alone/m.jsonl | grep '^step' >steps
+    "$root/test/metrics_tool.py" alone/m.jsonl | grep '^step' >steps
     steps_of fp32 | cmp -s - steps || fail "other steps"
     expect_status 0 train_gpt --model llama-tiny "${common[@]}" --metrics n.jsonl --save beside
-    "$root/build/plain/metrics_tool" n.jsonl | grep '^step' | cmp -s - steps || fail "with --save"
+    "$root/test/metrics_tool.py" n.jsonl | grep '^step' | cmp -s - steps || fail "with --save"
     [[ -e beside/latest && -e beside/config.txt && ! -e beside/metrics.jsonl ]] ||
         fail "beside: $(ls beside)"
 }

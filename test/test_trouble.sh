@@ -2,7 +2,7 @@
 # The whole trainer in trouble: stopped, out of disk, out of numbers. test_kills.sh kills it.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-metrics_tool=$root/build/plain/metrics_tool
+metrics_tool=$root/test/metrics_tool.py
 export LD_LIBRARY_PATH=$root/build/standin
 
 common=(--model llama-tiny --data d/x_train.bin --micro-batch-size 2 --lr 3e-3 --log-interval 1)
