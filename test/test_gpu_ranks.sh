@@ -20,8 +20,8 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     most=$((gpus < 4 ? 2 : 4)) counts=("$most")
     run="$DATA --global-batch-size 16 --micro-batch-size 2 --lr 3e-4 --lr-warmup-iters 5
         --distributed-timeout 60"
-    llama="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4
-        --num-query-groups 2"
+    llama="--model llama-tiny --num-layers 3 --hidden-size 128 --num-attention-heads 4"
+    llama+=" --num-query-groups 2"
     gpt2="--model gpt2-tiny --num-layers 3"
     as_one=("$llama" "$gpt2" "$llama --grad-accum-dtype fp32" "$llama $hybrid"
         "$gpt2 $hybrid $tensorwise --fp8-lm-head" "$llama $muon" "$gpt2 $muon $hybrid")
