@@ -43,6 +43,18 @@ static inline void text_write(const char *path, const char *text) {
         CHECK_CONTAINS(err.text, expected); \
     } while (0)
 
+// A text as printf makes it, for the next 15 calls.
+PRINTF_LIKE(1, 2) static inline const char *text_of(const char *format, ...) {
+    static char texts[16][2048];
+    static unsigned next;
+    char *text = texts[next++ % 16];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(texts[0]), format, args);
+    va_end(args);
+    return text;
+}
+
 enum { TEXT_MOST = 4096 };
 
 // A file's text; used before the next call.

@@ -239,10 +239,11 @@ static const char *shown(void) {
     free(steps);
     static const char *const links[] = {"latest", "best"};
     for (int i = 0; i < 2; i++) {
-        char path[PATH_LENGTH], target[64] = "";
-        path_format(path, "s/%s", links[i]);
+        char target[64] = "";
         long long step = -1;
-        if (readlink(path, target, sizeof(target) - 1) > 0) { sscanf(target, "step_%lld", &step); }
+        if (readlink(text_of("s/%s", links[i]), target, sizeof(target) - 1) > 0) {
+            sscanf(target, "step_%lld", &step);
+        }
         used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s %lld", i > 0 ? ", " : "",
                                  links[i], step);
     }
@@ -289,10 +290,8 @@ TEST(leftovers_are_swept) {
     save_steps(SAVED, 3, 3, 3);
     for (int i = 0; i < 4; i++) { folder_make(kept[i], NULL); }
     for (int i = 0; i < 3; i++) {
-        char file[PATH_LENGTH];
         folder_make(swept[i], NULL);
-        path_format(file, "%s/model.safetensors", swept[i]);
-        text_write(file, "half");
+        text_write(text_of("%s/model.safetensors", swept[i]), "half");
     }
     Options o = options_of(SAVED "--resume latest");
     CHECK(checkpoint_claim(&o, NULL));

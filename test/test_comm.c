@@ -14,10 +14,8 @@ typedef struct {
 static Group *join(int rank, const Place *p) {
     static Group g;
     Error err;
-    char device[16];
     int listener = rank == 0 ? p->listener : -1;
-    snprintf(device, sizeof(device), "%d", rank);
-    setenv("STANDIN_DEVICE", device, 1);
+    setenv("STANDIN_DEVICE", text_of("%d", rank), 1);
     errors_name_rank(rank);
     if (!group_open(&g, rank, p->ranks, "127.0.0.1", p->port, listener, "", 20, &err)) {
         die("%s", err.text);
@@ -224,8 +222,7 @@ static int load(void) {
 int main(int argc, char **argv) {
     if (argc > 1) { return load(); }
     const char *root = getenv("LLM8_ROOT"), *path = getenv("LD_LIBRARY_PATH");
-    char standin[PATH_LENGTH];
-    path_format(standin, "%s/build/standin", root != NULL ? root : ".");
+    const char *standin = text_of("%s/build/standin", root != NULL ? root : ".");
     if (path == NULL || strcmp(path, standin) != 0) { // read when a program starts
         setenv("LD_LIBRARY_PATH", standin, 1);
         execv("/proc/self/exe", argv);

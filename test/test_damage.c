@@ -51,11 +51,9 @@ static void check_refused(const char *path) {
 
 // and --resume latest must find the other one.
 static void check_falls_back(const char *path) {
-    char warning[PATH_LENGTH];
     check_refused(path);
     CHECK_EQUAL(resumed(SAVED, NULL), 1);
-    path_format(warning, "warning: %s", path);
-    CHECK_CONTAINS(text_read("warnings"), warning);
+    CHECK_CONTAINS(text_read("warnings"), text_of("warning: %s", path));
     CHECK_CONTAINS(text_read("warnings"), "; trying an earlier checkpoint\n");
 }
 
@@ -63,8 +61,7 @@ static void check_falls_back(const char *path) {
 TEST(damaged_files_are_refused) {
     save_steps(2);
     for (int i = 0; i < FILES; i++) {
-        char path[PATH_LENGTH];
-        path_format(path, "s/step_00000002/%s", files[i]);
+        const char *path = text_of("s/step_00000002/%s", files[i]);
         Blob b = blob_read(path);
         size_t last = b.size - 1;
         b.bytes = realloc_or_die(b.bytes, b.size + 1);
@@ -168,9 +165,7 @@ TEST(meta_files_that_lie_are_refused) {
 }
 
 static void damage(int step) {
-    char path[PATH_LENGTH];
-    path_format(path, "s/step_%08d/config.json", step);
-    text_write(path, "{}");
+    text_write(text_of("s/step_%08d/config.json", step), "{}");
 }
 
 TEST(resume_finds_what_latest_means) {

@@ -128,9 +128,7 @@ static Dataset open_stream(int seq_length) {
     Error err;
     int64_t first = 0;
     for (int i = 0; i < 8; i++) {
-        char path[32];
-        snprintf(path, sizeof(path), "stream_%d.bin", i);
-        write_shard(path, i % 2 == 0 ? 2 : 4, first, counts[i]);
+        write_shard(text_of("stream_%d.bin", i), i % 2 == 0 ? 2 : 4, first, counts[i]);
         first += counts[i];
     }
     if (!dataset_open(&data, "stream_*.bin", seq_length, 1000, &err)) { die("%s", err.text); }

@@ -52,9 +52,8 @@ static int join_as_told(int number, void *argument) {
 // A connection of what is no rank.
 static int connect_to(const char *address, int port) {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    char mapped[64];
-    snprintf(mapped, sizeof(mapped), "%s%s", strchr(address, ':') ? "" : "::ffff:", address);
-    inet_pton(AF_INET6, mapped, &six.sin6_addr);
+    inet_pton(AF_INET6, text_of("%s%s", strchr(address, ':') ? "" : "::ffff:", address),
+              &six.sin6_addr);
     int file = socket(AF_INET6, SOCK_STREAM, 0);
     if (connect(file, (struct sockaddr *)&six, sizeof(six)) == 0) { return file; }
     close(file);
@@ -263,15 +262,14 @@ TEST(a_wrong_place_is_named) {
     static const int only_one[] = {1};
     Processes run;
     Place p = place_at("127.0.0.1", 2, 0.3);
-    char expected[100];
     close(p.listener); // nobody listens any more
     p.listener = -1;
     p.numbers = only_one;
     FREED char *log = run_there(&run, 1, join_as_told, &p);
-    snprintf(expected, sizeof(expected),
-             "rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s", p.port);
     CHECK_EQUAL(run.status[0], 1);
-    CHECK_CONTAINS(log, expected);
+    CHECK_CONTAINS(
+        log,
+        text_of("rank 1: error: rank 0 was not reached at 127.0.0.1 port %d within 0 s", p.port));
     CHECK_CONTAINS(log, "Connection refused");
     free(log);
     p.host = "a host with spaces";

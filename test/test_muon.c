@@ -103,9 +103,9 @@ static void take_steps(const SafeTensors *st, int shape, Settings s, float w[MOS
 
 static double golden_error(const SafeTensors *st, int shape, const char *what, const float *x) {
     int rows = shapes[shape][0], columns = shapes[shape][1];
-    char name[32];
-    snprintf(name, sizeof(name), "%dx%d.%s", rows, columns, what);
-    return test_relative_error(x, golden_data(st, name, DTYPE_F32, rows * columns), rows * columns);
+    return test_relative_error(
+        x, golden_data(st, text_of("%dx%d.%s", rows, columns, what), DTYPE_F32, rows * columns),
+        rows * columns);
 }
 
 // FP32's noise: what falls below the steepest part of the polynomial, 3.4445^5 = 485, is steepened.

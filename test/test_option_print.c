@@ -33,10 +33,8 @@ static size_t longest_line(const char *text) {
 
 // Whether the help text has a row for an option: a line that starts with its name.
 static bool lists_option(const char *help, const char *name) {
-    char plain[100], negatable[100];
-    snprintf(plain, sizeof(plain), "\n  --%s ", name);
-    snprintf(negatable, sizeof(negatable), "\n  --[no-]%s ", name);
-    return strstr(help, plain) != NULL || strstr(help, negatable) != NULL;
+    return strstr(help, text_of("\n  --%s ", name)) != NULL ||
+           strstr(help, text_of("\n  --[no-]%s ", name)) != NULL;
 }
 
 TEST(help_lists_every_option_and_preset) {
@@ -208,11 +206,8 @@ TEST(actions_are_not_saved) {
                                           "version ",   "dump-grad",    "config ",
                                           "eval-only ", "list-tensors "};
     for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
-        char in_config[40], in_echo[40];
-        snprintf(in_config, sizeof(in_config), "\n%s", actions[i]);
-        snprintf(in_echo, sizeof(in_echo), "--%s", actions[i]);
-        CHECK(strstr(config, in_config) == NULL);
-        CHECK(strstr(echo, in_echo) == NULL);
+        CHECK(strstr(config, text_of("\n%s", actions[i])) == NULL);
+        CHECK(strstr(echo, text_of("--%s", actions[i])) == NULL);
     }
     free(config);
     free(echo);

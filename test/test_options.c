@@ -101,12 +101,10 @@ TEST(wrong_values_are_refused_by_name) {
         for (size_t j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++) {
             Options o = defaults(), before = o;
             Error err;
-            char start[OPTION_TEXT];
             if (row->type == OPTION_STRING) { continue; }
             CHECK(!option_set(&o, row->name, wrong[j], SOURCE_COMMAND, &err));
-            snprintf(start, sizeof(start), "--%s %s: must be ", row->name,
-                     *wrong[j] ? wrong[j] : "(nothing)");
-            CHECK_CONTAINS(err.text, start);
+            CHECK_CONTAINS(err.text, text_of("--%s %s: must be ", row->name,
+                                             *wrong[j] ? wrong[j] : "(nothing)"));
             CHECK_BITS(&o, &before, sizeof(o));
             if (row->type == OPTION_CHOICE) { CHECK_CONTAINS(err.text, row->choices); }
         }
@@ -128,12 +126,11 @@ TEST(bounds_are_inclusive) {
         for (int side = 0; side < 2; side++) {
             double sign = side == 0 ? -1 : 1, at = bounds[side];
             double past = real ? nextafter(at, sign * HUGE_VAL) : at + 2 * sign;
-            char inside[64], outside[64];
             Options o = defaults();
-            snprintf(inside, sizeof(inside), real ? "%.17g" : "%.0f", at);
-            snprintf(outside, sizeof(outside), real ? "%.17g" : "%.0f", past);
-            CHECK(option_set(&o, row->name, inside, SOURCE_COMMAND, NULL));
-            CHECK(!option_set(&o, row->name, outside, SOURCE_COMMAND, NULL));
+            CHECK(option_set(&o, row->name, text_of(real ? "%.17g" : "%.0f", at), SOURCE_COMMAND,
+                             NULL));
+            CHECK(!option_set(&o, row->name, text_of(real ? "%.17g" : "%.0f", past), SOURCE_COMMAND,
+                              NULL));
         }
     }
 }
@@ -142,9 +139,9 @@ TEST(unknown_names_suggest_the_nearest) {
     for (int i = 0; i < option_table_count; i++) {
         const char *name = option_table[i].name;
         size_t length = strlen(name), middle = length / 2;
-        char typo[80], expected[120];
+        char typo[80];
         if (length < 6) { continue; }
-        snprintf(expected, sizeof(expected), "did you mean --%s?", name);
+        const char *expected = text_of("did you mean --%s?", name);
         snprintf(typo, sizeof(typo), "--%.*s%s", (int)middle, name, name + middle + 1); // left out
         CHECK_CONTAINS(error_of(typo), expected);
         snprintf(typo, sizeof(typo), "--%.*sq%s", (int)middle, name, name + middle); // put in
@@ -240,8 +237,7 @@ TEST(several_files_are_one_pattern) {
     CHECK_CONTAINS(error_of("--data=d/x.bin e/y.bin"), "unexpected argument 'e/y.bin'");
     char many[16384] = "--data";
     for (int i = 0; i < 400; i++) {
-        char name[40];
-        snprintf(name, sizeof(name), "many_%d.bin", i);
+        const char *name = text_of("many_%d.bin", i);
         text_write(name, "x");
         if (i != 77) { sprintf(many + strlen(many), " %s", name); }
     }
@@ -363,9 +359,7 @@ TEST(retired_options_are_ignored_in_files_only) {
 
 TEST(presets_parse_and_derive) {
     for (int i = 0; i < preset_table_count; i++) {
-        char command[80];
-        snprintf(command, sizeof(command), "--model %s", preset_table[i].name);
-        Options o = options_of(command);
+        Options o = options_of(text_of("--model %s", preset_table[i].name));
         CHECK(o.num_query_groups > 0 && o.ffn_hidden_size > 0 && o.max_position_embeddings > 0);
         for (int j = 0; j < option_table_count; j++) { CHECK(o.source[j] <= SOURCE_COMMAND); }
         CHECK(preset_table[i].help[0] != '\0');

@@ -36,10 +36,8 @@ TEST(formats_name_their_operands) {
         {FP8_E5M2, FP8_E4M3, FP8_E5M2},
     };
     for (int f = 0; f < 3; f++) {
-        char text[1024];
         Policy p;
-        snprintf(text, sizeof(text), LLAMA "--fp8-format %s", formats[f]);
-        decide(&p, text);
+        decide(&p, text_of(LLAMA "--fp8-format %s", formats[f]));
         CHECK_TEXT(precision_name(&p.precision), "FP8");
         for (int l = 0; l < LAYERS * LINEAR_HEAD; l++) {
             const LinearPrecision *lp = &p.precision.linear[l];
@@ -80,10 +78,8 @@ TEST(options_keep_layers_in_bf16) {
          "FP8"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char text[1024];
         Policy p;
-        snprintf(text, sizeof(text), LLAMA "%s", cases[i].options);
-        decide(&p, text);
+        decide(&p, text_of(LLAMA "%s", cases[i].options));
         CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
         CHECK_TEXT(precision_name(&p.precision), cases[i].precision);
         precision_free(&p.precision);
@@ -104,10 +100,9 @@ TEST(small_products_stay_in_bf16) {
                  {block + 1, "", 0},
                  {block, "--micro-batch-size 2", 0}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char text[1024];
         Policy p;
-        snprintf(text, sizeof(text), "%s%s", options, cases[i].more);
-        decide_with(&p, text, (NumberSupport){NUMBER_BF16, NULL, cases[i].gains_from});
+        decide_with(&p, text_of("%s%s", options, cases[i].more),
+                    (NumberSupport){NUMBER_BF16, NULL, cases[i].gains_from});
         CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
         const LinearPrecision *head = precision_of(&p.precision, LINEAR_HEAD, 0);
         CHECK_EQUAL(strstr(head->reason, "too small to gain") != NULL, cases[i].fp8 < 17);
@@ -233,12 +228,11 @@ TEST(blockwise_has_no_state) {
 TEST(the_fixed_slot_has_room_for_the_z_loss) {
     static const double coefficients[] = {0, 1e-4, 0.1};
     for (int i = 0; i < 3; i++) {
-        char text[1024];
         Policy p;
-        snprintf(text, sizeof(text),
-                 LLAMA "--fp8-format hybrid --fp8-lm-head --global-batch-size 8 --z-loss-coeff %g",
-                 coefficients[i]);
-        decide(&p, text);
+        decide(&p,
+               text_of(LLAMA
+                       "--fp8-format hybrid --fp8-lm-head --global-batch-size 8 --z-loss-coeff %g",
+                       coefficients[i]));
         Fp8Slot *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Slot));
         const Fp8Slot *slot = &slots[fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)];
         fp8_fix_slot(&p.precision, &p.options, slots);

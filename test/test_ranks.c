@@ -18,12 +18,11 @@ static void fill_in(char out[TEXT], const char *text, int64_t n) {
 // A rank's optimizer file: its metadata is `text`, its data what that says, where it says it.
 static void write_part(const Fixture *f, int rank, int ranks, const char *text) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
-    char path[PATH_LENGTH], metadata[PATH_LENGTH];
     TensorEntry tensors[3] = {0};
     FileWriter w;
     int64_t n = f->layout.size;
-    path_format(path, "s/step_00000001/optimizer-%d-of-%d.safetensors", rank, ranks);
-    path_format(metadata, "{\"ranges\":\"%s\"}", text);
+    const char *path = text_of("s/step_00000001/optimizer-%d-of-%d.safetensors", rank, ranks);
+    const char *metadata = text_of("{\"ranges\":\"%s\"}", text);
     for (int kind = 0; kind < 3; kind++) {
         float *to = calloc_or_die(ELEMENTS_MOST, sizeof(float));
         int64_t count = 0;
@@ -52,9 +51,8 @@ static void save_split(Fixture *f, int ranks, const char *const *texts) {
     cJSON_SetNumberValue(cJSON_GetObjectItem(meta, "ranks"), ranks);
     cJSON *files = cJSON_GetObjectItem(meta, "files");
     for (int r = 0; r < ranks; r++) {
-        char name[64];
         cJSON *file = cJSON_CreateObject();
-        snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", r, ranks);
+        const char *name = text_of("optimizer-%d-of-%d.safetensors", r, ranks);
         cJSON_AddStringToObject(file, "name", name);
         cJSON_AddItemToArray(files, file);
     }
@@ -151,7 +149,6 @@ TEST(wrong_tensors_are_refused) {
     for (int fault = 0; fault < 5; fault++) {
         Checkpoint c;
         FileWriter w;
-        char metadata[TEXT];
         int64_t rows = n - 64 - (fault == 1);
         TensorEntry tensors[] = {
             {.name = "master", .dims = 1, .shape = {rows}, .data = f.state},
@@ -159,7 +156,7 @@ TEST(wrong_tensors_are_refused) {
             {.name = "exp_avg_sq", .dims = 1, .shape = {rows}, .data = f.state},
         };
         save_split(&f, 2, texts);
-        snprintf(metadata, sizeof(metadata), "{\"ranges\":\"64:%lld\"}", (long long)n);
+        const char *metadata = text_of("{\"ranges\":\"64:%lld\"}", (long long)n);
         if (fault == 2) { strcpy(tensors[0].name, "slave"); }
         if (fault == 3) { tensors[1].dtype = DTYPE_I32; }
         if (fault == 4) { tensors[2].dims = 2, tensors[2].shape[1] = 1; }

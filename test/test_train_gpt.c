@@ -22,10 +22,8 @@ static const char small_shape[] =
 // ---- golden values ----------------------------------------------------------------------------
 
 static int load_golden_inputs(Trainer *t, const char *name) {
-    char file[64];
     Error err;
-    snprintf(file, sizeof(file), "%s_inputs.safetensors", name);
-    SafeTensors st = golden_open(file);
+    SafeTensors st = golden_open(text_of("%s_inputs.safetensors", name));
     if (!hf_read(&st, &t->run.layout, &t->whole, 1, t->weights, &err)) { die("%s", err.text); }
     memcpy(t->inputs, golden_data(&st, "tokens", DTYPE_I32, M), M * sizeof(int));
     memcpy(t->targets, golden_data(&st, "targets", DTYPE_I32, M), M * sizeof(int));

@@ -363,11 +363,9 @@ TEST(evaluations_have_their_precision) {
     first_step(&bf16, LLAMA, "--bf16");
     double expected = loss_in(&bf16, PASS_EVAL);
     for (int r = 0; r < 3; r++) {
-        char options[128];
-        snprintf(options, sizeof(options),
-                 "--fp8-format e4m3 --fp8-lm-head --eval-precision bf16 --fp8-recipe %s",
-                 recipes[r]);
-        first_step(&t, LLAMA, options);
+        first_step(&t, LLAMA,
+                   text_of("--fp8-format e4m3 --fp8-lm-head --eval-precision bf16 --fp8-recipe %s",
+                           recipes[r]));
         double fp8 = loss_in(&t, PASS_EVAL);
         CHECK(fp8 == loss_in(&t, PASS_TRAIN) && fp8 != expected);
         CHECK(loss_in(&t, PASS_EVAL_BF16) == expected);

@@ -281,10 +281,8 @@ TEST(every_rank_is_judged_rightly) {
     double begin = wall_seconds();
     for (int i = 0; i < CASES; i++) {
         Case *c = &cases[i];
-        char log[32];
         c->listener = group_listen("127.0.0.1", &c->port, NULL);
-        snprintf(log, sizeof(log), "said.%d", i);
-        processes_start(&c->run, RANKS, log, take_part, c);
+        processes_start(&c->run, RANKS, text_of("said.%d", i), take_part, c);
         close(c->listener);
     }
     for (int i = 0; i < CASES; i++) { processes_wait(&cases[i].run); }
