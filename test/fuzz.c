@@ -36,8 +36,9 @@ typedef struct {
     size_t size;
 } Input;
 
+const FuzzTarget *fuzz_target;
+
 static struct {
-    const FuzzTarget *target;
     char folder[PATH_LENGTH]; // the present one
     FILE *report;             // the terminal: what the library prints goes nowhere
     uint64_t seed, draws;
@@ -79,14 +80,14 @@ static void crash(void) {
     const char *root = getenv("LLM8_ROOT");
     char path[PATH_LENGTH + 64];
     snprintf(path, sizeof(path), "%s%s/fuzz-crash-%d-%llu-%lld", root != NULL ? root : fuzz.folder,
-             root != NULL ? "/build" : "", (int)(fuzz.target - fuzz_targets),
+             root != NULL ? "/build" : "", (int)(fuzz_target - fuzz_targets),
              (unsigned long long)fuzz.seed, (long long)fuzz.runs);
     FILE *file = fopen(path, "wb");
     if (file != NULL) {
         fwrite(fuzz.now, 1, fuzz.size, file);
         fclose(file);
     }
-    fprintf(stderr, "\nagain with: fuzz '%s' %s\n", fuzz.target->name, path);
+    fprintf(stderr, "\nagain with: fuzz '%s' %s\n", fuzz_target->name, path);
     _exit(EXIT_FAILURE);
 }
 
@@ -207,7 +208,7 @@ static void run_input(void) {
     fuzz.new_edge = false;
     fuzz.last_place = 0;
     fuzz.runs++;
-    fuzz.accepted += fuzz.target->accepts(copy, fuzz.size);
+    fuzz.accepted += fuzz_target->accepts(copy, fuzz.size);
     free(copy);
 }
 
@@ -217,7 +218,7 @@ static void load_input(const Input *input) {
 }
 
 static void begin_target(const FuzzTarget *target) {
-    fuzz.target = target;
+    fuzz_target = target;
     fuzz.draws = fuzz.count = fuzz.size = 0;
     fuzz.runs = fuzz.accepted = 0;
     memset(fuzz.edges, 0, sizeof(fuzz.edges));
@@ -232,7 +233,7 @@ static void end_target(void) {
 
 // Fuzzes a target until the time is over or `most` inputs of all targets were run. False when the
 // seeds are not accepted, or everything is: then nothing was tested.
-static bool fuzz_target(const FuzzTarget *target, double seconds, int64_t most) {
+static bool fuzz_turn(const FuzzTarget *target, double seconds, int64_t most) {
     double end = wall_seconds() + seconds;
     int edges = 0;
     int64_t index = target - fuzz_targets;
@@ -279,7 +280,7 @@ static int fuzz_apart(const FuzzTarget *target, int slot, uint64_t seed, double 
             unsetenv("LLM8_ROOT");
             if (freopen("planted.log", "w", stderr) == NULL) { _exit(EXIT_SUCCESS); }
         }
-        _exit(fuzz_target(target, seconds, most) ? EXIT_SUCCESS : EXIT_UNTESTED);
+        _exit(fuzz_turn(target, seconds, most) ? EXIT_SUCCESS : EXIT_UNTESTED);
     }
     int status = 0;
     waitpid(child, &status, 0);

@@ -11,7 +11,10 @@ typedef struct {
     bool (*accepts)(const uint8_t *data, size_t size);
     // Hands valid inputs to fuzz_seed.
     void (*seeds)(void);
+    const char *file; // of a checkpoint, which an input takes the place of
 } FuzzTarget;
+
+extern const FuzzTarget *fuzz_target; // the present one
 
 // Behind the last, one whose fault the fuzzer must find, or it would find none: a reader that
 // trusts a length.

@@ -306,7 +306,8 @@ static Fixture *make_checkpoint(void) {
 
 // Opens the checkpoint and does with it what a run does. Files of tensors may be anything, whatever
 // checksums meta.json lists.
-static bool accepts_file(const char *name, const uint8_t *data, size_t size) {
+static bool accepts_file(const uint8_t *data, size_t size) {
+    const char *name = fuzz_target->file;
     char path[PATH_LENGTH];
     Fixture *f = make_checkpoint();
     Checkpoint c;
@@ -332,50 +333,22 @@ static bool accepts_file(const char *name, const uint8_t *data, size_t size) {
     return true;
 }
 
-static bool accepts_meta(const uint8_t *data, size_t size) {
-    return accepts_file("meta.json", data, size);
-}
-
 static bool accepts_repaired_meta(const uint8_t *data, size_t size) {
     unsigned char *copy = malloc_or_die(size);
     memcpy(copy, data, size);
     meta_seal((char *)copy, size);
-    bool ok = accepts_file("meta.json", copy, size);
+    bool ok = accepts_file(copy, size);
     free(copy);
     return ok;
 }
 
-static bool accepts_optimizer(const uint8_t *data, size_t size) {
-    return accepts_file("optimizer-0-of-1.safetensors", data, size);
-}
-
-static bool accepts_scaling(const uint8_t *data, size_t size) {
-    return accepts_file("scaling.safetensors", data, size);
-}
-
-static void seed_checkpoint_file(const char *name) {
+static void seed_checkpoint_file(void) {
     char path[PATH_LENGTH];
     Error err;
     Fixture *f = make_checkpoint();
     if (!fixture_save(f, 100, &err)) { die("%s", err.text); }
-    path_format(path, "%s/%s", folder, name);
+    path_format(path, "%s/%s", folder, fuzz_target->file);
     seed_file(path);
-}
-
-static void seed_safetensors(void) {
-    seed_checkpoint_file("model.safetensors");
-}
-
-static void seed_meta(void) {
-    seed_checkpoint_file("meta.json");
-}
-
-static void seed_optimizer(void) {
-    seed_checkpoint_file("optimizer-0-of-1.safetensors");
-}
-
-static void seed_scaling(void) {
-    seed_checkpoint_file("scaling.safetensors");
 }
 
 // What --load reads besides the weights.
@@ -385,10 +358,6 @@ static bool accepts_model_config(const uint8_t *data, size_t size) {
     put_input("config.json", data, size);
     return options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}, NULL) &&
            hf_options(".", &model, NULL) && options_resolve(&o, &model, NULL);
-}
-
-static void seed_model_config(void) {
-    seed_checkpoint_file("config.json");
 }
 
 // ---- the planted fault ------------------------------------------------------------------------
@@ -407,18 +376,18 @@ static void seed_planted(void) {
 }
 
 const FuzzTarget fuzz_targets[] = {
-    {"shard", accepts_shard, seed_shards},
-    {"tokenizer.bin", accepts_tokenizer, seed_tokenizers},
-    {"text to tokens", accepts_text, seed_texts},
-    {"multiple-choice set", accepts_choices, seed_choices},
-    {"config file", accepts_config, seed_configs},
-    {"command line", accepts_command, seed_commands},
-    {"safetensors", accepts_safetensors, seed_safetensors},
-    {"config.json of --load", accepts_model_config, seed_model_config},
-    {"meta.json", accepts_meta, seed_meta},
-    {"meta.json, checksum repaired", accepts_repaired_meta, seed_meta},
-    {"optimizer file", accepts_optimizer, seed_optimizer},
-    {"scaling state", accepts_scaling, seed_scaling},
-    {"planted", accepts_planted, seed_planted},
+    {"shard", accepts_shard, seed_shards, NULL},
+    {"tokenizer.bin", accepts_tokenizer, seed_tokenizers, NULL},
+    {"text to tokens", accepts_text, seed_texts, NULL},
+    {"multiple-choice set", accepts_choices, seed_choices, NULL},
+    {"config file", accepts_config, seed_configs, NULL},
+    {"command line", accepts_command, seed_commands, NULL},
+    {"safetensors", accepts_safetensors, seed_checkpoint_file, "model.safetensors"},
+    {"config.json of --load", accepts_model_config, seed_checkpoint_file, "config.json"},
+    {"meta.json", accepts_file, seed_checkpoint_file, "meta.json"},
+    {"meta.json, checksum repaired", accepts_repaired_meta, seed_checkpoint_file, "meta.json"},
+    {"optimizer file", accepts_file, seed_checkpoint_file, "optimizer-0-of-1.safetensors"},
+    {"scaling state", accepts_file, seed_checkpoint_file, "scaling.safetensors"},
+    {"planted", accepts_planted, seed_planted, NULL},
 };
 const int fuzz_target_count = sizeof(fuzz_targets) / sizeof(fuzz_targets[0]) - 1;
