@@ -77,24 +77,20 @@ resume_equals_straight() {
     steps_of "$name" | cmp -s - <(steps_of "$name.parts") || fail "$name: steps of parts differ"
 }
 
-test_fp32_resumes() { resume_equals_straight fp32 --model llama-tiny; }
-test_gpt2_resumes() { resume_equals_straight gpt2 --model gpt2-tiny --lr-decay-style linear; }
-test_bf16_resumes() { resume_equals_straight bf16 --model llama-tiny --bf16 --lr-decay-style wsd; }
-test_fp8_delayed_resumes() {
-    resume_equals_straight delayed --model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5
-}
-test_fp8_most_recent_resumes() {
-    resume_equals_straight recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 \
-        --fp8-amax-history-len 1 --fp8-lm-head --no-fp8-wgrad
-}
-test_fp8_tensorwise_resumes() {
-    resume_equals_straight tensorwise --model llama-tiny --fp8-format hybrid \
-        --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
-}
-
-test_fp8_blockwise_resumes() {
-    resume_equals_straight blockwise --model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise \
-        --fp8-lm-head
+test_resumed_runs_are_straight_ones() {
+    local name options
+    while read -r name options; do
+        # shellcheck disable=SC2086 # words
+        resume_equals_straight "$name" $options
+    done <<'ROWS'
+fp32 --model llama-tiny
+gpt2 --model gpt2-tiny --lr-decay-style linear
+bf16 --model llama-tiny --bf16 --lr-decay-style wsd
+delayed --model llama-tiny --fp8-format hybrid --fp8-amax-history-len 5
+recent --model gpt2-tiny --fp8-format e4m3 --fp8-margin 1 --fp8-amax-history-len 1 --fp8-lm-head --no-fp8-wgrad
+tensorwise --model llama-tiny --fp8-format hybrid --fp8-recipe tensorwise --num-layers 3 --first-last-layers-bf16
+blockwise --model llama-tiny --fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head
+ROWS
     [[ ! -e blockwise/step_000000$steps/scaling.safetensors ]] || fail "blockwise: a scaling state"
 }
 
@@ -161,6 +157,10 @@ test_step_line_has_its_fields() {
     ! grep -qP '[^\x20-\x7e]' log || fail "control characters in a log"
 }
 
+has_terminal() {
+    script -qec true typescript >/dev/null 2>&1 </dev/null || { skip "script(1) gets no terminal"; false; }
+}
+
 # What a terminal of $1 columns shows of the steps between two whole lines.
 live_lines() {
     local command="'$root/train_gpt' ${common[*]} --model llama-tiny --log-interval 99"
@@ -169,21 +169,17 @@ live_lines() {
 }
 
 test_live_line_fits_the_terminal() {
-    if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
-        skip "script(1) gets no terminal here"
-        return
-    fi
-    live_lines 160 >live
-    grep -qE '^step +1/24 \| loss .* \| norm .* \| lr .* tok/s \| .* ms \| ETA [0-9hms]+$' live ||
-        fail "160 columns: $(cat live)"
-    live_lines 72 >live
-    grep -qE '^step +1/24 \| loss [0-9.]+ \| norm [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
-        fail "72 columns: $(cat live)"
-    live_lines 60 >live
-    grep -qE '^step +1/24 \| loss [0-9.]+ \| [0-9]+ tok/s \| ETA [0-9hms]+$' live ||
-        fail "60 columns: $(cat live)"
-    live_lines 30 >live
-    grep -qE '^step +1/24 \| loss [0-9.]+$' live || fail "30 columns: $(cat live)"
+    has_terminal || return
+    local columns line number='[0-9.e+-]+'
+    while read -r columns line; do
+        live_lines "$columns" >live
+        grep -qE "^step +1/24 \\| $line$" live || fail "$columns columns: $(cat live)"
+    done <<ROWS
+160 loss $number \\| norm $number \\| lr $number \\| [0-9]+ tok/s \\| $number ms \\| ETA [0-9hms]+
+72 loss $number \\| norm $number \\| [0-9]+ tok/s \\| ETA [0-9hms]+
+60 loss $number \\| [0-9]+ tok/s \\| ETA [0-9hms]+
+30 loss $number
+ROWS
     live_lines 20 >live
     [[ $(head -n 1 live | wc -L) -eq 19 ]] || fail "20 columns: $(cat live)"
 }
@@ -227,10 +223,7 @@ test_quiet_runs_say_nothing() {
 
 # What a model writes commands no terminal; a file gets every byte.
 test_samples_are_escaped_on_a_terminal() {
-    if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
-        skip "script(1) gets no terminal here"
-        return
-    fi
+    has_terminal || return
     local prompt=$'a\e[2Jb\r\x7fc\xc2\x9bd\xc3\xa9\t'
     printf '%q ' "$root/train_gpt" --model llama-tiny "${common[@]}" --sample-only --quiet \
         --sample-length 400 --sample-temperature 100 --sample-top-k 0 --sample-prompt "$prompt" >ask
@@ -253,10 +246,7 @@ test_a_bare_call_says_how_to_begin() {
 
 # Ctrl-C, and what is said after it, while a live line is drawn.
 test_a_stop_is_said_on_a_line_of_its_own() {
-    if ! script -qec true typescript >/dev/null 2>&1 </dev/null; then
-        skip "script(1) gets no terminal here"
-        return
-    fi
+    has_terminal || return
     local command="exec '$root/train_gpt' ${common[*]} --model llama-tiny --train-iters 100000
         --eval-interval 100000 --log-interval 99999"
     rm -f typescript
