@@ -3,33 +3,9 @@
 #include "../ranks/launch.h"
 #include "fixture.h"
 
-static const char *const variables[] = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NNODES",
-    "NODE_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    "SLURM_NTASKS",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_NODELIST",
-    "TORCHELASTIC_USE_AGENT_STORE",
-};
-
-// "NAME=value NAME=value" becomes the environment's part that matters here.
+// "NAME=value NAME=value" becomes the environment.
 static void set_environment(const char *text) {
-    for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++) {
-        unsetenv(variables[i]);
-    }
+    clearenv();
     char *copy = strdup_or_die(text), *state;
     for (char *word = strtok_r(copy, " ", &state); word != NULL;
          word = strtok_r(NULL, " ", &state)) {
