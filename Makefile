@@ -216,7 +216,7 @@ SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
-                 $(BUILD)/plain/standin_muon
+                 $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_fp8_products
 endif
 ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 # those that wait for time limits to pass: busy cores would make other limits pass
@@ -268,8 +268,8 @@ standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,
 FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses # test/standin/faults.c
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
-# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon
-ON_STANDINS := spikes large muon
+# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, products
+ON_STANDINS := spikes large muon fp8_products
 plain_standins := $(ON_STANDINS:%=$(BUILD)/plain/standin_%)
 asan_standins := $(ON_STANDINS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o

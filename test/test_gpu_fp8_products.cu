@@ -28,7 +28,8 @@ TEST(scaling_state) {
             host[i].amax = (step + i) % 4 == 1 ? bad[step % 3] : 1.0f + (step * 7 + i * 3) % 11;
         }
         slots.put(host.data());
-        StepState s = {.skipped = step == 6};
+        StepState s = {};
+        s.skipped = step == 6;
         state.put(&s);
         Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data,
                               used.data,  SLOTS,     LENGTH,       true};
@@ -112,14 +113,15 @@ static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast
     }
     Buffer<Fp8Live> live(2);
     live.put(scales);
-    Gemm g = {.m = m,
-              .n = n,
-              .k = k,
-              .type_a = gpu_fp8_type(ta),
-              .type_b = gpu_fp8_type(tb),
-              .scale_a = &live.data[0].scale_inv,
-              .scale_b = &live.data[1].scale_inv,
-              .fast_accumulation = fast};
+    Gemm g = {};
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.type_a = gpu_fp8_type(ta);
+    g.type_b = gpu_fp8_type(tb);
+    g.scale_a = &live.data[0].scale_inv;
+    g.scale_b = &live.data[1].scale_inv;
+    g.fast_accumulation = fast;
     // Hopper's FP8 tensor cores keep some 14 bits of the sum between promotions
     check_results(g, a, b, expected, fast ? 2.0 : 1.2, fast ? 3e-3 : 5e-4);
 }
@@ -157,15 +159,16 @@ static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scale
     FloatBuffer dsa(sa.size()), dsb(sb.size());
     dsa.put(sa.data());
     dsb.put(sb.data());
-    Gemm g = {.m = m,
-              .n = n,
-              .k = k,
-              .type_a = gpu_fp8_type(ta),
-              .type_b = TYPE_E4M3,
-              .scale_a = dsa.data,
-              .scale_b = dsb.data,
-              .scales_a = SCALES_VECTOR,
-              .scales_b = scales_b};
+    Gemm g = {};
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.type_a = gpu_fp8_type(ta);
+    g.type_b = TYPE_E4M3;
+    g.scale_a = dsa.data;
+    g.scale_b = dsb.data;
+    g.scales_a = SCALES_VECTOR;
+    g.scales_b = scales_b;
     check_results(g, a, b, expected, 1.2, 5e-4);
 }
 
