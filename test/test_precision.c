@@ -11,20 +11,22 @@ enum { LAYERS = 4 };
 
 // ---- the policy -------------------------------------------------------------------------------
 
-typedef struct {
+// What was decided last.
+static struct {
     Options options;
     ModelConfig config;
     Precision precision;
-} Policy;
+} p;
 
-static void decide_with(Policy *p, const char *options, NumberSupport support) {
-    p->options = options_of(options);
-    p->config = model_config(&p->options);
-    p->precision = precision_decide(&p->options, &p->config, support);
+static void decide_with(NumberSupport support, const char *options) {
+    precision_free(&p.precision);
+    p.options = options_of(options);
+    p.config = model_config(&p.options);
+    p.precision = precision_decide(&p.options, &p.config, support);
 }
 
-static void decide(Policy *p, const char *options) {
-    decide_with(p, options, (NumberSupport){NUMBER_BF16, NULL, 0});
+static void decide(const char *options) {
+    decide_with((NumberSupport){NUMBER_BF16, NULL, 0}, options);
 }
 
 static const char *const formats[] = {"hybrid", "e4m3", "e5m2"};
@@ -36,8 +38,7 @@ TEST(formats_name_their_operands) {
         {FP8_E5M2, FP8_E4M3, FP8_E5M2},
     };
     for (int f = 0; f < 3; f++) {
-        Policy p;
-        decide(&p, text_of(LLAMA "--fp8-format %s", formats[f]));
+        decide(text_of(LLAMA "--fp8-format %s", formats[f]));
         CHECK_TEXT(precision_name(&p.precision), "FP8");
         for (int l = 0; l < LAYERS * LINEAR_HEAD; l++) {
             const LinearPrecision *lp = &p.precision.linear[l];
@@ -46,14 +47,13 @@ TEST(formats_name_their_operands) {
             CHECK_BITS(lp->type, expected[f], sizeof(lp->type));
         }
         CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->number, NUMBER_BF16);
-        precision_free(&p.precision);
     }
 }
 
-static int count_fp8(const Policy *p) {
+static int count_fp8(void) {
     int count = 0;
-    for (int i = 0; i < p->precision.count; i++) {
-        count += p->precision.linear[i].number == NUMBER_FP8;
+    for (int i = 0; i < p.precision.count; i++) {
+        count += p.precision.linear[i].number == NUMBER_FP8;
     }
     return count;
 }
@@ -78,11 +78,9 @@ TEST(options_keep_layers_in_bf16) {
          "FP8"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Policy p;
-        decide(&p, text_of(LLAMA "%s", cases[i].options));
-        CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
+        decide(text_of(LLAMA "%s", cases[i].options));
+        CHECK_EQUAL(count_fp8(), cases[i].fp8);
         CHECK_TEXT(precision_name(&p.precision), cases[i].precision);
-        precision_free(&p.precision);
     }
 }
 
@@ -100,37 +98,30 @@ TEST(small_products_stay_in_bf16) {
                  {block + 1, "", 0},
                  {block, "--micro-batch-size 2", 0}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Policy p;
-        decide_with(&p, text_of("%s%s", options, cases[i].more),
-                    (NumberSupport){NUMBER_BF16, NULL, cases[i].gains_from});
-        CHECK_EQUAL(count_fp8(&p), cases[i].fp8);
+        decide_with((NumberSupport){NUMBER_BF16, NULL, cases[i].gains_from},
+                    text_of("%s%s", options, cases[i].more));
+        CHECK_EQUAL(count_fp8(), cases[i].fp8);
         const LinearPrecision *head = precision_of(&p.precision, LINEAR_HEAD, 0);
         CHECK_EQUAL(strstr(head->reason, "too small to gain") != NULL, cases[i].fp8 < 17);
-        precision_free(&p.precision);
     }
 }
 
 // The share counts three products a layer, of which --no-fp8-wgrad takes one.
 TEST(share_of_flops_is_counted) {
-    Policy p;
-    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head");
+    decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
     CHECK_CLOSE(precision_fp8_share(&p.precision), 1.0, 1e-12);
-    precision_free(&p.precision);
-    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head --no-fp8-wgrad");
+    decide(LLAMA "--fp8-format hybrid --fp8-lm-head --no-fp8-wgrad");
     CHECK_CLOSE(precision_fp8_share(&p.precision), 2.0 / 3, 1e-12);
-    precision_free(&p.precision);
-    decide(&p, LLAMA "--fp8-format hybrid");
+    decide(LLAMA "--fp8-format hybrid");
     double blocks = 4 * 48 * (80 + 48 + 160 + 80), head = 48 * 64;
     CHECK_CLOSE(precision_fp8_share(&p.precision), blocks / (blocks + head), 1e-12);
-    precision_free(&p.precision);
 }
 
 // The table has a row for each stretch of blocks that are treated alike.
 TEST(table_tells_layers_apart) {
-    Policy p;
     PrecisionRow rows[LAYERS * LINEAR_HEAD + 1];
-    decide(&p, LLAMA "--fp8-format hybrid --first-last-layers-bf16 --no-fp8-wgrad "
-                     "--num-layers-at-end-in-bf16 0");
+    decide(LLAMA "--fp8-format hybrid --first-last-layers-bf16 --no-fp8-wgrad "
+                 "--num-layers-at-end-in-bf16 0");
     CHECK_EQUAL(precision_rows(&p.precision, rows), 2 * LINEAR_HEAD + 1);
     CHECK_TEXT(rows[0].linear, "qkv");
     CHECK_EQUAL(rows[0].first, 0);
@@ -152,16 +143,14 @@ TEST(table_tells_layers_apart) {
     }
     CHECK_CLOSE(all, 1.0, 1e-12);
     CHECK_CLOSE(fp8, precision_fp8_share(&p.precision), 1e-12);
-    precision_free(&p.precision);
 }
 
 // Every operand of every layer has a slot and a name of its own.
 TEST(slots_have_their_own_places) {
     enum { SLOTS = (LAYERS * LINEAR_HEAD + 1) * OPERAND_COUNT };
-    Policy p;
     int uses[SLOTS] = {0};
     char name[64], other[64];
-    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head --fp8-margin 2 --fp8-e5m2-margin 3");
+    decide(LLAMA "--fp8-format hybrid --fp8-lm-head --fp8-margin 2 --fp8-e5m2-margin 3");
     CHECK_EQUAL(fp8_slot_count(&p.config), SLOTS);
     for (int linear = 0; linear < LINEAR_COUNT; linear++) {
         for (int layer = 0; layer < (linear == LINEAR_HEAD ? 1 : LAYERS); layer++) {
@@ -185,25 +174,21 @@ TEST(slots_have_their_own_places) {
     CHECK_TEXT(fp8_slot_name(&p.config, slot, name), "head.x");
     slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY); // never more than is known
     CHECK(fp8_slot_target(&p.precision, slot) == 57344.0f / 4);
-    precision_free(&p.precision);
 }
 
 // Tensorwise scales leave no headroom, whatever the margin.
 TEST(margin_is_for_delayed_scales) {
-    Policy p;
-    decide(&p, LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2");
+    decide(LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2");
     CHECK(fp8_slot_target(&p.precision, OPERAND_X) == 448.0f);
     CHECK(fp8_slot_target(&p.precision, OPERAND_DY) == 57344.0f);
-    precision_free(&p.precision);
 }
 
 // The blocks' own scales: no slot is fixed, no headroom, and sums are split whatever the default.
 TEST(blockwise_has_no_state) {
-    Policy p;
     for (int fp32 = 0; fp32 < 2; fp32++) {
-        decide(&p, fp32 ? LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head "
-                                "--fp8-blockwise-fp32-scales --fp8-margin 2"
-                        : LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head");
+        decide(fp32 ? LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head "
+                            "--fp8-blockwise-fp32-scales --fp8-margin 2"
+                    : LLAMA "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head");
         CHECK_EQUAL(p.precision.power_of_two, !fp32);
         CHECK(!p.precision.fast_forward && !p.precision.fast_backward);
         CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_X), SCALES_VECTOR);
@@ -214,13 +199,11 @@ TEST(blockwise_has_no_state) {
             CHECK(fp8_slot_target(&p.precision, i) ==
                   (i % OPERAND_COUNT == OPERAND_DY ? 57344.0f : 448.0f));
         }
-        precision_free(&p.precision);
     }
-    decide(&p, LLAMA "--fp8-format hybrid --fp8-lm-head");
+    decide(LLAMA "--fp8-format hybrid --fp8-lm-head");
     CHECK_EQUAL(fp8_scales(&p.precision, OPERAND_W), SCALES_TENSOR);
     CHECK(p.precision.fast_forward);
     CHECK(!fp8_slot_follows(&p.precision, fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY)));
-    precision_free(&p.precision);
 }
 
 // The head's output gradient is at most its factor; with the z-loss as many times more as a softmax
@@ -228,9 +211,7 @@ TEST(blockwise_has_no_state) {
 TEST(the_fixed_slot_has_room_for_the_z_loss) {
     static const double coefficients[] = {0, 1e-4, 0.1};
     for (int i = 0; i < 3; i++) {
-        Policy p;
-        decide(&p,
-               text_of(LLAMA
+        decide(text_of(LLAMA
                        "--fp8-format hybrid --fp8-lm-head --global-batch-size 8 --z-loss-coeff %g",
                        coefficients[i]));
         Fp8Slot *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Slot));
@@ -240,6 +221,5 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
         CHECK_CLOSE(slot->scale * largest, 57344, 0.1);
         CHECK_CLOSE(slot->scale * slot->scale_inv, 1, 1e-6);
         free(slots);
-        precision_free(&p.precision);
     }
 }
