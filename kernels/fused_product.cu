@@ -25,31 +25,22 @@
 //
 //   WGMMA's row    16 i + 8 p + g          is row 16 i + 2 g + p of A
 //   WGMMA's column 16 j + 8 h + 2 t + e    is row 16 j + 4 t + 2 h + e of B
-//
-// PTX ISA: wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor, setmaxnreg.
+#include "hopper.cuh"
 #include "quantize.cuh"
 
-#include <cuda.h>
 #include <type_traits>
 
 enum {
     ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
     TILE = 128,
     DEPTH = 128, // of K at a time: bytes of a row in shared memory
-    WARPS = 4,   // of a warpgroup
-    GROUP = WARPS * WARP,
     THREADS = 3 * GROUP,
     A_STAGES = 8, // for both warpgroups: 2048 cycles of WGMMAs
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // of 16 columns
     LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
-    COMPUTING_REGISTERS = 232,
-    TURN_BARRIERS = 3, // named barriers 3 and 4; group_barrier takes 1 and 2
-    FULL_ROW = 128,
-    HALF_ROW = 64 // bytes of swizzled rows
+    COMPUTING_REGISTERS = 232
 };
-
-typedef uint64_t Barrier; // an mbarrier
 
 // What becomes of a warpgroup's part of a tile, on its way to or from memory.
 struct Staging {
@@ -79,182 +70,6 @@ struct Parameters {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// ---- instructions -------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void barrier_init(Barrier *b, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
-}
-
-// The barriers made so far may be used by TMA; by other threads after __syncthreads().
-__device__ __forceinline__ void barriers_ready(void) {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Without a branch, which would part the warp before the next WGMMA.
-__device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
-                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
-                 "r"((int)arrives)
-                 : "memory");
-}
-
-// Arrives, and has the barrier wait for so many bytes besides.
-__device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(bytes)
-                 : "memory");
-}
-
-// Until the barrier's phase number `phase` is complete; it is at most one ahead of that.
-__device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
-    uint32_t done = 0;
-    while (!done) {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(shared_address(b)), "r"(phase & 1)
-                     : "memory");
-    }
-}
-
-// A box of a tensor whose first and last coordinates are these, those between them 0.
-template <int RANK>
-__device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
-                                         int last) {
-    uint32_t address = shared_address(to), barrier = shared_address(full);
-#define TMA_LOAD(rank, coordinates)                                                             \
-    asm volatile("cp.async.bulk.tensor." rank                                                   \
-                 ".shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, " coordinates \
-                 "], [%2];" ::"r"(address),                                                     \
-                 "l"(&map), "r"(barrier), "r"(first), "r"(last), "r"(0)                         \
-                 : "memory")
-    if constexpr (RANK == 2) { TMA_LOAD("2d", "{%3, %4}"); }
-    if constexpr (RANK == 4) { TMA_LOAD("4d", "{%3, %5, %5, %4}"); }
-    if constexpr (RANK == 5) { TMA_LOAD("5d", "{%3, %5, %5, %5, %4}"); }
-#undef TMA_LOAD
-}
-
-template <int RANK>
-__device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *from, int first,
-                                          int last) {
-    uint32_t address = shared_address(from);
-#define TMA_STORE(rank, coordinates)                                                             \
-    asm volatile("cp.async.bulk.tensor." rank ".global.shared::cta.bulk_group [%1, " coordinates \
-                 "], [%0];" ::"r"(address),                                                      \
-                 "l"(&map), "r"(first), "r"(last), "r"(0)                                        \
-                 : "memory")
-    if constexpr (RANK == 2) { TMA_STORE("2d", "{%2, %3}"); }
-    if constexpr (RANK == 4) { TMA_STORE("4d", "{%2, %4, %4, %3}"); }
-    if constexpr (RANK == 5) { TMA_STORE("5d", "{%2, %4, %4, %4, %3}"); }
-#undef TMA_STORE
-}
-
-// Rows of 128 bytes whose 16-byte pieces are swizzled over groups of 8 rows: the layout of a TMA
-// box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. 62: that swizzle; 32:
-// bytes from one group of rows to the next, in sixteens; 16: not used with it.
-__device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
-    return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
-// sums (+)= A B' of 64 x 128 x 32.
-template <Fp8Type TYPE_A>
-__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool adds) {
-#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
-#define WGMMA(type_a)                                                                 \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                         \
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." type_a ".e4m3 "       \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
-                 "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
-                 "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "  \
-                 "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
-                 "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                \
-                 "%64, %65, p, 1, 1;\n}"                                              \
-                 : SUMS16(0), SUMS16(16), SUMS16(32), SUMS16(48)                      \
-                 : "l"(a), "l"(b), "r"((int)adds))
-    if constexpr (TYPE_A == FP8_E4M3) {
-        WGMMA("e4m3");
-    } else {
-        WGMMA("e5m2");
-    }
-#undef WGMMA
-#undef SUMS16
-#undef SUMS4
-}
-
-// Until at most LEFT of the warp's committed groups of WGMMAs are unfinished.
-template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-// The compiler computes d before this and reads it after it: it does not see what a wait is for.
-__device__ __forceinline__ void pin(float (&d)[64]) {
-#pragma unroll
-    for (int i = 0; i < 64; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
-}
-
-__device__ __forceinline__ void wgmma_fence(void) {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wgmma_commit(void) {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-// The stores so far are a group / until all have read shared memory / until all are done.
-__device__ __forceinline__ void stores_commit(void) {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-__device__ __forceinline__ void stores_wait_read(void) {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-__device__ __forceinline__ void stores_wait(void) {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-// What this thread has written to shared memory may be read by TMA after a barrier.
-__device__ __forceinline__ void show_to_tma(void) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Warpgroup w has the tensor cores once the other has passed them on.
-__device__ __forceinline__ void turn_wait(int w) {
-    asm volatile("bar.sync %0, %1;" ::"r"((int)TURN_BARRIERS + w), "r"(2 * (int)GROUP) : "memory");
-}
-
-__device__ __forceinline__ void turn_pass(int w) {
-    asm volatile("bar.arrive %0, %1;" ::"r"((int)TURN_BARRIERS + 1 - w), "r"(2 * (int)GROUP)
-                 : "memory");
-}
-
-template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_registers(void) {
-    if constexpr (MORE) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-    } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-    }
-}
-
-// Four 8 x 8 matrices of 16-bit units, transposed: lane i gives the address of row i of all 32.
-__device__ __forceinline__ void store_transposed(void *row, const uint32_t (&units)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     shared_address(row)),
-                 "r"(units[0]), "r"(units[1]), "r"(units[2]), "r"(units[3])
-                 : "memory");
-}
-
-__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&pair);
-}
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
@@ -294,21 +109,6 @@ struct Work {
     // How many stages of B the block has used before those of this tile.
     __device__ int b_before(void) const {
         return resident ? panel * B_STAGES : number * steps;
-    }
-};
-
-// A place in a ring of stages, after so many that were used.
-template <int STAGES> struct Stage {
-    int at;
-    uint32_t round;
-    __device__ Stage(uint32_t used) : at((int)(used % STAGES)), round(used / STAGES) {
-    }
-    __device__ void advance(int steps) {
-        at += steps;
-        if (at >= STAGES) {
-            at -= STAGES;
-            round++;
-        }
     }
 };
 
@@ -612,51 +412,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 // ---- launchers ----------------------------------------------------------------------------------
 
-typedef decltype(&cuTensorMapEncodeTiled) EncodeTensorMap;
-
-// The driver's function, which the trainer is not linked with; NULL: this driver has none.
-static EncodeTensorMap encode_tensor_map(void) {
-    void *entry = NULL;
-    cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                                          cudaEnableDefault, &result);
-#else
-    cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry,
-                                                 cudaEnableDefault, &result);
-#endif
-    if (status != cudaSuccess) { cudaGetLastError(); }
-    bool found = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return found ? reinterpret_cast<EncodeTensorMap>(entry) : NULL;
-}
-
-// A dimension of a tensor: its size, bytes from one index to the next, and the size of a box.
-struct Dimension {
-    int64_t size, stride;
-    int box;
-};
-
-// The first dimension is contiguous. A box's rows are as long as the swizzle.
-static CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
-                              std::initializer_list<Dimension> dimensions) {
-    CUtensorMap map = {};
-    cuuint64_t sizes[5], strides[5];
-    cuuint32_t box[5], ones[5] = {1, 1, 1, 1, 1}, rank = 0;
-    if (data == NULL) { return map; }
-    for (const Dimension &d : dimensions) {
-        sizes[rank] = (cuuint64_t)d.size;
-        strides[rank] = (cuuint64_t)d.stride;
-        box[rank++] = (cuuint32_t)d.box;
-    }
-    CUresult status = encode_tensor_map()(
-        &map, type, rank, const_cast<void *>(data), sizes, strides + 1, box, ones,
-        CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle == FULL_ROW ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) { die("product with GELU: no tensor map, error %d", (int)status); }
-    return map;
-}
-
 // Codes [rows,columns] whose rows are in the order of WGMMA's rows, 64 of them a box: column, g, p,
 // block of 16 rows.
 static CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns) {
@@ -665,16 +420,6 @@ static CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns
                        {8, 2 * columns, 8},
                        {2, columns, 2},
                        {rows / 16, 16 * columns, 4}});
-}
-
-// The same in the order of WGMMA's columns, 128 a box: column, e, t, h, block of 16 rows.
-static CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns, int row) {
-    return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,
-                      {{columns, 1, row},
-                       {2, columns, 2},
-                       {4, 4 * columns, 4},
-                       {2, 2 * columns, 2},
-                       {rows / 16, 16 * columns, TILE / 16}});
 }
 
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
@@ -688,10 +433,7 @@ static void launch(const Gpu *gpu, const Parameters &p) {
 }
 
 bool gpu_has_gelu_products(const Gpu *gpu) {
-    cudaFuncAttributes kernel;
-    if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
-    CUDA_CHECK(cudaFuncGetAttributes(&kernel, gelu_product_kernel<FP8_E4M3, false, false>));
-    return kernel.numRegs > 64; // built for sm_90, without the a, the kernel is empty
+    return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
 }
 
 // What both have in common. x: the pre-activation.

@@ -157,6 +157,12 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q);
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
                                Scratch scratch);
 
+// ---- block_product.cu ----
+// The FP8 product of operands with vector scales (gemm.h), which blockwise scaling computes weight
+// gradients by; without an epilogue.
+bool gpu_has_block_products(const Gpu *gpu);
+void gpu_block_product(Gpu *gpu, Gemm g);
+
 // ---- rope.cu ----
 // What queries and keys of a packed [M,(H+2G)D] go through, head by head: their RMSNorm, where
 // there are weights (QK norm; D up to 256), and then the rotation. Any even D.
