@@ -63,6 +63,33 @@ struct FilledCodes : Buffer<uint8_t> {
     }
 };
 
+// Weight gradients [N,K] of M tokens by blocks: by cuBLASLt and by our own product.
+static void bench_weight_gradient(int M, int N, int K, const char *layer) {
+    FilledCodes dy((size_t)N * M, 50, FP8_E4M3), x((size_t)K * M, 50, FP8_E4M3);
+    FloatBuffer scales(fp8_scale_count(SCALES_VECTOR, N > K ? N : K, M));
+    Floats ones(scales.count, 0.02f);
+    scales.put(ones.data());
+    Bf16Buffer d((size_t)N * K);
+    Gemm g = gemm_plain(N, K, M, NULL, NULL, d.data);
+    g.a = dy.data;
+    g.b = x.data;
+    g.type_a = g.type_b = TYPE_E4M3;
+    g.trans_b = true;
+    g.scale_a = g.scale_b = scales.data;
+    g.scales_a = g.scales_b = SCALES_VECTOR;
+    char shape[64];
+    snprintf(shape, sizeof(shape), "%s %dx%dx%d", layer, M, N, K);
+    double floor = 2.0 * M * N * K / (2 * FLOPS_PER_S);
+    for (int turn = 0; turn < 3; turn++) { // in turns: the clock drifts
+        bench("dW by blocks: cuBLASLt", shape, floor, [&] { gemm(&gpu, g); });
+        if (!gpu_has_block_products(&gpu)) { continue; }
+        unsetenv("TURNS");
+        bench("dW by blocks: ours", shape, floor, [&] { gpu_block_product(&gpu, g); });
+        setenv("TURNS", "1", 1);
+        bench("dW by blocks: ours, turns", shape, floor, [&] { gpu_block_product(&gpu, g); });
+    }
+}
+
 // The products that meet GELU, each in one kernel and in two: by default (fast forward, split
 // backward), and fast. Bytes: codes in and out twice, BF16 pre-activations out or in.
 static void bench_gelu_products(int M, int F, int C) {
@@ -141,6 +168,17 @@ static void bench_transpose(int N, int C) {
 int main(int argc, char **argv) {
     open_test_gpu(1 << 20);
     if (argc > 1) { wanted = argv[1]; }
+    bench_weight_gradient(65536, 3072, 768, "fc1");
+    bench_weight_gradient(65536, 768, 3072, "fc2");
+    bench_weight_gradient(65536, 768, 768, "attention");
+    bench_weight_gradient(65536, 2304, 768, "qkv");
+    bench_weight_gradient(32768, 2048, 2048, "attention");
+    bench_weight_gradient(32768, 3072, 2048, "qkv");
+    bench_weight_gradient(32768, 11008, 2048, "fc1");
+    bench_weight_gradient(32768, 16384, 2048, "fc1");
+    bench_weight_gradient(32768, 2048, 5504, "fc2");
+    bench_weight_gradient(32768, 2048, 8192, "fc2");
+    bench_weight_gradient(8192, 128256, 2048, "head");
     bench_producers(65536, 768, 3072, true, true, false);
     bench_producers(65536, 768, 3072, true, true, true);
     bench_producers(32768, 1600, 6400, true, true, false);
