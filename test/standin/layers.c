@@ -119,15 +119,9 @@ void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient sums, const Bf16 *dout,
     column_sums(sums, d, scratch, M, F);
 }
 
-// What GELU's FP8 products replace, in the same order: STANDIN_GELU_PRODUCTS=none, the device has
-// none; =wrong, a code of each is changed.
-static bool gelu_products(const char *what) {
-    const char *given = getenv("STANDIN_GELU_PRODUCTS");
-    return given != NULL && strcmp(given, what) == 0;
-}
-
+// What GELU's FP8 products replace, in the same order.
 bool gpu_has_gelu_products(const Gpu *gpu) {
-    return gpu->capability == 90 && !gelu_products("none");
+    return gpu->capability == 90 && !own_products("none");
 }
 
 static void check_gelu_product(const Gpu *gpu, const Gemm *g, Operand out, Fp8Tensor q) {
@@ -144,7 +138,7 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
     check_gelu_product(gpu, &g, out, q);
     gemm(gpu, g); // without an epilogue, and so without the bias
     gpu_gelu_forward(out, q, g.d, g.bias, g.m, g.n, gpu->stream);
-    if (gelu_products("wrong")) { out.fp8[0] ^= 0x80; }
+    if (own_products("wrong")) { out.fp8[0] ^= 0x80; }
 }
 
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
@@ -157,7 +151,7 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradie
     g.aux = NULL;
     gemm(gpu, g);
     gpu_gelu_backward(dx, q, column_sums, g.d, input, g.bias, scratch, g.m, g.n, gpu->stream);
-    if (gelu_products("wrong")) { dx.fp8[0] ^= 0x80; }
+    if (own_products("wrong")) { dx.fp8[0] ^= 0x80; }
 }
 
 void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,

@@ -29,6 +29,9 @@ void values_write(void *out, GpuType type, const float *values, int64_t n);
 // The same, and gives them back as they will be read.
 void values_round(void *out, GpuType type, float *values, int64_t n);
 
+// Whether STANDIN_OWN_PRODUCTS says so of the products of our own (products.c).
+bool own_products(const char *what);
+
 // What a gradient's sums are added to: its values, or zeros. gradient_end writes them, unless the
 // gradient is not requested.
 float *gradient_begin(Gradient out, int64_t n);

@@ -33,6 +33,8 @@ void linear_start(LinearLayer *l, const Params *p) {
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
+    bool vectors = p->blockwise && l->wgrad_fp8;
+    l->weight_product = vectors && gpu_has_block_products(p->gpu) ? gpu_block_product : gemm;
     linear_set_scaling(l, p);
 }
 
@@ -137,7 +139,7 @@ void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bo
     g.c = accumulate ? l->dweight.data : NULL;
     g.beta = accumulate ? 1.0f : 0.0f;
     gpu_family(gpu, l->family);
-    gemm(gpu, g);
+    l->weight_product(gpu, g);
 }
 
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Which products apply GELU (train/gpu/network.c), over the stand-ins: those of training steps whose
-# scales are given and whose losses are not counted, and no other. The numbers are those of a device
+# Which products are our own, over the stand-ins. GELU is applied (train/gpu/network.c) by those of
+# training steps whose scales are given and whose losses are not counted, and by no other; weight
+# gradients are computed (linear.c) with blockwise scaling alone. The numbers are those of a device
 # without such products.
 # shellcheck source=test/ranks.sh
 source "$(dirname "$0")/ranks.sh"
@@ -16,15 +17,17 @@ losses() {
 
 # products KIND OPTIONS...: the same with such products of the stand-in.
 products() {
-    STANDIN_GELU_PRODUCTS=$1 losses "${@:2}"
+    STANDIN_OWN_PRODUCTS=$1 losses "${@:2}"
 }
 
 gpt2="--model gpt2-tiny --fp8-format hybrid"
+blockwise="--fp8-format e4m3 --fp8-recipe blockwise"
 taken=("$gpt2" "$gpt2 --fp8-format e4m3 --gpus 2" "$gpt2 --recompute activations"
-    "$gpt2 --recompute block" "$gpt2 --global-batch-size 4")
+    "$gpt2 --recompute block" "$gpt2 --global-batch-size 4" "--model llama-tiny $blockwise"
+    "--model gpt2-tiny $blockwise --fp8-lm-head --global-batch-size 4")
 left=("--model gpt2-tiny" "--model llama-tiny --fp8-format hybrid" "$gpt2 --fp8-recipe tensorwise"
     "$gpt2 --fp8-format e5m2" "$gpt2 --fp8-stats-interval 1"
-    "--model gpt2-tiny --fp8-format e4m3 --fp8-recipe blockwise")
+    "--model gpt2-tiny --fp8-format e5m2 --fp8-recipe blockwise")
 
 test_same_numbers() {
     local kind words without
