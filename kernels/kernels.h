@@ -158,8 +158,9 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradie
                                Scratch scratch);
 
 // ---- block_product.cu ----
-// The FP8 product of operands with vector scales (gemm.h), which blockwise scaling computes weight
-// gradients by; without an epilogue.
+// FP8 products of operands that both have vector scales, as gemm() computes them: by blockwise
+// scaling a weight's gradient. Without an epilogue; the parts of sums lie in gpu->workspace.
+// False: this GPU, driver or build has none: other than compute capability 9.0.
 bool gpu_has_block_products(const Gpu *gpu);
 void gpu_block_product(Gpu *gpu, Gemm g);
 
