@@ -1,8 +1,7 @@
 // What the products of our own on Hopper share: the instructions of TMA, WGMMA and their barriers,
 // and the maps by which TMA finds its way in a tensor. PTX ISA: wgmma.mma_async (fragments,
 // descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
-#ifndef LLM8_HOPPER_CUH
-#define LLM8_HOPPER_CUH
+#pragma once
 
 #include "device.cuh"
 
@@ -282,5 +281,3 @@ static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64
                        {2, 2 * columns, 2},
                        {rows / 16, 16 * columns, 128 / 16}});
 }
-
-#endif

@@ -159,9 +159,11 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradie
 
 // ---- block_product.cu ----
 // FP8 products of operands that both have vector scales, as gemm() computes them: by blockwise
-// scaling a weight's gradient. Without an epilogue; the parts of sums lie in gpu->workspace.
-// False: this GPU, driver or build has none: other than compute capability 9.0.
-bool gpu_has_block_products(const Gpu *gpu);
+// scaling a weight's gradient. Fewer tiles of 256 x 128 than multiprocessors; alpha 1, C added or
+// not, no epilogue. The parts of sums lie in gpu->workspace.
+// Whether that is faster than cuBLASLt. False also where this GPU, driver or build has none: other
+// than compute capability 9.0.
+bool gpu_block_product_pays(const Gpu *gpu, int m, int n, int k);
 void gpu_block_product(Gpu *gpu, Gemm g);
 
 // ---- rope.cu ----

@@ -33,8 +33,9 @@ void linear_start(LinearLayer *l, const Params *p) {
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
-    bool vectors = p->blockwise && l->wgrad_fp8;
-    l->weight_product = vectors && gpu_has_block_products(p->gpu) ? gpu_block_product : gemm;
+    int tokens = (int)p->run->options.micro_batch_size * p->run->config.seq_length;
+    bool pays = p->blockwise && l->wgrad_fp8 && gpu_block_product_pays(p->gpu, l->N, l->C, tokens);
+    l->weight_product = pays ? gpu_block_product : gemm;
     linear_set_scaling(l, p);
 }
 
