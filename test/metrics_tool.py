@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads a metrics.jsonl as train/metrics.h specifies it, and prints the steps and evaluations that
-hold, without their timing: two runs that did the same print the same. Exits with 1 at the first line
-that is not as specified.
+hold, without their timing: two runs that did the same print the same. Exits with 1 at the first
+line that is not as specified.
 
     metrics_tool.py FILE
 """

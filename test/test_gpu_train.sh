@@ -230,6 +230,37 @@ older_devices() {
         STANDIN_CAPABILITY=75 refused 'BF16 training needs 8.0' $run $gpt2
 }
 check "older devices" older_devices
+# Which products are our own. GELU is applied (train/gpu/network.c) by those of training steps whose
+# scales are given and whose losses are not counted, and by no other; weight gradients are computed
+# (linear.c) with blockwise scaling alone. The numbers are those of a device without such products.
+own_losses() { # kind of such products, options
+    rm -f m.jsonl
+    LD_LIBRARY_PATH=$root/build/standin STANDIN_OWN_PRODUCTS=$1 $gpu $DATA --micro-batch-size 2 \
+        --seq-length 32 --train-iters 4 --eval-iters 2 --eval-interval 2 --metrics m.jsonl \
+        "${@:2}" >out && grep -oE '"(loss|valid_loss|norm)":[^,}]*' m.jsonl
+}
+takes_own() { # options
+    local without
+    without=$(own_losses none "$@") && [[ $(own_losses good "$@") == "$without" ]] &&
+        [[ $(own_losses wrong "$@") != "$without" ]]
+}
+leaves_own() { # options
+    local without
+    without=$(own_losses none "$@") && [[ $(own_losses wrong "$@") == "$without" ]]
+}
+hybrid="--model gpt2-tiny --fp8-format hybrid" blockwise="--fp8-format e4m3 --fp8-recipe blockwise"
+for kind in "$hybrid" "$hybrid --fp8-format e4m3 --gpus 2" "$hybrid --recompute activations" \
+    "$hybrid --recompute block" "$hybrid --global-batch-size 4" "--model llama-tiny $blockwise" \
+    "--model gpt2-tiny $blockwise --fp8-lm-head --global-batch-size 4"; do
+    check "own products, $kind" takes_own $kind
+done
+own_losses none $hybrid --save gelu >log # for an evaluation
+for kind in "--model gpt2-tiny" "--model llama-tiny --fp8-format hybrid" \
+    "$hybrid --fp8-recipe tensorwise" "$hybrid --fp8-format e5m2" "$hybrid --fp8-stats-interval 1" \
+    "--model gpt2-tiny --fp8-format e5m2 --fp8-recipe blockwise" \
+    "$hybrid --save gelu --resume latest --eval-only"; do
+    check "no own products, $kind" leaves_own $kind
+done
 # The first algorithm of each product is slow, then the second.
 slow_products_are_seen() {
     local tuned="$run $llama --num-layers 1 --gemm-autotune --train-iters 1" all
