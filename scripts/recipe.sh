@@ -2,6 +2,12 @@
 # What the training recipes (run_*.sh) share: the programs, the data, one command for any launcher,
 # and the restart loop. A recipe sets name, data_set, tokenizer, model=() and training=(), perhaps
 # data_files (of the set) and adapt() (once the GPUs are counted), then calls recipe "$@".
+#   scripts/run_gpt2_124m.sh                              all GPUs of this machine, in FP8
+#   GPUS=1 PRECISION=bf16 scripts/run_gpt2_124m.sh        one GPU, in BF16
+#   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_124m.sh
+#   LAUNCH=torchrun scripts/run_gpt2_124m.sh              ranks started by torchrun
+#   SMOKE=1 scripts/run_gpt2_124m.sh                      a tiny model on the CPU
+# A recipe resumes from its newest checkpoint after a failure, or when it is called again.
 # Environment:
 #   GPUS=N         GPUs of each machine [all of this one]
 #   PRECISION=     fp8 [the default] or bf16

@@ -1,13 +1,7 @@
 #!/usr/bin/env bash
 # GPT-2 124M from nothing, on 10 billion tokens of FineWeb, as llm.c reproduced it (there:
 # validation loss 3.28, HellaSwag 29.9%).
-#   scripts/run_gpt2_124m.sh                              all GPUs of this machine, in FP8
-#   GPUS=1 PRECISION=bf16 scripts/run_gpt2_124m.sh        one GPU, in BF16
-#   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_124m.sh
-#   LAUNCH=torchrun scripts/run_gpt2_124m.sh              ranks started by torchrun
-#   SMOKE=1 scripts/run_gpt2_124m.sh                      a tiny model on the CPU
-# It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
+# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 10.0 billion tokens, 7.98e+18 FLOPs
 # cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~35 min
 # cost: FP8: 1 GPU 3.7 hours, 8 GPUs ~29 min

@@ -1,12 +1,6 @@
 #!/usr/bin/env bash
 # GPT-2 1558M (XL) from nothing, on 33.6 billion tokens of FineWeb-Edu, as llm.c reproduced it.
-#   scripts/run_gpt2_1558m.sh                             all GPUs of this machine, in FP8
-#   GPUS=1 PRECISION=bf16 scripts/run_gpt2_1558m.sh       one GPU, in BF16
-#   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_1558m.sh
-#   LAUNCH=torchrun scripts/run_gpt2_1558m.sh             ranks started by torchrun
-#   SMOKE=1 scripts/run_gpt2_1558m.sh                     a tiny model on the CPU
-# It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
+# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 33.6 billion tokens, 3.29e+20 FLOPs
 # cost: BF16: 1 GPU 7.0 days, 8 GPUs ~21.4 hours
 # cost: FP8: 1 GPU 5.0 days, 8 GPUs ~15.2 hours

@@ -1,15 +1,9 @@
 #!/usr/bin/env bash
 # Llama 3 8B, from nothing or on from Meta's weights, on sequences of 8,192 tokens.
-#   scripts/run_llama3_8b.sh                              all GPUs of this machine, in FP8
 #   START=DIR DATA=DIR scripts/run_llama3_8b.sh           fine-tune: DIR is what
 #       scripts/convert_hf import meta-llama/Meta-Llama-3-8B --output DIR   has made, the data what
 #       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
-#   GPUS=1 PRECISION=bf16 scripts/run_llama3_8b.sh        one GPU of 141 GB, in BF16
-#   sbatch --nodes 4 --gpus-per-node 8 scripts/run_llama3_8b.sh
-#   LAUNCH=torchrun scripts/run_llama3_8b.sh              ranks started by torchrun
-#   SMOKE=1 scripts/run_llama3_8b.sh                      a tiny model on the CPU
-# It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
+# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
 # cost: BF16: 1 GPU 105.7 days, 8 GPUs ~13.5 days
 # cost: FP8: 1 GPU 74.6 days, 8 GPUs ~9.5 days

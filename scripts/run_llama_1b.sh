@@ -2,13 +2,7 @@
 # A Llama of 1.06 billion parameters from nothing, on 21 billion tokens of FineWeb-Edu (20 tokens a
 # parameter), with Llama 3's tokenizer: its files are gated, so set HF_TOKEN, or TOKENIZER to a
 # tokenizer.json.
-#   scripts/run_llama_1b.sh                               all GPUs of this machine, in FP8
-#   GPUS=1 PRECISION=bf16 scripts/run_llama_1b.sh         one GPU, in BF16
-#   sbatch --nodes 2 --gpus-per-node 8 scripts/run_llama_1b.sh
-#   LAUNCH=torchrun scripts/run_llama_1b.sh               ranks started by torchrun
-#   SMOKE=1 scripts/run_llama_1b.sh                       a tiny model on the CPU
-# It goes on from its newest checkpoint after a failure, or when it is called again. The other
-# settings are in scripts/recipe.sh; scripts/results writes the lines marked `cost`.
+# scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 21.0 billion tokens, 1.06e+20 FLOPs
 # cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.5 hours
 # cost: FP8: 1 GPU 38.4 hours, 8 GPUs ~4.9 hours
