@@ -87,11 +87,6 @@ def done_again(run):
     return [note("resume", text + "; device, ranks or options changed as well")]
 
 
-def start_of(run, step):
-    """The start that did a step."""
-    return [start for start in run.starts if int(start["step"]) < step][-1:]
-
-
 def counted_tokens(run):
     """Every step must add its tokens to those before it."""
     order, missing = sorted(run.steps), 0
@@ -99,7 +94,8 @@ def counted_tokens(run):
         if step != before + 1:
             missing += step - before - 1
             continue
-        options = (start_of(run, step) or [run.start])[0]["options"]
+        done_by = [start for start in run.starts if int(start["step"]) < step] or run.starts
+        options = done_by[-1]["options"]
         due = int(options["global-batch-size"]) * int(options["seq-length"])
         got = (metrics.number(run.steps[step], "tokens") -
                metrics.number(run.steps[before], "tokens"))

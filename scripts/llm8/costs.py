@@ -145,13 +145,6 @@ def profile(run, path, record):
     return found
 
 
-def record_with_families(records, precision, flops):
-    """The newest record of the nearest model that has a profile."""
-    profiled = [record for record in records if record.get("families_ms")]
-    found = estimate.newest(profiled, precision, 1)
-    return estimate.nearest(found, flops) if found else None
-
-
 def beside_the_record(run, records):
     """TFLOP/s of a GPU beside what make bench recorded on such a GPU."""
     flops = metrics.number(run.start, "flops_per_token")
@@ -181,6 +174,8 @@ def speed(run, path):
                if record["machine"]["gpu"] in device]
     found = [beside_the_record(run, records)] if run.steps else []
     found += option_costs(run, records)
-    family = record_with_families(records, precision_of(run),
-                                  metrics.number(run.start, "flops_per_token"))
-    return found + time_in_steps(run) + profile(run, path, family)
+    profiled = estimate.newest([record for record in records if record.get("families_ms")],
+                               precision_of(run), 1)
+    nearest = estimate.nearest(profiled, metrics.number(run.start, "flops_per_token")) \
+        if profiled else None
+    return found + time_in_steps(run) + profile(run, path, nearest)

@@ -133,12 +133,6 @@ def drop_checkpoints(folder):
             shutil.rmtree(path)
 
 
-def full_command(task, checkpoints):
-    if checkpoints == "none":
-        return [*task.command, "--metrics", os.path.join(task.folder, "metrics.jsonl")]
-    return [*task.command, "--save", task.folder, "--resume", "latest"]
-
-
 def run_all(tasks, folder, again, checkpoints):
     """checkpoints: "keep", "drop" when a run has ended, or "none". Returns 0, or 75 where a signal
     ended it."""
@@ -155,8 +149,10 @@ def run_all(tasks, folder, again, checkpoints):
             if not to_do:
                 print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
-            status = trainer.run_trainer(full_command(task, checkpoints), task.folder, label,
-                                         signals, (held,))
+            where = ["--metrics", os.path.join(task.folder, "metrics.jsonl")] \
+                if checkpoints == "none" else ["--save", task.folder, "--resume", "latest"]
+            status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
+                                         (held,))
             if status == STOPPED_BY_SIGNAL:
                 print("stopped; the same command goes on from here")
                 return status

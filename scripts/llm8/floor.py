@@ -130,19 +130,10 @@ def quantize_bytes(s, recipe):
     return 4 * (4 * s.C + s.H * s.D + s.N + s.F + s.F1)
 
 
-def optimizer_bytes(options):
-    """A parameter. Without accumulation the gradients are BF16 unless asked for otherwise."""
-    gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
-    moment = 2 if options["adam-dtype"] == "bf16" else 4
-    return 2 * gradient + 2 * 4 + 2 * 2 * moment + 2
-
-
-def muon_seconds(rates, options, s):
-    """The blocks' matrices by Muon, beyond what AdamW would take for them."""
+def muon_seconds(rates, s, gradient, moment):
+    """The blocks' matrices by Muon, beyond what AdamW would take for them; bytes an element."""
     shapes = [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), (s.C, s.F)]
     shapes += [(s.F, s.C)] * (2 if s.llama else 1)
-    gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
-    moment = 2 if options["adam-dtype"] == "bf16" else 4
     elements = sum(rows * columns for rows, columns in shapes)
     seconds = elements * (3 * gradient - 2 * moment) / rates["bytes"]
     for r, c in map(sorted, shapes):
@@ -161,6 +152,9 @@ def floor_ms(device, options, parameters):
     head_fp8 = fp8 and options["fp8-lm-head"] == "true"
     recipe = options["fp8-recipe"] if fp8 else "bf16"
     layers = s.M * s.L
+    # without accumulation the gradients are BF16 unless asked for otherwise
+    gradient = 4 if options["grad-accum-dtype"] == "fp32" else 2
+    moment = 2 if options["adam-dtype"] == "bf16" else 4
 
     def moved(count):
         return count / rates["bytes"]
@@ -177,8 +171,8 @@ def floor_ms(device, options, parameters):
         "embeddings": moved(s.M * 6 * s.C),
         "quantize": moved(layers * quantize_bytes(s, recipe)
                           + (s.M * 4 * (s.C + s.P) if head_fp8 and recipe == "tensorwise" else 0)),
-        "optimizer": moved(parameters * optimizer_bytes(options)),
+        "optimizer": moved(parameters * (2 * gradient + 2 * 4 + 2 * 2 * moment + 2)),
     }
     if options.get("optimizer") == "muon":
-        seconds["optimizer"] += muon_seconds(rates, options, s)
+        seconds["optimizer"] += muon_seconds(rates, s, gradient, moment)
     return {family: 1e3 * value for family, value in seconds.items()}

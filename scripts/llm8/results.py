@@ -152,14 +152,18 @@ class Report:
                      for name in self.losses}
         self.seeds = len(self.last["bf16"])
 
-    def changes(self, variant):
-        """Of the last validation loss to BF16's, seed by seed, in percent, as words."""
-        base = self.last["bf16"]
-        changes = [100 * (loss / base[seed] - 1) for seed, loss in self.last[variant].items()]
-        if len(changes) < 4:
-            return " and ".join(f"{change:+.2f}%" for change in changes)
-        error = statistics.stdev(changes) / len(changes) ** 0.5
-        return f"{statistics.mean(changes):+.2f}% ± {error:.2f}"
+    def loss(self, variant):
+        """The last validation loss, and its changes to BF16's, seed by seed, as words."""
+        if variant not in self.losses:
+            return "-"
+        base, last = self.last["bf16"], self.last[variant]
+        changes = [100 * (loss / base[seed] - 1) for seed, loss in last.items()]
+        words = " and ".join(f"{change:+.2f}%" for change in changes)
+        if len(changes) > 3:
+            error = statistics.stdev(changes) / len(changes) ** 0.5
+            words = f"{statistics.mean(changes):+.2f}% ± {error:.2f}"
+        loss = f"{statistics.mean(last.values()):.4f}"
+        return loss if variant == "bf16" else f"{loss} ({words})"
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -269,17 +273,10 @@ def results(records):
 def fp8(records):
     reports = records.reports
     ran = [variant for report in reports for variant in report.losses]
-    lines = [[VARIANTS.get(variant, variant), *(loss_of(report, variant) for report in reports)]
+    lines = [[VARIANTS.get(variant, variant), *(report.loss(variant) for report in reports)]
              for variant in dict.fromkeys([*VARIANTS, *ran]) if variant in ran]
     head = ["validation loss", *(f"{r.size}, {r.steps} steps of {r.batch} tokens" for r in reports)]
     return table(head, lines) + "".join(map(said_of, reports))
-
-
-def loss_of(report, variant):
-    if variant not in report.losses:
-        return "-"
-    loss = f"{statistics.mean(report.last[variant].values()):.4f}"
-    return loss if variant == "bf16" else f"{loss} ({report.changes(variant)})"
 
 
 def said_of(report):

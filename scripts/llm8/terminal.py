@@ -56,17 +56,14 @@ def valid_of(run):
     return values[-1] if steps else math.nan
 
 
-def age(run):
-    """How long ago the file was written to, when that is long for this run."""
-    usual = run.recent("seconds")
-    usual = usual if math.isfinite(usual) else 0
-    return f", silent for {duration(run.silence)}" if run.silence > max(60, 20 * usual) else ""
-
-
 def state_of(run):
-    if run.end is None and run.starts and not run.killed:
-        return ("running" if run.steps else "starting") + age(run)
-    return run.state
+    """And how long ago the file was written to, when that is long for a run that goes on."""
+    if run.end is not None or not run.starts or run.killed:
+        return run.state
+    usual = run.recent("seconds")
+    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
+    return ("running" if run.steps else "starting") + \
+        (f", silent for {duration(run.silence)}" if silent else "")
 
 
 def table(runs):

@@ -18,16 +18,13 @@ from .text import counted, duration, fixed
 POLL_SECONDS = 0.2
 
 
-def default_trainer():
-    """The GPU trainer where it is built and there is a GPU."""
+def trainer_command(text):
+    """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
+    there is a GPU."""
     gpu = environment.trainer("train_gptcu")
     has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
-    return gpu if os.path.exists(gpu) and has_device else environment.trainer("train_gpt")
-
-
-def trainer_command(text):
-    """--trainer may be a launcher with arguments."""
-    command = shlex.split(text) if text else [default_trainer()]
+    command = shlex.split(text or "") or [
+        gpu if os.path.exists(gpu) and has_device else environment.trainer("train_gpt")]
     program = command[0]
     if os.sep in program and not os.access(program, os.X_OK):
         name = os.path.basename(program)
