@@ -1,3 +1,5 @@
+// --verify: is this machine fit to train on? Versions, memory, a product and an attention that are
+// checked against the CPU's and timed, small FP8 products and NCCL; a table and an exit status.
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
