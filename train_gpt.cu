@@ -323,8 +323,15 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
     Operand out = linear_input(&b->fc2, pass);
     Gemm product = linear_product(&b->fc1, b->fc1_out, x, M, pass);
     product.bias = b->gelu_bias;
+    Fp8Tensor q = linear_x(&b->fc2, pass), counted = q;
+    q.counts = NULL;
     gpu_family(&t->gpu, FAMILY_PRODUCTS);
-    gpu_product_gelu(&t->gpu, product, out, linear_x(&b->fc2, pass));
+    if (counted.counts != NULL) { // by two kernels, whose output the product then replaces
+        counted.record = false;
+        gemm(&t->gpu, product); // without an epilogue the bias is not added
+        gpu_gelu_forward(out, counted, b->fc1_out, b->gelu_bias, M, b->fc1.N, t->gpu.stream);
+    }
+    gpu_product_gelu(&t->gpu, product, out, q);
     return out;
 }
 
@@ -405,8 +412,16 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     Gemm product = linear_input_gradient(fc2, NULL, M);
     product.aux = b->fc1_out;
     product.bias = b->gelu_bias;
+    Fp8Tensor q = fc1->dy, counted = q;
+    q.counts = NULL;
     gpu_family(&t->gpu, FAMILY_PRODUCTS);
-    gpu_product_gelu_backward(&t->gpu, product, fc1->gradient, fc1->dy,
+    if (counted.counts != NULL) { // by two kernels, whose output the product then replaces
+        counted.record = false;
+        gemm(&t->gpu, linear_input_gradient(fc2, t->net.wide.bf16, M));
+        gpu_gelu_backward(fc1->gradient, counted, no_sums, t->net.wide.bf16, b->fc1_out,
+                          b->gelu_bias, t->net.partial_sums, M, fc1->N, t->gpu.stream);
+    }
+    gpu_product_gelu_backward(&t->gpu, product, fc1->gradient, q,
                               gradient_into(fc1->dbias, accumulate), t->net.partial_sums);
     linear_weight_gradient(&t->gpu, fc2, fc2->input, M, accumulate);
 }

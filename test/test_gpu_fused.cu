@@ -346,7 +346,7 @@ TEST(special_values) {
 
 // Each precondition, not met. The pointers are never read.
 TEST(refusals) {
-    Bf16 *x = (Bf16 *)4096;
+    Bf16 *x = (Bf16 *)(1 << 20);
     uint8_t *fp8 = (uint8_t *)8192;
     float *f = (float *)4096;
     Fp8Slot *slot = (Fp8Slot *)4096;

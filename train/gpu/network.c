@@ -273,7 +273,7 @@ void network_start(Network *n) {
 
 // Whether a product can write the tensor's codes as it goes, and no other form of it.
 static bool product_quantises(const Fp8Tensor *q) {
-    return q->fused && q->mode == SCALE_GIVEN && q->counts == NULL;
+    return q->fused && q->mode == SCALE_GIVEN;
 }
 
 void network_set_scaling(Network *n, bool measuring, bool counting) {

@@ -42,7 +42,7 @@ typedef struct {
     bool gelu_in_product;
     Bf16 *gelu_bias; // [F]; NULL: fc1's product adds it, or there is none
     // Both layers are FP8, and their products apply GELU and its derivative (kernels.h), in
-    // training passes while scales are given and nothing is counted: network_set_scaling.
+    // training passes while scales are given: network_set_scaling.
     bool gelu_in_fp8_product;
 } Block;
 
