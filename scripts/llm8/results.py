@@ -14,7 +14,8 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
 The front page shows one commit on one card: the newest that has GPT-2 124M and Llama 1B in every
-precision, and what it has of the other models. Of the other records the newest of each kind is in
+precision, and what it has of the other models; beside them the newest record of each other program,
+and whether it was timed in the same call. Of the other records the newest of each kind is in
 docs/benchmarks.md, beside those of its commit that it is compared with.
 --check changes nothing, and fails where a page is not what the records say; --print shows what is
 generated of the pages, and changes nothing either.
@@ -112,7 +113,8 @@ class Records:
         return read_report(path) if os.path.exists(path) else None
 
     def front(self):
-        """{model: {precision: record}} of the newest commit that has LEAST, and its peers."""
+        """{model: {precision: record}} of the newest commit that has LEAST, and the newest of each
+        peer on such a card: where is "" for the same call."""
         found = {}
         for record in sorted(self.bench, key=lambda r: r["date"]):
             kind = tuple(record[name] for name in ("precision", "recipe", "lm_head"))
@@ -127,10 +129,12 @@ class Records:
         newest = max(whole, key=lambda rows: rows["gpt2-124m"][BF16]["date"])
         newest = {model: {kind: newest[model][kind] for kind in FRONT if kind in newest[model]}
                   for model in MODELS if model in newest}
-        record = newest["gpt2-124m"][BF16]
-        same = [peer for peer in self.all_peers if peer["commit"] == record["commit"]
-                and peer["machine"]["gpu"] == record["machine"]["gpu"]]
-        return newest, same
+        record, peers = newest["gpt2-124m"][BF16], {}
+        for peer in sorted(self.all_peers, key=lambda r: r["date"]):
+            if peer["machine"]["gpu"] == record["machine"]["gpu"]:
+                apart = "" if peer["commit"] == record["commit"] else ", another card"
+                peers[peer["program"], peer["precision"], peer["model"]] = peer | {"where": apart}
+        return newest, list(peers.values())
 
 
 class Report:
@@ -207,9 +211,11 @@ def number(records):
     rates = [peer["tokens_per_s"] for peer in peers if peer["model"] == "gpt2-124m"]
     if rates:
         fastest = max(rates)
-        name = next(p["program"] for p in peers if p["tokens_per_s"] == fastest)
+        peer = next(p for p in peers if p["tokens_per_s"] == fastest)
         times = one[FP8_HEAD]["tokens_per_s"] / fastest
-        said += f" That is {times:.2f} times {name}, the fastest other program in the same call."
+        where = "on another such card" if peer["where"] else "in the same call"
+        said += (f" That is {times:.2f} times {peer['program']}, the fastest other program, "
+                 f"{where}.")
     if records.race:
         best = min((j for j in times_of(records.race).values() if j["change"]),
                    key=lambda j: j["change"], default=None)
@@ -249,7 +255,7 @@ def front_rows(records):
     """(model, program, record, colour) of the front page, peers first; no peer has TFLOP/s."""
     ours, peers = records.front()
     return [row for model, own in ours.items() for row in (
-        *((model, f"{peer['program']} {peer['precision']}", peer, "other")
+        *((model, f"{peer['program']} {peer['precision']}{peer['where']}", peer, "other")
           for peer in peers if peer["model"] == model),
         *((model, f"llm8.c {FRONT[kind]}", record, kind[0]) for kind, record in own.items()))]
 
