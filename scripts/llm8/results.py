@@ -389,30 +389,36 @@ def draw_losses(axes, theme, title, axis, lines, high=None):
                   color=theme.color_of(kind), linestyle=dashes,
                   label=f"{name}: {points[-1][1]:.4f}")
     axes.set(title=title, xlabel=axis)
+    low, top = axes.get_ylim()
+    axes.set_ylim(low, top + 0.09 * len(lines) * (top - low)) # the legend's place
     axes.legend(loc="upper right")
 
 
 def draw_figure(figure, theme, records):
-    grid = figure.add_gridspec(2 if records.race else 1, 2)
-    draw_bars(figure.add_subplot(grid[0, 0]), theme, front_rows(records))
+    # rows of their own: the bars' names make no room below
+    row, *below = figure.subfigures(2 if records.race else 1, 1, squeeze=False)[:, 0]
+    bars, beside = row.subplots(1, 2)
+    draw_bars(bars, theme, front_rows(records))
+    beside.set_visible(bool(records.reports))
     if records.reports:
         report = records.reports[0]
         seeds = "one seed" if report.seeds == 1 else f"mean of {report.seeds} seeds"
-        draw_losses(figure.add_subplot(grid[0, 1]), theme,
-                    f"Validation loss, {report.size}", f"steps of {report.batch} tokens, {seeds}",
+        draw_losses(beside, theme, f"Validation loss, {report.size}",
+                    f"steps of {report.batch} tokens, {seeds}",
                     [(VARIANTS[name], kind, dashes, report.losses[name]) for name, kind, dashes in
                      (("bf16", "bf16", "-"), ("delayed", "fp8", "--"))])
     if records.race:
         every = records.race["curves"]
         high = max(loss for curve in every.values()
                    for loss in curve["loss"][1 + len(curve["loss"]) // 8:] if loss is not None)
-        for column, axis, title, scale in ((0, "tokens", "millions of tokens", 1e-6),
-                                           (1, "seconds", "seconds of training steps", 1)):
+        for axes, axis, title, scale in zip(below[0].subplots(1, 2), ("tokens", "seconds"),
+                                            ("millions of tokens", "seconds of training steps"),
+                                            (1e-6, 1)):
             lines = [(*RACERS[name], [(scale * place, loss) for place, loss in
                                       zip(curve[axis], curve["loss"]) if loss is not None])
                      for name, curve in every.items() if name in RACERS]
-            draw_losses(figure.add_subplot(grid[1, column]), theme,
-                        f"Validation loss over {axis}, GPT-2 124M", title, lines, high)
+            draw_losses(axes, theme, f"Validation loss over {axis}, GPT-2 124M", title,
+                        lines, high)
 
 
 def figure(records):
