@@ -301,10 +301,9 @@ static Operand attention_output(Trainer *t, const Block *b, int M, Pass pass) {
 }
 
 // From b->fc1_out to the activation's output, as the next linear layer reads it.
-static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass) {
+static Operand activation_forward(Trainer *t, const Block *b, Fp8Tensor q, int M, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Operand out = linear_input(&b->fc2, pass);
-    Fp8Tensor q = linear_x(&b->fc2, pass);
     gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
     if (c->arch == ARCH_LLAMA) {
         gpu_swiglu_forward(out, q, b->fc1_out, M, c->ffn, t->gpu.stream);
@@ -316,21 +315,20 @@ static Operand activation_forward(Trainer *t, const Block *b, int M, Pass pass) 
 
 // From fc1's input to the activation's output, by way of b->fc1_out.
 static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
-    if (!b->gelu_in_fp8_product || (pass != PASS_TRAIN && pass != PASS_AGAIN)) {
+    bool in_product = b->gelu_in_fp8_product && (pass == PASS_TRAIN || pass == PASS_AGAIN);
+    Fp8Tensor q = linear_x(&b->fc2, pass), counted = q;
+    // where two kernels only count, the product replaces their output
+    if (!in_product || q.counts != NULL) {
+        counted.record = q.record && !in_product;
         linear_forward(&t->gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
-        return activation_forward(t, b, M, pass);
+        activation_forward(t, b, counted, M, pass);
     }
     Operand out = linear_input(&b->fc2, pass);
+    if (!in_product) { return out; }
     Gemm product = linear_product(&b->fc1, b->fc1_out, x, M, pass);
     product.bias = b->gelu_bias;
-    Fp8Tensor q = linear_x(&b->fc2, pass), counted = q;
     q.counts = NULL;
     gpu_family(&t->gpu, FAMILY_PRODUCTS);
-    if (counted.counts != NULL) { // by two kernels, whose output the product then replaces
-        counted.record = false;
-        gemm(&t->gpu, product); // without an epilogue the bias is not added
-        gpu_gelu_forward(out, counted, b->fc1_out, b->gelu_bias, M, b->fc1.N, t->gpu.stream);
-    }
     gpu_product_gelu(&t->gpu, product, out, q);
     return out;
 }
@@ -379,23 +377,22 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
         if (b->rotated != b->qkv_out) { rotate(t, b, B, T); }
         attention_output(t, b, M, PASS_AGAIN);
         norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, PASS_AGAIN);
-        activation_forward(t, b, M, PASS_AGAIN);
+        activation_forward(t, b, linear_x(&b->fc2, PASS_AGAIN), M, PASS_AGAIN);
     }
 }
 
 // From d_activated, in net.wide, to d_fc1 as its linear layer reads it.
-static void activation_backward(Trainer *t, const Block *b, int M, bool accumulate) {
+static void activation_backward(Trainer *t, const Block *b, Fp8Tensor q, Gradient sums, int M) {
     const LinearLayer *fc1 = &b->fc1;
-    Gradient sums = gradient_into(fc1->dbias, accumulate);
     Bf16 *d_activated = t->net.wide.bf16;
     int F = t->run.config.ffn;
     gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
     if (b->gelu_in_product) { // the product has applied the derivative
-        gpu_quantize(fc1->gradient, fc1->dy, sums, t->net.partial_sums, M, F, t->gpu.stream);
+        gpu_quantize(fc1->gradient, q, sums, t->net.partial_sums, M, F, t->gpu.stream);
     } else if (t->run.config.arch == ARCH_LLAMA) {
-        gpu_swiglu_backward(fc1->gradient, fc1->dy, d_activated, b->fc1_out, M, F, t->gpu.stream);
+        gpu_swiglu_backward(fc1->gradient, q, d_activated, b->fc1_out, M, F, t->gpu.stream);
     } else {
-        gpu_gelu_backward(fc1->gradient, fc1->dy, sums, d_activated, b->fc1_out, b->gelu_bias,
+        gpu_gelu_backward(fc1->gradient, q, sums, d_activated, b->fc1_out, b->gelu_bias,
                           t->net.partial_sums, M, F, t->gpu.stream);
     }
 }
@@ -403,10 +400,11 @@ static void activation_backward(Trainer *t, const Block *b, int M, bool accumula
 // From the gradient of the block's output, in d_residual, to d_fc1; and fc2's weight gradient.
 static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     const LinearLayer *fc1 = &b->fc1, *fc2 = &b->fc2;
+    Gradient sums = gradient_into(fc1->dbias, accumulate);
     if (!b->gelu_in_fp8_product) {
         linear_backward(&t->gpu, fc2, t->net.wide.bf16, fc2->input,
                         b->gelu_in_product ? b->fc1_out : NULL, M, accumulate);
-        activation_backward(t, b, M, accumulate);
+        activation_backward(t, b, fc1->dy, sums, M);
         return;
     }
     Gemm product = linear_input_gradient(fc2, NULL, M);
@@ -414,15 +412,14 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     product.bias = b->gelu_bias;
     Fp8Tensor q = fc1->dy, counted = q;
     q.counts = NULL;
-    gpu_family(&t->gpu, FAMILY_PRODUCTS);
     if (counted.counts != NULL) { // by two kernels, whose output the product then replaces
         counted.record = false;
+        gpu_family(&t->gpu, FAMILY_PRODUCTS);
         gemm(&t->gpu, linear_input_gradient(fc2, t->net.wide.bf16, M));
-        gpu_gelu_backward(fc1->gradient, counted, no_sums, t->net.wide.bf16, b->fc1_out,
-                          b->gelu_bias, t->net.partial_sums, M, fc1->N, t->gpu.stream);
+        activation_backward(t, b, counted, no_sums, M);
     }
-    gpu_product_gelu_backward(&t->gpu, product, fc1->gradient, q,
-                              gradient_into(fc1->dbias, accumulate), t->net.partial_sums);
+    gpu_family(&t->gpu, FAMILY_PRODUCTS);
+    gpu_product_gelu_backward(&t->gpu, product, fc1->gradient, q, sums, t->net.partial_sums);
     linear_weight_gradient(&t->gpu, fc2, fc2->input, M, accumulate);
 }
 

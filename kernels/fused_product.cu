@@ -459,7 +459,7 @@ static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf
         die("%s: a pointer is missing, or more than a product is requested", name);
     }
     const int64_t count = (int64_t)g.m * g.n;
-    gemm_check_apart(&g, "x", x, count * (int64_t)sizeof(*x));
+    gemm_check_apart(&g, "d", g.d, count * (int64_t)sizeof(*x));
     gemm_check_apart(&g, "codes", out.fp8, count);
     gemm_check_apart(&g, "transposed codes", out.fp8_t, count);
     if (!gpu_has_gelu_products(gpu)) { die("%s: this device has none", name); }

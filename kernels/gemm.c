@@ -69,14 +69,18 @@ static void check_address(const Gemm *g, const char *name, const void *address, 
 
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes) {
     const int64_t batch = g->batch > 1 ? g->batch : 1, n = to != NULL ? bytes : 0;
-    const int64_t sizes[2] = {(int64_t)g->m * g->k * batch * gpu_type_bytes(g->type_a),
-                              (int64_t)g->n * g->k * batch * gpu_type_bytes(g->type_b)};
-    const void *const operands[2] = {g->a, g->b};
-    for (int i = 0; i < 2; i++) {
-        uintptr_t read = (uintptr_t)operands[i], written = (uintptr_t)to;
-        if (written < read + (uintptr_t)sizes[i] && read < written + (uintptr_t)n) {
-            die("gemm: a product of %d x %d x %d writes %s over its operand %c", g->m, g->n, g->k,
-                name, "ab"[i]);
+    const struct {
+        const char *name;
+        const void *from;
+        int64_t bytes;
+    } operands[] = {{"a", g->a, (int64_t)g->m * g->k * batch * gpu_type_bytes(g->type_a)},
+                    {"b", g->b, (int64_t)g->n * g->k * batch * gpu_type_bytes(g->type_b)},
+                    {"aux", g->aux, g->aux != NULL ? 2 * (int64_t)g->m * g->n : 0}};
+    for (size_t i = 0; i < sizeof(operands) / sizeof(operands[0]); i++) {
+        uintptr_t read = (uintptr_t)operands[i].from, written = (uintptr_t)to;
+        if (written < read + (uintptr_t)operands[i].bytes && read < written + (uintptr_t)n) {
+            die("gemm: a product of %d x %d x %d writes %s over its operand %s", g->m, g->n, g->k,
+                name, operands[i].name);
         }
     }
 }

@@ -47,8 +47,9 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);
 
-// Ends the program unless these bytes, which are written while the product still reads A and B, lie
-// outside of both. gemm() checks its D so; kernels that do more than it check what they write.
+// Ends the program unless these bytes, which are written while the product still reads A, B and
+// aux, lie outside of these. gemm() checks its D so; kernels that do more than it check what they
+// write.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
 // False, with the reason, where cuBLASLt has no algorithm for it.

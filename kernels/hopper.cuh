@@ -216,8 +216,7 @@ template <int STAGES> struct Stage {
 
 typedef decltype(&cuTensorMapEncodeTiled) EncodeTensorMap;
 
-// The driver's function, which the trainer is not linked with; NULL: this driver has none.
-static inline EncodeTensorMap encode_tensor_map(void) {
+static inline EncodeTensorMap find_encode_tensor_map(void) {
     void *entry = NULL;
     cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
@@ -230,6 +229,13 @@ static inline EncodeTensorMap encode_tensor_map(void) {
     if (status != cudaSuccess) { cudaGetLastError(); }
     bool found = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
     return found ? reinterpret_cast<EncodeTensorMap>(entry) : NULL;
+}
+
+// The driver's function, which the trainer is not linked with; NULL: this driver has none. It is
+// looked up once, not at every launch.
+static inline EncodeTensorMap encode_tensor_map(void) {
+    static const EncodeTensorMap function = find_encode_tensor_map();
+    return function;
 }
 
 // Whether such a kernel can run; built for sm_90, without the a, it is empty.

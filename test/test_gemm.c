@@ -224,6 +224,10 @@ static int a_wrong_call(int number, void *argument) {
     case 8: g.type_b = TYPE_BF16; break;
     case 9: g.batch = 2; break;
     case 10: g.d = x[A].device + M * K - 16; break;
+    case 12:
+        g.aux = x[OTHER].device;
+        g.d = x[OTHER].device + M * N * 2 - 16;
+        break;
     case 11: g.d = x[B].device - M * N * 4 + 16; break;
     }
     gemm(&gpu, g);
@@ -242,8 +246,9 @@ TEST(wrong_calls_are_named) {
                                            "mixes FP8 with",
                                            "a batch of products of 48 x 32 x 64 is in FP8",
                                            "48 x 32 x 64 writes d over its operand a",
-                                           "48 x 32 x 64 writes d over its operand b"};
-    for (int fault = 0; fault < 12; fault++) {
+                                           "48 x 32 x 64 writes d over its operand b",
+                                           "48 x 32 x 64 writes d over its operand aux"};
+    for (int fault = 0; fault < 13; fault++) {
         Processes run;
         processes_run(&run, 1, a_wrong_call, &fault);
         FREED char *log = processes_log(&run);
