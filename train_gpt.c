@@ -700,7 +700,7 @@ static void trainer_restore(Trainer *t) {
     Error err;
     int64_t size = run->layout.size, learned = t->exp_avg != NULL ? size : 0;
     if (!run_restore(run, &c)) {
-        run_first_weights(run, &t->whole, 1, t->weights);
+        run_first_weights(run, 0, size, t->weights);
     } else {
         run_read_state(run, &c, "master", 0, size, t->weights);
         run_read_state(run, &c, "exp_avg", 0, learned, t->exp_avg);

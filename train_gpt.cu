@@ -789,7 +789,7 @@ static void maybe_save(Trainer *t) {
 static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
-    params_restore(&t->params, resumed, &c);
+    params_restore(&t->params, resumed ? &c : NULL);
     network_set_scaling(&t->net, t->params.measuring, false);
     if (resumed) { checkpoint_close(&c); }
 }

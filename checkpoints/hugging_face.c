@@ -81,24 +81,21 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out,
     return true;
 }
 
-// A tensor at a time, of which the ranges take what is theirs.
-bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ranges, int count,
+bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out, Error *err) {
     TensorEntry *tensors;
     int num_tensors = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
-    int64_t elements = 0;
     bool ok = true;
-    for (int i = 0; i < count; i++) { elements += ranges[i].end - ranges[i].begin; }
-    memset(out, 0, (size_t)elements * sizeof(float));
+    memset(out, 0, (size_t)(end - begin) * sizeof(float));
     for (const TensorEntry *t = tensors; ok && t < tensors + num_tensors; t++) {
         int64_t size = t->shape[0] * (t->dims > 1 ? t->shape[1] : 1);
-        float *values = malloc_or_die((size_t)size * sizeof(float)), *to = out;
+        int64_t from = max64(begin, t->begin), to = min64(end, t->begin + size);
+        if (from >= to) { continue; }
+        float *values = malloc_or_die((size_t)size * sizeof(float));
         ok = read_tensor(st, t, values, err);
-        for (const Bucket *r = ranges; ok && r < ranges + count; to += r->end - r->begin, r++) {
-            int64_t begin = max64(r->begin, t->begin), end = min64(r->end, t->begin + size);
-            if (begin >= end) { continue; }
-            memcpy(to + begin - r->begin, values + begin - t->begin,
-                   (size_t)(end - begin) * sizeof(float));
+        if (ok) {
+            memcpy(out + from - begin, values + from - t->begin,
+                   (size_t)(to - from) * sizeof(float));
         }
         free(values);
     }
@@ -407,8 +404,8 @@ bool hf_options(const char *folder, Options *options, Error *err) {
 
 // ---- --load -------------------------------------------------------------------------------------
 
-bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
-             float *out, Error *err) {
+bool hf_load(const char *folder, const ParamLayout *layout, int64_t begin, int64_t end, float *out,
+             Error *err) {
     char path[PATH_LENGTH], index[PATH_LENGTH];
     SafeTensors st;
     path_format(path, "%s/model.safetensors", folder);
@@ -420,7 +417,7 @@ bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges
                     folder);
     }
     if (!safetensors_open(&st, path, err)) { return false; }
-    bool ok = hf_read(&st, layout, ranges, count, out, err);
+    bool ok = hf_read(&st, layout, begin, end, out, err);
     safetensors_close(&st);
     return ok;
 }

@@ -17,9 +17,9 @@ int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, Tens
 // Prints the name and the shape of each.
 void hf_list(const ParamLayout *layout, FILE *out);
 
-// Reads ranges of a model, one after another, into FP32 weights; elements that the file does not
-// hold (gaps, vocabulary padding) become zero.
-bool hf_read(const SafeTensors *st, const ParamLayout *layout, const Bucket *ranges, int count,
+// Reads elements begin..end of a model into FP32 weights; those that the file does not hold (gaps,
+// vocabulary padding) become zero.
+bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out, Error *err);
 
 // The text of config.json, which must be freed. end_of_text: -1 when not known.
@@ -31,7 +31,7 @@ bool hf_options(const char *folder, Options *options, Error *err);
 
 // --load: the weights of a folder with model.safetensors, as a checkpoint or scripts/convert_hf
 // import writes it. Refuses tensors of other shapes.
-bool hf_load(const char *folder, const ParamLayout *layout, const Bucket *ranges, int count,
-             float *out, Error *err);
+bool hf_load(const char *folder, const ParamLayout *layout, int64_t begin, int64_t end, float *out,
+             Error *err);
 
 END_C

@@ -178,25 +178,22 @@ int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
-void model_init(const ParamLayout *layout, const Bucket *ranges, int count, float *out,
-                uint64_t seed) {
+void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed) {
     const ModelConfig *c = &layout->config;
-    for (const Bucket *r = ranges; r < ranges + count; out += r->end - r->begin, r++) {
-        memset(out, 0, (size_t)(r->end - r->begin) * sizeof(float));
-        for (const Param *p = layout->params; p < layout->params + layout->count; p++) {
-            const TensorRow *row = &table[p->id];
-            int64_t rows = row->rows == DIM_VOCAB ? c->vocab : p->rows; // without the padding
-            int64_t at = p->offset - r->begin; // of the parameter in the range
-            int64_t begin = max64(0, -at), end = min64(r->end - p->offset, rows * p->cols);
-            bool normal = row->init == INIT_NORMAL || row->init == INIT_RESIDUAL;
-            float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
-            float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
-                                                           : c->init_std);
-            uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * RANDOM_TENSORS + p->id);
+    memset(out, 0, (size_t)(end - begin) * sizeof(float));
+    for (const Param *p = layout->params; p < layout->params + layout->count; p++) {
+        const TensorRow *row = &table[p->id];
+        int64_t rows = row->rows == DIM_VOCAB ? c->vocab : p->rows; // without the padding
+        int64_t from = max64(0, begin - p->offset), to = min64(end - p->offset, rows * p->cols);
+        bool normal = row->init == INIT_NORMAL || row->init == INIT_RESIDUAL;
+        float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
+        float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
+                                                       : c->init_std);
+        uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * RANDOM_TENSORS + p->id);
+        float *values = out + (p->offset - begin);
 #pragma omp parallel for
-            for (int64_t i = begin; i < end; i++) {
-                out[at + i] = normal ? std * rng_normal(key, (uint64_t)i) : mean;
-            }
+        for (int64_t i = from; i < to; i++) {
+            values[i] = normal ? std * rng_normal(key, (uint64_t)i) : mean;
         }
     }
 }

@@ -146,10 +146,9 @@ float param_decay(const Param *p, const Options *options);
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
 // The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual
-// projections divided by sqrt(2L); norms 1, biases 0. Of ranges of the parameter space, one after
-// another, gaps zero.
-void model_init(const ParamLayout *layout, const Bucket *ranges, int count, float *out,
-                uint64_t seed);
+// projections divided by sqrt(2L); norms 1, biases 0. Elements begin..end of the parameter space,
+// gaps zero.
+void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed);
 
 // Weights that multiply activations: the head included, embeddings not.
 int64_t matmul_weights(const ModelConfig *config);

@@ -278,7 +278,7 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
         safetensors_read_floats(e, elements - 1, 1, &value);
         sink = value > 0 && safetensors_find(&st, e->name) != NULL;
     }
-    sink = hf_read(&st, &f.layout, &(Bucket){0, f.layout.size}, 1, f.state, NULL);
+    sink = hf_read(&st, &f.layout, 0, f.layout.size, f.state, NULL);
     safetensors_close(&st);
     return true;
 }

@@ -227,7 +227,7 @@ static bool looks_normal(const float *w, int64_t n, double std) {
 static float *initial_weights(const ParamLayout *layout, uint64_t seed) {
     float *w = malloc_or_die((size_t)layout->size * sizeof(float));
     for (int64_t i = 0; i < layout->size; i++) { w[i] = NAN; }
-    model_init(layout, &(Bucket){0, layout->size}, 1, w, seed);
+    model_init(layout, 0, layout->size, w, seed);
     return w;
 }
 
@@ -318,7 +318,7 @@ TEST(a_part_starts_as_in_the_whole) {
         const Param *p = &layout.params[i];
         int64_t n = param_size(p), begin = n / 3, end = n;
         FREED float *part = malloc_or_die((size_t)n * sizeof(float));
-        model_init(&layout, &(Bucket){p->offset + begin, p->offset + end}, 1, part, 1);
+        model_init(&layout, p->offset + begin, p->offset + end, part, 1);
         CHECK_BITS(part, w + p->offset + begin, (size_t)(end - begin) * sizeof(float));
     }
 }

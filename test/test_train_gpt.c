@@ -24,7 +24,9 @@ static const char small_shape[] =
 static int load_golden_inputs(Trainer *t, const char *name) {
     Error err;
     SafeTensors st = golden_open(text_of("%s_inputs.safetensors", name));
-    if (!hf_read(&st, &t->run.layout, &t->whole, 1, t->weights, &err)) { die("%s", err.text); }
+    if (!hf_read(&st, &t->run.layout, 0, t->run.layout.size, t->weights, &err)) {
+        die("%s", err.text);
+    }
     memcpy(t->inputs, golden_data(&st, "tokens", DTYPE_I32, M), M * sizeof(int));
     memcpy(t->targets, golden_data(&st, "targets", DTYPE_I32, M), M * sizeof(int));
     safetensors_close(&st);
@@ -73,7 +75,7 @@ static void check_golden(const char *name) {
     snprintf(file, sizeof(file), "%s_outputs.safetensors", name);
     CLOSED(safetensors_close) SafeTensors st = golden_open(file);
     FREED float *expected = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
-    if (!hf_read(&st, &t.run.layout, &t.whole, 1, expected, &err)) { die("%s", err.text); }
+    if (!hf_read(&st, &t.run.layout, 0, t.run.layout.size, expected, &err)) { die("%s", err.text); }
     int rows = load_golden_inputs(&t, name);
     CHECK(rows > 0 && rows < M);
     double loss = forward_backward(&t, rows);

@@ -287,6 +287,9 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     if (run->rank == 0 && options_save(&run->options) && !save_config(&run->options, &err)) {
         die("--save %s", err.text);
     }
+    if (!restored && run->options.load[0] != '\0') {
+        printf("starting from the weights of %s\n", run->options.load);
+    }
     record_start(run);
     return restored;
 }
@@ -320,20 +323,15 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
     said = true;
 }
 
-void run_first_weights(const Run *run, const Bucket *ranges, int count, float *out) {
+void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
     const Options *o = &run->options;
     Error err;
     if (o->load[0] == '\0') {
-        model_init(&run->layout, ranges, count, out, (uint64_t)o->seed);
+        model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
         return;
     }
-    if (!hf_load(o->load, &run->layout, ranges, count, out, &err)) { die("--load %s", err.text); }
-    for (const Bucket *r = ranges; r < ranges + count; out += r->end - r->begin, r++) {
-        if (!check_finite(run, r->begin, r->end, out, &err)) {
-            die("--load %s: %s", o->load, err.text);
-        }
-    }
-    printf("starting from the weights of %s\n", o->load);
+    if (!hf_load(o->load, &run->layout, begin, end, out, &err)) { die("--load %s", err.text); }
+    if (!check_finite(run, begin, end, out, &err)) { die("--load %s: %s", o->load, err.text); }
 }
 
 // ---- schedule -----------------------------------------------------------------------------------

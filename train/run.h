@@ -77,9 +77,8 @@ bool run_restore(Run *run, Checkpoint *checkpoint);
 // Elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
-// Without a checkpoint: the weights of --load, or else random ones, of ranges of the parameter
-// space, one after another: a rank holds no more of the model than its part.
-void run_first_weights(const Run *run, const Bucket *ranges, int count, float *out);
+// Without a checkpoint: elements begin..end of the weights of --load, or else of random ones.
+void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out);
 // Waits for the last save; returns the exit status.
 int run_close(Run *run);
 

@@ -76,8 +76,8 @@ void params_free_plan(Params *p);
 void params_start(Params *p, Gpu *gpu, Comm *comm);
 void params_close(Params *p);
 
-// From FP32 values or a checkpoint to everything on the device.
-void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint);
+// From the first weights or a checkpoint to everything on the device, a parameter at a time.
+void params_restore(Params *p, const Checkpoint *checkpoint);
 
 // Where the weights of a parameter are: Bf16 *, or FP8 codes where *codes (which may be NULL where
 // they are not); NULL where the model has no such parameter. The layer counts only inside the

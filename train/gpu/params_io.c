@@ -42,14 +42,18 @@ void params_allocate_snapshot(Params *p) {
 
 // ---- from a checkpoint --------------------------------------------------------------------------
 
-// One of the optimizer's arrays: what this rank keeps of its first n ranges. host: room for the
-// longest range.
+// One of the optimizer's arrays, from a checkpoint, or the weights (c NULL): what this rank keeps
+// of its first n ranges. host: room for the longest range.
 static void restore_array(Params *p, const Checkpoint *c, const char *kind, void *device,
                           GpuType type, int n, float *host) {
     for (int i = 0; i < n; i++) {
         const ZeroRange *r = &p->ranges[i];
         int64_t elements = r->end - r->begin;
-        run_read_state(p->run, c, kind, r->begin, r->end, host);
+        if (c != NULL) {
+            run_read_state(p->run, c, kind, r->begin, r->end, host);
+        } else {
+            run_first_weights(p->run, r->begin, r->end, host);
+        }
         if (type == TYPE_BF16) {
             Bf16 *codes = (Bf16 *)host; // in place: a code is written at or before its number
             for (int64_t k = 0; k < elements; k++) { codes[k] = bf16_encode(host[k]); }
@@ -66,21 +70,9 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
     }
     float *host = malloc_or_die((size_t)longest * sizeof(float));
     restore_array(p, c, "master", p->master, TYPE_F32, p->num_ranges, host);
-    if (options_train(&p->run->options)) {
+    if (c != NULL && options_train(&p->run->options)) {
         restore_array(p, c, "exp_avg", p->exp_avg, p->moment_type, p->num_ranges, host);
         restore_array(p, c, "exp_avg_sq", p->exp_avg_sq, p->moment_type, squared_ranges(p), host);
-    }
-    free(host);
-}
-
-static void first_weights(Params *p) {
-    float *host = malloc_or_die((size_t)elements_of(p, p->num_ranges) * sizeof(float)),
-          *from = host;
-    run_first_weights(p->run, p->saved, p->num_ranges, host);
-    for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
-        int64_t n = r->end - r->begin;
-        gpu_send(p->gpu, p->master + r->kept, from, (size_t)n * sizeof(float));
-        from += n;
     }
     free(host);
 }
@@ -110,17 +102,13 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     free(amax);
 }
 
-void params_restore(Params *p, bool resumed, const Checkpoint *checkpoint) {
+void params_restore(Params *p, const Checkpoint *checkpoint) {
     const Run *run = p->run;
     StepState state = {.updates = run->progress.step - run->progress.skipped,
                        .skips = run->progress.skipped};
     gpu_send(p->gpu, p->state, &state, sizeof(state));
-    if (resumed) {
-        restore_arrays(p, checkpoint);
-    } else {
-        first_weights(p);
-    }
-    if (p->fp8) { restore_scaling(p, resumed ? checkpoint : NULL); }
+    restore_arrays(p, checkpoint);
+    if (p->fp8) { restore_scaling(p, checkpoint); }
     run_beat(run, DOING_WAIT, "publishing the weights");
     params_publish(p);
 }
