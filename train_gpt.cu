@@ -13,8 +13,8 @@
 #include "train/gpu/batches.h"
 #include "train/gpu/network.h"
 #include "train/gpu/support.h"
+#include "train/gpu/tuning.h"
 
-#include <algorithm>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -802,33 +802,32 @@ static void tuning_steps(Trainer *t) {
     if (run_micro_batches(&t->run) > 1) { micro_step(t, 0); }
 }
 
-// Tries the algorithms on a product's short list in whole micro-steps, in turns: the fastest alone
-// is not the fastest in its step, at the power limit least of all. Another than the first is taken
-// where the median of its gains over the first, round by round, is above the noise. Returns whether
-// one is.
-static bool tune_product(Trainer *t, int plan) {
-    enum { ROUNDS = 5 };
-    float ms[GEMM_SHORTLIST][ROUNDS], most = 0.002f;
-    int count = gemm_candidates(&t->gpu, plan), best = 0;
-    for (int i = 0; i < count * ROUNDS && count > 1; i++) {
+// Chooses among the algorithms on the products' short lists by whole micro-steps (tuning.h).
+// Returns how many products take another than their first.
+static int choose_algorithms(Trainer *t, int products) {
+    int *counts = (int *)calloc_or_die((size_t)products + 1, sizeof(int));
+    int *best = (int *)calloc_or_die((size_t)products + 1, sizeof(int)), changed = 0;
+    for (int i = 0; i < products; i++) { counts[i] = gemm_candidates(&t->gpu, i); }
+    int trials = tuning_trials(counts, products);
+    float *ms = (float *)calloc_or_die((size_t)trials + 1, sizeof(float));
+    for (int trial = 0; trial < trials; trial++) {
         run_beat(&t->run, DOING_WAIT, "tuning products");
-        gemm_choose(&t->gpu, plan, i % count);
+        for (int i = 0; i < products; i++) {
+            gemm_choose(&t->gpu, i, tuning_algorithm(counts, i, trials, trial));
+        }
         GpuTimer timer = gpu_timer_begin(&t->gpu);
         tuning_steps(t);
-        ms[i % count][i / count] = gpu_timer_end(&t->gpu, timer);
+        ms[trial] = gpu_timer_end(&t->gpu, timer);
     }
-    for (int i = 1; i < count; i++) {
-        for (int round = 0; round < ROUNDS; round++) {
-            ms[i][round] = 1.0f - ms[i][round] / ms[0][round];
-        }
-        std::sort(ms[i], ms[i] + ROUNDS);
-        if (ms[i][ROUNDS / 2] > most) {
-            most = ms[i][ROUNDS / 2];
-            best = i;
-        }
+    if (trials > 0) { tuning_judge(counts, products, ms, trials, best); }
+    for (int i = 0; i < products; i++) {
+        gemm_choose(&t->gpu, i, best[i]);
+        changed += best[i] > 0;
     }
-    if (count > 1) { gemm_choose(&t->gpu, plan, best); }
-    return best != 0;
+    free(counts);
+    free(best);
+    free(ms);
+    return changed;
 }
 
 // Which of cuBLASLt's algorithms each product takes (--gemm-autotune): rank 0 times them in
@@ -857,12 +856,11 @@ static void tune_products(Trainer *t) {
         gemm_autotune(&t->gpu, true);
         tuning_steps(t);
         gemm_autotune(&t->gpu, false);
-        int plans = gemm_plans(&t->gpu), changed = 0;
-        for (int plan = 0; plan < plans; plan++) { changed += tune_product(t, plan); }
+        int products = gemm_plans(&t->gpu), changed = choose_algorithms(t, products);
         CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
         params_forget_amaxes(&t->params);
         printf("  products    tuned in %.1f s: %d of %d take another algorithm\n",
-               wall_seconds() - begin, changed, plans);
+               wall_seconds() - begin, changed, products);
         choices = (char *)gemm_choices(&t->gpu, &bytes);
         keep_choices(t);
     }
