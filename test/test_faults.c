@@ -55,6 +55,7 @@ WRAP(int, symlink, -1, true, (const char *to, const char *path), (to, path))
 WRAP(int, unlink, -1, false, (const char *path), (path))
 WRAP(int, rmdir, -1, false, (const char *path), (path))
 WRAP(int, close, -1, false, (int file), (file))
+WRAP(ssize_t, pread, -1, false, (int file, void *out, size_t n, off_t at), (file, out, n, at))
 WRAP(void *, mmap, MAP_FAILED, false,
      (void *at, size_t n, int prot, int flags, int file, off_t at0),
      (at, n, prot, flags, file, at0))
@@ -81,10 +82,16 @@ size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
     return __real_fwrite(bytes, size, written, file);
 }
 
-// Nothing here outlives the machine, so there is nothing to wait for.
+// Nothing here outlives the machine, so there is nothing to wait for. A file system may have no
+// fsync of folders.
+static bool no_folder_sync;
 int __wrap_fsync(int file);
 int __wrap_fsync(int file) {
-    return fails("fsync", false) || file < 0 ? -1 : 0;
+    struct stat info;
+    if (fails("fsync", false) || fstat(file, &info) != 0) { return -1; }
+    if (!no_folder_sync || !S_ISDIR(info.st_mode)) { return 0; }
+    errno = EINVAL;
+    return -1;
 }
 
 // Memory runs out at allocation number memory.failing, and for good.
@@ -247,6 +254,34 @@ TEST(unreadable_folders_are_no_empty_ones) {
         CHECK(checkpoint_claim(&fixture.options, NULL) && !path_exists("s/.tmp-step_00000009"));
     }
     CHECK(left > 1);
+    fixture_close(&fixture);
+}
+
+// A disk that cannot be read is an error, where a mapping of the file would be a signal.
+TEST(unreadable_checksums_are_errors) {
+    int64_t bytes;
+    uint32_t crc;
+    bool fired = true, read = false;
+    text_write("f", "some text");
+    for (int n = 1; fired; n++) {
+        arm(FAIL_ONCE, n);
+        bool ok = file_checksum("f", &bytes, &crc, NULL);
+        fired = fault.name != NULL;
+        bool reading = fired && strcmp(fault.name, "pread") == 0;
+        read = read || reading;
+        arm(FAIL_ONCE, 0);
+        CHECK(!ok || !reading);
+    }
+    CHECK(read);
+    CHECK(file_checksum("f", &bytes, &crc, NULL) && bytes == 9 && crc == 0x4fbabdba);
+}
+
+TEST(folders_without_fsync_are_saved_to) {
+    fixture_open(&fixture, TINY "--save s --resume latest");
+    no_folder_sync = true;
+    folder_remove("s", NULL);
+    CHECK(save_step(&fixture, 1, NULL) && resumed_step() == 1);
+    no_folder_sync = false;
     fixture_close(&fixture);
 }
 
