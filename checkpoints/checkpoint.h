@@ -170,9 +170,10 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out,
                      Error *err);
 
-// The scaling state, if the checkpoint has one and the run uses delayed scaling; otherwise slots[]
-// and history[] stay as they are. Of a history of another length, the newest entries are kept. A
-// slot whose target differs (another format or margin) has its scale adapted.
+// The scaling state, if the checkpoint has one and the run uses delayed scaling, of the tensors
+// that it quantises; otherwise slots[] and history[] stay as they are. Of a history of another
+// length, the newest entries are kept. A slot whose target differs (another format or margin) has
+// its scale adapted.
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
                              float *history, Error *err);
 

@@ -413,14 +413,16 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         const char *name = row->name;
-        // what an older version had no option for, it did by what is now the default
-        const char *was = cJSON_HasObjectItem(c->options, name) ? text_of(c->options, name)
-                                                                : row->fallback;
+        // what an older version had no option for, it did by what is now the default (0: it
+        // followed from others, as now)
+        bool known = cJSON_HasObjectItem(c->options, name);
+        const char *was = known ? text_of(c->options, name) : row->fallback;
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 ||
                      options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
-        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+        bool same = strcmp(was, now) == 0 || (!known && strcmp(was, "0") == 0);
+        if (moves || row->effect == EFFECT_ACTION || same) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail(err,
                         "%s: its moments are those of --optimizer %s, this run's is %s; resume "
@@ -490,6 +492,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         Fp8Slot *slot = &slots[i];
         float was, target = fp8_slot_target(precision, i);
         int32_t count;
+        if (!fp8_slot_in_use(precision, i)) { continue; } // or it would be stale once it is
         memcpy(&count, (const char *)e[COUNT]->data + (size_t)i * sizeof(count), sizeof(count));
         safetensors_read_floats(e[SCALE], i, 1, &slot->scale);
         safetensors_read_floats(e[TARGET], i, 1, &was);

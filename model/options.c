@@ -235,23 +235,28 @@ static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **fil
                 option, count, files[0], files[count - 1]);
 }
 
+// The option that an argument names (--name or --name=value), and its name; NULL: none.
+static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
+    size_t length = strcspn(arg, "=");
+    if (strncmp(arg, "--", 2) != 0) { return NULL; }
+    snprintf(name, PATH_LENGTH, "%.*s", (int)length - 2, arg + 2);
+    return find_option(name, negated);
+}
+
 // Reads argv[*i] (and what follows it where that is its value), moving *i to the last one read.
 static bool read_argument(Options *options, int argc, char **argv, int *i, Error *err) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
-    char name[PATH_LENGTH], near[160], pattern[PATH_LENGTH];
+    char name[PATH_LENGTH] = "", near[160], pattern[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
         return fail(err, "unexpected argument '%s': options start with --%s (--help lists all)",
                     arg, *arg == '-' ? suggestion(arg, near) : "");
     }
-    size_t length = strcspn(arg, "=") - 2;
-    const char *value = arg[length + 2] == '=' ? arg + length + 3 : NULL;
-    if (length >= sizeof(name)) { return fail(err, "option too long: %.60s...", arg); }
-    memcpy(name, arg + 2, length);
-    name[length] = '\0';
-    bool negated;
-    const OptionRow *row = find_option(name, &negated);
+    bool negated = false, ignored;
+    const OptionRow *row = named_option(arg, name, &negated);
+    const char *equals = strchr(arg, '='), *value = equals != NULL ? equals + 1 : NULL;
     bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
-    if (separate && *i + 1 < argc) {
+    // of `--save --quiet` a value is missing
+    if (separate && *i + 1 < argc && named_option(argv[*i + 1], pattern, &ignored) == NULL) {
         char **values = argv + ++*i;
         value = *values;
         bool many = strcmp(row->choices, "GLOB") == 0 && strncmp(value, "--", 2) != 0;
