@@ -93,6 +93,9 @@ import re, sys, zlib
 text = open(sys.argv[1]).read()
 old = re.sub(r'\t"data":\t".*",\n', "", text)
 assert old != text
+assert '"kv-channels"' in old
+old = re.sub(r'\t*"(kv-channels|qk-layernorm|add-qkv-bias)":\t".*",\n', "", old)
+assert '"kv-channels"' not in old
 old = re.sub(r'"crc32":\t"[0-9a-f]{8}"\n}$', '"crc32":\t"00000000"\n}', old)
 open(sys.argv[1], "w").write(old.replace("00000000", f"{zlib.crc32(old.encode()):08x}"))
 END
@@ -185,6 +188,8 @@ cut_in_use() {
     [[ $status -eq 1 ]] || fail "status $status: $(tail -n 3 cut.log)"
     has cut.log "$says" || fail "$(tail -n 3 cut.log)"
     [[ -L s/latest ]] || fail "nothing is saved: $(tail -n 3 cut.log)"
+    # what could not be evaluated is not the best
+    [[ ! -L s/best ]] || fail "best is $(readlink s/best): $(tail -n 3 cut.log)"
     expect_status 0 train_gpt --save s --list-checkpoints || return
     ! has log damaged || fail "$(cat log)"
 }

@@ -279,6 +279,14 @@ test_torn_metrics_are_mended() {
     expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save torn --resume latest || return
     "$metrics_tool" torn/metrics.jsonl >steps || fail "the torn line stayed"
     [[ $(grep -c '^step' steps) -eq 7 ]] || fail "$(cat steps)"
+    printf '{"kin' >begun
+    expect_status 0 train_gpt "${common[@]}" --train-iters 1 --metrics begun || return
+    "$metrics_tool" begun >steps || fail "$(head -c 50 begun)"
+    # another file is not mended
+    printf 'a note\nwithout an end' >note && cp note notes
+    expect_said 1 'error: --metrics notes: not metrics: ' train_gpt "${common[@]}" --metrics notes \
+        --train-iters 1
+    cmp -s note notes || fail "notes: $(cat notes)"
 }
 
 test_unwritable_metrics_stop_no_run() {

@@ -13,21 +13,30 @@ void metrics_close(Metrics *m) {
 }
 
 // A run that was killed, or ran out of disk, may have left the beginning of a line at the end.
-static bool cut_torn_line(FILE *file) {
+// *ours is false where that is no beginning of a record: the file is another, and stays as it is.
+static bool cut_torn_line(FILE *file, bool *ours) {
+    static const char record[] = "{\"kind\":\"";
+    char begin[sizeof(record) - 1];
+    *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
     off_t end = ftello(file), whole = end;
     for (; whole > 0; whole--) {
         if (fseeko(file, whole - 1, SEEK_SET) != 0) { return false; }
         if (fgetc(file) == '\n') { break; }
     }
-    return fseeko(file, 0, SEEK_END) == 0 && (whole == end || ftruncate(fileno(file), whole) == 0);
+    if (whole < end && fseeko(file, whole, SEEK_SET) == 0) {
+        *ours = memcmp(begin, record, fread(begin, 1, sizeof(begin), file)) == 0;
+    }
+    return *ours && fseeko(file, 0, SEEK_END) == 0 &&
+           (whole == end || ftruncate(fileno(file), whole) == 0);
 }
 
 bool metrics_open(Metrics *m, const char *path, Error *err) {
     path_format(m->path, "%s", path);
+    bool ours = true;
     m->file = fopen(path, "a+e");
-    if (m->file != NULL && cut_torn_line(m->file)) { return true; }
-    fail(err, "%s: %s", path, strerror(errno));
+    if (m->file != NULL && cut_torn_line(m->file, &ours)) { return true; }
+    fail(err, "%s: %s", path, ours ? strerror(errno) : "not metrics: its last line is no record");
     metrics_close(m);
     return false;
 }

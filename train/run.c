@@ -26,7 +26,8 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
                               .level = NAN,
                               .best_level = NAN,
                               .proven = -1},
-                 .saved_step = -1};
+                 .saved_step = -1,
+                 .evaluated_step = -1};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
@@ -497,6 +498,7 @@ void run_report_eval(Run *run, double loss, double seconds) {
         run->stopping = true; // on every rank: the loss lacks what one could not read
         return;
     }
+    run->evaluated_step = p->step;
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
@@ -575,7 +577,7 @@ static bool make_folder_anew(Run *run) {
 bool run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
-    bool evaluated = run_should_eval(run), anew = run->rank == 0 && make_folder_anew(run);
+    bool evaluated = run->evaluated_step == p->step, anew = run->rank == 0 && make_folder_anew(run);
     if (evaluated && is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
     s.layout = &run->layout;
