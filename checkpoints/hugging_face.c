@@ -120,10 +120,11 @@ static const struct {
     [MISTRAL] = {"mistral", NULL, ARCH_LLAMA, false, false},
 };
 
-static int family_of(const ModelConfig *c) {
+static int family_of(const Options *o) {
+    bool bias = o->arch == ARCH_GPT2 || o->add_qkv_bias;
     int i = 0;
-    while (families[i].arch != c->arch || families[i].qkv_bias != c->qkv_bias ||
-           families[i].qk_norm != c->qk_norm) {
+    while (families[i].arch != (Arch)o->arch || families[i].qkv_bias != bias ||
+           families[i].qk_norm != o->qk_layernorm) {
         i++;
         assert(i < FAMILIES);
     }
@@ -157,43 +158,32 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// clang-format off
-// Its numbers: of which option, under which names, and where in ModelConfig; what transformers
-// takes where the name is missing (NAN: it must be there; 0: it follows from the others, or there
-// is none). Those of a scaled rotary embedding are in an object of their own, as rope_theta may be.
-#define WHOLE(field) offsetof(ModelConfig, field), TYPE_INT
-#define REAL(field) offsetof(ModelConfig, field), TYPE_DOUBLE
-#define SINGLE(field) offsetof(ModelConfig, field), TYPE_FLOAT
+// Its numbers: of which option, and under which names; what transformers takes where the name is
+// missing (NAN: it must be there; 0: it follows from the others, or there is none). Those of a
+// scaled rotary embedding are in an object of their own, as rope_theta may be.
 static const struct {
-    RopeScaling from; // the first kind of scaling that has it
+    RopeScaling from;                  // the first kind of scaling that has it
     const char *option, *gpt2, *llama; // NULL: not written, and the default is read
-    size_t offset;
-    enum { TYPE_INT, TYPE_DOUBLE, TYPE_FLOAT } type;
     double gpt2_default, llama_default;
 } numbers[] = {
-    {0, "num-layers", "n_layer", "num_hidden_layers", WHOLE(num_layers), NAN, NAN},
-    {0, "hidden-size", "n_embd", "hidden_size", WHOLE(channels), NAN, NAN},
-    {0, "num-attention-heads", "n_head", "num_attention_heads", WHOLE(num_heads), NAN, NAN},
-    {0, "num-query-groups", NULL, "num_key_value_heads", WHOLE(num_groups), 0, 0},
-    {0, "kv-channels", NULL, "head_dim", WHOLE(head_size), 0, 0},
-    {0, "ffn-hidden-size", "n_inner", "intermediate_size", WHOLE(ffn), 0, NAN},
-    {0, "max-position-embeddings", "n_positions", "max_position_embeddings", WHOLE(max_position),
-     1024, 2048},
-    {0, "vocab-size", "vocab_size", "vocab_size", WHOLE(vocab), NAN, NAN},
-    {0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", REAL(norm_eps), 1e-5, 1e-6},
-    {0, "init-method-std", "initializer_range", "initializer_range", REAL(init_std), 0.02, 0.02},
+    {0, "num-layers", "n_layer", "num_hidden_layers", NAN, NAN},
+    {0, "hidden-size", "n_embd", "hidden_size", NAN, NAN},
+    {0, "num-attention-heads", "n_head", "num_attention_heads", NAN, NAN},
+    {0, "num-query-groups", NULL, "num_key_value_heads", 0, 0},
+    {0, "kv-channels", NULL, "head_dim", 0, 0},
+    {0, "ffn-hidden-size", "n_inner", "intermediate_size", 0, NAN},
+    {0, "max-position-embeddings", "n_positions", "max_position_embeddings", 1024, 2048},
+    {0, "vocab-size", "vocab_size", "vocab_size", NAN, NAN},
+    {0, "norm-epsilon", "layer_norm_epsilon", "rms_norm_eps", 1e-5, 1e-6},
+    {0, "init-method-std", "initializer_range", "initializer_range", 0.02, 0.02},
     // Gemma 2's name for it: transformers' other classes leave the cap out
-    {0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", SINGLE(loss.softcap),
-     0, 0},
-    {0, "rope-theta", NULL, "rope_theta", REAL(rope.theta), 1e4, 1e4},
-    {ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", REAL(rope.factor), NAN, NAN},
-    {ROPE_LLAMA3, "rope-low-freq-factor", NULL, "low_freq_factor", REAL(rope.low_factor), NAN, NAN},
-    {ROPE_LLAMA3, "rope-high-freq-factor", NULL, "high_freq_factor", REAL(rope.high_factor),
-     NAN, NAN},
-    {ROPE_LLAMA3, "rope-original-length", NULL, "original_max_position_embeddings",
-     WHOLE(rope.original_length), NAN, NAN},
+    {0, "logit-softcap", "final_logit_softcapping", "final_logit_softcapping", 0, 0},
+    {0, "rope-theta", NULL, "rope_theta", 1e4, 1e4},
+    {ROPE_LINEAR, "rope-scaling-factor", NULL, "factor", NAN, NAN},
+    {ROPE_LLAMA3, "rope-low-freq-factor", NULL, "low_freq_factor", NAN, NAN},
+    {ROPE_LLAMA3, "rope-high-freq-factor", NULL, "high_freq_factor", NAN, NAN},
+    {ROPE_LLAMA3, "rope-original-length", NULL, "original_max_position_embeddings", NAN, NAN},
 };
-// clang-format on
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
 // What else it may say of the model of these families, as JSON: what is written, unless NULL, and
@@ -219,27 +209,25 @@ static const struct {
                   [ROPE_LINEAR] = {"linear", "linear"},
                   [ROPE_LLAMA3] = {"llama3", "llama3"}};
 
-char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
-    bool gpt2 = c->arch == ARCH_GPT2;
-    int family = family_of(c);
+char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
+    bool gpt2 = o->arch == ARCH_GPT2;
+    int family = family_of(o);
+    char value[OPTION_TEXT];
     cJSON *json = cJSON_CreateObject(), *scaling = NULL;
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
                          cJSON_CreateString(families[family].class));
     cJSON_AddStringToObject(json, "model_type", families[family].type);
-    if (!gpt2 && c->rope.scaling != ROPE_UNSCALED) {
+    if (!gpt2 && o->rope_scaling != ROPE_UNSCALED) {
         scaling = cJSON_CreateObject();
-        cJSON_AddStringToObject(scaling, "rope_type", rope_types[c->rope.scaling].name);
+        cJSON_AddStringToObject(scaling, "rope_type", rope_types[o->rope_scaling].name);
     }
     for (int i = 0; i < NUMBERS; i++) {
         const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
         double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
-        const void *at = (const char *)c + numbers[i].offset;
-        double value = numbers[i].type == TYPE_INT      ? *(const int *)at
-                       : numbers[i].type == TYPE_DOUBLE ? *(const double *)at
-                                                        : (double)*(const float *)at;
-        bool none = otherwise == 0 && value == 0;
-        if (key == NULL || none || numbers[i].from > c->rope.scaling) { continue; }
-        cJSON_AddNumberToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
+        option_text(o, option_row(numbers[i].option), value);
+        bool none = otherwise == 0 && strcmp(value, "0") == 0;
+        if (key == NULL || none || (int)numbers[i].from > o->rope_scaling) { continue; }
+        cJSON_AddRawToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
     }
     if (scaling != NULL) { cJSON_AddItemToObject(json, "rope_scaling", scaling); }
     for (int i = 0; i < FEATURES; i++) {
@@ -249,14 +237,14 @@ char *hf_config(const ModelConfig *c, Dtype dtype, int end_of_text) {
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
     for (int i = 0; gpt2 && i < 3; i++) { cJSON_AddNumberToObject(json, dropouts[i], 0); }
     // without a tokenizer, the end of text is known for GPT-2's vocabulary and for bytes
-    int known = c->vocab == 50257 ? 50256 : (c->vocab == 257 ? 256 : -1);
+    int known = o->vocab_size == 50257 ? 50256 : (o->vocab_size == 257 ? 256 : -1);
     int end = end_of_text >= 0 ? end_of_text : known;
     static const char *const ends[] = {"bos_token_id", "eos_token_id"};
     for (int i = 0; i < 2; i++) {
         cJSON_AddItemToObject(json, ends[i],
                               end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
     }
-    cJSON_AddBoolToObject(json, "tie_word_embeddings", c->tied_head);
+    cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
     char *text = cJSON_Print(json);
     cJSON_Delete(json);
@@ -278,14 +266,14 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Arch arch, Rop
         const char *key = arch == ARCH_GPT2 ? numbers[i].gpt2 : numbers[i].llama;
         double otherwise = arch == ARCH_GPT2 ? numbers[i].gpt2_default : numbers[i].llama_default;
         double value = otherwise;
-        char text[32];
         if (numbers[i].from > kind) { continue; }
         if (key != NULL) { value = json_number(json, key, json_number(scaling, key, otherwise)); }
         if (isnan(otherwise) && !(value > 0)) {
             return fail(err, "%s is missing or no number above 0", key);
         }
-        snprintf(text, sizeof(text), "%.17g", value);
-        if (!option_set(o, numbers[i].option, text, SOURCE_CHECKPOINT, err)) { return false; }
+        if (!options_set(o, SOURCE_CHECKPOINT, err, "%s %.17g", numbers[i].option, value)) {
+            return false;
+        }
     }
     return true;
 }
@@ -349,14 +337,11 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     }
     const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
     bool unties = cJSON_IsBool(tied) ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
-    char length[16];
-    if (!option_set(o, "arch", arch == ARCH_GPT2 ? "gpt2" : "llama", SOURCE_CHECKPOINT, err) ||
-        !option_set(o, "add-qkv-bias", bias ? "true" : "false", SOURCE_CHECKPOINT, err) ||
-        !option_set(o, "qk-layernorm", families[family].qk_norm ? "true" : "false",
-                    SOURCE_CHECKPOINT, err) ||
-        !option_set(o, "rope-scaling", rope_types[kind].option, SOURCE_CHECKPOINT, err) ||
-        !option_set(o, "untie-embeddings-and-output-weights", unties ? "true" : "false",
-                    SOURCE_CHECKPOINT, err) ||
+    if (!options_set(o, SOURCE_CHECKPOINT, err,
+                     "arch %s add-qkv-bias %d qk-layernorm %d rope-scaling %s "
+                     "untie-embeddings-and-output-weights %d",
+                     arch == ARCH_GPT2 ? "gpt2" : "llama", bias, families[family].qk_norm,
+                     rope_types[kind].option, unties) ||
         !read_numbers(json, scaling, arch, (RopeScaling)kind, o, err)) {
         return false;
     }
@@ -365,8 +350,6 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
         o->kv_channels = family == QWEN3 ? QWEN3_HEAD : o->hidden_size / o->num_attention_heads;
     }
     if (o->ffn_hidden_size == 0) { o->ffn_hidden_size = 4 * o->hidden_size; }
-    snprintf(length, sizeof(length), "%d",
-             (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
     for (int i = 0; i < FEATURES; i++) {
         const char *key = features[i].key, *other = features[i].other;
         const char *value = features[i].written != NULL ? features[i].written : other;
@@ -385,7 +368,8 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
             err, "sliding_window %g is not supported: what is missing is attention within a window",
             json_number(json, "sliding_window", 4096));
     }
-    return option_set(o, "seq-length", length, SOURCE_CHECKPOINT, err);
+    return options_set(o, SOURCE_CHECKPOINT, err, "seq-length %d",
+                       (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }
 
 bool hf_options(const char *folder, Options *options, Error *err) {

@@ -23,7 +23,7 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
              float *out, Error *err);
 
 // The text of config.json, which must be freed. end_of_text: -1 when not known.
-char *hf_config(const ModelConfig *config, Dtype dtype, int end_of_text);
+char *hf_config(const Options *options, Dtype dtype, int end_of_text);
 
 // The options that make the model of a folder's config.json, as any version of transformers writes
 // it, with SOURCE_CHECKPOINT. Refuses what the trainers do not compute.

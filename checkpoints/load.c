@@ -350,9 +350,8 @@ static bool read_model(const char *folder, Options *model, Error *err) {
     }
     cJSON_Delete(meta);
     if (ok && model->kv_channels == 0 && model->num_attention_heads > 0) { // of an older version
-        char size[16];
-        snprintf(size, sizeof(size), "%d", model->hidden_size / model->num_attention_heads);
-        ok = option_set(model, "kv-channels", size, SOURCE_CHECKPOINT, err);
+        ok = options_set(model, SOURCE_CHECKPOINT, err, "kv-channels %d",
+                         model->hidden_size / model->num_attention_heads);
     }
     return ok;
 }

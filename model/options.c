@@ -13,6 +13,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <glob.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ static int find_word(const char *list, char separator, const char *word) {
     }
 }
 
-static const OptionRow *find_row(const char *name) {
+const OptionRow *option_row(const char *name) {
     for (int i = 0; i < option_table_count; i++) {
         if (find_word(option_table[i].name, '\0', name) == 0) { return &option_table[i]; }
     }
@@ -47,9 +48,9 @@ static bool is_negated(const char *name) {
 
 // The row of a name, which may be a flag's with "no-" before it; NULL: unknown.
 static const OptionRow *find_option(const char *name, bool *negated) {
-    const OptionRow *row = find_row(name);
+    const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
-    return *negated ? find_row(name + 3) : row;
+    return *negated ? option_row(name + 3) : row;
 }
 
 // Whether a name is a retired option's. Its value is appended to `ignored` unless it asks for what
@@ -158,12 +159,12 @@ static bool parse_value(void *field, const OptionRow *row, const char *value, Er
 }
 
 OptionSource option_source(const Options *options, const char *name) {
-    return (OptionSource)options->source[find_row(name) - option_table];
+    return (OptionSource)options->source[option_row(name) - option_table];
 }
 
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err) {
-    const OptionRow *row = find_row(name);
+    const OptionRow *row = option_row(name);
     if (row == NULL) { return fail_unknown(err, name); }
     Options parsed = *options; // so that a weaker source is still checked
     if (!parse_value((char *)&parsed + row->offset, row, value, err)) { return false; }
@@ -173,7 +174,19 @@ bool option_set(Options *options, const char *name, const char *value, OptionSou
     return true;
 }
 
-// The same by a name that may be a flag's with "no-" before it. value: NULL: none was given.
+bool options_set(Options *options, OptionSource source, Error *err, const char *format, ...) {
+    char settings[1024], *state, *name;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(settings, sizeof(settings), format, args);
+    va_end(args);
+    for (name = strtok_r(settings, " ", &state); name != NULL; name = strtok_r(NULL, " ", &state)) {
+        if (!option_set(options, name, strtok_r(NULL, " ", &state), source, err)) { return false; }
+    }
+    return true;
+}
+
+// option_set by a name that may be a flag's with "no-" before it. value: NULL: none was given.
 static bool set_named(Options *options, const char *name, const char *value, OptionSource source,
                       Error *err) {
     bool negated;
@@ -345,7 +358,7 @@ static const Preset *find_preset(const char *name) {
 
 static bool apply_preset(Options *options, Error *err) {
     const Preset *preset = find_preset(options->model);
-    char names[400] = "", settings[1024], *state, *name;
+    char names[400] = "";
     if (preset == NULL) {
         for (int i = 0; i < preset_table_count; i++) {
             size_t used = strlen(names);
@@ -354,13 +367,7 @@ static bool apply_preset(Options *options, Error *err) {
         }
         return fail(err, "--model %s: must be one of %s", options->model, names);
     }
-    snprintf(settings, sizeof(settings), "%s", preset->settings);
-    for (name = strtok_r(settings, " ", &state); name != NULL; name = strtok_r(NULL, " ", &state)) {
-        if (!option_set(options, name, strtok_r(NULL, " ", &state), SOURCE_PRESET, err)) {
-            return false;
-        }
-    }
-    return true;
+    return options_set(options, SOURCE_PRESET, err, "%s", preset->settings);
 }
 
 // What a preset says and does not fit what is given beside it, is worked out anew.

@@ -139,6 +139,11 @@ bool options_finish_batch(Options *options, int ranks, Error *err);
 bool option_set(Options *options, const char *name, const char *value, OptionSource source,
                 Error *err);
 
+// The same of several: "name value name value", of values without blanks, after printf's format.
+bool options_set(Options *options, OptionSource source, Error *err, const char *format, ...)
+    PRINTF_LIKE(4, 5);
+
+const OptionRow *option_row(const char *name); // NULL: no option has the name
 // The source of the value of an existing option.
 OptionSource option_source(const Options *options, const char *name);
 

@@ -48,66 +48,58 @@ void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer) {
 typedef struct {
     const char *name, *category;
     int count;
-    int64_t bytes;
+    int64_t bytes, sum; // sum: of its category
 } Line;
 
 static int compare_lines(const void *a, const void *b) {
     const Line *x = a, *y = b;
-    if (x->bytes != y->bytes) { return x->bytes < y->bytes ? 1 : -1; }
-    return strcmp(x->name, y->name);
+    if (x->sum != y->sum) { return x->sum < y->sum ? 1 : -1; }
+    int order = strcmp(x->category, y->category);
+    if (order == 0 && x->bytes != y->bytes) { return x->bytes < y->bytes ? 1 : -1; }
+    return order != 0 ? order : strcmp(x->name, y->name);
 }
 
-static int gather_lines(const Plan *plan, Line *lines) {
-    int count = 0;
-    for (int i = 0; i < plan->count; i++) {
-        const PlanRow *row = &plan->rows[i];
-        int at = 0;
-        while (at < count && (strcmp(lines[at].name, row->name) != 0 ||
-                              strcmp(lines[at].category, row->category) != 0)) {
-            at++;
-        }
-        if (at == count) { lines[count++] = (Line){row->name, row->category, 0, 0}; }
-        lines[at].count++;
-        lines[at].bytes = min64(lines[at].bytes + round_up64(row->bytes, PLAN_ALIGN), most_bytes);
-    }
-    qsort(lines, (size_t)count, sizeof(Line), compare_lines);
-    return count;
+static void print_size(FILE *out, const char *name, int64_t bytes) {
+    char size[32];
+    fprintf(out, "  %-34s %12s\n", name, format_bytes(size, (double)bytes));
 }
 
 void plan_print(const Plan *plan, FILE *out) {
-    char size[32], times[16];
+    char times[16], name[64];
     int64_t shared = -plan->bytes;
+    int count = 0;
     Line *lines = malloc_or_die((size_t)plan->count * sizeof(Line));
-    int count = gather_lines(plan, lines);
-    fprintf(out, "Memory plan\n");
-    for (int i = 0; i < count; i++) {
-        const char *category = lines[i].category;
-        int64_t sum = 0;
-        if (category == NULL) { continue; } // printed
-        for (int j = i; j < count; j++) {
-            bool same = lines[j].category != NULL && strcmp(lines[j].category, category) == 0;
-            sum = min64(sum + (same ? lines[j].bytes : 0), most_bytes);
+    for (const PlanRow *row = plan->rows; row < plan->rows + plan->count; row++) {
+        Line *line = lines;
+        while (line < lines + count &&
+               (strcmp(line->name, row->name) != 0 || strcmp(line->category, row->category) != 0)) {
+            line++;
         }
-        fprintf(out, "  %-34s %12s\n", category, format_bytes(size, (double)sum));
-        for (int j = i; j < count; j++) {
-            if (lines[j].category == NULL || strcmp(lines[j].category, category) != 0) { continue; }
-            snprintf(times, sizeof(times), lines[j].count > 1 ? "x %d" : "", lines[j].count);
-            fprintf(out, "    %-26s %-5s %12s\n", lines[j].name, times,
-                    format_bytes(size, (double)lines[j].bytes));
-            lines[j].category = NULL;
-        }
+        if (line == lines + count) { lines[count++] = (Line){row->name, row->category, 0, 0, 0}; }
+        line->count++;
+        line->bytes = min64(line->bytes + round_up64(row->bytes, PLAN_ALIGN), most_bytes);
     }
+    for (int i = 0; i < count * count; i++) {
+        Line *line = &lines[i / count], *other = &lines[i % count];
+        bool same = strcmp(line->category, other->category) == 0;
+        line->sum = min64(line->sum + (same ? other->bytes : 0), most_bytes);
+    }
+    qsort(lines, (size_t)count, sizeof(Line), compare_lines);
+    fprintf(out, "Memory plan\n");
+    for (const Line *line = lines; line < lines + count; line++) {
+        bool first = line == lines || strcmp(line->category, line[-1].category) != 0;
+        if (first) { print_size(out, line->category, line->sum); }
+        snprintf(times, sizeof(times), line->count > 1 ? "x %d" : "", line->count);
+        snprintf(name, sizeof(name), "  %-26s %s", line->name, times);
+        print_size(out, name, line->bytes);
+    }
+    free(lines);
     for (int i = 0; i < PHASE_COUNT; i++) { shared += plan->phase_bytes[i]; }
     if (guarded()) {
-        fprintf(out, "  %-34s %12s\n", "guard zones (LLM8_GUARD)",
-                format_bytes(size, (double)plan->count * PLAN_GUARD_BYTES));
+        print_size(out, "guard zones (LLM8_GUARD)", (int64_t)plan->count * PLAN_GUARD_BYTES);
     }
-    if (shared > 0) {
-        fprintf(out, "  %-34s %12s\n", "less what phases of a step share",
-                format_bytes(size, (double)shared));
-    }
-    fprintf(out, "  %-34s %12s\n", "all", format_bytes(size, (double)plan->bytes));
-    free(lines);
+    if (shared > 0) { print_size(out, "less what phases of a step share", shared); }
+    print_size(out, "all", plan->bytes);
 }
 
 static void fill(const Plan *plan, void *to, int byte, int64_t bytes) {

@@ -76,8 +76,7 @@ void run_resolve_options(Options *o) {
     bool opened = find_tokenizer(&t, o, text);
     bool ok = option_set(o, "tokenizer", text, SOURCE_DATA, &err);
     if (ok && opened) {
-        snprintf(text, sizeof(text), "%d", t.vocab);
-        ok = option_set(o, "vocab-size", text, SOURCE_DATA, &err);
+        ok = options_set(o, SOURCE_DATA, &err, "vocab-size %d", t.vocab);
         tokenizer_close(&t);
     }
     if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL, &err)) {
