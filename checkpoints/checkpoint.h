@@ -150,10 +150,9 @@ bool checkpoint_model(Options *options, Options *model, Error *err);
 // Gives the text of a meta.json the checksum of itself; whether it had it.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint and verifies every byte of it.
-bool checkpoint_open(Checkpoint *c, const char *path, Error *err);
-// Opens one that rank 0 has just verified: reads only the headers.
-bool checkpoint_open_checked(Checkpoint *c, const char *path, Error *err);
+// Opens a checkpoint. verify: every byte of it is; without, of one that rank 0 has just verified,
+// only the headers are read.
+bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err);
 void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link

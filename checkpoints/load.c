@@ -207,14 +207,14 @@ static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
                 c->path, (long long)covered, (long long)c->layout_size);
 }
 
-static bool open_checkpoint(Checkpoint *c, const char *path, bool check, Error *err) {
+bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err) {
     char file[PATH_LENGTH];
     *c = (Checkpoint){0};
     path_format(c->path, "%s", path);
     if (!path_exists(path)) { return fail(err, "%s: no such folder", path); }
     cJSON *meta = parse_meta(path_format(file, "%s/meta.json", path), err);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
-    bool ok = meta != NULL && read_meta(c, meta, err) && (!check || check_files(c, files, err)) &&
+    bool ok = meta != NULL && read_meta(c, meta, err) && (!verify || check_files(c, files, err)) &&
               open_optimizer(c, files, err) &&
               open_tensors(c, files, "model.safetensors", &c->model, err) &&
               (find_file(files, "scaling.safetensors") == NULL ||
@@ -222,14 +222,6 @@ static bool open_checkpoint(Checkpoint *c, const char *path, bool check, Error *
     cJSON_Delete(meta);
     if (!ok) { checkpoint_close(c); }
     return ok;
-}
-
-bool checkpoint_open(Checkpoint *c, const char *path, Error *err) {
-    return open_checkpoint(c, path, true, err);
-}
-
-bool checkpoint_open_checked(Checkpoint *c, const char *path, Error *err) {
-    return open_checkpoint(c, path, false, err);
 }
 
 void checkpoint_close(Checkpoint *c) {
@@ -306,7 +298,7 @@ static int first_to_try(const char *save, const int64_t *steps, int count) {
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err) {
     Error why;
     if (strcmp(options->resume, "latest") != 0) {
-        *found = checkpoint_open(c, options->resume, &why);
+        *found = checkpoint_open(c, options->resume, true, &why);
         return *found || fail(err, RESUME_FAULT, why.text);
     }
     *found = false;
@@ -315,7 +307,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
     if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
     for (int i = first_to_try(options->save, steps, count); i < count && !*found; i++) {
         char path[PATH_LENGTH];
-        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), &why);
+        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true, &why);
         if (!*found) { warn("%s; trying an earlier checkpoint", why.text); }
     }
     free(steps);
@@ -390,7 +382,7 @@ bool checkpoint_list(const char *save, Error *err) {
         char mark[32];
         snprintf(mark, sizeof(mark), "%s%s", steps[i] == latest ? ", latest" : "",
                  steps[i] == best ? ", best" : "");
-        if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), &why)) {
+        if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), true, &why)) {
             bool evaluated = !isnan(c.progress.valid_loss);
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],

@@ -177,6 +177,14 @@ static cJSON *count_array(const int64_t *counts, int n) {
     return array;
 }
 
+TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t columns,
+                         const void *data) {
+    int dims = columns > 0 ? 2 : 1;
+    TensorEntry t = {.dtype = dtype, .dims = dims, .shape = {rows, columns}, .data = data};
+    snprintf(t.name, TENSOR_NAME, "%s", name);
+    return t;
+}
+
 // Writes data [cols,rows] as [rows,cols], some rows at a time.
 static void write_transposed(FileWriter *w, const TensorEntry *t) {
     enum { STRIP = 64 };

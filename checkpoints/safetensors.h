@@ -55,6 +55,10 @@ const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 // Elements begin..begin+n of an F32, BF16 or F16 tensor, as FP32.
 void safetensors_read_floats(const TensorEntry *entry, int64_t begin, int64_t n, float *out);
 
+// An entry to be written: [rows,columns], or [rows] where columns is 0.
+TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t columns,
+                         const void *data);
+
 // Writes tensors into a new file, durably; fills in their begin and end. metadata: the JSON of an
 // object of strings, or NULL. The closed writer tells the file's length and checksum.
 bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,

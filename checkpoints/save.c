@@ -22,8 +22,7 @@ enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // besides its optimizer file, at
 static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w, Error *err) {
     char path[PATH_LENGTH];
     int n = fp8_slot_count(s->precision->config);
-    float *scales = malloc_or_die((size_t)n * sizeof(float));
-    float *targets = malloc_or_die((size_t)n * sizeof(float));
+    float *scales = malloc_or_die(2 * (size_t)n * sizeof(float)), *targets = scales + n;
     int32_t *counts = malloc_or_die((size_t)n * sizeof(int32_t));
     for (int i = 0; i < n; i++) {
         scales[i] = s->slots[i].scale;
@@ -31,19 +30,14 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w, 
         counts[i] = s->slots[i].count;
     }
     TensorEntry tensors[] = {
-        {.name = "scale", .dtype = DTYPE_F32, .dims = 1, .shape = {n}, .data = scales},
-        {.name = "target", .dtype = DTYPE_F32, .dims = 1, .shape = {n}, .data = targets},
-        {.name = "count", .dtype = DTYPE_I32, .dims = 1, .shape = {n}, .data = counts},
-        {.name = "amax_history",
-         .dtype = DTYPE_F32,
-         .dims = 2,
-         .shape = {n, s->precision->history_length},
-         .data = s->amax_history},
+        tensor_entry("scale", DTYPE_F32, n, 0, scales),
+        tensor_entry("target", DTYPE_F32, n, 0, targets),
+        tensor_entry("count", DTYPE_I32, n, 0, counts),
+        tensor_entry("amax_history", DTYPE_F32, n, s->precision->history_length, s->amax_history),
     };
     path_format(path, "%s/scaling.safetensors", folder);
     bool ok = safetensors_write(w, path, tensors, 4, NULL, err);
     free(scales);
-    free(targets);
     free(counts);
     return ok;
 }
@@ -83,15 +77,10 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
                                  (long long)r->begin, (long long)r->end);
     }
     snprintf(metadata + used, room - used, "\"}");
-    Dtype moment = s->moment_dtype;
     TensorEntry tensors[] = {
-        {.name = "master", .dtype = DTYPE_F32, .dims = 1, .shape = {n}, .data = s->master},
-        {.name = "exp_avg", .dtype = moment, .dims = 1, .shape = {n}, .data = s->exp_avg},
-        {.name = "exp_avg_sq",
-         .dtype = moment,
-         .dims = 1,
-         .shape = {s->second_moments},
-         .data = s->exp_avg_sq},
+        tensor_entry("master", DTYPE_F32, n, 0, s->master),
+        tensor_entry("exp_avg", s->moment_dtype, n, 0, s->exp_avg),
+        tensor_entry("exp_avg_sq", s->moment_dtype, s->second_moments, 0, s->exp_avg_sq),
     };
     path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->options->rank,
                 s->options->ranks);
@@ -176,7 +165,7 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
         if (errno != ENOENT && path_exists(path)) { discard(path, path); }
         if (rename(fresh, path) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
     }
-    if (!folder_sync(save, err) || !checkpoint_open(&c, path, err)) {
+    if (!folder_sync(save, err) || !checkpoint_open(&c, path, true, err)) {
         if (swapped) { renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE); }
         return false;
     }

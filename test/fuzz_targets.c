@@ -314,8 +314,8 @@ static bool accepts_file(const uint8_t *data, size_t size) {
     bool meta = strcmp(name, "meta.json") == 0;
     path_format(path, "%s/%s", folder, name);
     put_input(path, data, size);
-    bool opened = meta ? checkpoint_open(&c, folder, NULL)
-                       : checkpoint_open_checked(&c, folder, NULL);
+    bool opened = meta ? checkpoint_open(&c, folder, true, NULL)
+                       : checkpoint_open(&c, folder, false, NULL);
     if (meta) {
         static Options o, model;
         o = f->options;

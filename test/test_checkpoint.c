@@ -39,7 +39,7 @@ TEST(state_comes_back) {
     Progress *p = &f.snapshot.progress;
     *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7};
     CHECK(fixture_save(&f, 123456789012, NULL));
-    CHECK(checkpoint_open(&c, "s/step_123456789012", NULL));
+    CHECK(checkpoint_open(&c, "s/step_123456789012", true, NULL));
     const Progress *q = &c.progress;
     CHECK(q->step == p->step && q->samples == p->samples && q->tokens == p->tokens);
     CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
@@ -69,7 +69,7 @@ TEST(bf16_moments_come_back) {
     f.snapshot.exp_avg = codes + n;
     f.snapshot.exp_avg_sq = codes + 2 * n;
     CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     check_state(&c, &f, 3);
     CHECK_EQUAL(c.model.entries[0].dtype, DTYPE_BF16);
     CHECK_TEXT(c.precision, "BF16");
@@ -84,7 +84,7 @@ TEST(second_moments_may_end_early) {
     f.snapshot.second_moments = known;
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
     CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     CHECK(checkpoint_read(&c, "exp_avg_sq", 0, known, out, NULL));
     CHECK_BITS(out, f.state + 2 * n, (size_t)known * sizeof(float));
     CHECK(checkpoint_read(&c, "exp_avg", 0, n, out, NULL));
@@ -111,7 +111,7 @@ TEST(other_optimizers_are_refused) {
         CHECK(fixture_save(&f, 1, NULL));
         snprintf(options, sizeof(options), SAVED "%s", rows[i].now);
         fixture_open(&g, options);
-        CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+        CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
         if (rows[i].refused != NULL) {
             CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout, &err), rows[i].refused);
             cJSON_DeleteItemFromObject(c.options, "optimizer"); // as an older version's
@@ -133,7 +133,7 @@ static void check_scaling(const char *options, float factor) {
     int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
     memset(f.slots, 0, (size_t)slots * sizeof(Fp8Slot));
     memset(f.history, 0, (size_t)(slots * length) * sizeof(float));
-    CHECK(checkpoint_open(&c, "s/step_00000100", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000100", true, NULL));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
     for (int i = 0; i < slots; i++) {
         bool gradient = i % OPERAND_COUNT == OPERAND_DY, head = i / OPERAND_COUNT == 8;
@@ -166,13 +166,13 @@ TEST(scaling_state_adapts) {
 
     fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
     Fp8Slot before = plain.slots[3];
-    CHECK(checkpoint_open(&c, "s/step_00000100", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000100", true, NULL));
     CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history, NULL));
     CHECK_BITS(&plain.slots[3], &before, sizeof(before));
     checkpoint_close(&c);
     CHECK(fixture_save(&plain, 200, NULL)); // has none, and a delayed run keeps what it holds
     CHECK(!path_exists("s/step_00000200/scaling.safetensors"));
-    CHECK(checkpoint_open(&c, "s/step_00000200", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000200", true, NULL));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
     CHECK(f.slots[3].scale == 5.0f && f.slots[3].count == 3);
 }
@@ -186,7 +186,7 @@ TEST(scaling_of_another_run_is_refused) {
         fixture_open(&f, DELAYED);
         f.slots[5].count = counts[i];
         CHECK(fixture_save(&f, 100, NULL));
-        CHECK(checkpoint_open(&c, "s/step_00000100", NULL));
+        CHECK(checkpoint_open(&c, "s/step_00000100", true, NULL));
         CHECK_REFUSED(
             checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
             "s/step_00000100/scaling.safetensors: it has counted more steps than the run");
@@ -195,7 +195,7 @@ TEST(scaling_of_another_run_is_refused) {
     }
     save_steps(DELAYED, 1, 1, 0);
     fixture_open(&f, DELAYED "--num-layers 3");
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
                   "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
 }
@@ -219,7 +219,7 @@ TEST(other_models_are_refused) {
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         CLOSED(fixture_close) Fixture other;
@@ -281,7 +281,7 @@ TEST(steps_are_overwritten) {
     f.state[0] = 42.0f;
     folder_make("s/step_00000001/of somebody else", NULL);
     CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     check_state(&c, &f, 1);
     CHECK(!path_exists("s/.tmp-step_00000001"));
     CHECK_TEXT(shown(), "1 latest 1, best -1");

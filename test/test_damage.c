@@ -38,7 +38,7 @@ static int64_t resumed(const char *options, Error *err) {
 
 static bool opens(const char *path) {
     Checkpoint c;
-    bool ok = checkpoint_open(&c, path, NULL);
+    bool ok = checkpoint_open(&c, path, true, NULL);
     if (ok) { checkpoint_close(&c); }
     return ok;
 }
@@ -46,7 +46,7 @@ static bool opens(const char *path) {
 // The newest of two checkpoints must be refused with this path,
 static void check_refused(const char *path) {
     Checkpoint c;
-    CHECK_REFUSED(checkpoint_open(&c, "s/step_00000002", &err), path);
+    CHECK_REFUSED(checkpoint_open(&c, "s/step_00000002", true, &err), path);
 }
 
 // and --resume latest must find the other one.
@@ -147,7 +147,7 @@ TEST(meta_files_that_lie_are_refused) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         Checkpoint c;
         edit_meta(meta, rows[i].from, rows[i].to);
-        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", &err), rows[i].expected);
+        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", true, &err), rows[i].expected);
     }
     char name[2 * PATH_LENGTH];
     memset(name, 'n', sizeof(name));
@@ -159,7 +159,7 @@ TEST(meta_files_that_lie_are_refused) {
     CHECK(rename("s/step_00000001/model.safetensors", "s/step_00000001/other.safetensors") == 0);
     CHECK(link("s/step_00000001/other.safetensors", "s/step_00000001/model.safetensors") == 0);
     edit_meta(meta, "\"model.safetensors\"", "\"other.safetensors\"");
-    CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", &err),
+    CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", true, &err),
                   "meta.json: its list of files lacks model.safetensors");
     free(meta.bytes);
 }

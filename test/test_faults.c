@@ -133,7 +133,7 @@ static bool save_carelessly(Fixture *f, int64_t step, Error *err) {
 static bool holds(const char *path, int64_t step) {
     CLOSED(checkpoint_close) Checkpoint c;
     float first = 0;
-    if (!checkpoint_open(&c, path, NULL)) { return false; }
+    if (!checkpoint_open(&c, path, true, NULL)) { return false; }
     bool ok = checkpoint_read(&c, "master", 0, 1, &first, NULL) && first == (float)step &&
               c.progress.step == step;
     return ok;

@@ -97,7 +97,7 @@ TEST(ranks_are_read_as_one) {
     for (size_t i = 0; i < sizeof(splits) / sizeof(splits[0]); i++) {
         CLOSED(checkpoint_close) Checkpoint c;
         save_split(&f, splits[i].ranks, splits[i].texts);
-        CHECK(checkpoint_open_checked(&c, "s/step_00000001", NULL));
+        CHECK(checkpoint_open(&c, "s/step_00000001", false, NULL));
         CHECK_EQUAL(c.ranks, splits[i].ranks);
         CHECK(reads(&c, &f, 0, 0, n) && reads(&c, &f, 1, 0, n));
         for (int64_t begin = 0; begin < n; begin += 331) {
@@ -135,7 +135,7 @@ TEST(ranges_that_lie_are_refused) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         Checkpoint c;
         save_split(&f, 2, rows[i].texts);
-        CHECK_REFUSED(checkpoint_open_checked(&c, "s/step_00000001", &err), rows[i].expected);
+        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", false, &err), rows[i].expected);
     }
 }
 
@@ -162,11 +162,11 @@ TEST(wrong_tensors_are_refused) {
         if (fault == 4) { tensors[2].dims = 2, tensors[2].shape[1] = 1; }
         CHECK(safetensors_write(&w, path, tensors, 3, metadata, NULL));
         if (fault == 0) {
-            CHECK(checkpoint_open_checked(&c, "s/step_00000001", NULL));
+            CHECK(checkpoint_open(&c, "s/step_00000001", false, NULL));
             checkpoint_close(&c);
         } else {
-            CHECK_REFUSED(checkpoint_open_checked(&c, "s/step_00000001", &err), path);
-            CHECK_REFUSED(checkpoint_open_checked(&c, "s/step_00000001", &err),
+            CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", false, &err), path);
+            CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", false, &err),
                           "is missing or not ");
         }
     }

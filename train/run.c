@@ -212,7 +212,7 @@ static bool find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *e
     }
     group_broadcast(run->group, CHANNEL_MAIN, path, sizeof(path));
     if (run->rank > 0) { *found = path[0] != '\0'; }
-    return run->rank == 0 || !*found || checkpoint_open_checked(c, path, err);
+    return run->rank == 0 || !*found || checkpoint_open(c, path, false, err);
 }
 
 // Into run->progress, from the checkpoint that --resume names.
@@ -541,8 +541,7 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     int count = hf_tensors(&run->layout, DTYPE_F32, gradients, &tensors);
     tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
     memmove(tensors + 1, tensors, (size_t)count * sizeof(TensorEntry));
-    tensors[0] = (TensorEntry){
-        .name = "loss", .dtype = DTYPE_F32, .dims = 1, .shape = {1}, .data = &value};
+    tensors[0] = tensor_entry("loss", DTYPE_F32, 1, 0, &value);
     if (!safetensors_write(&w, path, tensors, count + 1, NULL, &err)) {
         die("--dump-gradients %s", err.text);
     }
