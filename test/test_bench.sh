@@ -29,7 +29,16 @@ if [[ "\$*" == *"\${FAILING:-nothing}"* ]]; then
 fi
 "$root/train_gpt" "\$@" --num-layers 1 --hidden-size 16 --num-attention-heads 2 \\
     --num-query-groups 2 --ffn-hidden-size 32 --seq-length 16 --micro-batch-size 2 || exit
-awk -v skip="\${SKIP:-0}" -v share="\${SHARE:-}" '
+# in FP8 norms and losses are multiplied by these; 0: of the first two steps, 5: of the timed ones
+spoil='1 1 0'
+if [[ "\$*" == *fp8* ]]; then spoil=\${SPOIL:-\$spoil}; fi
+awk -v skip="\${SKIP:-0}" -v share="\${SHARE:-}" -v spoil="\$spoil" '
+    function times(name, factor) {
+        match(\$0, "\"" name "\":[^,}]*")
+        value = substr(\$0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+        sub("\"" name "\":[^,}]*", "\"" name "\":" sprintf("%.9g", value * factor))
+    }
+    BEGIN { split(spoil, factor, " ") }
     /"kind":"run"/ {
         sub(/"ranks"/, "\"peak_flops\":1e12,\"memory_bytes\":2147483648,\"ranks\"")
         if (share != "") sub(/"fp8_flops_share":[^,]*/, "\"fp8_flops_share\":" share)
@@ -39,6 +48,10 @@ awk -v skip="\${SKIP:-0}" -v share="\${SHARE:-}" '
         n++
         seconds = n <= 5 ? 9 : (n % 20 < 9 ? 0.5 : 0.1)
         sub(/"seconds":[^,]*/, "\"seconds\":" seconds)
+        if (n > factor[3] && n <= factor[3] + (factor[3] ? 20 : 2)) {
+            times("norm", factor[1])
+            times("loss", factor[2])
+        }
         if (n == skip) sub(/"skipped":0/, "\"skipped\":1")
     }
     { print }
@@ -79,7 +92,11 @@ test_records_what_was_measured() {
         "cudnn": "9.19.0"} and r[0]["commit"] == "abc"' \
         '"--fp8-lm-head" in r[2]["command"] and r[2]["command"].startswith("train_gptcu ")' \
         'all(x["arguments"] == "" for x in r)' \
-        'r[0]["fp8_flops_share"] == 0 and 0 < r[1]["fp8_flops_share"] < r[2]["fp8_flops_share"]'
+        'r[0]["fp8_flops_share"] == 0 and 0 < r[1]["fp8_flops_share"] < r[2]["fp8_flops_share"]' \
+        'all(5 < x["loss"] < 15 for x in r) and r[0]["beside_bf16"] is None' \
+        'all(abs(ratio - 1) < 0.03 for x in r[1:] for part in ("first", "timed")
+        for ratio in x["beside_bf16"][part])' 'r[1]["loss"] != r[0]["loss"]'
+    ! grep -qE 'not judged|IN DOUBT' log || fail "$(cat log)"
     grep -qE '^gpt2-124m +fp8-head +320 +1\.00 ' log || fail "no row: $(cat log)"
     grep -qE '^  products +61\.50 / ' log || fail "no families: $(cat log)"
     (expect bench.jsonl 'r[0]["tokens_per_s"] == 321' && exit "$failing") 2>/dev/null &&
@@ -114,6 +131,60 @@ test_bad_runs_leave_no_record() {
     grep -qE 'fp8-tensorwise +FAILED: exit status 1: out of something$' log ||
         fail "$(cat log)"
     expect bench.jsonl 'len(r) == 7'
+}
+
+# A fault is seen by what it does to norms and losses: SPOIL and what is said then, or in place of a
+# run in BF16 that FAILED.
+test_losses_are_judged_beside_bf16() {
+    local spoil count said
+    while read -ru 3 spoil count said; do
+        rm -f judged.jsonl
+        MODELS=gpt2-124m PRECISIONS='bf16 fp8' SPOIL=${spoil//,/ } \
+            expect_status $((count < 2)) bench RESULTS=judged.jsonl
+        grep -qE "^gpt2-124m +fp8 .*$said\$" log || fail "$spoil: $(cat log)"
+        expect judged.jsonl "len(r) == $count"
+    done 3<<'END'
+1.3,1,0 2 steps 1-2 norm x1\.[23][0-9], loss [-+]0\.0[0-9]%; median norm x1\.0.*; IN DOUBT
+2.1,1.007,0 1 FAILED: it does not train as BF16 does: steps 1-2 norm x2\.[01].*, last loss [0-9.]+
+10,1,5 1 FAILED: it does not train as BF16 does: .* median norm x(9|10)\.[0-9]+, loss .*
+END
+    rm -f judged.jsonl
+    MODELS=gpt2-124m PRECISIONS='bf16 fp8' FAILING=--bf16 SPOIL='9 9 0' \
+        expect_status 1 bench RESULTS=judged.jsonl
+    grep -qE '^gpt2-124m +fp8 .* not judged$' log || fail "$(cat log)"
+    expect judged.jsonl 'len(r) == 1 and r[0]["beside_bf16"] is None and r[0]["loss"] > 0'
+}
+
+# Each limit from both sides.
+test_limits_of_the_judgement() {
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts python3 - <<'END' || fail "see above"
+from llm8 import bench
+
+class Run:
+    def __init__(self, **columns):
+        self.columns = {name: [1, first, *[1] * 3, *[timed] * 20]
+                        for name, (first, timed) in columns.items()}
+
+    def column(self, name):
+        return None, self.columns[name]
+
+sound, OK, DOUBT, FAR = Run(norm=(1, 1), loss=(1, 1)), "", "IN DOUBT", "far"
+for norm, loss, said in (
+        ((1, 1), (1, 1), OK), ((1.24, 1.24), (1.004, 0.996), OK), ((0.81, 0.81), (1, 1), OK),
+        ((1.26, 1), (1, 1), DOUBT), ((0.79, 1), (1, 1), DOUBT), ((1, 1.26), (1, 1), DOUBT),
+        ((1, 1), (1.006, 1), DOUBT), ((1, 1), (0.993, 1), DOUBT), ((1, 1), (1, 1.006), DOUBT),
+        ((1.74, 1), (1.02, 1), DOUBT), ((9, 1), (1.002, 1), DOUBT), ((1, 2.9), (1, 1.04), DOUBT),
+        ((1.76, 1), (1.004, 1), FAR), ((0.56, 1), (0.996, 1), FAR), ((0, 1), (1.004, 1), FAR),
+        ((1, 3.1), (1, 1), FAR), ((1, 0.3), (1, 1), FAR), ((1, 0), (1, 1), FAR),
+        ((1, 1), (1, 1.06), FAR), ((1, 1), (1, 0.94), FAR)):
+    record = {"precision": "fp8", "beside_bf16": bench.beside(Run(norm=norm, loss=loss), sound)}
+    words, far = bench.judged(record)
+    found = FAR if far else DOUBT if words.endswith("; IN DOUBT") else OK
+    assert found == said, (norm, loss, words, found)
+wild = Run(norm=(1, 1), loss=(1, 1))
+wild.columns["norm"][6:15], wild.columns["loss"][6:15] = [900] * 9, [3] * 9 # spikes of both
+assert bench.judged({"beside_bf16": bench.beside(wild, sound)})[1] is False
+END
 }
 
 # The floor against sums of its own: at sizes where no product is bound by memory.
