@@ -23,10 +23,10 @@ from llm8 import (
     judge,
     llm_c,
     metrics,
+    monitor,
     report,
     safe_tensors,
     series,
-    terminal,
     text,
 )
 from rich.console import Console
@@ -459,7 +459,7 @@ class Terminal(Folder):
     def test_curve_falls_from_left_to_right(self):
         runs = [self.whole_run("a", [10 - i / 10 for i in range(100)])]
         for braille in (True, False):
-            rows = self.shown(terminal.chart(runs, 60, 12, braille), 60).splitlines()
+            rows = self.shown(monitor.chart(runs, 60, 12, braille), 60).splitlines()
             self.assertEqual((len(rows), max(map(len, rows))), (12, 60))
             inside = [re.split("[|┤│]", row)[1] for row in rows[1:-2]]
             places = [len(row.rstrip()) for row in inside]
@@ -475,7 +475,7 @@ class Terminal(Folder):
         run.fp8[5] = {"tensors": {"blocks.0.qkv.x": {"elements": 100, "saturated": 5,
                                                      "vanished": 1},
                                   "head.w": {"elements": 100, "saturated": 0, "vanished": 0}}}
-        shown = self.shown(terminal.frame([run], 100, 30))
+        shown = self.shown(monitor.frame([run], 100, 30))
         for part in ("5/10", "2.2500", "100 tok/s", "50.0%", "⠑⢄",
                      "blocks.0.qkv.x 5% saturated, 1% vanished", "ended at step 5 of 10"):
             self.assertIn(part, shown)
@@ -483,13 +483,13 @@ class Terminal(Folder):
         self.assertLessEqual(len(shown.splitlines()), 30)
         self.assertNotIn("\033", shown)
         self.assertIn("\033[38;5;39m", self.shown(
-            terminal.frame([run], 100, 30), force_terminal=True, color_system="256",
+            monitor.frame([run], 100, 30), force_terminal=True, color_system="256",
             no_color=False))
 
     def test_runs_without_a_step(self):
         for records in ((), (start(),)):
             run = self.run_of(f"r{len(records)}", *records)
-            self.assertIn("0/", self.shown(terminal.frame([run], 80, 24)))
+            self.assertIn("0/", self.shown(monitor.frame([run], 80, 24)))
 
 
 class Boards(Folder):

@@ -8,7 +8,7 @@ import subprocess
 import numpy
 
 from . import environment, metrics, series
-from .findings import note, well, wrong
+from .diagnosis import note, well, wrong
 from .text import fixed
 
 JUMP_STEPS = 10

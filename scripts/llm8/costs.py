@@ -5,7 +5,7 @@ takes the time of a step; and its speed beside the records of make bench."""
 import numpy
 
 from . import estimate, metrics, series
-from .findings import note, well, wrong
+from .diagnosis import note, well, wrong
 
 SLOW, VERY_SLOW = 0.90, 0.50 # of the recorded speed
 EVALUATION_ALLOWED = 0.10    # of the time

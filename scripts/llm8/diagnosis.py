@@ -1,15 +1,17 @@
 """Is a run what it should be? Its end, its losses, its precision, and its loss beside that of the
-same training without FP8. What is judged is what the run has recorded; findings.py says how."""
+same training without FP8. What is judged is what the run has recorded."""
 
 import math
 import os
+from dataclasses import dataclass
+from functools import partial
 
 import numpy
 
 from . import judge, metrics, series
-from .findings import note, well, wrong
 from .text import duration, fixed
 
+OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
@@ -18,6 +20,18 @@ FAR_TOO_SMALL = 30   # times below the usual learning rate
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
 SATURATED = 0.01     # of a tensor's values
 VANISHED = 0.25
+
+
+@dataclass
+class Finding:
+    """How bad it is, about what, in a sentence, and what to do."""
+    level: str
+    about: str
+    text: str
+    remedy: str = ""
+
+
+well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))
 
 
 def is_fp8(run):

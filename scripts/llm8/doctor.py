@@ -6,8 +6,8 @@ import textwrap
 
 from . import continuity, costs, diagnosis, judge, metrics
 from .command_line import Parser, number
+from .diagnosis import NOTE, OK, WRONG
 from .environment import ROOT, die
-from .findings import NOTE, OK, WRONG
 from .text import counted
 
 

@@ -11,15 +11,149 @@ that stops and is resumed is followed on, and steps that it does again take the 
 ones. Ends when every run has finished; Ctrl-C ends it before.
 """
 
+import math
 import sys
 import time
 
-from rich.console import Console
+import numpy
+import plotext
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from . import environment, metrics, terminal
+from . import environment, metrics, series
 from .command_line import Parser, number
-from .text import counted, duration, fixed
+from .text import counted, duration, fixed, memory
+
+COLORS = [39, 208, 42, 176, 220, 252] # of the terminal's 256, one a run; near the pictures'
+LETTERS = "*ox+#@"                    # instead of braille
+PLAIN = str.maketrans("│┤├┬┴─┌┐└┘", "||||" + "+-++++")
+COLUMNS = ["run", "step", "loss", "valid", "lr", "norm", "tok/s", "left", "skipped", "state"]
+
+
+# ---- on the terminal ---------------------------------------------------------------------------
+
+
+def chart(runs, width, height, braille):
+    """The losses, a point a column; the axis keeps to what follows the first twentieth of them."""
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)
+    plotext.plot_size(width, height)
+    late = []
+    for index, run in enumerate(runs):
+        points = numpy.column_stack(series.arrays(run, "loss"))
+        points = points[numpy.isfinite(points[:, 1])]
+        if len(points):
+            parts = numpy.array_split(points, min(2 * width, len(points)))
+            steps, losses = numpy.array([part.mean(axis=0) for part in parts]).T
+            late.append(losses[len(losses) // 20:])
+            plotext.plot(steps.tolist(), losses.tolist(), color=COLORS[index % len(COLORS)],
+                         marker="braille" if braille else LETTERS[index % len(LETTERS)])
+    if late:
+        low, high = min(map(min, late)), max(map(max, late))
+        plotext.ylim(low, high if high > low else low + 1)
+    first, last = min(min(run.steps) for run in runs), max(run.last_step for run in runs)
+    ticks = sorted({round(first + (last - first) * part / 4) for part in range(5)})
+    plotext.xticks(ticks, [f"{tick:,}" for tick in ticks])
+    drawn = plotext.build().rstrip("\n")
+    return Text.from_ansi(drawn if braille else drawn.translate(PLAIN))
+
+
+def seconds_left(run):
+    seconds = run.recent("seconds")
+    return (run.train_iters - run.last_step) * seconds if math.isfinite(seconds) else math.nan
+
+
+def valid_of(run):
+    steps, values = run.column("valid_loss", "evals")
+    return values[-1] if steps else math.nan
+
+
+def state_of(run):
+    """And how long ago the file was written to, when that is long for a run that goes on."""
+    if run.end is not None or not run.starts or run.killed:
+        return run.state
+    usual = run.recent("seconds")
+    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
+    return ("running" if run.steps else "starting") + \
+        (f", silent for {duration(run.silence)}" if silent else "")
+
+
+def table(runs):
+    """A row a run."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in COLUMNS:
+        shown.add_column(name, justify="left" if name in ("run", "state") else "right",
+                         no_wrap=True)
+    for index, run in enumerate(runs):
+        newest = run.steps.get(run.last_step, {})
+        shown.add_row(Text(run.name, f"color({COLORS[index % len(COLORS)]})"),
+                      f"{run.last_step:,}/{run.train_iters:,}", fixed(run.recent("loss")),
+                      fixed(valid_of(run)), f"{metrics.number(newest, 'lr'):.2e}",
+                      fixed(run.recent("norm"), 3), counted(run.recent("tokens_per_s")),
+                      "-" if run.over else duration(seconds_left(run)), str(run.skipped),
+                      state_of(run))
+    return shown
+
+
+def speed_line(run):
+    start, speed = run.start, run.recent("tokens_per_s")
+    flops = speed * metrics.number(start, "flops_per_token")
+    parts = [f"{counted(speed)} tok/s"]
+    if math.isfinite(flops):
+        parts.append(f"{flops / 1e12:.3g} TFLOP/s")
+    if metrics.number(start, "peak_flops") > 0:
+        peak = start["peak_flops"] * start.get("ranks", 1)
+        parts.append(f"MFU {100 * flops / peak:.1f}% of the BF16 peak")
+    if metrics.number(start, "memory_bytes") > 0:
+        parts.append(memory(start["memory_bytes"]))
+    share = 100 * (start.get("fp8_flops_share") or 0)
+    parts.append(start.get("precision", "?") + (f" ({share:.0f}% of FLOPs)" if share else ""))
+    return "  ".join(parts)
+
+
+def saturation_lines(run, most=4):
+    """The tensors with the largest share of saturated elements at the newest count."""
+    step, shares = run.fp8_shares()
+    if step is None:
+        return []
+    shares = sorted(((high, low, name) for name, high, low in shares), reverse=True)
+    worst = [f"{name} {100 * high:.3g}% saturated, {100 * low:.3g}% vanished"
+             for high, low, name in shares[:most] if high > 0 or low > 0]
+    return [f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")]
+
+
+def details(run, width):
+    share = run.last_step / run.train_iters if run.train_iters else 0.0
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(1.0, share, width=max(10, min(60, width - 10))), f"{100 * share:.1f}%")
+    lines = [f"{run.start.get('device', '?')}  {run.start.get('program', '')}", bar,
+             speed_line(run)]
+    if run.evals:
+        best = min(run.evals, key=lambda step: metrics.number(run.evals[step], "valid_loss"))
+        lines.append(f"validation {fixed(valid_of(run))} after step {max(run.evals):,}, best "
+                     f"{fixed(metrics.number(run.evals[best], 'valid_loss'))} after {best:,}")
+    return lines + saturation_lines(run)
+
+
+def frame(runs, width, height, braille=True):
+    parts = [table(runs)]
+    if len(runs) == 1 and runs[0].starts:
+        parts += details(runs[0], width)
+    bad = sum(run.bad_lines for run in runs)
+    if bad:
+        parts.append(f"{bad} line{'s' if bad > 1 else ''} of metrics.jsonl could not be read")
+    room = height - len(runs) - len(parts) - 1
+    if all(run.steps for run in runs) and room >= 6:
+        parts += ["", chart(runs, width, min(room, 24), braille)]
+    return Group(*(Text(part, no_wrap=True, overflow="ellipsis") if isinstance(part, str) else part
+                   for part in parts))
+
+
+# ---- the program -------------------------------------------------------------------------------
 
 
 def parse():
@@ -72,8 +206,8 @@ def log_line(run, record):
     if record["kind"] == "end":
         return f"{run.name} | {step} | {run.state} | {run.skipped} skipped"
     return (f"{run.name} | {step} | loss {fixed(run.recent('loss'))} | valid "
-            f"{fixed(terminal.valid_of(run))} | {counted(run.recent('tokens_per_s'))} tok/s | "
-            f"{duration(terminal.seconds_left(run))} left")
+            f"{fixed(valid_of(run))} | {counted(run.recent('tokens_per_s'))} tok/s | "
+            f"{duration(seconds_left(run))} left")
 
 
 def follow(runs, boards, interval, show):
@@ -90,16 +224,16 @@ def watch(options, runs, boards):
                       width=None if sys.stdout.isatty() else 120)
     braille = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
 
-    def frame(height):
-        return terminal.frame(runs, min(console.width, 160), height, braille)
+    def shown(height):
+        return frame(runs, min(console.width, 160), height, braille)
 
     if options.once:
         look(runs, boards)
-        console.print(frame(30))
+        console.print(shown(30))
     elif sys.stdout.isatty():
         with Live(screen=True, auto_refresh=False, console=console) as live:
             follow(runs, boards, options.interval,
-                   lambda _: live.update(frame(console.height), refresh=True))
+                   lambda _: live.update(shown(console.height), refresh=True))
     else:
         follow(runs, boards, options.interval, lambda notable: [
             print(log_line(*item), flush=True) for item in notable])

@@ -26,15 +26,16 @@ import functools
 import glob
 import itertools
 import json
+import math
 import os
 import re
+import shlex
 import statistics
 import subprocess
 
-from . import recipe_costs, text
+from . import estimate, text
 from .command_line import Parser
 from .environment import ROOT, die, trainer
-from .estimate import json_lines
 from .text import shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
@@ -71,7 +72,7 @@ def read(path):
 
 def read_records(path):
     records = [{"arguments": ""} | record
-               for record in json_lines(path, NEEDED[os.path.basename(path)])]
+               for record in estimate.json_lines(path, NEEDED[os.path.basename(path)])]
     if not records:
         die(f"{path}: no records; make bench")
     return records
@@ -427,6 +428,52 @@ def figure(records):
     return style.draw_svg(draw_figure, (9.6, 6.8 if records.race else 3.7), records)
 
 
+# ---- what the recipes cost ----------------------------------------------------------------------
+
+
+def command_of(path):
+    """The options that a recipe hands to the trainer on eight GPUs."""
+    words_of = {**os.environ, "DRY": "1", "GPUS": "8", "PRECISION": "bf16", "SMOKE": "0",
+                "LAUNCH": "slurm", # without --gpus
+                "DATA": "none"}    # whose vocabulary is not the data set's
+    done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
+    words = shlex.split(done.stdout)
+    program = [place for place, word in enumerate(words) if word.endswith("/train_gptcu")]
+    if done.returncode != 0 or not program:
+        die(f"{path}: prints no command with DRY=1: {done.stderr.strip()[:100]}")
+    return words[program[0] + 1:]
+
+
+def hours_of(records, precision, gpus, flops, tokens):
+    measured = estimate.speed(records, precision, gpus, flops)
+    if measured is None:
+        return ""
+    hours = tokens * flops / (measured[0] * 1e12 * gpus) / 3600
+    exact = re.fullmatch(r"\S+ measured \S+", measured[1])
+    return f"{gpus} GPU{'s' if gpus > 1 else ''} {'' if exact else '~'}{estimate.duration(hours)}"
+
+
+def recipe_costs(path, page, bench):
+    """The lines at the top of a recipe, and it with them, after the last line of its comment. FLOPs
+    are the trainer's own count; hours follow from the newest records of make bench."""
+    plan = estimate.planned(command_of(os.path.abspath(path)))
+    records, (_, flops) = estimate.read_records(bench), estimate.size_of(plan)
+    tokens = math.prod(int(re.search(rf"--{name} (\d+)", plan)[1])
+                       for name in ("train-iters", "global-batch-size", "seq-length"))
+    lines = [f"{tokens / 1e9:.1f} billion tokens, {tokens * flops:.2e} FLOPs"]
+    for precision in ("bf16", "fp8"):
+        hours = [hours_of(records, precision, gpus, flops, tokens) for gpus in (1, 8)]
+        lines += [f"{precision.upper()}: {', '.join(hours)}"] if all(hours) else []
+    machines = ", ".join(sorted({record["machine"]["gpu"] for record in records}))
+    lines.append(f"on {machines}, by test/results/bench.jsonl; ~: by other models or counts of GPUs"
+                 if len(lines) > 1 else
+                 "no speed is recorded yet: make bench, then scripts/results")
+    made = "".join(f"# cost: {line}\n" for line in lines)
+    bare = re.sub(r"(?m)^# cost:.*\n", "", page)
+    head = re.match(r"(#.*\n)+?(?=# shellcheck|[^#])", bare).end()
+    return made, bare[:head] + made + bare[head:]
+
+
 # ---- pages --------------------------------------------------------------------------------------
 
 
@@ -469,8 +516,7 @@ def fresh(path, page, records):
     if path.endswith(".svg"):
         return (figure(records),) * 2
     if path.endswith(".sh"):
-        lines = recipe_costs.lines_of(path, records.path)
-        return lines, recipe_costs.with_lines(page, lines)
+        return recipe_costs(path, page, records.path)
     found = [name for name in BLOCKS if f"<!-- {name} -->" in page]
     if not found:
         die(f"{path}: has none of " + ", ".join(f"<!-- {name} -->" for name in BLOCKS))
