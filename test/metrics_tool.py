@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads a metrics.jsonl as train/metrics.h specifies it, and prints the steps and evaluations that
+"""Reads a metrics.jsonl as train/metrics.c specifies it, and prints the steps and evaluations that
 hold, without their timing: two runs that did the same print the same. Exits with 1 at the first
 line that is not as specified.
 

@@ -1,10 +1,19 @@
-#include "metrics.h"
+// metrics.jsonl: one JSON object a line, flushed as it is written, appended to when a run resumes.
+//
+// Their "kind": "run" (first, and again at every resume: time, options, versions, device, the
+// precision of each linear layer, the step it starts from), "step" (every optimizer step), "eval",
+// "choices" (a multiple-choice set scored), "save", "fp8" (--fp8-stats-interval: what each tensor
+// lost), "profile", "end". After a resume at step N, earlier records of steps beyond N are void. A
+// line that a crash cut off is removed. A number that is NaN or infinite is null, and the record
+// has "nonfinite": true.
+#include "run.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void metrics_close(Metrics *m) {
@@ -58,7 +67,28 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
     cJSON_AddStringToObject(r, name, value);
 }
 
-void metrics_options(MetricsRecord *r, const Options *options) {
+void metrics_end(Metrics *m, MetricsRecord *r) {
+    char *line = m->file != NULL ? cJSON_PrintUnformatted(r) : NULL;
+    cJSON_Delete(r);
+    if (line == NULL) { return; }
+    bool ok = fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0;
+    cJSON_free(line);
+    if (!ok) { // a full disk may have room again later: until then, records are left out
+        char path[PATH_LENGTH];
+        if (!m->failing) {
+            warn("%s: could not be written: %s; records are missing from here on until it can",
+                 m->path, strerror(errno));
+        }
+        path_format(path, "%s", m->path);
+        metrics_close(m);
+        metrics_open(m, path, NULL);
+    }
+    m->failing = !ok;
+}
+
+// ---- records with tables ------------------------------------------------------------------------
+
+static void add_options(MetricsRecord *r, const Options *options) {
     cJSON_AddItemToObject(r, "options", options_json(options));
     cJSON *json = cJSON_AddObjectToObject(r, "effects");
     for (int i = 0; i < option_table_count; i++) {
@@ -66,7 +96,8 @@ void metrics_options(MetricsRecord *r, const Options *options) {
     }
 }
 
-void metrics_precision(MetricsRecord *r, const Precision *precision) {
+// "linear_layers": the rows of the precision table.
+static void add_precision(MetricsRecord *r, const Precision *precision) {
     PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
     int count = precision_rows(precision, rows);
     cJSON *layers = cJSON_AddArrayToObject(r, "linear_layers");
@@ -89,33 +120,39 @@ void metrics_precision(MetricsRecord *r, const Precision *precision) {
     free(rows);
 }
 
-void metrics_fp8_counts(MetricsRecord *r, const Precision *p, const Fp8Counts *counts) {
+void run_record_start(Run *run) {
+    MetricsRecord *r = metrics_begin("run");
+    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
+    metrics_text(r, "device", run->device);
+    metrics_number(r, "time", (double)time(NULL));
+    metrics_text(r, "precision", precision_name(&run->precision));
+    metrics_number(r, "parameters", (double)run->layout.num_parameters);
+    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
+    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
+    if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
+    if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
+    metrics_number(r, "ranks", run->ranks);
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_number(r, "data_sequences", (double)run->train_data.windows);
+    if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
+    add_precision(r, &run->precision);
+    add_options(r, &run->options);
+    metrics_end(&run->metrics, r);
+}
+
+// "tensors": {"blocks.0.qkv.x": {"elements", "saturated", "vanished"}, ...}, of the FP8 tensors.
+void run_report_fp8(Run *run, const Fp8Counts *counts) {
+    MetricsRecord *r = metrics_begin("fp8");
+    metrics_number(r, "step", (double)run->progress.step);
     MetricsRecord *tensors = cJSON_AddObjectToObject(r, "tensors");
-    for (int i = 0; i < fp8_slot_count(p->config); i++) {
+    for (int i = 0; i < fp8_slot_count(&run->config); i++) {
         char name[64];
         if (counts[i].elements == 0) { continue; }
-        MetricsRecord *tensor = cJSON_AddObjectToObject(tensors, fp8_slot_name(p->config, i, name));
+        MetricsRecord *tensor = cJSON_AddObjectToObject(tensors,
+                                                        fp8_slot_name(&run->config, i, name));
         metrics_number(tensor, "elements", (double)counts[i].elements);
         metrics_number(tensor, "saturated", (double)counts[i].saturated);
         metrics_number(tensor, "vanished", (double)counts[i].vanished);
     }
-}
-
-void metrics_end(Metrics *m, MetricsRecord *r) {
-    char *line = m->file != NULL ? cJSON_PrintUnformatted(r) : NULL;
-    cJSON_Delete(r);
-    if (line == NULL) { return; }
-    bool ok = fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0;
-    cJSON_free(line);
-    if (!ok) { // a full disk may have room again later: until then, records are left out
-        char path[PATH_LENGTH];
-        if (!m->failing) {
-            warn("%s: could not be written: %s; records are missing from here on until it can",
-                 m->path, strerror(errno));
-        }
-        path_format(path, "%s", m->path);
-        metrics_close(m);
-        metrics_open(m, path, NULL);
-    }
-    m->failing = !ok;
+    metrics_end(&run->metrics, r);
 }

@@ -260,26 +260,6 @@ static bool save_config(const Options *o, Error *err) {
     return ok;
 }
 
-static void record_start(Run *run) {
-    MetricsRecord *r = metrics_begin("run");
-    metrics_text(r, "program", "llm8.c " LLM8_VERSION);
-    metrics_text(r, "device", run->device);
-    metrics_number(r, "time", (double)time(NULL));
-    metrics_text(r, "precision", precision_name(&run->precision));
-    metrics_number(r, "parameters", (double)run->layout.num_parameters);
-    metrics_number(r, "flops_per_token", flops_per_token(&run->config));
-    metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
-    if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
-    if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
-    metrics_number(r, "ranks", run->ranks);
-    metrics_number(r, "step", (double)run->progress.step);
-    metrics_number(r, "data_sequences", (double)run->train_data.windows);
-    if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
-    metrics_precision(r, &run->precision);
-    metrics_options(r, &run->options);
-    metrics_end(&run->metrics, r);
-}
-
 // config.txt and the record of the start are written once it is certain that the run can start:
 // before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
@@ -291,7 +271,7 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     if (!restored && run->options.load[0] != '\0') {
         printf("starting from the weights of %s\n", run->options.load);
     }
-    record_start(run);
+    run_record_start(run);
     return restored;
 }
 
@@ -520,13 +500,6 @@ bool run_counts_fp8(const Run *run, int64_t step) {
     return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
 }
 
-void run_report_fp8(Run *run, const Fp8Counts *counts) {
-    MetricsRecord *r = metrics_begin("fp8");
-    metrics_number(r, "step", (double)run->progress.step);
-    metrics_fp8_counts(r, &run->precision, counts);
-    metrics_end(&run->metrics, r);
-}
-
 void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
@@ -569,7 +542,7 @@ static bool make_folder_anew(Run *run) {
     if (o->metrics[0] != '\0') { return true; }
     metrics_close(&run->metrics);
     if (!open_metrics(run, &err)) { warn("%s", err.text); }
-    record_start(run);
+    run_record_start(run);
     return true;
 }
 

@@ -7,11 +7,18 @@
 #include "../dataloader/loader.h"
 #include "../dataloader/tokenizer.h"
 #include "../ranks/group.h"
-#include "metrics.h"
 
 #include <math.h>
+#include <stdio.h>
 
 BEGIN_C
+
+// metrics.jsonl (metrics.c)
+typedef struct {
+    FILE *file;   // NULL: nothing is written
+    bool failing; // the last record could not be written
+    char path[PATH_LENGTH];
+} Metrics;
 
 typedef struct {
     Options options;
@@ -161,6 +168,19 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss);
 // Starts the save and records it. The trainer sets what it saves; the rest is filled in here. True:
 // the folder has been made anew, without the files that a trainer keeps there besides.
 bool run_save(Run *run, const Snapshot *snapshot);
+
+// ---- metrics (metrics.c) ------------------------------------------------------------------------
+
+bool metrics_open(Metrics *m, const char *path, Error *err);
+void metrics_close(Metrics *m);
+
+// A record: begin, add fields, end, which writes the line.
+typedef struct cJSON MetricsRecord;
+MetricsRecord *metrics_begin(const char *kind);
+void metrics_number(MetricsRecord *r, const char *name, double value);
+void metrics_text(MetricsRecord *r, const char *name, const char *value);
+void metrics_end(Metrics *m, MetricsRecord *r);
+void run_record_start(Run *run);
 
 // ---- multiple choice (choices.c) ----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl, read while it is being written. train/metrics.h says what the trainers write.
+"""metrics.jsonl, read while it is being written. train/metrics.c says what the trainers write.
 
 A Run holds the records that hold: after a resume at step N, what came after N is forgotten, and the
 steps done again take its place. The file may end in a torn line (a run in progress, or a killed
@@ -6,7 +6,7 @@ one): it is left until it is whole. Lines that are not records are counted and p
 
 A log of llm.c's trainer will do as well (llm_c.py).
 
-Besides the records of metrics.h a "fp8" record may hold {"step", "tensors": {name: {"elements",
+Besides the records of metrics.c a "fp8" record may hold {"step", "tensors": {name: {"elements",
 "saturated", "vanished"}}}: counts over one step.
 """
 
