@@ -177,18 +177,22 @@ static bool publish(const Snapshot *s, const char *fresh, Error *err) {
            link_replace(path_format(link, "%s/latest", save), name, err);
 }
 
-// Deletes all but the newest --keep checkpoints, `best` and the proven one, up to this step.
+// Deletes all but the newest --keep checkpoints, `best` and the proven one (or the one before,
+// where that could not be saved), up to this step.
 static void prune(const Snapshot *s) {
     const char *save = s->options->save;
     Error err;
     int64_t *steps, best = checkpoint_linked(save, "best");
     int count = checkpoint_steps(save, &steps, &err), keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
+    bool proven = false; // one of the steps so far is
     if (count < 0) { warn("older checkpoints could not be deleted: %s", err.text); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
+        bool good = !proven && steps[i] <= s->progress.proven;
+        proven = proven || good;
         if (steps[i] > s->progress.step || steps[i] == best) { continue; }
-        if (kept++ < keep || steps[i] == s->progress.proven) { continue; }
+        if (kept++ < keep || good) { continue; }
         // renamed first, so that an interrupted deletion does not look like a damaged checkpoint
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
         if (rename(path, doomed) == 0) {

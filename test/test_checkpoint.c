@@ -271,6 +271,22 @@ TEST(newest_and_best_are_kept) {
     CHECK_TEXT(shown(), "11 14 15 16 17 18 19 20 latest 15, best 11");
 }
 
+// What then gave a usual loss is kept; where that save has failed, the one before it.
+TEST(the_last_good_one_is_kept) {
+    CLOSED(fixture_close) Fixture f;
+    folder_remove("s", NULL);
+    fixture_open(&f, SAVED "--keep 3");
+    for (int step = 1; step <= 5; step++) {
+        if (step == 4) {
+            CHECK(folder_remove("s/step_00000003", NULL));
+            f.options.keep = 1;
+            f.snapshot.progress.proven = 3;
+        }
+        CHECK(fixture_save(&f, step, NULL));
+    }
+    CHECK_TEXT(shown(), "2 5 latest 5, best -1");
+}
+
 // Saving a step again replaces it.
 TEST(steps_are_overwritten) {
     CLOSED(fixture_close) Fixture f;

@@ -42,6 +42,15 @@ test_signals_save_and_say_so() {
     done
 }
 
+# What saves nothing has nothing to end first.
+test_signals_end_samples_at_once() {
+    start stop.log "$root/train_gpt" "${common[@]}" --sample-only --sample-length 1000000
+    wait_until grep -q '^sample after' stop.log
+    kill -TERM "$started"
+    await_end "$started"
+    [[ $status -eq 143 ]] || fail "exit status $status"
+}
+
 # A terminal's end reaches scripts/restart.sh alone, whose run is a process group of its own.
 test_a_hangup_reaches_a_restarted_run() {
     local status signals=(--default-signal=HUP "$root/scripts/restart.sh")

@@ -191,7 +191,7 @@ void run_start(Run *run, const char *device) {
     run_open_data(run);
     open_save_folder(run);
     check_shared_folder(run);
-    catch_signals();
+    if (options_train(o)) { catch_signals(); } // else there is nothing to save
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
     if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
