@@ -248,7 +248,7 @@ static void trainer_open(Trainer *t, const Options *options) {
     NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
     if (!run_configure(&t->run, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
-    options_note_gpu_only(options);
+    options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
     plan_state(t);
     plan_activations(t);

@@ -184,6 +184,7 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
+    options_note_idle(options, true);
     check_memory(t, support);
     support_check_shapes(&t->run.config);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,

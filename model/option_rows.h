@@ -1,7 +1,8 @@
 // Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
 // Included twice: options.h makes the fields of Options from it, option_table.c the table. A row is
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
-// with an OptionEffect at its end where another value changes something else than the results.
+// with an OptionEffect at its end where another value changes something else than the results, and
+// NEEDS("another") where it has no effect while that option is at its default.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",
@@ -37,13 +38,16 @@ REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "added to the variance in Layer
 REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)")
 CHOICE("rope-scaling", rope_scaling, "none", "none|linear|llama3",
     "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does")
-REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6, "how many times longer")
+REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6, "how many times longer",
+    NEEDS("rope-scaling"))
 REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 0, 1e6,
-    "llama3: frequencies with fewer turns over the original length are scaled fully")
+    "llama3: frequencies with fewer turns over the original length are scaled fully",
+    NEEDS("rope-scaling"))
 REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 0, 1e6,
-    "llama3: frequencies with more turns over the original length stay as they are")
+    "llama3: frequencies with more turns over the original length stay as they are",
+    NEEDS("rope-scaling"))
 INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
-    "llama3: the sequence length before scaling")
+    "llama3: the sequence length before scaling", NEEDS("rope-scaling"))
 REAL("init-method-std", init_method_std, "0.02", 0, 10,
     "standard deviation of the initial weights", START)
 REAL("logit-softcap", logit_softcap, "0", 0, 1e6,
@@ -93,10 +97,11 @@ REAL("weight-decay", weight_decay, "0.1", 0, 100, "decoupled, on matrices only")
 REAL("adam-beta1", adam_beta1, "0.9", 0, 0.999999, "AdamW's first-moment decay")
 REAL("adam-beta2", adam_beta2, "0.95", 0, 0.999999, "AdamW's second-moment decay")
 REAL("adam-eps", adam_eps, "1e-8", 1e-30, 1, "added to the root of the second moment")
-REAL("muon-momentum", muon_momentum, "0.95", 0, 0.999999, "Muon's, with Nesterov's look-ahead")
+REAL("muon-momentum", muon_momentum, "0.95", 0, 0.999999, "Muon's, with Nesterov's look-ahead",
+    NEEDS("optimizer"))
 REAL("muon-extra-scale-factor", muon_extra_scale_factor, "0.2", 0, 1000,
     "root mean square of Muon's update at a learning rate of 1; 0.2 is about AdamW's, so that one "
-    "--lr serves both")
+    "--lr serves both", NEEDS("optimizer"))
 REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 
 #undef GROUP
@@ -107,32 +112,35 @@ CHOICE("fp8-format", fp8_format, "none", "none|hybrid|e4m3|e5m2",
     "operands of the blocks' linear layers in FP8 (docs/fp8.md)", PRECISION)
 CHOICE("fp8-recipe", fp8_recipe, "delayed", "delayed|tensorwise|blockwise",
     "scales from the amax history of earlier steps, from each tensor itself, or from each block of "
-    "128 values of it (of a weight, 128 x 128)", PRECISION)
+    "128 values of it (of a weight, 128 x 128)", PRECISION, NEEDS("fp8-format"))
 INT("fp8-margin", fp8_margin, "0", -32, 32,
-    "delayed: leave 2^N of headroom in the scale", PRECISION)
+    "delayed: leave 2^N of headroom in the scale", PRECISION, NEEDS("fp8-format"))
 INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
     "delayed: further headroom for E5M2: gradients may grow 2^N-fold from one step to the next",
-    PRECISION)
+    PRECISION, NEEDS("fp8-format"))
 INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536,
-    "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent", PRECISION)
+    "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent", PRECISION,
+    NEEDS("fp8-format"))
 FLAG("fp8-blockwise-fp32-scales", fp8_blockwise_fp32_scales, "false",
-    "blockwise: scales need not be powers of two", PRECISION)
+    "blockwise: scales need not be powers of two", PRECISION, NEEDS("fp8-format"))
 FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
-    "keep the first and last blocks in BF16", PRECISION)
+    "keep the first and last blocks in BF16", PRECISION, NEEDS("fp8-format"))
 INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,
-    "how many first, with --first-last-layers-bf16", PRECISION)
+    "how many first, with --first-last-layers-bf16", PRECISION, NEEDS("first-last-layers-bf16"))
 INT("num-layers-at-end-in-bf16", num_layers_at_end_in_bf16, "1", 0, 4096,
-    "how many last, with --first-last-layers-bf16", PRECISION)
-FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too", PRECISION)
-FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too", PRECISION)
+    "how many last, with --first-last-layers-bf16", PRECISION, NEEDS("first-last-layers-bf16"))
+FLAG("fp8-lm-head", fp8_lm_head, "false", "the LM head in FP8 too", PRECISION, NEEDS("fp8-format"))
+FLAG("fp8-wgrad", fp8_wgrad, "true", "the weight gradients' products in FP8 too", PRECISION,
+    NEEDS("fp8-format"))
 CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, "forward", "none|forward|all",
-    "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)", PRECISION)
+    "FP8 products that keep partial sums in the tensor cores' narrower registers (GPU)", PRECISION,
+    NEEDS("fp8-format"))
 FLAG("fp8-required", fp8_required, "false",
     "refuse to run where FP8 is requested and the device has none, instead of using BF16",
-    PRECISION)
+    PRECISION, NEEDS("fp8-format"))
 LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX,
     "steps between counts, in metrics.jsonl, of each tensor's values that saturated or vanished "
-    "(underflowed); 0: none", NOTHING)
+    "(underflowed); 0: none", NOTHING, NEEDS("fp8-format"))
 
 #undef GROUP
 #define GROUP "Evaluation and sampling"

@@ -17,6 +17,7 @@
     ROW(name, OPTION_STRING, field, fallback, 0, 0, placeholder, __VA_ARGS__)
 #define CHOICE(name, field, fallback, choices, ...) \
     ROW(name, OPTION_CHOICE, field, fallback, 0, 0, choices, __VA_ARGS__)
+#define NEEDS(option) .needs = option
 #define SHAPE EFFECT_SHAPE
 #define START EFFECT_START
 #define DATA EFFECT_DATA

@@ -75,13 +75,17 @@ void options_write_config(const Options *options, FILE *out) {
     }
 }
 
-void options_note_gpu_only(const Options *options) {
+void options_note_idle(const Options *options, bool gpu) {
     char value[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
-        const OptionRow *row = &option_table[i];
-        bool gpu_only = strstr(row->group, "GPU") != NULL;
-        if (gpu_only && strcmp(option_text(options, row, value), row->fallback) != 0) {
+        const OptionRow *row = &option_table[i], *needed = row;
+        bool given = options->source[i] >= SOURCE_CONFIG &&
+                     strcmp(option_text(options, row, value), row->fallback) != 0;
+        if (row->needs != NULL) { needed = option_row(row->needs); }
+        if (given && !gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
+        } else if (given && strcmp(option_text(options, needed, value), needed->fallback) == 0) {
+            printf("  note: --%s has no effect without --%s\n", row->name, needed->name);
         }
     }
 }

@@ -90,6 +90,7 @@ typedef struct {
     const char *group;    // heading in --help
     const char *help;
     OptionEffect effect;
+    const char *needs; // the option without which it has no effect; NULL: none
 } OptionRow;
 
 typedef struct {
@@ -165,8 +166,9 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
 // An object of all their texts.
 struct cJSON *options_json(const Options *options);
 
-// Names the options on the command line or in the file that have no effect without a GPU.
-void options_note_gpu_only(const Options *options);
+// Names the options on the command line or in the file that have no effect, without a GPU or
+// without another option.
+void options_note_idle(const Options *options, bool gpu);
 
 void options_print(const Options *options, FILE *out); // the echo, as options, by group
 

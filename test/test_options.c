@@ -45,6 +45,7 @@ TEST(every_row_is_well_formed) {
             CHECK(strcmp(row->name, option_table[j].name) != 0);
             CHECK(row->offset != option_table[j].offset);
         }
+        CHECK(row->needs == NULL || option_row(row->needs) != NULL);
     }
 }
 

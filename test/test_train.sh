@@ -291,6 +291,24 @@ test_schedules_that_do_not_fit_are_said() {
     schedule_says '' --lr-warmup-iters 12
 }
 
+test_options_without_effect_are_said() {
+    local run=(train_gpt --model llama-tiny "${common[@]}" --train-iters 1)
+    expect_said 0 'note: --fp8-lm-head has no effect without --fp8-format' "${run[@]}" --fp8-lm-head
+    has log 'note: --fp8-recipe has no effect' && fail "what was not given is said"
+    expect_said 0 'note: --rope-scaling-factor has no effect without --rope-scaling' "${run[@]}" \
+        --rope-scaling-factor 4 --recompute block --no-fp8-lm-head
+    has log 'note: --recompute is for the GPU trainer; it has no effect here' || fail "$(cat log)"
+    [[ $(grep -c '  note: ' log) -eq 2 ]] || fail "$(cat log)"
+    expect_status 0 "${run[@]}" --fp8-lm-head --fp8-format hybrid --fp8-recipe tensorwise
+    ! has log 'no effect' || fail "$(cat log)"
+}
+
+# Samples and evaluations read no batch of the training data.
+test_answers_need_no_whole_batch() {
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --sample-only --sample-length 2 \
+        --global-batch-size 100000
+}
+
 test_plan_allocates_nothing() {
     (
         ulimit -v 1000000 # KiB

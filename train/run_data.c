@@ -17,7 +17,7 @@ static void open_train_data(Run *run) {
     if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size, &err)) {
         die("--data %s", err.text);
     }
-    if (run->train_data.windows < o->global_batch_size) {
+    if (options_train(o) && run->train_data.windows < o->global_batch_size) {
         die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
             "more data or a smaller batch",
             o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
