@@ -373,7 +373,8 @@ static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bo
 
 // ---- running ------------------------------------------------------------------------------------
 
-enum { OWN_ALIGN = 256 };
+// Before cuDNN 9.6 its engine adds to what is in the accumulator of dQ; newer ones zero it.
+enum { OWN_ALIGN = 256, ZEROES_DQ_SUM = 90600 };
 
 static size_t sum_bytes(const AttentionShape *s, Piece p) {
     int64_t rows = (int64_t)p.sequences * p.groups * (s->H / s->G) * s->T;
@@ -475,6 +476,9 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             Error why;
             if (!plan->usable) { die("%s", plan->why_not.text); }
             if (!fits(gpu, (size_t)(rest - sum) + plan->workspace, &why)) { die("%s", why.text); }
+            if (cudnnGetVersion() < ZEROES_DQ_SUM) {
+                CUDA_CHECK(cudaMemsetAsync(dq_sum, 0, (size_t)(rest - dq_sum), gpu->stream));
+            }
             int64_t first = (int64_t)b * s.T, h = g * heads, q = first * row + h * D;
             int64_t k = first * row + (s.H + g) * D, v = k + s.G * D;
             int64_t result = (first * s.H + h) * D, statistic = ((int64_t)b * s.H + h) * s.T;

@@ -128,6 +128,7 @@ static void check_attention(AttentionShape s, bool plain) {
     for (int repeat = 0; repeat < 2; repeat++) {
         Floats first = repeat ? get_floats(dqkv) : Floats();
         dqkv.poison();
+        CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
         if (plain) {
             attention_plain_backward(dqkv.data, c.dout.device.data, out.data, lse.data,
                                      c.qkv.device.data, s.B, s.T, s.H, s.G, s.D, gpu.stream);
