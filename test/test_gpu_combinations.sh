@@ -134,7 +134,7 @@ are_the_cpus() {
     fi
 }
 
-first=${FIRST:-1}
+first=${FIRST:-15} # of these GPT-2 and Llama, one rank and two, three recipes
 for ((seed = first; seed < first + ${COMBINATIONS:-3}; seed++)); do
     draw $seed
     echo "$seed: LLM8_TEST_HEAD_ROWS=$LLM8_TEST_HEAD_ROWS FAULT=$FAULT $options"
