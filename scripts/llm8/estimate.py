@@ -2,6 +2,7 @@
 GPU trainer's, speed from the recorded benchmarks. What scripts/estimate does; it needs no packages.
 """
 
+import collections
 import json
 import math
 import os
@@ -38,6 +39,8 @@ def parser():
     p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
                    help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
     p.add_argument("--price", type=float, default=0, metavar="X", help="of a GPU for an hour")
+    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as the records name it "
+                   "[the one that has the most]")
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     return p
@@ -117,11 +120,19 @@ def json_lines(path, needed):
             yield record
 
 
-def read_records(path):
-    """Those of plain training."""
+def gpus_of_records(records):
+    """The kinds of GPU, the one with the most records first."""
+    return [gpu for gpu, _ in collections.Counter(r["machine"]["gpu"] for r in records).most_common()]
+
+
+def read_records(path, device=""):
+    """Those of plain training on one kind of GPU: whose name the device's has in it, or which has
+    the most."""
     if not os.path.exists(path):
         return []
     records = [record for record in json_lines(path, KEYS) if not record.get("arguments")]
+    kinds = [gpu for gpu in gpus_of_records(records) if not device or gpu in device]
+    records = [record for record in records if record["machine"]["gpu"] in kinds[:1]]
     for record in records:
         record["flops_per_token"] = record["tflops"] * 1e12 * record["gpus"] / \
             record["tokens_per_s"]
@@ -228,7 +239,7 @@ def main():
     o, options = parser().parse_known_args()
     tokens = count_of(o.tokens, "--tokens")
     gpus, precisions = gpus_of(o.gpus), precisions_of(o.precision)
-    records = read_records(o.bench)
+    records = read_records(o.bench, o.device)
     size = size_of(planned(options))
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
     print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
@@ -243,7 +254,6 @@ def main():
             cost = f"{hours * o.price:>11,.0f}" if o.price else ""
             print(form.format(*cells) + cost + "  " + source)
             notes += [note] if note and note not in notes else []
-    machines = sorted({record["machine"]["gpu"] for record in records})
-    if machines:
-        notes.insert(0, f"speeds are those of {', '.join(machines)} in {o.bench}")
+    if records:
+        notes.insert(0, f"speeds are those of {records[0]['machine']['gpu']} in {o.bench}")
     print("".join(f"\n{note}" for note in notes))

@@ -13,9 +13,9 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
   fp8_*/report.json  BF16 and FP8 side by side, by scripts/compare
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
-The front page shows one commit on one card: the newest that has GPT-2 124M and Llama 1B in every
-precision, and what it has of the other models; beside them the newest record of each other program,
-and whether it was timed in the same call. Of the other records the newest of each kind is in
+The front page shows, of each kind of GPU, one commit on one card: the newest that has GPT-2 124M and
+Llama 1B in every precision, and what it has of the other models; beside them the newest record of
+each other program, and whether it was timed in the same call. Of the other records the newest of each kind is in
 docs/benchmarks.md, beside those of its commit that it is compared with.
 --check changes nothing, and fails where a page is not what the records say; --print shows what is
 generated of the pages, and changes nothing either.
@@ -55,7 +55,8 @@ BF16, FP8, FP8_HEAD = (("bf16", None, "bf16"), ("fp8", "delayed", "bf16"),
                        ("fp8", "delayed", "fp8"))
 FRONT = {BF16: "BF16", FP8: "FP8", FP8_HEAD: "FP8, FP8 head"}
 VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
-            "head": "FP8 delayed, FP8 head", "firstlast": "FP8 delayed, first and last block BF16"}
+            "head": "FP8 delayed, FP8 head", "blockhead": "FP8 blockwise, FP8 head",
+            "firstlast": "FP8 delayed, first and last block BF16"}
 
 RACE = "race" # the folder of its report; the variants' names there, and how they are drawn
 RACERS = {"llm.c": ("llm.c BF16", "other", "-"), "bf16": ("AdamW BF16", "bf16", "-"),
@@ -113,26 +114,33 @@ class Records:
         path = os.path.join(self.folder, RACE, "report.json")
         return read_report(path) if os.path.exists(path) else None
 
-    def front(self):
+    @functools.cached_property
+    def fronts(self):
+        """front() of each kind of GPU that has one, that with the most records first."""
+        fronts = filter(None, map(self.front, estimate.gpus_of_records(self.bench)))
+        return list(fronts) or die(f"{self.path}: no commit has all of {' and '.join(LEAST)} in "
+                                   "BF16, FP8 and FP8 with an FP8 head; make bench")
+
+    def front(self, gpu):
         """{model: {precision: record}} of the newest commit that has LEAST, and the newest of each
-        peer on such a card: where is "" for the same call."""
+        peer on such a card: where is "" for the same call. None: no commit has."""
         found = {}
         for record in sorted(self.bench, key=lambda r: r["date"]):
             kind = tuple(record[name] for name in ("precision", "recipe", "lm_head"))
-            if kind in FRONT and record["gpus"] == 1 and not record["arguments"]:
-                card = found.setdefault((record["commit"], record["machine"]["gpu"]), {})
-                card.setdefault(record["model"], {})[kind] = record
+            here = record["machine"]["gpu"] == gpu and record["gpus"] == 1
+            if here and kind in FRONT and not record["arguments"]:
+                rows = found.setdefault(record["commit"], {})
+                rows.setdefault(record["model"], {})[kind] = record
         whole = [rows for rows in found.values()
                  if all(set(rows.get(model, ())) == set(FRONT) for model in LEAST)]
         if not whole:
-            die(f"{self.path}: no commit has all of {' and '.join(LEAST)} in BF16, FP8 and FP8 "
-                "with an FP8 head; make bench")
+            return None
         newest = max(whole, key=lambda rows: rows["gpt2-124m"][BF16]["date"])
         newest = {model: {kind: newest[model][kind] for kind in FRONT if kind in newest[model]}
                   for model in MODELS if model in newest}
         record, peers = newest["gpt2-124m"][BF16], {}
         for peer in sorted(self.all_peers, key=lambda r: r["date"]):
-            if peer["machine"]["gpu"] == record["machine"]["gpu"]:
+            if peer["machine"]["gpu"] == gpu:
                 apart = "" if peer["commit"] == record["commit"] else ", another card"
                 peers[peer["program"], peer["precision"], peer["model"]] = peer | {"where": apart}
         return newest, list(peers.values())
@@ -204,7 +212,7 @@ def sources(rows):
 
 
 def number(records):
-    rows, peers = records.front()
+    rows, peers = records.fronts[0]
     one = rows["gpt2-124m"]
     times = one[FP8_HEAD]["tokens_per_s"] / one[BF16]["tokens_per_s"]
     said = (f"**GPT-2 124M trains at {one[FP8_HEAD]['tokens_per_s']:,.0f} tokens/s on one "
@@ -252,9 +260,9 @@ def race(records):
             f"report](../test/results/{RACE}/report.md).\n")
 
 
-def front_rows(records):
+def front_rows(front):
     """(model, program, record, colour) of the front page, peers first; no peer has TFLOP/s."""
-    ours, peers = records.front()
+    ours, peers = front
     return [row for model, own in ours.items() for row in (
         *((model, f"{peer['program']} {peer['precision']}{peer['where']}", peer, "other")
           for peer in peers if peer["model"] == model),
@@ -262,8 +270,15 @@ def front_rows(records):
 
 
 def results(records):
+    peak = next(r["tflops"] / r["mfu"] for rows in records.fronts[0][0].values()
+                for r in rows.values())
+    return ("\n".join(map(front_table, records.fronts))
+            + f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
+
+
+def front_table(front):
     lines, ours = [], []
-    for model, program, record, _ in front_rows(records):
+    for model, program, record, _ in front_rows(front):
         cells = ["-", "-", "-"]
         if "tflops" in record:
             ours.append(record)
@@ -272,9 +287,7 @@ def results(records):
         lines.append([f"{MODELS[model]}, {batch_of(record)}", program,
                       f"{record['tokens_per_s']:,.0f}", *cells])
     head = ("model, batch", "program", "tokens/s", "TFLOP/s", "MFU", "memory")
-    peak = ours[0]["tflops"] / ours[0]["mfu"]
-    return (table(head, lines, (0, 1)) + sources(ours)
-            + f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
+    return table(head, lines, (0, 1)) + sources(ours)
 
 
 def fp8(records):
@@ -297,8 +310,8 @@ def said_of(report):
 
 
 def kind_of(record):
-    return tuple(record[name] for name in ("model", "gpus", "precision", "recipe", "lm_head",
-                                           "arguments"))
+    return (record["machine"]["gpu"], *(record[name] for name in (
+        "model", "gpus", "precision", "recipe", "lm_head", "arguments")))
 
 
 def precision_name(record):
@@ -315,18 +328,20 @@ def bases(record):
 
 
 def bench(records):
-    """A table for each commit that has the newest record of a kind, or what such a one is compared
-    with, so that every ratio is one of two rows."""
-    newest, order, by_commit = {}, {}, {}
+    """A table for each commit and kind of GPU that has the newest record of a kind, or what such a
+    one is compared with, so that every ratio is one of two rows."""
+    def place(record):
+        return record["commit"], record["machine"]["gpu"]
+
+    newest, order, by_place = {}, {}, {}
     for record in sorted(records.bench, key=lambda r: r["date"]):
         newest[kind_of(record)] = record
-        by_commit.setdefault(record["commit"], {})[kind_of(record)] = record
+        by_place.setdefault(place(record), {})[kind_of(record)] = record
     for record in records.bench:
         order.setdefault((record["model"], record["gpus"]), len(order))
     tables = []
-    for commit in sorted({r["commit"] for r in newest.values()}, reverse=True,
-                         key=lambda c: max(r["date"] for r in by_commit[c].values())):
-        here = by_commit[commit]
+    for here in sorted((by_place[p] for p in set(map(place, newest.values()))), reverse=True,
+                       key=lambda rows: max(r["date"] for r in rows.values())):
         kept = {kind for kind, record in here.items() if newest[kind] is record}
         kept |= {base for kind in kept for base in bases(here[kind]) if base in here}
         rows = sorted((here[kind] for kind in kept), key=lambda r: (
@@ -399,15 +414,16 @@ def draw_figure(figure, theme, records):
     # rows of their own: the bars' names make no room below
     row, *below = figure.subfigures(2 if records.race else 1, 1, squeeze=False)[:, 0]
     bars, beside = row.subplots(1, 2)
-    draw_bars(bars, theme, front_rows(records))
+    draw_bars(bars, theme, front_rows(records.fronts[0]))
     beside.set_visible(bool(records.reports))
     if records.reports:
         report = records.reports[0]
+        shown_fp8 = next(name for name in ("head", "delayed") if name in report.losses)
         seeds = "one seed" if report.seeds == 1 else f"mean of {report.seeds} seeds"
         draw_losses(beside, theme, f"Validation loss, {report.size}",
                     f"steps of {report.batch} tokens, {seeds}",
                     [(VARIANTS[name], kind, dashes, report.losses[name]) for name, kind, dashes in
-                     (("bf16", "bf16", "-"), ("delayed", "fp8", "--"))])
+                     (("bf16", "bf16", "-"), (shown_fp8, "fp8", "--"))])
     if records.race:
         every = records.race["curves"]
         high = max(loss for curve in every.values()
@@ -464,8 +480,7 @@ def recipe_costs(path, page, bench):
     for precision in ("bf16", "fp8"):
         hours = [hours_of(records, precision, gpus, flops, tokens) for gpus in (1, 8)]
         lines += [f"{precision.upper()}: {', '.join(hours)}"] if all(hours) else []
-    machines = ", ".join(sorted({record["machine"]["gpu"] for record in records}))
-    lines.append(f"on {machines}, by test/results/bench.jsonl; ~: by other models or counts of GPUs"
+    lines.append(f"on {records[0]['machine']['gpu']}, by test/results/bench.jsonl; ~: by other models or counts of GPUs"
                  if len(lines) > 1 else
                  "no speed is recorded yet: make bench, then scripts/results")
     made = "".join(f"# cost: {line}\n" for line in lines)
