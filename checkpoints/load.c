@@ -324,6 +324,10 @@ static bool read_model(const char *folder, Options *model, Error *err) {
     int64_t bytes;
     *model = (Options){0};
     if (!path_exists(folder)) { return fail(err, "%s: no such folder", folder); }
+    if (path_exists(path_format(path, "%s/latest", folder))) {
+        return fail(err, "%s: a run's folder; give one of its checkpoints, such as %s", folder,
+                    path);
+    }
     path_format(path, "%s/meta.json", folder);
     if (!path_exists(path)) { return hf_options(folder, model, err); }
     cJSON *meta = parse_meta(path, err);

@@ -58,7 +58,13 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err) {
     int status = glob(pattern, GLOB_BRACE, NULL, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
-    return status == 0 || fail(err, "%s: %s; %s", pattern, why, kind.remedy);
+    if (status != 0) { return fail(err, "%s: %s; %s", pattern, why, kind.remedy); }
+    char inside[PATH_LENGTH];
+    if (path_exists(path_format(inside, "%s/.", found->gl_pathv[0]))) {
+        globfree(found);
+        return fail(err, "%s: a folder; give its files, such as '%s/*.bin'", pattern, pattern);
+    }
+    return true;
 }
 
 // ---- shards -------------------------------------------------------------------------------------

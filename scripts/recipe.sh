@@ -123,6 +123,10 @@ build_command() {
 }
 
 recipe() {
+    if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+        sed -sn '2,/^[^#]/s/^# \{0,1\}//p' "$0" "${BASH_SOURCE[0]}" | grep -v ^shellcheck
+        exit
+    fi
     check_environment
     if [[ ${DRY:-0} == 1 ]]; then
         choices=()

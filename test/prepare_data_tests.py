@@ -252,7 +252,11 @@ def bad_options_are_refused():
     refused(call(prepare_data, *good, "--seed", -1), "--seed -1")
     refused(call(prepare_data, *BYTE, "a.jsonl"), "--output is missing", "--help")
     refused(call(prepare_data, *BYTE), "SOURCE", "--help")
-    refused(call(prepare_data, *good, "--jbos", 3), "--jbos", "scripts/prepare_data --help")
+    refused(call(prepare_data, *good, "--jbos", 3), "--jbos", "did you mean --jobs?",
+            "scripts/prepare_data --help")
+    refused(call(prepare_data, *good, "--nonsense=3"), "unknown option --nonsense (scripts")
+    refused(call(prepare_data, "--output", "o", *BYTE, "tinystory"), "did you mean tinystories?")
+    refused(call(prepare_data, "--output", "a.jsonl", *BYTE, "a.jsonl"), "--output a.jsonl: a file")
     refused(call(prepare_data, *good, "--jobs", "x"), "--jobs x: must be", "--help")
     assert not os.path.exists("o")
 

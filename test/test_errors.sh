@@ -47,6 +47,7 @@ test_shards() {
     local train=(train_gpt "${common[@]}" --data)
     refuses '--data missing_*.bin: no such file|make shards with ./tokenize' \
         "${train[@]}" 'missing_*.bin'
+    refuses "--data d: a folder; give its files, such as 'd/*.bin'" "${train[@]}" d
     head -c 1500 d/x_train.bin >cut.bin
     refuses '--data cut.bin: the header says|the file holds 238|damaged or cut short' \
         "${train[@]}" cut.bin
@@ -76,6 +77,10 @@ test_checkpoints() {
         "${resume[@]}" whole --hidden-size 32
     refuses "--resume nowhere: no such folder|$shows" "${resume[@]}" nowhere
     refuses '--resume latest: needs --save DIR' "${resume[@]}" latest
+    refuses "--resume s: a run's folder; give one of its checkpoints, such as s/latest" \
+        "${resume[@]}" s
+    refuses "--load s: a run's folder; give one of its checkpoints, such as s/latest" \
+        train_gpt --load s --sample-only
     refuses '--list-checkpoints: none under nowhere' train_gpt --save nowhere --list-checkpoints
 }
 

@@ -99,6 +99,11 @@ test_launchers_start_the_same_training() {
     ! has log adam-dtype || fail "8B on eight: $(cat log)"
 }
 
+test_help_says_how_to_call_it() {
+    expect_said 0 'PREPARE=1      prepare the data and leave' recipe llama_1b --help
+    logged 'cost: 21.0 billion tokens' 'sbatch --nodes 2'
+}
+
 test_wrong_settings_are_refused() {
     SMOKE=1 PRECISION=fp4 expect_said 1 'error: PRECISION=fp4: must be fp8 or bf16' recipe gpt2_124m
     LAUNCH=mpi expect_said 1 'LAUNCH=mpi: must be self, slurm or torchrun' recipe gpt2_124m

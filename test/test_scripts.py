@@ -567,6 +567,9 @@ class Words(Folder):
         os.chdir(self.folder)
         self.append("")
         os.mkdir("d")
+        os.mkdir("c/bf16/seed-2/step_00000001")
+        with open("notes", "w") as file:
+            file.write("two\nlines\n")
         common = ["--", "--model", "llama-tiny", "--data", self.path]
         two = ["--variant", "a:", "--variant"]
         first, second = "--run a:c/bf16/seed-2".split(), "--run b:c/fp8/seed-2".split()
@@ -591,7 +594,15 @@ class Words(Folder):
                 ("compare", "the same seed", ["--report-only", *first, *first, *second]),
                 ("compare", "must be a percentage", ["--out", "r", "--train-limit", -1, *common]),
                 ("compare", "did not make", ["--out", "own", *two, "b:", *common]),
+                ("compare", "unknown option --model: the trainer's own come after --", common[1:]),
+                ("compare", "unknown option --seed; did you mean --seeds?", ["--seed", 1]),
                 ("plot", "no step in it", ["d"]),
+                ("plot", "c/bf16: no run (no metrics.jsonl); did you mean c/bf16/seed-2?",
+                 ["c/bf16"]),
+                ("plot", "did you mean c/bf16/seed-2?", ["c/bf16/seed-2/step_00000001"]),
+                ("plot", "notes: neither a run's metrics.jsonl nor a log of llm.c", ["notes"]),
+                ("doctor", "--twin c/fp8: no run (no metrics.jsonl); did you mean",
+                 ["c/bf16/seed-2", "--twin", "c/fp8"]),
                 ("plot", ".png or .html", ["c/bf16/seed-2", "--out", "x.pdf"]),
                 ("plot", "no such run", ["none"]),
                 ("plot", "the same run twice", ["c/bf16/seed-2", "c/bf16/seed-2"]),

@@ -138,7 +138,7 @@ def characters_are_the_librarys():
 def long_texts_are_cut_where_words_end():
     words = gpt2_words() if os.path.exists(SHARED) else None
     vocabulary = open_vocabulary(words or {"tokenizer": save(byte_level(), "long")})
-    from llm8 import prepare
+    from llm8 import prepare_data as prepare
 
     text = "\n".join("".join(hostile_texts(20)) + "".join(TEXTS) for _ in range(3)) + " end.\nOf it"
     whole, prepare.LONG_TEXT = vocabulary.encode(text), 500

@@ -38,6 +38,7 @@ RATIO = number(float, 0, sys.float_info.max, "a ratio, such as 1.3", "x")
 
 def parse(arguments):
     p = Parser(prog="scripts/compare", description=__doc__,
+               unknown=": the trainer's own come after --",
                usage="%(prog)s [options] -- TRAINER OPTIONS")
     p.add_argument("--out", metavar="DIR", default="run/compare",
                    help="where runs and report go (run/compare)")

@@ -36,6 +36,7 @@ def parser():
 
 
 def opened(path, option=""):
+    metrics.refuse_others(path, option)
     if not os.path.exists(metrics.metrics_path(path)):
         die(f"{option}{path}: no run is there (no metrics.jsonl); give the folder that "
             "--save names")

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 
 from . import environment, trainer
-from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, Run, open_run
+from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, Run, open_run, refuse_others
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
 OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
@@ -183,8 +183,8 @@ def runs_under(folder):
 def open_runs(folders):
     runs = []
     for folder in folders:
-        run = Run(folder)
-        run.poll()
+        refuse_others(folder, "--run ")
+        run = open_run(folder)
         if not run.starts:
             environment.die(f"{run.path}: no run's records there (metrics.jsonl, or its folder)")
         runs.append(run)

@@ -14,6 +14,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import statistics
 import time
 
@@ -38,11 +39,28 @@ def short_names(paths):
     return [os.sep.join(part[shared:]) or part[-1] or os.sep for part in parts]
 
 
+def refuse_others(path, option=""):
+    """Ends the program where this is no run, and names the runs around it. A folder that is still
+    empty may become one."""
+    if not os.path.exists(path):
+        environment.die(f"{option}{path}: no such run; give the folder that --save names")
+    if os.path.isdir(path) and not os.path.exists(metrics_path(path)):
+        near = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+        if re.search(r"/(latest|best|step_\d+)$", os.path.abspath(path)): # a checkpoint
+            near = [os.path.dirname(os.path.abspath(path))]
+        near = [os.path.relpath(one) for one in near if os.path.exists(metrics_path(one))
+                and os.path.isdir(one)]
+        if near:
+            environment.die(f"{option}{path}: no run (no metrics.jsonl); did you mean "
+                            f"{' or '.join(near[:3])}?")
+    elif (run := open_run(path)).bad_lines > 1 and not run.starts:
+        environment.die(f"{option}{path}: neither a run's metrics.jsonl nor a log of llm.c")
+
+
 def named_runs(paths):
     """Runs, not yet read."""
     for path in paths:
-        if not os.path.isdir(path) and not os.path.isfile(path):
-            environment.die(f"{path}: no such run; give the folder that --save names")
+        refuse_others(path)
     names = short_names(paths)
     if len(set(names)) < len(names):
         environment.die("the same run twice: " + ", ".join(paths))

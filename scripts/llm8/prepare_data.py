@@ -8,6 +8,7 @@ on where it was, and one with a source more or mended tokenizes only that.
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ import numpy
 from tqdm import tqdm
 
 from . import downloads, shards, sources
-from .command_line import Parser, number
+from .command_line import Parser, guess, number
 from .environment import die
 from .vocabulary import add_options, open_vocabulary, words_of
 
@@ -393,8 +394,11 @@ def fetch(o):
             paths, valid_paths = downloads.fetch_known_set(source, vars(o), o.download_files)
             train += paths
             valid += valid_paths
-        else:
-            train.append(source)
+            continue
+        near = guess(source, downloads.KNOWN_SETS)
+        if near and not glob.glob(source):
+            die(f"SOURCE {source}: no such file, folder or known set{near}")
+        train.append(source)
     return train, valid
 
 
@@ -491,6 +495,8 @@ def main():
     words = words_of(o)
     vocabulary = open_vocabulary(words)
     plan = make_plan(o, vocabulary)
+    if os.path.exists(plan["output"]) and not os.path.isdir(plan["output"]):
+        die(f"--output {o.output}: a file of that name is in the way")
     os.makedirs(plan["output"], exist_ok=True)
     if check_output(plan):
         print(f"{o.output}: made already, from the same sources and settings")

@@ -31,7 +31,8 @@ EVALUATIONS, MOST_BATCHES = 16, 20
 
 def parse(arguments):
     count = number(int, 1, sys.maxsize, "a whole number, 1 or more")
-    p = Parser(prog="scripts/race", description=__doc__)
+    p = Parser(prog="scripts/race", description=__doc__,
+               unknown=": the trainer's own come after --")
     p.add_argument("pieces", metavar="PIECE", nargs="*", help=" ".join(PIECES) + " (all)")
     p.add_argument("--data", metavar="GLOB", required=True, help="training shards")
     p.add_argument("--valid-data", metavar="FILE", required=True, help="the validation shard")
