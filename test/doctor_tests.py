@@ -392,8 +392,8 @@ def times_are_looked_at():
 
 
 def bad_words_are_refused():
-    refused(call(doctor.main, "nowhere"), "nowhere: no run is there", "--save")
-    refused(call(doctor.main, "r/fp8", "--twin", "nowhere"), "--twin nowhere: no run is there")
+    refused(call(doctor.main, "nowhere"), "nowhere: no such run", "--save")
+    refused(call(doctor.main, "r/fp8", "--twin", "nowhere"), "--twin nowhere: no such run")
     refused(call(doctor.main, "r/fp8", "--band", "0"), "--band 0: must be above 0")
     refused(call(doctor.main, "r/fp8", "--loud"), "--loud", "scripts/doctor --help")
     write("empty/metrics.jsonl", "")

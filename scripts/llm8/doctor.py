@@ -37,12 +37,10 @@ def parser():
 
 def opened(path, option=""):
     metrics.refuse_others(path, option)
-    if not os.path.exists(metrics.metrics_path(path)):
-        die(f"{option}{path}: no run is there (no metrics.jsonl); give the folder that "
-            "--save names")
     run = metrics.open_run(path)
     if not run.starts:
-        die(f"{option}{path}: metrics.jsonl has no record of a run's start")
+        die(f"{option}{path}: metrics.jsonl has no record of a run's start; give the folder that "
+            "--save names")
     return run
 
 
