@@ -34,7 +34,8 @@ static bool cut_torn_line(FILE *file, bool *ours) {
         if (fgetc(file) == '\n') { break; }
     }
     if (whole < end && fseeko(file, whole, SEEK_SET) == 0) {
-        *ours = memcmp(begin, record, fread(begin, 1, sizeof(begin), file)) == 0;
+        size_t n = fread(begin, 1, sizeof(begin), file);
+        *ours = memcmp(begin, record, n) == 0;
     }
     return *ours && fseeko(file, 0, SEEK_END) == 0 &&
            (whole == end || ftruncate(fileno(file), whole) == 0);

@@ -122,7 +122,8 @@ def json_lines(path, needed):
 
 def gpus_of_records(records):
     """The kinds of GPU, the one with the most records first."""
-    return [gpu for gpu, _ in collections.Counter(r["machine"]["gpu"] for r in records).most_common()]
+    counted = collections.Counter(record["machine"]["gpu"] for record in records)
+    return [gpu for gpu, _ in counted.most_common()]
 
 
 def read_records(path, device=""):

@@ -13,10 +13,10 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
   fp8_*/report.json  BF16 and FP8 side by side, by scripts/compare
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
-The front page shows, of each kind of GPU, one commit on one card: the newest that has GPT-2 124M and
-Llama 1B in every precision, and what it has of the other models; beside them the newest record of
-each other program, and whether it was timed in the same call. Of the other records the newest of each kind is in
-docs/benchmarks.md, beside those of its commit that it is compared with.
+The front page shows, of each kind of GPU, one commit on one card: the newest that has GPT-2 124M
+and Llama 1B in every precision, and what it has of the other models; beside them the newest record
+of each other program, and whether it was timed in the same call. Of the other records the newest of
+each kind is in docs/benchmarks.md, beside those of its commit that it is compared with.
 --check changes nothing, and fails where a page is not what the records say; --print shows what is
 generated of the pages, and changes nothing either.
 """
@@ -480,8 +480,8 @@ def recipe_costs(path, page, bench):
     for precision in ("bf16", "fp8"):
         hours = [hours_of(records, precision, gpus, flops, tokens) for gpus in (1, 8)]
         lines += [f"{precision.upper()}: {', '.join(hours)}"] if all(hours) else []
-    lines.append(f"on {records[0]['machine']['gpu']}, by test/results/bench.jsonl; ~: by other models or counts of GPUs"
-                 if len(lines) > 1 else
+    lines.append(f"on {records[0]['machine']['gpu']}, by test/results/bench.jsonl; ~: by other "
+                 "models or counts of GPUs" if len(lines) > 1 else
                  "no speed is recorded yet: make bench, then scripts/results")
     made = "".join(f"# cost: {line}\n" for line in lines)
     bare = re.sub(r"(?m)^# cost:.*\n", "", page)
