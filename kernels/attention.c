@@ -1,5 +1,4 @@
 #include "attention.h"
-#include "kernels.h"
 
 #include <assert.h>
 #include <math.h>
@@ -85,47 +84,56 @@ typedef struct {
     Dims qkv, qkv_t, out, lse;
 } Graph;
 
-// After the first failure nothing more is asked of cuDNN, so that its last error is the reason.
+static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16;
+
+typedef struct {
+    cudnnBackendAttributeName_t name;
+    cudnnBackendAttributeType_t type;
+    int64_t count; // 0: it is not set
+    const void *values;
+} Attribute;
+
+#define ATTRIBUTE(name, type, count, values) \
+    { CUDNN_ATTR_##name, CUDNN_TYPE_##type, count, values }
+// A descriptor's descriptor; NULL: it has none.
+#define PART(name, part) ATTRIBUTE(name, BACKEND_DESCRIPTOR, (part) != NULL, &(part))
+// A finalized descriptor of these attributes.
+#define DESCRIBE(g, name, ...) \
+    describe(g, CUDNN_BACKEND_##name##_DESCRIPTOR, (const Attribute[]){__VA_ARGS__, {0}})
+// The same, of an operation of the graph.
+#define OPERATION(g, name, ...) \
+    ((g)->ops[(g)->num_ops++] = DESCRIBE(g, OPERATION_##name, __VA_ARGS__))
 
 static Desc make(Graph *g, cudnnBackendDescriptorType_t type) {
     Desc d = NULL;
-    assert(g->num_made < DESCRIPTORS);
+    assert(g->num_made < DESCRIPTORS && g->num_ops < OPS);
     if (g->status == CUDNN_STATUS_SUCCESS) { g->status = cudnnBackendCreateDescriptor(type, &d); }
     if (d != NULL) { g->made[g->num_made++] = d; }
     return d;
 }
 
-static void set(Graph *g, Desc d, cudnnBackendAttributeName_t name,
-                cudnnBackendAttributeType_t type, int64_t count, const void *value) {
-    if (g->status != CUDNN_STATUS_SUCCESS) { return; }
-    g->status = cudnnBackendSetAttribute(d, name, type, count, value);
-}
-
-// A descriptor's descriptor; NULL: it has none.
-static void join(Graph *g, Desc d, cudnnBackendAttributeName_t name, Desc value) {
-    if (value != NULL) { set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value); }
-}
-
-static void finish(Graph *g, Desc d) {
+// After the first failure nothing more is asked of cuDNN, so that its last error is the reason.
+static Desc describe(Graph *g, cudnnBackendDescriptorType_t type, const Attribute *a) {
+    Desc d = make(g, type);
+    for (; a->values != NULL; a++) {
+        if (a->count == 0 || g->status != CUDNN_STATUS_SUCCESS) { continue; }
+        g->status = cudnnBackendSetAttribute(d, a->name, a->type, a->count, a->values);
+    }
     if (g->status == CUDNN_STATUS_SUCCESS) { g->status = cudnnBackendFinalize(d); }
+    return d;
 }
-
-static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16;
 
 // uid 0: virtual.
 static Desc tensor(Graph *g, int64_t uid, cudnnDataType_t type, Dims dims, Dims strides) {
-    Desc d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     int64_t alignment = 16, own = uid != 0 ? uid : g->next_uid++;
     bool yes = true, by_value = uid == UID_SCALE || uid == UID_MASKED || uid == UID_ONE;
-    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &own);
-    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d);
-    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d);
-    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
-    if (uid == 0) { set(g, d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &yes); }
-    if (by_value) { set(g, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &yes); }
-    finish(g, d);
-    return d;
+    return DESCRIBE(g, TENSOR, ATTRIBUTE(TENSOR_UNIQUE_ID, INT64, 1, &own),
+                    ATTRIBUTE(TENSOR_DATA_TYPE, DATA_TYPE, 1, &type),
+                    ATTRIBUTE(TENSOR_DIMENSIONS, INT64, 4, dims.d),
+                    ATTRIBUTE(TENSOR_STRIDES, INT64, 4, strides.d),
+                    ATTRIBUTE(TENSOR_BYTE_ALIGNMENT, INT64, 1, &alignment),
+                    ATTRIBUTE(TENSOR_IS_VIRTUAL, BOOLEAN, uid == 0, &yes),
+                    ATTRIBUTE(TENSOR_IS_BY_VALUE, BOOLEAN, by_value, &yes));
 }
 
 static Dims packed(Dims dims) {
@@ -140,60 +148,41 @@ static Desc value(Graph *g, int64_t uid) {
     return tensor(g, uid, F32, (Dims){{1, 1, 1, 1}}, (Dims){{1, 1, 1, 1}});
 }
 
-typedef struct {
-    cudnnBackendAttributeName_t name;
-    Desc value; // NULL: it has none
-} Part;
-
-// An operation of these parts, up to one without a name; returns the last, its result.
-static Desc operation(Graph *g, cudnnBackendDescriptorType_t type, const Part *parts) {
-    Desc op = make(g, type), result = NULL;
-    for (; parts->name != 0; parts++) { join(g, op, parts->name, result = parts->value); }
-    finish(g, op);
-    assert(g->num_ops < OPS);
-    g->ops[g->num_ops++] = op;
-    return result;
-}
-
-#define OPERATION(g, name, ...) \
-    operation(g, CUDNN_BACKEND_OPERATION_##name##_DESCRIPTOR, (const Part[]){__VA_ARGS__, {0, 0}})
-#define PART(name, value) \
-    { CUDNN_ATTR_OPERATION_##name, value }
+// Each operation returns its result.
 
 // y = mode(x, b) or, with t, where(t, x, b); axis is for GEN_INDEX.
 static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,
                       int64_t axis) {
     cudnnDataType_t type = mode == CUDNN_POINTWISE_CMP_GE ? CUDNN_DATA_BOOLEAN : F32;
-    Desc kind = make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-    set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    if (mode == CUDNN_POINTWISE_GEN_INDEX) {
-        set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
-    }
-    finish(g, kind);
-    return OPERATION(g, POINTWISE, PART(POINTWISE_PW_DESCRIPTOR, kind), PART(POINTWISE_XDESC, x),
-                     PART(POINTWISE_BDESC, b), PART(POINTWISE_TDESC, t), PART(POINTWISE_YDESC, y));
+    Desc kind = DESCRIBE(
+        g, POINTWISE, ATTRIBUTE(POINTWISE_MODE, POINTWISE_MODE, 1, &mode),
+        ATTRIBUTE(POINTWISE_MATH_PREC, DATA_TYPE, 1, &type),
+        ATTRIBUTE(POINTWISE_AXIS, INT64, mode == CUDNN_POINTWISE_GEN_INDEX, &axis));
+    OPERATION(g, POINTWISE, PART(OPERATION_POINTWISE_PW_DESCRIPTOR, kind),
+              PART(OPERATION_POINTWISE_XDESC, x), PART(OPERATION_POINTWISE_BDESC, b),
+              PART(OPERATION_POINTWISE_TDESC, t), PART(OPERATION_POINTWISE_YDESC, y));
+    return y;
 }
 
 static Desc matmul(Graph *g, Desc a, Desc b, Desc c) {
-    Desc kind = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
-    finish(g, kind);
-    return OPERATION(g, MATMUL, PART(MATMUL_DESC, kind), PART(MATMUL_ADESC, a),
-                     PART(MATMUL_BDESC, b), PART(MATMUL_CDESC, c));
+    Desc kind = DESCRIBE(g, MATMUL, ATTRIBUTE(MATMUL_COMP_TYPE, DATA_TYPE, 1, &F32));
+    OPERATION(g, MATMUL, PART(OPERATION_MATMUL_DESC, kind), PART(OPERATION_MATMUL_ADESC, a),
+              PART(OPERATION_MATMUL_BDESC, b), PART(OPERATION_MATMUL_CDESC, c));
+    return c;
 }
 
 static Desc reduction(Graph *g, cudnnReduceTensorOp_t how, Desc x, Desc y) {
-    Desc kind = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &how);
-    set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
-    finish(g, kind);
-    return OPERATION(g, REDUCTION, PART(REDUCTION_DESC, kind), PART(REDUCTION_XDESC, x),
-                     PART(REDUCTION_YDESC, y));
+    Desc kind = DESCRIBE(g, REDUCTION,
+                         ATTRIBUTE(REDUCTION_OPERATOR, REDUCTION_OPERATOR_TYPE, 1, &how),
+                         ATTRIBUTE(REDUCTION_COMP_TYPE, DATA_TYPE, 1, &F32));
+    OPERATION(g, REDUCTION, PART(OPERATION_REDUCTION_DESC, kind),
+              PART(OPERATION_REDUCTION_XDESC, x), PART(OPERATION_REDUCTION_YDESC, y));
+    return y;
 }
 
 static Desc reshape(Graph *g, Desc x, Desc y) {
-    return OPERATION(g, RESHAPE, PART(RESHAPE_XDESC, x), PART(RESHAPE_YDESC, y));
+    OPERATION(g, RESHAPE, PART(OPERATION_RESHAPE_XDESC, x), PART(OPERATION_RESHAPE_YDESC, y));
+    return y;
 }
 
 // ---- the two graphs -----------------------------------------------------------------------------
@@ -314,17 +303,13 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     } else {
         build_forward(&g);
     }
-    Desc op_graph = make(&g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), configs[CONFIGS];
-    set(&g, op_graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &gpu->dnn);
-    set(&g, op_graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g.num_ops,
-        g.ops);
-    finish(&g, op_graph);
-
     cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-    Desc heuristics = make(&g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    join(&g, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, op_graph);
-    set(&g, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    finish(&g, heuristics);
+    Desc configs[CONFIGS];
+    Desc op_graph = DESCRIBE(&g, OPERATIONGRAPH,
+                             ATTRIBUTE(OPERATIONGRAPH_HANDLE, HANDLE, 1, &gpu->dnn),
+                             ATTRIBUTE(OPERATIONGRAPH_OPS, BACKEND_DESCRIPTOR, g.num_ops, g.ops));
+    Desc heuristics = DESCRIBE(&g, ENGINEHEUR, PART(ENGINEHEUR_OPERATION_GRAPH, op_graph),
+                               ATTRIBUTE(ENGINEHEUR_MODE, HEUR_MODE, 1, &mode));
     for (int i = 0; i < CONFIGS; i++) { configs[i] = make(&g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR); }
     int64_t found = 0, bytes = 0;
     if (g.status == CUDNN_STATUS_SUCCESS) {
@@ -333,11 +318,9 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     }
     for (int i = 0; i < found && i < CONFIGS && !plan->usable; i++) {
         Graph attempt = {.status = CUDNN_STATUS_SUCCESS};
-        plan->plan = make(&attempt, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-        set(&attempt, plan->plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,
-            &gpu->dnn);
-        join(&attempt, plan->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
-        finish(&attempt, plan->plan);
+        plan->plan = DESCRIBE(&attempt, EXECUTION_PLAN,
+                              ATTRIBUTE(EXECUTION_PLAN_HANDLE, HANDLE, 1, &gpu->dnn),
+                              PART(EXECUTION_PLAN_ENGINE_CONFIG, configs[i]));
         plan->usable = attempt.status == CUDNN_STATUS_SUCCESS;
         if (!plan->usable && attempt.num_made > 0) { cudnnBackendDestroyDescriptor(plan->plan); }
     }
@@ -418,11 +401,10 @@ static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound
         uids[count] = uid;
         pointers[count++] = bound[uid];
     }
-    Desc pack = make(&call, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    set(&call, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, uids);
-    set(&call, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
-    set(&call, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    finish(&call, pack);
+    Desc pack = DESCRIBE(&call, VARIANT_PACK,
+                         ATTRIBUTE(VARIANT_PACK_UNIQUE_IDS, INT64, count, uids),
+                         ATTRIBUTE(VARIANT_PACK_DATA_POINTERS, VOID_PTR, count, pointers),
+                         ATTRIBUTE(VARIANT_PACK_WORKSPACE, VOID_PTR, 1, &workspace));
     DNN_CHECK(call.status);
     DNN_CHECK(cudnnBackendExecute(gpu->dnn, plan->plan, pack));
     DNN_CHECK(cudnnBackendDestroyDescriptor(pack));
@@ -504,7 +486,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
     if (use_cudnn(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
         run(gpu, s, qkv, out, lse, NULL, NULL);
     } else {
-        attention_plain_forward(out, lse, qkv, s.B, s.T, s.H, s.G, s.D, gpu->stream);
+        attention_plain_forward(out, lse, qkv, s, gpu->stream);
     }
 }
 
@@ -513,6 +495,6 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     if (use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
         run(gpu, s, qkv, out, lse, d_out, d_qkv);
     } else {
-        attention_plain_backward(d_qkv, d_out, out, lse, qkv, s.B, s.T, s.H, s.G, s.D, gpu->stream);
+        attention_plain_backward(d_qkv, d_out, out, lse, qkv, s, gpu->stream);
     }
 }

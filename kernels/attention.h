@@ -27,6 +27,12 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
+// The plain kernel: heads of up to 256.
+void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
+                             cudaStream_t stream);
+void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
+                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream);
+
 // Bytes of gpu->attention_workspace that both passes can work with, at most `most` where that is
 // possible: the more, the fewer pieces the deterministic backward is cut into. Needs no device.
 size_t attention_workspace(AttentionShape s, size_t most);

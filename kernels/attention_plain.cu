@@ -1,5 +1,6 @@
 // Attention without a library, for the shapes that cuDNN refuses: a warp a query (forward, dQ) or a
 // warp a key (dK, dV), FP32 throughout, every sum in a fixed order. Slow, and right.
+#include "attention.h"
 #include "device.cuh"
 
 #include <math_constants.h>
@@ -112,33 +113,35 @@ __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const 
     if (KEYS) { store_head(to + (int64_t)s.G * s.D, dv, s.D); }
 }
 
-static Shape shape_of(int B, int T, int H, int G, int D) {
+static Shape shape_of(const AttentionShape &s) {
     const int most = HEAD_LANES * WARP;
-    if (D < 1 || D > most) { die("plain attention: heads of %d; 1 to %d", D, most); }
-    if (G < 1 || H % G != 0) { die("plain attention: %d heads in %d groups", H, G); }
-    if (B < 1 || T < 1 || (int64_t)B * T * H > INT_MAX / 2) {
-        die("plain attention: %d x %d tokens of %d heads", B, T, H);
+    if (s.D < 1 || s.D > most) { die("plain attention: heads of %d; 1 to %d", s.D, most); }
+    if (s.G < 1 || s.H % s.G != 0) { die("plain attention: %d heads in %d groups", s.H, s.G); }
+    if (s.B < 1 || s.T < 1 || (int64_t)s.B * s.T * s.H > INT_MAX / 2) {
+        die("plain attention: %d x %d tokens of %d heads", s.B, s.T, s.H);
     }
-    return {T, H, G, D, (H + 2 * G) * D, 1.0f / sqrtf((float)D)};
+    return {s.T, s.H, s.G, s.D, (s.H + 2 * s.G) * s.D, 1.0f / sqrtf((float)s.D)};
 }
 
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, int B, int T, int H, int G,
-                             int D, cudaStream_t stream) {
-    int64_t tokens = (int64_t)B * T;
-    attention_forward_kernel<<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(
-        out, lse, qkv, tokens, shape_of(B, T, H, G, D));
+// Blocks of 128 threads for a warp a token and head.
+static int blocks_of(const AttentionShape &s, int heads) {
+    return divide_up((int64_t)s.B * s.T * heads * WARP, 128);
+}
+
+void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
+                             cudaStream_t stream) {
+    attention_forward_kernel<<<blocks_of(s, s.H), 128, 0, stream>>>(
+        out, lse, qkv, s.B * (int64_t)s.T, shape_of(s));
     LAUNCH_CHECK();
 }
 
 void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, int B, int T, int H, int G, int D,
-                              cudaStream_t stream) {
-    int64_t tokens = (int64_t)B * T;
-    Shape s = shape_of(B, T, H, G, D);
-    attention_backward_kernel<false><<<divide_up(tokens * H * WARP, 128), 128, 0, stream>>>(
-        d_qkv, d_out, out, lse, qkv, tokens, s);
+                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
+    int64_t tokens = (int64_t)s.B * s.T;
+    attention_backward_kernel<false>
+        <<<blocks_of(s, s.H), 128, 0, stream>>>(d_qkv, d_out, out, lse, qkv, tokens, shape_of(s));
     LAUNCH_CHECK();
-    attention_backward_kernel<true><<<divide_up(tokens * G * WARP, 128), 128, 0, stream>>>(
-        d_qkv, d_out, out, lse, qkv, tokens, s);
+    attention_backward_kernel<true>
+        <<<blocks_of(s, s.G), 128, 0, stream>>>(d_qkv, d_out, out, lse, qkv, tokens, shape_of(s));
     LAUNCH_CHECK();
 }

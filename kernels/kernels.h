@@ -338,11 +338,4 @@ void gpu_fp8_forget_amaxes(const Fp8Scaling *scaling, cudaStream_t stream);
 // Before a micro-step: nothing has been measured.
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
 
-// ---- attention_plain.cu ----
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, int B, int T, int H, int G,
-                             int D, cudaStream_t stream);
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, int B, int T, int H, int G, int D,
-                              cudaStream_t stream);
-
 END_C

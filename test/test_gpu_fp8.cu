@@ -1,5 +1,6 @@
 // Operands of products from BF16: casts, transposes, amaxes and column sums, bit for bit; and what
 // launchers refuse.
+#include "../kernels/attention.h"
 #include "fp8_test.h"
 
 static void cast(int M, int N, Fp8Type type) {
@@ -167,8 +168,8 @@ TEST(refusals) {
                gpu_cross_entropy(f, {x, NULL, NULL}, {}, {}, tokens, 64, 72, 64, terms, s));
     CHECK_DIES("cross-entropy: 508 bytes of scratch; 512 are needed",
                gpu_cross_entropy(f, {x, fp8, fp8}, fused, {f, 508}, tokens, 64, 60, 64, terms, s));
-    CHECK_DIES("heads of 264", attention_plain_forward(x, f, x, 1, 8, 1, 1, 264, s));
-    CHECK_DIES("groups", attention_plain_forward(x, f, x, 1, 8, 3, 2, 64, s));
+    CHECK_DIES("heads of 264", attention_plain_forward(x, f, x, {1, 8, 1, 1, 264}, s));
+    CHECK_DIES("groups", attention_plain_forward(x, f, x, {1, 8, 3, 2, 64}, s));
 }
 
 SETUP() {

@@ -117,8 +117,7 @@ static void check_attention(AttentionShape s, bool plain) {
     Bf16Buffer out(c.out.size()), dqkv(c.dqkv.size());
     FloatBuffer lse(c.lse.size());
     if (plain) {
-        attention_plain_forward(out.data, lse.data, c.qkv.device.data, s.B, s.T, s.H, s.G, s.D,
-                                gpu.stream);
+        attention_plain_forward(out.data, lse.data, c.qkv.device.data, s, gpu.stream);
     } else {
         attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
     }
@@ -131,7 +130,7 @@ static void check_attention(AttentionShape s, bool plain) {
         CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
         if (plain) {
             attention_plain_backward(dqkv.data, c.dout.device.data, out.data, lse.data,
-                                     c.qkv.device.data, s.B, s.T, s.H, s.G, s.D, gpu.stream);
+                                     c.qkv.device.data, s, gpu.stream);
         } else {
             attention_backward_gpu(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data,
                                    c.qkv.device.data);
