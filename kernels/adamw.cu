@@ -38,10 +38,8 @@ __global__ void finish_norm_kernel(StepState *state, const double *partials, int
 
 void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
                         const GradientPart *parts, int count, cudaStream_t stream) {
-    sum_of_squares_kernel<<<count, 256, 0, stream>>>(scratch, gradients, type, parts);
-    LAUNCH_CHECK();
-    finish_norm_kernel<<<1, 1024, 0, stream>>>(state, scratch, count);
-    LAUNCH_CHECK();
+    launch(sum_of_squares_kernel, count, 256, stream, scratch, gradients, type, parts);
+    launch(finish_norm_kernel, 1, 1024, stream, state, scratch, count);
 }
 
 __global__ void decide_step_kernel(StepState *state, double tokens, float clip) {
@@ -55,8 +53,7 @@ __global__ void decide_step_kernel(StepState *state, double tokens, float clip) 
 }
 
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream) {
-    decide_step_kernel<<<1, 1, 0, stream>>>(state, tokens, clip);
-    LAUNCH_CHECK();
+    launch(decide_step_kernel, 1, 1, stream, state, tokens, clip);
 }
 
 // ---- AdamW --------------------------------------------------------------------------------------
@@ -303,9 +300,8 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
         }
     }
     if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
-    kernel<<<u->segment_blocks, ADAMW_THREADS, 0, stream>>>(*u, state, log2f(u->beta1),
-                                                            log2f(u->beta2));
-    LAUNCH_CHECK();
+    launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
+           log2f(u->beta2));
 }
 
 void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
@@ -359,8 +355,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
 
 void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
     if (u->segment_blocks == 0) { return; }
-    muon_momentum_kernel<<<u->segment_blocks, ADAMW_THREADS, 0, stream>>>(*u, state);
-    LAUNCH_CHECK();
+    launch(muon_momentum_kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state);
 }
 
 // Part blockIdx.x of the sum of squares of matrix blockIdx.y.
@@ -409,18 +404,15 @@ static void check_matrices(const MuonMatrices &m) {
 void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream) {
     enum { THREADS = 256 };
     check_matrices(m);
-    muon_norm_kernel<<<dim3(MUON_PARTS, m.count), THREADS, 0, stream>>>(partials, m);
-    LAUNCH_CHECK();
+    launch(muon_norm_kernel, dim3(MUON_PARTS, m.count), THREADS, stream, partials, m);
     dim3 blocks(divide_up(m.n / VEC, THREADS), m.count);
-    muon_normalize_kernel<<<blocks, THREADS, 0, stream>>>(x, partials, m);
-    LAUNCH_CHECK();
+    launch(muon_normalize_kernel, blocks, THREADS, stream, x, partials, m);
 }
 
 void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
     enum { THREADS = 256 };
     check_matrices(m);
-    muon_store_kernel<<<dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, 0, stream>>>(m, x);
-    LAUNCH_CHECK();
+    launch(muon_store_kernel, dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, stream, m, x);
 }
 
 // ---- FP8 weights' scales ------------------------------------------------------------------------
@@ -452,11 +444,10 @@ __global__ void announce_squares_kernel(const Fp8Tensor *tensors, const Fp8Squar
 void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
                          const StepState *state, cudaStream_t stream) {
     if (squares != NULL) {
-        announce_squares_kernel<<<count, 256, 0, stream>>>(tensors, squares, state);
+        launch(announce_squares_kernel, count, 256, stream, tensors, squares, state);
     } else {
-        announce_scales_kernel<<<divide_up(count, 128), 128, 0, stream>>>(tensors, count, state);
+        launch(announce_scales_kernel, divide_up(count, 128), 128, stream, tensors, count, state);
     }
-    LAUNCH_CHECK();
 }
 
 __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {
@@ -467,6 +458,5 @@ __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
     check_aligned("gpu_to_bf16", {out, x});
     if (n % VEC != 0) { die("gpu_to_bf16: %lld values; a multiple of 8", (long long)n); }
-    to_bf16_kernel<<<divide_up(n / VEC, 256), 256, 0, stream>>>(out, x, n / VEC);
-    LAUNCH_CHECK();
+    launch(to_bf16_kernel, divide_up(n / VEC, 256), 256, stream, out, x, n / VEC);
 }

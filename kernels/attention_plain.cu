@@ -130,18 +130,15 @@ static int blocks_of(const AttentionShape &s, int heads) {
 
 void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
                              cudaStream_t stream) {
-    attention_forward_kernel<<<blocks_of(s, s.H), 128, 0, stream>>>(
-        out, lse, qkv, s.B * (int64_t)s.T, shape_of(s));
-    LAUNCH_CHECK();
+    launch(attention_forward_kernel, blocks_of(s, s.H), 128, stream, out, lse, qkv,
+           s.B * (int64_t)s.T, shape_of(s));
 }
 
 void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
                               const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
     int64_t tokens = (int64_t)s.B * s.T;
-    attention_backward_kernel<false>
-        <<<blocks_of(s, s.H), 128, 0, stream>>>(d_qkv, d_out, out, lse, qkv, tokens, shape_of(s));
-    LAUNCH_CHECK();
-    attention_backward_kernel<true>
-        <<<blocks_of(s, s.G), 128, 0, stream>>>(d_qkv, d_out, out, lse, qkv, tokens, shape_of(s));
-    LAUNCH_CHECK();
+    launch(attention_backward_kernel<false>, blocks_of(s, s.H), 128, stream, d_qkv, d_out, out, lse,
+           qkv, tokens, shape_of(s));
+    launch(attention_backward_kernel<true>, blocks_of(s, s.G), 128, stream, d_qkv, d_out, out, lse,
+           qkv, tokens, shape_of(s));
 }

@@ -284,21 +284,9 @@ static CUtensorMap map_scales(const float *scales, int rows, int steps, int box)
 
 void gpu_block_product(Gpu *gpu, Gemm g) {
     const char *name = "product by blocks";
-    check_aligned(name, {g.a, g.b, g.c, g.d, g.scale_a, g.scale_b, gpu->workspace});
-    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
-        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
-    }
-    bool types = (g.type_a == TYPE_E4M3 || g.type_a == TYPE_E5M2) && g.type_b == TYPE_E4M3 &&
-                 (g.type_d == TYPE_BF16 || g.type_d == TYPE_F32);
-    bool vectors = g.scales_a == SCALES_VECTOR && g.scales_b == SCALES_VECTOR;
-    if (!types || g.trans_a || !g.trans_b || !vectors) {
-        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
-            g.scales_a, g.scales_b);
-    }
-    if (g.a == NULL || g.b == NULL || g.d == NULL || g.scale_a == NULL || g.scale_b == NULL ||
-        g.alpha != 1.0f || g.beta != (g.c != NULL) || g.epilogue != EPILOGUE_NONE || g.batch > 0) {
-        die("%s: a pointer is missing, or more than a product is requested", name);
-    }
+    check_product(name, g, SCALES_VECTOR, gpu_type_bytes(g.type_d) > 1, g.beta == (g.c != NULL),
+                  {g.a, g.b, g.d, g.scale_a, g.scale_b});
+    check_aligned(name, {g.c, gpu->workspace});
     const Division d = divide(gpu, g.m, g.n, g.k);
     const int64_t parts_bytes = (int64_t)(2 * d.tiles + d.helpers) * VECTORS * sizeof(float4);
     if (d.tiles >= gpu->sms || parts_bytes > (int64_t)gpu->workspace_bytes) {
@@ -320,11 +308,8 @@ void gpu_block_product(Gpu *gpu, Gemm g) {
     p.parts = static_cast<float4 *>(gpu->workspace);
     auto kernel = g.type_a == TYPE_E4M3 ? block_product_kernel<FP8_E4M3>
                                         : block_product_kernel<FP8_E5M2>;
-    const int bytes = (int)sizeof(Shared);
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<d.tiles + d.helpers, THREADS, sizeof(Shared), gpu->stream>>>(p);
-    LAUNCH_CHECK();
+    launch_with_shared(kernel, d.tiles + d.helpers, THREADS, sizeof(Shared), gpu->stream, p);
     dim3 grid(d.tiles, VECTORS / COMPUTING / ADDED_AT_ONCE);
-    add_parts_kernel<<<grid, COMPUTING, 0, gpu->stream>>>(d, p.parts, g.d, g.c, g.type_d, g.m, g.n);
-    LAUNCH_CHECK();
+    launch(add_parts_kernel, grid, COMPUTING, gpu->stream, d, p.parts, g.d, g.c, g.type_d, g.m,
+           g.n);
 }

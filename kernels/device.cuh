@@ -222,9 +222,26 @@ struct PartialSums {
 
 void sum_partials(const PartialSums &sums, cudaStream_t stream);
 
-// ---- what launchers check; `name` is the launcher's ----
+// ---- launches ----
 
-#define LAUNCH_CHECK() CUDA_CHECK(cudaGetLastError())
+template <typename KERNEL, typename... ARGUMENTS>
+static void launch_with_shared(KERNEL kernel, dim3 blocks, dim3 threads, size_t shared,
+                               cudaStream_t stream, const ARGUMENTS &...arguments) {
+    if (shared > 48 << 10) { // more than blocks have unasked
+        CUDA_CHECK(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    }
+    kernel<<<blocks, threads, shared, stream>>>(arguments...);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename KERNEL, typename... ARGUMENTS>
+static void launch(KERNEL kernel, dim3 blocks, dim3 threads, cudaStream_t stream,
+                   const ARGUMENTS &...arguments) {
+    launch_with_shared(kernel, blocks, threads, 0, stream, arguments...);
+}
+
+// ---- what launchers check; `name` is the launcher's ----
 
 static inline void check_aligned(const char *name, std::initializer_list<const void *> pointers) {
     for (const void *p : pointers) {
@@ -232,8 +249,11 @@ static inline void check_aligned(const char *name, std::initializer_list<const v
     }
 }
 
-// M rows of N values, read 8 at a time. Kernels count rows, columns and vectors of 8 in an int.
-static inline void check_shape(const char *name, int64_t M, int64_t N) {
+// Tensors of M rows of N values, read 8 at a time. Kernels count rows, columns and vectors of 8 in
+// an int.
+static inline void check_tensors(const char *name, int64_t M, int64_t N,
+                                 std::initializer_list<const void *> pointers) {
+    check_aligned(name, pointers);
     if (M < 1 || N < 1 || N % VEC != 0 || M * (N / VEC) > INT_MAX / 2) {
         die("%s: %lld x %lld; the GPU kernels take columns in multiples of %d, up to 2^33 values",
             name, (long long)M, (long long)N, VEC);
@@ -252,8 +272,7 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
 static inline bool check_operand(const char *name, const Operand &out, const Fp8Tensor &q,
                                  int64_t M, int64_t N) {
     bool codes = out.fp8 != NULL || out.fp8_t != NULL;
-    check_shape(name, M, N);
-    check_aligned(name, {out.bf16, out.fp8, out.fp8_t});
+    check_tensors(name, M, N, {out.bf16, out.fp8, out.fp8_t});
     if (codes && (M % 16 != 0 || N % 16 != 0)) {
         die("%s: %lld x %lld in FP8; both sides must be multiples of 16", name, (long long)M,
             (long long)N);

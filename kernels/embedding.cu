@@ -15,11 +15,9 @@ __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf1
 void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
                            int T, int C, cudaStream_t stream) {
     int64_t vectors = (int64_t)B * T * C / VEC;
-    check_shape("embedding forward", (int64_t)B * T, C);
-    check_aligned("embedding forward", {out, wte, wpe});
-    embedding_forward_kernel<<<divide_up(vectors, 256), 256, 0, stream>>>(out, tokens, wte, wpe,
-                                                                          vectors, T, C / VEC);
-    LAUNCH_CHECK();
+    check_tensors("embedding forward", (int64_t)B * T, C, {out, wte, wpe});
+    launch(embedding_forward_kernel, divide_up(vectors, 256), 256, stream, out, tokens, wte, wpe,
+           vectors, T, C / VEC);
 }
 
 enum { EMBEDDING_THREADS = 256 };
@@ -72,12 +70,10 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
 void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream) {
     int blocks = min(4 * PARTIALS, divide_up(M, EMBEDDING_THREADS / WARP));
-    check_shape("embedding backward", M, C);
-    check_aligned("embedding backward", {dwte.data, dout});
+    check_tensors("embedding backward", M, C, {dwte.data, dout});
     dwte.accumulate = true;
-    embedding_backward_kernel<<<blocks, EMBEDDING_THREADS, 0, stream>>>(dwte, dout, tokens, rows,
-                                                                        starts, runs, C / VEC);
-    LAUNCH_CHECK();
+    launch(embedding_backward_kernel, blocks, EMBEDDING_THREADS, stream, dwte, dout, tokens, rows,
+           starts, runs, C / VEC);
 }
 
 __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B, int64_t vectors) {
@@ -91,8 +87,6 @@ __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B,
 void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
                            cudaStream_t stream) {
     int64_t vectors = (int64_t)T * C / VEC;
-    check_shape("position backward", (int64_t)B * T, C);
-    check_aligned("position backward", {dwpe.data, dout});
-    position_backward_kernel<<<divide_up(vectors, 128), 128, 0, stream>>>(dwpe, dout, B, vectors);
-    LAUNCH_CHECK();
+    check_tensors("position backward", (int64_t)B * T, C, {dwpe.data, dout});
+    launch(position_backward_kernel, divide_up(vectors, 128), 128, stream, dwpe, dout, B, vectors);
 }

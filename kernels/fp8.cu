@@ -16,8 +16,7 @@ void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
     check_aligned("gpu_measure", {x});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
-    amax_kernel<<<blocks, 256, 0, stream>>>(&q.live->amax, x, n / VEC);
-    LAUNCH_CHECK();
+    launch(amax_kernel, blocks, 256, stream, &q.live->amax, x, n / VEC);
 }
 
 __device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
@@ -50,11 +49,9 @@ __global__ void clear_unmeasured_kernel(StepState *state) {
 }
 
 void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream) {
-    clear_unmeasured_kernel<<<1, 1, 0, stream>>>(state);
-    LAUNCH_CHECK();
+    launch(clear_unmeasured_kernel, 1, 1, stream, state);
     if (!scaling->delayed) { return; }
-    fp8_update_kernel<<<scaling->count, WARP, 0, stream>>>(*scaling, state);
-    LAUNCH_CHECK();
+    launch(fp8_update_kernel, scaling->count, WARP, stream, *scaling, state);
 }
 
 __global__ void load_scales_kernel(Fp8Scaling s) {
@@ -63,8 +60,7 @@ __global__ void load_scales_kernel(Fp8Scaling s) {
 }
 
 void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream) {
-    load_scales_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
-    LAUNCH_CHECK();
+    launch(load_scales_kernel, divide_up(scaling->count, 128), 128, stream, *scaling);
 }
 
 __global__ void forget_amaxes_kernel(Fp8Scaling s) {
@@ -73,8 +69,7 @@ __global__ void forget_amaxes_kernel(Fp8Scaling s) {
 }
 
 void gpu_fp8_forget_amaxes(const Fp8Scaling *scaling, cudaStream_t stream) {
-    forget_amaxes_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
-    LAUNCH_CHECK();
+    launch(forget_amaxes_kernel, divide_up(scaling->count, 128), 128, stream, *scaling);
 }
 
 __global__ void clear_measured_kernel(Fp8Scaling s) {
@@ -83,6 +78,5 @@ __global__ void clear_measured_kernel(Fp8Scaling s) {
 }
 
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream) {
-    clear_measured_kernel<<<divide_up(scaling->count, 128), 128, 0, stream>>>(*scaling);
-    LAUNCH_CHECK();
+    launch(clear_measured_kernel, divide_up(scaling->count, 128), 128, stream, *scaling);
 }

@@ -422,14 +422,13 @@ static CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns
                        {rows / 16, 16 * columns, 4}});
 }
 
-template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
-static void launch(const Gpu *gpu, const Parameters &p) {
-    auto kernel = gelu_product_kernel<TYPE, BACKWARD, SPLIT>;
+template <Fp8Type TYPE, bool BACKWARD>
+static void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
+    auto kernel = g.fast_accumulation ? gelu_product_kernel<TYPE, BACKWARD, false>
+                                      : gelu_product_kernel<TYPE, BACKWARD, true>;
     int64_t tiles = (int64_t)divide_up(p.M, TILE) * divide_up(p.N, TILE);
-    int blocks = (int)min(tiles, (int64_t)gpu->sms), bytes = (int)sizeof(Shared);
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<blocks, THREADS, sizeof(Shared), gpu->stream>>>(p);
-    LAUNCH_CHECK();
+    int blocks = (int)min(tiles, (int64_t)gpu->sms);
+    launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
 bool gpu_has_gelu_products(const Gpu *gpu) {
@@ -440,23 +439,11 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
 static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x,
                              const Operand &out, const Fp8Tensor &q) {
     check_operand(name, out, q, g.m, g.n);
-    check_shape(name, g.m, g.k);
-    check_aligned(name, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
-    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
-        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
-    }
-    bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
-    if (g.type_a != gpu_fp8_type(q.type) || g.type_b != TYPE_E4M3 || g.trans_a || !g.trans_b ||
-        !tensors) {
-        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
-            g.scales_a, g.scales_b);
-    }
+    check_tensors(name, g.m, g.k, {});
+    check_product(name, g, SCALES_TENSOR, g.type_a == gpu_fp8_type(q.type), g.c == NULL,
+                  {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
     if (!q.fused || q.mode != SCALE_GIVEN || q.counts != NULL) {
         die("%s: its output is by a given scale, and not counted", name);
-    }
-    if (g.a == NULL || g.b == NULL || x == NULL || g.bias == NULL || g.scale_a == NULL ||
-        g.scale_b == NULL || g.c != NULL || g.alpha != 1.0f) {
-        die("%s: a pointer is missing, or more than a product is requested", name);
     }
     const int64_t count = (int64_t)g.m * g.n;
     gemm_check_apart(&g, "d", g.d, count * (int64_t)sizeof(*x));
@@ -485,9 +472,8 @@ static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
     const char *name = "product with GELU";
     if (q.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
-    Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out, q);
-    auto run = g.fast_accumulation ? launch<FP8_E4M3, false, false> : launch<FP8_E4M3, false, true>;
-    run(gpu, p);
+    launch_product<FP8_E4M3, false>(gpu, g,
+                                    parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out, q));
 }
 
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
@@ -497,11 +483,7 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradie
     check_scratch(name, scratch, (int64_t)parts * g.n);
     Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.aux), dx, q);
     p.partials = scratch.data;
-    bool fast = g.fast_accumulation;
-    if (q.type == FP8_E4M3) {
-        (fast ? launch<FP8_E4M3, true, false> : launch<FP8_E4M3, true, true>)(gpu, p);
-    } else {
-        (fast ? launch<FP8_E5M2, true, false> : launch<FP8_E5M2, true, true>)(gpu, p);
-    }
+    (q.type == FP8_E4M3 ? launch_product<FP8_E4M3, true> : launch_product<FP8_E5M2, true>)(gpu, g,
+                                                                                           p);
     sum_partials({{column_sums}, scratch.data, parts, g.n}, gpu->stream);
 }

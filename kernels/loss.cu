@@ -301,9 +301,8 @@ static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch
         int threads = min(512, divide_up(divide_up(V, VEC), WARP) * WARP);
         RowLoss *rows = gradient ? reinterpret_cast<RowLoss *>(scratch.data) : NULL;
         if (gradient) { check_scratch(name, scratch, loss_scratch_floats(M)); }
-        cross_entropy_kernel<false, CAPS>
-            <<<M, threads, 0, stream>>>(losses, rows, logits.bf16, targets, V, P, terms);
-        LAUNCH_CHECK();
+        launch(cross_entropy_kernel<false, CAPS>, M, threads, stream, losses, rows, logits.bf16,
+               targets, V, P, terms);
         if (!gradient) { return; }
         LossSource<CAPS> source = {{P / VEC}, logits.bf16, rows, targets, terms, V};
         quantize<false>(name, source, logits, q, {}, {}, M, P, stream);
@@ -312,9 +311,8 @@ static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch
     int blocks = cluster_blocks(P), vectors = P / VEC;
     if (blocks == 0) {
         int threads = min(512, divide_up(vectors, WARP) * WARP);
-        cross_entropy_kernel<true, CAPS>
-            <<<M, threads, 0, stream>>>(losses, NULL, logits.bf16, targets, V, P, terms);
-        LAUNCH_CHECK();
+        launch(cross_entropy_kernel<true, CAPS>, M, threads, stream, losses, (RowLoss *)NULL,
+               logits.bf16, targets, V, P, terms);
     } else {
         int per_block = divide_up(vectors, blocks);
         int threads = min(512, divide_up(per_block, WARP) * WARP);
@@ -334,8 +332,8 @@ static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch
 void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
                        const int *targets, int M, int V, int P, LossTerms terms,
                        cudaStream_t stream) {
-    auto launch = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
-    launch(losses, logits, q, scratch, targets, M, V, P, terms, stream);
+    auto run = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
+    run(losses, logits, q, scratch, targets, M, V, P, terms, stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {
@@ -347,6 +345,5 @@ __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool 
 }
 
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream) {
-    sum_losses_kernel<<<1, 1024, 0, stream>>>(sum, losses, M, accumulate);
-    LAUNCH_CHECK();
+    launch(sum_losses_kernel, 1, 1024, stream, sum, losses, M, accumulate);
 }

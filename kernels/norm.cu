@@ -17,12 +17,15 @@ __device__ __forceinline__ float normalised(float x, float rstd, float weight, f
     return fmaf(x * rstd, weight, bias);
 }
 
-// ---- forward to BF16 ----
-
-static void check_norm(const char *name, int M, int C) {
-    check_shape(name, M, C);
+static void check_norm(const char *name, const Operand &out, const Fp8Tensor &q, int M, int C,
+                       bool statistics, std::initializer_list<const void *> pointers) {
+    check_operand(name, out, q, M, C);
+    check_aligned(name, pointers);
     if (C > WIDEST) { die("%s: %d channels; the GPU kernels take up to %d", name, C, WIDEST); }
+    if (!statistics) { die("%s: no statistics", name); }
 }
+
+// ---- forward to BF16 ----
 
 enum { WARPS = 8 };
 
@@ -96,8 +99,8 @@ template <int W, int V>
 static void norm_forward(const NormForward &n, Bf16 *out, float *amax, cudaStream_t stream) {
     auto kernel = n.bias != NULL ? norm_forward_kernel<W, V, true>
                                  : norm_forward_kernel<W, V, false>;
-    kernel<<<divide_up(n.M, WARPS / W), WARPS * WARP, 0, stream>>>(n, out, amax, 1.0f / (float)n.C);
-    LAUNCH_CHECK();
+    launch(kernel, divide_up(n.M, WARPS / W), WARPS * WARP, stream, n, out, amax,
+           1.0f / (float)n.C);
 }
 
 static void norm_forward_bf16(const NormForward &n, Bf16 *out, float *amax, cudaStream_t stream) {
@@ -214,18 +217,9 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
     }
 }
 
-// A launch of a kernel that sweeps over M rows, with as many blocks as that takes.
+// As many blocks as a sweep over M rows takes.
 static int sweep_blocks(int M, const Division &d) {
     return min((int)BLOCKS, divide_up(M, d.groups * CHUNK_ROWS));
-}
-
-template <typename KERNEL, typename... ARGUMENTS>
-static void launch_sweep(KERNEL kernel, int M, const Division &d, cudaStream_t stream,
-                         ARGUMENTS... arguments) {
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d.shared));
-    kernel<<<sweep_blocks(M, d), d.groups * d.lanes, d.shared, stream>>>(arguments...);
-    LAUNCH_CHECK();
 }
 
 // ---- forward to FP8 ----
@@ -340,10 +334,8 @@ struct NormSource : Place {
 
 void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stream) {
     const char *name = "norm forward";
-    check_norm(name, n.M, n.C);
-    check_operand(name, out, q, n.M, n.C);
-    check_aligned(name, {n.x, n.weight, n.bias, n.mean, n.rstd});
-    if (n.rstd == NULL || (n.bias != NULL && n.mean == NULL)) { die("%s: no statistics", name); }
+    bool statistics = n.rstd != NULL && (n.bias == NULL || n.mean != NULL);
+    check_norm(name, out, q, n.M, n.C, statistics, {n.x, n.weight, n.bias, n.mean, n.rstd});
     if (!q.fused) {
         norm_forward_bf16(n, out.bf16, measured_amax(q), stream);
         gpu_quantize(out, q, {}, {}, n.M, n.C, stream);
@@ -355,7 +347,8 @@ void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stre
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
-        launch_sweep(kernel, n.M, d, stream, n, out, q, d, 1.0f / (float)n.C);
+        launch_with_shared(kernel, sweep_blocks(n.M, d), d.groups * d.lanes, d.shared, stream, n,
+                           out, q, d, 1.0f / (float)n.C);
     } else {
         norm_forward_bf16(n, NULL, NULL, stream);
     }
@@ -488,18 +481,16 @@ static void launch_backward(const NormBackward &n, const Operand &out, const Fp8
     int blocks = sweep_blocks(n.M, d);
     int kinds = n.mean == NULL ? 1 : n.column_sums.data == NULL ? 2 : 3;
     check_scratch("norm backward", n.scratch, (int64_t)blocks * kinds * n.C);
-    launch_sweep(kernel, n.M, d, stream, n, out, q, amax, d, 1.0f / (float)n.C);
+    launch_with_shared(kernel, blocks, d.groups * d.lanes, d.shared, stream, n, out, q, amax, d,
+                       1.0f / (float)n.C);
     sum_partials({{n.dweight, n.dbias, n.column_sums}, n.scratch.data, blocks, n.C}, stream);
 }
 
 void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream) {
     const char *name = "norm backward";
     bool several = n.C <= WIDE;
-    check_norm(name, n.M, n.C);
-    check_operand(name, out, q, n.M, n.C);
-    check_aligned(name, {n.dout, n.x, n.weight});
+    check_norm(name, out, q, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
-    if (n.rstd == NULL) { die("%s: no statistics", name); }
     // RMSNorm's models have no biases: their column sums, where requested, are a pass of their own
     Gradient sums = {};
     if (n.mean == NULL) {
@@ -519,8 +510,7 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
     int slots = several ? (int)Slot<2>::COUNT : (int)Slot<1>::COUNT;
     Division d = divide(n.C, false, slots * sizeof(uint4));
     if (d.groups == 0) { die("%s: %d channels; too little shared memory", name, n.C); }
-    auto launch = several ? launch_backward<2, false, FP8_E4M3>
-                          : launch_backward<1, false, FP8_E4M3>;
-    launch(n, out, q, measured_amax(q), d, stream);
+    auto run = several ? launch_backward<2, false, FP8_E4M3> : launch_backward<1, false, FP8_E4M3>;
+    run(n, out, q, measured_amax(q), d, stream);
     gpu_quantize(out, q, sums, n.scratch, n.M, n.C, stream);
 }

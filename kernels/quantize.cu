@@ -7,8 +7,8 @@ void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int 
     CastSource source(N, out.bf16);
     q.fused = false; // the values are there in BF16
     if (check_operand(name, out, q, M, N)) {
-        auto launch = sums.data != NULL ? quantize<true, CastSource> : quantize<false, CastSource>;
-        launch(name, source, out, q, sums, scratch, M, N, stream);
+        auto run = sums.data != NULL ? quantize<true, CastSource> : quantize<false, CastSource>;
+        run(name, source, out, q, sums, scratch, M, N, stream);
     } else if (sums.data != NULL) {
         sum_columns<false>(name, source, NULL, NULL, sums, scratch, M, N, stream);
     }
@@ -34,11 +34,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
 
 void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
     const char *name = "transpose of codes";
-    check_shape(name, N, C);
-    check_aligned(name, {out, x});
+    check_tensors(name, N, C, {out, x});
     if (N % 16 != 0 || C % 16 != 0) { die("%s: %d x %d; multiples of 16", name, N, C); }
-    transpose_codes_kernel<<<tile_grid(N, C), TILE_THREADS, 0, stream>>>(out, x, N, C);
-    LAUNCH_CHECK();
+    launch(transpose_codes_kernel, tile_grid(N, C), TILE_THREADS, stream, out, x, N, C);
 }
 
 // A block: 32 columns of a kind, 32 lanes of partial sums.
@@ -63,8 +61,7 @@ __global__ void sum_partials_kernel(PartialSums s) {
 void sum_partials(const PartialSums &sums, cudaStream_t stream) {
     dim3 grid(divide_up(sums.columns, WARP), 3), block(WARP, WARP);
     if (sums.outs[2].data == NULL) { grid.y = sums.outs[1].data == NULL ? 1 : 2; }
-    sum_partials_kernel<<<grid, block, 0, stream>>>(sums);
-    LAUNCH_CHECK();
+    launch(sum_partials_kernel, grid, block, stream, sums);
 }
 
 // Of column_sums_kernel and the norms' backward pass, whose blocks are limited; of quantize_kernel,

@@ -504,8 +504,7 @@ static void launch_quantize(const SOURCE &source, const Operand &out, const Fp8T
         grid = dim3(divide_up(N, FP8_BLOCK), divide_up(M, FP8_BLOCK));
         threads = SQUARE_THREADS;
     }
-    kernel<<<grid, threads, 0, stream>>>(source, out, q, partials, M, N);
-    LAUNCH_CHECK();
+    launch(kernel, grid, threads, stream, source, out, q, partials, M, N);
 }
 
 // The source's values, M x N an output, to the FP8 forms; SUMS: with column sums, of which each
@@ -563,9 +562,8 @@ static void produce(const char *name, const FUSED &fused, const PLAIN &plain, co
         quantize<false>(name, fused, out, q, {}, {}, M, N, stream);
         return;
     }
-    produce_kernel<<<divide_up(count, 256), 256, 0, stream>>>(plain, out.bf16, measured_amax(q),
-                                                              count);
-    LAUNCH_CHECK();
+    launch(produce_kernel<PLAIN>, divide_up(count, 256), 256, stream, plain, out.bf16,
+           measured_amax(q), count);
     gpu_quantize(out, q, {}, {}, M, PLAIN::OUTPUTS * N, stream);
 }
 
@@ -613,8 +611,7 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     int across = divide_up(N, SUM_COLUMNS), down = min(PARTIALS, 8 * PARTIALS / across);
     dim3 grid(across, min(max(1, down), divide_up(M, ROW_LANES))), block(WARP, ROW_LANES);
     check_scratch(name, scratch, (int64_t)grid.y * N);
-    column_sums_kernel<SOURCE, WRITES>
-        <<<grid, block, 0, stream>>>(source, out, amax, scratch.data, M, N);
-    LAUNCH_CHECK();
+    launch(column_sums_kernel<SOURCE, WRITES>, grid, block, stream, source, out, amax, scratch.data,
+           M, N);
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
 }

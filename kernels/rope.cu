@@ -133,9 +133,8 @@ static void rotate(Bf16 *out, const Bf16 *qkv, const Rotary &r, float direction,
     if (count > INT_MAX) { die("rope: %lld threads, more than 2^31", (long long)count); }
     auto kernel = vectors ? (norm ? rope_kernel<VEC, true> : rope_kernel<VEC, false>)
                           : (norm ? rope_kernel<1, true> : rope_kernel<1, false>);
-    kernel<<<divide_up(count, ROPE_THREADS), ROPE_THREADS, 0, stream>>>(out, qkv, r, heads, lanes,
-                                                                        direction);
-    LAUNCH_CHECK();
+    launch(kernel, divide_up(count, ROPE_THREADS), ROPE_THREADS, stream, out, qkv, r, heads, lanes,
+           direction);
 }
 
 static void check_rope(const char *name, const Rotary &r, std::initializer_list<const void *> all) {
@@ -244,9 +243,8 @@ static void rotate_and_norm_backward(Bf16 *d_qkv, const RotaryBackward &b, cudaS
     auto kernel = halves_are_vectors(r.D) ? rope_norm_backward_kernel<VEC>
                                           : rope_norm_backward_kernel<1>;
     check_scratch("rope backward", b.scratch, (int64_t)2 * blocks * r.D);
-    kernel<<<dim3(blocks, 2), ROPE_THREADS, shared, stream>>>(d_qkv, b.qkv, r, lanes,
-                                                              b.scratch.data);
-    LAUNCH_CHECK();
+    launch_with_shared(kernel, dim3(blocks, 2), ROPE_THREADS, shared, stream, d_qkv, b.qkv, r,
+                       lanes, b.scratch.data);
     sum_partials({{b.dquery_weight, b.dkey_weight}, b.scratch.data, blocks, r.D}, stream);
 }
 
