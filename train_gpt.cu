@@ -103,7 +103,7 @@ static void print_plan(const Options *options) {
     options_print(&t->run.options, stdout);
     precision_print(&t->run.precision);
     plan_print(&t->plan, stdout);
-    muon_print(&t->params.muon, t->params.gradient_type, stdout);
+    muon_print(&t->params.muon, t->params.adamw.gradient_type, stdout);
     fit_print(options, support, planned_bytes, (int64_t)memory);
     exit(EXIT_SUCCESS);
 }
@@ -237,53 +237,33 @@ static int trainer_close(Trainer *t) {
 
 static const Gradient no_sums = {NULL, TYPE_F32, false};
 
-// The normalised x in the forms that the linear layer `next` reads.
-static Operand norm_forward(Trainer *t, const NormLayer *norm, const Bf16 *x,
-                            const LinearLayer *next, int M, Pass pass) {
-    const ModelConfig *c = &t->run.config;
+// The norm's output in the forms that the next linear layer reads.
+static Operand norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) {
+    NormForward n = norm->forward;
     Operand out = {t->net.norm_out, NULL, NULL, NULL, NULL};
-    Fp8Tensor q = linear_x(next, pass);
-    if (next == &t->net.head) { // which quantises a chunk at a time
+    Fp8Tensor q = linear_x(norm->next, pass);
+    if (norm->next == &t->net.head) { // which quantises a chunk at a time
         q.fused = false;
     } else {
-        out = linear_input(next, pass);
+        out = linear_input(norm->next, pass);
     }
-    NormForward n = {};
-    n.mean = norm->mean;
-    n.rstd = norm->rstd;
-    n.x = x;
-    n.weight = norm->weight;
-    n.bias = norm->bias;
-    n.eps = (float)c->norm_eps;
     n.M = M;
-    n.C = c->channels;
     gpu_family(&t->gpu, FAMILY_NORMS);
     gpu_norm_forward(out, q, n, t->gpu.stream);
     return out;
 }
 
-// The new d_residual, as the linear layer `below`, whose output's gradient it is, reads it. NULL:
-// there is none.
-static void norm_backward(Trainer *t, const NormLayer *norm, const Bf16 *x,
-                          const LinearLayer *below, int M, bool accumulate) {
+// From d_norm to the new d_residual, as the linear layer whose output's gradient it is reads it.
+static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
+    NormBackward n = norm->backward;
     Operand out = {t->net.d_residual.bf16, NULL, NULL, NULL, NULL};
     Fp8Tensor q = {};
-    NormBackward n = {};
-    n.dweight = gradient_into(norm->dweight, accumulate);
-    n.dbias = gradient_into(norm->dbias, accumulate);
-    if (below != NULL) {
-        out = below->gradient;
-        q = below->dy;
-        n.column_sums = gradient_into(below->dbias, accumulate);
+    if (norm->below != NULL) {
+        out = norm->below->gradient;
+        q = norm->below->dy;
     }
-    n.dout = t->net.d_norm;
-    n.x = x;
-    n.weight = norm->weight;
-    n.mean = norm->mean;
-    n.rstd = norm->rstd;
-    n.scratch = t->net.partial_sums;
+    n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
     n.M = M;
-    n.C = t->run.config.channels;
     gpu_family(&t->gpu, FAMILY_NORMS);
     gpu_norm_backward(out, q, n, t->gpu.stream);
 }
@@ -334,25 +314,21 @@ static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pa
     return out;
 }
 
-static Rotary rotary_of(const Block *b, int B, int T) {
-    Rotary r = b->rotary;
-    r.B = B;
-    r.T = T;
-    return r;
-}
-
 // Queries and keys as attention reads them.
 static void rotate(Trainer *t, const Block *b, int B, int T) {
-    if (b->rotary.table == NULL) { return; }
+    Rotary r = b->rope.rotary;
+    if (r.table == NULL) { return; }
+    r.B = B;
+    r.T = T;
     gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-    gpu_rope_forward(b->rotated, b->qkv_out, rotary_of(b, B, T), t->gpu.stream);
+    gpu_rope_forward(b->rotated, b->qkv_out, r, t->gpu.stream);
 }
 
 // From b->residual to `out`, the next block's residual.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     int M = B * T;
-    Operand x = norm_forward(t, &b->norm1, b->residual, &b->qkv, M, pass);
+    Operand x = norm_forward(t, &b->norm1, M, pass);
     linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
     rotate(t, b, B, T);
     gpu_family(gpu, FAMILY_ATTENTION);
@@ -360,7 +336,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
                           b->lse, b->rotated);
     x = attention_output(t, b, M, pass);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
-    x = norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, pass);
+    x = norm_forward(t, &b->norm2, M, pass);
     x = fc1_forward(t, b, x, M, pass);
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
@@ -374,10 +350,10 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
     if (recompute == RECOMPUTE_BLOCK) {
         block_forward(t, b, t->net.d_norm, B, T, PASS_AGAIN); // the next block has its output
     } else if (recompute == RECOMPUTE_ACTIVATIONS) {
-        norm_forward(t, &b->norm1, b->residual, &b->qkv, M, PASS_AGAIN);
+        norm_forward(t, &b->norm1, M, PASS_AGAIN);
         if (b->rotated != b->qkv_out) { rotate(t, b, B, T); }
         attention_output(t, b, M, PASS_AGAIN);
-        norm_forward(t, &b->norm2, b->residual_mid, &b->fc1, M, PASS_AGAIN);
+        norm_forward(t, &b->norm2, M, PASS_AGAIN);
         activation_forward(t, b, linear_x(&b->fc2, PASS_AGAIN), M, PASS_AGAIN);
     }
 }
@@ -427,28 +403,23 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
 // From d_qkv of the rotated queries and keys, in net.wide, to d_qkv as its linear layer reads it.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     const LinearLayer *qkv = &b->qkv;
-    Gradient sums = gradient_into(qkv->dbias, accumulate);
-    if (b->rotary.table != NULL) {
-        RotaryBackward r = {};
-        r.rotary = rotary_of(b, B, T);
-        r.qkv = b->qkv_out;
-        r.dquery_weight = gradient_into(b->dquery_norm, accumulate);
-        r.dkey_weight = gradient_into(b->dkey_norm, accumulate);
-        r.column_sums = sums;
-        r.scratch = t->net.partial_sums;
+    RotaryBackward r = b->rope;
+    r.dquery_weight.accumulate = r.dkey_weight.accumulate = accumulate;
+    r.column_sums.accumulate = accumulate;
+    r.rotary.B = B;
+    r.rotary.T = T;
+    if (r.rotary.table != NULL) {
         gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
         gpu_rope_backward(qkv->gradient, qkv->dy, r, t->gpu.stream);
         return;
     }
     gpu_family(&t->gpu, qkv->weight.fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
     gpu_measure(qkv->dy, qkv->gradient.bf16, (int64_t)B * T * qkv->N, t->gpu.stream);
-    gpu_quantize(qkv->gradient, qkv->dy, sums, t->net.partial_sums, B * T, qkv->N, t->gpu.stream);
+    gpu_quantize(qkv->gradient, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N, t->gpu.stream);
 }
 
-// From the gradient of the block's output, in d_residual, to that of its input. below: the linear
-// layer whose output that is; NULL: the embeddings.
-static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, int T,
-                           bool accumulate) {
+// From the gradient of the block's output, in d_residual, to that of its input.
+static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
     Network *net = &t->net;
     const Block *b = &net->blocks[l];
     Gpu *gpu = &t->gpu;
@@ -456,7 +427,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
     recompute_block(t, l, B, T);
     fc2_backward(t, b, M, accumulate);
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.input, NULL, M, accumulate);
-    norm_backward(t, &b->norm2, b->residual_mid, &b->attention_out, M, accumulate);
+    norm_backward(t, &b->norm2, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.input, NULL, M,
                     accumulate);
     gpu_family(gpu, FAMILY_ATTENTION);
@@ -464,7 +435,7 @@ static void block_backward(Trainer *t, int l, const LinearLayer *below, int B, i
                            b->attention_out.input.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
     linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.input, NULL, M, accumulate);
-    norm_backward(t, &b->norm1, b->residual, below, M, accumulate);
+    norm_backward(t, &b->norm1, M, accumulate);
 }
 
 // ---- forward, loss, backward --------------------------------------------------------------------
@@ -485,7 +456,7 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
         block_forward(t, &net->blocks[l], out, B, T, pass);
     }
     network_receive(net, c->num_layers + 1);
-    norm_forward(t, &net->final_norm, net->residual_out, &net->head, B * T, pass);
+    norm_forward(t, &net->final_norm, B * T, pass);
 }
 
 // The rows of norm_out from `row` on, as the LM head reads them, to their logits.
@@ -534,11 +505,10 @@ static void model_backward(Trainer *t, int B, int T, int place) {
     gpu_family(&t->gpu, FAMILY_NORMS);
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
     CUDA_CHECK(cudaMemsetAsync(net->d_residual.bf16, 0, residual_bytes, stream));
-    norm_backward(t, &net->final_norm, net->residual_out, &net->blocks[c->num_layers - 1].fc2,
-                  B * T, accumulate);
+    norm_backward(t, &net->final_norm, B * T, accumulate);
     if (last) { params_reduce(&t->params, c->num_layers + 1); }
     for (int l = c->num_layers - 1; l >= 0; l--) {
-        block_backward(t, l, l > 0 ? &net->blocks[l - 1].fc2 : NULL, B, T, accumulate);
+        block_backward(t, l, B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
     gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
@@ -674,8 +644,8 @@ static void train_step(Trainer *t) {
     dump_gradients(t);
     // after the batches: reading them may be what ends the run
     *p->input = {learning_rate(o, step), step, run_stop_signal() != 0 ? 1.0 : 0.0};
-    CUDA_CHECK(cudaMemcpyAsync(t->params.input, p->input, sizeof(StepInput), cudaMemcpyHostToDevice,
-                               stream));
+    CUDA_CHECK(cudaMemcpyAsync(t->params.adamw.input, p->input, sizeof(StepInput),
+                               cudaMemcpyHostToDevice, stream));
     params_update(&t->params); // in no graph: its collectives are waited for in graphs
     gpu_fetch(&t->gpu, p->state, t->params.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
@@ -882,7 +852,7 @@ static void profile_step(Trainer *t) {
         micro_step(t, micro_place(t, micro));
     }
     StepInput input = {0.0, run->progress.step, 0.0};
-    gpu_send(&t->gpu, t->params.input, &input, sizeof(input));
+    gpu_send(&t->gpu, t->params.adamw.input, &input, sizeof(input));
     params_update(&t->params);
     gpu_profile_end(&t->gpu, ms);
     for (int i = 0; i < FAMILY_COUNT; i++) { all += ms[i]; }

@@ -19,11 +19,6 @@ void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
     launch(amax_kernel, blocks, 256, stream, &q.live->amax, x, n / VEC);
 }
 
-__device__ __forceinline__ void make_live(const Fp8Scaling &s, int i) {
-    s.live[i].scale = s.slots[i].scale;
-    s.live[i].scale_inv = s.slots[i].scale_inv;
-}
-
 // A warp a slot.
 __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     int i = blockIdx.x;
@@ -38,7 +33,8 @@ __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
         slot->amax = 0.0f;
     }
     if (slot->count > 0) {
-        make_live(s, i);
+        s.live[i].scale = slot->scale;
+        s.live[i].scale_inv = slot->scale_inv;
     } else {
         atomicAdd(&state->unmeasured, 1);
     }
@@ -52,24 +48,6 @@ void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t st
     launch(clear_unmeasured_kernel, 1, 1, stream, state);
     if (!scaling->delayed) { return; }
     launch(fp8_update_kernel, scaling->count, WARP, stream, *scaling, state);
-}
-
-__global__ void load_scales_kernel(Fp8Scaling s) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < s.count) { make_live(s, i); }
-}
-
-void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream) {
-    launch(load_scales_kernel, divide_up(scaling->count, 128), 128, stream, *scaling);
-}
-
-__global__ void forget_amaxes_kernel(Fp8Scaling s) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < s.count && !(s.used[i] & SLOT_WEIGHT)) { s.slots[i].amax = 0.0f; }
-}
-
-void gpu_fp8_forget_amaxes(const Fp8Scaling *scaling, cudaStream_t stream) {
-    launch(forget_amaxes_kernel, divide_up(scaling->count, 128), 128, stream, *scaling);
 }
 
 __global__ void clear_measured_kernel(Fp8Scaling s) {

@@ -104,8 +104,8 @@ void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, 
                             const int *starts, const int *runs, int M, int C, cudaStream_t stream);
 void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
                            cudaStream_t stream);
-// The host's part of it, in train/gpu/batches.c: rows[M], starts[M+1], runs[embedding_runs_size(M)]
-// from tokens[M]; counts is scratch [V+1].
+// The host's part of it (embedding.c): rows[M], starts[M+1], runs[embedding_runs_size(M)] from
+// tokens[M]; counts is scratch [V+1].
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 
@@ -265,13 +265,13 @@ typedef struct {
     GpuType moment_type;
     void *gradients; // only gpu_muon_momentum writes them
     GpuType gradient_type;
-    const AdamWSegment *segments; // on the device, as are tensors
+    const AdamWSegment *segments; // on the device, as are tensors, squares and input
     int segment_count, segment_blocks;
     bool muon; // some of them are Muon's
-    const Fp8Tensor *tensors;
-    const Fp8Squares *squares; // of the tensors, on the device; NULL: each has one scale
-    bool counts;               // FP8: this step counts what is lost, where the tensors say
-    const StepInput *input;    // on the device
+    Fp8Tensor *tensors;
+    Fp8Squares *squares; // of the tensors; NULL: each has one scale
+    bool counts;         // FP8: this step counts what is lost, where the tensors say
+    StepInput *input;
     float beta1, beta2, eps, momentum;
     uint64_t seed; // of the stochastic rounding of BF16 moments
 } AdamWUpdate;
@@ -331,10 +331,6 @@ typedef struct {
 // scales; after a skipped step forgets those of activations and gradients. state->unmeasured is
 // then the number of slots in use without a history (0 for tensorwise scaling).
 void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream);
-// live from the slots: at the start of a run.
-void gpu_fp8_load_scales(const Fp8Scaling *scaling, cudaStream_t stream);
-// Forgets the amaxes of activations and gradients since the last update.
-void gpu_fp8_forget_amaxes(const Fp8Scaling *scaling, cudaStream_t stream);
 // Before a micro-step: nothing has been measured.
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
 

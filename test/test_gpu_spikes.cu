@@ -14,7 +14,7 @@ static void scale_norm(Trainer *t, float factor) {
     const Param *p = param_find(&t->run.layout, TENSOR_NORM2_WEIGHT, LAYER);
     int64_t place = t->params.zero.place[p - t->run.layout.params]; // one rank keeps all of it
     size_t n = (size_t)p->rows * p->cols;
-    float *weights = (float *)malloc_or_die(n * sizeof(float)), *master = t->params.master;
+    float *weights = (float *)malloc_or_die(n * sizeof(float)), *master = t->params.adamw.master;
     Bf16 *copies = (Bf16 *)malloc_or_die(n * sizeof(Bf16));
     gpu_fetch(&t->gpu, weights, master + place, n * sizeof(float));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
@@ -23,7 +23,7 @@ static void scale_norm(Trainer *t, float factor) {
         copies[i] = bf16_encode(weights[i]);
     }
     gpu_send(&t->gpu, master + place, weights, n * sizeof(float));
-    gpu_send(&t->gpu, t->net.blocks[LAYER].norm2.weight, copies, n * sizeof(Bf16));
+    gpu_send(&t->gpu, (void *)t->net.blocks[LAYER].norm2.forward.weight, copies, n * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     free(weights);
     free(copies);

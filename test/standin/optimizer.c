@@ -218,11 +218,6 @@ void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, in
 
 // ---- the scaling state --------------------------------------------------------------------------
 
-static void make_live(const Fp8Scaling *s, int i) {
-    s->live[i].scale = s->slots[i].scale;
-    s->live[i].scale_inv = s->slots[i].scale_inv;
-}
-
 void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) {
     state->unmeasured = 0;
     for (int i = 0; i < s->count && s->delayed; i++) {
@@ -234,20 +229,11 @@ void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) 
             s->slots[i].amax = 0.0f;
         }
         if (s->slots[i].count > 0) {
-            make_live(s, i);
+            s->live[i].scale = s->slots[i].scale;
+            s->live[i].scale_inv = s->slots[i].scale_inv;
         } else {
             state->unmeasured++;
         }
-    }
-}
-
-void gpu_fp8_load_scales(const Fp8Scaling *s, cudaStream_t stream) {
-    for (int i = 0; i < s->count; i++) { make_live(s, i); }
-}
-
-void gpu_fp8_forget_amaxes(const Fp8Scaling *s, cudaStream_t stream) {
-    for (int i = 0; i < s->count; i++) {
-        if (!(s->used[i] & SLOT_WEIGHT)) { s->slots[i].amax = 0.0f; }
     }
 }
 

@@ -37,8 +37,8 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
         {"norm1", offsetof(Block, qkv.input.bf16), activations, BF16_INPUT(qkv, C)},
         {"norm1, FP8", offsetof(Block, qkv.input.fp8_t), activations, FP8_INPUT(qkv, C)},
         {"norm1, scales", offsetof(Block, qkv.input.scales_t), activations, SCALES(qkv)},
-        {"norm1 mean", offsetof(Block, norm1.mean), block, mean},
-        {"norm1 rstd", offsetof(Block, norm1.rstd), block, statistic},
+        {"norm1 mean", offsetof(Block, norm1.forward.mean), block, mean},
+        {"norm1 rstd", offsetof(Block, norm1.forward.rstd), block, statistic},
         {"qkv", offsetof(Block, qkv_out), block, 2 * M * qkv_rows(c)},
         {"qkv, rotated", offsetof(Block, rotated), activations,
          c->qk_norm ? 2 * M * qkv_rows(c) : 0},
@@ -52,8 +52,8 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
         {"norm2", offsetof(Block, fc1.input.bf16), activations, BF16_INPUT(fc1, C)},
         {"norm2, FP8", offsetof(Block, fc1.input.fp8_t), activations, FP8_INPUT(fc1, C)},
         {"norm2, scales", offsetof(Block, fc1.input.scales_t), activations, SCALES(fc1)},
-        {"norm2 mean", offsetof(Block, norm2.mean), block, mean},
-        {"norm2 rstd", offsetof(Block, norm2.rstd), block, statistic},
+        {"norm2 mean", offsetof(Block, norm2.forward.mean), block, mean},
+        {"norm2 rstd", offsetof(Block, norm2.forward.rstd), block, statistic},
         {"fc1", offsetof(Block, fc1_out), block, 2 * M * fc1_rows(c)},
         {"activated", offsetof(Block, fc2.input.bf16), activations, BF16_INPUT(fc2, F)},
         {"activated, FP8", offsetof(Block, fc2.input.fp8_t), activations, FP8_INPUT(fc2, F)},
@@ -156,8 +156,8 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     plan_section(plan, "activations", PHASE_STEP);
     PLAN(plan, "last residual", M * C, n->residual_out);
     PLAN(plan, "last norm", M * C, n->norm_out);
-    PLAN(plan, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.mean);
-    PLAN(plan, "last norm's rstd", M, n->final_norm.rstd);
+    PLAN(plan, "last norm's mean", c->arch == ARCH_GPT2 ? M : 0, n->final_norm.forward.mean);
+    PLAN(plan, "last norm's rstd", M, n->final_norm.forward.rstd);
     PLAN(plan, "losses", M, n->losses);
     plan_section(plan, "scratch", PHASE_STEP);
     PLAN(plan, "d residual", trains ? M * C : 0, n->d_residual.bf16);
@@ -198,14 +198,32 @@ static void send_rope_table(Network *n) {
     free(table);
 }
 
-static void start_norm(NormLayer *norm, const Params *p, TensorId weight, int layer) {
+// Of x. The mean and the bias are LayerNorm's alone.
+static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, const Bf16 *x,
+                       const LinearLayer *next, const LinearLayer *below) {
+    const ModelConfig *c = &n->run->config;
+    const Params *p = n->params;
     const TensorId bias = (TensorId)(weight + 1);
+    const bool layernorm = c->arch == ARCH_GPT2;
+    NormForward *f = &norm->forward;
     assert(tensor_row(bias)->cols == DIM_NONE); // the table of tensors has a bias after each weight
-    norm->weight = params_weights(p, weight, layer, NULL);
-    norm->dweight = params_gradient(p, weight, layer);
-    if (p->run->config.arch == ARCH_LLAMA) { return; }
-    norm->bias = params_weights(p, bias, layer, NULL);
-    norm->dbias = params_gradient(p, bias, layer);
+    f->x = x;
+    f->weight = params_weights(p, weight, layer, NULL);
+    f->bias = layernorm ? params_weights(p, bias, layer, NULL) : NULL;
+    f->eps = (float)c->norm_eps;
+    f->C = c->channels;
+    norm->backward = (NormBackward){.dweight = params_gradient(p, weight, layer),
+                                    .dout = n->d_norm,
+                                    .x = x,
+                                    .weight = f->weight,
+                                    .mean = f->mean,
+                                    .rstd = f->rstd,
+                                    .scratch = n->partial_sums,
+                                    .C = f->C};
+    if (layernorm) { norm->backward.dbias = params_gradient(p, bias, layer); }
+    if (below != NULL) { norm->backward.column_sums = below->dbias; }
+    norm->next = next;
+    norm->below = below;
 }
 
 // The forms of a block's linear layer that lie in scratch. gradient: where its output's lies.
@@ -226,6 +244,7 @@ void network_start(Network *n) {
     const ModelConfig *c = &n->run->config;
     const Params *p = n->params;
     bool llama = c->arch == ARCH_LLAMA;
+    const LinearLayer *below = NULL; // the last of the block before
     send_rope_table(n);
     n->wte = params_weights(p, TENSOR_TOKEN_EMBEDDING, 0, NULL);
     n->wpe = params_weights(p, TENSOR_POSITION_EMBEDDING, 0, NULL);
@@ -242,17 +261,6 @@ void network_start(Network *n) {
             }
         }
         if (!c->qk_norm) { b->rotated = b->qkv_out; }
-        b->rotary = (Rotary){.table = llama ? n->rope : NULL,
-                             .query_weight = params_weights(p, TENSOR_QUERY_NORM_WEIGHT, l, NULL),
-                             .key_weight = params_weights(p, TENSOR_KEY_NORM_WEIGHT, l, NULL),
-                             .eps = (float)c->norm_eps,
-                             .H = c->num_heads,
-                             .G = c->num_groups,
-                             .D = c->head_size};
-        b->dquery_norm = params_gradient(p, TENSOR_QUERY_NORM_WEIGHT, l);
-        b->dkey_norm = params_gradient(p, TENSOR_KEY_NORM_WEIGHT, l);
-        start_norm(&b->norm1, p, TENSOR_NORM1_WEIGHT, l);
-        start_norm(&b->norm2, p, TENSOR_NORM2_WEIGHT, l);
         start_linear(n, &b->qkv, n->wide);
         start_linear(n, &b->attention_out, n->d_residual);
         start_linear(n, &b->fc1, n->wide);
@@ -265,8 +273,25 @@ void network_start(Network *n) {
             b->gelu_bias = b->fc1.bias;
             b->fc1.bias = NULL;
         }
+        start_norm(n, &b->norm1, TENSOR_NORM1_WEIGHT, l, b->residual, &b->qkv, below);
+        start_norm(n, &b->norm2, TENSOR_NORM2_WEIGHT, l, b->residual_mid, &b->fc1,
+                   &b->attention_out);
+        b->rope = (RotaryBackward){
+            .rotary = {.table = llama ? n->rope : NULL,
+                       .query_weight = params_weights(p, TENSOR_QUERY_NORM_WEIGHT, l, NULL),
+                       .key_weight = params_weights(p, TENSOR_KEY_NORM_WEIGHT, l, NULL),
+                       .eps = (float)c->norm_eps,
+                       .H = c->num_heads,
+                       .G = c->num_groups,
+                       .D = c->head_size},
+            .qkv = b->qkv_out,
+            .dquery_weight = params_gradient(p, TENSOR_QUERY_NORM_WEIGHT, l),
+            .dkey_weight = params_gradient(p, TENSOR_KEY_NORM_WEIGHT, l),
+            .column_sums = b->qkv.dbias,
+            .scratch = n->partial_sums};
+        below = &b->fc2;
     }
-    start_norm(&n->final_norm, p, TENSOR_FINAL_NORM_WEIGHT, 0);
+    start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, &n->head, below);
     linear_start(&n->head, p);
     n->gelu_products = n->gelu_products && gpu_has_gelu_products(n->gpu);
 }

@@ -10,11 +10,12 @@
 
 BEGIN_C
 
-// LayerNorm, or RMSNorm where bias is NULL.
+// LayerNorm or RMSNorm; M is a call's, as is whether gradients are added up.
 typedef struct {
-    Bf16 *weight, *bias; // [C]
-    Gradient dweight, dbias;
-    float *mean, *rstd; // [M] kept; mean of LayerNorm alone
+    NormForward forward;
+    NormBackward backward;
+    const LinearLayer *next;  // reads its output
+    const LinearLayer *below; // writes its input; NULL: the embeddings
 } NormLayer;
 
 // The inputs of the linear layers are kept in them: the norms' outputs, attention's (in BF16 too,
@@ -28,14 +29,13 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
-    Rotary rotary; // B and T are a call's; table NULL: the model has no rotary embedding
-    Gradient dquery_norm, dkey_norm;
-    Bf16 *residual;     // [M,C] the block's input
-    Bf16 *qkv_out;      // [M,N]
-    Bf16 *rotated;      // [M,N] as attention reads it; QK norm apart, in place
-    float *lse;         // [B,H,T] of attention
-    Bf16 *residual_mid; // [M,C] after attention
-    Bf16 *fc1_out;      // [M,F], Llama [M,2F]
+    RotaryBackward rope; // B and T are a call's; table NULL: the model has no rotary embedding
+    Bf16 *residual;      // [M,C] the block's input
+    Bf16 *qkv_out;       // [M,N]
+    Bf16 *rotated;       // [M,N] as attention reads it; QK norm apart, in place
+    float *lse;          // [B,H,T] of attention
+    Bf16 *residual_mid;  // [M,C] after attention
+    Bf16 *fc1_out;       // [M,F], Llama [M,2F]
     // GELU's derivative is applied by the product that makes its output's gradient: both layers
     // around it are BF16. Otherwise GELU adds fc1's bias: cuBLASLt's epilogue that adds it slows a
     // wide FP8 product by a quarter.

@@ -41,7 +41,7 @@ static void plan_fp8(Params *p, Plan *plan) {
     p->scaling.delayed = p->delayed;
     if (!p->fp8) { return; }
     plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
-    PLAN(plan, "table of weights", run->precision.count, p->tensors);
+    PLAN(plan, "table of weights", run->precision.count, p->adamw.tensors);
     PLAN(plan, "slots", count, p->scaling.slots);
     PLAN(plan, "scales in use", count, p->scaling.live);
     PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
@@ -55,7 +55,7 @@ static void plan_fp8(Params *p, Plan *plan) {
         p->num_squares += squares_room(&p->squares[i]);
     }
     PLAN(plan, "table of weights' blocks", p->blockwise ? run->precision.count : 0,
-         p->tensor_squares);
+         p->adamw.squares);
     PLAN(plan, "weights' amaxes", p->num_squares, p->square_amax);
     PLAN(plan, "weights' scales", 2 * p->num_squares, p->square_scales);
 }
@@ -95,17 +95,22 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     // gradients in FP32 when requested, or when several micro-batches add to them
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
                 (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
-    p->gradient_type = wide ? TYPE_F32 : TYPE_BF16;
-    p->moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
+    p->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
+    p->adamw.moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
+    p->adamw.momentum = (float)o->muon_momentum;
+    p->adamw.beta1 = (float)o->adam_beta1;
+    p->adamw.beta2 = (float)o->adam_beta2;
+    p->adamw.eps = (float)o->adam_eps;
+    p->adamw.seed = (uint64_t)o->seed;
     p->fp8 = precision_fp8_share(&run->precision) > 0;
     p->delayed = p->fp8 && run->precision.recipe == FP8_RECIPE_DELAYED;
     p->blockwise = p->fp8 && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
     p->squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
 
     plan_section(plan, "weights", PHASE_ALWAYS);
-    int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->gradient_type) : 0;
-    int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->moment_type) : 0;
-    int64_t squares_bytes = trains ? p->zero.kept_adamw * gpu_type_bytes(p->moment_type) : 0;
+    int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->adamw.gradient_type) : 0;
+    int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->adamw.moment_type) : 0;
+    int64_t squares_bytes = trains ? p->zero.kept_adamw * gpu_type_bytes(p->adamw.moment_type) : 0;
     int64_t largest_codes = 0;
     p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
     for (int s = 0; s < p->zero.count; s++) {
@@ -114,16 +119,16 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
                     segment_size(p, s) * (is_codes ? 1 : (int64_t)sizeof(Bf16)), &p->weights[s]);
         if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, s)); }
     }
-    PLAN(plan, "master weights", p->zero.kept, p->master);
+    PLAN(plan, "master weights", p->zero.kept, p->adamw.master);
     plan_section(plan, "gradients", PHASE_ALWAYS);
-    plan_buffer(plan, "gradients", gradient_bytes, &p->gradients);
+    plan_buffer(plan, "gradients", gradient_bytes, &p->adamw.gradients);
     muon_plan(&p->muon, run, &p->zero, plan);
     plan_section(plan, "optimizer", PHASE_ALWAYS);
-    plan_buffer(plan, "first moment", moment_bytes, &p->exp_avg);
-    plan_buffer(plan, "second moment", squares_bytes, &p->exp_avg_sq);
+    plan_buffer(plan, "first moment", moment_bytes, &p->adamw.exp_avg);
+    plan_buffer(plan, "second moment", squares_bytes, &p->adamw.exp_avg_sq);
     PLAN(plan, "segments", p->num_ranges, p->segments);
     PLAN(plan, "step state", 1, p->state);
-    PLAN(plan, "step input", 1, p->input);
+    PLAN(plan, "step input", 1, p->adamw.input);
     PLAN(plan, "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
     PLAN(plan, "norm scratch", max64(NORM_PARTS + p->zero.count, 3 * fp8_slot_count(&run->config)),
          p->norm_scratch);
@@ -179,8 +184,8 @@ static void send_tensors(Params *p, int *tensor) {
         tensor[param] = p->num_tensors++;
     }
     size_t n = (size_t)p->num_tensors;
-    if (p->fp8) { gpu_send(p->gpu, p->tensors, tensors, n * sizeof(Fp8Tensor)); }
-    if (p->blockwise) { gpu_send(p->gpu, p->tensor_squares, squares, n * sizeof(Fp8Squares)); }
+    if (p->fp8) { gpu_send(p->gpu, p->adamw.tensors, tensors, n * sizeof(Fp8Tensor)); }
+    if (p->blockwise) { gpu_send(p->gpu, p->adamw.squares, squares, n * sizeof(Fp8Squares)); }
     free(tensors);
     free(squares);
 }
@@ -208,28 +213,12 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
 // The optimizer's step, bucket by bucket: a bucket's segments lie together and count their blocks
 // from 0, so that each has its own launch.
 static void send_segments(Params *p, const int *tensor) {
-    const Options *o = &p->run->options;
     AdamWSegment *segments = calloc_or_die((size_t)p->num_ranges, sizeof(AdamWSegment));
     int count = 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         AdamWUpdate *bucket = &p->updates[b];
-        *bucket = (AdamWUpdate){
-            .master = p->master,
-            .exp_avg = p->exp_avg,
-            .exp_avg_sq = p->exp_avg_sq,
-            .moment_type = p->moment_type,
-            .gradients = p->gradients,
-            .gradient_type = p->gradient_type,
-            .segments = p->segments + count,
-            .tensors = p->tensors,
-            .squares = p->tensor_squares,
-            .input = p->input,
-            .momentum = (float)o->muon_momentum,
-            .beta1 = (float)o->adam_beta1,
-            .beta2 = (float)o->adam_beta2,
-            .eps = (float)o->adam_eps,
-            .seed = (uint64_t)o->seed,
-        };
+        *bucket = p->adamw;
+        bucket->segments = p->segments + count;
         for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
             if (p->zero.segments[r->segment].bucket != b) { continue; }
             AdamWSegment *s = &segments[count++];
@@ -297,10 +286,12 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
 
 Gradient params_gradient(const Params *p, TensorId id, int layer) {
     const Param *q = param_find(&p->run->layout, id, layer);
-    if (q == NULL || p->gradients == NULL) { return (Gradient){NULL, p->gradient_type, false}; }
+    if (q == NULL || p->adamw.gradients == NULL) {
+        return (Gradient){NULL, p->adamw.gradient_type, false};
+    }
     int64_t place = p->zero.place[q - p->run->layout.params];
-    char *data = (char *)p->gradients + place * gpu_type_bytes(p->gradient_type);
-    return (Gradient){data, p->gradient_type, false};
+    char *data = (char *)p->adamw.gradients + place * gpu_type_bytes(p->adamw.gradient_type);
+    return (Gradient){data, p->adamw.gradient_type, false};
 }
 
 Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId operand) {
@@ -331,7 +322,16 @@ void params_clear_measured(const Params *p) {
 }
 
 void params_forget_amaxes(const Params *p) {
-    if (p->delayed) { gpu_fp8_forget_amaxes(&p->scaling, p->gpu->stream); }
+    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Slot);
+    if (!p->delayed) { return; }
+    Fp8Slot *slots = malloc_or_die(bytes);
+    gpu_fetch(p->gpu, slots, p->scaling.slots, bytes);
+    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    for (int i = 0; i < p->scaling.count; i++) {
+        if (i % OPERAND_COUNT != OPERAND_W) { slots[i].amax = 0.0f; }
+    }
+    gpu_send(p->gpu, p->scaling.slots, slots, bytes);
+    free(slots);
 }
 
 void params_clear_counts(Params *p) {
@@ -349,7 +349,7 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
 // ---- what ranks exchange ------------------------------------------------------------------------
 
 static void *gradients_from(const Params *p, int64_t place) {
-    return (char *)p->gradients + place * gpu_type_bytes(p->gradient_type);
+    return (char *)p->adamw.gradients + place * gpu_type_bytes(p->adamw.gradient_type);
 }
 
 void params_reduce(Params *p, int bucket) {
@@ -357,7 +357,7 @@ void params_reduce(Params *p, int bucket) {
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
         comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin),
-                            (CommType)p->gradient_type, z->segments[s].part);
+                            (CommType)p->adamw.gradient_type, z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
 }
@@ -370,23 +370,23 @@ void params_join(Params *p) {
 void params_fetch_gradients(Params *p, float *host) {
     const ParamLayout *layout = &p->run->layout;
     const ZeroLayout *z = &p->zero;
-    size_t bytes = (size_t)(z->size * gpu_type_bytes(p->gradient_type));
+    size_t bytes = (size_t)(z->size * gpu_type_bytes(p->adamw.gradient_type));
     char *all = malloc_or_die(bytes);
     comm_begin(p->comm);
     for (int s = 0; s < z->count; s++) {
         comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin),
-                        (CommType)p->gradient_type, z->segments[s].part);
+                        (CommType)p->adamw.gradient_type, z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
     params_join(p);
-    gpu_fetch(p->gpu, all, p->gradients, bytes);
+    gpu_fetch(p->gpu, all, p->adamw.gradients, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = 0; i < layout->count; i++) {
         float *to = host + layout->params[i].offset;
         int64_t from = z->place[i], n = param_size(&layout->params[i]);
         for (int64_t k = 0; k < n; k++) {
-            to[k] = p->gradient_type == TYPE_F32 ? ((const float *)all)[from + k]
-                                                 : bf16_decode(((const Bf16 *)all)[from + k]);
+            to[k] = p->adamw.gradient_type == TYPE_F32 ? ((const float *)all)[from + k]
+                                                       : bf16_decode(((const Bf16 *)all)[from + k]);
         }
     }
     free(all);
@@ -439,7 +439,8 @@ static void publish_measured(Params *p, const StepState *state) {
         // the bits of what is not negative order as it does; of Fp8Live's fields amax alone differs
         all_reduce(p, p->blockwise ? (void *)p->square_amax : p->scaling.live, COMM_U32, COMM_MAX,
                    p->blockwise ? p->num_squares : words);
-        gpu_announce_scales(p->tensors, p->tensor_squares, p->num_tensors, state, p->gpu->stream);
+        gpu_announce_scales(p->adamw.tensors, p->adamw.squares, p->num_tensors, state,
+                            p->gpu->stream);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_quantize_weights(&p->updates[b], state, p->gpu->stream);
@@ -463,7 +464,7 @@ static void agree(Params *p) {
     cudaStream_t stream = p->gpu->stream;
     CUDA_CHECK(cudaMemcpyAsync(&state->own_loss, &state->loss, sizeof(double),
                                cudaMemcpyDeviceToDevice, stream));
-    CUDA_CHECK(cudaMemcpyAsync(&state->stop, &p->input->stop, sizeof(double),
+    CUDA_CHECK(cudaMemcpyAsync(&state->stop, &p->adamw.input->stop, sizeof(double),
                                cudaMemcpyDeviceToDevice, stream));
     all_reduce(p, &state->loss, COMM_F64, COMM_SUM, SUMS);
     if (p->delayed) {
@@ -476,8 +477,8 @@ void params_update(Params *p) {
     const Options *o = &p->run->options;
     cudaStream_t stream = p->gpu->stream;
     gpu_family(p->gpu, FAMILY_OPTIMIZER);
-    gpu_sum_of_squares(p->state, p->norm_scratch, p->gradients, p->gradient_type, p->parts,
-                       p->num_parts, stream);
+    gpu_sum_of_squares(p->state, p->norm_scratch, p->adamw.gradients, p->adamw.gradient_type,
+                       p->parts, p->num_parts, stream);
     agree(p);
     gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
                     stream);
@@ -490,8 +491,8 @@ void params_update(Params *p) {
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         if (p->updates[b].muon) { gpu_muon_momentum(&p->updates[b], p->state, stream); }
     }
-    muon_orthogonalize_all(&p->muon, p->gpu, p->comm, SLOT_AGREEMENT, p->gradients,
-                           p->gradient_type);
+    muon_orthogonalize_all(&p->muon, p->gpu, p->comm, SLOT_AGREEMENT, p->adamw.gradients,
+                           p->adamw.gradient_type);
     bool measured = p->measuring && p->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(&p->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, p->state, stream);

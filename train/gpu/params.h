@@ -28,31 +28,27 @@ typedef struct {
     const Run *run;
 
     ZeroLayout zero;
-    void **weights;   // [zero.count] of a segment: BF16 or FP8
-    float *master;    // [zero.kept]
-    void *gradients;  // [zero.size] gradient_type
-    void *exp_avg;    // [zero.kept] moment_type
-    void *exp_avg_sq; // [zero.kept_adamw] moment_type
-    GpuType gradient_type, moment_type;
-    ZeroRange *ranges; // [num_ranges] the elements that this rank keeps
-    Bucket *saved;     // [num_ranges] the same, as a checkpoint has them
+    void **weights; // [zero.count] of a segment: BF16 or FP8
+    // What the optimizer works on: master weights and first moments [zero.kept], second moments
+    // [zero.kept_adamw], gradients [zero.size]; the weights that are sent as codes [num_tensors].
+    AdamWUpdate adamw;
+    AdamWUpdate *updates; // [num_buckets] the same, with a bucket's segments
+    ZeroRange *ranges;    // [num_ranges] the elements that this rank keeps
+    Bucket *saved;        // [num_ranges] the same, as a checkpoint has them
     int num_ranges;
     AdamWSegment *segments; // on the device, [num_ranges]
-    AdamWUpdate *updates;   // [num_buckets]
     GradientPart *parts;    // on the device, [num_parts]: of the gradients' norm
     int num_parts;
     Muon muon;
-    StepInput *input; // on the device, as is state
-    StepState *state;
+    StepState *state;     // on the device
     double *norm_scratch; // also of params_sum_counts
 
     bool fp8, delayed, blockwise;
     Fp8Scaling scaling; // buffers on the device
     Fp8Counts *counts;  // on the device, [slots]; NULL without --fp8-stats-interval
-    Fp8Tensor *tensors; // on the device, [num_tensors]: the weights that are sent as codes
-    // Blockwise scaling: of the linear layers' weights [precision.count], zero where it is BF16;
-    // and on the device, of the tensors. Their amaxes lie together, as do their scales.
-    Fp8Squares *squares, *tensor_squares;
+    // Blockwise scaling: of the linear layers' weights [precision.count], zero where it is BF16.
+    // Their amaxes lie together, as do their scales.
+    Fp8Squares *squares;
     float *square_amax, *square_scales;
     int64_t num_squares;
     int num_tensors;
@@ -90,7 +86,7 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
 
 // Before a micro-batch's forward pass: nothing has been measured in it.
 void params_clear_measured(const Params *p);
-// Forgets the amaxes of activations and gradients since the last update.
+// Forgets the amaxes of activations and gradients since the last update. Waits for the device.
 void params_forget_amaxes(const Params *p);
 // What FP8 loses, by slot: nothing is counted yet / fetches what was counted since, of all ranks,
 // which waits for the device.

@@ -23,8 +23,8 @@ static size_t snapshot_bytes(const Params *p) {
     int64_t elements = elements_of(p, p->num_ranges);
     int64_t moments = elements + elements_of(p, squared_ranges(p));
     int64_t model = p->run->rank == 0 ? p->run->layout.size : 0;
-    return (size_t)(elements * (int64_t)sizeof(float) + moments * gpu_type_bytes(p->moment_type) +
-                    model * (int64_t)sizeof(Bf16));
+    return (size_t)(elements * (int64_t)sizeof(float) +
+                    moments * gpu_type_bytes(p->adamw.moment_type) + model * (int64_t)sizeof(Bf16));
 }
 
 // Pinned where the system allows it.
@@ -69,10 +69,11 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
         longest = max64(longest, p->ranges[i].end - p->ranges[i].begin);
     }
     float *host = malloc_or_die((size_t)longest * sizeof(float));
-    restore_array(p, c, "master", p->master, TYPE_F32, p->num_ranges, host);
+    restore_array(p, c, "master", p->adamw.master, TYPE_F32, p->num_ranges, host);
     if (c != NULL && options_train(&p->run->options)) {
-        restore_array(p, c, "exp_avg", p->exp_avg, p->moment_type, p->num_ranges, host);
-        restore_array(p, c, "exp_avg_sq", p->exp_avg_sq, p->moment_type, squared_ranges(p), host);
+        restore_array(p, c, "exp_avg", p->adamw.exp_avg, p->adamw.moment_type, p->num_ranges, host);
+        restore_array(p, c, "exp_avg_sq", p->adamw.exp_avg_sq, p->adamw.moment_type,
+                      squared_ranges(p), host);
     }
     free(host);
 }
@@ -84,6 +85,7 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     int n = p->scaling.count;
     size_t history = (size_t)n * (size_t)p->scaling.history_length;
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
+    Fp8Live *live = calloc_or_die((size_t)n, sizeof(Fp8Live));
     float *amax = calloc_or_die(history, sizeof(float));
     Error err;
     for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0}; }
@@ -93,12 +95,14 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     }
     fp8_fix_slot(precision, &p->run->options, slots);
     gpu_send(p->gpu, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
-    gpu_fp8_load_scales(&p->scaling, p->gpu->stream);
     p->measuring = !p->delayed;
     for (int i = 0; i < n; i++) {
+        live[i] = (Fp8Live){.scale_inv = slots[i].scale_inv, .scale = slots[i].scale};
         p->measuring |= fp8_slot_follows(precision, i) && slots[i].count == 0;
     }
+    gpu_send(p->gpu, p->scaling.live, live, (size_t)n * sizeof(Fp8Live));
     free(slots);
+    free(live);
     free(amax);
 }
 
@@ -136,7 +140,7 @@ static void fetch_model(Params *p, Bf16 *to) {
         bool codes = segment->codes;
         Bf16 *weights = codes ? p->gathered : p->weights[s];
         if (codes) {
-            gpu_to_bf16(weights + p->run->rank * segment->part, p->master + segment->kept,
+            gpu_to_bf16(weights + p->run->rank * segment->part, p->adamw.master + segment->kept,
                         segment->part, p->gpu->stream);
             comm_begin(p->comm);
             comm_all_gather(p->comm, weights, COMM_BF16, segment->part);
@@ -172,9 +176,10 @@ static void check_scales(Params *p) {
 void params_snapshot(Params *p, Snapshot *s) {
     char *master = p->snapshot;
     int n = p->num_ranges, squared = squared_ranges(p);
-    char *exp_avg = fetch_ranges(p, master, p->master, TYPE_F32, n);
-    char *exp_avg_sq = fetch_ranges(p, exp_avg, p->exp_avg, p->moment_type, n);
-    Bf16 *model = (Bf16 *)fetch_ranges(p, exp_avg_sq, p->exp_avg_sq, p->moment_type, squared);
+    char *exp_avg = fetch_ranges(p, master, p->adamw.master, TYPE_F32, n);
+    char *exp_avg_sq = fetch_ranges(p, exp_avg, p->adamw.exp_avg, p->adamw.moment_type, n);
+    Bf16 *model = (Bf16 *)fetch_ranges(p, exp_avg_sq, p->adamw.exp_avg_sq, p->adamw.moment_type,
+                                       squared);
     fetch_model(p, model);
     if (p->delayed) {
         size_t count = (size_t)p->scaling.count;
@@ -188,7 +193,7 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->ranges = p->saved;
     s->model_dtype = DTYPE_BF16;
     s->model = model;
-    s->moment_dtype = p->moment_type == TYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+    s->moment_dtype = p->adamw.moment_type == TYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
     s->master = master;
     s->exp_avg = exp_avg;
     s->exp_avg_sq = exp_avg_sq;
