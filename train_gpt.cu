@@ -21,8 +21,8 @@
 
 // What a step gets from the host, and its results on their way back.
 typedef struct {
-    StepInput *input; // pinned, as is state
-    StepState *state;
+    StepInput input;
+    StepState state;
     cudaEvent_t begin, end;
     bool follows; // directly on the step before
 } Pending;
@@ -52,26 +52,22 @@ typedef struct {
     Network net;
 
     Batches batches;
-    Bf16 *sample_codes;   // [V], host: of the next token of a sample, as they come
-    float *sample_logits; // [V], host: and as numbers
+    float *sample_logits; // [V], host: of the next token of a sample
 
     Replay micro[MICRO_PLACES][2]; // [place][measuring]
-    Pending pending[RESULTS];
-    int64_t enqueued; // steps enqueued by this process
+    Pending *pending;              // [RESULTS], pinned
+    int64_t enqueued;              // steps enqueued by this process
 } Trainer;
 
 // ---- memory -----------------------------------------------------------------------------------
-
-static int64_t micro_batch_tokens(const Trainer *t) {
-    return (int64_t)t->run.options.micro_batch_size * t->run.config.seq_length;
-}
 
 // The whole plan of a run, from its options and what the device offers.
 static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support, Error *err) {
     if (!run_configure(&t->run, options, support, err)) { return false; }
     params_plan(&t->params, &t->run, &t->plan);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
-    batches_plan(&t->batches, (int)micro_batch_tokens(t), t->run.config.vocab, &t->plan);
+    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
+    batches_plan(&t->batches, tokens, t->run.config.vocab, &t->plan);
     return true;
 }
 
@@ -142,13 +138,11 @@ static void allocate(Trainer *t) {
     t->plan.memory = {&t->gpu, guard_fill, guard_fetch};
     plan_assign(&t->plan, t->memory);
     batches_start(&t->batches, &t->gpu);
+    CUDA_CHECK(cudaMallocHost((void **)&t->pending, RESULTS * sizeof(Pending)));
     for (int i = 0; i < RESULTS; i++) {
-        CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].input, sizeof(StepInput)));
-        CUDA_CHECK(cudaMallocHost((void **)&t->pending[i].state, sizeof(StepState)));
         CUDA_CHECK(cudaEventCreate(&t->pending[i].begin));
         CUDA_CHECK(cudaEventCreate(&t->pending[i].end));
     }
-    t->sample_codes = (Bf16 *)malloc_or_die((size_t)t->run.config.vocab * sizeof(Bf16));
     t->sample_logits = (float *)malloc_or_die((size_t)t->run.config.vocab * sizeof(float));
 }
 
@@ -217,17 +211,15 @@ static int trainer_close(Trainer *t) {
     int status = run_close(&t->run);
     batches_close(&t->batches);
     for (int i = 0; i < RESULTS; i++) {
-        CUDA_CHECK(cudaFreeHost(t->pending[i].input));
-        CUDA_CHECK(cudaFreeHost(t->pending[i].state));
         CUDA_CHECK(cudaEventDestroy(t->pending[i].begin));
         CUDA_CHECK(cudaEventDestroy(t->pending[i].end));
     }
+    CUDA_CHECK(cudaFreeHost(t->pending));
     params_close(&t->params);
     CUDA_CHECK(cudaFree(t->memory));
     gemm_close(&t->gpu);
     attention_close(&t->gpu);
     gpu_close(&t->gpu);
-    free(t->sample_codes);
     free(t->sample_logits);
     trainer_free_plan(t);
     return status;
@@ -580,12 +572,6 @@ static void dump_gradients(Trainer *t) {
     run_maybe_dump(run, gradients, loss / tokens);
 }
 
-// Whether scales are measured, and what FP8 loses is counted, from the next launch on.
-static void set_scaling(Trainer *t, bool measuring, bool counting) {
-    if (measuring == t->params.measuring && counting == t->params.counting) { return; }
-    network_set_scaling(&t->net, measuring, counting);
-}
-
 // Waits for the step that is on its way, and reports it.
 static void finish_step(Trainer *t) {
     if (!t->run.in_flight) { return; }
@@ -596,18 +582,18 @@ static void finish_step(Trainer *t) {
     CUDA_CHECK(cudaEventSynchronize(p->end));
     CUDA_CHECK(cudaEventElapsedTime(&ms, from, p->end));
     StepResult result = {};
-    result.loss = p->state->loss;
-    result.norm = sqrt(p->state->norm_squared);
-    result.lr = p->input->lr;
+    result.loss = p->state.loss;
+    result.norm = sqrt(p->state.norm_squared);
+    result.lr = p->input.lr;
     result.seconds = 1e-3 * ms;
-    result.skipped = p->state->skipped != 0;
-    result.stop = p->state->stop > 0;
-    result.own_loss = p->state->own_loss * t->run.ranks /
+    result.skipped = p->state.skipped != 0;
+    result.stop = p->state.stop > 0;
+    result.own_loss = p->state.own_loss * t->run.ranks /
                       ((double)t->run.options.global_batch_size * t->run.options.seq_length);
     t->run.in_flight = false;
     guard_check(t);
-    set_scaling(t, t->params.delayed ? p->state->unmeasured > 0 : t->params.measuring,
-                t->params.counting);
+    network_set_scaling(&t->net, t->params.delayed ? p->state.unmeasured > 0 : t->params.measuring,
+                        t->params.counting);
     run_report(&t->run, result);
 }
 
@@ -616,7 +602,7 @@ static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
     params_fetch_counts(&t->params, counts);
-    set_scaling(t, t->params.measuring, false);
+    network_set_scaling(&t->net, t->params.measuring, false);
     finish_step(t);
     run_report_fp8(&t->run, counts);
     free(counts);
@@ -629,7 +615,7 @@ static void train_step(Trainer *t) {
     bool measuring = t->params.measuring;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
-        set_scaling(t, measuring, true);
+        network_set_scaling(&t->net, measuring, true);
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
@@ -643,11 +629,11 @@ static void train_step(Trainer *t) {
     }
     dump_gradients(t);
     // after the batches: reading them may be what ends the run
-    *p->input = {learning_rate(o, step), step, run_stop_signal() != 0 ? 1.0 : 0.0};
-    CUDA_CHECK(cudaMemcpyAsync(t->params.adamw.input, p->input, sizeof(StepInput),
+    p->input = {learning_rate(o, step), step, run_stop_signal() != 0 ? 1.0 : 0.0};
+    CUDA_CHECK(cudaMemcpyAsync(t->params.adamw.input, &p->input, sizeof(StepInput),
                                cudaMemcpyHostToDevice, stream));
     params_update(&t->params); // in no graph: its collectives are waited for in graphs
-    gpu_fetch(&t->gpu, p->state, t->params.state, sizeof(StepState));
+    gpu_fetch(&t->gpu, &p->state, t->params.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
@@ -722,11 +708,11 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     batches_send(&t->batches);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), pass);
-    gpu_fetch(&t->gpu, t->sample_codes,
-              t->net.head.gradient.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
+    Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab; // no number is written over a later code
+    gpu_fetch(&t->gpu, codes, t->net.head.gradient.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
               (size_t)c->vocab * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    for (int v = 0; v < c->vocab; v++) { t->sample_logits[v] = bf16_decode(t->sample_codes[v]); }
+    for (int v = 0; v < c->vocab; v++) { t->sample_logits[v] = bf16_decode(codes[v]); }
     return t->sample_logits;
 }
 

@@ -56,37 +56,22 @@ void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias,
     Elementwise<Gelu<false>> plain(F, x);
     Elementwise<Gelu<true>> biased(F, x, bias);
     if (bias == NULL) {
-        produce(name, plain, plain, out, q, M, F, stream);
+        produce<false>(name, plain, plain, out, q, {}, {}, M, F, stream);
     } else {
-        produce(name, biased, biased, out, q, M, F, stream);
-    }
-}
-
-template <typename SOURCE>
-static void gelu_backward_of(const SOURCE &source, const Operand &dx, const Fp8Tensor &q,
-                             Gradient column_sums, Scratch scratch, int M, int F,
-                             cudaStream_t stream) {
-    const char *name = "gelu backward";
-    check_operand(name, dx, q, M, F);
-    for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    if (q.fused) {
-        quantize<true>(name, source, dx, q, column_sums, scratch, M, F, stream);
-    } else {
-        sum_columns<true>(name, source, dx.bf16, measured_amax(q), column_sums, scratch, M, F,
-                          stream);
-        gpu_quantize(dx, q, {}, scratch, M, F, stream);
+        produce<false>(name, biased, biased, out, q, {}, {}, M, F, stream);
     }
 }
 
 void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
                        const Bf16 *x, const Bf16 *bias, Scratch scratch, int M, int F,
                        cudaStream_t stream) {
+    const char *name = "gelu backward";
     Elementwise<GeluBackward<false>> plain(F, dout, x);
     Elementwise<GeluBackward<true>> biased(F, dout, x, bias);
     if (bias == NULL) {
-        gelu_backward_of(plain, dx, q, column_sums, scratch, M, F, stream);
+        produce<true>(name, plain, plain, dx, q, column_sums, scratch, M, F, stream);
     } else {
-        gelu_backward_of(biased, dx, q, column_sums, scratch, M, F, stream);
+        produce<true>(name, biased, biased, dx, q, column_sums, scratch, M, F, stream);
     }
 }
 
@@ -94,11 +79,11 @@ void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,
                         cudaStream_t stream) {
     Elementwise<Swiglu<true>> fused(F, x, x + F);
     Elementwise<Swiglu<false>> plain(F, x, x + F);
-    produce("swiglu forward", fused, plain, out, q, M, F, stream);
+    produce<false>("swiglu forward", fused, plain, out, q, {}, {}, M, F, stream);
 }
 
 void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream) {
     Elementwise<SwigluBackward> source(F, dout, x, x + F);
-    produce("swiglu backward", source, source, dx, q, M, F, stream);
+    produce<false>("swiglu backward", source, source, dx, q, {}, {}, M, F, stream);
 }

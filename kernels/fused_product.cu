@@ -161,7 +161,6 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
             }
             if (p.writes_codes) { tma_store<4>(p.codes, staging.codes, n, m / 16); }
             if (p.writes_codes_t) { tma_store<5>(p.codes_t, staging.codes_t, m, n / 16); }
-            stores_commit();
             stores_wait_read();
         }
         barrier_arrive(&s.stored[w], true);

@@ -146,12 +146,9 @@ __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// The stores so far are a group / until all have read shared memory / until all are done.
-__device__ __forceinline__ void stores_commit(void) {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
+// Until the stores so far have read shared memory / are done.
 __device__ __forceinline__ void stores_wait_read(void) {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 

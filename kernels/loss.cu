@@ -286,6 +286,11 @@ static int cluster_blocks(int P) {
     return blocks <= 8 ? blocks : 0;
 }
 
+// Of a block for n vectors.
+static int threads_for(int n) {
+    return min(512, divide_up(n, WARP) * WARP);
+}
+
 template <bool CAPS>
 static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
                              const int *targets, int M, int V, int P, LossTerms terms,
@@ -298,11 +303,10 @@ static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch
         die("%s: no logits, or %d of a vocabulary of %d", name, P, V);
     }
     if (!gradient || q.fused) {
-        int threads = min(512, divide_up(divide_up(V, VEC), WARP) * WARP);
         RowLoss *rows = gradient ? reinterpret_cast<RowLoss *>(scratch.data) : NULL;
         if (gradient) { check_scratch(name, scratch, loss_scratch_floats(M)); }
-        launch(cross_entropy_kernel<false, CAPS>, M, threads, stream, losses, rows, logits.bf16,
-               targets, V, P, terms);
+        launch(cross_entropy_kernel<false, CAPS>, M, threads_for(divide_up(V, VEC)), stream, losses,
+               rows, logits.bf16, targets, V, P, terms);
         if (!gradient) { return; }
         LossSource<CAPS> source = {{P / VEC}, logits.bf16, rows, targets, terms, V};
         quantize<false>(name, source, logits, q, {}, {}, M, P, stream);
@@ -310,16 +314,15 @@ static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch
     }
     int blocks = cluster_blocks(P), vectors = P / VEC;
     if (blocks == 0) {
-        int threads = min(512, divide_up(vectors, WARP) * WARP);
-        launch(cross_entropy_kernel<true, CAPS>, M, threads, stream, losses, (RowLoss *)NULL,
-               logits.bf16, targets, V, P, terms);
+        launch(cross_entropy_kernel<true, CAPS>, M, threads_for(vectors), stream, losses,
+               (RowLoss *)NULL, logits.bf16, targets, V, P, terms);
     } else {
         int per_block = divide_up(vectors, blocks);
-        int threads = min(512, divide_up(per_block, WARP) * WARP);
         size_t shared = (size_t)per_block * sizeof(uint4);
         cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension};
         cluster.val.clusterDim = {(unsigned)blocks, 1, 1};
-        cudaLaunchConfig_t config = {dim3(M * blocks), dim3(threads), shared, stream, &cluster, 1};
+        cudaLaunchConfig_t config = {
+            dim3(M * blocks), dim3(threads_for(per_block)), shared, stream, &cluster, 1};
         auto kernel = cross_entropy_cluster_kernel<CAPS>;
         CUDA_CHECK(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));

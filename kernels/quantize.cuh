@@ -548,25 +548,6 @@ __global__ void __launch_bounds__(256, 8)
     if (amax != nullptr) { block_amax(amax, range); }
 }
 
-// The source's values, M x N an output, to the operand: from `fused`, where q says so, to the FP8
-// forms alone; or else from `plain`.
-template <typename FUSED, typename PLAIN>
-static void produce(const char *name, const FUSED &fused, const PLAIN &plain, const Operand &out,
-                    const Fp8Tensor &q, int M, int N, cudaStream_t stream) {
-    int count = (int)((int64_t)M * N / VEC);
-    check_operand(name, out, q, M, (int64_t)FUSED::OUTPUTS * N);
-    for (const Bf16 *x : fused.x) { check_aligned(name, {x}); }
-    // two outputs side by side share blocks where one ends within a block
-    bool shared_blocks = q.mode == SCALE_BLOCKS && FUSED::OUTPUTS > 1 && N % FP8_BLOCK != 0;
-    if (q.fused && !shared_blocks) {
-        quantize<false>(name, fused, out, q, {}, {}, M, N, stream);
-        return;
-    }
-    launch(produce_kernel<PLAIN>, divide_up(count, 256), 256, stream, plain, out.bf16,
-           measured_amax(q), count);
-    gpu_quantize(out, q, {}, {}, M, PLAIN::OUTPUTS * N, stream);
-}
-
 // ---- to column sums -----------------------------------------------------------------------------
 
 enum { SUM_COLUMNS = WARP * VEC }; // of a block, whose threads are 32 vectors wide, 8 rows high
@@ -614,4 +595,30 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     launch(column_sums_kernel<SOURCE, WRITES>, grid, block, stream, source, out, amax, scratch.data,
            M, N);
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
+}
+
+// ---- to an operand ------------------------------------------------------------------------------
+
+// The source's values, M x N an output, to the operand: from `fused`, where q says so, to the FP8
+// forms alone; or else from `plain`. SUMS: with column sums.
+template <bool SUMS, typename FUSED, typename PLAIN>
+static void produce(const char *name, const FUSED &fused, const PLAIN &plain, const Operand &out,
+                    const Fp8Tensor &q, Gradient sums, Scratch scratch, int M, int N,
+                    cudaStream_t stream) {
+    int count = (int)((int64_t)M * N / VEC);
+    check_operand(name, out, q, M, (int64_t)FUSED::OUTPUTS * N);
+    for (const Bf16 *x : fused.x) { check_aligned(name, {x}); }
+    // two outputs side by side share blocks where one ends within a block
+    bool shared_blocks = q.mode == SCALE_BLOCKS && FUSED::OUTPUTS > 1 && N % FP8_BLOCK != 0;
+    if (q.fused && !shared_blocks) {
+        quantize<SUMS>(name, fused, out, q, sums, scratch, M, N, stream);
+        return;
+    }
+    if constexpr (SUMS) {
+        sum_columns<true>(name, plain, out.bf16, measured_amax(q), sums, scratch, M, N, stream);
+    } else {
+        launch(produce_kernel<PLAIN>, divide_up(count, 256), 256, stream, plain, out.bf16,
+               measured_amax(q), count);
+    }
+    gpu_quantize(out, q, {}, {}, M, PLAIN::OUTPUTS * N, stream);
 }

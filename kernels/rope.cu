@@ -289,8 +289,7 @@ void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_
     const Rotary &r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     bool norm = r.query_weight != NULL;
-    check_rope(name, r, {d_qkv.bf16});
-    if (norm) { check_rope(name, r, {b.qkv}); }
+    check_rope(name, r, {d_qkv.bf16, norm ? b.qkv : d_qkv.bf16});
     bool codes = d_qkv.fp8 != NULL || d_qkv.fp8_t != NULL, sums = b.column_sums.data != NULL;
     if (codes) { check_operand(name, d_qkv, q, M, N); }
     if (q.fused && halves_are_vectors(r.D) && !norm) {

@@ -79,7 +79,7 @@ static bool make_step(Step *s, const char *model, const char *more, int steps) {
     s->gradients = samples(&t, t.params.adamw.gradients, t.params.adamw.gradient_type);
     s->after = samples(&t, t.params.adamw.master, TYPE_F32);
     s->loss = t.run.progress.loss;
-    s->gradient_scale = t.pending[(steps - 1) % RESULTS].state->gradient_scale;
+    s->gradient_scale = t.pending[(steps - 1) % RESULTS].state.gradient_scale;
     printf("  measured: %lld parameters, micro-batches of %lld tokens: loss %.6f\n",
            (long long)t.params.zero.size, (long long)micro_batch_tokens(&t), s->loss);
     trainer_close(&t);

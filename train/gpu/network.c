@@ -26,38 +26,36 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
     const int never = RECOMPUTE_BLOCK + 1, activations = RECOMPUTE_ACTIVATIONS,
               block = RECOMPUTE_BLOCK;
     int64_t heads = M * c->num_heads * c->head_size, C = M * c->channels, F = M * c->ffn;
-    int64_t statistic = 4 * M, mean = c->arch == ARCH_GPT2 ? statistic : 0;
-#define BF16_INPUT(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
-#define FP8_INPUT(layer, n) (b->layer.wgrad_fp8 ? (n) : 0)
+    int64_t N = M * qkv_rows(c), statistic = 4 * M, mean = c->arch == ARCH_GPT2 ? statistic : 0;
     bool blockwise = run->precision.recipe == FP8_RECIPE_BLOCKWISE;
+    // a linear layer's input, n values, as its weight gradient reads it: BF16, or codes and scales
+#define BF16(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
 #define SCALES(layer) \
     (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALES_VECTOR, b->layer.C, (int)M) : 0)
+#define CODES(name, layer, n)                                                                      \
+    {name ", FP8", offsetof(Block, layer.input.fp8_t), activations, b->layer.wgrad_fp8 ? (n) : 0}, \
+    {                                                                                              \
+        name ", scales", offsetof(Block, layer.input.scales_t), activations, SCALES(layer)         \
+    }
     const BlockBuffer rows[BLOCK_BUFFERS] = {
         {"residual", offsetof(Block, residual), never, 2 * C},
-        {"norm1", offsetof(Block, qkv.input.bf16), activations, BF16_INPUT(qkv, C)},
-        {"norm1, FP8", offsetof(Block, qkv.input.fp8_t), activations, FP8_INPUT(qkv, C)},
-        {"norm1, scales", offsetof(Block, qkv.input.scales_t), activations, SCALES(qkv)},
+        {"norm1", offsetof(Block, qkv.input.bf16), activations, BF16(qkv, C)},
+        CODES("norm1", qkv, C),
         {"norm1 mean", offsetof(Block, norm1.forward.mean), block, mean},
         {"norm1 rstd", offsetof(Block, norm1.forward.rstd), block, statistic},
-        {"qkv", offsetof(Block, qkv_out), block, 2 * M * qkv_rows(c)},
-        {"qkv, rotated", offsetof(Block, rotated), activations,
-         c->qk_norm ? 2 * M * qkv_rows(c) : 0},
+        {"qkv", offsetof(Block, qkv_out), block, 2 * N},
+        {"qkv, rotated", offsetof(Block, rotated), activations, c->qk_norm ? 2 * N : 0},
         {"attention", offsetof(Block, attention_out.input.bf16), block, 2 * heads},
-        {"attention, FP8", offsetof(Block, attention_out.input.fp8_t), activations,
-         FP8_INPUT(attention_out, heads)},
-        {"attention, scales", offsetof(Block, attention_out.input.scales_t), activations,
-         SCALES(attention_out)},
+        CODES("attention", attention_out, heads),
         {"log-sum-exp", offsetof(Block, lse), block, statistic * c->num_heads},
         {"residual mid", offsetof(Block, residual_mid), block, 2 * C},
-        {"norm2", offsetof(Block, fc1.input.bf16), activations, BF16_INPUT(fc1, C)},
-        {"norm2, FP8", offsetof(Block, fc1.input.fp8_t), activations, FP8_INPUT(fc1, C)},
-        {"norm2, scales", offsetof(Block, fc1.input.scales_t), activations, SCALES(fc1)},
+        {"norm2", offsetof(Block, fc1.input.bf16), activations, BF16(fc1, C)},
+        CODES("norm2", fc1, C),
         {"norm2 mean", offsetof(Block, norm2.forward.mean), block, mean},
         {"norm2 rstd", offsetof(Block, norm2.forward.rstd), block, statistic},
         {"fc1", offsetof(Block, fc1_out), block, 2 * M * fc1_rows(c)},
-        {"activated", offsetof(Block, fc2.input.bf16), activations, BF16_INPUT(fc2, F)},
-        {"activated, FP8", offsetof(Block, fc2.input.fp8_t), activations, FP8_INPUT(fc2, F)},
-        {"activated, scales", offsetof(Block, fc2.input.scales_t), activations, SCALES(fc2)},
+        {"activated", offsetof(Block, fc2.input.bf16), activations, BF16(fc2, F)},
+        CODES("activated", fc2, F),
     };
     memcpy(list, rows, sizeof(rows));
 }

@@ -37,8 +37,8 @@ static void plan_fp8(Params *p, Plan *plan) {
     const Run *run = p->run;
     int count = fp8_slot_count(&run->config), length = run->precision.history_length;
     p->scaling.count = count;
-    p->scaling.history_length = length;
     p->scaling.delayed = p->delayed;
+    p->scaling.history_length = length;
     if (!p->fp8) { return; }
     plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
     PLAN(plan, "table of weights", run->precision.count, p->adamw.tensors);

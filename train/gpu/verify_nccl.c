@@ -45,6 +45,8 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
     cudaError_t cuda;
     int status;
     NcclId id;
+    NCCL(GetUniqueId, &id);
+    NCCL(GroupStart);
     for (int d = 0; d < gpus; d++) {
         Member *m = &members[d];
         CUDA(cudaSetDevice(d));
@@ -54,12 +56,7 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
         for (int64_t i = 0; i < elements; i++) { values[i] = (float)(i % PERIOD + d); }
         CUDA(cudaMemcpyAsync(m->buffer, values, bytes, cudaMemcpyHostToDevice, m->stream));
         CUDA(cudaStreamSynchronize(m->stream));
-    }
-    NCCL(GetUniqueId, &id);
-    NCCL(GroupStart);
-    for (int d = 0; d < gpus; d++) {
-        CUDA(cudaSetDevice(d));
-        NCCL(CommInitRank, &members[d].comm, gpus, id, d);
+        NCCL(CommInitRank, &m->comm, gpus, id, d);
     }
     NCCL(GroupEnd);
     double begin = 0;
