@@ -157,19 +157,6 @@ static void open_device(Trainer *t, const Ranks *ranks) {
     if (!gpu_open(&t->gpu, device, &err)) { die("%s", err.text); }
 }
 
-// The ranks' GPUs come together.
-static void open_comm(Trainer *t) {
-    Error err;
-    t->comm = {};
-    t->comm.ranks = 1;
-    if (t->run.ranks == 1) { return; }
-    run_beat(&t->run, DOING_WAIT, "opening NCCL");
-    if (!comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets,
-                   &err)) {
-        die("%s", err.text);
-    }
-}
-
 static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks) {
     Error err;
     char device[320], size[32];
@@ -190,7 +177,11 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     printf("  memory      %s planned (--plan lists it)\n",
            format_bytes(size, (double)t->plan.bytes));
     allocate(t);
-    open_comm(t);
+    run_beat(&t->run, DOING_WAIT, "opening NCCL");
+    if (!comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets,
+                   &err)) {
+        die("%s", err.text);
+    }
     params_start(&t->params, &t->gpu, &t->comm);
     network_start(&t->net);
 }

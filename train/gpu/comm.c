@@ -59,11 +59,12 @@ static bool probe(void *argument, Error *err) {
 }
 
 bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *err) {
-    *c = (Comm){.rank = group->rank, .ranks = group->ranks, .group = group, .compute = compute};
     NcclId id;
     Card mine;
     int least, greatest, device;
-    if (c->ranks == 1) { return true; }
+    *c = (Comm){.ranks = 1};
+    if (group == NULL || group->ranks == 1) { return true; }
+    *c = (Comm){.rank = group->rank, .ranks = group->ranks, .group = group, .compute = compute};
     if (!group_agree(group, CHANNEL_MAIN, nccl_load(&c->nccl, err), err)) { return false; }
     memset(&mine, 0, sizeof(mine));
     CUDA_CHECK(cudaGetDevice(&device));

@@ -34,7 +34,7 @@ typedef struct {
 } Comm;
 
 // On the current device, which must be no other rank's. slots: how many collectives can be waited
-// for one by one.
+// for one by one. group NULL: one rank.
 bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *err);
 void comm_close(Comm *c);
 

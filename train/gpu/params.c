@@ -60,18 +60,6 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "weights' scales", 2 * p->num_squares, p->square_scales);
 }
 
-// Where each weight's blocks lie, once the plan has its memory.
-static void place_squares(Params *p) {
-    int64_t at = 0;
-    for (int i = 0; i < p->run->precision.count; i++) {
-        Fp8Squares *s = &p->squares[i];
-        s->amax = p->square_amax + at;
-        s->scales = p->square_scales + at;
-        s->scales_t = p->square_scales + p->num_squares + at;
-        at += squares_room(s);
-    }
-}
-
 void params_plan(Params *p, const Run *run, Plan *plan) {
     const Options *o = &run->options;
     const ParamLayout *layout = &run->layout;
@@ -167,20 +155,27 @@ static void send_norm_parts(Params *p) {
     free(parts);
 }
 
-// The FP8 weights that are sent as codes; tensor[layout.count]: each parameter's number among them.
+// Where each FP8 weight's blocks lie; the weights that are sent as codes; tensor[layout.count]:
+// each parameter's number among these.
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
     Fp8Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Tensor));
     Fp8Squares *squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
+    int64_t at = 0; // in p->square_amax and in both halves of p->square_scales
     p->num_tensors = 0;
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
+        Fp8Squares *s = &p->squares[i];
+        s->amax = p->square_amax + at;
+        s->scales = p->square_scales + at;
+        s->scales_t = s->scales + p->num_squares;
+        at += squares_room(s);
         int param = (int)(param_find(&run->layout, lp->weight, lp->layer) - run->layout.params);
         if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
         Fp8Tensor *t = &tensors[p->num_tensors];
         *t = params_tensor(p, lp, OPERAND_W);
         t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
-        squares[p->num_tensors] = p->squares[i];
+        squares[p->num_tensors] = *s;
         tensor[param] = p->num_tensors++;
     }
     size_t n = (size_t)p->num_tensors;
@@ -254,7 +249,6 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     p->comm = comm;
     int *tensor = calloc_or_die((size_t)p->run->layout.count, sizeof(int));
     send_norm_parts(p);
-    place_squares(p);
     send_tensors(p, tensor);
     send_segments(p, tensor);
     if (p->fp8) { send_scaling(p); }
