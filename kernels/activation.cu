@@ -52,27 +52,20 @@ struct SwigluBackward : Function {
 
 void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
                       cudaStream_t stream) {
-    const char *name = "gelu forward";
-    Elementwise<Gelu<false>> plain(F, x);
-    Elementwise<Gelu<true>> biased(F, x, bias);
-    if (bias == NULL) {
-        produce<false>(name, plain, plain, out, q, {}, {}, M, F, stream);
-    } else {
-        produce<false>(name, biased, biased, out, q, {}, {}, M, F, stream);
-    }
+    auto run = [&](const auto &source) {
+        produce<false>("gelu forward", source, source, out, q, {}, {}, M, F, stream);
+    };
+    bias == NULL ? run(Elementwise<Gelu<false>>(F, x)) : run(Elementwise<Gelu<true>>(F, x, bias));
 }
 
 void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
                        const Bf16 *x, const Bf16 *bias, Scratch scratch, int M, int F,
                        cudaStream_t stream) {
-    const char *name = "gelu backward";
-    Elementwise<GeluBackward<false>> plain(F, dout, x);
-    Elementwise<GeluBackward<true>> biased(F, dout, x, bias);
-    if (bias == NULL) {
-        produce<true>(name, plain, plain, dx, q, column_sums, scratch, M, F, stream);
-    } else {
-        produce<true>(name, biased, biased, dx, q, column_sums, scratch, M, F, stream);
-    }
+    auto run = [&](const auto &source) {
+        produce<true>("gelu backward", source, source, dx, q, column_sums, scratch, M, F, stream);
+    };
+    bias == NULL ? run(Elementwise<GeluBackward<false>>(F, dout, x))
+                 : run(Elementwise<GeluBackward<true>>(F, dout, x, bias));
 }
 
 void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,

@@ -500,11 +500,9 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
     Division with_codes = divide(n.C, true, Slot<2>::COUNT * sizeof(uint4));
     if (several && with_codes.groups > 0 && q.mode == SCALE_GIVEN && q.counts == NULL &&
         out.fp8 != NULL && out.fp8_t != NULL && sums.data == NULL) {
-        if (q.type == FP8_E4M3) {
-            launch_backward<2, true, FP8_E4M3>(n, out, q, NULL, with_codes, stream);
-        } else {
-            launch_backward<2, true, FP8_E5M2>(n, out, q, NULL, with_codes, stream);
-        }
+        auto run = q.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
+                                      : launch_backward<2, true, FP8_E5M2>;
+        run(n, out, q, NULL, with_codes, stream);
         return;
     }
     int slots = several ? (int)Slot<2>::COUNT : (int)Slot<1>::COUNT;

@@ -295,11 +295,8 @@ void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_
     if (q.fused && halves_are_vectors(r.D) && !norm) {
         RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, r.table, r.T, (r.H + r.G) * r.D / VEC,
                                      r.D / VEC};
-        if (sums) {
-            quantize<true>(name, source, d_qkv, q, b.column_sums, b.scratch, M, N, stream);
-        } else {
-            quantize<false>(name, source, d_qkv, q, {}, {}, M, N, stream);
-        }
+        auto run = sums ? quantize<true, RopeBackwardSource> : quantize<false, RopeBackwardSource>;
+        run(name, source, d_qkv, q, b.column_sums, b.scratch, M, N, stream);
         return;
     }
     if (norm) {

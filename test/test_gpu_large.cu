@@ -80,8 +80,8 @@ static bool make_step(Step *s, const char *model, const char *more, int steps) {
     s->after = samples(&t, t.params.adamw.master, TYPE_F32);
     s->loss = t.run.progress.loss;
     s->gradient_scale = t.pending[(steps - 1) % RESULTS].state.gradient_scale;
-    printf("  measured: %lld parameters, micro-batches of %lld tokens: loss %.6f\n",
-           (long long)t.params.zero.size, (long long)micro_batch_tokens(&t), s->loss);
+    printf("  measured: %lld parameters, micro-batches of %d tokens: loss %.6f\n",
+           (long long)t.params.zero.size, t.batches.tokens, s->loss);
     trainer_close(&t);
     return true;
 }

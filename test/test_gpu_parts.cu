@@ -57,7 +57,7 @@ struct State {
         squares.put(blocks);
         CUDA_CHECK(cudaMemsetAsync(amaxes.data, 0, amaxes.count * sizeof(float), gpu.stream));
     }
-    const Fp8Squares *squares_if_any() const {
+    Fp8Squares *squares_if_any() const {
         return mode == SCALE_BLOCKS ? squares.data : NULL;
     }
 };
