@@ -262,8 +262,6 @@ void params_close(Params *p) {
         cudaGetLastError();
     }
     free(p->snapshot);
-    free(p->snapshot_slots);
-    free(p->snapshot_history);
 }
 
 // ---- resolving, at the start --------------------------------------------------------------------

@@ -60,8 +60,6 @@ typedef struct {
 
     Bf16 *gathered; // a segment of FP8 weights in BF16, for model.safetensors
     char *snapshot; // host memory of checkpoints: what this rank writes
-    Fp8Slot *snapshot_slots;
-    float *snapshot_history;
 } Params;
 
 // Fills in what follows from the run's options, and plans the buffers.

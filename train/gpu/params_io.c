@@ -18,13 +18,14 @@ static int64_t elements_of(const Params *p, int n) {
     return elements;
 }
 
-// What this rank writes: its ranges, and rank 0 the model besides.
+// What this rank writes: its ranges, rank 0 the model besides, and the scales.
 static size_t snapshot_bytes(const Params *p) {
     int64_t elements = elements_of(p, p->num_ranges);
     int64_t moments = elements + elements_of(p, squared_ranges(p));
     int64_t model = p->run->rank == 0 ? p->run->layout.size : 0;
-    return (size_t)(elements * (int64_t)sizeof(float) +
-                    moments * gpu_type_bytes(p->adamw.moment_type) + model * (int64_t)sizeof(Bf16));
+    int64_t slots = p->delayed ? p->scaling.count : 0, history = slots * p->scaling.history_length;
+    return (size_t)(moments * gpu_type_bytes(p->adamw.moment_type)) + (size_t)model * sizeof(Bf16) +
+           (size_t)slots * sizeof(Fp8Slot) + (size_t)(elements + history) * sizeof(float);
 }
 
 // Pinned where the system allows it.
@@ -34,10 +35,6 @@ void params_allocate_snapshot(Params *p) {
     if (cudaHostRegister(p->snapshot, snapshot_bytes(p), cudaHostRegisterDefault) != cudaSuccess) {
         cudaGetLastError(); // copies are slower then, nothing else
     }
-    if (!p->delayed) { return; }
-    size_t n = (size_t)p->scaling.count;
-    p->snapshot_slots = malloc_or_die(n * sizeof(Fp8Slot));
-    p->snapshot_history = malloc_or_die(n * (size_t)p->scaling.history_length * sizeof(float));
 }
 
 // ---- from a checkpoint --------------------------------------------------------------------------
@@ -157,9 +154,8 @@ static void fetch_model(Params *p, Bf16 *to) {
 }
 
 // Dies where a rank has another FP8 scale than rank 0.
-static void check_scales(Params *p) {
+static void check_scales(const Params *p, const Fp8Slot *slots) {
     size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Slot);
-    const Fp8Slot *slots = p->snapshot_slots;
     int wrong = 0;
     Error err;
     Fp8Slot *first = malloc_or_die(bytes);
@@ -181,14 +177,16 @@ void params_snapshot(Params *p, Snapshot *s) {
     Bf16 *model = (Bf16 *)fetch_ranges(p, exp_avg_sq, p->adamw.exp_avg_sq, p->adamw.moment_type,
                                        squared);
     fetch_model(p, model);
+    size_t count = (size_t)p->scaling.count;
+    Fp8Slot *slots = (Fp8Slot *)(model + (p->run->rank == 0 ? p->run->layout.size : 0));
+    float *history = (float *)(slots + count);
     if (p->delayed) {
-        size_t count = (size_t)p->scaling.count;
-        gpu_fetch(p->gpu, p->snapshot_slots, p->scaling.slots, count * sizeof(Fp8Slot));
-        gpu_fetch(p->gpu, p->snapshot_history, p->scaling.history,
+        gpu_fetch(p->gpu, slots, p->scaling.slots, count * sizeof(Fp8Slot));
+        gpu_fetch(p->gpu, history, p->scaling.history,
                   count * (size_t)p->scaling.history_length * sizeof(float));
     }
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    if (p->delayed) { check_scales(p); }
+    if (p->delayed) { check_scales(p, slots); }
     s->num_ranges = p->num_ranges;
     s->ranges = p->saved;
     s->model_dtype = DTYPE_BF16;
@@ -198,6 +196,6 @@ void params_snapshot(Params *p, Snapshot *s) {
     s->exp_avg = exp_avg;
     s->exp_avg_sq = exp_avg_sq;
     s->second_moments = elements_of(p, squared);
-    s->slots = p->delayed ? p->snapshot_slots : NULL;
-    s->amax_history = p->delayed ? p->snapshot_history : NULL;
+    s->slots = p->delayed ? slots : NULL;
+    s->amax_history = p->delayed ? history : NULL;
 }
