@@ -203,12 +203,6 @@ static const struct {
 };
 enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 
-static const struct {
-    const char *name, *option; // as config.json and as --rope-scaling call it
-} rope_types[] = {[ROPE_UNSCALED] = {"default", "none"},
-                  [ROPE_LINEAR] = {"linear", "linear"},
-                  [ROPE_LLAMA3] = {"llama3", "llama3"}};
-
 char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
     bool gpt2 = o->arch == ARCH_GPT2;
     int family = family_of(o);
@@ -219,7 +213,8 @@ char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
     cJSON_AddStringToObject(json, "model_type", families[family].type);
     if (!gpt2 && o->rope_scaling != ROPE_UNSCALED) {
         scaling = cJSON_CreateObject();
-        cJSON_AddStringToObject(scaling, "rope_type", rope_types[o->rope_scaling].name);
+        option_text(o, option_row("rope-scaling"), value);
+        cJSON_AddStringToObject(scaling, "rope_type", value);
     }
     for (int i = 0; i < NUMBERS; i++) {
         const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
@@ -260,13 +255,13 @@ static bool has_feature(const cJSON *json, const char *key, const char *text) {
     return same;
 }
 
-static bool read_numbers(const cJSON *json, const cJSON *scaling, Arch arch, RopeScaling kind,
-                         Options *o, Error *err) {
+static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o, Error *err) {
+    bool gpt2 = o->arch == ARCH_GPT2;
     for (int i = 0; i < NUMBERS; i++) {
-        const char *key = arch == ARCH_GPT2 ? numbers[i].gpt2 : numbers[i].llama;
-        double otherwise = arch == ARCH_GPT2 ? numbers[i].gpt2_default : numbers[i].llama_default;
+        const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
+        double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
         double value = otherwise;
-        if (numbers[i].from > kind) { continue; }
+        if ((int)numbers[i].from > o->rope_scaling) { continue; }
         if (key != NULL) { value = json_number(json, key, json_number(scaling, key, otherwise)); }
         if (isnan(otherwise) && !(value > 0)) {
             return fail(err, "%s is missing or no number above 0", key);
@@ -327,9 +322,8 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
         scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
     }
     const char *rope = json_text(scaling, "rope_type", json_text(scaling, "type", "default"));
-    int kind = ROPE_LLAMA3;
-    while (kind > 0 && strcmp(rope, rope_types[kind].name) != 0) { kind--; }
-    if (strcmp(rope, rope_types[kind].name) != 0) {
+    bool none = strcmp(rope, "default") == 0;
+    if (!option_set(o, "rope-scaling", none ? "none" : rope, SOURCE_CHECKPOINT, NULL)) {
         return fail(err,
                     "rotary scaling '%.40s' is not supported; must be one of default, linear, "
                     "llama3",
@@ -338,11 +332,11 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
     bool unties = cJSON_IsBool(tied) ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
     if (!options_set(o, SOURCE_CHECKPOINT, err,
-                     "arch %s add-qkv-bias %d qk-layernorm %d rope-scaling %s "
+                     "arch %s add-qkv-bias %d qk-layernorm %d "
                      "untie-embeddings-and-output-weights %d",
                      arch == ARCH_GPT2 ? "gpt2" : "llama", bias, families[family].qk_norm,
-                     rope_types[kind].option, unties) ||
-        !read_numbers(json, scaling, arch, (RopeScaling)kind, o, err)) {
+                     unties) ||
+        !read_numbers(json, scaling, o, err)) {
         return false;
     }
     if (o->num_query_groups == 0) { o->num_query_groups = o->num_attention_heads; }

@@ -172,14 +172,6 @@ void safetensors_read_floats(const TensorEntry *e, int64_t begin, int64_t n, flo
 
 // ---- writing ------------------------------------------------------------------------------------
 
-static cJSON *count_array(const int64_t *counts, int n) {
-    cJSON *array = cJSON_CreateArray();
-    for (int i = 0; i < n; i++) {
-        cJSON_AddItemToArray(array, cJSON_CreateNumber((double)counts[i]));
-    }
-    return array;
-}
-
 TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t columns,
                          const void *data) {
     int dims = columns > 0 ? 2 : 1;
@@ -216,14 +208,17 @@ bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, in
     if (metadata != NULL) { cJSON_AddRawToObject(header, "__metadata__", metadata); }
     for (int i = 0; i < count; i++) {
         TensorEntry *t = &tensors[i];
+        double shape[TENSOR_DIMS];
         t->begin = end;
         int64_t bytes = dtype_bytes(t->dtype);
-        for (int d = 0; d < t->dims; d++) { bytes *= t->shape[d]; }
+        for (int d = 0; d < t->dims; d++) { bytes *= t->shape[d], shape[d] = (double)t->shape[d]; }
         t->end = end += bytes;
         cJSON *item = cJSON_AddObjectToObject(header, t->name);
         cJSON_AddStringToObject(item, "dtype", dtype_name(t->dtype));
-        cJSON_AddItemToObject(item, "shape", count_array(t->shape, t->dims));
-        cJSON_AddItemToObject(item, "data_offsets", count_array((int64_t[]){t->begin, t->end}, 2));
+        cJSON_AddItemToObject(item, "shape", cJSON_CreateDoubleArray(shape, t->dims));
+        cJSON_AddItemToObject(
+            item, "data_offsets",
+            cJSON_CreateDoubleArray((double[]){(double)t->begin, (double)t->end}, 2));
     }
     char *text = cJSON_PrintUnformatted(header);
     cJSON_Delete(header);

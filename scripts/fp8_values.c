@@ -21,28 +21,22 @@ static void print_codes(Fp8Type type) {
     }
 }
 
-static void print_rounded(Fp8Type type, float x, float scale) {
-    Fp8Counts counts = {0};
-    uint8_t code = fp8_encode(x * scale, type);
-    fp8_count(&counts, x, scale, code, type);
-    printf("%.9g %d %d\n", fp8_decode(code, type) / scale, (int)counts.saturated,
-           (int)counts.vanished);
-}
-
-static void print_all_rounded(Fp8Type type, float scale) {
-    float x;
-    while (scanf("%f", &x) == 1) { print_rounded(type, x, scale); }
-}
-
-static void print_blocks(Fp8Type type, int length) {
+// fixed: the scale of all, or 0: of each block its own.
+static void print_rounded(Fp8Type type, int length, float fixed) {
     float *block = calloc_or_die((size_t)length, sizeof(float));
     for (int count = length; count == length;) {
         float amax = 0.0f;
         for (count = 0; count < length && scanf("%f", &block[count]) == 1; count++) {
             amax = fmaxf(amax, fabsf(block[count]));
         }
-        float scale = fp8_block_scale(amax, fp8_max(type), true);
-        for (int i = 0; i < count; i++) { print_rounded(type, block[i], scale); }
+        float scale = fixed > 0 ? fixed : fp8_block_scale(amax, fp8_max(type), true);
+        for (const float *x = block; x < block + count; x++) {
+            Fp8Counts counts = {0};
+            uint8_t code = fp8_encode(*x * scale, type);
+            fp8_count(&counts, *x, scale, code, type);
+            printf("%.9g %d %d\n", fp8_decode(code, type) / scale, (int)counts.saturated,
+                   (int)counts.vanished);
+        }
     }
     free(block);
 }
@@ -66,9 +60,9 @@ int main(int argc, char **argv) {
     if (strcmp(what, "codes") == 0) {
         print_codes(type);
     } else if (strcmp(what, "round") == 0 && argc == 4) {
-        print_all_rounded(type, strtof(argv[3], NULL));
+        print_rounded(type, 1, strtof(argv[3], NULL));
     } else if (strcmp(what, "blocks") == 0 && argc == 4 && atoi(argv[3]) > 0) {
-        print_blocks(type, atoi(argv[3]));
+        print_rounded(type, atoi(argv[3]), 0.0f);
     } else if (strcmp(what, "delayed") == 0 && argc == 4 && atoi(argv[3]) > 0) {
         print_scales(type, atoi(argv[3]));
     } else {
