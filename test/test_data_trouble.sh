@@ -86,20 +86,39 @@ test_large_shards_are_sampled() {
     rm -rf again
 }
 
+# edit_meta CHECKPOINT PATTERN REPLACEMENT...: in its meta.json, which gets the checksum of that.
+edit_meta() {
+    python3 - "$@" <<'END'
+import re, sys, zlib
+text = open(sys.argv[1] + "/meta.json").read()
+for pattern, replacement in zip(sys.argv[2::2], sys.argv[3::2]):
+    assert re.search(pattern, text), pattern
+    text = re.sub(pattern, replacement, text)
+text = re.sub(r'"crc32":\t"[0-9a-f]{8}"\n}$', '"crc32":\t"00000000"\n}', text)
+open(sys.argv[1] + "/meta.json", "w").write(
+    text.replace('"00000000"', f'"{zlib.crc32(text.encode()):08x}"'))
+END
+}
+
 test_older_checkpoints_still_load() {
     rm -rf s && cp -r whole s
-    python3 - s/step_00000004/meta.json <<'END' || return
-import re, sys, zlib
-text = open(sys.argv[1]).read()
-old = re.sub(r'\t"data":\t".*",\n', "", text)
-assert old != text
-assert '"kv-channels"' in old
-old = re.sub(r'\t*"(kv-channels|qk-layernorm|add-qkv-bias)":\t".*",\n', "", old)
-assert '"kv-channels"' not in old
-old = re.sub(r'"crc32":\t"[0-9a-f]{8}"\n}$', '"crc32":\t"00000000"\n}', old)
-open(sys.argv[1], "w").write(old.replace("00000000", f"{zlib.crc32(old.encode()):08x}"))
-END
+    edit_meta s/step_00000004 '\t"data":\t".*",\n' '' \
+        '\t*"(kv-channels|qk-layernorm|add-qkv-bias)":\t".*",\n' '' || return
     expect_status 0 resume 'swapped/*_train.bin'
+}
+
+# What is usual of other data is another loss: else no checkpoint would pass for a good one.
+test_other_data_have_other_losses() {
+    local -A best
+    local data
+    for data in d swapped; do
+        rm -rf s && cp -r whole s
+        edit_meta s/step_00000004 '"best_level":\t[0-9.]*' '"best_level":\t0.25' || return
+        expect_status 0 resume "$data/*_train.bin" --accept-data-change || return
+        best[$data]=$(grep -o '"best_level":[^,]*' s/latest/meta.json | tr -d '\t')
+    done
+    [[ ${best[d]} == '"best_level":0.25' ]] || fail "the same data: ${best[d]}"
+    [[ ${best[swapped]} == '"best_level":'[3-6].* ]] || fail "other data: ${best[swapped]}"
 }
 
 test_ranks_read_the_same_data() {

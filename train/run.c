@@ -237,7 +237,6 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
                "order\n",
                (long long)run->train_data.windows, (long long)checkpoint->data_windows);
-        run->progress.level = run->progress.best_level = NAN; // of other data
     }
     if (options_train(o) && run->progress.step >= o->train_iters) {
         printf("nothing to train: step %lld is done, and --train-iters is %lld\n",

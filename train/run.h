@@ -103,7 +103,7 @@ void run_open_data(Run *run);
 // token, are found while there are steps to train, after which the run ends and saves.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
 // Refuses --data other than a checkpoint's, unless --accept-data-change is given.
-void run_match_data(const Run *run, const char *identity);
+void run_match_data(Run *run, const char *identity);
 int run_micro_batches(const Run *run); // a step
 
 // An evaluation reads the same windows whatever the batch: run_eval_samples of them, from 0.

@@ -210,7 +210,7 @@ void run_open_data(Run *run) {
     check_ranks(run);
 }
 
-void run_match_data(const Run *run, const char *identity) {
+void run_match_data(Run *run, const char *identity) {
     Error err;
     if (identity[0] == '\0' || !options_train(&run->options) ||
         dataset_match(&run->train_data, identity, "the checkpoint's run", &err)) {
@@ -220,6 +220,7 @@ void run_match_data(const Run *run, const char *identity) {
         die("--data %s; --accept-data-change resumes with it", err.text);
     }
     printf("  --data changed: %s\n", err.text);
+    run->progress.level = run->progress.best_level = NAN; // of other data
 }
 
 // ---- batches ------------------------------------------------------------------------------------
