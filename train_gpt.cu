@@ -307,7 +307,7 @@ static void rotate(Trainer *t, const Block *b, int B, int T) {
     gpu_rope_forward(b->rotated, b->qkv_out, r, t->gpu.stream);
 }
 
-// From b->residual to `out`, the next block's residual.
+// From b->residual to `out`, the next block's residual, which PASS_AGAIN leaves as it is.
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     int M = B * T;
@@ -321,6 +321,7 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
     x = norm_forward(t, &b->norm2, M, pass);
     x = fc1_forward(t, b, x, M, pass);
+    if (pass == PASS_AGAIN) { return; }
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
@@ -331,7 +332,7 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
     int recompute = t->run.options.recompute, M = B * T;
     if (l + 1 == t->run.config.num_layers) { return; }
     if (recompute == RECOMPUTE_BLOCK) {
-        block_forward(t, b, t->net.d_norm, B, T, PASS_AGAIN); // the next block has its output
+        block_forward(t, b, NULL, B, T, PASS_AGAIN);
     } else if (recompute == RECOMPUTE_ACTIVATIONS) {
         norm_forward(t, &b->norm1, M, PASS_AGAIN);
         if (b->rotated != b->qkv_out) { rotate(t, b, B, T); }

@@ -358,7 +358,7 @@ def options_that_cost_are_named():
     gain = times_as_fast(("fp8", "delayed", "bf16"), ("bf16", None, "bf16"))
     assert f"FP8 is not used{gain} in FP8)" in text, text
     for changes, part in (
-            ({"recompute": "block"}, "does the blocks' forward pass twice"),
+            ({"recompute": "block"}, "does most of the blocks' forward pass twice"),
             ({"recompute": "activations"}, "makes norms and activations twice"),
             ({"cuda_graphs": "false"}, "--no-cuda-graphs"),
             ({"train_iters": "5000"}, "-> try some steps with --gemm-autotune"),

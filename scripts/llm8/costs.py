@@ -84,8 +84,8 @@ def option_costs(run, records):
          "leave it out: forward is the default"),
         (fp8 and 0 < interval < 10, f"--fp8-stats-interval {interval} counts in slower kernels, "
          f"every {interval} steps", "--fp8-stats-interval 100"),
-        (run.option("recompute") == "block", "--recompute block does the blocks' forward pass "
-         "twice, about a third more work in them",
+        (run.option("recompute") == "block", "--recompute block does most of the blocks' "
+         "forward pass twice, about a quarter more work in them",
          "--recompute activations or none: --plan says whether it fits"),
         (run.option("recompute") == "activations", "--recompute activations makes norms and "
          "activations twice", "--recompute none: --plan says whether it fits"),

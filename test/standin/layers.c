@@ -138,7 +138,7 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
     check_gelu_product(gpu, &g, out, q);
     gemm(gpu, g); // without an epilogue, and so without the bias
     gpu_gelu_forward(out, q, g.d, g.bias, g.m, g.n, gpu->stream);
-    if (own_products("wrong")) { out.fp8[0] ^= 0x80; }
+    if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
 }
 
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,

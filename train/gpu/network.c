@@ -231,7 +231,8 @@ static void start_linear(Network *n, LinearLayer *l, Operand gradient) {
     // the last block's is still there
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
-    l->product_recomputed = recompute == RECOMPUTE_BLOCK;
+    // the next block has fc2's
+    l->product_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
     l->input_scratch = (Operand){n->wide.bf16, n->wide.fp8, NULL, n->wide.scales, NULL};
     l->gradient = gradient;
     if (l->weight.fp8 == NULL) { l->gradient.fp8 = NULL; }
