@@ -30,6 +30,8 @@ static const char *reason_against_fp8(const Options *o, const ModelConfig *c,
     if (head && !o->fp8_lm_head) { return "--fp8-lm-head not given"; }
     if (!head && o->first_last_layers_bf16 && edge) { return "--first-last-layers-bf16"; }
     if (lp->outputs % 16 != 0 || lp->inputs % 16 != 0) { return "a side is not a multiple of 16"; }
+    // kernels/adamw.cu counts the elements of an FP8 weight in 32 bits
+    if ((int64_t)lp->outputs * lp->inputs > UINT32_MAX) { return "more than 2^32 weights"; }
     if (c->seq_length % 16 != 0) { return "--seq-length is not a multiple of 16"; }
     if (multiply_adds < support->fp8_gains_from) { return "too small to gain from FP8"; }
     return NULL;

@@ -76,6 +76,9 @@ TEST(options_keep_layers_in_bf16) {
         {"--fp8-format hybrid --ffn-hidden-size 72", 12, "FP8"}, // not fc2: 72 inputs
         {"--fp8-format hybrid --fp8-lm-head --make-vocab-size-divisible-by 8 --vocab-size 66", 16,
          "FP8"},
+        {"--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head --vocab-size 65552 "
+         "--hidden-size 65536 --num-attention-heads 8 --kv-channels 16",
+         16, "FP8"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         decide(text_of(LLAMA "%s", cases[i].options));
