@@ -47,7 +47,7 @@ static void plan_fp8(Params *p, Plan *plan) {
     PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
     PLAN(plan, "targets", count, p->scaling.targets);
     PLAN(plan, "flags", count, p->scaling.used);
-    PLAN(plan, "amax history", p->delayed ? count * length : 0, p->scaling.history);
+    PLAN(plan, "amax history", p->delayed ? (int64_t)count * length : 0, p->scaling.history);
     for (int i = 0; i < run->precision.count && p->blockwise; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
         if (lp->number != NUMBER_FP8) { continue; }
