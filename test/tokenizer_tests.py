@@ -270,6 +270,7 @@ def wrong_tokenizers_are_refused():
     def wrong(name, *parts, words=()):
         refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)
 
+    wrong("kind_sp/tokenizer.bin", "kind_sp/tokenizer.bin: not a text file; give a tokenizer.json")
     wrong("gtp2", "--tokenizer gtp2", "byte, gpt2, llama3", "cl100k_base", "tokenizer.json")
     wrong(write("t.json", "{}"), "--tokenizer t.json", "not a tokenizer.json")
     wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x15" + bytes(90)), "SentencePiece",

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from . import environment, metrics, series
 from .command_line import Parser, number
-from .text import counted, duration, fixed, memory
+from .text import counted, duration, fixed, memory, shown
 
 COLORS = [39, 208, 42, 176, 220, 252] # of the terminal's 256, one a run; near the pictures'
 LETTERS = "*ox+#@"                    # instead of braille
@@ -84,19 +84,19 @@ def state_of(run):
 
 def table(runs):
     """A row a run."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in COLUMNS:
-        shown.add_column(name, justify="left" if name in ("run", "state") else "right",
-                         no_wrap=True)
+        rows.add_column(name, justify="left" if name in ("run", "state") else "right",
+                       no_wrap=True)
     for index, run in enumerate(runs):
         newest = run.steps.get(run.last_step, {})
-        shown.add_row(Text(run.name, f"color({COLORS[index % len(COLORS)]})"),
-                      f"{run.last_step:,}/{run.train_iters:,}", fixed(run.recent("loss")),
-                      fixed(valid_of(run)), f"{metrics.number(newest, 'lr'):.2e}",
-                      fixed(run.recent("norm"), 3), counted(run.recent("tokens_per_s")),
-                      "-" if run.over else duration(seconds_left(run)), str(run.skipped),
-                      state_of(run))
-    return shown
+        rows.add_row(Text(run.name, f"color({COLORS[index % len(COLORS)]})"),
+                     f"{run.last_step:,}/{run.train_iters:,}", fixed(run.recent("loss")),
+                     fixed(valid_of(run)), shown(newest.get("lr"), ".2e"),
+                     fixed(run.recent("norm"), 3), counted(run.recent("tokens_per_s")),
+                     "-" if run.over else duration(seconds_left(run)), str(run.skipped),
+                     state_of(run))
+    return rows
 
 
 def speed_line(run):
@@ -224,16 +224,16 @@ def watch(options, runs, boards):
                       width=None if sys.stdout.isatty() else 120)
     braille = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
 
-    def shown(height):
+    def look_now(height):
         return frame(runs, min(console.width, 160), height, braille)
 
     if options.once:
         look(runs, boards)
-        console.print(shown(30))
+        console.print(look_now(30))
     elif sys.stdout.isatty():
         with Live(screen=True, auto_refresh=False, console=console) as live:
             follow(runs, boards, options.interval,
-                   lambda _: live.update(shown(console.height), refresh=True))
+                   lambda _: live.update(look_now(console.height), refresh=True))
     else:
         follow(runs, boards, options.interval, lambda notable: [
             print(log_line(*item), flush=True) for item in notable])

@@ -177,7 +177,8 @@ def read_text(path, option):
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        die(f"{option} {path}: {getattr(error, 'strerror', None) or 'not a text file'}")
+        die(f"{option} {path}: " + (getattr(error, "strerror", None) or "not a text file; give a "
+                                    "tokenizer.json, or a name such as byte or gpt2 (--help)"))
 
 
 def byte_level(vocab, merges, specials, pattern=None, use_regex=False):
