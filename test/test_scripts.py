@@ -172,13 +172,14 @@ class Arithmetic(Folder):
         self.assertTrue(math.isnan(series.window_mean(run, 4, 1)))
 
 
-class Judging(Folder):
-    def judged(self, *runs, **limits):
-        """The judgements on the last variant, by what they are on."""
-        variants = [judge.Variant(f"v{i}", group) for i, group in enumerate(runs)]
-        found = judge.judge(judge.Comparison(variants, judge.Limits(**limits)))
-        return {j.what: j for j in found.judgements}, found.verdict == judge.PASS
+def judged(*runs, **limits):
+    """The judgements on the last group of runs, by what they are on, and whether all hold."""
+    variants = [judge.Variant(f"v{i}", group) for i, group in enumerate(runs)]
+    found = judge.judge(judge.Comparison(variants, judge.Limits(**limits)))
+    return {j.what: j for j in found.judgements}, found.verdict == judge.PASS
 
+
+class Judging(Folder):
     def pair(self, loss, valid=2.0, speed=120.0, **options):
         """A baseline of loss 2 and 100 tok/s, and one beside it, of two equal seeds each."""
         number = len(os.listdir(self.folder))
@@ -194,7 +195,7 @@ class Judging(Folder):
                                 speed=100.0 + factor, seed=str(seed))
                          for seed, change in enumerate(changes)]
                 for name, factor in (("a", 0), ("b", 1))]
-        found, passed = self.judged(*runs)
+        found, passed = judged(*runs)
         return found["training loss"], passed
 
     def test_losses_are_judged_beside_their_noise(self):
@@ -243,38 +244,38 @@ class Judging(Folder):
         for loss, valid, limits, passes in cases:
             with self.subTest(loss=loss, valid=valid, limits=limits):
                 # the window is all ten steps: the last five are apart by twice the mean's change
-                self.assertEqual(self.judged(*self.pair(loss, valid), **limits)[1], passes)
-        found, passed = self.judged(*self.pair(math.nan), window=5) # none of them finite
+                self.assertEqual(judged(*self.pair(loss, valid), **limits)[1], passes)
+        found, passed = judged(*self.pair(math.nan), window=5) # none of them finite
         self.assertFalse(passed or found["training loss"].result != judge.FAIL)
 
     def test_speed_is_judged_on_gpus_of_one_kind(self):
-        self.assertEqual(self.judged(*self.pair(2.0, speed=101.0))[0]["speed-up"].result, "pass")
-        self.assertEqual(self.judged(*self.pair(2.0, speed=100.0))[0]["speed-up"].result, "FAIL")
-        found, _ = self.judged(*self.pair(2.0, speed=120.0), speed=1.3)
+        self.assertEqual(judged(*self.pair(2.0, speed=101.0))[0]["speed-up"].result, "pass")
+        self.assertEqual(judged(*self.pair(2.0, speed=100.0))[0]["speed-up"].result, "FAIL")
+        found, _ = judged(*self.pair(2.0, speed=120.0), speed=1.3)
         self.assertEqual(found["speed-up"].result, "FAIL")
         self.assertAlmostEqual(found["speed-up"].change, 1.2)
         for device in ("CPU, 2 threads", "NVIDIA H100"):
-            found, passed = self.judged(*self.pair(2.0, speed=50.0, device=device))
+            found, passed = judged(*self.pair(2.0, speed=50.0, device=device))
             self.assertTrue(found["speed-up"].result == judge.OPEN and passed)
 
     def test_memory_is_judged_when_asked(self):
         more = self.pair(2.0, memory=2**30 + 2**26)
-        self.assertTrue(self.judged(*more)[1])
-        self.assertFalse(self.judged(*more, memory=1.0)[1])
-        self.assertTrue(self.judged(*more, memory=1.07)[1])
+        self.assertTrue(judged(*more)[1])
+        self.assertFalse(judged(*more, memory=1.0)[1])
+        self.assertTrue(judged(*more, memory=1.07)[1])
 
     def test_runs_must_start_alike(self):
         for name, value in (("num-layers", "3"), ("data", "/a/other.bin")):
-            found, passed = self.judged(*self.pair(2.0, **{name: value}))
+            found, passed = judged(*self.pair(2.0, **{name: value}))
             self.assertFalse(passed)
             self.assertIn("--" + name, found["same start"].note)
         for name, value in (("data", "/b/d.bin"), ("lr", "0.2"), ("save", "/t")):
-            self.assertTrue(self.judged(*self.pair(2.0, **{name: value}))[1], name)
-        self.assertFalse(self.judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
+            self.assertTrue(judged(*self.pair(2.0, **{name: value}))[1], name)
+        self.assertFalse(judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
 
     def test_runs_must_be_whole_and_in_pairs(self):
         for end, seed in ((75, "1"), (3, "1"), (0, "2")):
-            found, passed = self.judged(*self.pair(2.0, end=end, seed=seed))
+            found, passed = judged(*self.pair(2.0, end=end, seed=seed))
             self.assertTrue(not passed and found["every run finished"].result == judge.FAIL)
 
 
@@ -363,36 +364,30 @@ class OtherPrograms(Folder):
         self.assertAlmostEqual(series.reach(run, 4.5, "tokens"), 3 * 64)
         self.assertTrue(math.isnan(series.reach(run, 2.9, "seconds")))
 
-    def judged(self, variants, **limits):
-        found = judge.judge(judge.Comparison(
-            [judge.Variant(f"v{i}", group) for i, group in enumerate(variants)],
-            judge.Limits(**limits)))
-        return found, {j.what: j for j in found.judgements}
-
     def test_another_program_is_raced_and_not_judged(self):
         theirs = self.log(llm_c_log()) # 3.0 after 10 s
         fast = [self.race("fast", seed, 0.5, {4: 4.0, 6: 3.2, 8: 2.8, 10: 2.5}) for seed in "12"]
         slow = [self.race("slow", "1", 2.0, {5: 3.5, 10: 3.01})]
         for ratio, result in ((0.35, judge.PASS), (0.34, judge.FAIL), (None, judge.OPEN)):
-            found, by = self.judged([[theirs], fast], time=ratio)
+            by, passed = judged([theirs], fast, time=ratio)
             self.assertEqual(by["time to loss"].result, result)
             self.assertAlmostEqual(by["time to loss"].change, 0.35) # 7 steps of 0.5 s
-            self.assertEqual(found.verdict, judge.FAIL if result == judge.FAIL else judge.PASS)
+            self.assertEqual(passed, result != judge.FAIL)
             for what in ("same start", "training loss", "validation loss"):
                 self.assertEqual((by[what].result, by[what].doubt), (judge.OPEN, ""))
             self.assertEqual(by["every run finished"].result, judge.PASS)
         for option, what in (("valid-data", "validation loss"), ("num-layers", "same start")):
             other = self.run_of(option, start(**{option: "9"}), *fast[0].steps.values(),
                                 *fast[0].evals.values(), fast[0].end)
-            found = self.judged([[theirs], [other]])[1][what]
+            found = judged([theirs], [other])[0][what]
             self.assertTrue(found.result == judge.FAIL and "--" + option in found.note)
-        found, by = self.judged([[theirs], slow], time=100)
+        by, _ = judged([theirs], slow, time=100)
         self.assertTrue(by["time to loss"].result == judge.FAIL and
                         "does not come to it" in by["time to loss"].note)
-        self.assertEqual(self.judged([slow, [theirs]])[1]["time to loss"].pairs, 0)
-        self.assertEqual(self.judged([[theirs], fast[:1], fast])[0].verdict, judge.PASS)
+        self.assertEqual(judged(slow, [theirs])[0]["time to loss"].pairs, 0)
+        self.assertTrue(judged([theirs], fast[:1], fast)[1])
         # ours among themselves are judged as ever, and need their pairs
-        self.assertEqual(self.judged([fast, fast[:1]])[0].verdict, judge.FAIL)
+        self.assertFalse(judged(fast, fast[:1])[1])
         options = judge.differing_options([theirs, fast[0], fast[1]])
         self.assertEqual(options["seed"], ["-", "1", "2"])
         self.assertEqual(options["lr"], ["0.0006", "0.1", "0.1"])

@@ -3,7 +3,7 @@
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 python=$root/.venv/bin/python
-export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
+export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib PATH=$root/scripts:$PATH
 
 common=(--model llama-tiny --data d/x_train.bin --valid-data d/x_val.bin --eval-interval 20
     --eval-iters 2 --micro-batch-size 2 --lr-warmup-iters 5)
@@ -16,18 +16,6 @@ prepare() {
 have_packages() {
     make_scripts
     "$python" -c 'import matplotlib, numpy, tensorboard' 2>>scripts.log
-}
-
-compare() {
-    "$root/scripts/compare" "$@"
-}
-
-plot() {
-    "$root/scripts/plot" "$@"
-}
-
-monitor() {
-    "$root/scripts/monitor" "$@"
 }
 
 is_png() {
@@ -46,7 +34,7 @@ test_parts_work() {
 
 test_every_script_explains_itself() {
     for name in compare plot monitor race; do
-        expect_said 0 "usage: scripts/$name" "$root/scripts/$name" --help
+        expect_said 0 "usage: scripts/$name" "$name" --help
     done
     expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
 }
@@ -190,7 +178,7 @@ END
 # Minutes to a loss: llm.c beside runs of ours by other optimizers.
 test_races_another_program() {
     stand_in_for_llm_c
-    local race=("$root/scripts/race" --out m --data d/x_train.bin --valid-data d/x_val.bin
+    local race=(race --out m --data d/x_train.bin --valid-data d/x_val.bin
         --llm-c bin/llm_c --batch 2 --seq-length 64 --train-iters 48 --seeds "1,2"
         --only "llm.c,bf16,muon,muon-bf16" --rates "5e-4,1e-3" --muon-rates 2e-3)
     local model=(-- --model llama-tiny --arch gpt2)
@@ -242,7 +230,7 @@ has_steps() {
 
 test_interrupted_comparison_goes_on() {
     local command=(compare --out i -- "${common[@]}" --train-iters 400 --save-interval 50)
-    "$root/scripts/${command[0]}" "${command[@]:1}" >i.log 2>&1 &
+    "${command[@]}" >i.log 2>&1 &
     local pid=$! trainer status=0
     wait_until has_steps i/fp8/seed-1234 2 || return
     kill -INT $pid
@@ -252,7 +240,7 @@ test_interrupted_comparison_goes_on() {
     [[ $(head -n 1 i.log) == "one seed: a first look"* ]] || fail "$(cat i.log)"
     has i/fp8/seed-1234/metrics.jsonl '"status":75' || fail "the trainer was not asked to stop"
     # killed outright, it leaves its trainer behind: nobody else may write there meanwhile
-    "$root/scripts/${command[0]}" "${command[@]:1}" >i.log 2>&1 &
+    "${command[@]}" >i.log 2>&1 &
     pid=$!
     wait_until has i/fp8/seed-1234/console.log resuming || return
     trainer=$(tr -d ' ' <"/proc/$pid/task/$pid/children")
@@ -298,9 +286,9 @@ test_running_files_are_followed() {
     local half
     half=$(($(grep -bm 1 '"step":8,' first.jsonl | cut -d : -f 1) + 20))
     head -c $half first.jsonl >live/metrics.jsonl
-    "$root/scripts/plot" live --out live.html --follow 1 >plot.log 2>&1 &
+    plot live --out live.html --follow 1 >plot.log 2>&1 &
     local plot=$! status=0
-    "$root/scripts/monitor" live --interval 0.1 --tensorboard tb >monitor.log 2>&1 &
+    monitor live --interval 0.1 --tensorboard tb >monitor.log 2>&1 &
     local monitor=$!
     wait_until grep -q "http-equiv" live.html || return
     wait_until has monitor.log "starts at step 0" || return
