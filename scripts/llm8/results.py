@@ -72,11 +72,10 @@ def read(path):
 
 
 def read_records(path):
+    """In the order of their dates."""
     records = [{"arguments": ""} | record
                for record in estimate.json_lines(path, NEEDED[os.path.basename(path)])]
-    if not records:
-        die(f"{path}: no records; make bench")
-    return records
+    return sorted(records, key=lambda r: r["date"]) or die(f"{path}: no records; make bench")
 
 
 def read_report(path):
@@ -125,7 +124,7 @@ class Records:
         """{model: {precision: record}} of the newest commit that has LEAST, and the newest of each
         peer on such a card: where is "" for the same call. None: no commit has."""
         found = {}
-        for record in sorted(self.bench, key=lambda r: r["date"]):
+        for record in self.bench:
             kind = tuple(record[name] for name in ("precision", "recipe", "lm_head"))
             here = record["machine"]["gpu"] == gpu and record["gpus"] == 1
             if here and kind in FRONT and not record["arguments"]:
@@ -139,7 +138,7 @@ class Records:
         newest = {model: {kind: newest[model][kind] for kind in FRONT if kind in newest[model]}
                   for model in MODELS if model in newest}
         record, peers = newest["gpt2-124m"][BF16], {}
-        for peer in sorted(self.all_peers, key=lambda r: r["date"]):
+        for peer in self.all_peers:
             if peer["machine"]["gpu"] == gpu:
                 apart = "" if peer["commit"] == record["commit"] else ", another card"
                 peers[peer["program"], peer["precision"], peer["model"]] = peer | {"where": apart}
@@ -217,11 +216,10 @@ def number(records):
     times = one[FP8_HEAD]["tokens_per_s"] / one[BF16]["tokens_per_s"]
     said = (f"**GPT-2 124M trains at {one[FP8_HEAD]['tokens_per_s']:,.0f} tokens/s on one "
             f"{one[BF16]['machine']['gpu']} in FP8, {times:.2f} times its BF16.**")
-    rates = [peer["tokens_per_s"] for peer in peers if peer["model"] == "gpt2-124m"]
-    if rates:
-        fastest = max(rates)
-        peer = next(p for p in peers if p["tokens_per_s"] == fastest)
-        times = one[FP8_HEAD]["tokens_per_s"] / fastest
+    peer = max((p for p in peers if p["model"] == "gpt2-124m"),
+               key=lambda p: p["tokens_per_s"], default=None)
+    if peer:
+        times = one[FP8_HEAD]["tokens_per_s"] / peer["tokens_per_s"]
         where = "on another such card" if peer["where"] else "in the same call"
         said += (f" That is {times:.2f} times {peer['program']}, the fastest other program, "
                  f"{where}.")
@@ -334,10 +332,9 @@ def bench(records):
         return record["commit"], record["machine"]["gpu"]
 
     newest, order, by_place = {}, {}, {}
-    for record in sorted(records.bench, key=lambda r: r["date"]):
+    for record in records.bench:
         newest[kind_of(record)] = record
         by_place.setdefault(place(record), {})[kind_of(record)] = record
-    for record in records.bench:
         order.setdefault((record["model"], record["gpus"]), len(order))
     tables = []
     for here in sorted((by_place[p] for p in set(map(place, newest.values()))), reverse=True,
