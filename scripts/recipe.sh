@@ -108,18 +108,16 @@ build_command() {
     else
         command=("$root/train_gptcu" "${options[@]}" "$@")
     fi
-    local restart=() torchrun
-    if [[ -x $scripts/restart.sh ]]; then restart=("$scripts/restart.sh"); fi
+    local restart=$scripts/restart.sh torchrun
     case $launch in
-    self) command=("${restart[@]}" "${command[@]}") ;;
-    slurm) command=(srun --ntasks-per-node "$gpus" "${restart[@]}" "${command[@]}") ;;
+    self) command=("$restart" "${command[@]}") ;;
+    slurm) command=(srun --ntasks-per-node "$gpus" "$restart" "${command[@]}") ;;
     torchrun)
         read -r -a torchrun <<<"${TORCHRUN:---standalone}"
-        command=("${restart[@]}" torchrun "${torchrun[@]}" --nproc-per-node "$gpus" --no-python
+        command=("$restart" torchrun "${torchrun[@]}" --nproc-per-node "$gpus" --no-python
             "${command[@]}")
         ;;
     esac
-    if [[ ${#restart[@]} -eq 0 ]]; then command+=(--resume latest); fi
 }
 
 recipe() {

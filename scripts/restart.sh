@@ -75,10 +75,8 @@ pass_on() {
     stopped=$1
     if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; else early=$1; fi
 }
-trap 'pass_on TERM' TERM
-trap 'pass_on INT' INT
-trap 'pass_on USR1' USR1
-trap 'pass_on HUP' HUP
+# shellcheck disable=SC2064 # each signal has its own name in it
+for name in TERM INT USR1 HUP; do trap "pass_on $name" "$name"; done
 
 # The command is a process group of its own (-m), so that ^C comes from here, once. A signal ends
 # `wait` early, and so may one from just before it: the child has ended when it is no more. bash

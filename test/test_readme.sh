@@ -114,23 +114,11 @@ shown_fields() {
     }' | sort
 }
 
-# The keys of the outermost objects.
 written_fields() {
-    awk '{
-        depth = 0
-        for (i = 1; i <= length($0); i++) {
-            c = substr($0, i, 1)
-            if (c ~ /[{[]/) depth++
-            if (c ~ /[]}]/) depth--
-            if (c != "\"") continue
-            for (begin = ++i; (c = substr($0, i, 1)) != "\"" && c != ""; i++) if (c == "\\") i++
-            word = substr($0, begin, i - begin)
-            is_key = substr($0, i + 1, 1) == ":"
-            if (depth == 1 && key == "kind" && !is_key) kind = word
-            if (depth == 1 && is_key) key = word
-            if (depth == 1 && is_key && key != "kind") print kind, key
-        }
-    }' "$1" | sort -u
+    python3 -c 'import json, sys
+for line in open(sys.argv[1]):
+    record = json.loads(line)
+    for name in record.keys() - {"kind"}: print(record["kind"], name)' "$1" | sort -u
 }
 
 wrong_fields() {
