@@ -143,10 +143,7 @@ static void seed_texts(void) {
                                             {'0', '9', CLASS_NUMBER},
                                             {'A', 'z', CLASS_LETTER},
                                             {0xe0, 0x2fff, CLASS_LETTER}};
-    enum {
-        MERGES = sizeof(merges) / sizeof(merges[0]),
-        RANGES = sizeof(ranges) / sizeof(ranges[0])
-    };
+    enum { MERGES = COUNT(merges), RANGES = COUNT(ranges) };
     tokenizer_write_bytes("t.bin", NULL);
     Blob b = blob_read("t.bin");
     FILE *file = fopen("text.bin", "wb");
@@ -390,4 +387,4 @@ const FuzzTarget fuzz_targets[] = {
     {"scaling state", accepts_file, seed_checkpoint_file, "scaling.safetensors"},
     {"planted", accepts_planted, seed_planted, NULL},
 };
-const int fuzz_target_count = sizeof(fuzz_targets) / sizeof(fuzz_targets[0]) - 1;
+const int fuzz_target_count = COUNT(fuzz_targets) - 1;

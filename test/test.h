@@ -124,6 +124,16 @@ static inline double test_relative_error(const float *actual, const float *expec
         caught_;                                                \
     })
 
+// How many elements an array has; a loop over them, by a pointer to each.
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+#define EACH(row, array) \
+    for (__typeof__(&(array)[0]) row = (array); row < (array) + COUNT(array); row++)
+
+// A row of many tables: what something is given, and what must come of it.
+typedef struct {
+    const char *given, *expected;
+} Says;
+
 // In front of a declaration: what it declares is freed, or given to `close`, as its block ends.
 #define FREED __attribute__((cleanup(test_free)))
 #define CLOSED(close) __attribute__((cleanup(close)))

@@ -66,11 +66,11 @@ TEST(hostile_sets_are_refused) {
     fill(&f, 2);
     choice_file_write(&f, "t.bin");
     Blob b = blob_read("t.bin");
-    for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
+    EACH (header, headers) {
         Blob bad = blob_read("t.bin");
-        memcpy(bad.bytes + 4 * headers[i].index, &headers[i].value, 4);
+        memcpy(bad.bytes + 4 * header->index, &header->value, 4);
         blob_write("bad.bin", bad.bytes, bad.size);
-        refuse(headers[i].expected);
+        refuse(header->expected);
         free(bad.bytes);
     }
     for (size_t bytes = 0; bytes < b.size; bytes += 3) {
@@ -90,7 +90,7 @@ TEST(hostile_sets_are_refused) {
         {6, VOCAB},             // outside the vocabulary
         {9, 0},                 // an empty answer
     };
-    for (size_t i = 0; i < 2 * sizeof(numbers) / sizeof(numbers[0]); i++) {
+    for (int i = 0; i < 2 * COUNT(numbers); i++) {
         fill(&f, i % 2 == 0 ? 2 : 4);
         f.numbers[numbers[i / 2].index] = numbers[i / 2].value;
         choice_file_write(&f, "bad.bin");

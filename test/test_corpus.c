@@ -32,42 +32,41 @@ static int read_and_write(int number, void *path) {
 
 // Each is refused in one line that says which line of the file it is, and why.
 TEST(faults_are_refused) {
-    static const struct {
-        const char *text, *error;
-    } faults[] = {{"", "--grammar bad: no text can be read"},
-                  {"list x:\n1\n", "bad:3: '': the file ends without a scene"},
-                  {"# words\n\nlist x\n1\n", "bad:3: 'x': is a list without a colon"},
-                  {"list a | b:\n1 | 2\n3 | 4 | 5\n", "bad:3: '5': the line ends within a row"},
-                  {"Text.\n\nOne (or|two.\n", "bad:3: '(or|two.': is not closed"},
-                  {"Text.\nOne (or|two.\n", "bad:1: '(or|two.': is not closed"},
-                  {"(one (or|two) three).\n", "bad:1: '(one (or|two) three).': is not closed"},
-                  {"lits x | y:\n", "bad:1: '| y:': has no ( before it"},
-                  {"One) two.\n", "bad:1: ') two.': has no ( before it"},
-                  {"One [two.\n", "bad:1: '[two.': is not closed"},
-                  {"One] two.\n", "bad:1: '] two.': has no [ before it"},
-                  {"$one two.\n", "bad:1: '$one two.': stands for nothing"},
-                  {"$\n", "bad:1: '$': stands for nothing"},
-                  {"list x y: 1\n\n$x $y.\n", "bad:3: 'y': has no row in its list"},
-                  {"list x y: 1\n\n$x.one.\n", "bad:3: '1': has no cell in column one"},
-                  {"$Ida.home.\n", "bad:1: 'Ida': has no cell in column home"},
-                  {"[5+4].\n", "bad:1: '9': has no cell in column words"},
-                  {"[5 hens].\n", "bad:1: '[5 hens].': is no sum from 0 to 999"},
-                  {"[5+].\n", "bad:1: '[5+].': is no sum from 0 to 999"},
-                  {"[].\n", "bad:1: '[].': is no sum from 0 to 999"},
-                  {"[5#+1].\n", "bad:1: '[5#+1].': is no sum from 0 to 999"},
-                  {"[5-6#].\n", "bad:1: '[5-6#].': is no sum from 0 to 999"},
-                  {"[500*2#].\n", "bad:1: '[500*2#].': is no sum from 0 to 999"},
-                  {"[99999999999#].\n", "bad:1: '[99999999999#].': is no sum from 0 to 999"},
-                  {"list x: $x\n\n$x\n", "bad:3: '$x': grows too long"},
-                  {"list x: $x$x\n\n$x\n", "': grows too long"}};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+    static const Says faults[] = {
+        {"", "--grammar bad: no text can be read"},
+        {"list x:\n1\n", "bad:3: '': the file ends without a scene"},
+        {"# words\n\nlist x\n1\n", "bad:3: 'x': is a list without a colon"},
+        {"list a | b:\n1 | 2\n3 | 4 | 5\n", "bad:3: '5': the line ends within a row"},
+        {"Text.\n\nOne (or|two.\n", "bad:3: '(or|two.': is not closed"},
+        {"Text.\nOne (or|two.\n", "bad:1: '(or|two.': is not closed"},
+        {"(one (or|two) three).\n", "bad:1: '(one (or|two) three).': is not closed"},
+        {"lits x | y:\n", "bad:1: '| y:': has no ( before it"},
+        {"One) two.\n", "bad:1: ') two.': has no ( before it"},
+        {"One [two.\n", "bad:1: '[two.': is not closed"},
+        {"One] two.\n", "bad:1: '] two.': has no [ before it"},
+        {"$one two.\n", "bad:1: '$one two.': stands for nothing"},
+        {"$\n", "bad:1: '$': stands for nothing"},
+        {"list x y: 1\n\n$x $y.\n", "bad:3: 'y': has no row in its list"},
+        {"list x y: 1\n\n$x.one.\n", "bad:3: '1': has no cell in column one"},
+        {"$Ida.home.\n", "bad:1: 'Ida': has no cell in column home"},
+        {"[5+4].\n", "bad:1: '9': has no cell in column words"},
+        {"[5 hens].\n", "bad:1: '[5 hens].': is no sum from 0 to 999"},
+        {"[5+].\n", "bad:1: '[5+].': is no sum from 0 to 999"},
+        {"[].\n", "bad:1: '[].': is no sum from 0 to 999"},
+        {"[5#+1].\n", "bad:1: '[5#+1].': is no sum from 0 to 999"},
+        {"[5-6#].\n", "bad:1: '[5-6#].': is no sum from 0 to 999"},
+        {"[500*2#].\n", "bad:1: '[500*2#].': is no sum from 0 to 999"},
+        {"[99999999999#].\n", "bad:1: '[99999999999#].': is no sum from 0 to 999"},
+        {"list x: $x\n\n$x\n", "bad:3: '$x': grows too long"},
+        {"list x: $x$x\n\n$x\n", "': grows too long"}};
+    EACH (fault, faults) {
         Processes p;
         char path[] = "bad";
-        text_write(path, faults[i].text);
+        text_write(path, fault->given);
         processes_run(&p, 1, read_and_write, path);
         FREED char *log = processes_log(&p);
         CHECK_EQUAL(p.status[0], EXIT_FAILURE);
-        CHECK_CONTAINS(log, faults[i].error);
+        CHECK_CONTAINS(log, fault->expected);
         CHECK(strncmp(log, "error: ", 7) == 0 && strchr(log, '\n') == strrchr(log, '\n'));
     }
 }
@@ -127,7 +126,7 @@ static const struct {
             {"# coins said * if you buy # you pay #", '*'},
             {"costs # coins so # cost #", '*'},
             {"costs # coins so * cost * coins and # cost #", '*'}};
-enum { SUMS = sizeof(sums) / sizeof(sums[0]) };
+enum { SUMS = COUNT(sums) };
 
 // -1: no number.
 static int number_of(const char *word) {
@@ -223,7 +222,7 @@ TEST(planted_wrong_sums_are_found) {
         "Four times twenty-one is eighty-five",
         "One costs six coins, so seven cost forty coins.",
         "One hen costs two coins, so three cost six coins and four cost nine."};
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+    for (int i = 0; i < COUNT(texts); i++) {
         char text[200], wrong[200], *few[50];
         int seen[SUMS];
         snprintf(text, sizeof(text), "%s", texts[i]);
@@ -278,7 +277,7 @@ TEST(is_plain_text_with_sentences) {
         "  ",    " .",   " ,",  "..",     "(",          ")",        "[",        "]",      "{",
         "}",     "$",    "|",   "`",      " one coins", " a apple", " an hen",  "\n\n\n", ". he",
         ". she", "\nhe", " i ", "sheeps", "gooses",     " a old",   "one years"};
-    for (size_t i = 0; i < sizeof(slips) / sizeof(slips[0]); i++) {
+    for (int i = 0; i < COUNT(slips); i++) {
         char *slip = strstr(corpus, slips[i]);
         if (slip != NULL) { test_fail(__FILE__, __LINE__, "\"%s\": %.60s", slips[i], slip); }
     }

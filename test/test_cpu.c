@@ -467,9 +467,7 @@ static const struct {
 };
 
 TEST(operations_are_right) {
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        check_operation(cases[i].operation, &cases[i].shape);
-    }
+    EACH (c, cases) { check_operation(c->operation, &c->shape); }
 }
 
 // ---- reductions -------------------------------------------------------------------------------
@@ -671,15 +669,15 @@ TEST(frequencies_are_transformers) {
     static float table[T * D];
     double frequencies[HALF];
     CLOSED(safetensors_close) SafeTensors st = golden_open("rope.safetensors");
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        for (int j = 0; j < HALF; j++) { frequencies[j] = rope_frequency(j, D, &rows[i].rope); }
-        const float *expected = golden_data(&st, rows[i].name, DTYPE_F32, HALF);
+    EACH (row, rows) {
+        for (int j = 0; j < HALF; j++) { frequencies[j] = rope_frequency(j, D, &row->rope); }
+        const float *expected = golden_data(&st, row->name, DTYPE_F32, HALF);
         for (int j = 0; j < HALF; j++) { // theirs are computed in FP32
             CHECK_CLOSE(frequencies[j], expected[j], 2e-6 * expected[j]);
         }
         CHECK(CAUGHT(CHECK_CLOSE(frequencies[HALF - 1], 1.00001 * expected[HALF - 1],
                                  2e-6 * expected[HALF - 1])));
-        rope_table(table, T, D, &rows[i].rope);
+        rope_table(table, T, D, &row->rope);
         for (int k = 0; k < T * HALF; k += 13) {
             double angle = k / HALF * frequencies[k % HALF];
             CHECK_CLOSE(table[k / HALF * D + k % HALF], cos(angle), 1e-7);

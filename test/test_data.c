@@ -97,7 +97,7 @@ TEST(hostile_shards_are_refused) {
         refuse_shard("bad.bin", "this program reads 1 (uint16) and 2 (uint32)");
     }
     static const int32_t counts[] = {9, 11, 5, 0, -1, INT32_MAX, INT32_MIN};
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+    for (int i = 0; i < COUNT(counts); i++) {
         damage_shard(2, counts[i], WHOLE);
         refuse_shard("bad.bin", "the file holds 10; it is damaged or cut short");
         damage_shard(3, counts[i] | 1, WHOLE);

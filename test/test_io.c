@@ -10,7 +10,7 @@ TEST(writers_keep_length_and_checksum) {
     static const size_t pieces[] = {1, 7, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20};
     FREED unsigned char *data = malloc_or_die(SIZE);
     for (size_t i = 0; i < SIZE; i++) { data[i] = (unsigned char)(i * i >> 7); }
-    for (size_t p = 0; p < sizeof(pieces) / sizeof(pieces[0]); p++) {
+    for (int p = 0; p < COUNT(pieces); p++) {
         size_t size = pieces[p] < 4096 ? 100000 : SIZE;
         FileWriter w;
         CHECK(writer_open(&w, "f", NULL));

@@ -185,10 +185,10 @@ TEST(shapes_are_the_published_ones) {
         {QWEN3, TENSOR_QUERY_NORM_WEIGHT, 128, 1},
         {QWEN3, TENSOR_KEY_NORM_WEIGHT, 128, 1},
     };
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        const Param *p = param_find(&layouts[shapes[i].family], shapes[i].id, 3);
-        CHECK_EQUAL(p->rows, shapes[i].rows);
-        CHECK_EQUAL(p->cols, shapes[i].cols);
+    EACH (shape, shapes) {
+        const Param *p = param_find(&layouts[shape->family], shape->id, 3);
+        CHECK_EQUAL(p->rows, shape->rows);
+        CHECK_EQUAL(p->cols, shape->cols);
     }
     CHECK(param_find(&layouts[GPT2], TENSOR_HEAD_WEIGHT, 0) == NULL);
     CHECK(param_find(&layouts[LLAMA], TENSOR_QKV_BIAS, 0) == NULL);

@@ -4,7 +4,7 @@
 #include "trainer.h"
 
 static const int shapes[][2] = {{24, 40}, {40, 24}, {16, 16}, {1, 7}, {33, 5}};
-enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]), MOST = 24 * 40 };
+enum { SHAPES = COUNT(shapes), MOST = 24 * 40 };
 
 static void copy(float *to, const float *from, int64_t n) {
     memcpy(to, from, (size_t)n * sizeof(float));

@@ -68,9 +68,7 @@ TEST(help_shows_what_is_in_effect) {
         if (worked_out) { continue; }
         CHECK_TEXT(option_text(&o, row, text), option_text(&d, row, fallback));
     }
-    static const struct {
-        const char *command, *help;
-    } rows[] = {
+    static const Says rows[] = {
         {"--help", "(C) [768]"},
         {"--help", " --max-position-embeddings N"},
         {"--help --model llama-1b", "(C) [2048]"},
@@ -78,10 +76,10 @@ TEST(help_shows_what_is_in_effect) {
         {"--model llama-1b --help --seq-length 77", "(T) [77]"},
         {"--help --model nonsense", "(C) [768]"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        o = options_of(rows[i].command);
+    EACH (row, rows) {
+        o = options_of(row->given);
         FREED char *help = printed(print_help, &o);
-        CHECK_CONTAINS(help, rows[i].help);
+        CHECK_CONTAINS(help, row->expected);
         CHECK(strstr(help, "[no-]help") == NULL);
     }
 }
@@ -95,7 +93,7 @@ static const char *const commands[] = {
     "--norm-epsilon 3e-7 --first-last-layers-bf16 --fp8-lm-head --no-fp8-wgrad",
     TINY,
 };
-enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
+enum { COMMANDS = COUNT(commands) };
 
 // The first option in which two differ; NULL when they are the same. Where they came from is not
 // compared.
@@ -147,7 +145,7 @@ TEST(config_file_round_trips) {
                                          "two\nlines # \n",
                                          "--lr"};
     for (int i = 0; i < COMMANDS; i++) {
-        for (size_t j = 0; j < sizeof(values) / sizeof(values[0]); j++) {
+        for (int j = 0; j < COUNT(values); j++) {
             Options o = options_of(commands[i]);
             CHECK(option_set(&o, "data", values[j], SOURCE_COMMAND, NULL));
             write_config(&o);
@@ -205,7 +203,7 @@ TEST(actions_are_not_saved) {
     static const char *const actions[] = {"plan ",      "sample-only ", "help ",
                                           "version ",   "dump-grad",    "config ",
                                           "eval-only ", "list-tensors "};
-    for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
+    for (int i = 0; i < COUNT(actions); i++) {
         CHECK(strstr(config, text_of("\n%s", actions[i])) == NULL);
         CHECK(strstr(echo, text_of("--%s", actions[i])) == NULL);
     }
@@ -285,21 +283,21 @@ TEST(step_lines_fit_100_columns) {
          "step     9/9 | loss 4.15e+14 | norm 0.2913 | lr 6.00e-04 | 0 tok/s | MFU 0.0% | ETA "
          "0s\n"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         Run run;
         Options o = options_of("--micro-batch-size 512");
         CHECK(run_configure(&run, &o, (NumberSupport){NUMBER_FP32, NULL, 0}, NULL));
-        run.progress.step = rows[i].step - 1;
+        run.progress.step = row->step - 1;
         run.options.log_interval = 1;
-        run.options.train_iters = rows[i].steps;
-        run.peak_flops = rows[i].peak;
-        StepResult step = {.loss = rows[i].loss,
+        run.options.train_iters = row->steps;
+        run.peak_flops = row->peak;
+        StepResult step = {.loss = row->loss,
                            .norm = 0.2913,
                            .lr = 6e-4,
-                           .seconds = rows[i].seconds,
-                           .skipped = isnan(rows[i].loss)};
+                           .seconds = row->seconds,
+                           .skipped = isnan(row->loss)};
         const char *line = step_line(&run, step);
-        CHECK_TEXT(line, rows[i].line);
+        CHECK_TEXT(line, row->line);
         CHECK(longest_line(line) <= 100);
         run_free_configuration(&run);
     }

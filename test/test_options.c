@@ -99,7 +99,7 @@ TEST(wrong_values_are_refused_by_name) {
                                         " "};
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        for (size_t j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++) {
+        for (int j = 0; j < COUNT(wrong); j++) {
             Options o = defaults(), before = o;
             Error err;
             if (row->type == OPTION_STRING) { continue; }
@@ -177,9 +177,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
             CHECK(known);
         }
     }
-    static const struct {
-        const char *command, *expected;
-    } rows[] = {
+    static const Says rows[] = {
         {"--max-iters 5", "unknown option --max-iters; did you mean --train-iters? (--help"},
         {"--max_iters=5", "unknown option --max_iters; did you mean --train-iters? (--help"},
         {"--learning-rate 1", "mean --lr?"},
@@ -195,9 +193,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
         {"-help", "'-help': options start with --; did you mean --help?"},
         {"-Q 1", "'-Q': options start with -- (--help"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        CHECK_CONTAINS(error_of(rows[i].command), rows[i].expected);
-    }
+    EACH (row, rows) { CHECK_CONTAINS(error_of(row->given), row->expected); }
     CHECK(options_of("-h").help && options_of("--lr 1 -h").help);
     CHECK_EQUAL(options_of("--num_layers 3 --no_shuffle").num_layers, 3);
     text_write("c", "num_layers 5\nno_shuffle\nfp8_interval 1\n");
@@ -212,10 +208,8 @@ TEST(several_files_are_one_pattern) {
                                         "e/y.bin"};
     mkdir("d", 0700);
     mkdir("e", 0700);
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) { text_write(files[i], "x"); }
-    static const struct {
-        const char *command, *pattern;
-    } rows[] = {
+    for (int i = 0; i < COUNT(files); i++) { text_write(files[i], "x"); }
+    static const Says rows[] = {
         {"--data a_train_0.bin a_train_1.bin a_train_10.bin a_train_2.bin", "a_train_*.bin"},
         {"--data a_train_1.bin a_train_10.bin", "a_train_1*.bin"},
         {"--data a_train_0.bin a_train_2.bin", "a_train_{0,2}.bin"},
@@ -225,9 +219,7 @@ TEST(several_files_are_one_pattern) {
         {"--data a_train_0.bin", "a_train_0.bin"},
         {"--data 'a_*'", "'a_*'"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        CHECK_TEXT(options_of(rows[i].command).data, rows[i].pattern);
-    }
+    EACH (row, rows) { CHECK_TEXT(options_of(row->given).data, row->expected); }
     Options o = options_of(
         "--valid-data a_train_1.bin a_train_10.bin --eval-choices d/x.bin e/y.bin");
     CHECK_TEXT(o.valid_data, "a_train_1*.bin");
@@ -307,9 +299,7 @@ TEST(config_files_say_it_in_any_way) {
 }
 
 TEST(config_errors_name_file_and_line) {
-    static const struct {
-        const char *text, *expected;
-    } rows[] = {
+    static const Says rows[] = {
         {"num-layers 5\nnum-layer 6\n", "c, line 2: unknown option --num-layer; did you mean"},
         {"\n\nlr fast\n", "c, line 3: --lr fast: must be a number from 0 to 100"},
         {"lr\n", "c, line 1: --lr (nothing): must be"},
@@ -321,9 +311,9 @@ TEST(config_errors_name_file_and_line) {
         {"data \"a\\\"\n", "c, line 1: a value without its closing quotation mark"},
         {"data \"a\" b\n", "c, line 1: after the closing quotation mark: b"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        text_write("c", rows[i].text);
-        CHECK_CONTAINS(error_of("--config c"), rows[i].expected);
+    EACH (row, rows) {
+        text_write("c", row->given);
+        CHECK_CONTAINS(error_of("--config c"), row->expected);
     }
     blob_write("c", "lr 1\nseed 4\0 5\n", 15);
     CHECK_CONTAINS(error_of("--config c"), "c, line 2: ");
@@ -412,19 +402,17 @@ TEST(presets_yield_to_what_is_given) {
         {"--hidden-size 97", 97, 97, 388, 1024},
         {"--hidden-size 256 --max-position-embeddings 4096", 4, 4, 1024, 4096},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        Options o = options_of(rows[i].command);
-        CHECK_EQUAL(o.num_attention_heads, rows[i].heads);
-        CHECK_EQUAL(o.num_query_groups, rows[i].groups);
-        CHECK_EQUAL(o.ffn_hidden_size, rows[i].ffn);
-        CHECK_EQUAL(o.max_position_embeddings, rows[i].positions);
+    EACH (row, rows) {
+        Options o = options_of(row->command);
+        CHECK_EQUAL(o.num_attention_heads, row->heads);
+        CHECK_EQUAL(o.num_query_groups, row->groups);
+        CHECK_EQUAL(o.ffn_hidden_size, row->ffn);
+        CHECK_EQUAL(o.max_position_embeddings, row->positions);
     }
 }
 
 TEST(contradictions_are_refused) {
-    static const struct {
-        const char *command, *expected;
-    } rows[] = {
+    static const Says rows[] = {
         {"--num-attention-heads 7", "--num-attention-heads 7: must divide --hidden-size 768"},
         {"--arch llama --num-attention-heads 7", "--hidden-size 768, or give --kv-channels"},
         {"--arch llama --num-attention-heads 7 --kv-channels 13",
@@ -453,9 +441,7 @@ TEST(contradictions_are_refused) {
         {"--micro-batch-size 1048576 --model llama-3-8b",
          "--micro-batch-size 1048576 x --seq-length 8192: must be fewer than 2^31 tokens"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        CHECK_CONTAINS(error_of(rows[i].command), rows[i].expected);
-    }
+    EACH (row, rows) { CHECK_CONTAINS(error_of(row->given), row->expected); }
     CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not in use
     CHECK_TEXT(error_of("--help --num-attention-heads 7"), "");
     CHECK_TEXT(error_of("--arch llama --num-attention-heads 7 --kv-channels 12"), "");

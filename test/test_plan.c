@@ -14,8 +14,8 @@ static Buffer buffers[] = {
     {PHASE_ATTENTION, 257, NULL}, {PHASE_HEAD, 1, NULL},         {PHASE_LINEAR, 300, NULL},
     {PHASE_ALWAYS, 512, NULL},    {PHASE_ATTENTION, 9000, NULL}, {PHASE_STEP, 5, NULL},
 };
-enum { COUNT = sizeof(buffers) / sizeof(buffers[0]) };
-static const char *const names[COUNT] = {"b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8"};
+enum { BUFFERS = COUNT(buffers) };
+static const char *const names[BUFFERS] = {"b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8"};
 
 static void fill(void *context, void *to, int byte, int64_t bytes) {
     ++*(int *)context;
@@ -35,7 +35,7 @@ static Plan planned(bool guard) {
     Plan plan = {0};
     void *none;
     setenv("LLM8_GUARD", guard ? "1" : "0", 1);
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         plan_section(&plan, "test", buffers[i].phase);
         plan_buffer(&plan, names[i], buffers[i].bytes, (void **)&buffers[i].at);
     }
@@ -64,7 +64,7 @@ TEST(buffers_in_use_together_are_apart) {
     for (int guard = 0; guard < 2; guard++) {
         Plan plan = planned(guard);
         int shared = 0;
-        for (int i = 0; i < COUNT; i++) {
+        for (int i = 0; i < BUFFERS; i++) {
             const Buffer *a = &buffers[i];
             CHECK_EQUAL((uintptr_t)a->at % PLAN_ALIGN, 0);
             CHECK(a->at >= buffers[0].at && a->at + a->bytes <= buffers[0].at + plan.bytes);
@@ -88,7 +88,7 @@ TEST(overruns_are_named) {
     Error err;
     Plan plan = planned(true);
     CHECK(plan_guard_check(&plan, &err));
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         const Buffer *b = &buffers[i];
         memset(b->at, 1, (size_t)b->bytes);
         CHECK(plan_guard_check(&plan, &err));
@@ -110,7 +110,7 @@ TEST(poison_covers_what_a_step_makes) {
     Plan plan = planned(true);
     plan_guard_poison(&plan);
     CHECK(plan_guard_check(&plan, &err));
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         unsigned char expected = buffers[i].phase == PHASE_ALWAYS ? 0 : 0xff;
         for (int64_t at = 0; at < buffers[i].bytes; at++) {
             CHECK_EQUAL((unsigned char)buffers[i].at[at], expected);
@@ -123,7 +123,7 @@ TEST(without_the_variable_nothing_is_touched) {
     Error err;
     Plan plan = planned(false);
     plan_guard_poison(&plan);
-    buffers[COUNT - 1].at[buffers[COUNT - 1].bytes] = 1;
+    buffers[BUFFERS - 1].at[buffers[BUFFERS - 1].bytes] = 1;
     CHECK(plan_guard_check(&plan, &err));
     CHECK_EQUAL(calls, 0);
     release(&plan);

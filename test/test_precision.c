@@ -80,10 +80,10 @@ TEST(options_keep_layers_in_bf16) {
          "--hidden-size 65536 --num-attention-heads 8 --kv-channels 16",
          16, "FP8"},
     };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        decide(text_of(LLAMA "%s", cases[i].options));
-        CHECK_EQUAL(count_fp8(), cases[i].fp8);
-        CHECK_TEXT(precision_name(&p.precision), cases[i].precision);
+    EACH (c, cases) {
+        decide(text_of(LLAMA "%s", c->options));
+        CHECK_EQUAL(count_fp8(), c->fp8);
+        CHECK_TEXT(precision_name(&p.precision), c->precision);
     }
 }
 
@@ -100,12 +100,12 @@ TEST(small_products_stay_in_bf16) {
                  {block, "", 16},
                  {block + 1, "", 0},
                  {block, "--micro-batch-size 2", 0}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        decide_with((NumberSupport){NUMBER_BF16, NULL, cases[i].gains_from},
-                    text_of("%s%s", options, cases[i].more));
-        CHECK_EQUAL(count_fp8(), cases[i].fp8);
+    EACH (c, cases) {
+        decide_with((NumberSupport){NUMBER_BF16, NULL, c->gains_from},
+                    text_of("%s%s", options, c->more));
+        CHECK_EQUAL(count_fp8(), c->fp8);
         const LinearPrecision *head = precision_of(&p.precision, LINEAR_HEAD, 0);
-        CHECK_EQUAL(strstr(head->reason, "too small to gain") != NULL, cases[i].fp8 < 17);
+        CHECK_EQUAL(strstr(head->reason, "too small to gain") != NULL, c->fp8 < 17);
     }
 }
 

@@ -62,27 +62,25 @@ TEST(starters_are_understood) {
         // a batch script, before srun
         {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        Options o = options_of(rows[i].options);
+    EACH (row, rows) {
+        Options o = options_of(row->options);
         Ranks r;
         Error err = {""};
-        set_environment(rows[i].environment);
+        set_environment(row->environment);
         CHECK(ranks_read(&r, &o, &err));
         CHECK_TEXT(err.text, "");
-        CHECK_TEXT(r.host, rows[i].host);
-        CHECK_EQUAL(r.rank, rows[i].rank);
-        CHECK_EQUAL(r.ranks, rows[i].ranks);
-        CHECK_EQUAL(r.local_rank, rows[i].local_rank);
-        CHECK_EQUAL(r.local_ranks, rows[i].local_ranks);
-        CHECK_EQUAL(r.port, rows[i].port);
-        CHECK_EQUAL(r.starts, rows[i].starts);
+        CHECK_TEXT(r.host, row->host);
+        CHECK_EQUAL(r.rank, row->rank);
+        CHECK_EQUAL(r.ranks, row->ranks);
+        CHECK_EQUAL(r.local_rank, row->local_rank);
+        CHECK_EQUAL(r.local_ranks, row->local_ranks);
+        CHECK_EQUAL(r.port, row->port);
+        CHECK_EQUAL(r.starts, row->starts);
     }
 }
 
 TEST(first_hosts_of_lists) {
-    static const struct {
-        const char *list, *host;
-    } rows[] = {
+    static const Says rows[] = {
         {"n3", "n3"},
         {"n3,n4", "n3"},
         {"gpu-[007-012]", "gpu-007"},
@@ -92,13 +90,13 @@ TEST(first_hosts_of_lists) {
         {"a[", "a"},
         {"[1-2]", "1"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         Options o = options_of("");
         Ranks r;
         set_environment(SLURM(0, 2, 0));
-        setenv("SLURM_STEP_NODELIST", rows[i].list, 1);
+        setenv("SLURM_STEP_NODELIST", row->given, 1);
         CHECK(ranks_read(&r, &o, NULL));
-        CHECK_TEXT(r.host, rows[i].host);
+        CHECK_TEXT(r.host, row->expected);
     }
 }
 
@@ -132,13 +130,13 @@ TEST(what_does_not_fit_is_refused) {
         {"NNODES=4096 NODE_RANK=0 " MASTER, "--gpus 2",
          "NNODES=4096 and --gpus 2: more than 4096 ranks"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        Options o = options_of(rows[i].options);
+    EACH (row, rows) {
+        Options o = options_of(row->options);
         Ranks r;
         Error err = {"nothing was refused"};
-        set_environment(rows[i].environment);
+        set_environment(row->environment);
         CHECK(!ranks_read(&r, &o, &err));
-        CHECK_CONTAINS(err.text, rows[i].expected);
+        CHECK_CONTAINS(err.text, row->expected);
     }
 }
 

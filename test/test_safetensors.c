@@ -94,7 +94,7 @@ TEST(header_lengths_that_lie_are_refused) {
     }
     write_raw(0, "", 0);
     refuse("not JSON");
-    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+    for (int i = 0; i < COUNT(lengths); i++) {
         write_raw(lengths[i], "{}", 0);
         refuse("the header says it is ");
     }
@@ -139,13 +139,11 @@ TEST(hostile_headers_are_refused) {
         "{" F32_AT("a", "[9007199254740992,9007199254740992]", 0, 0) "}",
         "{" F32_AT("a", "[4294967296,4294967296]", 0, 0) "}",
     };
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+    for (int i = 0; i < COUNT(wrong); i++) {
         write_raw(strlen(wrong[i]), wrong[i], DATA);
         refuse("the header's entry for 'a' is wrong");
     }
-    static const struct {
-        const char *header, *expected;
-    } rows[] = {
+    static const Says rows[] = {
         {"", "not JSON"},
         {"[]", "not JSON"},
         {"nonsense", "not JSON"},
@@ -154,9 +152,9 @@ TEST(hostile_headers_are_refused) {
         {"{" F32_AT("a", "[4]", 8, 24) "," F32_AT("b", "[8]", 0, 32) "}", "'b' and 'a' overlap"},
         {"{" F32_AT("a", "[4]", 0, 16) "," F32_AT("a", "[4]", 0, 16) "}", "'a' and 'a' overlap"},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        write_raw(strlen(rows[i].header), rows[i].header, DATA);
-        refuse(rows[i].expected);
+    EACH (row, rows) {
+        write_raw(strlen(row->given), row->given, DATA);
+        refuse(row->expected);
     }
     char name[200];
     memset(name, 'n', sizeof(name));
@@ -218,9 +216,7 @@ TEST(models_round_trip_under_hugging_face_names) {
 }
 
 TEST(other_models_are_refused) {
-    static const struct {
-        const char *model, *expected;
-    } rows[] = {
+    static const Says rows[] = {
         {TINY "--hidden-size 64",
          "model.st: tensor 'model.embed_tokens.weight' is F32 [20, 32], not"},
         {TINY "--num-layers 3",
@@ -233,11 +229,11 @@ TEST(other_models_are_refused) {
     fixture_open(&f, TINY);
     save_model("model.st", &f);
     fixture_close(&f);
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         CLOSED(safetensors_close) SafeTensors st;
-        fixture_open(&f, rows[i].model);
+        fixture_open(&f, row->given);
         CHECK(safetensors_open(&st, "model.st", NULL));
-        CHECK_REFUSED(hf_read(&st, &f.layout, 0, f.layout.size, f.state, &err), rows[i].expected);
+        CHECK_REFUSED(hf_read(&st, &f.layout, 0, f.layout.size, f.state, &err), row->expected);
         fixture_close(&f);
     }
 }

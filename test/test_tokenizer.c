@@ -85,12 +85,12 @@ TEST(hostile_headers_are_refused) {
     remove("bad.bin");
     refuse("No such file");
     tokenizer_write_bytes("t.bin", NULL);
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         Blob b = blob_read("t.bin");
-        memcpy(b.bytes + 4 * rows[i].index, &rows[i].value, 4);
+        memcpy(b.bytes + 4 * row->index, &row->value, 4);
         blob_write("bad.bin", b.bytes, b.size);
         free(b.bytes);
-        refuse(rows[i].expected);
+        refuse(row->expected);
     }
 }
 
@@ -99,12 +99,12 @@ TEST(wrong_ranges_are_refused) {
         {{5, 4, 1}, {6, 7, 1}},           {{1, 9, 1}, {9, 12, 2}},         {{8, 9, 1}, {1, 2, 2}},
         {{1, 2, 1}, {3, 4, CLASS_COUNT}}, {{1, 2, 1}, {3, UINT32_MAX, 2}}, // right
     };
-    enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
+    enum { ROWS = COUNT(rows) };
     tokenizer_write_bytes("t.bin", NULL);
     Blob b = blob_read("t.bin");
     b.bytes = realloc_or_die(b.bytes, b.size + sizeof(rows[0]));
     b.bytes[4 * 5] = 2;
-    for (size_t i = 0; i < ROWS; i++) {
+    for (int i = 0; i < ROWS; i++) {
         memcpy(b.bytes + b.size, rows[i], sizeof(rows[0]));
         blob_write("bad.bin", b.bytes, b.size + sizeof(rows[0]));
         if (i < ROWS - 1) { refuse("range of characters "); }
@@ -143,7 +143,7 @@ enum { END = 256, HEADER_INTS = 256, MOST = 4096 };
 // The first merges of a vocabulary; ids from 257 on.
 static const char *const merges[] = {"th", "the", " t",   " the", "in", "ing", "aa",
                                      "12", "123", "\n\n", "  ",   "'s", "é",   " a"};
-enum { MERGES = sizeof(merges) / sizeof(merges[0]) };
+enum { MERGES = COUNT(merges) };
 
 static const CharacterRange ranges[] = {
     {9, 13, CLASS_SPACE},       {32, 32, CLASS_SPACE},      {'0', '9', CLASS_NUMBER},
@@ -154,9 +154,8 @@ static const CharacterRange ranges[] = {
 // Writes that tokenizer, with `dropped` of its bytes left without a token (-1: none).
 static void write_tokenizer(const char *path, Cut cut, int dropped) {
     unsigned char file[MOST] = {0};
-    int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC,  2,
-                                   END + 1 + MERGES, END,
-                                   (int32_t)cut,     sizeof(ranges) / sizeof(ranges[0])};
+    int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC, 2, END + 1 + MERGES, END, (int32_t)cut,
+                                   COUNT(ranges)};
     size_t at = sizeof(header);
     memcpy(file, header, sizeof(header));
     for (int byte = 0; byte < 256; byte++) {
@@ -239,7 +238,7 @@ TEST(gpt2_words) {
         {"", ""},
         {" ", " "},
     };
-    check_rows(CUT_GPT2, rows, sizeof(rows) / sizeof(rows[0]));
+    check_rows(CUT_GPT2, rows, COUNT(rows));
 }
 
 TEST(llama3_words) {
@@ -255,7 +254,7 @@ TEST(llama3_words) {
         {"a  b", "a| | |b"},
         {"!\n\n", "!|\n\n"},
     };
-    check_rows(CUT_LLAMA3, rows, sizeof(rows) / sizeof(rows[0]));
+    check_rows(CUT_LLAMA3, rows, COUNT(rows));
 }
 
 TEST(bytes_are_their_own_tokens) {
@@ -270,7 +269,7 @@ TEST(every_text_comes_back) {
     static const char pieces[][8] = {"the",      "  ",       "\n",   "'s",  "12345",
                                      "\xc3\xa9", "\xff",     "\xc3", "a",   "\xf0\x9f",
                                      "\x80",     "\xe4\xb8", "!",    "ing "};
-    enum { PIECES = sizeof(pieces) / sizeof(pieces[0]) };
+    enum { PIECES = COUNT(pieces) };
     for (int cut = CUT_BYTES; cut < CUT_COUNT; cut++) {
         CLOSED(fix_close) Fix f;
         fix_open(&f, (Cut)cut);

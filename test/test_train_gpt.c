@@ -191,7 +191,7 @@ static void check_tensor(Trainer *t, const Param *p) {
 }
 
 TEST(gradients_are_differences_of_the_loss) {
-    for (size_t i = 0; i < sizeof(small_models) / sizeof(small_models[0]); i++) {
+    for (int i = 0; i < COUNT(small_models); i++) {
         CLOSED(trainer_close) Trainer t;
         open_trainer(&t, "%s %s", small_models[i], small_shape);
         disturb_weights(&t, 0.15f);

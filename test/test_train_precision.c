@@ -137,10 +137,10 @@ TEST(products_have_the_operands_they_should) {
         {"--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 2",
          NUMBER_BF16, NUMBER_BF16},
     };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    EACH (c, cases) {
         CLOSED(trainer_close) Trainer t;
-        open_trainer(&t, LLAMA "%s", cases[i].options);
-        check_products(&t, cases[i].number, cases[i].wgrad);
+        open_trainer(&t, LLAMA "%s", c->options);
+        check_products(&t, c->number, c->wgrad);
     }
 }
 
@@ -392,7 +392,7 @@ TEST(every_precision_learns) {
         "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 1 "
         "--fp8-margin 1",
     };
-    for (size_t i = 0; i < sizeof(precisions) / sizeof(precisions[0]); i++) {
+    for (int i = 0; i < COUNT(precisions); i++) {
         CLOSED(trainer_close) Trainer t;
         open_trainer(&t, "%s--data one.bin --lr-decay-style constant %s", i % 2 ? GPT2 : LLAMA,
                      precisions[i]);

@@ -255,7 +255,7 @@ static Case cases[] = {
     {.name = "one is stopped for a while", .all_do = one_is_stopped_for_a_while},
     {.name = "all leave in turn", .all_do = all_leave_in_turn},
 };
-enum { CASES = sizeof(cases) / sizeof(cases[0]) };
+enum { CASES = COUNT(cases) };
 
 static void check_case(Case *c) {
     char *log = processes_log(&c->run), tag[32], line[1024];

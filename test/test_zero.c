@@ -12,9 +12,9 @@ static const char *const models[] = {
     "--ffn-hidden-size 7 --vocab-size 11 --make-vocab-size-divisible-by 1 "
     "--untie-embeddings-and-output-weights",
 };
-enum { MODELS = sizeof(models) / sizeof(models[0]) };
+enum { MODELS = COUNT(models) };
 static const int rank_counts[] = {1, 2, 3, 4, 5, 7, 8, 61, 512, RANKS_MAX};
-enum { COUNTS = sizeof(rank_counts) / sizeof(rank_counts[0]) };
+enum { COUNTS = COUNT(rank_counts) };
 
 static ParamLayout layout_of(int model) {
     Options o = options_of(models[model]);
