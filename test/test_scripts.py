@@ -236,6 +236,32 @@ class Judging(Folder):
         comparison.judgements = []
         self.assertEqual(report.advice(comparison), [])
 
+    def test_report_says_what_was_judged(self):
+        """Forty steps: the last ten are the final loss, the first three and the last are slow."""
+        def run(name, seed, final, valid, speed, memory):
+            steps = [step_record(i, 9.0 if i < 31 else final + (-1) ** i / 9,
+                                 speed if 3 < i < 40 else 1) for i in range(1, 41)]
+            return self.run_of(name + seed, start(seed=seed, memory=memory << 20), *steps,
+                               {"kind": "eval", "step": 20, "valid_loss": 7.0, "seconds": 1.0},
+                               {"kind": "eval", "step": 40, "valid_loss": valid, "seconds": 1.0},
+                               {"kind": "end", "step": 40, "status": 0})
+        comparison = judge.judge(judge.Comparison([
+            judge.Variant("a", [run("a", "1", 2.0, 3.0, 100, 512),
+                                run("a", "2", 2.1, 3.1, 110, 512)]),
+            judge.Variant("b", [run("b", "1", 2.02, 3.03, 120, 256),
+                                run("b", "2", 2.142, 3.1, 132, 256)])], judge.Limits()))
+        blocks = [*report.verdict_blocks(comparison), report.spread_text(comparison)]
+        html = re.sub("</td>\\s*<td[^>]*>", " | ", document.page(blocks))
+        for row in ("training loss | 2.0500 | 2.0810 | +1.500% ± 0.500% | 2",
+                    "validation loss | 3.0500 | 3.0650 | +0.500% ± 0.500% | 2",
+                    "speed-up | 105 tok/s | 126 tok/s | 1.200x | -",
+                    "memory | 512 MiB | 256 MiB | 0.500x | -"):
+            self.assertIn(f"| b | {row} |", "\n".join(map(str, blocks)))
+            self.assertIn(f">b | {row} |", html)
+        self.assertIn("the 2 runs of a end between 2.0000 and 2.1000, 4.878% apart", html)
+        self.assertEqual([round(j["change"], 9) for j in report.figures(comparison)["judgements"]
+                          if j["what"] in judge.LOSSES], [1.5, 0.5])
+
     def test_limits_on_losses(self):
         cases = [(2.03, 2.0, {}, True), (2.06, 2.0, {}, False), (1.94, 2.0, {}, False),
                  (2.0, 2.03, {}, True), (2.0, 2.05, {}, False), (2.006, 2.0, {"train": 0.25}, True),

@@ -47,20 +47,6 @@ test_comparison_is_run() {
         compare --out c --seeds 2,3 -- "${common[@]}" --train-iters 60
 }
 
-test_report_agrees_with_its_runs() {
-    local check=("$python" "$root/test/check_report.py")
-    expect_status 0 "${check[@]}" c bf16 fp8 || return
-    # the check itself can fail: another loss, another evaluation, another run's figures
-    cp -r c other
-    sed -i 's/"step":60,\(.*\)"loss":[0-9]/"step":60,\1"loss":9/' other/fp8/seed-3/metrics.jsonl
-    expect_said 1 "training loss" "${check[@]}" other bf16 fp8
-    cp c/fp8/seed-3/metrics.jsonl other/fp8/seed-3
-    sed -i 's/"valid_loss":3/"valid_loss":4/' other/bf16/seed-2/metrics.jsonl
-    expect_said 1 "validation loss" "${check[@]}" other bf16 fp8
-    expect_status 1 "${check[@]}" c fp8 bf16
-    rm -r other
-}
-
 # The weights before the first step are a function of model and seed, whatever the precision.
 test_variants_start_from_equal_weights() {
     local options start=(train_gpt "${common[@]}" --train-iters 0 --save s)
@@ -123,7 +109,6 @@ test_worse_variants_fail() {
         fail "$(cat log)"
     has w/report.md "**FAIL: worse, other against bf16: worse: validation loss" ||
         fail "$(sed -n 3p w/report.md)"
-    expect_status 0 "$python" "$root/test/check_report.py" w bf16 worse
 }
 
 # Runs made elsewhere, on a GPU as far as their records say, judged by limits of the user's.
@@ -152,14 +137,14 @@ test_reports_on_runs_from_elsewhere() {
 stand_in_for_llm_c() {
     mkdir -p bin && cat >bin/llm_c <<END
 #!/usr/bin/env bash
-export PYTHONPATH=$root/test:$root/scripts
-exec "$python" - "\$@" <<'PYTHON'
-import math, sys, test_scripts
+exec "$python" -S - "\$@" <<'PYTHON'
+import math, sys
+log = open("$root/test/test_scripts.py").read().split('LLM_C = """')[1].split('"""')[0]
 o = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 names = {"train data pattern": "-i", "val data pattern": "-j", "micro batch size B": "-b",
          "sequence length T": "-t", "total batch size": "-d", "train_num_batches": "-x",
          "learning rate (LR)": "-l", "warmup iterations": "-u"}
-for line in test_scripts.LLM_C.splitlines():
+for line in log.splitlines():
     name = line[1:].split("|")[0].strip()
     print(f"| {name:21} | {o[names[name]]:50} |" if name in names else line)
 off = abs(math.log(float(o["-l"]) / 0.002))
@@ -258,7 +243,6 @@ test_interrupted_comparison_goes_on() {
     [[ $(grep -c '"kind":"run"' i/fp8/seed-1234/metrics.jsonl) -eq 3 ]] || fail "fp8 not resumed"
     "$root/test/metrics_tool.py" i/fp8/seed-1234/metrics.jsonl >steps || fail "its metrics"
     [[ $(grep -c ^step steps) -eq 400 ]] || fail "not 400 steps"
-    expect_status 0 "$python" "$root/test/check_report.py" i bf16 fp8
 }
 
 # ---- plot and monitor -------------------------------------------------------------------------
