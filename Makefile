@@ -256,7 +256,8 @@ GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
 # variables that nobody has set hold 0xfe, never by luck 0 (gcc 12, clang 8)
 UNSET := -ftrivial-auto-var-init=pattern
 UNSET := $(shell $(CC) $(UNSET) -E -x c /dev/null >/dev/null 2>&1 && echo $(UNSET))
-STANDIN_CXX := -x c++ -std=c++17 -fno-exceptions -Wall -Wextra $(filter -Werror,$(WARN)) \
+STANDIN_CXX := -x c++ -std=c++17 -fopenmp -fno-exceptions -Wall -Wextra -Wno-missing-field-initializers \
+               $(filter -Werror,$(WARN)) \
                $(UNSET) -isystem test/standin -MD -MP
 $(BUILD)/plain/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)

@@ -181,6 +181,21 @@ struct Input {
     }
 };
 
+// factor times the sums over p of a(i, p) b(j, p), in FP64: what a product must come to.
+template <typename A, typename B>
+static Floats exact_product(int m, int n, int k, double factor, A a, B b) {
+    Floats d((size_t)m * n);
+#pragma omp parallel for
+    for (int i = 0; i < m; i++) {
+        for (int j = 0; j < n; j++) {
+            double sum = 0;
+            for (int p = 0; p < k; p++) { sum += (double)a(i, p) * b(j, p); }
+            d[(size_t)i * n + j] = (float)(factor * sum);
+        }
+    }
+    return d;
+}
+
 static inline double bf16_rounding_error(const Floats &x) {
     Floats rounded(x.size());
     round_to_bf16(rounded.data(), x.data(), (int64_t)x.size());

@@ -101,44 +101,23 @@ static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast
     random_key++;
     Codes a = random_codes((size_t)m * k, random_key, 50, ta);
     Codes b = random_codes((size_t)n * k, ~random_key, 30, tb);
-    Floats expected((size_t)m * n);
     Fp8Live scales[2] = {{1.0f / 50, 50, 0, 0}, {1.0f / 30, 30, 0, 0}};
-    for (int i = 0; i < m; i++) {
-        for (int j = 0; j < n; j++) {
-            double sum = 0;
-            for (int p = 0; p < k; p++) {
-                sum += (double)fp8_decode(a[(size_t)i * k + p], ta) *
-                       fp8_decode(b[(size_t)j * k + p], tb);
-            }
-            expected[(size_t)i * n + j] = (float)(sum * scales[0].scale_inv * scales[1].scale_inv);
-        }
-    }
+    Floats expected = exact_product(
+        m, n, k, (double)scales[0].scale_inv * scales[1].scale_inv,
+        [&](int i, int p) { return fp8_decode(a[(size_t)i * k + p], ta); },
+        [&](int j, int p) { return fp8_decode(b[(size_t)j * k + p], tb); });
     Buffer<Fp8Live> live(2);
     live.put(scales);
-    Gemm g = {};
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.type_a = gpu_fp8_type(ta);
-    g.type_b = gpu_fp8_type(tb);
-    g.scale_a = &live.data[0].scale_inv;
-    g.scale_b = &live.data[1].scale_inv;
-    g.fast_accumulation = fast;
+    Gemm g = {.m = m,
+              .n = n,
+              .k = k,
+              .type_a = gpu_fp8_type(ta),
+              .type_b = gpu_fp8_type(tb),
+              .scale_a = &live.data[0].scale_inv,
+              .scale_b = &live.data[1].scale_inv,
+              .fast_accumulation = fast};
     // Hopper's FP8 tensor cores keep some 14 bits of the sum between promotions
     check_results(gemm, g, a, b, expected, fast ? 2.0 : 1.2, fast ? 3e-3 : 5e-4);
-}
-
-// The values of codes [rows,k] with such scales.
-static std::vector<double> decoded(const Codes &codes, Fp8Type type, Fp8Scales kind,
-                                   const Floats &scales, int rows, int k) {
-    std::vector<double> x(codes.size());
-    for (int i = 0; i < rows; i++) {
-        for (int p = 0; p < k; p++) {
-            x[(size_t)i * k + p] = (double)fp8_decode(codes[(size_t)i * k + p], type) *
-                                   scales[fp8_scale_index(kind, rows, k, i, p)];
-        }
-    }
-    return x;
 }
 
 // The same with block scales: A's are of vectors, B's of vectors or squares.
@@ -147,8 +126,7 @@ static void check_block_product(void (*product)(Gpu *, Gemm), int m, int n, int 
     random_key++;
     Codes a = random_codes((size_t)m * k, random_key, 50, ta);
     Codes b = random_codes((size_t)n * k, ~random_key, 30, FP8_E4M3);
-    Floats expected((size_t)m * n), sa(fp8_scale_count(SCALES_VECTOR, m, k), NAN),
-        sb(fp8_scale_count(scales_b, n, k), NAN);
+    Floats sa(fp8_scale_count(SCALES_VECTOR, m, k), NAN), sb(fp8_scale_count(scales_b, n, k), NAN);
     for (int p = 0; p < k; p++) { // scales differ by up to 1000
         for (int i = 0; i < m; i++) {
             sa[fp8_scale_index(SCALES_VECTOR, m, k, i, p)] = (float)exp(
@@ -160,28 +138,30 @@ static void check_block_product(void (*product)(Gpu *, Gemm), int m, int n, int 
                                                                    ((row * 11 + p / 128 * 3) % 70));
         }
     }
-    std::vector<double> x = decoded(a, ta, SCALES_VECTOR, sa, m, k),
-                        y = decoded(b, FP8_E4M3, scales_b, sb, n, k);
-    for (int i = 0; i < m; i++) {
-        for (int j = 0; j < n; j++) {
-            double sum = 0;
-            for (int p = 0; p < k; p++) { sum += x[(size_t)i * k + p] * y[(size_t)j * k + p]; }
-            expected[(size_t)i * n + j] = (float)sum;
-        }
+    std::vector<double> x(a.size()), y(b.size());
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] = (double)fp8_decode(a[i], ta) *
+               sa[fp8_scale_index(SCALES_VECTOR, m, k, i / k, i % k)];
     }
+    for (size_t i = 0; i < y.size(); i++) {
+        y[i] = (double)fp8_decode(b[i], FP8_E4M3) *
+               sb[fp8_scale_index(scales_b, n, k, i / k, i % k)];
+    }
+    Floats expected = exact_product(
+        m, n, k, 1, [&](int i, int p) { return x[(size_t)i * k + p]; },
+        [&](int j, int p) { return y[(size_t)j * k + p]; });
     FloatBuffer dsa(sa.size()), dsb(sb.size());
     dsa.put(sa.data());
     dsb.put(sb.data());
-    Gemm g = {};
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.type_a = gpu_fp8_type(ta);
-    g.type_b = TYPE_E4M3;
-    g.scale_a = dsa.data;
-    g.scale_b = dsb.data;
-    g.scales_a = SCALES_VECTOR;
-    g.scales_b = scales_b;
+    Gemm g = {.m = m,
+              .n = n,
+              .k = k,
+              .type_a = gpu_fp8_type(ta),
+              .type_b = TYPE_E4M3,
+              .scale_a = dsa.data,
+              .scale_b = dsb.data,
+              .scales_a = SCALES_VECTOR,
+              .scales_b = scales_b};
     check_results(product, g, a, b, expected, 1.2, 5e-4);
 }
 

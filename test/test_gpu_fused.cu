@@ -97,27 +97,15 @@ struct Problem {
     // The product of the rows from `first` on, scaled.
     Floats product(int first, int rows) const {
         float values_a[256], values_b[256];
-        Fp8Live both[2];
-        Floats result((size_t)rows * N);
         std::vector<Fp8Live> live = scales.get();
-        both[0] = live[0], both[1] = live[1];
         for (int code = 0; code < 256; code++) {
             values_a[code] = fp8_decode((uint8_t)code, type);
             values_b[code] = fp8_decode((uint8_t)code, FP8_E4M3);
         }
-#pragma omp parallel for
-        for (int i = 0; i < rows; i++) {
-            for (int j = 0; j < N; j++) {
-                const uint8_t *row = &a_host[(size_t)(first + i) * K],
-                              *column = &b_host[(size_t)j * K];
-                double sum = 0;
-                for (int k = 0; k < K; k++) {
-                    sum += (double)values_a[row[k]] * values_b[column[k]];
-                }
-                result[(size_t)i * N + j] = (float)sum * (both[0].scale_inv * both[1].scale_inv);
-            }
-        }
-        return result;
+        return exact_product(
+            rows, N, K, live[0].scale_inv * live[1].scale_inv,
+            [&](int i, int k) { return values_a[a_host[(size_t)(first + i) * K + k]]; },
+            [&](int j, int k) { return values_b[b_host[(size_t)j * K + k]]; });
     }
 };
 

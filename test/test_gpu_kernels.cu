@@ -148,17 +148,16 @@ static void norm(int M, int C, bool layernorm, float centre) {
     rstd.put(deviations.data());
     cpu_norm_backward(dx.data(), dw.data(), layernorm ? db.data() : NULL, dout.host.data(),
                       x.host.data(), w.host.data(), means.data(), deviations.data(), M, C);
-    NormBackward backward = {};
-    backward.dweight = {ignored.data, TYPE_F32, false};
-    if (layernorm) { backward.dbias = {ignored2.data, TYPE_F32, false}; }
-    backward.dout = dout.device.data;
-    backward.x = x.device.data;
-    backward.weight = w.device.data;
-    backward.mean = layernorm ? mean.data : NULL;
-    backward.rstd = rstd.data;
-    backward.scratch = scratch.scratch();
-    backward.M = M;
-    backward.C = C;
+    NormBackward backward = {.dweight = {ignored.data, TYPE_F32, false},
+                             .dbias = {layernorm ? ignored2.data : NULL, TYPE_F32, false},
+                             .dout = dout.device.data,
+                             .x = x.device.data,
+                             .weight = w.device.data,
+                             .mean = layernorm ? mean.data : NULL,
+                             .rstd = rstd.data,
+                             .scratch = scratch.scratch(),
+                             .M = M,
+                             .C = C};
     Floats result;
     check_producer(FUSED_ROUNDED, M, C, FP8_E5M2, 60.0f, &residual.host, dx,
                    [&](Operand out, Fp8Tensor q) {

@@ -9,27 +9,27 @@
 
 static const GpuType types[] = {TYPE_F32, TYPE_BF16};
 
-static Floats read_typed(const Buffer<char> &buffer, GpuType type) {
-    std::vector<char> bytes = buffer.get();
-    Floats x(bytes.size() / (size_t)gpu_type_bytes(type));
-    for (size_t i = 0; i < x.size(); i++) {
-        x[i] = type == TYPE_F32 ? ((const float *)bytes.data())[i]
-                                : bf16_decode(((const Bf16 *)bytes.data())[i]);
-    }
-    return x;
-}
+// Values of a type on the device, from floats and as floats.
+struct Typed : Buffer<char> {
+    GpuType type;
 
-static void write_typed(Buffer<char> &buffer, GpuType type, const Floats &x) {
-    std::vector<char> bytes(buffer.count);
-    for (size_t i = 0; i < x.size(); i++) {
-        if (type == TYPE_F32) {
-            ((float *)bytes.data())[i] = x[i];
-        } else {
-            ((Bf16 *)bytes.data())[i] = bf16_encode(x[i]);
-        }
+    Typed(size_t n, GpuType t) : Buffer<char>(n * (size_t)gpu_type_bytes(t)), type(t) {
     }
-    buffer.put(bytes.data());
-}
+    void write(const Floats &x) {
+        std::vector<Bf16> codes;
+        for (float value : x) { codes.push_back(bf16_encode(value)); }
+        put(type == TYPE_F32 ? (const char *)x.data() : (const char *)codes.data());
+    }
+    Floats read() const {
+        std::vector<char> bytes = get();
+        Floats x(count / (size_t)gpu_type_bytes(type));
+        for (size_t i = 0; i < x.size(); i++) {
+            x[i] = type == TYPE_F32 ? ((const float *)bytes.data())[i]
+                                    : bf16_decode(((const Bf16 *)bytes.data())[i]);
+        }
+        return x;
+    }
+};
 
 static Floats rounded(const Floats &x, GpuType type) {
     Floats y = x;
@@ -45,10 +45,9 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     const size_t all = FIRST + N + OTHER;
     Floats g = random_bf16(all + SHIFT, 1), m = random_bf16(all, 0.5f), expected_g = g,
            expected_m = m;
-    Buffer<char> gradients((all + SHIFT) * (size_t)gpu_type_bytes(gradient_type));
-    Buffer<char> momenta(all * (size_t)gpu_type_bytes(moment_type));
-    write_typed(gradients, gradient_type, g);
-    write_typed(momenta, moment_type, m);
+    Typed gradients(all + SHIFT, gradient_type), momenta(all, moment_type);
+    gradients.write(g);
+    momenta.write(m);
     AdamWSegment segments[3] = {};
     const int64_t first[] = {0, FIRST, FIRST + N, (int64_t)all};
     AdamWUpdate u = plain_update(NULL, NULL, NULL, NULL);
@@ -63,9 +62,7 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     Buffer<AdamWSegment> table(3);
     table.put(segments);
     Buffer<StepState> state(1);
-    StepState s = {};
-    s.gradient_scale = 0.5f;
-    s.skipped = skipped;
+    StepState s = {.gradient_scale = 0.5f, .skipped = skipped};
     state.put(&s);
     InputBuffer input(0.01, 3);
     u.gradients = gradients.data;
@@ -81,7 +78,7 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
         muon_momentum(&expected_g[FIRST + SHIFT], &expected_m[FIRST], N, u.momentum, 0.5f);
     }
     gpu_muon_momentum(&u, state.data, gpu.stream);
-    Floats got_g = read_typed(gradients, gradient_type), got_m = read_typed(momenta, moment_type);
+    Floats got_g = gradients.read(), got_m = momenta.read();
     int64_t n = (int64_t)g.size();
     if (gradient_type == TYPE_BF16) { // rounded to nearest, here and there of nearly the same
         CHECK_ERROR(got_g.data(), rounded(expected_g, TYPE_BF16).data(), n, 1e-4);
@@ -115,23 +112,18 @@ TEST(momenta) {
 
 static Floats product(int m, int n, int k, const Floats &a, bool trans_a, const Floats &b,
                       bool trans_b, float alpha, const Floats *addend, float beta) {
-    Floats out((size_t)m * n), scaled;
-    CpuGemm g = {};
-    if (addend != NULL) {
-        scaled = *addend;
-        for (float &x : scaled) { x *= beta; }
-        g.addend = scaled.data();
-    }
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.a = a.data();
-    g.b = b.data();
-    g.c = out.data();
-    g.trans_a = trans_a;
-    g.trans_b = trans_b;
-    g.alpha = alpha;
-    cpu_gemm(g);
+    Floats out((size_t)m * n), scaled = addend != NULL ? *addend : Floats();
+    for (float &x : scaled) { x *= beta; }
+    cpu_gemm({.m = m,
+              .n = n,
+              .k = k,
+              .a = a.data(),
+              .b = b.data(),
+              .c = out.data(),
+              .addend = addend != NULL ? scaled.data() : NULL,
+              .trans_a = trans_a,
+              .trans_b = trans_b,
+              .alpha = alpha});
     return rounded(out, TYPE_BF16);
 }
 
@@ -187,17 +179,17 @@ struct Model {
     }
 };
 
+static Comm alone = {.ranks = 1};
+
 static void matrices(Model &model, int expected, GpuType type) {
     const Muon &muon = model.muon;
     CHECK_EQUAL(muon.num_own, expected);
-    Comm comm = {};
-    comm.ranks = 1;
     Floats g = random_bf16((size_t)model.zero.size, 1e-3f), got;
-    Buffer<char> gradients(g.size() * (size_t)gpu_type_bytes(type));
+    Typed gradients(g.size(), type);
     for (int repeat = 0; repeat < 2; repeat++) { // the same bits
-        write_typed(gradients, type, g);
-        muon_orthogonalize_all(&muon, &gpu, &comm, 0, gradients.data, type);
-        Floats now = read_typed(gradients, type);
+        gradients.write(g);
+        muon_orthogonalize_all(&muon, &gpu, &alone, 0, gradients.data, type);
+        Floats now = gradients.read();
         CHECK(repeat == 0 || same_bits(now, got));
         got = now;
     }
@@ -247,16 +239,14 @@ TEST(matrices_are_orthogonalized) {
 TEST(bad_matrices_stay_alone) {
     Model model(small("gpt2", "4", "640"));
     const Muon &muon = model.muon;
-    Comm comm = {};
-    comm.ranks = 1;
     Floats g = random_bf16((size_t)model.zero.size, 1);
     const ZeroMatrix *zeros = &muon.own[0], *bad = &muon.own[muon.num_own - 1];
     std::fill_n(g.begin() + zeros->place, zeros->rows * zeros->columns, 0.0f);
     g[(size_t)bad->place] = NAN;
-    Buffer<char> gradients(g.size() * 2);
-    write_typed(gradients, TYPE_BF16, g);
-    muon_orthogonalize_all(&muon, &gpu, &comm, 0, gradients.data, TYPE_BF16);
-    Floats got = read_typed(gradients, TYPE_BF16);
+    Typed gradients(g.size(), TYPE_BF16);
+    gradients.write(g);
+    muon_orthogonalize_all(&muon, &gpu, &alone, 0, gradients.data, TYPE_BF16);
+    Floats got = gradients.read();
     for (int i = 0; i < muon.num_own; i++) {
         const ZeroMatrix *m = &muon.own[i];
         int64_t n = (int64_t)m->rows * m->columns, wrong = 0;
@@ -270,8 +260,6 @@ TEST(bad_matrices_stay_alone) {
 // Milliseconds of all Newton-Schulz steps of a model, and what they are of a step of 0.5M tokens.
 static void measure(const char *name, double tokens_per_s) {
     Model model({"--model", name});
-    Comm comm = {};
-    comm.ranks = 1;
     double flops = 0;
     for (int i = 0; i < model.muon.num_own; i++) { flops += zero_matrix_flops(&model.muon.own[i]); }
     Bf16Buffer gradients((size_t)model.zero.size);
@@ -282,7 +270,7 @@ static void measure(const char *name, double tokens_per_s) {
                                    cudaMemcpyDeviceToDevice, gpu.stream));
     }
     float ms = time_ms(
-        [&] { muon_orthogonalize_all(&model.muon, &gpu, &comm, 0, gradients.data, TYPE_BF16); });
+        [&] { muon_orthogonalize_all(&model.muon, &gpu, &alone, 0, gradients.data, TYPE_BF16); });
     printf("  measured: %s: %d matrices in %.2f ms, %.0f TFLOP/s, %.2f%% of a step of 0.5M tokens "
            "at %.0f tokens/s\n",
            name, model.muon.num_own, ms, 1e-9 * flops / ms,

@@ -320,14 +320,9 @@ template <typename Launch>
 static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf16 *before,
                           Launch launch) {
     for (int fused = 0; fused < forms; fused++) {
-        Fp8Tensor q = {};
+        Fp8Tensor q = {.type = FP8_E4M3, .fused = true, .target = 448, .live = l.live.data};
         int64_t wrong = 0;
-        if (fused) {
-            q.type = FP8_E4M3;
-            q.fused = true;
-            q.target = 448;
-            q.live = l.live.data;
-        }
+        if (!fused) { q = {}; }
         for (int part = -1; part < PARTS; part++) { // -1: all
             size_t first = part < 0 ? 0 : (size_t)part * PART, rows = part < 0 ? ROWS : PART;
             Operand to = {part < 0 ? l.out.data : l.part.data, NULL, NULL};
@@ -389,15 +384,14 @@ TEST(producers_beyond_2_31) {
         auto statistics = [&](size_t first) { return layernorm ? mean.data + first : NULL; };
         same_in_parts(layernorm ? "LayerNorm" : "RMSNorm", l, C, IN_BOTH, NULL,
                       [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
-                          NormForward n = {};
-                          n.mean = statistics(first);
-                          n.rstd = rstd.data + first;
-                          n.x = l.x.data + first * C;
-                          n.weight = weight.device.data;
-                          n.bias = layernorm ? bias.device.data : NULL;
-                          n.eps = 1e-5f;
-                          n.M = (int)rows;
-                          n.C = C;
+                          NormForward n = {statistics(first),
+                                           rstd.data + first,
+                                           l.x.data + first * C,
+                                           weight.device.data,
+                                           layernorm ? bias.device.data : NULL,
+                                           1e-5f,
+                                           (int)rows,
+                                           C};
                           gpu_norm_forward(to, q, n, stream);
                       });
         SumScratch scratch(ROWS, 3 * C);
@@ -405,18 +399,18 @@ TEST(producers_beyond_2_31) {
                       l.d.data, [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
                           float *into = rows == ROWS ? sums.data : part_sums.data;
                           bool add = first > 0;
-                          NormBackward n = {};
-                          n.dweight = {into, TYPE_F32, add};
-                          if (layernorm) { n.dbias = {into + C, TYPE_F32, add}; }
-                          n.column_sums = {into + 2 * C, TYPE_F32, add};
-                          n.dout = l.x.data + first * C;
-                          n.x = l.x.data + first * C;
-                          n.weight = weight.device.data;
-                          n.mean = statistics(first);
-                          n.rstd = rstd.data + first;
-                          n.scratch = scratch.scratch();
-                          n.M = (int)rows;
-                          n.C = C;
+                          const Bf16 *x = l.x.data + first * C;
+                          NormBackward n = {{into, TYPE_F32, add},
+                                            {layernorm ? into + C : NULL, TYPE_F32, add},
+                                            {into + 2 * C, TYPE_F32, add},
+                                            x,
+                                            x,
+                                            weight.device.data,
+                                            statistics(first),
+                                            rstd.data + first,
+                                            scratch.scratch(),
+                                            (int)rows,
+                                            C};
                           gpu_norm_backward(to, q, n, stream);
                       });
         if (layernorm) { check_sums("LayerNorm backward", sums, part_sums); }
