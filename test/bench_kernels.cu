@@ -1,10 +1,180 @@
-// Times every BF16 kernel and library call at the shapes of the benchmark models (bench_gpu.h says
-// what is printed); bench_kernels_fp8 does the FP8 ones.
+// Times every kernel and library call at the shapes of the benchmark models: how long a call took
+// beside its floor, the bytes that must move over 4.3 TB/s or the operations over 800 TFLOP/s in
+// BF16 and twice that in FP8.
 //   build/plain/bench_kernels [part of a name]
 #define TEST_OWN_MAIN
 #include "../kernels/attention.h"
 #include "../kernels/gemm.h"
-#include "bench_gpu.h"
+#include "fp8_test.h"
+
+#include <cstdarg>
+#include <string>
+
+static const double BYTES_PER_S = 4.3e12, FLOPS_PER_S = 800e12;
+static const char *wanted = "";
+
+// Random values on the device alone: a million of them, over and over.
+struct Filled {
+    Bf16Buffer device;
+
+    Filled(size_t n, float scale) : device(n) {
+        const size_t period = 1 << 20;
+        static Floats values = random_bf16(period, 1.0f);
+        std::vector<Bf16> codes(period);
+        for (size_t i = 0; i < period; i++) { codes[i] = bf16_encode(scale * values[i]); }
+        for (size_t at = 0; at < n; at += period) {
+            size_t count = n - at < period ? n - at : period;
+            gpu_send(&gpu, device.data + at, codes.data(), count * sizeof(Bf16));
+        }
+    }
+};
+
+template <typename Call>
+static void bench(const std::string &name, const std::string &shape, double floor_s, Call call) {
+    if (name.find(wanted) == std::string::npos) { return; }
+    float ms = time_ms(call);
+    printf("%-26s %-26s %8.3f ms %6.1f%% of the floor\n", name.c_str(), shape.c_str(), ms,
+           100 * floor_s / (1e-3 * ms));
+    fflush(stdout);
+}
+
+static double bytes(double elements) {
+    return 2 * elements / BYTES_PER_S; // BF16
+}
+
+PRINTF_LIKE(1, 2) static std::string text(const char *format, ...) {
+    char out[64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(out, sizeof(out), format, args);
+    va_end(args);
+    return out;
+}
+
+// The producers of a block at M tokens, C channels, F feed-forward: in BF16, or fused to FP8 by a
+// given scale or by blocks. Bytes: BF16 in; BF16 or two codes out.
+static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool blocks) {
+    size_t n = (size_t)M * C, wide = (size_t)M * F;
+    Filled x(n, 1), w(C, 1), b(F, 1), pre(2 * wide, 1), dact(wide, 1);
+    Floats ones(M, 1.0f);
+    FloatBuffer mean(M), rstd(M), dw(C), db(C), sums(F > C ? F : C);
+    SumScratch scratch(M, 3 * C > F ? 3 * C : F);
+    Buffer<uint8_t> codes(fp8 ? 4 * wide : 0);
+    Bf16Buffer out(2 * wide);
+    Buffer<Fp8Live> live(1);
+    Buffer<Fp8Slot> slot(1);
+    Fp8Live l = {1, 1, 3, 0};
+    Fp8Slot s = {1, 1, 0, 1};
+    live.put(&l);
+    slot.put(&s);
+    mean.put(ones.data());
+    rstd.put(ones.data());
+    Fp8Tensor q = {FP8_E4M3, SCALE_GIVEN, true, true, 448.0f, live.data, slot.data, NULL};
+    FloatBuffer scales(2 * wide / 32);
+    Operand forms = {out.data, codes.data, codes.data + 2 * wide, scales.data,
+                     scales.data + wide / 32};
+    if (blocks) {
+        q = {FP8_E4M3, SCALE_BLOCKS, true, false, 448.0f, NULL, NULL, NULL};
+        q.scales = SCALES_VECTOR;
+        q.power_of_two = true;
+    }
+    if (!fp8) {
+        q = {};
+        forms.fp8 = forms.fp8_t = NULL;
+    }
+    Gradient column_sums = {sums.data, TYPE_F32, false};
+    const Bf16 *bias = fp8 ? b.device.data : NULL; // where GELU adds it (train/gpu/network.h)
+    NormForward forward = {
+        mean.data, rstd.data, x.device.data, w.device.data, gpt2 ? b.device.data : NULL, 1e-5f,
+        M,         C};
+    NormBackward backward = {{dw.data, TYPE_F32, false},
+                             {db.data, TYPE_F32, false},
+                             {},
+                             x.device.data,
+                             x.device.data,
+                             w.device.data,
+                             gpt2 ? mean.data : NULL,
+                             rstd.data,
+                             scratch.scratch(),
+                             M,
+                             C};
+    if (gpt2) { backward.column_sums = column_sums; }
+    std::string shape = text("%d x %d", M, C);
+    auto named = [&](const std::string &kind) {
+        return (blocks ? "fp8 blocks " : fp8 ? "fp8 " : "") + kind;
+    };
+    const std::string norm = fp8 ? "norm" : gpt2 ? "layernorm" : "rmsnorm";
+    bench(named(norm + " forward"), shape, bytes(2.0 * n),
+          [&] { gpu_norm_forward(forms, q, forward, gpu.stream); });
+    bench(named(norm + " backward"), shape, bytes((fp8 ? 5.0 : 4.0) * n),
+          [&] { gpu_norm_backward(forms, q, backward, gpu.stream); });
+    if (fp8) {
+        Operand cast = forms;
+        cast.bf16 = x.device.data;
+        bench(named("cast"), shape, bytes(2.0 * n),
+              [&] { gpu_quantize(cast, q, {}, {}, M, C, gpu.stream); });
+        bench(named("cast and sums"), shape, bytes(2.0 * n),
+              [&] { gpu_quantize(cast, q, column_sums, scratch.scratch(), M, C, gpu.stream); });
+    }
+    shape = text("%d x %d", M, F);
+    if (!gpt2) {
+        bench(named("swiglu forward"), shape, bytes(3.0 * wide),
+              [&] { gpu_swiglu_forward(forms, q, pre.device.data, M, F, gpu.stream); });
+        bench(named("swiglu backward"), shape, bytes(5.0 * wide), [&] {
+            gpu_swiglu_backward(forms, q, dact.device.data, pre.device.data, M, F, gpu.stream);
+        });
+        return;
+    }
+    bench(named("gelu forward"), shape, bytes(2.0 * wide),
+          [&] { gpu_gelu_forward(forms, q, pre.device.data, bias, M, F, gpu.stream); });
+    bench(named("gelu backward"), shape, bytes(3.0 * wide), [&] {
+        gpu_gelu_backward(forms, q, column_sums, dact.device.data, pre.device.data, bias,
+                          scratch.scratch(), M, F, gpu.stream);
+    });
+    if (!fp8) {
+        bench("column sums", shape, bytes(1.0 * wide), [&] {
+            gpu_quantize({dact.device.data, NULL, NULL}, {}, column_sums, scratch.scratch(), M, F,
+                         gpu.stream);
+        });
+    }
+}
+
+// AdamW's step on n weights, BF16 or FP8.
+static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8) {
+    FloatBuffer w(n), m(n), v(n);
+    Bf16Buffer g(n), weights(fp8 ? 8 : n);
+    Buffer<uint8_t> codes(fp8 ? n : 16);
+    Buffer<StepState> state(1);
+    InputBuffer input(1e-3, 0);
+    Buffer<Fp8Live> live(1);
+    Buffer<Fp8Slot> slot(1);
+    Buffer<Fp8Tensor> tensors(1);
+    Buffer<AdamWSegment> segments(1);
+    Fp8Live l = {1, 1, 0, 0};
+    Fp8Slot s = {1, 1, 0, 1};
+    StepState step = {.gradient_scale = 1.0f, .updates = 1};
+    Fp8Tensor tensor = {FP8_E4M3, SCALE_GIVEN, false, true, 448.0f, live.data, slot.data, NULL};
+    AdamWSegment segment = {.n = n, .bf16 = weights.data, .weight_decay = 0.1f};
+    if (fp8) {
+        segment.bf16 = NULL;
+        segment.fp8 = codes.data;
+    }
+    live.put(&l);
+    slot.put(&s);
+    state.put(&step);
+    tensors.put(&tensor);
+    segments.put(&segment);
+    AdamWUpdate u = plain_update(w.data, m.data, v.data, g.data);
+    u.moment_type = moments;
+    u.segments = segments.data;
+    u.segment_count = 1;
+    u.segment_blocks = gpu_adamw_blocks(n);
+    u.tensors = tensors.data;
+    u.input = input.data;
+    double moved = (moments == TYPE_BF16 ? 18.0 : 26.0) + (fp8 ? 1.0 : 2.0);
+    bench(name, text("%dM", (int)(n >> 20)), moved * n / BYTES_PER_S,
+          [&] { gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream); });
+}
 
 static void bench_loss(int M, int V, int P) {
     Filled logits((size_t)M * P, 2);
@@ -20,7 +190,7 @@ static void bench_loss(int M, int V, int P) {
                  {"cross-entropy, z-loss", {1e-6f, 1e-4f, 0}},
                  {"cross-entropy, capped", {1e-6f, 1e-4f, 30}}};
     for (const auto &kind : kinds) {
-        bench(kind.name, shape_text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
+        bench(kind.name, text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
             gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data,
                               M, V, P, kind.terms, gpu.stream);
         });
@@ -39,8 +209,7 @@ static void bench_rope(int B, int T, int H, int G, int D) {
     Rope rope = {10000.0};
     rope_table(angles.data(), T, D, &rope);
     table.put(angles.data());
-    char shape[64];
-    snprintf(shape, sizeof(shape), "%d x %d, H%d/%d D%d", M, N, H, G, D);
+    std::string shape = text("%d x %d, H%d/%d D%d", M, N, H, G, D);
     Rotary plain = {table.data, NULL, NULL, 1e-6f, B, T, H, G, D}, norm = plain;
     norm.query_weight = norm.key_weight = weight.device.data;
     RotaryBackward back = {norm, x.device.data, {}, {}, {}, scratch.scratch()};
@@ -65,13 +234,11 @@ static void bench_optimizer(int64_t n) {
     Buffer<double> scratch(PARTS);
     Buffer<GradientPart> parts(PARTS);
     GradientPart pieces[PARTS];
-    char shape[32];
     for (int i = 0; i < PARTS; i++) { pieces[i] = {i * (n / PARTS), n / PARTS}; }
     parts.put(pieces);
-    snprintf(shape, sizeof(shape), "%dM", (int)(n >> 20));
-    bench_adamw("adamw, FP32 moments", shape, n, TYPE_F32, false);
-    bench_adamw("adamw, BF16 moments", shape, n, TYPE_BF16, false);
-    bench("gradient norm", shape, bytes(1.0 * n), [&] {
+    bench_adamw("adamw, FP32 moments", n, TYPE_F32, false);
+    bench_adamw("adamw, BF16 moments", n, TYPE_BF16, false);
+    bench("gradient norm", text("%dM", (int)(n >> 20)), bytes(1.0 * n), [&] {
         gpu_sum_of_squares(state.data, scratch.data, g.device.data, TYPE_BF16, parts.data, PARTS,
                            gpu.stream);
     });
@@ -82,8 +249,7 @@ static void bench_attention(AttentionShape s) {
     Filled qkv(packed, 1), dout(n, 1);
     Bf16Buffer out(n), dqkv(packed);
     FloatBuffer lse((size_t)s.B * s.H * s.T);
-    char shape[64];
-    snprintf(shape, sizeof(shape), "B%d T%d H%d/%d D%d", s.B, s.T, s.H, s.G, s.D);
+    std::string shape = text("B%d T%d H%d/%d D%d", s.B, s.T, s.H, s.G, s.D);
     double flops = 2.0 * s.B * s.H * (double)s.T * s.T * s.D;
     bench("attention forward", shape, flops / FLOPS_PER_S,
           [&] { attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.device.data); });
@@ -109,8 +275,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
     Bf16Buffer y((size_t)M * N), dx((size_t)M * K), dw((size_t)N * K);
     FloatBuffer wide((size_t)N * K);
     double floor = 2.0 * M * N * K / FLOPS_PER_S;
-    char shape[64];
-    snprintf(shape, sizeof(shape), "%s %dx%dx%d", layer, M, N, K);
+    std::string shape = text("%s %dx%dx%d", layer, M, N, K);
     Gemm forward = gemm_plain(M, N, K, x.device.data, w.device.data, y.data);
     Gemm input_gradient = gemm_plain(M, K, N, dy.device.data, w.device.data, dx.data);
     Gemm weight_gradient = gemm_plain(N, K, M, dy.device.data, x.device.data, dw.data);
@@ -144,13 +309,167 @@ static void bench_products(int M, int N, int K, const char *layer) {
     }
 }
 
+static void bench_fp8_products(int M, int N, int K, const char *layer) {
+    size_t most = (size_t)max(max((size_t)M * K, (size_t)N * K), (size_t)M * N);
+    Filled a(most / 2, 1), b(most / 2, 1); // any bytes are codes
+    Bf16Buffer d(most);
+    Buffer<Fp8Live> live(1);
+    Fp8Live l = {1, 1, 0, 0};
+    live.put(&l);
+    int shapes[3][3] = {{M, N, K}, {M, K, N}, {N, K, M}};
+    static const char *const names[3] = {"forward", "dX", "dW"};
+    FloatBuffer scales(2 * most / 128 + 4096);
+    Floats ones(scales.count, 1.0f);
+    scales.put(ones.data());
+    for (int i = 0; i < 3; i++) {
+        for (int kind = 0; kind < 3; kind++) {
+            static const char *const kinds[] = {"fast", "split", "blocks"};
+            bool fast = kind == 0, blocks = kind == 2;
+            Gemm g = {.m = shapes[i][0],
+                      .n = shapes[i][1],
+                      .k = shapes[i][2],
+                      .a = a.device.data,
+                      .b = b.device.data,
+                      .d = d.data,
+                      .type_a = i > 0 && !blocks ? TYPE_E5M2 : TYPE_E4M3,
+                      .type_b = TYPE_E4M3,
+                      .type_d = TYPE_BF16,
+                      .trans_b = true,
+                      .alpha = 1.0f,
+                      .scale_a = &live.data->scale_inv,
+                      .scale_b = &live.data->scale_inv,
+                      .fast_accumulation = fast};
+            if (blocks) {
+                g.scale_a = g.scale_b = scales.data;
+                g.scales_a = SCALES_VECTOR;
+                g.scales_b = i < 2 ? SCALES_SQUARE : SCALES_VECTOR;
+            }
+            bench(text("fp8 product %s %s", names[i], kinds[kind]),
+                  text("%s %dx%dx%d", layer, M, N, K), 2.0 * M * N * K / (2 * FLOPS_PER_S),
+                  [&] { gemm(&gpu, g); });
+        }
+    }
+}
+
+// Codes of normal values: a million of them, over and over. (NaN among them would cost less power.)
+struct FilledCodes : Buffer<uint8_t> {
+    FilledCodes(size_t n, float scale, Fp8Type type) : Buffer<uint8_t>(n) {
+        const size_t period = 1 << 20;
+        Codes values(period);
+        random_key++;
+        for (size_t i = 0; i < period; i++) {
+            values[i] = fp8_encode(scale * rng_normal(random_key, i), type);
+        }
+        for (size_t at = 0; at < n; at += period) {
+            gpu_send(&gpu, data + at, values.data(), n - at < period ? n - at : period);
+        }
+    }
+};
+
+// A weight gradient [N,K] of M tokens by blocks: by cuBLASLt and by our own product.
+static void bench_weight_gradient(int M, int N, int K, const char *layer) {
+    FilledCodes dy((size_t)N * M, 50, FP8_E4M3), x((size_t)K * M, 50, FP8_E4M3);
+    FloatBuffer scales(fp8_scale_count(SCALES_VECTOR, N > K ? N : K, M));
+    Floats same(scales.count, 0.02f);
+    scales.put(same.data());
+    Bf16Buffer d((size_t)N * K);
+    Gemm g = gemm_plain(N, K, M, NULL, NULL, d.data);
+    g.a = dy.data;
+    g.b = x.data;
+    g.type_a = g.type_b = TYPE_E4M3;
+    g.trans_b = true;
+    g.scale_a = g.scale_b = scales.data;
+    g.scales_a = g.scales_b = SCALES_VECTOR;
+    std::string shape = text("%s %dx%dx%d", layer, M, N, K);
+    double floor = 2.0 * M * N * K / (2 * FLOPS_PER_S);
+    for (int turn = 0; turn < 2; turn++) { // in turns: the clock drifts
+        bench("dW by blocks: cuBLASLt", shape, floor, [&] { gemm(&gpu, g); });
+        if (!gpu_block_product_pays(&gpu, N, K, M)) { continue; }
+        bench("dW by blocks: our own", shape, floor, [&] { gpu_block_product(&gpu, g); });
+    }
+}
+
+// The products that meet GELU, each in one kernel and in two: by default (fast forward, split
+// backward), and fast. Bytes: codes in and out twice, BF16 pre-activations out or in.
+static void bench_gelu_products(int M, int F, int C) {
+    size_t wide = (size_t)M * F;
+    FilledCodes a((size_t)M * C, 50, FP8_E4M3), dy((size_t)M * C, 50, FP8_E5M2),
+        b((size_t)F * C, 30, FP8_E4M3);
+    Filled x(wide, 1), bias(F, 1);
+    Buffer<uint8_t> codes(2 * wide);
+    Bf16Buffer product(wide);
+    FloatBuffer sums(F);
+    SumScratch scratch(M, F);
+    Buffer<Fp8Live> live(1);
+    Buffer<Fp8Slot> slot(1);
+    // of a and b together 1 / (1500 sqrt(C)): products of variance 1
+    Fp8Live l = {1.0f / sqrtf(1500 * sqrtf((float)C)), 50, 0, 0};
+    Fp8Slot s = {1, 1, 0, 1};
+    live.put(&l);
+    slot.put(&s);
+    Operand out = {NULL, codes.data, codes.data + wide, NULL, NULL};
+    Gradient column_sums = {sums.data, TYPE_F32, false};
+    bool has = gpu_has_gelu_products(&gpu);
+    double floor = 2.0 * M * F * C / (2 * FLOPS_PER_S) + bytes(2.0 * wide);
+    for (int fast = 0; fast < 2; fast++) {
+        for (int backward = 0; backward < 2; backward++) {
+            Fp8Type type = backward ? FP8_E5M2 : FP8_E4M3;
+            Fp8Tensor q = {type, SCALE_GIVEN, true, true, 448.0f, live.data, slot.data, NULL};
+            Gemm g = gemm_plain(M, F, C, NULL, NULL, product.data);
+            g.a = backward ? dy.data : a.data;
+            g.b = b.data;
+            g.type_a = backward ? TYPE_E5M2 : TYPE_E4M3;
+            g.type_b = TYPE_E4M3;
+            g.trans_b = true;
+            g.scale_a = g.scale_b = &live.data->scale_inv;
+            g.fast_accumulation = fast;
+            Gemm fused = g;
+            fused.bias = bias.device.data;
+            fused.aux = x.device.data;
+            std::string shape = text("fc1 %dx%dx%d", M, F, C);
+            auto named = [&](const char *kind) {
+                return text("%s%s %s", kind, backward ? " backward" : "", fast ? "fast" : "split");
+            };
+            for (int turn = 0; turn < 2; turn++) { // in turns: the clock drifts
+                bench(named("gelu: product"), shape, floor, [&] { gemm(&gpu, g); });
+                bench(named("gelu: product, pass"), shape, floor, [&] {
+                    gemm(&gpu, g);
+                    if (backward) {
+                        gpu_gelu_backward(out, q, column_sums, product.data, x.device.data,
+                                          bias.device.data, scratch.scratch(), M, F, gpu.stream);
+                    } else {
+                        gpu_gelu_forward(out, q, product.data, bias.device.data, M, F, gpu.stream);
+                    }
+                });
+                if (!has) { continue; }
+                bench(named("gelu: in one"), shape, floor, [&] {
+                    if (backward) {
+                        gpu_product_gelu_backward(&gpu, fused, out, q, column_sums,
+                                                  scratch.scratch());
+                    } else {
+                        gpu_product_gelu(&gpu, fused, out, q);
+                    }
+                });
+            }
+        }
+    }
+}
+
+static void bench_transpose(int N, int C) {
+    Buffer<uint8_t> codes((size_t)N * C), turned((size_t)N * C);
+    bench("transpose of codes", text("%d x %d", N, C), bytes(1.0 * N * C),
+          [&] { gpu_transpose_codes(turned.data, codes.data, N, C, gpu.stream); });
+}
+
 int main(int argc, char **argv) {
+    static const int blocks[][4] = {// tokens, channels, feed-forward; GPT-2
+                                    {65536, 768, 3072, 1},
+                                    {32768, 1600, 6400, 1},
+                                    {32768, 2048, 5504, 0},
+                                    {16384, 4096, 14336, 0}};
     open_test_gpu((size_t)4608 << 20);
     if (argc > 1) { wanted = argv[1]; }
-    bench_producers(65536, 768, 3072, true, false, false);
-    bench_producers(32768, 1600, 6400, true, false, false);
-    bench_producers(32768, 2048, 5504, false, false, false);
-    bench_producers(16384, 4096, 14336, false, false, false);
+    for (const auto &b : blocks) { bench_producers(b[0], b[1], b[2], b[3], false, false); }
     bench_loss(16384, 50257, 50304);
     bench_loss(8192, 128256, 128256);
     bench_rope(16, 2048, 16, 4, 128);
@@ -169,5 +488,24 @@ int main(int argc, char **argv) {
     bench_products(32768, 1600, 6400, "fc2");
     bench_products(32768, 11008, 2048, "fc1");
     bench_products(32768, 2048, 5504, "fc2");
+    if (!has_fp8()) { return 0; }
+    for (const auto &b : blocks) {
+        bench_producers(b[0], b[1], b[2], b[3], true, false);
+        bench_producers(b[0], b[1], b[2], b[3], true, true);
+    }
+    bench_adamw("fp8 adamw", (int64_t)110080 * 2048, TYPE_F32, true);
+    bench_adamw("fp8 adamw, BF16 moments", (int64_t)110080 * 2048, TYPE_BF16, true);
+    bench_transpose(2304, 768);
+    bench_transpose(11008, 2048);
+    bench_transpose(28672, 4096);
+    bench_weight_gradient(65536, 3072, 768, "fc1");
+    bench_weight_gradient(65536, 768, 3072, "fc2");
+    bench_gelu_products(65536, 3072, 768);
+    bench_gelu_products(65536, 4096, 1024); // where B does not stay in shared memory
+    bench_gelu_products(32768, 6400, 1600);
+    bench_fp8_products(65536, 3072, 768, "fc1");
+    bench_fp8_products(32768, 6400, 1600, "fc1");
+    bench_fp8_products(32768, 11008, 2048, "fc1");
+    bench_fp8_products(16384, 50304, 768, "head");
     return 0;
 }
