@@ -2,17 +2,15 @@
 bit, in one file or several; what is not ours is refused. transformers_tests.py compares logits.
 """
 
-import hashlib
 import json
 import os
 import shutil
 import struct
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import tokenizers
 from check import call, fails, main, read, refused, run, write
+from hub import COMMITS, Server, serve
 from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
@@ -275,48 +273,16 @@ def byte_checkpoints_have_a_tokenizer_json():
     assert fails(cuts_into_bytes, write("other.json", other.replace(b":0,", b":195,", 1)))
 
 
-class Hub(SimpleHTTPRequestHandler):
-    """The Hub's interface to one model, whose files are in a folder."""
-
-    def log_message(self, *_):
-        pass
-
-    def end_headers(self):
-        if "/hub/" in self.path:
-            content = read(self.path.lstrip("/"))
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", "c" * 40)
-        super().end_headers()
-
-    def do_GET(self):
-        entries = [{"type": "file", "path": name, "size": os.path.getsize(f"hub/{name}"),
-                    "oid": "0" * 40} for name in os.listdir("hub")]
-        answers = {"/api/models/some/model/revision/main": {"id": "some/model", "sha": "c" * 40},
-                   f"/api/models/some/model/tree/{'c' * 40}": entries}
-        answer = answers.get(self.path.split("?")[0])
-        if answer is None:
-            return super().do_GET()
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        return self.wfile.write(content)
-
-    def translate_path(self, path):
-        self.path = path.replace(f"/some/model/resolve/{'c' * 40}", "/hub")
-        return super().translate_path(self.path)
-
-
 def a_model_comes_from_the_hub():
     split(model_folder("hub"), 2)
     write("hub/readme.md", "x")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in os.listdir("hub"):
+        Server.files[f"/some/model/resolve/{COMMITS['main']}/{name}"] = read(f"hub/{name}")
     result = call(convert_hf, "import", "some/model", "--output", "hub_start", "--downloads", "got",
-                  "--mirror", f"http://127.0.0.1:{server.server_port}")
+                  "--mirror", serve())
     assert result.status == 0, result.err
     assert unpack("hub_start/model.safetensors") == unpack("llama_start/model.safetensors")
-    got = os.listdir(f"got/models--some--model/snapshots/{'c' * 40}")
+    got = os.listdir(f"got/models--some--model/snapshots/{COMMITS['main']}")
     assert sorted(got) == sorted(set(os.listdir("hub")) - {"readme.md"})
 
 
