@@ -1,7 +1,9 @@
 // Several processes inside a test program: each runs a function and ends with what that returns.
-// What they print to stderr goes to one file, whole lines in the order in which they came.
+// What they print to stderr goes to one file, whole lines in the order in which they came. They may
+// be ranks that meet.
 #pragma once
 
+#include "../ranks/group.h"
 #include "fixture.h"
 
 #include <fcntl.h>
@@ -56,4 +58,47 @@ static inline char *processes_log(const Processes *p) {
     char *text = realloc_or_die(b.bytes, b.size + 1);
     text[b.size] = '\0';
     return text;
+}
+
+// ---- ranks --------------------------------------------------------------------------------------
+
+// A listening socket, and the ranks that are to meet there. numbers: the rank of each process, or
+// its own number.
+typedef struct {
+    int listener, port, ranks;
+    const char *host;
+    double seconds;
+    const int *numbers;
+} Place;
+
+static inline Place place_at(const char *host, int ranks, double seconds) {
+    Error err;
+    Place p = {.ranks = ranks, .host = host, .seconds = seconds};
+    p.listener = group_listen(host, &p.port, &err);
+    if (p.listener < 0) { die("%s", err.text); }
+    return p;
+}
+
+// In a process: one of those ranks. Only rank 0 may be left with the listening socket: a connection
+// to it must end with that process.
+static inline Group *join(const Place *p, int number, const char *identity) {
+    static Group g;
+    Error err;
+    int rank = p->numbers != NULL ? p->numbers[number] : number;
+    errors_name_rank(rank);
+    if (rank != 0) { close(p->listener); }
+    if (!group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, identity,
+                    p->seconds, &err)) {
+        die("%s", err.text);
+    }
+    return &g;
+}
+
+// What they have written, to be freed.
+static inline char *processes_meet(Processes *run, int count, Body *body, Place *p) {
+    unlink("said");
+    processes_start(run, count, "said", body, p);
+    close(p->listener);
+    processes_wait(run);
+    return processes_log(run);
 }

@@ -2,25 +2,13 @@
 // every collective with several numbers of ranks, what is refused before NCCL is asked to join
 // them, and the row of --verify.
 #define TEST_OWN_MAIN
-#include "../ranks/group.h"
 #include "../train/gpu/support.h"
 #include "comm_checks.h"
 #include "processes.h"
 
-typedef struct {
-    int ranks, listener, port;
-} Place;
-
-static Group *join(int rank, const Place *p) {
-    static Group g;
-    Error err;
-    int listener = rank == 0 ? p->listener : -1;
+static Group *join_as_device(int rank, const Place *p) {
     setenv("STANDIN_DEVICE", text_of("%d", rank), 1);
-    errors_name_rank(rank);
-    if (!group_open(&g, rank, p->ranks, "127.0.0.1", p->port, listener, "", 20, &err)) {
-        die("%s", err.text);
-    }
-    return &g;
+    return join(p, rank, "");
 }
 
 static void open_or_die(Comm *c, Group *g) {
@@ -29,7 +17,7 @@ static void open_or_die(Comm *c, Group *g) {
 }
 
 static int all_collectives(int rank, void *argument) {
-    Group *g = join(rank, argument);
+    Group *g = join_as_device(rank, argument);
     Comm c;
     open_or_die(&c, g);
     int wrong = check_collectives(&c);
@@ -38,26 +26,22 @@ static int all_collectives(int rank, void *argument) {
     return wrong;
 }
 
-static void run_ranks(Processes *run, int ranks, Body *body) {
-    Place p = {.ranks = ranks};
-    p.listener = group_listen("127.0.0.1", &p.port, NULL);
-    unlink("said");
-    processes_start(run, ranks, "said", body, &p);
-    close(p.listener);
-    processes_wait(run);
+static char *run_ranks(Processes *run, int ranks, Body *body) {
+    Place p = place_at("127.0.0.1", ranks, 20);
+    return processes_meet(run, ranks, body, &p);
 }
 
 TEST(collectives_are_right) {
     for (int ranks = 1; ranks <= 5; ranks++) {
         Processes run;
-        run_ranks(&run, ranks, all_collectives);
+        free(run_ranks(&run, ranks, all_collectives));
         for (int r = 0; r < ranks; r++) { CHECK_EQUAL(run.status[r], 0); }
     }
 }
 
 // A rank that puts in something else: every rank that gets its sum must notice.
 static int a_wrong_value(int rank, void *argument) {
-    Group *g = join(rank, argument);
+    Group *g = join_as_device(rank, argument);
     Comm c;
     open_or_die(&c, g);
     if (rank == 1) { c.rank = 0; } // as if it held rank 0's values
@@ -70,7 +54,7 @@ static int a_wrong_value(int rank, void *argument) {
 }
 
 static int other_calls(int rank, void *argument) {
-    Group *g = join(rank, argument);
+    Group *g = join_as_device(rank, argument);
     Comm c;
     open_or_die(&c, g);
     return check_all_reduce(&c, COMM_F32, COMM_SUM, rank == 2 ? 100 : 101);
@@ -78,16 +62,15 @@ static int other_calls(int rank, void *argument) {
 
 TEST(faults_are_seen) {
     Processes run;
-    run_ranks(&run, 3, a_wrong_value);
+    free(run_ranks(&run, 3, a_wrong_value));
     for (int r = 0; r < 3; r++) { CHECK_EQUAL(run.status[r], 2); }
-    run_ranks(&run, 3, other_calls);
-    FREED char *log = processes_log(&run);
+    FREED char *log = run_ranks(&run, 3, other_calls);
     CHECK_CONTAINS(log, "stand-in: AllReduce of 100 here, AllReduce of 101 on rank ");
 }
 
 static int only_opens(int rank, void *argument) {
     Comm c;
-    open_or_die(&c, join(rank, argument));
+    open_or_die(&c, join_as_device(rank, argument));
     return 0;
 }
 
@@ -109,7 +92,7 @@ static int with_one_gpu(int rank, void *argument) {
 // Asynchronous errors, which no call returns, end the run through the watch.
 static int with_a_broken_network(int rank, void *argument) {
     Comm c;
-    open_or_die(&c, join(rank, argument));
+    open_or_die(&c, join_as_device(rank, argument));
     if (rank == 0) { text_write("standin-error", ""); }
     pause(); // the watch ends the process
     return 0;
@@ -129,8 +112,7 @@ TEST(what_cannot_work_is_refused) {
     };
     for (int i = 0; i < 4; i++) {
         Processes run;
-        run_ranks(&run, 2, rows[i].body);
-        FREED char *log = processes_log(&run);
+        FREED char *log = run_ranks(&run, 2, rows[i].body);
         CHECK_CONTAINS(log, rows[i].expected);
         CHECK_EQUAL(run.status[0], rows[i].status);
     }
@@ -181,10 +163,9 @@ static int verifies_what_hangs(int number, void *argument) {
 TEST(a_hang_is_named) {
     Processes run;
     processes_run(&run, 1, verifies_what_hangs, NULL);
-    char *log = processes_log(&run);
+    FREED char *log = processes_log(&run);
     CHECK_EQUAL(run.status[0], EXIT_FAILURE);
     CHECK_CONTAINS(log, "  NCCL between GPUs        BAD  no answer: NCCL hangs here; ");
-    free(log);
     remove("standin-hang");
 }
 
@@ -200,11 +181,10 @@ TEST(a_missing_library_is_named) {
     Processes run;
     text_write("libnccl.so.2", "not a library");
     processes_run(&run, 1, loads_here, NULL);
-    char *log = processes_log(&run);
+    FREED char *log = processes_log(&run);
     CHECK_EQUAL(run.status[0], 1);
     CHECK_CONTAINS(log, "error: several GPUs need NCCL: ");
     CHECK_CONTAINS(log, "LD_LIBRARY_PATH");
-    free(log);
     remove("libnccl.so.2");
 }
 

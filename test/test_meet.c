@@ -1,51 +1,13 @@
 // Ranks as processes that find each other over TCP, and what they agree on then: every address
 // family, every way in which the meeting can fail, and who is told what.
-#include "../ranks/group.h"
 #include "processes.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-// A listening socket, and the ranks that are to meet there. numbers: the rank of each process, or
-// its own number.
-typedef struct {
-    int listener, port, ranks;
-    const char *host;
-    double seconds;
-    const int *numbers;
-} Place;
-
-static Place place_at(const char *host, int ranks, double seconds) {
-    Error err;
-    Place p = {.ranks = ranks, .host = host, .seconds = seconds};
-    p.listener = group_listen(host, &p.port, &err);
-    if (p.listener < 0) { die("%s", err.text); }
-    return p;
-}
-
-static bool join(const Place *p, int number, const char *identity, Group *g, Error *err) {
-    int rank = p->numbers != NULL ? p->numbers[number] : number;
-    errors_name_rank(rank);
-    if (rank != 0) { close(p->listener); }
-    return group_open(g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, identity,
-                      p->seconds, err);
-}
-
-// Only rank 0 may be left with the listening socket: a connection to it must end with that process.
-static char *run_there(Processes *run, int count, Body *body, Place *p) {
-    unlink("said");
-    processes_start(run, count, "said", body, p);
-    close(p->listener);
-    processes_wait(run);
-    return processes_log(run);
-}
-
 static int join_as_told(int number, void *argument) {
-    Group g;
-    Error err;
-    if (!join(argument, number, "program x\nlr 0.5\n", &g, &err)) { die("%s", err.text); }
-    group_close(&g);
+    group_close(join(argument, number, "program x\nlr 0.5\n"));
     return 0;
 }
 
@@ -64,23 +26,22 @@ static int connect_to(const char *address, int port) {
 
 static int agree_in_turn(int rank, void *argument) {
     const Place *p = argument;
-    Group g;
+    Group *g = join(p, rank, "");
     Error err = {""};
-    if (!join(p, rank, "", &g, &err)) { die("%s", err.text); }
     int wrong = 0;
     for (int c = CHANNEL_MAIN; c < CHANNELS; c++) {
         Channel channel = (Channel)c;
         int number = rank == 0 ? 42 : -1, all[PROCESSES] = {0}, mine = rank * rank;
         err.text[0] = '\0';
-        wrong += !group_agree(&g, channel, true, &err) || err.text[0] != '\0';
-        group_broadcast(&g, channel, &number, sizeof(number));
+        wrong += !group_agree(g, channel, true, &err) || err.text[0] != '\0';
+        group_broadcast(g, channel, &number, sizeof(number));
         wrong += number != 42;
-        group_gather(&g, channel, &mine, sizeof(mine), all);
+        group_gather(g, channel, &mine, sizeof(mine), all);
         for (int r = 0; rank == 0 && r < p->ranks; r++) { wrong += all[r] != r * r; }
         fail(&err, "reason %d", rank); // ranks 1 and above refuse: the first of them is told of
-        wrong += group_agree(&g, channel, rank == 0, &err) != (p->ranks == 1);
+        wrong += group_agree(g, channel, rank == 0, &err) != (p->ranks == 1);
         wrong += p->ranks > 1 && strcmp(err.text, "rank 1: reason 1") != 0;
-        wrong += group_agree(&g, channel, rank != 0, &err);
+        wrong += group_agree(g, channel, rank != 0, &err);
     }
     // rank 0 sends on both channels before the others read: each finds its own
     enum { LARGE = 1 << 20 };
@@ -89,10 +50,10 @@ static int agree_in_turn(int rank, void *argument) {
         Channel channel = (i == 0) == (rank == 0) ? CHANNEL_MAIN : CHANNEL_SAVE;
         char expected = channel == CHANNEL_MAIN ? 'x' : 'z';
         memset(large, rank == 0 ? expected : 'y', LARGE);
-        group_broadcast(&g, channel, large, LARGE);
+        group_broadcast(g, channel, large, LARGE);
         wrong += large[0] != expected || large[LARGE - 1] != expected;
     }
-    group_close(&g);
+    group_close(g);
     return wrong;
 }
 
@@ -104,29 +65,10 @@ TEST(ranks_meet_and_agree) {
         for (int i = 0; i < 4; i++) {
             Place p = place_at(hosts[h], counts[i], 10);
             Processes run;
-            free(run_there(&run, counts[i], agree_in_turn, &p));
+            free(processes_meet(&run, counts[i], agree_in_turn, &p));
             for (int r = 0; r < counts[i]; r++) { CHECK_EQUAL(run.status[r], 0); }
         }
     }
-}
-
-static int at_another_place(int rank, void *argument) {
-    Group g;
-    Error err;
-    if (!join(argument, rank, "", &g, &err)) { die("%s", err.text); }
-    int value = 0, all[2];
-    if (rank == 1) { group_gather(&g, CHANNEL_MAIN, &value, sizeof(value), all); }
-    group_agree(&g, CHANNEL_MAIN, true, NULL);
-    return 0;
-}
-
-TEST(ranks_must_make_the_same_calls) {
-    Place p = place_at("127.0.0.1", 2, 10);
-    Processes run;
-    FREED char *log = run_there(&run, 2, at_another_place, &p);
-    CHECK_CONTAINS(log, "rank 1 is at another place in the program: it sent 4 bytes where ");
-    CHECK_EQUAL(run.status[0], 1);
-    CHECK_EQUAL(run.status[1], EXIT_LOST_RANK);
 }
 
 // A name that is no address is listened for on all of them, so that others may know it by another.
@@ -149,40 +91,19 @@ TEST(names_are_heard_everywhere) {
     close(listener);
 }
 
-// ---- meetings that fail -------------------------------------------------------------------------
+// ---- meetings
+// ------------------------------------------------------------------------------------
 
-TEST(missing_ranks_are_named) {
-    static const int present[] = {0, 1, 4};
-    Place p = place_at("127.0.0.1", 8, 0.4);
-    Processes run;
-    double begin = wall_seconds();
-    p.numbers = present;
-    char *log = run_there(&run, 3, join_as_told, &p), expected[128];
-    CHECK(wall_seconds() - begin < 5);
-    for (int i = 0; i < 3; i++) {
-        CHECK_EQUAL(run.status[i], 1);
-        snprintf(expected, sizeof(expected),
-                 "rank %d: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port %d "
-                 "within 0 s",
-                 present[i], p.port);
-        CHECK_CONTAINS(log, expected);
-    }
-    free(log);
-}
-
-TEST(many_missing_ranks_are_cut_short) {
-    Place p = place_at("127.0.0.1", 4096, 0.1);
-    Processes run;
-    FREED char *log = run_there(&run, 1, join_as_told, &p);
-    CHECK_CONTAINS(log, "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ");
-    CHECK_CONTAINS(log, ", ... of 4096 did not come");
+static int at_another_place(int rank, void *argument) {
+    Group *g = join(argument, rank, "");
+    int value = 0, all[2];
+    if (rank == 1) { group_gather(g, CHANNEL_MAIN, &value, sizeof(value), all); }
+    group_agree(g, CHANNEL_MAIN, true, NULL);
+    return 0;
 }
 
 static int differing(int rank, void *argument) {
-    Group g;
-    Error err;
-    const char *identity = rank == 1 ? "program x\nlr 0.25\n" : "program x\nlr 0.5\n";
-    if (!join(argument, rank, identity, &g, &err)) { die("%s", err.text); }
+    join(argument, rank, rank == 1 ? "program x\nlr 0.25\n" : "program x\nlr 0.5\n");
     return 0;
 }
 
@@ -190,31 +111,6 @@ static int of_another_size(int rank, void *argument) {
     Place p = *(const Place *)argument;
     if (rank == 1) { p.ranks = 5; }
     return join_as_told(rank, &p);
-}
-
-TEST(ranks_that_differ_are_refused) {
-    static const int one_twice[] = {0, 1, 1};
-    static const struct {
-        Body *body;
-        const int *numbers;
-        const char *expected;
-    } rows[] = {
-        {differing, NULL, "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'; all ranks"},
-        {of_another_size, NULL, "was started as one of 5 ranks, rank 0 as one of 3"},
-        {join_as_told, one_twice, "two processes say that they are rank 1: one on "},
-    };
-    for (int i = 0; i < 3; i++) {
-        Place p = place_at("127.0.0.1", 3, 3);
-        Processes run;
-        p.numbers = rows[i].numbers;
-        FREED char *log = run_there(&run, 3, rows[i].body, &p);
-        CHECK_EQUAL(run.status[0], 1);
-        CHECK_EQUAL(run.status[1], 1);
-        CHECK_CONTAINS(log, "rank 0: error: ");
-        CHECK_CONTAINS(log, "rank 1: error: ");
-        CHECK_CONTAINS(log, rows[i].expected);
-        CHECK(strstr(log, "did not come") == NULL); // at once, and not by the time limit
-    }
 }
 
 // What a port scanner or a browser sends, or nothing.
@@ -229,12 +125,65 @@ static int strangers(int number, void *argument) {
     return 0;
 }
 
-TEST(strangers_are_ignored) {
-    Place p = place_at("127.0.0.1", 2, 10);
-    Processes run;
-    free(run_there(&run, 4, strangers, &p));
-    CHECK_EQUAL(run.status[0], 0);
-    CHECK_EQUAL(run.status[1], 0);
+// Rank 1 comes, and dies while rank 2 is awaited; another process comes in its place.
+static int dies_and_comes_again(int number, void *argument) {
+    if (number == 1) { ualarm(200000, 0); }
+    if (number >= 2) { usleep(300000 * (unsigned)(number - 1)); }
+    return join_as_told(number, argument);
+}
+
+enum { ANY = -1, TOLD = 3 };
+
+// numbers, status: of each process, its rank and how it ends, in parentheses; then what is said.
+#define LIST(...) \
+    { __VA_ARGS__ }
+#define MEETING(body, ranks, seconds, numbers, status, ...)                              \
+    {                                                                                    \
+        body, ranks, seconds, COUNT(((int[])LIST numbers)), LIST numbers, LIST status, { \
+            __VA_ARGS__                                                                  \
+        }                                                                                \
+    }
+static const struct {
+    Body *body;
+    int ranks;
+    double seconds;
+    int processes, numbers[4], status[4];
+    const char *says[TOLD];
+} meetings[] = {
+    MEETING(join_as_told, 8, 0.4, (0, 1, 4), (1, 1, 1),
+            "rank 0: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port ",
+            "rank 1: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port ",
+            "rank 4: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port "),
+    MEETING(join_as_told, 4096, 0.1, (0), (1),
+            "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ", ", ... of 4096 did not come"),
+    MEETING(at_another_place, 2, 10, (0, 1), (1, EXIT_LOST_RANK),
+            "rank 1 is at another place in the program: it sent 4 bytes where "),
+    MEETING(differing, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
+            "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'; all ranks"),
+    MEETING(of_another_size, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
+            "was started as one of 5 ranks, rank 0 as one of 3"),
+    MEETING(join_as_told, 3, 3, (0, 1, 1), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
+            "two processes say that they are rank 1: one on "),
+    MEETING(strangers, 2, 10, (0, 1, 2, 3), (0, 0, 0, 0), NULL),
+    MEETING(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
+};
+
+TEST(meetings_end_as_they_should) {
+    EACH (m, meetings) {
+        Place p = place_at("127.0.0.1", m->ranks, m->seconds);
+        Processes run;
+        double begin = wall_seconds();
+        p.numbers = m->numbers;
+        FREED char *log = processes_meet(&run, m->processes, m->body, &p);
+        for (int i = 0; i < m->processes; i++) {
+            CHECK(m->status[i] == ANY || m->status[i] == run.status[i]);
+        }
+        for (int i = 0; i < TOLD && m->says[i] != NULL; i++) { CHECK_CONTAINS(log, m->says[i]); }
+        bool late = m->seconds < 1; // the others end at once, and not by the time limit
+        CHECK_EQUAL(strstr(log, text_of("port %d within 0 s", p.port)) != NULL, late);
+        CHECK_EQUAL(strstr(log, "did not come") != NULL, late);
+        CHECK(wall_seconds() - begin < 5);
+    }
 }
 
 // Connections that say nothing, as many as there are, hold up no rank and hide none that is
@@ -247,7 +196,7 @@ TEST(silent_strangers_hold_up_nobody) {
         int files[SILENT];
         double begin = wall_seconds();
         for (int i = 0; i < SILENT; i++) { files[i] = connect_to(p.host, p.port); }
-        FREED char *log = run_there(&run, present, join_as_told, &p);
+        FREED char *log = processes_meet(&run, present, join_as_told, &p);
         CHECK(wall_seconds() - begin < 4);
         for (int r = 0; r < present; r++) { CHECK_EQUAL(run.status[r], present == 3 ? 0 : 1); }
         if (present == 2) {
@@ -265,7 +214,7 @@ TEST(a_wrong_place_is_named) {
     close(p.listener); // nobody listens any more
     p.listener = -1;
     p.numbers = only_one;
-    FREED char *log = run_there(&run, 1, join_as_told, &p);
+    FREED char *log = processes_meet(&run, 1, join_as_told, &p);
     CHECK_EQUAL(run.status[0], 1);
     CHECK_CONTAINS(
         log,
@@ -273,7 +222,7 @@ TEST(a_wrong_place_is_named) {
     CHECK_CONTAINS(log, "Connection refused");
     free(log);
     p.host = "a host with spaces";
-    log = run_there(&run, 1, join_as_told, &p);
+    log = processes_meet(&run, 1, join_as_told, &p);
     CHECK_CONTAINS(log, "not reached at a host with spaces port ");
 }
 
@@ -303,23 +252,4 @@ TEST(a_taken_port_is_named) {
     free(log);
     close(file);
     close(other);
-}
-
-// Rank 1 comes, and dies while rank 2 is awaited; another process comes in its place.
-static int dies_and_comes_again(int number, void *argument) {
-    if (number == 1) { ualarm(200000, 0); }
-    if (number >= 2) { usleep(300000 * (unsigned)(number - 1)); }
-    return join_as_told(number, argument);
-}
-
-TEST(ranks_may_come_again) {
-    static const int numbers[] = {0, 1, 1, 2};
-    Place p = place_at("127.0.0.1", 3, 10);
-    Processes run;
-    p.numbers = numbers;
-    free(run_there(&run, 4, dies_and_comes_again, &p));
-    CHECK_EQUAL(run.status[0], 0);
-    CHECK_EQUAL(run.status[1], 128 + SIGALRM);
-    CHECK_EQUAL(run.status[2], 0);
-    CHECK_EQUAL(run.status[3], 0);
 }

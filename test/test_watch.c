@@ -1,20 +1,18 @@
 // The watchdog: a rank that dies, is stopped, hangs or waits in vain ends every rank within the
 // time limit, with a line that names it and its step; what only takes long ends nobody. All cases
 // run at once, three processes each.
-#include "../ranks/group.h"
 #include "processes.h"
 
-enum { RANKS = 3, BAD = 1 };
+enum { RANKS = 3, BAD = 1, ALL = -1 };
 #define LIMIT 1.6 // seconds; a sixteenth of it between heartbeats
 
 typedef struct {
     const char *name;
-    int who; // the rank that does something, while the others wait at step 57
+    int who; // the rank that does it, while the others wait at step 57; ALL: then each leaves
     void (*does)(Group *g);
-    void (*all_do)(Group *g); // instead: what every rank does, and then leaves
-    int status[RANKS];        // expected
-    const char *says[RANKS];  // what each rank's line contains; NULL: no line
-    int listener, port;
+    int status[RANKS];       // expected
+    const char *says[RANKS]; // what each rank's line contains; NULL: no line
+    Place place;
     Processes run;
 } Case;
 
@@ -33,22 +31,14 @@ static void pass_time(double limits) {
 
 static int take_part(int rank, void *argument) {
     const Case *c = argument;
-    Group g;
-    Error err;
-    errors_name_rank(rank);
-    int listener = rank == 0 ? c->listener : -1;
-    if (rank != 0) { close(c->listener); }
-    if (!group_open(&g, rank, RANKS, "127.0.0.1", c->port, listener, "", LIMIT, &err)) {
-        die("%s", err.text);
-    }
-    wait_for_others(&g, 57);
+    Group *g = join(&c->place, rank, "");
+    wait_for_others(g, 57);
     alarm(20); // should nothing end it
-    if (c->all_do != NULL) {
-        c->all_do(&g);
-        group_close(&g);
+    if (rank == c->who || c->who == ALL) { c->does(g); }
+    if (c->who == ALL) {
+        group_close(g);
         return 0;
     }
-    if (rank == c->who) { c->does(&g); }
     for (;;) { pause(); }
 }
 
@@ -189,73 +179,48 @@ static void all_leave_in_turn(Group *g) {
 }
 
 #define LOST EXIT_LOST_RANK
+// Status and line of each rank.
+#define ENDS(name, who, does, status0, status1, status2, says0, says1, says2)       \
+    {                                                                               \
+        name, who, does, {status0, status1, status2}, {says0, says1, says2}, {0}, { \
+            0                                                                       \
+        }                                                                           \
+    }
+#define LASTS(name, does) ENDS(name, ALL, does, 0, 0, 0, NULL, NULL, NULL)
 static Case cases[] = {
-    {.name = "one dies",
-     .who = BAD,
-     .does = dies,
-     .status = {LOST, 128 + SIGKILL, LOST},
-     .says = {"rank 1 on ", NULL,
-              "has ended without a goodbye, last heard at step 57 (in a step)"}},
-    {.name = "the first dies",
-     .does = says_why,
-     .status = {1, LOST, LOST},
-     .says = {"error: a reason", "has ended without a goodbye, last heard at step 57",
-              "rank 2: error: rank 0 on "}},
-    {.name = "one stops",
-     .who = BAD,
-     .does = stops,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 1 on ", "rank 1: error: ", " s, last heard at step 57 (in a step)"}},
-    {.name = "the first stops",
-     .does = stops,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 0: error: ", " has been silent for ", "last heard at step 57"}},
-    {.name = "one stops at work",
-     .who = BAD,
-     .does = stops_at_work,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 1 on ", "rank 1: error: ", "silent for "}},
-    {.name = "one hangs",
-     .who = BAD,
-     .does = hangs_at_work,
-     .status = {LOST, LOST, LOST},
-     .says = {"has not gone on for 1.", "rank 1 on ", " s, last heard at step 56 (reading data)"}},
-    {.name = "all wait",
-     .who = BAD,
-     .does = waits_behind,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 1 on ", "waits, as all ranks do, for 1.3 s: a GPU or the network hangs, last",
-              " heard at step 56 (in a step); this rank ends at step 57 (exit status 4)"}},
-    {.name = "the probe fails",
-     .who = BAD,
-     .does = finds_a_broken_network,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 1 on ", "rank 1: NCCL: a broken network", "rank 1 on "}},
-    {.name = "the first's probe hangs",
-     .does = hangs_in_its_probe,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 0 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
-    {.name = "one dies in a call",
-     .all_do = one_dies_in_a_call,
-     .status = {LOST, 128 + SIGKILL, LOST},
-     .says = {"has ended without a goodbye", NULL, "has ended without a goodbye"}},
-    {.name = "one hangs in a call",
-     .all_do = one_hangs_in_a_call,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 1 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
-    {.name = "one hangs at the end",
-     .all_do = one_hangs_at_the_end,
-     .status = {LOST, LOST, LOST},
-     .says = {"rank 1 on ", " waits, as all ranks do, for ", "at step 56 (in a step)"}},
-    {.name = "one pauses", .all_do = one_pauses},
-    {.name = "one pauses in a call", .all_do = one_pauses_in_a_call},
-    {.name = "one pauses at the end", .all_do = one_pauses_at_the_end},
-    {.name = "one is slow", .all_do = one_is_slow},
-    {.name = "one's probe is slow", .all_do = one_probe_is_slow},
-    {.name = "one is stopped for a while", .all_do = one_is_stopped_for_a_while},
-    {.name = "all leave in turn", .all_do = all_leave_in_turn},
+    ENDS("one dies", BAD, dies, LOST, 128 + SIGKILL, LOST, "rank 1 on ", NULL,
+         "has ended without a goodbye, last heard at step 57 (in a step)"),
+    ENDS("the first dies", 0, says_why, 1, LOST, LOST, "error: a reason",
+         "has ended without a goodbye, last heard at step 57", "rank 2: error: rank 0 on "),
+    ENDS("one stops", BAD, stops, LOST, LOST, LOST, "rank 1 on ",
+         "rank 1: error: ", " s, last heard at step 57 (in a step)"),
+    ENDS("the first stops", 0, stops, LOST, LOST, LOST, "rank 0: error: ", " has been silent for ",
+         "last heard at step 57"),
+    ENDS("one stops at work", BAD, stops_at_work, LOST, LOST, LOST, "rank 1 on ",
+         "rank 1: error: ", "silent for "),
+    ENDS("one hangs", BAD, hangs_at_work, LOST, LOST, LOST, "has not gone on for 1.", "rank 1 on ",
+         " s, last heard at step 56 (reading data)"),
+    ENDS("all wait", BAD, waits_behind, LOST, LOST, LOST, "rank 1 on ",
+         "waits, as all ranks do, for 1.3 s: a GPU or the network hangs, last",
+         " heard at step 56 (in a step); this rank ends at step 57 (exit status 4)"),
+    ENDS("the probe fails", BAD, finds_a_broken_network, LOST, LOST, LOST, "rank 1 on ",
+         "rank 1: NCCL: a broken network", "rank 1 on "),
+    ENDS("the first's probe hangs", 0, hangs_in_its_probe, LOST, LOST, LOST, "rank 0 on ",
+         " waits, as all ranks do, for ", "at step 56 (in a step)"),
+    ENDS("one dies in a call", ALL, one_dies_in_a_call, LOST, 128 + SIGKILL, LOST,
+         "has ended without a goodbye", NULL, "has ended without a goodbye"),
+    ENDS("one hangs in a call", ALL, one_hangs_in_a_call, LOST, LOST, LOST, "rank 1 on ",
+         " waits, as all ranks do, for ", "at step 56 (in a step)"),
+    ENDS("one hangs at the end", ALL, one_hangs_at_the_end, LOST, LOST, LOST, "rank 1 on ",
+         " waits, as all ranks do, for ", "at step 56 (in a step)"),
+    LASTS("one pauses", one_pauses),
+    LASTS("one pauses in a call", one_pauses_in_a_call),
+    LASTS("one pauses at the end", one_pauses_at_the_end),
+    LASTS("one is slow", one_is_slow),
+    LASTS("one's probe is slow", one_probe_is_slow),
+    LASTS("one is stopped for a while", one_is_stopped_for_a_while),
+    LASTS("all leave in turn", all_leave_in_turn),
 };
-enum { CASES = COUNT(cases) };
 
 static void check_case(Case *c) {
     char *log = processes_log(&c->run), tag[32], line[1024];
@@ -279,13 +244,12 @@ static void check_case(Case *c) {
 
 TEST(every_rank_is_judged_rightly) {
     double begin = wall_seconds();
-    for (int i = 0; i < CASES; i++) {
-        Case *c = &cases[i];
-        c->listener = group_listen("127.0.0.1", &c->port, NULL);
-        processes_start(&c->run, RANKS, text_of("said.%d", i), take_part, c);
-        close(c->listener);
+    EACH (c, cases) {
+        c->place = place_at("127.0.0.1", RANKS, LIMIT);
+        processes_start(&c->run, RANKS, text_of("said.%d", (int)(c - cases)), take_part, c);
+        close(c->place.listener);
     }
-    for (int i = 0; i < CASES; i++) { processes_wait(&cases[i].run); }
+    EACH (c, cases) { processes_wait(&c->run); }
     CHECK(wall_seconds() - begin < 5 * LIMIT);
-    for (int i = 0; i < CASES; i++) { check_case(&cases[i]); }
+    EACH (c, cases) { check_case(c); }
 }
