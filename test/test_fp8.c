@@ -349,30 +349,6 @@ TEST(block_scales_are_powers_of_two) {
     for (int i = 0; i < 3; i++) { CHECK(fp8_block_scale(bad[i], 448.0f, i % 2) == 1.0f); }
 }
 
-// Beside a channel a thousand times as large, one scale for all loses values near zero; blocks lose
-// none that does not share the channel's block.
-TEST(blocks_keep_what_an_outlier_costs) {
-    enum { ROWS = 256, COLUMNS = 256, OUTLIER = 200, N = ROWS * COLUMNS };
-    static float x[N], out[3][N];
-    int lost[3] = {0}, beside[3] = {0};
-    fill_random(x, N, 1.0f, 10);
-    for (int i = 0; i < ROWS; i++) { x[i * COLUMNS + OUTLIER] *= 1000.0f; }
-    Fp8Blocks rows = {ROWS, COLUMNS, 1, FP8_BLOCK, FP8_E4M3, true};
-    Fp8Blocks columns = {ROWS, COLUMNS, FP8_BLOCK, 1, FP8_E4M3, true};
-    round_to_fp8(out[0], x, N, fp8_scale(tensor_amax(x, N), 448.0f, 1.0f), FP8_E4M3);
-    round_blocks_to_fp8(out[1], x, rows, NULL);
-    round_blocks_to_fp8(out[2], x, columns, NULL);
-    for (int i = 0; i < N; i++) {
-        for (int k = 0; k < 3; k++) {
-            int *count = i % COLUMNS / FP8_BLOCK == OUTLIER / FP8_BLOCK ? beside : lost;
-            count[k] += out[k][i] == 0.0f && x[i] != 0.0f;
-        }
-    }
-    CHECK(lost[0] > 100 && beside[0] > 100);
-    CHECK(lost[1] <= 1 && beside[1] > 20);
-    CHECK(lost[2] <= 1 && beside[2] <= 1);
-}
-
 // ---- the slots --------------------------------------------------------------------------------
 
 // One slot over many steps, against a list of every amax that was ever good.

@@ -152,52 +152,6 @@ TEST(faults_in_the_space_are_seen) {
     CHECK(misplaced(&layout) + wrong_buckets(&layout) + not_found(&layout) == 0);
 }
 
-// The same in words that a person can check: GPT-2 small's rows by Hugging Face's shapes.
-TEST(shapes_are_the_published_ones) {
-    enum { GPT2, LLAMA, QWEN2, QWEN3, FAMILIES };
-    ParamLayout layouts[FAMILIES] = {
-        layout_of("--model gpt2-124m"), layout_of("--model llama-3-8b"),
-        layout_of("--model qwen2.5-0.5b"), layout_of("--model qwen3-0.6b")};
-    static const struct {
-        int family;
-        TensorId id;
-        int rows, cols;
-    } shapes[] = {
-        {GPT2, TENSOR_TOKEN_EMBEDDING, 50304, 768},
-        {GPT2, TENSOR_POSITION_EMBEDDING, 1024, 768},
-        {GPT2, TENSOR_QKV_WEIGHT, 2304, 768},
-        {GPT2, TENSOR_QKV_BIAS, 2304, 1},
-        {GPT2, TENSOR_ATTENTION_OUT_WEIGHT, 768, 768},
-        {GPT2, TENSOR_FC1_WEIGHT, 3072, 768},
-        {GPT2, TENSOR_FC2_WEIGHT, 768, 3072},
-        {GPT2, TENSOR_FC2_BIAS, 768, 1},
-        {LLAMA, TENSOR_QKV_WEIGHT, 6144, 4096},
-        {LLAMA, TENSOR_ATTENTION_OUT_WEIGHT, 4096, 4096},
-        {LLAMA, TENSOR_FC1_WEIGHT, 28672, 4096},
-        {LLAMA, TENSOR_FC2_WEIGHT, 4096, 14336},
-        {LLAMA, TENSOR_HEAD_WEIGHT, 128256, 4096},
-        {LLAMA, TENSOR_NORM2_WEIGHT, 4096, 1},
-        {QWEN2, TENSOR_QKV_WEIGHT, 1152, 896},
-        {QWEN2, TENSOR_QKV_BIAS, 1152, 1},
-        {QWEN2, TENSOR_ATTENTION_OUT_WEIGHT, 896, 896},
-        {QWEN3, TENSOR_QKV_WEIGHT, 4096, 1024},
-        {QWEN3, TENSOR_ATTENTION_OUT_WEIGHT, 1024, 2048},
-        {QWEN3, TENSOR_QUERY_NORM_WEIGHT, 128, 1},
-        {QWEN3, TENSOR_KEY_NORM_WEIGHT, 128, 1},
-    };
-    EACH (shape, shapes) {
-        const Param *p = param_find(&layouts[shape->family], shape->id, 3);
-        CHECK_EQUAL(p->rows, shape->rows);
-        CHECK_EQUAL(p->cols, shape->cols);
-    }
-    CHECK(param_find(&layouts[GPT2], TENSOR_HEAD_WEIGHT, 0) == NULL);
-    CHECK(param_find(&layouts[LLAMA], TENSOR_QKV_BIAS, 0) == NULL);
-    CHECK(param_find(&layouts[LLAMA], TENSOR_POSITION_EMBEDDING, 0) == NULL);
-    CHECK(param_find(&layouts[QWEN2], TENSOR_QUERY_NORM_WEIGHT, 0) == NULL);
-    CHECK(param_find(&layouts[QWEN3], TENSOR_QKV_BIAS, 0) == NULL);
-    for (int i = 0; i < FAMILIES; i++) { param_layout_free(&layouts[i]); }
-}
-
 // ---- initial weights --------------------------------------------------------------------------
 
 #define INIT_MODEL                                                                          \

@@ -375,34 +375,6 @@ TEST(evaluations_have_their_precision) {
     trainer_close(&bf16);
 }
 
-// 30 steps on one batch: every precision learns it.
-TEST(every_precision_learns) {
-    static const char *const precisions[] = {
-        "",
-        "--bf16",
-        "--fp8-format hybrid",
-        "--fp8-format hybrid --fp8-recipe tensorwise",
-        "--fp8-format e4m3",
-        "--fp8-format e4m3 --fp8-recipe tensorwise",
-        "--fp8-format e5m2",
-        "--fp8-format e5m2 --fp8-recipe tensorwise",
-        "--fp8-format hybrid --fp8-recipe blockwise --fp8-lm-head",
-        "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head",
-        "--fp8-format e4m3 --fp8-recipe blockwise --fp8-blockwise-fp32-scales",
-        "--fp8-format hybrid --fp8-lm-head --fp8-amax-history-len 1 "
-        "--fp8-margin 1",
-    };
-    for (int i = 0; i < COUNT(precisions); i++) {
-        CLOSED(trainer_close) Trainer t;
-        open_trainer(&t, "%s--data one.bin --lr-decay-style constant %s", i % 2 ? GPT2 : LLAMA,
-                     precisions[i]);
-        train(&t, 1);
-        CHECK(t.run.progress.loss > 3.5);
-        train(&t, 29);
-        CHECK(t.run.progress.loss < 0.5);
-    }
-}
-
 // ---- scales over several steps -----------------------------------------------------------------
 
 // Activations a thousand times as large for three steps saturate, or move the scale; when they are
