@@ -332,6 +332,20 @@ TEST(layers_kept_in_bf16_are_not_quantised) {
     trainer_close(&t);
     first_step(&t, GPT2, "--fp8-format hybrid --fp8-lm-head");
     CHECK(weight_has(&t, LINEAR_HEAD, 0, NUMBER_FP8) && !layer_is_untouched(&t, LINEAR_HEAD, 0));
+    int fixed = fp8_slot_index(&t.run.config, LINEAR_HEAD, 0, OPERAND_DY);
+    CHECK_CLOSE(t.slots[fixed].scale, 57344.0f * M, 1); // the mean over M tokens: 1 / M at most
+}
+
+// An update's weights are what the next step's products see.
+TEST(updates_reach_the_products) {
+    static const char *const precisions[] = {"--bf16",
+                                             "--fp8-format hybrid --fp8-recipe tensorwise"};
+    for (int i = 0; i < COUNT(precisions); i++) {
+        CLOSED(trainer_close) Trainer t;
+        open_trainer(&t, LLAMA "%s", precisions[i]);
+        train(&t, 2);
+        CHECK(weight_has(&t, LINEAR_FC1, LAYER, i == 0 ? NUMBER_BF16 : NUMBER_FP8));
+    }
 }
 
 // Only the weight gradients differ: what flows down, and so the norms' gradients, has the same
