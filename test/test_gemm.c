@@ -62,42 +62,52 @@ static Gemm product_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
     return g;
 }
 
-// Makes the product, here and as the Gemm says; its elements before bias, addend and epilogue.
-static void multiply(Gpu *gpu, Gemm g, const Sample *x, float alpha, float out[M * N]) {
-    cpu_gemm((CpuGemm){.m = M,
-                       .n = N,
-                       .k = K,
-                       .a = x[A].values,
-                       .b = x[B].values,
-                       .c = out,
-                       .trans_a = g.trans_a,
-                       .trans_b = g.trans_b,
-                       .alpha = alpha});
+// Makes the product, and the same by cpu_gemm: all of a batch, in whatever form. Elements may be
+// off by `relative` of their value and by `absolute`.
+static void check_product(Gpu *gpu, Gemm g, const Sample *x, float relative, float absolute) {
+    float expected[MOST] = {0};
+    int size = g.m * g.n, batch = g.batch > 0 ? g.batch : 1;
+    float scales = g.scale_a != NULL ? *g.scale_a * *g.scale_b : 1.0f;
+    for (int b = 0; b < batch; b++) {
+        cpu_gemm((CpuGemm){.m = g.m,
+                           .n = g.n,
+                           .k = g.k,
+                           .a = x[A].values + b * g.m * g.k,
+                           .b = x[B].values + b * g.k * g.n,
+                           .c = expected + b * size,
+                           .trans_a = g.trans_a,
+                           .trans_b = g.trans_b,
+                           .alpha = g.alpha * scales});
+    }
+    if (g.epilogue == EPILOGUE_DGELU) { gelu_backward(expected, expected, x[OTHER].values, size); }
     gemm(gpu, g);
+    for (int i = 0; i < batch * size; i++) {
+        float added = g.c != NULL ? g.beta * x[OTHER].values[i] : 0.0f;
+        if (g.epilogue == EPILOGUE_BIAS) { added += x[BIAS].values[i % g.n]; }
+        float sum = expected[i] + added;
+        CHECK_CLOSE(result(&g, i), sum, relative * fabsf(sum) + absolute);
+    }
 }
 
-// A product of BF16 whose addresses are multiples of `alignment` and of no larger power of two.
-static void check_product(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int alignment) {
+// A product of BF16 whose addresses are multiples of `alignment` and of no larger power of two;
+// into BF16 it adds a matrix and a bias.
+static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int alignment) {
     Sample x[SAMPLES];
-    float expected[M * N] = {0};
-    bool narrow = type_d == TYPE_BF16;
     Gemm g = product_of(x, TYPE_BF16, TYPE_BF16, alignment % 256);
     g.trans_a = trans_a;
     g.trans_b = trans_b;
     g.type_d = type_d;
     g.alpha = 0.5f;
-    if (narrow) {
+    if (type_d == TYPE_BF16) {
         g.beta = 2.0f;
         g.c = x[OTHER].device;
         g.epilogue = EPILOGUE_BIAS;
         g.bias = x[BIAS].device;
     }
-    multiply(gpu, g, x, 0.5f, expected);
-    for (int i = 0; i < M * N; i++) {
-        float added = narrow ? 2.0f * x[OTHER].values[i] + x[BIAS].values[i % N] : 0.0f;
-        float sum = expected[i] + added;
-        CHECK_CLOSE(result(&g, i), sum, (narrow ? 1e-2 : 1e-6) * (fabsf(sum) + 1));
-    }
+    float most = type_d == TYPE_BF16 ? 1e-2f : 1e-6f;
+    check_product(gpu, g, x, most, most);
+    x[A].values[0] += 1.0f; // another operand is seen
+    CHECK(CAUGHT(check_product(gpu, g, x, most, most)));
     release(x, SAMPLES);
 }
 
@@ -106,52 +116,35 @@ static void check_product(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, 
 TEST(products) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
-        check_product(&gpu, transposed & 1, transposed & 2, TYPE_F32, 256);
-        check_product(&gpu, transposed & 1, transposed & 2, TYPE_BF16, 256);
+        check_bf16(&gpu, transposed & 1, transposed & 2, TYPE_F32, 256);
+        check_bf16(&gpu, transposed & 1, transposed & 2, TYPE_BF16, 256);
     }
     gemm_close(&gpu);
     for (int alignment = 256; alignment >= 16; alignment /= 2) {
-        check_product(&gpu, false, true, TYPE_F32, alignment);
+        check_bf16(&gpu, false, true, TYPE_F32, alignment);
     }
     for (int alignment = 16; alignment <= 256; alignment *= 2) {
-        check_product(&gpu, true, false, TYPE_BF16, alignment);
+        check_bf16(&gpu, true, false, TYPE_BF16, alignment);
     }
     gemm_close(&gpu);
 }
 
 // Operands one behind another, in every transposition; their distance counts as an address does.
 TEST(batches) {
-    enum { BATCH = 3, ROWS = 8, COLUMNS = 24, DEPTH = 40 };
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
         Sample x[SAMPLES];
-        float expected[ROWS * COLUMNS] = {0};
-        for (int i = 0; i < SAMPLES; i++) { x[i] = sample((uint64_t)i + 1, TYPE_BF16, 0); }
-        Gemm g = gemm_plain(ROWS, COLUMNS, DEPTH, (Bf16 *)(void *)x[A].device,
-                            (Bf16 *)(void *)x[B].device, x[D].device);
-        g.batch = BATCH;
+        Gemm g = product_of(x, TYPE_BF16, TYPE_BF16, 0);
+        g.m = 8;
+        g.n = 24;
+        g.k = 40;
+        g.batch = 3;
         g.trans_a = transposed & 1;
         g.trans_b = transposed & 2;
         g.alpha = 0.5f;
         g.beta = 2.0f;
         g.c = x[OTHER].device;
-        gemm(&gpu, g);
-        for (int b = 0; b < BATCH; b++) {
-            cpu_gemm((CpuGemm){.m = ROWS,
-                               .n = COLUMNS,
-                               .k = DEPTH,
-                               .a = x[A].values + b * ROWS * DEPTH,
-                               .b = x[B].values + b * DEPTH * COLUMNS,
-                               .c = expected,
-                               .trans_a = g.trans_a,
-                               .trans_b = g.trans_b,
-                               .alpha = 0.5f});
-            for (int i = 0; i < ROWS * COLUMNS; i++) {
-                int at = b * ROWS * COLUMNS + i;
-                float sum = expected[i] + 2.0f * x[OTHER].values[at];
-                CHECK_CLOSE(result(&g, at), sum, 1e-2 * (fabsf(sum) + 1));
-            }
-        }
+        check_product(&gpu, g, x, 1e-2f, 1e-2f);
         release(x, SAMPLES);
     }
     gemm_close(&gpu);
@@ -161,15 +154,10 @@ TEST(batches) {
 TEST(gelu_epilogue) {
     Gpu gpu = {.name = "stand-in"};
     Sample x[SAMPLES];
-    float product[M * N] = {0}, expected[M * N];
     Gemm g = product_of(x, TYPE_BF16, TYPE_BF16, 0);
     g.epilogue = EPILOGUE_DGELU;
     g.aux = x[OTHER].device;
-    multiply(&gpu, g, x, 1.0f, product);
-    gelu_backward(expected, product, x[OTHER].values, M * N);
-    for (int i = 0; i < M * N; i++) {
-        CHECK_CLOSE(result(&g, i), expected[i], 4e-3 * fabsf(expected[i]) + 1e-5);
-    }
+    check_product(&gpu, g, x, 4e-3f, 1e-5f);
     release(x, SAMPLES);
     gemm_close(&gpu);
 }
@@ -189,12 +177,8 @@ TEST(fp8_products) {
     Gpu gpu = {.name = "stand-in"};
     Error err;
     Sample x[SAMPLES];
-    float expected[M * N] = {0};
     Gemm g = fp8_product(x);
-    multiply(&gpu, g, x, 1.5f, expected);
-    for (int i = 0; i < M * N; i++) {
-        CHECK_CLOSE(result(&g, i), expected[i], 1e-6 * (fabsf(expected[i]) + 1));
-    }
+    check_product(&gpu, g, x, 1e-6f, 1e-6f);
     g.m = 40;
     CHECK(!gemm_supported(&gpu, g, &err));
     CHECK_CONTAINS(err.text, "cuBLASLt has no algorithm for a product of 40 x 32 x 64 (types 3, 2");
@@ -224,11 +208,8 @@ static int a_wrong_call(int number, void *argument) {
     case 8: g.type_b = TYPE_BF16; break;
     case 9: g.batch = 2; break;
     case 10: g.d = x[A].device + M * K - 16; break;
-    case 12:
-        g.aux = x[OTHER].device;
-        g.d = x[OTHER].device + M * N * 2 - 16;
-        break;
     case 11: g.d = x[B].device - M * N * 4 + 16; break;
+    case 12: g.aux = x[OTHER].device, g.d = x[OTHER].device + M * N * 2 - 16; break;
     }
     gemm(&gpu, g);
     return 0;
@@ -272,7 +253,7 @@ static int algorithm_by(const char *name, const char *data, size_t bytes) {
     Gpu gpu = {.name = ""};
     snprintf(gpu.name, sizeof(gpu.name), "%s", name);
     gemm_take_choices(&gpu, data, bytes);
-    check_product(&gpu, false, true, TYPE_F32, 256);
+    check_bf16(&gpu, false, true, TYPE_F32, 256);
     int found = algorithm(&gpu);
     gemm_close(&gpu);
     return found;
@@ -283,7 +264,7 @@ TEST(choices_are_kept) {
     size_t bytes;
     int32_t second = 1, absent = 7;
     setenv("STANDIN_ALGORITHMS", "3", 1);
-    check_product(&gpu, false, true, TYPE_F32, 256);
+    check_bf16(&gpu, false, true, TYPE_F32, 256);
     CHECK_EQUAL(algorithm(&gpu), 0);
     char *data = gemm_choices(&gpu, &bytes);
     gemm_close(&gpu);
@@ -299,7 +280,7 @@ TEST(choices_are_kept) {
 
     gemm_autotune(&gpu, true);
     setenv("STANDIN_SLOW", "1", 1);
-    check_product(&gpu, false, true, TYPE_F32, 256);
+    check_bf16(&gpu, false, true, TYPE_F32, 256);
     CHECK_EQUAL(algorithm(&gpu), 0);
     CHECK_EQUAL(gemm_plans(&gpu), 1);
     int count = gemm_candidates(&gpu, 0);
@@ -307,7 +288,7 @@ TEST(choices_are_kept) {
     for (int i = count - 1; i >= 0; i--) {
         gemm_choose(&gpu, 0, i);
         CHECK_EQUAL(algorithm(&gpu), 2 * i);
-        check_product(&gpu, false, true, TYPE_F32, 256);
+        check_bf16(&gpu, false, true, TYPE_F32, 256);
     }
     gemm_close(&gpu);
     unsetenv("STANDIN_SLOW");
