@@ -111,15 +111,6 @@ test_save_folders() {
         "${good[@]}" --dump-gradients nowhere/g
 }
 
-test_options() {
-    refuses '--global-batch-size 3: must be a multiple of --micro-batch-size 2 x 1 rank' \
-        train_gpt "${common[@]}" "${good[@]}" --global-batch-size 3
-    refuses 'unknown option --num-layer; did you mean --num-layers?' train_gpt --num-layer 1
-    printf 'lr 1e-3\nlr-decay-stile x\n' >config
-    refuses 'config, line 2: unknown option --lr-decay-stile; did you mean --lr-decay-style' \
-        train_gpt --config config
-}
-
 # Without them, a program's own files would get the numbers 0 to 2, and be printed into.
 test_closed_streams_are_no_files() {
     local closed step

@@ -102,12 +102,6 @@ test_comparison_sees_differences() {
     ! same_checkpoint fp32/step_00000009 other || fail "a changed byte is not seen"
 }
 
-test_threads_change_nothing() {
-    OMP_NUM_THREADS=2 expect_status 0 train_gpt "${common[@]}" --model llama-tiny --save threads \
-        --save-interval 1000 || return
-    same_checkpoint fp32/step_000000$steps threads/step_000000$steps || fail "2 threads differ"
-}
-
 # A checkpoint's weights, read by a run in another precision and changed by no step.
 test_precision_changes_keep_the_weights() {
     local from to options

@@ -268,18 +268,6 @@ test_a_failed_last_save_decides_the_status() {
     has log 'warning: saving the checkpoint of step' || fail "$(tail -n 2 log)"
 }
 
-# The scaling state of FP8 must not learn from steps that are skipped.
-test_nonfinite_steps_leave_the_scales() {
-    expect_status 3 train_gpt "${common[@]}" "${diverging[@]}" --max-skipped 6 --save nan8 \
-        --fp8-format hybrid --fp8-amax-history-len 4 || return
-    local last before after
-    last=$(newest_step nan8)
-    printf -v before nan8/step_%08d $((last - 6))
-    printf -v after nan8/step_%08d "$last"
-    cmp -s {"$before","$after"}/scaling.safetensors || fail "the scaling state changed"
-    cmp -s {"$before","$after"}/optimizer-0-of-1.safetensors || fail "the state changed"
-}
-
 test_torn_metrics_are_mended() {
     expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save torn || return
     "$metrics_tool" torn/metrics.jsonl >steps || fail "metrics"
