@@ -102,22 +102,22 @@ TEST(other_optimizers_are_refused) {
         {"--optimizer muon", "--optimizer muon --muon-momentum 0.9", NULL},
         {"--optimizer muon", "--eval-only --valid-data x", NULL},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         CLOSED(fixture_close) Fixture f, g;
         CLOSED(checkpoint_close) Checkpoint c;
         char options[256];
-        snprintf(options, sizeof(options), SAVED "%s", rows[i].saved);
+        snprintf(options, sizeof(options), SAVED "%s", row->saved);
         fixture_open(&f, options);
         CHECK(fixture_save(&f, 1, NULL));
-        snprintf(options, sizeof(options), SAVED "%s", rows[i].now);
+        snprintf(options, sizeof(options), SAVED "%s", row->now);
         fixture_open(&g, options);
         CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
-        if (rows[i].refused != NULL) {
-            CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout, &err), rows[i].refused);
+        if (row->refused != NULL) {
+            CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout, &err), row->refused);
             cJSON_DeleteItemFromObject(c.options, "optimizer"); // as an older version's
             Error err;
             CHECK_EQUAL(checkpoint_match(&c, &g.options, &g.layout, &err),
-                        strcmp(rows[i].now, "") == 0);
+                        strcmp(row->now, "") == 0);
         } else {
             CHECK(checkpoint_match(&c, &g.options, &g.layout, NULL));
         }
@@ -202,9 +202,7 @@ TEST(scaling_of_another_run_is_refused) {
 
 TEST(other_models_are_refused) {
 #define ANOTHER "s/step_00000001: another model's checkpoint: it has --"
-    static const struct {
-        const char *options, *expected;
-    } rows[] = {
+    static const Says rows[] = {
         {SAVED "--num-layers 3", ANOTHER "num-layers 2, this run 3"},
         {SAVED "--hidden-size 64", ANOTHER "hidden-size 32, this run 64"},
         {SAVED "--num-attention-heads 4", ANOTHER "num-attention-heads 2, this run 4"},
@@ -221,10 +219,10 @@ TEST(other_models_are_refused) {
     CHECK(fixture_save(&f, 1, NULL));
     CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         CLOSED(fixture_close) Fixture other;
-        fixture_open(&other, rows[i].options);
-        CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout, &err), rows[i].expected);
+        fixture_open(&other, row->given);
+        CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout, &err), row->expected);
     }
     fixture_close(&f);
     fixture_open(&f, SAVED "--seq-length 16 --lr 1e-5 --fp8-format e4m3 --rope-theta 5e5");

@@ -8,7 +8,7 @@
 
 static const char *const files[] = {"meta.json", "model.safetensors", "config.json",
                                     "optimizer-0-of-1.safetensors", "scaling.safetensors"};
-enum { FILES = sizeof(files) / sizeof(files[0]) };
+enum { FILES = COUNT(files) };
 
 #define SAVED TINY "--save s --resume latest --fp8-format hybrid --fp8-amax-history-len 6 --keep 0 "
 
@@ -144,10 +144,10 @@ TEST(meta_files_that_lie_are_refused) {
     };
     save_steps(1);
     Blob meta = blob_read("s/step_00000001/meta.json");
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         Checkpoint c;
-        edit_meta(meta, rows[i].from, rows[i].to);
-        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", true, &err), rows[i].expected);
+        edit_meta(meta, row->from, row->to);
+        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", true, &err), row->expected);
     }
     char name[2 * PATH_LENGTH];
     memset(name, 'n', sizeof(name));

@@ -94,11 +94,11 @@ TEST(ranks_are_read_as_one) {
     CLOSED(fixture_close) Fixture f;
     fixture_open(&f, TINY "--save s");
     int64_t n = f.layout.size;
-    for (size_t i = 0; i < sizeof(splits) / sizeof(splits[0]); i++) {
+    EACH (split, splits) {
         CLOSED(checkpoint_close) Checkpoint c;
-        save_split(&f, splits[i].ranks, splits[i].texts);
+        save_split(&f, split->ranks, split->texts);
         CHECK(checkpoint_open(&c, "s/step_00000001", false, NULL));
-        CHECK_EQUAL(c.ranks, splits[i].ranks);
+        CHECK_EQUAL(c.ranks, split->ranks);
         CHECK(reads(&c, &f, 0, 0, n) && reads(&c, &f, 1, 0, n));
         for (int64_t begin = 0; begin < n; begin += 331) {
             for (int64_t end = begin; end <= n; end += 997) { CHECK(reads(&c, &f, 2, begin, end)); }
@@ -132,10 +132,10 @@ TEST(ranges_that_lie_are_refused) {
     };
     CLOSED(fixture_close) Fixture f;
     fixture_open(&f, TINY "--save s");
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    EACH (row, rows) {
         Checkpoint c;
-        save_split(&f, 2, rows[i].texts);
-        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", false, &err), rows[i].expected);
+        save_split(&f, 2, row->texts);
+        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", false, &err), row->expected);
     }
 }
 

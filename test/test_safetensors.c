@@ -9,7 +9,7 @@ TEST(every_dtype_round_trips) {
                                         "U8",  "BOOL", "I8",  "I16",     "U16",
                                         "U32", "U64",  "F64", "F8_E4M3", "F8_E5M2"};
     unsigned char bytes[12 * 8];
-    for (int dtype = DTYPE_F32; dtype < (int)(sizeof(names) / sizeof(names[0])); dtype++) {
+    for (int dtype = DTYPE_F32; dtype < (int)(COUNT(names)); dtype++) {
         FileWriter w;
         CLOSED(safetensors_close) SafeTensors st;
         CHECK_TEXT(dtype_name((Dtype)dtype), names[dtype]);
