@@ -17,7 +17,7 @@ A run in FP8 is compared with the call's run of the same model in BF16, which ha
 and tokens. It is FAILED, and not recorded, where in the first two steps the gradient norm is 1.75
 times as large (or as small) and the loss 0.3% away, or where over the timed steps the median norm
 is 3 times as large or the median loss 5% away. Where either norm is 1.25 times as large or either
-loss 0.5% away, it is recorded, and said to be in doubt. Without a run in BF16 it is not judged.
+loss 2% away, it is recorded, and said to be in doubt. Without a run in BF16 it is not judged.
 
   date, machine {gpu, driver, cublaslt, cudnn}, commit, command
   arguments: those that went on to the trainer, without --gpus; "" for plain training
@@ -196,6 +196,7 @@ def beside(run, bf16):
 def judged(record):
     """Whether the run trained as BF16 does, in words, and whether it is to be refused. Measured on
     an H200, GPT-2 124M: sound FP8 had norms within 4% and losses within 0.1% in the first two steps
+    (Llama 1B on an H100: 2% and 1.3%, because no warm-up tames its first update)
     (tiny wide or deep models on the CPU: 13% and 0.6%), 10% and 0.2% in the median; a product that
     read spoilt activations had norms 2.0 and 2.1 times as large and losses 0.4% and 0.7% away in
     step 2. At the learning rate here later steps hardly show it (emulated on the CPU)."""
@@ -205,7 +206,7 @@ def judged(record):
     (norm, loss), (median_norm, median_loss) = (map(distance, ratios[part])
                                                 for part in ("first", "timed"))
     far = (norm >= 0.75 and loss >= 0.003) or median_norm >= 2 or median_loss >= 0.05
-    doubt = max(norm, median_norm) >= 0.25 or max(loss, median_loss) >= 0.005
+    doubt = max(norm, median_norm) >= 0.25 or max(loss, median_loss) >= 0.02
     said = "; ".join(f"{what} norm x{ratios[part][0]:.2f}, loss {100 * ratios[part][1] - 100:+.2f}%"
                      for part, what in (("first", "steps 1-2"), ("timed", "median")))
     return said + ("; IN DOUBT" if doubt and not far else ""), far
