@@ -5,7 +5,7 @@
 #       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
-# cost: BF16: 1 GPU 105.7 days, 8 GPUs ~13.5 days
+# cost: BF16: 1 GPU 104.3 days, 8 GPUs ~13.3 days
 # cost: FP8: 1 GPU 74.6 days, 8 GPUs ~9.5 days
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here

@@ -14,10 +14,11 @@ up. After its last step the trainer times one more by kernel family (--profile),
 Each run appends one JSON object, a line; scripts/results writes the pages from them.
 
 A run in FP8 is compared with the call's run of the same model in BF16, which has the same weights
-and tokens. It is FAILED, and not recorded, where in the first two steps the gradient norm is 1.75
-times as large (or as small) and the loss 0.3% away, or where over the timed steps the median norm
-is 3 times as large or the median loss 5% away. Where either norm is 1.25 times as large or either
-loss 2% away, it is recorded, and said to be in doubt. Without a run in BF16 it is not judged.
+and tokens; the learning rate warms up throughout, so that they stay near each other. It is FAILED,
+and not recorded, where the gradient norm is 1.75 times as large (or as small) in the first two
+steps, or 3 times in the median of the timed ones, or the loss is 5% away in either. Where a norm is
+1.25 times as large or a loss 2% away, it is recorded, and said to be in doubt. Without a run in
+BF16 it is not judged.
 
   date, machine {gpu, driver, cublaslt, cudnn}, commit, command
   arguments: those that went on to the trainer, without --gpus; "" for plain training
@@ -195,17 +196,17 @@ def beside(run, bf16):
 
 def judged(record):
     """Whether the run trained as BF16 does, in words, and whether it is to be refused. Measured on
-    an H200, GPT-2 124M: sound FP8 had norms within 4% and losses within 0.1% in the first two steps
-    (Llama 1B on an H100: 2% and 1.3%, because no warm-up tames its first update)
-    (tiny wide or deep models on the CPU: 13% and 0.6%), 10% and 0.2% in the median; a product that
-    read spoilt activations had norms 2.0 and 2.1 times as large and losses 0.4% and 0.7% away in
-    step 2. At the learning rate here later steps hardly show it (emulated on the CPU)."""
+    H200s, without a warm-up: GPT-2 124M in sound FP8 had norms within 4% in the first two steps,
+    10% in the median, and losses within 0.2%; Llama-3-8B norms within 13% and 16%, and losses 10%
+    away in step 2, after an update at the whole learning rate, and 1% in the median; cut to 8
+    layers 27% and 4.4% in the median. A product that read spoilt activations made norms 2.0 and 2.1
+    times as large in step 2. Later steps hardly show it (emulated on the CPU)."""
     ratios = record["beside_bf16"]
     if ratios is None:
         return "-" if record["precision"] == "bf16" else "not judged", False
     (norm, loss), (median_norm, median_loss) = (map(distance, ratios[part])
                                                 for part in ("first", "timed"))
-    far = (norm >= 0.75 and loss >= 0.003) or median_norm >= 2 or median_loss >= 0.05
+    far = norm >= 0.75 or median_norm >= 2 or max(loss, median_loss) >= 0.05
     doubt = max(norm, median_norm) >= 0.25 or max(loss, median_loss) >= 0.02
     said = "; ".join(f"{what} norm x{ratios[part][0]:.2f}, loss {100 * ratios[part][1] - 100:+.2f}%"
                      for part, what in (("first", "steps 1-2"), ("timed", "median")))
@@ -312,7 +313,8 @@ def main():
         for model, precision in itertools.product(models, precisions):
             command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],
                        "--data", shard_for(model, folder), "--train-iters", str(steps),
-                       "--lr", "1e-4", "--log-interval", "5", "--profile", *sys.argv[1:]]
+                       "--lr", "1e-4", "--lr-warmup-iters", str(steps),
+                       "--log-interval", "5", "--profile", *sys.argv[1:]]
             measured, why = measure(command, folder)
             if measured:
                 base_rate, base = bf16.get(model, (None, None))

@@ -303,8 +303,8 @@ def said_of(report):
     apart = f"{len(losses)} seeds; those of BF16 alone lie {spread:.2%} apart"
     seeds = apart if len(losses) > 1 else "one seed"
     why = f" ({report.verdict[2]})" if report.verdict[2] else ""
-    return (f"\n{report.size}: {report.gpu}, {seeds}. The report's verdict, by a limit of "
-            f"{report.limit}: {report.verdict[1]}{why}.\n")
+    return (f"\n{report.size}, {report.steps} steps: {report.gpu}, {seeds}. The report's verdict, "
+            f"by a limit of {report.limit}: {report.verdict[1]}{why}.\n")
 
 
 def kind_of(record):
