@@ -407,9 +407,17 @@ def draw_losses(axes, theme, title, axis, lines, high=None):
     axes.legend(loc="upper right")
 
 
+def heights(records):
+    """In inches, of the figure's rows: a bar takes as much as its name."""
+    rows = front_rows(records.fronts[0])
+    bars = 0.8 + 0.18 * (len(rows) + 1.6 * len({model for model, *_ in rows}))
+    return [max(bars, 3.7), *([3.1] if records.race else [])]
+
+
 def draw_figure(figure, theme, records):
     # rows of their own: the bars' names make no room below
-    row, *below = figure.subfigures(2 if records.race else 1, 1, squeeze=False)[:, 0]
+    rows = heights(records)
+    row, *below = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
     bars, beside = row.subplots(1, 2)
     draw_bars(bars, theme, front_rows(records.fronts[0]))
     beside.set_visible(bool(records.reports))
@@ -438,7 +446,7 @@ def draw_figure(figure, theme, records):
 def figure(records):
     from . import style  # needs packages, which the other pages do not
 
-    return style.draw_svg(draw_figure, (9.6, 6.8 if records.race else 3.7), records)
+    return style.draw_svg(draw_figure, (9.6, sum(heights(records))), records)
 
 
 # ---- what the recipes cost ----------------------------------------------------------------------
