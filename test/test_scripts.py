@@ -122,6 +122,13 @@ class Reading(Folder):
         run = metrics.open_run(self.folder)
         self.assertEqual((run.bad_lines, sorted(run.steps), len(run.starts)), (6, [1], 1))
 
+    def test_paths_need_not_be_utf8(self):
+        text = lines(start(data="caf?.bin"), step_record(1))
+        with open(self.path, "wb") as file:
+            file.write(text.encode().replace(b"?", b"\xe9"))
+        run = metrics.open_run(self.folder)
+        self.assertEqual((run.bad_lines, sorted(run.steps), len(run.starts)), (0, [1], 1))
+
     def test_null_is_not_a_number(self):
         self.append(lines(start()) + '{"kind":"step","step":1,"loss":null,"nonfinite":true}\n')
         self.assertTrue(math.isnan(metrics.open_run(self.folder).column("loss")[1][0]))

@@ -119,7 +119,9 @@ class Run:
 
     def _take(self, line):
         try:
-            record = json.loads(line) if line[:1] == b"{" else self._log.record(line)
+            # paths of the run may be of another encoding
+            record = (json.loads(line.decode("utf-8", "replace")) if line[:1] == b"{"
+                      else self._log.record(line))
             if record is None:
                 return None
             kind = record["kind"]
