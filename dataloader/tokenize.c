@@ -100,11 +100,16 @@ static void publish_output(const Output *out) {
     }
 }
 
-static void tokenize_file(const char *path, Output *train, Output *valid) {
+static MappedFile open_text(const char *path) {
     Error err;
     MappedFile text;
     if (!file_map(&text, path, &err)) { die("%s", err.text); }
     if (text.bytes == 0) { die("%s: an empty file", path); }
+    return text;
+}
+
+static void tokenize_file(const char *path, Output *train, Output *valid) {
+    MappedFile text = open_text(path);
     // the validation part starts a line, unless that would cost it more than half
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     const unsigned char *line = NULL;
@@ -166,6 +171,10 @@ int main(int argc, char **argv) {
     if (prefix == NULL) { die("--output-prefix is missing (--help)"); }
     if (optind >= argc) { die("no text files given (--help)"); }
     Output train, valid;
+    for (int i = optind; i < argc; i++) { // before anything is written
+        MappedFile text = open_text(argv[i]);
+        file_unmap(&text);
+    }
     open_tokenizer(prefix, given);
     open_output(&train, prefix, "train");
     open_output(&valid, prefix, "val");

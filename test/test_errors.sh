@@ -137,6 +137,7 @@ test_tokenize() {
     refuses 'nothing.txt: No such file' "$program" --output-prefix e/x nothing.txt
     : >empty.txt
     refuses 'empty.txt: an empty file' "$program" --output-prefix e/x text empty.txt
+    [[ ! -e e ]] || fail "of texts that are missing or empty is left: $(ls e)"
     refuses '--valid-fraction 1: must be a number from 0 to below 1' \
         "$program" --output-prefix e/x --valid-fraction 1 text
     refuses '--prefix: no such option|--help' "$program" --prefix e/x text
