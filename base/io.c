@@ -96,20 +96,29 @@ void file_unmap(MappedFile *m) {
     *m = (MappedFile){0};
 }
 
+bool file_sum(int file, const char *path, int64_t bytes, int64_t part, int64_t stride,
+              uint32_t *crc, Error *err) {
+    unsigned char *data = malloc_or_die((size_t)part);
+    bool ok = true;
+    *crc = 0;
+    for (int64_t at = 0; ok && at < bytes; at += stride) {
+        size_t n = (size_t)min64(part, bytes - at);
+        ok = file_read_at(file, path, data, n, at, err);
+        if (ok) { *crc = (uint32_t)crc32_z(*crc, data, n); }
+    }
+    free(data);
+    return ok;
+}
+
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err) {
     enum { PART = 1 << 20 };
-    size_t size, n;
+    size_t size = 0;
     int file = file_open(path, &size, err);
-    unsigned char *part = malloc_or_die(PART);
-    bool ok = file >= 0;
+    *bytes = (int64_t)size;
     *crc = 0;
-    for (*bytes = 0; ok && *bytes < (int64_t)size; *bytes += (int64_t)n) {
-        n = (size_t)min64(PART, (int64_t)size - *bytes);
-        ok = file_read_at(file, path, part, n, *bytes, err);
-        if (ok) { *crc = (uint32_t)crc32_z(*crc, part, n); }
-    }
-    if (file >= 0) { close(file); }
-    free(part);
+    if (file < 0) { return false; }
+    bool ok = file_sum(file, path, *bytes, PART, PART, crc, err);
+    close(file);
     return ok;
 }
 

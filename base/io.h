@@ -28,6 +28,9 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes,
 // has become shorter or its disk fails, is an error; through a mapping it would be a signal.
 int file_open(const char *path, size_t *bytes, Error *err);
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at, Error *err);
+// The CRC-32 of the parts of an open file that begin at every `stride` bytes.
+bool file_sum(int file, const char *path, int64_t bytes, int64_t part, int64_t stride,
+              uint32_t *crc, Error *err);
 
 // A whole file, to be freed; NULL when it cannot be read.
 char *file_read(const char *path, size_t *bytes, Error *err);

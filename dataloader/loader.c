@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <zlib.h>
 
 // ---- files of numbers ---------------------------------------------------------------------------
 
@@ -110,16 +109,10 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     const char *name = path_name(shard->path);
-    unsigned char *part = malloc_or_die(PART_BYTES);
-    int64_t bytes = (int64_t)shard->bytes, stride = max64(PART_BYTES, bytes / PARTS);
-    uint32_t crc = 0;
-    bool ok = true;
-    for (int64_t at = 0; ok && at < bytes; at += stride) {
-        size_t n = (size_t)min64(PART_BYTES, bytes - at);
-        ok = file_read_at(shard->file, shard->path, part, n, at, err);
-        if (ok) { crc = (uint32_t)crc32_z(crc, part, n); }
-    }
-    free(part);
+    int64_t bytes = (int64_t)shard->bytes;
+    uint32_t crc;
+    bool ok = file_sum(shard->file, shard->path, bytes, PART_BYTES,
+                       max64(PART_BYTES, bytes / PARTS), &crc, err);
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);

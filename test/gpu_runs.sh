@@ -73,6 +73,9 @@ apart() {
         }
         END { print (bad || NR == 0) ? 99 : most + 0 }'
 }
+valid_loss() { # of a metrics.jsonl, the last one in all its digits
+    grep '"eval"' "$1" | tail -n 1 | grep -oE '"valid_loss":[^,}]*'
+}
 same_losses() {
     [[ -n $(losses "$1") ]] && diff <(losses "$1") <(losses "$2") && echo "$(losses "$1" | wc -l) steps alike"
 }

@@ -92,9 +92,6 @@ state_of_whole_is() { # folder: state, losses and, of the same evaluations, thei
     done
     same_losses whole "$1"
 }
-valid_loss() { # metrics.jsonl
-    grep '"eval"' "$1" | tail -n 1 | grep -oE '"valid_loss":[^,}]*'
-}
 variant() { # options
     train variant $common "$@" && state_of_whole_is variant
 }

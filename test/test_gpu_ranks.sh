@@ -66,9 +66,6 @@ if [[ -z ${LLM8_BIN:-} ]]; then
         noise_is plain other; } >log 2>&1 || fail "no noise: $(tail -n 2 log)"
 fi
 
-valid_loss() { # of a metrics.jsonl, the last one in all its digits
-    grep '"eval"' "$1" | tail -n 1 | grep -oE '"valid_loss":[^,}]*'
-}
 # Over the stand-ins: the evaluation after the last step, and one of its checkpoint alone, have the
 # same loss, bit for bit.
 evaluates_alone() { # checkpoint, ranks, options

@@ -112,16 +112,16 @@ for first in "" "$fp8" "--fp8-format hybrid --fp8-recipe tensorwise"; do
 done
 
 # ---- the rest of a trainer ----
-valid_loss() { # the last one in a file
+printed_loss() { # the last one in what was printed
     grep -aoE 'valid loss [0-9.]+' "$1" | tail -n 1
 }
 evaluates_and_samples() { # options
     local options="$run $llama $* --sample-length 70" loss
     train variant $options --train-iters 6 --sample-interval 3 >out 2>&1 || return
-    loss=$(valid_loss out)
+    loss=$(printed_loss out)
     grep -a '^sample' out && [[ -n $loss ]] &&
         $gpu $options --eval-only --resume variant/latest >out || return
-    [[ $(valid_loss out) == "$loss" ]] || return
+    [[ $(printed_loss out) == "$loss" ]] || return
     $gpu $options --eval-only --plan >out || return
     ! grep -E '^  (gradients|first moment) ' out && # planned for training
         $gpu $options --sample-only --resume variant/latest >out && echo "$loss"

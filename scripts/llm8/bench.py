@@ -329,7 +329,8 @@ def main():
                 continue
             rate = record["tokens_per_s"]
             if precision == "bf16":
-                bf16[model] = base_rate, _ = rate, measured
+                base_rate = rate
+                bf16[model] = rate, measured
             print_cells(model, precision, (
                 f"{rate:,.0f}", f"{rate / base_rate:.2f}" if base_rate else "-",
                 f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),

@@ -170,7 +170,7 @@ def speed(run, path):
     if not run.on_gpu:
         return [well("speed", "on a CPU, where FP8 and BF16 are emulated: not judged"),
                 *time_in_steps(run)]
-    records = estimate.read_records(path, device or "no GPU")
+    records = estimate.read_records(path, device)
     found = [beside_the_record(run, records)] if run.steps else []
     found += option_costs(run, records)
     profiled = estimate.newest([record for record in records if record.get("families_ms")],

@@ -62,7 +62,7 @@ static double dot(const double *a, const double *b, int n) {
 // returned, is their covariance.
 static double fit(const double *rows, const float *ms, const bool *kept, int trials, int n,
                   double *inverse, double *x) {
-    const double ridge = 1e-9;
+    const double ridge = 1e-9; // two algorithms may always have been taken together
     double *sums = calloc_or_die((size_t)n, sizeof(double)), squares = 0;
     int left = 0;
     memset(inverse, 0, (size_t)n * (size_t)n * sizeof(double));
