@@ -44,7 +44,7 @@ for program in "${programs[@]}" "${alone[@]}" "$LLM8_COMPARE" \
     fi
 done
 # these take longest
-programs=(test/test_gpu_{train,against_cpu}.sh test/transformers_gpu.py "${programs[@]}")
+programs=(test/test_gpu_{train,against_cpu,combinations}.sh test/transformers_gpu.py "${programs[@]}")
 alone+=(test/test_gpu_ranks.sh) # waits for time limits to pass
 if [[ ${SANITIZE_GPU:-0} != 0 ]]; then alone+=(test/sanitize_gpu.sh); fi
 cores=$(nproc)

@@ -5,8 +5,7 @@
 # products of our own, evaluations, samples and counts between steps, a stop. The checkpoint
 # evaluates as the run did that wrote it: the run's FP8 weights are of their scales. And a later
 # step's gradients, by the scales of the steps before, are those of the CPU's emulation.
-# COMBINATIONS=N: so many, from FIRST on. On a GPU by LLM8_BIN and LLM8_COMPARE alone (gpu.sh leaves it
-# out). Prints "N passed, N failed, N skipped" last.
+# COMBINATIONS=N: so many, from FIRST on. Prints "N passed, N failed, N skipped" last.
 # shellcheck source=test/gpu_runs.sh
 source "$(dirname "$0")/gpu_runs.sh"
 export LD_LIBRARY_PATH=$root/build/standin:${LD_LIBRARY_PATH:-}

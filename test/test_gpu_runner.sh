@@ -13,7 +13,7 @@ stand_in() {
 tests=(test_gpu_fp8 test_gpu_kernels test_gpu_large)
 sanitized=2                   # not the last one's whole models
 programs=$((${#tests[@]} + 1)) # and the one of PTX alone
-scripts=4                   # of whole runs, and of transformers, which end at once here
+scripts=5                   # of whole runs, and of transformers, which end at once here
 
 # The GPU test programs all print the same.
 tests_print() {
