@@ -326,6 +326,23 @@ END
     cmp -s expected readme || fail "a second time changes it"
 }
 
+# The newest commit that has several GPUs beside one, in the front page's precisions.
+test_scaling_is_the_newest() {
+    write_fixture
+    printf '<!-- scaling -->\n<!-- /scaling -->\n' >readme
+    expect_status 0 page_of || return
+    grep -A2 '4 GPUs' readme >rows
+    printf '%s\n' '| tokens/s of 4 GPUs over those of one | BF16 |' '| --- | ---: |' \
+        '| small | 2.00 |' | diff - rows || fail "the table: $(cat readme)"
+    sed -n 's/1200000/1500000/; s/2026/2029/gp' records/bench.jsonl >newer
+    cat newer >>records/bench.jsonl
+    expect_status 0 page_of || return
+    has readme '| small | 2.50 |' || fail "a newer one: $(cat readme)"
+    grep -v '"gpus": *[2-9]' records/bench.jsonl >one && mv one records/bench.jsonl
+    expect_status 0 page_of || return
+    ! has readme 'GPUs over' || fail "one GPU: $(cat readme)"
+}
+
 # An older commit's row stands beside the one that it is compared with, although that one is not
 # the newest of its kind.
 test_rows_stand_beside_their_base() {
@@ -403,7 +420,7 @@ test_verdicts_are_shown() {
 # Other programs stand beside ours, and where they were not timed in the same call that is said.
 test_peers_of_another_call_are_named_so() {
     local commit peer
-    commit=$(sed -n 's/^Medians.*commit \([0-9a-f]*\)\.$/\1/p;T;q' "$root/README.md")
+    commit=$(sed -n '/<!-- results -->/,$s/^Medians.*commit \([0-9a-f]*\)\.$/\1/p;T;q' "$root/README.md")
     peer='{"date": "2026-11-22T05:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "commit":
         "'$commit'", "program": "peer", "precision": "BF16", "model": "gpt2-124m", "seq_length":
         1024, "micro_batch": 64, "tokens_per_s": 500000, "steps": 20}'

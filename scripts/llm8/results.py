@@ -114,11 +114,15 @@ class Records:
         return read_report(path) if os.path.exists(path) else None
 
     @functools.cached_property
-    def fronts(self):
+    def some_fronts(self):
         """front() of each kind of GPU that has one, that with the most records first."""
-        fronts = filter(None, map(self.front, estimate.gpus_of_records(self.bench)))
-        return list(fronts) or die(f"{self.path}: no commit has all of {' and '.join(LEAST)} in "
-                                   "BF16, FP8 and FP8 with an FP8 head; make bench")
+        return list(filter(None, map(self.front, estimate.gpus_of_records(self.bench))))
+
+    @property
+    def fronts(self):
+        return self.some_fronts or die(
+            f"{self.path}: no commit has all of {' and '.join(LEAST)} in BF16, FP8 and FP8 with an "
+            "FP8 head; make bench")
 
     def front(self, gpu):
         """{model: {precision: record}} of the newest commit that has LEAST, and the newest of each
@@ -327,11 +331,13 @@ def bases(record):
 
 def bench(records):
     """A table for each commit and kind of GPU that has the newest record of a kind, or what such a
-    one is compared with, so that every ratio is one of two rows."""
+    one is compared with, so that every ratio is one of two rows; the front page's have all."""
     def place(record):
         return record["commit"], record["machine"]["gpu"]
 
     newest, order, by_place = {}, {}, {}
+    front = {place(record) for rows, _ in records.some_fronts for kinds in rows.values()
+             for record in kinds.values()}
     for record in records.bench:
         newest[kind_of(record)] = record
         by_place.setdefault(place(record), {})[kind_of(record)] = record
@@ -339,7 +345,8 @@ def bench(records):
     tables = []
     for here in sorted((by_place[p] for p in set(map(place, newest.values()))), reverse=True,
                        key=lambda rows: max(r["date"] for r in rows.values())):
-        kept = {kind for kind, record in here.items() if newest[kind] is record}
+        kept = {kind for kind, record in here.items()
+                if newest[kind] is record or place(record) in front}
         kept |= {base for kind in kept for base in bases(here[kind]) if base in here}
         rows = sorted((here[kind] for kind in kept), key=lambda r: (
             order[(r["model"], r["gpus"])], r["precision"], r["recipe"] or "", r["lm_head"],
@@ -365,6 +372,29 @@ def bench_table(rows, here):
             "of the floor", "memory"]
     head = head if many else head[:4] + head[5:]
     return table(head, lines, (0, 1)) + sources(rows)
+
+
+def scaling(records):
+    """What several GPUs gain over one, of the newest commit with records of both."""
+    by_commit = {}
+    for record in records.bench:
+        by_commit.setdefault(record["commit"], {})[kind_of(record)] = record
+    pairs = [(record, same[bases(record)[1]]) for same in by_commit.values()
+             for record in same.values() if record["gpus"] > 1 and bases(record)[1] in same]
+    if not pairs:
+        return ""
+    last = max((record for record, _ in pairs), key=lambda record: record["date"])
+    gains = {}
+    for record, one in pairs:
+        kind = FRONT.get(tuple(record[name] for name in ("precision", "recipe", "lm_head")))
+        if record["commit"] == last["commit"] and record["gpus"] == last["gpus"] and kind:
+            model = MODELS.get(record["model"], record["model"])
+            gain = record["tokens_per_s"] / one["tokens_per_s"]
+            gains.setdefault(kind, {})[model] = f"{gain:.2f}"
+    models = sorted({model for own in gains.values() for model in own})
+    lines = [[model, *(own.get(model, "-") for own in gains.values())] for model in models]
+    head = [f"tokens/s of {last['gpus']} GPUs over those of one", *gains]
+    return table(head, lines) + sources([last])
 
 
 # ---- the figure ---------------------------------------------------------------------------------
@@ -528,7 +558,7 @@ def option_table(heading, rows):
 
 
 BLOCKS = {"number": number, "results": results, "fp8": fp8, "bench": bench, "race": race,
-          "options": options}
+          "scaling": scaling, "options": options}
 
 
 def fresh(path, page, records):
