@@ -87,6 +87,7 @@ const ForeignName foreign_names[] = {
     {"lr-decay-style", "-k lr-scheduler-type lr-decay"},
     {"lr-warmup-iters", "-u warmup-iters warmup-steps"},
     {"weight-decay", "-c"},
+    {"weight-decay (there is no dropout)", "dropout hidden-dropout attention-dropout"},
     {"adam-beta1", "beta1"},
     {"adam-beta2", "beta2"},
     {"adam-eps", "adam-epsilon"},
@@ -110,7 +111,10 @@ const ForeignName foreign_names[] = {
     {"recompute block", "gradient-checkpointing"},
     {"recompute activations", "recompute-activations"},
     {"gpus", "-pn nproc-per-node"},
+    {"gpus (data parallel)", "tensor-model-parallel-size pipeline-model-parallel-size"},
     {"log-interval", "logging-steps"},
+    {"metrics (scripts/monitor shows them on a board)",
+     "wandb wandb-log wandb-project report-to tensorboard-dir"},
     {NULL, NULL},
 };
 
