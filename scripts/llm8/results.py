@@ -159,7 +159,8 @@ class Report:
         self.steps, self.batch = f"{held['steps']:,}", held["batch"]
         self.gpu = held["device"].split(",")[0]
         self.limit = f"{held['limits']['valid']:g}%"
-        self.verdict = re.match(r"([A-Z ]+): .*? against \S+?(?:: (.*))?$", held["said"])
+        self.verdict = held["said"].split(":")[0]
+        self.page = f"test/results/{os.path.basename(os.path.dirname(path))}/report.md"
         # {variant: [(step, validation loss)]}, {variant: {seed: the last validation loss}}
         self.losses = {name: list(zip(curve["steps"], curve["loss"]))
                        for name, curve in held["curves"].items()}
@@ -167,6 +168,12 @@ class Report:
                             if run["variant"] == name and run["state"] == "finished"}
                      for name in self.losses}
         self.seeds = len(self.last["bf16"])
+
+    def spread(self):
+        """How many there are of BF16, and how far apart they end."""
+        losses = self.last["bf16"].values()
+        apart = f", {max(losses) / min(losses) - 1:.2%} apart" if self.seeds > 1 else ""
+        return f"{self.seeds}{apart}"
 
     def loss(self, variant):
         """The last validation loss, and its changes to BF16's, seed by seed, as words."""
@@ -297,18 +304,10 @@ def fp8(records):
     ran = [variant for report in reports for variant in report.losses]
     lines = [[VARIANTS.get(variant, variant), *(report.loss(variant) for report in reports)]
              for variant in dict.fromkeys([*VARIANTS, *ran]) if variant in ran]
+    lines += [["BF16's seeds", *(report.spread() for report in reports)],
+              ["verdict", *(f"[{r.verdict}]({r.page}), by {r.limit}" for r in reports)]]
     head = ["validation loss", *(f"{r.size}, {r.steps} steps of {r.batch} tokens" for r in reports)]
-    return table(head, lines) + "".join(map(said_of, reports))
-
-
-def said_of(report):
-    losses = report.last["bf16"].values()
-    spread = max(losses) / min(losses) - 1
-    apart = f"{len(losses)} seeds; those of BF16 alone lie {spread:.2%} apart"
-    seeds = apart if len(losses) > 1 else "one seed"
-    why = f" ({report.verdict[2]})" if report.verdict[2] else ""
-    return (f"\n{report.size}, {report.steps} steps: {report.gpu}, {seeds}. The report's verdict, "
-            f"by a limit of {report.limit}: {report.verdict[1]}{why}.\n")
+    return table(head, lines) + f"\nOn {listed(report.gpu for report in reports)}.\n"
 
 
 def kind_of(record):
