@@ -17,12 +17,13 @@ train() {
 }
 
 # As `train`, in the background, its output in $name.out and $name.err; and until its third step.
+# nohup leaves HUP ignored, which a run would keep.
 train_on() {
     local name=$1
     shift
     rm -f "$name.out" # so that what is waited for is this run's
-    "${launcher[@]}" "$trainer" "${common[@]}" --save "$name" --train-iters 1000000 \
-        --save-interval 1000000 "$@" >"$name.out" 2>"$name.err" &
+    env --default-signal=HUP "${launcher[@]}" "$trainer" "${common[@]}" --save "$name" \
+        --train-iters 1000000 --save-interval 1000000 "$@" >"$name.out" 2>"$name.err" &
     starter=$!
     wait_until grep -q '^step .* 3/' "$name.out"
 }

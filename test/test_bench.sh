@@ -412,7 +412,7 @@ test_verdicts_are_shown() {
     change_report 'held["said"] = "CANNOT TELL: head against bf16: head: one pair"; held["limits"]["valid"] = 0.25'
     cp "$root/README.md" page
     expect_status 0 "$results" --records other page || return
-    has page '| [CANNOT TELL](test/results/fp8_gpt2_124m/report.md), by 0.25% |' || fail "$(grep verdict page)"
+    has page '| [CANNOT TELL](test/results/fp8_gpt2_124m/report.md), limit 0.25% |' || fail "$(grep verdict page)"
     change_report 'del held["curves"]'
     expect_said 2 'report.json: not a report of this scripts/compare' "$results" --records other page
 }

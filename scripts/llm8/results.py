@@ -305,7 +305,7 @@ def fp8(records):
     lines = [[VARIANTS.get(variant, variant), *(report.loss(variant) for report in reports)]
              for variant in dict.fromkeys([*VARIANTS, *ran]) if variant in ran]
     lines += [["BF16's seeds", *(report.spread() for report in reports)],
-              ["verdict", *(f"[{r.verdict}]({r.page}), by {r.limit}" for r in reports)]]
+              ["verdict", *(f"[{r.verdict}]({r.page}), limit {r.limit}" for r in reports)]]
     head = ["validation loss", *(f"{r.size}, {r.steps} steps of {r.batch} tokens" for r in reports)]
     return table(head, lines) + f"\nOn {listed(report.gpu for report in reports)}.\n"
 
