@@ -324,8 +324,9 @@ def speed_is_judged_by_the_record():
     expect(planted("very", on_gpu(0.3 * due), "r/bf16"), 1, "WRONG speed", "30% of the recorded",
            "micro-batch is 64 sequences")
 
-    expect(planted("two", on_gpu(due, gpus="2"), "r/bf16"), 0, f"{due / 2e12:.0f} TFLOP/s a GPU",
-           f"MFU {50 * due / 989e12:.1f}%", "2 times one GPU's")
+    # of three there is no record
+    expect(planted("three", on_gpu(1.5 * due, gpus="3"), "r/bf16"), 0,
+           f"{due / 2e12:.0f} TFLOP/s a GPU", f"MFU {50 * due / 989e12:.1f}%", "3 times one GPU's")
 
     planted("unknown", on_gpu(due), "r/bf16")
     unknown = planted("odd", changed("run", device="NVIDIA Z9"), "planted/unknown/unknown")
