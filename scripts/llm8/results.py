@@ -99,6 +99,14 @@ class Records:
         return read_records(self.path)
 
     @functools.cached_property
+    def by_place(self):
+        """{place_of(): {kind_of(): the newest record}}"""
+        found = {}
+        for record in self.bench:
+            found.setdefault(place_of(record), {})[kind_of(record)] = record
+        return found
+
+    @functools.cached_property
     def all_peers(self):
         path = os.path.join(self.folder, "peers.jsonl")
         return read_records(path) if os.path.exists(path) else []
@@ -129,9 +137,8 @@ class Records:
         peer on such a card: where is "" for the same call. None: no commit has."""
         found = {}
         for record in self.bench:
-            kind = tuple(record[name] for name in ("precision", "recipe", "lm_head"))
-            here = record["machine"]["gpu"] == gpu and record["gpus"] == 1
-            if here and kind in FRONT and not record["arguments"]:
+            kind = front_kind(record)
+            if kind and record["machine"]["gpu"] == gpu and record["gpus"] == 1:
                 rows = found.setdefault(record["commit"], {})
                 rows.setdefault(record["model"], {})[kind] = record
         whole = [rows for rows in found.values()
@@ -310,6 +317,16 @@ def fp8(records):
     return table(head, lines) + f"\nOn {listed(report.gpu for report in reports)}.\n"
 
 
+def place_of(record):
+    return record["commit"], record["machine"]["gpu"]
+
+
+def front_kind(record):
+    """Which of FRONT a record is; None: of none of them."""
+    kind = tuple(record[name] for name in ("precision", "recipe", "lm_head"))
+    return kind if kind in FRONT and not record["arguments"] else None
+
+
 def kind_of(record):
     return (record["machine"]["gpu"], *(record[name] for name in (
         "model", "gpus", "precision", "recipe", "lm_head", "arguments")))
@@ -331,21 +348,17 @@ def bases(record):
 def bench(records):
     """A table for each commit and kind of GPU that has the newest record of a kind, or what such a
     one is compared with, so that every ratio is one of two rows; the front page's have all."""
-    def place(record):
-        return record["commit"], record["machine"]["gpu"]
-
-    newest, order, by_place = {}, {}, {}
-    front = {place(record) for rows, _ in records.some_fronts for kinds in rows.values()
+    newest = {kind_of(record): record for record in records.bench}
+    front = {place_of(record) for rows, _ in records.some_fronts for kinds in rows.values()
              for record in kinds.values()}
+    order = {}
     for record in records.bench:
-        newest[kind_of(record)] = record
-        by_place.setdefault(place(record), {})[kind_of(record)] = record
         order.setdefault((record["model"], record["gpus"]), len(order))
     tables = []
-    for here in sorted((by_place[p] for p in set(map(place, newest.values()))), reverse=True,
-                       key=lambda rows: max(r["date"] for r in rows.values())):
-        kept = {kind for kind, record in here.items()
-                if newest[kind] is record or place(record) in front}
+    for place in sorted(set(map(place_of, newest.values())), reverse=True,
+                        key=lambda p: max(r["date"] for r in records.by_place[p].values())):
+        here = records.by_place[place]
+        kept = {kind for kind, record in here.items() if place in front or newest[kind] is record}
         kept |= {base for kind in kept for base in bases(here[kind]) if base in here}
         rows = sorted((here[kind] for kind in kept), key=lambda r: (
             order[(r["model"], r["gpus"])], r["precision"], r["recipe"] or "", r["lm_head"],
@@ -375,21 +388,18 @@ def bench_table(rows, here):
 
 def scaling(records):
     """What several GPUs gain over one, of the newest commit with records of both."""
-    by_commit = {}
-    for record in records.bench:
-        by_commit.setdefault(record["commit"], {})[kind_of(record)] = record
-    pairs = [(record, same[bases(record)[1]]) for same in by_commit.values()
-             for record in same.values() if record["gpus"] > 1 and bases(record)[1] in same]
+    pairs = [(record, here[one]) for here in records.by_place.values() for record in here.values()
+             for one in bases(record)[1:] if record["gpus"] > 1 and one in here]
     if not pairs:
         return ""
     last = max((record for record, _ in pairs), key=lambda record: record["date"])
     gains = {}
     for record, one in pairs:
-        kind = FRONT.get(tuple(record[name] for name in ("precision", "recipe", "lm_head")))
-        if record["commit"] == last["commit"] and record["gpus"] == last["gpus"] and kind:
+        alike = record["gpus"] == last["gpus"] and place_of(record) == place_of(last)
+        if alike and front_kind(record):
             model = MODELS.get(record["model"], record["model"])
             gain = record["tokens_per_s"] / one["tokens_per_s"]
-            gains.setdefault(kind, {})[model] = f"{gain:.2f}"
+            gains.setdefault(FRONT[front_kind(record)], {})[model] = f"{gain:.2f}"
     models = sorted({model for own in gains.values() for model in own})
     lines = [[model, *(own.get(model, "-") for own in gains.values())] for model in models]
     head = [f"tokens/s of {last['gpus']} GPUs over those of one", *gains]
