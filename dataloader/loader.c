@@ -54,6 +54,10 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
     return true;
 }
 
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err) {
     int status = glob(pattern, GLOB_BRACE, NULL, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
@@ -63,6 +67,8 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Er
         globfree(found);
         return fail(err, "%s: a folder; give its files, such as '%s/*.bin'", pattern, pattern);
     }
+    // glob sorts what each part of a brace matches
+    qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names);
     return true;
 }
 

@@ -268,6 +268,33 @@ test_tokenize_leaves_other_tokenizers_alone() {
     ! has log warning || fail "--tokenizer is named: $(cat log)"
 }
 
+# Files that are given one by one become a pattern, with braces where others are beside them.
+test_patterns_of_every_kind_find_the_tokenizer() {
+    local folder data
+    for folder in w 'x[1]' y z; do
+        mkdir -p "kinds/$folder" && cp d/a_tokenizer.bin "kinds/$folder" &&
+            cp d/a_train.bin "kinds/$folder" && cp d/b_train.bin "kinds/$folder/a_2.bin"
+    done
+    for data in 'kinds/w/a_train.bin kinds/y/a_train.bin' 'kinds/y/a_train.bin kinds/w/a_2.bin' \
+        'kinds/x\[1\]/a_2.bin' 'kinds/?/*in.bin' '{kinds/w/a_tr,d/a_tr,kinds/y/a_2}*.bin'; do
+        set -f # words, not files
+        # shellcheck disable=SC2086
+        set -- $data
+        set +f
+        expect_status 0 train_gpt "${common[@]}" --data "$@" --sample-only --sample-prompt AB
+        grep -qa '^AB' log || fail "$data: $(tail -n 1 log)"
+    done
+}
+
+test_shards_are_read_in_the_order_of_their_names() {
+    local data first=''
+    for data in 'd/[ab]_train.bin' 'd/{b,a}_train.bin' '{d/b,d/a}_train.bin'; do
+        expect_status 0 train_gpt "${unordered[@]}" --data "$data" --train-iters 1 || return
+        : "${first:=$(grep '^step' log | cut -d '|' -f 2)}"
+        [[ -n $first ]] && grep -qF "$first" log || fail "$data: $(grep '^step' log), not $first"
+    done
+}
+
 test_tokenize_leaves_no_older_validation_shard() {
     tokenize stale/x text1 || return
     [[ -e stale/x_val.bin ]] || fail "no validation shard"

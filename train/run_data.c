@@ -28,6 +28,25 @@ static void open_train_data(Run *run) {
            run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
 }
 
+// Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
+static void find_beside(glob_t *found, const char *shards) {
+    char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
+    glob_t files = {0};
+    glob(shards, GLOB_BRACE, NULL, &files);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        const char *path = files.gl_pathv[i], *name = path_name(path);
+        size_t used = 0;
+        for (; path < name && used + 2 < PATH_LENGTH; path++) { // in a pattern, for itself
+            if (strchr("\\*?[]{}", *path) != NULL) { beside[used++] = '\\'; }
+            beside[used++] = *path;
+        }
+        snprintf(beside + used, PATH_LENGTH - used, "*tokenizer.bin");
+        if (strcmp(beside, last) != 0) { glob(beside, GLOB_APPEND, NULL, found); }
+        path_format(last, "%s", beside);
+    }
+    globfree(&files);
+}
+
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
 // shards (tokenizer.bin, PREFIX_tokenizer.bin), the one that made them, by its mark; of shards
 // without a mark, tokenizer.bin. False: there is none (path is empty), or open_tokenizer says what
@@ -40,8 +59,7 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
     if (option_source(o, "tokenizer") > SOURCE_DATA) { return tokenizer_open(t, path, NULL); }
     path_format(path, "%s/tokenizer.bin", o->origin);
     if (o->origin[0] != '\0' && path_exists(path)) { return tokenizer_open(t, path, NULL); }
-    path_format(path, "%.*s*tokenizer.bin", (int)(path_name(shards) - shards), shards);
-    if (shards[0] != '\0') { glob(path, 0, NULL, &found); }
+    if (shards[0] != '\0') { find_beside(&found, shards); }
     path[0] = '\0';
     uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
     for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
