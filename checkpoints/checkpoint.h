@@ -22,7 +22,8 @@
 //   .lock                   held by the run that saves here; its text says which
 //
 // meta.json is one object: "format", "version" (1), the fields of Progress, "ranks", "precision",
-// "layout_size", "data_windows", "data" (the training shards, dataloader/loader.h), "options"
+// "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the shards,
+// dataloader/loader.h), "options"
 // (every option's text), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the file
 // itself with that field's eight digits as zeros.
 //
@@ -78,9 +79,9 @@ typedef struct {
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
-    int64_t data_windows;
-    const char *data; // the shards' identity; NULL: none
-    bool best;        // the lowest validation loss so far was measured at this step
+    int64_t data_windows, valid_tokens; // of an evaluation
+    const char *data, *valid_data;      // the shards' identities; NULL: none
+    bool best; // the lowest validation loss so far was measured at this step
     Dtype model_dtype;
     const void *model; // all weights, for model.safetensors; read on rank 0 only
     int num_companions;
@@ -128,13 +129,13 @@ typedef struct {
 typedef struct {
     char path[PATH_LENGTH];
     Progress progress;
-    int64_t data_windows, layout_size;
+    int64_t data_windows, valid_tokens, layout_size;
     int ranks;
     char precision[16];
     char created[32];
-    char *data;            // the shards' identity; "": not known
-    struct cJSON *options; // an object of texts
-    int64_t bytes;         // of all files
+    char *data, *valid_data; // the shards' identities; "": not known
+    struct cJSON *options;   // an object of texts
+    int64_t bytes;           // of all files
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
     int num_ranges;
@@ -159,6 +160,9 @@ void checkpoint_close(Checkpoint *c);
 // points to, or else the newest whole one before it. Warns of each damaged one it passes over.
 // *found is false, and the result true, when there is no checkpoint at all.
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err);
+
+// How many sequences of this length are as many tokens as the checkpoint's run has consumed.
+int64_t checkpoint_samples(const Checkpoint *c, int seq_length);
 
 // Refuses another model's checkpoint; prints which other options differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,

@@ -81,6 +81,21 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out,
     return true;
 }
 
+// Whether the file has no head beside a tied embedding, or the same.
+static bool head_is(const SafeTensors *st, const float *embedding, int64_t size, Error *err) {
+    const TensorEntry *e = safetensors_find(st, "lm_head.weight");
+    if (e == NULL) { return true; }
+    bool same = e->dims == 2 && e->shape[0] * e->shape[1] == size && e->dtype <= DTYPE_F16;
+    float *head = malloc_or_die((size_t)size * sizeof(float));
+    if (same) { safetensors_read_floats(e, 0, size, head); }
+    same = same && memcmp(head, embedding, (size_t)size * sizeof(float)) == 0;
+    free(head);
+    return same || fail(err,
+                        "%s: its lm_head.weight is not the embedding, which is the head by "
+                        "config.json; to use it, set tie_word_embeddings to false there",
+                        st->path);
+}
+
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out, Error *err) {
     TensorEntry *tensors;
@@ -92,7 +107,8 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
         int64_t from = max64(begin, t->begin), to = min64(end, t->begin + size);
         if (from >= to) { continue; }
         float *values = malloc_or_die((size_t)size * sizeof(float));
-        ok = read_tensor(st, t, values, err);
+        ok = read_tensor(st, t, values, err) &&
+             (!layout->config.tied_head || t > tensors || head_is(st, values, size, err));
         if (ok) {
             memcpy(out + from - begin, values + from - t->begin,
                    (size_t)(to - from) * sizeof(float));
@@ -219,9 +235,12 @@ char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
     for (int i = 0; i < NUMBERS; i++) {
         const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
         double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
-        option_text(o, option_row(numbers[i].option), value);
+        const OptionRow *row = option_row(numbers[i].option);
+        option_text(o, row, value);
         bool none = otherwise == 0 && strcmp(value, "0") == 0;
         if (key == NULL || none || (int)numbers[i].from > o->rope_scaling) { continue; }
+        bool whole = strpbrk(value, ".e") == NULL; // which transformers refuses for a float
+        if (row->type == OPTION_DOUBLE && whole) { strcat(value, ".0"); }
         cJSON_AddRawToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
     }
     if (scaling != NULL) { cJSON_AddItemToObject(json, "rope_scaling", scaling); }
@@ -262,7 +281,7 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o, Er
         double otherwise = gpt2 ? numbers[i].gpt2_default : numbers[i].llama_default;
         double value = otherwise;
         if ((int)numbers[i].from > o->rope_scaling) { continue; }
-        if (key != NULL) { value = json_number(json, key, json_number(scaling, key, otherwise)); }
+        if (key != NULL) { value = json_number(scaling, key, json_number(json, key, otherwise)); }
         if (isnan(otherwise) && !(value > 0)) {
             return fail(err, "%s is missing or no number above 0", key);
         }
@@ -317,9 +336,9 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     if (family == FAMILIES) { return fail_family(json, type, err); }
     Arch arch = families[family].arch;
     bool bias = arch == ARCH_LLAMA && families[family].qkv_bias;
-    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
+    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
     if (!cJSON_IsObject(scaling)) {
-        scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
+        scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
     }
     const char *rope = json_text(scaling, "rope_type", json_text(scaling, "type", "default"));
     bool none = strcmp(rope, "default") == 0;

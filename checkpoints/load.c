@@ -81,6 +81,7 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     }
     int64_t ranks = count_of(meta, "ranks");
     c->data_windows = count_of(meta, "data_windows");
+    c->valid_tokens = count_of(meta, "valid_tokens");
     c->layout_size = count_of(meta, "layout_size");
     if (p->samples < 0 || p->tokens < 0 || p->skipped_in_row < 0 ||
         p->skipped < p->skipped_in_row || p->step < p->skipped || ranks < 1 || ranks > RANKS_MAX ||
@@ -91,6 +92,7 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     snprintf(c->precision, sizeof(c->precision), "%s", text_of(meta, "precision"));
     snprintf(c->created, sizeof(c->created), "%s", text_of(meta, "created"));
     c->data = strdup_or_die(text_of(meta, "data"));
+    c->valid_data = strdup_or_die(text_of(meta, "valid_data"));
     c->options = cJSON_DetachItemFromObjectCaseSensitive(meta, "options");
     return cJSON_IsObject(c->options) || fail(err, "%s/meta.json: no options", c->path);
 }
@@ -231,6 +233,7 @@ void checkpoint_close(Checkpoint *c) {
     free(c->optimizer);
     free(c->ranges);
     free(c->data);
+    free(c->valid_data);
     safetensors_close(&c->model);
     safetensors_close(&c->scaling);
     cJSON_Delete(c->options);
@@ -436,6 +439,13 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
     return c->layout_size == layout->size ||
            fail(err, "%s: %lld elements of parameter space, this run has %lld", c->path,
                 (long long)c->layout_size, (long long)layout->size);
+}
+
+int64_t checkpoint_samples(const Checkpoint *c, int seq_length) {
+    const int64_t was = strtoll(text_of(c->options, "seq-length"), NULL, 10), most = INT64_MAX / 4;
+    if (was < 1) { return c->progress.samples; }
+    __int128 samples = (__int128)c->progress.samples * was / seq_length;
+    return samples < most ? (int64_t)samples : most;
 }
 
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out,

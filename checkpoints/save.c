@@ -112,6 +112,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     cJSON_AddStringToObject(meta, "created", utc_now(created));
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
     if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
+    if (s->valid_data != NULL) { cJSON_AddStringToObject(meta, "valid_data", s->valid_data); }
     add_number(meta, "version", 1);
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         const void *field = (const char *)&s->progress + f->offset;
@@ -121,6 +122,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "ranks", s->options->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
+    add_number(meta, "valid_tokens", (double)s->valid_tokens);
     cJSON_AddItemToObject(meta, "options", options_json(s->options));
     cJSON *list = cJSON_AddArrayToObject(meta, "files");
     for (const FileWriter *w = files; w < files + count; w++) {

@@ -268,6 +268,41 @@ test_tokenize_leaves_other_tokenizers_alone() {
     ! has log warning || fail "--tokenizer is named: $(cat log)"
 }
 
+# A run with sequences of another length continues at the same token. At this rate nothing is
+# learned, so that a step's loss is its data's.
+test_another_length_continues_at_the_same_token() {
+    local still=(--model llama-tiny --micro-batch-size 2 --log-interval 1 --no-shuffle --lr 1e-30
+        --data one/c_train.bin --train-iters) length wanted
+    expect_status 0 train_gpt "${still[@]}" 8 --seq-length 32 --save length/32 || return
+    wanted=$(grep -o '^step  *5/8 | loss [0-9.]*' log | grep -o '[0-9.]*$')
+    for length in 64 16; do # 256 tokens
+        expect_status 0 train_gpt "${still[@]}" $((128 / length)) --seq-length $length \
+            --save length/$length || return
+        expect_status 0 train_gpt "${still[@]}" $((128 / length + 1)) --seq-length 32 \
+            --save length/$length --resume latest || return
+        ! has log 'another order' || fail "$length: $(grep order log)"
+        grep -q "^step .* | loss $wanted" log || fail "$length: not $wanted: $(grep ^step log)"
+    done
+}
+
+# The best validation loss so far is that of the data and the sequences that are evaluated now.
+test_other_validation_data_have_their_own_best() {
+    local best=("${common[@]}" --data d/a_train.bin --eval-interval 2 --save-interval 2 --save best)
+    expect_status 0 train_gpt "${best[@]}" --valid-data d/b_train.bin --train-iters 4 || return
+    cp d/b_train.bin renamed.bin
+    expect_status 0 train_gpt "${best[@]}" --valid-data renamed.bin --train-iters 6 --lr 1e-30 \
+        --resume latest || return
+    ! has log 'valid-data changed' || fail "$(grep changed log)"
+    python3 -c 'import random; print(random.Random(1).randbytes(3000).hex())' >noise
+    tokenize harder/x noise --valid-fraction 0 || return
+    expect_said 0 '--valid-data changed' train_gpt "${best[@]}" --valid-data harder/x_train.bin \
+        --train-iters 8 --resume latest || return
+    has log '(best)' || fail "$(grep eval log)"
+    [[ $(readlink best/best) == step_00000008 ]] || fail "best is $(readlink best/best)"
+    expect_said 0 '--valid-data changed' train_gpt "${best[@]}" --valid-data harder/x_train.bin \
+        --train-iters 10 --resume latest --eval-iters 1
+}
+
 # Files that are given one by one become a pattern, with braces where others are beside them.
 test_patterns_of_every_kind_find_the_tokenizer() {
     local folder data
@@ -291,7 +326,7 @@ test_shards_are_read_in_the_order_of_their_names() {
     for data in 'd/[ab]_train.bin' 'd/{b,a}_train.bin' '{d/b,d/a}_train.bin'; do
         expect_status 0 train_gpt "${unordered[@]}" --data "$data" --train-iters 1 || return
         : "${first:=$(grep '^step' log | cut -d '|' -f 2)}"
-        [[ -n $first ]] && grep -qF "$first" log || fail "$data: $(grep '^step' log), not $first"
+        if [[ -z $first ]] || ! grep -qF "$first" log; then fail "$data: $(cat log), not $first"; fi
     done
 }
 

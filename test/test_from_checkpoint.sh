@@ -134,6 +134,36 @@ test_config_json_says_the_shape() {
     done
 }
 
+# Where it says a thing twice, what transformers takes.
+test_config_json_is_read_as_transformers_reads_it() {
+    local edits edit wanted
+    for edits in '"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}, = --rope-theta 700' \
+        '"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, = --rope-scaling-factor 4'; do
+        edit=${edits% = *} wanted=${edits#* = }
+        rm -rf twice && cp -r theirs twice && sed -i "1s/{/{$edit/" twice/config.json
+        expect_said 0 "$wanted" train_gpt --load twice --plan
+    done
+    rm -rf twice && cp -r theirs twice
+    sed -i 's/\("tie_word_embeddings":\s*\)false/\1true/' twice/config.json
+    expect_said 1 "lm_head.weight is not the embedding" train_gpt --load twice --eval-only \
+        --valid-data d/x_val.bin
+}
+
+# transformers 5 refuses a whole number where a float belongs.
+test_config_json_writes_floats_as_floats() {
+    expect_status 0 train_gpt "${shape[@]}" "${data[@]}" --norm-epsilon 1 --init-method-std 1 \
+        --rope-scaling llama3 --save whole || return
+    python3 - whole/latest/config.json <<'END' || fail "$(cat whole/latest/config.json)"
+import json, sys
+c = json.load(open(sys.argv[1]))
+values = [c[k] for k in ("rms_norm_eps", "initializer_range", "rope_theta")]
+values += [v for k, v in c["rope_scaling"].items() if k.endswith("factor")]
+assert len(values) == 6 and all(type(v) is float for v in values), values
+assert type(c["hidden_size"]) is int
+END
+    expect_said 0 '--rope-high-freq-factor 4' train_gpt --load whole/latest --plan
+}
+
 # As versions without --kv-channels wrote it, whose preset says no heads; nor does config.json always
 # say it.
 test_heads_without_a_size_divide_the_channels() {

@@ -233,7 +233,9 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     if (!checkpoint_match(checkpoint, o, &run->layout, &err)) { die("%s", err.text); }
-    if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows) {
+    run->progress.samples = checkpoint_samples(checkpoint, o->seq_length);
+    if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
+        o->shuffle) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
                "order\n",
                (long long)run->train_data.windows, (long long)checkpoint->data_windows);
@@ -242,7 +244,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
                (long long)run->progress.step, (long long)o->train_iters);
     }
-    run_match_data(run, checkpoint->data);
+    run_match_data(run, checkpoint);
     return true;
 }
 
@@ -556,6 +558,8 @@ bool run_save(Run *run, const Snapshot *snapshot) {
     s.progress = *p;
     s.data_windows = run->train_data.windows;
     s.data = run->train_data.identity;
+    s.valid_tokens = run_eval_samples(run) * run->options.seq_length;
+    s.valid_data = run->valid_data.identity;
     s.companions = run->companions;
     s.num_companions = run->num_companions;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;

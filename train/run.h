@@ -102,8 +102,9 @@ void run_open_data(Run *run);
 // What the two steps after it need is read with it, so that data that cannot be read, or hold a bad
 // token, are found while there are steps to train, after which the run ends and saves.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
-// Refuses --data other than a checkpoint's, unless --accept-data-change is given.
-void run_match_data(Run *run, const char *identity);
+// Refuses --data other than a checkpoint's, unless --accept-data-change is given. What was best on
+// other validation data is no longer.
+void run_match_data(Run *run, const Checkpoint *checkpoint);
 int run_micro_batches(const Run *run); // a step
 
 // An evaluation reads the same windows whatever the batch: run_eval_samples of them, from 0.

@@ -228,12 +228,26 @@ void run_open_data(Run *run) {
     check_ranks(run);
 }
 
-void run_match_data(Run *run, const char *identity) {
+static const char whose[] = "the checkpoint's run";
+
+// Whether an evaluation reads what the checkpoint's run read, as far as that is known.
+static bool match_valid_data(const Run *run, const Checkpoint *c, Error *err) {
+    int64_t tokens = run_eval_samples(run) * run->options.seq_length;
+    if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
+    return dataset_match(&run->valid_data, c->valid_data, whose, err) &&
+           (tokens == c->valid_tokens || fail(err, "%lld tokens an evaluation, had %lld",
+                                              (long long)tokens, (long long)c->valid_tokens));
+}
+
+void run_match_data(Run *run, const Checkpoint *checkpoint) {
+    const char *train = checkpoint->data;
     Error err;
-    if (identity[0] == '\0' || !options_train(&run->options) ||
-        dataset_match(&run->train_data, identity, "the checkpoint's run", &err)) {
-        return;
+    if (!options_train(&run->options)) { return; }
+    if (!match_valid_data(run, checkpoint, &err)) {
+        printf("  --valid-data changed: %s; the best loss so far is not of these\n", err.text);
+        run->progress.best_valid_loss = NAN;
     }
+    if (train[0] == '\0' || dataset_match(&run->train_data, train, whose, &err)) { return; }
     if (!run->options.accept_data_change) {
         die("--data %s; --accept-data-change resumes with it", err.text);
     }
