@@ -40,10 +40,10 @@ CHOICE("rope-scaling", rope_scaling, "none", "none|linear|llama3",
     "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does")
 REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6, "how many times longer",
     NEEDS("rope-scaling"))
-REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 0, 1e6,
+REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 1e-6, 1e6,
     "llama3: frequencies with fewer turns over the original length are scaled fully",
     NEEDS("rope-scaling"))
-REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 0, 1e6,
+REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 1e-6, 1e6,
     "llama3: frequencies with more turns over the original length stay as they are",
     NEEDS("rope-scaling"))
 INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,

@@ -287,19 +287,19 @@ test_another_length_continues_at_the_same_token() {
 
 # The best validation loss so far is that of the data and the sequences that are evaluated now.
 test_other_validation_data_have_their_own_best() {
-    local best=("${common[@]}" --data d/a_train.bin --eval-interval 2 --save-interval 2 --save best)
-    expect_status 0 train_gpt "${best[@]}" --valid-data d/b_train.bin --train-iters 4 || return
+    local words=("${common[@]}" --data d/a_train.bin --eval-interval 2 --save-interval 2 --save best)
+    expect_status 0 train_gpt "${words[@]}" --valid-data d/b_train.bin --train-iters 4 || return
     cp d/b_train.bin renamed.bin
-    expect_status 0 train_gpt "${best[@]}" --valid-data renamed.bin --train-iters 6 --lr 1e-30 \
+    expect_status 0 train_gpt "${words[@]}" --valid-data renamed.bin --train-iters 6 --lr 1e-30 \
         --resume latest || return
     ! has log 'valid-data changed' || fail "$(grep changed log)"
     python3 -c 'import random; print(random.Random(1).randbytes(3000).hex())' >noise
     tokenize harder/x noise --valid-fraction 0 || return
-    expect_said 0 '--valid-data changed' train_gpt "${best[@]}" --valid-data harder/x_train.bin \
+    expect_said 0 '--valid-data changed' train_gpt "${words[@]}" --valid-data harder/x_train.bin \
         --train-iters 8 --resume latest || return
     has log '(best)' || fail "$(grep eval log)"
     [[ $(readlink best/best) == step_00000008 ]] || fail "best is $(readlink best/best)"
-    expect_said 0 '--valid-data changed' train_gpt "${best[@]}" --valid-data harder/x_train.bin \
+    expect_said 0 '--valid-data changed' train_gpt "${words[@]}" --valid-data harder/x_train.bin \
         --train-iters 10 --resume latest --eval-iters 1
 }
 
