@@ -37,10 +37,10 @@ EFFECTS = {"seed": "data", "train-iters": "results", "data": "data", "valid-data
            "eval-iters": "evaluation", "num-layers": "shape", "lr": "results", "save": "nothing"}
 
 
-def start(step=0, device="NVIDIA H200", memory=2**30, **options):
+def start(step=0, device="NVIDIA H200", memory=2**30, sequences=100, **options):
     return {"kind": "run", "step": step, "device": device, "time": 1e9, "memory_bytes": memory,
-            "precision": "FP8", "parameters": 3, "options": {**OPTIONS, **options},
-            "effects": EFFECTS}
+            "precision": "FP8", "parameters": 3, "data_sequences": sequences,
+            "options": {**OPTIONS, **options}, "effects": EFFECTS}
 
 
 def step_record(step, loss=2.0, speed=100.0, skipped=0):
@@ -198,7 +198,7 @@ class Judging(Folder):
     def seeds(self, *changes):
         """What is said of pairs whose final losses differ by so many percent."""
         number = len(os.listdir(self.folder))
-        runs = [[self.whole_run(f"{number}-{name}-{seed}", [2 + factor * change / 50] * 10,
+        runs = [[self.whole_run(f"{number}-{name}-{seed}", [2.0] + [2 + factor * change / 50] * 10,
                                 speed=100.0 + factor, seed=str(seed))
                          for seed, change in enumerate(changes)]
                 for name, factor in (("a", 0), ("b", 1))]
@@ -305,6 +305,28 @@ class Judging(Folder):
         for name, value in (("data", "/b/d.bin"), ("lr", "0.2"), ("save", "/t")):
             self.assertTrue(judged(*self.pair(2.0, **{name: value}))[1], name)
         self.assertFalse(judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
+        found, passed = judged(*self.pair(2.0, sequences=101)) # other shards of equal names
+        self.assertFalse(passed)
+        self.assertEqual(found["same start"].note, "not the same: --data "
+                         "(d.bin of 100 sequences, d.bin of 101 sequences)")
+        found, _ = judged(*self.pair(2.0, **{"data": "/b/d.bin", "valid-data": "/b/v.bin"}))
+        self.assertIn("/a/d.bin and /b/d.bin are taken for the same", found["same start"].note)
+        self.assertIn("/a/v.bin and /b/v.bin are taken for the same", found["validation loss"].note)
+
+    def test_first_losses_must_agree(self):
+        for case, (first, result) in enumerate((
+                (2.0, judge.PASS), (2.009, judge.PASS), (1.991, judge.PASS), (2.011, judge.FAIL),
+                (1.989, judge.FAIL), (None, judge.FAIL), (math.inf, judge.FAIL))):
+            with self.subTest(first=first):
+                # one pair of the two is enough: their mean is not what is judged
+                runs = [[self.whole_run(f"{case}-{name}-{seed}", [loss] + [2.0] * 19, seed=seed)
+                         for seed, loss in zip("12", losses)]
+                        for name, losses in (("a", (2.0, 2.0)), ("b", (2.0, first)))]
+                for group in (runs, runs[::-1]):
+                    found, _ = judged(*group)
+                    self.assertEqual(found["same start"].result, result)
+                    self.assertIn("rounding" if first and first < 3 else "no loss",
+                                  found["same start"].note)
 
     def test_runs_must_be_whole_and_in_pairs(self):
         for end, seed in ((75, "1"), (3, "1"), (0, "2")):
