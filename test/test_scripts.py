@@ -291,6 +291,16 @@ class Judging(Folder):
             found, passed = judged(*self.pair(2.0, speed=50.0, device=device))
             self.assertTrue(found["speed-up"].result == judge.OPEN and passed)
 
+    def test_ratios_agree_with_the_values_shown(self):
+        """One pair is twice as fast, and takes twice the memory, the other half: no gain at all."""
+        size = {100.0: 2**30, 200.0: 2**31}
+        runs = [[self.whole_run(f"{name}-{seed}", [2.0] * 10, speed=speed, memory=size[speed],
+                                seed=seed) for seed, speed in zip("12", speeds)]
+                for name, speeds in (("a", (100.0, 200.0)), ("b", (200.0, 100.0)))]
+        found, _ = judged(*runs, memory=1.0)
+        for what, result in (("speed-up", judge.FAIL), ("memory", judge.PASS)):
+            self.assertEqual((found[what].change, found[what].result), (1.0, result))
+
     def test_memory_is_judged_when_asked(self):
         more = self.pair(2.0, memory=2**30 + 2**26)
         self.assertTrue(judged(*more)[1])

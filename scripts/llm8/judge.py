@@ -211,8 +211,9 @@ def judge_valid(found, limits, name):
 
 
 def judge_ratio(name, what, ours, theirs, good, limit, note="", why_not=""):
-    """Mean of the pairs' ratios. why_not: there is no verdict."""
-    ratio = mean(a / b if a and b else math.nan for a, b in zip(ours, theirs))
+    """The ratio of the two means shown; a mean of the pairs' ratios would be above it by their
+    noise. 0: not known. why_not: there is no verdict."""
+    ratio = mean(ours) / mean(theirs) if all(ours + theirs) else math.nan
     result = OPEN if why_not or not limit else PASS if good(ratio) else FAIL
     return Judgement(name, what, result, mean(theirs), mean(ours), ratio, limit, why_not or note)
 
