@@ -133,6 +133,17 @@ test_reports_on_runs_from_elsewhere() {
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
 }
 
+# By name it is the last; a later command runs some of them, in another order.
+test_first_variant_given_is_the_baseline() {
+    local command=(compare --out o --no-checkpoints --run-only)
+    expect_status 0 "${command[@]}" --variant 'plain: --bf16' --variant 'half: --fp8-format e5m2' \
+        --variant 'all: --fp8-format hybrid' -- "${common[@]}" --train-iters 2 || return
+    expect_said 3 "half, all against plain" compare --report-only --out o
+    expect_status 0 "${command[@]}" --variant 'half: --fp8-format e5m2' --variant 'plain: --bf16' \
+        -- "${common[@]}" --train-iters 2 || return
+    expect_said 3 "plain, all against half" compare --report-only --out o
+}
+
 # What llm.c would print for these options: it learns best at a learning rate of 0.002.
 stand_in_for_llm_c() {
     mkdir -p bin && cat >bin/llm_c <<END
