@@ -10,7 +10,7 @@ import time
 
 import numpy
 from check import ROOT, call, main, read, refused, run, write
-from llm8 import continuity, doctor, safe_tensors
+from llm8 import continuity, diagnosis, doctor, metrics, safe_tensors
 
 COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d/x_val.bin",
           "--eval-interval", 20, "--eval-iters", 1, "--micro-batch-size", 2, "--lr-warmup-iters", 5,
@@ -162,6 +162,21 @@ def skips_and_losses_are_judged():
     expect(planted("nothing", changed("step", loss=6.0)), 1, "above 5.5491, which guessing pays")
 
 
+def run_of(losses):
+    run = metrics.Run("nowhere")
+    run.starts = [{"step": 0, "options": {"vocab-size": "50257"}}]
+    run.steps = {step: {"loss": loss} for step, loss in enumerate(losses, 1)}
+    return run
+
+
+def lowest_loss_is_named_by_its_step():
+    """The mean of steps 31 to 40 is the one of step 35, also where steps were skipped."""
+    for skipped in (0, 5):
+        run = run_of([None] * skipped + [5.0] * (30 - skipped) + [2.0] * 10 + [5.0] * 40)
+        found = diagnosis.losses(run)
+        assert found.level == "WRONG" and "it was 2.0000 at step 35: it rises" in found.text, found
+
+
 def rates_are_judged():
     expect("r/fp8", 0, "ok learning rate up to 0.0006")
     none = changed("step", lr=0)
@@ -276,8 +291,14 @@ def resumes_that_change_the_run():
     fewer = changed("run", more("data_sequences", -1), after=39)
     expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
     leap = changed("step", more("loss", 1), after=40)
-    text = expect(planted("leap", leap, "r/again/x"), 1, "the loss leaps at step 40")
+    leap_folder = planted("leap", leap, "r/again/x")
+    text = expect(leap_folder, 1, "the loss leaps at step 40")
     assert "the same losses to the last bit" in text  # both times alike
+    # a skipped step on either side of the resume is no leap, and hides none
+    for at in (35, 45):
+        skip = changed("step", after=at - 1, before=at + 1, skipped=1, loss=None, nonfinite=True)
+        assert "leaps" not in expect(planted("skipped", skip, "r/again/x"), 1, f"last one step {at}")
+        expect(planted("both", skip, leap_folder), 1, "the loss leaps at step 40")
     folder = planted("differ", changed("end", time=1, step=40), "r/again/x")
     lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
     at = max(i for i, line in enumerate(lines) if '"step": 50,' in line and "tokens_per" in line)
@@ -405,8 +426,8 @@ def bad_words_are_refused():
 if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          skips_and_losses_are_judged, rates_are_judged, models_are_named_by_their_shape,
-          fp8_that_is_not_on, ranges_are_judged, spikes_that_hold_a_scale_are_seen,
+          skips_and_losses_are_judged, lowest_loss_is_named_by_its_step, rates_are_judged,
+          models_are_named_by_their_shape, fp8_that_is_not_on, ranges_are_judged, spikes_that_hold_a_scale_are_seen,
           twins_are_compared, resumes_that_change_the_run, records_are_counted,
           speed_is_judged_by_the_record, options_that_cost_are_named, times_are_looked_at,
           bad_words_are_refused])

@@ -47,16 +47,14 @@ def changes(run, before, after):
 
 
 def jump(run, step):
-    """A loss that leaps where the run was resumed."""
-    before = [metrics.number(run.steps[at], "loss") for at in range(step - JUMP_STEPS, step + 1)
-              if at in run.steps]
-    after = [metrics.number(run.steps[at], "loss")
-             for at in range(step + 1, step + 1 + JUMP_STEPS) if at in run.steps]
-    if len(before) < JUMP_STEPS or len(after) < JUMP_STEPS:
+    """A loss that leaps where the run was resumed. Skipped steps are left out."""
+    steps, values = series.arrays(run, "loss")
+    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+    before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
+    if min(len(before), len(after)) < JUMP_STEPS:
         return []
-    old, new = numpy.mean(before), numpy.mean(after)
-    allowed = max(0.02 * old, 4 * numpy.std(before) * (2 / JUMP_STEPS) ** 0.5)
-    if new - old <= allowed: # NaN fails
+    old, new = before.mean(), after.mean()
+    if new - old <= max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
         return []
     return [wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
                   f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",

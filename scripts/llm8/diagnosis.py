@@ -125,7 +125,7 @@ def vocabulary(run):
 
 def losses(run):
     steps, values = series.arrays(run, "loss")
-    values = values[numpy.isfinite(values)]
+    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
     if len(values) < 20:
         return well("loss", f"{len(values)} steps, too few to judge")
     width = max(10, len(values) // 20)
