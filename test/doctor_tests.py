@@ -297,7 +297,8 @@ def resumes_that_change_the_run():
     # a skipped step on either side of the resume is no leap, and hides none
     for at in (35, 45):
         skip = changed("step", after=at - 1, before=at + 1, skipped=1, loss=None, nonfinite=True)
-        assert "leaps" not in expect(planted("skipped", skip, "r/again/x"), 1, f"last one step {at}")
+        text = expect(planted("skipped", skip, "r/again/x"), 1, f"the last one step {at}")
+        assert "leaps" not in text, text
         expect(planted("both", skip, leap_folder), 1, "the loss leaps at step 40")
     folder = planted("differ", changed("end", time=1, step=40), "r/again/x")
     lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
@@ -306,6 +307,24 @@ def resumes_that_change_the_run():
     lines[at] = json.dumps({**record, "loss": record["loss"] + 1e-6})
     write(f"{folder}/metrics.jsonl", "\n".join(lines) + "\n")
     expect(folder, 1, "1 have another loss, first step 50", "--verify")
+
+
+def every_repeat_is_compared():
+    """Steps 1 to 3; steps 2 and 3 again, with another loss; once more with that one, or killed
+    before it."""
+    head = {**records("r/bf16")[0], "step": 0}
+
+    def rows(*losses):
+        return [{"kind": "step", "step": step, "loss": loss} for step, loss in losses]
+    parts = [[head, *rows((1, 4.0), (2, 3.0), (3, 2.0))]]
+    parts += 2 * [[{**head, "step": 1}, *rows((2, 3.0), (3, 2.5))]]
+    for end in (3, 2):
+        lines = [json.dumps(row) + "\n" for row in sum(parts, [])]
+        write("thrice/metrics.jsonl", "".join(lines[:-1] if end == 2 else lines))
+        found, = continuity.done_again(metrics.open_run("thrice"))
+        assert found.level == "WRONG" and found.text == (
+            "of steps 2 to 3, which were done again, 1 have another loss, first step 3: 2.000000, "
+            "then 2.500000"), found
 
 
 def records_are_counted():
@@ -427,7 +446,7 @@ if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
           skips_and_losses_are_judged, lowest_loss_is_named_by_its_step, rates_are_judged,
-          models_are_named_by_their_shape, fp8_that_is_not_on, ranges_are_judged, spikes_that_hold_a_scale_are_seen,
-          twins_are_compared, resumes_that_change_the_run, records_are_counted,
-          speed_is_judged_by_the_record, options_that_cost_are_named, times_are_looked_at,
-          bad_words_are_refused])
+          models_are_named_by_their_shape, fp8_that_is_not_on, ranges_are_judged,
+          spikes_that_hold_a_scale_are_seen, twins_are_compared, resumes_that_change_the_run,
+          every_repeat_is_compared, records_are_counted, speed_is_judged_by_the_record,
+          options_that_cost_are_named, times_are_looked_at, bad_words_are_refused])

@@ -63,19 +63,22 @@ def jump(run, step):
 
 
 def done_again(run):
-    """Steps that a resume did again, beside their first losses."""
-    both = [step for step in run.replaced if step in run.steps]
-    if not both:
+    """Steps that resumes did again, beside all their earlier losses."""
+    losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
+              for step, earlier in run.replaced.items()}
+    losses = {step: row for step, row in losses.items() if len(row) > 1}
+    if not losses:
         return []
-    first, last = min(both), max(both)
-    apart = [step for step in both if run.steps[step].get("loss") != run.replaced[step].get("loss")]
+    first, last = min(losses), max(losses)
+    apart = {step: row for step, row in losses.items() if len(set(row)) > 1}
     if not apart:
         return [well("resume", f"steps {first:,} to {last:,} were done again, with the same losses "
                      "to the last bit")]
     step = min(apart)
+    one, other = ("-" if loss is None else fixed(loss, 6)
+                  for loss in list(dict.fromkeys(apart[step]))[:2])
     text = (f"of steps {first:,} to {last:,}, which were done again, {len(apart)} have another "
-            f"loss, first step {step:,}: {fixed(metrics.number(run.replaced[step], 'loss'), 6)}, "
-            f"then {fixed(metrics.number(run.steps[step], 'loss'), 6)}")
+            f"loss, first step {step:,}: {one}, then {other}")
     alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
                 for what in ("device", "program", "ranks"))
     changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))

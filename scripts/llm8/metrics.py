@@ -90,7 +90,8 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
-        self.replaced, self.profile = {}, None # steps that a resume does again; --profile's record
+        # earlier records of each step that a resume does again; --profile's record
+        self.replaced, self.profile = {}, None
         self.bad_lines = self.rewinds = 0
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
@@ -145,7 +146,8 @@ class Run:
 
     def _start(self, record, step):
         self.rewinds += any(later > step for later in self.steps)
-        self.replaced.update({later: self.steps[later] for later in self.steps if later > step})
+        for later in (other for other in self.steps if other > step):
+            self.replaced.setdefault(later, []).append(self.steps[later])
         for held in (self.steps, self.evals, self.fp8):
             for later in [other for other in held if other > step]:
                 del held[later]
