@@ -177,6 +177,22 @@ def lowest_loss_is_named_by_its_step():
         assert found.level == "WRONG" and "it was 2.0000 at step 35: it rises" in found.text, found
 
 
+def noise_is_no_rise():
+    """Losses that fall, or have fallen, over few steps of little data; and rises among as much
+    noise, which are told from it where they are large beside it, also after a spike."""
+    rng = numpy.random.default_rng(1)
+    place = numpy.arange(150) / 150
+    for noise in (0.03, 0.1, 0.3, 0.6):
+        for shape in (3 - 2 * place, 1 + 2 * numpy.exp(-5 * place), 2 + 0 * place):
+            found = [diagnosis.losses(run_of(shape + rng.normal(0, noise, 150)))
+                     for _ in range(40)]
+            assert all(one.level == "ok" for one in found), (noise, found)
+        rise = numpy.where(place < 0.6, 3 - 3 * place, 1.2 + 0.3 + 4 * noise)
+        rise[80] = 30
+        found = [diagnosis.losses(run_of(rise + rng.normal(0, noise, 150))) for _ in range(40)]
+        assert all("it rises" in one.text for one in found), (noise, found)
+
+
 def rates_are_judged():
     expect("r/fp8", 0, "ok learning rate up to 0.0006")
     none = changed("step", lr=0)
@@ -445,8 +461,9 @@ def bad_words_are_refused():
 if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          skips_and_losses_are_judged, lowest_loss_is_named_by_its_step, rates_are_judged,
-          models_are_named_by_their_shape, fp8_that_is_not_on, ranges_are_judged,
-          spikes_that_hold_a_scale_are_seen, twins_are_compared, resumes_that_change_the_run,
-          every_repeat_is_compared, records_are_counted, speed_is_judged_by_the_record,
-          options_that_cost_are_named, times_are_looked_at, bad_words_are_refused])
+          skips_and_losses_are_judged, lowest_loss_is_named_by_its_step,
+          noise_is_no_rise, rates_are_judged, models_are_named_by_their_shape, fp8_that_is_not_on,
+          ranges_are_judged, spikes_that_hold_a_scale_are_seen, twins_are_compared,
+          resumes_that_change_the_run, every_repeat_is_compared, records_are_counted,
+          speed_is_judged_by_the_record, options_that_cost_are_named, times_are_looked_at,
+          bad_words_are_refused])
