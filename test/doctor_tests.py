@@ -11,6 +11,7 @@ import time
 import numpy
 from check import ROOT, call, main, read, refused, run, write
 from llm8 import continuity, diagnosis, doctor, metrics, safe_tensors
+from test_scripts import llm_c_log
 
 COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d/x_val.bin",
           "--eval-interval", 20, "--eval-iters", 1, "--micro-batch-size", 2, "--lr-warmup-iters", 5,
@@ -292,6 +293,17 @@ def twins_are_compared():
 # ---- faults in resumes -------------------------------------------------------------------------
 
 
+def checkpoints_are_looked_for_where_they_were_saved():
+    """The metrics lie elsewhere with --metrics; both may have been moved without."""
+    os.makedirs("r/apart/x")
+    train("r/apart/saved", "--metrics", os.path.abspath("r/apart/x/metrics.jsonl"), steps=20)
+    expect("r/apart/x", 0, "1 whole, the newest of step 20", words=())
+    shutil.move("r/apart/saved", "r/apart/y")
+    expect("r/apart/x", 0, "note checkpoints none under r/apart/saved", words=())
+    shutil.copytree("r/bf16", "r/moved/x", symlinks=True)
+    expect("r/moved/x", 0, "3 whole, the newest of step 60", words=())
+
+
 def resumes_that_change_the_run():
     def resumed(name, *options):
         folder = planted(name, lambda r: r)
@@ -449,6 +461,13 @@ def times_are_looked_at():
         assert ("attention without cuDNN is slow" in text) == expected, text
 
 
+def logs_of_llm_c_are_looked_at():
+    """Its operations are not counted, and its first line is no part of the table."""
+    write("llmc.log", llm_c_log())
+    text = expect("llmc.log", 0, "ok speed 64 tok/s, by llm.c: not judged", "0 wrong")
+    assert "nan" not in text and "no records" not in text, text
+
+
 def bad_words_are_refused():
     refused(call(doctor.main, "nowhere"), "nowhere: no such run", "--save")
     refused(call(doctor.main, "r/fp8", "--twin", "nowhere"), "--twin nowhere: no such run")
@@ -464,6 +483,7 @@ if __name__ == "__main__":
           skips_and_losses_are_judged, lowest_loss_is_named_by_its_step,
           noise_is_no_rise, rates_are_judged, models_are_named_by_their_shape, fp8_that_is_not_on,
           ranges_are_judged, spikes_that_hold_a_scale_are_seen, twins_are_compared,
-          resumes_that_change_the_run, every_repeat_is_compared, records_are_counted,
-          speed_is_judged_by_the_record, options_that_cost_are_named, times_are_looked_at,
+          checkpoints_are_looked_for_where_they_were_saved, resumes_that_change_the_run,
+          every_repeat_is_compared, records_are_counted, speed_is_judged_by_the_record,
+          options_that_cost_are_named, times_are_looked_at, logs_of_llm_c_are_looked_at,
           bad_words_are_refused])

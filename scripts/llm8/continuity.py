@@ -106,7 +106,7 @@ def counted_tokens(run):
     if missing:
         return [note("data", f"the records of {missing:,} steps are missing from metrics.jsonl",
                      "was the disk full? The run itself goes on without them")]
-    if run.bad_lines:
+    if run.bad_lines and not run.foreign: # their logs have others
         return [note("data", f"metrics.jsonl has {run.bad_lines} lines that are no records",
                      "give each run its own --save")]
     return [well("data", f"{metrics.number(run.steps[order[-1]], 'tokens'):,.0f} tokens in "
@@ -135,7 +135,9 @@ def listed(folder):
 
 
 def checkpoints(run):
-    folder = os.path.dirname(os.path.abspath(run.path))
+    # beside the metrics, wherever both lie now; with --metrics, where --save says
+    folder = run.option("metrics") and run.option("save") or \
+        os.path.dirname(os.path.abspath(run.path))
     rows = listed(folder)
     if rows is None:
         return [note("checkpoints", "they were not checked: train_gpt is not built", "make")]
