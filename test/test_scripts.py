@@ -150,6 +150,16 @@ class Reading(Folder):
         paths = [os.path.join(self.folder, "run/a/"), os.path.join(self.folder, "run/b/c")]
         self.assertEqual(metrics.short_names(paths), ["a", "b/c"])
         self.assertEqual(metrics.short_names(paths[:1]), ["a"])
+        # one inside the other
+        self.assertEqual(metrics.short_names(["run/x", "run/x/x"]), ["x", "x/x"])
+        self.assertEqual(metrics.short_names(["run/x/x/y", "run/x"]), ["x/x/y", "x"])
+
+    def test_recent_leaves_out_what_is_no_number(self):
+        for losses, median in (([3.0, None, 1.0], 2.0), ([None, 2.0], 2.0), ([None], math.nan),
+                               ([], math.nan), ([1.0, None, 5.0, 3.0], 3.0)):
+            run = self.run_of(f"r{losses}", start(), *(
+                step_record(step, loss) for step, loss in enumerate(losses, 1)))
+            numpy.testing.assert_equal(run.recent("loss"), median)
 
 
 class Arithmetic(Folder):
@@ -545,6 +555,14 @@ class Terminal(Folder):
         self.assertIn("\033[38;5;39m", self.shown(
             monitor.frame([run], 100, 30), force_terminal=True, color_system="256",
             no_color=False))
+
+    def test_best_evaluation_is_a_number(self):
+        evals = [{"kind": "eval", "step": step, "valid_loss": loss} for step, loss in
+                 ((1, None), (2, 2.5), (3, 2.75))]
+        for count, best in ((3, "validation 2.7500 after step 3, best 2.5000 after 2"),
+                            (1, "validation - after step 1\n")):
+            run = self.run_of(f"r{count}", start(), step_record(3), *evals[:count])
+            self.assertIn(best, re.sub(" +\n", "\n", self.shown(monitor.frame([run], 100, 30))))
 
     def test_runs_without_a_step(self):
         for records in ((), (start(),)):

@@ -35,8 +35,9 @@ def short_names(paths):
     """A name for each run: of its path, what tells it from the others."""
     parts = [os.path.abspath(metrics_path(path)).removesuffix("/metrics.jsonl").split(os.sep)
              for path in paths]
-    shared = len(os.path.commonprefix(parts)) if len(parts) > 1 else len(parts[0])
-    return [os.sep.join(part[shared:]) or part[-1] or os.sep for part in parts]
+    # the last part always stays: run/x may hold run/x/x
+    shared = min(len(os.path.commonprefix(parts)), *(len(part) - 1 for part in parts))
+    return [os.sep.join(part[shared:]) or os.sep for part in parts]
 
 
 def refuse_others(path, option=""):
@@ -233,8 +234,9 @@ class Run:
         return self.finished or gave_up
 
     def recent(self, name, count=20):
-        """Median over the newest steps."""
+        """Median over the newest steps; NaN and infinity are left out."""
         values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
+        values = list(filter(math.isfinite, values))
         return statistics.median(values) if values else math.nan
 
     def fp8_shares(self):
