@@ -10,7 +10,8 @@ import time
 
 import numpy
 from check import ROOT, call, main, read, refused, run, write
-from llm8 import continuity, doctor, safe_tensors
+from llm8 import continuity, diagnosis, doctor, metrics, safe_tensors
+from test_scripts import llm_c_log
 
 COMMON = ("--model", "llama-tiny", "--data", "d/x_train.bin", "--valid-data", "d/x_val.bin",
           "--eval-interval", 20, "--eval-iters", 1, "--micro-batch-size", 2, "--lr-warmup-iters", 5,
@@ -162,6 +163,37 @@ def skips_and_losses_are_judged():
     expect(planted("nothing", changed("step", loss=6.0)), 1, "above 5.5491, which guessing pays")
 
 
+def run_of(losses):
+    run = metrics.Run("nowhere")
+    run.starts = [{"step": 0, "options": {"vocab-size": "50257"}}]
+    run.steps = {step: {"loss": loss} for step, loss in enumerate(losses, 1)}
+    return run
+
+
+def lowest_loss_is_named_by_its_step():
+    """The mean of steps 31 to 40 is the one of step 35, also where steps were skipped."""
+    for skipped in (0, 5):
+        run = run_of([None] * skipped + [5.0] * (30 - skipped) + [2.0] * 10 + [5.0] * 40)
+        found = diagnosis.losses(run)
+        assert found.level == "WRONG" and "it was 2.0000 at step 35: it rises" in found.text, found
+
+
+def noise_is_no_rise():
+    """Losses that fall, or have fallen, over few steps of little data; and rises among as much
+    noise, which are told from it where they are large beside it, also after a spike."""
+    rng = numpy.random.default_rng(1)
+    place = numpy.arange(150) / 150
+    for noise in (0.03, 0.1, 0.3, 0.6):
+        for shape in (3 - 2 * place, 1 + 2 * numpy.exp(-5 * place), 2 + 0 * place):
+            found = [diagnosis.losses(run_of(shape + rng.normal(0, noise, 150)))
+                     for _ in range(40)]
+            assert all(one.level == "ok" for one in found), (noise, found)
+        rise = numpy.where(place < 0.6, 3 - 3 * place, 1.2 + 0.3 + 4 * noise)
+        rise[80] = 30
+        found = [diagnosis.losses(run_of(rise + rng.normal(0, noise, 150))) for _ in range(40)]
+        assert all("it rises" in one.text for one in found), (noise, found)
+
+
 def rates_are_judged():
     expect("r/fp8", 0, "ok learning rate up to 0.0006")
     none = changed("step", lr=0)
@@ -261,6 +293,17 @@ def twins_are_compared():
 # ---- faults in resumes -------------------------------------------------------------------------
 
 
+def checkpoints_are_looked_for_where_they_were_saved():
+    """The metrics lie elsewhere with --metrics; both may have been moved without."""
+    os.makedirs("r/apart/x")
+    train("r/apart/saved", "--metrics", os.path.abspath("r/apart/x/metrics.jsonl"), steps=20)
+    expect("r/apart/x", 0, "1 whole, the newest of step 20", words=())
+    shutil.move("r/apart/saved", "r/apart/y")
+    expect("r/apart/x", 0, "note checkpoints none under r/apart/saved", words=())
+    shutil.copytree("r/bf16", "r/moved/x", symlinks=True)
+    expect("r/moved/x", 0, "3 whole, the newest of step 60", words=())
+
+
 def resumes_that_change_the_run():
     def resumed(name, *options):
         folder = planted(name, lambda r: r)
@@ -276,8 +319,15 @@ def resumes_that_change_the_run():
     fewer = changed("run", more("data_sequences", -1), after=39)
     expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
     leap = changed("step", more("loss", 1), after=40)
-    text = expect(planted("leap", leap, "r/again/x"), 1, "the loss leaps at step 40")
+    leap_folder = planted("leap", leap, "r/again/x")
+    text = expect(leap_folder, 1, "the loss leaps at step 40")
     assert "the same losses to the last bit" in text  # both times alike
+    # a skipped step on either side of the resume is no leap, and hides none
+    for at in (35, 45):
+        skip = changed("step", after=at - 1, before=at + 1, skipped=1, loss=None, nonfinite=True)
+        text = expect(planted("skipped", skip, "r/again/x"), 1, f"the last one step {at}")
+        assert "leaps" not in text, text
+        expect(planted("both", skip, leap_folder), 1, "the loss leaps at step 40")
     folder = planted("differ", changed("end", time=1, step=40), "r/again/x")
     lines = read(f"{folder}/metrics.jsonl").decode().splitlines()
     at = max(i for i, line in enumerate(lines) if '"step": 50,' in line and "tokens_per" in line)
@@ -285,6 +335,24 @@ def resumes_that_change_the_run():
     lines[at] = json.dumps({**record, "loss": record["loss"] + 1e-6})
     write(f"{folder}/metrics.jsonl", "\n".join(lines) + "\n")
     expect(folder, 1, "1 have another loss, first step 50", "--verify")
+
+
+def every_repeat_is_compared():
+    """Steps 1 to 3; steps 2 and 3 again, with another loss; once more with that one, or killed
+    before it."""
+    head = {**records("r/bf16")[0], "step": 0}
+
+    def rows(*losses):
+        return [{"kind": "step", "step": step, "loss": loss} for step, loss in losses]
+    parts = [[head, *rows((1, 4.0), (2, 3.0), (3, 2.0))]]
+    parts += 2 * [[{**head, "step": 1}, *rows((2, 3.0), (3, 2.5))]]
+    for end in (3, 2):
+        lines = [json.dumps(row) + "\n" for row in sum(parts, [])]
+        write("thrice/metrics.jsonl", "".join(lines[:-1] if end == 2 else lines))
+        found, = continuity.done_again(metrics.open_run("thrice"))
+        assert found.level == "WRONG" and found.text == (
+            "of steps 2 to 3, which were done again, 1 have another loss, first step 3: 2.000000, "
+            "then 2.500000"), found
 
 
 def records_are_counted():
@@ -393,6 +461,13 @@ def times_are_looked_at():
         assert ("attention without cuDNN is slow" in text) == expected, text
 
 
+def logs_of_llm_c_are_looked_at():
+    """Its operations are not counted, and its first line is no part of the table."""
+    write("llmc.log", llm_c_log())
+    text = expect("llmc.log", 0, "ok speed 64 tok/s, by llm.c: not judged", "0 wrong")
+    assert "nan" not in text and "no records" not in text, text
+
+
 def bad_words_are_refused():
     refused(call(doctor.main, "nowhere"), "nowhere: no such run", "--save")
     refused(call(doctor.main, "r/fp8", "--twin", "nowhere"), "--twin nowhere: no such run")
@@ -405,8 +480,10 @@ def bad_words_are_refused():
 if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          skips_and_losses_are_judged, rates_are_judged, models_are_named_by_their_shape,
-          fp8_that_is_not_on, ranges_are_judged, spikes_that_hold_a_scale_are_seen,
-          twins_are_compared, resumes_that_change_the_run, records_are_counted,
-          speed_is_judged_by_the_record, options_that_cost_are_named, times_are_looked_at,
+          skips_and_losses_are_judged, lowest_loss_is_named_by_its_step,
+          noise_is_no_rise, rates_are_judged, models_are_named_by_their_shape, fp8_that_is_not_on,
+          ranges_are_judged, spikes_that_hold_a_scale_are_seen, twins_are_compared,
+          checkpoints_are_looked_for_where_they_were_saved, resumes_that_change_the_run,
+          every_repeat_is_compared, records_are_counted, speed_is_judged_by_the_record,
+          options_that_cost_are_named, times_are_looked_at, logs_of_llm_c_are_looked_at,
           bad_words_are_refused])

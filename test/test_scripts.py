@@ -37,10 +37,10 @@ EFFECTS = {"seed": "data", "train-iters": "results", "data": "data", "valid-data
            "eval-iters": "evaluation", "num-layers": "shape", "lr": "results", "save": "nothing"}
 
 
-def start(step=0, device="NVIDIA H200", memory=2**30, **options):
+def start(step=0, device="NVIDIA H200", memory=2**30, sequences=100, **options):
     return {"kind": "run", "step": step, "device": device, "time": 1e9, "memory_bytes": memory,
-            "precision": "FP8", "parameters": 3, "options": {**OPTIONS, **options},
-            "effects": EFFECTS}
+            "precision": "FP8", "parameters": 3, "data_sequences": sequences,
+            "options": {**OPTIONS, **options}, "effects": EFFECTS}
 
 
 def step_record(step, loss=2.0, speed=100.0, skipped=0):
@@ -150,6 +150,16 @@ class Reading(Folder):
         paths = [os.path.join(self.folder, "run/a/"), os.path.join(self.folder, "run/b/c")]
         self.assertEqual(metrics.short_names(paths), ["a", "b/c"])
         self.assertEqual(metrics.short_names(paths[:1]), ["a"])
+        # one inside the other
+        self.assertEqual(metrics.short_names(["run/x", "run/x/x"]), ["x", "x/x"])
+        self.assertEqual(metrics.short_names(["run/x/x/y", "run/x"]), ["x/x/y", "x"])
+
+    def test_recent_leaves_out_what_is_no_number(self):
+        for losses, median in (([3.0, None, 1.0], 2.0), ([None, 2.0], 2.0), ([None], math.nan),
+                               ([], math.nan), ([1.0, None, 5.0, 3.0], 3.0)):
+            run = self.run_of(f"r{losses}", start(), *(
+                step_record(step, loss) for step, loss in enumerate(losses, 1)))
+            numpy.testing.assert_equal(run.recent("loss"), median)
 
 
 class Arithmetic(Folder):
@@ -198,7 +208,7 @@ class Judging(Folder):
     def seeds(self, *changes):
         """What is said of pairs whose final losses differ by so many percent."""
         number = len(os.listdir(self.folder))
-        runs = [[self.whole_run(f"{number}-{name}-{seed}", [2 + factor * change / 50] * 10,
+        runs = [[self.whole_run(f"{number}-{name}-{seed}", [2.0] + [2 + factor * change / 50] * 10,
                                 speed=100.0 + factor, seed=str(seed))
                          for seed, change in enumerate(changes)]
                 for name, factor in (("a", 0), ("b", 1))]
@@ -291,6 +301,16 @@ class Judging(Folder):
             found, passed = judged(*self.pair(2.0, speed=50.0, device=device))
             self.assertTrue(found["speed-up"].result == judge.OPEN and passed)
 
+    def test_ratios_agree_with_the_values_shown(self):
+        """One pair is twice as fast, and takes twice the memory, the other half: no gain at all."""
+        size = {100.0: 2**30, 200.0: 2**31}
+        runs = [[self.whole_run(f"{name}-{seed}", [2.0] * 10, speed=speed, memory=size[speed],
+                                seed=seed) for seed, speed in zip("12", speeds)]
+                for name, speeds in (("a", (100.0, 200.0)), ("b", (200.0, 100.0)))]
+        found, _ = judged(*runs, memory=1.0)
+        for what, result in (("speed-up", judge.FAIL), ("memory", judge.PASS)):
+            self.assertEqual((found[what].change, found[what].result), (1.0, result))
+
     def test_memory_is_judged_when_asked(self):
         more = self.pair(2.0, memory=2**30 + 2**26)
         self.assertTrue(judged(*more)[1])
@@ -305,6 +325,28 @@ class Judging(Folder):
         for name, value in (("data", "/b/d.bin"), ("lr", "0.2"), ("save", "/t")):
             self.assertTrue(judged(*self.pair(2.0, **{name: value}))[1], name)
         self.assertFalse(judged(*self.pair(2.0, **{"eval-iters": "2"}))[1])
+        found, passed = judged(*self.pair(2.0, sequences=101)) # other shards of equal names
+        self.assertFalse(passed)
+        self.assertEqual(found["same start"].note, "not the same: --data "
+                         "(d.bin of 100 sequences, d.bin of 101 sequences)")
+        found, _ = judged(*self.pair(2.0, **{"data": "/b/d.bin", "valid-data": "/b/v.bin"}))
+        self.assertIn("/a/d.bin and /b/d.bin are taken for the same", found["same start"].note)
+        self.assertIn("/a/v.bin and /b/v.bin are taken for the same", found["validation loss"].note)
+
+    def test_first_losses_must_agree(self):
+        for case, (first, result) in enumerate((
+                (2.0, judge.PASS), (2.009, judge.PASS), (1.991, judge.PASS), (2.011, judge.FAIL),
+                (1.989, judge.FAIL), (None, judge.FAIL), (math.inf, judge.FAIL))):
+            with self.subTest(first=first):
+                # one pair of the two is enough: their mean is not what is judged
+                runs = [[self.whole_run(f"{case}-{name}-{seed}", [loss] + [2.0] * 19, seed=seed)
+                         for seed, loss in zip("12", losses)]
+                        for name, losses in (("a", (2.0, 2.0)), ("b", (2.0, first)))]
+                for group in (runs, runs[::-1]):
+                    found, _ = judged(*group)
+                    self.assertEqual(found["same start"].result, result)
+                    self.assertIn("rounding" if first and first < 3 else "no loss",
+                                  found["same start"].note)
 
     def test_runs_must_be_whole_and_in_pairs(self):
         for end, seed in ((75, "1"), (3, "1"), (0, "2")):
@@ -513,6 +555,14 @@ class Terminal(Folder):
         self.assertIn("\033[38;5;39m", self.shown(
             monitor.frame([run], 100, 30), force_terminal=True, color_system="256",
             no_color=False))
+
+    def test_best_evaluation_is_a_number(self):
+        evals = [{"kind": "eval", "step": step, "valid_loss": loss} for step, loss in
+                 ((1, None), (2, 2.5), (3, 2.75))]
+        for count, best in ((3, "validation 2.7500 after step 3, best 2.5000 after 2"),
+                            (1, "validation - after step 1\n")):
+            run = self.run_of(f"r{count}", start(), step_record(3), *evals[:count])
+            self.assertIn(best, re.sub(" +\n", "\n", self.shown(monitor.frame([run], 100, 30))))
 
     def test_runs_without_a_step(self):
         for records in ((), (start(),)):

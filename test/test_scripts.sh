@@ -123,14 +123,28 @@ test_reports_on_runs_from_elsewhere() {
     for part in "1.300x" "FAIL        fp8: every run finished  fp8 seed 3: killed"; do
         has log "$part" || fail "no '$part': $(cat log)"
     done
-    # a limit that no number of seeds could hold, and one pair of runs, which shows no noise
-    expect_said 3 "CANNOT TELL: b against a: training loss" compare --report-only --out h \
+    # a limit that no number of seeds could hold, and one pair of runs, which shows no noise; on a
+    # terminal that has no ±
+    expect_said 3 "CANNOT TELL: b against a: training loss" \
+        env PYTHONIOENCODING=ascii compare --report-only --out h \
         --train-limit 0.000001% --run a:c/bf16/seed-2 --run b:c/fp8/seed-2/metrics.jsonl \
         --run a:c/bf16/seed-3 --run b:c/fp8/seed-3 --valid-limit 50%
     has log "the limit of 1e-06% is below the noise" || fail "$(cat log)"
+    has log "% ? 0." || fail "$(cat log)"
     [[ $(sed -n 3p h/report.md) == "**CANNOT TELL: "* ]] || fail "$(sed -n 3p h/report.md)"
     expect_said 3 "one pair of seeds does not show the noise" compare --report-only --out h \
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
+}
+
+# By name it is the last; a later command runs some of them, in another order.
+test_first_variant_given_is_the_baseline() {
+    local command=(compare --out o --no-checkpoints --run-only)
+    expect_status 0 "${command[@]}" --variant 'plain: --bf16' --variant 'half: --fp8-format e5m2' \
+        --variant 'all: --fp8-format hybrid' -- "${common[@]}" --train-iters 2 || return
+    expect_said 3 "half, all against plain" compare --report-only --out o
+    expect_status 0 "${command[@]}" --variant 'half: --fp8-format e5m2' --variant 'plain: --bf16' \
+        -- "${common[@]}" --train-iters 2 || return
+    expect_said 3 "plain, all against half" compare --report-only --out o
 }
 
 # What llm.c would print for these options: it learns best at a learning rate of 0.002.

@@ -47,16 +47,14 @@ def changes(run, before, after):
 
 
 def jump(run, step):
-    """A loss that leaps where the run was resumed."""
-    before = [metrics.number(run.steps[at], "loss") for at in range(step - JUMP_STEPS, step + 1)
-              if at in run.steps]
-    after = [metrics.number(run.steps[at], "loss")
-             for at in range(step + 1, step + 1 + JUMP_STEPS) if at in run.steps]
-    if len(before) < JUMP_STEPS or len(after) < JUMP_STEPS:
+    """A loss that leaps where the run was resumed. Skipped steps are left out."""
+    steps, values = series.arrays(run, "loss")
+    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+    before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
+    if min(len(before), len(after)) < JUMP_STEPS:
         return []
-    old, new = numpy.mean(before), numpy.mean(after)
-    allowed = max(0.02 * old, 4 * numpy.std(before) * (2 / JUMP_STEPS) ** 0.5)
-    if new - old <= allowed: # NaN fails
+    old, new = before.mean(), after.mean()
+    if new - old <= max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
         return []
     return [wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
                   f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
@@ -65,19 +63,22 @@ def jump(run, step):
 
 
 def done_again(run):
-    """Steps that a resume did again, beside their first losses."""
-    both = [step for step in run.replaced if step in run.steps]
-    if not both:
+    """Steps that resumes did again, beside all their earlier losses."""
+    losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
+              for step, earlier in run.replaced.items()}
+    losses = {step: row for step, row in losses.items() if len(row) > 1}
+    if not losses:
         return []
-    first, last = min(both), max(both)
-    apart = [step for step in both if run.steps[step].get("loss") != run.replaced[step].get("loss")]
+    first, last = min(losses), max(losses)
+    apart = {step: row for step, row in losses.items() if len(set(row)) > 1}
     if not apart:
         return [well("resume", f"steps {first:,} to {last:,} were done again, with the same losses "
                      "to the last bit")]
     step = min(apart)
+    one, other = ("-" if loss is None else fixed(loss, 6)
+                  for loss in list(dict.fromkeys(apart[step]))[:2])
     text = (f"of steps {first:,} to {last:,}, which were done again, {len(apart)} have another "
-            f"loss, first step {step:,}: {fixed(metrics.number(run.replaced[step], 'loss'), 6)}, "
-            f"then {fixed(metrics.number(run.steps[step], 'loss'), 6)}")
+            f"loss, first step {step:,}: {one}, then {other}")
     alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
                 for what in ("device", "program", "ranks"))
     changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))
@@ -105,7 +106,7 @@ def counted_tokens(run):
     if missing:
         return [note("data", f"the records of {missing:,} steps are missing from metrics.jsonl",
                      "was the disk full? The run itself goes on without them")]
-    if run.bad_lines:
+    if run.bad_lines and not run.foreign: # their logs have others
         return [note("data", f"metrics.jsonl has {run.bad_lines} lines that are no records",
                      "give each run its own --save")]
     return [well("data", f"{metrics.number(run.steps[order[-1]], 'tokens'):,.0f} tokens in "
@@ -134,7 +135,9 @@ def listed(folder):
 
 
 def checkpoints(run):
-    folder = os.path.dirname(os.path.abspath(run.path))
+    # beside the metrics, wherever both lie now; with --metrics, where --save says
+    folder = run.option("metrics") and run.option("save") or \
+        os.path.dirname(os.path.abspath(run.path))
     rows = listed(folder)
     if rows is None:
         return [note("checkpoints", "they were not checked: train_gpt is not built", "make")]

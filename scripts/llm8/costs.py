@@ -6,6 +6,7 @@ import numpy
 
 from . import estimate, metrics, series
 from .diagnosis import note, well, wrong
+from .text import counted
 
 SLOW, VERY_SLOW = 0.90, 0.50 # of the recorded speed
 EVALUATION_ALLOWED = 0.10    # of the time
@@ -167,6 +168,9 @@ def beside_the_record(run, records):
 
 def speed(run, path):
     device = run.start.get("device", "")
+    if run.foreign: # its operations are not counted, and its options are others
+        return [well("speed", f"{counted(series.steady_throughput(run))} tok/s, by "
+                     f"{run.start['program']}: not judged"), *time_in_steps(run)]
     if not run.on_gpu:
         return [well("speed", "on a CPU, where FP8 and BF16 are emulated: not judged"),
                 *time_in_steps(run)]

@@ -15,6 +15,7 @@ OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
+NOISE_ALLOWED = 5    # standard errors; the lowest of 20 means is far below the last by chance
 IDLE_ALLOWED = 0.05  # of the steps, at a learning rate of 0 at the end
 FAR_TOO_SMALL = 30   # times below the usual learning rate
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
@@ -125,19 +126,22 @@ def vocabulary(run):
 
 def losses(run):
     steps, values = series.arrays(run, "loss")
-    values = values[numpy.isfinite(values)]
+    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
     if len(values) < 20:
         return well("loss", f"{len(values)} steps, too few to judge")
     width = max(10, len(values) // 20)
-    smooth = series.smooth(values, width)
-    last, lowest = float(values[-width:].mean()), float(smooth.min())
+    means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
+    last, lowest = float(means[-1]), float(means.min())
+    # standard error of the difference of two such means, from that of neighbours, which a trend
+    # hardly changes; by their median, which a few spikes do not change
+    noise = 1.4826 * float(numpy.median(numpy.abs(numpy.diff(values)))) / math.sqrt(width)
     guess = math.log(float(run.option("vocab-size", 1)))
     if len(values) >= 50 and last > 1.02 * guess:
         return wrong("loss", f"{last:.4f} over the last {width} steps, above {guess:.4f}, which "
                      "guessing pays: it learns nothing",
                      "a lower --lr; is --data what it should be (scripts/prepare_data --check)?")
-    if last > (1 + RISE_ALLOWED) * lowest:
-        at = int(steps[int(smooth.argmin())])
+    if last - lowest > max(RISE_ALLOWED * lowest, NOISE_ALLOWED * noise):
+        at = int(steps[int(means.argmin()) + (width - 1) // 2])
         return wrong("loss", f"{last:.4f} over the last {width} steps; it was {lowest:.4f} at step "
                      f"{at:,}: it rises",
                      "resume from a checkpoint before it rose (--resume DIR/step_...), with a "

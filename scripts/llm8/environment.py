@@ -36,6 +36,7 @@ def start(module):
         die(f"{sys.executable} is Python {sys.version.split()[0]}; "
             f"{'.'.join(map(str, OLDEST))} or newer is needed")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.stdout.reconfigure(errors="replace") # a letter that the terminal lacks ends nothing
     try:
         status = importlib.import_module("llm8." + module).main() or 0
         sys.stdout.flush()

@@ -1,8 +1,9 @@
 """What compare runs: variants of one training run, each with every seed, one after the other.
 
 Under the folder of the comparison, VARIANT/seed-N/ is the --save folder of a run, with console.log
-and command.json (the trainer's arguments) beside what the trainer writes. A run that has ended is
-not run again; one that was stopped goes on from its newest checkpoint.
+and command.json (the trainer's arguments) beside what the trainer writes; variants.json has the
+order of the variants, the baseline first. A run that has ended is not run again; one that was
+stopped goes on from its newest checkpoint.
 """
 
 import fcntl
@@ -92,13 +93,30 @@ def command_file(folder):
     return os.path.join(folder, "command.json")
 
 
-def earlier_command(folder):
-    """The trainer's command line, where compare has run it; else None."""
+def read_json(path):
+    """None where there is none, or a part of it."""
     try:
-        with open(command_file(folder)) as file:
+        with open(path) as file:
             return json.load(file)
     except (FileNotFoundError, ValueError):
         return None
+
+
+def earlier_command(folder):
+    """The trainer's command line, where compare has run it; else None."""
+    return read_json(command_file(folder))
+
+
+def order_file(folder):
+    return os.path.join(folder, "variants.json")
+
+
+def keep_order(tasks, folder):
+    """The variants of these tasks come first; those of earlier commands keep their order."""
+    names = [os.path.relpath(task.folder, folder).split(os.sep)[0] for task in tasks]
+    names = list(dict.fromkeys(names + (read_json(order_file(folder)) or [])))
+    with open(order_file(folder), "w") as file:
+        json.dump(names, file)
 
 
 def prepare(task, again):
@@ -143,6 +161,7 @@ def run_all(tasks, folder, again, checkpoints):
             environment.die(f"--variant {task.variant}: {complaint}")
     # all of them before the first starts: a refusal should not come after hours
     left = [prepare(task, again) for task in tasks]
+    keep_order(tasks, folder)
     with trainer.Signals() as signals:
         for number, (task, to_do) in enumerate(zip(tasks, left), 1):
             label = f"[{number}/{len(tasks)}] {task.variant} seed {task.seed}"
@@ -168,9 +187,11 @@ def run_all(tasks, folder, again, checkpoints):
 
 
 def runs_under(folder):
-    """variant -> folders of its runs, as make_tasks lays them out."""
-    found = {}
-    for variant in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+    """variant -> folders of its runs, as make_tasks lays them out, in the order of the commands
+    that ran them; by name where that is not known."""
+    found, order = {}, read_json(order_file(folder)) or []
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for variant in sorted(names, key=lambda name: (order + [name]).index(name)):
         parent = os.path.join(folder, variant)
         seeds = [name for name in sorted(os.listdir(parent)) if re.fullmatch(r"seed-\d+", name)] \
             if os.path.isdir(parent) else []

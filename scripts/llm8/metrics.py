@@ -35,8 +35,9 @@ def short_names(paths):
     """A name for each run: of its path, what tells it from the others."""
     parts = [os.path.abspath(metrics_path(path)).removesuffix("/metrics.jsonl").split(os.sep)
              for path in paths]
-    shared = len(os.path.commonprefix(parts)) if len(parts) > 1 else len(parts[0])
-    return [os.sep.join(part[shared:]) or part[-1] or os.sep for part in parts]
+    # the last part always stays: run/x may hold run/x/x
+    shared = min(len(os.path.commonprefix(parts)), *(len(part) - 1 for part in parts))
+    return [os.sep.join(part[shared:]) or os.sep for part in parts]
 
 
 def refuse_others(path, option=""):
@@ -90,7 +91,8 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
-        self.replaced, self.profile = {}, None # steps that a resume does again; --profile's record
+        # earlier records of each step that a resume does again; --profile's record
+        self.replaced, self.profile = {}, None
         self.bad_lines = self.rewinds = 0
         self._offset, self._inode, self._log = 0, None, llm_c.Log()
 
@@ -145,7 +147,8 @@ class Run:
 
     def _start(self, record, step):
         self.rewinds += any(later > step for later in self.steps)
-        self.replaced.update({later: self.steps[later] for later in self.steps if later > step})
+        for later in (other for other in self.steps if other > step):
+            self.replaced.setdefault(later, []).append(self.steps[later])
         for held in (self.steps, self.evals, self.fp8):
             for later in [other for other in held if other > step]:
                 del held[later]
@@ -231,8 +234,9 @@ class Run:
         return self.finished or gave_up
 
     def recent(self, name, count=20):
-        """Median over the newest steps."""
+        """Median over the newest steps; NaN and infinity are left out."""
         values = [number(self.steps[step], name) for step in sorted(self.steps)[-count:]]
+        values = list(filter(math.isfinite, values))
         return statistics.median(values) if values else math.nan
 
     def fp8_shares(self):

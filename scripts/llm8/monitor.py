@@ -133,9 +133,10 @@ def details(run, width):
     lines = [f"{run.start.get('device', '?')}  {run.start.get('program', '')}", bar,
              speed_line(run)]
     if run.evals:
-        best = min(run.evals, key=lambda step: metrics.number(run.evals[step], "valid_loss"))
-        lines.append(f"validation {fixed(valid_of(run))} after step {max(run.evals):,}, best "
-                     f"{fixed(metrics.number(run.evals[best], 'valid_loss'))} after {best:,}")
+        found = [(loss, step) for step, loss in zip(*run.column("valid_loss", "evals"))
+                 if math.isfinite(loss)]
+        lines.append(f"validation {fixed(valid_of(run))} after step {max(run.evals):,}" + "".join(
+            f", best {fixed(loss)} after {step:,}" for loss, step in sorted(found)[:1]))
     return lines + saturation_lines(run)
 
 
