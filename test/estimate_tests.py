@@ -14,6 +14,7 @@ echo "  all                      99.00 GiB of another table" >&2
 echo "Memory plan"
 case "$*" in
 *--fp8-format*--micro-batch-size' '16*) echo "  all                                  38.25 GiB";;
+*--micro-batch-size' '16*--gpus' '2*) echo "  all                                  22.00 GiB";;
 *--gpus' '4*) echo "  all                                  12.50 GiB";;
 *) echo "  all                                  42.00 GiB";;
 esac
@@ -111,6 +112,16 @@ def other_counts_scale_as_measured():
     row = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "cards.jsonl", "--gpus",
                     "8"))["bf16", 8]
     close(number(row[2]), 8 * 120000 * 0.98, 0.001)
+    # the model's own speed, scaled as another was, and not that other's on as many GPUs
+    write("others.jsonl", "".join(json.dumps(row) + "\n" for row in (
+        record("llama-1b", 1, 120000, at(120000)),
+        record("gpt2-1558m", 1, 55000, 540.0, micro_batch=32),
+        record("gpt2-1558m", 2, 99000, 486.0, micro_batch=32))))
+    row = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "others.jsonl", "--gpus", "2",
+                    "--precision", "bf16"))["bf16", 2]
+    close(number(row[2]), 2 * 120000 * 0.9)
+    assert row[6] == "22.00 GiB", "not the micro-batch of the model's record"
+    assert "llama-1b measured" in row[7] and "as gpt2-1558m on 2" in row[7], row
     # FP8 was measured on one GPU alone: nothing says what four keep of it
     assert "4 times one GPU's" in found["fp8", 4][7]
 

@@ -189,11 +189,10 @@ def scaling(records, precision, gpus, flops):
 
 
 def speed(records, precision, gpus, flops):
-    """(TFLOP/s a GPU, where from, micro-batch), None where nothing was measured."""
-    found = newest(records, precision, gpus)
+    """(TFLOP/s a GPU, where from, micro-batch), None where nothing was measured. The nearest model
+    comes first, on one GPU if need be: models differ by more than what several GPUs keep."""
+    found = newest(records, precision, 1) | newest(records, precision, gpus)
     factor, note = 1.0, ""
-    if not found and gpus > 1:
-        found = newest(records, precision, 1)
     if not found:
         return None
     record = nearest(found, flops)
