@@ -24,8 +24,9 @@ esac
 def record(model, gpus, rate, tflops, precision="bf16", **more):
     fp8 = precision != "bf16"
     return {"date": "2026-11-20T10:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "model": model,
-            "micro_batch": 16, "gpus": gpus, "precision": precision, "tokens_per_s": rate,
-            "recipe": "delayed" if fp8 else None, "lm_head": "bf16", "tflops": tflops, **more}
+            "micro_batch": 16, "seq_length": 2048, "gpus": gpus, "precision": precision,
+            "tokens_per_s": rate, "recipe": "delayed" if fp8 else None, "lm_head": "bf16",
+            "tflops": tflops, **more}
 
 
 def sizes(options):
@@ -46,7 +47,7 @@ RECORDS = [
     record("llama-1b", 1, 90000, at(90000), date="2026-11-01T00:00:00Z"),
     record("llama-1b", 1, 120000, at(120000)),
     record("llama-1b", 1, 130000, at(130000), arguments="--gemm-autotune"),
-    record("gpt2-124m", 1, 640000, 550.0),
+    record("gpt2-124m", 1, 640000, 550.0, seq_length=1024),
     record("llama-1b", 4, 456000, at(456000, 4)),
     record("llama-1b", 1, 160000, at(160000), "fp8"),
 ]
@@ -66,7 +67,7 @@ def rows(result):
 
 
 def number(text):
-    return float(text.replace(",", "").split()[0])
+    return float(text.replace(",", "").lstrip("~").split()[0])
 
 
 def close(value, expected, digits=0.006):
@@ -136,6 +137,29 @@ def other_models_go_by_the_nearest():
         close(number(row[2]), by * 1e12 / flops)
 
 
+def other_options_than_the_records_are_marked():
+    def rate_of(*options):
+        result = call(estimate, *LLAMA, "--tokens", "1B", "--bench", "bench.jsonl", "--precision",
+                      "bf16", *options)
+        row = rows(result)["bf16", 1]
+        return row[2], row[4], result.out
+
+    plain = rate_of("--micro-batch-size", 16, "--recompute", "none", "--optimizer=adamw")
+    assert plain[0] == "120,000" and "~" not in plain[2], plain
+    # a quarter of the blocks' work besides; the head is 128256 x 2048
+    rate, time, out = rate_of("--recompute", "block")
+    again = 1 + 0.25 * (1 - 6 * 128256 * 2048 / FLOPS)
+    assert rate[0] == time[0] == "~", out
+    close(number(rate), 120000 / again)
+    assert (f"~: not as measured: --recompute block (measured: none; its {100 * again - 100:.0f}% "
+            "more work is counted)\n") in out, out
+    rate, _, out = rate_of("--optimizer", "muon", "--micro-batch-size", 4)
+    assert rate == "~120,000", out
+    assert "--optimizer muon (measured: adamw), --micro-batch-size 4 (measured: 16)" in out, out
+    longer = rate_of("--seq-length", 4096)
+    assert longer[0][0] == "~" and "--seq-length 4096 (measured: 2048)\n" in longer[2], longer
+
+
 def tiny_models_have_no_speed():
     row = rows(call(estimate, "--model", "llama-tiny", "--tokens", "1B", "--bench", "bench.jsonl"))
     assert row["bf16", 1][2:6] == ["-"] * 4 and "nothing so small" in row["bf16", 1][7], row
@@ -170,5 +194,5 @@ def faults_are_named():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([measured_models_are_as_measured, other_counts_scale_as_measured,
-                   other_models_go_by_the_nearest, tiny_models_have_no_speed,
-                   without_records_it_says_so, faults_are_named]))
+                   other_models_go_by_the_nearest, other_options_than_the_records_are_marked,
+                   tiny_models_have_no_speed, without_records_it_says_so, faults_are_named]))
