@@ -191,6 +191,32 @@ def every_kind_of_tokenizer_reads_back():
     refused(result, "--tokenizer kind_sp/tokenizer.bin", "does not say how text is cut")
 
 
+def other_rules_of_the_same_tokens_are_another_tokenizer():
+    """Token bytes are the same with another normalizer: the folder is refused, and a stopped run
+    tokenizes anew."""
+    tokenizer = byte_level()
+    path = save(tokenizer, "rules")
+    write("rules_text/a.txt", "ANNA COUNTS")
+    words = ("rules_text", "--tokenizer", path, "--valid-fraction", 0)
+    prepared("rules_out", *words)
+    before = stream("rules_out", "train")
+    tokenizer.normalizer = normalizers.Lowercase()
+    save(tokenizer, "rules")
+    refused(call(prepare_data, "--output", "rules_out", *words), "already made",
+            "other tokenizer_json)")
+    # the cache of units in .work: stopped by a bad source, with the other rules, and then mended
+    write("rules_text/b.jsonl", "{oops\n")
+    tokenizer.normalizer = None
+    save(tokenizer, "rules")
+    refused(call(prepare_data, "--output", "rules_new", "--jobs", 1, *words), "b.jsonl")
+    tokenizer.normalizer = normalizers.Lowercase()
+    save(tokenizer, "rules")
+    write("rules_text/b.jsonl", "")
+    prepared("rules_new", *words)
+    after = stream("rules_new", "train")
+    assert after[1:] == tokenizer.encode("ANNA COUNTS").ids and after != before, (before, after)
+
+
 def large_vocabularies_have_wide_shards():
     vocab = {f"w{place}": place for place in range(70000)} | {END: 70000}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, "w0"))
@@ -290,6 +316,7 @@ def wrong_tokenizers_are_refused():
 if __name__ == "__main__":
     sys.exit(main([the_c_encoder_is_the_librarys, gpt2_is_tiktokens, characters_are_the_librarys,
                    long_texts_are_cut_where_words_end, every_kind_of_tokenizer_reads_back,
+                   other_rules_of_the_same_tokens_are_another_tokenizer,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
                    samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,
                    wrong_tokenizers_are_refused]))
