@@ -97,6 +97,9 @@ def every_form_is_read():
     write("own.jsonl", lines(own))
     fields = ("--context-field", "stem", "--choices-field", "list", "--label-field", "right")
     assert prepared("sets/own.bin", "own.jsonl", *fields) == want
+    spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
+    write("spaced.jsonl", lines(spaced))
+    assert prepared("sets/s.bin", "spaced.jsonl") == want, "two spaces before an answer"
     before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]

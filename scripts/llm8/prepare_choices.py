@@ -70,12 +70,13 @@ def rows_of(path):
 
 
 def encode_row(vocabulary, row, before):
-    """The numbers of a question after its first two. An answer begins with the space before it."""
+    """The numbers of a question after its first two. An answer begins with the space before it,
+    which it may have already."""
     context, answers, label = row
     tokens = before + list(vocabulary.encode(context))
     numbers = [label, len(answers), len(tokens), *tokens]
     for answer in answers:
-        tokens = list(vocabulary.encode(" " + answer))
+        tokens = list(vocabulary.encode(answer if answer[0].isspace() else " " + answer))
         numbers += [len(tokens), *tokens]
     return numbers
 
