@@ -207,9 +207,16 @@ def damage_is_found():
     content = bytearray(read("s1/train_00001.bin"))
     content[2000] ^= 1
     write("s1/train_00001.bin", bytes(content))
-    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "damaged", "again")
+    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "damaged",
+            "remove the folder s1, then prepare")
     os.remove("s1/train_00001.bin")
-    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "missing")
+    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "missing", "remove the")
+    whole = read("s2/manifest.json")
+    for damaged in (whole[:-40], b"[]", b"{}"):
+        write("s2/manifest.json", damaged)
+        for words in (("--check", "s2"), ("--output", "s2", *BYTE, "a.jsonl")):
+            refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",
+                    "remove the folder")
     refused(call(prepare_data, "--check", "texts"), "manifest.json")
 
 

@@ -435,13 +435,28 @@ def make_plan(o, vocabulary):
             "units": [dataclasses.asdict(unit) for unit in units]}
 
 
+def read_manifest(path):
+    try:
+        with open(path) as file:
+            manifest = json.load(file)
+        manifest["shards"], manifest["plan"]
+    except OSError as error:
+        die(f"{path}: {error.strerror}")
+    except (ValueError, TypeError, KeyError):
+        die(f"{path}: not a manifest of prepare_data, or damaged; {anew(path)}")
+    return manifest
+
+
+def anew(path):
+    return f"remove the folder {os.path.dirname(path)}, then prepare the data again"
+
+
 def check_output(plan):
     """Whether it is all there already, in words; refuses a folder that holds another preparation.
     Units follow from the files, how many of them are for validation, and the text's field."""
     path = os.path.join(plan["output"], "manifest.json")
     if os.path.exists(path):
-        with open(path) as file:
-            before = json.load(file).get("plan", {})
+        before = read_manifest(path)["plan"]
         unknown = [key for key in NEWER if key not in before]
         different = [key for key in plan
                      if key not in ("units", *unknown) and before.get(key) != plan[key]]
@@ -460,18 +475,13 @@ def check_output(plan):
 
 def check_shards(folder):
     """--check: every shard against the manifest."""
-    path = os.path.join(folder, "manifest.json")
-    try:
-        with open(path) as file:
-            manifest = json.load(file)
-    except (OSError, ValueError) as error:
-        die(f"--check {path}: {getattr(error, 'strerror', None) or 'not JSON; it is damaged'}")
+    manifest = read_manifest(os.path.join(folder, "manifest.json"))
     for row in manifest["shards"]:
         shard = os.path.join(folder, row["name"])
         if not os.path.exists(shard):
-            die(f"{shard}: missing; prepare the data again")
+            die(f"{shard}: missing; {anew(shard)}")
         if os.path.getsize(shard) != row["bytes"] or shards.sha256_of(shard) != row["sha256"]:
-            die(f"{shard}: damaged: not what the manifest says; prepare the data again")
+            die(f"{shard}: damaged: not what the manifest says; {anew(shard)}")
     print(f"{folder}: {len(manifest['shards'])} shards as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
