@@ -181,6 +181,10 @@ def faults_are_named():
     refused(call(estimate, *good, "--tokens", "20Q"), "--tokens 20Q", "10B")
     refused(call(estimate, *good, "--tokens", "0"), "--tokens 0")
     refused(call(estimate, *good, "--tokens", "1B", "--gpus", "1,x"), "--gpus 1,x", "1 to 4096")
+    refused(call(estimate, *good, "--tokens", "1B", "--gpus", "²"), "--gpus ²", "1 to 4096")
+    for price in ("-3", "nan", "inf"):
+        refused(call(estimate, *good, "--tokens", "1B", "--price", price),
+                f"--price {price}: must be a number from 0 on")
     refused(call(estimate, *good, "--tokens", "1B", "--precision", "fp4"), "--precision fp4",
             "bf16, fp8")
     refused(call(estimate, "--model", "gpt5", "--tokens", "1B"), "--model gpt5: must be one of")

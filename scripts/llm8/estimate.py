@@ -7,8 +7,9 @@ import json
 import math
 import os
 import re
+import sys
 
-from .command_line import Parser
+from .command_line import Parser, number
 from .environment import ROOT, die, trainer
 from .trainer import plan_of
 
@@ -41,7 +42,8 @@ def parser():
     p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]")
     p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
                    help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
-    p.add_argument("--price", type=float, default=0, metavar="X", help="of a GPU for an hour")
+    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
+                   type=number(float, 0, sys.float_info.max, "a number from 0 on"))
     p.add_argument("--device", default="", metavar="NAME", help="the GPU, as the records name it "
                    "[the one that has the most]")
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
@@ -62,7 +64,7 @@ def count_of(text, option):
 
 def gpus_of(text):
     parts = text.split(",")
-    if not all(part.isdigit() and 0 < int(part) <= 4096 for part in parts):
+    if not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
         die(f"--gpus {text}: must be whole numbers from 1 to 4096, with commas between")
     return [int(part) for part in parts]
 
