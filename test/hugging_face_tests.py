@@ -177,6 +177,9 @@ def other_models_are_refused():
                     {"model_type": "qwen3", "layer_types": ["full_attention",
                                                             "sliding_attention"]}):
         bad(model_folder("m", **changes), "sliding_window", "missing is attention within a window")
+    model_folder("m")
+    write("m/config.json", "[]")
+    bad("m", "m/config.json: not a model's configuration", "download it again")
     bad(model_folder("m", quantization_config={"bits": 4}), "a quantized model", "the original")
     bad(model_folder("m", "gpt2", activation_function="relu"), 'activation_function "relu"',
         'must be "gelu_new"')

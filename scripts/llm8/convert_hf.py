@@ -32,6 +32,8 @@ def read_config(folder):
         die(f"{path}: {error.strerror}; give the folder of a Hugging Face model")
     except ValueError:
         die(f"{path}: not JSON; download it again")
+    if not isinstance(config, dict):
+        die(f"{path}: not a model's configuration; download it again")
     if config.get("quantization_config"):
         die(f"{path}: a quantized model; give the original, in BF16, FP16 or FP32")
     return config
