@@ -45,11 +45,11 @@ def read_row(row, o):
         raise BadRow("the answers are no list of texts")
     names = [str(name) for name in names or range(len(answers))]
     label = str(label)
-    if label not in names and len(label) == 1 and "A" <= label <= "Z":
-        label = str(ord(label) - ord("A"))
-    if label not in names:
+    letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
+    right = names.index(label) if label in names else letter
+    if right >= len(answers):
         raise BadRow(f"the right answer is {label}, none of {', '.join(names)}")
-    return context, answers, names.index(label)
+    return context, answers, right
 
 
 def rows_of(path):
