@@ -5,7 +5,7 @@
 # cost: 10.0 billion tokens, 7.98e+18 FLOPs
 # cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~36 min
 # cost: FP8: 1 GPU 3.6 hours, 8 GPUs ~28 min
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

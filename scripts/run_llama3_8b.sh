@@ -5,9 +5,9 @@
 #       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 100.7 billion tokens, 5.18e+21 FLOPs
-# cost: BF16: 1 GPU 104.3 days, 8 GPUs ~13.3 days
-# cost: FP8: 1 GPU 74.6 days, 8 GPUs ~9.5 days
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
+# cost: BF16: 1 GPU ~128.8 days, 8 GPUs ~13.8 days
+# cost: FP8: 1 GPU ~92.1 days, 8 GPUs ~9.8 days
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

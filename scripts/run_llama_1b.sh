@@ -6,7 +6,7 @@
 # cost: 21.0 billion tokens, 1.06e+20 FLOPs
 # cost: BF16: 1 GPU 2.1 days, 8 GPUs ~6.5 hours
 # cost: FP8: 1 GPU 38.8 hours, 8 GPUs ~4.9 hours
-# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models or counts of GPUs
+# cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$0")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy

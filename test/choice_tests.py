@@ -90,6 +90,9 @@ def every_form_is_read():
                  "answerKey": "1234"["ABCD".index(row["answerKey"])]} for row in arc]
     write("arc.jsonl", lines(numbered))
     assert prepared("sets/arc2.bin", "arc.jsonl") == want
+    mixed = [{**row, "answerKey": "ABCD"[int(row["answerKey"]) - 1]} for row in numbered]
+    write("mixed.jsonl", lines(mixed))
+    assert prepared("sets/arc3.bin", "mixed.jsonl") == want, "a letter is not the answer's place"
     mmlu = [{"question": c, "choices": a, "answer": i} for c, a, i in rows]
     write("mmlu.jsonl", lines(mmlu))
     assert prepared("sets/mmlu.bin", "mmlu.jsonl") == want
@@ -97,6 +100,9 @@ def every_form_is_read():
     write("own.jsonl", lines(own))
     fields = ("--context-field", "stem", "--choices-field", "list", "--label-field", "right")
     assert prepared("sets/own.bin", "own.jsonl", *fields) == want
+    spaced = [{"ctx": c, "endings": [" " + a[0], *a[1:]], "label": i} for c, a, i in rows]
+    write("spaced.jsonl", lines(spaced))
+    assert prepared("sets/s.bin", "spaced.jsonl") == want, "two spaces before an answer"
     before = prepared("sets/b.bin", "h.jsonl", "--before", "<|endoftext|>")
     assert before == [(i, [256, *c], a) for i, c, a in want]
     assert want != expected(questions(8))[1:]
@@ -179,6 +185,7 @@ def bad_sets_are_refused():
     bad(write("x.csv", "a"), "x.csv: must be .jsonl")
     bad(write("x.jsonl", lines([row, {**row, "label": 2}])), "x.jsonl, line 2: ",
         "the right answer is 2, none of 0, 1")
+    bad(write("x.jsonl", lines([{**row, "label": "C"}])), "the right answer is C, none of 0, 1")
     bad(write("x.jsonl", "\n" + lines([{"text": "a"}])), "line 2", "no question under",
         "it has text",
         "--context-field")

@@ -14,6 +14,7 @@ echo "  all                      99.00 GiB of another table" >&2
 echo "Memory plan"
 case "$*" in
 *--fp8-format*--micro-batch-size' '16*) echo "  all                                  38.25 GiB";;
+*--micro-batch-size' '16*--gpus' '2*) echo "  all                                  22.00 GiB";;
 *--gpus' '4*) echo "  all                                  12.50 GiB";;
 *) echo "  all                                  42.00 GiB";;
 esac
@@ -23,8 +24,9 @@ esac
 def record(model, gpus, rate, tflops, precision="bf16", **more):
     fp8 = precision != "bf16"
     return {"date": "2026-11-20T10:00:00Z", "machine": {"gpu": "NVIDIA H200"}, "model": model,
-            "micro_batch": 16, "gpus": gpus, "precision": precision, "tokens_per_s": rate,
-            "recipe": "delayed" if fp8 else None, "lm_head": "bf16", "tflops": tflops, **more}
+            "micro_batch": 16, "seq_length": 2048, "gpus": gpus, "precision": precision,
+            "tokens_per_s": rate, "recipe": "delayed" if fp8 else None, "lm_head": "bf16",
+            "tflops": tflops, **more}
 
 
 def sizes(options):
@@ -45,7 +47,7 @@ RECORDS = [
     record("llama-1b", 1, 90000, at(90000), date="2026-11-01T00:00:00Z"),
     record("llama-1b", 1, 120000, at(120000)),
     record("llama-1b", 1, 130000, at(130000), arguments="--gemm-autotune"),
-    record("gpt2-124m", 1, 640000, 550.0),
+    record("gpt2-124m", 1, 640000, 550.0, seq_length=1024),
     record("llama-1b", 4, 456000, at(456000, 4)),
     record("llama-1b", 1, 160000, at(160000), "fp8"),
 ]
@@ -65,7 +67,7 @@ def rows(result):
 
 
 def number(text):
-    return float(text.replace(",", "").split()[0])
+    return float(text.replace(",", "").lstrip("~").split()[0])
 
 
 def close(value, expected, digits=0.006):
@@ -111,6 +113,16 @@ def other_counts_scale_as_measured():
     row = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "cards.jsonl", "--gpus",
                     "8"))["bf16", 8]
     close(number(row[2]), 8 * 120000 * 0.98, 0.001)
+    # the model's own speed, scaled as another was, and not that other's on as many GPUs
+    write("others.jsonl", "".join(json.dumps(row) + "\n" for row in (
+        record("llama-1b", 1, 120000, at(120000)),
+        record("gpt2-1558m", 1, 55000, 540.0, micro_batch=32),
+        record("gpt2-1558m", 2, 99000, 486.0, micro_batch=32))))
+    row = rows(call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "others.jsonl", "--gpus", "2",
+                    "--precision", "bf16"))["bf16", 2]
+    close(number(row[2]), 2 * 120000 * 0.9)
+    assert row[6] == "22.00 GiB", "not the micro-batch of the model's record"
+    assert "llama-1b measured" in row[7] and "as gpt2-1558m on 2" in row[7], row
     # FP8 was measured on one GPU alone: nothing says what four keep of it
     assert "4 times one GPU's" in found["fp8", 4][7]
 
@@ -123,6 +135,29 @@ def other_models_go_by_the_nearest():
         row = rows(call(estimate, *options, "--tokens", "1B", "--bench", "bench.jsonl"))["bf16", 1]
         assert f"by the TFLOP/s of {name}" in row[7], row
         close(number(row[2]), by * 1e12 / flops)
+
+
+def other_options_than_the_records_are_marked():
+    def rate_of(*options):
+        result = call(estimate, *LLAMA, "--tokens", "1B", "--bench", "bench.jsonl", "--precision",
+                      "bf16", *options)
+        row = rows(result)["bf16", 1]
+        return row[2], row[4], result.out
+
+    plain = rate_of("--micro-batch-size", 16, "--recompute", "none", "--optimizer=adamw")
+    assert plain[0] == "120,000" and "~" not in plain[2], plain
+    # a quarter of the blocks' work besides; the head is 128256 x 2048
+    rate, time, out = rate_of("--recompute", "block")
+    again = 1 + 0.25 * (1 - 6 * 128256 * 2048 / FLOPS)
+    assert rate[0] == time[0] == "~", out
+    close(number(rate), 120000 / again)
+    assert (f"~: not as measured: --recompute block (measured: none; its {100 * again - 100:.0f}% "
+            "more work is counted)\n") in out, out
+    rate, _, out = rate_of("--optimizer", "muon", "--micro-batch-size", 4)
+    assert rate == "~120,000", out
+    assert "--optimizer muon (measured: adamw), --micro-batch-size 4 (measured: 16)" in out, out
+    longer = rate_of("--seq-length", 4096)
+    assert longer[0][0] == "~" and "--seq-length 4096 (measured: 2048)\n" in longer[2], longer
 
 
 def tiny_models_have_no_speed():
@@ -146,6 +181,10 @@ def faults_are_named():
     refused(call(estimate, *good, "--tokens", "20Q"), "--tokens 20Q", "10B")
     refused(call(estimate, *good, "--tokens", "0"), "--tokens 0")
     refused(call(estimate, *good, "--tokens", "1B", "--gpus", "1,x"), "--gpus 1,x", "1 to 4096")
+    refused(call(estimate, *good, "--tokens", "1B", "--gpus", "²"), "--gpus ²", "1 to 4096")
+    for price in ("-3", "nan", "inf"):
+        refused(call(estimate, *good, "--tokens", "1B", "--price", price),
+                f"--price {price}: must be a number from 0 on")
     refused(call(estimate, *good, "--tokens", "1B", "--precision", "fp4"), "--precision fp4",
             "bf16, fp8")
     refused(call(estimate, "--model", "gpt5", "--tokens", "1B"), "--model gpt5: must be one of")
@@ -159,5 +198,5 @@ def faults_are_named():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([measured_models_are_as_measured, other_counts_scale_as_measured,
-                   other_models_go_by_the_nearest, tiny_models_have_no_speed,
-                   without_records_it_says_so, faults_are_named]))
+                   other_models_go_by_the_nearest, other_options_than_the_records_are_marked,
+                   tiny_models_have_no_speed, without_records_it_says_so, faults_are_named]))

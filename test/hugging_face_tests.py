@@ -131,6 +131,23 @@ def older_names_mean_the_same():
     assert gradients("old.g", "--load", "old_gpt2") == read("gpt2.a")
 
 
+def another_head_than_the_tied_embedding_is_refused():
+    """config.json ties the two, and the file has both: as transformers saves models of before."""
+    tensors = unpack("qwen2_run/latest/model.safetensors")
+    dtype, shape, embedding = tensors["model.embed_tokens.weight"]
+    for head, bytes_of in (("F32", 4), ("BF16", 2), ("I8", 1)):
+        tensors["lm_head.weight"] = (head, shape, bytes(len(embedding) // 4 * bytes_of))
+        bad(model_folder("m", "qwen2", tensors=tensors), "model.safetensors",
+            "its lm_head.weight is not the embedding", "set tie_word_embeddings to false")
+    # one bit of a number in the last place
+    tensors["lm_head.weight"] = (dtype, shape, embedding[:-1] + bytes([embedding[-1] ^ 1]))
+    bad(model_folder("m", "qwen2", tensors=tensors), "lm_head.weight is not the embedding")
+    tensors["lm_head.weight"] = (dtype, shape, embedding)
+    split(model_folder("m", "qwen2", tensors=tensors), 2)
+    assert call(convert_hf, "import", "m", "--output", "same_head").status == 0
+    assert "lm_head.weight" not in unpack("same_head/model.safetensors")
+
+
 def resume_is_stronger_than_load():
     words = (*DATA, "--load", "llama_start", "--save", "tune", "--resume", "latest")
     first = run("train_gpt", *words, "--train-iters", 2)
@@ -160,6 +177,9 @@ def other_models_are_refused():
                     {"model_type": "qwen3", "layer_types": ["full_attention",
                                                             "sliding_attention"]}):
         bad(model_folder("m", **changes), "sliding_window", "missing is attention within a window")
+    model_folder("m")
+    write("m/config.json", "[]")
+    bad("m", "m/config.json: not a model's configuration", "download it again")
     bad(model_folder("m", quantization_config={"bits": 4}), "a quantized model", "the original")
     bad(model_folder("m", "gpt2", activation_function="relu"), 'activation_function "relu"',
         'must be "gelu_new"')
@@ -289,6 +309,7 @@ def a_model_comes_from_the_hub():
 if __name__ == "__main__":
     prepare()
     sys.exit(main([what_was_saved_comes_back, older_names_mean_the_same,
+                   another_head_than_the_tied_embedding_is_refused,
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
                    byte_checkpoints_have_a_tokenizer_json,

@@ -168,6 +168,23 @@ def a_finished_run_is_left_alone():
     assert "made already" in again.out and os.stat("straight/train_00000.bin").st_mtime_ns == before
     refused(call(prepare_data, "--output", "straight", *words, "--seed", 5), "manifest.json",
             "already made", "other seed", "another --output")
+    # another text of the same files, or the same file on the other side, is another preparation
+    write("two.jsonl", "".join(json.dumps({"text": text, "title": text[:9]}) + "\n"
+                               for text in TEXTS[:20]))
+    two = ("two.jsonl", "a.jsonl", "--valid-fraction", 0)
+    prepared("two", *two)
+    assert "made already" in prepared("two", *two).out
+    for changed, what in (((*two, "--text-field", "title"), "text_field"),
+                          (("two.jsonl", "--valid", "a.jsonl"), "valid_files")):
+        refused(call(prepare_data, "--output", "two", *BYTE, *changed), "already made",
+                f"other {what})")
+    # what an older manifest does not record is named, and is no error
+    held = manifest("two")
+    del held["plan"]["text_field"], held["plan"]["valid_files"], held["plan"]["tokenizer_json"]
+    write("two/manifest.json", json.dumps(held))
+    older = prepared("two", *two, "--text-field", "title").out
+    assert "made already" in older and older.endswith(
+        "does not record tokenizer_json, text_field, valid_files\n"), older
     write("foreign/x_train.bin", "x")
     refused(call(prepare_data, "--output", "foreign", *words), "--output", "x_train.bin", "empty")
 
@@ -190,9 +207,16 @@ def damage_is_found():
     content = bytearray(read("s1/train_00001.bin"))
     content[2000] ^= 1
     write("s1/train_00001.bin", bytes(content))
-    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "damaged", "again")
+    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "damaged",
+            "remove the folder s1, then prepare")
     os.remove("s1/train_00001.bin")
-    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "missing")
+    refused(call(prepare_data, "--check", "s1"), "s1/train_00001.bin", "missing", "remove the")
+    whole = read("s2/manifest.json")
+    for damaged in (whole[:-40], b"[]", b"{}"):
+        write("s2/manifest.json", damaged)
+        for words in (("--check", "s2"), ("--output", "s2", *BYTE, "a.jsonl")):
+            refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",
+                    "remove the folder")
     refused(call(prepare_data, "--check", "texts"), "manifest.json")
 
 

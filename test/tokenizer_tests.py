@@ -86,6 +86,37 @@ def the_c_encoder_is_the_librarys():
     assert fails(same_in_c, vocabulary, lambda text: tokenizer.encode(text + " ").ids, "fault")
 
 
+def what_the_c_encoder_would_cut_otherwise_is_unknown():
+    """Words that the library cuts out of a text, or makes of whole words alone."""
+    def cut_with(tokenizer, words=(), ignored=False):
+        """The tokenizer with entries of the vocabulary that no merge makes."""
+        held = json.loads(tokenizer.to_str())
+        held["model"]["ignore_merges"] = ignored
+        for word in words:
+            held["model"]["vocab"][word] = max(held["model"]["vocab"].values()) + 1
+        write("odd/tokenizer.json", json.dumps(held))
+        return open_vocabulary({"tokenizer": "odd/tokenizer.json"})
+
+    plain, added, special = byte_level(), byte_level(), byte_level()
+    added.add_tokens(["    ", "foo bar"])
+    special.add_special_tokens(["<|im_start|>"])
+    assert cut_with(plain).cut == cut_with(special).cut == 2
+    vocabulary = cut_with(added)
+    assert vocabulary.cut == 0
+    refused(run("tokenize", "--output-prefix", "x", "--tokenizer",
+                write("odd.bin", vocabulary.tokenizer_bin()), write("odd.txt", "a foo bar"),
+                check=False), "does not say how text is cut")
+    # the library makes zq of the whole word at most, our encoder of any z and q that meet; zqz is
+    # never two tokens, so that both take it for a whole word
+    for ignored in (False, True):
+        assert cut_with(plain, [], ignored).cut == 2 and cut_with(plain, ["zq"], ignored).cut == 0
+        assert cut_with(plain, ["zqz"], ignored).cut == (2 if ignored else 0)
+    whole = cut_with(plain, ["zqz"], True)
+    assert c_tokens(write("whole.bin", whole.tokenizer_bin()), ["zqz zqzq"]) == \
+        [whole.encode("zqz zqzq")]
+    assert whole.encode("zqz") == [whole.size - 1]
+
+
 def gpt2_words():
     vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
     if not os.path.exists(vocab):
@@ -191,6 +222,32 @@ def every_kind_of_tokenizer_reads_back():
     refused(result, "--tokenizer kind_sp/tokenizer.bin", "does not say how text is cut")
 
 
+def other_rules_of_the_same_tokens_are_another_tokenizer():
+    """Token bytes are the same with another normalizer: the folder is refused, and a stopped run
+    tokenizes anew."""
+    tokenizer = byte_level()
+    path = save(tokenizer, "rules")
+    write("rules_text/a.txt", "ANNA COUNTS")
+    words = ("rules_text", "--tokenizer", path, "--valid-fraction", 0)
+    prepared("rules_out", *words)
+    before = stream("rules_out", "train")
+    tokenizer.normalizer = normalizers.Lowercase()
+    save(tokenizer, "rules")
+    refused(call(prepare_data, "--output", "rules_out", *words), "already made",
+            "other tokenizer_json)")
+    # the cache of units in .work: stopped by a bad source, with the other rules, and then mended
+    write("rules_text/b.jsonl", "{oops\n")
+    tokenizer.normalizer = None
+    save(tokenizer, "rules")
+    refused(call(prepare_data, "--output", "rules_new", "--jobs", 1, *words), "b.jsonl")
+    tokenizer.normalizer = normalizers.Lowercase()
+    save(tokenizer, "rules")
+    write("rules_text/b.jsonl", "")
+    prepared("rules_new", *words)
+    after = stream("rules_new", "train")
+    assert after[1:] == tokenizer.encode("ANNA COUNTS").ids and after != before, (before, after)
+
+
 def large_vocabularies_have_wide_shards():
     vocab = {f"w{place}": place for place in range(70000)} | {END: 70000}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, "w0"))
@@ -288,8 +345,10 @@ def wrong_tokenizers_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(main([the_c_encoder_is_the_librarys, gpt2_is_tiktokens, characters_are_the_librarys,
+    sys.exit(main([the_c_encoder_is_the_librarys, what_the_c_encoder_would_cut_otherwise_is_unknown,
+                   gpt2_is_tiktokens, characters_are_the_librarys,
                    long_texts_are_cut_where_words_end, every_kind_of_tokenizer_reads_back,
+                   other_rules_of_the_same_tokens_are_another_tokenizer,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
                    samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,
                    wrong_tokenizers_are_refused]))

@@ -32,6 +32,8 @@ def read_config(folder):
         die(f"{path}: {error.strerror}; give the folder of a Hugging Face model")
     except ValueError:
         die(f"{path}: not JSON; download it again")
+    if not isinstance(config, dict):
+        die(f"{path}: not a model's configuration; download it again")
     if config.get("quantization_config"):
         die(f"{path}: a quantized model; give the original, in BF16, FP16 or FP32")
     return config
@@ -94,8 +96,11 @@ def match(folder, expected, held):
     if missing:
         die(f"{folder}: {len(missing)} of {len(expected)} tensors are missing, the first "
             f"'{missing[0]}'; the download is not complete")
-    strange = [name for name in left if not IGNORED.search(name) and
-               name != "lm_head.weight"]
+    head, embedding = left.pop("lm_head.weight", None), next(iter(chosen.values()))
+    if head and not safe_tensors.equal(head, embedding):
+        die(f"{head.file}: its lm_head.weight is not the embedding, which is the head by "
+            "config.json; to use it, set tie_word_embeddings to false there")
+    strange = [name for name in left if not IGNORED.search(name)]
     if strange:
         die(f"{folder}: tensor '{strange[0]}' is none of the model that config.json means; "
             "docs/fine_tune.md lists the architectures that are supported")

@@ -157,12 +157,12 @@ def beside_the_record(run, records):
     if measured is None:
         return well("speed", f"{text}; there is no record of such a GPU to compare it with "
                     "(make bench)")
-    due, where, micro = measured
+    due, where, record = measured
     text += f"; {100 * ours / due:.0f}% of the recorded {due:.0f} ({where})"
     if ours >= SLOW * due:
         return well("speed", text)
-    remedy = (f"the record's micro-batch is {micro} sequences; the notes on speed here; --profile; "
-              "nvidia-smi -q -d PERFORMANCE (power, heat, other programs)")
+    remedy = (f"the record's micro-batch is {record['micro_batch']} sequences; the notes on speed "
+              "here; --profile; nvidia-smi -q -d PERFORMANCE (power, heat, other programs)")
     return (note if ours >= VERY_SLOW * due else wrong)("speed", text, remedy)
 
 

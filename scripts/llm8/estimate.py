@@ -7,8 +7,9 @@ import json
 import math
 import os
 import re
+import sys
 
-from .command_line import Parser
+from .command_line import Parser, number
 from .environment import ROOT, die, trainer
 from .trainer import plan_of
 
@@ -21,8 +22,11 @@ PRECISIONS = {
     "fp8-blockwise-head": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--fp8-lm-head"],
 }
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
-        "micro_batch", "machine")
+        "micro_batch", "seq_length", "machine")
 TOO_SMALL = 20 # times fewer FLOPs a token than the nearest model that was measured
+# the share of the blocks' work that is done twice: a third of the time of norms and activations
+# (1% to 9% by the records); or most of the forward pass, which is a third
+RECOMPUTED = {"none": 0, "activations": 0.04, "block": 0.25}
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -38,7 +42,8 @@ def parser():
     p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]")
     p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
                    help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
-    p.add_argument("--price", type=float, default=0, metavar="X", help="of a GPU for an hour")
+    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
+                   type=number(float, 0, sys.float_info.max, "a number from 0 on"))
     p.add_argument("--device", default="", metavar="NAME", help="the GPU, as the records name it "
                    "[the one that has the most]")
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
@@ -59,7 +64,7 @@ def count_of(text, option):
 
 def gpus_of(text):
     parts = text.split(",")
-    if not all(part.isdigit() and 0 < int(part) <= 4096 for part in parts):
+    if not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
         die(f"--gpus {text}: must be whole numbers from 1 to 4096, with commas between")
     return [int(part) for part in parts]
 
@@ -89,6 +94,17 @@ def size_of(plan):
     if not parameters or not flops:
         die(f"{trainer('train_gpt')} is older than this script: run make")
     return int(parameters[1]), float(flops[1])
+
+
+def option_of(plan, name):
+    return re.search(rf"(?<!\S)--{name} (\S+)", plan)[1]
+
+
+def more_work(plan):
+    """What --recompute adds to the FLOPs of a token, as a share of them."""
+    rows, columns = re.search(r"^  head +(\d+) x (\d+)", plan, re.MULTILINE).groups()
+    blocks = 1 - 6 * int(rows) * int(columns) / size_of(plan)[1]
+    return RECOMPUTED[option_of(plan, "recompute")] * blocks
 
 
 def memory_of(options, gpus):
@@ -189,11 +205,10 @@ def scaling(records, precision, gpus, flops):
 
 
 def speed(records, precision, gpus, flops):
-    """(TFLOP/s a GPU, where from, micro-batch), None where nothing was measured."""
-    found = newest(records, precision, gpus)
+    """(TFLOP/s a GPU, where from, the record), None where nothing was measured. The nearest model
+    comes first, on one GPU if need be: models differ by more than what several GPUs keep."""
+    found = newest(records, precision, 1) | newest(records, precision, gpus)
     factor, note = 1.0, ""
-    if not found and gpus > 1:
-        found = newest(records, precision, 1)
     if not found:
         return None
     record = nearest(found, flops)
@@ -202,7 +217,28 @@ def speed(records, precision, gpus, flops):
     same = abs(record["flops_per_token"] / flops - 1) < 0.005
     source = f"{record['model']} measured" if same else f"by the TFLOP/s of {record['model']}"
     where = f"{source} {record['date'][:10]}" + (f", {note}" if note else "")
-    return record["tflops"] * factor, where, record["micro_batch"]
+    return record["tflops"] * factor, where, record
+
+
+def has_micro_batch(options):
+    return "--micro-batch-size" in " ".join(options)
+
+
+def speed_of(records, precision, gpus, options, plan):
+    """speed() with what --recompute takes of it, and the options which the record was not measured
+    with. A micro-batch that is not given is the record's."""
+    measured = speed(records, precision, gpus, size_of(plan)[1])
+    if measured is None:
+        return None
+    rate, where, record = measured
+    more = more_work(plan)
+    theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"]}
+    if has_micro_batch(options):
+        theirs["micro-batch-size"] = record["micro_batch"]
+    counted = {"recompute": f"; its {100 * more:.0f}% more work is counted"}
+    other = [f"--{name} {option_of(plan, name)} (measured: {value}{counted.get(name, '')})"
+             for name, value in theirs.items() if option_of(plan, name) != str(value)]
+    return rate / (1 + more), where, record, ", ".join(other)
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -215,25 +251,29 @@ def duration(hours):
     return f"{3600 * hours:.0f} s"
 
 
-def row_of(records, precision, gpus, options, size, tokens):
+def row_of(records, precision, gpus, options, plan, tokens):
     """The cells of a row, where its speed is from, GPU hours, and what is to be said of it."""
-    _, flops = size
+    _, flops = size_of(plan)
     found = newest(records, precision, 1)
     # a GPU waits for the starts of so small a model's kernels, not for its FLOPs
     small = bool(found) and nearest(found, flops)["flops_per_token"] > TOO_SMALL * flops
-    measured = None if small else speed(records, precision, gpus, flops)
+    measured = None if small else speed_of(records, precision, gpus, options, plan)
     words = [*options, *PRECISIONS[precision]]
-    if measured and "--micro-batch-size" not in " ".join(options):
-        words += ["--micro-batch-size", str(measured[2])]
+    if measured and not has_micro_batch(options):
+        words += ["--micro-batch-size", str(measured[2]["micro_batch"])]
     memory, note = memory_of(words, gpus)
+    notes = [note] if note else []
     if not measured:
         why = "nothing so small was measured" if small else "no such record: make bench"
-        return [precision, str(gpus), *"----", memory], why, 0, note
-    rate = measured[0] * 1e12 * gpus / flops
+        return [precision, str(gpus), *"----", memory], why, 0, notes
+    each, where, _, other = measured
+    mark = "~" if other else ""
+    rate = each * 1e12 * gpus / flops
     hours = tokens / rate / 3600
-    return [precision, str(gpus), f"{rate:,.0f}", f"{measured[0]:.0f}", duration(hours),
-            f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}", memory], measured[1], \
-        hours * gpus, note
+    notes += [f"~: not as measured: {other}"] if other else []
+    return [precision, str(gpus), f"{mark}{rate:,.0f}", f"{each:.0f}", mark + duration(hours),
+            f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}", memory], where, \
+        hours * gpus, notes
 
 
 def main():
@@ -241,7 +281,8 @@ def main():
     tokens = count_of(o.tokens, "--tokens")
     gpus, precisions = gpus_of(o.gpus), precisions_of(o.precision)
     records = read_records(o.bench, o.device)
-    size = size_of(planned(options))
+    plan = planned(options)
+    size = size_of(plan)
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
     print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
           f"{tokens / size[0]:.1f} tokens a parameter\n")
@@ -251,10 +292,10 @@ def main():
     notes = []
     for precision in precisions:
         for count in gpus:
-            cells, source, hours, note = row_of(records, precision, count, options, size, tokens)
+            cells, source, hours, said = row_of(records, precision, count, options, plan, tokens)
             cost = f"{hours * o.price:>11,.0f}" if o.price else ""
             print(form.format(*cells) + cost + "  " + source)
-            notes += [note] if note and note not in notes else []
+            notes += [note for note in said if note not in notes]
     if records:
         notes.insert(0, f"speeds are those of {records[0]['machine']['gpu']} in {o.bench}")
     print("".join(f"\n{note}" for note in notes))

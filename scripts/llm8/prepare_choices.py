@@ -45,11 +45,11 @@ def read_row(row, o):
         raise BadRow("the answers are no list of texts")
     names = [str(name) for name in names or range(len(answers))]
     label = str(label)
-    if label not in names and len(label) == 1 and "A" <= label <= "Z":
-        label = str(ord(label) - ord("A"))
-    if label not in names:
+    letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
+    right = names.index(label) if label in names else letter
+    if right >= len(answers):
         raise BadRow(f"the right answer is {label}, none of {', '.join(names)}")
-    return context, answers, names.index(label)
+    return context, answers, right
 
 
 def rows_of(path):
@@ -70,12 +70,13 @@ def rows_of(path):
 
 
 def encode_row(vocabulary, row, before):
-    """The numbers of a question after its first two. An answer begins with the space before it."""
+    """The numbers of a question after its first two. An answer begins with the space before it,
+    which it may have already."""
     context, answers, label = row
     tokens = before + list(vocabulary.encode(context))
     numbers = [label, len(answers), len(tokens), *tokens]
     for answer in answers:
-        tokens = list(vocabulary.encode(" " + answer))
+        tokens = list(vocabulary.encode(answer if answer[0].isspace() else " " + answer))
         numbers += [len(tokens), *tokens]
     return numbers
 

@@ -34,7 +34,8 @@ COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
 # one row a document: its tokens, its hash, 1 where it is for validation
 INDEX = numpy.dtype([("length", "<i8"), ("hash", "<u8"), ("valid", "?")])
-TOKENS_DEPEND_ON = ["mark", "tokenizer", "dtype", "before", "after", "skip_bad"]
+TOKENS_DEPEND_ON = ["mark", "tokenizer", "tokenizer_json", "dtype", "before", "after", "skip_bad"]
+NEWER = ["tokenizer_json", "text_field", "valid_files"] # than the first manifests
 # where a line ends between two visible ASCII characters, no word of any tokenizer here goes on
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
@@ -423,48 +424,64 @@ def make_plan(o, vocabulary):
     stats = [(path, os.stat(path)) for path in files + valid_files]
     return {"version": VERSION, "output": output, "work": os.path.join(output, ".work"),
             "tokenizer": vocabulary.name, "mark": vocabulary.mark(),
+            "tokenizer_json": hashlib.sha256(vocabulary.json.encode()).hexdigest()[:16],
             "dtype": shards.token_type(vocabulary.size).str,
             "before": special(o.before or vocabulary.end_of_text_name, "--before"),
             "after": special(o.after, "--after"),
             "fraction": 0.0 if valid_files else o.valid_fraction, "split": split, "seed": o.seed,
             "shuffle": not o.no_shuffle, "shard_tokens": o.shard_tokens, "skip_bad": o.skip_bad,
+            "text_field": o.text_field, "valid_files": len(valid_files), # the last of files
             "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
             "units": [dataclasses.asdict(unit) for unit in units]}
 
 
+def read_manifest(path):
+    try:
+        with open(path) as file:
+            manifest = json.load(file)
+        manifest["shards"], manifest["plan"]
+    except OSError as error:
+        die(f"{path}: {error.strerror}")
+    except (ValueError, TypeError, KeyError):
+        die(f"{path}: not a manifest of prepare_data, or damaged; {anew(path)}")
+    return manifest
+
+
+def anew(path):
+    return f"remove the folder {os.path.dirname(path)}, then prepare the data again"
+
+
 def check_output(plan):
-    """Whether it is all there already; refuses a folder that holds another preparation."""
+    """Whether it is all there already, in words; refuses a folder that holds another preparation.
+    Units follow from the files, how many of them are for validation, and the text's field."""
     path = os.path.join(plan["output"], "manifest.json")
     if os.path.exists(path):
-        with open(path) as file:
-            before = json.load(file).get("plan", {})
-        different = [key for key in plan if key != "units" and before.get(key) != plan[key]]
+        before = read_manifest(path)["plan"]
+        unknown = [key for key in NEWER if key not in before]
+        different = [key for key in plan
+                     if key not in ("units", *unknown) and before.get(key) != plan[key]]
         if different:
             die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
                 "another --output, or remove that folder")
-        return True
+        return "made already, from the same sources and settings" + (
+            f"; its older manifest does not record {', '.join(unknown)}" if unknown else "")
     if os.path.isdir(plan["output"]) and not os.path.isdir(plan["work"]):
         held = [name for name in os.listdir(plan["output"]) if name.endswith(".bin")]
         if held:
             die(f"--output {plan['output']}: holds {held[0]} from elsewhere; give an empty folder, "
                 "so that shards of two kinds are not mixed")
-    return False
+    return ""
 
 
 def check_shards(folder):
     """--check: every shard against the manifest."""
-    path = os.path.join(folder, "manifest.json")
-    try:
-        with open(path) as file:
-            manifest = json.load(file)
-    except (OSError, ValueError) as error:
-        die(f"--check {path}: {getattr(error, 'strerror', None) or 'not JSON; it is damaged'}")
+    manifest = read_manifest(os.path.join(folder, "manifest.json"))
     for row in manifest["shards"]:
         shard = os.path.join(folder, row["name"])
         if not os.path.exists(shard):
-            die(f"{shard}: missing; prepare the data again")
+            die(f"{shard}: missing; {anew(shard)}")
         if os.path.getsize(shard) != row["bytes"] or shards.sha256_of(shard) != row["sha256"]:
-            die(f"{shard}: damaged: not what the manifest says; prepare the data again")
+            die(f"{shard}: damaged: not what the manifest says; {anew(shard)}")
     print(f"{folder}: {len(manifest['shards'])} shards as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
@@ -498,8 +515,9 @@ def main():
     if os.path.exists(plan["output"]) and not os.path.isdir(plan["output"]):
         die(f"--output {o.output}: a file of that name is in the way")
     os.makedirs(plan["output"], exist_ok=True)
-    if check_output(plan):
-        print(f"{o.output}: made already, from the same sources and settings")
+    made = check_output(plan)
+    if made:
+        print(f"{o.output}: {made}")
         return
     sys.stdout.flush()
     report(o, prepare(plan, words, vocabulary, o.jobs))

@@ -491,41 +491,45 @@ def figure(records):
 # ---- what the recipes cost ----------------------------------------------------------------------
 
 
-def command_of(path):
-    """The options that a recipe hands to the trainer on eight GPUs."""
-    words_of = {**os.environ, "DRY": "1", "GPUS": "8", "PRECISION": "bf16", "SMOKE": "0",
-                "LAUNCH": "slurm", # without --gpus
-                "DATA": "none"}    # whose vocabulary is not the data set's
+def command_of(path, gpus):
+    """The options that a recipe hands to the trainer on so many GPUs, without --gpus."""
+    words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16", "SMOKE": "0",
+                "LAUNCH": "self", "DATA": "none"} # whose vocabulary is not the data set's
     done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
     words = shlex.split(done.stdout)
     program = [place for place, word in enumerate(words) if word.endswith("/train_gptcu")]
     if done.returncode != 0 or not program:
         die(f"{path}: prints no command with DRY=1: {done.stderr.strip()[:100]}")
-    return words[program[0] + 1:]
+    at = words.index("--gpus")
+    return words[program[0] + 1:at] + words[at + 2:]
 
 
-def hours_of(records, precision, gpus, flops, tokens):
-    measured = estimate.speed(records, precision, gpus, flops)
+def hours_of(records, precision, gpus, options, plan, tokens):
+    measured = estimate.speed_of(records, precision, gpus, options, plan)
     if measured is None:
         return ""
-    hours = tokens * flops / (measured[0] * 1e12 * gpus) / 3600
-    exact = re.fullmatch(r"\S+ measured \S+", measured[1])
+    rate, where, _, other = measured
+    hours = tokens * estimate.size_of(plan)[1] / (rate * 1e12 * gpus) / 3600
+    exact = re.fullmatch(r"\S+ measured \S+", where) and not other
     return f"{gpus} GPU{'s' if gpus > 1 else ''} {'' if exact else '~'}{estimate.duration(hours)}"
 
 
 def recipe_costs(path, page, bench):
     """The lines at the top of a recipe, and it with them, after the last line of its comment. FLOPs
     are the trainer's own count; hours follow from the newest records of make bench."""
-    plan = estimate.planned(command_of(os.path.abspath(path)))
+    commands = {gpus: command_of(os.path.abspath(path), gpus) for gpus in (1, 8)}
+    plans = {gpus: estimate.planned(command) for gpus, command in commands.items()}
+    plan = plans[1]
     records, (_, flops) = estimate.read_records(bench), estimate.size_of(plan)
     tokens = math.prod(int(re.search(rf"--{name} (\d+)", plan)[1])
                        for name in ("train-iters", "global-batch-size", "seq-length"))
     lines = [f"{tokens / 1e9:.1f} billion tokens, {tokens * flops:.2e} FLOPs"]
     for precision in ("bf16", "fp8"):
-        hours = [hours_of(records, precision, gpus, flops, tokens) for gpus in (1, 8)]
+        hours = [hours_of(records, precision, gpus, commands[gpus], plans[gpus], tokens)
+                 for gpus in plans]
         lines += [f"{precision.upper()}: {', '.join(hours)}"] if all(hours) else []
     lines.append(f"on {records[0]['machine']['gpu']}, by test/results/bench.jsonl; ~: by other "
-                 "models or counts of GPUs" if len(lines) > 1 else
+                 "models, options or counts of GPUs" if len(lines) > 1 else
                  "no speed is recorded yet: make bench, then scripts/results")
     made = "".join(f"# cost: {line}\n" for line in lines)
     bare = re.sub(r"(?m)^# cost:.*\n", "", page)

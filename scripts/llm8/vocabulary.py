@@ -145,12 +145,22 @@ def token_bytes(tokenizer):
     return tokens
 
 
+def same_without_merge(text, model):
+    """Whether our encoder does with an entry that no merge makes what the library does. Ours takes
+    whole words from the vocabulary, and merges any two tokens that are one together."""
+    return model.get("ignore_merges") and not any(
+        text[:at] in model["vocab"] and text[at:] in model["vocab"] for at in range(1, len(text)))
+
+
 def cut_of(tokenizer, tokens):
-    """Whether our encoder does what this tokenizer does: see dataloader/tokenizer.h."""
+    """Whether our encoder does what this tokenizer does: see dataloader/tokenizer.h. Added tokens
+    that are not special, such as Qwen's <tool_call>, are cut out of any text, which ours does
+    not."""
     model, pre = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"])
+    added = tokenizer["added_tokens"]
     plain = (model["type"] == "BPE" and tokenizer["normalizer"] is None and
-             not model.get("dropout") and not any(row.get("lstrip") or row.get("rstrip")
-                                                  for row in tokenizer["added_tokens"]))
+             not model.get("dropout") and
+             all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added))
     if not plain or any(bytes([byte]) not in tokens for byte in range(256)):
         return CUT_UNKNOWN
     vocab = model["vocab"]
@@ -158,7 +168,10 @@ def cut_of(tokenizer, tokens):
             for pair in model["merges"]]
     if None in made or made != sorted(made) or not pre or pre[-1]["type"] != "ByteLevel":
         return CUT_UNKNOWN
-    if pre[-1]["add_prefix_space"]:
+    alone = set(vocab.values()) - set(made) - {row["id"] for row in added}
+    if pre[-1]["add_prefix_space"] or not all(
+            len(text) == 1 or same_without_merge(text, model)
+            for text, token in vocab.items() if token in alone):
         return CUT_UNKNOWN
     if len(pre) == 1:
         return CUT_GPT2 if pre[0]["use_regex"] else CUT_UNKNOWN if made else CUT_BYTES
