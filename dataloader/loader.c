@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <zlib.h>
 
 // ---- files of numbers ---------------------------------------------------------------------------
 
@@ -169,8 +170,19 @@ void dataset_close(Dataset *data) {
     *data = (Dataset){0};
 }
 
+enum { CRC_DIGITS = 8 };
+
+const char *dataset_sum(const Dataset *data, char out[9]) {
+    uLong sum = crc32(0, NULL, 0);
+    const char *line = data->identity;
+    for (int i = 0; i < data->num_shards; i++, line += strcspn(line, "\n") + 1) {
+        sum = crc32(sum, (const Bytef *)line, CRC_DIGITS);
+    }
+    snprintf(out, 9, "%08lx", sum);
+    return out;
+}
+
 bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err) {
-    enum { CRC_DIGITS = 8 };
     const char *own = data->identity, *theirs = identity;
     int i = 0;
     for (; i < data->num_shards && strncmp(own, theirs, CRC_DIGITS) == 0; i++) {

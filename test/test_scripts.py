@@ -333,6 +333,18 @@ class Judging(Folder):
         self.assertIn("/a/d.bin and /b/d.bin are taken for the same", found["same start"].note)
         self.assertIn("/a/v.bin and /b/v.bin are taken for the same", found["validation loss"].note)
 
+    def test_shards_are_known_by_their_checksums(self):
+        for one, other, same in (("aa", "aa", True), ("aa", "bb", False)):
+            runs = self.pair(2.0, **{"data": "/b/other.bin", "valid-data": "/b/w.bin"})
+            for run, crc in zip((row[0] for row in runs), (one, other)):
+                run.start.update(data_crc32=crc, valid_data_crc32="11")
+            for run in (run for row in runs for run in row[1:]):
+                run.start.update(data_crc32="aa", valid_data_crc32="11")
+            found, passed = judged(*runs)
+            self.assertEqual(passed, same)
+            self.assertNotIn("taken for the same", found["same start"].note)
+            self.assertEqual("(shards aa, shards bb)" in found["same start"].note, not same)
+
     def test_first_losses_must_agree(self):
         for case, (first, result) in enumerate((
                 (2.0, judge.PASS), (2.009, judge.PASS), (1.991, judge.PASS), (2.011, judge.FAIL),

@@ -20,6 +20,8 @@ PASS, FAIL, UNSURE, OPEN = "pass", "FAIL", "cannot tell", "not judged"
 # Percent between first losses of equal weights and data. From random weights, BF16 and FP8 are at
 # most 0.04% apart (llama-tiny on 128 tokens; GPT-2 124M: 0.013%); from trained ones (--load), more.
 ROUNDING = 0.5
+# What the run record says of the shards, by their checksums.
+DATA = {"data": "data_crc32", "valid-data": "valid_data_crc32"}
 # Student's t at 97.5%, for 2, 3, ... pairs; beyond these, 1.96 + 2.6 / (pairs - 1)
 T = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23]
 
@@ -128,31 +130,38 @@ def percent(value, baseline):
     return 100 * (value / baseline - 1) if baseline else math.nan
 
 
-def option_of(run, name, counts):
-    """As text. The same data lie elsewhere on another machine: their name and number stand for
-    them."""
+def option_of(run, name, known):
+    """As text. The same data may lie elsewhere, under another name: their checksum stands for them,
+    or else, in older records, their name and number."""
     value = str(run.option(name, "-" if run.foreign else None))
-    if name not in ("data", "valid-data"):
-        return value
+    if name in DATA and DATA[name] in known:
+        return f"shards {run.start[DATA[name]]}"
     count = f" of {number(run.start, 'data_sequences'):,.0f} sequences"
-    return os.path.basename(value) + (count if counts and name == "data" else "")
+    return (os.path.basename(value) if name in DATA else value) + \
+        (count if name == "data" and "data_sequences" in known else "")
+
+
+def known_to_all(runs):
+    """The fields which all their records have; other programs' and older ones lack some."""
+    return set.intersection(*({key for key, value in run.start.items() if value is not None}
+                              for run in runs))
 
 
 def differing_options(runs, *effects):
     """name -> the runs' values, for the options of these effects that are not the same in all."""
     ours = next((run for run in runs if not run.foreign), runs[0])
-    # other programs and older records do not count sequences
-    counts = all(math.isfinite(number(run.start, "data_sequences")) for run in runs)
-    values = {name: [option_of(run, name, counts) for run in runs]
+    values = {name: [option_of(run, name, known_to_all(runs)) for run in runs]
               for name in changing_options(ours.start, *effects)}
     return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
 
 
 def taken_for_the_same(found, name):
-    """What a note adds where the data lie at several paths that end in the same name."""
-    paths = sorted({str(run.option(name, "")) for pair in found for run in (pair.baseline, pair.run)
-                    if not run.foreign})
-    return f"; {' and '.join(paths)} are taken for the same" if len(paths) > 1 else ""
+    """What a note adds where the data lie at several paths that end in the same name, and nothing
+    else is known of them."""
+    runs = [run for pair in found for run in (pair.baseline, pair.run) if not run.foreign]
+    paths = sorted({str(run.option(name, "")) for run in runs})
+    return f"; {' and '.join(paths)} are taken for the same" \
+        if len(paths) > 1 and DATA[name] not in known_to_all(runs) else ""
 
 
 def noise_of(changes):
