@@ -83,13 +83,16 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out,
 
 // Whether the file has no head beside a tied embedding, or the same.
 static bool head_is(const SafeTensors *st, const float *embedding, int64_t size, Error *err) {
+    enum { PIECE = 4096 };
     const TensorEntry *e = safetensors_find(st, "lm_head.weight");
+    float head[PIECE];
     if (e == NULL) { return true; }
     bool same = e->dims == 2 && e->shape[0] * e->shape[1] == size && e->dtype <= DTYPE_F16;
-    float *head = malloc_or_die((size_t)size * sizeof(float));
-    if (same) { safetensors_read_floats(e, 0, size, head); }
-    same = same && memcmp(head, embedding, (size_t)size * sizeof(float)) == 0;
-    free(head);
+    for (int64_t i = 0; same && i < size; i += PIECE) {
+        int64_t n = min64(PIECE, size - i);
+        safetensors_read_floats(e, i, n, head);
+        same = memcmp(head, embedding + i, (size_t)n * sizeof(float)) == 0;
+    }
     return same || fail(err,
                         "%s: its lm_head.weight is not the embedding, which is the head by "
                         "config.json; to use it, set tie_word_embeddings to false there",
@@ -107,8 +110,8 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
         int64_t from = max64(begin, t->begin), to = min64(end, t->begin + size);
         if (from >= to) { continue; }
         float *values = malloc_or_die((size_t)size * sizeof(float));
-        ok = read_tensor(st, t, values, err) &&
-             (!layout->config.tied_head || t > tensors || head_is(st, values, size, err));
+        bool is_head = layout->config.tied_head && t == tensors; // the embedding is the first
+        ok = read_tensor(st, t, values, err) && (!is_head || head_is(st, values, size, err));
         if (ok) {
             memcpy(out + from - begin, values + from - t->begin,
                    (size_t)(to - from) * sizeof(float));

@@ -316,6 +316,12 @@ def resumes_that_change_the_run():
            "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if",
            "of steps 41 to 60, which were done again")
 
+    shutil.copytree("d", "moved", dirs_exist_ok=True)
+    expect(resumed("elsewhere", "--data", "moved/x_train.bin"), 0,
+           "note resume at step 40: --data d/x_train.bin became moved/x_train.bin")
+    expect(resumed("replaced", "--data", "moved/x_val.bin", "--accept-data-change"), 1,
+           "WRONG resume at step 40 the data come in another order", "became moved/x_val.bin")
+
     fewer = changed("run", more("data_sequences", -1), after=39)
     expect(planted("fewer", fewer, "r/again/x"), 1, "--data had", "come in another order")
     leap = changed("step", more("loss", 1), after=40)

@@ -30,6 +30,8 @@ def changes(run, before, after):
                      for name, (old, new) in changed.items())
     sequences = [metrics.number(start, "data_sequences") for start in (before, after)]
     other_order = set(changed) & set(metrics.changing_options(after, "data"))
+    if after.get("data_crc32") and before.get("data_crc32") == after["data_crc32"]:
+        other_order -= {"data"} # the same shards elsewhere
     if other_order or sequences[0] < sequences[1] or sequences[0] > sequences[1]:
         if not other_order:
             text = (f"--data had {sequences[0]:,.0f} sequences and has {sequences[1]:,.0f}" +
