@@ -136,6 +136,15 @@ test_reports_on_runs_from_elsewhere() {
         --run a:c/bf16/seed-2 --run b:c/fp8/seed-2
 }
 
+# Nor does a run whose options are those of another write into that one's folder.
+test_a_config_saves_nowhere_else() {
+    expect_status 0 train_gpt "${common[@]}" --train-iters 2 --save configured || return
+    find configured | sort >before
+    expect_status 0 compare --out from --no-checkpoints --run-only -- \
+        --config configured/config.txt --train-iters 1 || return
+    find configured | sort | diff before - || fail "it wrote into the folder of its --config"
+}
+
 # By name it is the last; a later command runs some of them, in another order.
 test_first_variant_given_is_the_baseline() {
     local command=(compare --out o --no-checkpoints --run-only)

@@ -134,7 +134,7 @@ def import_model(folder, output):
 def parser():
     p = Parser(
         prog="scripts/convert_hf",
-        description="Hugging Face models into this house.",
+        description="Makes a start for the trainers of a Hugging Face model.",
         epilog="docs/fine_tune.md lists the families of models that are supported; the trainer\n"
                "refuses others, and says what it lacks for them.\n\n"
                "The way back needs no conversion: every checkpoint folder has model.safetensors,\n"

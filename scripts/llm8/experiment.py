@@ -168,8 +168,11 @@ def run_all(tasks, folder, again, checkpoints):
             if not to_do:
                 print(f"{label} | has ended already ({open_run(task.folder).state})", flush=True)
                 continue
-            where = ["--metrics", os.path.join(task.folder, "metrics.jsonl")] \
-                if checkpoints == "none" else ["--save", task.folder, "--resume", "latest"]
+            # without checkpoints, none where --config says either
+            where = ["--save", task.folder, "--resume", "latest"]
+            if checkpoints == "none":
+                where = ["--save", "", "--resume", "", "--metrics",
+                         os.path.join(task.folder, "metrics.jsonl")]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
                                          (held,))
             if status == STOPPED_BY_SIGNAL:
