@@ -53,7 +53,7 @@ def advice(comparison):
     count = len(seeds.split(",")) * len(comparison.variants) - len(runs)
     seconds = sum(sum(run.column("seconds")[1]) for run in runs) / len(runs)
     return ["Speed, memory and curves hold as they are; whether the losses agree takes more seeds. "
-            f"The command that ran these, with --seeds {seeds}, runs those that are missing: "
+            f"The command of these runs with --seeds {seeds} runs those that are missing: "
             f"{count} runs, about {duration(count * seconds)}."]
 
 
