@@ -161,9 +161,6 @@ void checkpoint_close(Checkpoint *c);
 // *found is false, and the result true, when there is no checkpoint at all.
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err);
 
-// How many sequences of this length are as many tokens as the checkpoint's run has consumed.
-int64_t checkpoint_samples(const Checkpoint *c, int seq_length);
-
 // Refuses another model's checkpoint; prints which other options differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
                       Error *err);

@@ -441,13 +441,6 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-int64_t checkpoint_samples(const Checkpoint *c, int seq_length) {
-    const int64_t was = strtoll(text_of(c->options, "seq-length"), NULL, 10), most = INT64_MAX / 4;
-    if (was < 1) { return c->progress.samples; }
-    __int128 samples = (__int128)c->progress.samples * was / seq_length;
-    return samples < most ? (int64_t)samples : most;
-}
-
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out,
                      Error *err) {
     if (begin < 0 || end > c->layout_size) {

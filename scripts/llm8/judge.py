@@ -149,8 +149,8 @@ def known_to_all(runs):
 
 def differing_options(runs, *effects):
     """name -> the runs' values, for the options of these effects that are not the same in all."""
-    ours = next((run for run in runs if not run.foreign), runs[0])
-    values = {name: [option_of(run, name, known_to_all(runs)) for run in runs]
+    ours, known = next((run for run in runs if not run.foreign), runs[0]), known_to_all(runs)
+    values = {name: [option_of(run, name, known) for run in runs]
               for name in changing_options(ours.start, *effects)}
     return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
 

@@ -521,7 +521,7 @@ def recipe_costs(path, page, bench):
     plans = {gpus: estimate.planned(command) for gpus, command in commands.items()}
     plan = plans[1]
     records, (_, flops) = estimate.read_records(bench), estimate.size_of(plan)
-    tokens = math.prod(int(re.search(rf"--{name} (\d+)", plan)[1])
+    tokens = math.prod(int(estimate.option_of(plan, name))
                        for name in ("train-iters", "global-batch-size", "seq-length"))
     lines = [f"{tokens / 1e9:.1f} billion tokens, {tokens * flops:.2e} FLOPs"]
     for precision in ("bf16", "fp8"):
