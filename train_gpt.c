@@ -9,6 +9,7 @@
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary.
+#include "base/host.h"
 #include "kernels/cpu.h"
 #include "model/plan.h"
 #include "ranks/launch.h"
@@ -725,6 +726,7 @@ static void trainer_restore(Trainer *t) {
 int main(int argc, char **argv) {
     Options options;
     Trainer t;
+    threads_spin_briefly(argv);
     options_parse(&options, argc, argv);
     run_resolve_options(&options);
     launch_refuse(&options, argv[0]);

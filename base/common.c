@@ -117,6 +117,16 @@ double wall_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static double loaded_at;
+
+__attribute__((constructor)) static void note_start(void) {
+    loaded_at = wall_seconds();
+}
+
+double process_seconds(void) {
+    return wall_seconds() - loaded_at;
+}
+
 const char *format_bytes(char out[32], double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;

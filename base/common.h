@@ -71,7 +71,8 @@ char *strdup_or_die(const char *text);
 // so that kernels work on whole vectors of it.
 enum { PARAM_ALIGN = 64 };
 
-double wall_seconds(void); // monotonic
+double wall_seconds(void);    // monotonic
+double process_seconds(void); // since this program, or the starter that forked it, was loaded
 
 // "1.5 GiB", "512 B" / "1h02m", "3.1 s": into out, which is returned.
 const char *format_bytes(char out[32], double bytes);

@@ -8,15 +8,6 @@
 
 enum { COLUMN_CHUNK = 64 }; // columns a thread owns when it sums over rows
 
-// With 100,000 threads OpenMP's library overruns the stack.
-__attribute__((constructor)) static void bound_threads(void) {
-    enum { THREADS_MAX = 4096 };
-    if (omp_get_max_threads() <= THREADS_MAX) { return; }
-    warn("OMP_NUM_THREADS: %d threads, more than %d; %d are used", omp_get_max_threads(),
-         THREADS_MAX, omp_get_num_procs());
-    omp_set_num_threads(omp_get_num_procs());
-}
-
 // exp by range reduction and a polynomial (Cephes' coefficients), within 2 units in the last place;
 // written so that loops over it vectorise. Outside [-87.3, 88.3] it is clamped; NaN stays NaN.
 static inline float exp_simd(float x) {

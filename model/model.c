@@ -1,4 +1,5 @@
 #include "model.h"
+#include "../base/host.h"
 #include "../base/rng.h"
 
 #include <assert.h>
@@ -178,24 +179,45 @@ int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
-void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed) {
-    const ModelConfig *c = &layout->config;
-    memset(out, 0, (size_t)(end - begin) * sizeof(float));
-    for (const Param *p = layout->params; p < layout->params + layout->count; p++) {
-        const TensorRow *row = &table[p->id];
-        int64_t rows = row->rows == DIM_VOCAB ? c->vocab : p->rows; // without the padding
-        int64_t from = max64(0, begin - p->offset), to = min64(end - p->offset, rows * p->cols);
-        bool normal = row->init == INIT_NORMAL || row->init == INIT_RESIDUAL;
-        float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
-        float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
-                                                       : c->init_std);
-        uint64_t key = rng_bits(seed, (uint64_t)(p->layer + 1) * RANDOM_TENSORS + p->id);
-        float *values = out + (p->offset - begin);
-#pragma omp parallel for
-        for (int64_t i = from; i < to; i++) {
-            values[i] = normal ? std * rng_normal(key, (uint64_t)i) : mean;
-        }
+// What threads fill in of the initial weights.
+typedef struct {
+    const ParamLayout *layout;
+    int64_t begin, end; // elements of the parameter space
+    float *out;
+    uint64_t seed;
+} InitialWeights;
+
+enum { INIT_CHUNK = 1 << 16 }; // elements
+
+static void init_param(const InitialWeights *w, const Param *p, int64_t begin, int64_t end) {
+    const ModelConfig *c = &w->layout->config;
+    const TensorRow *row = &table[p->id];
+    int64_t rows = row->rows == DIM_VOCAB ? c->vocab : p->rows; // without the padding
+    int64_t from = max64(0, begin - p->offset), to = min64(end - p->offset, rows * p->cols);
+    bool normal = row->init == INIT_NORMAL || row->init == INIT_RESIDUAL;
+    float mean = row->init == INIT_ONE ? 1.0f : 0.0f;
+    float std = (float)(row->init == INIT_RESIDUAL ? c->init_std / sqrt(2.0 * c->num_layers)
+                                                   : c->init_std);
+    uint64_t key = rng_bits(w->seed, (uint64_t)(p->layer + 1) * RANDOM_TENSORS + p->id);
+    float *values = w->out + (p->offset - w->begin);
+    for (int64_t i = from; i < to; i++) {
+        values[i] = normal ? std * rng_normal(key, (uint64_t)i) : mean;
     }
+}
+
+static void init_chunk(void *weights, int64_t i) {
+    const InitialWeights *w = weights;
+    const ParamLayout *layout = w->layout;
+    int64_t begin = w->begin + i * INIT_CHUNK, end = min64(begin + INIT_CHUNK, w->end);
+    memset(w->out + (begin - w->begin), 0, (size_t)(end - begin) * sizeof(float));
+    for (const Param *p = layout->params; p < layout->params + layout->count; p++) {
+        init_param(w, p, begin, end);
+    }
+}
+
+void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed) {
+    InitialWeights w = {layout, begin, end, out, seed};
+    threads_for((end - begin + INIT_CHUNK - 1) / INIT_CHUNK, init_chunk, &w);
 }
 
 int64_t matmul_weights(const ModelConfig *c) {

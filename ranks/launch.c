@@ -1,4 +1,5 @@
 #include "launch.h"
+#include "../base/host.h"
 #include "../base/io.h"
 
 #include <errno.h>
@@ -50,12 +51,30 @@ static bool read_int(const char *name, int min, int max, int *value, Error *err)
     return true;
 }
 
+// Slurm's list of the tasks on each node, as "2(x3),1": those on node number `node`; 0: not said.
+static int tasks_of_node(const char *list, int node) {
+    while (list != NULL && *list != '\0') {
+        char *end;
+        long tasks = strtol(list, &end, 10), nodes = 1;
+        if (end == list || tasks < 1 || tasks > RANKS_MAX) { break; }
+        if (strncmp(end, "(x", 2) == 0) { nodes = strtol(end + 2, &end, 10); }
+        if (node < nodes) { return (int)tasks; }
+        node -= (int)nodes;
+        list = strchr(end, ',') != NULL ? strchr(end, ',') + 1 : NULL;
+    }
+    return 0;
+}
+
 static bool read_family(Ranks *r, const Family *f, Error *err) {
-    int rank = -1, local = -1, local_ranks = 0;
+    int rank = -1, local = -1, local_ranks = 0, node = 0;
     bool counted = variable(f->ranks) != NULL;
     if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks, err)) { return false; }
     if (variable(f->rank) == NULL && r->ranks == 1 && counted) { return true; }
     int most = counted ? r->ranks : RANKS_MAX;
+    if (f == &families[SLURM]) {
+        if (!read_int("SLURM_NODEID", 0, RANKS_MAX, &node, err)) { return false; }
+        local_ranks = tasks_of_node(variable("SLURM_STEP_TASKS_PER_NODE"), node);
+    }
     if (!read_int(f->rank, 0, most - 1, &rank, err) ||
         !read_int(f->local_ranks, 1, most, &local_ranks, err) ||
         !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local, err)) {
@@ -258,6 +277,7 @@ void launch(Ranks *r, Group *group, Options *options) {
     if (!ranks_read(r, o, &err)) { die("%s", err.text); }
     bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
     options->ranks = alone && !o->plan ? 1 : r->ranks;
+    threads_divide(alone ? 1 : r->local_ranks > 0 ? r->local_ranks : r->ranks);
     if (alone) { return; }
     if (r->starts) { start_ranks(r, &listener); }
     options->rank = r->rank;
@@ -291,6 +311,7 @@ void launch_refuse(const Options *options, const char *program) {
     Error err;
     ignore_write_signals();
     bool ok = ranks_read(&r, options, &err);
+    threads_divide(1);
     if (r.ranks > 1) { // whatever else is wrong with them
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
             program, r.ranks, r.source);

@@ -10,7 +10,6 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS # the jobs of the make that calls this script are not ours to share
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # threads that spin starve others, and us
 
 folder=run/quickstart
 sequence=128 # the preset llama-quickstart's

@@ -58,6 +58,13 @@ TEST(starters_are_understood) {
         {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8]", "", "n3", 2, 4, 0, 0, 24567, false},
         {SLURM(2, 4, 0) "SLURM_STEP_NODELIST=n[3-5,8] " MASTER, "", "node1", 2, 4, 0, 0, 1234,
          false},
+        {SLURM(2, 7, 0) "SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=2(x3),1 " MASTER, "", "node1", 2,
+         7, 0, 2, 1234, false},
+        {SLURM(6, 7, 0) "SLURM_NODEID=3 SLURM_STEP_TASKS_PER_NODE=2(x3),1 " MASTER, "", "node1", 6,
+         7, 0, 1, 1234, false},
+        {SLURM(6, 7, 0) "SLURM_NODEID=4 SLURM_STEP_TASKS_PER_NODE=2(x3),1 " MASTER, "", "node1", 6,
+         7, 0, 0, 1234, false},
+        {SLURM(1, 2, 1) "SLURM_STEP_TASKS_PER_NODE=2", "", "127.0.0.1", 1, 2, 1, 2, 24567, false},
         {SLURM(0, 1, 0) "SLURM_STEP_NODELIST=n3", "--gpus 8", "127.0.0.1", 0, 8, 0, 8, 0, true},
         // a batch script, before srun
         {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", "", "127.0.0.1", 0, 1, 0, 1, 0, false},

@@ -120,4 +120,17 @@ cable_is_cut() {
     [[ $((SECONDS - begin)) -le 5 ]] || fail "took $((SECONDS - begin)) s"
 }
 
+# Threads beyond the cores must not slow a start down: it once took 40 times as long with 16.
+test_a_start_does_not_grow_with_threads() {
+    local threads begin took=()
+    for threads in 1 16; do
+        begin=$(date +%s%N)
+        OMP_NUM_THREADS=$threads expect_status 0 "$trainer" "${common[@]}" --gpus 2 \
+            --num-layers 32 --train-iters 0 || return
+        took+=($((($(date +%s%N) - begin) / 1000000)))
+    done
+    echo "  measured: ${took[0]} ms with one thread, ${took[1]} ms with 16"
+    [[ ${took[1]} -lt $((5 * took[0] + 500)) ]] || fail "${took[*]} ms"
+}
+
 run_tests

@@ -381,7 +381,8 @@ bool run_should_save(const Run *run) {
 
 // The line of a step that has been counted: what changes from one step to the next. On a terminal a
 // live line, drawn over by the next one, shows the steps between two of --log-interval, in one row.
-static void print_step(Run *run, StepResult s, double tokens_per_s) {
+// start_seconds: from the program's start to this step, the first; 0 where it is a later one.
+static void print_step(Run *run, StepResult s, double tokens_per_s, double start_seconds) {
     enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
     static const int dropped[] = {USE, LR, NORM, ETA, SPEED}; // in this order, where room is short
     const Progress *p = &run->progress;
@@ -392,9 +393,10 @@ static void print_step(Run *run, StepResult s, double tokens_per_s) {
         bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
         columns = known ? size.ws_col : 80;
     }
-    bool whole = p->step % run->options.log_interval == 0 || p->step == iters || s.skipped;
+    bool whole = p->step % run->options.log_interval == 0 || p->step == iters || s.skipped ||
+                 start_seconds > 0;
     if (!whole && (columns == 0 || wall_seconds() - run->last_line < 0.2)) { return; }
-    run->last_line = wall_seconds();
+    if (!whole) { run->last_line = wall_seconds(); }
 
     char field[FIELDS][FIELD], line[FIELDS * (FIELD + 3)] = "", text[32];
     double peak = run->peak_flops * run->ranks;
@@ -408,6 +410,7 @@ static void print_step(Run *run, StepResult s, double tokens_per_s) {
              peak > 0 ? 100 * flops / peak : 1e3 * s.seconds);
     format_duration(text, run->step_seconds * (double)(iters - p->step));
     snprintf(field[ETA], FIELD, "ETA %s", text);
+    if (start_seconds > 0) { snprintf(field[ETA], FIELD, "start %.1f s", start_seconds); }
     snprintf(field[SKIPPED], FIELD, "%s", s.skipped ? "SKIPPED" : "");
 
     int room = whole || columns > WIDTH ? WIDTH : columns - 1, length = -3;
@@ -456,9 +459,10 @@ void run_report(Run *run, StepResult s) {
         warn("step %lld is skipped: the loss of this rank's sequences is %s", (long long)p->step,
              format_number(loss, s.own_loss));
     }
-    double smooth = run->step_seconds > 0 ? 0.05 : 1.0;
-    run->step_seconds += smooth * (s.seconds - run->step_seconds);
-    print_step(run, s, (double)tokens / s.seconds);
+    bool first = run->step_seconds == 0; // of this process
+    double start_seconds = first ? process_seconds() : 0;
+    run->step_seconds += (first ? 1.0 : 0.05) * (s.seconds - run->step_seconds);
+    print_step(run, s, (double)tokens / s.seconds, start_seconds);
 
     MetricsRecord *r = metrics_begin("step");
     metrics_number(r, "step", (double)p->step);
@@ -469,6 +473,7 @@ void run_report(Run *run, StepResult s) {
     metrics_number(r, "seconds", s.seconds);
     metrics_number(r, "tokens_per_s", (double)tokens / s.seconds);
     metrics_number(r, "skipped", s.skipped);
+    if (first) { metrics_number(r, "start_seconds", start_seconds); }
     metrics_end(&run->metrics, r);
 }
 

@@ -8,6 +8,7 @@ ITERS (25)          steps of a run; the median is of those after the first 5, at
 RESULTS             the file to append to (test/results/bench.jsonl)
 LLM8_BIN            the folder of train_gptcu (the top of the tree)
 COMMIT              what to record as the commit, where there is no git
+BUSY=1              every core of the host computes something else meanwhile
 
 A run is plain training: the real optimizer step, no accumulation, on tokens that this script makes
 up. After its last step the trainer times one more by kernel family (--profile), outside the median.
@@ -21,10 +22,12 @@ steps, or 3 times in the median of the timed ones, or the loss is 5% away in eit
 BF16 it is not judged.
 
   date, machine {gpu, driver, cublaslt, cudnn}, commit, command
-  arguments: those that went on to the trainer, without --gpus; "" for plain training
+  arguments: those that went on to the trainer, without --gpus, and BUSY=1 before them; "" for
+    plain training
   model, seq_length, micro_batch, gpus, precision bf16|fp8, recipe (null in BF16), lm_head bf16|fp8
   fp8_flops_share: of the linear layers' operations
   tokens_per_s, step_ms, steps: the median step and the tokens it trained on, over how many steps
+  start_seconds: from the trainer's start to the end of its first step
   tflops, mfu: by flops_per_token and the BF16 peak of the trainer's run record; both a GPU
   floor_share: llm8/floor.py's floor over step_ms; null on a device without measured rates
   peak_memory_gib: in use on the (first) GPU at the run's end, by the trainer, nothing freed yet
@@ -35,6 +38,7 @@ BF16 it is not judged.
     first two steps the one further away, of the others the median; null where there are none
 """
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -59,6 +63,7 @@ from .trainer import last_error
 
 WARM_UP, LEAST_TIMED = 5, 20
 NO_GPU = 77  # exit status: nothing was measured
+BUSY = ["BUSY=1"] if os.environ.get("BUSY") == "1" else []
 
 MODELS = {
     "gpt2-124m": "--model gpt2-124m --micro-batch-size 64",
@@ -156,12 +161,25 @@ def shard_for(model, folder):
     return path
 
 
+@contextlib.contextmanager
+def busy_host():
+    """With BUSY=1, a process that computes for each core."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin) for _ in range((os.cpu_count() or 1) if BUSY else 0)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def measure(command, folder):
     """Runs the trainer; its run, or None and why not."""
     metrics, log = (os.path.join(folder, name) for name in ("metrics.jsonl", "log"))
     if os.path.exists(metrics):
         os.remove(metrics)
-    with open(log, "w", encoding="utf-8") as file:
+    with open(log, "w", encoding="utf-8") as file, busy_host():
         status = subprocess.run([*command, "--metrics", metrics], stdout=file, check=False,
                                 stderr=subprocess.STDOUT).returncode
     if status != 0:
@@ -240,7 +258,7 @@ def record_of(place, model, command, measured, bf16):
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **place,
         "command": shlex.join([os.path.basename(command[0]), *command[1:]]),
-        "arguments": re.sub(r" *--gpus[ =]\d+", "", shlex.join(sys.argv[1:])).strip(),
+        "arguments": re.sub(r" *--gpus[ =]\d+", "", shlex.join([*BUSY, *sys.argv[1:]])).strip(),
         "model": model,
         "seq_length": int(options["seq-length"]),
         "micro_batch": int(options["micro-batch-size"]),
@@ -252,6 +270,7 @@ def record_of(place, model, command, measured, bf16):
         "tokens_per_s": rate,
         "step_ms": 1e3 * seconds,
         "steps": len(measured.steps) - WARM_UP,
+        "start_seconds": measured.steps[1]["start_seconds"],
         "tflops": flops / 1e12,
         "mfu": flops / run["peak_flops"] if run.get("peak_flops") else None,
         "floor_share": sum(floors.values()) / (1e3 * seconds) if floors else None,
@@ -307,7 +326,7 @@ def main():
     print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
           f"{machine['cudnn']}; commit {commit}; the median of {steps - WARM_UP} steps")
     print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB",
-                                       "loss", "  beside BF16"))
+                                       "start", "loss", "  beside BF16"))
     records, failed, bf16 = [], [], {} # bf16: model -> its rate and run
     with tempfile.TemporaryDirectory() as folder:
         for model, precision in itertools.product(models, precisions):
@@ -335,7 +354,8 @@ def main():
                 f"{rate:,.0f}", f"{rate / base_rate:.2f}" if base_rate else "-",
                 f"{record['tflops']:.0f}", shown(record["mfu"], ".1f", 100, "%"),
                 shown(record["floor_share"], ".1f", 100, "%"),
-                shown(record["peak_memory_gib"], ".1f"), f"{record['loss']:.4f}", "  " + said))
+                shown(record["peak_memory_gib"], ".1f"), f"{record['start_seconds']:.1f} s",
+                f"{record['loss']:.4f}", "  " + said))
             with open(results, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             records.append((f"{model} {precision}", record))

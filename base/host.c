@@ -1,0 +1,115 @@
+#include "host.h"
+
+#include <math.h>
+#include <omp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// ---- limits of the container --------------------------------------------------------------------
+
+// The first number in a group's file over the second one; infinity where it sets no limit.
+static double read_limit(const char *group, const char *name) {
+    char path[3 * PATH_LENGTH];
+    double limit, unit = 1;
+    snprintf(path, sizeof(path), "%s/%s", group, name);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) { return INFINITY; }
+    int numbers = fscanf(file, "%lf %lf", &limit, &unit); // "max": none
+    fclose(file);
+    return numbers >= 1 && limit >= 0 && unit > 0 ? limit / unit : INFINITY;
+}
+
+static bool lists(const char *names, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = names; at != NULL; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, name, n) == 0 && (at[n] == ',' || at[n] == '\0')) { return true; }
+    }
+    return false;
+}
+
+double cgroup_limit(const char *root, const char *controller, const char *v2, const char *v1,
+                    const char *v1_unit) {
+    char path[2 * PATH_LENGTH + 64], line[PATH_LENGTH];
+    double limit = INFINITY;
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) { return limit; }
+    while (fgets(line, sizeof(line), file) != NULL) { // "ID:controllers:/group"
+        line[strcspn(line, "\n")] = '\0';
+        char *names = strchr(line, ':'), *group = names != NULL ? strchr(names + 1, ':') : NULL;
+        if (group == NULL) { continue; }
+        *group++ = '\0';
+        bool second = names[1] == '\0'; // version 2, which names none
+        if (!second && !lists(names + 1, controller)) { continue; }
+        for (char *slash = group; slash != NULL;) { // up to the root
+            snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s%s", root, second ? "" : "/",
+                     second ? "" : controller, group);
+            double unit = second || v1_unit == NULL ? 1 : read_limit(path, v1_unit);
+            limit = fmin(limit, read_limit(path, second ? v2 : v1) / unit);
+            slash = strrchr(group, '/');
+            if (slash != NULL) { *slash = '\0'; }
+        }
+    }
+    fclose(file);
+    return limit;
+}
+
+int host_cores(const char *root) {
+    double quota = cgroup_limit(root, "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us");
+    int cores = omp_get_num_procs(); // by this process' affinity
+    return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
+}
+
+// ---- threads ------------------------------------------------------------------------------------
+
+void threads_divide(int processes) {
+    enum { THREADS_MAX = 4096 }; // with 100,000 OpenMP's library overruns the stack
+    const char *wanted = getenv("OMP_NUM_THREADS");
+    bool given = wanted != NULL && wanted[0] != '\0';
+    int threads = omp_get_max_threads();
+    if (given && threads <= THREADS_MAX) { return; }
+    if (given) {
+        warn("OMP_NUM_THREADS: %d threads, more than %d: one per core is used", threads,
+             THREADS_MAX);
+    }
+    omp_set_num_threads((int)max64(1, host_cores("") / processes));
+}
+
+typedef struct {
+    void (*task)(void *context, int64_t i);
+    void *context;
+    int64_t count;
+    _Atomic int64_t next;
+} Work;
+
+static void *take_tasks(void *work) {
+    Work *w = work;
+    for (int64_t i; (i = w->next++) < w->count;) { w->task(w->context, i); }
+    return NULL;
+}
+
+void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *context) {
+    Work w = {.task = task, .context = context, .count = count};
+    int others = (int)min64(omp_get_max_threads(), count) - 1, started = 0;
+    pthread_t *threads = calloc_or_die((size_t)max64(0, others), sizeof(pthread_t));
+    // where no more can be made, those that there are do it
+    while (started < others && pthread_create(&threads[started], NULL, take_tasks, &w) == 0) {
+        started++;
+    }
+    take_tasks(&w);
+    for (int i = 0; i < started; i++) { pthread_join(threads[i], NULL); }
+    free(threads);
+}
+
+void threads_spin_briefly(char **argv) {
+    char self[PATH_LENGTH];
+    if (getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL) { return; }
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (length < 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
+    self[length] = '\0';
+    execv(self, argv); // where that fails, threads spin for longer
+}

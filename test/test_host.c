@@ -1,0 +1,119 @@
+// What this process may use of its host, read from control groups that the test writes; and the
+// threads that divide work.
+#define _GNU_SOURCE // sched_setaffinity
+#include "../base/host.h"
+#include "fixture.h"
+
+#include <omp.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// A file under the folder `root`, with the folders that lead to it.
+static void place(const char *path, const char *text) {
+    char at[PATH_LENGTH];
+    path_format(at, "root/%s", path);
+    for (char *slash = strchr(at, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(at, 0777);
+        *slash = '/';
+    }
+    text_write(at, text);
+}
+
+static double memory_limit(void) {
+    return cgroup_limit("root", "memory", "memory.max", "memory.limit_in_bytes", NULL);
+}
+
+static double cpu_limit(void) {
+    return cgroup_limit("root", "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us");
+}
+
+TEST(limits_of_either_version_of_control_groups_count) {
+    CHECK(isinf(cpu_limit())); // no such file
+    place("proc/self/cgroup", "0::/a/b\n");
+    place("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    CHECK(isinf(cpu_limit()));
+    place("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
+    CHECK(cpu_limit() == 2.5);
+    place("sys/fs/cgroup/cpu.max", "50000 100000\n"); // the lowest, wherever
+    CHECK(cpu_limit() == 0.5);
+    CHECK_EQUAL(host_cores("root"), 1);
+    place("sys/fs/cgroup/a/b/memory.max", "1073741824\n");
+    CHECK(memory_limit() == 0x1p30);
+
+    place("proc/self/cgroup", "5:cpuset:/c\n3:cpuacct,cpu:/c\n2:memory:/m/n\n");
+    CHECK(isinf(cpu_limit()) && isinf(memory_limit()));
+    place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    CHECK(isinf(cpu_limit()));
+    place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n");
+    place("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n");
+    CHECK(cpu_limit() == 3);
+    place("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"); // where a container has its own
+    CHECK(memory_limit() == 4096);
+    place("proc/self/cgroup", "no group\n:\n");
+    CHECK(isinf(cpu_limit()));
+}
+
+TEST(cores_are_those_of_the_affinity) {
+    cpu_set_t all, one;
+    CPU_ZERO(&one);
+    CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
+    for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++) {
+        if (CPU_ISSET(i, &all)) { CPU_SET(i, &one); }
+    }
+    CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+    CHECK_EQUAL(host_cores("missing"), 1);
+    CHECK(sched_setaffinity(0, sizeof(all), &all) == 0);
+    CHECK_EQUAL(host_cores("missing"), CPU_COUNT(&all));
+}
+
+TEST(processes_of_a_host_divide_its_cores) {
+    unsetenv("OMP_NUM_THREADS");
+    threads_divide(1);
+    int cores = omp_get_max_threads();
+    CHECK_EQUAL(cores, host_cores(""));
+    threads_divide(2);
+    CHECK_EQUAL(omp_get_max_threads(), max64(1, cores / 2));
+    threads_divide(1000000);
+    CHECK_EQUAL(omp_get_max_threads(), 1);
+    setenv("OMP_NUM_THREADS", "7", 1); // honoured, as OpenMP's library has read it
+    omp_set_num_threads(7);
+    threads_divide(2);
+    CHECK_EQUAL(omp_get_max_threads(), 7);
+}
+
+enum { TASKS = 10000 };
+
+static void count_task(void *counts, int64_t i) {
+    ((int *)counts)[i]++;
+    if (i == 0) { usleep(20000); } // while the others are done
+}
+
+TEST(every_task_is_done_once) {
+    static int counts[TASKS];
+    for (int threads = 1; threads <= 5; threads += 2) {
+        memset(counts, 0, sizeof(counts));
+        omp_set_num_threads(threads);
+        threads_for(TASKS, count_task, counts);
+        int once = 0;
+        for (int i = 0; i < TASKS; i++) { once += counts[i] == 1; }
+        CHECK_EQUAL(once, TASKS);
+    }
+    threads_for(0, count_task, NULL);
+}
+
+// Two tasks that wait for each other end only where two threads take them.
+static void meet_task(void *arrived, int64_t i) {
+    volatile int *at = arrived;
+    at[i] = 1;
+    for (int wait = 0; !at[1 - i] && wait < 20000; wait++) { usleep(1000); }
+    if (at[1 - i]) { at[2 + i] = 1; }
+}
+
+TEST(tasks_run_beside_each_other) {
+    int arrived[4] = {0};
+    omp_set_num_threads(2);
+    threads_for(2, meet_task, arrived);
+    CHECK(arrived[2] && arrived[3]);
+}
