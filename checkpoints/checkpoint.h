@@ -173,7 +173,8 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
 // The scaling state, if the checkpoint has one and the run uses delayed scaling, of the tensors
 // that it quantises; otherwise slots[] and history[] stay as they are. Of a history of another
 // length, the newest entries are kept. A slot whose target differs (another format or margin) has
-// its scale adapted.
+// its scale adapted. The gradients dY go with 1 / (tokens of a step): where that differs, their
+// scales and history follow it.
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
                              float *history, Error *err);
 

@@ -461,6 +461,11 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
     return true;
 }
 
+// Of an optimizer step of the checkpoint's run; 0 where its options do not say.
+static double tokens_of_a_step(const Checkpoint *c) {
+    return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
+}
+
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
                              float *history, Error *err) {
     enum { SCALE, TARGET, COUNT, AMAX, TENSORS };
@@ -474,6 +479,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
                        {"amax_history", DTYPE_F32, 2}};
     const TensorEntry *e[TENSORS];
     int n = fp8_slot_count(precision->config), length = precision->history_length;
+    double step_tokens = tokens_of_a_step(c);
     if (c->scaling.count == 0 || precision->recipe != FP8_RECIPE_DELAYED) { return true; }
     bool ok = true;
     for (int i = 0; i < TENSORS; i++) {
@@ -484,25 +490,31 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
     if (!ok || e[AMAX]->shape[1] < 1 || e[AMAX]->shape[1] > INT32_MAX) {
         return fail(err, "%s: not the scaling state of %d tensors", c->scaling.path, n);
     }
+    if (!(step_tokens > 0)) {
+        return fail(err, "%s/meta.json: no --global-batch-size or --seq-length", c->path);
+    }
     int saved_length = (int)e[AMAX]->shape[1];
     float *saved = malloc_or_die((size_t)saved_length * sizeof(float));
     for (int i = 0; i < n; i++) {
         Fp8Slot *slot = &slots[i];
         float was, target = fp8_slot_target(precision, i);
+        float growth = 1.0f; // of the tensor's values, by the change of options
         int32_t count;
         if (!fp8_slot_in_use(precision, i)) { continue; } // or it would be stale once it is
         memcpy(&count, (const char *)e[COUNT]->data + (size_t)i * sizeof(count), sizeof(count));
         safetensors_read_floats(e[SCALE], i, 1, &slot->scale);
         safetensors_read_floats(e[TARGET], i, 1, &was);
-        if (was != target) { slot->scale *= target / was; }
-        slot->scale_inv = 1.0f / slot->scale;
+        if (i % OPERAND_COUNT == OPERAND_DY) {
+            growth = (float)(step_tokens / precision->step_tokens);
+        }
+        fp8_slot_rescale(slot, was / target * growth, slot->scale);
         slot->count = count;
         ok = ok && count >= 0 && count <= c->progress.step;
         // both histories are rings: entry k is at k % length
         safetensors_read_floats(e[AMAX], (int64_t)i * saved_length, saved_length, saved);
         int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
         for (int k = count - known; k < count; k++) {
-            history[(int64_t)i * length + k % length] = saved[k % saved_length];
+            history[(int64_t)i * length + k % length] = saved[k % saved_length] * growth;
         }
     }
     free(saved);

@@ -51,6 +51,7 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         .fast_forward = !blocks && o->fp8_fast_accumulation != FAST_NONE,
         .fast_backward = !blocks && o->fp8_fast_accumulation == FAST_ALL,
         .possible = support.lacks_fp8 == NULL,
+        .step_tokens = (double)o->global_batch_size * o->seq_length,
         .count = config->num_layers * LINEAR_HEAD + 1,
     };
     p.linear = calloc_or_die((size_t)p.count, sizeof(LinearPrecision));
@@ -182,7 +183,7 @@ enum { LARGEST_LSE = 100 };
 
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {
     int index = fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
-    float factor = (float)(1.0 / ((double)o->global_batch_size * o->seq_length));
+    float factor = (float)(1.0 / p->step_tokens);
     factor *= (float)(1.0 + 2.0 * o->z_loss_coeff * LARGEST_LSE);
     if (!fp8_slot_in_use(p, index) || !fp8_slot_is_fixed(p, index)) { return; }
     slots[index] = (Fp8Slot){.scale = 1.0f};

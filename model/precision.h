@@ -54,6 +54,7 @@ typedef struct {
     bool power_of_two;                       // scales of blocks are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
+    double step_tokens;               // of an optimizer step: every dY is divided by them
     int count;                        // linear layers: 4 L + 1
     LinearPrecision *linear;          // [count] by linear_index
 } Precision;

@@ -5,7 +5,7 @@
 #include <cjson/cJSON.h>
 #include <unistd.h>
 
-#define SAVED TINY "--save s "
+#define SAVED TINY "--save s --global-batch-size 8 "
 #define DELAYED SAVED "--fp8-format hybrid --fp8-amax-history-len 6 "
 
 static void save_steps(const char *options, int first, int last, int best) {
@@ -124,9 +124,9 @@ TEST(other_optimizers_are_refused) {
     }
 }
 
-// Reads DELAYED's scaling state under other options; `factor`: how the targets differ. The head,
-// which is not FP8, has none.
-static void check_scaling(const char *options, float factor) {
+// Reads DELAYED's scaling state under other options; `factor`: how the gradients' targets differ;
+// `growth`: the gradients themselves. The head, which is not FP8, has none.
+static void check_scaling(const char *options, float factor, float growth) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, options);
@@ -137,7 +137,7 @@ static void check_scaling(const char *options, float factor) {
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
     for (int i = 0; i < slots; i++) {
         bool gradient = i % OPERAND_COUNT == OPERAND_DY, head = i / OPERAND_COUNT == 8;
-        float scale = (float)(i + 2) * (gradient ? factor : 1.0f);
+        float scale = (float)(i + 2) * (gradient ? factor / growth : 1.0f);
         if (head) {
             CHECK(f.slots[i].scale == 0 && f.slots[i].count == 0);
             continue;
@@ -147,7 +147,8 @@ static void check_scaling(const char *options, float factor) {
         CHECK(f.slots[i].amax == 0);
         int known = (int)min64(i, min64(length, 6));
         for (int put = i - known; put < i; put++) {
-            CHECK(f.history[i * length + put % length] == (float)(1000 * i + put));
+            float amax = (float)(1000 * i + put) * (gradient ? growth : 1.0f);
+            CHECK(f.history[i * length + put % length] == amax);
         }
     }
 }
@@ -157,12 +158,15 @@ TEST(scaling_state_adapts) {
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, DELAYED);
     CHECK(fixture_save(&f, 100, NULL));
-    check_scaling(DELAYED, 1.0f);
-    check_scaling(DELAYED "--fp8-amax-history-len 1", 1.0f);
-    check_scaling(DELAYED "--fp8-amax-history-len 4", 1.0f);
-    check_scaling(DELAYED "--fp8-amax-history-len 50", 1.0f);
-    check_scaling(DELAYED "--fp8-format e4m3", 448.0f / (57344.0f / 32));
-    check_scaling(DELAYED "--fp8-e5m2-margin 0", 32.0f);
+    check_scaling(DELAYED, 1, 1);
+    check_scaling(DELAYED "--fp8-amax-history-len 1", 1, 1);
+    check_scaling(DELAYED "--fp8-amax-history-len 4", 1, 1);
+    check_scaling(DELAYED "--fp8-amax-history-len 50", 1, 1);
+    check_scaling(DELAYED "--fp8-format e4m3", 448.0f / (57344.0f / 32), 1);
+    check_scaling(DELAYED "--fp8-e5m2-margin 0", 32, 1);
+    check_scaling(DELAYED "--global-batch-size 2", 1, 4);
+    check_scaling(DELAYED "--global-batch-size 64 --seq-length 32 --fp8-e5m2-margin 0", 32,
+                  1.0f / 16);
 
     fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
     Fp8Slot before = plain.slots[3];
@@ -198,6 +202,11 @@ TEST(scaling_of_another_run_is_refused) {
     CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
                   "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
+    fixture_close(&f);
+    fixture_open(&f, DELAYED);
+    cJSON_DeleteItemFromObject(c.options, "global-batch-size");
+    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
+                  "s/step_00000001/meta.json: no --global-batch-size or --seq-length");
 }
 
 TEST(other_models_are_refused) {

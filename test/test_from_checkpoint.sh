@@ -17,7 +17,7 @@ data=(--data d/x_train.bin --micro-batch-size 2 --lr 1e-3 --train-iters 4 --lr-d
     --no-cuda-graphs)
 
 prepare() {
-    make_shards 3000
+    make_shards 10000
     expect_status 0 train_gpt "${shape[@]}" "${data[@]}" --save s || return
     mkdir elsewhere && cp -r s/step_00000004 elsewhere/c
     cp d/x_train.bin alone.bin # without a tokenizer beside it
@@ -260,6 +260,41 @@ test_other_tokens_are_refused() {
         --data o/y_train.bin --load s/latest
     expect_status 0 train_gpt "${data[@]}" --data o/y_train.bin --load s/latest \
         --tokenizer o/y_tokenizer.bin
+}
+
+# Of the last step's FP8 gradients, how many in ten thousand saturated or vanished ($1).
+lost() {
+    grep '"kind":"fp8"' b/metrics.jsonl | tail -n 1 | grep -oE '\.dy":\{[^}]*' |
+        awk -F '[:,]' -v kind="\"$1\"" '{
+            all += $3
+            for (i = 4; i < NF; i++) if ($i == kind) lost += $(i + 1)
+        }
+        END { printf "%d", all ? 10000 * lost / all + 0.5 : 10000 }'
+}
+
+# The gradients go with 1 / (tokens of a step), and their scales with them: a resume with more or
+# fewer loses no more of them in its first step than the step before it did.
+test_fp8_follows_the_batch() {
+    local trainer row format kind first second before after options
+    for trainer in "${trainers[@]}"; do
+        for row in 'e4m3 saturated --global-batch-size 64 = --global-batch-size 4' \
+            'e4m3 vanished --global-batch-size 4 = --global-batch-size 256' \
+            'e4m3 saturated --global-batch-size 32 = --seq-length 16' \
+            'hybrid saturated --global-batch-size 256 = --fp8-lm-head'; do
+            read -r format kind first <<<"${row% = *}"
+            read -ra first <<<"$first"
+            read -ra second <<<"${row#* = }"
+            options=("${shape[@]}" "${data[@]}" --micro-batch-size 1 --fp8-format "$format"
+                --fp8-stats-interval 1 --save b)
+            rm -rf b
+            expect_status 0 "$trainer" "${options[@]}" "${first[@]}" --train-iters 3 || return
+            before=$(lost "$kind")
+            expect_status 0 "$trainer" "${options[@]}" "${second[@]}" --resume latest || return
+            after=$(lost "$kind")
+            echo "  measured: ${trainer##*/}, ${row/ = / then }: $before, then $after in 10,000"
+            [[ $after -le $((before + 10)) ]] || fail "${trainer##*/}, $row: $before, then $after"
+        done
+    done
 }
 
 if [[ ${#trainers[@]} -eq 1 ]]; then

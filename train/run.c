@@ -31,7 +31,7 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
-    run->precision = precision_decide(options, &run->config, support);
+    run->precision = precision_decide(&run->options, &run->config, support);
     return true;
 }
 
