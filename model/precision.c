@@ -69,9 +69,12 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         lp->reason = reason_against_fp8(o, config, &support, lp);
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         if (lp->number == NUMBER_FP8) {
+            // one scale for the head's dY, from -1 to the probabilities of a large vocabulary,
+            // needs the range of E5M2
+            bool wide = p.format != FP8_FORMAT_E4M3 || (head && !blocks);
             lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
             lp->type[OPERAND_W] = FP8_E4M3;
-            lp->type[OPERAND_DY] = p.format == FP8_FORMAT_E4M3 ? FP8_E4M3 : FP8_E5M2;
+            lp->type[OPERAND_DY] = wide ? FP8_E5M2 : FP8_E4M3;
             lp->reason = !o->fp8_wgrad                 ? "--no-fp8-wgrad"
                          : p.format == FP8_FORMAT_E5M2 ? "no product takes two E5M2 operands"
                                                        : "";

@@ -1,6 +1,8 @@
 // What decides precision (model/precision.c): which layers are FP8, in which formats, and the
 // slots.
+#include "../kernels/cpu.h"
 #include "fixture.h"
+#include "golden.h"
 
 #define LLAMA                                                                                    \
     "--arch llama --num-layers 4 --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
@@ -50,7 +52,7 @@ TEST(formats_name_their_operands) {
     }
 }
 
-static int count_fp8(void) {
+static int fp8_layers(void) {
     int count = 0;
     for (int i = 0; i < p.precision.count; i++) {
         count += p.precision.linear[i].number == NUMBER_FP8;
@@ -82,7 +84,7 @@ TEST(options_keep_layers_in_bf16) {
     };
     EACH (c, cases) {
         decide(text_of(LLAMA "%s", c->options));
-        CHECK_EQUAL(count_fp8(), c->fp8);
+        CHECK_EQUAL(fp8_layers(), c->fp8);
         CHECK_TEXT(precision_name(&p.precision), c->precision);
     }
 }
@@ -103,7 +105,7 @@ TEST(small_products_stay_in_bf16) {
     EACH (c, cases) {
         decide_with((NumberSupport){NUMBER_BF16, NULL, c->gains_from},
                     text_of("%s%s", options, c->more));
-        CHECK_EQUAL(count_fp8(), c->fp8);
+        CHECK_EQUAL(fp8_layers(), c->fp8);
         const LinearPrecision *head = precision_of(&p.precision, LINEAR_HEAD, 0);
         CHECK_EQUAL(strstr(head->reason, "too small to gain") != NULL, c->fp8 < 17);
     }
@@ -224,5 +226,55 @@ TEST(the_fixed_slot_has_room_for_the_z_loss) {
         CHECK_CLOSE(slot->scale * largest, 57344, 0.1);
         CHECK_CLOSE(slot->scale * slot->scale_inv, 1, 1e-6);
         free(slots);
+    }
+}
+
+// How far the FP8 codes of a row of the head's output gradient, in the vocabulary of Llama 3, are
+// from the sum of its probabilities; and the share of them that became 0.
+static void head_losses(Fp8Type type, float deviation, double *off, double *zero) {
+    enum { V = 128256 };
+    FREED float *x = malloc_or_die(V * sizeof(float));
+    FREED Fp8Slot *slots = calloc_or_die((size_t)fp8_slot_count(&p.config), sizeof(Fp8Slot));
+    const int target = 7, slot = fp8_slot_index(&p.config, LINEAR_HEAD, 0, OPERAND_DY);
+    const float factor = (float)(1 / p.precision.step_tokens);
+    double sum = 0, rounded = 0, zeros = 0;
+    float loss;
+    fp8_fix_slot(&p.precision, &p.options, slots);
+    float scale = slots[slot].scale * fp8_max(type) / fp8_slot_target(&p.precision, slot);
+    fill_random(x, V, deviation, 3);
+    cross_entropy(&loss, x, &target, 1, V, V, (LossTerms){.gradient_scale = factor});
+    for (int i = 0; i < V; i++) {
+        float code = fp8_round(x[i] * scale, type);
+        sum += i != target ? x[i] : 0;
+        rounded += i != target ? code / scale : 0;
+        zeros += code == 0;
+    }
+    *off = rounded / sum - 1;
+    *zero = zeros / V;
+}
+
+// A fixed scale serves the target's entry, -1, and all probabilities of a large vocabulary: E5M2
+// reaches down to them, E4M3 does not. Blocks have scales of their own.
+TEST(the_heads_gradient_has_the_range_of_its_vocabulary) {
+    static const struct {
+        float deviation;     // of the logits
+        double most;         // that E5M2 is off
+        double least, zeros; // what E4M3 loses
+    } rows[] = {{0, 0.025, 0.11, 0}, {2, 0.005, 0.03, 0.6}};
+    decide(LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head");
+    CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->type[OPERAND_DY], FP8_E4M3);
+    for (int f = 0; f < COUNT(formats); f++) {
+        decide(text_of(LLAMA "--fp8-format %s --fp8-lm-head --global-batch-size 8", formats[f]));
+        CHECK_EQUAL(precision_of(&p.precision, LINEAR_HEAD, 0)->type[OPERAND_DY], FP8_E5M2);
+    }
+    EACH (row, rows) {
+        double off[2], zero[2];
+        head_losses(FP8_E4M3, row->deviation, &off[0], &zero[0]);
+        head_losses(FP8_E5M2, row->deviation, &off[1], &zero[1]);
+        printf("  measured: 128,256 logits of deviation %g: their gradients' sum is off by %+.1f%% "
+               "in E4M3, %+.1f%% in E5M2; %.0f%% and %.0f%% become 0\n",
+               row->deviation, 100 * off[0], 100 * off[1], 100 * zero[0], 100 * zero[1]);
+        CHECK(fabs(off[1]) <= row->most && zero[1] < 0.01);
+        CHECK(fabs(off[0]) > row->least && zero[0] >= row->zeros);
     }
 }
