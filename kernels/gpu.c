@@ -1,6 +1,7 @@
 #include "gpu.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,20 +133,30 @@ void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
     gpu->profile = NULL;
 }
 
+// Whether the words of `part` stand in the name: "B200" is no part of "NVIDIA GB200".
+static bool has_words(const char *name, const char *part) {
+    for (const char *at = name; (at = strstr(at, part)) != NULL; at++) {
+        bool begins = at == name || !isalnum((unsigned char)at[-1]);
+        if (begins && !isalnum((unsigned char)at[strlen(part)])) { return true; }
+    }
+    return false;
+}
+
 double gpu_peak_flops(const Gpu *gpu) {
-    // the first name that is part of the device's wins; sources: the makers' data sheets, dense
+    // the first whose words the device's name has; sources: the makers' data sheets, dense
     static const struct {
         const char *name;
         double tflops;
     } peaks[] = {
-        {"B200", 2250}, {"GB200", 2500},     {"B300", 2250},      {"H200", 989},
-        {"GH200", 989}, {"H100 PCIe", 756},  {"H100 NVL", 835},   {"H100", 989},
-        {"H800", 989},  {"H20", 148},        {"A100", 312},       {"A800", 312},
-        {"A40", 149.7}, {"A10", 125},        {"L40S", 362},       {"L40", 181},
-        {"L4", 121},    {"RTX 5090", 209.5}, {"RTX 4090", 165.2}, {"RTX 3090", 71},
+        {"GB300", 2500},     {"B300", 2250},      {"GB200", 2500},  {"B200", 2250},
+        {"GH200", 989},      {"H200 NVL", 835},   {"H200", 989},    {"H100 PCIe", 756},
+        {"H100 NVL", 835},   {"H100", 989},       {"H800", 989},    {"H20", 148},
+        {"A100", 312},       {"A800", 312},       {"A40", 149.7},   {"A10G", 70},
+        {"A10", 125},        {"L40S", 362},       {"L40", 181},     {"L4", 121},
+        {"RTX 5090", 209.5}, {"RTX 4090", 165.2}, {"RTX 3090", 71},
     };
     for (size_t i = 0; i < sizeof(peaks) / sizeof(peaks[0]); i++) {
-        if (strstr(gpu->name, peaks[i].name) != NULL) { return 1e12 * peaks[i].tflops; }
+        if (has_words(gpu->name, peaks[i].name)) { return 1e12 * peaks[i].tflops; }
     }
     return 0;
 }

@@ -259,6 +259,35 @@ static int algorithm_by(const char *name, const char *data, size_t bytes) {
     return found;
 }
 
+// As the driver names devices.
+TEST(peaks_are_by_whole_names) {
+    static const struct {
+        const char *name;
+        double tflops;
+    } rows[] = {{"NVIDIA GB300", 2500},
+                {"NVIDIA B300 SXM6 AC", 2250},
+                {"NVIDIA GB200", 2500},
+                {"NVIDIA B200", 2250},
+                {"NVIDIA GH200 480GB", 989},
+                {"NVIDIA H200 NVL", 835},
+                {"NVIDIA H200", 989},
+                {"NVIDIA H100 80GB HBM3", 989},
+                {"NVIDIA H100 PCIe", 756},
+                {"NVIDIA H20", 148},
+                {"NVIDIA A100-SXM4-80GB", 312},
+                {"NVIDIA A10G", 70},
+                {"NVIDIA A10", 125},
+                {"NVIDIA L40S", 362},
+                {"NVIDIA L4", 121},
+                {"NVIDIA RTX A4000", 0},
+                {"stand-in", 0}};
+    EACH (row, rows) {
+        Gpu gpu = {0};
+        snprintf(gpu.name, sizeof(gpu.name), "%s", row->name);
+        CHECK_CLOSE(gpu_peak_flops(&gpu), 1e12 * row->tflops, 1);
+    }
+}
+
 TEST(choices_are_kept) {
     Gpu gpu = {.name = "stand-in"};
     size_t bytes;
