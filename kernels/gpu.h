@@ -39,6 +39,8 @@ typedef struct GpuProfile GpuProfile;
 typedef struct GemmCache GemmCache;
 typedef struct AttentionCache AttentionCache;
 
+enum { FP8_CAPABILITY = 89 }; // the least with FP8 tensor cores
+
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
     char name[256];

@@ -7,7 +7,7 @@
 typedef std::vector<uint8_t> Codes;
 
 static inline bool has_fp8(void) {
-    return gpu.capability >= 90;
+    return gpu.capability >= FP8_CAPABILITY;
 }
 
 template <typename T> static bool same(const std::vector<T> &a, const std::vector<T> &b) {

@@ -222,7 +222,7 @@ static void make_corpus(const char *root) {
 
 int main(int argc, char **argv) {
     const char *root = getenv("LLM8_ROOT") != NULL ? getenv("LLM8_ROOT") : ".";
-    need_device(90);
+    need_fp8();
     read_rows(root);
     make_corpus(root);
     if (argc > 1) {

@@ -232,6 +232,6 @@ TEST(activations_in_fp8) {
 }
 
 SETUP() {
-    need_device(90);
+    need_fp8();
     write_tokens("tokens.bin", 400 << 10, 120, 1);
 }

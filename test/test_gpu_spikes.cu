@@ -61,6 +61,6 @@ TEST(spikes_pass) {
 }
 
 SETUP() {
-    need_device(90);
+    need_fp8();
     write_tokens("spikes.bin", 4096, 61, 1);
 }

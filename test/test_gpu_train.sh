@@ -159,13 +159,15 @@ counts_and_profiles() { # recomputation counts nothing twice
 check "counts and a profile" counts_and_profiles
 fp8="--fp8-format hybrid --fp8-lm-head"
 fallen_back() {
-    local said="no FP8 here: compute capability 8.0 is below 9.0; the run continues in BF16"
+    local said="no FP8 here: $1; the run continues in BF16"
+    shift
     train plain $run $gpt2 --train-iters 3 &&
-        LLM8_TEST_CAPABILITY=80 train variant $run $gpt2 $fp8 --train-iters 3 >out 2>&1 || return
+        train variant $run $gpt2 "$@" --train-iters 3 >out 2>&1 || return
     cat out
     [[ $(grep -c "$said" out) -eq 1 ]] && same_weights plain variant
 }
-check "without FP8 on the device: one warning, then BF16" fallen_back
+older="compute capability 8.0 is below 8.9"
+LLM8_TEST_CAPABILITY=80 check "without FP8 on the device: one warning, then BF16" fallen_back "$older" $fp8
 refused() { # what is said, options
     local said=$1
     shift
@@ -174,8 +176,7 @@ refused() { # what is said, options
     grep -q "error: .*$said" out
 }
 required() {
-    LLM8_TEST_CAPABILITY=89 refused "--fp8-required: no FP8 here: compute capability 8.9 is below 9.0" \
-        $run $gpt2 $fp8 --fp8-required
+    LLM8_TEST_CAPABILITY=80 refused "--fp8-required: no FP8 here: $older" $run $gpt2 $fp8 --fp8-required
 }
 check "--fp8-required refuses instead" required
 too_small() {
@@ -226,10 +227,26 @@ another_run_is_seen() { # by what judges checkpoints that cross
 }
 check "another run is no small change" another_run_is_seen
 older_devices() {
-    STANDIN_CAPABILITY=89 refused "--fp8-required" $run $gpt2 $fp8 --fp8-required &&
+    STANDIN_CAPABILITY=86 refused "--fp8-required" $run $gpt2 $fp8 --fp8-required &&
         STANDIN_CAPABILITY=75 refused 'BF16 training needs 8.0' $run $gpt2
 }
 check "older devices" older_devices
+# Ada (8.9) and Blackwell (10.0) have FP8 products by tensors alone.
+no_blocks="no products by blocks; try --fp8-recipe delayed" by_blocks="$fp8 --fp8-recipe blockwise"
+other_devices() { # capability
+    local STANDIN_CAPABILITY=90
+    export STANDIN_CAPABILITY
+    train whole $run $gpt2 $fp8 --train-iters 3 && STANDIN_CAPABILITY=$1 &&
+        train variant $run $gpt2 $fp8 --fp8-required --train-iters 3 && same_weights whole variant &&
+        refused "--fp8-required: no FP8 here: $no_blocks" $run $gpt2 $by_blocks --fp8-required &&
+        grep 'the forward product of E4M3 and E4M3 by blocks: cuBLASLt has no algorithm' out &&
+        fallen_back "$no_blocks" $by_blocks
+}
+for capability in 89 100; do check "a device of capability $capability" other_devices $capability; done
+for fault in none wrong; do
+    STANDIN_FP8=$fault check "FP8 products: $fault" fallen_back "the FP8 self-check failed" $fp8
+    STANDIN_FP8=$fault check "FP8 products by blocks: $fault" fallen_back "$no_blocks" $by_blocks
+done
 # Which products are our own. GELU is applied (train/gpu/network.c) by those of training steps whose
 # scales are given, and by no other; weight gradients are computed (linear.c) with blockwise scaling
 # alone. The numbers are those of a device without such products.

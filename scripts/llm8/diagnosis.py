@@ -202,7 +202,7 @@ def fp8_layers(run):
         known = [REMEDIES[one] for one in others if one in REMEDIES]
         return [wrong("precision", f"FP8 is asked for (--fp8-format {run.option('fp8-format')}) "
                       f"and no layer is in FP8: {why}",
-                      known[0] if known else "a GPU of compute capability 9.0 or newer "
+                      known[0] if known else "a GPU of compute capability 8.9 or newer "
                       "(train_gptcu --verify); --fp8-required makes a run end instead")]
     found = [well("precision", f"FP8, {run.option('fp8-recipe')} scaling, in {share:.1f}% of the "
                   f"linear layers' operations: {'; '.join(by_formats(rows))}")]

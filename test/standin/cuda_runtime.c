@@ -146,8 +146,12 @@ static int number_from(const char *name, int otherwise) {
     return text != NULL ? atoi(text) : otherwise;
 }
 
+int standin_capability(void) {
+    return number_from("STANDIN_CAPABILITY", 90);
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *info, int number) {
-    int capability = number_from("STANDIN_CAPABILITY", 90);
+    int capability = standin_capability();
     (void)number;
     *info = (struct cudaDeviceProp){"stand-in", capability / 10, capability % 10, 1,
                                     STANDIN_MEMORY};

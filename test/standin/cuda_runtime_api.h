@@ -6,9 +6,9 @@
 // stopped. What another stream does comes as late as it may. New memory is all NaN. There is no
 // cudaMemcpy: no stream of ours waits for it (kernels/gpu.h).
 //
-// STANDIN_CAPABILITY: the device's (90). STANDIN_DEVICE: which device a rank has, in place of the
-// one it takes, so that ranks of one machine can pass for those of several; STANDIN_BUS: all have
-// the same one.
+// STANDIN_CAPABILITY: the device's (90; FP8 from 89 on, by blocks 90 alone). STANDIN_DEVICE: which
+// device a rank has, in place of the one it takes, so that ranks of one machine can pass for those
+// of several; STANDIN_BUS: all have the same one.
 #ifndef LLM8_STANDIN_CUDA_H
 #define LLM8_STANDIN_CUDA_H
 
@@ -48,6 +48,7 @@ struct StandinStream {
     } * queue; // [room]
 };
 
+int standin_capability(void);
 extern double standin_seconds; // that events count besides those that have passed
 
 static inline void standin_enqueue(cudaStream_t s, StandinWork *work, void *argument) {

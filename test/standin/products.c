@@ -29,6 +29,17 @@ static bool is_fp8(cublasLtMatrixLayout_t x) {
     return x->type == CUDA_R_8F_E4M3 || x->type == CUDA_R_8F_E5M2;
 }
 
+// Of the library's FP8 products and of our own, STANDIN_FP8 and STANDIN_OWN_PRODUCTS =none: the
+// device has none; =wrong: a value of each is wrong.
+static bool played(const char *variable, const char *what) {
+    const char *given = getenv(variable);
+    return given != NULL && strcmp(given, what) == 0;
+}
+
+bool own_products(const char *what) {
+    return played("STANDIN_OWN_PRODUCTS", what);
+}
+
 // What the library asks for.
 static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d) {
@@ -42,8 +53,9 @@ static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
     bool scales = desc->a_scale != NULL && (uintptr_t)desc->a_scale % 16 == 0 &&
                   desc->b_scale != NULL && (uintptr_t)desc->b_scale % 16 == 0;
     bool modes = (desc->a_mode == 0) == (desc->b_mode == 0) && (desc->a_mode + desc->b_mode < 4) &&
-                 (desc->a_mode == 0 || !desc->fast);
-    return fits && sixteens && types && scales && modes && ta && !tb;
+                 (desc->a_mode == 0 || (!desc->fast && standin_capability() == 90));
+    return fits && sixteens && types && scales && modes && ta && !tb &&
+           standin_capability() >= FP8_CAPABILITY && !played("STANDIN_FP8", "none");
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
@@ -123,6 +135,7 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
         FREED float *input = bf16_read(desc->aux, n);
         gelu_backward(product, product, input, n);
     }
+    if (is_fp8(a) && played("STANDIN_FP8", "wrong")) { product[n - 1] += 1; }
     values_write(D, type_of(d), product, n);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -140,13 +153,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                           (void *)(uintptr_t)matrix_of_batch(D, d, i), d, algo);
     }
     return status;
-}
-
-// Of the products of our own, STANDIN_OWN_PRODUCTS=none: the device has none; =wrong: a value of
-// each has the other sign.
-bool own_products(const char *what) {
-    const char *given = getenv("STANDIN_OWN_PRODUCTS");
-    return given != NULL && strcmp(given, what) == 0;
 }
 
 // Models here are so small that it would not.

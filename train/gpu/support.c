@@ -20,9 +20,9 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
     }
     bool always = small != NULL && strcmp(small, "1") == 0;
     NumberSupport support = {NUMBER_BF16, NULL, always ? 0 : fp8_gains_from};
-    if (capability > 0 && capability < 90) {
-        snprintf(reason, SUPPORT_REASON, "compute capability %d.%d is below 9.0", capability / 10,
-                 capability % 10);
+    if (capability > 0 && capability < FP8_CAPABILITY) {
+        snprintf(reason, SUPPORT_REASON, "compute capability %d.%d is below %d.%d", capability / 10,
+                 capability % 10, FP8_CAPABILITY / 10, FP8_CAPABILITY % 10);
         support.lacks_fp8 = reason;
     }
     return support;
@@ -32,8 +32,11 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
     NumberSupport support = support_of(gpu->capability, reason);
     Error err = {""};
     if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
-    if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, &err)) {
-        snprintf(reason, SUPPORT_REASON, "the FP8 self-check failed");
+    if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, o, support, &err)) {
+        bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
+        snprintf(reason, SUPPORT_REASON, "%s",
+                 blocks ? "no products by blocks; try --fp8-recipe delayed"
+                        : "the FP8 self-check failed");
         warn("%s", err.text);
         support.lacks_fp8 = reason;
     }
@@ -49,68 +52,134 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
     return support;
 }
 
-enum { SIDE = 64 };
+// A product D [ROWS,ROWS] = A B', of operands [ROWS,DEPTH]: two blocks of scales deep.
+enum { ROWS = FP8_BLOCK, DEPTH = 2 * FP8_BLOCK };
 
-// Small whole numbers: their sums of products are exact in FP32 whatever the order.
-static float value(int row, int column, int key) {
-    return (float)((row * 7 + column * 5 + row * column * key) % 7 - 3);
+typedef struct {
+    const char *name;
+    OperandId a, b;
+} Product;
+
+static const Product products[] = {{"forward", OPERAND_X, OPERAND_W},
+                                   {"input-gradient", OPERAND_DY, OPERAND_W},
+                                   {"weight-gradient", OPERAND_DY, OPERAND_X}};
+enum { PRODUCTS = sizeof(products) / sizeof(products[0]) };
+
+// On the device as on the host; every part is a multiple of 16 bytes.
+typedef struct {
+    uint8_t codes[2][ROWS * DEPTH];
+    float scales[2][ROWS * DEPTH / FP8_BLOCK]; // inverse
+    float d[ROWS * ROWS];
+    Bf16 bias[ROWS], aux[ROWS * ROWS];
+} Check;
+
+// Small whole numbers as codes, powers of two as their inverse scales: sums of their products are
+// exact in FP32 whatever the order. values [ROWS,DEPTH]: what they stand for.
+static void fill_operand(Check *c, int side, Fp8Type type, Fp8Scales scales, float *values) {
+    for (int i = 0; i < ROWS * DEPTH / FP8_BLOCK; i++) {
+        c->scales[side][i] = 1.0f / (float)(2 << (i + side) % 3);
+    }
+    for (int i = 0; i < ROWS * DEPTH; i++) {
+        int row = i / DEPTH, k = i % DEPTH;
+        float value = (float)((row * 7 + k * 5 + row * k * (side + 1)) % 7 - 3);
+        c->codes[side][i] = fp8_encode(value, type);
+        values[i] = value * c->scales[side][fp8_scale_index(scales, ROWS, DEPTH, row, k)];
+    }
 }
 
-// Whether a product of a type and E4M3 is exact.
-static bool check_product(Gpu *gpu, Fp8Type type, Error *err) {
-    const char *name = type == FP8_E4M3 ? "E4M3" : "E5M2";
-    typedef struct {
-        uint8_t a[SIDE * SIDE], b[SIDE * SIDE];
-        float d[SIDE * SIDE];
-        Fp8Live live[2];
-    } Product;
-    Product *host = calloc_or_die(1, sizeof(*host)), *device;
+// How many entries of the product are wrong.
+static int count_wrong(const float *d, const float *a, const float *b) {
+    int wrong = 0;
+    for (int i = 0; i < ROWS * ROWS; i++) {
+        float sum = 0;
+        for (int k = 0; k < DEPTH; k++) {
+            sum += a[i / ROWS * DEPTH + k] * b[i % ROWS * DEPTH + k];
+        }
+        wrong += !(d[i] == sum);
+    }
+    return wrong;
+}
+
+// Whether one of a layer's products is exact, and there is the form of it that a step takes.
+static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product,
+                          Error *err) {
+    const Product *kind = &products[product];
+    const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
+    const Fp8Scales scales_a = fp8_scales(p, kind->a), scales_b = fp8_scales(p, kind->b);
+    Check *host = calloc_or_die(1, sizeof(*host)), *device;
+    float *a = malloc_or_die(2 * sizeof(float) * ROWS * DEPTH), *b = a + ROWS * DEPTH;
     Error why;
     int wrong = 0;
-    for (int i = 0; i < SIDE * SIDE; i++) {
-        host->a[i] = fp8_encode(value(i / SIDE, i % SIDE, 1), type);
-        host->b[i] = fp8_encode(value(i / SIDE, i % SIDE, 2), FP8_E4M3);
-    }
-    host->live[0].scale_inv = 0.5f;
-    host->live[1].scale_inv = 0.25f;
+    fill_operand(host, 0, type_a, scales_a, a);
+    fill_operand(host, 1, type_b, scales_b, b);
     CUDA_CHECK(cudaMalloc((void **)&device, sizeof(*device)));
     gpu_send(gpu, device, host, sizeof(*device));
-    Gemm g = gemm_plain(SIDE, SIDE, SIDE, NULL, NULL, device->d);
-    g.a = device->a;
-    g.b = device->b;
-    g.type_a = gpu_fp8_type(type);
-    g.type_b = TYPE_E4M3;
+    Gemm g = gemm_plain(ROWS, ROWS, DEPTH, NULL, NULL, device->d);
+    g.a = device->codes[0];
+    g.b = device->codes[1];
+    g.type_a = gpu_fp8_type(type_a);
+    g.type_b = gpu_fp8_type(type_b);
     g.type_d = TYPE_F32;
     g.trans_b = true;
-    g.scale_a = &device->live[0].scale_inv;
-    g.scale_b = &device->live[1].scale_inv;
-    bool well = gemm_supported(gpu, g, &why) ||
-                fail(err, "FP8 self-check: no product of %s and E4M3: %s", name, why.text);
-    if (well) { gemm(gpu, g); }
-    gpu_fetch(gpu, host, device, sizeof(*host));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    for (int i = 0; i < SIDE * SIDE && well; i++) {
-        float sum = 0;
-        for (int k = 0; k < SIDE; k++) { sum += value(i / SIDE, k, 1) * value(i % SIDE, k, 2); }
-        wrong += !(host->d[i] == sum * 0.5f * 0.25f);
+    g.scale_a = device->scales[0];
+    g.scale_b = device->scales[1];
+    g.scales_a = scales_a;
+    g.scales_b = scales_b;
+    bool well = gemm_supported(gpu, g, &why);
+    if (well) {
+        gemm(gpu, g);
+        gpu_fetch(gpu, host, device, sizeof(*host));
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        wrong = count_wrong(host->d, a, b);
+    }
+    if (well && kind->b == OPERAND_W) { // in a step to BF16, and of GPT-2's blocks with an epilogue
+        bool forward = kind->a == OPERAND_X;
+        g.type_d = TYPE_BF16;
+        g.fast_accumulation = forward ? p->fast_forward : p->fast_backward;
+        if (p->config->arch == ARCH_GPT2 && lp->linear != LINEAR_HEAD) {
+            g.epilogue = forward ? EPILOGUE_BIAS : EPILOGUE_DGELU;
+            g.bias = forward ? device->bias : NULL;
+            g.aux = forward ? NULL : device->aux;
+        }
+        well = gemm_supported(gpu, g, &why);
     }
     CUDA_CHECK(cudaFree(device));
     free(host);
-    return well &&
-           (wrong == 0 ||
-            fail(err, "FP8 self-check: %d of %d entries of a product of %s and E4M3 are wrong",
-                 wrong, SIDE * SIDE, name));
+    free(a);
+    if (wrong > 0) { fail(&why, "%d of its %d entries are wrong", wrong, ROWS * ROWS); }
+    return (well && wrong == 0) ||
+           fail(err, "FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
+                type_a == FP8_E4M3 ? "E4M3" : "E5M2", type_b == FP8_E4M3 ? "E4M3" : "E5M2",
+                scales_a == SCALES_TENSOR ? "" : " by blocks", why.text);
 }
 
-bool fp8_self_check(Gpu *gpu, Error *err) {
+static bool check_products(Gpu *gpu, const Precision *p, Error *err) {
+    bool checked[PRODUCTS][2][2] = {0}; // by the operands' types
+    bool well = true;
+    for (int i = 0; i < p->count; i++) {
+        const LinearPrecision *lp = &p->linear[i];
+        for (int k = 0; k < PRODUCTS && lp->number == NUMBER_FP8; k++) {
+            bool *done = &checked[k][lp->type[products[k].a]][lp->type[products[k].b]];
+            bool fp8 = products[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;
+            if (fp8 && !*done) { well = well && check_product(gpu, p, lp, k, err); }
+            *done = true;
+        }
+    }
+    return well;
+}
+
+bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *err) {
+    const ModelConfig config = model_config(o);
+    Precision precision = precision_decide(o, &config, support);
     void *workspace = gpu->workspace;
     size_t bytes = gpu->workspace_bytes;
     gpu->workspace_bytes = (size_t)32 << 20;
     CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run's is not planned yet
-    bool well = check_product(gpu, FP8_E4M3, err) && check_product(gpu, FP8_E5M2, err);
+    bool well = check_products(gpu, &precision, err);
     CUDA_CHECK(cudaFree(gpu->workspace));
     gpu->workspace = workspace;
     gpu->workspace_bytes = bytes;
+    precision_free(&precision);
     return well;
 }
 

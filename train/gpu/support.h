@@ -17,8 +17,9 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 // --fp8-required the end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]);
 
-// Whether small FP8 products of this device, with scales, are exact.
-bool fp8_self_check(Gpu *gpu, Error *err);
+// Whether this device has the FP8 products that a run with these options takes, and small ones of
+// their kinds, with scales, are exact.
+bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *err);
 
 // Dies where the kernels cannot work with the model's sizes.
 void support_check_shapes(const ModelConfig *config);
