@@ -143,7 +143,7 @@ test_step_line_has_its_fields() {
     line="^step +[0-9]+/$steps \| loss $number \| norm $number \| lr $number \| [0-9]+ tok/s"
     line+=" \| $number ms \| "
     [[ $(grep -cE "${line}ETA [0-9hms]+$" log) -eq $((steps - 1)) &&
-        $(grep -E "${line}start [0-9.]+ s$" log | wc -l) -eq 1 ]] || fail "$(grep '^step' log | head -n 1)"
+        $(grep -cE "${line}start [0-9.]+ s$" log) -eq 1 ]] || fail "$(grep '^step' log | head -n 1)"
     # what does not change is said once
     grep -qE '^  model +[0-9]+ parameters, FP8, [0-9.e+]+ FLOPs a token$' log || fail "no model"
     grep -qE '^  memory +[0-9.]+ MiB' log || fail "no memory"
