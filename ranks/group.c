@@ -1,7 +1,9 @@
 #define _GNU_SOURCE // accept4
 
 #include "group.h"
+#include "../base/siphash.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
@@ -23,10 +26,10 @@ enum {
     HOST = 64,            // characters of a machine's name
     GUESTS = 64,          // connections at once that have not said yet who they are, at the least
     HELLO_MOST = 1 << 20, // bytes
+    CALL_MOST = 1 << 26,
 };
 
-// What a message is, beside data on a channel. A rank's first is a Hello: what else comes is no
-// rank's.
+// What a message is, beside data on a channel.
 enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST, KIND_HELLO = 0x4c384333 };
 
 typedef struct {
@@ -40,11 +43,16 @@ typedef struct Message {
     char data[]; // [head.bytes]
 } Message;
 
-// What a rank says first, and what rank 0 answers once all have come.
+// While ranks meet. A rank says hello, rank 0 answers, the rank says hello again with what it runs,
+// and rank 0 says, once all have come, why it refuses the meeting, or "". A hello names the number
+// that the other side has drawn for this connection, and only who has the secret can sign it: one
+// that was overheard is worth nothing on another connection.
 typedef struct {
+    uint64_t signature;            // of all that follows
+    uint64_t nonce[2], answers[2]; // the sender's number; the receiver's, 0 before it is known
     int32_t rank, ranks;
     char host[HOST];
-    char text[]; // what the rank runs; of rank 0: why it refuses the meeting, or ""
+    char text[];
 } Hello;
 
 typedef struct {
@@ -57,7 +65,9 @@ typedef struct {
 typedef struct {
     int file; // -1: none
     char host[HOST];
-    bool known, left, closed; // has said hello; goodbye; its connection has ended
+    uint64_t nonce[2], theirs[2]; // this side's of the connection, and the other's
+    bool known, left, closed;     // the meeting is over; has said goodbye; its connection has ended
+    bool asked, broken; // rank 0's guest has said its first hello; closed for what it has sent
     double heard;
     Beat beat;
     Message *coming; // of which `got` bytes, from head on, are here
@@ -70,6 +80,7 @@ struct Watch {
     int rank, ranks;
     int count; // of peers: rank 0 has one a rank, its own unused; the others have rank 0
     char host[HOST];
+    uint64_t secret[2];
     double limit, tick;
     Peer *peers;          // [count]; while ranks meet, rank 0's guests besides
     struct pollfd *polls; // by peer, and one more
@@ -107,33 +118,45 @@ static void set_timeout(int file, double seconds) {
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
 }
 
-// A socket that listens on an address; -1: errno says why, EINVAL where it is a name.
-static int listen_on(const char *address, int port) {
-    struct addrinfo *found;
-    int why = EINVAL, file;
-    if (resolve(address, port, AI_NUMERICHOST, &found) == 0) {
-        file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+static bool is_loopback(const struct sockaddr *a) {
+    return a->sa_family == AF_INET6
+               ? IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr)
+               : ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
+}
+
+// A socket that listens on an address, or on the first of a name's that is this machine's and that
+// others may know; -1: errno says why, EINVAL where there is none to try.
+static int listen_on(const char *host, int port, bool name) {
+    struct addrinfo *found = NULL;
+    int file = -1, why = EINVAL;
+    if (resolve(host, port, name ? 0 : AI_NUMERICHOST, &found) != 0) { found = NULL; }
+    for (const struct addrinfo *a = found; a != NULL && file < 0 && why != EADDRINUSE;
+         a = a->ai_next) {
+        if (name && is_loopback(a->ai_addr)) { continue; }
+        file = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         set_option(file, SOL_SOCKET, SO_REUSEADDR, 1);
-        if (found->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
-        bool ok = file >= 0 && bind(file, found->ai_addr, found->ai_addrlen) == 0 &&
+        if (a->ai_family == AF_INET6) { set_option(file, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+        bool ok = file >= 0 && bind(file, a->ai_addr, a->ai_addrlen) == 0 &&
                   listen(file, SOMAXCONN) == 0;
         why = errno;
-        freeaddrinfo(found);
-        if (ok) { return file; }
-        if (file >= 0) { close(file); }
+        if (!ok && file >= 0) { close(file); }
+        if (!ok) { file = -1; }
     }
+    if (found != NULL) { freeaddrinfo(found); }
     errno = why;
-    return -1;
+    return file;
 }
 
 int group_listen(const char *host, int *port, Error *err) {
     struct sockaddr_in6 address; // its port is where that of sockaddr_in is
     socklen_t length = sizeof(address);
-    int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port);
-    if (file < 0 && errno == EINVAL) { // a name: every address, of IPv4 alone without IPv6
-        file = listen_on("::", *port);
-        bool no_ipv6 = file < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL);
-        if (no_ipv6) { file = listen_on("0.0.0.0", *port); }
+    int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port, false);
+    if (file < 0 && errno == EINVAL) {
+        file = listen_on(host, *port, true);
+        bool elsewhere = file < 0 && (errno == EINVAL || errno == EADDRNOTAVAIL);
+        if (elsewhere) { file = listen_on("::", *port, false); }
+        bool no_ipv6 = elsewhere && file < 0 && errno != EADDRINUSE;
+        if (no_ipv6) { file = listen_on("0.0.0.0", *port, false); }
     }
     if (file >= 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0) {
         *port = ntohs(address.sin6_port);
@@ -176,6 +199,7 @@ static int connect_once(const char *host, int port, double until, const char **w
 static void send_message(Peer *p, bool wait, int kind, const void *data, size_t size) {
     Header head = {kind, (uint32_t)size};
     size_t sent = 0, bytes = sizeof(head) + size;
+    assert(size <= CALL_MOST);
     if (p->file < 0) { return; }
     if (wait) {
         pthread_mutex_lock(&p->sending);
@@ -201,12 +225,19 @@ static void send_all(Watch *w, int kind, const void *data, size_t bytes) {
     for (int r = 0; r < w->count; r++) { send_message(&w->peers[r], false, kind, data, bytes); }
 }
 
+static uint64_t sign(const Watch *w, const Hello *h, size_t bytes) {
+    return siphash(w->secret, h->nonce, bytes - offsetof(Hello, nonce));
+}
+
 static void send_hello(Watch *w, Peer *p, const char *text) {
     size_t bytes = sizeof(Hello) + strlen(text) + 1;
     Hello *h = calloc_or_die(1, bytes);
     *h = (Hello){.rank = w->rank, .ranks = w->ranks};
+    memcpy(h->nonce, p->nonce, sizeof(h->nonce));
+    memcpy(h->answers, p->theirs, sizeof(h->answers));
     memcpy(h->host, w->host, HOST);
     strcpy(h->text, text);
+    h->signature = sign(w, h, bytes);
     send_message(p, true, KIND_HELLO, h, bytes);
     free(h);
 }
@@ -224,38 +255,60 @@ static void wait_for_input(Watch *w, int peers, int other, double until) {
     pthread_mutex_lock(&w->mutex);
 }
 
+// Whether a message of this kind and length can come now. Rank 0 leaves last, and it alone says who
+// is lost.
+static bool check_header(const Watch *w, const Peer *p, const Header *h) {
+    if ((h->kind == KIND_HELLO) == p->known) { return false; }
+    switch (h->kind) {
+    case KIND_HELLO: return h->bytes > sizeof(Hello) && h->bytes <= HELLO_MOST;
+    case KIND_BEAT: return h->bytes == sizeof(Beat);
+    case KIND_BYE: return h->bytes == 0 && (w->rank == 0 || w->leaving);
+    case KIND_LOST: return h->bytes > 0 && h->bytes <= sizeof(Error) && w->rank > 0;
+    default: return h->kind >= 0 && h->kind < CHANNELS && h->bytes <= CALL_MOST;
+    }
+}
+
+// What is in it, for what is read of it here: texts end, and numbers are in range.
+static bool check_content(const Message *m) {
+    const Beat *b = (const Beat *)m->data;
+    const Hello *h = (const Hello *)m->data;
+    bool ends = m->head.bytes > 0 && m->data[m->head.bytes - 1] == '\0';
+    switch (m->head.kind) {
+    case KIND_HELLO: return ends && h->host[HOST - 1] == '\0';
+    case KIND_BEAT: return ends && b->doing >= 0 && b->doing <= DOING_PAUSE && b->age >= 0;
+    case KIND_LOST: return ends;
+    default: return true;
+    }
+}
+
 // The next whole message of a peer, to be freed. NULL: it has not come yet, or its connection has
 // ended, or what has come is no rank's, which ends it too.
-static Message *read_message(Peer *p) {
+static Message *read_message(const Watch *w, Peer *p) {
     while (!p->closed) {
         if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
         Message *m = p->coming;
-        size_t due = sizeof(Header) + m->head.bytes; // 0 until the header is here
+        bool header = p->got < sizeof(Header);
+        size_t due = sizeof(Header) + (header ? 0 : m->head.bytes);
         ssize_t n = recv(p->file, (char *)&m->head + p->got, due - p->got, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return NULL; }
         p->closed = n <= 0;
         if (p->closed) { return NULL; }
         p->heard = wall_seconds();
         p->got += (size_t)n;
-        bool header = p->got == sizeof(Header);
-        bool hello = m->head.kind == KIND_HELLO && m->head.bytes > sizeof(Hello) &&
-                     m->head.bytes <= HELLO_MOST;
-        p->closed = header && !p->known && !hello;
-        if (header && m->head.bytes > 0) {
-            p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
-        } else if (p->got == due) {
+        if (p->got < due) { continue; }
+        bool whole = !header || m->head.bytes == 0;
+        p->broken = (header && !check_header(w, p, &m->head)) || (whole && !check_content(m));
+        p->closed = p->broken;
+        if (whole && !p->broken) {
             p->coming = NULL;
             p->got = 0;
             return m;
         }
+        if (!whole && !p->broken) {
+            p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
+        }
     }
     return NULL;
-}
-
-static const Hello *hello_of(Message *m) {
-    Hello *h = (Hello *)m->data;
-    h->host[HOST - 1] = m->data[m->head.bytes - 1] = '\0';
-    return h;
 }
 
 static void close_peer(Peer *p) {
@@ -298,7 +351,7 @@ void watch_lost(Watch *w, const char *fallback) {
 // Reads what has come from a rank, and notices its end.
 static void read_peer(Watch *w, int rank) {
     Peer *p = &w->peers[rank];
-    for (Message *m, **last; (m = read_message(p)) != NULL;) {
+    for (Message *m, **last; (m = read_message(w, p)) != NULL;) {
         switch (m->head.kind) {
         case KIND_BEAT: memcpy(&p->beat, m->data, sizeof(Beat)); break;
         case KIND_BYE: p->left = true, w->left = p->heard; break;
@@ -311,6 +364,7 @@ static void read_peer(Watch *w, int rank) {
         free(m);
         pthread_cond_broadcast(&w->changed);
     }
+    if (p->broken) { end_for(w, rank, "has sent what no rank sends", 0); }
     if (!p->closed || p->left) { return; }
     // A fault that all ranks share is said by their main threads, this one's too.
     pthread_mutex_unlock(&w->mutex);
@@ -473,6 +527,7 @@ bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
     }
     free(all);
     group_broadcast(g, channel, &verdict, sizeof(verdict));
+    verdict.text[sizeof(Error) - 1] = '\0';
     return verdict.text[0] == '\0' || fail(err, "%s", verdict.text);
 }
 
@@ -493,6 +548,19 @@ static int list_missing(const Watch *w, char *text, size_t room) {
     return count;
 }
 
+void group_draw(uint64_t number[2]) {
+    size_t bytes = 2 * sizeof(*number);
+    if (getrandom(number, bytes, 0) != (ssize_t)bytes) {
+        die("no random numbers: %s", strerror(errno));
+    }
+}
+
+static bool is_answer(const Watch *w, const Peer *p, const Message *m) {
+    const Hello *h = (const Hello *)m->data;
+    return h->signature == sign(w, h, m->head.bytes) &&
+           memcmp(h->answers, p->nonce, sizeof(p->nonce)) == 0;
+}
+
 // A guest becomes the rank that it says it is. A rank that runs something else is told when all
 // have come: err is filled. False: no rank can take that place.
 static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *err) {
@@ -507,7 +575,8 @@ static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Er
                     p->host, h->host);
     }
     p->file = guest->file;
-    p->known = true;
+    memcpy(p->nonce, guest->nonce, sizeof(p->nonce));
+    memcpy(p->theirs, h->nonce, sizeof(p->theirs));
     memcpy(p->host, h->host, HOST);
     guest->file = -1;
     for (; h->text[at] == identity[at] && identity[at] != '\0'; at++) {
@@ -547,15 +616,22 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
         wait_for_input(w, all, listener, fmin(until, tell));
         for (int i = 0; ok && i < all; i++) {
             Peer *p = &w->peers[i];
-            Message *m = w->polls[i].revents != 0 ? read_message(p) : NULL;
-            if (m != NULL && !p->known) {
-                ok = seat(w, p, hello_of(m), identity, err);
+            Message *m = w->polls[i].revents != 0 ? read_message(w, p) : NULL;
+            const Hello *h = m != NULL ? (const Hello *)m->data : NULL;
+            if (h != NULL && i >= w->ranks && is_answer(w, p, m)) {
+                ok = seat(w, p, h, identity, err);
                 if (!ok) { send_hello(w, p, err->text); }
+            } else if (h != NULL) { // anyone may ask once for what to answer
+                p->closed = i < w->ranks || p->asked;
+                p->asked = true;
+                memcpy(p->theirs, h->nonce, sizeof(p->theirs));
+                if (!p->closed) { send_hello(w, p, ""); }
             }
             free(m);
             if (!p->closed) { continue; }
             if (i >= w->ranks) {
-                warn("a connection to %s was not a rank's, and is ignored", place);
+                warn("a connection to %s was not a rank's with this LLM8_SECRET, and is ignored",
+                     place);
             }
             close_peer(p); // a rank that came and died may come again
         }
@@ -564,6 +640,7 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
             Peer *guest = &w->peers[w->ranks + guests++ % (all - w->ranks)];
             close_peer(guest);
             guest->file = file;
+            group_draw(guest->nonce);
             set_timeout(file, 10);
         }
     }
@@ -575,6 +652,49 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
     return err->text[0] == '\0';
 }
 
+// Over a connection. *itself: it has no other end, for a socket can connect to itself, on a port
+// that no one listens on.
+static bool introduce(Watch *w, const char *host, int port, const char *identity, double patience,
+                      bool *itself, Error *err) {
+    Peer *p = &w->peers[0];
+    group_draw(p->nonce);
+    send_hello(w, p, "");
+    for (bool told = false;; told = true) {
+        Message *m = NULL;
+        while (m == NULL && !p->closed && wall_seconds() < patience) {
+            wait_for_input(w, 1, -1, patience);
+            errno = 0;
+            m = read_message(w, p);
+        }
+        if (m == NULL && p->got > 0) {
+            return fail(err,
+                        "what answers at %s port %d is not rank 0 of an llm8.c run: are "
+                        "MASTER_ADDR and MASTER_PORT right?",
+                        host, port);
+        }
+        if (m == NULL) {
+            const char *why = !p->closed   ? "it said nothing"
+                              : errno == 0 ? "it closed the connection"
+                                           : strerror(errno);
+            return fail(err, "rank 0 at %s port %d gave no answer before all ranks had come: %s",
+                        host, port, why);
+        }
+        const Hello *h = (const Hello *)m->data;
+        bool answer = is_answer(w, p, m) && h->rank == 0, last = told || !answer;
+        *itself = memcmp(h->nonce, p->nonce, sizeof(p->nonce)) == 0;
+        memcpy(p->theirs, h->nonce, sizeof(p->theirs));
+        memcpy(p->host, h->host, HOST);
+        fail(err, "%s", h->text);
+        free(m);
+        if (!answer) {
+            fail(err, "what answers at %s port %d has another LLM8_SECRET than this rank", host,
+                 port);
+        }
+        if (last) { return err->text[0] == '\0'; }
+        send_hello(w, p, identity);
+    }
+}
+
 static bool meet_as_other(Watch *w, const char *host, int port, const char *identity,
                           double seconds, Error *err) {
     const char *why = "";
@@ -584,35 +704,10 @@ static bool meet_as_other(Watch *w, const char *host, int port, const char *iden
         p->file = connect_once(host, port, until, &why);
         now = wall_seconds();
         if (p->file >= 0) {
-            Message *m = NULL;
-            double patience = until + seconds / 8 + 5;
-            send_hello(w, p, identity);
-            while (m == NULL && !p->closed && wall_seconds() < patience) {
-                wait_for_input(w, 1, -1, patience);
-                errno = 0;
-                m = read_message(p);
-            }
-            if (m == NULL && p->got > 0) {
-                return fail(err,
-                            "what answers at %s port %d is not rank 0 of an llm8.c run: are "
-                            "MASTER_ADDR and MASTER_PORT right?",
-                            host, port);
-            }
-            if (m == NULL) {
-                why = !p->closed   ? "it said nothing"
-                      : errno == 0 ? "it closed the connection"
-                                   : strerror(errno);
-                return fail(err,
-                            "rank 0 at %s port %d gave no answer before all ranks had come: %s",
-                            host, port, why);
-            }
-            const Hello *h = hello_of(m);
-            bool rank_0 = h->rank == 0;
-            memcpy(p->host, h->host, HOST);
-            fail(err, "%s", h->text);
-            free(m);
-            if (rank_0) { return err->text[0] == '\0'; }
-            close_peer(p); // a socket can connect to itself, on a port that no one listens on
+            bool itself = false,
+                 met = introduce(w, host, port, identity, until + seconds / 8 + 5, &itself, err);
+            if (!itself) { return met; }
+            close_peer(p);
         } else if (now + pause >= until) {
             return fail(err,
                         "rank 0 was not reached at %s port %d within %.0f s "
@@ -628,13 +723,14 @@ static bool meet_as_other(Watch *w, const char *host, int port, const char *iden
 }
 
 bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const char *identity, double seconds, Error *err) {
+                const uint64_t secret[2], const char *identity, double seconds, Error *err) {
     *g = (Group){.rank = rank, .ranks = ranks};
     if (ranks == 1) { return true; }
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = rank,
                  .ranks = ranks,
                  .count = rank == 0 ? ranks : 1,
+                 .secret = {secret[0], secret[1]},
                  .tick = fmin(0.25, seconds / 16),
                  .mutex = PTHREAD_MUTEX_INITIALIZER,
                  .changed = PTHREAD_COND_INITIALIZER};

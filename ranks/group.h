@@ -2,9 +2,9 @@
 // they agree on then, and the watchdog. What the GPUs exchange is train/gpu/comm.h.
 //
 // Rank 0 listens; every other rank connects to it and says which rank it is. Once all have come
-// and run the same program with the same options, the group is whole. Nothing is encrypted or
-// secret: whoever can reach the port while the ranks meet can disturb a start, so the port belongs
-// inside a cluster.
+// and run the same program with the same options, the group is whole. Each side of a connection
+// proves that it has the ranks' secret, where they have one. Nothing is encrypted or signed after
+// that, so the port belongs inside a cluster. A message that no rank would send ends the run.
 //
 // A thread of each rank reads its connections. It is the watchdog: it tells rank 0 how far its rank
 // is, four times a second, and ends the process when some rank is lost. NCCL's own error query
@@ -28,16 +28,20 @@ typedef struct Group {
 } Group;
 
 // A socket on which rank 0 listens; *port 0 becomes any free one. An address, or localhost, is
-// listened on alone; a machine's name can mean another address here than elsewhere (Debian's is
-// 127.0.1.1), so that all are. -1: err says why.
+// listened on alone, and so is a name's. Where the name means none of this machine's addresses
+// here, or a loopback one (Debian's own name is 127.0.1.1), others know it by another address, and
+// all are listened on. -1: err says why.
 int group_listen(const char *host, int *port, Error *err);
 
+// Two random words.
+void group_draw(uint64_t number[2]);
+
 // Meets the others at host:port within `seconds`, which is the watchdog's limit from then on.
-// listener: rank 0's, where there is one already, else -1. identity: lines of text, the same on
-// every rank, that say what it runs. On failure every rank that came gets the reason, which names
-// the ranks that are missing or differ.
+// listener: rank 0's, where there is one already, else -1. secret: 0, where there is none.
+// identity: lines of text, the same on every rank, that say what it runs. On failure every rank
+// that came gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const char *identity, double seconds, Error *err);
+                const uint64_t secret[2], const char *identity, double seconds, Error *err);
 // Says goodbye to the others, who then do not take this rank's end for a loss. Rank 0 leaves last.
 void group_close(Group *g);
 

@@ -91,8 +91,14 @@ static bool read_family(Ranks *r, const Family *f, Error *err) {
 
 // Where rank 0 is met, when several ranks are.
 static bool read_meeting(Ranks *r, Error *err) {
-    const char *host = variable("MASTER_ADDR"), *list = NULL;
+    const char *host = variable("MASTER_ADDR"), *list = NULL, *secret = variable("LLM8_SECRET");
+    bool digits = secret != NULL && strspn(secret, "0123456789abcdefABCDEF") == 32;
     r->port = DEFAULT_PORT;
+    if (secret != NULL && !(digits && strlen(secret) == 32 &&
+                            sscanf(secret, "%16lx%16lx", &r->secret[0], &r->secret[1]) == 2)) {
+        return fail(err, "LLM8_SECRET: must be 32 hexadecimal digits, as openssl rand -hex 16 "
+                         "prints them, on every rank the same");
+    }
     if (r->source == families[SLURM].starter) {
         const char *job = variable("SLURM_JOB_ID");
         list = variable("SLURM_STEP_NODELIST");
@@ -107,8 +113,9 @@ static bool read_meeting(Ranks *r, Error *err) {
         return fail(err, "MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
     }
     if (host == NULL && r->local_ranks == r->ranks) { host = "127.0.0.1"; }
-    if (host != NULL) {
-        snprintf(r->host, sizeof(r->host), "%s", host);
+    if (host != NULL) { // of IPv6 perhaps in brackets
+        int length = (int)strlen(host), bracket = *host == '[' && host[length - 1] == ']';
+        snprintf(r->host, sizeof(r->host), "%.*s", length - 2 * bracket, host + bracket);
         return true;
     }
     if (list == NULL) {
@@ -241,6 +248,7 @@ static void start_ranks(Ranks *r, int *listener) {
     sigset_t signals, old;
     *listener = r->rank == 0 ? group_listen(r->host, &r->port, &err) : -1;
     if (r->rank == 0 && *listener < 0) { die("%s", err.text); }
+    if (r->local_ranks == r->ranks) { group_draw(r->secret); }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
     sigaddset(&signals, SIGCHLD);
@@ -298,7 +306,13 @@ void launch(Ranks *r, Group *group, Options *options) {
         }
     }
     fclose(file);
-    if (!group_open(group, r->rank, r->ranks, r->host, r->port, listener, identity,
+    if (r->rank == 0 && !o->quiet && (r->secret[0] | r->secret[1]) == 0) {
+        printf("note: LLM8_SECRET is not set: who reaches %s port %d while the ranks meet can take "
+               "part\n",
+               r->host, r->port);
+        fflush(stdout);
+    }
+    if (!group_open(group, r->rank, r->ranks, r->host, r->port, listener, r->secret, identity,
                     o->distributed_timeout, &err)) {
         die("%s", err.text);
     }

@@ -9,10 +9,11 @@
 // The first of these that is set counts. Rank 0 is met at MASTER_ADDR:MASTER_PORT (two ports on
 // where torchrun itself listens there: TORCHELASTIC_USE_AGENT_STORE=True); they may be left out on
 // one machine, and under Slurm, where the step's first host and a port from the job's number stand
-// in. What does not fit together is refused, naming the variables.
+// in. LLM8_SECRET, 32 hexadecimal digits, is the ranks' secret. What does not fit together is
+// refused, naming the variables.
 //
-// With --gpus N, where none is set, this process is the starter: it forks N ranks and waits. On
-// each of several machines it takes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT besides. It
+// With --gpus N, where none is set, this process is the starter: it draws a secret, forks N ranks
+// and waits. On each of several machines it takes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT besides. It
 // passes the stop_signals on. When a rank fails it says which and how, and ends the others; its
 // exit status is that of the first rank that failed, or 128 plus its signal. No rank outlives the
 // starter: the kernel kills them with it.
@@ -32,6 +33,7 @@ typedef struct {
     int local_rank, local_ranks; // of this one; 0: how many is not known
     char host[256];              // where rank 0 is met
     int port;                    // 0: any free one
+    uint64_t secret[2];          // the ranks' (LLM8_SECRET, or the starter's); 0: none
     const char *source;          // who started them
     bool starts;                 // this process is to start --gpus ranks, from `rank` on
 } Ranks;

@@ -69,6 +69,7 @@ typedef struct {
     const char *host;
     double seconds;
     const int *numbers;
+    uint64_t secret[2];
 } Place;
 
 static inline Place place_at(const char *host, int ranks, double seconds) {
@@ -87,8 +88,8 @@ static inline Group *join(const Place *p, int number, const char *identity) {
     int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
     if (rank != 0) { close(p->listener); }
-    if (!group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, identity,
-                    p->seconds, &err)) {
+    if (!group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, p->secret,
+                    identity, p->seconds, &err)) {
         die("%s", err.text);
     }
     return &g;

@@ -1,9 +1,18 @@
 // Ranks as processes that find each other over TCP, and what they agree on then: every address
 // family, every way in which the meeting can fail, and who is told what.
+#define _GNU_SOURCE // RTLD_NEXT
+
+#include "../base/rng.h"
+#include "../base/siphash.h"
 #include "processes.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 static int join_as_told(int number, void *argument) {
@@ -71,28 +80,59 @@ TEST(ranks_meet_and_agree) {
     }
 }
 
-// A name that is no address is listened for on all of them, so that others may know it by another.
-TEST(names_are_heard_everywhere) {
-    char name[64];
-    gethostname(name, sizeof(name));
-    Error err;
-    int port = 0, listener = group_listen(name, &port, &err);
-    CHECK(listener >= 0);
-    static const char *const ways[] = {"127.0.0.1", "127.0.0.9", "::1"};
+// What names mean here: those of the test below, and all others what they do.
+static char own_address[INET_ADDRSTRLEN];
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                struct addrinfo **found) {
+    static const char *const names[][2] = {{"here.test", own_address},
+                                           {"loopback.test", "127.0.1.1"},
+                                           {"elsewhere.test", "192.0.2.77"}};
+    bool name = (hints->ai_flags & AI_NUMERICHOST) == 0;
     for (int i = 0; i < 3; i++) {
-        int file = connect_to(ways[i], port);
-        CHECK(file >= 0);
-        close(file);
+        if (name && strcmp(host, names[i][0]) == 0) { host = names[i][1]; }
     }
-    close(listener);
-    port = 0;
-    listener = group_listen("127.0.0.9", &port, &err);
-    CHECK(connect_to("127.0.0.1", port) < 0);
-    close(listener);
+    return ((__typeof__(getaddrinfo) *)dlsym(RTLD_NEXT, "getaddrinfo"))(host, service, hints,
+                                                                        found);
 }
 
-// ---- meetings
-// ------------------------------------------------------------------------------------
+// Rank 0 listens on what its name means, and everywhere where that is nothing others could reach.
+TEST(names_are_listened_on) {
+    static const struct {
+        const char *name;
+        bool alone;
+    } rows[] = {{"here.test", true},
+                {"127.0.0.9", true},
+                {"::1", true},
+                {"localhost", true},
+                {"loopback.test", false},
+                {"elsewhere.test", false},
+                {"a name that nobody knows", false}};
+    struct ifaddrs *list = NULL;
+    CHECK_EQUAL(getifaddrs(&list), 0);
+    for (const struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)i->ifa_addr;
+        bool ours = in != NULL && in->sin_family == AF_INET && !(i->ifa_flags & IFF_LOOPBACK);
+        if (ours) { inet_ntop(AF_INET, &in->sin_addr, own_address, sizeof(own_address)); }
+    }
+    freeifaddrs(list);
+    EACH (row, rows) {
+        Error err = {""};
+        int port = 0, heard = 0;
+        const char *ways[] = {own_address, "127.0.0.1", "127.0.0.9", "::1"};
+        if (row == rows && own_address[0] == '\0') { continue; } // no network here
+        int listener = group_listen(row->name, &port, &err);
+        CHECK_TEXT(err.text, "");
+        for (int i = own_address[0] == '\0'; i < 4; i++) {
+            int file = connect_to(ways[i], port);
+            heard += file >= 0;
+            if (file >= 0) { close(file); }
+        }
+        CHECK_EQUAL(heard, row->alone ? 1 : 3 + (own_address[0] != '\0'));
+        close(listener);
+    }
+}
+
+// ---- meetings -----------------------------------------------------------------------------------
 
 static int at_another_place(int rank, void *argument) {
     Group *g = join(argument, rank, "");
@@ -113,14 +153,25 @@ static int of_another_size(int rank, void *argument) {
     return join_as_told(rank, &p);
 }
 
-// What a port scanner or a browser sends, or nothing.
+static int with_another_secret(int rank, void *argument) {
+    Place p = *(const Place *)argument;
+    p.secret[rank] = 1;
+    return join_as_told(rank, &p);
+}
+
+// What a port scanner or a browser sends, in one piece or with a pause in a header; or nothing.
 static int strangers(int number, void *argument) {
     const Place *p = argument;
+    if (number == 1) { usleep(200000); }
     if (number < 2) { return join_as_told(number, argument); }
     int file = connect_to(p->host, p->port);
     char noise[2000];
     memset(noise, 'G', sizeof(noise));
-    if (number == 2) { send(file, noise, sizeof(noise), MSG_NOSIGNAL); }
+    if (number == 4) {
+        send(file, noise, 6, MSG_NOSIGNAL);
+        usleep(50000);
+    }
+    if (number != 3) { send(file, noise, sizeof(noise), MSG_NOSIGNAL); }
     close(file);
     return 0;
 }
@@ -147,7 +198,7 @@ static const struct {
     Body *body;
     int ranks;
     double seconds;
-    int processes, numbers[4], status[4];
+    int processes, numbers[5], status[5];
     const char *says[TOLD];
 } meetings[] = {
     MEETING(join_as_told, 8, 0.4, (0, 1, 4), (1, 1, 1),
@@ -164,7 +215,11 @@ static const struct {
             "was started as one of 5 ranks, rank 0 as one of 3"),
     MEETING(join_as_told, 3, 3, (0, 1, 1), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
             "two processes say that they are rank 1: one on "),
-    MEETING(strangers, 2, 10, (0, 1, 2, 3), (0, 0, 0, 0), NULL),
+    MEETING(with_another_secret, 2, 0.4, (0, 1), (1, 1),
+            "rank 0: error: rank 1 of 2 did not come to 127.0.0.1 port ",
+            "rank 1: error: what answers at 127.0.0.1 port ",
+            " has another LLM8_SECRET than this rank"),
+    MEETING(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
     MEETING(dies_and_comes_again, 3, 10, (0, 1, 1, 2), (0, 128 + SIGALRM, 0, 0), NULL),
 };
 
@@ -205,6 +260,64 @@ TEST(silent_strangers_hold_up_nobody) {
         }
         for (int i = 0; i < SILENT; i++) { close(files[i]); }
     }
+}
+
+TEST(siphash_is_that_of_the_paper) {
+    uint64_t key[2];
+    unsigned char bytes[16];
+    for (int i = 0; i < 16; i++) { bytes[i] = (unsigned char)i; }
+    memcpy(key, bytes, sizeof(key));
+    CHECK(siphash(key, bytes, 15) == 0xa129ca6149be45e5); // appendix A
+    CHECK(siphash(key, bytes, 16) != siphash(key, bytes, 15));
+}
+
+// Between rank 1 and rank 0, keeps what rank 1 says.
+static int listener_between, port_between;
+static int overhear(int number, void *argument) {
+    Place p = *(const Place *)argument;
+    if (number == 1) { p.port = port_between; }
+    if (number < 2) { return join_as_told(number, &p); }
+    close(p.listener);
+    FILE *heard = fopen("heard", "wb");
+    struct pollfd polls[] = {{.fd = accept(listener_between, NULL, NULL), .events = POLLIN},
+                             {.fd = connect_to(p.host, p.port), .events = POLLIN}};
+    char part[4096];
+    for (ssize_t n = 1; n > 0;) {
+        poll(polls, 2, -1);
+        int from = polls[0].revents != 0 ? 0 : 1;
+        n = recv(polls[from].fd, part, sizeof(part), 0);
+        if (n > 0) { send(polls[1 - from].fd, part, (size_t)n, MSG_NOSIGNAL); }
+        if (n > 0 && from == 0) { fwrite(part, (size_t)n, 1, heard); }
+    }
+    return fclose(heard);
+}
+
+// Says it again, to another rank 0 of the same secret.
+static int repeat(int number, void *argument) {
+    const Place *p = argument;
+    if (number == 0) { return join_as_told(number, argument); }
+    close(p->listener);
+    Blob b = blob_read("heard");
+    int file = connect_to(p->host, p->port);
+    char part[4096];
+    send(file, b.bytes, b.size, MSG_NOSIGNAL);
+    while (recv(file, part, sizeof(part), 0) > 0) {}
+    return b.size < 100;
+}
+
+TEST(an_overheard_rank_is_not_repeated) {
+    Error err;
+    Processes run;
+    Place p = place_at("127.0.0.1", 2, 5);
+    listener_between = group_listen("127.0.0.1", &port_between, &err);
+    free(processes_meet(&run, 3, overhear, &p));
+    for (int i = 0; i < 3; i++) { CHECK_EQUAL(run.status[i], 0); }
+    close(listener_between);
+    p = place_at("127.0.0.1", 2, 0.5);
+    FREED char *log = processes_meet(&run, 2, repeat, &p);
+    CHECK_EQUAL(run.status[0], 1);
+    CHECK_EQUAL(run.status[1], 0);
+    CHECK_CONTAINS(log, "rank 0: error: rank 1 of 2 did not come");
 }
 
 TEST(a_wrong_place_is_named) {
@@ -252,4 +365,126 @@ TEST(a_taken_port_is_named) {
     free(log);
     close(file);
     close(other);
+}
+
+// ---- messages -----------------------------------------------------------------------------------
+
+// What one of two ranks sends after the meeting, and the other must not take for a rank's.
+enum { BEAT = CHANNELS, BYE, LOST, HELLO = 0x4c384333 }; // as ranks/group.c numbers them
+static const struct {
+    int sender, kind;
+    uint32_t bytes;
+    int fill; // every byte, or those
+    size_t from, to;
+} junk[] = {
+    {1, -1, 0, 0, 0, 0},
+    {1, LOST + 1, 0, 0, 0, 0},
+    {1, INT32_MAX, 8, 'x', 0, 0},
+    {0, INT32_MIN, 8, 'x', 0, 0},
+    {1, HELLO, 200, 0, 0, 0},
+    {1, BEAT, 0, 0, 0, 0},
+    {0, BEAT, 63, 0, 0, 0},
+    {1, BEAT, 64, 0xff, 8, 16}, // not a number of seconds
+    {1, BEAT, 64, 3, 16, 17},   // at nothing that there is
+    {1, BEAT, 64, 0xff, 19, 20},
+    {1, BEAT, 64, 'x', 20, 64}, // a text without end
+    {1, BYE, 4, 0, 0, 0},
+    {0, BYE, 0, 0, 0, 0},  // it leaves last
+    {1, LOST, 4, 0, 0, 0}, // rank 0 alone says that
+    {0, LOST, 0, 0, 0, 0},
+    {0, LOST, 4, 'x', 0, 0},
+    {0, LOST, 8000, 0, 0, 0},
+    {1, CHANNEL_MAIN, UINT32_MAX, 0, 0, 0},
+    {0, CHANNEL_SAVE, UINT32_MAX, 'x', 0, 0},
+    {1, CHANNEL_MAIN, sizeof(Error), 'x', 0, 0}, // a verdict without end
+    {0, CHANNEL_MAIN, sizeof(Error), 'x', 0, 0},
+};
+
+// One of them, or many messages of random kinds, lengths and bytes.
+typedef struct {
+    int number, sender;
+    Place place;
+    Processes run;
+} Junk;
+enum { TABLE = COUNT(junk), NOISES = 16 };
+
+// The connection of a group of two ranks, which is this process's only one to or at the port.
+static int connection_at(int port) {
+    struct sockaddr_in ends[2];
+    for (int file = 3; file < 256; file++) {
+        socklen_t length = sizeof(ends[0]);
+        if (getsockname(file, (struct sockaddr *)&ends[0], &length) == 0 &&
+            getpeername(file, (struct sockaddr *)&ends[1], &length) == 0 &&
+            (ntohs(ends[0].sin_port) == port || ntohs(ends[1].sin_port) == port)) {
+            return file;
+        }
+    }
+    die("no connection");
+}
+
+static void send_junk(int number, int file) {
+    static const int kinds[] = {CHANNEL_MAIN, CHANNEL_SAVE, BEAT, BYE, LOST, LOST + 1, -1, HELLO};
+    static const uint32_t sizes[] = {0, 4, sizeof(Error), 63, 64, 65, 5000, 1 << 30, UINT32_MAX};
+    static struct {
+        int32_t kind;
+        uint32_t bytes;
+        unsigned char data[8192];
+    } m;
+    for (uint64_t i = 0; i < (number < TABLE ? 1 : 40); i++) {
+        uint64_t random = rng_bits((uint64_t)number, i);
+        memset(&m, 0, sizeof(m));
+        if (number < TABLE) {
+            size_t from = junk[number].from, to = junk[number].to;
+            m.kind = junk[number].kind;
+            m.bytes = junk[number].bytes;
+            memset(m.data + from, junk[number].fill, (to > 0 ? to : sizeof(m.data)) - from);
+        } else {
+            m.kind = kinds[random % COUNT(kinds)];
+            m.bytes = sizes[(random >> 8) % COUNT(sizes)];
+            for (uint64_t b = 0; b < sizeof(m.data); b++) {
+                m.data[b] = (unsigned char)rng_bits(random, b);
+            }
+        }
+        size_t bytes = (size_t)min64(m.bytes, sizeof(m.data));
+        send(file, &m, 2 * sizeof(int32_t) + bytes, MSG_NOSIGNAL);
+    }
+}
+
+static int take_junk(int rank, void *argument) {
+    const Junk *j = argument;
+    Group *g = join(&j->place, rank, "");
+    Error err;
+    alarm(20); // should nothing end it
+    if (rank == j->sender) {
+        send_junk(j->number, connection_at(j->place.port));
+        usleep(400000);
+        _exit(0);
+    }
+    bool agrees = j->number >= TABLE || junk[j->number].bytes == sizeof(Error);
+    if (agrees) { group_agree(g, CHANNEL_MAIN, true, &err); }
+    usleep(200000);
+    group_close(g);
+    return 0;
+}
+
+TEST(junk_of_a_rank_harms_nobody) {
+    static Junk all[TABLE + NOISES];
+    EACH (j, all) {
+        j->number = (int)(j - all);
+        j->sender = j->number < TABLE ? junk[j->number].sender : j->number % 2;
+        j->place = place_at("127.0.0.1", 2, 4);
+        processes_start(&j->run, 2, text_of("said.%d", j->number), take_junk, j);
+        close(j->place.listener);
+    }
+    EACH (j, all) {
+        processes_wait(&j->run);
+        FREED char *log = processes_log(&j->run);
+        int status = j->run.status[1 - j->sender];
+        bool crashed = status >= 128 || strstr(log, "Sanitizer") || strstr(log, "runtime error");
+        bool told = j->number >= TABLE || junk[j->number].bytes == sizeof(Error) ||
+                    strstr(log, " has sent what no rank sends, last heard at step 0 (") != NULL;
+        if (crashed || !told) {
+            test_fail(__FILE__, __LINE__, "junk %d: status %d: %.2000s", j->number, status, log);
+        }
+    }
 }

@@ -41,6 +41,7 @@ TEST(starters_are_understood) {
         {TORCH(5, 8, 1, 4) MASTER, "--gpus 4", "node1", 5, 8, 1, 4, 1234,
          false}, // as we start them
         {TORCH(1, 2, 1, 2), "", "127.0.0.1", 1, 2, 1, 2, 29500, false},
+        {TORCH(1, 2, 0, 1) "MASTER_ADDR=[fd00::2]", "", "fd00::2", 1, 2, 0, 1, 29500, false},
         {TORCH(0, 1, 0, 1) MASTER, "", "127.0.0.1", 0, 1, 0, 1, 0, false},
         {TORCH(0, 1, 0, 1), "--gpus 2", "127.0.0.1", 0, 2, 0, 2, 0, true},
         {"WORLD_SIZE=1", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
@@ -86,6 +87,14 @@ TEST(starters_are_understood) {
     }
 }
 
+TEST(the_secret_is_read) {
+    Options o = options_of("");
+    Ranks r;
+    set_environment(TORCH(1, 4, 1, 4) "LLM8_SECRET=0123456789abcdefFEDCBA9876543210");
+    CHECK(ranks_read(&r, &o, NULL));
+    CHECK(r.secret[0] == 0x0123456789abcdef && r.secret[1] == 0xfedcba9876543210);
+}
+
 TEST(first_hosts_of_lists) {
     static const Says rows[] = {
         {"n3", "n3"},
@@ -124,6 +133,10 @@ TEST(what_does_not_fit_is_refused) {
         {TORCH(1, 4, 1, 2), "", "MASTER_ADDR is not set: 4 ranks"},
         {TORCH(1, 4, 1, 4) "MASTER_PORT=0", "", "MASTER_PORT=0: must be a whole number from 1 to"},
         {TORCH(1, 4, 1, 4) "MASTER_PORT=port", "", "MASTER_PORT=port: must be"},
+        {TORCH(1, 4, 1, 4) "LLM8_SECRET=0123456789abcdef0123456789abcde", "",
+         "LLM8_SECRET: must be 32 hexadecimal digits"},
+        {TORCH(1, 4, 1, 4) "LLM8_SECRET=0123456789abcdef0123456789abcdefg", "",
+         "LLM8_SECRET: must"},
         {TORCH(1, 4, 1, 4), "--gpus 2", "--gpus 2, but 4 ranks are started already (WORLD_SIZE=4)"},
         {"OMPI_COMM_WORLD_RANK=1", "",
          "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK"},

@@ -6,6 +6,7 @@ source "$(dirname "$0")/ranks.sh"
 
 test_only_rank_0_speaks() {
     train by_gpus --gpus 3 --train-iters 4 || return
+    ! has log LLM8_SECRET || fail "the starter has a secret: $(cat log)"
     [[ $(grep -c '^step .*3/4 ' log) -eq 1 ]] || fail "not one line of step 3: $(cat log)"
     [[ $(grep -c '"kind":"step"' by_gpus/metrics.jsonl) -eq 4 ]] || fail "metrics.jsonl"
     [[ $(grep -c '"kind":"run"' by_gpus/metrics.jsonl) -eq 1 ]] || fail "runs in metrics.jsonl"
@@ -27,6 +28,8 @@ started_well() {
     for number in "${!children[@]}"; do
         wait "${children[number]}" || fail "$1: rank $number: $(cat "err.$number")"
         [[ $number -eq 0 || ! -s out.$number ]] || fail "$1: rank $number prints"
+        [[ $number -ne 0 || $(grep -c '^note: LLM8_SECRET is not set' out.0) -eq ${2:-1} ]] ||
+            fail "$1: rank 0 says $(grep SECRET out.0)"
     done
     same_end by_gpus started || fail "$1: another result"
     rm -rf started
@@ -41,16 +44,17 @@ test_every_starter_starts() {
     started_well torchrun
     for r in 0 1 2; do
         start_rank $r OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=$r \
-            OMPI_COMM_WORLD_LOCAL_SIZE=3 MASTER_PORT=$((port + 1))
+            OMPI_COMM_WORLD_LOCAL_SIZE=3 MASTER_PORT=$((port + 1)) \
+            LLM8_SECRET=0123456789abcdef0123456789abcdef
     done
-    started_well mpirun
+    started_well mpirun 0
     for r in 0 1 2; do
         start_rank $r SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=$r SLURM_NTASKS=3 \
             SLURM_JOB_ID=77 "SLURM_STEP_NODELIST=$(uname -n)" MASTER_PORT=$((port + 2))
     done
     started_well srun
     for r in 0 1 2; do # three machines, as far as the program can see
-        start_rank $r NNODES=3 NODE_RANK=$r MASTER_ADDR=::1 MASTER_PORT=$((port + 3))
+        start_rank $r NNODES=3 NODE_RANK=$r "MASTER_ADDR=[::1]" MASTER_PORT=$((port + 3))
     done
     started_well nodes
 }
