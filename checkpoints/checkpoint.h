@@ -118,6 +118,8 @@ bool saver_wait(Saver *saver);
 // that holds another run's checkpoints; removes what interrupted saves left in it. Waits
 // --lock-timeout for another run that has it.
 bool checkpoint_claim(const Options *options, Error *err);
+// What is said of a --save that is not the same folder on every rank.
+#define NOT_SHARED "the folder must be on a file system that all ranks share"
 
 // Elements begin..end of the parameter space are in rank's optimizer file, from its element `at`
 // on.

@@ -218,7 +218,8 @@ bool checkpoint_save(const Snapshot *s, Error *err) {
               ((!path_exists(fresh) || folder_remove(fresh, &why)) && folder_make(fresh, &why));
     ok = group_agree(group, CHANNEL_SAVE, ok, &why);
     if (ok) {
-        ok = (!first || write_shared(s, fresh, files, &count, &why)) &&
+        ok = path_exists(fresh) || fail(&why, "%s is not here: " NOT_SHARED, fresh);
+        ok = ok && (!first || write_shared(s, fresh, files, &count, &why)) &&
              write_optimizer(s, fresh, &own, &why);
         ok = group_agree(group, CHANNEL_SAVE, ok, &why);
     }

@@ -13,10 +13,10 @@
 // refused, naming the variables.
 //
 // With --gpus N, where none is set, this process is the starter: it draws a secret, forks N ranks
-// and waits. On each of several machines it takes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT besides. It
-// passes the stop_signals on. When a rank fails it says which and how, and ends the others; its
-// exit status is that of the first rank that failed, or 128 plus its signal. No rank outlives the
-// starter: the kernel kills them with it.
+// and waits. On each of several machines it takes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT
+// besides, and LLM8_SECRET. It passes the stop_signals on. When a rank fails it says which and how,
+// and ends the others; its exit status is that of the first rank that failed, or 128 plus its
+// signal. No rank outlives the starter: the kernel kills them with it.
 #pragma once
 
 #include "../model/options.h"

@@ -30,7 +30,7 @@ train_on() {
 launcher=()
 
 # Two ranks as torchrun starts them: rank R says out.R and err.R, and its status goes to statuses[R].
-# of_rank[R]: the folder it runs in, variables and options of its own.
+# of_rank[R]: the folder it runs in, variables and options of its own; disks[R]: its /dev/fd/9.
 torchrun() { # options
     local r port=$((20000 + RANDOM % 9000)) children=() folder words
     statuses=()
@@ -39,7 +39,7 @@ torchrun() { # options
         # shellcheck disable=SC2046,SC2086 # words
         (cd "$folder" && exec env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_PORT=$port \
             MASTER_ADDR=127.0.0.1 ${words%%--*} "$trainer" "${common[@]}" "$@" \
-            $(grep -oe '--.*' <<<"$words")) >out.$r 2>err.$r &
+            $(grep -oe '--.*' <<<"$words")) >out.$r 2>err.$r 9<"${disks[r]:-.}" &
         children[r]=$!
     done
     for r in 0 1; do
@@ -47,7 +47,7 @@ torchrun() { # options
         statuses[r]=$?
     done
 }
-of_rank=()
+of_rank=() disks=()
 
 # The processes of the ranks that a starter has started.
 ranks_of() {

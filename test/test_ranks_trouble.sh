@@ -114,6 +114,8 @@ test_no_rank_outlives_its_starter() {
     train_on orphans --gpus 3
     mapfile -t ranks < <(ranks_of "$starter")
     [[ ${#ranks[@]} -eq 3 ]] || fail "${#ranks[@]} ranks"
+    expect_status 1 "$trainer" "${common[@]}" --save orphans --lock-timeout 0 || return
+    has log 'in use by another run' || fail "the folder is not locked: $(cat log)"
     kill -9 "$starter"
     wait "$starter" 2>/dev/null
     for rank in "${ranks[@]}"; do wait_until is_gone "$rank"; done
@@ -155,7 +157,7 @@ test_one_process_answers() {
 
 # Ranks that see another disk, other data or other options than rank 0.
 test_ranks_must_see_the_same() {
-    local expected options r of_rank
+    local expected options r of_rank disks=()
     rm -rf a b
     mkdir -p a/d b/d
     cp d/x_train.bin a/d && cp d/x_train.bin b/d
@@ -175,6 +177,12 @@ rank 1: error: rank 1: on .*, it runs something else: 'lr 0.5', where rank 0 has
 rank 1: error: --data d/x_train.bin: not the shard that rank 0 read in its place|
 rank 1: error: --save s: this rank does not see what rank 0 writes there|
 ROWS
+    of_rank=() disks=(a b)
+    mkdir -p b/s && touch b/s/.lock # of an earlier run: the first save is what fails
+    torchrun --train-iters 2 --save /dev/fd/9/s
+    [[ "${statuses[*]}" == "1 1" ]] || fail "two disks: ${statuses[*]}"
+    has err.0 'rank 1: /dev/fd/9/s/.tmp-step_00000002 is not here: the folder must be on a file' ||
+        fail "two disks: $(cat err.0)"
 }
 
 # What options come to is worked out before the ranks meet, by each of them.

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 // ---- start --------------------------------------------------------------------------------------
@@ -133,9 +132,14 @@ static void open_save_folder(Run *run) {
     const Options *o = &run->options;
     Error err;
     bool saves = options_save(o);
-    if (run->rank > 0) { return; }
+    char lock[PATH_LENGTH];
     run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
-    if (saves && !checkpoint_claim(o, &err)) { die("--save %s", err.text); }
+    if (run->rank == 0 && saves && !checkpoint_claim(o, &err)) { die("--save %s", err.text); }
+    group_agree(run->group, CHANNEL_MAIN, true, NULL); // the lock is there to be seen
+    if (saves && !path_exists(path_format(lock, "%s/.lock", o->save))) {
+        die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
+    }
+    if (run->rank > 0) { return; }
     if (saves) { run->folder = folder_id(o->save); }
     if (!open_metrics(run, &err)) { die("%s", err.text); }
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
@@ -143,29 +147,6 @@ static void open_save_folder(Run *run) {
                "checkpoint without an evaluation cannot become `best`\n",
                (long long)o->save_interval, (long long)o->eval_interval);
     }
-}
-
-// Rank 0 makes a folder under --save, which all ranks must see; a file system over a network may
-// show it late.
-static void check_shared_folder(const Run *run) {
-    const char *save = run->options.save;
-    char path[PATH_LENGTH] = "";
-    Error err;
-    if (run->ranks == 1 || !options_save(&run->options)) { return; }
-    path_format(path, "%s/.tmp-step_ranks-%lld-%d", save, (long long)time(NULL), (int)getpid());
-    if (run->rank == 0 && !folder_make(path, &err)) { die("--save %s", err.text); }
-    group_broadcast(run->group, CHANNEL_MAIN, path, sizeof(path)); // once it is there to be seen
-    double until = wall_seconds() + 5;
-    while (!path_exists(path)) {
-        if (wall_seconds() > until) {
-            die("--save %s: this rank does not see what rank 0 writes there: the folder must be on "
-                "a file system that all ranks share",
-                save);
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-    }
-    group_agree(run->group, CHANNEL_MAIN, true, &err); // all have seen it
-    if (run->rank == 0 && !folder_remove(path, &err)) { warn("--save %s", err.text); }
 }
 
 // A schedule that trains for nothing, or never at the rate that is asked for.
@@ -190,7 +171,6 @@ void run_start(Run *run, const char *device) {
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
-    check_shared_folder(run);
     if (options_train(o)) { catch_signals(); } // else there is nothing to save
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
