@@ -33,7 +33,7 @@ typedef struct Group {
 // all are listened on. -1: err says why.
 int group_listen(const char *host, int *port, Error *err);
 
-// Two random words.
+// 128 random bits: a secret.
 void group_draw(uint64_t number[2]);
 
 // Meets the others at host:port within `seconds`, which is the watchdog's limit from then on.
