@@ -299,14 +299,13 @@ static Message *read_message(const Watch *w, Peer *p) {
         bool whole = !header || m->head.bytes == 0;
         p->broken = (header && !check_header(w, p, &m->head)) || (whole && !check_content(m));
         p->closed = p->broken;
-        if (whole && !p->broken) {
+        if (p->broken) { return NULL; }
+        if (whole) {
             p->coming = NULL;
             p->got = 0;
             return m;
         }
-        if (!whole && !p->broken) {
-            p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
-        }
+        p->coming = realloc_or_die(m, sizeof(Message) + m->head.bytes);
     }
     return NULL;
 }
