@@ -122,7 +122,6 @@ def tokenize_unit(name, unit):
     shards.write_durably(base + ".tokens", parts())
     numpy.savez(content, documents=numpy.array(rows, DOCUMENT), skipped=list(map(str, skipped)))
     shards.write_durably(base + ".npz", [content.getvalue()])
-    return unit.size
 
 
 # ---- putting shards together ---------------------------------------------------------------------
@@ -205,26 +204,26 @@ def open_pool(jobs, *what):
                                initializer=start_process, initargs=what)
 
 
-def each(pool, function, tasks):
-    """The results of function(*task), as they come. After a fault no other task is begun."""
+def run_all(pool, function, tasks, what):
+    """The results of function(*task), as they end. After a fault no other task is begun."""
+    futures = [pool.submit(function, *task) for task in tasks] if pool else []
+    results = (future.result() for future in as_completed(futures))
     if not pool:
-        yield from (function(*task) for task in tasks)
-        return
-    futures = [pool.submit(function, *task) for task in tasks]
+        results = (function(*task) for task in tasks)
     try:
-        yield from (future.result() for future in as_completed(futures))
+        return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
     finally:
         for future in futures:
             future.cancel()
 
 
-def bar(total, done=0, **words):
-    return tqdm(total=total, initial=done, unit_scale=True, disable=None, **words)
-
-
 def prepare(output, settings, units, words, vocabulary, jobs):
     """All of it; returns the manifest."""
     begin, work = time.time(), os.path.join(output, ".work")
+    held = [name for name in os.listdir(output) if name.endswith(".bin")]
+    if held and not os.path.isdir(work):
+        die(f"--output {output}: holds {held[0]} from elsewhere; give an empty folder, so that "
+            "shards of two kinds are not mixed")
     os.makedirs(work, exist_ok=True)
     names = [unit_name(settings, unit) for unit in units]
     left = [(name, unit) for name, unit in zip(names, units)
@@ -232,25 +231,18 @@ def prepare(output, settings, units, words, vocabulary, jobs):
     if len(left) < len(units):
         print(f"resuming: {len(units) - len(left)} of {len(units)} parts are tokenized already")
     with open_pool(max(1, min(jobs, len(units))), words, settings, work) as pool:
-        total = sum(unit.size for unit in units)
-        with bar(total, total - sum(unit.size for _, unit in left), unit="B",
-                 desc="tokenize") as shown:
-            for size in each(pool, tokenize_unit, left):
-                shown.update(size)
+        run_all(pool, tokenize_unit, left, "tokenize")
         documents, skipped = read_units(work, names)
         if not len(documents):
             die("the sources hold no text at all")
         tasks = [(f"{split}_{place:05d}.bin", part, names)
                  for split, rows in split_documents(settings, documents).items()
                  for place, part in enumerate(cut_shards(rows, settings["shard_tokens"]))]
-        rows, total = [], int(documents["length"].sum())
-        with bar(total, unit=" tokens", desc="shards") as shown:
-            for row in each(pool, write_shard, tasks):
-                rows.append(row)
-                shown.update(row["tokens"])
+        rows = run_all(pool, write_shard, tasks, "shards")
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
-        "end_of_text": vocabulary.end_of_text, "documents": len(documents), "tokens": total,
+        "end_of_text": vocabulary.end_of_text, "documents": len(documents),
+        "tokens": int(documents["length"].sum()),
         "skipped": len(skipped), "first_skipped": skipped[:20],
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
@@ -375,19 +367,15 @@ def anew(folder):
 def is_made(output, settings):
     """Whether the folder holds this preparation; refuses one that holds another."""
     path = os.path.join(output, "manifest.json")
-    if os.path.exists(path):
-        before = read_manifest(output).get("settings", {})
-        different = [key for key in settings if before.get(key) != settings[key]]
-        if different:
-            die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
-                "another --output, or remove that folder")
-        print(f"{output}: made already, from the same sources and settings")
-        return True
-    held = [name for name in os.listdir(output) if name.endswith(".bin")]
-    if held and not os.path.isdir(os.path.join(output, ".work")):
-        die(f"--output {output}: holds {held[0]} from elsewhere; give an empty folder, so that "
-            "shards of two kinds are not mixed")
-    return False
+    if not os.path.exists(path):
+        return False
+    before = read_manifest(output).get("settings", {})
+    different = [key for key in settings if before.get(key) != settings[key]]
+    if different:
+        die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
+            "another --output, or remove that folder")
+    print(f"{output}: made already, from the same sources and settings")
+    return True
 
 
 def lock(folder):

@@ -35,7 +35,6 @@ class Unit:
     valid: bool = False  # of the files given for validation
     begin: int = 0
     end: int = 0
-    size: int = 0
     field: str = ""  # where the text is, if that was said
 
 
@@ -64,7 +63,10 @@ def expand(patterns, what):
         if not found:
             die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(KINDS)})")
         files += found
-    return list({os.path.realpath(path): path for path in reversed(files)}.values())[::-1], others
+    once = {}
+    for path in files:
+        once.setdefault(os.path.realpath(path), path)
+    return list(once.values()), others
 
 
 @contextlib.contextmanager
@@ -97,7 +99,7 @@ def units_of(files, valid, wanted, skip_bad):
             batch.append(path)
             batch_size += size
             if batch_size >= UNIT_BYTES:
-                units.append(Unit("text", batch, valid, size=batch_size))
+                units.append(Unit("text", batch, valid))
                 batch, batch_size = [], 0
             continue
         cuts, end = 1, size  # a compressed file is one unit
@@ -114,10 +116,10 @@ def units_of(files, valid, wanted, skip_bad):
                 end = 1  # the worker finds the same fault, and reports it
             cuts = min(end, max(1, -(-size // UNIT_BYTES)))
         places = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
-        units += [Unit(kind, [path], valid, begin, after, size // cuts, wanted)
+        units += [Unit(kind, [path], valid, begin, after, wanted)
                   for begin, after in zip(places, places[1:])]
     if batch:
-        units.append(Unit("text", batch, valid, size=batch_size))
+        units.append(Unit("text", batch, valid))
     return units
 
 
