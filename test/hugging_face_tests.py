@@ -11,6 +11,7 @@ import sys
 import tokenizers
 from check import call, fails, main, read, refused, run, write
 from hub import COMMITS, Server, serve
+from llm8 import convert_hf as conversion
 from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
@@ -100,6 +101,25 @@ def what_was_saved_comes_back():
         assert again == direct and again != fresh, f"{name}: other weights"
         held = unpack(f"{name}_start/model.safetensors")
         assert held == unpack(f"{name}_run/latest/model.safetensors")
+
+
+def a_moving_link_is_one_checkpoint():
+    """RUN/latest moves on between the reading of the names and that of the weights."""
+    for name, place in (("qwen2", "moving/a"), ("llama", "moving/b")):
+        model_folder(place, name)
+    os.symlink("a", "moving/latest")
+
+    def then_move(folder, ask=conversion.expected_tensors):
+        names = ask(folder)
+        os.remove("moving/latest")
+        os.symlink("b", "moving/latest")
+        return names
+
+    conversion.expected_tensors, before = then_move, conversion.expected_tensors
+    result = call(convert_hf, "import", "moving/latest", "--output", "moved")
+    conversion.expected_tensors = before
+    assert result.status == 0, result.err
+    assert unpack("moved/model.safetensors") == unpack("moving/a/model.safetensors")
 
 
 def options_of(folder):
@@ -308,9 +328,8 @@ def a_model_comes_from_the_hub():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([what_was_saved_comes_back, older_names_mean_the_same,
-                   another_head_than_the_tied_embedding_is_refused,
+    sys.exit(main([what_was_saved_comes_back, a_moving_link_is_one_checkpoint,
+                   older_names_mean_the_same, another_head_than_the_tied_embedding_is_refused,
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
-                   byte_checkpoints_have_a_tokenizer_json,
-                   a_model_comes_from_the_hub]))
+                   byte_checkpoints_have_a_tokenizer_json, a_model_comes_from_the_hub]))
