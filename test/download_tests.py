@@ -164,8 +164,8 @@ def without_a_network_it_says_so():
         port = free.getsockname()[1]
     result = run("scripts/prepare_data", "--output", "x", "--tokenizer", "byte", "tinystories",
                  "--mirror", f"http://127.0.0.1:{port}", "--downloads", "none", check=False)
-    refused(result, "tinystories", "cannot be reached", "needs a network, or --mirror",
-            "give their paths")
+    refused(result, "tinystories", "cannot be reached ([Errno 111] Connection refused); this",
+            "needs a network, or --mirror", "give their paths")
     assert not os.path.exists("x")
 
 

@@ -353,10 +353,10 @@ def wrong_tokenizers_are_refused():
           "w/tokenizer.model: not a text file; give a tokenizer.json")
     wrong("plain", "--tokenizer plain", "a folder without tokenizer.json")
     wrong("gpt2", "--vocab-file and --merge-file", words=("--vocab-file", "x"))
-    wrong("gpt2", "--vocab-file nowhere: No such file",
+    wrong("gpt2", "--vocab-file nowhere, --merge-file nowhere: not", "No such file",
           words=("--vocab-file", "nowhere", "--merge-file", "nowhere"))
     write("v.json", json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
-    wrong("gpt2", "--merge-file", "not the merges of",
+    wrong("gpt2", "--merge-file m.txt: not a vocabulary and its merges",
           words=("--vocab-file", "v.json", "--merge-file", write("m.txt", "#version\na c\n")))
     result = run("scripts/prepare_data", "--output", "o", "plain", "--tokenizer", "cl100k_base",
                  "--mirror", "http://127.0.0.1:9", "--downloads", "no", check=False)

@@ -149,19 +149,15 @@ def choose_valid(documents, fraction, seed):
     order = order[short[order]]
     enough = numpy.searchsorted(numpy.cumsum(length[order]), share)
     valid = short & (key <= key[order[min(enough, len(order) - 1)]])
-    return valid & (fraction > 0) & (not valid.all())
+    return valid & (not valid.all())
 
 
 def split_documents(settings, documents):
     """The documents of training and of validation, shuffled."""
     seed = shards.mixed(numpy.array([settings["seed"] + 1], dtype=numpy.uint64))[0]
-    valid, unit = documents["valid"], documents["unit"].astype(numpy.uint64)
-    if settings["split"] == "documents":
-        rest = documents[~valid]
-        valid = valid.copy()
-        valid[~valid] = choose_valid(rest, settings["valid_fraction"], seed)
-    place = numpy.arange(len(documents)) - numpy.searchsorted(unit, unit)
-    place = place.astype(numpy.uint64) | unit << numpy.uint64(40)
+    valid, place = documents["valid"], numpy.arange(len(documents), dtype=numpy.uint64)
+    if settings["split"] == "documents" and settings["valid_fraction"]:
+        valid = choose_valid(documents, settings["valid_fraction"], seed)
     order = numpy.argsort(shards.mixed(place ^ seed) if settings["shuffle"] else place)
     return {"train": documents[order[~valid[order]]], "val": documents[order[valid[order]]]}
 

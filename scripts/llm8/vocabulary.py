@@ -190,9 +190,9 @@ def read_text(path, option):
                                     "tokenizer.json, or a name such as byte or gpt2 (--help)"))
 
 
-def byte_level(vocab, merges, specials, use_regex):
+def byte_level(model, specials, use_regex):
     """A byte-level encoding, of GPT-2's words or of the whole text."""
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
@@ -201,25 +201,20 @@ def byte_level(vocab, merges, specials, use_regex):
 
 
 def open_bytes():
-    return Vocabulary("byte", byte_level({character: byte for byte, character
-                                          in byte_characters().items()} | {ENDS_OF_TEXT[0]: 256},
-                                         [], ENDS_OF_TEXT[:1], False))
+    vocab = {character: byte for byte, character in byte_characters().items()}
+    return Vocabulary("byte", byte_level(models.BPE(vocab | {ENDS_OF_TEXT[0]: 256}, []),
+                                         ENDS_OF_TEXT[:1], False))
 
 
 def open_gpt2_files(vocab_file, merge_file, end_of_text):
     """GPT-2's encoder.json (vocab.json) and vocab.bpe (merges.txt)."""
     try:
-        vocab = json.loads(read_text(vocab_file, "--vocab-file"))
-    except json.JSONDecodeError:
-        die(f"--vocab-file {vocab_file}: not JSON; it is damaged or another kind of file")
-    merges = [tuple(line.split()) for line in read_text(merge_file, "--merge-file").splitlines()
-              if line and not line.startswith("#version")]
-    try:
-        tokenizer = byte_level(vocab, merges, [text for text in ENDS_OF_TEXT if text in vocab],
-                               True)
-    except Exception:  # tokenizers raises plain Exception
-        die(f"--merge-file {merge_file}: not the merges of --vocab-file {vocab_file}")
-    return Vocabulary("gpt2", tokenizer, end_of_text)
+        model = models.BPE.from_file(vocab_file, merge_file)
+    except Exception as error:  # tokenizers raises plain Exception
+        die(f"--vocab-file {vocab_file}, --merge-file {merge_file}: not a vocabulary and its "
+            f"merges ({error})")
+    specials = [text for text in ENDS_OF_TEXT if model.token_to_id(text) is not None]
+    return Vocabulary("gpt2", byte_level(model, specials, True), end_of_text)
 
 
 def open_json(path, end_of_text, name=None):
