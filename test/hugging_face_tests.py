@@ -103,23 +103,27 @@ def what_was_saved_comes_back():
         assert held == unpack(f"{name}_run/latest/model.safetensors")
 
 
-def a_moving_link_is_one_checkpoint():
-    """RUN/latest moves on between the reading of the names and that of the weights."""
-    for name, place in (("qwen2", "moving/a"), ("llama", "moving/b")):
-        model_folder(place, name)
-    os.symlink("a", "moving/latest")
+def a_checkpoint_is_one_while_a_run_saves():
+    """`latest` moves on, and the older checkpoint's names go, once its header is read."""
+    shutil.copytree("llama_run/latest", "saves/step_1")
+    shutil.copytree("llama_start", "saves/step_2")
+    os.symlink("step_1", "saves/latest")
+    held = conversion.source_tensors
 
-    def then_move(folder, ask=conversion.expected_tensors):
-        names = ask(folder)
-        os.remove("moving/latest")
-        os.symlink("b", "moving/latest")
-        return names
+    def source_tensors(folder):
+        tensors = held(folder)
+        write("saves/step_2/model.safetensors", bytes(10))
+        os.replace("saves/step_2/model.safetensors", "saves/step_1/model.safetensors")
+        os.remove("saves/latest")
+        os.symlink("step_2", "saves/latest")
+        return tensors
 
-    conversion.expected_tensors, before = then_move, conversion.expected_tensors
-    result = call(convert_hf, "import", "moving/latest", "--output", "moved")
-    conversion.expected_tensors = before
+    conversion.source_tensors = source_tensors
+    result = call(convert_hf, "import", "saves/latest", "--output", "saves/start")
+    conversion.source_tensors = held
     assert result.status == 0, result.err
-    assert unpack("moved/model.safetensors") == unpack("moving/a/model.safetensors")
+    assert unpack("saves/start/model.safetensors") == unpack("llama_start/model.safetensors")
+    assert os.path.exists("saves/start/tokenizer.bin")
 
 
 def options_of(folder):
@@ -328,8 +332,10 @@ def a_model_comes_from_the_hub():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([what_was_saved_comes_back, a_moving_link_is_one_checkpoint,
-                   older_names_mean_the_same, another_head_than_the_tied_embedding_is_refused,
+    sys.exit(main([what_was_saved_comes_back, a_checkpoint_is_one_while_a_run_saves,
+                   older_names_mean_the_same,
+                   another_head_than_the_tied_embedding_is_refused,
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,
-                   byte_checkpoints_have_a_tokenizer_json, a_model_comes_from_the_hub]))
+                   byte_checkpoints_have_a_tokenizer_json,
+                   a_model_comes_from_the_hub]))

@@ -71,10 +71,10 @@ def tensors_of(path):
         with safetensors.safe_open(path, "np"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
+            content = numpy.memmap(file, mode="r")[8 + length:]
     except safetensors.SafetensorError:
         die(f"{path}: not a whole safetensors file; download it again")
     header.pop("__metadata__", None)
-    content = numpy.memmap(path, mode="r")[8 + length:]
     return {name: Tensor(path, row["dtype"], row["shape"], content[slice(*row["data_offsets"])])
             for name, row in header.items()}
 
@@ -142,8 +142,7 @@ def import_model(folder, output):
             "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output}: is there already; give another, or remove it")
-    if os.path.islink(folder):
-        folder = os.path.realpath(folder)  # all of one checkpoint, while RUN/latest moves
+    folder = os.path.realpath(folder) # once: `latest` of a run that saves moves on
     config = read_config(folder)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     os.makedirs(output, exist_ok=True)
