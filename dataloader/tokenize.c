@@ -6,12 +6,16 @@
 #include "loader.h"
 #include "tokenizer.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static double valid_fraction = 0.1;
@@ -25,6 +29,8 @@ typedef struct {
     int64_t *counts; // [vocab] how often each token was written
     int64_t tokens;
 } Output;
+
+static Output outputs[2]; // training, validation
 
 static void put_token(Output *out, int token) {
     uint32_t number = (uint32_t)token;
@@ -59,15 +65,38 @@ static void put_text(Output *out, const unsigned char *text, size_t n) {
     }
 }
 
-// Leaves room for the header, which needs the count of tokens.
+// Whatever ends the program: what it has not made whole is deleted.
+static void remove_unfinished(void) {
+    for (int i = 0; i < 2; i++) {
+        if (outputs[i].writer.path[0] != '\0') { remove(outputs[i].writer.path); }
+    }
+}
+
+// Opens the file that becomes the shard once it is whole. Its lock keeps out other processes with
+// the same prefix until this one ends, since a second descriptor stays open. Leaves room for the
+// header, which needs the count of tokens.
 static void open_output(Output *out, const char *prefix, const char *part) {
-    Error err;
     char fresh[PATH_LENGTH];
-    *out = (Output){.counts = calloc_or_die((size_t)tokenizer.vocab, sizeof(int64_t))};
+    struct stat own, named;
+    int file = -1;
     path_format(out->path, "%s_%s.bin", prefix, part);
     path_format(fresh, "%s.new", out->path);
-    if (!writer_open(&out->writer, fresh, &err)) { die("%s", err.text); }
-    if (fseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) != 0) { die("%s: no file", fresh); }
+    do { // again where another process has renamed it meanwhile
+        if (file >= 0) { close(file); }
+        file = open(fresh, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+        if (file < 0) { die("%s: %s", fresh, strerror(errno)); }
+        if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            die("%s: another ./tokenize is writing it; wait for its end, or give another "
+                "--output-prefix",
+                fresh);
+        }
+    } while (fstat(file, &own) != 0 || stat(fresh, &named) != 0 || named.st_ino != own.st_ino);
+    path_format(out->writer.path, "%s", fresh);
+    out->writer.file = fdopen(file, "w");
+    if (out->writer.file == NULL || dup(file) < 0 || ftruncate(file, 0) != 0 ||
+        fseek(out->writer.file, SHARD_HEADER_BYTES, SEEK_SET) != 0) {
+        die("%s: %s", fresh, strerror(errno));
+    }
 }
 
 // Writes the header and closes the file, which keeps its temporary name. Prints the entropy of the
@@ -94,10 +123,10 @@ static void close_output(Output *out) {
 }
 
 // A shard without tokens is none.
-static void publish_output(const Output *out) {
-    if (out->tokens > 0 ? rename(out->writer.path, out->path) : remove(out->writer.path)) {
-        die("%s: could not be written", out->path);
-    }
+static void publish_output(Output *out) {
+    if (out->tokens == 0) { return; }
+    if (rename(out->writer.path, out->path) != 0) { die("%s: %s", out->path, strerror(errno)); }
+    out->writer.path[0] = '\0';
 }
 
 static MappedFile open_text(const char *path) {
@@ -121,13 +150,9 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
 }
 
 // Opens the tokenizer, and puts it beside the shards.
-static void open_tokenizer(const char *prefix, const char *given) {
+static void open_tokenizer(const char *path, const char *given) {
     Error err;
-    char copy[PATH_LENGTH], path[PATH_LENGTH];
-    path_format(path, "%s_tokenizer.bin", prefix);
-    path_format(copy, "%s", path);
     const char *from = given != NULL ? given : path;
-    if (!folder_make(dirname(copy), &err)) { die("%s", err.text); }
     if (given == NULL && !tokenizer_write_bytes(path, &err)) { die("%s", err.text); }
     if (!tokenizer_open(&tokenizer, from, &err)) { die("--tokenizer %s", err.text); }
     if (!encoder_open(&encoder, &tokenizer, &err)) { die("--tokenizer %s: %s", from, err.text); }
@@ -135,6 +160,9 @@ static void open_tokenizer(const char *prefix, const char *given) {
         die("%s", err.text);
     }
     token_bytes = tokenizer.vocab <= 1 << 16 ? 2 : 4;
+    for (int i = 0; i < 2; i++) {
+        outputs[i].counts = calloc_or_die((size_t)tokenizer.vocab, sizeof(int64_t));
+    }
     printf("%s: vocabulary %d\n", path, tokenizer.vocab);
 }
 
@@ -170,22 +198,28 @@ int main(int argc, char **argv) {
     }
     if (prefix == NULL) { die("--output-prefix is missing (--help)"); }
     if (optind >= argc) { die("no text files given (--help)"); }
-    Output train, valid;
+    Output *train = &outputs[0], *valid = &outputs[1];
+    char path[PATH_LENGTH], copy[PATH_LENGTH];
+    Error err;
     for (int i = optind; i < argc; i++) { // before anything is written
         MappedFile text = open_text(argv[i]);
         file_unmap(&text);
     }
-    open_tokenizer(prefix, given);
-    open_output(&train, prefix, "train");
-    open_output(&valid, prefix, "val");
-    for (int i = optind; i < argc; i++) { tokenize_file(argv[i], &train, &valid); }
-    close_output(&train);
-    close_output(&valid);
+    path_format(path, "%s_tokenizer.bin", prefix);
+    path_format(copy, "%s", path);
+    if (!folder_make(dirname(copy), &err)) { die("%s", err.text); }
+    atexit(remove_unfinished);
+    open_output(train, prefix, "train");
+    open_output(valid, prefix, "val");
+    open_tokenizer(path, given);
+    for (int i = optind; i < argc; i++) { tokenize_file(argv[i], train, valid); }
+    close_output(train);
+    close_output(valid);
     // a validation shard of other text never stands beside the new training shard
-    bool older = remove(valid.path) == 0;
-    if (older && valid.tokens == 0) { printf("%s: of earlier texts, deleted\n", valid.path); }
-    publish_output(&train);
-    publish_output(&valid);
+    bool older = remove(valid->path) == 0;
+    if (older && valid->tokens == 0) { printf("%s: of earlier texts, deleted\n", valid->path); }
+    publish_output(train);
+    publish_output(valid);
     encoder_close(&encoder);
     tokenizer_close(&tokenizer);
     return 0;

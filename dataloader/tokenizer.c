@@ -158,7 +158,7 @@ static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n)
 }
 
 static int find_token(const Encoder *e, const unsigned char *bytes, size_t n) {
-    return n > 0 && n <= 255 ? e->table[find_place(e, bytes, n)] : -1;
+    return n > 0 && n <= LONGEST_TOKEN ? e->table[find_place(e, bytes, n)] : -1;
 }
 
 bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
@@ -176,6 +176,13 @@ bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
     for (int id = 0; id < t->vocab; id++) {
         int length;
         const unsigned char *bytes = tokenizer_decode(t, id, &length);
+        if (length > LONGEST_TOKEN) {
+            encoder_close(e);
+            return fail(err,
+                        "token %d has %d bytes or more, so text cannot be encoded; "
+                        "scripts/prepare_data --tokenizer does it with a tokenizer.json",
+                        id, length);
+        }
         size_t place = find_place(e, bytes, (size_t)length);
         // of two tokens with the same bytes, the first is used
         if (length > 0 && e->table[place] < 0) { e->table[place] = id; }

@@ -6,8 +6,9 @@
 // ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2] vocabulary
 // size, [3] the end-of-text token, [4] how text is cut into words (Cut), [5] how many ranges of
 // characters follow the tokens, the rest 0; then for each id one byte of length and that many
-// bytes; then the ranges, each 3 uint32: the first and the last code point, and the class
-// (CharacterClass). Special tokens other than the end of text stand for no text and have length 0.
+// bytes, the first 255 of a token that has as many or more; then the ranges, each 3 uint32: the
+// first and the last code point, and the class (CharacterClass). Special tokens other than the end
+// of text stand for no text and have length 0.
 //
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
 // Token shards and multiple-choice sets carry it (loader.h), so that those of two tokenizers
@@ -18,7 +19,7 @@
 
 BEGIN_C
 
-enum { TOKENIZER_MAGIC = 20240328, BYTE_VOCAB = 257, BYTE_END_OF_TEXT = 256 };
+enum { TOKENIZER_MAGIC = 20240328, BYTE_VOCAB = 257, BYTE_END_OF_TEXT = 256, LONGEST_TOKEN = 254 };
 
 typedef enum { CUT_UNKNOWN, CUT_BYTES, CUT_GPT2, CUT_LLAMA3, CUT_COUNT } Cut;
 

@@ -54,6 +54,13 @@ check_environment() {
     if declare -F adapt >/dev/null; then adapt; fi
 }
 
+# Of a recipe that is called on several nodes one builds and prepares; the others wait here, and find
+# it done. Descriptor 9 holds the lock.
+alone() {
+    mkdir -p "$root/run" && exec 9>>"$root/run/.recipe.lock" && flock 9 ||
+        echo "going on without a lock: nothing keeps another recipe out"
+}
+
 # What is built must be this tree's.
 build() {
     if [[ $smoke == 1 ]]; then
@@ -133,9 +140,11 @@ recipe() {
         echo
         return
     fi
+    alone
     build
     prepare_data
     prepare_choices
+    exec 9>&-
     if [[ ${PREPARE:-0} == 1 ]]; then return; fi
     build_command "$@"
     if [[ $smoke != 1 ]]; then

@@ -194,7 +194,8 @@ def bad_sets_are_refused():
     bad(write("x.jsonl", lines([row]) + "{oops\n"), "x.jsonl, line 2: no JSON object: b'{oops\\n'")
     bad(write("x.jsonl", "[1]\n"), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", "\n"), "x.jsonl: no questions")
-    bad(write("x.parquet", "PAR1"), "x.parquet: not a whole parquet file")
+    bad(write("x.parquet", "PAR1"), "x.parquet: damaged or cut short")
+    bad(write("x.jsonl", "[" * 100000), "x.jsonl, line 1: no JSON object")
     bad(write("x.jsonl", lines([{**row, "ctx": "a" * 40000}])), "more than 65535", "shorten")
     bad("hellaswag", "hellaswag", "cannot be reached", words=("--mirror", "http://127.0.0.1:9"))
 

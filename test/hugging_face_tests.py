@@ -11,6 +11,7 @@ import sys
 import tokenizers
 from check import call, fails, main, read, refused, run, write
 from hub import COMMITS, Server, serve
+from llm8 import convert_hf as conversion
 from llm8.convert_hf import main as convert_hf
 
 SHAPES = {
@@ -100,6 +101,29 @@ def what_was_saved_comes_back():
         assert again == direct and again != fresh, f"{name}: other weights"
         held = unpack(f"{name}_start/model.safetensors")
         assert held == unpack(f"{name}_run/latest/model.safetensors")
+
+
+def a_checkpoint_is_one_while_a_run_saves():
+    """`latest` moves on, and the older checkpoint's names go, once its header is read."""
+    shutil.copytree("llama_run/latest", "saves/step_1")
+    shutil.copytree("llama_start", "saves/step_2")
+    os.symlink("step_1", "saves/latest")
+    held = conversion.source_tensors
+
+    def source_tensors(folder):
+        tensors = held(folder)
+        write("saves/step_2/model.safetensors", bytes(10))
+        os.replace("saves/step_2/model.safetensors", "saves/step_1/model.safetensors")
+        os.remove("saves/latest")
+        os.symlink("step_2", "saves/latest")
+        return tensors
+
+    conversion.source_tensors = source_tensors
+    result = call(convert_hf, "import", "saves/latest", "--output", "saves/start")
+    conversion.source_tensors = held
+    assert result.status == 0, result.err
+    assert unpack("saves/start/model.safetensors") == unpack("llama_start/model.safetensors")
+    assert os.path.exists("saves/start/tokenizer.bin")
 
 
 def options_of(folder):
@@ -308,7 +332,8 @@ def a_model_comes_from_the_hub():
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(main([what_was_saved_comes_back, older_names_mean_the_same,
+    sys.exit(main([what_was_saved_comes_back, a_checkpoint_is_one_while_a_run_saves,
+                   older_names_mean_the_same,
                    another_head_than_the_tied_embedding_is_refused,
                    resume_is_stronger_than_load, other_models_are_refused,
                    incomplete_models_are_refused, loads_that_do_not_fit_are_refused,

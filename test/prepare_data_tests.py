@@ -4,6 +4,7 @@ import glob
 import gzip
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -58,9 +59,9 @@ def every_kind_is_read():
     assert fails(same_documents, "all", TEXTS[1:]), "a document too many is not seen"
     assert fails(same_documents, "all", [*TEXTS[1:], TEXTS[0] + "x"]), "another text is not seen"
     held = manifest("all")
-    assert held["documents"] == len(TEXTS) and held["split"] == "documents"
+    assert held["documents"] == len(TEXTS) and held["settings"]["split"] == "documents"
     assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
-    assert len(held["sources"]) == 24
+    assert len(held["settings"]["sources"]) == 24
 
 
 def the_c_tokenizer_agrees():
@@ -68,7 +69,7 @@ def the_c_tokenizer_agrees():
     write("one.txt", text.encode("latin-1", "replace"))  # not UTF-8, which bytes need not be
     run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, "one.txt")
     prepared("p", "one.txt", "--valid-fraction", 0.1)
-    assert manifest("p")["split"] == "tails"
+    assert manifest("p")["settings"]["split"] == "tails"
     assert read("p/train_00000.bin") == read("c/one_train.bin")
     assert read("p/val_00000.bin") == read("c/one_val.bin")
     assert read("p/tokenizer.bin") == read("c/one_tokenizer.bin")
@@ -109,10 +110,29 @@ def the_split_follows_the_text():
     assert not glob.glob("none/val*")
 
 
+def small_sets_are_validated_too():
+    """A tenth of a small set, by whole documents; a document that is most of it is trained on."""
+    texts = sentences(7, 183)
+    write_parquet("rows20.parquet", texts[:20])
+    write("lines50.jsonl", lines_of(texts[:50]))
+    write("lines183.jsonl", lines_of([text * 40 for text in texts]))
+    write("long.jsonl", lines_of(["x" * 500000, *texts[:9]]))
+    write("one.jsonl", lines_of(texts[:1]))
+    write("line.txt", "x" * 99990 + "\n" + "y" * 9)
+    for name, least, most in (("rows20.parquet", .05, .2), ("lines50.jsonl", .1, .15),
+                              ("lines183.jsonl", .1, .12), ("long.jsonl", .0001, .01),
+                              ("one.jsonl", 0, 0), ("line.txt", .1, .1)):
+        out = prepared(f"small_{name}", name).out
+        train, valid = (len(stream(f"small_{name}", split)) for split in ("train", "val"))
+        assert least <= round(valid / (train + valid), 4) <= most, (name, train, valid)
+        few = "few for a validation loss; a larger --valid-fraction takes more" in out
+        assert few == (valid < 20 * 1024), out
+
+
 def lines_are_read_once_in_any_cut():
     unit = sources.UNIT_BYTES
     for sources.UNIT_BYTES in (1, 7, 100, 997, 5000):
-        units = sources.units_of(["a.jsonl"], False, "")
+        units = sources.units_of(["a.jsonl"], False, "", False)
         texts = [text for part in units for text in sources.documents(part, False, None)]
         assert texts == TEXTS[20:60], f"units of {sources.UNIT_BYTES} bytes"
     sources.UNIT_BYTES = unit
@@ -124,7 +144,7 @@ def wait_for(condition, process):
         time.sleep(0.002)
 
 
-def kill_and_go_on(output, words, condition):
+def kill_and_resume(output, words, condition):
     """Kills a run, with its workers, when the condition holds; then runs it to its end."""
     command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", output, *words]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
@@ -137,7 +157,7 @@ def kill_and_go_on(output, words, condition):
     return killed, done.stdout
 
 
-def a_killed_run_goes_on():
+def a_killed_run_resumes():
     for place in range(12):
         content = lines_of(sentences(100 + place, 2000)).encode()
         write(f"many/{place:02}.jsonl.gz", gzip.compress(content, 1))
@@ -145,13 +165,9 @@ def a_killed_run_goes_on():
     subprocess.run([os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", "straight",
                     *words], check=True, stdout=subprocess.DEVNULL)
 
-    def some_units():
-        log = "r1/.work/done.jsonl"
-        return os.path.exists(log) and read(log).count(b"\n") >= 3
-
-    killed, out = kill_and_go_on("r1", words, some_units)
-    assert not killed or "going on: " in out, out
-    killed_too, _ = kill_and_go_on("r2", words, lambda: len(glob.glob("r2/train_*.bin")) > 2)
+    killed, out = kill_and_resume("r1", words, lambda: len(glob.glob("r1/.work/*.npz")) > 2)
+    assert not killed or "resuming: " in out, out
+    killed_too, _ = kill_and_resume("r2", words, lambda: len(glob.glob("r2/.work/train_*")) > 2)
     assert killed or killed_too, "neither run was still going when it was to be killed"
     names = sorted(os.path.basename(path) for path in glob.glob("straight/*.bin"))
     for folder in ("r1", "r2"):
@@ -159,6 +175,32 @@ def a_killed_run_goes_on():
         for name in names:
             assert read(f"{folder}/{name}") == read(f"straight/{name}"), f"{folder}/{name}"
     assert call(prepare_data, "--check", "r1").status == 0
+
+
+def several_at_once_make_one():
+    command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "many", "--tokenizer", "byte",
+               "--jobs", "2", "--shard-tokens", "30000", "--output", "race"]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [subprocess.Popen(command, **pipe) for _ in range(3)]
+    ends = [(process.communicate()[0], process.returncode) for process in processes]
+    assert not any(status for _, status in ends), ends
+    assert sum("made already" in out for out, _ in ends) == 2, ends
+    assert sorted(os.listdir("race")) == sorted(os.listdir("straight"))
+    for name in os.listdir("straight"):
+        assert name == "manifest.json" or read(f"race/{name}") == read(f"straight/{name}"), name
+
+
+def a_full_disk_is_named():
+    """What is written is below this many bytes; the largest file is beyond it."""
+    write("full.txt", TEXTS[0] * 3000)
+    command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "full.txt", "--output", "full",
+               *BYTE]
+    limit = (100000, 100000)
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    refused(check.Result(done.returncode, done.stdout, done.stderr), "full/.work/unit_",
+            "File too large")
+    assert not glob.glob("full/.work/*")
 
 
 def a_finished_run_is_left_alone():
@@ -175,29 +217,22 @@ def a_finished_run_is_left_alone():
     prepared("two", *two)
     assert "made already" in prepared("two", *two).out
     for changed, what in (((*two, "--text-field", "title"), "text_field"),
-                          (("two.jsonl", "--valid", "a.jsonl"), "valid_files")):
+                          (("two.jsonl", "--valid", "a.jsonl"), "sources, valid_sources")):
         refused(call(prepare_data, "--output", "two", *BYTE, *changed), "already made",
                 f"other {what})")
-    # what an older manifest does not record is named, and is no error
-    held = manifest("two")
-    del held["plan"]["text_field"], held["plan"]["valid_files"], held["plan"]["tokenizer_json"]
-    write("two/manifest.json", json.dumps(held))
-    older = prepared("two", *two, "--text-field", "title").out
-    assert "made already" in older and older.endswith(
-        "does not record tokenizer_json, text_field, valid_files\n"), older
     write("foreign/x_train.bin", "x")
     refused(call(prepare_data, "--output", "foreign", *words), "--output", "x_train.bin", "empty")
 
 
 def a_mended_source_is_enough():
-    """After a fault, what was tokenized before it is kept, and no shard of the old plan is left."""
+    """After a fault, what was tokenized before it is kept, and no older shard is left."""
     write("m/a.jsonl", lines_of(TEXTS[:50]))
     write("m/b.jsonl", "{oops}\n")
     refused(call(prepare_data, "--output", "mend", *BYTE, "m"), "m/b.jsonl")
     write("m/b.jsonl", lines_of(TEXTS[50:60]))
-    write("mend/train_00009.bin", "of another plan")
-    result = prepared("mend", "m", "--seed", 9)
-    assert "going on: 1 of 2 parts" in result.out, result.out
+    write("mend/train_00009.bin", "of another end")
+    result = prepared("mend", "m")
+    assert "resuming: 1 of 2 parts" in result.out, result.out
     same_documents("mend", TEXTS[:60])
     assert not os.path.exists("mend/train_00009.bin")
 
@@ -217,7 +252,7 @@ def damage_is_found():
         for words in (("--check", "s2"), ("--output", "s2", *BYTE, "a.jsonl")):
             refused(call(prepare_data, *words), "s2/manifest.json: not a manifest of prepare_data",
                     "remove the folder")
-    refused(call(prepare_data, "--check", "texts"), "manifest.json")
+    refused(run("scripts/prepare_data", "--check", "texts", check=False), "texts/manifest.json: No")
 
 
 def bad_sources_are_refused():
@@ -227,7 +262,7 @@ def bad_sources_are_refused():
 
     refused_once = []
     content = read("d.parquet")
-    bad(write("cut.parquet", content[:-100]), "not a whole parquet file", "download it again")
+    bad(write("cut.parquet", content[:-100]), "damaged or cut short", "download it again")
     damaged = bytearray(content)
     damaged[300:900] = bytes(600)
     bad(write("hole.parquet", bytes(damaged)), "damaged", "--skip-bad")
@@ -246,7 +281,13 @@ def bad_sources_are_refused():
     bad("field.parquet", "no column 'text'", "id, body", "--text-field")
     bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst")
     bad("nothing*.txt", "no such file")
-    assert len(refused_once) == 12
+    for kind in (".txt", ".jsonl", ".parquet"):
+        os.mkfifo("pipe" + kind)
+        bad("pipe" + kind, "not a regular file")
+    os.makedirs("piped/of", exist_ok=True)
+    os.symlink("../../nothing", "piped/of/a.txt")
+    bad("piped", "piped/of/a.txt: not a regular file")
+    assert len(refused_once) == 16
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
 
@@ -259,13 +300,21 @@ def empty_sources_are_refused():
 
 
 def bad_parts_can_be_left_out():
-    write("mixed.jsonl", lines_of(TEXTS[:5]) + "{oops}\n" + lines_of(TEXTS[5:9]) + "[]\n")
-    result = prepared("skip", "mixed.jsonl", "cut.jsonl.gz", "--skip-bad", "--valid-fraction", 0)
-    assert "left out: 3, the first: mixed.jsonl, line 6: " in result.out, result.out
+    nested = '{"text": ' + "[" * 100000 + "\n"
+    write("mixed.jsonl", lines_of(TEXTS[:5]) + "{oops}\n" + lines_of(TEXTS[5:9]) + "[]\n" + nested)
+    write_parquet("odd.parquet", [*TEXTS[9:12], "~badbad~"])
+    write("odd.parquet", read("odd.parquet").replace(b"~badbad~", b"~\xffadbad~"))
+    sources_of = ("mixed.jsonl", "cut.jsonl.gz", "cut.parquet", "odd.parquet")
+    result = prepared("skip", *sources_of, "--skip-bad", "--valid-fraction", 0)
+    assert "left out: 6, the first: mixed.jsonl, line 6: " in result.out, result.out
+    assert "--skip-bad" not in result.out
     held = manifest("skip")
-    assert held["skipped"] == 3 and "cut.jsonl.gz" in held["first_skipped"][1]
+    assert [what.split(",")[0].split(":")[0] for what in held["first_skipped"]] == \
+        ["mixed.jsonl"] * 3 + ["cut.jsonl.gz", "cut.parquet", "odd.parquet"]
     documents = byte_documents("skip", "train")
-    assert {text.encode() for text in TEXTS[:9]} <= set(documents) and len(documents) > 20
+    assert {text.encode() for text in TEXTS[:12]} <= set(documents) and len(documents) > 20
+    for name in sources_of:
+        refused(call(prepare_data, "--output", "bad", *BYTE, name), name, "--skip-bad to leave it")
 
 
 def bad_options_are_refused():
@@ -287,8 +336,8 @@ def bad_options_are_refused():
 
 if __name__ == "__main__":
     sys.exit(main([every_kind_is_read, the_c_tokenizer_agrees, the_order_is_the_seeds,
-                   the_split_follows_the_text, lines_are_read_once_in_any_cut,
-                   a_killed_run_goes_on, a_finished_run_is_left_alone, a_mended_source_is_enough,
-                   damage_is_found,
-                   bad_sources_are_refused, empty_sources_are_refused, bad_parts_can_be_left_out,
-                   bad_options_are_refused]))
+                   the_split_follows_the_text, small_sets_are_validated_too,
+                   lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
+                   a_full_disk_is_named, a_finished_run_is_left_alone, a_mended_source_is_enough,
+                   damage_is_found, bad_sources_are_refused, empty_sources_are_refused,
+                   bad_parts_can_be_left_out, bad_options_are_refused]))

@@ -143,6 +143,34 @@ test_tokenize() {
     refuses '--prefix: no such option|--help' "$program" --prefix e/x text
     refuses '--output-prefix: |its value is missing|--help' "$program" --output-prefix
     refuses 'text: the folder could not be made' "$program" --output-prefix text/x text
+    # a full disk: SIGXFSZ is ignored, so that a write beyond the limit fails
+    head -c 3000000 /dev/zero >large
+    (trap '' XFSZ && ulimit -f 1000 && "$program" --output-prefix e/x large) >log 2>&1
+    has log 'error: e/x_train.bin.new: could not be written: File too large' || fail "$(cat log)"
+    [[ -z $(find e -name '*.new') ]] || fail "left: $(ls e)"
+}
+
+# Whichever of several ends well has made the shards alone.
+test_tokenize_at_once() {
+    local i pids=() ended=0
+    head -c 6000000 /dev/zero | tr '\0' 'a' >many
+    for i in 1 2 3 4; do
+        { cat many && echo "$i$i"; } >text$i
+        "$root/tokenize" --output-prefix m/x text$i >log$i 2>&1 &
+        pids+=($!)
+    done
+    for i in 1 2 3 4; do
+        if wait "${pids[i - 1]}"; then
+            ended=$((ended + 1))
+        else
+            grep -qE '^error: m/x_(train|val).bin.new: another ./tokenize' log$i || fail "$(cat log$i)"
+        fi
+    done
+    [[ $ended -ge 1 && -z $(find m -name '*.new') ]] || fail "$ended ended: $(ls m)"
+    tail -c 6 m/x_val.bin | od -An -tu2 | grep -qE '(49 +49|50 +50|51 +51|52 +52) +10$' ||
+        fail "cut short: $(tail -c 6 m/x_val.bin | od -An -tu2)"
+    [[ $(stat -c %s m/x_train.bin) -eq $((1024 + 2 * 5400004)) ]] || fail "$(ls -l m)"
+    rm many text[1-4]
 }
 
 run_tests

@@ -30,6 +30,18 @@ test_each_recipe_runs_small() {
     [[ -e data/train_00000.bin && -e data/tokenizer.bin ]] || fail "no data"
 }
 
+# As on several nodes over one file system.
+test_several_at_once_prepare_once() {
+    local i pids=()
+    for i in 1 2 3; do
+        DATA=$PWD/once SMOKE=1 PREPARE=1 recipe gpt2_124m >log$i 2>&1 &
+        pids+=($!)
+    done
+    for i in 1 2 3; do wait "${pids[i - 1]}" || fail "$(cat log$i)"; done
+    [[ $(echo once/*) == once/corpus.txt\ once/tokenizer.bin\ once/train_00000.bin\ once/val_* ]] ||
+        fail "$(echo once/*)"
+}
+
 test_the_check_sees_faults() {
     local before=$failing
     runs gpt2_124m FP16 2>/dev/null # a precision that is none

@@ -15,6 +15,7 @@ import types
 import unittest
 
 import numpy
+import safetensors.numpy
 from check import call
 from llm8 import (
     boards,
@@ -25,7 +26,6 @@ from llm8 import (
     metrics,
     monitor,
     report,
-    safe_tensors,
     series,
     text,
 )
@@ -484,15 +484,7 @@ class OtherPrograms(Folder):
         history, count = numpy.zeros((9, 4), "<f4"), numpy.array([6, 6, 6, 5, 6, 6, 0, 6, 6], "<i4")
         history[0], history[3] = [5, 6, 3, 4], [5, 2, 3, 4] # rings: 6 and 5 entries
         path = os.path.join(self.folder, "scaling.safetensors")
-        header, data, at = {}, b"", 0
-        for name, kind, values in (("count", "I32", count), ("amax_history", "F32", history)):
-            data += values.tobytes()
-            header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [at, len(data)]}
-            at = len(data)
-        text = json.dumps(header).encode()
-        with open(path, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text + data)
-        self.assertEqual(set(safe_tensors.read_header(path)), {"count", "amax_history"})
+        safetensors.numpy.save_file({"count": count, "amax_history": history}, path)
         self.append(lines(start()))
         last, rows = series.amax_history(metrics.open_run(self.folder))
         self.assertEqual((last, rows.tolist()), (6, [[3, 2], [4, 3], [5, 4], [6, 5]]))

@@ -2,7 +2,6 @@
 makes of it; samples and prompts are text; what does not fit together is refused.
 """
 
-import base64
 import json
 import os
 import random
@@ -14,7 +13,7 @@ import zlib
 import tokenizers
 from check import SHARED, Skip, call, fails, main, read, refused, run, write
 from llm8.prepare_data import main as prepare_data
-from llm8.vocabulary import LLAMA3_PATTERN, byte_characters, character_ranges, open_vocabulary
+from llm8.vocabulary import LLAMA3_PATTERN, character_ranges, open_vocabulary
 from shard_tools import cut, sentences, stream, tokens_of
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -22,8 +21,8 @@ END = "<|endoftext|>"
 TEXTS = sentences(3, 60)
 
 
-def byte_level(pattern=None):
-    """A byte-pair encoding of some 700 tokens, trained here."""
+def byte_level(pattern=None, words=()):
+    """A byte-pair encoding of some 700 tokens, or that learns these words too, trained here."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern:
@@ -31,9 +30,10 @@ def byte_level(pattern=None):
         step = pre_tokenizers.Sequence([split, step])
     tokenizer.pre_tokenizer = step
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=[END], show_progress=False,
+    trainer = trainers.BpeTrainer(vocab_size=2000 if words else 700, special_tokens=[END],
+                                  show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(TEXTS * 2, trainer)
+    tokenizer.train_from_iterator([*TEXTS * 2, *words], trainer)
     return tokenizer
 
 
@@ -117,6 +117,27 @@ def what_the_c_encoder_would_cut_otherwise_is_unknown():
     assert whole.encode("zqz") == [whole.size - 1]
 
 
+def tokens_too_long_for_the_file_are_unknown():
+    """A length is one byte in tokenizer.bin: of a longer token our encoder would take the head."""
+    rng = random.Random(6)
+    word = "".join(rng.choice("abcdefgh") for _ in range(300))
+    for length in (254, 255, 256, 300):
+        tokenizer = byte_level(words=[word[:length]] * 2000)
+        vocabulary = open_vocabulary({"tokenizer": save(tokenizer, "long_token")})
+        assert len(tokenizer.encode(word[:length]).ids) == 1, "the token is not learned"
+        assert vocabulary.cut == (2 if length == 254 else 0), length
+        texts = [word, word[:254], word[:255], f"a {word[:length]} b"]
+        if length == 254:
+            longest = write("longest.bin", vocabulary.tokenizer_bin())
+            assert c_tokens(longest, texts) == [*map(vocabulary.encode, texts)]
+    # tokenizers of before say how text is cut, all the same
+    entries = bytearray(vocabulary.tokenizer_bin())
+    entries[16] = 2
+    refused(run("tokenize", "--output-prefix", "x", "--tokenizer",
+                write("before.bin", bytes(entries)), "odd.txt", check=False), "before.bin: token ",
+            "has 255 bytes or more", "scripts/prepare_data")
+
+
 def gpt2_words():
     vocab, merges = (os.path.join(SHARED, name) for name in ("gpt2_vocab.json", "gpt2_merges.txt"))
     if not os.path.exists(vocab):
@@ -138,14 +159,12 @@ def gpt2_is_tiktokens():
     assert vocabulary.size == 50257 and vocabulary.end_of_text == 50256
     assert checksum(vocabulary) == (36492, 531232895)
     same_in_c(vocabulary, vocabulary.encode, "gpt2")
-    # Llama 3's tokenizer.model has ranks alone: its merges follow from them
-    characters = {character: byte for byte, character in byte_characters().items()}
-    ranks = {bytes(characters[c] for c in text): rank for text, rank in
-             json.loads(read(gpt2_words()["vocab_file"])).items() if text != END}
-    write("meta/tokenizer.model", "".join(f"{base64.b64encode(token).decode()} {rank}\n"
-                                          for token, rank in ranks.items()))
-    other = open_vocabulary({"tokenizer": "meta"})
-    assert other.size == 50256 + 256 and other.end_of_text == 50257
+    # the same merges, of other words
+    split = pre_tokenizers.Split(tokenizers.Regex(LLAMA3_PATTERN), "isolated")
+    step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = tokenizers.Tokenizer.from_str(vocabulary.json)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, step])
+    other = open_vocabulary({"tokenizer": save(tokenizer, "other")})
     assert checksum(other) == (37170, 845446713) and other.cut == 3
     same_in_c(other, other.encode, "other")
     # what goes into checkpoints is the same tokenizer
@@ -330,14 +349,14 @@ def wrong_tokenizers_are_refused():
     wrong("kind_sp/tokenizer.bin", "kind_sp/tokenizer.bin: not a text file; give a tokenizer.json")
     wrong("gtp2", "--tokenizer gtp2", "byte, gpt2, llama3", "cl100k_base", "tokenizer.json")
     wrong(write("t.json", "{}"), "--tokenizer t.json", "not a tokenizer.json")
-    wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x15" + bytes(90)), "SentencePiece",
-          "tokenizer.json")
+    wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x95" + bytes(90)),
+          "w/tokenizer.model: not a text file; give a tokenizer.json")
     wrong("plain", "--tokenizer plain", "a folder without tokenizer.json")
     wrong("gpt2", "--vocab-file and --merge-file", words=("--vocab-file", "x"))
-    wrong("gpt2", "--vocab-file nowhere: No such file",
+    wrong("gpt2", "--vocab-file nowhere, --merge-file nowhere: not", "No such file",
           words=("--vocab-file", "nowhere", "--merge-file", "nowhere"))
     write("v.json", json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
-    wrong("gpt2", "--merge-file", "not the merges of",
+    wrong("gpt2", "--merge-file m.txt: not a vocabulary and its merges",
           words=("--vocab-file", "v.json", "--merge-file", write("m.txt", "#version\na c\n")))
     result = run("scripts/prepare_data", "--output", "o", "plain", "--tokenizer", "cl100k_base",
                  "--mirror", "http://127.0.0.1:9", "--downloads", "no", check=False)
@@ -346,8 +365,9 @@ def wrong_tokenizers_are_refused():
 
 if __name__ == "__main__":
     sys.exit(main([the_c_encoder_is_the_librarys, what_the_c_encoder_would_cut_otherwise_is_unknown,
-                   gpt2_is_tiktokens, characters_are_the_librarys,
-                   long_texts_are_cut_where_words_end, every_kind_of_tokenizer_reads_back,
+                   tokens_too_long_for_the_file_are_unknown, gpt2_is_tiktokens,
+                   characters_are_the_librarys, long_texts_are_cut_where_words_end,
+                   every_kind_of_tokenizer_reads_back,
                    other_rules_of_the_same_tokens_are_another_tokenizer,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
                    samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,

@@ -12,15 +12,28 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 
-from . import downloads, safe_tensors, shards
+import numpy
+import safetensors
+
+from . import downloads, shards
 from .command_line import Parser
 from .environment import ROOT, die, trainer
 from .vocabulary import open_vocabulary
 
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
-DTYPES = {"F32": 4, "BF16": 2, "F16": 2}
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass
+class Tensor:
+    """bytes: mapped, so that a model larger than memory can be imported."""
+    file: str
+    dtype: str
+    shape: list
+    bytes: numpy.ndarray
 
 
 def read_config(folder):
@@ -52,12 +65,26 @@ def expected_tensors(folder):
     return {row[0]: [int(size) for size in row[1:]] for row in rows}
 
 
+def tensors_of(path):
+    """{name: Tensor} of one file. The package has no BF16 for numpy, but it checks the header."""
+    try:
+        with safetensors.safe_open(path, "np"), open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            content = numpy.memmap(file, mode="r")[8 + length:]
+    except safetensors.SafetensorError:
+        die(f"{path}: not a whole safetensors file; download it again")
+    header.pop("__metadata__", None)
+    return {name: Tensor(path, row["dtype"], row["shape"], content[slice(*row["data_offsets"])])
+            for name, row in header.items()}
+
+
 def source_tensors(folder):
     """{name: Tensor} of a folder's safetensors, in one file or several."""
     index = os.path.join(folder, "model.safetensors.index.json")
     single = os.path.join(folder, "model.safetensors")
     if os.path.exists(single):
-        return safe_tensors.read_header(single)
+        return tensors_of(single)
     if not os.path.exists(index):
         pickled = any(name.endswith((".bin", ".pth", ".pt")) for name in os.listdir(folder))
         die(f"{folder}: no model.safetensors" + (
@@ -73,7 +100,7 @@ def source_tensors(folder):
         path = os.path.join(folder, os.path.basename(name))
         if not os.path.exists(path):
             die(f"{path}: missing, though {os.path.basename(index)} names it; download it")
-        tensors |= safe_tensors.read_header(path)
+        tensors |= tensors_of(path)
     return tensors
 
 
@@ -90,14 +117,15 @@ def match(folder, expected, held):
         if tensor.shape != shape:
             die(f"{tensor.file}: tensor '{found}' has shape {tensor.shape}, config.json means "
                 f"{shape}; they are not of one model")
-        if tensor.size != math.prod(shape) * DTYPES.get(tensor.dtype, 0):
+        if tensor.dtype not in DTYPES:
             die(f"{tensor.file}: tensor '{found}' is {tensor.dtype}; must be one of "
                 f"{', '.join(DTYPES)}: give the original, unquantized model")
     if missing:
         die(f"{folder}: {len(missing)} of {len(expected)} tensors are missing, the first "
             f"'{missing[0]}'; the download is not complete")
     head, embedding = left.pop("lm_head.weight", None), next(iter(chosen.values()))
-    if head and not safe_tensors.equal(head, embedding):
+    if head and not (head.dtype == embedding.dtype and
+                     numpy.array_equal(head.bytes, embedding.bytes)):
         die(f"{head.file}: its lm_head.weight is not the embedding, which is the head by "
             "config.json; to use it, set tie_word_embeddings to false there")
     strange = [name for name in left if not IGNORED.search(name)]
@@ -114,10 +142,18 @@ def import_model(folder, output):
             "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
         die(f"--output {output}: is there already; give another, or remove it")
+    folder = os.path.realpath(folder) # once: `latest` of a run that saves moves on
     config = read_config(folder)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))
     os.makedirs(output, exist_ok=True)
-    safe_tensors.write_file(os.path.join(output, "model.safetensors"), tensors)
+    specs = {name: safetensors.TensorSpec(
+        dtype=DTYPES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.bytes.ctypes.data,
+        data_len=tensor.bytes.nbytes) for name, tensor in tensors.items()}
+    weights = os.path.join(output, "model.safetensors")
+    try:
+        safetensors.serialize_file(specs, weights, {"format": "pt"})
+    except (OSError, safetensors.SafetensorError) as error:
+        die(f"{weights}: could not be written: {error}")
     names = ["generation_config.json", "config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     if os.path.exists(tokenizer):
@@ -158,7 +194,7 @@ def main():
             die(f"{o.model}: no config.json on the Hub: not a model's repository")
         folder = os.path.commonpath(map(os.path.dirname, files))
     arch, tensors, tokenizer = import_model(folder, o.output)
-    count = sum(tensor.size // DTYPES[tensor.dtype] for tensor in tensors.values())
+    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     kinds = sorted({tensor.dtype for tensor in tensors.values()})
     bare = "" if tokenizer else "; no tokenizer.json beside it"
     print(f"{o.output}: {arch}, {count:,} parameters in {len(tensors)} tensors, "

@@ -92,6 +92,7 @@ def refuse(what, where, error):
     if code in (401, 404): # the Hub says 401 of what does not exist to those without a token
         die(f"{what}: {where} is not shown to you ({code}): it was renamed or removed, or it is "
             "private; look for it in a browser and give files that you have, or set HF_TOKEN")
+    error = cause_of(error)
     reason = f"status {code}" if code else (str(error) or type(error).__name__).splitlines()[0]
     die(f"{what}: {where} cannot be reached ({reason}); this machine needs a network, or --mirror "
         "URL, or download the files elsewhere and give their paths")

@@ -5,6 +5,7 @@ import os
 import struct
 
 import numpy
+import pyarrow.parquet
 
 from . import downloads, shards, sources
 from .command_line import Parser
@@ -55,18 +56,19 @@ def read_row(row, o):
 def rows_of(path):
     """Rows of a .jsonl (also .gz, .zst) or .parquet, and where they are."""
     kind = sources.kind_of(path)
-    if kind == "lines":
-        with sources.open_lines(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"line {number}", sources.object_of(line) or line
-    elif kind == "parquet":
-        with sources.parquet_file(path) as file:
-            rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                yield f"row {number}", row
-    else:
+    if kind not in ("lines", "parquet"):
         die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
+    with sources.reading(path):
+        if kind == "lines":
+            with sources.open_lines(path) as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield f"line {number}", sources.object_of(line) or line
+        else:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
+                for number, row in enumerate(rows, 1):
+                    yield f"row {number}", row
 
 
 def encode_row(vocabulary, row, before):
@@ -127,9 +129,6 @@ def read_questions(path, o, vocabulary, before):
         die(f"{path}, {where}: {bad} (--context-field, --choices-field, --label-field)")
     except sources.BadSource as bad:
         die(str(bad))
-    except (ValueError, EOFError, OSError) as error:
-        die(f"{path}: damaged after {len(questions)} rows ({sources.first_line(error)}); download "
-            "it again")
     if not questions:
         die(f"{path}: no questions in it")
     return questions
@@ -140,7 +139,7 @@ def main():
     path = o.source
     if path == "hellaswag" and not os.path.exists(path):
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         die(f"{path}: no such file; give one, or hellaswag")
     vocabulary = open_vocabulary(words_of(o))
     before = [] if o.before == "none" else [vocabulary.special(o.before, "--before")]

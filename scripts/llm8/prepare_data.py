@@ -1,15 +1,16 @@
 """From text to shuffled, tokenized shards, which is what scripts/prepare_data does.
 
-First the units of the input are tokenized, each into two files in OUT/.work, named by what they are
-made from; then the shards are put together from those, in an order that the seed alone decides.
-Either part runs in parallel, and a file that has its name is whole, so a run that was stopped goes
-on where it was, and one with a source more or mended tokenizes only that.
+First the units of the input are tokenized into OUT/.work, under names of what they are made from;
+then the shards are put together from them there, in an order that the seed alone decides. Either
+part runs in parallel. A unit that has its name is whole, so a run that was stopped resumes with the
+others. The shards move to OUT when all are whole; manifest.json is the last file to be written.
 """
 
 import contextlib
-import dataclasses
+import fcntl
 import glob
 import hashlib
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import shutil
 import signal
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
@@ -29,14 +30,14 @@ from .command_line import Parser, guess, number
 from .environment import die
 from .vocabulary import add_options, open_vocabulary, words_of
 
-VERSION = 1
+VERSION = 2
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
-# one row a document: its tokens, its hash, 1 where it is for validation
-INDEX = numpy.dtype([("length", "<i8"), ("hash", "<u8"), ("valid", "?")])
-TOKENS_DEPEND_ON = ["mark", "tokenizer", "tokenizer_json", "dtype", "before", "after", "skip_bad"]
-NEWER = ["tokenizer_json", "text_field", "valid_files"] # than the first manifests
-# where a line ends between two visible ASCII characters, no word of any tokenizer here goes on
+VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1024 tokens each
+FEW_TOKENS = 20 * 1024
+DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
+                        ("valid", "?")])  # offset, length: in the unit's tokens
+# where a line ends between two visible ASCII characters, no word of any tokenizer here continues
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
 
@@ -46,13 +47,17 @@ BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 class Worker:
     """What a process of the pool keeps between its tasks."""
 
-    vocabulary = None
+    vocabulary = settings = work = None
 
     @classmethod
-    def start(cls, words):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+    def start(cls, words, settings, work):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        cls.vocabulary = open_vocabulary(words)
+        cls.vocabulary, cls.settings, cls.work = open_vocabulary(words), settings, work
+
+
+def start_process(*what):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    Worker.start(*what)
 
 
 def pieces(text):
@@ -69,275 +74,189 @@ def pieces(text):
 
 
 def split_tail(text, fraction):
-    """A text's part for training and, starting a line where it can, the one for validation."""
+    """A text's part for training and the one for validation, which starts a line, unless that
+    would cost it more than half."""
     at = len(text) - int(len(text) * fraction)
-    line = text.find(b"\n" if isinstance(text, bytes) else "\n", at)
-    at = line + 1 if 0 <= line < len(text) - 1 else at
-    return [(text[:at], False), (text[at:], True)] if at < len(text) else [(text, False)]
+    line = text.find(b"\n" if isinstance(text, bytes) else "\n", at, at + (len(text) - at) // 2)
+    at = line + 1 if line >= 0 else at
+    return [(text[:at], False), (text[at:], True)]
 
 
-def unit_name(plan, unit):
+def unit_name(settings, unit):
     """A name that changes with what the unit's tokens depend on."""
-    stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in unit["files"]]
-    tails = plan["fraction"] if plan["split"] == "tails" else None
-    words = [VERSION, unit, stats, tails, *(plan[key] for key in TOKENS_DEPEND_ON)]
+    words = [unit.__dict__, stamps(unit.files),
+             {key: settings[key] for key in settings if not key.endswith("sources")}]
     return "unit_" + hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
-def tokenize_unit(plan, name, unit):
-    """Writes a unit's tokens and index; returns what it held. Runs in a worker."""
-    unit = sources.Unit(**unit)
-    vocabulary, dtype = Worker.vocabulary, numpy.dtype(plan["dtype"])
-    before, after = (numpy.array(plan[key], dtype=dtype).tobytes() for key in ("before", "after"))
-    rows, skipped, total = [], [], 0
-    base = os.path.join(plan["work"], name)
-    with open(base + ".tokens", "wb") as file:
+def stamps(paths):
+    """What tells a file from an earlier one of its name."""
+    stats = [os.stat(path) for path in paths]
+    return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats)]
+
+
+def tokenize_unit(name, unit):
+    """Writes a unit's tokens, then its documents. Runs in a worker."""
+    vocabulary, settings = Worker.vocabulary, Worker.settings
+    dtype = shards.token_type(vocabulary.size)
+    before, after = (numpy.array(settings[key], dtype).tobytes() for key in ("before", "after"))
+    rows, skipped, offset = [], [], 0
+
+    def parts():
+        nonlocal offset
         for text in sources.documents(unit, vocabulary.name == "byte",
-                                      skipped.append if plan["skip_bad"] else None):
-            tails = plan["split"] == "tails" and not unit.valid
-            parts = split_tail(text, plan["fraction"]) if tails else [(text, unit.valid)]
-            for part, valid in parts:
+                                      skipped.append if settings["skip_bad"] else None):
+            tails = settings["split"] == "tails" and not unit.valid
+            for part, valid in (split_tail(text, settings["valid_fraction"]) if tails
+                                else [(text, unit.valid)]):
                 if not part:
                     continue
-                tokens = [numpy.array(vocabulary.encode(piece), dtype=dtype).tobytes()
-                          for piece in pieces(part)]
-                size = file.write(before + b"".join(tokens) + after)
-                rows.append((size // dtype.itemsize, shards.content_hash(part), valid))
-                total += size // dtype.itemsize
-    index = numpy.array(rows, dtype=INDEX)
-    shards.write_durably(base + ".index", [index.tobytes()])
-    return {"size": unit.size, "documents": len(rows), "tokens": total,
-            "skipped": len(skipped), "first_skipped": [str(bad) for bad in skipped[:1]]}
+                tokens = before + b"".join(numpy.array(vocabulary.encode(piece), dtype).tobytes()
+                                           for piece in pieces(part)) + after
+                length = len(tokens) // dtype.itemsize
+                rows.append((0, offset, length, shards.content_hash(part), valid))
+                offset += length
+                yield tokens
+
+    base, content = os.path.join(Worker.work, name), io.BytesIO()
+    shards.write_durably(base + ".tokens", parts())
+    numpy.savez(content, documents=numpy.array(rows, DOCUMENT), skipped=list(map(str, skipped)))
+    shards.write_durably(base + ".npz", [content.getvalue()])
 
 
 # ---- putting shards together ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Order:
-    """Documents in the order in which a split has them: unit, place in its tokens, length."""
-    unit: numpy.ndarray
-    offset: numpy.ndarray
-    length: numpy.ndarray
+def read_units(work, names):
+    """The documents of all units, and what was left out of them."""
+    tables, skipped = [numpy.zeros(0, DOCUMENT)], []
+    for number_of, name in enumerate(names):
+        with numpy.load(os.path.join(work, name + ".npz")) as held:
+            tables.append(held["documents"])
+            skipped += held["skipped"].tolist()
+        tables[-1]["unit"] = number_of
+    return numpy.concatenate(tables), skipped
 
 
-def load_orders(plan, names):
+def choose_valid(documents, fraction, seed):
+    """Which documents are for validation: as they come in the order of their texts' hashes, until
+    they hold this share of the tokens. The same text is on one side; a document longer than the
+    whole share is for training, if there are others."""
+    length, key = documents["length"], shards.mixed(documents["hash"] ^ seed)
+    share = fraction * length.sum()
+    short = length <= max(share, length.min())
+    order = numpy.argsort(key)
+    order = order[short[order]]
+    enough = numpy.searchsorted(numpy.cumsum(length[order]), share)
+    valid = short & (key <= key[order[min(enough, len(order) - 1)]])
+    return valid & (not valid.all())
+
+
+def split_documents(settings, documents):
     """The documents of training and of validation, shuffled."""
-    indexes = [numpy.fromfile(os.path.join(plan["work"], name + ".index"), dtype=INDEX)
-               for name in names]
-    counts, rows = [len(index) for index in indexes], numpy.concatenate(indexes)
-    unit = numpy.repeat(numpy.arange(len(names), dtype=numpy.int32), counts)
-    offset = numpy.concatenate([numpy.cumsum(index["length"]) - index["length"]
-                                for index in indexes])
-    place = numpy.concatenate([numpy.arange(count, dtype=numpy.uint64) for count in counts])
-    place |= unit.astype(numpy.uint64) << numpy.uint64(40)
-    seed = shards.mixed(numpy.array([plan["seed"] + 1], dtype=numpy.uint64))[0]
-    valid = rows["valid"]
-    if plan["split"] == "documents":
-        valid = valid | (shards.mixed(rows["hash"] ^ seed) <
-                         numpy.uint64(int(plan["fraction"] * (1 << 64))))
-    order = numpy.argsort(shards.mixed(place ^ seed) if plan["shuffle"] else place, kind="stable")
-    chosen = {"train": order[~valid[order]], "val": order[valid[order]]}
-    return {name: Order(unit[rows_of], offset[rows_of], rows["length"][rows_of])
-            for name, rows_of in chosen.items()}
+    seed = shards.mixed(numpy.array([settings["seed"] + 1], dtype=numpy.uint64))[0]
+    valid, place = documents["valid"], numpy.arange(len(documents), dtype=numpy.uint64)
+    if settings["split"] == "documents" and settings["valid_fraction"]:
+        valid = choose_valid(documents, settings["valid_fraction"], seed)
+    order = numpy.argsort(shards.mixed(place ^ seed) if settings["shuffle"] else place)
+    return {"train": documents[order[~valid[order]]], "val": documents[order[valid[order]]]}
 
 
-def cut_shards(order, most):
-    """(first, last) documents of each shard of about `most` tokens."""
-    ends = numpy.cumsum(order.length)
-    cuts, begin = [], 0
+def cut_shards(documents, most):
+    """The documents of each shard of about `most` tokens."""
+    ends, begin = numpy.cumsum(documents["length"]), 0
     while begin < len(ends):
         base = ends[begin - 1] if begin else 0
         end = max(begin + 1, int(numpy.searchsorted(ends, base + most, side="right")))
-        cuts.append((begin, end))
+        yield documents[begin:end]
         begin = end
-    return cuts
 
 
-def write_shard(plan, name, order, names):
-    """One shard, from its documents; returns its row of the manifest. Runs in a worker. names: of
-    the units that it is made from."""
-    dtype, count = numpy.dtype(plan["dtype"]), int(order.length.sum())
-    path = os.path.join(plan["output"], name)
-    row = {"name": name, "tokens": count, "documents": len(order.length),
-           "bytes": shards.HEADER_BYTES + count * dtype.itemsize}
-    units = {unit: numpy.memmap(os.path.join(plan["work"], held + ".tokens"), dtype=dtype,
-                                mode="r") for unit, held in names.items()}
+def write_shard(name, documents, names):
+    """One shard, of units of these names; returns its row of the manifest. Runs in a worker."""
+    dtype, mark = shards.token_type(Worker.vocabulary.size), Worker.vocabulary.mark()
+    tokens = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ".tokens"), dtype, "r")
+              for unit in numpy.unique(documents["unit"])}
+    count = int(documents["length"].sum())
 
     def parts():
-        yield shards.header(dtype, count, plan["mark"])
-        for unit, offset, length in zip(order.unit, order.offset, order.length):
-            yield units[unit][offset:offset + length].tobytes()
+        yield shards.header(dtype, count, mark)
+        for row in documents:
+            yield tokens[row["unit"]][row["offset"]:row["offset"] + row["length"]].tobytes()
 
-    if not os.path.exists(path):  # from before a stop
-        shards.write_durably(path, parts())
-    return row | {"sha256": shards.sha256_of(path)}
-
-
-# ---- the pool ------------------------------------------------------------------------------------
+    checksum = shards.write_durably(os.path.join(Worker.work, name), parts())
+    return {"name": name, "tokens": count, "documents": len(documents),
+            "bytes": shards.HEADER_BYTES + count * dtype.itemsize, "sha256": checksum}
 
 
-def open_pool(jobs, words):
+# ---- all of it -----------------------------------------------------------------------------------
+
+
+def open_pool(jobs, *what):
     if jobs == 1:  # no pool is quicker where there is little to do
-        Worker.vocabulary = open_vocabulary(words)
+        Worker.start(*what)
         return contextlib.nullcontext()
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=Worker.start,
-                               initargs=(words,))
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"),
+                               initializer=start_process, initargs=what)
 
 
-def failed(future):
-    return future.exception() is not None
-
-
-def run_tasks(pool, jobs, tasks, function, done):
-    """function(*task) for every task, some ahead of what is running; done(task, result) as they
-    end. The first fault ends it all."""
-    pending, tasks = {}, iter(tasks)
+def run_all(pool, function, tasks, what):
+    """The results of function(*task), as they end. After a fault no other task is begun."""
+    futures = [pool.submit(function, *task) for task in tasks] if pool else []
+    results = (future.result() for future in as_completed(futures))
+    if not pool:
+        results = (function(*task) for task in tasks)
     try:
-        if not pool:
-            for task in tasks:
-                done(task, function(*task))
-            return
-        while True:
-            while len(pending) < jobs + 2 and (task := next(tasks, None)) is not None:
-                pending[pool.submit(function, *task)] = task
-            if not pending:
-                return
-            ended = wait(pending, return_when=FIRST_COMPLETED).done
-            for future in sorted(ended, key=failed):  # what is done before a fault is kept
-                done(pending.pop(future), future.result())
-    except sources.BadSource as bad:
-        stop(pool)
-        die(str(bad))
-    except BrokenProcessPool:
-        die("a worker was killed (out of memory?); the same command goes on where it stopped, with "
-            "fewer at a time (--jobs)")
-    except KeyboardInterrupt:
-        stop(pool)
-        print("stopped; the same command goes on where it was", file=sys.stderr)
-        sys.exit(130)
+        return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
+    finally:
+        for future in futures:
+            future.cancel()
 
 
-def stop(pool):
-    if pool:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def settings_of(plan):
-    """What a worker needs of the plan: the lists may be long."""
-    return {key: plan[key] for key in plan if key not in ("units", "files")}
-
-
-def clear_other_shards(plan):
-    """Shards of a run that was stopped, unless it was this very one."""
-    path, now = os.path.join(plan["work"], "plan.json"), json.dumps(plan)
-    os.makedirs(plan["work"], exist_ok=True)
-    if os.path.exists(path):
-        with open(path) as file:
-            if file.read() == now:
-                return
-    for name in os.listdir(plan["output"]):
-        if re.fullmatch(r"(train|val)_\d+\.bin", name):
-            os.remove(os.path.join(plan["output"], name))
-    shards.write_durably(path, [now.encode()])
-
-
-def read_done(path, names):
-    """What earlier runs said of the units that are of use now."""
-    results = {}
-    if os.path.exists(path):
-        with open(path) as file:
-            for line in file:
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    continue  # cut short by a kill
-                if row["unit"] in names:
-                    results[row.pop("unit")] = row
-    return results
-
-
-def tokenize(plan, pool, jobs, names):
-    """Every unit that is not done yet; returns the sums of all."""
-    done_path = os.path.join(plan["work"], "done.jsonl")
-    results = read_done(done_path, set(names))
-    left = [n for n, name in enumerate(names) if name not in results]
-    if len(left) < len(names):
-        print(f"going on: {len(names) - len(left)} of {len(names)} parts are tokenized already")
-    total = sum(unit["size"] for unit in plan["units"])
-    bar = tqdm(total=total, initial=sum(row["size"] for row in results.values()), unit="B",
-               unit_scale=True, desc="tokenize", disable=None)
-    with open(done_path, "a") as log:
-        def done(task, row):
-            results[task[1]] = row
-            log.write(json.dumps({"unit": task[1], **row}) + "\n")
-            log.flush()
-            bar.update(row["size"])
-
-        tasks = ((settings_of(plan), names[n], plan["units"][n]) for n in left)
-        run_tasks(pool, jobs, tasks, tokenize_unit, done)
-    bar.close()
-    return results
-
-
-def assemble(plan, pool, jobs, names):
-    """The shards; returns their rows of the manifest."""
-    orders = load_orders(plan, names)
-    tasks = []
-    for split, order in orders.items():
-        for place, (begin, end) in enumerate(cut_shards(order, plan["shard_tokens"])):
-            part = Order(*(column[begin:end] for column in dataclasses.astuple(order)))
-            used = {unit: names[unit] for unit in numpy.unique(part.unit)}
-            tasks.append((settings_of(plan), f"{split}_{place:05d}.bin", part, used))
-    bar = tqdm(total=sum(int(task[2].length.sum()) for task in tasks), unit=" tokens",
-               unit_scale=True, desc="shards", disable=None)
-    rows = []
-
-    def done(task, row):
-        rows.append(row)
-        bar.update(row["tokens"])
-
-    run_tasks(pool, jobs, tasks, write_shard, done)
-    bar.close()
-    return sorted(rows, key=lambda row: row["name"])
-
-
-def prepare(plan, words, vocabulary, jobs):
+def prepare(output, settings, units, words, vocabulary, jobs):
     """All of it; returns the manifest."""
-    output, work = plan["output"], plan["work"]
-    begin = time.time()
-    clear_other_shards(plan)
-    names = [unit_name(plan, unit) for unit in plan["units"]]
-    jobs = min(jobs, len(names))
-    with open_pool(jobs, words) as pool:
-        results = tokenize(plan, pool, jobs, names)
-        if not any(row["tokens"] for row in results.values()):
+    begin, work = time.time(), os.path.join(output, ".work")
+    held = [name for name in os.listdir(output) if name.endswith(".bin")]
+    if held and not os.path.isdir(work):
+        die(f"--output {output}: holds {held[0]} from elsewhere; give an empty folder, so that "
+            "shards of two kinds are not mixed")
+    os.makedirs(work, exist_ok=True)
+    names = [unit_name(settings, unit) for unit in units]
+    left = [(name, unit) for name, unit in zip(names, units)
+            if not os.path.exists(os.path.join(work, name + ".npz"))]
+    if len(left) < len(units):
+        print(f"resuming: {len(units) - len(left)} of {len(units)} parts are tokenized already")
+    with open_pool(max(1, min(jobs, len(units))), words, settings, work) as pool:
+        run_all(pool, tokenize_unit, left, "tokenize")
+        documents, skipped = read_units(work, names)
+        if not len(documents):
             die("the sources hold no text at all")
-        rows = assemble(plan, pool, jobs, names)
+        tasks = [(f"{split}_{place:05d}.bin", part, names)
+                 for split, rows in split_documents(settings, documents).items()
+                 for place, part in enumerate(cut_shards(rows, settings["shard_tokens"]))]
+        rows = run_all(pool, write_shard, tasks, "shards")
+    manifest = {
+        "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
+        "end_of_text": vocabulary.end_of_text, "documents": len(documents),
+        "tokens": int(documents["length"].sum()),
+        "skipped": len(skipped), "first_skipped": skipped[:20],
+        "seconds": round(time.time() - begin, 1),
+        "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
+    publish(output, work, vocabulary, manifest)
+    return manifest
+
+
+def publish(output, work, vocabulary, manifest):
+    for path in glob.glob(os.path.join(glob.escape(output), "*_[0-9]*.bin")):
+        os.remove(path)  # of a preparation that was stopped while it did this
+    for row in manifest["shards"]:
+        os.rename(os.path.join(work, row["name"]), os.path.join(output, row["name"]))
     for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
                           ("tokenizer.json", vocabulary.json.encode()),
-                          ("tokenizer_config.json", vocabulary.config.encode())):
+                          ("tokenizer_config.json", vocabulary.config.encode()),
+                          ("manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())):
         shards.write_durably(os.path.join(output, name), [content])
-    manifest = {
-        "format": "llm8.c prepared data", "version": VERSION,
-        "tokenizer": {"name": vocabulary.name, "vocabulary": vocabulary.size,
-                      "end_of_text": vocabulary.end_of_text, "mark": f"{plan['mark']:08x}"},
-        "documents": sum(row["documents"] for row in results.values()),
-        "tokens": sum(row["tokens"] for row in results.values()),
-        "skipped": sum(row["skipped"] for row in results.values()),
-        "first_skipped": [text for name in names for text in results[name]["first_skipped"]][:20],
-        "seed": plan["seed"], "shuffle": plan["shuffle"], "split": plan["split"],
-        "valid_fraction": plan["fraction"], "seconds": round(time.time() - begin, 1),
-        "shards": rows,
-        "sources": [{"path": path, "bytes": size} for path, size, _ in plan["files"]],
-        "plan": {key: plan[key] for key in plan if key != "units"},
-    }
-    shards.write_durably(os.path.join(output, "manifest.json"),
-                         [(json.dumps(manifest, indent=1) + "\n").encode()])
     shutil.rmtree(work)
-    return manifest
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -348,7 +267,7 @@ def parser():
     p = Parser(
         prog="scripts/prepare_data",
         description="Turns text into token shards for the trainers: shuffled, split, with the "
-                    "tokenizer\nbeside them. Run again after a stop, it goes on where it was.",
+                    "tokenizer\nbeside them. Run again after a stop, it resumes.",
         epilog=f"Known sets, by name (or NAME@REVISION) instead of a path\n{sets}\n\n"
                "Then train with --data 'DIR/train_*.bin' --valid-data 'DIR/val_*.bin'")
     p.add_argument("sources", nargs="*", metavar="SOURCE",
@@ -361,9 +280,9 @@ def parser():
                    help="put after each document [none]")
     p.add_argument("--valid", action="append", default=[], metavar="SOURCE",
                    help="validate on these, instead of on a part of the sources")
-    p.add_argument("--valid-fraction", default=0.01, metavar="X",
+    p.add_argument("--valid-fraction", metavar="X",
                    type=number(float, 0, 1 - 1e-9, "a number from 0 to below 1"),
-                   help="of the text, for validation [0.01]")
+                   help="of the text, for validation [0.01; of less than 100 MB more, up to 0.1]")
     p.add_argument("--split", choices=["auto", "documents", "tails"], default="auto",
                    help="validate on whole documents, or on the end of each; auto: on ends where "
                         "there are fewer than 100 documents, all .txt or .md [auto]")
@@ -387,8 +306,8 @@ def parser():
     return p
 
 
-def fetch(o):
-    """Sources with a known set's files in place of its name: to train on, and to validate on."""
+def find_files(o):
+    """The files to train on, and those to validate on. Known sets are downloaded."""
     train, valid = [], []
     for source in o.sources:
         if source.partition("@")[0] in downloads.KNOWN_SETS and not os.path.exists(source):
@@ -400,106 +319,106 @@ def fetch(o):
         if near and not glob.glob(source):
             die(f"SOURCE {source}: no such file, folder or known set{near}")
         train.append(source)
-    return train, valid
-
-
-def make_plan(o, vocabulary):
-    train, valid = fetch(o)
     files, others = sources.expand(train, "SOURCE")
-    valid_files, _ = sources.expand(valid + o.valid, "--valid") if valid + o.valid else ([], 0)
     if others:
         print(f"left out: {others} files of other kinds than {' '.join(sources.KINDS)}")
-    few = len(files) < 100 and all(sources.kind_of(path) == "text" for path in files)
-    split = ("tails" if few else "documents") if o.split == "auto" else o.split
-    try:
-        units = (sources.units_of(files, False, o.text_field) +
-                 sources.units_of(valid_files, True, o.text_field))
-    except sources.BadSource as bad:
-        die(str(bad))
+    return files, sources.expand(valid + o.valid, "--valid")[0]
 
+
+def make_settings(o, vocabulary, files, valid_files):
+    """All that the shards depend on."""
     def special(text, option):
         return [] if text == "none" else [vocabulary.special(text, option)]
 
-    output = os.path.abspath(o.output)
-    stats = [(path, os.stat(path)) for path in files + valid_files]
-    return {"version": VERSION, "output": output, "work": os.path.join(output, ".work"),
-            "tokenizer": vocabulary.name, "mark": vocabulary.mark(),
+    few = len(files) < 100 and all(sources.kind_of(path) == "text" for path in files)
+    fraction = o.valid_fraction
+    if fraction is None:
+        fraction = min(0.1, max(0.01, VALID_BYTES / max(1, sum(map(os.path.getsize, files)))))
+    return {"version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
             "tokenizer_json": hashlib.sha256(vocabulary.json.encode()).hexdigest()[:16],
-            "dtype": shards.token_type(vocabulary.size).str,
             "before": special(o.before or vocabulary.end_of_text_name, "--before"),
             "after": special(o.after, "--after"),
-            "fraction": 0.0 if valid_files else o.valid_fraction, "split": split, "seed": o.seed,
+            "split": ("tails" if few else "documents") if o.split == "auto" else o.split,
+            "valid_fraction": 0.0 if valid_files else fraction, "seed": o.seed,
             "shuffle": not o.no_shuffle, "shard_tokens": o.shard_tokens, "skip_bad": o.skip_bad,
-            "text_field": o.text_field, "valid_files": len(valid_files), # the last of files
-            "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
-            "units": [dataclasses.asdict(unit) for unit in units]}
+            "text_field": o.text_field, "sources": stamps(files),
+            "valid_sources": stamps(valid_files)}
 
 
-def read_manifest(path):
+def read_manifest(folder):
+    path = os.path.join(folder, "manifest.json")
     try:
         with open(path) as file:
             manifest = json.load(file)
-        manifest["shards"], manifest["plan"]
-    except OSError as error:
-        die(f"{path}: {error.strerror}")
+        manifest["shards"], manifest["format"]
     except (ValueError, TypeError, KeyError):
-        die(f"{path}: not a manifest of prepare_data, or damaged; {anew(path)}")
+        die(f"{path}: not a manifest of prepare_data, or damaged; {anew(folder)}")
     return manifest
 
 
-def anew(path):
-    return f"remove the folder {os.path.dirname(path)}, then prepare the data again"
+def anew(folder):
+    return f"remove the folder {folder}, then prepare the data again"
 
 
-def check_output(plan):
-    """Whether it is all there already, in words; refuses a folder that holds another preparation.
-    Units follow from the files, how many of them are for validation, and the text's field."""
-    path = os.path.join(plan["output"], "manifest.json")
-    if os.path.exists(path):
-        before = read_manifest(path)["plan"]
-        unknown = [key for key in NEWER if key not in before]
-        different = [key for key in plan
-                     if key not in ("units", *unknown) and before.get(key) != plan[key]]
-        if different:
-            die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
-                "another --output, or remove that folder")
-        return "made already, from the same sources and settings" + (
-            f"; its older manifest does not record {', '.join(unknown)}" if unknown else "")
-    if os.path.isdir(plan["output"]) and not os.path.isdir(plan["work"]):
-        held = [name for name in os.listdir(plan["output"]) if name.endswith(".bin")]
-        if held:
-            die(f"--output {plan['output']}: holds {held[0]} from elsewhere; give an empty folder, "
-                "so that shards of two kinds are not mixed")
-    return ""
+def is_made(output, settings):
+    """Whether the folder holds this preparation; refuses one that holds another."""
+    path = os.path.join(output, "manifest.json")
+    if not os.path.exists(path):
+        return False
+    before = read_manifest(output).get("settings", {})
+    different = [key for key in settings if before.get(key) != settings[key]]
+    if different:
+        die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
+            "another --output, or remove that folder")
+    print(f"{output}: made already, from the same sources and settings")
+    return True
+
+
+def lock(folder):
+    """Waits until no other process works in the folder. The lock ends with this process."""
+    path = os.path.join(folder, ".lock")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        print(f"--output {folder}: another prepare_data works there; waiting for its end",
+              file=sys.stderr, flush=True)
+        fcntl.lockf(file, fcntl.LOCK_EX)
+    except OSError as error:
+        print(f"warning: {path}: no lock ({error.strerror}): nothing keeps another prepare_data "
+              "out", file=sys.stderr)
 
 
 def check_shards(folder):
     """--check: every shard against the manifest."""
-    manifest = read_manifest(os.path.join(folder, "manifest.json"))
+    manifest = read_manifest(folder)
     for row in manifest["shards"]:
         shard = os.path.join(folder, row["name"])
         if not os.path.exists(shard):
-            die(f"{shard}: missing; {anew(shard)}")
+            die(f"{shard}: missing; {anew(folder)}")
         if os.path.getsize(shard) != row["bytes"] or shards.sha256_of(shard) != row["sha256"]:
-            die(f"{shard}: damaged: not what the manifest says; {anew(shard)}")
+            die(f"{shard}: damaged: not what the manifest says; {anew(folder)}")
     print(f"{folder}: {len(manifest['shards'])} shards as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
 
-def report(o, manifest):
-    splits = {"train": [], "val": []}
-    for row in manifest["shards"]:
-        splits[row["name"].split("_")[0]].append(row)
-    for name, rows in splits.items():
-        print(f"{name:5} {sum(row['tokens'] for row in rows):>15,} tokens "
+def report(output, manifest):
+    counts = {}
+    for split in ("train", "val"):
+        rows = [row for row in manifest["shards"] if row["name"].startswith(split)]
+        counts[split] = sum(row["tokens"] for row in rows)
+        print(f"{split:5} {counts[split]:>15,} tokens "
               f"{sum(row['documents'] for row in rows):>12,} documents {len(rows):>6} shards")
     if manifest["skipped"]:
         print(f"left out: {manifest['skipped']}, the first: {manifest['first_skipped'][0]}")
-    tokenizer = manifest["tokenizer"]
-    print(f"tokenizer {tokenizer['name']}, vocabulary {tokenizer['vocabulary']}; "
-          f"{manifest['seconds']} s; {os.path.join(o.output, 'manifest.json')}")
-    valid = f" --valid-data '{o.output}/val_*.bin'" if splits["val"] else ""
-    print(f"train with --data '{o.output}/train_*.bin'{valid}")
+    settings = manifest["settings"]
+    if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
+        print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "
+              "--valid-fraction takes more, --valid other text")
+    print(f"tokenizer {settings['tokenizer']}, vocabulary {manifest['vocabulary']}; "
+          f"{manifest['seconds']} s; {os.path.join(output, 'manifest.json')}")
+    valid = f" --valid-data '{output}/val_*.bin'" if counts["val"] else ""
+    print(f"train with --data '{output}/train_*.bin'{valid}")
 
 
 def main():
@@ -509,15 +428,23 @@ def main():
     if not o.sources or not o.output:
         die("SOURCE and --output are needed (--help)" if not o.sources else
             "--output is missing: where the shards go (--help)")
+    if os.path.exists(o.output) and not os.path.isdir(o.output):
+        die(f"--output {o.output}: a file of that name is in the way")
     words = words_of(o)
     vocabulary = open_vocabulary(words)
-    plan = make_plan(o, vocabulary)
-    if os.path.exists(plan["output"]) and not os.path.isdir(plan["output"]):
-        die(f"--output {o.output}: a file of that name is in the way")
-    os.makedirs(plan["output"], exist_ok=True)
-    made = check_output(plan)
-    if made:
-        print(f"{o.output}: {made}")
-        return
-    sys.stdout.flush()
-    report(o, prepare(plan, words, vocabulary, o.jobs))
+    files, valid_files = find_files(o)
+    settings = make_settings(o, vocabulary, files, valid_files)
+    try:
+        units = [unit for paths, valid in ((files, False), (valid_files, True))
+                 for unit in sources.units_of(paths, valid, o.text_field, o.skip_bad)]
+        os.makedirs(o.output, exist_ok=True)
+        if is_made(o.output, settings):
+            return
+        lock(o.output)
+        if not is_made(o.output, settings):  # by the process that this one has waited for
+            report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
+    except sources.BadSource as bad:
+        die(f"{bad}, or give --skip-bad to leave it out")
+    except BrokenProcessPool:
+        die("a worker was killed (out of memory?); the same command resumes where it stopped, with "
+            "fewer at a time (--jobs)")

@@ -3,8 +3,9 @@
 import os
 
 import numpy
+import safetensors
 
-from . import safe_tensors
+from .environment import die
 
 SCALING = "scaling.safetensors" # checkpoints/checkpoint.h
 OPERANDS = 3 # of a layer there: its input, its weight, its output's gradient
@@ -96,14 +97,11 @@ def window_mean(run, last, width, name="loss"):
 
 
 def read_floats(path, name):
-    tensor = safe_tensors.read_header(path).get(name)
-    if tensor is None or tensor.dtype not in ("F32", "I32", "I64"):
-        return None
-    kind = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}[tensor.dtype]
-    with open(path, "rb") as file:
-        file.seek(tensor.begin)
-        values = numpy.frombuffer(file.read(tensor.size), kind)
-    return values.reshape(tensor.shape)
+    try:
+        with safetensors.safe_open(path, "np") as file:
+            return file.get_tensor(name) if name in file.keys() else None
+    except safetensors.SafetensorError:
+        die(f"{path}: not a whole safetensors file")
 
 
 def amax_history(run):

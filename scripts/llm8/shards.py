@@ -1,7 +1,9 @@
 """Token shards (dataloader/loader.h has the format), and the numbers that decide their order."""
 
+import contextlib
 import hashlib
 import os
+import socket
 
 import numpy
 
@@ -19,13 +21,23 @@ def header(dtype, count, mark):
 
 
 def write_durably(path, parts):
-    """Writes a file beside its name, syncs it, then gives it the name."""
-    fresh = path + ".new"
-    with open(fresh, "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    """Writes a file under a name of this process's own, syncs it, then gives it its name. Returns
+    its SHA-256."""
+    fresh, digest = f"{path}.{socket.gethostname()}.{os.getpid()}.new", hashlib.sha256()
+    try:
+        with open(fresh, "wb") as file:
+            for part in parts:
+                digest.update(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or path) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(fresh)
+    return digest.hexdigest()
 
 
 def sha256_of(path):

@@ -1,12 +1,11 @@
 """Tokenizers by name or file, all of Hugging Face's `tokenizers`: bytes, those of the Hub (GPT-2's,
-OpenAI's, Llama's), any tokenizer.json, GPT-2's two files, Llama 3's tokenizer.model.
+OpenAI's, Llama's), any tokenizer.json, GPT-2's two files.
 
 What a tokenizer leaves beside the shards: tokenizer.bin, which the C programs read
 (dataloader/tokenizer.h says what is in it), and a tokenizer.json, which goes into checkpoints.
 Workers of other processes open it again by the same words.
 """
 
-import base64
 import functools
 import json
 import os
@@ -28,11 +27,7 @@ HUB_TOKENIZERS = {
     "llama2": "meta-llama/Llama-2-7b-hf", "r50k_base": "openai-community/gpt2",
     "p50k_base": "Xenova/text-davinci-003", "cl100k_base": "Xenova/gpt-4",
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
-LLAMA3_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>",
-                   "<|reserved_special_token_1|>", "<|finetune_right_pad_id|>",
-                   "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
-                   "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
-                   *(f"<|reserved_special_token_{i}|>" for i in range(3, 248))]
+LONGEST = 254  # bytes of a token in tokenizer.bin; 255: the first 255 of that many or more
 
 
 class Vocabulary:
@@ -72,10 +67,10 @@ class Vocabulary:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def entries(self):
-        """tokenizer.bin's tokens. A token longer than its one byte of length allows is cut; it then
-        prints shortened, and is never encoded."""
+        """tokenizer.bin's tokens. One that is longer than LONGEST prints shortened; our encoder
+        refuses it (cut_of)."""
         held = dict(enumerate(self.tokens)) | {self.end_of_text: self.end_of_text_name.encode()}
-        parts = [held[token][:255] for token in range(self.size)]
+        parts = [held[token][:LONGEST + 1] for token in range(self.size)]
         return b"".join(bytes([len(part)]) + part for part in parts)
 
     def mark(self):
@@ -161,7 +156,8 @@ def cut_of(tokenizer, tokens):
     plain = (model["type"] == "BPE" and tokenizer["normalizer"] is None and
              not model.get("dropout") and
              all(row["special"] and not row["lstrip"] and not row["rstrip"] for row in added))
-    if not plain or any(bytes([byte]) not in tokens for byte in range(256)):
+    if not plain or any(bytes([byte]) not in tokens for byte in range(256)) or \
+            max(map(len, tokens)) > LONGEST:
         return CUT_UNKNOWN
     vocab = model["vocab"]
     made = [vocab.get("".join(pair.split() if isinstance(pair, str) else pair))
@@ -194,12 +190,10 @@ def read_text(path, option):
                                     "tokenizer.json, or a name such as byte or gpt2 (--help)"))
 
 
-def byte_level(vocab, merges, specials, pattern=None, use_regex=False):
-    """A byte-level encoding whose words are those of a pattern, or GPT-2's (use_regex)."""
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
-    steps = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if pattern else steps[0]
+def byte_level(model, specials, use_regex):
+    """A byte-level encoding, of GPT-2's words or of the whole text."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
                                   for text in specials])
@@ -207,42 +201,20 @@ def byte_level(vocab, merges, specials, pattern=None, use_regex=False):
 
 
 def open_bytes():
-    return Vocabulary("byte", byte_level({character: byte for byte, character
-                                          in byte_characters().items()} | {ENDS_OF_TEXT[0]: 256},
-                                         [], ENDS_OF_TEXT[:1]))
+    vocab = {character: byte for byte, character in byte_characters().items()}
+    return Vocabulary("byte", byte_level(models.BPE(vocab | {ENDS_OF_TEXT[0]: 256}, []),
+                                         ENDS_OF_TEXT[:1], False))
 
 
 def open_gpt2_files(vocab_file, merge_file, end_of_text):
     """GPT-2's encoder.json (vocab.json) and vocab.bpe (merges.txt)."""
     try:
-        vocab = json.loads(read_text(vocab_file, "--vocab-file"))
-    except json.JSONDecodeError:
-        die(f"--vocab-file {vocab_file}: not JSON; it is damaged or another kind of file")
-    merges = [tuple(line.split()) for line in read_text(merge_file, "--merge-file").splitlines()
-              if line and not line.startswith("#version")]
-    try:
-        tokenizer = byte_level(vocab, merges, [text for text in ENDS_OF_TEXT if text in vocab],
-                               use_regex=True)
-    except Exception:  # tokenizers raises plain Exception
-        die(f"--merge-file {merge_file}: not the merges of --vocab-file {vocab_file}")
-    return Vocabulary("gpt2", tokenizer, end_of_text)
-
-
-def open_llama3_model(path, end_of_text):
-    """Meta's tokenizer.model of Llama 3: a line for each token, in base64, and its rank."""
-    rows = [line.split() for line in read_text(path, "--tokenizer").splitlines()]
-    table, ranks = byte_characters(), {base64.b64decode(row[0]): int(row[1]) for row in rows}
-
-    def written(token):
-        return "".join(table[byte] for byte in token)
-
-    # the pair of lowest rank is merged first: every pair that makes a token, in the order of ranks
-    merges = [(written(token[:cut]), written(token[cut:])) for token in ranks
-              for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
-    vocab = {written(token): rank for token, rank in ranks.items()}
-    vocab |= {name: len(ranks) + place for place, name in enumerate(LLAMA3_SPECIALS)}
-    return Vocabulary("llama3", byte_level(vocab, merges, LLAMA3_SPECIALS, LLAMA3_PATTERN),
-                      end_of_text or "<|end_of_text|>")
+        model = models.BPE.from_file(vocab_file, merge_file)
+    except Exception as error:  # tokenizers raises plain Exception
+        die(f"--vocab-file {vocab_file}, --merge-file {merge_file}: not a vocabulary and its "
+            f"merges ({error})")
+    specials = [text for text in ENDS_OF_TEXT if model.token_to_id(text) is not None]
+    return Vocabulary("gpt2", byte_level(model, specials, True), end_of_text)
 
 
 def open_json(path, end_of_text, name=None):
@@ -258,23 +230,14 @@ def open_json(path, end_of_text, name=None):
 
 
 def open_file(path, end_of_text):
-    if os.path.isdir(path):
-        inside = {name: os.path.join(path, name) for name in os.listdir(path)}
-        if "tokenizer.json" in inside:
-            return open_json(inside["tokenizer.json"], end_of_text)
-        if "vocab.json" in inside and "merges.txt" in inside:
-            return open_gpt2_files(inside["vocab.json"], inside["merges.txt"], end_of_text)
-        if "tokenizer.model" not in inside:
-            die(f"--tokenizer {path}: a folder without tokenizer.json, tokenizer.model, or "
-                "vocab.json with merges.txt")
-        path = inside["tokenizer.model"]
-    if os.path.basename(path) != "tokenizer.model":
+    if not os.path.isdir(path):
         return open_json(path, end_of_text)
-    with open(path, "rb") as file:
-        if b" " not in file.read(64):
-            die(f"--tokenizer {path}: a SentencePiece model; give the tokenizer.json of the same "
-                "model (transformers' save_pretrained writes it)")
-    return open_llama3_model(path, end_of_text)
+    inside = {name: os.path.join(path, name) for name in os.listdir(path)}
+    if "tokenizer.json" in inside:
+        return open_json(inside["tokenizer.json"], end_of_text)
+    if "vocab.json" in inside and "merges.txt" in inside:
+        return open_gpt2_files(inside["vocab.json"], inside["merges.txt"], end_of_text)
+    die(f"--tokenizer {path}: a folder without tokenizer.json, or vocab.json with merges.txt")
 
 
 def add_options(parser):
@@ -307,7 +270,7 @@ def open_vocabulary(words):
     bare, at, revision = name.partition("@")
     if bare not in HUB_TOKENIZERS:
         die(f"--tokenizer {name}: must be one of {', '.join(['byte', *HUB_TOKENIZERS])}, or the "
-            "path of a tokenizer.json, of Llama 3's tokenizer.model, or of a folder with one")
+            "path of a tokenizer.json, or of a folder with one")
     files, _ = downloads.from_hub(f"--tokenizer {name}", HUB_TOKENIZERS[bare] + at + revision,
                                   "model", ["tokenizer.json", "tokenizer_config.json"], words)
     if not files:
