@@ -12,7 +12,6 @@
 #   make lint            layout, includes, defects; needs clang-format-14, cppcheck, shellcheck
 #   make fuzz            SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; make fuzz-carry: for elsewhere
 #   make readme          tables, figure and costs in the pages, from records and --help
-#   make pictures        the pictures of docs/fp8.md
 #   make golden          the values that tests compare with, by PyTorch and transformers
 #   make cuda            what nvcc alone can check; make gpu-programs: what make test-gpu runs
 # Variables, with any of them; what is built with others is built anew:
@@ -55,7 +54,7 @@ TESTS   := $(patsubst test/test_%.c,%,$(wildcard test/test_*.c))
 objects = $(patsubst %.c,$(BUILD)/$(1)/%.c.o,$(2))
 
 .DELETE_ON_ERROR:
-.PHONY: all help quickstart scripts test fuzz lint bench-cpu readme pictures golden clean FORCE
+.PHONY: all help quickstart scripts test fuzz lint bench-cpu readme golden clean FORCE
 
 all: $(PROGRAMS)
 
@@ -230,7 +229,6 @@ test: # another make, which sees a C++ compiler that has just been installed
 run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
-      $(BUILD)/plain/fp8_values \
       $(TEST_PROGRAMS) $(STANDIN_TESTS)
 	JOBS=$(JOBS) test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
 
@@ -313,12 +311,6 @@ scripts: .venv/ready
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@
-
-# from kernels/fp8_format.h itself
-$(BUILD)/plain/fp8_values: $(call objects,plain,scripts/fp8_values.c base/common.c)
-	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
-pictures: $(BUILD)/plain/fp8_values scripts
-	@scripts/fp8_pictures docs/pictures
 
 clean:
 	rm -rf $(BUILD) $(PROGRAMS) train_gptcu .venv

@@ -2,7 +2,7 @@
 # The pages: every block of ```sh in them is run as it stands, page by page, in a tree of
 # its own, but for those whose paragraph says **On a GPU or **With a network. The trainer there is
 # a script that takes presets for tiny models and a hundredth of the steps. Links must lead
-# somewhere, and the pictures must be those that scripts/fp8_pictures draws.
+# somewhere.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 python=$root/.venv/bin/python
@@ -212,14 +212,6 @@ test_every_page_is_listed() {
             has "$root/docs/README.md" "]($page)" || fail "docs/README.md does not list $page"
         fi
     done
-}
-
-test_pictures_are_the_codes() {
-    expect_status 0 "$root/scripts/fp8_pictures" pictures || return
-    diff -r pictures "$root/docs/pictures" >log || fail "not as drawn now: make pictures"
-    grep -q 'E4M3' pictures/formats.svg || fail "an empty picture"
-    sed -i 's/E4M3/E4M4/' pictures/formats.svg
-    ! diff -r pictures "$root/docs/pictures" >log || fail "another picture is not seen"
 }
 
 have_packages || skip_all "Python lacks packages: $(tail -n 1 scripts.log)"
