@@ -3,6 +3,7 @@
 #   make bench-cpu ARGS="--micro-batch-size 8"   other options of the trainer (it alone)
 #   make bench-cpu APPEND=results.txt            adds what is printed to a file, under the date
 set -u
+case " $* " in *' --help '* | *' -h '*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
 [[ $(uptime) =~ load\ average:\ ([0-9]+) && ${BASH_REMATCH[1]} -gt 0 ]] &&
     echo "note: other programs are running; the times below are longer than they need be" >&2

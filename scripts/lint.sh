@@ -2,6 +2,7 @@
 # make lint: the layout of .clang-format, what cppcheck, shellcheck and ruff find, and includes
 # between rooms (scripts/rooms.py). Prints each violation as file:line and fails if it finds one.
 set -u
+case " $* " in *' --help '* | *' -h '*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
 faults=0
 

@@ -4,6 +4,7 @@
 # --install: as root, installs them. --tests: those too without which a part of the tests is
 # skipped. CC and BLAS are as in the Makefile.
 set -u
+case " $* " in *' --help '* | *' -h '*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 root=no tests=no
 while [ $# -gt 1 ]; do
     case $1 in

@@ -59,6 +59,9 @@ def cycles(files):
 
 
 def main(files):
+    if "--help" in files:
+        print(__doc__)
+        return 0
     faults = upward(files) + cycles(files)
     for fault in faults:
         print(fault)

@@ -188,6 +188,9 @@ def faults_are_named():
     refused(call(estimate, *good, "--tokens", "1B", "--precision", "fp4"), "--precision fp4",
             "bf16, fp8")
     refused(call(estimate, "--model", "gpt5", "--tokens", "1B"), "--model gpt5: must be one of")
+    refused(call(estimate, *good, "--tokens", "1B", "--device", "A100"),
+            "--device A100: bench.jsonl has records of NVIDIA H200 only")
+    assert rows(call(estimate, *good, "--tokens", "1B", "--device", "h200"))["bf16", 1][3] != "-"
     write("bad.jsonl", json.dumps(RECORDS[0]) + "\n{}\n")
     refused(call(estimate, *LLAMA, "--tokens", "1B", "--bench", "bad.jsonl"), "bad.jsonl, line 2",
             "not a record: without model, gpus")

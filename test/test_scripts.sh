@@ -22,6 +22,11 @@ is_png() {
     [[ $(head -c 8 "$1" | od -An -tx1) == " 89 50 4e 47 0d 0a 1a 0a" ]] || fail "$1 is no PNG"
 }
 
+# With the colours of a dark page.
+is_svg() {
+    [[ $(tail -c 7 "$1") == "</svg>" ]] && has "$1" "prefers-color-scheme: dark" || fail "$1 is no SVG"
+}
+
 # Pages ask for nothing: no address of any kind.
 stands_alone() {
     ! grep -qE '(src|href|srcset)="[^d]|https?:|@import' "$1" || fail "$1 makes a request"
@@ -33,9 +38,20 @@ test_parts_work() {
 }
 
 test_every_script_explains_itself() {
-    for name in compare plot monitor race; do
-        expect_said 0 "usage: scripts/$name" "$name" --help
+    local file
+    mkdir -p tree && cp -r "$root/scripts" tree
+    for file in "$root"/* "$root/.venv"; do
+        if [[ ! -e tree/${file##*/} ]]; then ln -s "$file" tree; fi
     done
+    find tree | grep -v __pycache__ | sort >before
+    for file in tree/scripts/*; do
+        if [[ -x $file && ! -d $file ]]; then
+            expect_status 0 timeout 30 "$file" --help
+            [[ $(wc -l <log) -ge 2 ]] || fail "$file --help says $(cat log)"
+        fi
+    done
+    expect_said 0 "python3 scripts/rooms.py" python3 tree/scripts/rooms.py --help
+    find tree | grep -v __pycache__ | sort | diff before - || fail "--help has side effects"
     expect_said 2 "text/x: Not a directory" compare --out text/x -- "${common[@]}"
 }
 
@@ -68,14 +84,13 @@ test_report_shows_what_it_should() {
         "| qkv | 0-1 | 128 x 64 | E4M3 | E4M3 | E5M2 | FP8 | - | 13.3% |" "Seeds alone" \
         "| --fp8-format | none | hybrid |" "| fp8 | same start |" "train_gpt --keep 1" \
         "not judged | on a CPU the rounding is emulated" \
-        "| fp8 | time to loss |" loss.png validation.png time.png speed.png norm.png amax.png; do
+        "| fp8 | time to loss |" loss.svg validation.svg time.svg speed.svg norm.svg amax.svg; do
         has c/report.md "$part" || fail "report.md lacks $part"
     done
     for part in loss validation time speed norm amax; do
-        is_png c/$part.png
+        is_svg c/$part.svg
     done
-    [[ $(grep -o 'src="data:image/png' c/report.html | wc -l) -eq 6 ]] || fail "pictures"
-    [[ $(grep -o 'srcset="data:image/png' c/report.html | wc -l) -eq 6 ]] || fail "dark pictures"
+    [[ $(grep -o 'src="data:image/svg' c/report.html | wc -l) -eq 6 ]] || fail "pictures"
     stands_alone c/report.html
 }
 
@@ -120,7 +135,7 @@ test_reports_on_runs_from_elsewhere() {
     # two thirds of a run, and its end that a kill left out
     sed -i '/"kind":"step","step":41/,$d' g/fp8/seed-3/metrics.jsonl
     expect_said 1 "FAIL        fp8: speed-up" compare --report-only --out g --speed-limit 1.4
-    for part in "1.300x" "FAIL        fp8: every run finished  fp8 seed 3: killed"; do
+    for part in "1.300x" "FAIL        fp8: every run finished  fp8 seed 3: died"; do
         has log "$part" || fail "no '$part': $(cat log)"
     done
     # a limit that no number of seeds could hold, and one pair of runs, which shows no noise; on a
@@ -206,8 +221,8 @@ test_races_another_program() {
     has m/report/report.md "| --optimizer | - | adamw | muon |" || fail "$(head m/report/report.md)"
     has m/report/report.md "another program" || fail "$(head m/report/report.md)"
     has m/pairs/report.md "| muon | validation loss |" || fail "$(head m/pairs/report.md)"
-    is_png m/report/time.png
-    is_png m/report/amax.png
+    is_svg m/report/time.svg
+    is_svg m/report/amax.svg
     "$python" - <<'END' || fail "report.json"
 import json
 curves = json.load(open("m/report/report.json"))["curves"]

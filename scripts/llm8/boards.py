@@ -20,23 +20,23 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from . import environment, metrics
 
 SUFFIX = ".llm8" # of our event files: what another program wrote there stays
+TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
+                 "skipped": "train/skipped", "tokens": "train/tokens",
+                 "tokens_per_s": "speed/tokens_per_s", "seconds": "speed/step_seconds"},
+        "eval": {"valid_loss": "valid/loss"}}
 
 
 def scalars(record):
     """name -> value, of a step, an evaluation or FP8's counts."""
-    if record["kind"] == "step":
-        names = {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
-                 "skipped": "train/skipped", "tokens": "train/tokens",
-                 "tokens_per_s": "speed/tokens_per_s", "seconds": "speed/step_seconds"}
-        return {tag: metrics.number(record, name) for name, tag in names.items()}
-    if record["kind"] == "eval":
-        loss = metrics.number(record, "valid_loss")
-        return {"valid/loss": loss, "valid/perplexity": math.exp(min(loss, 700.0))}
+    values = {tag: metrics.number(record, name)
+              for name, tag in TAGS.get(record["kind"], {}).items()}
+    if "valid/loss" in values:
+        values["valid/perplexity"] = math.exp(min(values["valid/loss"], 700.0))
     if record["kind"] == "fp8":
-        return {f"fp8_{what}/{name}": metrics.number(counts, what)
-                for name, counts in record.get("tensors", {}).items()
-                for what in ("saturated", "vanished")}
-    return {}
+        values = {f"fp8_{what}/{name}": metrics.number(counts, what)
+                  for name, counts in record.get("tensors", {}).items()
+                  for what in ("saturated", "vanished")}
+    return values
 
 
 def hyper_parameters(start):
@@ -47,101 +47,100 @@ def hyper_parameters(start):
             values[name] = float(text)
         except ValueError:
             continue
-    values["precision"] = str(start.get("precision"))
-    values["parameters"] = float(start.get("parameters") or 0)
-    return values
+    return {**values, "precision": str(start.get("precision")),
+            "parameters": metrics.number(start, "parameters")}
 
 
-class TensorBoard:
-    def __init__(self, folder, run):
-        self.folder, self.name = os.path.join(folder, run.name), run.name
-        self.writer = None
-        self._begin()
+class Board:
+    """What both do: start(record) begins anew or goes back to an earlier step, write(record, step)
+    adds one, close() ends what was begun."""
 
-    def _begin(self):
-        """Everything is in metrics.jsonl: what an earlier monitor wrote is written again."""
-        self.close()
-        for path in glob.glob(os.path.join(glob.escape(self.folder), "*" + SUFFIX)):
-            os.unlink(path)
-        self.now, self.last = 0.0, 0
-        self.writer = EventFileWriter(self.folder, filename_suffix=SUFFIX)
+    def __init__(self):
+        self.last = 0
 
-    def _time(self, record):
-        """When a record was written: the run's start and the seconds of its steps tell."""
-        if record["kind"] == "run":
-            self.now = max(self.now, float(record.get("time") or 0))
-        elif record["kind"] in ("step", "eval"):
-            seconds = metrics.number(record, "seconds")
-            self.now += seconds if math.isfinite(seconds) else 0.0
-        return self.now or time.time()
-
-    def take(self, record):
-        if record["kind"] == "restart":
-            self._begin()
-            return
-        when, step = self._time(record), int(record["step"])
-        if record["kind"] == "run":
-            if step < self.last:
-                log = SessionLog(status=SessionLog.START)
-                self.writer.add_event(Event(wall_time=when, step=step + 1, session_log=log))
-            summary = summary_v2.hparams_pb(hyper_parameters(record), trial_id=self.name,
-                                            start_time_secs=when)
-        else:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)
-                                     for tag, value in scalars(record).items()])
-        self.writer.add_event(Event(wall_time=when, step=step, summary=summary))
-        self.last = step
-
-    def flush(self):
-        self.writer.flush()
-
-    def close(self):
-        if self.writer is not None:
-            self.writer.close()
-
-
-class Wandb:
-    def __init__(self, project, run):
-        try:
-            import wandb
-        except ImportError:
-            python = os.path.join(environment.VENV, "bin", "pip")
-            environment.die(f"--wandb {project}: the package wandb is not installed here: "
-                            f"{python} install wandb, then wandb login")
-        self.wandb, self.project, self.run = wandb, project, run
-        self.session, self.part, self.last = None, 0, 0
-
-    def _open(self, record):
-        """The same file gives the same identity, so that a second monitor goes on with it."""
-        key = json.dumps([os.path.abspath(self.run.path), self.run.starts[0].get("time")])
-        identity = hashlib.sha1(key.encode()).hexdigest()[:12] + f"-{self.part}"
-        name = self.run.name + (f" from step {int(record['step'])}" if self.part else "")
-        self.session = self.wandb.init(project=self.project, id=identity, resume="allow",
-                                       name=name, group=self.run.name,
-                                       config=hyper_parameters(record))
-
-    def take(self, record):
-        if record["kind"] == "restart":
-            self.close()
-            self.part = self.last = 0
-            return
-        step = int(record["step"])
-        if record["kind"] == "run":
-            if self.session is not None and step < self.last:
+    def take(self, records):
+        for record in records:
+            if record["kind"] == "restart": # everything is read again
                 self.close()
-                self.part += 1
-            if self.session is None:
-                self._open(record)
-        elif self.session is not None:
-            values = {tag: value for tag, value in scalars(record).items() if math.isfinite(value)}
-            if values:
-                self.session.log(values, step=step)
-        self.last = step
+                self.__init__(*self.words)
+                continue
+            step = int(record["step"])
+            (self.start if record["kind"] == "run" else self.write)(record, step)
+            self.last = step
+        self.flush()
 
     def flush(self):
         """W&B sends by itself."""
+
+
+class TensorBoard(Board):
+    def __init__(self, folder, run):
+        """Everything is in metrics.jsonl: what an earlier monitor wrote is written again."""
+        super().__init__()
+        self.words, self.name, self.now = (folder, run), run.name, 0.0
+        folder = os.path.join(folder, run.name)
+        for path in glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX)):
+            os.unlink(path)
+        self.writer = EventFileWriter(folder, filename_suffix=SUFFIX)
+        self.flush, self.close = self.writer.flush, self.writer.close
+
+    def add(self, step, **words):
+        """When a record was written, the run's start and the seconds of its steps tell."""
+        self.writer.add_event(Event(wall_time=self.now or time.time(), step=step, **words))
+
+    def start(self, record, step):
+        self.now = max(self.now, metrics.number(record, "time"))
+        if step < self.last:
+            self.add(step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.add(step, summary=summary_v2.hparams_pb(
+            hyper_parameters(record), trial_id=self.name, start_time_secs=self.now))
+
+    def write(self, record, step):
+        seconds = metrics.number(record, "seconds")
+        self.now += seconds if math.isfinite(seconds) else 0.0
+        self.add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)
+                                              for tag, value in scalars(record).items()]))
+
+
+class Wandb(Board):
+    def __init__(self, project, run):
+        super().__init__()
+        try:
+            import wandb
+        except ImportError:
+            environment.die(f"--wandb {project}: the package wandb is not installed here: "
+                            f"{os.path.join(environment.VENV, 'bin', 'pip')} install wandb, then "
+                            "wandb login")
+        self.words, self.init, self.session, self.part = (project, run), wandb.init, None, 0
+
+    def start(self, record, step):
+        """The same file gives the same identity, so that a second monitor goes on with it."""
+        project, run = self.words
+        if self.session is not None and step < self.last:
+            self.close()
+            self.part += 1
+        if self.session is None:
+            key = json.dumps([os.path.abspath(run.path), run.starts[0].get("time")])
+            identity = hashlib.sha1(key.encode()).hexdigest()[:12] + f"-{self.part}"
+            self.session = self.init(
+                project=project, id=identity, resume="allow", group=run.name,
+                name=run.name + (f" from step {step}" if self.part else ""),
+                config=hyper_parameters(record))
+
+    def write(self, record, step):
+        values = {tag: value for tag, value in scalars(record).items() if math.isfinite(value)}
+        if values and self.session is not None:
+            self.session.log(values, step=step)
 
     def close(self):
         if self.session is not None:
             self.session.finish()
         self.session = None
+
+
+def open_boards(run, tensorboard, wandb):
+    try:
+        return [*([TensorBoard(tensorboard, run)] if tensorboard else []),
+                *([Wandb(wandb, run)] if wandb else [])]
+    except OSError as error:
+        environment.die(f"--tensorboard {tensorboard}: {error.strerror}")

@@ -1,81 +1,437 @@
-"""What scripts/doctor does: finds what is wrong with a run, and says what to do."""
+"""What scripts/doctor does: finds what is wrong with a run, and says what to do. What is judged is
+what the run has recorded."""
 
-import os
+import math
 import sys
 import textwrap
+from dataclasses import dataclass
+from functools import partial
 
-from . import continuity, costs, diagnosis, judge, metrics
-from .command_line import Parser, number
-from .diagnosis import NOTE, OK, WRONG
-from .environment import ROOT, die
-from .text import counted
+import numpy
+
+from . import metrics, series
+from .command_line import Parser
+from .environment import die
+from .text import counted, duration, fixed, shown
+
+OK, NOTE, WRONG = "ok", "note", "WRONG"
+SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
+SKIPS_ALLOWED = 0.01 # of the steps
+RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
+NOISE_ALLOWED = 5    # standard errors; the lowest of 20 means is far below the last by chance
+IDLE_ALLOWED = 0.05  # of the steps, at a learning rate of 0 at the end
+FAR_TOO_SMALL = 30   # times below the usual learning rate
+LARGE_VOCABULARY = 1.1 # times the tokenizer's
+SATURATED = 0.01     # of a tensor's values
+VANISHED = 0.25
+JUMP_STEPS = 10
+EVALUATION_ALLOWED = 0.10 # of the time
+UNEVEN = 1.5         # a step of twenty over the median
+
+
+@dataclass
+class Finding:
+    """How bad it is, about what, in a sentence, and what to do."""
+    level: str
+    about: str
+    text: str
+    remedy: str = ""
+
+
+well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))
+
+
+def is_fp8(run):
+    return metrics.number(run.start, "fp8_flops_share") > 0
+
+
+def finer(run, delayed=""):
+    """What an FP8 run can do to lose less, as a remedy; delayed: what it can do with its scales."""
+    recipes = {"delayed": f"{delayed}--fp8-recipe tensorwise or blockwise, ",
+               "tensorwise": "--fp8-recipe blockwise, "}
+    recipe = recipes.get(run.option("fp8-recipe"), "")
+    return f"{recipe}{'or ' if recipe else ''}--first-last-layers-bf16"
+
+
+# ---- how it went -------------------------------------------------------------------------------
+
+
+def state(run):
+    where = f"step {run.last_step:,} of {run.train_iters:,}"
+    again = "the same command with --resume latest; scripts/restart.sh does that automatically"
+    if run.finished:
+        return well("state", f"finished, {where}")
+    if run.end is None:
+        usual = run.recent("seconds")
+        if run.died:
+            return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
+                         "folder: it was killed, or an error ended it",
+                         f"its last words on the standard error say why; then {again}")
+        if run.silence > max(SILENT_SECONDS, 20 * usual if math.isfinite(usual) else 0):
+            return wrong("state", f"{where}; it has written nothing for {duration(run.silence)}, "
+                         "and did not say that it ended: it was killed, or hangs",
+                         f"end it if it still runs, then {again}")
+        return well("state", f"running, {where}")
+    status = metrics.number(run.end, "status")
+    if status in (0, metrics.STOPPED_BY_SIGNAL):
+        return note("state", f"{run.state}, {where}" if status else run.state,
+                    "--resume latest goes on with it")
+    if status == metrics.SKIPPED_TOO_OFTEN:
+        return wrong("state", f"gave up, {where}: {run.recent_skips()} steps in a row had a NaN or "
+                     "infinite loss or norm",
+                     "resume from a checkpoint before that with a lower --lr or a longer "
+                     "--lr-warmup-iters; in FP8, see whether --bf16 does the same")
+    return wrong("state", f"{run.state}, {where}", "its last words on the standard error say why")
+
+
+def skips(run):
+    skipped = [step for step, record in run.steps.items() if record.get("skipped")]
+    if not skipped:
+        return well("steps", "none was skipped")
+    text = (f"{len(skipped)} of {len(run.steps)} were skipped for a NaN or infinite loss or norm, "
+            f"the last one step {max(skipped):,}")
+    remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
+    if is_fp8(run):
+        remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1, ')}"
+    return (wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note)("steps", text, remedy)
+
+
+def losses(run):
+    steps, values = series.arrays(run, "loss")
+    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+    if len(values) < 20:
+        return well("loss", f"{len(values)} steps, too few to judge")
+    width = max(10, len(values) // 20)
+    means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
+    last, lowest = float(means[-1]), float(means.min())
+    # standard error of the difference of two such means, from that of neighbours, which a trend
+    # hardly changes; by their median, which a few spikes do not change
+    noise = 1.4826 * float(numpy.median(numpy.abs(numpy.diff(values)))) / math.sqrt(width)
+    guess = math.log(int(run.option("vocab-size", 0)) or 1)
+    if len(values) >= 50 and last > 1.02 * guess > 0:
+        return wrong("loss", f"{last:.4f} over the last {width} steps, above {guess:.4f}, which "
+                     "guessing pays: it learns nothing",
+                     "a lower --lr; is --data what it should be (scripts/prepare_data --check)?")
+    if last - lowest > max(RISE_ALLOWED * lowest, NOISE_ALLOWED * noise):
+        at = int(steps[int(means.argmin()) + (width - 1) // 2])
+        return wrong("loss", f"{last:.4f} over the last {width} steps; it was {lowest:.4f} at step "
+                     f"{at:,}: it rises",
+                     "resume from a checkpoint before it rose (--resume DIR/step_...), with a "
+                     "lower --lr or --min-lr")
+    return well("loss", f"{last:.4f} over the last {width} steps, the lowest so far "
+                f"{lowest:.4f}")
+
+
+def learning_rate(run):
+    steps, rates = series.arrays(run, "lr")
+    if len(steps) == 0:
+        return []
+    peak, parameters = float(run.option("lr", "nan")), metrics.number(run.start, "parameters")
+    # the peak that suits a model (Kaplan et al., 2020, appendix D.6)
+    usual = max(1e-4, 0.003239 - 0.0001395 * math.log(parameters)) if parameters >= 1 else 0
+    idle = int((rates == 0)[::-1].cumprod().sum()) # at the end of the run
+    if idle == len(steps):
+        return [wrong("learning rate", "it is 0: nothing is learned",
+                      f"--lr {usual:.1g} is usual for so many parameters")]
+    if idle > max(1, IDLE_ALLOWED * len(steps)):
+        return [wrong("learning rate", f"it is 0 from step {int(steps[-idle]):,} on: {idle:,} "
+                      "steps learn nothing", "--lr-decay-iters as long as the run, or --min-lr")]
+    if peak < usual / FAR_TOO_SMALL and not run.option("load"):
+        return [wrong("learning rate", f"its peak of {peak:g} is far too small to learn much from "
+                      "the start", f"--lr {usual:.1g} is usual for so many parameters")]
+    return [well("learning rate", f"up to {shown(peak, 'g')}")]
+
+
+def vocabulary(run):
+    model = int(run.option("vocab-size", 0))
+    tokens = metrics.number(run.start, "tokenizer_vocabulary")
+    if not model > LARGE_VOCABULARY * tokens:
+        return []
+    return [note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's {tokens:,.0f}: "
+                 "the others are never seen, and cost memory and time",
+                 f"--vocab-size {tokens:.0f}")]
+
+
+# ---- precision ---------------------------------------------------------------------------------
+
+
+REMEDIES = {
+    "a side is not a multiple of 16": "make --hidden-size, --ffn-hidden-size and (for the head) "
+                                      "--make-vocab-size-divisible-by multiples of 16",
+    "--seq-length is not a multiple of 16": "make --seq-length a multiple of 16",
+}
+
+
+def fp8_layers(run):
+    """Whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
+    if run.option("fp8-format", "none") == "none":
+        return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not asked for")]
+    share, places, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}, {}
+    for row in run.start.get("linear_layers", []):
+        first, last = row["first_block"], row["first_block"] + row["blocks"] - 1
+        blocks = f" of block {first}" if last == first else f" of blocks {first}-{last}"
+        name = (row["linear"] + blocks if row["blocks"] else
+                "LM head" if row["linear"] == "head" else row["linear"])
+        if row["x"].startswith("E"):
+            more = "" if row["wgrad"] == "FP8" else f", weight gradient in {row['wgrad']}"
+            formats = f"X {row['x']}, W {row['w']}, dY {row['dy']}{more}"
+            places.setdefault(formats, []).append(name)
+        else:
+            others.setdefault(row["reason"] or "not asked for", []).append(f"{name} in {row['x']}")
+    if not share > 0:
+        known = [REMEDIES[one] for one in others if one in REMEDIES]
+        return [wrong("precision", f"FP8 is asked for (--fp8-format {run.option('fp8-format')}) "
+                      f"and no layer is in FP8: {'; '.join(others) or 'not known'}",
+                      known[0] if known else "a GPU of compute capability 8.9 or newer "
+                      "(train_gptcu --verify); --fp8-required makes a run end instead")]
+    where = "; ".join(f"{', '.join(names)} ({formats})" for formats, names in places.items())
+    found = [well("precision", f"FP8, {run.option('fp8-recipe', '?')} scaling, in {share:.1f}% of "
+                  f"the linear layers' operations: {where}")]
+    return found + [(note if why in REMEDIES else well)(
+        "precision", f"{', '.join(names)}: {why}", REMEDIES.get(why, ""))
+        for why, names in others.items()]
+
+
+def fp8_ranges(run):
+    if not is_fp8(run):
+        return []
+    step, shares = run.fp8_shares()
+    if step is None:
+        return [note("FP8 range", "what saturates or vanishes is not counted",
+                     "--fp8-stats-interval 100 counts it, at little cost")]
+    found = []
+    for name, high, low in shares:
+        if high > SATURATED:
+            found.append(wrong("FP8 range", f"{name}: {100 * high:.3g}% of its values are beyond "
+                               f"the range at step {step:,}",
+                               finer(run, "--fp8-margin 1, ")))
+        if low > VANISHED:
+            found.append(wrong("FP8 range", f"{name}: {100 * low:.3g}% of its values become zero "
+                               f"at step {step:,}",
+                               finer(run, "a shorter --fp8-amax-history-len (an old spike "
+                                     "keeps the scale low), ")))
+    worst = max(shares, key=lambda row: max(row[1:]), default=("", 0, 0))
+    return found or [well("FP8 range", f"of {len(shares)} tensors at step {step:,}, the worst is "
+                          f"{worst[0]}: {100 * worst[1]:.2g}% saturated, {100 * worst[2]:.2g}% "
+                          "vanished")]
+
+
+# ---- is a run that was resumed still one run? ---------------------------------------------------
+
+
+def changed_options(before, after):
+    """name -> (old, new) between two starts of one run."""
+    old, new = before["options"], metrics.changing_options(after)
+    return {name: (old[name], new[name]) for name in old
+            if name in new and old[name] != new[name] and name != "gpus"} # "ranks" says how many
+
+
+def changes(before, after):
+    """What a resume changed."""
+    where = f"at step {int(after['step']):,}"
+    changed = changed_options(before, after)
+    text = [f"--{name} {old or 'not set'} became {new or 'not set'}"
+            for name, (old, new) in changed.items()]
+    sequences = [metrics.number(start, "data_sequences") for start in (before, after)]
+    other_order = set(changed) & set(metrics.changing_options(after, "data"))
+    if after.get("data_crc32") and before.get("data_crc32") == after["data_crc32"]:
+        other_order -= {"data"} # the same shards elsewhere
+    if sequences[0] < sequences[1] or sequences[0] > sequences[1]:
+        text.insert(0, f"--data had {sequences[0]:,.0f} sequences and has {sequences[1]:,.0f}")
+        other_order.add("data")
+    if other_order:
+        return wrong("resume", f"{where} the data come in another order from there on: "
+                     f"{', '.join(text)}",
+                     "resume with the options of config.txt, over the same shards; or see it as a "
+                     "new run (--load)")
+    ranks = [metrics.number(start, "ranks") for start in (before, after)]
+    if ranks[0] != ranks[1]:
+        where += f", on {ranks[1]:.0f} ranks instead of {ranks[0]:.0f}"
+    if changed:
+        return note("resume", f"{where}: {', '.join(text)}",
+                    "if this was not meant: --config RUN/config.txt has the options of a run")
+    return well("resume", f"{where}, with the same options and data")
+
+
+def jump(run, step):
+    """A loss that leaps where the run was resumed. Skipped steps are left out."""
+    steps, values = series.arrays(run, "loss")
+    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+    before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
+    if min(len(before), len(after)) < JUMP_STEPS:
+        return []
+    old, new = before.mean(), after.mean()
+    if new - old <= max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
+        return []
+    return [wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
+                  f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
+                  "compare the lines `resume` above; --list-checkpoints says whether the "
+                  "checkpoints are whole")]
+
+
+def done_again(run):
+    """Steps that resumes did again, beside all their earlier losses."""
+    losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
+              for step, earlier in run.replaced.items()}
+    losses = {step: row for step, row in losses.items() if len(row) > 1}
+    if not losses:
+        return []
+    first, last = min(losses), max(losses)
+    apart = {step: row for step, row in losses.items() if len(set(row)) > 1}
+    if not apart:
+        return [well("resume", f"steps {first:,} to {last:,} were done again, with the same losses "
+                     "to the last bit")]
+    step = min(apart)
+    one, other = ("-" if loss is None else fixed(loss, 6)
+                  for loss in list(dict.fromkeys(apart[step]))[:2])
+    text = (f"of steps {first:,} to {last:,}, which were done again, {len(apart)} have another "
+            f"loss, first step {step:,}: {one}, then {other}")
+    alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
+                for what in ("device", "program", "ranks"))
+    changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))
+    if alike and not changed:
+        return [wrong("resume", text, "on one machine and build they should be equal: was the "
+                      "program built anew, or --no-deterministic given? --verify checks the GPU")]
+    return [note("resume", text + "; device, ranks or options changed as well")]
+
+
+def counted_tokens(run):
+    """Every step must add its tokens to those before it."""
+    order, missing = sorted(run.steps), 0
+    for before, step in zip(order, order[1:]):
+        if step != before + 1:
+            missing += step - before - 1
+            continue
+        done_by = [start for start in run.starts if start["step"] < step] or run.starts
+        due = math.prod(int(done_by[-1]["options"].get(name, 0))
+                        for name in ("global-batch-size", "seq-length"))
+        got = (metrics.number(run.steps[step], "tokens") -
+               metrics.number(run.steps[before], "tokens"))
+        if got != due:
+            return [wrong("data", f"step {step:,} went {counted(got)} tokens on, not {due:,}",
+                          "this file holds records of two runs: give each its own --save")]
+    if missing:
+        return [note("data", f"the records of {missing:,} steps are missing from metrics.jsonl",
+                     "was the disk full? The run itself goes on without them")]
+    if run.bad_lines and not run.foreign: # their logs have others
+        return [note("data", f"metrics.jsonl has {run.bad_lines} lines that are no records",
+                     "give each run its own --save")]
+    return [well("data", f"{counted(metrics.number(run.steps[order[-1]], 'tokens'))} tokens in "
+                 f"{len(order):,} steps, none left out")] if order else []
+
+
+def resumes(run):
+    found = []
+    for before, after in zip(run.starts, run.starts[1:]):
+        found += [changes(before, after), *jump(run, int(after["step"]))]
+    return found + done_again(run) + counted_tokens(run)
+
+
+# ---- what makes it slow -------------------------------------------------------------------------
+
+
+def option_costs(run):
+    """What options cost on a GPU: (whether they do, what, what to do)."""
+    batch, micro, length, interval = (int(run.option(name, 0)) for name in (
+        "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
+    steps = batch // (micro * run.ranks) if micro else 1
+    fp8, recipe = is_fp8(run), run.option("fp8-recipe")
+    kept = run.option("grad-accum-dtype", "auto")
+    return [note("speed", what, remedy) for costs, what, remedy in (
+        (run.option("fp8-format", "none") == "none", "FP8 is not used", "--fp8-format hybrid"),
+        (fp8 and recipe in ("tensorwise", "blockwise"), f"--fp8-recipe {recipe} is slower than "
+         "delayed scaling", "--fp8-recipe delayed, where the losses allow it"),
+        (fp8 and run.option("fp8-lm-head") == "false", "the LM head is in BF16",
+         "--fp8-lm-head, where the losses allow it (scripts/compare)"),
+        (fp8 and (run.option("fp8-wgrad") == "false" or run.option("fp8-format") == "e5m2"),
+         "the weight gradients' products, a third of the operations, are in BF16",
+         "--fp8-format hybrid, without --no-fp8-wgrad"),
+        (fp8 and recipe != "blockwise" and run.option("fp8-fast-accumulation") == "none",
+         "--fp8-fast-accumulation none: exact accumulation is forced in the forward pass too",
+         "leave it out: forward is the default"),
+        (fp8 and 0 < interval < 10, f"--fp8-stats-interval {interval} counts every {interval} "
+         "steps, which takes time", "--fp8-stats-interval 100"),
+        (run.option("recompute", "none") != "none", f"--recompute {run.option('recompute')} does a "
+         "part of the forward pass twice", "--recompute none: --plan says whether it fits"),
+        (run.option("cuda-graphs") == "false", "--no-cuda-graphs leaves gaps between the kernels",
+         "leave it out"),
+        (kept == "fp32" and steps <= 1, "--grad-accum-dtype fp32, and a step is one micro-batch: "
+         "its gradients take twice the memory traffic", "--grad-accum-dtype auto"),
+        (steps > 1 and micro * length < 8192, f"a step is {steps} micro-batches of {micro} x "
+         f"{length} tokens, small ones for a GPU", "a larger --micro-batch-size: --plan says what "
+         "fits"),
+        # auto is FP32 where a step sums over micro-batches, as train/gpu/params.c has it
+        (run.ranks > 1 and (kept == "fp32" or kept == "auto" and steps > 1),
+         "gradients are accumulated in FP32 and travel between the GPUs in FP32, twice the bytes "
+         "of BF16", "--grad-accum-dtype bf16, where the losses allow it")) if costs]
+
+
+def speed(run):
+    """What the run's own records say of its time."""
+    rate = series.steady_throughput(run)
+    flops = rate * metrics.number(run.start, "flops_per_token") / run.ranks
+    mfu = 100 * flops / (metrics.number(run.start, "peak_flops") or math.nan)
+    text = f"{counted(rate)} tok/s"
+    text += f", {flops / 1e12:.0f} TFLOP/s a GPU" if run.on_gpu and math.isfinite(flops) else ""
+    text += f", MFU {mfu:.1f}%" if math.isfinite(mfu) else ""
+    text += "" if run.on_gpu else ", on a CPU, where FP8 and BF16 are emulated"
+    found = [well("speed", text)] + (option_costs(run) if run.on_gpu and not run.foreign else [])
+    seconds = series.arrays(run, "seconds")[1]
+    seconds = seconds[numpy.isfinite(seconds)]
+    if len(seconds) < 20:
+        return found
+    evaluating = float(numpy.nansum(series.arrays(run, "seconds", "evals")[1]))
+    share = evaluating / (evaluating + float(seconds.sum()) or 1)
+    if share > EVALUATION_ALLOWED:
+        found.append(note("speed", f"{100 * share:.0f}% of the time went into evaluations",
+                          "a longer --eval-interval, or fewer --eval-iters"))
+    median, slow = (float(numpy.quantile(seconds, q)) for q in (0.5, 0.95))
+    if run.on_gpu and slow > UNEVEN * median:
+        found.append(note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the "
+                          f"median is {1e3 * median:.0f} ms",
+                          "is another program on this GPU, or the disk of --data or --save slow?"))
+    return found
+
+
+# ---- the program --------------------------------------------------------------------------------
 
 
 def parser():
     p = Parser(
         prog="scripts/doctor",
-        description="Looks a run over: how it ended, its losses, where FP8 is on and what it lost, "
-                    "its loss beside\nthe same training in BF16, its resumes and checkpoints, and "
-                    "what makes it slow.",
+        description="Looks a run over by its metrics.jsonl: how it ended, its losses, where FP8 is "
+                    "on and what it\nlost, its resumes, and what makes it slow.",
         epilog="Each line is `ok`, a `note` (it could be better), or `WRONG`, with what to do.\n"
                "Exit status: 0 nothing is wrong, 1 something is, 2 it could not be looked at.\n\n"
-               "  scripts/doctor run/fp8\n"
-               "  scripts/doctor run/fp8 --twin run/bf16 --band 0.5")
+               "  scripts/doctor run/fp8")
     p.add_argument("run", metavar="RUN", help="its --save folder, or its metrics.jsonl")
-    p.add_argument("--twin", metavar="RUN", help="the same training in BF16 or FP32 [one beside it "
-                   "with the same options]")
-    p.add_argument("--band", metavar="PERCENT", help="how far its loss may be from the twin's "
-                   "[training 1, validation 2]",
-                   type=number(float, 1e-9, 100, "above 0 and at most 100", "%"))
-    p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
-                   metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
-    p.add_argument("--no-checkpoints", action="store_true", help="do not read the checkpoints, "
-                   "which takes long where they are large")
     p.add_argument("--brief", action="store_true", help="leave out what is ok")
     return p
-
-
-def opened(path, option=""):
-    metrics.refuse_others(path, option)
-    run = metrics.open_run(path)
-    if not run.starts:
-        die(f"{option}{path}: metrics.jsonl has no record of a run's start; give the folder that "
-            "--save names")
-    return run
-
-
-def examine(run, twin, words):
-    found = [diagnosis.state(run), diagnosis.skips(run), diagnosis.losses(run)]
-    found += diagnosis.learning_rate(run) + diagnosis.vocabulary(run)
-    found += diagnosis.fp8_layers(run) + diagnosis.fp8_ranges(run)
-    limits = {} if words.band is None else {"train": words.band, "valid": words.band}
-    found += diagnosis.beside_twin(run, twin, judge.Limits(**limits))
-    found += continuity.resumes(run)
-    if not words.no_checkpoints:
-        found += continuity.checkpoints(run)
-    return found + costs.speed(run, words.bench)
 
 
 def show(found, width=100):
     for finding in found:
         start = f"  {finding.level:6} {finding.about:13} "
-        print(textwrap.fill(finding.text, width, initial_indent=start, break_on_hyphens=False,
-                            subsequent_indent=" " * len(start), break_long_words=False))
-        if finding.remedy:
-            print(textwrap.fill("-> " + finding.remedy, width, initial_indent=" " * len(start),
-                                subsequent_indent=" " * (len(start) + 3), break_on_hyphens=False,
-                                break_long_words=False))
+        margin = " " * len(start)
+        for text, first, rest in ((finding.text, start, margin),
+                                  (finding.remedy, margin + "-> ", margin + "   ")):
+            if text:
+                print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest,
+                                    break_on_hyphens=False, break_long_words=False))
 
 
 def main():
     words = parser().parse_args()
-    run = opened(words.run)
-    twin = opened(words.twin, "--twin ") if words.twin else \
-        diagnosis.find_twin(run) if diagnosis.is_fp8(run) else None
-    print(f"{words.run}: {run.option('arch')}, {run.option('num-layers')} layers x "
-          f"{run.option('hidden-size')}, {counted(metrics.number(run.start, 'parameters'))} "
+    metrics.refuse_others(words.run)
+    run = metrics.open_run(words.run)
+    if not run.starts:
+        die(f"{words.run}: metrics.jsonl has no record of a run's start; give the folder that "
+            "--save names")
+    print(f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
+          f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
-    found = examine(run, twin, words)
+    found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
+             *fp8_layers(run), *fp8_ranges(run), *resumes(run), *speed(run)]
     show([one for one in found if one.level != OK or not words.brief])
     count = {level: sum(one.level == level for one in found) for level in (WRONG, NOTE, OK)}
     print(f"{count[WRONG]} wrong, {count[NOTE]} to note, {count[OK]} ok")

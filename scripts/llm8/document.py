@@ -18,16 +18,11 @@ VERDICTS = "|".join(CLASSES)
 @dataclass
 class Picture:
     file: str      # beside the Markdown
-    light: bytes   # PNG
-    dark: bytes
+    data: bytes    # SVG
     title: str
 
     def __str__(self):
         return f"![{self.title}]({self.file})"
-
-
-def data_uri(png):
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def page(blocks, refresh=None):
@@ -37,18 +32,13 @@ def page(blocks, refresh=None):
         "\n\n".join(map(str, blocks)))
     for picture in blocks:
         if isinstance(picture, Picture):
-            body = body.replace(f'<img src="{picture.file}"', '<picture><source media="(prefers-'
-                                f'color-scheme: dark)" srcset="{data_uri(picture.dark)}">'
-                                f'<img src="{data_uri(picture.light)}"')
-            body = body.replace(f'alt="{html.escape(picture.title)}" />',
-                                f'alt="{html.escape(picture.title)}"></picture>')
+            data = base64.b64encode(picture.data).decode()
+            body = body.replace(f'src="{picture.file}"', f'src="data:image/svg+xml;base64,{data}"')
     body = body.replace("<table>", '<div class="table"><table>').replace("</table>",
                                                                          "</table></div>")
-    body = re.sub(rf"<td([^>]*)>({VERDICTS})</td>",
-                  lambda m: f'<td{m[1]} class="{CLASSES[m[2]]}">{m[2]}</td>', body)
-    # the verdict of a report is its first paragraph
-    body = re.sub(rf"<p>(<strong>({VERDICTS}): )", lambda m: f'<p class="{CLASSES[m[2]]}">{m[1]}',
-                  body, count=1)
+    # verdicts: cells, and the first paragraph of a report
+    body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
+                  lambda m: f'<{m[1]} class="{CLASSES[m[3]]}">{m[2]}', body)
     again = f'<meta http-equiv="refresh" content="{refresh:g}">\n' if refresh else ""
     with open(TEMPLATE, encoding="utf-8") as file:
         return Template(file.read()).substitute(

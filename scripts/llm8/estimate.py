@@ -44,8 +44,8 @@ def parser():
                    help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
     p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
                    type=number(float, 0, sys.float_info.max, "a number from 0 on"))
-    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as the records name it "
-                   "[the one that has the most]")
+    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
+                   "has the most records]")
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     return p
@@ -143,12 +143,16 @@ def gpus_of_records(records):
 
 
 def read_records(path, device=""):
-    """Those of plain training on one kind of GPU: whose name the device's has in it, or which has
-    the most."""
+    """Those of plain training on one kind of GPU: that whose name has the device's in it, or of
+    which there are most."""
     if not os.path.exists(path):
         return []
     records = [record for record in json_lines(path, KEYS) if not record.get("arguments")]
-    kinds = [gpu for gpu in gpus_of_records(records) if not device or gpu in device]
+    known = gpus_of_records(records)
+    kinds = [gpu for gpu in known if device.lower() in gpu.lower()]
+    if known and not kinds:
+        die(f"--device {device}: {path} has records of {', '.join(known)} only; "
+            "make bench on that GPU adds some")
     records = [record for record in records if record["machine"]["gpu"] in kinds[:1]]
     for record in records:
         record["flops_per_token"] = record["tflops"] * 1e12 * record["gpus"] / \
@@ -156,33 +160,26 @@ def read_records(path, device=""):
     return records
 
 
-def fp8_precision(recipe, head):
-    """The name in PRECISIONS. head: whether the LM head is in FP8, too."""
-    name = "fp8" if recipe == "delayed" else f"fp8-{recipe}"
-    return f"{name}-head" if head and f"{name}-head" in PRECISIONS else name
-
-
 def precision_of(record):
+    """Its name in PRECISIONS."""
     if record["precision"] == "bf16":
         return "bf16"
-    return fp8_precision(record["recipe"], record["lm_head"] == "fp8")
+    recipe = "" if record["recipe"] == "delayed" else f"-{record['recipe']}"
+    return f"fp8{recipe}{'-head' if record['lm_head'] == 'fp8' else ''}"
 
 
 def newest(records, precision, gpus):
     """By model, the last record of this precision on so many GPUs."""
-    found = {}
-    for record in records:
-        if precision_of(record) == precision and record["gpus"] == gpus:
-            if record["model"] not in found or record["date"] >= found[record["model"]]["date"]:
-                found[record["model"]] = record
-    return found
+    found = [record for record in sorted(records, key=lambda record: record["date"])
+             if precision_of(record) == precision and record["gpus"] == gpus]
+    return {record["model"]: record for record in found}
 
 
-def beside(records, record, precision, gpus):
-    """The newest record of the same model and commit, but of this precision on so many GPUs, or
-    None: cards and commits differ in speed."""
+def alone(records, record):
+    """The newest record on one GPU that is otherwise the same, of the same commit, or None: cards
+    and commits differ in speed."""
     same = [past for past in records if past.get("commit") == record.get("commit")]
-    return newest(same, precision, gpus).get(record["model"])
+    return newest(same, precision_of(record), 1).get(record["model"])
 
 
 def nearest(found, flops):
@@ -196,10 +193,10 @@ def scaling(records, precision, gpus, flops):
     counts = {record["gpus"] for record in records if 1 < record["gpus"] <= gpus}
     for count in sorted(counts, reverse=True):
         together = {name: record for name, record in newest(records, precision, count).items()
-                    if beside(records, record, precision, 1)}
+                    if alone(records, record)}
         if together:
             record = nearest(together, flops)
-            kept = record["tflops"] / beside(records, record, precision, 1)["tflops"]
+            kept = record["tflops"] / alone(records, record)["tflops"]
             return kept, f"{100 * kept:.0f}% of one GPU's each, as {record['model']} on {count}"
     return 1.0, f"{gpus} times one GPU's"
 
@@ -217,7 +214,7 @@ def speed(records, precision, gpus, flops):
     same = abs(record["flops_per_token"] / flops - 1) < 0.005
     source = f"{record['model']} measured" if same else f"by the TFLOP/s of {record['model']}"
     where = f"{source} {record['date'][:10]}" + (f", {note}" if note else "")
-    return record["tflops"] * factor, where, record
+    return record["tflops"] * factor, where, record, same and not note
 
 
 def has_micro_batch(options):
@@ -225,12 +222,13 @@ def has_micro_batch(options):
 
 
 def speed_of(records, precision, gpus, options, plan):
-    """speed() with what --recompute takes of it, and the options which the record was not measured
-    with. A micro-batch that is not given is the record's."""
+    """speed() with what --recompute takes of it, the options which the record was not measured
+    with, and whether it is of the same model, options and number of GPUs. A micro-batch that is
+    not given is the record's."""
     measured = speed(records, precision, gpus, size_of(plan)[1])
     if measured is None:
         return None
-    rate, where, record = measured
+    rate, where, record, exact = measured
     more = more_work(plan)
     theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"]}
     if has_micro_batch(options):
@@ -238,7 +236,7 @@ def speed_of(records, precision, gpus, options, plan):
     counted = {"recompute": f"; its {100 * more:.0f}% more work is counted"}
     other = [f"--{name} {option_of(plan, name)} (measured: {value}{counted.get(name, '')})"
              for name, value in theirs.items() if option_of(plan, name) != str(value)]
-    return rate / (1 + more), where, record, ", ".join(other)
+    return rate / (1 + more), where, record, ", ".join(other), exact and not other
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -266,8 +264,8 @@ def row_of(records, precision, gpus, options, plan, tokens):
     if not measured:
         why = "nothing so small was measured" if small else "no such record: make bench"
         return [precision, str(gpus), *"----", memory], why, 0, notes
-    each, where, _, other = measured
-    mark = "~" if other else ""
+    each, where, _, other, exact = measured
+    mark = "" if exact else "~"
     rate = each * 1e12 * gpus / flops
     hours = tokens / rate / 3600
     notes += [f"~: not as measured: {other}"] if other else []

@@ -262,13 +262,18 @@ def judge_time(found, limits, name):
     """How soon it comes to the loss at which the baseline ends."""
     if not all(pair.baseline.evals and pair.run.evals for pair in found):
         return Judgement(name, "time to loss", OPEN, note="no evaluation (--valid-data)")
-    targets = [pair.baseline.column("valid_loss", "evals")[1][-1] for pair in found]
-    ours, theirs = ([series.reach(run, target, "seconds") for run, target in zip(runs, targets)]
-                    for runs in of_both(found, lambda run: run))
-    missed = "" if math.isfinite(mean(ours)) else "; it does not come to it"
-    return judge_ratio(name, "time to loss", ours, theirs, lambda ratio: ratio <= limits.time,
-                       at_most(limits.time), f"seconds of steps to {mean(targets):.4f}, the "
-                       f"baseline's last validation loss{missed}")
+    targets = [pair.baseline.last("valid_loss", "evals") for pair in found]
+    times = [[series.reach(run, target, "seconds") for run in (pair.run, pair.baseline)]
+             for pair, target in zip(found, targets)]
+    reached = [pair for pair in times if all(map(math.isfinite, pair))]
+    missed = len(times) - len(reached)
+    note = f"seconds of steps to {mean(targets):.4f}, the baseline's last validation loss"
+    if missed:
+        note += f"; {len(reached)} of {len(times)} pairs of runs come to it" + \
+            (", whose times these are" if reached else "")
+    return judge_ratio(name, "time to loss", *map(list, zip(*reached or times)),
+                       lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
+                       note)
 
 
 def judge_start(found, name):

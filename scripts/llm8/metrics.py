@@ -19,7 +19,9 @@ import statistics
 import time
 
 from . import environment, llm_c
+from .text import shown
 
+LARGEST = 1e100 # what is beyond is as good as infinite
 SKIPPED_TOO_OFTEN = 3
 STOPPED_BY_SIGNAL = 75
 NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after step",
@@ -71,7 +73,38 @@ def named_runs(paths):
 def number(record, name):
     """The trainers write null for NaN and infinity."""
     value = record.get(name)
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    return float(value) if value is not None and abs(value) < LARGEST else math.nan
+
+
+# The types of what the scripts compute with: in records, rows of linear_layers and counts of a
+# tensor; and the options that are whole numbers.
+NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
+    ranks data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s
+    valid_loss first_block blocks outputs inputs flops_share elements saturated vanished""".split()
+TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
+    reason""".split()
+COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
+    num-layers-at-start-in-bf16 num-layers-at-end-in-bf16""".split()
+
+
+def has_types(record):
+    return all(isinstance(record.get(name), (int, float, type(None))) for name in NUMBERS) and \
+        all(isinstance(record.get(name, ""), str) for name in TEXTS)
+
+
+def is_record(record):
+    """Whether nobody who reads it meets a value of another type than the trainers write."""
+    options, layers = record.get("options", {}), record.get("linear_layers", [])
+    parts = [record, *layers, *record.get("tensors", {}).values()]
+    return all(map(has_types, parts)) and 0 <= record["step"] < 2**53 and \
+        all(isinstance(value, str) for value in [*options.values(),
+                                                 *record.get("effects", {}).values()]) and \
+        all(re.fullmatch(r"\d{1,15}", options.get(name, "0"), re.ASCII) for name in COUNTS) and \
+        float(options.get("lr", 0)) < LARGEST and \
+        (record["kind"] != "run" or "options" in record) and \
+        all({"linear", "x", "w", "dy", "wgrad", "reason"} <= row.keys() and
+            all(abs(row[name]) < 2**53 for name in
+                ("first_block", "blocks", "outputs", "inputs", "flops_share")) for row in layers)
 
 
 def changing_options(start, *effects):
@@ -130,12 +163,13 @@ class Run:
             if kind == "profile": # of no step, and nothing to follow
                 self.profile = record
                 return None
-            step = int(record["step"])
-            if kind == "run":
-                dict(record["options"])
-        except (ValueError, KeyError, TypeError, OverflowError):
+            if not is_record(record):
+                raise ValueError
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+                RecursionError): # whatever a line that is no record makes of the above
             self.bad_lines += 1
             return None
+        step = int(record["step"])
         if kind == "run":
             self._start(record, step)
         elif kind in ("step", "eval", "fp8"):
@@ -194,8 +228,13 @@ class Run:
         return bool(self.starts) and not self.start.get("device", "CPU").startswith("CPU")
 
     @property
-    def killed(self):
-        """Whether nobody holds the lock of a run that did not end; None where that is unknown."""
+    def ranks(self):
+        return int(max(1, number(self.start, "ranks") or 1))
+
+    @property
+    def died(self):
+        """By a signal, or of an error: nobody holds the lock of a run that did not say that it
+        ended. None where that is unknown."""
         try:
             with open(os.path.join(os.path.dirname(self.path), ".lock"), "rb") as file:
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -216,12 +255,12 @@ class Run:
     @property
     def state(self):
         if self.end is None:
-            killed = {True: "killed", False: "running", None: "running, or killed"}[self.killed]
-            return killed if self.starts else "nothing yet"
-        status = int(number(self.end, "status"))
+            died = {True: "died", False: "running", None: "running, or died"}[self.died]
+            return died if self.starts else "nothing yet"
+        status = number(self.end, "status")
         if status == 0 and self.last_step < self.train_iters:
             return f"ended at step {self.last_step} of {self.train_iters}"
-        return NAMES.get(status, f"failed with status {status}")
+        return NAMES.get(status, f"failed with status {shown(status, 'g')}")
 
     @property
     def finished(self):
@@ -257,6 +296,9 @@ class Run:
         held = getattr(self, kind)
         order = sorted(held)
         return order, [number(held[step], name) for step in order]
+
+    def last(self, name, kind="steps"):
+        return ([math.nan] + self.column(name, kind)[1])[-1]
 
 
 def open_run(path, name=None):

@@ -19,18 +19,17 @@ import numpy
 import plotext
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from . import environment, metrics, series
+from . import metrics, series
 from .command_line import Parser, number
 from .text import counted, duration, fixed, memory, shown
 
 COLORS = [39, 208, 42, 176, 220, 252] # of the terminal's 256, one a run; near the pictures'
 LETTERS = "*ox+#@"                    # instead of braille
 PLAIN = str.maketrans("│┤├┬┴─┌┐└┘", "||||" + "+-++++")
-COLUMNS = ["run", "step", "loss", "valid", "lr", "norm", "tok/s", "left", "skipped", "state"]
+DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
 
 
 # ---- on the terminal ---------------------------------------------------------------------------
@@ -62,19 +61,14 @@ def chart(runs, width, height, braille):
     return Text.from_ansi(drawn if braille else drawn.translate(PLAIN))
 
 
-def seconds_left(run):
-    seconds = run.recent("seconds")
-    return (run.train_iters - run.last_step) * seconds if math.isfinite(seconds) else math.nan
-
-
-def valid_of(run):
-    steps, values = run.column("valid_loss", "evals")
-    return values[-1] if steps else math.nan
+def time_left(run):
+    return "-" if run.over else duration(
+        max(0, run.train_iters - run.last_step) * run.recent("seconds"))
 
 
 def state_of(run):
     """And how long ago the file was written to, when that is long for a run that goes on."""
-    if run.end is not None or not run.starts or run.killed:
+    if run.end is not None or not run.starts or run.died:
         return run.state
     usual = run.recent("seconds")
     silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
@@ -82,76 +76,65 @@ def state_of(run):
         (f", silent for {duration(run.silence)}" if silent else "")
 
 
-def table(runs):
-    """A row a run."""
-    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in COLUMNS:
-        rows.add_column(name, justify="left" if name in ("run", "state") else "right",
-                       no_wrap=True)
-    for index, run in enumerate(runs):
-        newest = run.steps.get(run.last_step, {})
-        rows.add_row(Text(run.name, f"color({COLORS[index % len(COLORS)]})"),
-                     f"{run.last_step:,}/{run.train_iters:,}", fixed(run.recent("loss")),
-                     fixed(valid_of(run)), shown(newest.get("lr"), ".2e"),
-                     fixed(run.recent("norm"), 3), counted(run.recent("tokens_per_s")),
-                     "-" if run.over else duration(seconds_left(run)), str(run.skipped),
-                     state_of(run))
-    return rows
+def table(runs, width):
+    """A row a run, in as many columns as there is room for."""
+    rows = [{"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
+             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
+             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
+             "tok/s": counted(run.recent("tokens_per_s")), "left": time_left(run),
+             "skipped": str(run.skipped), "state": state_of(run)} for run in runs]
+    wide = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    for name in DROPPED:
+        if sum(wide.values()) - 2 > width:
+            del wide[name]
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in wide:
+        drawn.add_column(name, justify="left" if name in ("run", "state") else "right",
+                         no_wrap=True)
+    for index, row in enumerate(rows):
+        drawn.add_row(Text(row["run"], f"color({COLORS[index % len(COLORS)]})"),
+                      *(row[name] for name in list(wide)[1:]))
+    return drawn
 
 
-def speed_line(run):
+def details(run):
+    """Lines on a run that is shown alone."""
     start, speed = run.start, run.recent("tokens_per_s")
     flops = speed * metrics.number(start, "flops_per_token")
-    parts = [f"{counted(speed)} tok/s"]
-    if math.isfinite(flops):
-        parts.append(f"{flops / 1e12:.3g} TFLOP/s")
-    if metrics.number(start, "peak_flops") > 0:
-        peak = start["peak_flops"] * start.get("ranks", 1)
-        parts.append(f"MFU {100 * flops / peak:.1f}% of the BF16 peak")
-    if metrics.number(start, "memory_bytes") > 0:
-        parts.append(memory(start["memory_bytes"]))
-    share = 100 * (start.get("fp8_flops_share") or 0)
-    parts.append(start.get("precision", "?") + (f" ({share:.0f}% of FLOPs)" if share else ""))
-    return "  ".join(parts)
-
-
-def saturation_lines(run, most=4):
-    """The tensors with the largest share of saturated elements at the newest count."""
-    step, shares = run.fp8_shares()
-    if step is None:
-        return []
-    shares = sorted(((high, low, name) for name, high, low in shares), reverse=True)
-    worst = [f"{name} {100 * high:.3g}% saturated, {100 * low:.3g}% vanished"
-             for high, low, name in shares[:most] if high > 0 or low > 0]
-    return [f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")]
-
-
-def details(run, width):
-    share = run.last_step / run.train_iters if run.train_iters else 0.0
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(1.0, share, width=max(10, min(60, width - 10))), f"{100 * share:.1f}%")
-    lines = [f"{run.start.get('device', '?')}  {run.start.get('program', '')}", bar,
-             speed_line(run)]
+    peak = metrics.number(start, "peak_flops") * run.ranks
+    size = metrics.number(start, "memory_bytes")
+    fp8 = metrics.number(start, "fp8_flops_share")
+    yield f"{start.get('device', '?')}  {start.get('program', '')}"
+    yield "  ".join(filter(None, (
+        f"{100 * run.last_step / run.train_iters:.1f}%" if run.train_iters else "",
+        f"{counted(speed)} tok/s", f"{flops / 1e12:.3g} TFLOP/s" if flops > 0 else "",
+        f"MFU {100 * flops / peak:.1f}% of the BF16 peak" if peak * flops > 0 else "",
+        memory(size) if size > 0 else "",
+        start.get("precision", "?") + (f" ({100 * fp8:.0f}% of FLOPs)" if fp8 > 0 else ""))))
     if run.evals:
         found = [(loss, step) for step, loss in zip(*run.column("valid_loss", "evals"))
                  if math.isfinite(loss)]
-        lines.append(f"validation {fixed(valid_of(run))} after step {max(run.evals):,}" + "".join(
-            f", best {fixed(loss)} after {step:,}" for loss, step in sorted(found)[:1]))
-    return lines + saturation_lines(run)
+        yield (f"validation {fixed(run.last('valid_loss', 'evals'))} after step "
+               f"{max(run.evals):,}" +
+               "".join(f", best {fixed(loss)} after {step:,}" for loss, step in sorted(found)[:1]))
+    step, shares = run.fp8_shares()
+    if step is not None:
+        worst = [f"{name} {100 * high:.3g}% saturated, {100 * low:.3g}% vanished"
+                 for name, high, low in sorted(shares, key=lambda row: row[1:], reverse=True)[:4]
+                 if high > 0 or low > 0]
+        yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")
 
 
 def frame(runs, width, height, braille=True):
-    parts = [table(runs)]
-    if len(runs) == 1 and runs[0].starts:
-        parts += details(runs[0], width)
+    parts = list(details(runs[0])) if len(runs) == 1 and runs[0].starts else []
     bad = sum(run.bad_lines for run in runs)
     if bad:
         parts.append(f"{bad} line{'s' if bad > 1 else ''} of metrics.jsonl could not be read")
-    room = height - len(runs) - len(parts) - 1
+    lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in parts]
+    room = height - len(runs) - len(parts) - 2
     if all(run.steps for run in runs) and room >= 6:
-        parts += ["", chart(runs, width, min(room, 24), braille)]
-    return Group(*(Text(part, no_wrap=True, overflow="ellipsis") if isinstance(part, str) else part
-                   for part in parts))
+        lines += ["", chart(runs, width, min(room, 24), braille)]
+    return Group(table(runs, width), *lines)
 
 
 # ---- the program -------------------------------------------------------------------------------
@@ -173,29 +156,13 @@ def parse():
     return p.parse_args()
 
 
-def make_boards(options, run):
-    made = []
-    if options.tensorboard or options.wandb:
-        from . import boards
-    if options.tensorboard:
-        try:
-            made.append(boards.TensorBoard(options.tensorboard, run))
-        except OSError as error:
-            environment.die(f"--tensorboard {options.tensorboard}: {error.strerror}")
-    if options.wandb:
-        made.append(boards.Wandb(options.wandb, run))
-    return made
-
-
 def look(runs, boards):
     """Takes in what is new; returns runs and records that a log should mention."""
     notable = []
     for run in runs:
         records = run.poll()
         for board in boards[run.name]:
-            for record in records:
-                board.take(record)
-            board.flush()
+            board.take(records)
         notable += [(run, record) for record in records if record["kind"] in ("run", "eval", "end")]
     return notable
 
@@ -207,8 +174,8 @@ def log_line(run, record):
     if record["kind"] == "end":
         return f"{run.name} | {step} | {run.state} | {run.skipped} skipped"
     return (f"{run.name} | {step} | loss {fixed(run.recent('loss'))} | valid "
-            f"{fixed(valid_of(run))} | {counted(run.recent('tokens_per_s'))} tok/s | "
-            f"{duration(seconds_left(run))} left")
+            f"{fixed(run.last('valid_loss', 'evals'))} | {counted(run.recent('tokens_per_s'))} "
+            f"tok/s | {time_left(run)} left")
 
 
 def follow(runs, boards, interval, show):
@@ -243,7 +210,10 @@ def watch(options, runs, boards):
 def main():
     options = parse()
     runs = metrics.named_runs(options.runs)
-    boards = {run.name: make_boards(options, run) for run in runs}
+    boards = {run.name: [] for run in runs}
+    if options.tensorboard or options.wandb:
+        from .boards import open_boards
+        boards = {run.name: open_boards(run, options.tensorboard, options.wandb) for run in runs}
     try:
         watch(options, runs, boards)
     finally:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from . import document, environment, metrics, plots, series, style
+from . import document, environment, judge, metrics, plots, series, style
 from .command_line import Parser, number
 from .shards import write_durably
 from .text import counted, fixed, table
@@ -22,13 +22,12 @@ COUNT = number(int, 1, sys.maxsize, "a whole number, 1 or more")
 def parse():
     p = Parser(prog="scripts/plot", description=__doc__)
     p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
-    p.add_argument("--out", metavar="FILE", help=".png or .html (plot.png in the first run's "
+    p.add_argument("--out", metavar="FILE", help=".png, .svg or .html (plot.png in the first run's "
                    "folder)")
     p.add_argument("--x", choices=list(plots.AXES), default="step",
                    help="the horizontal axis (step)")
     p.add_argument("--smooth", metavar="STEPS", type=COUNT,
                    help="means over so many steps; 1: none (a hundredth of the run)")
-    p.add_argument("--dark", action="store_true", help="a PNG for dark pages (a page has both)")
     p.add_argument("--follow", metavar="SECONDS", type=COUNT, nargs="?", const=10,
                    help="draw again as the runs go on, every 10 s or as given, until they have "
                    "finished; Ctrl-C ends it")
@@ -36,23 +35,22 @@ def parse():
 
 
 def summary(runs):
-    rows = []
-    for run in runs:
-        losses, valid = run.column("loss")[1], run.column("valid_loss", "evals")[1]
-        rows.append([run.name, run.state, f"{run.last_step:,} of {run.train_iters:,}",
-                     fixed(losses[-1]), fixed(valid[-1]) if valid else "-",
-                     counted(series.steady_throughput(run)), str(run.skipped)])
-    return table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"],
-                          rows, {0, 1})
+    rows = [[run.name, run.state, f"{run.last_step:,} of {run.train_iters:,}",
+             fixed(run.last("loss")), fixed(run.last("valid_loss", "evals")),
+             counted(series.steady_throughput(run)), str(run.skipped)] for run in runs]
+    return table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"], rows,
+                 {0, 1})
 
 
 def write(runs, options, refresh):
-    drawn = style.draw_both(plots.draw_runs, plots.SIZE_RUNS, runs, options.x, options.smooth)
-    data = drawn[options.dark]
-    if options.out.endswith(".html"):
+    form = options.out.rpartition(".")[2]
+    data = style.draw(plots.draw_runs, plots.SIZE_RUNS, [judge.Variant(run.name, [run])
+                      for run in runs], options.x, options.smooth,
+                      form="png" if form == "png" else "svg")
+    if form == "html":
         data = document.page([
             "# " + ", ".join(run.name for run in runs),
-            document.Picture("plot.png", *drawn, "Loss, learning rate, norm, throughput"),
+            document.Picture("plot.svg", data, "Loss, learning rate, norm, throughput"),
             "Circles: validation. Faint: each step; the others are means.", summary(runs)],
             refresh).encode()
     try:
@@ -64,19 +62,18 @@ def write(runs, options, refresh):
 def main():
     options = parse()
     runs = metrics.named_runs(options.runs)
-    for run in runs:
-        run.poll()
     if options.out is None:
         options.out = os.path.join(os.path.dirname(runs[0].path), "plot.png")
-    if not options.out.endswith((".png", ".html")):
-        environment.die(f"--out {options.out}: must end in .png or .html")
-    if not options.follow and not all(run.steps for run in runs):
-        environment.die(f"{next(run.path for run in runs if not run.steps)}: no step in it yet")
+    if not options.out.endswith((".png", ".svg", ".html")):
+        environment.die(f"--out {options.out}: must end in .png, .svg or .html")
     drawn = False
     while True:
         news = [run.poll() for run in runs]
         over = not options.follow or all(run.over for run in runs)
-        if all(run.steps for run in runs) and (any(news) or over or not drawn):
+        empty = next((run.path for run in runs if not run.steps), None)
+        if over and empty:
+            environment.die(f"{empty}: no step in it yet")
+        if not empty and (any(news) or over or not drawn):
             write(runs, options, None if over else options.follow)
             drawn = True
         if over:

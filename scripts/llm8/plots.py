@@ -1,5 +1,5 @@
-"""The pictures of a comparison, and of runs each by itself. Each function draws on a figure that
-style.draw hands it."""
+"""The pictures of runs. A variant is a name and its runs, of several seeds in a comparison, one in
+scripts/plot; each function draws variants on a figure that style.draw hands it."""
 
 import numpy
 
@@ -8,8 +8,8 @@ from . import judge, series, style
 SIZE_RUNS = (9.6, 6.4)
 SIZE_PAIR = (8.6, 6.4) # curves above, their difference below
 SIZE_WIDE = (8.6, 3.4)
-AXES = {"step": "step", "tokens": "tokens", "minutes": "minutes of training steps",
-        "hours": "hours of training steps"}
+AXES = {"step": "step", "tokens": "tokens", "seconds": "seconds of training steps",
+        "minutes": "minutes of training steps", "hours": "hours of training steps"}
 
 
 def final_range(axes, curves):
@@ -22,107 +22,104 @@ def final_range(axes, curves):
         axes.set_ylim(late.min() - room, late.max() + room)
 
 
-def mark_skipped(axes, theme, index, places, label):
-    if len(places):
-        axes.plot(places, [0.96 - 0.06 * index] * len(places), "x", color=theme.color(index),
-                  transform=axes.get_xaxis_transform(), label=label)
+def curve_of(variant, name, kind="steps", width=1):
+    """Steps, mean over the runs, lowest and highest of them."""
+    steps, rows = series.side_by_side(variant.runs, name, kind, width)
+    return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
 
 
-def skipped_steps(run):
-    return sorted(step for step, record in run.steps.items() if record.get("skipped"))
+def draw_band(axes, variants, index, places, mean, low, high, **words):
+    """The curve of a variant in its band, from the lowest to the highest seed."""
+    axes.plot(places, mean, label=variants[index].name,
+              **{"markersize": 3.5, **style.line(index), **words})
+    if len(variants[index].runs) > 1:
+        axes.fill_between(places, low, high, color=style.color(index), linewidth=0,
+                          alpha=0.2 if len(variants) <= 2 else 0.11)
+
+
+def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **words):
+    """Of each variant; returns the means."""
+    means = []
+    for i, variant in enumerate(variants):
+        steps, mean, low, high = curve_of(variant, name, kind, width)
+        places = series.mean_positions(variant.runs, axis, steps)
+        draw_band(axes, variants, i, places, mean, low, high,
+                  **{"marker": "o" if kind == "evals" else None, **words})
+        means.append(mean)
+    return means
+
+
+def draw_norms(axes, variants, width, axis="step"):
+    """And where steps were skipped."""
+    draw_curves(axes, variants, "norm", width=width, axis=axis)
+    for i, variant in enumerate(variants):
+        places = []
+        for run in variant.runs:
+            steps = [step for step, record in sorted(run.steps.items()) if record.get("skipped")]
+            places += list(series.positions(run, axis, numpy.array(steps, int)))
+        if places:
+            axes.plot(places, [0.96 - 0.06 * i] * len(places), "x", color=style.color(i),
+                      transform=axes.get_xaxis_transform(), label=f"{len(places)} skipped")
+    style.log_axis(axes.yaxis)
 
 
 # ---- a comparison -------------------------------------------------------------------------------
 
 
-def curves_of(variant, name, kind, width):
-    """Steps, mean over the seeds, lowest and highest of them."""
-    steps, rows = series.side_by_side(variant.runs, name, kind, width)
-    return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
-
-
-def draw_band(axes, theme, comparison, index, places, mean, low, high, **words):
-    """The curve of a variant in its band, from the lowest to the highest seed."""
-    axes.plot(places, mean, label=comparison.variants[index].name, markersize=3.5,
-              **theme.line(index), **words)
-    axes.fill_between(places, low, high, color=theme.color(index), linewidth=0,
-                      alpha=0.2 if len(comparison.variants) <= 2 else 0.11)
-
-
-def draw_curves(axes, theme, comparison, name, kind, width):
-    means = []
-    for i, variant in enumerate(comparison.variants):
-        steps, mean, low, high = curves_of(variant, name, kind, width)
-        draw_band(axes, theme, comparison, i, steps, mean, low, high,
-                  marker="o" if kind == "evals" else None)
-        means.append(mean)
-    return means
-
-
-def draw_difference(axes, theme, comparison, name, kind, width, limit):
-    base = comparison.baseline
+def draw_difference(axes, variants, name, kind, width, limit):
+    base = variants[0]
     if len(base.runs) > 1:
-        steps, mean, low, high = curves_of(base, name, kind, width)
+        steps, mean, low, high = curve_of(base, name, kind, width)
         axes.fill_between(steps, 100 * (low / mean - 1), 100 * (high / mean - 1),
-                          color=theme.quiet, alpha=0.22, linewidth=0,
+                          color=style.QUIET, alpha=0.22, linewidth=0,
                           label=f"{base.name}: lowest to highest seed")
-    for i, variant in enumerate(comparison.variants[1:], 1):
+    for i, variant in enumerate(variants[1:], 1):
         found = judge.pairs(base, variant)
         if found:
             steps, rows = judge.differences(found, name, kind, width)
-            draw_band(axes, theme, comparison, i, steps, rows.mean(axis=0), rows.min(axis=0),
+            draw_band(axes, variants, i, steps, rows.mean(axis=0), rows.min(axis=0),
                       rows.max(axis=0), marker="o" if kind == "evals" else None)
-    axes.axhline(0, color=theme.ink, linewidth=0.8)
+    axes.axhline(0, color=style.INK, linewidth=0.8)
     for side in (-limit, limit):
-        axes.axhline(side, color=theme.quiet, linewidth=1, linestyle=(0, (2, 2)),
+        axes.axhline(side, color=style.QUIET, linewidth=1, linestyle=(0, (2, 2)),
                      label=f"limit {limit:g}%" if side > 0 else None)
-    style.percent_axis(axes.yaxis)
-
-
-def difference_range(axes, limit):
-    """The bands too, but for the start of the run, where all is wild."""
+    style.written(axes.yaxis, lambda value: f"{value:+.3g}%" if value else "0")
+    # the bands too, but for the start of the run, where all is wild
     edges = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata()) > 2]
     edges += [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
     high = [numpy.nanpercentile(numpy.abs(values), 97) for values in edges if len(values)]
     axes.set_ylim(*(side * 1.1 * max([limit, *high]) for side in (-1, 1)))
 
 
-def loss_figure(figure, theme, comparison, name, kind, widths, limit, title):
+def loss_figure(figure, variants, name, kind, widths, limit, title):
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
-    base, several = comparison.baseline.name, len(comparison.runs) > len(comparison.variants)
-    means = draw_curves(top, theme, comparison, name, kind, widths[0])
+    base, several = variants[0].name, any(len(variant.runs) > 1 for variant in variants)
+    means = draw_curves(top, variants, name, kind, widths[0])
     if kind == "steps":
         final_range(top, means)
     top.set(title=title, ylabel="loss (nats a token)")
-    draw_difference(bottom, theme, comparison, name, kind, widths[1], limit)
     bottom.set(title=f"Difference from {base}" + (", mean over seeds" if several else ""),
                ylabel=f"% of {base}'s loss", xlabel="step")
+    draw_difference(bottom, variants, name, kind, widths[1], limit)
     style.step_axis(bottom.xaxis)
-    difference_range(bottom, limit)
     for axes in (top, bottom):
         style.legend_above(axes)
 
 
-def time_figure(figure, theme, comparison):
+def time_figure(figure, variants):
     """Validation losses over tokens and over time; the line is where the baseline ends."""
-    ends = [series.positions(run, "minutes", run.last_step) for run in comparison.runs]
-    unit = "minutes" if max(ends) >= 10 else "seconds"
-    both, means = figure.subplots(1, 2, sharey=True), []
-    for i, variant in enumerate(comparison.variants):
-        steps, mean, low, high = curves_of(variant, "valid_loss", "evals", 1)
-        means.append(mean)
-        for axes, axis in zip(both, ("tokens", unit)):
-            places = series.mean_positions(variant.runs, axis, steps)
-            draw_band(axes, theme, comparison, i, places, mean, low, high)
-    for axes, title in zip(both, ("tokens", f"{unit} of training steps")):
-        axes.axhline(means[0][-1], color=theme.quiet, linewidth=1, linestyle=(0, (2, 2)))
-        axes.set_xlabel(title)
-        style.short_axis(axes.xaxis)
-    final_range(both[0], [mean[1 + len(mean) // 8:] for mean in means])
+    ends = [series.positions(run, "minutes", run.last_step) for variant in variants
+            for run in variant.runs]
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, axis in zip(both, ("tokens", "minutes" if max(ends) >= 10 else "seconds")):
+        means = draw_curves(axes, variants, "valid_loss", "evals", axis=axis)
+        axes.axhline(means[0][-1], color=style.QUIET, linewidth=1, linestyle=(0, (2, 2)))
+        axes.set_xlabel(AXES[axis])
+        style.written(axes.xaxis)
+    final_range(both[0], [mean[len(mean) // 8:] for mean in means])
     both[0].set(ylabel="loss (nats a token)", title="Validation loss")
     style.legend_above(both[0])
-    if both[0].get_legend(): # wider than its axes: it shall not make them narrow
-        both[0].get_legend().set_in_layout(False)
+    both[0].get_legend().set_in_layout(False) # wider than its axes: it shall not make them narrow
 
 
 def over_steps(axes, **words):
@@ -133,109 +130,87 @@ def over_steps(axes, **words):
     style.legend_above(axes)
 
 
-def amax_figure(figure, theme, histories):
+def amax_figure(figure, histories):
     """histories: a variant's place among all -> its name and its first run's amax_history."""
     axes = figure.subplots()
     for i, (name, (last, rows)) in histories.items():
         steps = numpy.arange(last - len(rows), last) + 1
-        axes.plot(steps, rows.max(axis=1), label=f"{name}: the largest", **theme.line(i))
-        axes.plot(steps, numpy.median(rows, axis=1), color=theme.color(i), alpha=0.5, linewidth=1,
+        axes.plot(steps, rows.max(axis=1), label=f"{name}: the largest", **style.line(i))
+        axes.plot(steps, numpy.median(rows, axis=1), color=style.color(i), alpha=0.5, linewidth=1,
                   label=f"{name}: median")
     over_steps(axes, title="Largest magnitude (amax) of the inputs of FP8 layers")
 
 
-def norm_figure(figure, theme, comparison, width):
+def norm_figure(figure, variants, width):
     axes = figure.subplots()
-    draw_curves(axes, theme, comparison, "norm", "steps", width)
-    for i, variant in enumerate(comparison.variants):
-        mark_skipped(axes, theme, i, [step for run in variant.runs for step in skipped_steps(run)],
-                     f"{variant.name}: skipped steps")
+    draw_norms(axes, variants, width)
     over_steps(axes, title="Gradient norm, before clipping", ylabel="norm")
 
 
-def bars(axes, theme, names, groups, title, write):
-    """A bar a variant, from its runs' mean; a dot a run."""
+def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
+    """A bar a variant, from its runs' mean; of several, a dot a run."""
     axes.grid(False, axis="y")
     for i, values in enumerate(groups):
         mean = judge.mean(values)
-        axes.barh(i, mean, height=0.42, color=theme.color(i), alpha=0.85)
-        axes.plot(values, [i] * len(values), "o", markersize=4, color=theme.ink,
-                  markerfacecolor=theme.paper, markeredgewidth=1)
+        axes.barh(i, mean, height=0.42, color=colors[i % len(colors)], alpha=0.85)
+        axes.plot(values[1:] and values, [i] * len(values[1:] and values), "o", markersize=4,
+                  color=style.INK, markerfacecolor=style.PAPER, markeredgewidth=1)
         axes.annotate(write(mean), (max([mean, *values]), i), xytext=(7, 0), va="center",
                       textcoords="offset points")
     axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", length=0, labelcolor=theme.ink)
+    axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.28 * max((max(values) for values in groups), default=1) or 1)
-    axes.set_title(title)
+    axes.set(title=title, xlabel=label)
     axes.spines["left"].set_visible(False)
+    style.written(axes.xaxis)
 
 
-def speed_figure(figure, theme, comparison):
+def speed_figure(figure, variants):
     left, right = figure.subplots(1, 2)
-    names = [variant.name for variant in comparison.variants]
-    speeds, memory = ([[of(run) for run in variant.runs] for variant in comparison.variants]
+    speeds, memory = ([[of(run) for run in variant.runs] for variant in variants]
                       for of in (series.steady_throughput, judge.memory_of))
-    large = max(max(values) for values in memory) >= 2**30
-    unit, size = ("GiB", 2**30) if large else ("MiB", 2**20)
-    memory = [[value / size for value in values] for values in memory]
-    bars(left, theme, names, speeds, "Throughput", lambda value: f"{value:,.0f} tok/s")
-    left.set_xlabel("tokens a second, median over the steps")
-    style.short_axis(left.xaxis)
-    bars(right, theme, names, memory, "Memory", lambda value: f"{value:,.4g} {unit}")
-    right.set_xlabel(f"{unit}, all that the run plans and allocates")
-    right.set_yticklabels([])
+    unit, size = ("GiB", 2**30) if max(map(max, memory)) >= 2**30 else ("MiB", 2**20)
+    names = [variant.name for variant in variants]
+    draw_bars(left, names, speeds, "Throughput", "tokens a second, median over the steps",
+              "{:,.0f} tok/s".format)
+    draw_bars(right, [""] * len(names), [[value / size for value in row] for row in memory],
+              "Memory", f"{unit}, all that the run plans and allocates",
+              lambda value: f"{value:,.4g} {unit}")
 
 
 # ---- runs, each by itself -----------------------------------------------------------------------
 
 
-def draw_loss(axes, theme, runs, axis, width):
-    drawn = []
-    for i, run in enumerate(runs):
-        steps, values = series.arrays(run, "loss")
-        places, smoothed = series.positions(run, axis, steps), series.smooth(values, width)
-        if width > 1:
-            axes.plot(places, values, color=theme.color(i), alpha=0.16, linewidth=0.7)
-        axes.plot(places, smoothed, label=run.name, **theme.line(i))
-        steps, values = series.arrays(run, "valid_loss", "evals")
-        axes.plot(series.positions(run, axis, steps), values, "o", color=theme.color(i),
-                  markersize=5, markerfacecolor=theme.paper, markeredgewidth=1.4, zorder=5)
-        drawn += [smoothed, values]
-    final_range(axes, drawn)
-    if any(run.evals for run in runs):
-        axes.plot([], [], "o", color=theme.ink, markerfacecolor=theme.paper, markersize=5,
-                  label="validation")
-    axes.set(title="Loss", ylabel="nats a token", xlabel=AXES[axis])
-    style.legend_above(axes)
-
-
-def draw_column(axes, theme, runs, axis, name, width, title):
-    for i, run in enumerate(runs):
-        steps, values = series.arrays(run, name)
-        axes.plot(series.positions(run, axis, steps), series.smooth(values, width),
-                  **theme.line(i))
-    axes.set_title(title)
-    style.short_axis(axes.yaxis)
-
-
-def draw_runs(figure, theme, runs, axis="step", width=None):
+def draw_runs(figure, variants, axis="step", width=None):
     """width: of the smoothing, in steps; None: by the length of the runs."""
-    width = width or series.smoothing_width(max(run.last_step for run in runs))
+    width = width or series.smoothing_width(max(variant.runs[0].last_step for variant in variants))
     grid = figure.add_gridspec(2, 3, height_ratios=[1.6, 1])
     loss = figure.add_subplot(grid[0, :])
     rate, norm, speed = (figure.add_subplot(grid[1, i]) for i in range(3))
-    draw_loss(loss, theme, runs, axis, width)
-    draw_column(rate, theme, runs, axis, "lr", 1, "Learning rate")
-    draw_column(norm, theme, runs, axis, "norm", width, "Gradient norm")
-    style.log_axis(norm.yaxis)
-    for i, run in enumerate(runs):
-        steps = skipped_steps(run)
-        mark_skipped(norm, theme, i, series.positions(run, axis, numpy.array(steps)),
-                     f"{len(steps)} skipped")
-    style.legend_above(norm)
-    draw_column(speed, theme, runs, axis, "tokens_per_s", 3 * width, "Tokens a second")
+    if width > 1:
+        draw_curves(loss, variants, "loss", axis=axis, alpha=0.16, linewidth=0.7, linestyle="-")
+        for faint in loss.get_lines():
+            faint.set_label(None)
+    drawn = draw_curves(loss, variants, "loss", width=width, axis=axis)
+    for i, variant in enumerate(variants):
+        run = variant.runs[0]
+        steps, values = series.arrays(run, "valid_loss", "evals")
+        loss.plot(series.positions(run, axis, steps), values, "o", color=style.color(i),
+                  markersize=5, markerfacecolor=style.PAPER, markeredgewidth=1.4, zorder=5,
+                  label=None if i else "validation")
+        drawn.append(values)
+    final_range(loss, drawn)
+    loss.set(title="Loss", ylabel="nats a token", xlabel=AXES[axis])
+    style.legend_above(loss)
+    draw_curves(rate, variants, "lr", axis=axis)
+    draw_norms(norm, variants, width, axis)
+    draw_curves(speed, variants, "tokens_per_s", width=3 * width, axis=axis)
+    for axes, title in ((rate, "Learning rate"), (norm, "Gradient norm"),
+                        (speed, "Tokens a second")):
+        axes.set_title(title)
+        style.written(axes.yaxis)
     speed.set_ylim(bottom=0)
     for axes in (loss, rate, norm, speed):
         axes.xaxis.get_major_locator().set_params(nbins=5 if axes is not loss else 9)
-        style.short_axis(axes.xaxis)
+        style.written(axes.xaxis)

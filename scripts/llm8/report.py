@@ -5,6 +5,8 @@ import math
 import os
 from dataclasses import asdict
 
+import numpy
+
 from . import document, judge, plots, series, style
 from .document import Picture
 from .shards import write_durably
@@ -92,95 +94,87 @@ def spread_text(comparison):
             "steps). Those of equal seed are compared, where most of that cancels.")
 
 
-def picture(file, title, caption, function, size, *arguments):
-    return [Picture(file, *style.draw_both(function, size, *arguments), title), caption]
+def picture(name, title, caption, function, size, *arguments):
+    return [Picture(name + ".svg", style.draw(function, size, *arguments), title), caption]
 
 
 def loss_blocks(comparison):
-    last = max(run.last_step for run in comparison.runs)
-    widths, limits = (series.smoothing_width(last), series.difference_width(last)), \
-        comparison.limits
-    several = any(len(variant.runs) > 1 for variant in comparison.variants)
-    bands = " Bands reach from the lowest to the highest seed." if several else ""
+    runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
+    last = max(run.last_step for run in runs)
+    widths = series.smoothing_width(last), series.difference_width(last)
+    bands = "" if len(runs) == len(variants) else \
+        " Bands reach from the lowest to the highest seed."
     blocks = ["## Training loss", spread_text(comparison),
-              *picture("loss.png", "Training loss",
+              *picture("loss", "Training loss",
                        f"Above, means over {widths[0]} steps; below, over {widths[1]}.{bands} "
                        "Differences are taken between runs of equal seed, which see equal data.",
-                       plots.loss_figure, plots.SIZE_PAIR, comparison, "loss", "steps", widths,
+                       plots.loss_figure, plots.SIZE_PAIR, variants, "loss", "steps", widths,
                        limits.train, "Training loss")]
-    if all(run.evals for run in comparison.runs):
+    if all(run.evals for run in runs):
         blocks += ["## Validation loss",
-                   *picture("validation.png", "Validation loss",
+                   *picture("validation", "Validation loss",
                             "Over the same samples each time." + bands, plots.loss_figure,
-                            plots.SIZE_PAIR, comparison, "valid_loss", "evals", (1, 1),
+                            plots.SIZE_PAIR, variants, "valid_loss", "evals", (1, 1),
                             limits.valid, "Validation loss"),
                    validation_table(comparison)]
+    if all(len(run.evals) > 1 for run in runs):
+        blocks += ["## Time to a loss",
+                   *picture("time", "Time to a loss", "Means over the seeds. Dashes: where "
+                            f"{variants[0].name} ends. Evaluations and saves take no time here.",
+                            plots.time_figure, plots.SIZE_WIDE, variants)]
     return blocks
 
 
 def validation_table(comparison):
     """Means over the seeds; a difference is the mean of the pairs', as in the verdict."""
-    base, header = comparison.baseline, ["step"]
-    columns = []
+    base, columns = comparison.baseline, {}
     for variant in comparison.variants:
-        steps, mean, _, _ = plots.curves_of(variant, "valid_loss", "evals", 1)
-        header.append(variant.name)
-        columns.append({step: fixed(value) for step, value in zip(steps, mean)})
+        steps, mean, _, _ = plots.curve_of(variant, "valid_loss", "evals")
+        columns[variant.name] = {step: fixed(value) for step, value in zip(steps, mean)}
         found = judge.pairs(base, variant)
         if variant is not base and found:
             steps, rows = judge.differences(found, "valid_loss", "evals", 1)
-            header.append("difference")
-            columns.append({step: f"{value:+.3f}%" for step, value in zip(steps, rows.mean(0))})
-    common = sorted(set.intersection(*map(set, columns)))
-    every = -(-len(common) // MOST_ROWS)
-    shown = common[::-1][::every][::-1] if common else [] # the last one always
-    return table(header, [[step, *(column[step] for column in columns)] for step in shown])
-
-
-def time_blocks(comparison):
-    if not all(len(run.evals) > 1 for run in comparison.runs):
-        return []
-    return ["## Time to a loss",
-            *picture("time.png", "Time to a loss", "Means over the seeds. Dashes: where "
-                     f"{comparison.baseline.name} ends. Evaluations and saves take no time here.",
-                     plots.time_figure, plots.SIZE_WIDE, comparison)]
+            columns[f"{variant.name}, difference"] = {
+                step: f"{value:+.3f}%" for step, value in zip(steps, rows.mean(0))}
+    common = sorted(set.intersection(*map(set, columns.values())))
+    every = -(-len(common) // MOST_ROWS) or 1
+    shown = common[::-1][::every][::-1] # the last one always
+    return table(["step", *columns], [[step, *(column[step] for column in columns.values())]
+                                      for step in shown])
 
 
 def amax_blocks(comparison):
     found = {i: (variant.name, series.amax_history(variant.runs[0]))
              for i, variant in enumerate(comparison.variants)}
     found = {i: (name, history) for i, (name, history) in found.items() if history[0]}
-    if not found:
-        return []
     return ["## Range of the activations",
-            *picture("amax.png", "Largest magnitudes of the inputs of FP8 layers",
+            *picture("amax", "Largest magnitudes of the inputs of FP8 layers",
                      "Of all FP8 layers the largest, and the median, in each step of the first "
                      "seed, as the history of delayed scaling has them.", plots.amax_figure,
-                     plots.SIZE_WIDE, found)]
+                     plots.SIZE_WIDE, found)] if found else []
 
 
 def speed_blocks(comparison):
-    on_gpu = all(run.on_gpu for run in comparison.runs)
-    note = "" if on_gpu else (" On a CPU, BF16 and FP8 are emulated: the trainer rounds to them "
-                              "and multiplies in FP32. That shows what they do to the loss and "
-                              "takes longer; it says nothing of their speed or memory on a GPU.")
+    note = "" if all(run.on_gpu for run in comparison.runs) else (
+        " On a CPU, BF16 and FP8 are emulated: the trainer rounds to them and multiplies in FP32. "
+        "That shows what they do to the loss and takes longer; it says nothing of their speed or "
+        "memory on a GPU.")
     return ["## Throughput and memory",
-            *picture("speed.png", "Throughput and memory",
+            *picture("speed", "Throughput and memory",
                      "A dot is a run. Steps right after a start are left out; evaluations and "
                      "saves do not count. Memory is what the run plans and allocates, once." + note,
-                     plots.speed_figure, plots.SIZE_WIDE, comparison)]
+                     plots.speed_figure, plots.SIZE_WIDE, comparison.variants)]
 
 
 def norm_blocks(comparison):
-    last = max(run.last_step for run in comparison.runs)
-    width = series.smoothing_width(last)
+    width = series.smoothing_width(max(run.last_step for run in comparison.runs))
     skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
                         for variant in comparison.variants)
     return ["## Gradient norm and skipped steps",
-            *picture("norm.png", "Gradient norm",
+            *picture("norm", "Gradient norm",
                      f"Means over {width} steps. Skipped steps (a loss or norm that is NaN or "
                      f"infinite) in all runs: {skipped}.", plots.norm_figure, plots.SIZE_WIDE,
-                     comparison, width)]
+                     comparison.variants, width)]
 
 
 def precision_table(run):
@@ -229,74 +223,75 @@ def setting_blocks(comparison, commands):
     return blocks + (["\n".join(["```sh", *commands, "```"])] if commands else [])
 
 
+def figures_of(variant, run, limits):
+    """What the reports say of a run."""
+    return {"variant": variant.name, "seed": judge.seed_of(run), "folder":
+            os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
+            "loss": series.window_mean(run, run.last_step, judge.window_of(limits, run.last_step)),
+            "valid_loss": run.last("valid_loss", "evals"), "skipped": run.skipped,
+            "tokens_per_s": series.steady_throughput(run), "memory_bytes": judge.memory_of(run),
+            "resumes": max(len(run.starts) - 1, 0)}
+
+
 def run_table(comparison):
-    rows = []
-    for variant in comparison.variants:
-        for run in variant.runs:
-            width = judge.window_of(comparison.limits, run.last_step)
-            steps, valid = run.column("valid_loss", "evals")
-            rows.append([variant.name, judge.seed_of(run), f"{run.last_step:,}", run.state,
-                         fixed(series.window_mean(run, run.last_step, width)),
-                         fixed(valid[-1]) if steps else "-",
-                         counted(series.steady_throughput(run)), str(run.skipped),
-                         str(max(len(run.starts) - 1, 0)), os.path.dirname(run.path)])
+    rows = [figures_of(variant, run, comparison.limits) for variant in comparison.variants
+            for run in variant.runs]
+    writers = {"variant": str, "seed": str, "steps": "{:,}".format, "state": str, "loss": fixed,
+               "valid_loss": fixed, "tokens_per_s": counted, "skipped": str, "resumes": str,
+               "folder": str}
     return table(["variant", "seed", "steps", "state", "training loss", "validation loss", "tok/s",
-                  "skipped", "resumes", "folder"], rows, {0, 3, 9})
+                  "skipped", "resumes", "folder"],
+                 [[write(row[name]) for name, write in writers.items()] for row in rows], {0, 3, 9})
 
 
 def build(comparison, commands=()):
     names = [variant.name for variant in comparison.variants]
     return [f"# {', '.join(names[1:])} against {names[0]}", *verdict_blocks(comparison),
             *setting_blocks(comparison, list(commands)), *loss_blocks(comparison),
-            *time_blocks(comparison), *speed_blocks(comparison), *norm_blocks(comparison),
-            *amax_blocks(comparison), *precision_blocks(comparison),
-            "## The runs", run_table(comparison)]
+            *speed_blocks(comparison), *norm_blocks(comparison), *amax_blocks(comparison),
+            *precision_blocks(comparison), "## The runs", run_table(comparison)]
 
 
-def plain_numbers(values):
+def plain(value):
     """JSON has no NaN."""
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()}
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, (list, numpy.ndarray)):
+        return [plain(one) for one in value]
+    value = value.item() if isinstance(value, numpy.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def curve(variant):
     """Means over the seeds, at each evaluation that all of them have."""
-    steps, loss, low, high = plots.curves_of(variant, "valid_loss", "evals", 1)
+    steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
     places = {axis: series.mean_positions(variant.runs, axis, steps)
               for axis in ("tokens", "seconds")}
-    columns = {"steps": steps, **places, "loss": loss, "low": low, "high": high}
-    return {name: [float(value) if math.isfinite(value) else None for value in column]
-            for name, column in columns.items()}
+    return {"steps": steps, **places, "loss": loss, "low": low, "high": high}
 
 
 def figures(comparison):
-    runs = [{"variant": variant.name, "seed": judge.seed_of(run), "folder":
-             os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
-             "valid_loss": (run.column("valid_loss", "evals")[1] or [math.nan])[-1],
-             "skipped": run.skipped, "tokens_per_s": series.steady_throughput(run),
-             "memory_bytes": judge.memory_of(run)}
-            for variant in comparison.variants for run in variant.runs]
-    run = comparison.runs[0]
-    return {"verdict": comparison.verdict.lower(), "said": verdict_line(comparison),
-            "arch": run.option("arch"), "parameters": run.start.get("parameters"),
-            "steps": run.last_step, "device": run.start.get("device"),
-            "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
-            "curves": {variant.name: curve(variant) for variant in comparison.variants},
-            "limits": asdict(comparison.limits),
-            "judgements": [plain_numbers(asdict(j)) for j in comparison.judgements],
-            "runs": [plain_numbers(run) for run in runs]}
+    run, limits = comparison.runs[0], comparison.limits
+    return plain({
+        "verdict": comparison.verdict.lower(), "said": verdict_line(comparison),
+        "arch": run.option("arch"), "parameters": run.start.get("parameters"),
+        "steps": run.last_step, "device": run.start.get("device"),
+        "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
+        "curves": {variant.name: curve(variant) for variant in comparison.variants},
+        "limits": asdict(limits), "judgements": list(map(asdict, comparison.judgements)),
+        "runs": [figures_of(variant, run, limits) for variant in comparison.variants
+                 for run in variant.runs]})
 
 
 def write(comparison, folder, commands=()):
     blocks = build(comparison, commands)
     os.makedirs(folder, exist_ok=True)
     for name, data in (
-            *((block.file, block.light) for block in blocks if isinstance(block, Picture)),
-            ("report.md", "\n\n".join(map(str, blocks)) + "\n"),
-            ("report.html", document.page(blocks)),
-            ("report.json", json.dumps(figures(comparison), indent=1))):
-        write_durably(os.path.join(folder, name),
-                      [data if isinstance(data, bytes) else data.encode()])
+            *((block.file, block.data) for block in blocks if isinstance(block, Picture)),
+            ("report.md", ("\n\n".join(map(str, blocks)) + "\n").encode()),
+            ("report.html", document.page(blocks).encode()),
+            ("report.json", json.dumps(figures(comparison), indent=1).encode())):
+        write_durably(os.path.join(folder, name), [data])
 
 
 def print_verdict(comparison, folder):

@@ -3,7 +3,8 @@
 import os
 
 import numpy
-import safetensors
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from .environment import die
 
@@ -96,22 +97,17 @@ def window_mean(run, last, width, name="loss"):
     return float(inside.mean()) if len(inside) else float("nan")
 
 
-def read_floats(path, name):
-    try:
-        with safetensors.safe_open(path, "np") as file:
-            return file.get_tensor(name) if name in file.keys() else None
-    except safetensors.SafetensorError:
-        die(f"{path}: not a whole safetensors file")
-
-
 def amax_history(run):
     """[steps, layers]: the largest magnitude of each FP8 layer's input, in the steps up to a number
     of steps, which comes first; as delayed scaling has kept it in the run's newest checkpoint."""
     folder = os.path.dirname(run.path)
     for path in (os.path.join(folder, place, SCALING) for place in ("latest", "")):
         if os.path.exists(path):
-            count, history = (read_floats(path, name)[::OPERANDS]
-                              for name in ("count", "amax_history"))
+            try:
+                held = load_file(path)
+            except SafetensorError:
+                die(f"{path}: not a whole safetensors file")
+            count, history = (held[name][::OPERANDS] for name in ("count", "amax_history"))
             used = numpy.flatnonzero(count > 0)
             if len(used):
                 length = min(count[used].min(), history.shape[1])

@@ -1,95 +1,52 @@
-"""How our pictures look: one theme for light pages and one for dark, colours that people with any
-colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for print."""
+"""How our pictures look: SVG that takes the dark colours on a dark page, in colours that people of
+any colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for print."""
 
 import io
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.image import imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-THEMES = {
-    "light": {"paper": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "grid": "#e3e6ea",
-              "lines": ["#0072b2", "#d55e00", "#009e73", "#b5568f", "#8a6d00", "#3a3a3a"]},
-    "dark": {"paper": "#0f1419", "ink": "#e6edf3", "quiet": "#9aa7b4", "grid": "#2a323b",
-             "lines": ["#56b4e9", "#ff9550", "#2cc79b", "#e39bc6", "#f0e442", "#d0d7de"]},
-}
+PAPER, INK, QUIET, GRID = "#ffffff", "#1f2328", "#59636e", "#e3e6ea"
+LINES = ["#0072b2", "#d55e00", "#009e73", "#b5568f", "#8a6d00", "#3a3a3a"]
+DARK = dict(zip([PAPER, INK, QUIET, GRID, *LINES],
+                ["#0f1419", "#e6edf3", "#9aa7b4", "#2a323b", "#56b4e9", "#ff9550", "#2cc79b",
+                 "#e39bc6", "#f0e442", "#d0d7de"]))
 DASHES = ["-", (0, (5, 1.6)), (0, (1.4, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2)), "-"]
-DOTS_PER_INCH = 150
+SETTINGS = {
+    "font.family": "DejaVu Sans", "font.size": 9.5, "text.color": INK,
+    "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK, "axes.titlesize": 10.5, "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.linewidth": 0.8, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7,
+    "axes.axisbelow": True, "axes.xmargin": 0.01, "xtick.color": QUIET, "ytick.color": QUIET,
+    "legend.frameon": False, "lines.linewidth": 1.6, "lines.solid_capstyle": "round",
+    "svg.hashsalt": "llm8.c", "svg.fonttype": "none", # the same bytes each time
+}
 LEGEND_LETTERS = 120 # in a row of a legend
 
 
-class Theme:
-    def __init__(self, name):
-        self.name = name
-        self.__dict__.update(THEMES[name])
-
-    def line(self, index):
-        """Colour and dashes of the index-th curve."""
-        return {"color": self.lines[index % len(self.lines)],
-                "linestyle": DASHES[index % len(DASHES)]}
-
-    def color(self, index):
-        return self.lines[index % len(self.lines)]
-
-    def color_of(self, kind):
-        """The same in every picture: "bf16", "fp8", "muon", and of what is not ours."""
-        kinds = ("bf16", "fp8", "muon")
-        return self.color(kinds.index(kind)) if kind in kinds else self.quiet
-
-    def settings(self):
-        return {
-            "font.family": "DejaVu Sans", "font.size": 9.5, "text.color": self.ink,
-            "figure.facecolor": self.paper, "axes.facecolor": self.paper,
-            "axes.edgecolor": self.quiet, "axes.labelcolor": self.ink,
-            "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-            "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-            "axes.grid": True, "grid.color": self.grid, "grid.linewidth": 0.7,
-            "axes.axisbelow": True, "axes.xmargin": 0.01,
-            "xtick.color": self.quiet, "ytick.color": self.quiet,
-            "legend.frameon": False, "lines.linewidth": 1.6, "lines.solid_capstyle": "round",
-        }
+def color(index):
+    return LINES[index % len(LINES)]
 
 
-def draw(function, theme_name, size, *arguments):
-    """function(figure, theme, *arguments) as the bytes of a PNG; size in inches."""
-    theme = Theme(theme_name)
-    with matplotlib.rc_context(theme.settings()):
-        figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        function(figure, theme, *arguments)
-        canvas.draw() # savefig would do it twice
-        out = io.BytesIO()
-        # without the library's version in it, the same runs give the same bytes
-        imsave(out, canvas.buffer_rgba(), format="png", dpi=DOTS_PER_INCH,
-               metadata={"Software": None})
-    return out.getvalue()
+def line(index):
+    """Colour and dashes of the index-th curve."""
+    return {"color": color(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
-def flat(colors):
-    return [color for value in colors.values()
-            for color in (value if isinstance(value, list) else [value])]
-
-
-def draw_svg(function, size, *arguments, **settings):
-    """function(figure, theme, *arguments) as SVG, the same bytes each time, which takes the dark
-    theme's colours on a dark page; settings: other than the theme's."""
-    theme, out = Theme("light"), io.StringIO()
-    with matplotlib.rc_context({**theme.settings(), "svg.hashsalt": "llm8.c",
-                                "svg.fonttype": "none", **settings}):
-        figure = Figure(figsize=size, layout="constrained")
-        function(figure, theme, *arguments)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    rules = [f'[style*="{what}: {light}"]{{{what}:{dark} !important}}' for what in
-             ("fill", "stroke") for light, dark in zip(*map(flat, THEMES.values()))]
-    dark = "@media (prefers-color-scheme: dark){" + "".join(rules) + "}</style>"
-    return out.getvalue().replace("</style>", dark, 1)
-
-
-def draw_both(function, size, *arguments):
-    """For light pages and for dark ones."""
-    return [draw(function, theme, size, *arguments) for theme in THEMES]
+def draw(function, size, *arguments, form="svg"):
+    """function(figure, *arguments) as the bytes of an SVG, or a PNG; size in inches."""
+    out = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=size, dpi=150, layout="constrained")
+        function(figure, *arguments)
+        figure.savefig(out, format=form, metadata={"Date": None, "Creator": None} if form == "svg"
+                       else {"Software": None})
+    rules = "".join(f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
+                    for what in ("fill", "stroke") for light, dark in DARK.items())
+    dark = f"@media (prefers-color-scheme: dark){{{rules}}}</style>".encode()
+    return out.getvalue().replace(b"</style>", dark, 1) if form == "svg" else out.getvalue()
 
 
 def legend_above(axes):
@@ -103,10 +60,6 @@ def legend_above(axes):
     axes.set_title(axes.get_title(loc="left"), pad=6 + 16 * -(-len(handles) // columns))
 
 
-def percent_axis(axis):
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.3g}%" if value else "0"))
-
-
 def short(value):
     """850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -115,14 +68,15 @@ def short(value):
     return f"{value:.6g}"
 
 
-def short_axis(axis):
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+def written(axis, how=short):
+    """how: of a tick's value, its text."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: how(value)))
 
 
 def step_axis(axis):
     """Steps are whole numbers."""
     axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    written(axis, "{:,.0f}".format)
 
 
 def log_axis(axis):
@@ -130,4 +84,4 @@ def log_axis(axis):
     axis.axes.set_yscale("log")
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
-    short_axis(axis)
+    written(axis)

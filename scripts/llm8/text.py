@@ -29,7 +29,7 @@ def duration(seconds):
 
 
 def shown(value, form, scale=1, unit=""):
-    return "-" if value is None else format(scale * value, form) + unit
+    return "-" if value is None or value != value else format(scale * value, form) + unit
 
 
 def escaped(text):
