@@ -113,7 +113,7 @@ const ForeignName foreign_names[] = {
     {"gpus", "-pn nproc-per-node"},
     {"gpus (data parallel)", "tensor-model-parallel-size pipeline-model-parallel-size"},
     {"log-interval", "logging-steps"},
-    {"metrics (scripts/monitor shows them on a board)",
+    {"metrics (scripts/monitor and scripts/plot show them)",
      "wandb wandb-log wandb-project report-to tensorboard-dir"},
     {NULL, NULL},
 };

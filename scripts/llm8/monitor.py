@@ -1,64 +1,52 @@
-"""Watches runs: on the terminal, in TensorBoard, in Weights & Biases.
+"""Watches runs on the terminal: losses, throughput, time left, and the curve.
 
-  scripts/monitor run/gpt2                              loss curve, throughput, time left
-  scripts/monitor run/bf16 run/fp8 --tensorboard run/tb  then: .venv/bin/tensorboard
-                                                         --logdir run/tb
-  scripts/monitor run/gpt2 --once                       one look
-  nohup scripts/monitor run/gpt2 --wandb my-project &   no terminal: a line now and then
+  scripts/monitor run/gpt2
+  scripts/monitor run/bf16 run/fp8 --once               one look
+  nohup scripts/monitor run/gpt2 &                      no terminal: a line now and then
 
 A run is the folder that --save names, or a metrics.jsonl. All of it is read, then what comes; a run
 that stops and is resumed is followed on, and steps that it does again take the place of the earlier
-ones. Ends when every run has finished; Ctrl-C ends it before.
+ones. Ends when every run has finished; Ctrl-C ends it before. In a browser: scripts/plot --follow.
 """
 
 import math
+import shutil
 import sys
 import time
 
 import numpy
-import plotext
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from . import metrics, series
 from .command_line import Parser, number
 from .text import counted, duration, fixed, memory, shown
 
-COLORS = [39, 208, 42, 176, 220, 252] # of the terminal's 256, one a run; near the pictures'
-LETTERS = "*ox+#@"                    # instead of braille
-PLAIN = str.maketrans("│┤├┬┴─┌┐└┘", "||||" + "+-++++")
+LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
 
 
-# ---- on the terminal ---------------------------------------------------------------------------
-
-
-def chart(runs, width, height, braille):
+def chart(runs, width, height):
     """The losses, a point a column; the axis keeps to what follows the first twentieth of them."""
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.limit_size(False, False)
-    plotext.plot_size(width, height)
-    late = []
-    for index, run in enumerate(runs):
+    steps = [step for run in runs for step in run.steps]
+    first, last, curves = min(steps), max(steps), []
+    for run in runs:
         points = numpy.column_stack(series.arrays(run, "loss"))
         points = points[numpy.isfinite(points[:, 1])]
-        if len(points):
-            parts = numpy.array_split(points, min(2 * width, len(points)))
-            steps, losses = numpy.array([part.mean(axis=0) for part in parts]).T
-            late.append(losses[len(losses) // 20:])
-            plotext.plot(steps.tolist(), losses.tolist(), color=COLORS[index % len(COLORS)],
-                         marker="braille" if braille else LETTERS[index % len(LETTERS)])
-    if late:
-        low, high = min(map(min, late)), max(map(max, late))
-        plotext.ylim(low, high if high > low else low + 1)
-    first, last = min(min(run.steps) for run in runs), max(run.last_step for run in runs)
-    ticks = sorted({round(first + (last - first) * part / 4) for part in range(5)})
-    plotext.xticks(ticks, [f"{tick:,}" for tick in ticks])
-    drawn = plotext.build().rstrip("\n")
-    return Text.from_ansi(drawn if braille else drawn.translate(PLAIN))
+        parts = numpy.array_split(points, min(width, len(points)) or 1)
+        curves.append([part.mean(axis=0) for part in parts if len(part)])
+    late = [loss for curve in curves for _, loss in curve[len(curve) // 20:]]
+    if not late:
+        return []
+    low, high = min(late), max(max(late), min(late) + 1e-6)
+    rows = [[" "] * width for _ in range(height)]
+    for letter, curve in zip(LETTERS * len(runs), curves):
+        for step, loss in curve:
+            if loss <= high:
+                column = round((step - first) / max(last - first, 1) * (width - 1))
+                rows[round((high - loss) / (high - low) * (height - 1))][column] = letter
+    margins = [fixed(high), *[""] * (height - 2), fixed(low)]
+    wide = max(map(len, margins))
+    return [f"{margin:>{wide}} |{''.join(row).rstrip()}" for margin, row in zip(margins, rows)] + [
+        " " * (wide + 2) + f"{first:,}" + f"{last:,}".rjust(width - len(f"{first:,}"))]
 
 
 def time_left(run):
@@ -77,24 +65,19 @@ def state_of(run):
 
 
 def table(runs, width):
-    """A row a run, in as many columns as there is room for."""
+    """A line a run, in as many columns as there is room for."""
     rows = [{"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
              "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
              "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
              "tok/s": counted(run.recent("tokens_per_s")), "left": time_left(run),
              "skipped": str(run.skipped), "state": state_of(run)} for run in runs]
-    wide = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    rows.insert(0, {name: name for name in rows[0]})
+    wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
     for name in DROPPED:
-        if sum(wide.values()) - 2 > width:
+        if sum(wide.values()) + 2 * len(wide) - 2 > width:
             del wide[name]
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in wide:
-        drawn.add_column(name, justify="left" if name in ("run", "state") else "right",
-                         no_wrap=True)
-    for index, row in enumerate(rows):
-        drawn.add_row(Text(row["run"], f"color({COLORS[index % len(COLORS)]})"),
-                      *(row[name] for name in list(wide)[1:]))
-    return drawn
+    return ["  ".join(row[name].ljust(size) if name in ("run", "state") else row[name].rjust(size)
+                      for name, size in wide.items()).rstrip() for row in rows]
 
 
 def details(run):
@@ -125,19 +108,17 @@ def details(run):
         yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")
 
 
-def frame(runs, width, height, braille=True):
-    parts = list(details(runs[0])) if len(runs) == 1 and runs[0].starts else []
+def frame(runs, width, height):
+    lines = table(runs, width)
+    if len(runs) == 1 and runs[0].starts:
+        lines += details(runs[0])
     bad = sum(run.bad_lines for run in runs)
     if bad:
-        parts.append(f"{bad} line{'s' if bad > 1 else ''} of metrics.jsonl could not be read")
-    lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in parts]
-    room = height - len(runs) - len(parts) - 2
+        lines.append(f"{bad} line{'s' if bad > 1 else ''} of metrics.jsonl could not be read")
+    room = height - len(lines) - 3
     if all(run.steps for run in runs) and room >= 6:
-        lines += ["", chart(runs, width, min(room, 24), braille)]
-    return Group(table(runs, width), *lines)
-
-
-# ---- the program -------------------------------------------------------------------------------
+        lines += ["", *chart(runs, width - 12, min(room, 24))]
+    return "\n".join(line[:width] for line in lines)
 
 
 def parse():
@@ -147,27 +128,11 @@ def parse():
     p.add_argument("--interval", metavar="SECONDS", default=2.0,
                    type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
                    help="time between two looks (2)")
-    p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
-                   "a run")
-    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
-                   "package)")
-    p.add_argument("--ascii", action="store_true", help="no braille dots in the chart")
-    p.add_argument("--no-color", action="store_true", help="no colours (NO_COLOR=1 does it too)")
     return p.parse_args()
 
 
-def look(runs, boards):
-    """Takes in what is new; returns runs and records that a log should mention."""
-    notable = []
-    for run in runs:
-        records = run.poll()
-        for board in boards[run.name]:
-            board.take(records)
-        notable += [(run, record) for record in records if record["kind"] in ("run", "eval", "end")]
-    return notable
-
-
 def log_line(run, record):
+    """Where there is no terminal: a start, an evaluation, the end."""
     step = f"step {int(record['step']):,}/{run.train_iters:,}"
     if record["kind"] == "run":
         return f"{run.name} | starts at {step}"
@@ -178,44 +143,20 @@ def log_line(run, record):
             f"tok/s | {time_left(run)} left")
 
 
-def follow(runs, boards, interval, show):
-    """show(notable) after every look."""
-    while True:
-        show(look(runs, boards))
-        if all(run.over for run in runs):
-            return
-        time.sleep(interval)
-
-
-def watch(options, runs, boards):
-    console = Console(no_color=options.no_color or None, highlight=False,
-                      width=None if sys.stdout.isatty() else 120)
-    braille = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
-
-    def look_now(height):
-        return frame(runs, min(console.width, 160), height, braille)
-
-    if options.once:
-        look(runs, boards)
-        console.print(look_now(30))
-    elif sys.stdout.isatty():
-        with Live(screen=True, auto_refresh=False, console=console) as live:
-            follow(runs, boards, options.interval,
-                   lambda _: live.update(look_now(console.height), refresh=True))
-    else:
-        follow(runs, boards, options.interval, lambda notable: [
-            print(log_line(*item), flush=True) for item in notable])
-
-
 def main():
     options = parse()
-    runs = metrics.named_runs(options.runs)
-    boards = {run.name: [] for run in runs}
-    if options.tensorboard or options.wandb:
-        from .boards import open_boards
-        boards = {run.name: open_boards(run, options.tensorboard, options.wandb) for run in runs}
-    try:
-        watch(options, runs, boards)
-    finally:
-        for board in sum(boards.values(), []):
-            board.close()
+    runs, live = metrics.named_runs(options.runs), sys.stdout.isatty()
+    while True:
+        news = [(run, record) for run in runs for record in run.poll()]
+        width, height = shutil.get_terminal_size((120, 30))
+        if options.once:
+            print(frame(runs, min(width, 160), 30))
+        elif live: # from the top of the terminal, what was below it cleared
+            print("\033[H\033[J" + frame(runs, min(width, 160), height), flush=True)
+        else:
+            for run, record in news:
+                if record["kind"] in ("run", "eval", "end"):
+                    print(log_line(run, record), flush=True)
+        if options.once or all(run.over for run in runs):
+            return
+        time.sleep(options.interval)

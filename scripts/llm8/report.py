@@ -12,8 +12,6 @@ from .document import Picture
 from .shards import write_durably
 from .text import counted, duration, fixed, memory, table
 
-MOST_ROWS = 12 # of the validation table
-
 
 def write_value(judgement, value):
     if not math.isfinite(value):
@@ -115,32 +113,13 @@ def loss_blocks(comparison):
                    *picture("validation", "Validation loss",
                             "Over the same samples each time." + bands, plots.loss_figure,
                             plots.SIZE_PAIR, variants, "valid_loss", "evals", (1, 1),
-                            limits.valid, "Validation loss"),
-                   validation_table(comparison)]
+                            limits.valid, "Validation loss")]
     if all(len(run.evals) > 1 for run in runs):
         blocks += ["## Time to a loss",
                    *picture("time", "Time to a loss", "Means over the seeds. Dashes: where "
                             f"{variants[0].name} ends. Evaluations and saves take no time here.",
                             plots.time_figure, plots.SIZE_WIDE, variants)]
     return blocks
-
-
-def validation_table(comparison):
-    """Means over the seeds; a difference is the mean of the pairs', as in the verdict."""
-    base, columns = comparison.baseline, {}
-    for variant in comparison.variants:
-        steps, mean, _, _ = plots.curve_of(variant, "valid_loss", "evals")
-        columns[variant.name] = {step: fixed(value) for step, value in zip(steps, mean)}
-        found = judge.pairs(base, variant)
-        if variant is not base and found:
-            steps, rows = judge.differences(found, "valid_loss", "evals", 1)
-            columns[f"{variant.name}, difference"] = {
-                step: f"{value:+.3f}%" for step, value in zip(steps, rows.mean(0))}
-    common = sorted(set.intersection(*map(set, columns.values())))
-    every = -(-len(common) // MOST_ROWS) or 1
-    shown = common[::-1][::every][::-1] # the last one always
-    return table(["step", *columns], [[step, *(column[step] for column in columns.values())]
-                                      for step in shown])
 
 
 def amax_blocks(comparison):
