@@ -24,7 +24,8 @@ is_png() {
 
 # With the colours of a dark page.
 is_svg() {
-    [[ $(tail -c 7 "$1") == "</svg>" ]] && has "$1" "prefers-color-scheme: dark" || fail "$1 is no SVG"
+    [[ $(tail -c 7 "$1") == "</svg>" ]] || fail "$1 is no SVG"
+    has "$1" "prefers-color-scheme: dark" || fail "$1 stays light"
 }
 
 # Pages ask for nothing: no address of any kind.
@@ -329,7 +330,8 @@ test_terminal_shows_runs() {
     has log "c/bf16/seed-2" || fail "$(cat log)"
     ! has log $'\033' || fail "escapes where there is no terminal"
     script -qec "stty columns 70 rows 20; $root/scripts/monitor resumed" /dev/null >terminal
-    has terminal $'\033[H\033[J' && has terminal "12/12" || fail "on a terminal: $(cat terminal)"
+    has terminal $'\033[H\033[J' || fail "no terminal: $(cat terminal)"
+    has terminal "12/12" || fail "on a terminal: $(cat terminal)"
     [[ $(tr -d '\r' <terminal | wc -L) -le 76 ]] || fail "wider than the terminal"
 }
 
