@@ -825,8 +825,11 @@ static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    saver_wait(&run->saver); // nothing that a profile meets can spoil it, and it slows no kernel
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
+        run_beat(run, DOING_WAIT, "profiling a step");
         micro_step(t, micro_place(t, micro));
     }
     StepInput input = {0.0, run->progress.step, 0.0};
