@@ -64,9 +64,10 @@ typedef struct {
 // The whole plan of a run, from its options and what the device offers.
 static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support, Error *err) {
     if (!run_configure(&t->run, options, support, err)) { return false; }
+    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
+    if (!support_shapes(&t->run.config, tokens, err)) { return false; }
     params_plan(&t->params, &t->run, &t->plan);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
-    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
     batches_plan(&t->batches, tokens, t->run.config.vocab, &t->plan);
     return true;
 }
@@ -167,7 +168,6 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     run_announce(&t->run);
     options_note_idle(options, true);
     check_memory(t, support);
-    support_check_shapes(&t->run.config);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,
              t->gpu.capability / 10, t->gpu.capability % 10,
              format_bytes(size, (double)t->gpu.memory));

@@ -27,7 +27,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// The plain kernel: heads of up to 256.
+// The plain kernel: heads of up to MOST_HEAD_SIZE (kernels.h).
 void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
                              cudaStream_t stream);
 void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,

@@ -206,6 +206,21 @@ too_large() {
     refused "try --micro-batch-size" $large --data d/x_train.bin --vocab-size 257
 }
 check "a run too large is refused with advice" too_large
+# What the kernels refuse, the plan does: sizes, and micro-batches of more values than they count.
+plans_what_kernels_take() {
+    local small="--num-layers 1 --seq-length 1024 --vocab-size 257 --plan" llama=--arch\ llama
+    refused '--hidden-size 8256' $small --hidden-size 8256 --num-attention-heads 129 &&
+        refused 'heads of up to 256' $small --hidden-size 1024 --num-attention-heads 2 &&
+        refused 'multiples of 8' $small --hidden-size 100 --num-attention-heads 10 &&
+        refused 'a smaller --micro-batch-size' $small --hidden-size 8192 --num-attention-heads 64 \
+            --micro-batch-size 300 &&
+        $gpu $small --hidden-size 8192 --num-attention-heads 64 --device-memory-gib 1e6 >out &&
+        [[ $(grep -c ' --micro-batch-size 255$' out) -eq 6 ]] && # x 1024 x 4 * 8192: below 2^33
+        $gpu $small $llama --hidden-size 8192 --num-attention-heads 64 --ffn-hidden-size 64 \
+            --device-memory-gib 1e6 >out && # x 1024 x 3 * 8192: below 2^32
+        [[ $(grep -c ' --micro-batch-size 170$' out) -eq 6 ]]
+}
+check "the plan takes what kernels take" plans_what_kernels_take
 
 # ---- what the stand-ins alone can do ----
 if [[ -n ${LLM8_BIN:-} ]]; then
