@@ -210,6 +210,8 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     run_start(&t->run, device);
     printf("  memory      %s planned (--plan lists it)\n",
            format_bytes(size, (double)t->plan.bytes));
+    attention_start(&t->gpu, attention_shape_of(&t->run, t->run.options.micro_batch_size,
+                                                t->run.config.seq_length));
     allocate(t);
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
     if (!comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets,

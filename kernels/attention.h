@@ -40,6 +40,10 @@ size_t attention_workspace(AttentionShape s, size_t most);
 // Whether cuDNN serves the shape; `why` says why not.
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why);
 
+// At the start of a run: makes the plans of its shape, and says, once, where a plain kernel serves.
+// True: cuDNN serves.
+bool attention_start(Gpu *gpu, AttentionShape s);
+
 // Forgets the plans.
 void attention_close(Gpu *gpu);
 
