@@ -259,8 +259,8 @@ static void trainer_open(Trainer *t, const Options *options) {
     }
     char device[128], size[32], have[32];
     if (!((double)t->plan.bytes <= host_memory(NULL))) {
-        die("the run needs %s of memory, %s are available: try a smaller --micro-batch-size or "
-            "model (--plan lists it)",
+        die("out of memory: the plan needs %s, %s are available: try a smaller --micro-batch-size "
+            "or model (--plan)",
             format_bytes(size, (double)t->plan.bytes), format_bytes(have, host_memory(NULL)));
     }
     snprintf(device, sizeof(device), "CPU, %d thread%s, matrix products: %s", omp_get_max_threads(),

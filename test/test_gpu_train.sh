@@ -231,7 +231,7 @@ host_memory() {
         $gpu $options --adam-dtype bf16 && $gpu ${options% --save*} &&
         echo "MemAvailable: 1000 kB" >root/proc/meminfo &&
         refused 'try a machine with more memory' $options --adam-dtype bf16 &&
-        ! $cpu $options >out 2>&1 && grep 'error: the run needs .* of memory, 1000.00 KiB are' out
+        ! $cpu $options >out 2>&1 && grep 'error: out of memory: the plan needs .*, 1000.00 KiB are' out
 }
 check "host memory" host_memory
 unset LLM8_TEST_ROOT
