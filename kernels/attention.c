@@ -283,7 +283,7 @@ static void build_backward(Graph *g, bool deterministic) {
 static bool repeats(Desc config) {
     Graph g = {.status = CUDNN_STATUS_SUCCESS};
     Desc engine = make(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT] = {0};
     int64_t count = 0;
     if (g.status == CUDNN_STATUS_SUCCESS) {
         g.status = cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
@@ -470,20 +470,20 @@ static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bo
     return true;
 }
 
-// The largest pieces of a backward pass for whose plans there is room. False: there are none.
-static bool backward_piece(Gpu *gpu, const AttentionShape *s, Piece *p, Error *why) {
-    bool has_plans, well;
-    *p = piece_for(s, gpu->attention_bytes);
-    do {
-        well = serves(gpu, s, *p, true, &has_plans, why);
-    } while (!well && has_plans && shrink(p));
-    return well;
+// The largest pieces of a backward pass for whose plans there is room; none: of no sequence.
+static Piece backward_piece(Gpu *gpu, const AttentionShape *s, Error *why) {
+    Piece p = piece_for(s, gpu->attention_bytes);
+    bool has_plans;
+    while (!serves(gpu, s, p, true, &has_plans, why)) {
+        if (!has_plans || !shrink(&p)) { return (Piece){0, 0}; }
+    }
+    return p;
 }
 
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
     bool has_plans;
     Piece p = {s.B, s.G};
-    return serves(gpu, &s, p, false, &has_plans, why) && backward_piece(gpu, &s, &p, why);
+    return serves(gpu, &s, p, false, &has_plans, why) && backward_piece(gpu, &s, why).sequences > 0;
 }
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
@@ -512,8 +512,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
     float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
     bool backward = d_out != NULL;
     int64_t D = s.D, heads = s.H / s.G, row = (s.H + 2 * s.G) * D;
-    Piece piece = {s.B, s.G};
-    if (backward) { backward_piece(gpu, &s, &piece, NULL); }
+    Piece piece = backward ? backward_piece(gpu, &s, NULL) : (Piece){s.B, s.G};
     for (int b = 0; b < s.B; b += piece.sequences) {
         for (int g = 0; g < s.G; g += piece.groups) {
             Piece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,
@@ -535,7 +534,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
                 [UID_Q] = qkv + q,        [UID_K] = qkv + k,           [UID_V] = qkv + v,
                 [UID_OUT] = out + result, [UID_LSE] = lse + statistic, [UID_SCALE] = &scale,
                 [UID_MASKED] = &masked};
-            if (backward) {
+            if (d_out != NULL) {
                 bound[UID_DOUT] = d_out + result;
                 bound[UID_DQ] = d_qkv + q;
                 bound[UID_DK] = d_qkv + k;

@@ -111,11 +111,11 @@ TEST(planned_workspace_is_enough_on_every_device) {
         AttentionShape s = shapes[i % 2];
         Gpu gpu = {0};
         Error why = {""};
-        Piece p;
         describe_device(devices[i / 2][0], devices[i / 2][1], devices[i / 2][2]);
         gpu.attention_bytes = attention_workspace(s, MOST);
         Piece expected = piece_for(&s, gpu.attention_bytes);
-        bool well = attention_by_cudnn(&gpu, s, &why) && backward_piece(&gpu, &s, &p, &why);
+        bool well = attention_by_cudnn(&gpu, s, &why);
+        Piece p = backward_piece(&gpu, &s, &why);
         if (!(well && p.sequences == expected.sequences && p.groups == expected.groups)) {
             test_fail(__FILE__, __LINE__, "capability %d, shape %d: %s", devices[i / 2][0], i % 2,
                       why.text);
@@ -131,11 +131,11 @@ TEST(the_plan_itself_is_asked_for_its_workspace) {
     AttentionShape s = shapes[0];
     Gpu gpu = {0};
     Error why = {""};
-    Piece p;
     s.deterministic = true;
     gpu.attention_bytes = attention_workspace(s, MOST);
     factor = 3;
-    CHECK(attention_by_cudnn(&gpu, s, &why) && backward_piece(&gpu, &s, &p, &why));
+    CHECK(attention_by_cudnn(&gpu, s, &why));
+    Piece p = backward_piece(&gpu, &s, &why);
     CHECK(p.sequences == 2 && p.groups == 12);
     attention_close(&gpu);
     factor = 1000;
