@@ -108,7 +108,7 @@ $(BUILD)/plain/%.cu.o: %.cu $(BUILD)/cuda.flags
 	$(NVCC) $(CUDAFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 gpu_objects := $(call objects,plain,$(GPU_C)) $(GPU_CU:%.cu=$(BUILD)/plain/%.cu.o)
-$(call objects,plain,$(GPU_C)): CFLAGS += -isystem $(CUDA_HOME)/include
+$(call objects,plain,$(GPU_C) test/cudnn_plans.c): CFLAGS += -isystem $(CUDA_HOME)/include
 
 train_gptcu: $(BUILD)/plain/train_gpt.cu.o $(gpu_objects) $(call objects,plain,$(COMMON) $(CPU))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS)
@@ -217,7 +217,11 @@ STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
                  $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_fp8_products
 endif
-ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
+# cuDNN's plans without a GPU, where it is installed
+ifneq ($(wildcard $(CUDA_HOME)/include/cudnn.h),)
+CUDNN_TESTS := $(BUILD)/plain/cudnn_plans
+endif
+ALL_TESTS := $(TEST_PROGRAMS) $(STANDIN_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz $(SHELL_TESTS)
 # those that wait for time limits to pass: busy cores would make other limits pass
 TIMED_TESTS := $(filter %trouble.sh %ranks_train.sh %/test_watch %/test_meet %/test_ranks,$(ALL_TESTS))
 JOBS ?= $(shell nproc) # test programs at the same time
@@ -229,7 +233,7 @@ test: # another make, which sees a C++ compiler that has just been installed
 run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \
-      $(TEST_PROGRAMS) $(STANDIN_TESTS)
+      $(TEST_PROGRAMS) $(STANDIN_TESTS) $(CUDNN_TESTS)
 	JOBS=$(JOBS) test/run.sh $(filter-out $(TIMED_TESTS),$(ALL_TESTS)) -- $(TIMED_TESTS)
 
 # APPEND=FILE keeps what is printed
@@ -250,7 +254,7 @@ COMM_ON_STANDIN := train/gpu/comm.c kernels/nccl.c kernels/gpu.c test/standin/cu
 GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
                    $(addprefix test/standin/,products.c values.c cuda_runtime.c)
 GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
-                  $(filter-out test/standin/nccl.c,$(wildcard test/standin/*.c))
+                  $(filter-out %/nccl.c %/driver.c,$(wildcard test/standin/*.c))
 # variables that nobody has set hold 0xfe, never by luck 0 (gcc 12, clang 8)
 UNSET := -ftrivial-auto-var-init=pattern
 UNSET := $(shell $(CC) $(UNSET) -E -x c /dev/null >/dev/null 2>&1 && echo $(UNSET))
@@ -286,6 +290,14 @@ $(BUILD)/asan/standin/%.c.o: %.c $(BUILD)/c.flags
 $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BASE) -isystem test/standin -fPIC -shared $< -o $@ -lpthread
+# under the name that cuDNN loads it by
+$(BUILD)/standin/libcuda.so.1: test/standin/driver.c $(BUILD)/c.flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Wall -fPIC -shared -Wl,-soname,$(@F) $< -o $@
+$(BUILD)/plain/cudnn_plans: $(call objects,plain,test/cudnn_plans.c kernels/gpu.c base/common.c) \
+                            $(BUILD)/standin/libcuda.so.1
+	$(CC) $(CFLAGS) $(BASE) -Wl,--no-as-needed $^ -Wl,--as-needed -o $@ $(LDLIBS) $(CUDALIBS) \
+	    -Wl,-rpath,'$$ORIGIN/../standin',-rpath,$(CUDA_HOME)/lib64
 $(foreach b,plain asan,$(call objects,$(b),test/test_comm.c test/test_gemm.c)): \
     BASE += -isystem test/standin
 $(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)

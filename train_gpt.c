@@ -257,7 +257,12 @@ static void trainer_open(Trainer *t, const Options *options) {
         plan_print(&t->plan, stdout);
         exit(EXIT_SUCCESS);
     }
-    char device[128], size[32];
+    char device[128], size[32], have[32];
+    if (!((double)t->plan.bytes <= host_memory(NULL))) {
+        die("out of memory: the plan needs %s, %s are available: try a smaller --micro-batch-size "
+            "or model (--plan)",
+            format_bytes(size, (double)t->plan.bytes), format_bytes(have, host_memory(NULL)));
+    }
     snprintf(device, sizeof(device), "CPU, %d thread%s, matrix products: %s", omp_get_max_threads(),
              omp_get_max_threads() > 1 ? "s" : "", cpu_gemm_name());
     t->run.memory_bytes = (double)t->plan.bytes;

@@ -7,6 +7,7 @@
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
 // their gradients are BF16, statistics FP32. Every layer knows in which precision its operands are
 // (train/gpu/linear.h); producers write the forms that are requested (kernels/kernels.h).
+#include "base/host.h"
 #include "base/io.h"
 #include "kernels/gemm.h"
 #include "ranks/launch.h"
@@ -64,9 +65,10 @@ typedef struct {
 // The whole plan of a run, from its options and what the device offers.
 static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support, Error *err) {
     if (!run_configure(&t->run, options, support, err)) { return false; }
+    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
+    if (!support_shapes(&t->run.config, tokens, err)) { return false; }
     params_plan(&t->params, &t->run, &t->plan);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
-    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
     batches_plan(&t->batches, tokens, t->run.config.vocab, &t->plan);
     return true;
 }
@@ -86,8 +88,14 @@ static int64_t planned_bytes(const Options *options, NumberSupport support) {
     return bytes;
 }
 
+// Of the ranks of this machine; where how many is not known, this one counts.
+static int64_t host_bytes(const Params *p, const Ranks *ranks) {
+    return params_host_bytes(p, ranks->local_ranks > 0 ? ranks->local_ranks : 1);
+}
+
 // --plan: needs no GPU.
-static void print_plan(const Options *options) {
+static void print_plan(const Options *options, const Ranks *ranks) {
+    char need[32], have[32];
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     Error err;
     size_t free_bytes, memory = (size_t)(options->device_memory_gib * 0x1p30);
@@ -100,6 +108,11 @@ static void print_plan(const Options *options) {
     precision_print(&t->run.precision);
     plan_print(&t->plan, stdout);
     muon_print(&t->params.muon, t->params.adamw.gradient_type, stdout);
+    if (options_save(options)) {
+        printf("Host memory\n  %-34s %12s\n  %-34s %12s\n", "checkpoints, all ranks of a machine",
+               format_bytes(need, (double)host_bytes(&t->params, ranks)), "available here",
+               format_bytes(have, host_memory(NULL)));
+    }
     fit_print(options, support, planned_bytes, (int64_t)memory);
     exit(EXIT_SUCCESS);
 }
@@ -115,6 +128,27 @@ static void check_memory(const Trainer *t, NumberSupport support) {
             format_bytes(need, (double)t->plan.bytes), format_bytes(have, (double)free_bytes),
             advice);
     }
+}
+
+// What checkpoints take of the host's memory, of all its ranks together. No rank takes any before
+// all have looked.
+static void check_host_memory(const Trainer *t, const Ranks *ranks) {
+    Error err;
+    char need[32], have[32], narrow[32], remedy[96] = "a machine with more memory";
+    Params smaller = t->params;
+    smaller.adamw.moment_type = TYPE_BF16;
+    double bytes = (double)host_bytes(&t->params, ranks), available = host_memory(NULL);
+    double less = (double)host_bytes(&smaller, ranks);
+    if (less <= available) {
+        snprintf(remedy, sizeof(remedy), "--adam-dtype bf16, which needs %s",
+                 format_bytes(narrow, less));
+    }
+    bool fits = bytes <= available ||
+                fail(&err,
+                     "--save needs %s of host memory, a copy of the state that is being written, "
+                     "%s are available: try %s",
+                     format_bytes(need, bytes), format_bytes(have, available), remedy);
+    if (!group_agree(t->run.group, CHANNEL_MAIN, fits, &err)) { die("%s", err.text); }
 }
 
 // LLM8_GUARD=1 (model/plan.h): what the plan's guard zones and poison are written and read with.
@@ -160,14 +194,14 @@ static void open_device(Trainer *t, const Ranks *ranks) {
 static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks) {
     Error err;
     char device[320], size[32];
-    if (options->plan) { print_plan(options); }
+    if (options->plan) { print_plan(options, ranks); }
     open_device(t, ranks);
     NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
     if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
     run_announce(&t->run);
     options_note_idle(options, true);
     check_memory(t, support);
-    support_check_shapes(&t->run.config);
+    check_host_memory(t, ranks);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,
              t->gpu.capability / 10, t->gpu.capability % 10,
              format_bytes(size, (double)t->gpu.memory));
@@ -176,6 +210,8 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     run_start(&t->run, device);
     printf("  memory      %s planned (--plan lists it)\n",
            format_bytes(size, (double)t->plan.bytes));
+    attention_start(&t->gpu, attention_shape_of(&t->run, t->run.options.micro_batch_size,
+                                                t->run.config.seq_length));
     allocate(t);
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
     if (!comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets,
@@ -825,8 +861,11 @@ static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    saver_wait(&run->saver); // nothing that a profile meets can spoil it, and it slows no kernel
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
+        run_beat(run, DOING_WAIT, "profiling a step");
         micro_step(t, micro_place(t, micro));
     }
     StepInput input = {0.0, run->progress.step, 0.0};

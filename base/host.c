@@ -31,8 +31,25 @@ static bool lists(const char *names, const char *name) {
     return false;
 }
 
-double cgroup_limit(const char *root, const char *controller, const char *v2, const char *v1,
-                    const char *v1_unit) {
+// The number that follows `key` in a file of lines; `otherwise` where there is none.
+static double read_number(const char *folder, const char *name, const char *key, double otherwise) {
+    char path[3 * PATH_LENGTH], line[256];
+    size_t n = strlen(key);
+    double number = otherwise;
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, key, n) == 0 && sscanf(line + n, " %lf", &number) == 1) { break; }
+    }
+    if (file != NULL) { fclose(file); }
+    return number;
+}
+
+// What a control group of either version (2: `second`) leaves to its processes.
+typedef double Limit(const char *group, bool second);
+
+// The lowest such limit of this process' groups, from its own up to the root.
+static double lowest(const char *root, const char *controller, Limit *limit_of) {
     char path[2 * PATH_LENGTH + 64], line[PATH_LENGTH];
     double limit = INFINITY;
     snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
@@ -48,8 +65,7 @@ double cgroup_limit(const char *root, const char *controller, const char *v2, co
         for (char *slash = group; slash != NULL;) { // up to the root
             snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s%s", root, second ? "" : "/",
                      second ? "" : controller, group);
-            double unit = second || v1_unit == NULL ? 1 : read_limit(path, v1_unit);
-            limit = fmin(limit, read_limit(path, second ? v2 : v1) / unit);
+            limit = fmin(limit, limit_of(path, second));
             slash = strrchr(group, '/');
             if (slash != NULL) { *slash = '\0'; }
         }
@@ -58,10 +74,36 @@ double cgroup_limit(const char *root, const char *controller, const char *v2, co
     return limit;
 }
 
+static double cores_of(const char *group, bool second) {
+    if (second) { return read_limit(group, "cpu.max"); }
+    return read_limit(group, "cpu.cfs_quota_us") / read_limit(group, "cpu.cfs_period_us");
+}
+
+double cgroup_cores(const char *root) {
+    return lowest(root, "cpu", cores_of);
+}
+
 int host_cores(const char *root) {
-    double quota = cgroup_limit(root, "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us");
+    double quota = cgroup_cores(root);
     int cores = omp_get_num_procs(); // by this process' affinity
     return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
+}
+
+// Pages of files count as used there, and are given back where memory is short.
+static double memory_of(const char *group, bool second) {
+    double limit = read_limit(group, second ? "memory.max" : "memory.limit_in_bytes");
+    const char *used = second ? "memory.current" : "memory.usage_in_bytes";
+    double pages =
+        read_number(group, "memory.stat", second ? "active_file" : "total_active_file", 0) +
+        read_number(group, "memory.stat", second ? "inactive_file" : "total_inactive_file", 0);
+    return fmax(0, limit - fmax(0, read_number(group, used, "", 0) - pages));
+}
+
+double host_memory(const char *root) {
+    if (root == NULL) { root = getenv("LLM8_TEST_ROOT"); }
+    if (root == NULL) { root = ""; }
+    double machine = 1024 * read_number(root, "proc/meminfo", "MemAvailable:", INFINITY);
+    return fmin(machine, lowest(root, "memory", memory_of));
 }
 
 // ---- threads ------------------------------------------------------------------------------------

@@ -5,15 +5,17 @@
 
 BEGIN_C
 
-// The lowest limit that the control groups of this process set, from its own group up to the root
-// (Linux's cgroup-v2.rst and cgroup-v1): the first number in the file `v2` of a group, divided by a
-// second one where there is one; under version 1 of `controller` that in `v1`, divided by that in
-// `v1_unit` (NULL: 1). Infinity where none sets one. root: "" but in tests.
-double cgroup_limit(const char *root, const char *controller, const char *v2, const char *v1,
-                    const char *v1_unit);
+// Cores that the control groups of this process leave it, from its own group up to the root
+// (Linux's cgroup-v2.rst and cgroup-v1); infinity where none sets a limit. root: "" but in tests.
+double cgroup_cores(const char *root);
 
 // Cores that this process may use, at least 1: by its affinity and by its container's quota.
 int host_cores(const char *root);
+
+// Bytes of memory that this process may still take: of the machine's and of its container's,
+// without swap. Infinity: not known. root: NULL, but in tests; those of whole trainers set
+// LLM8_TEST_ROOT.
+double host_memory(const char *root);
 
 // OpenMP's threads, and those of threads_for: as many as OMP_NUM_THREADS says, else this process'
 // part of the cores, which so many processes of the host divide among them.

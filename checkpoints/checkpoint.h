@@ -105,13 +105,14 @@ typedef struct {
     pthread_t thread;
     bool pending, in_thread;
     Snapshot snapshot;
-    bool ok;
+    bool failed; // the last save that has ended
     Error err;
 } Saver;
 
 // Waits for the previous save, then starts this one.
 void saver_start(Saver *saver, const Snapshot *snapshot);
-// Waits for the save under way, if any. Returns false when it failed; rank 0 has then printed why.
+// Waits for the save under way, if any. Returns false when the last one failed; rank 0 has then
+// printed why, once.
 bool saver_wait(Saver *saver);
 
 // Makes the --save folder this run's: creates and locks it, until the process ends; refuses one

@@ -328,7 +328,7 @@ bool checkpoint_claim(const Options *o, Error *err) {
 
 static void *save_in_thread(void *argument) {
     Saver *saver = argument;
-    saver->ok = checkpoint_save(&saver->snapshot, &saver->err);
+    saver->failed = !checkpoint_save(&saver->snapshot, &saver->err);
     return NULL;
 }
 
@@ -341,12 +341,12 @@ void saver_start(Saver *saver, const Snapshot *snapshot) {
 }
 
 bool saver_wait(Saver *saver) {
-    if (!saver->pending) { return true; }
-    if (saver->in_thread) { pthread_join(saver->thread, NULL); }
+    bool pending = saver->pending;
+    if (pending && saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
-    if (!saver->ok && saver->snapshot.options->rank == 0) {
+    if (pending && saver->failed && saver->snapshot.options->rank == 0) {
         warn("saving the checkpoint of step %lld failed: %s",
              (long long)saver->snapshot.progress.step, saver->err.text);
     }
-    return saver->ok;
+    return !saver->failed;
 }

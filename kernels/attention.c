@@ -279,8 +279,31 @@ static void build_backward(Graph *g, bool deterministic) {
 
 // ---- plans --------------------------------------------------------------------------------------
 
+// Whether the engine of a configuration says of itself that it repeats its bits.
+static bool repeats(Desc config) {
+    Graph g = {.status = CUDNN_STATUS_SUCCESS};
+    Desc engine = make(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT] = {0};
+    int64_t count = 0;
+    if (g.status == CUDNN_STATUS_SUCCESS) {
+        g.status = cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &engine);
+    }
+    if (g.status == CUDNN_STATUS_SUCCESS) {
+        g.status = cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                            CUDNN_TYPE_NUMERICAL_NOTE,
+                                            CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes);
+    }
+    bool well = g.status == CUDNN_STATUS_SUCCESS;
+    for (int64_t i = 0; well && i < count; i++) {
+        well = notes[i] != CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+    }
+    while (g.num_made > 0) { cudnnBackendDestroyDescriptor(g.made[--g.num_made]); }
+    return well;
+}
+
 // The graph, and the first engine configuration for it that can be finalized, of those the
-// heuristics propose.
+// heuristics propose; deterministic, of those whose engine repeats its bits.
 static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     enum { CONFIGS = 8 };
     const AttentionShape *s = &plan->shape;
@@ -311,12 +334,16 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     Desc heuristics = DESCRIBE(&g, ENGINEHEUR, PART(ENGINEHEUR_OPERATION_GRAPH, op_graph),
                                ATTRIBUTE(ENGINEHEUR_MODE, HEUR_MODE, 1, &mode));
     for (int i = 0; i < CONFIGS; i++) { configs[i] = make(&g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR); }
-    int64_t found = 0, bytes = 0;
+    int64_t found = 0, bytes = 0, others = 0;
     if (g.status == CUDNN_STATUS_SUCCESS) {
         cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, CONFIGS, &found, configs);
     }
     for (int i = 0; i < found && i < CONFIGS && !plan->usable; i++) {
+        if (s->deterministic && !repeats(configs[i])) {
+            others++;
+            continue;
+        }
         Graph attempt = {.status = CUDNN_STATUS_SUCCESS};
         plan->plan = DESCRIBE(&attempt, EXECUTION_PLAN,
                               ATTRIBUTE(EXECUTION_PLAN_HANDLE, HANDLE, 1, &gpu->dnn),
@@ -331,8 +358,9 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     } else {
         char reason[256] = "";
         cudnnGetLastErrorString(reason, sizeof(reason));
-        fail(&plan->why_not, "cuDNN has no attention engine for T %d, %d/%d heads of %d: %.200s",
-             s->T, s->H, s->G, s->D, reason);
+        fail(&plan->why_not, "cuDNN has no %sattention engine for T %d, %d/%d heads of %d%s%.200s",
+             others > 0 ? "deterministic " : "", s->T, s->H, s->G, s->D,
+             others > 0 ? " (--no-deterministic takes another)" : ": ", others > 0 ? "" : reason);
     }
     while (g.num_made > 0) { cudnnBackendDestroyDescriptor(g.made[--g.num_made]); }
 }
@@ -368,20 +396,30 @@ static size_t dq_sum_bytes(const AttentionShape *s, Piece p) {
     return s->deterministic ? 0 : sum_bytes(s, p) * (size_t)s->D;
 }
 
-// What a backward piece needs, cuDNN's share by its known growth and some room.
+// What a backward piece needs, cuDNN's share by its known growth and some room. test/cudnn_plans.c
+// compares it with cuDNN's plans for several kinds of device.
 static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
     int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0; // dK, dV before their sum
-    return sum_bytes(s, p) + dq_sum_bytes(s, p) + (size_t)(scores + per_head) + (8u << 20);
+    // below compute capability 9.0, and from 12.0 on, it sums dQ in a place of its own
+    int64_t dq = s->deterministic ? 0 : 4 * heads * tiles * s->D;
+    return sum_bytes(s, p) + dq_sum_bytes(s, p) + (size_t)(scores + per_head + dq) + (8u << 20);
 }
 
-// The largest piece that fits: whole sequences, or else some groups of one.
+// Fewer whole sequences, or else fewer groups of one. False: there is no smaller piece.
+static bool shrink(Piece *p) {
+    int *n = p->sequences > 1 ? &p->sequences : &p->groups;
+    bool can = *n > 1;
+    *n = (*n + 1) / 2;
+    return can;
+}
+
+// The largest piece that is expected to fit.
 static Piece piece_for(const AttentionShape *s, size_t bytes) {
     Piece p = {s->B, s->G};
-    while (p.sequences > 1 && expected_bytes(s, p) > bytes) { p.sequences = (p.sequences + 1) / 2; }
-    while (p.groups > 1 && expected_bytes(s, p) > bytes) { p.groups = (p.groups + 1) / 2; }
+    while (expected_bytes(s, p) > bytes && shrink(&p)) {}
     return p;
 }
 
@@ -410,23 +448,54 @@ static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound
     DNN_CHECK(cudnnBackendDestroyDescriptor(pack));
 }
 
-static bool fits(const Gpu *gpu, size_t bytes, Error *why) {
-    return bytes <= gpu->attention_bytes ||
-           fail(why, "cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
-                bytes, gpu->attention_bytes);
+// Whether a pass in such pieces has plans, for what is left at the ends too, and room for them.
+// *has_plans: the plans at least.
+static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bool *has_plans,
+                   Error *why) {
+    const int sequences[] = {p.sequences, s->B % p.sequences},
+              groups[] = {p.groups, s->G % p.groups};
+    for (int i = 0; i < 4; i++) {
+        Piece part = {sequences[i / 2], groups[i % 2]};
+        if (part.sequences == 0 || part.groups == 0) { continue; }
+        const AttentionPlan *plan = plan_for(gpu, *s, part, backward);
+        size_t own = backward ? sum_bytes(s, part) + dq_sum_bytes(s, part) : 0;
+        *has_plans = plan->usable;
+        if (!plan->usable) { return fail(why, "%s", plan->why_not.text); }
+        if (own + plan->workspace > gpu->attention_bytes) {
+            return fail(why,
+                        "cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
+                        own + plan->workspace, gpu->attention_bytes);
+        }
+    }
+    return true;
+}
+
+// The largest pieces of a backward pass for whose plans there is room; none: of no sequence.
+static Piece backward_piece(Gpu *gpu, const AttentionShape *s, Error *why) {
+    Piece p = piece_for(s, gpu->attention_bytes);
+    bool has_plans;
+    while (!serves(gpu, s, p, true, &has_plans, why)) {
+        if (!has_plans || !shrink(&p)) { return (Piece){0, 0}; }
+    }
+    return p;
 }
 
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
-    const AttentionPlan *forward = plan_for(gpu, s, (Piece){s.B, s.G}, false);
-    if (!forward->usable) { return fail(why, "%s", forward->why_not.text); }
-    if (!fits(gpu, forward->workspace, why)) { return false; }
-    const AttentionPlan *backward = plan_for(gpu, s, piece_for(&s, gpu->attention_bytes), true);
-    return backward->usable || fail(why, "%s", backward->why_not.text);
+    bool has_plans;
+    Piece p = {s.B, s.G};
+    return serves(gpu, &s, p, false, &has_plans, why) && backward_piece(gpu, &s, why).sequences > 0;
 }
 
-// Whether cuDNN serves, after a check of the operands; says so once where it does not.
-static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const operands[], int count) {
+bool attention_start(Gpu *gpu, AttentionShape s) {
     Error why;
+    if (attention_by_cudnn(gpu, s, &why)) { return true; }
+    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", why.text); }
+    gpu->attentions->said = true;
+    return false;
+}
+
+// Whether cuDNN serves, after a check of the operands.
+static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const operands[], int count) {
     if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
     for (int i = 0; i < count; i++) {
         if (operands[i] == NULL || (uintptr_t)operands[i] % 16 != 0) {
@@ -434,10 +503,7 @@ static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const opera
                 operands[i]);
         }
     }
-    if (attention_by_cudnn(gpu, *s, &why)) { return true; }
-    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", why.text); }
-    gpu->attentions->said = true;
-    return false;
+    return attention_start(gpu, *s);
 }
 
 // Forward in one piece; backward, where d_out is not NULL, in as many as the workspace requires.
@@ -446,7 +512,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
     float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
     bool backward = d_out != NULL;
     int64_t D = s.D, heads = s.H / s.G, row = (s.H + 2 * s.G) * D;
-    Piece piece = backward ? piece_for(&s, gpu->attention_bytes) : (Piece){s.B, s.G};
+    Piece piece = backward ? backward_piece(gpu, &s, NULL) : (Piece){s.B, s.G};
     for (int b = 0; b < s.B; b += piece.sequences) {
         for (int g = 0; g < s.G; g += piece.groups) {
             Piece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,
@@ -455,9 +521,9 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             char *sum = gpu->attention_workspace;
             char *dq_sum = sum + (backward ? sum_bytes(&s, part) : 0);
             char *rest = dq_sum + (backward ? dq_sum_bytes(&s, part) : 0);
-            Error why;
-            if (!plan->usable) { die("%s", plan->why_not.text); }
-            if (!fits(gpu, (size_t)(rest - sum) + plan->workspace, &why)) { die("%s", why.text); }
+            // attention_by_cudnn has seen to both
+            assert(plan->usable);
+            assert((size_t)(rest - sum) + plan->workspace <= gpu->attention_bytes);
             if (cudnnGetVersion() < ZEROES_DQ_SUM) {
                 CUDA_CHECK(cudaMemsetAsync(dq_sum, 0, (size_t)(rest - dq_sum), gpu->stream));
             }
@@ -468,7 +534,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
                 [UID_Q] = qkv + q,        [UID_K] = qkv + k,           [UID_V] = qkv + v,
                 [UID_OUT] = out + result, [UID_LSE] = lse + statistic, [UID_SCALE] = &scale,
                 [UID_MASKED] = &masked};
-            if (backward) {
+            if (d_out != NULL) {
                 bound[UID_DOUT] = d_out + result;
                 bound[UID_DQ] = d_qkv + q;
                 bound[UID_DK] = d_qkv + k;

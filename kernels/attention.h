@@ -27,7 +27,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// The plain kernel: heads of up to 256.
+// The plain kernel: heads of up to MOST_HEAD_SIZE (kernels.h).
 void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
                              cudaStream_t stream);
 void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
@@ -39,6 +39,10 @@ size_t attention_workspace(AttentionShape s, size_t most);
 
 // Whether cuDNN serves the shape; `why` says why not.
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why);
+
+// At the start of a run: makes the plans of its shape, and says, once, where a plain kernel serves.
+// True: cuDNN serves.
+bool attention_start(Gpu *gpu, AttentionShape s);
 
 // Forgets the plans.
 void attention_close(Gpu *gpu);

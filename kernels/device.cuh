@@ -249,14 +249,13 @@ static inline void check_aligned(const char *name, std::initializer_list<const v
     }
 }
 
-// Tensors of M rows of N values, read 8 at a time. Kernels count rows, columns and vectors of 8 in
-// an int.
+// Tensors of M rows of N values.
 static inline void check_tensors(const char *name, int64_t M, int64_t N,
                                  std::initializer_list<const void *> pointers) {
     check_aligned(name, pointers);
-    if (M < 1 || N < 1 || N % VEC != 0 || M * (N / VEC) > INT_MAX / 2) {
-        die("%s: %lld x %lld; the GPU kernels take columns in multiples of %d, up to 2^33 values",
-            name, (long long)M, (long long)N, VEC);
+    if (!gpu_tensor_fits(M, N)) {
+        die("%s: %lld x %lld; the GPU kernels take columns in multiples of %d, up to 2^%d values",
+            name, (long long)M, (long long)N, VEC, MOST_VALUES_LOG2);
     }
 }
 

@@ -84,12 +84,13 @@ float gpu_timer_end(const Gpu *gpu, GpuTimer timer) {
     return ms;
 }
 
-enum { PROFILE_EVENTS = 1 << 16 };
+enum { PROFILE_EVENTS = 1 << 13 };
 
 struct GpuProfile {
     int count;
     cudaEvent_t events[PROFILE_EVENTS];
     GpuFamily families[PROFILE_EVENTS]; // of what follows each event
+    double ms[FAMILY_COUNT];            // of what lies before the first event
 };
 
 const char *gpu_family_name(GpuFamily family) {
@@ -99,15 +100,33 @@ const char *gpu_family_name(GpuFamily family) {
     return names[family];
 }
 
-void gpu_family(Gpu *gpu, GpuFamily family) {
-    GpuProfile *p = gpu->profile;
-    if (p == NULL || (p->count > 0 && p->families[p->count - 1] == family)) { return; }
-    if (p->count == PROFILE_EVENTS) {
-        die("profile: more than %d changes of family", PROFILE_EVENTS);
+// Adds up the times between the first n + 1 events, once the device has reached them.
+static void add_up(GpuProfile *p, int n) {
+    CUDA_CHECK(cudaEventSynchronize(p->events[n]));
+    for (int i = 0; i < n; i++) {
+        float part;
+        CUDA_CHECK(cudaEventElapsedTime(&part, p->events[i], p->events[i + 1]));
+        CUDA_CHECK(cudaEventDestroy(p->events[i]));
+        p->ms[p->families[i]] += part;
     }
+    p->count -= n;
+    memmove(p->events, p->events + n, (size_t)p->count * sizeof(p->events[0]));
+    memmove(p->families, p->families + n, (size_t)p->count * sizeof(p->families[0]));
+}
+
+static void record_family(Gpu *gpu, GpuFamily family) {
+    GpuProfile *p = gpu->profile;
+    // half of them: the device works on what lies between the others meanwhile
+    if (p->count == PROFILE_EVENTS) { add_up(p, PROFILE_EVENTS / 2); }
     CUDA_CHECK(cudaEventCreate(&p->events[p->count]));
     CUDA_CHECK(cudaEventRecord(p->events[p->count], gpu->stream));
     p->families[p->count++] = family;
+}
+
+void gpu_family(Gpu *gpu, GpuFamily family) {
+    const GpuProfile *p = gpu->profile;
+    if (p == NULL || (p->count > 0 && p->families[p->count - 1] == family)) { return; }
+    record_family(gpu, family);
 }
 
 void gpu_profile_begin(Gpu *gpu) {
@@ -116,19 +135,10 @@ void gpu_profile_begin(Gpu *gpu) {
 
 void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
     GpuProfile *p = gpu->profile;
-    cudaEvent_t end;
-    memset(ms, 0, FAMILY_COUNT * sizeof(ms[0]));
-    CUDA_CHECK(cudaEventCreate(&end));
-    CUDA_CHECK(cudaEventRecord(end, gpu->stream));
-    CUDA_CHECK(cudaEventSynchronize(end));
-    for (int i = 0; i < p->count; i++) {
-        float part;
-        CUDA_CHECK(
-            cudaEventElapsedTime(&part, p->events[i], i + 1 < p->count ? p->events[i + 1] : end));
-        ms[p->families[i]] += part;
-        CUDA_CHECK(cudaEventDestroy(p->events[i]));
-    }
-    CUDA_CHECK(cudaEventDestroy(end));
+    record_family(gpu, FAMILY_PRODUCTS); // nothing follows
+    add_up(p, p->count - 1);
+    CUDA_CHECK(cudaEventDestroy(p->events[0]));
+    memcpy(ms, p->ms, sizeof(p->ms));
     free(p);
     gpu->profile = NULL;
 }

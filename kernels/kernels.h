@@ -14,6 +14,21 @@
 
 BEGIN_C
 
+// The largest sizes that the kernels take. Launchers check them, and so does a run before it starts
+// (train/gpu/support.c).
+enum { MOST_CHANNELS = 8192, MOST_HEAD_SIZE = 256 };
+
+// A tensor [M,N]: kernels read 8 values at a time, and count rows, columns and vectors of 8 in an
+// int.
+enum { MOST_VALUES_LOG2 = 33 };
+static inline bool gpu_tensor_fits(int64_t M, int64_t N) {
+    return M > 0 && N > 0 && N % 8 == 0 && M * (N / 8) < (int64_t)1 << (MOST_VALUES_LOG2 - 3);
+}
+// Rows of queries, keys and values [M,N] that are rotated: a thread takes a pair.
+static inline bool gpu_rotary_fits(int64_t M, int64_t N) {
+    return M > 0 && N > 0 && M * (N / 2) <= INT32_MAX;
+}
+
 // A gradient of weights: FP32 or BF16, overwritten or added to.
 typedef struct {
     void *data; // NULL: not requested

@@ -8,9 +8,9 @@
 
 enum {
     MOST_THREADS = 512,
-    WIDE = MOST_THREADS * VEC, // channels that leave registers for several rows at a time
-    WIDEST = 2 * WIDE
+    WIDE = MOST_THREADS * VEC // channels that leave registers for several rows at a time
 };
+static_assert(MOST_CHANNELS == 2 * WIDE, "the kernels hold two vectors a thread");
 
 // One normalised value, from x less the row's mean (RMSNorm: x).
 __device__ __forceinline__ float normalised(float x, float rstd, float weight, float bias) {
@@ -21,7 +21,9 @@ static void check_norm(const char *name, const Operand &out, const Fp8Tensor &q,
                        bool statistics, std::initializer_list<const void *> pointers) {
     check_operand(name, out, q, M, C);
     check_aligned(name, pointers);
-    if (C > WIDEST) { die("%s: %d channels; the GPU kernels take up to %d", name, C, WIDEST); }
+    if (C > MOST_CHANNELS) {
+        die("%s: %d channels; the GPU kernels take up to %d", name, C, MOST_CHANNELS);
+    }
     if (!statistics) { die("%s: no statistics", name); }
 }
 

@@ -3,7 +3,7 @@
 // a table [T,D] (rope.h).
 #include "quantize.cuh"
 
-enum { ROPE_THREADS = 256, NORM_WIDEST = 256 }; // NORM_WIDEST: heads that are normalised
+enum { ROPE_THREADS = 256 };
 
 // One of a rotated pair: x cos + partner sin, where the first of a pair takes -sin.
 __device__ __forceinline__ float rotated(float x, float partner, float cosine, float sine) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
 // `lanes` threads share a head, each WIDTH pairs of it at a time: 8, or one where half a head is
 // not whole vectors. So many times a thread of a normalised head at most:
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
-    return WIDTH == VEC ? 1 : NORM_WIDEST / 2 / WARP;
+    return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }
 
 // The same sum in each of the `lanes` threads, a power of two, that share a head; mask: they.
@@ -141,13 +141,13 @@ static void check_rope(const char *name, const Rotary &r, std::initializer_list<
     int64_t B = r.B, T = r.T, H = r.H, G = r.G, D = r.D;
     bool norm = r.query_weight != NULL;
     if (B < 1 || T < 1 || H < 1 || G < 1 || D < 2 || D % 2 != 0 ||
-        B * T * (H + 2 * G) * (D / 2) > INT_MAX) {
+        !gpu_rotary_fits(B * T, (H + 2 * G) * D)) {
         die("%s: %lld x %lld tokens, %lld + %lld heads of %lld; the head size must be even", name,
             (long long)B, (long long)T, (long long)H, (long long)G, (long long)D);
     }
-    if (norm && D > NORM_WIDEST) {
+    if (norm && D > MOST_HEAD_SIZE) {
         die("%s: heads of %lld; heads of up to %d can be normalised", name, (long long)D,
-            NORM_WIDEST);
+            MOST_HEAD_SIZE);
     }
     for (const void *pointer : all) {
         if (pointer == NULL) { die("%s: no BF16 form", name); }

@@ -1,5 +1,6 @@
 // kernels/gemm.c as it is, over a cuBLASLt of the CPU: products and epilogues against cpu_gemm,
 // what is refused by name, which addresses an algorithm gets, and the choices of --gemm-autotune.
+// And kernels/gpu.c: the profile of a step.
 #include "../base/rng.h"
 #include "../kernels/cpu.h"
 #include "../kernels/fp8_format.h"
@@ -322,4 +323,22 @@ TEST(choices_are_kept) {
     gemm_close(&gpu);
     unsetenv("STANDIN_SLOW");
     unsetenv("STANDIN_ALGORITHMS");
+}
+
+// More changes of family than the profile holds events, a millisecond each: every one is counted.
+TEST(a_profile_of_any_length) {
+    enum { CHANGES = 200001 };
+    Gpu gpu = {0};
+    double ms[FAMILY_COUNT];
+    gpu_profile_begin(&gpu);
+    for (int i = 0; i < CHANGES; i++) {
+        gpu_family(&gpu, i % 3 == 0 ? FAMILY_NORMS : i % 3 == 1 ? FAMILY_LOSS : FAMILY_PRODUCTS);
+        standin_seconds += 1e-3;
+    }
+    gpu_profile_end(&gpu, ms);
+    for (int i = 0; i < FAMILY_COUNT; i++) {
+        bool used = i == FAMILY_NORMS || i == FAMILY_LOSS || i == FAMILY_PRODUCTS;
+        CHECK(used ? ms[i] >= CHANGES / 3 * 0.999 && ms[i] <= CHANGES / 3 * 1.1 : ms[i] == 0);
+    }
+    CHECK(gpu.profile == NULL);
 }

@@ -206,6 +206,50 @@ too_large() {
     refused "try --micro-batch-size" $large --data d/x_train.bin --vocab-size 257
 }
 check "a run too large is refused with advice" too_large
+# A deterministic backward pass takes memory with the square of the length; giving that up is the
+# last advice.
+long="--model llama-tiny --data d/x_train.bin --seq-length 65536 --max-position-embeddings 65536"
+order_costs_memory() {
+    $gpu $long --plan --device-memory-gib 8 >out &&
+        [[ $(grep -cE 'no micro-batch; [1-9][0-9]* with --no-deterministic' out) -eq 6 ]] &&
+        $gpu $long --plan --device-memory-gib 8 --no-deterministic >out &&
+        [[ $(grep -cE ' --micro-batch-size [1-9][0-9]*$' out) -eq 6 ]] || return
+    [[ -n ${LLM8_BIN:-} ]] || refused 'try --micro-batch-size 4 --no-deterministic (' $long
+}
+check "the order of sums is given up last" order_costs_memory
+# What checkpoints take of the host's memory, of all ranks together: 14 bytes a parameter, 10 with
+# BF16 moments.
+host_memory() {
+    local options="$run --model gpt2-tiny --train-iters 1 --save host"
+    mkdir -p root/proc && echo "MemAvailable: 1300 kB" >root/proc/meminfo
+    export LLM8_TEST_ROOT=root
+    refused 'needs 1.7. MiB of host memory.* 1.27 MiB are .*: try --adam-dtype bf16, which needs 1.2' \
+        $options &&
+        { [[ -n ${LLM8_BIN:-} ]] || refused 'rank 0: --save needs 1.7' $options --gpus 2; } &&
+        [[ ! -e host ]] &&
+        $gpu $options --adam-dtype bf16 --plan >out && grep -A 2 '^Host memory' out &&
+        $gpu $options --adam-dtype bf16 && $gpu ${options% --save*} &&
+        echo "MemAvailable: 1000 kB" >root/proc/meminfo &&
+        refused 'try a machine with more memory' $options --adam-dtype bf16 &&
+        ! $cpu $options >out 2>&1 && grep 'error: out of memory: the plan needs .*, 1000.00 KiB are' out
+}
+check "host memory" host_memory
+unset LLM8_TEST_ROOT
+# What the kernels refuse, the plan does: sizes, and micro-batches of more values than they count.
+plans_what_kernels_take() {
+    local small="--num-layers 1 --seq-length 1024 --vocab-size 257 --plan" llama=--arch\ llama
+    refused '--hidden-size 8256' $small --hidden-size 8256 --num-attention-heads 129 &&
+        refused 'heads of up to 256' $small --hidden-size 1024 --num-attention-heads 2 &&
+        refused 'multiples of 8' $small --hidden-size 100 --num-attention-heads 10 &&
+        refused 'a smaller --micro-batch-size' $small --hidden-size 8192 --num-attention-heads 64 \
+            --micro-batch-size 300 &&
+        $gpu $small --hidden-size 8192 --num-attention-heads 64 --device-memory-gib 1e6 >out &&
+        [[ $(grep -c ' --micro-batch-size 255$' out) -eq 6 ]] && # x 1024 x 4 * 8192: below 2^33
+        $gpu $small $llama --hidden-size 8192 --num-attention-heads 64 --ffn-hidden-size 64 \
+            --device-memory-gib 1e6 >out && # x 1024 x 3 * 8192: below 2^32
+        [[ $(grep -c ' --micro-batch-size 170$' out) -eq 6 ]]
+}
+check "the plan takes what kernels take" plans_what_kernels_take
 
 # ---- what the stand-ins alone can do ----
 if [[ -n ${LLM8_BIN:-} ]]; then

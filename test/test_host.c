@@ -21,38 +21,45 @@ static void place(const char *path, const char *text) {
     text_write(at, text);
 }
 
-static double memory_limit(void) {
-    return cgroup_limit("root", "memory", "memory.max", "memory.limit_in_bytes", NULL);
-}
-
-static double cpu_limit(void) {
-    return cgroup_limit("root", "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us");
-}
-
 TEST(limits_of_either_version_of_control_groups_count) {
-    CHECK(isinf(cpu_limit())); // no such file
+    CHECK(isinf(cgroup_cores("root")) && isinf(host_memory("root"))); // no such file
     place("proc/self/cgroup", "0::/a/b\n");
     place("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-    CHECK(isinf(cpu_limit()));
+    CHECK(isinf(cgroup_cores("root")));
     place("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
-    CHECK(cpu_limit() == 2.5);
+    CHECK(cgroup_cores("root") == 2.5);
     place("sys/fs/cgroup/cpu.max", "50000 100000\n"); // the lowest, wherever
-    CHECK(cpu_limit() == 0.5);
+    CHECK(cgroup_cores("root") == 0.5);
     CHECK_EQUAL(host_cores("root"), 1);
     place("sys/fs/cgroup/a/b/memory.max", "1073741824\n");
-    CHECK(memory_limit() == 0x1p30);
+    CHECK(host_memory("root") == 0x1p30);
+    place("sys/fs/cgroup/a/memory.max", "5000000\n"); // of which files are given back
+    place("sys/fs/cgroup/a/memory.current", "4000000\n");
+    place("sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_file 10\nactive_file 200\n");
+    CHECK(host_memory("root") == 1000210);
+    place("sys/fs/cgroup/a/memory.current", "5000300\n"); // more than the limit
+    CHECK(host_memory("root") == 0);
+    place("sys/fs/cgroup/a/memory.max", "max\n");
+    place("proc/meminfo", "MemTotal:  8 kB\nMemFree:  1 kB\nMemAvailable:   3 kB\n");
+    CHECK(host_memory("root") == 3072);
+    place("proc/meminfo", "");
 
     place("proc/self/cgroup", "5:cpuset:/c\n3:cpuacct,cpu:/c\n2:memory:/m/n\n");
-    CHECK(isinf(cpu_limit()) && isinf(memory_limit()));
+    CHECK(isinf(cgroup_cores("root")) && isinf(host_memory("root")));
     place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
-    CHECK(isinf(cpu_limit()));
+    CHECK(isinf(cgroup_cores("root")));
     place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n");
     place("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n");
-    CHECK(cpu_limit() == 3);
+    CHECK(cgroup_cores("root") == 3);
     place("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"); // where a container has its own
-    CHECK(memory_limit() == 4096);
+    CHECK(host_memory("root") == 4096);
+    place("sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
+    place("sys/fs/cgroup/memory/memory.stat", "active_file 50\ntotal_active_file 100\n");
+    CHECK(host_memory("root") == 196);
     place("proc/self/cgroup", "no group\n:\n");
-    CHECK(isinf(cpu_limit()));
+    CHECK(isinf(cgroup_cores("root")));
+    double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    CHECK(host_memory(NULL) > 0 && host_memory(NULL) < machine);
 }
 
 TEST(cores_are_those_of_the_affinity) {

@@ -607,10 +607,12 @@ int run_close(Run *run) {
 static const char *const recompute_names[] = {"none", "activations", "block"};
 
 // With these ways of saving memory; 0 when not even one sequence fits.
-static int largest_micro_batch(const Options *options, int recompute, int adam_dtype,
-                               NumberSupport support, PlannedBytes planned, int64_t memory) {
+static int largest_micro_batch(const Options *options, bool deterministic, int recompute,
+                               int adam_dtype, NumberSupport support, PlannedBytes planned,
+                               int64_t memory) {
     Options o = *options;
     int fits = 0;
+    o.deterministic = deterministic;
     o.recompute = recompute;
     o.adam_dtype = adam_dtype;
     o.global_batch_size = 0;
@@ -627,27 +629,37 @@ void fit_print(const Options *o, NumberSupport support, PlannedBytes planned, in
     printf("What fits %s\n", format_bytes(size, (double)memory));
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         for (int adam = STATE_FP32; adam <= STATE_BF16; adam++) {
-            int micro = largest_micro_batch(o, recompute, adam, support, planned, memory);
+            int micro = largest_micro_batch(o, o->deterministic, recompute, adam, support, planned,
+                                            memory);
+            int any_order = largest_micro_batch(o, false, recompute, adam, support, planned,
+                                                memory);
             printf("  --recompute %-11s --adam-dtype %s  ", recompute_names[recompute],
                    adam == STATE_BF16 ? "bf16" : "fp32");
-            printf(micro > 0 ? "--micro-batch-size %d\n" : "no micro-batch\n", micro);
+            printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
+            if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
+            printf("\n");
         }
     }
 }
 
 void fit_advice(const Options *o, NumberSupport support, PlannedBytes planned, int64_t memory,
                 char text[128]) {
+    enum { WAYS = 2 * (STATE_BF16 + 1) * (RECOMPUTE_BLOCK + 1) };
     snprintf(text, 128, "a smaller model or a GPU with more memory");
-    for (int adam = o->adam_dtype; adam <= STATE_BF16; adam++) {
-        for (int recompute = o->recompute; recompute <= RECOMPUTE_BLOCK; recompute++) {
-            int micro = largest_micro_batch(o, recompute, adam, support, planned, memory);
-            bool more = recompute != o->recompute;
-            if (micro == 0) { continue; }
-            snprintf(text, 128, "--micro-batch-size %d%s%s%s",
-                     (int)min64(micro, o->micro_batch_size), more ? " --recompute " : "",
-                     more ? recompute_names[recompute] : "",
-                     adam != o->adam_dtype ? " --adam-dtype bf16" : "");
-            return;
+    for (int way = 0; way < WAYS; way++) { // the dearest last
+        int recompute = way % (RECOMPUTE_BLOCK + 1), rest = way / (RECOMPUTE_BLOCK + 1);
+        int adam = rest % (STATE_BF16 + 1);
+        bool deterministic = rest <= STATE_BF16, more = recompute != o->recompute;
+        if (recompute < o->recompute || adam < o->adam_dtype || deterministic > o->deterministic) {
+            continue;
         }
+        int micro = largest_micro_batch(o, deterministic, recompute, adam, support, planned,
+                                        memory);
+        if (micro == 0) { continue; }
+        snprintf(text, 128, "--micro-batch-size %d%s%s%s%s", (int)min64(micro, o->micro_batch_size),
+                 more ? " --recompute " : "", more ? recompute_names[recompute] : "",
+                 adam != o->adam_dtype ? " --adam-dtype bf16" : "",
+                 deterministic != o->deterministic ? " --no-deterministic" : "");
+        return;
     }
 }

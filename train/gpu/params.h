@@ -65,6 +65,9 @@ typedef struct {
 // Fills in what follows from the run's options, and plans the buffers.
 void params_plan(Params *p, const Run *run, Plan *plan);
 void params_free_plan(Params *p);
+// Bytes of host memory that so many ranks of one machine, this one among them, keep for
+// checkpoints; 0: the run saves none.
+int64_t params_host_bytes(const Params *p, int ranks);
 
 // Once the plan has its memory: tables, flags, scales; host memory of checkpoints.
 void params_start(Params *p, Gpu *gpu, Comm *comm);

@@ -18,21 +18,24 @@ static int64_t elements_of(const Params *p, int n) {
     return elements;
 }
 
-// What this rank writes: its ranges, rank 0 the model besides, and the scales.
-static size_t snapshot_bytes(const Params *p) {
+// What so many ranks write, this one among them: their ranges, rank 0 the model besides, the
+// scales.
+int64_t params_host_bytes(const Params *p, int ranks) {
     int64_t elements = elements_of(p, p->num_ranges);
     int64_t moments = elements + elements_of(p, squared_ranges(p));
     int64_t model = p->run->rank == 0 ? p->run->layout.size : 0;
     int64_t slots = p->delayed ? p->scaling.count : 0, history = slots * p->scaling.history_length;
-    return (size_t)(moments * gpu_type_bytes(p->adamw.moment_type)) + (size_t)model * sizeof(Bf16) +
-           (size_t)slots * sizeof(Fp8Slot) + (size_t)(elements + history) * sizeof(float);
+    int64_t each = moments * gpu_type_bytes(p->adamw.moment_type) +
+                   slots * (int64_t)sizeof(Fp8Slot) + (elements + history) * (int64_t)sizeof(float);
+    return options_save(&p->run->options) ? model * (int64_t)sizeof(Bf16) + each * ranks : 0;
 }
 
 // Pinned where the system allows it.
 void params_allocate_snapshot(Params *p) {
-    if (!options_save(&p->run->options)) { return; }
-    p->snapshot = malloc_or_die(snapshot_bytes(p));
-    if (cudaHostRegister(p->snapshot, snapshot_bytes(p), cudaHostRegisterDefault) != cudaSuccess) {
+    size_t bytes = (size_t)params_host_bytes(p, 1);
+    if (bytes == 0) { return; }
+    p->snapshot = malloc_or_die(bytes);
+    if (cudaHostRegister(p->snapshot, bytes, cudaHostRegisterDefault) != cudaSuccess) {
         cudaGetLastError(); // copies are slower then, nothing else
     }
 }

@@ -181,10 +181,25 @@ bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *er
     return well;
 }
 
-void support_check_shapes(const ModelConfig *c) {
+bool support_shapes(const ModelConfig *c, int64_t tokens, Error *err) {
+    int64_t widest = max64(max64(fc1_rows(c), qkv_rows(c)), max64(c->channels, c->ffn));
     if (c->channels % 8 != 0 || c->ffn % 8 != 0 || qkv_rows(c) % 8 != 0 ||
         dim_size(c, DIM_HEADS) % 8 != 0 || c->padded_vocab % 8 != 0) {
-        die("the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
-            "--make-vocab-size-divisible-by to be multiples of 8");
+        return fail(err, "the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
+                         "--make-vocab-size-divisible-by to be multiples of 8");
     }
+    if (c->channels > MOST_CHANNELS || c->head_size > MOST_HEAD_SIZE) {
+        return fail(err,
+                    "--hidden-size %d with heads of %d channels (--kv-channels): the GPU trainer "
+                    "takes up to %d, and heads of up to %d",
+                    c->channels, c->head_size, MOST_CHANNELS, MOST_HEAD_SIZE);
+    }
+    if (!gpu_tensor_fits(tokens, widest) ||
+        (c->arch == ARCH_LLAMA && !gpu_rotary_fits(tokens, qkv_rows(c)))) {
+        return fail(err,
+                    "%lld tokens in a micro-batch, in up to %lld channels: the GPU kernels take "
+                    "2^%d values, half as many to be rotated; a smaller --micro-batch-size",
+                    (long long)tokens, (long long)widest, MOST_VALUES_LOG2);
+    }
+    return true;
 }

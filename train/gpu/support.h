@@ -21,8 +21,8 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
 // their kinds, with scales, are exact.
 bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *err);
 
-// Dies where the kernels cannot work with the model's sizes.
-void support_check_shapes(const ModelConfig *config);
+// Whether the kernels can work with the model's sizes, and with so many tokens in a micro-batch.
+bool support_shapes(const ModelConfig *config, int64_t tokens, Error *err);
 
 // Versions, memory, a product and an attention that are checked against the CPU's and timed, small
 // FP8 products and NCCL; a table and an exit status.

@@ -1,0 +1,169 @@
+// kernels/attention.c over cuDNN itself, without a device: cuDNN makes plans for a device that is
+// described to it (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and says of each what workspace
+// it needs. Nothing is run. Built where cuDNN is installed.
+#include "test.h"
+
+#include <cudnn.h>
+
+static cudnnBackendDescriptor_t device;
+static int64_t spoilt,
+    taken; // the engine that claims not to repeat its bits; that of the last plan
+enum { NO_ENGINE = -1, EVERY_ENGINE = -2 };
+static int64_t factor = 1; // of the workspace that a plan says it needs
+
+static int64_t engine_index(cudnnBackendDescriptor_t engine) {
+    int64_t count, index = -1;
+    cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count,
+                             &index);
+    return index;
+}
+
+// What names a handle, which only a device has, names the described device.
+static cudnnStatus_t set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+                         cudnnBackendAttributeType_t type, int64_t n, const void *values) {
+    if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) { return CUDNN_STATUS_SUCCESS; }
+    if (name == CUDNN_ATTR_EXECUTION_PLAN_HANDLE || name == CUDNN_ATTR_ENGINEHEUR_MODE) {
+        cudnnStatus_t status = cudnnBackendSetAttribute(d,
+                                                        name == CUDNN_ATTR_ENGINEHEUR_MODE
+                                                            ? CUDNN_ATTR_ENGINEHEUR_DEVICEPROP
+                                                            : CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
+                                                        CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+        if (name == CUDNN_ATTR_EXECUTION_PLAN_HANDLE || status != CUDNN_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    if (name == CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG) {
+        cudnnBackendDescriptor_t engine;
+        int64_t count;
+        cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine);
+        cudnnBackendGetAttribute(*(cudnnBackendDescriptor_t const *)values,
+                                 CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
+                                 &count, &engine);
+        taken = engine_index(engine);
+        cudnnBackendDestroyDescriptor(engine);
+    }
+    return cudnnBackendSetAttribute(d, name, type, n, values);
+}
+
+static cudnnStatus_t get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+                         cudnnBackendAttributeType_t type, int64_t n, int64_t *count, void *out) {
+    cudnnStatus_t status = cudnnBackendGetAttribute(d, name, type, n, count, out);
+    bool spoil = spoilt == EVERY_ENGINE || spoilt == engine_index(d);
+    if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE && spoil) {
+        ((cudnnBackendNumericalNote_t *)out)[(*count)++] = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+    }
+    if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) { *(int64_t *)out *= factor; }
+    return status;
+}
+
+#define cudnnBackendSetAttribute set
+#define cudnnBackendGetAttribute get
+#include "../kernels/attention.c"
+#undef cudnnBackendSetAttribute
+#undef cudnnBackendGetAttribute
+
+// What only a pass needs.
+void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
+                             cudaStream_t stream) {
+    (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
+}
+void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
+                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
+    (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
+}
+
+// sms multiprocessors of compute capability version / 100, of so much shared memory.
+static bool describe_device(int version, int sms, int shared) {
+    char json[1024];
+    int n = snprintf(
+        json, sizeof(json),
+        "{\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
+        "\"regsPerBlock\":65536,\"multiProcessorCount\":%d,\"warpSize\":32,"
+        "\"maxSharedMemoryPerBlock\":49152,\"maxSharedMemoryPerBlockOptin\":%d,"
+        "\"reservedSharedMemoryPerBlock\":1024,\"maxRegistersPerSM\":65536,\"maxCtasPerSM\":24,"
+        "\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":1536,\"pciDeviceId\":0,\"isTccDriver\":0,"
+        "\"supportCoopLaunch\":1,\"totalGlobalMem\":80000000000,\"smClockRateKHz\":1500000,"
+        "\"memClockRateKHz\":1500000,\"l2CacheSize\":41943040,\"cudaDeviceId\":0,"
+        "\"deviceVer\":%d,\"driverVer\":13000,\"deviceName\":\"described\"}",
+        sms, shared, version);
+    cudnnBackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &device);
+    cudnnBackendSetAttribute(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, n,
+                             json);
+    return cudnnBackendFinalize(device) == CUDNN_STATUS_SUCCESS;
+}
+
+SETUP() {
+    spoilt = NO_ENGINE;
+    if (!describe_device(900, 132, 232448)) {
+        test_skip_all("this cuDNN takes no description of a device");
+    }
+}
+
+// GPT-2's attention, and Llama's with grouped queries.
+static const AttentionShape shapes[] = {{8, 1024, 12, 12, 64, false}, {1, 2048, 32, 8, 128, true}};
+enum { MOST = 1 << 30 };
+
+// The workspace that is planned without a device is enough: no pass takes smaller pieces. (From
+// compute capability 12.0 on cuDNN has the plans of 8.0.)
+TEST(planned_workspace_is_enough_on_every_device) {
+    const int devices[][3] = {{800, 108, 166912}, {900, 132, 232448}, {1000, 148, 232448}};
+    for (int i = 0; i < 3 * 2; i++) {
+        AttentionShape s = shapes[i % 2];
+        Gpu gpu = {0};
+        Error why = {""};
+        describe_device(devices[i / 2][0], devices[i / 2][1], devices[i / 2][2]);
+        gpu.attention_bytes = attention_workspace(s, MOST);
+        Piece expected = piece_for(&s, gpu.attention_bytes);
+        bool well = attention_by_cudnn(&gpu, s, &why);
+        Piece p = backward_piece(&gpu, &s, &why);
+        if (!(well && p.sequences == expected.sequences && p.groups == expected.groups)) {
+            test_fail(__FILE__, __LINE__, "capability %d, shape %d: %s", devices[i / 2][0], i % 2,
+                      why.text);
+        }
+        attention_close(&gpu);
+        cudnnBackendDestroyDescriptor(device);
+    }
+    describe_device(900, 132, 232448);
+}
+
+// Where plans need more, pieces are smaller; where no piece is small enough, cuDNN does not serve.
+TEST(the_plan_itself_is_asked_for_its_workspace) {
+    AttentionShape s = shapes[0];
+    Gpu gpu = {0};
+    Error why = {""};
+    s.deterministic = true;
+    gpu.attention_bytes = attention_workspace(s, MOST);
+    factor = 3;
+    CHECK(attention_by_cudnn(&gpu, s, &why));
+    Piece p = backward_piece(&gpu, &s, &why);
+    CHECK(p.sequences == 2 && p.groups == 12);
+    attention_close(&gpu);
+    factor = 1000;
+    s.B = s.H = s.G = 1;
+    CHECK(!attention_by_cudnn(&gpu, s, &why));
+    CHECK_CONTAINS(why.text, " bytes of workspace, more than the ");
+    attention_close(&gpu);
+    factor = 1;
+}
+
+TEST(engines_that_do_not_repeat_are_passed_over) {
+    const Piece whole = {8, 12};
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        AttentionShape s = shapes[0];
+        Gpu gpu = {0};
+        s.deterministic = deterministic;
+        spoilt = NO_ENGINE;
+        CHECK(plan_for(&gpu, s, whole, true)->usable);
+        int64_t first = spoilt = taken;
+        attention_close(&gpu);
+        CHECK(plan_for(&gpu, s, whole, true)->usable);
+        CHECK((taken != first) == deterministic);
+        attention_close(&gpu);
+        spoilt = EVERY_ENGINE;
+        const AttentionPlan *none = plan_for(&gpu, s, whole, true);
+        CHECK(none->usable == !deterministic);
+        if (deterministic) { CHECK_CONTAINS(none->why_not.text, "(--no-deterministic takes"); }
+        attention_close(&gpu);
+    }
+    spoilt = NO_ENGINE;
+}
