@@ -304,8 +304,6 @@ $(BUILD)/plain/test_comm: $(call objects,plain/standin,$(COMM_ON_STANDIN) train/
 $(BUILD)/asan/test_comm: $(call objects,asan/standin,$(COMM_ON_STANDIN) train/gpu/verify_nccl.c)
 $(BUILD)/plain/test_gemm: $(call objects,plain/standin,$(GEMM_ON_STANDIN))
 $(BUILD)/asan/test_gemm: $(call objects,asan/standin,$(GEMM_ON_STANDIN))
-$(BUILD)/plain/test_tuning: $(call objects,plain,train/gpu/tuning.c)
-$(BUILD)/asan/test_tuning: $(call objects,asan,train/gpu/tuning.c)
 
 golden: train_gpt .venv/golden
 	.venv/bin/python test/golden.py

@@ -14,7 +14,6 @@
 #include "train/gpu/batches.h"
 #include "train/gpu/network.h"
 #include "train/gpu/support.h"
-#include "train/gpu/tuning.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -744,20 +743,6 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->sample_logits;
 }
 
-// Of --gemm-autotune, to --save DIR/gemm_choices.bin: a resumed run takes them and computes the
-// same.
-static void keep_choices(Trainer *t) {
-    const Options *o = &t->run.options;
-    char path[PATH_LENGTH];
-    size_t bytes;
-    Error err;
-    if (!o->gemm_autotune || o->save[0] == '\0' || t->run.rank > 0) { return; }
-    path_format(path, "%s/gemm_choices.bin", o->save);
-    void *choices = gemm_choices(&t->gpu, &bytes);
-    if (!file_replace(path, choices, bytes, &err)) { warn("%s", err.text); }
-    free(choices);
-}
-
 // Copies the state, which is the only pause; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
@@ -767,7 +752,7 @@ static void maybe_save(Trainer *t) {
     run_beat(run, DOING_WAIT, "copying the state");
     Snapshot s = {};
     params_snapshot(&t->params, &s);
-    if (run_save(run, &s)) { keep_choices(t); }
+    run_save(run, &s);
 }
 
 // The initial weights, or those of the checkpoint that --resume names.
@@ -780,81 +765,6 @@ static void trainer_restore(Trainer *t) {
 }
 
 // ---- the loop ---------------------------------------------------------------------------------
-
-// The micro-steps of a step, one of each kind of product. Their results are thrown away.
-static void tuning_steps(Trainer *t) {
-    micro_step(t, MICRO_FIRST);
-    if (run_micro_batches(&t->run) > 1) { micro_step(t, 0); }
-}
-
-// Chooses among the algorithms on the products' short lists by whole micro-steps (tuning.h).
-// Returns how many products take another than their first.
-static int choose_algorithms(Trainer *t, int products) {
-    int *counts = (int *)calloc_or_die((size_t)products + 1, sizeof(int));
-    int *best = (int *)calloc_or_die((size_t)products + 1, sizeof(int)), changed = 0;
-    for (int i = 0; i < products; i++) { counts[i] = gemm_candidates(&t->gpu, i); }
-    int trials = tuning_trials(counts, products);
-    float *ms = (float *)calloc_or_die((size_t)trials + 1, sizeof(float));
-    for (int trial = 0; trial < trials; trial++) {
-        run_beat(&t->run, DOING_WAIT, "tuning products");
-        for (int i = 0; i < products; i++) {
-            gemm_choose(&t->gpu, i, tuning_algorithm(counts, i, trials, trial));
-        }
-        GpuTimer timer = gpu_timer_begin(&t->gpu);
-        tuning_steps(t);
-        ms[trial] = gpu_timer_end(&t->gpu, timer);
-    }
-    if (trials > 0) { tuning_judge(counts, products, ms, trials, best); }
-    for (int i = 0; i < products; i++) {
-        gemm_choose(&t->gpu, i, best[i]);
-        changed += best[i] > 0;
-    }
-    free(counts);
-    free(best);
-    free(ms);
-    return changed;
-}
-
-// Which of cuBLASLt's algorithms each product takes (--gemm-autotune): rank 0 times them in
-// micro-steps whose results are thrown away, unless an earlier run has, and all ranks take its
-// choices.
-static void tune_products(Trainer *t) {
-    Run *run = &t->run;
-    char path[PATH_LENGTH], *choices = NULL;
-    size_t bytes = 0;
-    Error err;
-    if (!run->options.gemm_autotune) { return; }
-    params_join(&t->params); // rank 0 then tunes alone: it must not wait for the others
-    path_format(path, "%s/gemm_choices.bin", run->options.save);
-    if (run->rank == 0) {
-        MappedFile file;
-        if (run->options.save[0] != '\0' && path_exists(path)) {
-            if (!file_map(&file, path, &err)) { die("%s", err.text); }
-            gemm_take_choices(&t->gpu, file.data, file.bytes);
-            file_unmap(&file);
-        }
-        Batch *s = batches_next(&t->batches);
-        run_batch(run, 0, 0, s->inputs, s->targets);
-        batches_send(&t->batches);
-        run_beat(run, DOING_WAIT, "tuning products");
-        double begin = wall_seconds();
-        gemm_autotune(&t->gpu, true);
-        tuning_steps(t);
-        gemm_autotune(&t->gpu, false);
-        int products = gemm_plans(&t->gpu), changed = choose_algorithms(t, products);
-        CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-        params_forget_amaxes(&t->params);
-        printf("  products    tuned in %.1f s: %d of %d take another algorithm\n",
-               wall_seconds() - begin, changed, products);
-        choices = (char *)gemm_choices(&t->gpu, &bytes);
-        keep_choices(t);
-    }
-    group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
-    if (run->rank > 0) { choices = (char *)malloc_or_die(bytes); }
-    group_broadcast(run->group, CHANNEL_MAIN, choices, bytes);
-    if (run->rank > 0) { gemm_take_choices(&t->gpu, choices, bytes); }
-    free(choices);
-}
 
 // One more step, launch by launch, by kernel family. Its learning rate is 0.
 static void profile_step(Trainer *t) {
@@ -899,7 +809,6 @@ int main(int argc, char **argv) {
         if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
-    tune_products(&t);
     while (run_goes_on(&t.run)) {
         train_step(&t);
         if (run_should_eval(&t.run)) { evaluate(&t); }

@@ -8,7 +8,7 @@
 // cuBLASLt is column-major, where our row-major D[m,n] is its D'[n,m] = op(B)' op(A)': the operands
 // change places, so what cuBLASLt calls A is our b.
 
-enum { CANDIDATES = 16, LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
+enum { LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 
 // What a plan depends on; compared as bytes. alignment: of a, b, c and d, of which algorithms may
 // need up to MOST_ALIGNMENT bytes.
@@ -19,23 +19,14 @@ typedef struct {
 
 typedef struct {
     PlanKey key;
-    int32_t algorithm; // its place in the heuristic's list
-} Choice;
-
-typedef struct {
-    PlanKey key;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d;
-    int count, chosen; // algorithms on the short list, one where nothing was tuned; the one taken
-    int32_t list[GEMM_SHORTLIST]; // their places in the heuristic's list
-    cublasLtMatmulAlgo_t algos[GEMM_SHORTLIST];
+    cublasLtMatmulAlgo_t algo;
 } GemmPlan;
 
 struct GemmCache {
-    int num_plans, num_choices;
+    int num_plans;
     GemmPlan *plans;
-    Choice *choices; // for plans still to be made
-    bool autotune;
 };
 
 static GemmCache *cache_of(Gpu *gpu) {
@@ -54,7 +45,6 @@ void gemm_close(Gpu *gpu) {
     GemmCache *cache = cache_of(gpu);
     for (int i = 0; i < cache->num_plans; i++) { plan_destroy(&cache->plans[i]); }
     free(cache->plans);
-    free(cache->choices);
     free(cache);
     gpu->gemms = NULL;
 }
@@ -202,9 +192,12 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, \
                                                     &(value), sizeof(value)))
 
-// The heuristic's algorithms for a plan, the most promising first; returns how many.
-static int plan_candidates(Gpu *gpu, const GemmPlan *p, cublasLtMatmulHeuristicResult_t *results) {
+// The plan's algorithm is the heuristic's first. False: there is none. All figures were measured
+// with the first of CANDIDATES; fewer may have another first one.
+static bool plan_algorithm(Gpu *gpu, GemmPlan *p) {
+    enum { CANDIDATES = 16 };
     cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     size_t workspace = gpu->workspace_bytes;
     uint32_t alignment = (uint32_t)p->key.alignment;
     int count = 0;
@@ -217,64 +210,20 @@ static int plan_candidates(Gpu *gpu, const GemmPlan *p, cublasLtMatmulHeuristicR
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->blas, p->op, p->a, p->b, p->d, p->d,
                                                            preference, CANDIDATES, results, &count);
     cublasLtMatmulPreferenceDestroy(preference);
-    return status == CUBLAS_STATUS_SUCCESS ? count : 0;
+    if (status != CUBLAS_STATUS_SUCCESS || count == 0) { return false; }
+    p->algo = results[0].algo;
+    return true;
 }
 
 static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
     const void *c = g->c != NULL ? g->c : g->d;
     return cublasLtMatmul(gpu->blas, p->op, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, c, p->d,
-                          g->d, p->d, &p->algos[p->chosen], gpu->workspace, gpu->workspace_bytes,
-                          gpu->stream);
-}
-
-// Milliseconds of a run; INFINITY where the algorithm fails.
-static float plan_time(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
-    enum { RUNS = 3 };
-    cublasStatus_t status = plan_run(gpu, p, g); // the first loads its code
-    GpuTimer timer = gpu_timer_begin(gpu);
-    for (int run = 0; run < RUNS && status == CUBLAS_STATUS_SUCCESS; run++) {
-        status = plan_run(gpu, p, g);
-    }
-    float ms = gpu_timer_end(gpu, timer);
-    return status == CUBLAS_STATUS_SUCCESS ? ms / RUNS : INFINITY;
-}
-
-// The heuristic's first algorithm, and the fastest others on the call's operands, as long as they
-// are nearly as fast as the fastest. D is computed many times over, so where C is D its values are
-// worthless afterwards: the caller tunes in a step whose results are thrown away.
-static void plan_shortlist(Gpu *gpu, GemmPlan *p, const Gemm *g,
-                           const cublasLtMatmulHeuristicResult_t *results, int count) {
-    const float nearly = 1.05f;
-    float ms[CANDIDATES], least = INFINITY;
-    for (int i = 0; i < count; i++) {
-        p->algos[0] = results[i].algo;
-        ms[i] = results[i].state == CUBLAS_STATUS_SUCCESS ? plan_time(gpu, p, g) : INFINITY;
-        least = fminf(least, ms[i]);
-    }
-    p->count = 0;
-    for (int next = 0; next >= 0 && p->count < GEMM_SHORTLIST;) {
-        p->list[p->count] = next;
-        p->algos[p->count++] = results[next].algo;
-        ms[next] = INFINITY;
-        next = -1;
-        for (int i = 0; i < count; i++) {
-            if (ms[i] <= nearly * least && (next < 0 || ms[i] < ms[next])) { next = i; }
-        }
-    }
-}
-
-// That was given for plans still to be made, or NULL.
-static Choice *kept_choice(const GemmCache *cache, const PlanKey *key) {
-    for (int i = 0; i < cache->num_choices; i++) {
-        if (memcmp(&cache->choices[i].key, key, sizeof(*key)) == 0) { return &cache->choices[i]; }
-    }
-    return NULL;
+                          g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
 }
 
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
     GemmCache *cache = cache_of(gpu);
-    GemmPlan p = {.key = key_of(g), .count = 1};
-    cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+    GemmPlan p = {.key = key_of(g)};
     check(g);
     for (int i = 0; i < cache->num_plans; i++) {
         GemmPlan *known = &cache->plans[i];
@@ -287,19 +236,12 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
     }
 #endif
     plan_describe(&p, g);
-    int count = plan_candidates(gpu, &p, results);
-    if (count == 0) {
+    if (!plan_algorithm(gpu, &p)) {
         plan_destroy(&p);
         fail(err, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d)",
              g->m, g->n, g->k, g->type_a, g->type_b, g->type_d);
         return NULL;
     }
-    Choice *kept = kept_choice(cache, &p.key);
-    bool known = kept != NULL && kept->algorithm >= 0 && kept->algorithm < count;
-    if (known) { p.list[0] = kept->algorithm; }
-    p.algos[0] = results[p.list[0]].algo;
-    if (!known && cache->autotune) { plan_shortlist(gpu, &p, g, results, count); }
-    if (kept != NULL) { kept->algorithm = p.list[0]; } // it may have been of no use
     cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
     cache->plans[cache->num_plans] = p;
     return &cache->plans[cache->num_plans++];
@@ -321,61 +263,4 @@ void gemm(Gpu *gpu, Gemm g) {
     if (plan == NULL) { die("%s", err.text); }
     plan_point(plan, &g);
     BLAS_CHECK(plan_run(gpu, plan, &g));
-}
-
-// ---- choices ------------------------------------------------------------------------------------
-
-void gemm_autotune(Gpu *gpu, bool on) {
-    cache_of(gpu)->autotune = on;
-}
-
-int gemm_plans(Gpu *gpu) {
-    return cache_of(gpu)->num_plans;
-}
-
-int gemm_candidates(Gpu *gpu, int plan) {
-    return cache_of(gpu)->plans[plan].count;
-}
-
-void gemm_choose(Gpu *gpu, int plan, int candidate) {
-    cache_of(gpu)->plans[plan].chosen = candidate;
-}
-
-// Choices are a title line and a Choice each. They hold for one version of the library on one kind
-// of device, and one layout of Choice.
-static size_t choices_title(const Gpu *gpu, char title[512]) {
-    return (size_t)snprintf(title, 512, "cuBLASLt %zu, %s, %zu bytes a product\n",
-                            cublasLtGetVersion(), gpu->name, sizeof(Choice));
-}
-
-// Those that were given come first, as they are: a run need not come to all of them.
-void *gemm_choices(Gpu *gpu, size_t *bytes) {
-    const GemmCache *cache = cache_of(gpu);
-    char title[512];
-    size_t used = choices_title(gpu, title), kept = (size_t)cache->num_choices * sizeof(Choice);
-    char *data = malloc_or_die(used + kept + (size_t)cache->num_plans * sizeof(Choice));
-    memcpy(data, title, used);
-    if (kept > 0) { memcpy(data + used, cache->choices, kept); }
-    used += kept;
-    for (int i = 0; i < cache->num_plans; i++) {
-        const GemmPlan *p = &cache->plans[i];
-        Choice choice = {p->key, p->list[p->chosen]};
-        if (kept_choice(cache, &p->key) != NULL) { continue; }
-        memcpy(data + used, &choice, sizeof(Choice));
-        used += sizeof(Choice);
-    }
-    *bytes = used;
-    return data;
-}
-
-void gemm_take_choices(Gpu *gpu, const void *data, size_t bytes) {
-    GemmCache *cache = cache_of(gpu);
-    char title[512];
-    size_t used = choices_title(gpu, title);
-    if (bytes < used || memcmp(data, title, used) != 0) { return; }
-    size_t count = (bytes - used) / sizeof(Choice);
-    free(cache->choices);
-    cache->choices = calloc_or_die(count + 1, sizeof(Choice));
-    cache->num_choices = (int)count;
-    memcpy(cache->choices, (const char *)data + used, count * sizeof(Choice));
 }

@@ -6,9 +6,8 @@
 // scales, which scales_a and scales_b describe (fp8_format.h): blocks for both or for neither,
 // squares for one at most. Every address is a multiple of 16 bytes.
 //
-// The plan (layouts and algorithm) of each shape is made once. The algorithm is the heuristic's
-// first, or another one that the caller has chosen by the time of what it is part of; the choices
-// can be kept and given back, so that a resumed run computes the same bits.
+// The plan (layouts, and cuBLASLt's first choice of an algorithm) of each shape is made once. A
+// resumed run, which makes the same plans, computes the same bits.
 #pragma once
 
 #include "fp8_format.h"
@@ -16,10 +15,10 @@
 
 BEGIN_C
 
-typedef enum { // as kept choices have them
-    EPILOGUE_NONE = 0,
-    EPILOGUE_BIAS = 1,  // + bias[n]
-    EPILOGUE_DGELU = 3, // D = product * gelu'(aux[m,n])
+typedef enum {
+    EPILOGUE_NONE,
+    EPILOGUE_BIAS, // + bias[n]
+    EPILOGUE_DGELU // D = product * gelu'(aux[m,n])
 } GemmEpilogue;
 
 static inline GpuType gpu_fp8_type(Fp8Type type) {
@@ -55,23 +54,7 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
 // False, with the reason, where cuBLASLt has no algorithm for it.
 bool gemm_supported(Gpu *gpu, Gemm g, Error *err);
 
-// While on, the algorithms of new plans are timed, and the fastest make a short list; this spoils
-// the results of products that add to their own output: for a step whose results are thrown away,
-// and not while a graph is being captured.
-void gemm_autotune(Gpu *gpu, bool on);
-// The plans so far, numbered in the order of their first use; how many algorithms are on a plan's
-// short list, the heuristic's first before the others (1: it was not tuned); taking one of them.
-enum { GEMM_SHORTLIST = 4 };
-int gemm_plans(Gpu *gpu);
-int gemm_candidates(Gpu *gpu, int plan);
-void gemm_choose(Gpu *gpu, int plan, int candidate);
-
-// The choices of all plans so far (to be freed); for plans still to be made, the choices of such
-// data. Those of another device or library version are ignored.
-void *gemm_choices(Gpu *gpu, size_t *bytes);
-void gemm_take_choices(Gpu *gpu, const void *data, size_t bytes);
-
-// Forgets plans and choices.
+// Forgets the plans.
 void gemm_close(Gpu *gpu);
 
 END_C

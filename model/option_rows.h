@@ -196,9 +196,6 @@ FLAG("cuda-graphs", cuda_graphs, "true",
     "capture the micro-step once and replay it, without launch gaps", SPEED)
 FLAG("deterministic", deterministic, "true",
     "attention's backward in a fixed order too, at the cost of workspace and time", SPEED)
-FLAG("gemm-autotune", gemm_autotune, "false",
-    "try cuBLASLt's algorithms in whole micro-steps (a minute or two, once); the choice is kept "
-    "under --save", SPEED)
 REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
     "memory that --plan fits the run into; 0: the GPU's own", ACTION)
 FLAG("profile", profile, "false",

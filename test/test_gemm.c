@@ -1,6 +1,6 @@
 // kernels/gemm.c as it is, over a cuBLASLt of the CPU: products and epilogues against cpu_gemm,
-// what is refused by name, which addresses an algorithm gets, and the choices of --gemm-autotune.
-// And kernels/gpu.c: the profile of a step.
+// what is refused by name, and which addresses an algorithm gets. And kernels/gpu.c: the profile of
+// a step.
 #include "../base/rng.h"
 #include "../kernels/cpu.h"
 #include "../kernels/fp8_format.h"
@@ -239,27 +239,6 @@ TEST(wrong_calls_are_named) {
     }
 }
 
-// ---- choices ------------------------------------------------------------------------------------
-
-// The algorithm of a Gpu's only plan: the last number of its choices.
-static int algorithm(Gpu *gpu) {
-    size_t bytes;
-    int32_t last;
-    FREED char *data = gemm_choices(gpu, &bytes);
-    memcpy(&last, data + bytes - sizeof(last), sizeof(last));
-    return last;
-}
-
-static int algorithm_by(const char *name, const char *data, size_t bytes) {
-    Gpu gpu = {.name = ""};
-    snprintf(gpu.name, sizeof(gpu.name), "%s", name);
-    gemm_take_choices(&gpu, data, bytes);
-    check_bf16(&gpu, false, true, TYPE_F32, 256);
-    int found = algorithm(&gpu);
-    gemm_close(&gpu);
-    return found;
-}
-
 // As the driver names devices.
 TEST(peaks_are_by_whole_names) {
     static const struct {
@@ -287,42 +266,6 @@ TEST(peaks_are_by_whole_names) {
         snprintf(gpu.name, sizeof(gpu.name), "%s", row->name);
         CHECK_CLOSE(gpu_peak_flops(&gpu), 1e12 * row->tflops, 1);
     }
-}
-
-TEST(choices_are_kept) {
-    Gpu gpu = {.name = "stand-in"};
-    size_t bytes;
-    int32_t second = 1, absent = 7;
-    setenv("STANDIN_ALGORITHMS", "3", 1);
-    check_bf16(&gpu, false, true, TYPE_F32, 256);
-    CHECK_EQUAL(algorithm(&gpu), 0);
-    char *data = gemm_choices(&gpu, &bytes);
-    gemm_close(&gpu);
-    memcpy(data + bytes - sizeof(second), &second, sizeof(second));
-    CHECK_EQUAL(algorithm_by("stand-in", data, bytes), 1);
-    CHECK_EQUAL(algorithm_by("another", data, bytes), 0);
-    for (size_t cut = 0; cut < bytes; cut++) {
-        CHECK_EQUAL(algorithm_by("stand-in", data, cut), 0);
-    }
-    memcpy(data + bytes - sizeof(absent), &absent, sizeof(absent));
-    CHECK_EQUAL(algorithm_by("stand-in", data, bytes), 0);
-    free(data);
-
-    gemm_autotune(&gpu, true);
-    setenv("STANDIN_SLOW", "1", 1);
-    check_bf16(&gpu, false, true, TYPE_F32, 256);
-    CHECK_EQUAL(algorithm(&gpu), 0);
-    CHECK_EQUAL(gemm_plans(&gpu), 1);
-    int count = gemm_candidates(&gpu, 0);
-    CHECK(count == 1 || count == 2); // whether the third is nearly as fast as the first is chance
-    for (int i = count - 1; i >= 0; i--) {
-        gemm_choose(&gpu, 0, i);
-        CHECK_EQUAL(algorithm(&gpu), 2 * i);
-        check_bf16(&gpu, false, true, TYPE_F32, 256);
-    }
-    gemm_close(&gpu);
-    unsetenv("STANDIN_SLOW");
-    unsetenv("STANDIN_ALGORITHMS");
 }
 
 // More changes of family than the profile holds events, a millisecond each: every one is counted.

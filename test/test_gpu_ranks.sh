@@ -51,7 +51,7 @@ else
         --make-vocab-size-divisible-by 16"
     ends="--first-last-layers-bf16 --num-layers 3" gpt2="--model gpt2-tiny"
     coarse="--fp8-format e4m3 $tensorwise --fp8-lm-head" head="--eval-precision bf16 --fp8-lm-head"
-    as_one=("" "$gpt2 --adam-dtype bf16 --gemm-autotune" "--grad-accum-dtype fp32"
+    as_one=("" "$gpt2 --adam-dtype bf16" "--grad-accum-dtype fp32"
         "$hybrid --fp8-lm-head --fp8-amax-history-len 4" "$coarse"
         "$muon --grad-accum-dtype fp32 $hybrid $ends" "$gpt2 $hybrid" "$hybrid $ends"
         "$muon --adam-dtype bf16" "$muon $blockwise" "$blockwise --fp8-lm-head $untied"
@@ -144,19 +144,16 @@ resumed_elsewhere() { # options
 for kind in "${crossing[@]}"; do check "${legs[*]} ranks: $kind" resumed_elsewhere $kind; done
 
 # Evaluations, samples and saves between the steps leave no trace, nor do a stop and a resumption
-# among them; with tuned products, by the same choices, too.
+# among them.
 interrupted() { # options
-    local options="$run $* --gpus 2 --lr-decay-iters $end --gemm-autotune" folder
+    local options="$run $* --gpus 2 --lr-decay-iters $end"
     local meanwhile="--eval-interval 3 --eval-iters 2 --sample-interval 4 --sample-length 20"
-    train many $options --train-iters $end --eval-interval 100 || return
-    for folder in variant planted; do # with the first run's choices
-        rm -rf $folder && mkdir $folder && cp many/gemm_choices.bin $folder || return
-    done
-    train_more variant $options $meanwhile --train-iters $((end / 2 + 1)) --save-interval 5 &&
+    train many $options --train-iters $end --eval-interval 100 &&
+        train variant $options $meanwhile --train-iters $((end / 2 + 1)) --save-interval 5 &&
         train_more variant $options $meanwhile --train-iters $end --save-interval 5 --resume latest &&
         [[ $(grep -c '"kind":"eval"' variant/metrics.jsonl) -ge $((end / 3)) ]] &&
         same_end many variant || return
-    train_more planted $options --train-iters $end --lr 3.0001e-4 && ! same_end many planted
+    train planted $options --train-iters $end --lr 3.0001e-4 && ! same_end many planted
 }
 for kind in "${between[@]}"; do check "evaluations, samples, saves between: $kind" interrupted $kind; done
 

@@ -16,16 +16,12 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     qwen="--model llama-tiny --num-layers 3 --hidden-size 128 --kv-channels 48 $qwen3
         --global-batch-size 8"
     gpt2="--model gpt2-tiny --num-layers 3"
-    tuned="--model llama-tiny --num-layers 2 --hidden-size 512 --num-attention-heads 8
-        --num-query-groups 2 --ffn-hidden-size 1408 --seq-length 512 --max-position-embeddings 512
-        --global-batch-size 8"
     large="--model llama-3-8b --micro-batch-size 64"
 else
     small_change=0.01
     steps=4 stop=2 run="$DATA --micro-batch-size 2 --lr 1e-3 --lr-warmup-iters 2 --weight-decay 20"
     llama="$untied --num-layers 3 --global-batch-size 4"
     qwen="$llama --kv-channels 24 $qwen3"
-    tuned=$gpt2
     large="--model gpt2-124m --micro-batch-size 256"
 fi
 run="$run --lr-decay-iters $steps"
@@ -67,29 +63,9 @@ for model in "$llama" "$gpt2" "$qwen"; do
         check "$name, recompute activations" variant $options --recompute activations
         if [[ $model != "$llama" ]]; then continue; fi
         check "$name, repeated" variant $options
-        if [[ -n $graphs ]]; then
-            check "$name, tuned" variant $options --gemm-autotune # here one product is like another
-        else
-            check "$name, no graphs" variant $options --no-cuda-graphs
-        fi
+        if [[ -z $graphs ]]; then check "$name, no graphs" variant $options --no-cuda-graphs; fi
     done
     check "a learning rate 1e-5 larger is seen, ${model:8:5}" seen_as_another $options
-done
-
-# A run that was tuned, stopped and resumed, beside one that went straight on with its choices.
-tuned() { # options
-    local options="$run $tuned $* --gemm-autotune"
-    train stopped $options --train-iters $stop || return
-    grep -q "products .*tuned in" log || return
-    cp stopped/gemm_choices.bin choices.bin
-    train_more stopped $options --train-iters $steps --resume latest &&
-        cmp stopped/gemm_choices.bin choices.bin || return
-    rm -rf straight && mkdir straight && cp choices.bin straight/gemm_choices.bin
-    train_more straight $options --train-iters $steps &&
-        cmp straight/gemm_choices.bin choices.bin && same_weights stopped straight
-}
-for fp8 in "" "--fp8-format hybrid --fp8-lm-head" "--fp8-format hybrid --fp8-recipe tensorwise"; do
-    check "tuned products, $fp8, resumed" tuned $fp8
 done
 
 # ---- checkpoints and precisions that change ----
@@ -327,15 +303,6 @@ for kind in "--model gpt2-tiny" "--model llama-tiny --fp8-format hybrid" \
     "$hybrid --save gelu --resume latest --eval-only"; do
     check "no own products, $kind" leaves_own $kind
 done
-# The first algorithm of each product is slow, then the second.
-slow_products_are_seen() {
-    local tuned="$run $llama --num-layers 1 --gemm-autotune --train-iters 1" all
-    STANDIN_ALGORITHMS=2 STANDIN_SLOW=0 train s $tuned || return
-    all=$(sed -n 's/.*products .*: \([0-9]*\) of \1 take another.*/\1/p' log)
-    [[ ${all:-0} -gt 9 ]] && STANDIN_ALGORITHMS=2 STANDIN_SLOW=1 train s $tuned &&
-        grep -q "products .*: 0 of $all take another" log
-}
-check "a slow algorithm is seen in its step" slow_products_are_seen
 # Under AddressSanitizer and UBSan, with leaks.
 sanitized_runs() { # options
     local trainer=$sanitized options="$run $llama $* --global-batch-size 4"
@@ -348,7 +315,7 @@ for state in "${states[@]:1:2}" "${states[4]}" "$qwen --fp8-format hybrid --fp8-
     check "sanitized, $state" sanitized_runs $state
 done
 sanitized_profile() {
-    $sanitized $graphs $run $gpt2 --train-iters 3 --profile --gemm-autotune
+    $sanitized $graphs $run $gpt2 --train-iters 3 --profile
 }
-check "sanitized, profile and tuning" sanitized_profile
+check "sanitized, profile" sanitized_profile
 summary

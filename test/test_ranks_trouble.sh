@@ -72,14 +72,6 @@ test_faults_end_every_rank() {
     no_one_is_left || fail "processes are left: $(pgrep -s 0 -ax standin_trainer)"
 }
 
-# Rank 0 tunes alone, and its GPU hangs: the others wait for its choices.
-test_a_hang_in_tuning_ends_every_rank() {
-    FAULT=gpu:0 expect_status 4 timeout -k 1 30 "$trainer" "${common[@]}" --gpus 3 --gemm-autotune \
-        --train-iters 2 --distributed-timeout 3 || return
-    grep -q 'rank [12]: error: rank 0 on .* waits, as all ranks do, .* (tuning products)' log ||
-        fail "$(cat log)"
-}
-
 # From what each of them left, to the end that the sound run had.
 test_every_checkpoint_goes_on() {
     local folder

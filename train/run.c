@@ -511,31 +511,31 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
 }
 
 // Where --save has been moved or deleted, what a run has there is written anew.
-static bool make_folder_anew(Run *run) {
+static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     Error err;
-    if (is_folder(o->save, run->folder)) { return false; }
+    if (is_folder(o->save, run->folder)) { return; }
     warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
          "before step %lld",
          o->save, (long long)run->progress.step);
     if (!folder_make(o->save, &err)) {
         warn("--save %s", err.text);
-        return false;
+        return;
     }
     if (!checkpoint_claim(o, &err)) { die("--save %s", err.text); } // it is another run's now
     if (!save_config(o, &err)) { warn("--save %s", err.text); }
     run->folder = folder_id(o->save);
-    if (o->metrics[0] != '\0') { return true; }
+    if (o->metrics[0] != '\0') { return; }
     metrics_close(&run->metrics);
     if (!open_metrics(run, &err)) { warn("%s", err.text); }
     run_record_start(run);
-    return true;
 }
 
-bool run_save(Run *run, const Snapshot *snapshot) {
+void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
-    bool evaluated = run->evaluated_step == p->step, anew = run->rank == 0 && make_folder_anew(run);
+    bool evaluated = run->evaluated_step == p->step;
+    if (run->rank == 0) { make_folder_anew(run); }
     if (evaluated && is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
     s.layout = &run->layout;
@@ -555,7 +555,6 @@ bool run_save(Run *run, const Snapshot *snapshot) {
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
-    return anew;
 }
 
 int run_close(Run *run) {

@@ -166,9 +166,8 @@ void run_report_fp8(Run *run, const Fp8Counts *counts);
 // nothing without the option.
 void run_maybe_dump(const Run *run, const float *gradients, double loss);
 
-// Starts the save and records it. The trainer sets what it saves; the rest is filled in here. True:
-// the folder has been made anew, without the files that a trainer keeps there besides.
-bool run_save(Run *run, const Snapshot *snapshot);
+// Starts the save and records it. The trainer sets what it saves; the rest is filled in here.
+void run_save(Run *run, const Snapshot *snapshot);
 
 // ---- metrics (metrics.c) ------------------------------------------------------------------------
 

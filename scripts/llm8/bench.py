@@ -2,7 +2,7 @@
 
   make bench                                   every model, every precision
   make bench MODELS="gpt2-124m llama-1b" PRECISIONS="bf16 fp8"
-  scripts/bench --gemm-autotune                arguments go on to the trainer
+  scripts/bench --no-deterministic             arguments go on to the trainer
 
 ITERS (25)          steps of a run; the median is of those after the first 5, at least 20
 RESULTS             the file to append to (test/results/bench.jsonl)

@@ -3,8 +3,6 @@
 //
 // Its algorithms differ in the alignment that they need of A, B, C and D, and the most promising
 // needs the most: 256 bytes, 64, 16. Whoever gives an algorithm other addresses gets an error.
-// STANDIN_ALGORITHMS: how many the heuristic gives (1). STANDIN_SLOW: the one at this
-// place of its list takes 10 s longer, by the events.
 #ifndef LLM8_STANDIN_CUBLASLT_H
 #define LLM8_STANDIN_CUBLASLT_H
 
@@ -62,7 +60,6 @@ typedef struct StandinPreference {
 } * cublasLtMatmulPreference_t;
 typedef struct {
     uint32_t alignment;
-    int place; // in the heuristic's list
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;

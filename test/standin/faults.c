@@ -3,7 +3,7 @@
 //
 // FAULT=kind:N plants a fault when the trainer takes sequence N to train on: so N says which step,
 // and which rank. The kinds: nan (in the loss of the micro-batch), kill, stop, hang (while
-// reading), gpu (hangs in the micro-batch), die, disk (no file can grow), term (a signal to this
+// reading), die, disk (no file can grow), term (a signal to this
 // rank alone). FAULT_AFTER=PATH: once PATH exists, so that what is saved by then is certain.
 #include "../../kernels/kernels.h"
 #include "../../train/run.h"
@@ -20,13 +20,12 @@ void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
 void __real_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
                            cudaStream_t stream);
 
-static bool nan_is_due, hang_is_due;
+static bool nan_is_due;
 
 static void plant(const char *kind) {
     const char *after = getenv("FAULT_AFTER");
     while (after != NULL && access(after, F_OK) != 0) { usleep(1000); }
     nan_is_due = strcmp(kind, "nan") == 0;
-    hang_is_due = strcmp(kind, "gpu") == 0;
     if (strcmp(kind, "kill") == 0) { raise(SIGKILL); }
     if (strcmp(kind, "stop") == 0) { raise(SIGSTOP); }
     if (strcmp(kind, "term") == 0) { raise(SIGTERM); }
@@ -53,7 +52,6 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
 
 void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
                            cudaStream_t stream) {
-    while (hang_is_due) { pause(); }
     __real_gpu_sum_losses(sum, losses, M, accumulate, stream);
     if (nan_is_due) { *sum = NAN; }
     nan_is_due = false;

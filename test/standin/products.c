@@ -64,13 +64,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t has, int room,
                                               cublasLtMatmulHeuristicResult_t *results,
                                               int *count) {
-    const char *given = getenv("STANDIN_ALGORITHMS");
-    int most = given != NULL ? atoi(given) : 1;
     *count = 0;
     if (!is_product(desc, a, b, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
-    for (uint32_t need = 256; need >= 16 && *count < room && *count < most; need /= 4) {
+    for (uint32_t need = 256; need >= 16 && *count < room; need /= 4) {
         if (has->a >= need && has->b >= need && has->c >= need && has->d >= need) {
-            results[*count] = (cublasLtMatmulHeuristicResult_t){.algo = {need, *count}};
+            results[*count] = (cublasLtMatmulHeuristicResult_t){.algo = {need}};
             (*count)++;
         }
     }
@@ -110,8 +108,6 @@ static cublasStatus_t multiply(cublasLtMatmulDesc_t desc, const void *alpha, con
     if (!is_product(desc, a, b, d) || addresses % algo->alignment != 0) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    const char *slow = getenv("STANDIN_SLOW");
-    if (slow != NULL && atoi(slow) == algo->place) { standin_seconds += 10; }
     bool blocks = is_fp8(a) && desc->a_mode != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
     FREED float *left = read_matrix(B, b, blocks ? desc->b_scale : NULL, desc->b_mode);
     FREED float *right = read_matrix(A, a, blocks ? desc->a_scale : NULL, desc->a_mode);

@@ -313,19 +313,6 @@ void params_clear_measured(const Params *p) {
     if (p->measuring && !p->blockwise) { gpu_fp8_clear_measured(&p->scaling, p->gpu->stream); }
 }
 
-void params_forget_amaxes(const Params *p) {
-    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Slot);
-    if (!p->delayed) { return; }
-    Fp8Slot *slots = malloc_or_die(bytes);
-    gpu_fetch(p->gpu, slots, p->scaling.slots, bytes);
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = 0; i < p->scaling.count; i++) {
-        if (i % OPERAND_COUNT != OPERAND_W) { slots[i].amax = 0.0f; }
-    }
-    gpu_send(p->gpu, p->scaling.slots, slots, bytes);
-    free(slots);
-}
-
 void params_clear_counts(Params *p) {
     size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Counts);
     CUDA_CHECK(cudaMemsetAsync(p->counts, 0, bytes, p->gpu->stream));

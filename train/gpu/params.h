@@ -87,8 +87,6 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
 
 // Before a micro-batch's forward pass: nothing has been measured in it.
 void params_clear_measured(const Params *p);
-// Forgets the amaxes of activations and gradients since the last update. Waits for the device.
-void params_forget_amaxes(const Params *p);
 // What FP8 loses, by slot: nothing is counted yet / fetches what was counted since, of all ranks,
 // which waits for the device.
 void params_clear_counts(Params *p);
