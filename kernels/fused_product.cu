@@ -434,13 +434,30 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
     return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
 }
 
+// Codes with one scale each, A of q's type, and no more than a product.
+static void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
+                          std::initializer_list<const void *> needed) {
+    bool codes = g.type_a == gpu_fp8_type(q.type) && g.type_b == TYPE_E4M3;
+    bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
+    bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
+    check_aligned(name, needed);
+    for (const void *p : needed) { plain = plain && p != NULL; }
+    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
+        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
+    }
+    if (!codes || !tensors || g.trans_a || !g.trans_b) {
+        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
+            g.scales_a, g.scales_b);
+    }
+    if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
+}
+
 // What both have in common. x: the pre-activation.
 static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x,
                              const Operand &out, const Fp8Tensor &q) {
     check_operand(name, out, q, g.m, g.n);
     check_tensors(name, g.m, g.k, {});
-    check_product(name, g, SCALES_TENSOR, g.type_a == gpu_fp8_type(q.type), g.c == NULL,
-                  {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
+    check_product(name, g, q, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
     if (!q.fused || q.mode != SCALE_GIVEN || q.counts != NULL) {
         die("%s: its output is by a given scale, and not counted", name);
     }

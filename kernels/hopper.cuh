@@ -1,4 +1,4 @@
-// What the products of our own on Hopper share: the instructions of TMA, WGMMA and their barriers,
+// What fused_product.cu computes with on Hopper: the instructions of TMA, WGMMA and their barriers,
 // and the maps by which TMA finds its way in a tensor. PTX ISA: wgmma.mma_async (fragments,
 // descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
 #pragma once
@@ -236,32 +236,12 @@ static inline EncodeTensorMap encode_tensor_map(void) {
 }
 
 // Whether the products of a file can run, of which this is a kernel; built for sm_90, without the
-// a, it is empty. Its code is looked at once.
+// a, the kernel is empty. Its code is looked at once.
 template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *kernel) {
     static cudaFuncAttributes code = {};
     if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
     if (code.numRegs == 0) { CUDA_CHECK(cudaFuncGetAttributes(&code, kernel)); }
     return code.numRegs > 64;
-}
-
-// What both require of a product: codes with scales of this kind; types, plain: what one requires
-// besides; needed: the pointers that must not be NULL.
-static inline void check_product(const char *name, const Gemm &g, Fp8Scales scales, bool types,
-                                 bool plain, std::initializer_list<const void *> needed) {
-    bool codes = (g.type_a == TYPE_E4M3 || g.type_a == TYPE_E5M2) && g.type_b == TYPE_E4M3;
-    check_aligned(name, needed);
-    for (const void *p : needed) { plain = plain && p != NULL; }
-    if (g.m % 16 != 0 || g.n % 16 != 0 || g.k % 16 != 0) {
-        die("%s: a product of %d x %d x %d; multiples of 16", name, g.m, g.n, g.k);
-    }
-    if (!codes || !types || g.trans_a || !g.trans_b || g.scales_a != scales ||
-        g.scales_b != scales) {
-        die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
-            g.scales_a, g.scales_b);
-    }
-    if (!plain || g.alpha != 1.0f || g.epilogue != EPILOGUE_NONE || g.batch > 0) {
-        die("%s: a pointer is missing, or more than a product is requested", name);
-    }
 }
 
 // A dimension of a tensor: its size, bytes from one index to the next, and the size of a box.

@@ -172,15 +172,6 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q);
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
                                Scratch scratch);
 
-// ---- block_product.cu ----
-// FP8 products of operands that both have vector scales, as gemm() computes them: by blockwise
-// scaling a weight's gradient. Fewer tiles of 256 x 128 than multiprocessors; alpha 1, C added or
-// not, no epilogue. The parts of sums lie in gpu->workspace.
-// Whether that is faster than cuBLASLt. False also where this GPU, driver or build has none: other
-// than compute capability 9.0.
-bool gpu_block_product_pays(const Gpu *gpu, int m, int n, int k);
-void gpu_block_product(Gpu *gpu, Gemm g);
-
 // ---- rope.cu ----
 // What queries and keys of a packed [M,(H+2G)D] go through, head by head: their RMSNorm, where
 // there are weights (QK norm; D up to 256), and then the rotation. Any even D.

@@ -366,7 +366,7 @@ struct FilledCodes : Buffer<uint8_t> {
     }
 };
 
-// A weight gradient [N,K] of M tokens by blocks: by cuBLASLt and by our own product.
+// A weight gradient [N,K] of M tokens by blocks.
 static void bench_weight_gradient(int M, int N, int K, const char *layer) {
     FilledCodes dy((size_t)N * M, 50, FP8_E4M3), x((size_t)K * M, 50, FP8_E4M3);
     FloatBuffer scales(fp8_scale_count(SCALES_VECTOR, N > K ? N : K, M));
@@ -382,11 +382,7 @@ static void bench_weight_gradient(int M, int N, int K, const char *layer) {
     g.scales_a = g.scales_b = SCALES_VECTOR;
     std::string shape = text("%s %dx%dx%d", layer, M, N, K);
     double floor = 2.0 * M * N * K / (2 * FLOPS_PER_S);
-    for (int turn = 0; turn < 2; turn++) { // in turns: the clock drifts
-        bench("dW by blocks: cuBLASLt", shape, floor, [&] { gemm(&gpu, g); });
-        if (!gpu_block_product_pays(&gpu, N, K, M)) { continue; }
-        bench("dW by blocks: our own", shape, floor, [&] { gpu_block_product(&gpu, g); });
-    }
+    bench("dW by blocks", shape, floor, [&] { gemm(&gpu, g); });
 }
 
 // The products that meet GELU, each in one kernel and in two: by default (fast forward, split

@@ -1,5 +1,5 @@
 // What uses the FP8 tensors: the scaling state's update against the one rule in fp8_format.h, and
-// products, cuBLASLt's and our own by blocks, against FP64 of the dequantised operands.
+// cuBLASLt's products, by blocks too, against FP64 of the dequantised operands.
 #include "../kernels/gemm.h"
 #include "gpu_test.h"
 
@@ -66,8 +66,8 @@ static Codes random_codes(size_t count, uint64_t key, float scale, Fp8Type type)
 
 // The product g of the codes of A and B in BF16 and FP32, written and added. roundings, error: how
 // far each may be from what is expected.
-static void check_results(void (*product)(Gpu *, Gemm), Gemm g, const Codes &a, const Codes &b,
-                          const Floats &expected, double roundings, double error) {
+static void check_results(Gemm g, const Codes &a, const Codes &b, const Floats &expected,
+                          double roundings, double error) {
     Buffer<uint8_t> da(a.size()), db(b.size());
     Bf16Buffer d(expected.size());
     FloatBuffer wide(expected.size());
@@ -80,19 +80,19 @@ static void check_results(void (*product)(Gpu *, Gemm), Gemm g, const Codes &a, 
     g.type_d = TYPE_BF16;
     g.trans_b = true;
     g.alpha = 1.0f;
-    product(&gpu, g);
+    gemm(&gpu, g);
     CHECK_BF16(get_floats(d), expected, roundings);
     g.d = wide.data;
     g.type_d = TYPE_F32;
-    product(&gpu, g);
+    gemm(&gpu, g);
     CHECK_ERROR(wide.get().data(), expected.data(), size, error);
     Floats twice = wide.get();
-    product(&gpu, g);
+    gemm(&gpu, g);
     CHECK(same_bits(wide.get(), twice));
     for (float &x : twice) { x *= 2; }
     g.c = wide.data;
     g.beta = 1.0f;
-    product(&gpu, g);
+    gemm(&gpu, g);
     CHECK_ERROR(wide.get().data(), twice.data(), size, 1e-6);
 }
 
@@ -117,12 +117,11 @@ static void check_product(int m, int n, int k, Fp8Type ta, Fp8Type tb, bool fast
               .scale_b = &live.data[1].scale_inv,
               .fast_accumulation = fast};
     // Hopper's FP8 tensor cores keep some 14 bits of the sum between promotions
-    check_results(gemm, g, a, b, expected, fast ? 2.0 : 1.2, fast ? 3e-3 : 5e-4);
+    check_results(g, a, b, expected, fast ? 2.0 : 1.2, fast ? 3e-3 : 5e-4);
 }
 
 // The same with block scales: A's are of vectors, B's of vectors or squares.
-static void check_block_product(void (*product)(Gpu *, Gemm), int m, int n, int k, Fp8Type ta,
-                                Fp8Scales scales_b) {
+static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scales_b) {
     random_key++;
     Codes a = random_codes((size_t)m * k, random_key, 50, ta);
     Codes b = random_codes((size_t)n * k, ~random_key, 30, FP8_E4M3);
@@ -162,7 +161,7 @@ static void check_block_product(void (*product)(Gpu *, Gemm), int m, int n, int 
               .scale_b = dsb.data,
               .scales_a = SCALES_VECTOR,
               .scales_b = scales_b};
-    check_results(product, g, a, b, expected, 1.2, 5e-4);
+    check_results(g, a, b, expected, 1.2, 5e-4);
 }
 
 LIBRARY_TEST(block_products) {
@@ -172,100 +171,10 @@ LIBRARY_TEST(block_products) {
     }
     for (int i = 0; i < 2; i++) {
         Fp8Scales scales_b = i == 0 ? SCALES_SQUARE : SCALES_VECTOR;
-        check_block_product(gemm, 128, 256, 384, FP8_E4M3, scales_b);
-        check_block_product(gemm, 208, 144, 1600, FP8_E5M2, scales_b); // ragged in every direction
-        check_block_product(gemm, 16, 512, 4096, FP8_E4M3, scales_b);
+        check_block_product(128, 256, 384, FP8_E4M3, scales_b);
+        check_block_product(208, 144, 1600, FP8_E5M2, scales_b); // ragged in every direction
+        check_block_product(16, 512, 4096, FP8_E4M3, scales_b);
     }
-}
-
-// Our own of vectors. The multiprocessors that it believes in divide the sums in every way: one
-// helper of one tile and of many, many helpers of one tile, no helper at all.
-TEST(own_block_products) {
-    const int sms = gpu.sms;
-    if (gpu.capability != 90) {
-        test_skip("products by blocks need compute capability 9.0");
-        return;
-    }
-    if (sanitizing_by("racecheck")) { // it does not follow what TMA and WGMMA do
-        test_skip("racecheck");
-        return;
-    }
-    static const int shapes[][4] = {{16, 16, 16, 132},   {16, 16, 272, 2},     {272, 144, 784, 132},
-                                    {208, 144, 1600, 5}, {16, 512, 4096, 132}, {528, 400, 1680, 13},
-                                    {288, 272, 3088, 10}};
-    for (const auto &s : shapes) {
-        if (left_out((int64_t)s[0] * s[2])) { continue; }
-        gpu.sms = s[3];
-        for (Fp8Type type : {FP8_E4M3, FP8_E5M2}) {
-            check_block_product(gpu_block_product, s[0], s[1], s[2], type, SCALES_VECTOR);
-        }
-    }
-    gpu.sms = sms;
-}
-
-// The stand-in for it has neither its rule nor its refusals.
-static bool by_standin(void) {
-    return strcmp(gpu.name, "stand-in") == 0;
-}
-
-TEST(where_own_block_products_pay) {
-    Gpu h200 = gpu;
-    if (gpu.capability != 90 || by_standin()) {
-        test_skip("products by blocks need compute capability 9.0");
-        return;
-    }
-    h200.sms = 132;
-    CHECK(gpu_block_product_pays(&h200, 3072, 768, 65536)); // 144 tiles of 128 x 128
-    CHECK(gpu_block_product_pays(&h200, 768, 3072, 65536));
-    CHECK(!gpu_block_product_pays(&h200, 3072, 768, 4096));   // few tokens
-    CHECK(!gpu_block_product_pays(&h200, 2304, 768, 65536));  // one wave
-    CHECK(!gpu_block_product_pays(&h200, 2048, 2048, 65536)); // two, nearly full
-    CHECK(!gpu_block_product_pays(&h200, 128, 18432, 65536)); // 144, of which ours has as many
-    CHECK(!gpu_block_product_pays(&h200, 128256, 2048, 65536));
-}
-
-// What our own product refuses.
-TEST(refusals) {
-    if (by_standin()) {
-        test_skip("on the stand-in");
-        return;
-    }
-    FloatBuffer memory(1 << 12);
-    float *x = memory.data, *d = x + 1024;
-    Gemm good = gemm_plain(16, 16, 16, NULL, NULL, d);
-    good.a = good.b = x;
-    good.type_a = good.type_b = TYPE_E4M3;
-    good.type_d = TYPE_F32;
-    good.trans_b = true;
-    good.scale_a = good.scale_b = x;
-    good.scales_a = good.scales_b = SCALES_VECTOR;
-    auto refused = [&](const char *says, auto change) {
-        Gemm g = good;
-        CHECK_DIES(says, change(g); gpu_block_product(&gpu, g));
-    };
-    refused("multiples of 16", [](Gemm &g) { g.n = 24; });
-    refused("multiples of 16", [](Gemm &g) { g.k = 40; });
-    refused("operands of types", [](Gemm &g) { g.type_b = TYPE_E5M2; });
-    refused("operands of types", [](Gemm &g) { g.type_a = TYPE_BF16; });
-    refused("scales of kinds", [](Gemm &g) { g.scales_b = SCALES_SQUARE; });
-    refused("scales of kinds", [](Gemm &g) { g.scales_a = SCALES_TENSOR; });
-    refused("a pointer is missing", [](Gemm &g) { g.beta = 1.0f; });
-    refused("a pointer is missing", [](Gemm &g) { g.scale_a = NULL; });
-    refused("more than a product", [](Gemm &g) { g.alpha = 2.0f; });
-    refused("more than a product", [](Gemm &g) { g.epilogue = EPILOGUE_BIAS; });
-    refused("more than a product", [](Gemm &g) { g.batch = 2; });
-    refused("16-byte aligned", [&](Gemm &g) { g.a = x + 1; });
-    refused("writes d over its operand b", [&](Gemm &g) {
-        g.d = x;
-        g.a = d;
-    });
-    refused("writes parts over its operand a", [](Gemm &g) { g.a = gpu.workspace; });
-    refused("132 multiprocessors", [](Gemm &g) {
-        gpu.sms = 132;
-        g.m = g.n = 4096;
-    });
-    refused("0 bytes of workspace", [](Gemm &) { gpu.workspace_bytes = 0; });
-    refused("this device has none", [](Gemm &) { gpu.capability = 80; });
 }
 
 LIBRARY_TEST(products) {

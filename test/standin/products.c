@@ -151,20 +151,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     return status;
 }
 
-// Models here are so small that it would not.
-bool gpu_block_product_pays(const Gpu *gpu, int m, int n, int k) {
-    return gpu->capability == 90 && !own_products("none");
-}
-
-void gpu_block_product(Gpu *gpu, Gemm g) {
-    bool vectors = g.scales_a == SCALES_VECTOR && g.scales_b == SCALES_VECTOR;
-    if (!gpu_block_product_pays(gpu, g.m, g.n, g.k) || !vectors || g.epilogue != EPILOGUE_NONE) {
-        die("stand-in: no product by blocks");
-    }
-    gemm(gpu, g);
-    if (own_products("wrong")) { ((uint8_t *)g.d)[gpu_type_bytes(g.type_d) - 1] ^= 0x80; }
-}
-
 // ---- attention ----------------------------------------------------------------------------------
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {

@@ -33,9 +33,6 @@ void linear_start(LinearLayer *l, const Params *p) {
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
-    int tokens = (int)p->run->options.micro_batch_size * p->run->config.seq_length;
-    bool pays = p->blockwise && l->wgrad_fp8 && gpu_block_product_pays(p->gpu, l->N, l->C, tokens);
-    l->weight_product = pays ? gpu_block_product : gemm;
     linear_set_scaling(l, p);
 }
 
@@ -140,7 +137,7 @@ void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bo
     g.c = accumulate ? l->dweight.data : NULL;
     g.beta = accumulate ? 1.0f : 0.0f;
     gpu_family(gpu, l->family);
-    l->weight_product(gpu, g);
+    gemm(gpu, g);
 }
 
 void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,

@@ -14,10 +14,9 @@ typedef struct {
     Operand weight; // [N,C]; bf16 NULL where products read FP8 alone; fp8 NULL: the layer is BF16
     Bf16 *bias;     // [N] or NULL
     Gradient dweight, dbias;
-    Fp8Tensor x, w, dy;                  // all zero where the layer is BF16
-    bool wgrad_fp8;                      // the weight gradient's operands are FP8 too
-    bool fast_forward, fast_backward;    // FP8 partial sums stay in the tensor cores
-    void (*weight_product)(Gpu *, Gemm); // cuBLASLt's, or our own where that pays
+    Fp8Tensor x, w, dy;               // all zero where the layer is BF16
+    bool wgrad_fp8;                   // the weight gradient's operands are FP8 too
+    bool fast_forward, fast_backward; // FP8 partial sums stay in the tensor cores
     GpuFamily family;
 
     // The input as the weight gradient reads it: bf16, or fp8_t; kept from the forward pass.
