@@ -15,7 +15,6 @@
 #   make golden          the values that tests compare with, by PyTorch and transformers
 #   make cuda            what nvcc alone can check; make gpu-programs: what make test-gpu runs
 # Variables, with any of them; what is built with others is built anew:
-#   BLAS=openblas        matrix products of the CPU trainer by OpenBLAS instead of our own
 #   NATIVE=              without -march=native, for programs that run on other machines
 #   ARCHS="90a 100a"     for these GPUs (compute capability without its point; 90a: Hopper)
 #   PTX=90               for newer ones besides, compiled as they start
@@ -24,7 +23,6 @@
 
 CC      ?= gcc
 NATIVE  ?= -march=native
-BLAS    ?= own
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith
 ifeq ($(WERROR),1)
 WARN    += -Werror
@@ -35,12 +33,6 @@ endif
 CFLAGS  ?= -O3 -g
 BASE    := -std=gnu11 -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
 LDLIBS  := -lcjson -lz -lm -lpthread
-ifeq ($(BLAS),openblas)
-BASE    += -DLLM8_OPENBLAS
-LDLIBS  += -lopenblas
-else ifneq ($(BLAS),own)
-$(error BLAS=$(BLAS): must be own or openblas)
-endif
 
 BUILD   := build
 COMMON  := $(wildcard base/*.c model/*.c ranks/*.c checkpoints/*.c train/*.c) \
@@ -76,7 +68,7 @@ $(BUILD)/plain/%.c.o: %.c $(BUILD)/c.flags
 # packages may be missing. Expanded here, where no target adds flags of its own.
 FLAGS := $(CC) $(CXX) $(CFLAGS) $(NATIVE) $(filter-out -Werror,$(BASE)) $(LDLIBS)
 $(BUILD)/c.flags: FORCE
-	@echo '$(FLAGS)' | cmp -s - $@ || { CC='$(CC)' BLAS='$(BLAS)' scripts/packages.sh make && \
+	@echo '$(FLAGS)' | cmp -s - $@ || { CC='$(CC)' scripts/packages.sh make && \
 	    mkdir -p $(@D) && echo '$(FLAGS)' >$@; }
 
 quickstart:
@@ -228,7 +220,7 @@ JOBS ?= $(shell nproc) # test programs at the same time
 
 .PHONY: run-tests
 test: # another make, which sees a C++ compiler that has just been installed
-	@CC='$(CC)' BLAS='$(BLAS)' scripts/packages.sh --install --tests 'make test'
+	@CC='$(CC)' scripts/packages.sh --install --tests 'make test'
 	@$(MAKE) --no-print-directory run-tests
 run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(BUILD)/standin/libnccl.so.2 \

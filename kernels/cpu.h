@@ -29,7 +29,6 @@ typedef struct {
 } CpuGemm;
 
 void cpu_gemm(CpuGemm g);
-const char *cpu_gemm_name(void); // which implementation was built, for the start-up lines
 
 // out[M,C] = wte[token] (+ wpe[position], when wpe is not NULL)
 void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B,

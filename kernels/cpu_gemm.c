@@ -3,7 +3,7 @@
 // the innermost kernel reads both with unit stride and keeps an MR x NR tile of C in registers.
 //
 // Vectors are GCC's vector extension, so that one source serves AVX-512, AVX2 and anything else the
-// compiler can lower; only the tile sizes differ. `make BLAS=openblas` replaces all of it.
+// compiler can lower; only the tile sizes differ.
 #include "../base/common.h"
 #include "cpu.h"
 
@@ -11,28 +11,6 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifdef LLM8_OPENBLAS
-#include <cblas.h>
-
-const char *cpu_gemm_name(void) {
-    return "OpenBLAS";
-}
-
-void cpu_gemm(CpuGemm g) {
-    bool preset = g.bias != NULL || g.addend != NULL;
-    for (int i = 0; preset && i < g.m; i++) {
-        for (int j = 0; j < g.n; j++) {
-            size_t at = (size_t)i * g.n + j;
-            g.c[at] = (g.bias ? g.bias[j] : 0.0f) + (g.addend ? g.addend[at] : 0.0f);
-        }
-    }
-    cblas_sgemm(CblasRowMajor, g.trans_a ? CblasTrans : CblasNoTrans,
-                g.trans_b ? CblasTrans : CblasNoTrans, g.m, g.n, g.k, g.alpha, g.a,
-                g.trans_a ? g.m : g.k, g.b, g.trans_b ? g.k : g.n, preset ? 1.0f : 0.0f, g.c, g.n);
-}
-
-#else
 
 #if defined(__AVX512F__)
 enum { VECTOR = 16, MR = 12, NR = 2 * VECTOR };
@@ -48,16 +26,6 @@ enum { MC = MR * 20, KC = 256, NC = NR * 24 };
 typedef float Vector __attribute__((vector_size(VECTOR * sizeof(float))));
 typedef Vector VectorUnaligned __attribute__((aligned(4)));
 typedef float Quad __attribute__((vector_size(16), aligned(4)));
-
-const char *cpu_gemm_name(void) {
-#if defined(__AVX512F__)
-    return "blocked, AVX-512";
-#elif defined(__AVX__)
-    return "blocked, AVX2";
-#else
-    return "blocked, 128-bit";
-#endif
-}
 
 // out[c][r] = x[r][c] for r < 4, with rows of x `ld` apart and rows of out `width` apart.
 static inline void transpose_4_rows(float *out, int width, const float *x, int ld, int cols) {
@@ -204,5 +172,3 @@ void cpu_gemm(CpuGemm g) {
         free(b_pack);
     }
 }
-
-#endif

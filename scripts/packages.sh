@@ -25,7 +25,6 @@ needed() {
     has_header stdlib.h || echo libc6-dev
     has_header cjson/cJSON.h || echo libcjson-dev
     has_header zlib.h || echo zlib1g-dev
-    if [ "${BLAS:-own}" = openblas ]; then has_header cblas.h || echo libopenblas-dev; fi
 }
 
 of_tests() {

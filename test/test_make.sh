@@ -52,7 +52,7 @@ test_flags_are_part_of_what_is_built() {
     [[ -e tree/train_gpt && -e tree/tokenize && ! -e made.gpu ]] || fail "$(cat made)"
     build && made 0 0 again
     build WERROR=1 && made 0 0 'the same programs'
-    for flags in NATIVE= BLAS=openblas CFLAGS=-O1; do
+    for flags in NATIVE= CFLAGS=-O1; do
         build train_gpt $flags && made some 0 "$flags"
         build train_gpt $flags && made 0 0 "$flags again"
     done
@@ -107,8 +107,6 @@ test_missing_packages_are_named() {
         make -C tree CC=no-headers
     has log 'apt-get install -y libc6-dev libcjson-dev zlib1g-dev' || fail "$(cat log)"
     PATH=$path expect_said 2 'missing: gcc libc6-dev' make -C tree CC=no-such-compiler
-    PATH=$path BLAS=openblas expect_said 2 'zlib1g-dev libopenblas-dev. Type' \
-        make -C tree CC=no-headers
     PATH=$path expect_said 2 "error: $missing. Type this once, then make test again:" \
         make -C tree CC=no-headers test
     [[ ! -e installed ]] || fail "installed: $(cat installed)"

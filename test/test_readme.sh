@@ -184,7 +184,7 @@ test_faults_are_seen() {
         sources | sed -E 's,^([^/]*/).*,\1,' | sort -u | sed 's#.*#| `&` | what `not/it` is |#'
         printf '| `train/gpu/` | a folder |\n## Next\n| `not/here` | x |\n'
         printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'
-        printf '```\nmake BLAS=own all clean # make war\n./train_gpt --lr 1 \\\n'
+        printf '```\nmake WERROR=1 all clean # make war\n./train_gpt --lr 1 \\\n'
         printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
         printf '| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n| `step` | the `f` and `g` |\n'
         echo '## y' && echo '<!-- options -->' && "$root/scripts/results" --print "$root/docs/options.md"
@@ -194,7 +194,7 @@ test_faults_are_seen() {
     sees stale_rows 's/^| `train\/gpu\/`/| `trains\/`/' 'trains/ '
     sees missing_files '$s,$, base/io.h model/x.h,' 'model/x.h '
     sees unknown_targets 's/make test/make tests/' 'tests '
-    sees unknown_targets 's/own all/own quickest/' 'quickest '
+    sees unknown_targets 's/=1 all/=1 quickest/' 'quickest '
     sees unknown_options 's/--lr 1/--lrr 1/' '--lrr '
     sees unknown_options 's/--no-shuffle/--no-lr/' '--no-lr '
     sees unknown_options 's/`--bf16`/`--bf17`/' '--bf17 '
