@@ -16,8 +16,6 @@
 // turns, for both into one ring. The panel's part of B stays in shared memory from tile to tile, so
 // that each tile only loads A. (Shared memory delivers 128 bytes a cycle. A warpgroup with 64 x 128
 // sums takes 96 of them for its WGMMAs, which leaves too little for loading B again and again.)
-// Where K is too large for that, B is loaded for each tile, and the warpgroups work side by side
-// instead.
 //
 // TMA reads A and B with the rows inside each block of 16 in an order that leaves each thread 2
 // adjacent rows x 4 adjacent columns of the product: four codes are then a word of a row, and two
@@ -76,7 +74,6 @@ struct Parameters {
 // A block's tiles, one after another.
 struct Work {
     int M, steps;      // of K
-    bool resident;     // the panel's part of B
     int row, column;   // where this tile begins
     int left;          // tiles, with this one
     int number, panel; // of this tile and of its panel, counted in this block
@@ -86,7 +83,6 @@ struct Work {
         int first = (int)(tiles * blockIdx.x / gridDim.x);
         M = p.M;
         steps = (p.K + 2 * DEPTH - 1) / (2 * DEPTH) * 2; // beyond K all is 0
-        resident = steps <= B_STAGES;
         row = first % down * TILE;
         column = first / down * TILE;
         left = (int)(tiles * (blockIdx.x + 1) / gridDim.x) - first;
@@ -104,11 +100,11 @@ struct Work {
     }
     // The next tile does not share this one's B.
     __device__ bool ends_panel(void) const {
-        return !resident || left == 1 || row + TILE >= M;
+        return left == 1 || row + TILE >= M;
     }
     // How many stages of B the block has used before those of this tile.
     __device__ int b_before(void) const {
-        return resident ? panel * B_STAGES : number * steps;
+        return panel * B_STAGES;
     }
 };
 
@@ -117,8 +113,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     Stage<A_STAGES> a = 0;
     for (Work work(p); warp == 0 && work.left > 0; work.next()) {
         for (int i = 0; i < 2 * work.steps; i++, a.advance(1)) {
-            int w = work.resident ? i >= work.steps : i % 2;
-            int k = work.resident ? i - w * work.steps : i / 2;
+            int w = i >= work.steps, k = i - w * work.steps;
             barrier_wait(&s.a_empty[a.at], a.round + 1);
             barrier_expect(&s.a_full[a.at], ROWS * DEPTH);
             tma_load<4>(s.a[a.at], p.a, &s.a_full[a.at], k * DEPTH, (work.row + w * ROWS) / 16);
@@ -126,7 +121,7 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     }
     for (Work work(p); warp == 1 && work.left > 0; work.next()) {
         Stage<B_STAGES> b = work.b_before();
-        if (work.resident && work.number > 0 && work.row > 0) { continue; } // loaded
+        if (work.number > 0 && work.row > 0) { continue; } // loaded
         for (int k = 0; k < work.steps; k++, b.advance(1)) {
             barrier_wait(&s.b_empty[b.at], b.round + 1);
             barrier_expect(&s.b_full[b.at], TILE * DEPTH);
@@ -181,11 +176,11 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     Work tile(p);
     while (tile.left > 0) {
         const int m = tile.row + w * ROWS, n = tile.column, number = tile.number;
-        const int last = tile.steps - 1, stride = tile.resident ? 1 : 2;
+        const int last = tile.steps - 1;
         const bool releases_b = tile.ends_panel();
-        const bool waits = tile.resident && (w == 1 || number > 0);
-        const bool passes = tile.resident && (w == 0 || tile.left > 1);
-        Stage<A_STAGES> a_at = number * 2 * tile.steps + (tile.resident ? w * tile.steps : w);
+        const bool waits = w == 1 || number > 0;
+        const bool passes = w == 0 || tile.left > 1;
+        Stage<A_STAGES> a_at = (number * 2 + w) * tile.steps;
         Stage<A_STAGES> a_done = a_at;
         Stage<B_STAGES> b_at = tile.b_before(), b_done = b_at;
         tile.next();
@@ -202,13 +197,13 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 wgmma<TYPE>(d, a + 2 * i, b + 2 * i, i > 0 || (!SPLIT && k > 0));
             }
             wgmma_commit();
-            a_at.advance(stride);
+            a_at.advance(1);
             b_at.advance(1);
         };
         auto release = [&] { // the first step that is not released
             barrier_arrive(&s.a_empty[a_done.at], lane == 0);
             barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
-            a_done.advance(stride);
+            a_done.advance(1);
             b_done.advance(1);
         };
         float sums[64];
@@ -448,6 +443,9 @@ static void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
     if (!codes || !tensors || g.trans_a || !g.trans_b) {
         die("%s: operands of types %d and %d, scales of kinds %d and %d", name, g.type_a, g.type_b,
             g.scales_a, g.scales_b);
+    }
+    if (g.k > GELU_PRODUCT_MOST_K) {
+        die("%s: K is %d, more than %d", name, g.k, GELU_PRODUCT_MOST_K);
     }
     if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
 }
