@@ -26,13 +26,13 @@ template <bool BIAS> struct GeluBackward : Function {
     }
 };
 
-// Of gate and up. FP8: the product's order in that form. The two orders differ in the last bit.
-template <bool FP8> struct Swiglu : Function {
+// Of gate and up.
+struct Swiglu : Function {
     enum { INPUTS = 2, WIDE = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
         for (int j = 0; j < VEC; j++) {
             float g = in[0].v[j], up = in[1].v[j];
-            out[0].v[j] = FP8 ? up * g * sigmoid(g) : up * (g * sigmoid(g));
+            out[0].v[j] = up * (g * sigmoid(g));
         }
     }
 };
@@ -53,7 +53,7 @@ struct SwigluBackward : Function {
 void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
                       cudaStream_t stream) {
     auto run = [&](const auto &source) {
-        produce<false>("gelu forward", source, source, out, q, {}, {}, M, F, stream);
+        produce<false>("gelu forward", source, out, q, {}, {}, M, F, stream);
     };
     bias == NULL ? run(Elementwise<Gelu<false>>(F, x)) : run(Elementwise<Gelu<true>>(F, x, bias));
 }
@@ -62,7 +62,7 @@ void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16
                        const Bf16 *x, const Bf16 *bias, Scratch scratch, int M, int F,
                        cudaStream_t stream) {
     auto run = [&](const auto &source) {
-        produce<true>("gelu backward", source, source, dx, q, column_sums, scratch, M, F, stream);
+        produce<true>("gelu backward", source, dx, q, column_sums, scratch, M, F, stream);
     };
     bias == NULL ? run(Elementwise<GeluBackward<false>>(F, dout, x))
                  : run(Elementwise<GeluBackward<true>>(F, dout, x, bias));
@@ -70,13 +70,12 @@ void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16
 
 void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,
                         cudaStream_t stream) {
-    Elementwise<Swiglu<true>> fused(F, x, x + F);
-    Elementwise<Swiglu<false>> plain(F, x, x + F);
-    produce<false>("swiglu forward", fused, plain, out, q, {}, {}, M, F, stream);
+    Elementwise<Swiglu> source(F, x, x + F);
+    produce<false>("swiglu forward", source, out, q, {}, {}, M, F, stream);
 }
 
 void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream) {
     Elementwise<SwigluBackward> source(F, dout, x, x + F);
-    produce<false>("swiglu backward", source, source, dx, q, {}, {}, M, F, stream);
+    produce<false>("swiglu backward", source, dx, q, {}, {}, M, F, stream);
 }

@@ -599,26 +599,25 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 
 // ---- to an operand ------------------------------------------------------------------------------
 
-// The source's values, M x N an output, to the operand: from `fused`, where q says so, to the FP8
-// forms alone; or else from `plain`. SUMS: with column sums.
-template <bool SUMS, typename FUSED, typename PLAIN>
-static void produce(const char *name, const FUSED &fused, const PLAIN &plain, const Operand &out,
-                    const Fp8Tensor &q, Gradient sums, Scratch scratch, int M, int N,
-                    cudaStream_t stream) {
+// The source's values, M x N an output, to the operand: fused, to the FP8 forms alone; or else to
+// BF16 and from that to the FP8 forms. SUMS: with column sums.
+template <bool SUMS, typename SOURCE>
+static void produce(const char *name, const SOURCE &source, const Operand &out, const Fp8Tensor &q,
+                    Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     int count = (int)((int64_t)M * N / VEC);
-    check_operand(name, out, q, M, (int64_t)FUSED::OUTPUTS * N);
-    for (const Bf16 *x : fused.x) { check_aligned(name, {x}); }
+    check_operand(name, out, q, M, (int64_t)SOURCE::OUTPUTS * N);
+    for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
     // two outputs side by side share blocks where one ends within a block
-    bool shared_blocks = q.mode == SCALE_BLOCKS && FUSED::OUTPUTS > 1 && N % FP8_BLOCK != 0;
+    bool shared_blocks = q.mode == SCALE_BLOCKS && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (q.fused && !shared_blocks) {
-        quantize<SUMS>(name, fused, out, q, sums, scratch, M, N, stream);
+        quantize<SUMS>(name, source, out, q, sums, scratch, M, N, stream);
         return;
     }
     if constexpr (SUMS) {
-        sum_columns<true>(name, plain, out.bf16, measured_amax(q), sums, scratch, M, N, stream);
+        sum_columns<true>(name, source, out.bf16, measured_amax(q), sums, scratch, M, N, stream);
     } else {
-        launch(produce_kernel<PLAIN>, divide_up(count, 256), 256, stream, plain, out.bf16,
+        launch(produce_kernel<SOURCE>, divide_up(count, 256), 256, stream, source, out.bf16,
                measured_amax(q), count);
     }
-    gpu_quantize(out, q, {}, {}, M, PLAIN::OUTPUTS * N, stream);
+    gpu_quantize(out, q, {}, {}, M, SOURCE::OUTPUTS * N, stream);
 }
