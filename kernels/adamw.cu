@@ -28,18 +28,24 @@ __global__ void sum_of_squares_kernel(double *partials, const void *gradients, G
     if (threadIdx.x == 0) { partials[blockIdx.x] = all; }
 }
 
-__global__ void finish_norm_kernel(StepState *state, const double *partials, int count) {
+__global__ void finish_norm_kernel(StepState *state, const StepInput *input, const double *partials,
+                                   int count) {
     __shared__ double shared[WARP];
     double mine = 0.0;
     for (int i = threadIdx.x; i < count; i += blockDim.x) { mine += partials[i]; }
     double all = block_sum(mine, shared);
-    if (threadIdx.x == 0) { state->norm_squared = all; }
+    if (threadIdx.x == 0) {
+        state->norm_squared = all;
+        state->stop = input->stop;
+        state->own_loss = state->loss;
+    }
 }
 
-void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream) {
+void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
+                        const void *gradients, GpuType type, const GradientPart *parts, int count,
+                        cudaStream_t stream) {
     launch(sum_of_squares_kernel, count, 256, stream, scratch, gradients, type, parts);
-    launch(finish_norm_kernel, 1, 1024, stream, state, scratch, count);
+    launch(finish_norm_kernel, 1, 1024, stream, state, input, scratch, count);
 }
 
 __global__ void decide_step_kernel(StepState *state, double tokens, float clip) {
@@ -49,7 +55,7 @@ __global__ void decide_step_kernel(StepState *state, double tokens, float clip) 
     state->gradient_scale = clip > 0.0f && norm > clip ? (float)(clip / norm) : 1.0f;
     state->skipped = !finite;
     state->updates += finite;
-    state->skips += !finite;
+    state->unmeasured = 0;
 }
 
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream) {
@@ -200,6 +206,21 @@ int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);
 }
 
+// The last segment whose first_block is not after `block`.
+__device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, int count,
+                                                int block) {
+    int begin = 0, end = count;
+    while (end - begin > 1) {
+        int middle = (begin + end) / 2;
+        if (segments[middle].first_block <= block) {
+            begin = middle;
+        } else {
+            end = middle;
+        }
+    }
+    return begin;
+}
+
 // Whose step comes first. Each has kernels of its own: with Muon in them, AdamW's took 64 registers
 // instead of 57.
 enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
@@ -232,7 +253,7 @@ template <WeightsRule RULE, WeightsMode MODE, bool SQUARES, bool COUNTS>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
-    const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
+    const AdamWSegment s = u.segments[segment_of_block(u.segments, u.segment_count, blockIdx.x)];
     AdamWFactors f = {};
     constexpr bool updates = RULE != RULE_KEEP;
     if (updates && s.muon != (RULE == RULE_MUON)) { return; }
@@ -328,7 +349,7 @@ void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cud
 __global__ void __launch_bounds__(ADAMW_THREADS)
     muon_momentum_kernel(const AdamWUpdate u, const StepState *state) {
     if (state->skipped) { return; }
-    const AdamWSegment s = u.segments[row_of_block(u.segments, 0, u.segment_count, blockIdx.x)];
+    const AdamWSegment s = u.segments[segment_of_block(u.segments, u.segment_count, blockIdx.x)];
     if (!s.muon) { return; }
     uint32_t key = (uint32_t)rng_mix(u.seed + 2 * (uint64_t)u.input->step);
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);

@@ -183,21 +183,6 @@ __device__ __forceinline__ void gradient_store8(Gradient out, int64_t vector, Fl
     }
 }
 
-// The last row from `begin` on whose first_block is not after `block`.
-template <typename ROW>
-__device__ __forceinline__ int row_of_block(const ROW *rows, int begin, int count, int block) {
-    int high = count;
-    while (high - begin > 1) {
-        int middle = (begin + high) / 2;
-        if (rows[middle].first_block <= block) {
-            begin = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return begin;
-}
-
 static inline int divide_up(int64_t a, int64_t b) {
     return (int)((a + b - 1) / b);
 }

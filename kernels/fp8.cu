@@ -40,13 +40,7 @@ __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     }
 }
 
-__global__ void clear_unmeasured_kernel(StepState *state) {
-    state->unmeasured = 0;
-}
-
 void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream) {
-    launch(clear_unmeasured_kernel, 1, 1, stream, state);
-    if (!scaling->delayed) { return; }
     launch(fp8_update_kernel, scaling->count, WARP, stream, *scaling, state);
 }
 

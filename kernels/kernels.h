@@ -164,7 +164,7 @@ void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *
 // given scale that is not counted, with what a product by gemm() and a pass would round.
 // False: this GPU, driver or build has none: other than compute capability 9.0.
 bool gpu_has_gelu_products(const Gpu *gpu);
-// The largest K for which they are faster than the two kernels that they replace.
+// The largest K, of whose B a panel stays in shared memory. Beyond it two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q);
@@ -219,8 +219,7 @@ typedef struct {
     float gradient_scale; // clipping
     int skipped;          // 1: loss or norm is not finite, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
-    int64_t skips;        // steps skipped so far
-    int unmeasured;       // FP8 slots in use that have no history yet
+    int unmeasured;       // delayed scaling: FP8 slots in use that have no history yet
 } StepState;
 
 // What a step needs from the host; sent along, so that a step can be a captured graph.
@@ -235,12 +234,13 @@ typedef struct {
     int64_t first, n;
 } GradientPart;
 
-// state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows.
-// scratch[count]
-void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream);
-// Reads loss and norm_squared; sets gradient_scale, skipped, updates, skips. tokens divides the
-// loss.
+// What the ranks then add up: state->norm_squared = the sum of squares of the parts, a table on the
+// device of `count` rows; state->stop = input->stop. state->own_loss = state->loss. scratch[count]
+void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
+                        const void *gradients, GpuType type, const GradientPart *parts, int count,
+                        cudaStream_t stream);
+// Reads loss and norm_squared; sets gradient_scale, skipped, updates, and unmeasured to 0. tokens
+// divides the loss.
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream);
 
 // Parameters of one rank that lie together, and where their new weights go.
@@ -330,12 +330,11 @@ typedef struct {
     float *targets; // [count]
     uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
     int count, history_length;
-    bool delayed;
 } Fp8Scaling;
 
-// Once an optimizer step, after the decision: enters the amaxes into the history and renews the
-// scales; after a skipped step forgets those of activations and gradients. state->unmeasured is
-// then the number of slots in use without a history (0 for tensorwise scaling).
+// Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
+// and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
+// Counts in state->unmeasured the slots in use without a history.
 void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream);
 // Before a micro-step: nothing has been measured.
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);

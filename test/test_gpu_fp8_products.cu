@@ -32,7 +32,7 @@ TEST(scaling_state) {
         s.skipped = step == 6;
         state.put(&s);
         Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data,
-                              used.data,  SLOTS,     LENGTH,       true};
+                              used.data,  SLOTS,     LENGTH};
         gpu_fp8_update(&scaling, state.data, gpu.stream);
         int unmeasured = 0;
         for (int i = 0; i < SLOTS; i++) {

@@ -176,13 +176,17 @@ TEST(norm_and_decision) {
     Buffer<GradientPart> parts(3);
     Buffer<double> scratch(3);
     parts.put(pieces);
-    StepState start = {.loss = 50.0, .updates = 4, .skips = 1};
+    Buffer<StepInput> input(1);
+    StepState start = {.loss = 50.0, .updates = 4, .unmeasured = 3};
+    StepInput stops = {.stop = 1.0};
+    input.put(&stops);
     wide.put(g.host.data());
     for (int pass = 0; pass < 3; pass++) {
         state.put(&start);
         bool bf16 = pass == 1;
-        gpu_sum_of_squares(state.data, scratch.data, bf16 ? (void *)g.device.data : wide.data,
-                           bf16 ? TYPE_BF16 : TYPE_F32, parts.data, 3, gpu.stream);
+        gpu_sum_of_squares(state.data, input.data, scratch.data,
+                           bf16 ? (void *)g.device.data : wide.data, bf16 ? TYPE_BF16 : TYPE_F32,
+                           parts.data, 3, gpu.stream);
         gpu_decide_step(state.data, pass == 2 ? 0.0 : 10.0, 1.0f, gpu.stream); // 50 / 0: infinite
         StepState s = state.get()[0];
         double expected = sum_of_squares(g.host.data(), n) +
@@ -190,7 +194,9 @@ TEST(norm_and_decision) {
         CHECK_CLOSE(s.norm_squared, expected, 1e-6 * expected);
         CHECK_EQUAL(s.skipped, pass == 2);
         CHECK_EQUAL(s.updates, pass == 2 ? 4 : 5);
-        CHECK_EQUAL(s.skips, pass == 2 ? 2 : 1);
+        CHECK_EQUAL(s.unmeasured, 0);
+        CHECK_CLOSE(s.stop, 1.0, 0.0);
+        CHECK_CLOSE(s.own_loss, 50.0, 0.0);
         CHECK_CLOSE(s.gradient_scale, 1.0 / sqrt(expected), 1e-6);
     }
 }

@@ -18,8 +18,11 @@ static void *element(const void *x, GpuType type, int64_t i) {
     return (char *)(uintptr_t)x + i * gpu_type_bytes(type);
 }
 
-void gpu_sum_of_squares(StepState *state, double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream) {
+void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
+                        const void *gradients, GpuType type, const GradientPart *parts, int count,
+                        cudaStream_t stream) {
+    state->stop = input->stop;
+    state->own_loss = state->loss;
     state->norm_squared = 0.0;
     for (int i = 0; i < count; i++) {
         check_part(parts[i].first, parts[i].n);
@@ -36,7 +39,7 @@ void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t s
     state->gradient_scale = clip > 0.0f && norm > clip ? (float)(clip / norm) : 1.0f;
     state->skipped = !finite;
     state->updates += finite;
-    state->skips += !finite;
+    state->unmeasured = 0;
 }
 
 // ---- AdamW --------------------------------------------------------------------------------------
@@ -219,8 +222,7 @@ void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, in
 // ---- the scaling state --------------------------------------------------------------------------
 
 void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) {
-    state->unmeasured = 0;
-    for (int i = 0; i < s->count && s->delayed; i++) {
+    for (int i = 0; i < s->count; i++) {
         if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
         if (!state->skipped) {
             fp8_slot_update(&s->slots[i], s->history + (int64_t)i * s->history_length,

@@ -37,7 +37,6 @@ static void plan_fp8(Params *p, Plan *plan) {
     const Run *run = p->run;
     int count = fp8_slot_count(&run->config), length = run->precision.history_length;
     p->scaling.count = count;
-    p->scaling.delayed = p->delayed;
     p->scaling.history_length = length;
     if (!p->fp8) { return; }
     plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
@@ -439,13 +438,7 @@ void params_publish(Params *p) {
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
-    StepState *state = p->state;
-    cudaStream_t stream = p->gpu->stream;
-    CUDA_CHECK(cudaMemcpyAsync(&state->own_loss, &state->loss, sizeof(double),
-                               cudaMemcpyDeviceToDevice, stream));
-    CUDA_CHECK(cudaMemcpyAsync(&state->stop, &p->adamw.input->stop, sizeof(double),
-                               cudaMemcpyDeviceToDevice, stream));
-    all_reduce(p, &state->loss, COMM_F64, COMM_SUM, SUMS);
+    all_reduce(p, &p->state->loss, COMM_F64, COMM_SUM, SUMS);
     if (p->delayed) {
         int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
         all_reduce(p, p->scaling.slots, COMM_U32, COMM_MAX, words);
@@ -456,12 +449,12 @@ void params_update(Params *p) {
     const Options *o = &p->run->options;
     cudaStream_t stream = p->gpu->stream;
     gpu_family(p->gpu, FAMILY_OPTIMIZER);
-    gpu_sum_of_squares(p->state, p->norm_scratch, p->adamw.gradients, p->adamw.gradient_type,
-                       p->parts, p->num_parts, stream);
+    gpu_sum_of_squares(p->state, p->adamw.input, p->norm_scratch, p->adamw.gradients,
+                       p->adamw.gradient_type, p->parts, p->num_parts, stream);
     agree(p);
     gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
                     stream);
-    if (p->fp8) { gpu_fp8_update(&p->scaling, p->state, stream); }
+    if (p->delayed) { gpu_fp8_update(&p->scaling, p->state, stream); }
     params_clear_measured(p);
     if (p->blockwise) {
         size_t bytes = (size_t)p->num_squares * sizeof(float);

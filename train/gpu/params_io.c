@@ -108,8 +108,7 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
 
 void params_restore(Params *p, const Checkpoint *checkpoint) {
     const Run *run = p->run;
-    StepState state = {.updates = run->progress.step - run->progress.skipped,
-                       .skips = run->progress.skipped};
+    StepState state = {.updates = run->progress.step - run->progress.skipped};
     gpu_send(p->gpu, p->state, &state, sizeof(state));
     restore_arrays(p, checkpoint);
     if (p->fp8) { restore_scaling(p, checkpoint); }
