@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What a step gets from the host, and its results on their way back.
+// The numbers that a step gets from the host, and its results on their way back.
 typedef struct {
     StepInput input;
     StepState state;
@@ -150,7 +150,7 @@ static void check_host_memory(const Trainer *t, const Ranks *ranks) {
     if (!group_agree(t->run.group, CHANNEL_MAIN, fits, &err)) { die("%s", err.text); }
 }
 
-// LLM8_GUARD=1 (model/plan.h): what the plan's guard zones and poison are written and read with.
+// LLM8_GUARD=1 (model/plan.h): how the plan writes and reads its guard zones and poison.
 static void guard_fill(void *gpu, void *to, int byte, int64_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(to, byte, (size_t)bytes, ((const Gpu *)gpu)->stream));
 }
@@ -271,7 +271,8 @@ static Operand norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass)
     return out;
 }
 
-// From d_norm to the new d_residual, as the linear layer whose output's gradient it is reads it.
+// From d_norm to the new d_residual, in the forms that the linear layer below reads as the gradient
+// of its output.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
     Operand out = {t->net.d_residual.bf16, NULL, NULL, NULL, NULL};
@@ -316,7 +317,7 @@ static Operand activation_forward(Trainer *t, const Block *b, Fp8Tensor q, int M
 static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
     bool in_product = b->gelu_in_fp8_product && (pass == PASS_TRAIN || pass == PASS_AGAIN);
     Fp8Tensor q = linear_x(&b->fc2, pass), counted = q;
-    // where two kernels only count, the product replaces their output
+    // Counting runs the two kernels as well; the fused product then overwrites their output.
     if (!in_product || q.counts != NULL) {
         counted.record = q.record && !in_product;
         linear_forward(&t->gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
@@ -360,8 +361,8 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
-// What was not kept of a block is computed again, by the same kernels: the same bits. The last
-// block's is still there.
+// Computes again the buffers of a block that were not kept, by the same kernels: the same bits. The
+// last block's are still there.
 static void recompute_block(Trainer *t, int l, int B, int T) {
     const Block *b = &t->net.blocks[l];
     int recompute = t->run.options.recompute, M = B * T;
@@ -408,7 +409,7 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     product.bias = b->gelu_bias;
     Fp8Tensor q = fc1->dy, counted = q;
     q.counts = NULL;
-    if (counted.counts != NULL) { // by two kernels, whose output the product then replaces
+    if (counted.counts != NULL) { // by two kernels; the fused product overwrites their output
         counted.record = false;
         gpu_family(&t->gpu, FAMILY_PRODUCTS);
         gemm(&t->gpu, linear_input_gradient(fc2, t->net.wide.bf16, M));

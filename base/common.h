@@ -67,10 +67,6 @@ void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Every parameter begins at a multiple of so many elements of the parameter space (model/model.h),
-// so that kernels work on whole vectors of it.
-enum { PARAM_ALIGN = 64 };
-
 double wall_seconds(void);    // monotonic
 double process_seconds(void); // since this program, or the starter that forked it, was loaded
 

@@ -148,7 +148,7 @@ __device__ __forceinline__ float root(float x) { // within 1 unit in the last pl
     return y;
 }
 
-// What is the same for all parameters.
+// Factors that are the same for all parameters.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
     uint32_t key1, key2; // of the moments' stochastic rounding
@@ -189,7 +189,7 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
     return w;
 }
 
-// The same by Muon, whose gradients are its update.
+// The same by Muon: the gradient buffer holds its update.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                              const AdamWPlace &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
@@ -221,8 +221,8 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
     return begin;
 }
 
-// Whose step comes first. Each has kernels of its own: with Muon in them, AdamW's took 64 registers
-// instead of 57.
+// Which update comes before the weights are written. Each has kernels of its own: with Muon in
+// them, AdamW's took 64 registers instead of 57.
 enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
 
 // What a launch does with FP8 weights.
@@ -247,8 +247,9 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP: the weights are those that the master
-// weights are; otherwise its step comes first, on its segments alone. state NULL: not after a step.
+// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP: no update; quantises the master weights
+// again. Other rules first update the master weights of their own segments. state NULL: not after a
+// step.
 template <WeightsRule RULE, WeightsMode MODE, bool SQUARES, bool COUNTS>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
@@ -320,7 +321,7 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
                             : adamw_kernel<RULE, MODE, true, false>;
         }
     }
-    if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
+    if (u->segment_blocks == 0) { return; } // this process updates nothing of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
            log2f(u->beta2));
 }

@@ -28,6 +28,8 @@
 
 #include <type_traits>
 
+namespace {
+
 enum {
     ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
     TILE = 128,
@@ -130,8 +132,8 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     }
 }
 
-// A warp for each computing warpgroup, of which one lane works, stores what that has staged, and
-// loads x for its next tile.
+// Each computing warpgroup has a warp here, of which one lane works: it stores the tile that the
+// warpgroup has staged, and loads x for its next tile.
 template <bool BACKWARD>
 __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     Staging &staging = s.staging[w];
@@ -214,7 +216,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             pin(sums);
         };
         // An even number of steps in a row. Each is added while the next runs, which ptxas only
-        // allows without a loop: 6 is what is resident of GPT-2's 768.
+        // allows without a loop: GPT-2's 768 channels are 6 steps.
         auto split = [&](auto count, bool ends) {
             constexpr int STEPS = decltype(count)::value;
             float first[64], second[64];
@@ -408,7 +410,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 // Codes [rows,columns] whose rows are in the order of WGMMA's rows, 64 of them a box: column, g, p,
 // block of 16 rows.
-static CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns) {
+CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, FULL_ROW,
                       {{columns, 1, FULL_ROW},
                        {8, 2 * columns, 8},
@@ -417,7 +419,7 @@ static CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns
 }
 
 template <Fp8Type TYPE, bool BACKWARD>
-static void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
+void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     auto kernel = g.fast_accumulation ? gelu_product_kernel<TYPE, BACKWARD, false>
                                       : gelu_product_kernel<TYPE, BACKWARD, true>;
     int64_t tiles = (int64_t)divide_up(p.M, TILE) * divide_up(p.N, TILE);
@@ -425,13 +427,9 @@ static void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
-bool gpu_has_gelu_products(const Gpu *gpu) {
-    return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
-}
-
 // Codes with one scale each, A of q's type, and no more than a product.
-static void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
-                          std::initializer_list<const void *> needed) {
+void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
+                   std::initializer_list<const void *> needed) {
     bool codes = g.type_a == gpu_fp8_type(q.type) && g.type_b == TYPE_E4M3;
     bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
     bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
@@ -451,8 +449,8 @@ static void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
 }
 
 // What both have in common. x: the pre-activation.
-static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x,
-                             const Operand &out, const Fp8Tensor &q) {
+Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, const Operand &out,
+                      const Fp8Tensor &q) {
     check_operand(name, out, q, g.m, g.n);
     check_tensors(name, g.m, g.k, {});
     check_product(name, g, q, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
@@ -481,6 +479,12 @@ static Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf
     p.N = g.n;
     p.K = g.k;
     return p;
+}
+
+} // namespace
+
+bool gpu_has_gelu_products(const Gpu *gpu) {
+    return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {

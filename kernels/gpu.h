@@ -31,7 +31,7 @@ typedef enum {
     FAMILY_EMBEDDINGS,
     FAMILY_QUANTIZE,
     FAMILY_OPTIMIZER,
-    FAMILY_COMMUNICATION, // what the GPU waits for other ranks
+    FAMILY_COMMUNICATION, // waiting for other GPUs
     FAMILY_COUNT
 } GpuFamily;
 

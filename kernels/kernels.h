@@ -210,32 +210,35 @@ static inline int64_t loss_scratch_floats(int64_t M) {
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
 
 // ---- adamw.cu ----
-// What one optimizer step decides on the device, so that the host need not wait for the norm.
+// What one optimizer step decides on the device, so that the host need not wait for the norm. The
+// caller may add to loss, norm_squared and stop, as to one array of three, between the norm and the
+// decision (train/gpu/params.c): their order is fixed.
 typedef struct {
     double loss;          // the sum of the step's losses
     double norm_squared;  // of the gradients
-    double stop;          // several ranks: how many are asked to end
-    double own_loss;      // several ranks: the sum of this one's losses
+    double stop;          // above 0: the run is asked to end
+    double own_loss;      // the loss before anything was added to it
     float gradient_scale; // clipping
     int skipped;          // 1: loss or norm is not finite, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
     int unmeasured;       // delayed scaling: FP8 slots in use that have no history yet
 } StepState;
 
-// What a step needs from the host; sent along, so that a step can be a captured graph.
+// The numbers that a step needs from the host. A launch reads them from the device, so that a step
+// can be a captured graph.
 typedef struct {
     double lr;
     int64_t step;
-    double stop; // several ranks: 1 where this one is asked to end
+    double stop; // 1: the run is asked to end
 } StepInput;
 
-// Elements of the gradients, multiples of PARAM_ALIGN; a block's work.
+// A range of the gradients' elements, multiples of 8. One block sums it up.
 typedef struct {
     int64_t first, n;
 } GradientPart;
 
-// What the ranks then add up: state->norm_squared = the sum of squares of the parts, a table on the
-// device of `count` rows; state->stop = input->stop. state->own_loss = state->loss. scratch[count]
+// state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows;
+// state->stop = input->stop; state->own_loss = state->loss. scratch[count]
 void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
                         const void *gradients, GpuType type, const GradientPart *parts, int count,
                         cudaStream_t stream);
@@ -243,9 +246,10 @@ void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratc
 // divides the loss.
 void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream);
 
-// Parameters of one rank that lie together, and where their new weights go.
+// Parameters that lie together, and where their new weights go. A segment may be a part of a
+// matrix, and may begin anywhere in it.
 typedef struct {
-    int64_t first, n; // elements of the parameter space, multiples of PARAM_ALIGN
+    int64_t first, n; // elements of the parameter space, multiples of 8
     int64_t gradient; // where their gradients begin
     int64_t state;    // where their master weights and moments do
     Bf16 *bf16;       // their BF16 weights; NULL: they are FP8
@@ -258,7 +262,8 @@ typedef struct {
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
-// The squares of an FP8 weight [rows,columns], of whose elements ranks have parts: SCALE_BLOCKS.
+// SCALE_BLOCKS: the squares of an FP8 weight [rows,columns]. A square's elements may be of several
+// segments.
 typedef struct {
     int rows, columns;
     float *amax;              // of each square, at the place of its scale
@@ -284,17 +289,17 @@ typedef struct {
 
 // FP8 weights are quantised from the master weights rounded to BF16.
 
-// The optimizer's step on all segments, unless it is skipped. Where a segment is Muon's, its
-// gradients have become the update before. mode GIVEN: FP8 weights by the given
-// scales; else they are left as they are, and their amax goes to live->amax, or to the squares'.
+// The optimizer's step on all segments, unless the step is skipped. Of Muon's segments the gradient
+// buffer already holds the update. mode GIVEN: writes FP8 weights by the given scales. Otherwise
+// leaves them as they are, and their amax goes to live->amax, or to the squares' amaxes.
 void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
                cudaStream_t stream);
-// From the master weights. The amaxes of FP8 weights / FP8 weights by the scales that they give.
-// Nothing after a skipped step; state NULL: at the start of a run, where the second also writes the
-// BF16 weights.
+// From the master weights: the first measures the amaxes of FP8 weights, the second writes the FP8
+// weights by the scales that these amaxes give. After a skipped step both do nothing. state NULL:
+// at the start of a run, where the second also writes the BF16 weights.
 void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
-// The scales that the amaxes of `count` tensors give become theirs. state as above.
+// Sets the scales of `count` tensors, by their amaxes. state as above.
 void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
                          const StepState *state, cudaStream_t stream);
 
@@ -336,7 +341,7 @@ typedef struct {
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
 // Counts in state->unmeasured the slots in use without a history.
 void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream);
-// Before a micro-step: nothing has been measured.
+// Before a micro-step: sets live->amax of every slot to 0.
 void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
 
 END_C

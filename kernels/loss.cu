@@ -32,7 +32,7 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     return x;
 }
 
-// Less scale where the target is: element `at`, if that is one of the 8.
+// Subtracts scale at the target, element `at`, if that is one of the 8.
 __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }
@@ -55,7 +55,7 @@ __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, floa
     return v;
 }
 
-// What the gradient of a row's logits needs to know of it.
+// The numbers of a row that the gradient of its logits needs.
 struct RowLoss {
     float lse, scale; // log-sum-exp; what multiplies the softmax
 };

@@ -1,7 +1,10 @@
-// What the kernels that write FP8 share: codes, counts, scales; tiles that are turned in shared
-// memory; and one pass over a tensor [M,N] whose values a source computes, or reads, and what
-// becomes of them: FP8, as it is and transposed (quantize); BF16 (produce); column sums
-// (sum_columns).
+// The code that kernels which write FP8 share: codes, counts, scales; tiles that are transposed in
+// shared memory; and one pass over a tensor [M,N], whose values a source computes or reads. By job:
+//   encode        single values to codes
+//   quantize      a source to the FP8 forms, as it is and transposed
+//   write_bf16    a source to BF16
+//   sum_columns   a source to its column sums, and to BF16
+//   produce       a source to an operand, in the forms that are requested, by the three above
 //
 // A source is copied by each thread. It has
 //   vectors                   of 8 columns in a row
@@ -342,7 +345,7 @@ __device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROW
     return range;
 }
 
-// What a tile's threads tell each other of an output.
+// Ranges and scales of an output's tile, which its threads exchange in shared memory.
 struct TileRanges {
     uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // of each warp's rows
     uint16_t rows[FP8_BLOCK];
@@ -492,8 +495,8 @@ static inline dim3 tile_grid(int M, int N) {
 }
 
 template <Fp8Type TYPE, bool SUMS, typename SOURCE>
-static void launch_quantize(const SOURCE &source, const Operand &out, const Fp8Tensor &q,
-                            float *partials, int M, int N, cudaStream_t stream) {
+static void quantize_to(const SOURCE &source, const Operand &out, const Fp8Tensor &q,
+                        float *partials, int M, int N, cudaStream_t stream) {
     auto kernel = q.counts != NULL ? quantize_kernel<SOURCE, TYPE, SUMS, true>
                                    : quantize_kernel<SOURCE, TYPE, SUMS, false>;
     dim3 grid = tile_grid(M, N);
@@ -514,9 +517,9 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
                      Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     if (SUMS) { check_scratch(name, scratch, (int64_t)divide_up(M, TILE_ROWS) * N); }
     if (q.type == FP8_E4M3) {
-        launch_quantize<FP8_E4M3, SUMS>(source, out, q, scratch.data, M, N, stream);
+        quantize_to<FP8_E4M3, SUMS>(source, out, q, scratch.data, M, N, stream);
     } else if constexpr (SOURCE::GRADIENT) {
-        launch_quantize<FP8_E5M2, SUMS>(source, out, q, scratch.data, M, N, stream);
+        quantize_to<FP8_E5M2, SUMS>(source, out, q, scratch.data, M, N, stream);
     } else {
         die("%s: forward operands are E4M3", name);
     }
@@ -525,10 +528,10 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
 
 // ---- to BF16: a thread a vector -----------------------------------------------------------------
 
-// amax: of what is written, unless NULL.
+// amax: NULL, or that of the BF16 values goes there.
 template <typename SOURCE>
 __global__ void __launch_bounds__(256, 8)
-    produce_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
+    write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     float range = 0.0f;
@@ -616,7 +619,7 @@ static void produce(const char *name, const SOURCE &source, const Operand &out, 
     if constexpr (SUMS) {
         sum_columns<true>(name, source, out.bf16, measured_amax(q), sums, scratch, M, N, stream);
     } else {
-        launch(produce_kernel<SOURCE>, divide_up(count, 256), 256, stream, source, out.bf16,
+        launch(write_bf16_kernel<SOURCE>, divide_up(count, 256), 256, stream, source, out.bf16,
                measured_amax(q), count);
     }
     gpu_quantize(out, q, {}, {}, M, SOURCE::OUTPUTS * N, stream);

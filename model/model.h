@@ -2,8 +2,9 @@
 //
 // All parameters of a model lie in one flat space of elements: weights, gradients and both moments
 // are arrays over it, so an optimizer, a checkpoint or a collective works on ranges. Each tensor
-// starts at a multiple of PARAM_ALIGN; the gaps stay zero. The space is cut into buckets (the
-// embeddings, each block, the final norm with the head) in the order of the forward pass.
+// starts at a multiple of PARAM_ALIGN, so that kernels read whole vectors; the gaps stay zero. The
+// space is cut into buckets (the embeddings, each block, the final norm with the head) in the order
+// of the forward pass.
 #pragma once
 
 #include "../kernels/loss_terms.h"
@@ -11,6 +12,8 @@
 #include "options.h"
 
 BEGIN_C
+
+enum { PARAM_ALIGN = 64 }; // elements
 
 typedef struct {
     Arch arch;

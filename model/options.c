@@ -370,7 +370,7 @@ static bool apply_preset(Options *options, Error *err) {
     return options_set(options, SOURCE_PRESET, err, "%s", preset->settings);
 }
 
-// What a preset says and does not fit what is given beside it, is worked out anew.
+// Derives anew the values of a preset that do not fit the options given beside it.
 static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
@@ -406,9 +406,9 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
            (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
 }
 
-// A pass over the options: where they are not given, those of a checkpoint's model. At first those
-// that do not follow from others (0: they do); then, derived, what follows and came out otherwise.
-// shape: gathers what a preset of another shape had.
+// A pass over the options: takes those that are not given from a checkpoint's model. First pass:
+// the explicit values (0: derived from others). Second pass, derived: derived values that disagree.
+// shape: gathers the values that a preset of another shape had.
 static bool take_options(Options *o, const Options *model, bool derived, char shape[256],
                          Error *err) {
     bool named = option_source(o, "model") >= SOURCE_CONFIG,

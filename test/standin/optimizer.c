@@ -2,6 +2,7 @@
 #include "values.h"
 
 #include "../../base/rng.h"
+#include "../../model/model.h"
 
 #include <math.h>
 

@@ -15,8 +15,8 @@
 
 BEGIN_C
 
-// The first two are GpuType's, so that a gradient's type is one. U32: the bits of what is not
-// negative, so that NaN is the largest. U8: FP8 codes.
+// The first two are GpuType's: a GpuType of gradients converts to them. U32: bits of non-negative
+// floats, of which NaN is the largest. U8: FP8 codes.
 typedef enum { COMM_F32, COMM_BF16, COMM_F64, COMM_U32, COMM_U8 } CommType;
 typedef enum { COMM_SUM, COMM_MAX } CommOp;
 

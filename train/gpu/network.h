@@ -10,7 +10,7 @@
 
 BEGIN_C
 
-// LayerNorm or RMSNorm; M is a call's, as is whether gradients are added up.
+// LayerNorm or RMSNorm. M, and whether gradients are added up, are set at each call.
 typedef struct {
     NormForward forward;
     NormBackward backward;
@@ -29,7 +29,7 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
-    RotaryBackward rope; // B and T are a call's; table NULL: the model has no rotary embedding
+    RotaryBackward rope; // B and T are set at each call; table NULL: no rotary embedding
     Bf16 *residual;      // [M,C] the block's input
     Bf16 *qkv_out;       // [M,N]
     Bf16 *rotated;       // [M,N] as attention reads it; QK norm apart, in place

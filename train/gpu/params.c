@@ -306,7 +306,8 @@ Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId op
                        .power_of_two = precision->power_of_two};
 }
 
-// ---- what a step says of FP8 --------------------------------------------------------------------
+// ---- amaxes and counts of a step ----------------------------------------------------------------
+// --------------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
     if (p->measuring && !p->blockwise) { gpu_fp8_clear_measured(&p->scaling, p->gpu->stream); }
@@ -414,7 +415,8 @@ static void gather_weights(Params *p, int bucket) {
 static void publish_measured(Params *p, const StepState *state) {
     int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
     if (p->num_tensors > 0) {
-        // the bits of what is not negative order as it does; of Fp8Live's fields amax alone differs
+        // the bits of non-negative floats order as the floats do; of Fp8Live's fields amax alone
+        // differs between ranks
         all_reduce(p, p->blockwise ? (void *)p->square_amax : p->scaling.live, COMM_U32, COMM_MAX,
                    p->blockwise ? p->num_squares : words);
         gpu_announce_scales(p->adamw.tensors, p->adamw.squares, p->num_tensors, state,

@@ -29,7 +29,7 @@ typedef struct {
 
     ZeroLayout zero;
     void **weights; // [zero.count] of a segment: BF16 or FP8
-    // What the optimizer works on: master weights and first moments [zero.kept], second moments
+    // The optimizer's arrays: master weights and first moments [zero.kept], second moments
     // [zero.kept_adamw], gradients [zero.size]; the weights that are sent as codes [num_tensors].
     AdamWUpdate adamw;
     AdamWUpdate *updates; // [num_buckets] the same, with a bucket's segments
@@ -100,8 +100,8 @@ void params_join(Params *p);
 void params_update(Params *p);
 // Waits for the bucket's new weights. False: they have been received before.
 bool params_receive(Params *p, int bucket);
-// Has the next params_receive of every bucket wait, or not: what a graph has captured receives them
-// whenever it runs.
+// Whether the next params_receive of every bucket waits. A captured graph has its own waits, at
+// every run.
 void params_expect(Params *p, bool arriving);
 
 // values[n], on the device, become the sums over the ranks.
@@ -114,8 +114,8 @@ void params_snapshot(Params *p, Snapshot *snapshot);
 // The gradients, laid out as the parameters, to the host; all ranks call it. Waits for the device.
 void params_fetch_gradients(Params *p, float *host);
 
-// Between params.c and params_io.c: what the master weights are goes to what products read, at the
-// start of a run; host memory of checkpoints.
+// Between params.c and params_io.c: from the master weights to the weights that products read, at
+// the start of a run; host memory of checkpoints.
 void params_publish(Params *p);
 void params_allocate_snapshot(Params *p);
 
