@@ -21,11 +21,10 @@
 //   metrics.jsonl, config.txt
 //   .lock                   held by the run that saves here; its text says which
 //
-// meta.json is one object: "format", "version" (1), the fields of Progress, "ranks", "precision",
-// "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the shards,
-// dataloader/loader.h), "options"
-// (every option's text), "files" (name, bytes, CRC-32), and last "crc32", the CRC-32 of the file
-// itself with that field's eight digits as zeros.
+// meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
+// "ranks", "precision", "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the
+// shards, dataloader/loader.h), "options" (every option's text), "files" (name, bytes, CRC-32), and
+// last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
 //
 // A checkpoint is written as .tmp-step_..., every file synced, then renamed and read back; after
 // that `latest` moves, and only then are older checkpoints deleted. What an interrupted run leaves
@@ -44,6 +43,8 @@
 #include <pthread.h>
 
 BEGIN_C
+
+enum { CHECKPOINT_VERSION = 2 }; // the one that is written, and the first that is read
 
 typedef struct {
     int64_t step;    // optimizer steps done, skipped ones included

@@ -26,16 +26,29 @@ bool meta_seal(char *text, size_t bytes) {
     return memcmp(stored, computed, 8) == 0;
 }
 
-// Checks meta.json's checksum of itself, and parses it.
+static const char *text_of(const cJSON *json, const char *name) {
+    return json_text(json, name, "");
+}
+
+// Checks meta.json's checksum of itself and its version, and parses it.
 static cJSON *parse_meta(const char *path, Error *err) {
     size_t bytes;
     char *text = file_read(path, &bytes, err);
     if (text == NULL) { return NULL; }
     cJSON *meta = meta_seal(text, bytes) ? cJSON_ParseWithLength(text, bytes) : NULL;
     free(text);
-    if (cJSON_IsObject(meta)) { return meta; }
+    double version = json_number(meta, "version", NAN);
+    if (!cJSON_IsObject(meta)) {
+        fail(err, "%s: damaged (its checksum does not match)", path);
+    } else if (strcmp(text_of(meta, "format"), "llm8.c checkpoint") != 0) {
+        fail(err, "%s: not an llm8.c checkpoint", path);
+    } else if (version != CHECKPOINT_VERSION) {
+        fail(err, "%s: checkpoint version %g; this program reads %d", path, version,
+             CHECKPOINT_VERSION);
+    } else {
+        return meta;
+    }
     cJSON_Delete(meta);
-    fail(err, "%s: damaged (its checksum does not match)", path);
     return NULL;
 }
 
@@ -57,19 +70,7 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
-static const char *text_of(const cJSON *json, const char *name) {
-    return json_text(json, name, "");
-}
-
 static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
-    if (strcmp(text_of(meta, "format"), "llm8.c checkpoint") != 0) {
-        return fail(err, "%s/meta.json: not an llm8.c checkpoint", c->path);
-    }
-    double version = json_number(meta, "version", NAN);
-    if (version != 1) {
-        return fail(err, "%s/meta.json: checkpoint version %g; this program reads 1", c->path,
-                    version);
-    }
     Progress *p = &c->progress;
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         void *field = (char *)p + f->offset;
@@ -341,17 +342,11 @@ static bool read_model(const char *folder, Options *model, Error *err) {
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
         Error why;
-        if (strcmp(row->group, "Model") != 0 || !cJSON_HasObjectItem(options, row->name)) {
-            continue;
-        }
+        if (strcmp(row->group, "Model") != 0) { continue; }
         ok = option_set(model, row->name, text_of(options, row->name), SOURCE_CHECKPOINT, &why) ||
              fail(err, "%s: %s", path, why.text);
     }
     cJSON_Delete(meta);
-    if (ok && model->kv_channels == 0 && model->num_attention_heads > 0) { // of an older version
-        ok = options_set(model, SOURCE_CHECKPOINT, err, "kv-channels %d",
-                         model->hidden_size / model->num_attention_heads);
-    }
     return ok;
 }
 
@@ -410,17 +405,12 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                       Error *err) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        const char *name = row->name;
-        // what an older version had no option for, it did by what is now the default (0: it
-        // followed from others, as now)
-        bool known = cJSON_HasObjectItem(c->options, name);
-        const char *was = known ? text_of(c->options, name) : row->fallback;
+        const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 ||
                      options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
-        bool same = strcmp(was, now) == 0 || (!known && strcmp(was, "0") == 0);
-        if (moves || row->effect == EFFECT_ACTION || same) { continue; }
+        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail(err,
                         "%s: its moments are those of --optimizer %s, this run's is %s; resume "

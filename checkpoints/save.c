@@ -113,7 +113,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     cJSON_AddStringToObject(meta, "precision", precision_name(s->precision));
     if (s->data != NULL) { cJSON_AddStringToObject(meta, "data", s->data); }
     if (s->valid_data != NULL) { cJSON_AddStringToObject(meta, "valid_data", s->valid_data); }
-    add_number(meta, "version", 1);
+    add_number(meta, "version", CHECKPOINT_VERSION);
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         const void *field = (const char *)&s->progress + f->offset;
         add_number(meta, f->name,

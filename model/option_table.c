@@ -1,4 +1,4 @@
-// The data behind options.c: a row for each option and each preset, the retired names, and those of
+// The data behind options.c: a row for each option and each preset, and the names of
 // other trainers.
 #include "options.h"
 
@@ -41,23 +41,6 @@ const char *const option_effects[] = {
     [EFFECT_ACTION] = "action"};
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
-
-// A config.txt of an older version may hold them. With these values they ask for what is done now.
-const RetiredOption retired_options[] = {
-    {"fp8-small-products", "false"},
-    {"lm-head-chunk-tokens", "0"},
-    {"assume-compute-capability", "0"},
-    {"zero-stage", "1"},
-    {"grad-reduce-dtype", "auto"},
-    {"fp8-param-gather", "true"},
-    {"fp8-interval", "1"},
-    {"fp8-amax-compute-algo", "max"}, // most_recent is --fp8-amax-history-len 1
-    {"sample-seed", "1"},             // --seed
-    {"eval-choices-limit", "0"},
-    {"workspace-mib", "4608"},
-    {"device", "0"}, // CUDA_VISIBLE_DEVICES
-    {NULL, NULL},
-};
 
 // Of llm.c, nanoGPT, nanochat, Hugging Face, and Megatron-LM where ours is another.
 const ForeignName foreign_names[] = {

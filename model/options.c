@@ -53,21 +53,6 @@ static const OptionRow *find_option(const char *name, bool *negated) {
     return *negated ? option_row(name + 3) : row;
 }
 
-// Whether a name is a retired option's. Its value is appended to `ignored` unless it asks for what
-// is done now.
-static bool is_retired(const char *name, const char *value, char ignored[PATH_LENGTH]) {
-    bool negated = is_negated(name);
-    if (negated) { name += 3; }
-    if (*value == '\0') { value = negated ? "false" : "true"; }
-    const RetiredOption *r = retired_options;
-    while (r->name != NULL && find_word(r->name, '\0', name) != 0) { r++; }
-    if (r->name != NULL && strcmp(r->value, value) != 0) {
-        size_t used = strlen(ignored);
-        snprintf(ignored + used, PATH_LENGTH - used, " --%s %s", name, value);
-    }
-    return r->name != NULL;
-}
-
 // Characters to insert, delete or replace between two names (Levenshtein).
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
@@ -300,7 +285,7 @@ static bool unquote(char *value, Error *err) {
 }
 
 // Reads "  --name = value  # comment".
-static bool read_line(Options *options, char *line, char ignored[PATH_LENGTH], Error *err) {
+static bool read_line(Options *options, char *line, Error *err) {
     char *name = line + strspn(line, BLANK);
     if (*name == '#') { return true; }
     if (strncmp(name, "--", 2) == 0) { name += 2; }
@@ -317,7 +302,6 @@ static bool read_line(Options *options, char *line, char ignored[PATH_LENGTH], E
     *end = '\0';
     if (*name == '\0' && *value == '\0') { return true; }
     if (strcmp(name, "config") == 0) { return fail(err, "--config: a file cannot name another"); }
-    if (is_retired(name, value, ignored)) { return true; }
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
@@ -327,21 +311,18 @@ static bool read_line(Options *options, char *line, char ignored[PATH_LENGTH], E
 static bool read_config(Options *options, const char *path, Error *err) {
     FILE *file = fopen(path, "r");
     if (file == NULL) { return fail(err, "--config %s: %s", path, strerror(errno)); }
-    char *line = NULL, ignored[PATH_LENGTH] = "";
+    char *line = NULL;
     size_t room = 0;
     ssize_t length;
     bool ok = true;
     for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
         Error why;
         if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
-        ok = strlen(line) == (size_t)length ? read_line(options, line, ignored, &why)
+        ok = strlen(line) == (size_t)length ? read_line(options, line, &why)
                                             : fail(&why, "a NUL byte; options are text");
         if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }
     }
     if (ok && ferror(file)) { ok = fail(err, "--config %s: %s", path, strerror(errno)); }
-    if (ok && ignored[0] != '\0') {
-        warn("%s: options of an older version, ignored:%s", path, ignored);
-    }
     free(line);
     fclose(file);
     return ok;

@@ -100,10 +100,6 @@ typedef struct {
 } Preset;
 
 typedef struct {
-    const char *name, *value;
-} RetiredOption;
-
-typedef struct {
     const char *ours;  // an option; its value or a remark may follow
     const char *names; // words; without two hyphens before them, with one where there is one
 } ForeignName;
@@ -114,8 +110,7 @@ extern const char *const option_effects[]; // their names
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
-extern const RetiredOption retired_options[]; // that older versions had; a NULL name ends them
-extern const ForeignName foreign_names[];     // that other trainers have; a NULL ends them
+extern const ForeignName foreign_names[]; // that other trainers have; a NULL ends them
 
 // What is given: the command line and the config file, over the defaults. Prints nothing, but for a
 // warning when the config file names options that no longer exist, with values that are not

@@ -112,9 +112,9 @@ TEST(meta_files_that_lie_are_refused) {
     static const struct {
         const char *from, *to, *expected;
     } rows[] = {
-        {"\"version\":\t1", "\"version\":\t2",
-         "meta.json: checkpoint version 2; this program reads 1"},
-        {"\"version\":\t1", "\"version\":\t\"1\"", "checkpoint version nan"},
+        {"\"version\":\t2", "\"version\":\t1",
+         "meta.json: checkpoint version 1; this program reads 2"},
+        {"\"version\":\t2", "\"version\":\t\"2\"", "checkpoint version nan"},
         {"llm8.c checkpoint", "llm9.c checkpoint", "meta.json: not an llm8.c checkpoint"},
         {"\"step\":\t1", "\"stop\":\t1", "meta.json: a number is missing or out of range"},
         {"\"step\":\t1", "\"step\":\t-1", "a number is missing or out of range"},

@@ -100,13 +100,6 @@ open(sys.argv[1] + "/meta.json", "w").write(
 END
 }
 
-test_older_checkpoints_still_load() {
-    rm -rf s && cp -r whole s
-    edit_meta s/step_00000004 '\t"data":\t".*",\n' '' \
-        '\t*"(kv-channels|qk-layernorm|add-qkv-bias)":\t".*",\n' '' || return
-    expect_status 0 resume 'swapped/*_train.bin'
-}
-
 # What is usual of other data is another loss: else no checkpoint would pass for a good one.
 test_other_data_have_other_losses() {
     local -A best

@@ -196,7 +196,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
     EACH (row, rows) { CHECK_CONTAINS(error_of(row->given), row->expected); }
     CHECK(options_of("-h").help && options_of("--lr 1 -h").help);
     CHECK_EQUAL(options_of("--num_layers 3 --no_shuffle").num_layers, 3);
-    text_write("c", "num_layers 5\nno_shuffle\nfp8_interval 1\n");
+    text_write("c", "num_layers 5\nno_shuffle\n");
     Options o = options_of("--config c");
     CHECK(o.num_layers == 5 && !o.shuffle);
 }
@@ -319,35 +319,6 @@ TEST(config_errors_name_file_and_line) {
     CHECK_CONTAINS(error_of("--config c"), "c, line 2: ");
     CHECK_CONTAINS(error_of("--config nowhere"), "--config nowhere: No such file");
     CHECK_CONTAINS(error_of("--config ."), "--config .: Is a directory");
-}
-
-// A config.txt of an older version loads, with one warning that names the values which are not
-// followed; the command line refuses the names.
-TEST(retired_options_are_ignored_in_files_only) {
-    char command[160], expected[PATH_LENGTH] = "warning: c: options of an older version, ignored:";
-    for (int other = 0; other < 2; other++) {
-        FILE *file = fopen("c", "w");
-        for (const RetiredOption *r = retired_options; r->name != NULL; r++) {
-            fprintf(file, "%s %s\n", r->name, other ? "9" : r->value);
-            if (other) { sprintf(expected + strlen(expected), " --%s 9", r->name); }
-            snprintf(command, sizeof(command), "--%s 1", r->name);
-            CHECK_CONTAINS(error_of(command), "unknown option --");
-            for (int j = 0; j < option_table_count; j++) {
-                CHECK(strcmp(option_table[j].name, r->name) != 0);
-            }
-        }
-        fputs(other ? "--no-fp8-param-gather\nnum-layers 5\n" : "fp8-param-gather\n", file);
-        fclose(file);
-        int saved = dup(STDERR_FILENO), out = open("said", O_CREAT | O_WRONLY | O_TRUNC, 0600);
-        dup2(out, STDERR_FILENO);
-        Options o = options_of("--config c");
-        dup2(saved, STDERR_FILENO);
-        close(saved);
-        close(out);
-        if (other) { strcat(expected, " --fp8-param-gather false\n"); }
-        CHECK_TEXT(text_read("said"), other ? expected : "");
-        CHECK_EQUAL(o.num_layers, other ? 5 : 12);
-    }
     text_write("c", "fp8-param-gathe true\n");
     CHECK_CONTAINS(error_of("--config c"), "c, line 1: unknown option --fp8-param-gathe");
 }
