@@ -130,21 +130,43 @@ static bool rename_synced(const char *fresh, const char *path, Error *err) {
     return folder_sync(dirname(copy), err);
 }
 
+// The name beside `path` under which its successor is written. What has that name already goes: if
+// it is a link, writing would follow it.
+static bool fresh_name(char fresh[PATH_LENGTH], const char *path, Error *err) {
+    path_format(fresh, "%s.new", path);
+    return unlink(fresh) == 0 || errno == ENOENT || fail_path(err, fresh, errno);
+}
+
 bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
     char fresh[PATH_LENGTH];
     FileWriter w;
-    return file_write(&w, path_format(fresh, "%s.new", path), data, bytes, err) &&
+    return fresh_name(fresh, path, err) && file_write(&w, fresh, data, bytes, err) &&
            rename_synced(fresh, path, err);
 }
 
 bool link_replace(const char *link, const char *target, Error *err) {
-    char fresh[PATH_LENGTH];
+    char fresh[PATH_LENGTH], line[PATH_LENGTH];
     struct stat info;
-    path_format(fresh, "%s.new", link);
-    bool made = (unlink(fresh) == 0 || errno == ENOENT) && symlink(target, fresh) == 0;
-    if (!made) { return fail_path(err, fresh, errno); }
+    FileWriter w;
+    path_format(line, "%s\n", target);
+    bool made = fresh_name(fresh, link, err) &&
+                (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line), err));
     bool folder = lstat(link, &info) == 0 && S_ISDIR(info.st_mode);
-    return (!folder || folder_remove(link, err)) && rename_synced(fresh, link, err);
+    return made && (!folder || folder_remove(link, err)) && rename_synced(fresh, link, err);
+}
+
+const char *link_read(const char *link, char target[PATH_LENGTH]) {
+    size_t bytes;
+    ssize_t length = readlink(link, target, PATH_LENGTH - 1);
+    int file = length < 0 ? file_open(link, &bytes, NULL) : -1;
+    if (file >= 0) {
+        bool read = bytes < PATH_LENGTH && file_read_at(file, link, target, bytes, 0, NULL);
+        length = read ? (ssize_t)bytes : 0;
+        close(file);
+    }
+    target[length > 0 ? length : 0] = '\0';
+    target[strcspn(target, "\n")] = '\0';
+    return target;
 }
 
 bool folder_make(const char *path, Error *err) {

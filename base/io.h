@@ -45,10 +45,13 @@ bool file_map(MappedFile *m, const char *path, Error *err);
 void file_unmap(MappedFile *m);
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
 
-// Replaces a file, or a symbolic link, in one step: the new one is written beside it, synced, then
-// renamed. A link's target is relative to the link's folder; a folder in its place is deleted.
+// Replaces a file, or a link, in one step: the new one is written beside it, synced, then renamed.
+// A link's target is relative to the link's folder; a folder in its place is deleted. Where no
+// symbolic link can be made, a file with the target as its only line is the link.
 bool file_replace(const char *path, const void *data, size_t bytes, Error *err);
 bool link_replace(const char *link, const char *target, Error *err);
+// The target of a link of either kind; "" where there is none.
+const char *link_read(const char *link, char target[PATH_LENGTH]);
 
 bool folder_make(const char *path, Error *err); // with its parents; it may exist already
 bool folder_sync(const char *path, Error *err); // so that renames in it survive a power cut

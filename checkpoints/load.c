@@ -1,9 +1,11 @@
 // Finding a checkpoint, verifying it, and reading it back into a run.
+#include "../dataloader/loader.h"
 #include "checkpoint.h"
 #include "hugging_face.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -285,10 +287,29 @@ int checkpoint_steps(const char *save, int64_t **steps, Error *err) {
 
 int64_t checkpoint_linked(const char *save, const char *link) {
     char path[PATH_LENGTH], target[PATH_LENGTH];
-    path_format(path, "%s/%s", save, link);
-    ssize_t length = readlink(path, target, sizeof(target) - 1);
-    target[length > 0 ? length : 0] = '\0';
-    return step_of(target);
+    return step_of(link_read(path_format(path, "%s/%s", save, link), target));
+}
+
+int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens) {
+    int64_t *steps, best = -1;
+    int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps, NULL) : -1;
+    double lowest = INFINITY;
+    for (int i = count - 1; i >= 0; i--) { // of equal ones, the oldest
+        char path[PATH_LENGTH], was[9], now[9];
+        path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
+        cJSON *meta = parse_meta(path, NULL);
+        double loss = json_number(meta, "valid_loss", NAN);
+        identity_sum(text_of(meta, "valid_data"), was);
+        bool same = strcmp(was, identity_sum(valid_data, now)) == 0 &&
+                    count_of(meta, "valid_tokens") == valid_tokens;
+        if (same && loss < lowest) {
+            lowest = loss;
+            best = steps[i];
+        }
+        cJSON_Delete(meta);
+    }
+    if (count >= 0) { free(steps); }
+    return best;
 }
 
 // Of steps, the newest first: where --resume latest begins, at `latest` where there is one.
@@ -350,10 +371,23 @@ static bool read_model(const char *folder, Options *model, Error *err) {
     return ok;
 }
 
+// A link that is a file (base/io.h) is no folder to open: the path becomes what it leads to.
+static void follow_link(char path[PATH_LENGTH]) {
+    char target[PATH_LENGTH], copy[PATH_LENGTH];
+    struct stat info;
+    bool file = lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+    if (file && step_of(link_read(path, target)) >= 0) {
+        path_format(copy, "%s", path);
+        path_format(path, "%s/%s", dirname(copy), target);
+    }
+}
+
 bool checkpoint_model(Options *o, Options *model, Error *err) {
     Error why;
+    bool latest = strcmp(o->resume, "latest") == 0, searches = latest && o->save[0] != '\0';
+    if (!latest) { follow_link(o->resume); }
+    follow_link(o->load);
     int64_t *steps = NULL;
-    bool searches = strcmp(o->resume, "latest") == 0 && o->save[0] != '\0';
     int count = searches ? checkpoint_steps(o->save, &steps, NULL) : 0;
     for (int i = first_to_try(o->save, steps, count); i < count && o->origin[0] == '\0'; i++) {
         char path[PATH_LENGTH];
@@ -361,7 +395,7 @@ bool checkpoint_model(Options *o, Options *model, Error *err) {
         if (read_model(path, model, NULL)) { path_format(o->origin, "%s", path); }
     }
     free(steps);
-    const char *named = strcmp(o->resume, "latest") == 0 ? "" : o->resume;
+    const char *named = latest ? "" : o->resume;
     if (named[0] == '\0') { named = o->load; }
     if (o->origin[0] != '\0' || named[0] == '\0') { return true; }
     path_format(o->origin, "%s", named);

@@ -79,8 +79,8 @@ void dataset_close(Dataset *data);
 // Folders and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it.
 // whose: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err);
-// The CRC-32 of those checksums, as text: the same for the same shards in the same order.
-const char *dataset_sum(const Dataset *data, char out[9]);
+// The CRC-32 of an identity's checksums, as text: the same for the same shards in the same order.
+const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {
     const Dataset *data;

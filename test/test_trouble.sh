@@ -128,12 +128,19 @@ trainers() {
     echo "$standin --no-cuda-graphs --gpus 2"
 }
 
-# Moved, deleted, or another one in its place: what is saved from then on is a whole run's folder.
+saves_more() {
+    [[ $(readlink moved/latest) > $newest ]]
+}
+
+# Moved (a link may lead there), deleted, or another one in its place: what is saved from then on is
+# a whole run's folder.
 test_a_folder_that_is_moved_is_made_anew() {
-    local how trainer hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved' 'mv moved gone')
+    local how trainer hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved'
+        'kill -STOP $started; newest=$(readlink moved/latest); cp -a moved away; mv moved gone
+            ln -s away moved; kill -CONT $started; wait_until saves_more' 'mv moved gone')
     while read -ra trainer; do
         for how in "${hows[@]}"; do
-            rm -rf gone moved
+            rm -rf gone moved away
             start moved.log "${trainer[@]}" "${common[@]}" --train-iters 1000000 --save moved \
                 --save-interval 20
             wait_until test -e moved/latest/

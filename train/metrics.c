@@ -137,9 +137,11 @@ void run_record_start(Run *run) {
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
     char sum[9];
     if (run->train_data.windows > 0) {
-        metrics_text(r, "data_crc32", dataset_sum(&run->train_data, sum));
+        metrics_text(r, "data_crc32", identity_sum(run->train_data.identity, sum));
     }
-    if (run->has_valid) { metrics_text(r, "valid_data_crc32", dataset_sum(&run->valid_data, sum)); }
+    if (run->has_valid) {
+        metrics_text(r, "valid_data_crc32", identity_sum(run->valid_data.identity, sum));
+    }
     if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
     add_precision(r, &run->precision);
     add_options(r, &run->options);

@@ -25,8 +25,7 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
                               .level = NAN,
                               .best_level = NAN,
                               .proven = -1},
-                 .saved_step = -1,
-                 .evaluated_step = -1};
+                 .saved_step = -1};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
@@ -246,8 +245,11 @@ static bool save_config(const Options *o, Error *err) {
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     Error err;
     bool restored = restore(run, checkpoint);
-    if (run->rank == 0 && options_save(&run->options) && !save_config(&run->options, &err)) {
-        die("--save %s", err.text);
+    if (run->rank == 0 && options_save(&run->options)) {
+        if (restored && !checkpoint_go_back(&run->options, checkpoint, &err)) {
+            die("%s", err.text);
+        }
+        if (!save_config(&run->options, &err)) { die("--save %s", err.text); }
     }
     if (!restored && run->options.load[0] != '\0') {
         printf("starting from the weights of %s\n", run->options.load);
@@ -424,6 +426,7 @@ void run_report(Run *run, StepResult s) {
     p->samples += o->global_batch_size;
     p->tokens += tokens;
     p->loss = s.loss;
+    p->valid_loss = NAN;
     p->skipped += s.skipped;
     p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
@@ -464,7 +467,6 @@ void run_report_eval(Run *run, double loss, double seconds) {
         run->stopping = true; // on every rank: the loss lacks what one could not read
         return;
     }
-    run->evaluated_step = p->step;
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
@@ -510,14 +512,16 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
-// Where --save has been moved or deleted, what a run has there is written anew.
+// Where --save has been moved or deleted, what a run has there is written anew. A copy of the
+// folder may lie there, or a link to where it was moved: the run continues in it.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     Error err;
     if (is_folder(o->save, run->folder)) { return; }
-    warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
-         "before step %lld",
+    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to what is "
+         "there now",
          o->save, (long long)run->progress.step);
+    saver_wait(&run->saver); // what claiming takes for an interrupted save's may be its
     if (!folder_make(o->save, &err)) {
         warn("--save %s", err.text);
         return;
@@ -534,9 +538,9 @@ static void make_folder_anew(Run *run) {
 void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
-    bool evaluated = run->evaluated_step == p->step;
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
     if (run->rank == 0) { make_folder_anew(run); }
-    if (evaluated && is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
+    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
     s.layout = &run->layout;
     s.precision = &run->precision;
@@ -548,9 +552,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.companions = run->companions;
     s.num_companions = run->num_companions;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
-    s.best = evaluated && p->valid_loss == p->best_valid_loss;
     run->saved_step = p->step;
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_start(&run->saver, &s);
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);

@@ -49,14 +49,13 @@ typedef struct {
     double used_bytes;   // of the device's memory, at the end; 0 when not known
     double step_seconds; // moving average, for the ETA
     char device[128];
-    bool in_flight;         // a step that is enqueued and not reported yet: nothing else is due
-    int64_t saved_step;     // the step of the newest checkpoint, -1: none
-    int64_t evaluated_step; // that of progress.valid_loss, -1: none in this process
-    FolderId folder;        // --save
-    double last_line;       // when the live line was last drawn
-    bool diverged;          // --max-skipped steps in a row were skipped
-    bool stopping;          // several ranks: they have agreed to end
-    bool mute;              // the standard output cannot be written
+    bool in_flight;     // a step that is enqueued and not reported yet: nothing else is due
+    int64_t saved_step; // the step of the newest checkpoint, -1: none
+    FolderId folder;    // --save
+    double last_line;   // when the live line was last drawn
+    bool diverged;      // --max-skipped steps in a row were skipped
+    bool stopping;      // several ranks: they have agreed to end
+    bool mute;          // the standard output cannot be written
 } Run;
 
 // Whether Muon updates a parameter, where the run trains; else AdamW does.
