@@ -198,15 +198,20 @@ static bool go_back(int64_t step) {
            checkpoint_go_back(&fixture.options, &c, NULL);
 }
 
+// A planted fault: moves `latest` when all else is done.
+static bool go_back_carelessly(int64_t step) {
+    return rename("s/step_00000004", "s/step_00000004.aside-1") == 0 && go_back(step);
+}
+
 // Goes back from step 4 to step 2 with a fault at the n-th call.
-static const char *trouble_back(Mode mode, int n, const char **fired) {
+static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const char **fired) {
     arm(mode, 0);
     folder_remove("s", NULL);
     fixture.options.keep = 0;
     for (int step = 1; step <= 4; step++) { save_step(&fixture, step, NULL); }
     fixture.options.keep = 1;
     arm(mode, n);
-    bool gone = go_back(2);
+    bool gone = back(2);
     *fired = fault.name;
     arm(mode, 0);
     int64_t step = resumed_step();
@@ -267,7 +272,7 @@ TEST(a_run_goes_back_or_stays) {
         const char *fired = "";
         int n = 1;
         for (; fired != NULL; n++) {
-            const char *wrong = trouble_back((Mode)mode, n, &fired);
+            const char *wrong = trouble_back(go_back, (Mode)mode, n, &fired);
             if (wrong != NULL) {
                 test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", mode, n, fired, wrong);
             }
@@ -286,7 +291,7 @@ TEST(disks_without_links_are_saved_to) {
     CHECK_TEXT(wrong != NULL ? wrong : "", "");
     CHECK_TEXT(text_read("s/latest"), "step_00000003\n");
     CHECK_TEXT(text_read("s/best"), "step_00000003\n");
-    wrong = trouble_back(FAIL_ONCE, 0, &fired);
+    wrong = trouble_back(go_back, FAIL_ONCE, 0, &fired);
     CHECK_TEXT(wrong != NULL ? wrong : "", "");
     CHECK_TEXT(text_read("s/latest"), "step_00000002\n");
     no_links = false;
@@ -306,6 +311,12 @@ TEST(a_careless_save_is_caught) {
     fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
     for (int n = 1; fired != NULL; n++) {
         caught += trouble(save_carelessly, FAIL_ONCE, n, false, &fired) != NULL;
+    }
+    CHECK(caught > 0);
+    caught = 0;
+    fired = "";
+    for (int n = 1; fired != NULL; n++) {
+        caught += trouble_back(go_back_carelessly, FAIL_ONCE, n, &fired) != NULL;
     }
     CHECK(caught > 0);
     fixture_close(&fixture);
