@@ -200,7 +200,7 @@ static bool go_back(int64_t step) {
 
 // A planted fault: moves `latest` when all else is done.
 static bool go_back_carelessly(int64_t step) {
-    return rename("s/step_00000004", "s/step_00000004.aside-1") == 0 && go_back(step);
+    return __real_rename("s/step_00000004", "s/step_00000004.aside-1") == 0 && go_back(step);
 }
 
 // Goes back from step 4 to step 2 with a fault at the n-th call.
