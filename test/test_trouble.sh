@@ -151,7 +151,8 @@ test_a_folder_that_is_moved_is_made_anew() {
             has moved.log 'warning: --save moved: the folder was moved or deleted' ||
                 fail "$how: $(tail -n 1 moved.log)"
             [[ -s moved/config.txt ]] || fail "$how: no config.txt"
-            "$metrics_tool" moved/metrics.jsonl >steps || fail "$how: metrics"
+            # a copy lacks the steps until the save that finds it
+            [[ -L moved ]] || "$metrics_tool" moved/metrics.jsonl >steps || fail "$how: metrics"
             expect_status 0 "${trainer[@]}" --config moved/config.txt --resume latest \
                 --train-iters 1
         done
