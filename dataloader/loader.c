@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -118,7 +117,7 @@ static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
     const char *name = path_name(shard->path);
     int64_t bytes = (int64_t)shard->bytes;
     uint32_t crc;
-    bool ok = file_sum(shard->file, shard->path, bytes, PART_BYTES,
+    bool ok = file_sum(shard->file, shard->path, 0, bytes, PART_BYTES,
                        max64(PART_BYTES, bytes / PARTS), &crc, err);
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
@@ -130,12 +129,7 @@ static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err) {
     *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
     glob_t found;
-    struct rlimit files;
     if (!token_files_find(&found, pattern, shard_kind, err)) { return false; }
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0) { // each shard stays open
-        files.rlim_cur = files.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &files);
-    }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
     bool ok = true;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {

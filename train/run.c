@@ -168,6 +168,8 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
+    Error err;
+    if (o->start != NULL && !checkpoint_share(o->start, run->group, &err)) { die("%s", err.text); }
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
@@ -183,28 +185,19 @@ void run_start(Run *run, const char *device) {
     if (options_train(o) && run->rank == 0) { check_schedule(o); }
 }
 
-// Rank 0 finds and checks the checkpoint, the others open the same one.
-static bool find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *err) {
-    char path[PATH_LENGTH] = "";
-    if (run->rank == 0) {
-        if (!checkpoint_resume(c, &run->options, found, err)) { return false; }
-        if (*found) { path_format(path, "%s", c->path); }
-    }
-    group_broadcast(run->group, CHANNEL_MAIN, path, sizeof(path));
-    if (run->rank > 0) { *found = path[0] != '\0'; }
-    return run->rank == 0 || !*found || checkpoint_open(c, path, false, err);
-}
-
-// Into run->progress, from the checkpoint that --resume names.
+// Into run->progress, from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     Error err;
-    bool found;
-    if (o->resume[0] == '\0') { return false; }
+    bool found, finds = run->rank == 0 && o->resume[0] != '\0';
+    *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if (!find_checkpoint(run, checkpoint, &found, &err)) { die("%s", err.text); }
-    if (!found) {
-        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+    if ((finds && !checkpoint_resume(checkpoint, o, &found, &err)) ||
+        !checkpoint_share(checkpoint, run->group, &err)) {
+        die("%s", err.text);
+    }
+    if (checkpoint->path[0] == '\0') {
+        if (finds) { printf("no checkpoint under %s yet: starting from step 0\n", o->save); }
         return false;
     }
     run->progress = checkpoint->progress;
@@ -241,6 +234,17 @@ static bool save_config(const Options *o, Error *err) {
     return ok;
 }
 
+// Of the weights that --load names. A folder of Hugging Face's has no checksums.
+static void verify_load(const Run *run) {
+    const Checkpoint *c = run->options.start;
+    Error err;
+    bool ok = run->rank > 0 || checkpoint_verify(c, &err);
+    if (!group_agree(run->group, CHANNEL_MAIN, ok, &err)) { die("--load %s", err.text); }
+    printf("starting from the weights of %s%s\n", c->path,
+           c->options != NULL ? ""
+                              : " (it has no checksums: names, shapes and values are checked)");
+}
+
 // config.txt and the record of the start are written once it is certain that the run can start:
 // before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
@@ -249,25 +253,28 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     if (run->rank == 0 && options_save(&run->options) && !save_config(&run->options, &err)) {
         die("--save %s", err.text);
     }
-    if (!restored && run->options.load[0] != '\0') {
-        printf("starting from the weights of %s\n", run->options.load);
-    }
+    if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     run_record_start(run);
     return restored;
 }
 
-// Names the first tensor with NaN or infinite values, of elements begin..end of the parameter
-// space.
-static bool check_finite(const Run *run, int64_t begin, int64_t end, const float *values,
+void run_restored(Run *run, Checkpoint *checkpoint) {
+    checkpoint_close(checkpoint);
+    if (run->options.start != NULL) { checkpoint_close(run->options.start); }
+}
+
+// Names the first tensor with values that no trained model has, of elements begin..end of the
+// parameter space: NaN, infinite, or beyond FP16, as one wrong bit of an exponent makes them.
+static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
                          Error *err) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
         int64_t wrong = 0;
-        for (int64_t i = from; i < to; i++) { wrong += !isfinite(values[i - begin]); }
+        for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= 65504.0f); }
         if (wrong == 0) { continue; }
         char place[32] = "";
         if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail(err, "%s%s has %lld NaN or infinite values", tensor_row(p->id)->name, place,
+        return fail(err, "%s%s has %lld values that are NaN, infinite or beyond 65504", tensor_row(p->id)->name, place,
                     (long long)wrong);
     }
     return true;
@@ -280,7 +287,7 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
     static bool said;
     Error err;
     if (!checkpoint_read(c, kind, begin, end, out, &err)) { die("%s", err.text); }
-    if (said || check_finite(run, begin, end, out, &err)) { return; }
+    if (said || check_values(run, begin, end, out, &err)) { return; }
     warn("%s: %s (%s); resume with an earlier checkpoint", c->path, err.text, kind);
     said = true;
 }
@@ -292,8 +299,10 @@ void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
         model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
         return;
     }
-    if (!hf_load(o->load, &run->layout, begin, end, out, &err)) { die("--load %s", err.text); }
-    if (!check_finite(run, begin, end, out, &err)) { die("--load %s: %s", o->load, err.text); }
+    if (!checkpoint_weights(o->start, &run->layout, begin, end, out, &err)) {
+        die("--load %s", err.text);
+    }
+    if (!check_values(run, begin, end, out, &err)) { die("--load %s: %s", o->start->path, err.text); }
 }
 
 // ---- schedule -----------------------------------------------------------------------------------

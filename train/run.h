@@ -82,6 +82,8 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names, if there is one, and takes over its progress. The start
 // is recorded in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
+// Once the weights are read: closes the checkpoint, and options.start, whatever run_restore said.
+void run_restored(Run *run, Checkpoint *checkpoint);
 // Elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
