@@ -415,14 +415,21 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
     }
     *found = false;
     *c = (Checkpoint){0};
-    int64_t *steps;
-    int count = checkpoint_steps(options->save, &steps, &why);
-    if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
-    for (int i = first_to_try(options->save, steps, count); i < count && !*found; i++) {
+    int64_t *steps = NULL, tried = INT64_MAX; // that one and newer ones are damaged
+    int count = 0, i = 0;
+    do { // listed anew each time: a run that saves there may have deleted it before it was open
         char path[PATH_LENGTH];
+        free(steps);
+        count = checkpoint_steps(options->save, &steps, &why);
+        if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
+        i = first_to_try(options->save, steps, count);
+        while (i < count && steps[i] >= tried) { i++; }
+        if (i >= count) { break; }
         *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true, &why);
-        if (!*found) { warn("%s; trying an earlier checkpoint", why.text); }
-    }
+        if (*found || !path_exists(path)) { continue; }
+        warn("%s; trying an earlier checkpoint", why.text);
+        tried = steps[i];
+    } while (!*found);
     free(steps);
     return *found || count == 0 ||
            fail(err,

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -237,9 +238,9 @@ static bool save_config(const Options *o, Error *err) {
 // Of the weights that --load names. A folder of Hugging Face's has no checksums.
 static void verify_load(const Run *run) {
     const Checkpoint *c = run->options.start;
-    Error err;
-    bool ok = run->rank > 0 || checkpoint_verify(c, &err);
-    if (!group_agree(run->group, CHANNEL_MAIN, ok, &err)) { die("--load %s", err.text); }
+    Error err, why;
+    bool ok = run->rank > 0 || checkpoint_verify(c, &why) || fail(&err, "--load %s", why.text);
+    if (!group_agree(run->group, CHANNEL_MAIN, ok, &err)) { die("%s", err.text); }
     printf("starting from the weights of %s%s\n", c->path,
            c->options != NULL ? ""
                               : " (it has no checksums: names, shapes and values are checked)");
@@ -263,19 +264,19 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
     if (run->options.start != NULL) { checkpoint_close(run->options.start); }
 }
 
-// Names the first tensor with values that no trained model has, of elements begin..end of the
-// parameter space: NaN, infinite, or beyond FP16, as one wrong bit of an exponent makes them.
-static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
+// Names the first tensor with a value that is NaN or beyond `most`, of elements begin..end of the
+// parameter space.
+static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values, float most,
                          Error *err) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
         int64_t wrong = 0;
-        for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= 65504.0f); }
+        for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= most); }
         if (wrong == 0) { continue; }
         char place[32] = "";
         if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail(err, "%s%s has %lld values that are NaN, infinite or beyond 65504", tensor_row(p->id)->name, place,
-                    (long long)wrong);
+        return fail(err, "%s%s has %lld %s values", tensor_row(p->id)->name, place,
+                    (long long)wrong, most < FLT_MAX ? "enormous" : "NaN or infinite");
     }
     return true;
 }
@@ -287,12 +288,14 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
     static bool said;
     Error err;
     if (!checkpoint_read(c, kind, begin, end, out, &err)) { die("%s", err.text); }
-    if (said || check_values(run, begin, end, out, &err)) { return; }
+    if (said || check_values(run, begin, end, out, FLT_MAX, &err)) { return; }
     warn("%s: %s (%s); resume with an earlier checkpoint", c->path, err.text, kind);
     said = true;
 }
 
 void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
+    const float FP16_MOST = 65504; // far beyond a trained model's
+    static bool said;
     const Options *o = &run->options;
     Error err;
     if (o->load[0] == '\0') {
@@ -302,7 +305,13 @@ void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
     if (!checkpoint_weights(o->start, &run->layout, begin, end, out, &err)) {
         die("--load %s", err.text);
     }
-    if (!check_values(run, begin, end, out, &err)) { die("--load %s: %s", o->start->path, err.text); }
+    if (!check_values(run, begin, end, out, FLT_MAX, &err)) {
+        die("--load %s: %s", o->start->path, err.text);
+    }
+    // one wrong bit of an exponent makes such a value
+    if (said || check_values(run, begin, end, out, FP16_MOST, &err)) { return; }
+    warn("--load %s: %s: is the file damaged?", o->start->path, err.text);
+    said = true;
 }
 
 // ---- schedule -----------------------------------------------------------------------------------
@@ -560,10 +569,11 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.best = evaluated && p->valid_loss == p->best_valid_loss;
     run->saved_step = p->step;
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    saver_start(&run->saver, &s);
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
+    metrics_sync(&run->metrics); // a checkpoint has its steps' records
+    saver_start(&run->saver, &s);
 }
 
 int run_close(Run *run) {

@@ -15,9 +15,9 @@ BEGIN_C
 
 // metrics.jsonl (metrics.c)
 typedef struct {
-    FILE *file;   // NULL: nothing is written
-    bool failing; // the last record could not be written
-    char path[PATH_LENGTH];
+    FILE *file;             // NULL: it could not be opened, or there is none
+    bool failing;           // the last record could not be written
+    char path[PATH_LENGTH]; // "": nothing is written
 } Metrics;
 
 typedef struct {
@@ -175,6 +175,7 @@ void run_save(Run *run, const Snapshot *snapshot);
 
 bool metrics_open(Metrics *m, const char *path, Error *err);
 void metrics_close(Metrics *m);
+void metrics_sync(const Metrics *m); // to the disk
 
 // A record: begin, add fields, end, which writes the line.
 typedef struct cJSON MetricsRecord;
