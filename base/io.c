@@ -240,3 +240,28 @@ const char *path_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash != NULL ? slash + 1 : path;
 }
+
+size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact) {
+    for (; n > 0 && used + 2 < PATH_LENGTH; n--, text++) {
+        if (exact && strchr("\\*?[]{},", *text) != NULL) { pattern[used++] = '\\'; }
+        pattern[used++] = *text;
+        pattern[used] = '\0';
+    }
+    return n > 0 ? PATH_LENGTH : used;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+int pattern_files(const char *pattern, glob_t *found) {
+    char exact[PATH_LENGTH];
+    int status = glob(pattern, GLOB_BRACE, NULL, found);
+    if (status == GLOB_NOMATCH && path_exists(pattern) &&
+        pattern_add(exact, 0, pattern, strlen(pattern), true) < PATH_LENGTH) {
+        status = glob(exact, GLOB_BRACE, NULL, found);
+    }
+    // glob sorts what each part of a brace matches
+    if (status == 0) { qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names); }
+    return status;
+}

@@ -4,6 +4,7 @@
 
 #include "common.h"
 
+#include <glob.h>
 #include <stdio.h>
 
 BEGIN_C
@@ -60,5 +61,11 @@ FolderId folder_id(const char *path);
 bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
 bool path_exists(const char *path);            // a dangling link exists
 const char *path_name(const char *path);       // what follows the last slash
+// The files that a glob pattern, which may have braces, matches, in the order of their names; or
+// the one whose very name it is. glob()'s result.
+int pattern_files(const char *pattern, glob_t *found);
+// Appends n characters to a pattern of `used`; exact: so that they match themselves. Returns its
+// new length; PATH_LENGTH: it has no room.
+size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact);
 
 END_C

@@ -165,7 +165,8 @@ typedef struct Checkpoint {
 bool checkpoint_model(Options *options, Options *model, Error *err);
 // Gives every rank rank 0's checkpoint, opened there too, in place of its own; a path "": none.
 bool checkpoint_share(Checkpoint *c, Group *group, Error *err);
-// Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other shapes.
+// Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other
+// shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out, Error *err);
 // A file of a checkpoint, to be freed; NULL: it has none of that name, or it cannot be read.

@@ -234,9 +234,9 @@ static bool open_folder(Checkpoint *c, const char *path, bool state, Error *err)
         *c = (Checkpoint){0};
         follow(c->path, path);
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        ok = folder >= 0 ? open_files(c, folder, state, err)
-                         : fail(err, "%s: %s", path,
-                                errno == ENOENT ? "no such folder" : strerror(errno));
+        ok = folder >= 0
+                 ? open_files(c, folder, state, err)
+                 : fail(err, "%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
         if (folder >= 0) { close(folder); }
         bool there = folder_id(path).inode != 0;
         if (ok && !there) { ok = fail(err, "%s: no such folder", path); }
@@ -510,9 +510,9 @@ bool checkpoint_share(Checkpoint *c, Group *group, Error *err) {
         if (first.path[0] != '\0') {
             ok = first.whole ? checkpoint_open(c, first.path, false, &why)
                              : open_folder(c, first.path, false, &why);
-            ok = ok && (c->seal == first.seal ||
-                        fail(&why, "%s: not the one that rank 0 has opened; start again",
-                             first.path));
+            ok = ok &&
+                 (c->seal == first.seal ||
+                  fail(&why, "%s: not the one that rank 0 has opened; start again", first.path));
         }
     }
     return group_agree(group, CHANNEL_MAIN, ok, &why) || fail(err, "%s", why.text);
@@ -577,7 +577,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
-        bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 ||
+        bool moves = strcmp(name, "save") == 0 ||
                      options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {

@@ -272,7 +272,8 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
         float value = 0;
         int64_t elements = (e->end - e->begin) / dtype_bytes(e->dtype);
         if (elements == 0 || e->dtype > DTYPE_F16) { continue; }
-        sink = safetensors_read_floats(&st, e, elements - 1, 1, &value, NULL) && value > 0 && safetensors_find(&st, e->name) != NULL;
+        sink = safetensors_read_floats(&st, e, elements - 1, 1, &value, NULL) && value > 0 &&
+               safetensors_find(&st, e->name) != NULL;
     }
     sink = hf_read(&st, &f.layout, 0, f.layout.size, f.state, NULL);
     safetensors_close(&st);

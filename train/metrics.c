@@ -54,7 +54,8 @@ bool metrics_open(Metrics *m, const char *path, Error *err) {
     bool ours = true;
     m->file = fopen(path, "a+e");
     if (m->file != NULL && cut_torn_line(m->file, &ours)) { return true; }
-    fail(err, "%s: %s", path, ours ? strerror(errno) : "not metrics: its first or last line is no record");
+    fail(err, "%s: %s", path,
+         ours ? strerror(errno) : "not metrics: its first or last line is no record");
     metrics_close(m);
     return false;
 }
@@ -94,9 +95,7 @@ void metrics_end(Metrics *m, MetricsRecord *r) {
               ((fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0) ||
                fail(&err, "%s: could not be written: %s", path, strerror(errno)));
     cJSON_free(line);
-    if (!ok && !m->failing) {
-        warn("%s; records are missing from here on until it can", err.text);
-    }
+    if (!ok && !m->failing) { warn("%s; records are missing from here on until it can", err.text); }
     if (!ok) { metrics_close(m); } // what was written of the line is cut off as it is opened again
     m->failing = !ok;
 }

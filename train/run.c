@@ -266,8 +266,8 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
 
 // Names the first tensor with a value that is NaN or beyond `most`, of elements begin..end of the
 // parameter space.
-static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values, float most,
-                         Error *err) {
+static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
+                         float most, Error *err) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
         int64_t wrong = 0;

@@ -32,16 +32,14 @@ static void open_train_data(Run *run) {
 static void find_beside(glob_t *found, const char *shards) {
     char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
     glob_t files = {0};
-    glob(shards, GLOB_BRACE, NULL, &files);
+    pattern_files(shards, &files);
     for (size_t i = 0; i < files.gl_pathc; i++) {
-        const char *path = files.gl_pathv[i], *name = path_name(path);
-        size_t used = 0;
-        for (; path < name && used + 2 < PATH_LENGTH; path++) { // in a pattern, for itself
-            if (strchr("\\*?[]{}", *path) != NULL) { beside[used++] = '\\'; }
-            beside[used++] = *path;
+        const char *path = files.gl_pathv[i];
+        size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
+        used = pattern_add(beside, used, "*tokenizer.bin", 14, false);
+        if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
+            glob(beside, GLOB_APPEND, NULL, found);
         }
-        snprintf(beside + used, PATH_LENGTH - used, "*tokenizer.bin");
-        if (strcmp(beside, last) != 0) { glob(beside, GLOB_APPEND, NULL, found); }
         path_format(last, "%s", beside);
     }
     globfree(&files);
