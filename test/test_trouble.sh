@@ -298,7 +298,7 @@ test_torn_metrics_are_mended() {
     local text
     for text in 'a note\nwithout an end' 'a note\nwith one\n' '\0\0\0\0\0\0\0\0\0\0\0\1' \
         '{"kind":"run"}\na note'; do
-        printf "$text" >note && cp note notes
+        printf '%b' "$text" >note && cp note notes
         expect_said 1 'error: --metrics notes: not metrics: ' train_gpt "${common[@]}" \
             --metrics notes --train-iters 1
         cmp -s note notes || fail "notes: $(cat notes)"

@@ -237,8 +237,12 @@ static bool save_config(const Options *o, Error *err) {
 
 // Of the weights that --load names. A folder of Hugging Face's has no checksums.
 static void verify_load(const Run *run) {
-    const Checkpoint *c = run->options.start;
+    const Options *o = &run->options;
+    const Checkpoint *c = o->start;
     Error err, why;
+    if (strcmp(o->origin, o->load) != 0) {
+        die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
+    }
     bool ok = run->rank > 0 || checkpoint_verify(c, &why) || fail(&err, "--load %s", why.text);
     if (!group_agree(run->group, CHANNEL_MAIN, ok, &err)) { die("%s", err.text); }
     printf("starting from the weights of %s%s\n", c->path,
@@ -275,8 +279,8 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
         if (wrong == 0) { continue; }
         char place[32] = "";
         if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail(err, "%s%s has %lld %s values", tensor_row(p->id)->name, place,
-                    (long long)wrong, most < FLT_MAX ? "enormous" : "NaN or infinite");
+        return fail(err, "%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
+                    most < FLT_MAX ? "enormous values" : "NaN or infinite values");
     }
     return true;
 }
