@@ -274,10 +274,10 @@ TEST(unreadable_checkpoints_are_errors) {
     Error err = {""};
     bool fired = true;
     int refused = 0;
-    fixture_open(&fixture, TINY "--save s --load s/step_00000001 --fp8-format hybrid "
-                                "--fp8-amax-history-len 4");
+    fixture_open(&fixture, TINY "--save s --load s/step_00000100 --fp8-format hybrid "
+                                "--fp8-amax-history-len 4 --global-batch-size 4");
     folder_remove("s", NULL);
-    CHECK(save_step(&fixture, 1, NULL));
+    CHECK(save_step(&fixture, 100, NULL));
     for (int n = 1; fired; n++) {
         static Options o, model;
         CLOSED(checkpoint_close) Checkpoint c = {0};
@@ -286,14 +286,14 @@ TEST(unreadable_checkpoints_are_errors) {
         arm(FAIL_ONCE, n);
         bool ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err) &&
                   checkpoint_weights(o.start, &fixture.layout, 0, size, weights, &err) &&
-                  checkpoint_open(&c, "s/step_00000001", true, &err) &&
+                  checkpoint_open(&c, "s/step_00000100", true, &err) &&
                   checkpoint_read(&c, "master", 0, size, weights, &err) &&
                   checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history,
                                           &err);
         fired = fault.name != NULL;
         bool reading = fired && strcmp(fault.name, "pread") == 0;
         arm(FAIL_ONCE, 0);
-        CHECK(!reading || (!ok && strstr(err.text, "Input/output error") != NULL));
+        CHECK(reading ? !ok && strstr(err.text, "Input/output error") != NULL : ok || fired);
         refused += reading;
     }
     CHECK(refused > 40);
