@@ -201,8 +201,8 @@ static void follow(char path[PATH_LENGTH], const char *from) {
     }
 }
 
-// Reads meta.json and opens the files. Without a meta.json, which `state` needs, a folder of Hugging
-// Face's.
+// Reads meta.json and opens the files. Without a meta.json, which `state` needs, a folder of
+// Hugging Face's.
 static bool open_files(Checkpoint *c, int folder, bool state, Error *err) {
     char path[PATH_LENGTH];
     bool ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
