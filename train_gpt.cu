@@ -762,7 +762,7 @@ static void trainer_restore(Trainer *t) {
     bool resumed = run_restore(&t->run, &c);
     params_restore(&t->params, resumed ? &c : NULL);
     network_set_scaling(&t->net, t->params.measuring, false);
-    if (resumed) { checkpoint_close(&c); }
+    run_restored(&t->run, &c);
 }
 
 // ---- the loop ---------------------------------------------------------------------------------

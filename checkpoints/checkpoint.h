@@ -132,15 +132,27 @@ typedef struct {
 } SavedRange;
 
 typedef struct {
+    char name[TENSOR_NAME];
+    int file;
+    size_t bytes;
+    int64_t listed; // its length by meta.json; -1: a folder of Hugging Face's
+    char crc[16];   // its checksum by meta.json
+} CheckpointFile;
+
+// Opened once: `latest` may move on, and the folder be deleted, while it is read. Its path is the
+// folder that the name led to, and its files stay open.
+typedef struct Checkpoint {
     char path[PATH_LENGTH];
+    uint32_t seal; // the checksum of its meta.json, or else of its config.json
+    int num_files;
+    CheckpointFile *files;
     Progress progress;
     int64_t data_windows, valid_tokens, layout_size;
-    int ranks;
+    int ranks; // 0: a folder of Hugging Face's
     char precision[16];
     char created[32];
     char *data, *valid_data; // the shards' identities; "": not known
     struct cJSON *options;   // an object of texts
-    int64_t bytes;           // of all files
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
     int num_ranges;
@@ -148,17 +160,28 @@ typedef struct {
 } Checkpoint;
 
 // The model that a run starts from: what the checkpoint of --resume or --load says of the options
-// that make it, and its folder in options->origin, which stays empty where there is none. A folder
-// without meta.json is one of Hugging Face's. Of `latest`, the newest that can be read; opening it
-// says which are damaged.
+// that make it. Opens it, without the optimizer's files, as options->start, and puts its path into
+// options->origin, which stays empty where there is none. A folder without meta.json is one of
+// Hugging Face's. Of `latest`, the newest that can be read; opening it says which are damaged.
 bool checkpoint_model(Options *options, Options *model, Error *err);
+// Gives every rank rank 0's checkpoint, opened there too, in place of its own; a path "": none.
+bool checkpoint_share(Checkpoint *c, Group *group, Error *err);
+// Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other
+// shapes.
+bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
+                        float *out, Error *err);
+// A file of a checkpoint, to be freed; NULL: it has none of that name, or it cannot be read.
+bool checkpoint_has(const Checkpoint *c, const char *name);
+char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes, Error *err);
 
 // Gives the text of a meta.json the checksum of itself; whether it had it.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint. verify: every byte of it is; without, of one that rank 0 has just verified,
-// only the headers are read.
+// Opens a checkpoint with all its files. verify: every byte of it is; without, of one that rank 0
+// has verified, only the headers are read.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err);
+// Compares every open file with its length and checksum in meta.json.
+bool checkpoint_verify(const Checkpoint *c, Error *err);
 void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link

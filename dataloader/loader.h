@@ -21,8 +21,6 @@
 
 #include "../base/io.h"
 
-#include <glob.h>
-
 BEGIN_C
 
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_BYTES = 1024, SHARD_TOKENIZER = 4 };
@@ -68,7 +66,7 @@ typedef struct {
     int64_t tokens, windows;
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
-    char *identity;     // a line for each shard: "CRC-32 NAME"
+    char *identity;     // a line for each shard: "CRC-32 NAME", control characters as ?
 } Dataset;
 
 // Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.

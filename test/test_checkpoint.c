@@ -356,8 +356,7 @@ TEST(links_may_be_files) {
         text_write("s/new", "step_00000001\n");
         CHECK(rename("s/new", "s/latest") == 0 && checkpoint_linked("s", "latest") == 1);
         CHECK(checkpoint_model(&o, &model, NULL));
-        CHECK_TEXT(o.origin, "s/step_00000001");
-        CHECK_TEXT(i == 0 ? o.resume : o.load, "s/step_00000001");
+        CHECK_TEXT(o.start->path, "s/step_00000001");
         static const char *const others[] = {"", "\n", "step_0000001\n", "../step_00000001\n"};
         for (int j = 0; j < 4; j++) {
             o = options_of(words[i]);

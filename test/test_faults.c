@@ -2,13 +2,13 @@
 // disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
 // save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
 #include "../kernels/cpu.h"
+#include "../train/run.h"
 #include "fixture.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <omp.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +18,8 @@ typedef enum { FAIL_ONCE, FAIL_FROM_THERE, DISK_FULL, MODES } Mode;
 static struct {
     int calls, failing; // the call that fails, 0: none
     Mode mode;
-    const char *name; // of the first that failed
+    const char *name;        // of the first that failed
+    void (*meanwhile)(void); // what another process does at that call, instead of a failure
 } fault;
 
 static void arm(Mode mode, int failing) {
@@ -32,6 +33,13 @@ static void arm(Mode mode, int failing) {
 static bool fails(const char *name, bool needs_room) {
     fault.calls++;
     if (fault.failing == 0 || fault.calls < fault.failing) { return false; }
+    if (fault.meanwhile != NULL) {
+        void (*work)(void) = fault.meanwhile;
+        fault.meanwhile = NULL;
+        work();
+        fault.name = name;
+        return false;
+    }
     if (fault.mode == FAIL_ONCE && fault.calls > fault.failing) { return false; }
     if (fault.mode == DISK_FULL && !needs_room) { return false; }
     if (fault.name == NULL) { fault.name = name; }
@@ -52,9 +60,6 @@ WRAP(int, unlink, -1, false, (const char *path), (path))
 WRAP(int, rmdir, -1, false, (const char *path), (path))
 WRAP(int, close, -1, false, (int file), (file))
 WRAP(ssize_t, pread, -1, false, (int file, void *out, size_t n, off_t at), (file, out, n, at))
-WRAP(void *, mmap, MAP_FAILED, false,
-     (void *at, size_t n, int prot, int flags, int file, off_t at0),
-     (at, n, prot, flags, file, at0))
 WRAP(DIR *, opendir, NULL, false, (const char *path), (path))
 WRAP(struct dirent *, readdir, NULL, false, (DIR * folder), (folder))
 
@@ -84,6 +89,12 @@ int __real_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode) {
     return fails("open", (flags & O_CREAT) != 0) ? -1 : __real_open(path, flags, mode);
+}
+
+int __real_openat(int folder, const char *path, int flags, mode_t mode);
+int __wrap_openat(int folder, const char *path, int flags, mode_t mode);
+int __wrap_openat(int folder, const char *path, int flags, mode_t mode) {
+    return fails("openat", false) ? -1 : __real_openat(folder, path, flags, mode);
 }
 
 // Half of it is written before a disk is full. What a buffer takes does not fail.
@@ -356,23 +367,106 @@ TEST(unreadable_folders_are_no_empty_ones) {
     fixture_close(&fixture);
 }
 
-// A disk that cannot be read is an error, where a mapping of the file would be a signal.
-TEST(unreadable_checksums_are_errors) {
-    int64_t bytes;
-    uint32_t crc;
-    bool fired = true, read = false;
-    text_write("f", "some text");
+// A disk that cannot be read is an error, whatever is being read; and never a signal.
+TEST(unreadable_checkpoints_are_errors) {
+    static float weights[1 << 15];
+    Error err = {""};
+    bool fired = true;
+    int refused = 0;
+    fixture_open(&fixture, TINY "--save s --load s/step_00000100 --fp8-format hybrid "
+                                "--fp8-amax-history-len 4 --global-batch-size 4");
+    folder_remove("s", NULL);
+    CHECK(save_step(&fixture, 100, NULL));
     for (int n = 1; fired; n++) {
+        static Options o, model;
+        CLOSED(checkpoint_close) Checkpoint c = {0};
+        int64_t size = fixture.layout.size;
+        o = fixture.options;
         arm(FAIL_ONCE, n);
-        bool ok = file_checksum("f", &bytes, &crc, NULL);
+        bool ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err) &&
+                  checkpoint_weights(o.start, &fixture.layout, 0, size, weights, &err) &&
+                  checkpoint_open(&c, "s/step_00000100", true, &err) &&
+                  checkpoint_read(&c, "master", 0, size, weights, &err) &&
+                  checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history,
+                                          &err);
         fired = fault.name != NULL;
         bool reading = fired && strcmp(fault.name, "pread") == 0;
-        read = read || reading;
         arm(FAIL_ONCE, 0);
-        CHECK(!ok || !reading);
+        CHECK(reading ? !ok && strstr(err.text, "Input/output error") != NULL : ok || fired);
+        refused += reading;
     }
-    CHECK(read);
-    CHECK(file_checksum("f", &bytes, &crc, NULL) && bytes == 9 && crc == 0x4fbabdba);
+    CHECK(refused > 40);
+    fixture_close(&fixture);
+}
+
+static bool is_all(const float *values, int64_t n, double expected) {
+    int64_t i = 0;
+    while (i < n && (double)values[i] == expected) { i++; }
+    return i == n;
+}
+
+static void save_all_of(int64_t step) {
+    for (int64_t i = 0; i < 3 * fixture.layout.size; i++) { fixture.state[i] = (float)step; }
+    CHECK(fixture_save(&fixture, step, NULL));
+}
+
+static void save_second(void) {
+    save_all_of(2);
+}
+
+// The step whose state a reader gets, in several pieces; 0: of none or of several.
+static int64_t read_while_saving(bool load, float *out) {
+    static Options o, model;
+    CLOSED(checkpoint_close) Checkpoint c = {0};
+    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
+    const int64_t size = fixture.layout.size / 128 * 128, half = size / 2;
+    Error err = {""};
+    bool found, ok = true;
+    o = fixture.options;
+    int64_t step;
+    if (load) {
+        ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err);
+        for (int part = 0; ok && part < 2; part++) {
+            ok = checkpoint_weights(o.start, &fixture.layout, part * half, (part + 1) * half,
+                                    out + part * half, &err);
+        }
+        for (int64_t i = 0; i < size; i++) { out[i] = out[i] == 0 ? out[size - 1] : out[i]; }
+        step = (int64_t)out[size - 1]; // what is 0 pads the vocabulary
+        ok = ok && is_all(out, size, (double)step);
+    } else {
+        ok = checkpoint_resume(&c, &o, &found, &err) && found;
+        step = c.progress.step;
+        for (int part = 0; ok && part < 6; part++) {
+            ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half, out,
+                                 &err) &&
+                 is_all(out, half, (double)step);
+        }
+    }
+    if (!ok) { test_fail(__FILE__, __LINE__, "step %lld: %s", (long long)step, err.text); }
+    return ok ? step : 0;
+}
+
+// A run saves its next checkpoint, and deletes the one before, at each call of a reader in turn:
+// the reader gets one of the two, whole.
+TEST(a_checkpoint_is_one_while_a_run_saves) {
+    static const char *const ways[] = {"--load s/latest", "--resume s/latest", "--resume latest"};
+    static float out[1 << 15];
+    EACH (way, ways) {
+        int seen[3] = {0}, n = 1;
+        fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", *way));
+        for (bool fired = true; fired; n++) {
+            folder_remove("s", NULL);
+            save_all_of(1);
+            arm(FAIL_ONCE, n);
+            fault.meanwhile = save_second;
+            seen[read_while_saving(way == ways, out)]++;
+            fired = fault.name != NULL;
+            fault.meanwhile = NULL;
+            arm(FAIL_ONCE, 0);
+        }
+        CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
+        fixture_close(&fixture);
+    }
 }
 
 TEST(folders_without_fsync_are_saved_to) {
@@ -382,6 +476,33 @@ TEST(folders_without_fsync_are_saved_to) {
     CHECK(save_step(&fixture, 1, NULL) && resumed_step() == 1);
     no_folder_sync = false;
     fixture_close(&fixture);
+}
+
+static void record(Metrics *m, const char *kind) {
+    metrics_end(m, metrics_begin(kind));
+}
+
+// Metrics miss the records of the time in which they cannot be written or opened, and no others.
+TEST(metrics_come_back) {
+    int missing = 0;
+    bool fired = true;
+    for (int n = 1; fired; n++) {
+        CLOSED(metrics_close) Metrics m = {0};
+        unlink("m");
+        CHECK(metrics_open(&m, "m", NULL));
+        arm(FAIL_FROM_THERE, n);
+        record(&m, "a");
+        record(&m, "b");
+        metrics_sync(&m);
+        fired = fault.name != NULL;
+        arm(FAIL_ONCE, 0);
+        record(&m, "c");
+        const char *text = text_read("m");
+        missing += strstr(text, "\"b\"") == NULL;
+        CHECK_CONTAINS(text, "{\"kind\":\"c\"}\n");
+        CHECK(strlen(text) % 13 == 0); // whole lines
+    }
+    CHECK(missing > 1);
 }
 
 static bool replace_file(void) {
