@@ -451,15 +451,16 @@ static int64_t read_while_saving(bool load, float *out) {
 TEST(a_checkpoint_is_one_while_a_run_saves) {
     static const char *const ways[] = {"--load s/latest", "--resume s/latest", "--resume latest"};
     static float out[1 << 15];
-    EACH (way, ways) {
+    for (int i = 0; i < 6; i++) { // with links, and with files in their place
         int seen[3] = {0}, n = 1;
-        fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", *way));
+        no_links = i >= 3;
+        fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", ways[i % 3]));
         for (bool fired = true; fired; n++) {
             folder_remove("s", NULL);
             save_all_of(1);
             arm(FAIL_ONCE, n);
             fault.meanwhile = save_second;
-            seen[read_while_saving(way == ways, out)]++;
+            seen[read_while_saving(i % 3 == 0, out)]++;
             fired = fault.name != NULL;
             fault.meanwhile = NULL;
             arm(FAIL_ONCE, 0);
@@ -467,6 +468,7 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
         CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
         fixture_close(&fixture);
     }
+    no_links = false;
 }
 
 TEST(folders_without_fsync_are_saved_to) {

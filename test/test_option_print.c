@@ -297,6 +297,10 @@ TEST(step_lines_fit_100_columns) {
                            .seconds = row->seconds,
                            .skipped = isnan(row->loss)};
         const char *line = step_line(&run, step);
+        CHECK_CONTAINS(line, " | start "); // the first of a process
+        CHECK(strstr(line, "ETA") == NULL && longest_line(line) <= 100);
+        run.progress.step = row->step - 1;
+        line = step_line(&run, step);
         CHECK_TEXT(line, row->line);
         CHECK(longest_line(line) <= 100);
         run_free_configuration(&run);
