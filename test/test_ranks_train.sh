@@ -70,9 +70,9 @@ test_ranks_start_from_one_checkpoint() {
     for words in '--load latest 1' '--resume best 5'; do
         read -r how link iters <<<"$words"
         for r in 1 0; do
-            ln -sfn step_0000000$((4 - 2 * r)) moving/$link
+            ln -sfn step_0000000$((4 - 2 * r)) "moving/$link"
             env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-                "$trainer" "${common[@]}" "$how" moving/$link --train-iters "$iters" --save mixed \
+                "$trainer" "${common[@]}" "$how" "moving/$link" --train-iters "$iters" --save mixed \
                 >out.$r 2>err.$r &
             children[r]=$!
             [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
