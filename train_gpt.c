@@ -721,8 +721,8 @@ static void trainer_restore(Trainer *t) {
             die("%s", err.text);
         }
         fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
-        checkpoint_close(&c);
     }
+    run_restored(run, &c);
     round_weights(t);
 }
 

@@ -673,7 +673,7 @@ static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
     params_restore(&t->params, resumed ? &c : NULL);
-    if (resumed) { checkpoint_close(&c); }
+    run_restored(&t->run, &c);
 }
 
 // ---- the loop ---------------------------------------------------------------------------------

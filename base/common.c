@@ -7,15 +7,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 // Before main(), for every program: were standard input, output or error closed, files of its own
-// would get their numbers, and what is printed would go into a checkpoint.
+// would get their numbers, and what is printed would go into a checkpoint. Shards and the files of
+// a checkpoint stay open, so that as many are allowed as can be.
 __attribute__((constructor)) static void open_standard_files(void) {
+    struct rlimit files;
     int file = 0;
     while (file >= 0 && file <= STDERR_FILENO) { file = open("/dev/null", O_RDWR); }
     if (file >= 0) { close(file); }
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
 }
 
 bool fail(Error *err, const char *format, ...) {

@@ -4,10 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -44,8 +44,14 @@ bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes,
 }
 
 int file_open(const char *path, size_t *bytes, Error *err) {
+    return file_open_in(AT_FDCWD, path, bytes, err);
+}
+
+int file_open_in(int folder, const char *path, size_t *bytes, Error *err) {
     struct stat info;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe is refused, not waited for
+    const char *name = folder == AT_FDCWD ? path : path_name(path);
+    // a pipe is refused, not waited for
+    int file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = file < 0 || fstat(file, &info) != 0 ? errno : 0;
     if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
     if (why == 0) {
@@ -78,31 +84,13 @@ char *file_read(const char *path, size_t *bytes, Error *err) {
     return NULL;
 }
 
-bool file_map(MappedFile *m, const char *path, Error *err) {
-    *m = (MappedFile){0};
-    size_t bytes;
-    int file = file_open(path, &bytes, err);
-    if (file < 0) { return false; }
-    void *map = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
-    int why = map == MAP_FAILED ? errno : 0;
-    close(file);
-    if (why != 0) { return fail_path(err, path, why); }
-    *m = (MappedFile){map, bytes};
-    return true;
-}
-
-void file_unmap(MappedFile *m) {
-    if (m->data != NULL) { munmap((void *)m->data, m->bytes); }
-    *m = (MappedFile){0};
-}
-
-bool file_sum(int file, const char *path, int64_t bytes, int64_t part, int64_t stride,
+bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t part, int64_t stride,
               uint32_t *crc, Error *err) {
     unsigned char *data = malloc_or_die((size_t)part);
     bool ok = true;
     *crc = 0;
-    for (int64_t at = 0; ok && at < bytes; at += stride) {
-        size_t n = (size_t)min64(part, bytes - at);
+    for (int64_t at = begin; ok && at < end; at += stride) {
+        size_t n = (size_t)min64(part, end - at);
         ok = file_read_at(file, path, data, n, at, err);
         if (ok) { *crc = (uint32_t)crc32_z(*crc, data, n); }
     }
@@ -110,15 +98,41 @@ bool file_sum(int file, const char *path, int64_t bytes, int64_t part, int64_t s
     return ok;
 }
 
-bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err) {
-    enum { PART = 1 << 20 };
-    size_t size = 0;
-    int file = file_open(path, &size, err);
-    *bytes = (int64_t)size;
+// A part of a file, which a thread sums.
+typedef struct {
+    pthread_t thread;
+    int file;
+    const char *path;
+    int64_t begin, end;
+    uint32_t crc;
+    bool ok, in_thread;
+    Error err;
+} Part;
+
+static void *sum_part(void *argument) {
+    enum { PIECE = 1 << 20 };
+    Part *p = argument;
+    p->ok = file_sum(p->file, p->path, p->begin, p->end, PIECE, PIECE, &p->crc, &p->err);
+    return NULL;
+}
+
+bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc, Error *err) {
+    enum { PARTS = 8, SMALLEST = 8 << 20 };
+    Part parts[PARTS];
+    int n = (int)max64(1, min64(PARTS, bytes / SMALLEST));
+    bool ok = true;
     *crc = 0;
-    if (file < 0) { return false; }
-    bool ok = file_sum(file, path, *bytes, PART, PART, crc, err);
-    close(file);
+    for (int i = n - 1; i >= 0; i--) { // the first in this thread, beside the others
+        Part *p = &parts[i];
+        *p = (Part){.file = file, .path = path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
+        p->in_thread = i > 0 && pthread_create(&p->thread, NULL, sum_part, p) == 0;
+        if (!p->in_thread) { sum_part(p); }
+    }
+    for (Part *p = parts; p < parts + n; p++) {
+        if (p->in_thread) { pthread_join(p->thread, NULL); }
+        if (ok && !p->ok) { ok = fail(err, "%s", p->err.text); }
+        *crc = (uint32_t)crc32_combine(*crc, p->crc, p->end - p->begin);
+    }
     return ok;
 }
 
@@ -130,21 +144,43 @@ static bool rename_synced(const char *fresh, const char *path, Error *err) {
     return folder_sync(dirname(copy), err);
 }
 
+// The name beside `path` under which its successor is written. What has that name already goes: if
+// it is a link, writing would follow it.
+static bool fresh_name(char fresh[PATH_LENGTH], const char *path, Error *err) {
+    path_format(fresh, "%s.new", path);
+    return unlink(fresh) == 0 || errno == ENOENT || fail_path(err, fresh, errno);
+}
+
 bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
     char fresh[PATH_LENGTH];
     FileWriter w;
-    return file_write(&w, path_format(fresh, "%s.new", path), data, bytes, err) &&
+    return fresh_name(fresh, path, err) && file_write(&w, fresh, data, bytes, err) &&
            rename_synced(fresh, path, err);
 }
 
 bool link_replace(const char *link, const char *target, Error *err) {
-    char fresh[PATH_LENGTH];
+    char fresh[PATH_LENGTH], line[PATH_LENGTH];
     struct stat info;
-    path_format(fresh, "%s.new", link);
-    bool made = (unlink(fresh) == 0 || errno == ENOENT) && symlink(target, fresh) == 0;
-    if (!made) { return fail_path(err, fresh, errno); }
+    FileWriter w;
+    path_format(line, "%s\n", target);
+    bool made = fresh_name(fresh, link, err) &&
+                (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line), err));
     bool folder = lstat(link, &info) == 0 && S_ISDIR(info.st_mode);
-    return (!folder || folder_remove(link, err)) && rename_synced(fresh, link, err);
+    return made && (!folder || folder_remove(link, err)) && rename_synced(fresh, link, err);
+}
+
+const char *link_read(const char *link, char target[PATH_LENGTH]) {
+    size_t bytes;
+    ssize_t length = readlink(link, target, PATH_LENGTH - 1);
+    int file = length < 0 ? file_open(link, &bytes, NULL) : -1;
+    if (file >= 0) {
+        bool read = bytes < PATH_LENGTH && file_read_at(file, link, target, bytes, 0, NULL);
+        length = read ? (ssize_t)bytes : 0;
+        close(file);
+    }
+    target[length > 0 ? length : 0] = '\0';
+    target[strcspn(target, "\n")] = '\0';
+    return target;
 }
 
 bool folder_make(const char *path, Error *err) {
@@ -225,4 +261,29 @@ bool path_exists(const char *path) {
 const char *path_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash != NULL ? slash + 1 : path;
+}
+
+size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact) {
+    for (; n > 0 && used + 2 < PATH_LENGTH; n--, text++) {
+        if (exact && strchr("\\*?[]{},", *text) != NULL) { pattern[used++] = '\\'; }
+        pattern[used++] = *text;
+        pattern[used] = '\0';
+    }
+    return n > 0 ? PATH_LENGTH : used;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+int pattern_files(const char *pattern, glob_t *found) {
+    char exact[PATH_LENGTH];
+    int status = glob(pattern, GLOB_BRACE, NULL, found);
+    if (status == GLOB_NOMATCH && path_exists(pattern) &&
+        pattern_add(exact, 0, pattern, strlen(pattern), true) < PATH_LENGTH) {
+        status = glob(exact, GLOB_BRACE, NULL, found);
+    }
+    // glob sorts what each part of a brace matches
+    if (status == 0) { qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names); }
+    return status;
 }

@@ -1,8 +1,10 @@
-// Durable files: written whole or not at all. Mapped reads, folders.
+// Durable files: written whole or not at all. Reads that end in an error and never in a signal (no
+// file is mapped into memory). Folders.
 #pragma once
 
 #include "common.h"
 
+#include <glob.h>
 #include <stdio.h>
 
 BEGIN_C
@@ -24,31 +26,28 @@ bool writer_close(FileWriter *w, Error *err);
 // All three.
 bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes, Error *err);
 
-// Opens a regular file to read; -1 when it cannot. What file_read_at cannot read, because the file
-// has become shorter or its disk fails, is an error; through a mapping it would be a signal.
+// Opens a regular file to read; -1 when it cannot. file_open_in: the file of that name in an open
+// folder, wherever the folder's path leads by now.
 int file_open(const char *path, size_t *bytes, Error *err);
+int file_open_in(int folder, const char *path, size_t *bytes, Error *err);
+// An error where the file has become shorter or its disk fails.
 bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at, Error *err);
-// The CRC-32 of the parts of an open file that begin at every `stride` bytes.
-bool file_sum(int file, const char *path, int64_t bytes, int64_t part, int64_t stride,
+// The CRC-32 of the parts that begin at every `stride` bytes, from `begin` to below `end`.
+bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t part, int64_t stride,
               uint32_t *crc, Error *err);
+// The CRC-32 of the first `bytes`; a large file is read by several threads.
+bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc, Error *err);
 
 // A whole file, to be freed; NULL when it cannot be read.
 char *file_read(const char *path, size_t *bytes, Error *err);
 
-// A whole file, mapped read-only. An empty file is NULL with 0 bytes.
-typedef struct {
-    const unsigned char *data;
-    size_t bytes;
-} MappedFile;
-
-bool file_map(MappedFile *m, const char *path, Error *err);
-void file_unmap(MappedFile *m);
-bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
-
-// Replaces a file, or a symbolic link, in one step: the new one is written beside it, synced, then
-// renamed. A link's target is relative to the link's folder; a folder in its place is deleted.
+// Replaces a file, or a link, in one step: the new one is written beside it, synced, then renamed.
+// A link's target is relative to the link's folder; a folder in its place is deleted. Where no
+// symbolic link can be made, a file with the target as its only line is the link.
 bool file_replace(const char *path, const void *data, size_t bytes, Error *err);
 bool link_replace(const char *link, const char *target, Error *err);
+// The target of a link of either kind; "" where there is none.
+const char *link_read(const char *link, char target[PATH_LENGTH]);
 
 bool folder_make(const char *path, Error *err); // with its parents; it may exist already
 bool folder_sync(const char *path, Error *err); // so that renames in it survive a power cut
@@ -65,5 +64,11 @@ FolderId folder_id(const char *path);
 bool is_folder(const char *path, FolderId id); // false for a path that leads nowhere
 bool path_exists(const char *path);            // a dangling link exists
 const char *path_name(const char *path);       // what follows the last slash
+// The files that a glob pattern, which may have braces, matches, in the order of their names; or
+// the one whose very name it is. glob()'s result.
+int pattern_files(const char *pattern, glob_t *found);
+// Appends n characters to a pattern of `used`; exact: so that they match themselves. Returns its
+// new length; PATH_LENGTH: it has no room.
+size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact);
 
 END_C

@@ -16,8 +16,9 @@
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
 //                           "amax_history" [S,length], a ring: the next amax goes to place
 //                           count % length
-//   latest -> step_...      symbolic links
-//   best -> step_...        the lowest validation loss
+//   step_00000300.aside-1/  one that a run has left behind which went back to an earlier one
+//   latest -> step_...      symbolic links (base/io.h: or files of one line)
+//   best -> step_...        the lowest validation loss of those that are there
 //   metrics.jsonl, config.txt
 //   .lock                   held by the run that saves here; its text says which
 //
@@ -26,9 +27,9 @@
 // shards, dataloader/loader.h), "options" (every option's text), "files" (name, bytes, CRC-32), and
 // last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
 //
-// A checkpoint is written as .tmp-step_..., every file synced, then renamed and read back; after
-// that `latest` moves, and only then are older checkpoints deleted. What an interrupted run leaves
-// behind starts with a dot; the next start removes it.
+// A checkpoint is written as .tmp-step_..., every file synced and read back, then renamed; after
+// that `best` and `latest` move, and only then are older checkpoints deleted. What an interrupted
+// run leaves behind starts with a dot; the next start removes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
 // renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
@@ -51,8 +52,9 @@ typedef struct {
     int64_t samples; // sequences consumed
     int64_t tokens;
     int64_t skipped, skipped_in_row;
-    double loss, valid_loss, best_valid_loss; // NaN: none yet
-    double level, best_level;                 // the loss, averaged over steps; and the lowest such
+    double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
+    double best_valid_loss;   // of all evaluations, saved or not; NaN: none yet
+    double level, best_level; // the loss, averaged over steps; and the lowest such
     int64_t proven; // the newest checkpoint whose weights then gave a loss as usual; -1: none
 } Progress;
 
@@ -82,7 +84,6 @@ typedef struct {
     Progress progress;
     int64_t data_windows, valid_tokens; // of an evaluation
     const char *data, *valid_data;      // the shards' identities; NULL: none
-    bool best; // the lowest validation loss so far was measured at this step
     Dtype model_dtype;
     const void *model; // all weights, for model.safetensors; read on rank 0 only
     int num_companions;
@@ -97,7 +98,7 @@ typedef struct {
     const float *amax_history;                 // [slots,history_length]
 } Snapshot;
 
-// Writes, publishes, verifies, then deletes all but --keep, `best` and progress.proven. Every rank
+// Writes, verifies, publishes, then deletes all but --keep, `best` and progress.proven. Every rank
 // calls it and gets the same answer.
 bool checkpoint_save(const Snapshot *snapshot, Error *err);
 
@@ -117,8 +118,8 @@ void saver_start(Saver *saver, const Snapshot *snapshot);
 bool saver_wait(Saver *saver);
 
 // Makes the --save folder this run's: creates and locks it, until the process ends; refuses one
-// that holds another run's checkpoints; removes what interrupted saves left in it. Waits
-// --lock-timeout for another run that has it.
+// that holds another run's checkpoints (a copy of a folder that this process holds is its own);
+// removes what interrupted saves left in it. Waits --lock-timeout for another run that has it.
 bool checkpoint_claim(const Options *options, Error *err);
 // What is said of a --save that is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
@@ -131,15 +132,27 @@ typedef struct {
 } SavedRange;
 
 typedef struct {
+    char name[TENSOR_NAME];
+    int file;
+    size_t bytes;
+    int64_t listed; // its length by meta.json; -1: a folder of Hugging Face's
+    char crc[16];   // its checksum by meta.json
+} CheckpointFile;
+
+// Opened once: `latest` may move on, and the folder be deleted, while it is read. Its path is the
+// folder that the name led to, and its files stay open.
+typedef struct Checkpoint {
     char path[PATH_LENGTH];
+    uint32_t seal; // the checksum of its meta.json, or else of its config.json
+    int num_files;
+    CheckpointFile *files;
     Progress progress;
     int64_t data_windows, valid_tokens, layout_size;
-    int ranks;
+    int ranks; // 0: a folder of Hugging Face's
     char precision[16];
     char created[32];
     char *data, *valid_data; // the shards' identities; "": not known
     struct cJSON *options;   // an object of texts
-    int64_t bytes;           // of all files
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
     int num_ranges;
@@ -147,23 +160,38 @@ typedef struct {
 } Checkpoint;
 
 // The model that a run starts from: what the checkpoint of --resume or --load says of the options
-// that make it, and its folder in options->origin, which stays empty where there is none. A folder
-// without meta.json is one of Hugging Face's. Of `latest`, the newest that can be read; opening it
-// says which are damaged.
+// that make it. Opens it, without the optimizer's files, as options->start, and puts its path into
+// options->origin, which stays empty where there is none. A folder without meta.json is one of
+// Hugging Face's. Of `latest`, the newest that can be read; opening it says which are damaged.
 bool checkpoint_model(Options *options, Options *model, Error *err);
+// Gives every rank rank 0's checkpoint, opened there too, in place of its own; a path "": none.
+bool checkpoint_share(Checkpoint *c, Group *group, Error *err);
+// Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other
+// shapes.
+bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
+                        float *out, Error *err);
+// A file of a checkpoint, to be freed; NULL: it has none of that name, or it cannot be read.
+bool checkpoint_has(const Checkpoint *c, const char *name);
+char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes, Error *err);
 
 // Gives the text of a meta.json the checksum of itself; whether it had it.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint. verify: every byte of it is; without, of one that rank 0 has just verified,
-// only the headers are read.
+// Opens a checkpoint with all its files. verify: every byte of it is; without, of one that rank 0
+// has verified, only the headers are read.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err);
+// Compares every open file with its length and checksum in meta.json.
+bool checkpoint_verify(const Checkpoint *c, Error *err);
 void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link
 // points to, or else the newest whole one before it. Warns of each damaged one it passes over.
 // *found is false, and the result true, when there is no checkpoint at all.
 bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err);
+
+// Makes the checkpoint that a run resumes the newest under --save: `latest` leads to it, those of
+// later steps are set aside under other names, `best` is the best of those that stay.
+bool checkpoint_go_back(const Options *options, const Checkpoint *c, Error *err);
 
 // Refuses another model's checkpoint; prints which other options differ from the saved ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
@@ -190,6 +218,8 @@ bool checkpoint_list(const char *save, Error *err);
 int checkpoint_steps(const char *save, int64_t **steps, Error *err);
 // The step that a link under the folder, "latest" or "best", points to; -1: none.
 int64_t checkpoint_linked(const char *save, const char *link);
+// The step with the lowest loss on these validation data; -1: none.
+int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 
 END_C

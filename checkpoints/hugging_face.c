@@ -68,17 +68,15 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out,
                     st->path, t->name, dtype_name(e->dtype), (long long)e->shape[0],
                     (long long)(e->dims > 1 ? e->shape[1] : 1), (long long)rows, (long long)cols);
     }
-    if (!t->transposed) {
-        safetensors_read_floats(e, 0, rows * cols, out);
-        return true;
-    }
+    if (!t->transposed) { return safetensors_read_floats(st, e, 0, rows * cols, out, err); }
     float *row = malloc_or_die((size_t)cols * sizeof(float));
-    for (int64_t r = 0; r < rows; r++) {
-        safetensors_read_floats(e, r * cols, cols, row);
-        for (int64_t c = 0; c < cols; c++) { out[c * rows + r] = row[c]; }
+    bool ok = true;
+    for (int64_t r = 0; ok && r < rows; r++) {
+        ok = safetensors_read_floats(st, e, r * cols, cols, row, err);
+        for (int64_t c = 0; ok && c < cols; c++) { out[c * rows + r] = row[c]; }
     }
     free(row);
-    return true;
+    return ok;
 }
 
 // Whether the file has no head beside a tied embedding, or the same.
@@ -90,7 +88,7 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t size,
     bool same = e->dims == 2 && e->shape[0] * e->shape[1] == size && e->dtype <= DTYPE_F16;
     for (int64_t i = 0; same && i < size; i += PIECE) {
         int64_t n = min64(PIECE, size - i);
-        safetensors_read_floats(e, i, n, head);
+        if (!safetensors_read_floats(st, e, i, n, head, err)) { return false; }
         same = memcmp(head, embedding + i, (size_t)n * sizeof(float)) == 0;
     }
     return same || fail(err,
@@ -388,36 +386,10 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
                        (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }
 
-bool hf_options(const char *folder, Options *options, Error *err) {
-    char path[PATH_LENGTH];
-    size_t bytes;
-    Error why;
-    char *text = file_read(path_format(path, "%s/config.json", folder), &bytes, err);
-    if (text == NULL) { return false; }
+bool hf_options(const char *text, size_t bytes, Options *options, Error *err) {
     cJSON *json = cJSON_ParseWithLength(text, bytes);
-    free(text);
-    bool ok = cJSON_IsObject(json) ? read_config(json, options, &why)
-                                   : fail(&why, "not JSON; it is damaged");
+    bool ok = cJSON_IsObject(json) ? read_config(json, options, err)
+                                   : fail(err, "not JSON; it is damaged");
     cJSON_Delete(json);
-    return ok || fail(err, "%s: %s", path, why.text);
-}
-
-// ---- --load -------------------------------------------------------------------------------------
-
-bool hf_load(const char *folder, const ParamLayout *layout, int64_t begin, int64_t end, float *out,
-             Error *err) {
-    char path[PATH_LENGTH], index[PATH_LENGTH];
-    SafeTensors st;
-    path_format(path, "%s/model.safetensors", folder);
-    path_format(index, "%s/model.safetensors.index.json", folder);
-    if (!path_exists(path) && path_exists(index)) {
-        return fail(err,
-                    "%s: its weights are in several files; scripts/convert_hf import makes "
-                    "them one",
-                    folder);
-    }
-    if (!safetensors_open(&st, path, err)) { return false; }
-    bool ok = hf_read(&st, layout, begin, end, out, err);
-    safetensors_close(&st);
     return ok;
 }

@@ -25,13 +25,8 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 // The text of config.json, which must be freed. end_of_text: -1 when not known.
 char *hf_config(const Options *options, Dtype dtype, int end_of_text);
 
-// The options that make the model of a folder's config.json, as any version of transformers writes
+// The options that make the model of a config.json's text, as any version of transformers writes
 // it, with SOURCE_CHECKPOINT. Refuses what the trainers do not compute.
-bool hf_options(const char *folder, Options *options, Error *err);
-
-// --load: the weights of a folder with model.safetensors, as a checkpoint or scripts/convert_hf
-// import writes it. Refuses tensors of other shapes.
-bool hf_load(const char *folder, const ParamLayout *layout, int64_t begin, int64_t end, float *out,
-             Error *err);
+bool hf_options(const char *text, size_t bytes, Options *options, Error *err);
 
 END_C

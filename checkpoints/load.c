@@ -1,9 +1,11 @@
 // Finding a checkpoint, verifying it, and reading it back into a run.
+#include "../dataloader/loader.h"
 #include "checkpoint.h"
 #include "hugging_face.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,12 +33,8 @@ static const char *text_of(const cJSON *json, const char *name) {
 }
 
 // Checks meta.json's checksum of itself and its version, and parses it.
-static cJSON *parse_meta(const char *path, Error *err) {
-    size_t bytes;
-    char *text = file_read(path, &bytes, err);
-    if (text == NULL) { return NULL; }
+static cJSON *parse_meta(char *text, size_t bytes, const char *path, Error *err) {
     cJSON *meta = meta_seal(text, bytes) ? cJSON_ParseWithLength(text, bytes) : NULL;
-    free(text);
     double version = json_number(meta, "version", NAN);
     if (!cJSON_IsObject(meta)) {
         fail(err, "%s: damaged (its checksum does not match)", path);
@@ -98,55 +96,166 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     return cJSON_IsObject(c->options) || fail(err, "%s/meta.json: no options", c->path);
 }
 
-// Verifies the length and the checksum of a file that meta.json lists.
-static bool check_file(const char *folder, const cJSON *file, int64_t *bytes, Error *err) {
-    enum { NAME_MAX_LENGTH = 100 };
-    const char *name = text_of(file, "name"), *crc = text_of(file, "crc32");
-    char path[PATH_LENGTH], computed[16];
-    int64_t listed = count_of(file, "bytes");
-    uint32_t sum;
-    if (name[0] == '\0' || strlen(name) > NAME_MAX_LENGTH || strchr(name, '/') != NULL) {
-        return fail(err, "%s/meta.json: a file named '%.80s'", folder, name);
-    }
-    if (!file_checksum(path_format(path, "%s/%s", folder, name), bytes, &sum, err)) {
-        return false;
-    }
-    if (*bytes != listed) {
-        return fail(err, "%s: damaged: %lld bytes, not %lld", path, (long long)*bytes,
-                    (long long)listed);
-    }
-    snprintf(computed, sizeof(computed), "%08x", sum);
-    return strcmp(computed, crc) == 0 ||
-           fail(err, "%s: damaged: its checksum is %s, not %s", path, computed, crc);
-}
-
-static bool check_files(Checkpoint *c, const cJSON *files, Error *err) {
-    const cJSON *file;
-    int64_t bytes;
-    if (!cJSON_IsArray(files)) { return fail(err, "%s/meta.json: no list of files", c->path); }
-    cJSON_ArrayForEach(file, files) {
-        if (!check_file(c->path, file, &bytes, err)) { return false; }
-        c->bytes += bytes;
-    }
-    return true;
-}
-
-// The entry of meta.json's list; NULL: the file is not in it.
-static const cJSON *find_file(const cJSON *files, const char *name) {
-    const cJSON *file;
-    cJSON_ArrayForEach(file, files) {
-        if (strcmp(text_of(file, "name"), name) == 0) { return file; }
+// The open file of a name; NULL: there is none.
+static const CheckpointFile *find_file(const Checkpoint *c, const char *name) {
+    for (int i = 0; i < c->num_files; i++) {
+        if (strcmp(c->files[i].name, name) == 0) { return &c->files[i]; }
     }
     return NULL;
 }
 
-// Opens a file of tensors, which meta.json must list: check_files has then verified it.
-static bool open_tensors(const Checkpoint *c, const cJSON *files, const char *name, SafeTensors *st,
-                         Error *err) {
+bool checkpoint_has(const Checkpoint *c, const char *name) {
+    return find_file(c, name) != NULL;
+}
+
+char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes, Error *err) {
     char path[PATH_LENGTH];
-    return find_file(files, name) != NULL
-               ? safetensors_open(st, path_format(path, "%s/%s", c->path, name), err)
-               : fail(err, "%s/meta.json: its list of files lacks %s", c->path, name);
+    const CheckpointFile *f = find_file(c, name);
+    path_format(path, "%s/%s", c->path, name);
+    if (f == NULL) {
+        fail(err, "%s: No such file or directory", path);
+        return NULL;
+    }
+    *bytes = f->bytes;
+    char *data = malloc_or_die(f->bytes);
+    if (file_read_at(f->file, path, data, f->bytes, 0, err)) { return data; }
+    free(data);
+    return NULL;
+}
+
+static bool verify_file(const Checkpoint *c, const CheckpointFile *f, Error *err) {
+    char path[PATH_LENGTH], computed[16];
+    uint32_t sum;
+    if (f->listed < 0) { return true; }
+    path_format(path, "%s/%s", c->path, f->name);
+    if ((int64_t)f->bytes != f->listed) {
+        return fail(err, "%s: damaged: %zu bytes, not %lld", path, f->bytes, (long long)f->listed);
+    }
+    if (!file_checksum(f->file, path, f->listed, &sum, err)) { return false; }
+    snprintf(computed, sizeof(computed), "%08x", sum);
+    return strcmp(computed, f->crc) == 0 ||
+           fail(err, "%s: damaged: its checksum is %s, not %s", path, computed, f->crc);
+}
+
+bool checkpoint_verify(const Checkpoint *c, Error *err) {
+    for (int i = 0; i < c->num_files; i++) {
+        if (!verify_file(c, &c->files[i], err)) { return false; }
+    }
+    return true;
+}
+
+// Opens a file in a checkpoint's folder, which meta.json lists so; NULL: one of Hugging Face's.
+static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *listed, Error *err) {
+    char path[PATH_LENGTH];
+    if (name[0] == '\0' || strlen(name) >= TENSOR_NAME || strchr(name, '/') != NULL) {
+        return fail(err, "%s/meta.json: a file named '%.80s'", c->path, name);
+    }
+    c->files = realloc_or_die(c->files, (size_t)(c->num_files + 1) * sizeof(CheckpointFile));
+    CheckpointFile *f = &c->files[c->num_files];
+    *f = (CheckpointFile){.listed = listed != NULL ? max64(0, count_of(listed, "bytes")) : -1};
+    strcpy(f->name, name);
+    snprintf(f->crc, sizeof(f->crc), "%s", text_of(listed, "crc32"));
+    f->file = file_open_in(folder, path_format(path, "%s/%s", c->path, name), &f->bytes, err);
+    c->num_files += f->file >= 0;
+    return f->file >= 0;
+}
+
+// Those of a checkpoint that meta.json lists; state: those too that only a resumed run reads.
+static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state, Error *err) {
+    const cJSON *file;
+    if (!cJSON_IsArray(files)) { return fail(err, "%s/meta.json: no list of files", c->path); }
+    cJSON_ArrayForEach(file, files) {
+        const char *name = text_of(file, "name");
+        bool skipped = !state && (strncmp(name, "optimizer-", 10) == 0 ||
+                                  strcmp(name, "scaling.safetensors") == 0);
+        if (!skipped && !add_file(c, folder, name, file, err)) { return false; }
+    }
+    return true;
+}
+
+// Others that a run may read, of a folder of Hugging Face's (ours false) or added to a checkpoint.
+static bool add_others(Checkpoint *c, int folder, bool ours, Error *err) {
+    static const char *const names[] = {"config.json",    "model.safetensors",
+                                        "tokenizer.bin",  "generation_config.json",
+                                        "tokenizer.json", "tokenizer_config.json"};
+    for (int i = ours ? 2 : 0; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
+        bool there = faccessat(folder, names[i], F_OK, 0) == 0 && !checkpoint_has(c, names[i]);
+        if ((there || i == 0) && !add_file(c, folder, names[i], NULL, err)) { return false; }
+    }
+    return true;
+}
+
+// Follows links of either kind from a path to a folder, and says which that is.
+static FolderId follow(char path[PATH_LENGTH], const char *from) {
+    enum { LINKS = 40 };
+    char target[PATH_LENGTH], beside[PATH_LENGTH];
+    path_format(path, "%s", from);
+    for (int i = 0; i < LINKS; i++) {
+        for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = '\0'; }
+        if (link_read(path, target)[0] == '\0') { break; }
+        *(target[0] == '/' ? path : (char *)path_name(path)) = '\0';
+        strcpy(path, path_format(beside, "%s%s", path, target));
+    }
+    return folder_id(path);
+}
+
+// Reads meta.json and opens the files. Without a meta.json, which `state` needs, a folder of
+// Hugging Face's.
+static bool open_files(Checkpoint *c, int folder, bool state, Error *err) {
+    char path[PATH_LENGTH];
+    bool ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
+    size_t bytes;
+    path_format(path, "%s/%s", c->path, ours ? "meta.json" : "config.json");
+    int file = file_open_in(folder, path, &bytes, err);
+    if (file < 0) { return false; }
+    char *text = malloc_or_die(bytes);
+    bool ok = file_read_at(file, path, text, bytes, 0, err);
+    close(file);
+    c->seal = ok ? (uint32_t)crc32_z(0, (const Bytef *)text, bytes) : 0;
+    if (ok && ours) {
+        cJSON *meta = parse_meta(text, bytes, path, err);
+        ok = meta != NULL && read_meta(c, meta, err) &&
+             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state, err);
+        cJSON_Delete(meta);
+    }
+    free(text);
+    return ok && (state || add_others(c, folder, ours, err));
+}
+
+// Opens the files of the folder that a path leads to. If it leads to another by then, as `latest`
+// of a run that saves, those of that: what is deleted had lost its name before.
+static bool open_folder(Checkpoint *c, const char *path, bool state, Error *err) {
+    FolderId id, now;
+    char leads_to[PATH_LENGTH];
+    bool ok, moved;
+    do {
+        *c = (Checkpoint){0};
+        id = follow(c->path, path);
+        int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        ok = folder >= 0
+                 ? open_files(c, folder, state, err)
+                 : fail(err, "%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
+        if (folder >= 0) { close(folder); }
+        now = follow(leads_to, path);
+        moved = memcmp(&now, &id, sizeof(id)) != 0;
+        if (!ok || moved) { checkpoint_close(c); }
+    } while (moved);
+    return ok;
+}
+
+// Opens a file of tensors, which meta.json must list.
+static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st, Error *err) {
+    char path[PATH_LENGTH];
+    const CheckpointFile *f = find_file(c, name);
+    if (f == NULL) {
+        return c->options != NULL
+                   ? fail(err, "%s/meta.json: its list of files lacks %s", c->path, name)
+                   : fail(err, "%s/%s: No such file or directory", c->path, name);
+    }
+    int file = fcntl(f->file, F_DUPFD_CLOEXEC, 0);
+    path_format(path, "%s/%s", c->path, name);
+    return file >= 0 ? safetensors_take(st, file, f->bytes, path, err)
+                     : fail(err, "%s: %s", path, strerror(errno));
 }
 
 // Adds the ranges "begin:end,begin:end" of a rank to c->ranges; returns how many elements they
@@ -176,7 +285,7 @@ static int compare_ranges(const void *a, const void *b) {
 }
 
 // Opens every rank's file. Their ranges together must be the parameter space, every element once.
-static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
+static bool open_optimizer(Checkpoint *c, Error *err) {
     enum { EXP_AVG_SQ = 2, KINDS };
     static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
@@ -184,7 +293,7 @@ static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
         SafeTensors *st = &c->optimizer[r];
         char name[64];
         snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", r, c->ranks);
-        if (!open_tensors(c, files, name, st, err)) { return false; }
+        if (!open_tensors(c, name, st, err)) { return false; }
         cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
         cJSON_Delete(metadata);
@@ -211,18 +320,11 @@ static bool open_optimizer(Checkpoint *c, const cJSON *files, Error *err) {
 }
 
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err) {
-    char file[PATH_LENGTH];
-    *c = (Checkpoint){0};
-    path_format(c->path, "%s", path);
-    if (!path_exists(path)) { return fail(err, "%s: no such folder", path); }
-    cJSON *meta = parse_meta(path_format(file, "%s/meta.json", path), err);
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
-    bool ok = meta != NULL && read_meta(c, meta, err) && (!verify || check_files(c, files, err)) &&
-              open_optimizer(c, files, err) &&
-              open_tensors(c, files, "model.safetensors", &c->model, err) &&
-              (find_file(files, "scaling.safetensors") == NULL ||
-               open_tensors(c, files, "scaling.safetensors", &c->scaling, err));
-    cJSON_Delete(meta);
+    if (!open_folder(c, path, true, err)) { return false; }
+    bool ok = (!verify || checkpoint_verify(c, err)) && open_optimizer(c, err) &&
+              open_tensors(c, "model.safetensors", &c->model, err) &&
+              (!checkpoint_has(c, "scaling.safetensors") ||
+               open_tensors(c, "scaling.safetensors", &c->scaling, err));
     if (!ok) { checkpoint_close(c); }
     return ok;
 }
@@ -231,6 +333,8 @@ void checkpoint_close(Checkpoint *c) {
     for (int r = 0; c->optimizer != NULL && r < c->ranks; r++) {
         safetensors_close(&c->optimizer[r]);
     }
+    for (int i = 0; i < c->num_files; i++) { close(c->files[i].file); }
+    free(c->files);
     free(c->optimizer);
     free(c->ranges);
     free(c->data);
@@ -285,10 +389,32 @@ int checkpoint_steps(const char *save, int64_t **steps, Error *err) {
 
 int64_t checkpoint_linked(const char *save, const char *link) {
     char path[PATH_LENGTH], target[PATH_LENGTH];
-    path_format(path, "%s/%s", save, link);
-    ssize_t length = readlink(path, target, sizeof(target) - 1);
-    target[length > 0 ? length : 0] = '\0';
-    return step_of(target);
+    return step_of(link_read(path_format(path, "%s/%s", save, link), target));
+}
+
+int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens) {
+    int64_t *steps, best = -1;
+    int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps, NULL) : -1;
+    double lowest = INFINITY;
+    for (int i = count - 1; i >= 0; i--) { // of equal ones, the oldest
+        char path[PATH_LENGTH], was[9], now[9];
+        path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
+        size_t bytes;
+        char *text = file_read(path, &bytes, NULL);
+        cJSON *meta = text != NULL ? parse_meta(text, bytes, path, NULL) : NULL;
+        double loss = json_number(meta, "valid_loss", NAN);
+        identity_sum(text_of(meta, "valid_data"), was);
+        bool same = strcmp(was, identity_sum(valid_data, now)) == 0 &&
+                    count_of(meta, "valid_tokens") == valid_tokens;
+        if (same && loss < lowest) {
+            lowest = loss;
+            best = steps[i];
+        }
+        cJSON_Delete(meta);
+        free(text);
+    }
+    if (count >= 0) { free(steps); }
+    return best;
 }
 
 // Of steps, the newest first: where --resume latest begins, at `latest` where there is one.
@@ -306,14 +432,22 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
         return *found || fail(err, RESUME_FAULT, why.text);
     }
     *found = false;
-    int64_t *steps;
-    int count = checkpoint_steps(options->save, &steps, &why);
-    if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
-    for (int i = first_to_try(options->save, steps, count); i < count && !*found; i++) {
+    *c = (Checkpoint){0};
+    int64_t *steps = NULL, tried = INT64_MAX; // that one and newer ones are damaged
+    int count = 0, i = 0;
+    do { // listed anew each time: a run that saves there may have deleted it before it was open
         char path[PATH_LENGTH];
+        free(steps);
+        count = checkpoint_steps(options->save, &steps, &why);
+        if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
+        i = first_to_try(options->save, steps, count);
+        while (i < count && steps[i] >= tried) { i++; }
+        if (i >= count) { break; }
         *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true, &why);
-        if (!*found) { warn("%s; trying an earlier checkpoint", why.text); }
-    }
+        if (*found || !path_exists(path)) { continue; }
+        warn("%s; trying an earlier checkpoint", why.text);
+        tried = steps[i];
+    } while (!*found);
     free(steps);
     return *found || count == 0 ||
            fail(err,
@@ -322,51 +456,104 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
                 options->save);
 }
 
-// What a folder says of its model's options, and whether its tokenizer is whole.
-static bool read_model(const char *folder, Options *model, Error *err) {
+// Opens a folder without its optimizer files; what it says of its model's options, and whether its
+// tokenizer is whole.
+static bool open_model(Checkpoint *c, const char *folder, Options *model, Error *err) {
     char path[PATH_LENGTH];
-    int64_t bytes;
+    Error why;
     *model = (Options){0};
-    if (!path_exists(folder)) { return fail(err, "%s: no such folder", folder); }
     if (path_exists(path_format(path, "%s/latest", folder))) {
         return fail(err, "%s: a run's folder; give one of its checkpoints, such as %s", folder,
                     path);
     }
-    path_format(path, "%s/meta.json", folder);
-    if (!path_exists(path)) { return hf_options(folder, model, err); }
-    cJSON *meta = parse_meta(path, err);
-    const cJSON *options = cJSON_GetObjectItemCaseSensitive(meta, "options");
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(meta, "files");
-    const cJSON *tokenizer = find_file(files, "tokenizer.bin");
-    bool ok = meta != NULL && (tokenizer == NULL || check_file(folder, tokenizer, &bytes, err));
+    if (!open_folder(c, folder, false, err)) { return false; }
+    const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
+    bool ok = tokenizer == NULL || verify_file(c, tokenizer, err);
+    path_format(path, "%s/%s", c->path, c->options != NULL ? "meta.json" : "config.json");
+    if (ok && c->options == NULL) {
+        size_t bytes;
+        char *text = checkpoint_file(c, "config.json", &bytes, err);
+        ok = text != NULL &&
+             (hf_options(text, bytes, model, &why) || fail(err, "%s: %s", path, why.text));
+        free(text);
+    }
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
-        Error why;
-        if (strcmp(row->group, "Model") != 0) { continue; }
-        ok = option_set(model, row->name, text_of(options, row->name), SOURCE_CHECKPOINT, &why) ||
-             fail(err, "%s: %s", path, why.text);
+        if (strcmp(row->group, "Model") == 0 && c->options != NULL) {
+            ok = option_set(model, row->name, text_of(c->options, row->name), SOURCE_CHECKPOINT,
+                            &why) ||
+                 fail(err, "%s: %s", path, why.text);
+        }
     }
-    cJSON_Delete(meta);
+    if (!ok) { checkpoint_close(c); }
     return ok;
 }
 
+static Checkpoint start; // a process has one
+
 bool checkpoint_model(Options *o, Options *model, Error *err) {
     Error why;
+    bool latest = strcmp(o->resume, "latest") == 0, searches = latest && o->save[0] != '\0';
     int64_t *steps = NULL;
-    bool searches = strcmp(o->resume, "latest") == 0 && o->save[0] != '\0';
+    checkpoint_close(&start);
     int count = searches ? checkpoint_steps(o->save, &steps, NULL) : 0;
     for (int i = first_to_try(o->save, steps, count); i < count && o->origin[0] == '\0'; i++) {
         char path[PATH_LENGTH];
         checkpoint_path(path, o->save, steps[i]);
-        if (read_model(path, model, NULL)) { path_format(o->origin, "%s", path); }
+        if (open_model(&start, path, model, NULL)) { path_format(o->origin, "%s", path); }
     }
     free(steps);
-    const char *named = strcmp(o->resume, "latest") == 0 ? "" : o->resume;
+    const char *named = latest ? "" : o->resume;
     if (named[0] == '\0') { named = o->load; }
-    if (o->origin[0] != '\0' || named[0] == '\0') { return true; }
-    path_format(o->origin, "%s", named);
-    return read_model(named, model, &why) || (named == o->load ? fail(err, "--load %s", why.text)
-                                                               : fail(err, RESUME_FAULT, why.text));
+    if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }
+    if (o->origin[0] == '\0') { return true; }
+    o->start = &start;
+    return start.path[0] != '\0' || open_model(&start, named, model, &why) ||
+           (named == o->load ? fail(err, "--load %s", why.text)
+                             : fail(err, RESUME_FAULT, why.text));
+}
+
+bool checkpoint_share(Checkpoint *c, Group *group, Error *err) {
+    struct {
+        char path[PATH_LENGTH];
+        uint32_t seal;
+        bool whole;
+    } first = {.seal = c->seal, .whole = c->optimizer != NULL};
+    Error why;
+    bool ok = true;
+    path_format(first.path, "%s", c->path);
+    group_broadcast(group, CHANNEL_MAIN, &first, sizeof(first));
+    if (strcmp(first.path, c->path) != 0 || first.seal != c->seal) {
+        checkpoint_close(c);
+        if (first.path[0] != '\0') {
+            ok = first.whole ? checkpoint_open(c, first.path, false, &why)
+                             : open_folder(c, first.path, false, &why);
+            ok = ok &&
+                 (c->seal == first.seal ||
+                  fail(&why, "%s: not the one that rank 0 has opened; start again", first.path));
+        }
+    }
+    return group_agree(group, CHANNEL_MAIN, ok, &why) || fail(err, "%s", why.text);
+}
+
+bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
+                        float *out, Error *err) {
+    char index[PATH_LENGTH];
+    path_format(index, "%s/model.safetensors.index.json", c->path);
+    if (!checkpoint_has(c, "model.safetensors") && path_exists(index)) {
+        return fail(err,
+                    "%s: its weights are in several files; scripts/convert_hf import makes "
+                    "them one",
+                    c->path);
+    }
+    return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model, err)) &&
+           hf_read(&c->model, layout, begin, end, out, err);
+}
+
+static double bytes_of(const Checkpoint *c) {
+    double sum = 0;
+    for (int i = 0; i < c->num_files; i++) { sum += (double)c->files[i].bytes; }
+    return sum;
 }
 
 bool checkpoint_list(const char *save, Error *err) {
@@ -389,7 +576,7 @@ bool checkpoint_list(const char *save, Error *err) {
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
                    format_number(loss, c.progress.loss), evaluated ? valid_loss : "-", c.precision,
-                   c.ranks, format_bytes(size, (double)c.bytes), c.created, mark);
+                   c.ranks, format_bytes(size, bytes_of(&c)), c.created, mark);
             checkpoint_close(&c);
         } else {
             printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, why.text);
@@ -408,7 +595,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         const char *name = row->name, *was = text_of(c->options, name);
         char now[OPTION_TEXT];
         option_text(options, row, now);
-        bool moves = strcmp(name, "resume") == 0 || strcmp(name, "save") == 0 ||
+        bool moves = strcmp(name, "save") == 0 ||
                      options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
@@ -441,12 +628,16 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
         const SavedRange *r = &c->ranges[i];
         int64_t from = max64(begin, r->begin), to = min64(end, r->end);
         if (from >= to) { continue; }
-        const TensorEntry *e = safetensors_find(&c->optimizer[r->rank], kind);
+        const SafeTensors *st = &c->optimizer[r->rank];
+        const TensorEntry *e = safetensors_find(st, kind);
         if (r->at + to - r->begin > e->shape[0]) {
             return fail(err, "%s: elements %lld to %lld have no '%s'", c->path, (long long)from,
                         (long long)to, kind);
         }
-        safetensors_read_floats(e, r->at + from - r->begin, to - from, out + (from - begin));
+        if (!safetensors_read_floats(st, e, r->at + from - r->begin, to - from,
+                                     out + (from - begin), err)) {
+            return false;
+        }
     }
     return true;
 }
@@ -491,9 +682,14 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         float growth = 1.0f; // of the tensor's values, by the change of options
         int32_t count;
         if (!fp8_slot_in_use(precision, i)) { continue; } // or it would be stale once it is
-        memcpy(&count, (const char *)e[COUNT]->data + (size_t)i * sizeof(count), sizeof(count));
-        safetensors_read_floats(e[SCALE], i, 1, &slot->scale);
-        safetensors_read_floats(e[TARGET], i, 1, &was);
+        if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count, err) ||
+            !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale, err) ||
+            !safetensors_read(&c->scaling, e[TARGET], i, 1, &was, err) ||
+            !safetensors_read(&c->scaling, e[AMAX], (int64_t)i * saved_length, saved_length, saved,
+                              err)) {
+            free(saved);
+            return false;
+        }
         if (i % OPERAND_COUNT == OPERAND_DY) {
             growth = (float)(step_tokens / precision->step_tokens);
         }
@@ -501,7 +697,6 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         slot->count = count;
         ok = ok && count >= 0 && count <= c->progress.step;
         // both histories are rings: entry k is at k % length
-        safetensors_read_floats(e[AMAX], (int64_t)i * saved_length, saved_length, saved);
         int known = ok ? (int)min64(count, min64(saved_length, length)) : 0;
         for (int k = count - known; k < count; k++) {
             history[(int64_t)i * length + k % length] = saved[k % saved_length] * growth;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { HEADER_MAX = 100 << 20 };
 
@@ -32,7 +33,7 @@ const char *dtype_name(Dtype dtype) {
 
 int64_t json_count(const cJSON *item) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    return value >= 0 && value <= 0x1p53 && value == floor(value) ? (int64_t)value : -1;
+    return value >= 0 && value < 0x1p53 && value == floor(value) ? (int64_t)value : -1;
 }
 
 double json_number(const cJSON *object, const char *name, double otherwise) {
@@ -45,9 +46,8 @@ const char *json_text(const cJSON *object, const char *name, const char *otherwi
     return cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
-// Reads "name": {...}; data: what follows the header.
-static bool read_entry(TensorEntry *e, const cJSON *item, const unsigned char *data,
-                       int64_t data_bytes) {
+// Reads "name": {...}; data_bytes: of what follows the header.
+static bool read_entry(TensorEntry *e, const cJSON *item, int64_t data_bytes) {
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
     const char *dtype = json_text(item, "dtype", "");
@@ -62,7 +62,6 @@ static bool read_entry(TensorEntry *e, const cJSON *item, const unsigned char *d
     e->end = json_count(offsets->child->next);
     if (e->begin < 0 || e->begin > e->end || e->end > data_bytes) { return false; }
     strcpy(e->name, item->string);
-    e->data = data + e->begin;
     int64_t elements = 1;
     const cJSON *dim;
     cJSON_ArrayForEach(dim, shape) {
@@ -82,21 +81,25 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-static bool read_header(SafeTensors *st, Error *err) {
+static bool read_header(SafeTensors *st, size_t bytes, Error *err) {
     uint64_t length;
-    if (st->file.bytes < sizeof(length)) {
-        return fail(err, "%s: %zu bytes, too short for safetensors", st->path, st->file.bytes);
+    if (bytes < sizeof(length)) {
+        return fail(err, "%s: %zu bytes, too short for safetensors", st->path, bytes);
     }
-    memcpy(&length, st->file.data, sizeof(length));
-    if (length > st->file.bytes - sizeof(length) || length > HEADER_MAX) {
+    if (!file_read_at(st->file, st->path, &length, sizeof(length), 0, err)) { return false; }
+    if (length > bytes - sizeof(length) || length > HEADER_MAX) {
         return fail(err,
                     "%s: the header says it is %llu bytes long; the file is %zu, and 100 MiB at "
                     "most are allowed",
-                    st->path, (unsigned long long)length, st->file.bytes);
+                    st->path, (unsigned long long)length, bytes);
     }
-    const unsigned char *text = st->file.data + sizeof(length), *data = text + length;
-    int64_t data_bytes = (int64_t)(st->file.bytes - sizeof(length) - length);
-    cJSON *header = cJSON_ParseWithLength((const char *)text, length);
+    st->data = (int64_t)(sizeof(length) + length);
+    int64_t data_bytes = (int64_t)bytes - st->data;
+    char *text = malloc_or_die(length);
+    bool read = file_read_at(st->file, st->path, text, length, sizeof(length), err);
+    cJSON *header = read ? cJSON_ParseWithLength(text, length) : NULL;
+    free(text);
+    if (!read) { return false; }
     const cJSON *item;
     bool ok = cJSON_IsObject(header) || fail(err, "%s: the header is not JSON", st->path);
     if (ok) {
@@ -105,7 +108,7 @@ static bool read_header(SafeTensors *st, Error *err) {
             if (strcmp(item->string, "__metadata__") == 0) {
                 free(st->metadata);
                 st->metadata = cJSON_PrintUnformatted(item);
-            } else if (ok && !read_entry(&st->entries[st->count++], item, data, data_bytes)) {
+            } else if (ok && !read_entry(&st->entries[st->count++], item, data_bytes)) {
                 ok = fail(err, "%s: the header's entry for '%.100s' is wrong", st->path,
                           item->string);
             }
@@ -124,16 +127,22 @@ static bool read_header(SafeTensors *st, Error *err) {
 }
 
 bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
+    size_t bytes;
     *st = (SafeTensors){0};
+    int file = file_open(path, &bytes, err);
+    return file >= 0 && safetensors_take(st, file, bytes, path, err);
+}
+
+bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path, Error *err) {
+    *st = (SafeTensors){.file = file};
     path_format(st->path, "%s", path);
-    if (!file_map(&st->file, path, err)) { return false; }
-    if (read_header(st, err)) { return true; }
+    if (read_header(st, bytes, err)) { return true; }
     safetensors_close(st);
     return false;
 }
 
 void safetensors_close(SafeTensors *st) {
-    file_unmap(&st->file);
+    if (st->path[0] != '\0') { close(st->file); }
     free(st->entries);
     free(st->metadata);
     *st = (SafeTensors){0};
@@ -154,20 +163,30 @@ static float half_decode(uint16_t code) {
     return float_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-void safetensors_read_floats(const TensorEntry *e, int64_t begin, int64_t n, float *out) {
+bool safetensors_read(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t n,
+                      void *out, Error *err) {
     int size = dtype_bytes(e->dtype);
-    const unsigned char *from = (const unsigned char *)e->data + begin * size;
     assert(begin >= 0 && e->begin + (begin + n) * size <= e->end);
+    return file_read_at(st->file, st->path, out, (size_t)(n * size),
+                        st->data + e->begin + begin * size, err);
+}
+
+bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t n,
+                             float *out, Error *err) {
+    enum { PIECE = 1 << 16 };
     assert(e->dtype == DTYPE_F32 || e->dtype == DTYPE_BF16 || e->dtype == DTYPE_F16);
-    if (e->dtype == DTYPE_F32) {
-        memcpy(out, from, (size_t)n * sizeof(float));
-        return;
+    if (e->dtype == DTYPE_F32) { return safetensors_read(st, e, begin, n, out, err); }
+    uint16_t *codes = malloc_or_die((size_t)min64(PIECE, n) * sizeof(uint16_t));
+    bool ok = true;
+    for (int64_t at = 0; ok && at < n; at += PIECE) {
+        int64_t piece = min64(PIECE, n - at);
+        ok = safetensors_read(st, e, begin + at, piece, codes, err);
+        for (int64_t i = 0; ok && i < piece; i++) {
+            out[at + i] = e->dtype == DTYPE_BF16 ? bf16_decode(codes[i]) : half_decode(codes[i]);
+        }
     }
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t code;
-        memcpy(&code, from + 2 * i, sizeof(code));
-        out[i] = e->dtype == DTYPE_BF16 ? bf16_decode(code) : half_decode(code);
-    }
+    free(codes);
+    return ok;
 }
 
 // ---- writing ------------------------------------------------------------------------------------

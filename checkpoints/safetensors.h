@@ -27,14 +27,15 @@ typedef struct {
     Dtype dtype;
     int dims;
     int64_t shape[TENSOR_DIMS];
-    const void *data;   // the elements: in the mapped file, or in memory to be written
+    const void *data;   // only to be written: the elements
     bool transposed;    // only to be written, 2 dimensions: data is [shape[1],shape[0]]
     int64_t begin, end; // bytes after the header
 } TensorEntry;
 
 typedef struct {
     char path[PATH_LENGTH];
-    MappedFile file;
+    int file;
+    int64_t data; // where in the file the tensors' bytes begin
     int count;
     TensorEntry *entries; // in order of begin
     char *metadata;       // the JSON of __metadata__, or NULL
@@ -42,18 +43,24 @@ typedef struct {
 
 struct cJSON;
 
-// A JSON number that is a whole number from 0 to 2^53; -1: another item, or NULL.
+// A JSON number that is a whole number from 0 to below 2^53, which a double tells from its
+// neighbours; -1: another item, or NULL.
 int64_t json_count(const struct cJSON *item);
 // An object's number or text of a name, or else what is returned instead.
 double json_number(const struct cJSON *object, const char *name, double otherwise);
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
 bool safetensors_open(SafeTensors *st, const char *path, Error *err);
+// Of an open file, which is closed with it, or at once where the result is false.
+bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path, Error *err);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 
-// Elements begin..begin+n of an F32, BF16 or F16 tensor, as FP32.
-void safetensors_read_floats(const TensorEntry *entry, int64_t begin, int64_t n, float *out);
+// Elements begin..begin+n of a tensor; of an F32, BF16 or F16 tensor, as FP32.
+bool safetensors_read(const SafeTensors *st, const TensorEntry *entry, int64_t begin, int64_t n,
+                      void *out, Error *err);
+bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *entry, int64_t begin,
+                             int64_t n, float *out, Error *err);
 
 // An entry to be written: [rows,columns], or [rows] where columns is 0.
 TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t columns,

@@ -1,6 +1,4 @@
 // Writing a checkpoint, in a thread beside the training.
-#define _GNU_SOURCE // renameat2
-
 #include "checkpoint.h"
 #include "hugging_face.h"
 
@@ -154,29 +152,72 @@ static void discard(const char *path, const char *known_as) {
     if (!folder_remove(path, &err)) { warn("%s could not be deleted: %s", known_as, err.text); }
 }
 
-// Gives the folder `fresh` its name under --save and reads it back there. A checkpoint that has the
-// name already (of a run that went back and came here again) changes places with it, so that the
-// name is a whole checkpoint's at every moment, and is deleted once the new one is verified.
+// Gives what has a checkpoint's name the next free one that none has, so that no run resumes or
+// deletes it.
+static bool set_aside(const char *path, Error *err) {
+    char name[PATH_LENGTH];
+    int n = 1;
+    while (path_exists(path_format(name, "%s.aside-%d", path, n))) { n++; }
+    if (rename(path, name) != 0) {
+        return fail(err, "%s: could not be set aside: %s; give another --save", path,
+                    strerror(errno));
+    }
+    printf("%s is set aside as %s\n", path, path_name(name));
+    return true;
+}
+
+static bool link_step(const char *save, const char *link, int64_t step, Error *err) {
+    char path[PATH_LENGTH], name[PATH_LENGTH];
+    path_format(path, "%s/%s", save, link);
+    return checkpoint_linked(save, link) == step ||
+           link_replace(path, path_name(checkpoint_path(name, save, step)), err);
+}
+
+// Where none has been evaluated on these data, `best` stays if what it points to is there.
+static bool link_best(const char *save, const char *valid_data, int64_t valid_tokens, Error *err) {
+    char path[PATH_LENGTH];
+    int64_t best = checkpoint_best(save, valid_data, valid_tokens);
+    if (best >= 0) { return link_step(save, "best", best, err); }
+    int64_t now = checkpoint_linked(save, "best");
+    if (now >= 0 && !path_exists(checkpoint_path(path, save, now))) {
+        unlink(path_format(path, "%s/best", save));
+    }
+    return true;
+}
+
+// `latest` moves first: where this is interrupted, the next start does the rest.
+bool checkpoint_go_back(const Options *o, const Checkpoint *c, Error *err) {
+    char path[PATH_LENGTH];
+    int64_t *steps, step = c->progress.step;
+    int count = checkpoint_steps(o->save, &steps, err);
+    if (count <= 0) { return count == 0; } // a folder that is still empty
+    bool ok = is_folder(checkpoint_path(path, o->save, step), folder_id(c->path)) ||
+              fail(err,
+                   "--resume %s: not %s, the checkpoint of its step; resume that one, or give "
+                   "another --save",
+                   c->path, path);
+    ok = ok && link_step(o->save, "latest", step, err);
+    for (int i = 0; ok && i < count && steps[i] > step; i++) {
+        ok = set_aside(checkpoint_path(path, o->save, steps[i]), err);
+    }
+    free(steps);
+    return ok && link_best(o->save, c->valid_data, c->valid_tokens, err);
+}
+
+// Reads the folder `fresh` back, and gives it its name under --save.
 static bool publish(const Snapshot *s, const char *fresh, Error *err) {
     const char *save = s->options->save;
-    char path[PATH_LENGTH], link[PATH_LENGTH];
+    char path[PATH_LENGTH];
     Checkpoint c;
-    checkpoint_path(path, save, s->progress.step);
-    bool swapped = renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) == 0;
-    if (!swapped) {
-        if (errno != ENOENT && path_exists(path)) { discard(path, path); }
-        if (rename(fresh, path) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
-    }
-    if (!folder_sync(save, err) || !checkpoint_open(&c, path, true, err)) {
-        if (swapped) { renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE); }
-        return false;
-    }
+    if (!checkpoint_open(&c, fresh, true, err)) { return false; }
     checkpoint_close(&c);
-    if (swapped) { discard(fresh, path); }
-    const char *name = path_name(path);
+    checkpoint_path(path, save, s->progress.step);
+    if (path_exists(path) && !set_aside(path, err)) { return false; }
+    if (rename(fresh, path) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
     // `best` first: a run that resumes from `latest` would not mark that step again
-    return (!s->best || link_replace(path_format(link, "%s/best", save), name, err)) &&
-           link_replace(path_format(link, "%s/latest", save), name, err);
+    return folder_sync(save, err) &&
+           link_best(save, s->valid_data != NULL ? s->valid_data : "", s->valid_tokens, err) &&
+           link_step(save, "latest", s->progress.step, err);
 }
 
 // Deletes all but the newest --keep checkpoints, `best` and the proven one (or the one before,
@@ -195,10 +236,12 @@ static void prune(const Snapshot *s) {
         proven = proven || good;
         if (steps[i] > s->progress.step || steps[i] == best) { continue; }
         if (kept++ < keep || good) { continue; }
-        // renamed first, so that an interrupted deletion does not look like a damaged checkpoint
+        // renamed first, so that an interrupted deletion does not look like a damaged checkpoint;
+        // a folder of a container's image cannot be renamed
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
-        if (rename(path, doomed) == 0) {
-            discard(doomed, path);
+        bool renamed = rename(path, doomed) == 0;
+        if (renamed || errno == EXDEV) {
+            discard(renamed ? doomed : path, path);
         } else {
             warn("%s could not be deleted: %s", path, strerror(errno));
         }
@@ -240,23 +283,33 @@ bool checkpoint_save(const Snapshot *s, Error *err) {
 
 // ---- one run a folder ---------------------------------------------------------------------------
 
+enum { HOLDER = 400 };
+
+static void read_holder(int file, char text[HOLDER]) {
+    ssize_t length = pread(file, text, HOLDER - 1, 0);
+    text[length > 0 ? length : 0] = '\0';
+}
+
 // The lock is the kernel's, or the NFS server's, and ends with the process. The file is not closed,
-// which would give the lock back, and never deleted. Its text says who holds the lock.
-static bool lock_folder(const Options *o, Error *err) {
-    char path[PATH_LENGTH], host[256] = "", since[32], holder[400];
+// which would give the lock back, and never deleted. Its text says who holds the lock; *own: it is
+// this process already, as in a copy of the folder.
+static bool lock_folder(const Options *o, bool *own, Error *err) {
+    static char text[HOLDER];
+    char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     double until = wall_seconds() + o->lock_timeout;
     path_format(path, "%s/.lock", o->save);
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (file < 0) { return fail(err, "%s: %s", path, strerror(errno)); }
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (file < 0) {
+        return fail(err, "%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
+    }
     for (bool told = false; fcntl(file, F_SETLK, &whole) != 0; told = true) {
         if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
             warn("%s: no lock (%s): nothing keeps a second run out", path, strerror(errno));
             return true;
         }
-        ssize_t length = pread(file, holder, sizeof(holder) - 1, 0);
-        holder[length > 0 ? length : 0] = '\0';
         if (wall_seconds() >= until) {
+            read_holder(file, holder);
             close(file);
             return fail(err,
                         "%s: in use by another run: %s; end that run, or give another --save; if "
@@ -264,15 +317,17 @@ static bool lock_folder(const Options *o, Error *err) {
                         o->save, holder, path);
         }
         if (!told) {
+            read_holder(file, holder);
             warn("--save %s: in use by another run: %s; waiting up to %d s (--lock-timeout)",
                  o->save, holder, o->lock_timeout);
         }
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     }
+    read_holder(file, holder);
+    *own = text[0] != '\0' && strcmp(holder, text) == 0;
     gethostname(host, sizeof(host) - 1);
-    if (ftruncate(file, 0) != 0 ||
-        dprintf(file, "host %s, pid %d, since %s", host, (int)getpid(), utc_now(since)) < 0 ||
-        fsync(file) != 0) {
+    snprintf(text, sizeof(text), "host %s, pid %d, since %s", host, (int)getpid(), utc_now(since));
+    if (ftruncate(file, 0) != 0 || dprintf(file, "%s", text) < 0 || fsync(file) != 0) {
         warn("%s: %s", path, strerror(errno));
     }
     return true;
@@ -308,11 +363,12 @@ bool checkpoint_claim(const Options *o, Error *err) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
     char path[PATH_LENGTH], *names;
+    bool own = false;
     if (strlen(o->save) > LONGEST) {
         return fail(err, "%.40s...: longer than %d characters", o->save, LONGEST);
     }
-    if (!folder_make(o->save, err) || !lock_folder(o, err) || !check_owner(o, err) ||
-        (names = folder_list(o->save, err)) == NULL) {
+    if (!folder_make(o->save, err) || !lock_folder(o, &own, err) ||
+        (!own && !check_owner(o, err)) || (names = folder_list(o->save, err)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {

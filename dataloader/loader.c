@@ -2,10 +2,10 @@
 #include "../base/rng.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -55,12 +55,8 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
     return true;
 }
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err) {
-    int status = glob(pattern, GLOB_BRACE, NULL, found);
+    int status = pattern_files(pattern, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
     if (status != 0) { return fail(err, "%s: %s; %s", pattern, why, kind.remedy); }
     char inside[PATH_LENGTH];
@@ -68,8 +64,6 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Er
         globfree(found);
         return fail(err, "%s: a folder; give its files, such as '%s/*.bin'", pattern, pattern);
     }
-    // glob sorts what each part of a brace matches
-    qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names);
     return true;
 }
 
@@ -118,24 +112,22 @@ static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
     const char *name = path_name(shard->path);
     int64_t bytes = (int64_t)shard->bytes;
     uint32_t crc;
-    bool ok = file_sum(shard->file, shard->path, bytes, PART_BYTES,
+    bool ok = file_sum(shard->file, shard->path, 0, bytes, PART_BYTES,
                        max64(PART_BYTES, bytes / PARTS), &crc, err);
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);
-    snprintf(data->identity + used, room - used, "%08x %s\n", crc, name);
+    char *line = data->identity + used;
+    snprintf(line, room - used, "%08x %s", crc, name);
+    for (; *line != '\0'; line++) { *line = iscntrl((unsigned char)*line) ? '?' : *line; }
+    strcpy(line, "\n");
     return ok;
 }
 
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err) {
     *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
     glob_t found;
-    struct rlimit files;
     if (!token_files_find(&found, pattern, shard_kind, err)) { return false; }
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0) { // each shard stays open
-        files.rlim_cur = files.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &files);
-    }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
     bool ok = true;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
@@ -172,11 +164,11 @@ void dataset_close(Dataset *data) {
 
 enum { CRC_DIGITS = 8 };
 
-const char *dataset_sum(const Dataset *data, char out[9]) {
+const char *identity_sum(const char *identity, char out[9]) {
     uLong sum = crc32(0, NULL, 0);
-    const char *line = data->identity;
-    for (int i = 0; i < data->num_shards; i++, line += strcspn(line, "\n") + 1) {
+    for (const char *line = identity; strlen(line) > CRC_DIGITS; line += *line == '\n') {
         sum = crc32(sum, (const Bytef *)line, CRC_DIGITS);
+        line += strcspn(line, "\n");
     }
     snprintf(out, 9, "%08lx", sum);
     return out;

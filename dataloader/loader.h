@@ -21,8 +21,6 @@
 
 #include "../base/io.h"
 
-#include <glob.h>
-
 BEGIN_C
 
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_BYTES = 1024, SHARD_TOKENIZER = 4 };
@@ -68,7 +66,7 @@ typedef struct {
     int64_t tokens, windows;
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
-    char *identity;     // a line for each shard: "CRC-32 NAME"
+    char *identity;     // a line for each shard: "CRC-32 NAME", control characters as ?
 } Dataset;
 
 // Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.
@@ -79,8 +77,8 @@ void dataset_close(Dataset *data);
 // Folders and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it.
 // whose: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err);
-// The CRC-32 of those checksums, as text: the same for the same shards in the same order.
-const char *dataset_sum(const Dataset *data, char out[9]);
+// The CRC-32 of an identity's checksums, as text: the same for the same shards in the same order.
+const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {
     const Dataset *data;

@@ -39,10 +39,11 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
-// The end of a part of a text that can be encoded on its own: a line's end between two visible
-// ASCII characters, which no tokenizer's words cross.
+enum { PART = 1 << 20 }; // of a text, that is encoded on its own, at least
+
+// The end of a part of a text: a line's end between two visible ASCII characters, which no
+// tokenizer's words cross.
 static size_t part_end(const unsigned char *text, size_t n) {
-    enum { PART = 1 << 20 };
     for (size_t at = PART; at < n; at++) {
         if (text[at - 1] == '\n' && text[at] > ' ' && text[at] < 127 && text[at - 2] > ' ' &&
             text[at - 2] < 127) {
@@ -52,17 +53,41 @@ static size_t part_end(const unsigned char *text, size_t n) {
     return n;
 }
 
-static void put_text(Output *out, const unsigned char *text, size_t n) {
+// A text, open.
+typedef struct {
+    const char *path;
+    int file;
+    size_t bytes;
+} Text;
+
+static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
+    Error err;
+    if (!file_read_at(text->file, text->path, out, bytes, (int64_t)at, &err)) {
+        die("%s", err.text);
+    }
+}
+
+// Bytes begin..end of a text, as a document.
+static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
+    size_t room = 2 * PART;
+    unsigned char *bytes = malloc_or_die(room);
     put_token(out, tokenizer.end_of_text);
-    while (n > 0) {
-        size_t part = part_end(text, n);
+    while (begin < end) {
+        size_t n = end - begin < room ? end - begin : room;
+        read_text(text, bytes, n, begin);
+        size_t part = part_end(bytes, n);
+        if (part == n && n < end - begin) { // no end in sight
+            room *= 2;
+            bytes = realloc_or_die(bytes, room);
+            continue;
+        }
         int *tokens = malloc_or_die(part * sizeof(int));
-        int64_t count = encoder_encode(&encoder, text, part, tokens);
+        int64_t count = encoder_encode(&encoder, bytes, part, tokens);
         for (int64_t i = 0; i < count; i++) { put_token(out, tokens[i]); }
         free(tokens);
-        text += part;
-        n -= part;
+        begin += part;
     }
+    free(bytes);
 }
 
 // Whatever ends the program: what it has not made whole is deleted.
@@ -129,24 +154,35 @@ static void publish_output(Output *out) {
     out->writer.path[0] = '\0';
 }
 
-static MappedFile open_text(const char *path) {
+static Text open_text(const char *path) {
     Error err;
-    MappedFile text;
-    if (!file_map(&text, path, &err)) { die("%s", err.text); }
+    Text text = {.path = path};
+    text.file = file_open(path, &text.bytes, &err);
+    if (text.file < 0) { die("%s", err.text); }
     if (text.bytes == 0) { die("%s: an empty file", path); }
     return text;
 }
 
+// Where the line after `at` begins; `at` where none begins up to `end`.
+static size_t next_line(const Text *text, size_t at, size_t end) {
+    char piece[4096];
+    for (size_t from = at, n; from < end; from += n) {
+        n = end - from < sizeof(piece) ? end - from : sizeof(piece);
+        read_text(text, piece, n, from);
+        const char *line = memchr(piece, '\n', n);
+        if (line != NULL) { return from + (size_t)(line + 1 - piece); }
+    }
+    return at;
+}
+
 static void tokenize_file(const char *path, Output *train, Output *valid) {
-    MappedFile text = open_text(path);
+    Text text = open_text(path);
     // the validation part starts a line, unless that would cost it more than half
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
-    const unsigned char *line = NULL;
-    if (split < text.bytes) { line = memchr(text.data + split, '\n', (text.bytes - split) / 2); }
-    if (line != NULL) { split = (size_t)(line + 1 - text.data); }
-    put_text(train, text.data, split);
-    if (split < text.bytes) { put_text(valid, text.data + split, text.bytes - split); }
-    file_unmap(&text);
+    split = next_line(&text, split, split + (text.bytes - split) / 2);
+    put_text(train, &text, 0, split);
+    if (split < text.bytes) { put_text(valid, &text, split, text.bytes); }
+    close(text.file);
 }
 
 // Opens the tokenizer, and puts it beside the shards.
@@ -202,8 +238,7 @@ int main(int argc, char **argv) {
     char path[PATH_LENGTH], copy[PATH_LENGTH];
     Error err;
     for (int i = optind; i < argc; i++) { // before anything is written
-        MappedFile text = open_text(argv[i]);
-        file_unmap(&text);
+        close(open_text(argv[i]).file);
     }
     path_format(path, "%s_tokenizer.bin", prefix);
     path_format(copy, "%s", path);

@@ -16,9 +16,8 @@ static CharacterRange range_at(const Tokenizer *t, int i) {
                                      sizeof(range));
 }
 
-static bool read_file(Tokenizer *t, const char *path, Error *err) {
+static bool parse_file(Tokenizer *t, const char *path, Error *err) {
     int32_t header[HEADER_INTS] = {0};
-    t->data = (unsigned char *)file_read(path, &t->bytes, err);
     if (t->data == NULL) { return false; }
     if (t->bytes >= sizeof(header)) { memcpy(header, t->data, sizeof(header)); }
     if (header[0] != TOKENIZER_MAGIC) {
@@ -68,8 +67,14 @@ static bool read_file(Tokenizer *t, const char *path, Error *err) {
 }
 
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
-    *t = (Tokenizer){0};
-    if (read_file(t, path, err)) { return true; }
+    size_t size = 0;
+    char *bytes = file_read(path, &size, err);
+    return tokenizer_take(t, bytes, size, path, err);
+}
+
+bool tokenizer_take(Tokenizer *t, char *bytes, size_t size, const char *path, Error *err) {
+    *t = (Tokenizer){.data = (unsigned char *)bytes, .bytes = size};
+    if (parse_file(t, path, err)) { return true; }
     tokenizer_close(t);
     return false;
 }

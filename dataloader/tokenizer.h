@@ -41,6 +41,9 @@ typedef struct {
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *err);
+// Of the bytes of a file, which are freed with it, or at once where the result is false. NULL: they
+// could not be read.
+bool tokenizer_take(Tokenizer *tokenizer, char *bytes, size_t size, const char *path, Error *err);
 void tokenizer_close(Tokenizer *tokenizer);
 
 // The bytes of an id; *length is 0 for the end of text and for ids outside the vocabulary.

@@ -8,11 +8,11 @@
 //                   \" \\ and \n stand for a quote, a backslash and a new line
 //   # comment       on a line of its own or after a value
 #include "options.h"
+#include "../base/io.h"
 #include "../kernels/rope.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <glob.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,12 +127,16 @@ static bool parse_value(void *field, const OptionRow *row, const char *value, Er
         bool whole = row->type != OPTION_DOUBLE;
         char *end;
         errno = 0;
-        double number = whole ? (double)strtoll(value, &end, 10) : strtod(value, &end);
+        // as they are: 2^53 + 1 is none of double's numbers
+        int64_t count = whole ? strtoll(value, &end, 10) : 0;
+        double number = whole ? 0 : strtod(value, &end);
         bool plain = isdigit((unsigned char)*value) || (*value != '\0' && strchr("+-.", *value));
-        if (plain && *end == '\0' && errno == 0 && number >= row->min && number <= row->max) {
+        bool within = whole ? count >= (int64_t)row->min && count <= (int64_t)row->max
+                            : number >= row->min && number <= row->max;
+        if (plain && *end == '\0' && errno == 0 && within) {
             switch (row->type) {
-            case OPTION_INT: *(int *)field = (int)number; break;
-            case OPTION_INT64: *(int64_t *)field = (int64_t)number; break;
+            case OPTION_INT: *(int *)field = (int)count; break;
+            case OPTION_INT64: *(int64_t *)field = count; break;
             default: *(double *)field = number;
             }
             return true;
@@ -208,15 +212,15 @@ static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **fil
     }
     end = min64(end, shortest - begin);
     for (int listed = 0; listed < 2; listed++) { // a*z, or else a{b,c}z
-        size_t used = (size_t)snprintf(pattern, PATH_LENGTH, "%.*s%s", (int)begin, files[0],
-                                       listed ? "" : "*");
-        for (int i = 0; listed && i < count && used < PATH_LENGTH; i++) {
-            used += (size_t)snprintf(pattern + used, PATH_LENGTH - used, "%c%.*s%s",
-                                     i == 0 ? '{' : ',', (int)(strlen(files[i]) - begin - end),
-                                     files[i] + begin, i + 1 == count ? "}" : "");
+        size_t used = pattern_add(pattern, 0, files[0], (size_t)begin, true);
+        for (int i = 0; i < (listed ? count : 1); i++) {
+            size_t own = listed ? strlen(files[i]) - (size_t)(begin + end) : 0;
+            used = pattern_add(pattern, used, !listed ? "*" : i == 0 ? "{" : ",", 1, false);
+            used = pattern_add(pattern, used, files[i] + begin, own, true);
         }
-        if (used + end >= PATH_LENGTH) { continue; }
-        strcpy(pattern + used, files[0] + strlen(files[0]) - end);
+        used = pattern_add(pattern, used, "}", listed, false);
+        used = pattern_add(pattern, used, files[0] + strlen(files[0]) - end, (size_t)end, true);
+        if (used == PATH_LENGTH) { continue; }
         glob_t found;
         bool same = glob(pattern, GLOB_BRACE, NULL, &found) == 0 && found.gl_pathc == (size_t)count;
         for (int i = 0; same && i < count; i++) {

@@ -277,8 +277,7 @@ void launch(Ranks *r, Group *group, Options *options) {
     Error err;
     char *identity = NULL, value[OPTION_TEXT];
     int listener = -1;
-    size_t bytes;
-    int64_t size = 0;
+    size_t bytes, size = 0;
     uint32_t crc = 0;
     *group = (Group){.ranks = 1};
     ignore_write_signals();
@@ -297,9 +296,12 @@ void launch(Ranks *r, Group *group, Options *options) {
     // what every rank must have alike: the program, to the byte, and the options
     FILE *file = open_memstream(&identity, &bytes);
     if (file == NULL) { die("out of memory"); }
-    file_checksum("/proc/self/exe", &size, &crc, NULL);
-    fprintf(file, "program llm8.c %s, %lld bytes, checksum %08x\n", LLM8_VERSION, (long long)size,
-            crc);
+    int program = file_open("/proc/self/exe", &size, NULL);
+    if (program >= 0) {
+        file_checksum(program, "", (int64_t)size, &crc, NULL);
+        close(program);
+    }
+    fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
         if (row->effect != EFFECT_ACTION) {
             fprintf(file, "%s %s\n", row->name, option_text(o, row, value));

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs a training command until it is done, from its newest checkpoint after every failure:
 #   scripts/restart.sh [--failures N] [--pause SECONDS] ./train_gptcu --gpus 8 --save DIR ...
-# The command needs --save DIR; --resume latest is added to it, in place of another --resume once
-# there is a checkpoint under DIR.
+# The command needs --save DIR; --resume latest is added to it. In place of --resume PATH it comes
+# once DIR/latest has moved: a run moves it to PATH when it starts in PATH's folder, else when it
+# saves.
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end
@@ -65,9 +66,14 @@ save=$(option --save "$@")
 [[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen):" \
     "without checkpoints there is nothing to resume"
 
-# Where the newest checkpoint stands; nothing before the first.
+# The name of the newest checkpoint, to which a link leads, or a file where links cannot be made; and
+# what tells two moves of it to one name apart. Nothing before the first.
 newest() {
-    readlink "$save/latest" 2>/dev/null
+    { readlink "$save/latest" || head -n 1 "$save/latest"; } 2>/dev/null
+}
+
+moved() {
+    stat -c '%i %y' "$save/latest" 2>/dev/null
 }
 
 child='' stopped='' early=''
@@ -94,9 +100,10 @@ run() {
 }
 
 in_a_row=0
-before=$(newest)
+first=$(moved)
+before=$first
 while true; do
-    if [[ -n $before || -z $(option --resume "$@") ]]; then
+    if [[ $before != "$first" || -z $(option --resume "$@") ]]; then
         run "$@" --resume latest
     else
         run "$@"
@@ -104,10 +111,10 @@ while true; do
     case $status in
     0 | 3 | 75 | 126 | 127) exit "$status" ;;
     esac
-    after=$(newest)
-    if [[ $after != "$before" ]]; then in_a_row=0; fi
+    if [[ $(moved) != "$before" ]]; then in_a_row=0; fi
     in_a_row=$((in_a_row + 1))
-    before=$after
+    before=$(moved)
+    after=$(newest)
     if [[ -n $stopped ]]; then
         say "the run ended with status $status after SIG$stopped"
         exit "$status"

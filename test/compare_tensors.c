@@ -9,10 +9,11 @@
 
 static float *read_all(const SafeTensors *st, const char *name, int64_t *n) {
     const TensorEntry *e = safetensors_find(st, name);
+    Error err;
     if (e == NULL) { die("%s: no tensor '%s'", st->path, name); }
     *n = (e->end - e->begin) / dtype_bytes(e->dtype);
     float *values = malloc_or_die((size_t)*n * sizeof(float));
-    safetensors_read_floats(e, 0, *n, values);
+    if (!safetensors_read_floats(st, e, 0, *n, values, &err)) { die("%s", err.text); }
     return values;
 }
 

@@ -140,6 +140,8 @@ static inline void fixture_open(Fixture *f, const char *options) {
                      .valid_loss = NAN,
                      .best_valid_loss = NAN},
         .data_windows = 77,
+        .valid_tokens = 64,
+        .valid_data = "0123abcd valid.bin\n",
         .end_of_text = -1,
         .model = f->state,
         .num_ranges = 1,

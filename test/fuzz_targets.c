@@ -272,8 +272,8 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
         float value = 0;
         int64_t elements = (e->end - e->begin) / dtype_bytes(e->dtype);
         if (elements == 0 || e->dtype > DTYPE_F16) { continue; }
-        safetensors_read_floats(e, elements - 1, 1, &value);
-        sink = value > 0 && safetensors_find(&st, e->name) != NULL;
+        sink = safetensors_read_floats(&st, e, elements - 1, 1, &value, NULL) && value > 0 &&
+               safetensors_find(&st, e->name) != NULL;
     }
     sink = hf_read(&st, &f.layout, 0, f.layout.size, f.state, NULL);
     safetensors_close(&st);
@@ -352,9 +352,8 @@ static void seed_checkpoint_file(void) {
 static bool accepts_model_config(const uint8_t *data, size_t size) {
     Options o, model = {0};
     text_write("c.txt", "lr 1e-3");
-    put_input("config.json", data, size);
     return options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}, NULL) &&
-           hf_options(".", &model, NULL) && options_resolve(&o, &model, NULL);
+           hf_options((const char *)data, size, &model, NULL) && options_resolve(&o, &model, NULL);
 }
 
 // ---- the planted fault ------------------------------------------------------------------------

@@ -144,7 +144,7 @@ poke() {
 
 # The newest step in a --save folder.
 newest_step() {
-    readlink "$1/latest" | sed 's/step_0*//'
+    { readlink "$1/latest" || cat "$1/latest"; } | sed 's/step_0*//'
 }
 
 # The files that say what a checkpoint holds; meta.json has times and paths in it besides.

@@ -8,11 +8,12 @@
 #define SAVED TINY "--save s --global-batch-size 8 "
 #define DELAYED SAVED "--fp8-format hybrid --fp8-amax-history-len 6 "
 
+// best: the step with a validation loss, lower than those of earlier ones.
 static void save_steps(const char *options, int first, int last, int best) {
     CLOSED(fixture_close) Fixture f;
     fixture_open(&f, options);
     for (int step = first; step <= last; step++) {
-        f.snapshot.best = step == best;
+        f.snapshot.progress.valid_loss = step == best ? 100 - step : NAN;
         CHECK(fixture_save(&f, step, NULL));
     }
 }
@@ -274,6 +275,100 @@ TEST(newest_and_best_are_kept) {
     CHECK_TEXT(shown(), "11 14 15 16 17 18 19 20 latest 15, best 11");
 }
 
+// Whatever evaluations between the saves have found (best_valid_loss), and never of other data.
+TEST(best_is_the_lowest_of_what_is_kept) {
+    static const struct {
+        double loss;
+        const char *data;
+        int64_t tokens;
+        const char *shown;
+    } rows[] = {
+        {2.34, "0123abcd a\n", 64, "1 latest 1, best 1"},
+        {2.23, "0123abcd b\n", 64, "1 2 latest 2, best 2"},
+        {2.13, "0123abcd b\n", 64, "2 3 latest 3, best 3"},
+        {2.13, "0123abcd b\n", 64, "3 4 latest 4, best 3"},
+        {NAN, "0123abcd b\n", 64, "3 5 latest 5, best 3"},
+        {NAN, NULL, 0, "3 6 latest 6, best 3"},
+        {NAN, "0123abce b\n", 64, "3 7 latest 7, best 3"},
+        {2.5, "0123abce b\n", 64, "7 8 latest 8, best 8"},
+        {2.6, "0123abce b\n0123abce c\n", 64, "8 9 latest 9, best 9"},
+        {2.7, "0123abce b\n0123abce c\n", 32, "9 10 latest 10, best 10"},
+    };
+    CLOSED(fixture_close) Fixture f;
+    folder_remove("s", NULL);
+    fixture_open(&f, SAVED "--keep 1");
+    f.snapshot.progress.best_valid_loss = 2.0;
+    EACH (row, rows) {
+        int64_t step = row - rows + 1;
+        f.snapshot.progress.valid_loss = row->loss;
+        f.snapshot.valid_data = row->data;
+        f.snapshot.valid_tokens = row->tokens;
+        CHECK(fixture_save(&f, step, NULL));
+        CHECK_TEXT(shown(), row->shown);
+    }
+}
+
+static bool go_back(const char *to, Error *err) {
+    CLOSED(checkpoint_close) Checkpoint c;
+    Options o = options_of(SAVED);
+    return checkpoint_open(&c, to, true, err) && checkpoint_go_back(&o, &c, err);
+}
+
+static bool is_step(const char *path, int64_t step) {
+    CLOSED(checkpoint_close) Checkpoint c;
+    return checkpoint_open(&c, path, true, NULL) && c.progress.step == step;
+}
+
+// What a run leaves behind that goes back is neither resumed nor `best`, and not lost.
+TEST(going_back_sets_newer_ones_aside) {
+    folder_remove("s", NULL);
+    save_steps(SAVED "--keep 0", 1, 2, 2);
+    save_steps(SAVED "--keep 0", 3, 4, 4);
+    CHECK_TEXT(shown(), "1 2 3 4 latest 4, best 4");
+    CHECK(go_back("s/latest", NULL));
+    CHECK_TEXT(shown(), "1 2 3 4 latest 4, best 4");
+    CHECK(go_back("s/step_00000003", NULL));
+    CHECK_TEXT(shown(), "1 2 3 latest 3, best 2");
+    CHECK(is_step("s/step_00000004.aside-1", 4));
+    save_steps(SAVED "--keep 0", 4, 4, 0);
+    CHECK(go_back("s/step_00000001", NULL));
+    CHECK_TEXT(shown(), "1 latest 1, best -1");
+    CHECK(is_step("s/step_00000004.aside-1", 4) && is_step("s/step_00000004.aside-2", 4));
+    CHECK(is_step("s/step_00000003.aside-1", 3) && is_step("s/step_00000002.aside-1", 2));
+    // which of two of one step is the run's?
+    CHECK_REFUSED(go_back("s/step_00000002.aside-1", &err),
+                  "--resume s/step_00000002.aside-1: not s/step_00000002, the checkpoint of its "
+                  "step; resume that one, or give another --save");
+    CHECK_TEXT(shown(), "1 latest 1, best -1");
+    CHECK(rename("s/step_00000002.aside-1", "s/step_00000002") == 0);
+    CHECK(go_back("s/step_00000002", NULL));
+    CHECK_TEXT(shown(), "1 2 latest 2, best 2");
+}
+
+// As on a file system without symbolic links.
+TEST(links_may_be_files) {
+    static const char *const words[] = {"--resume s/latest", "--load s/latest"};
+    Error err;
+    folder_remove("s", NULL);
+    save_steps(SAVED "--keep 0", 1, 2, 0);
+    for (int i = 0; i < 2; i++) {
+        Options model, o = options_of(words[i]);
+        text_write("s/new", "step_00000001\n");
+        CHECK(rename("s/new", "s/latest") == 0 && checkpoint_linked("s", "latest") == 1);
+        CHECK(checkpoint_model(&o, &model, NULL));
+        CHECK_TEXT(o.start->path, "s/step_00000001");
+        static const char *const others[] = {"", "\n", "step_0000001\n", "../step_00000001\n"};
+        for (int j = 0; j < 4; j++) {
+            o = options_of(words[i]);
+            text_write("s/latest", others[j]);
+            CHECK_EQUAL(checkpoint_linked("s", "latest"), -1);
+            CHECK(!checkpoint_model(&o, &model, &err));
+        }
+    }
+    save_steps(SAVED, 3, 3, 0);
+    CHECK_TEXT(shown(), "1 2 3 latest 3, best -1");
+}
+
 // What then gave a usual loss is kept; where that save has failed, the one before it.
 TEST(the_last_good_one_is_kept) {
     CLOSED(fixture_close) Fixture f;
@@ -290,8 +385,8 @@ TEST(the_last_good_one_is_kept) {
     CHECK_TEXT(shown(), "2 5 latest 5, best -1");
 }
 
-// Saving a step again replaces it.
-TEST(steps_are_overwritten) {
+// What has a step's name already is set aside.
+TEST(steps_are_saved_again) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
     folder_remove("s", NULL);
@@ -303,6 +398,7 @@ TEST(steps_are_overwritten) {
     CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
     check_state(&c, &f, 1);
     CHECK(!path_exists("s/.tmp-step_00000001"));
+    CHECK(path_exists("s/step_00000001.aside-1/of somebody else"));
     CHECK_TEXT(shown(), "1 latest 1, best -1");
 }
 

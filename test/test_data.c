@@ -165,6 +165,21 @@ TEST(bad_data_sets_are_refused) {
     refuse_dataset("stream_*.bin", 8, 1000, "stream_4.bin: a shard without tokens");
 }
 
+// A name may be a pattern that does not match it, or of several lines.
+TEST(any_name_is_a_shard_s) {
+    static const char *const names[] = {"br[1]_x.bin", "{x,y}?.bin", "a\\*b.bin",
+                                        "new\nline_1.bin"};
+    EACH (name, names) {
+        CLOSED(dataset_close) Dataset data = {0};
+        Error err = {""};
+        write_shard(*name, 2, 0, 20);
+        CHECK(dataset_open(&data, *name, 4, 1000, &err));
+        CHECK_TEXT(err.text, "");
+        CHECK_EQUAL(data.tokens, 20);
+        CHECK(data.identity != NULL && dataset_match(&data, data.identity, "this run", NULL));
+    }
+}
+
 TEST(tokens_outside_the_vocabulary_are_named) {
     CLOSED(dataset_close) Dataset data = open_stream(10);
     int inputs[10], targets[10];

@@ -2,13 +2,13 @@
 // disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
 // save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
 #include "../kernels/cpu.h"
+#include "../train/run.h"
 #include "fixture.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <omp.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +18,8 @@ typedef enum { FAIL_ONCE, FAIL_FROM_THERE, DISK_FULL, MODES } Mode;
 static struct {
     int calls, failing; // the call that fails, 0: none
     Mode mode;
-    const char *name; // of the first that failed
+    const char *name;        // of the first that failed
+    void (*meanwhile)(void); // what another process does at that call, instead of a failure
 } fault;
 
 static void arm(Mode mode, int failing) {
@@ -32,6 +33,13 @@ static void arm(Mode mode, int failing) {
 static bool fails(const char *name, bool needs_room) {
     fault.calls++;
     if (fault.failing == 0 || fault.calls < fault.failing) { return false; }
+    if (fault.meanwhile != NULL) {
+        void (*work)(void) = fault.meanwhile;
+        fault.meanwhile = NULL;
+        work();
+        fault.name = name;
+        return false;
+    }
     if (fault.mode == FAIL_ONCE && fault.calls > fault.failing) { return false; }
     if (fault.mode == DISK_FULL && !needs_room) { return false; }
     if (fault.name == NULL) { fault.name = name; }
@@ -47,18 +55,11 @@ static bool fails(const char *name, bool needs_room) {
         return fails(#name, room) ? failure : __real_##name arguments; \
     }
 
-WRAP(int, rename, -1, false, (const char *from, const char *to), (from, to))
-WRAP(int, renameat2, -1, false, (int a, const char *from, int b, const char *to, unsigned flags),
-     (a, from, b, to, flags))
 WRAP(int, mkdir, -1, true, (const char *path, mode_t mode), (path, mode))
-WRAP(int, symlink, -1, true, (const char *to, const char *path), (to, path))
 WRAP(int, unlink, -1, false, (const char *path), (path))
 WRAP(int, rmdir, -1, false, (const char *path), (path))
 WRAP(int, close, -1, false, (int file), (file))
 WRAP(ssize_t, pread, -1, false, (int file, void *out, size_t n, off_t at), (file, out, n, at))
-WRAP(void *, mmap, MAP_FAILED, false,
-     (void *at, size_t n, int prot, int flags, int file, off_t at0),
-     (at, n, prot, flags, file, at0))
 WRAP(DIR *, opendir, NULL, false, (const char *path), (path))
 WRAP(struct dirent *, readdir, NULL, false, (DIR * folder), (folder))
 
@@ -66,10 +67,34 @@ WRAP(FILE *, fopen, NULL, true, (const char *path, const char *mode), (path, mod
 WRAP(int, fflush, EOF, true, (FILE * file), (file))
 WRAP(int, fclose, EOF, false, (FILE * file), (file))
 
+static bool no_links;     // as FAT and some network disks have none
+static const char *image; // a folder of a container's image: overlayfs does not rename it
+
+int __real_symlink(const char *to, const char *path);
+int __wrap_symlink(const char *to, const char *path);
+int __wrap_symlink(const char *to, const char *path) {
+    if (no_links) { errno = EPERM; }
+    return no_links || fails("symlink", true) ? -1 : __real_symlink(to, path);
+}
+
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+    bool across = image != NULL && strcmp(from, image) == 0;
+    if (across) { errno = EXDEV; }
+    return across || fails("rename", false) ? -1 : __real_rename(from, to);
+}
+
 int __real_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode) {
     return fails("open", (flags & O_CREAT) != 0) ? -1 : __real_open(path, flags, mode);
+}
+
+int __real_openat(int folder, const char *path, int flags, mode_t mode);
+int __wrap_openat(int folder, const char *path, int flags, mode_t mode);
+int __wrap_openat(int folder, const char *path, int flags, mode_t mode) {
+    return fails("openat", false) ? -1 : __real_openat(folder, path, flags, mode);
 }
 
 // Half of it is written before a disk is full. What a buffer takes does not fail.
@@ -121,7 +146,7 @@ static Fixture fixture;
 // The first weight tells which step a checkpoint is of.
 static bool save_step(Fixture *f, int64_t step, Error *err) {
     f->state[0] = (float)step;
-    f->snapshot.best = true;
+    f->snapshot.progress.valid_loss = 10.0 - (double)step;
     return fixture_save(f, step, err);
 }
 
@@ -159,17 +184,59 @@ static int leftovers(void) {
     return count;
 }
 
+// What a link leads to, of either kind.
+static const char *leads_to(const char *path) {
+    static char target[PATH_LENGTH];
+    return link_read(path, target);
+}
+
 // The step that a link leads to, or 0.
 static long long linked(const char *path) {
-    char target[32] = "";
     long long step = 0;
-    if (readlink(path, target, sizeof(target) - 1) > 0) { sscanf(target, "step_%lld", &step); }
+    sscanf(leads_to(path), "step_%lld", &step);
     return step;
 }
 
+// Step 3 is whole, under its name or set aside.
+static bool holds_3(void) {
+    return holds("s/step_00000003", 3) || holds("s/step_00000003.aside-1", 3);
+}
+
+static bool go_back(int64_t step) {
+    CLOSED(checkpoint_close) Checkpoint c;
+    char path[PATH_LENGTH];
+    return checkpoint_open(&c, checkpoint_path(path, "s", step), true, NULL) &&
+           checkpoint_go_back(&fixture.options, &c, NULL);
+}
+
+// A planted fault: moves `latest` when all else is done.
+static bool go_back_carelessly(int64_t step) {
+    return __real_rename("s/step_00000004", "s/step_00000004.aside-1") == 0 && go_back(step);
+}
+
+// Goes back from step 4 to step 2 with a fault at the n-th call.
+static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const char **fired) {
+    arm(mode, 0);
+    folder_remove("s", NULL);
+    fixture.options.keep = 0;
+    for (int step = 1; step <= 4; step++) { save_step(&fixture, step, NULL); }
+    fixture.options.keep = 1;
+    arm(mode, n);
+    bool gone = back(2);
+    *fired = fault.name;
+    arm(mode, 0);
+    int64_t step = resumed_step();
+    if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
+    if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
+    if (linked("s/best") != 2) { return "step 2 is not the best"; }
+    if (path_exists("s/step_00000003") || !holds_3()) { return "step 3 is not set aside"; }
+    if (!holds("s/step_00000004.aside-1", 4)) { return "step 4 is not set aside"; }
+    return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
+}
+
 // Saves step 3 with a fault at the n-th call, after 1 and 2 have been saved; `again`: there is a
-// step 3 already, of a run that then went back. Returns what is wrong then, or NULL; *fired: which
-// call failed, NULL when there are fewer.
+// step 3 already, to which `latest` was not moved. Returns what is wrong then, or NULL; *fired:
+// which call failed, NULL when there are fewer.
 static const char *trouble(Save *save, Mode mode, int n, bool again, const char **fired) {
     Error err = {""};
     arm(mode, 0);
@@ -182,13 +249,11 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     arm(mode, 0);
     if (!saved && err.text[0] == '\0') { return "no reason is given"; }
     if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
-    if (again && !holds("s/step_00000003", 3)) {
-        return "neither the old nor the new step 3 is whole";
-    }
-    if (linked("s/best") < linked("s/latest")) { return "the best step is not marked for good"; }
+    if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
     int64_t step = resumed_step();
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
     if (!checkpoint_claim(&fixture.options, NULL) || leftovers() > 0) { return "leftovers stay"; }
+    if (!go_back(step) || linked("s/best") != step) { return "the best step is not marked"; }
     if (!save_step(&fixture, 3, &err) || resumed_step() != 3) { return "the next save fails"; }
     if (leftovers() > 0) { return "the next save leaves something behind"; }
     return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
@@ -212,12 +277,57 @@ TEST(a_checkpoint_survives_every_failing_call) {
     fixture_close(&fixture);
 }
 
+TEST(a_run_goes_back_or_stays) {
+    fixture_open(&fixture, TINY "--save s --resume latest");
+    for (int mode = 0; mode < MODES; mode++) {
+        const char *fired = "";
+        int n = 1;
+        for (; fired != NULL; n++) {
+            const char *wrong = trouble_back(go_back, (Mode)mode, n, &fired);
+            if (wrong != NULL) {
+                test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", mode, n, fired, wrong);
+            }
+        }
+        CHECK(n > (mode == DISK_FULL ? 5 : 30));
+    }
+    fixture_close(&fixture);
+}
+
+// Nor can a folder of a container's image be renamed: it is deleted where it is, or not set aside.
+TEST(disks_without_links_are_saved_to) {
+    const char *fired;
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
+    no_links = true;
+    const char *wrong = trouble(save_step, FAIL_ONCE, 0, false, &fired);
+    CHECK_TEXT(wrong != NULL ? wrong : "", "");
+    CHECK_TEXT(text_read("s/latest"), "step_00000003\n");
+    CHECK_TEXT(text_read("s/best"), "step_00000003\n");
+    wrong = trouble_back(go_back, FAIL_ONCE, 0, &fired);
+    CHECK_TEXT(wrong != NULL ? wrong : "", "");
+    CHECK_TEXT(text_read("s/latest"), "step_00000002\n");
+    no_links = false;
+    CHECK(save_step(&fixture, 3, NULL) && unlink("s/best") == 0);
+    CHECK_TEXT(leads_to("s/latest"), "step_00000003");
+    image = "s/step_00000003";
+    CHECK(!go_back(2) && linked("s/latest") == 2 && holds("s/step_00000003", 3));
+    CHECK(save_step(&fixture, 4, NULL) && save_step(&fixture, 5, NULL));
+    CHECK(!path_exists("s/step_00000003"));
+    image = NULL;
+    fixture_close(&fixture);
+}
+
 TEST(a_careless_save_is_caught) {
     const char *fired = "";
     int caught = 0;
     fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
     for (int n = 1; fired != NULL; n++) {
         caught += trouble(save_carelessly, FAIL_ONCE, n, false, &fired) != NULL;
+    }
+    CHECK(caught > 0);
+    caught = 0;
+    fired = "";
+    for (int n = 1; fired != NULL; n++) {
+        caught += trouble_back(go_back_carelessly, FAIL_ONCE, n, &fired) != NULL;
     }
     CHECK(caught > 0);
     fixture_close(&fixture);
@@ -257,23 +367,108 @@ TEST(unreadable_folders_are_no_empty_ones) {
     fixture_close(&fixture);
 }
 
-// A disk that cannot be read is an error, where a mapping of the file would be a signal.
-TEST(unreadable_checksums_are_errors) {
-    int64_t bytes;
-    uint32_t crc;
-    bool fired = true, read = false;
-    text_write("f", "some text");
+// A disk that cannot be read is an error, whatever is being read; and never a signal.
+TEST(unreadable_checkpoints_are_errors) {
+    static float weights[1 << 15];
+    Error err = {""};
+    bool fired = true;
+    int refused = 0;
+    fixture_open(&fixture, TINY "--save s --load s/step_00000100 --fp8-format hybrid "
+                                "--fp8-amax-history-len 4 --global-batch-size 4");
+    folder_remove("s", NULL);
+    CHECK(save_step(&fixture, 100, NULL));
     for (int n = 1; fired; n++) {
+        static Options o, model;
+        CLOSED(checkpoint_close) Checkpoint c = {0};
+        int64_t size = fixture.layout.size;
+        o = fixture.options;
         arm(FAIL_ONCE, n);
-        bool ok = file_checksum("f", &bytes, &crc, NULL);
+        bool ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err) &&
+                  checkpoint_weights(o.start, &fixture.layout, 0, size, weights, &err) &&
+                  checkpoint_open(&c, "s/step_00000100", true, &err) &&
+                  checkpoint_read(&c, "master", 0, size, weights, &err) &&
+                  checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history,
+                                          &err);
         fired = fault.name != NULL;
         bool reading = fired && strcmp(fault.name, "pread") == 0;
-        read = read || reading;
         arm(FAIL_ONCE, 0);
-        CHECK(!ok || !reading);
+        CHECK(reading ? !ok && strstr(err.text, "Input/output error") != NULL : ok || fired);
+        refused += reading;
     }
-    CHECK(read);
-    CHECK(file_checksum("f", &bytes, &crc, NULL) && bytes == 9 && crc == 0x4fbabdba);
+    CHECK(refused > 40);
+    fixture_close(&fixture);
+}
+
+static bool is_all(const float *values, int64_t n, double expected) {
+    int64_t i = 0;
+    while (i < n && (double)values[i] == expected) { i++; }
+    return i == n;
+}
+
+static void save_all_of(int64_t step) {
+    for (int64_t i = 0; i < 3 * fixture.layout.size; i++) { fixture.state[i] = (float)step; }
+    CHECK(fixture_save(&fixture, step, NULL));
+}
+
+static void save_second(void) {
+    save_all_of(2);
+}
+
+// The step whose state a reader gets, in several pieces; 0: of none or of several.
+static int64_t read_while_saving(bool load, float *out) {
+    static Options o, model;
+    CLOSED(checkpoint_close) Checkpoint c = {0};
+    static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
+    const int64_t size = fixture.layout.size / 128 * 128, half = size / 2;
+    Error err = {""};
+    bool found, ok = true;
+    o = fixture.options;
+    int64_t step;
+    if (load) {
+        ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err);
+        for (int part = 0; ok && part < 2; part++) {
+            ok = checkpoint_weights(o.start, &fixture.layout, part * half, (part + 1) * half,
+                                    out + part * half, &err);
+        }
+        for (int64_t i = 0; i < size; i++) { out[i] = out[i] == 0 ? out[size - 1] : out[i]; }
+        step = (int64_t)out[size - 1]; // what is 0 pads the vocabulary
+        ok = ok && is_all(out, size, (double)step);
+    } else {
+        ok = checkpoint_resume(&c, &o, &found, &err) && found;
+        step = c.progress.step;
+        for (int part = 0; ok && part < 6; part++) {
+            ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half, out,
+                                 &err) &&
+                 is_all(out, half, (double)step);
+        }
+    }
+    if (!ok) { test_fail(__FILE__, __LINE__, "step %lld: %s", (long long)step, err.text); }
+    return ok ? step : 0;
+}
+
+// A run saves its next checkpoint, and deletes the one before, at each call of a reader in turn:
+// the reader gets one of the two, whole.
+TEST(a_checkpoint_is_one_while_a_run_saves) {
+    static const char *const ways[] = {"--load s/latest", "--resume s/latest", "--resume latest"};
+    static float out[1 << 15];
+    for (int i = 0; i < 6; i++) { // with links, and with files in their place
+        int seen[3] = {0}, n = 1;
+        no_links = i >= 3;
+        fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", ways[i % 3]));
+        for (bool fired = true; fired; n++) {
+            folder_remove("s", NULL);
+            save_all_of(1);
+            arm(FAIL_ONCE, n);
+            fault.meanwhile = save_second;
+            seen[read_while_saving(i % 3 == 0, out)]++;
+            fired = fault.name != NULL;
+            fault.meanwhile = NULL;
+            arm(FAIL_ONCE, 0);
+        }
+        CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
+        fixture_close(&fixture);
+    }
+    no_links = false;
 }
 
 TEST(folders_without_fsync_are_saved_to) {
@@ -283,6 +478,33 @@ TEST(folders_without_fsync_are_saved_to) {
     CHECK(save_step(&fixture, 1, NULL) && resumed_step() == 1);
     no_folder_sync = false;
     fixture_close(&fixture);
+}
+
+static void record(Metrics *m, const char *kind) {
+    metrics_end(m, metrics_begin(kind));
+}
+
+// Metrics miss the records of the time in which they cannot be written or opened, and no others.
+TEST(metrics_come_back) {
+    int missing = 0;
+    bool fired = true;
+    for (int n = 1; fired; n++) {
+        CLOSED(metrics_close) Metrics m = {0};
+        unlink("m");
+        CHECK(metrics_open(&m, "m", NULL));
+        arm(FAIL_FROM_THERE, n);
+        record(&m, "a");
+        record(&m, "b");
+        metrics_sync(&m);
+        fired = fault.name != NULL;
+        arm(FAIL_ONCE, 0);
+        record(&m, "c");
+        const char *text = text_read("m");
+        missing += strstr(text, "\"b\"") == NULL;
+        CHECK_CONTAINS(text, "{\"kind\":\"c\"}\n");
+        CHECK(strlen(text) % 13 == 0); // whole lines
+    }
+    CHECK(missing > 1);
 }
 
 static bool replace_file(void) {
@@ -297,7 +519,7 @@ static bool replace_link(void) {
 static const char *content(bool link) {
     static char text[4];
     memset(text, 0, sizeof(text));
-    if (link) { return readlink("f", text, 3) == 3 ? text : "none"; }
+    if (link) { return leads_to("f"); }
     FILE *file = fopen("f", "r");
     bool whole = file != NULL && fread(text, 1, 3, file) == 3 && fgetc(file) == EOF;
     if (file != NULL) { fclose(file); }

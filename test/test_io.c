@@ -24,27 +24,30 @@ TEST(writers_keep_length_and_checksum) {
         CHECK_EQUAL(b.size, size);
         CHECK_BITS(b.bytes, data, size);
         free(b.bytes);
-        int64_t bytes;
-        uint32_t crc;
-        CHECK(file_checksum("f", &bytes, &crc, NULL));
-        CHECK(bytes == (int64_t)size && crc == crc32_z(0, data, size));
     }
 }
 
-TEST(files_map_whole) {
-    MappedFile m;
-    Error err;
-    text_write("f", "");
-    CHECK(file_map(&m, "f", NULL) && m.bytes == 0);
-    file_unmap(&m);
-    text_write("f", "abc");
-    CHECK(file_map(&m, "f", NULL) && m.bytes == 3 && memcmp(m.data, "abc", 3) == 0);
-    file_unmap(&m);
-    file_unmap(&m); // harmless
-    CHECK(!file_map(&m, "missing", &err));
-    CHECK_TEXT(err.text, "missing: No such file or directory");
-    CHECK(!file_map(&m, ".", &err));
-    CHECK_TEXT(err.text, ".: Is a directory");
+TEST(what_is_no_file_is_refused) {
+    size_t bytes;
+    CHECK_REFUSED(file_read("missing", &bytes, &err), "missing: No such file or directory");
+    CHECK_REFUSED(file_read(".", &bytes, &err), ".: Is a directory");
+}
+
+// Each thread sums a part of a large file.
+TEST(large_files_are_summed_in_parts) {
+    enum { SIZE = (40 << 20) + 7 };
+    FREED unsigned char *data = malloc_or_die(SIZE);
+    uint32_t crc;
+    for (size_t i = 0; i < SIZE; i++) { data[i] = (unsigned char)(i * i >> 11); }
+    blob_write("f", data, SIZE);
+    size_t bytes;
+    int file = file_open("f", &bytes, NULL);
+    for (int64_t n = 0; n <= SIZE; n += SIZE / 3) {
+        CHECK(file_checksum(file, "f", n, &crc, NULL) && crc == crc32_z(0, data, (size_t)n));
+    }
+    CHECK(truncate("f", SIZE / 2) == 0); // seen by a thread besides the first
+    CHECK_REFUSED(file_checksum(file, "f", SIZE, &crc, &err), "f: cut short while it was read");
+    close(file);
 }
 
 TEST(what_is_cut_short_is_an_error) {

@@ -89,7 +89,7 @@ static const char *const commands[] = {
     "",
     "--model llama-3-8b --fp8-format hybrid --fp8-margin -3 --no-shuffle --bf16 --data a --save s",
     "--lr 0.12345678901234567 --min-lr 1e-300 --adam-eps 1e-30 --seed 9007199254740991 --keep 0",
-    "--model gpt2-tiny --train-iters 77 --lr-decay-style wsd --fp8-recipe tensorwise --resume x "
+    "--model gpt2-tiny --train-iters 77 --lr-decay-style wsd --fp8-recipe tensorwise "
     "--norm-epsilon 3e-7 --first-last-layers-bf16 --fp8-lm-head --no-fp8-wgrad",
     TINY,
 };
@@ -297,6 +297,10 @@ TEST(step_lines_fit_100_columns) {
                            .seconds = row->seconds,
                            .skipped = isnan(row->loss)};
         const char *line = step_line(&run, step);
+        CHECK_CONTAINS(line, " | start "); // the first of a process
+        CHECK(strstr(line, "ETA") == NULL && longest_line(line) <= 100);
+        run.progress.step = row->step - 1;
+        line = step_line(&run, step);
         CHECK_TEXT(line, row->line);
         CHECK(longest_line(line) <= 100);
         run_free_configuration(&run);

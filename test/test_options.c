@@ -125,13 +125,14 @@ TEST(bounds_are_inclusive) {
         if (!real && row->type != OPTION_INT && row->type != OPTION_INT64) { continue; }
         double bounds[2] = {row->min, row->max};
         for (int side = 0; side < 2; side++) {
-            double sign = side == 0 ? -1 : 1, at = bounds[side];
-            double past = real ? nextafter(at, sign * HUGE_VAL) : at + 2 * sign;
+            int sign = side == 0 ? -1 : 1;
+            double at = bounds[side];
+            const char *past = real ? text_of("%.17g", nextafter(at, sign * HUGE_VAL))
+                                    : text_of("%lld", (long long)at + sign); // 2^53 + 1 is one
             Options o = defaults();
             CHECK(option_set(&o, row->name, text_of(real ? "%.17g" : "%.0f", at), SOURCE_COMMAND,
                              NULL));
-            CHECK(!option_set(&o, row->name, text_of(real ? "%.17g" : "%.0f", past), SOURCE_COMMAND,
-                              NULL));
+            CHECK(!option_set(&o, row->name, past, SOURCE_COMMAND, NULL));
         }
     }
 }
@@ -205,7 +206,7 @@ TEST(names_of_other_trainers_are_pointed_at) {
 TEST(several_files_are_one_pattern) {
     static const char *const files[] = {"a_train_0.bin",  "a_train_1.bin", "a_train_2.bin",
                                         "a_train_10.bin", "a_val_0.bin",   "d/x.bin",
-                                        "e/y.bin"};
+                                        "e/y.bin",        "b[1]_1.bin",    "b[1]_{,2.bin"};
     mkdir("d", 0700);
     mkdir("e", 0700);
     for (int i = 0; i < COUNT(files); i++) { text_write(files[i], "x"); }
@@ -217,6 +218,8 @@ TEST(several_files_are_one_pattern) {
         {"--data a_train_10.bin a_val_0.bin --lr 1", "a_{train_1,val_}0.bin"},
         {"--data d/x.bin e/y.bin", "{d/x,e/y}.bin"},
         {"--data a_train_0.bin", "a_train_0.bin"},
+        {"--data b[1]_1.bin b[1]_{,2.bin", "b\\[1\\]_*.bin"},
+        {"--data b[1]_{,2.bin a_val_0.bin", "{b\\[1\\]_\\{\\,2,a_val_0}.bin"},
         {"--data 'a_*'", "'a_*'"},
     };
     EACH (row, rows) { CHECK_TEXT(options_of(row->given).data, row->expected); }

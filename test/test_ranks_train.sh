@@ -59,6 +59,34 @@ test_every_starter_starts() {
     started_well nodes
 }
 
+has_open() { # pid, a part of a file's name
+    find "/proc/$1/fd" -lname "*$2*" | grep -q .
+}
+
+# A rank that came while a link led elsewhere takes the checkpoint that rank 0 has opened.
+test_ranks_start_from_one_checkpoint() {
+    local r words how link iters port=$((20000 + RANDOM % 9000)) children=()
+    train moving --gpus 2 --train-iters 4 --save-interval 2 || return
+    for words in '--load latest 1' '--resume best 5'; do
+        read -r how link iters <<<"$words"
+        for r in 1 0; do
+            ln -sfn step_0000000$((4 - 2 * r)) "moving/$link"
+            env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+                "$trainer" "${common[@]}" "$how" "moving/$link" --train-iters "$iters" --save mixed \
+                >out.$r 2>err.$r &
+            children[r]=$!
+            [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
+        done
+        for r in 0 1; do wait "${children[r]}" || fail "rank $r: $(cat err.$r)"; done
+        grep -q '^[rs].* from .*moving/step_00000004' out.0 || fail "$(cat out.0)"
+        train whole --gpus 2 "$how" moving/step_00000004 --train-iters "$iters" || return
+        same_end whole mixed || fail "$how: not the state of one checkpoint"
+        rm -r mixed whole
+        port=$((port + 1))
+    done
+    rm -r moving
+}
+
 # FP8 on all ranks or on none: they exchange weights in one form.
 test_one_rank_lacks_fp8() {
     local r of_rank=('.' '. STANDIN_CAPABILITY=80')

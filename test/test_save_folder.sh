@@ -71,16 +71,17 @@ test_ranks_hold_one_lock() {
 }
 
 test_another_runs_checkpoint_is_refused() {
-    local path
+    local path step
     train a 4 && train b 6 --save-interval 2 --keep 0 && train c 2 || return
     for path in a/latest a/step_00000004 "$PWD/a/latest/" a/../a/latest; do
         refused "holds checkpoints of another run than --resume $path" b 9 --resume "$path"
     done
     refused 'error: --resume a/step_00000005: no such folder; --list' b 9 \
         --resume a/step_00000005
-    for path in b/latest b/step_00000002 "$PWD/b/latest/" b/../b/step_00000004; do
+    for path in b/latest b/../b/step_00000004 b/step_00000002 "$PWD/b/latest/"; do
+        step=$(basename "$(readlink "${path%/}" || echo "$path")")
         train b 7 --save-interval 100 --keep 0 --resume "$path" || return
-        has log "resuming from $path" || fail "$path: $(cat log)"
+        has log "resuming from $(dirname "$path")/$step: " || fail "$path: $(cat log)"
     done
     ln -s b link
     train link 8 --resume b/latest && train b 9 --resume link/latest || return
@@ -89,6 +90,72 @@ test_another_runs_checkpoint_is_refused() {
     train fresh 5 --resume a/latest || return
     mkdir empty && train empty 5 --resume a/latest || return
     refused 'a run has saved there up to step 2; resume it with --resume latest' c 3
+}
+
+# A run that goes back and is killed before it has saved: what was ahead is neither resumed nor best,
+# and not lost.
+test_going_back_leaves_no_branch_in_silence() {
+    local on=(--valid-data d/x_val.bin --eval-interval 2 --save-interval 2 --keep 0 --lr 2e-3)
+    train back 8 "${on[@]}" || return
+    [[ $(readlink back/best) == step_00000008 ]] || fail "best is $(readlink back/best)"
+    cksum back/step_0000000[68]/* | sed 's/step_[0-9]*/&.aside-1/' >before
+    start back.log "$root/train_gpt" "${common[@]}" --save back --resume back/step_00000004 \
+        --train-iters 1000000 --save-interval 1000000
+    wait_until grep -q '^step ' back.log
+    kill -9 "$started"
+    wait "$started" 2>/dev/null
+    [[ $(readlink back/latest back/best) == $'step_00000004\nstep_00000004' ]] ||
+        fail "latest, best: $(readlink back/latest back/best)"
+    cksum back/step_0000000[68].aside-1/* | cmp -s before - || fail "not as it was: $(ls back)"
+    has back.log 'back/step_00000008 is set aside as step_00000008.aside-1' || fail "$(tail -n 3 back.log)"
+    train back 8 "${on[@]}" --lr 3 --resume latest || return
+    has log 'resuming from back/step_00000004' || fail "$(cat log)"
+    # its own losses are higher: meta.json of `best` is that of the lowest
+    [[ $(readlink back/best) == step_00000004 ]] || fail "best is $(readlink back/best)"
+    # as a copy without links, and one of a file system that has none
+    local link
+    for link in latest best; do
+        readlink back/$link >new && rm back/$link && mv new back/$link
+    done
+    expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only
+    train back 10 --resume back/best || return
+    has log 'resuming from back/step_00000004' || fail "$(cat log)"
+    [[ $(readlink back/latest) == step_00000010 && -d back/step_00000008.aside-2 ]] ||
+        fail "$(ls -l back)"
+}
+
+# The trainer's place is taken by one that moves `latest` and fails.
+test_restarts_begin_where_they_are_told() {
+    local restart=(env PATH="$PWD/fake:$PATH" "$root/scripts/restart.sh" --pause 0)
+    mkdir -p fake there
+    cat >fake/trainer <<'END'
+#!/usr/bin/env bash
+echo "${*: -1}" >>said
+read -r action <actions && sed -i 1d actions
+case $action in
+link) ln -sfn "$(date +%N)" there/latest ;;
+again) ln -sfn step_00000900 there/latest ;;
+file) rm there/latest && echo step_00000950 >there/latest ;;
+end) exit 0 ;;
+esac
+exit 1
+END
+    chmod +x fake/trainer
+    # fails before it has gone back; then it goes back, and comes to the same name again
+    ln -s step_00000900 there/latest
+    printf '%s\n' none again none file none end >actions
+    expect_status 0 "${restart[@]}" trainer --save there --resume there/step_00000500 || return
+    [[ $(tr '\n' ' ' <said) == 'there/step_00000500 there/step_00000500 latest latest latest latest ' ]] ||
+        fail "$(cat said log)"
+    has log 'at step_00000950, failure 1 of 3' || fail "$(cat log)"
+    # without --resume, and from elsewhere into a new folder
+    rm -r said there/latest
+    printf '%s\n' none link end >actions
+    expect_status 0 "${restart[@]}" trainer --save there --resume elsewhere/step_00000500
+    printf '%s\n' none end >actions
+    expect_status 0 "${restart[@]}" trainer --save there
+    [[ $(tr '\n' ' ' <said) == 'elsewhere/step_00000500 elsewhere/step_00000500 latest latest latest ' ]] ||
+        fail "$(cat said)"
 }
 
 test_links_are_unlinked_only() {
@@ -108,6 +175,12 @@ test_links_are_unlinked_only() {
     done
     [[ $(ls linked) == $'config.txt\nlatest\nmetrics.jsonl\nstep_00000003\nstep_00000004' ]] ||
         fail "$(ls linked)" # step 3 is proven by step 4, which nothing follows yet
+    # nor are they written through
+    echo mine >notes && ln -sf ../notes linked/config.txt.new
+    train linked 5 --resume latest || return
+    ln -sf ../notes linked/.lock
+    refused 'linked/.lock: a link; delete it' linked 6 --resume latest
+    [[ $(cat notes) == mine ]] || fail "a file outside the folder is written: $(cat notes)"
 }
 
 # cp -rL, and programs that know no links, make folders of `latest` and `best`.

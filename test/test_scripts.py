@@ -489,8 +489,19 @@ class OtherPrograms(Folder):
         self.append(lines(start()))
         last, rows = series.amax_history(metrics.open_run(self.folder))
         self.assertEqual((last, rows.tolist()), (6, [[3, 2], [4, 3], [5, 4], [6, 5]]))
-        os.unlink(path)
+        os.mkdir(newest := os.path.join(self.folder, "step_00000006"))
+        shutil.move(path, newest)
         self.assertEqual(series.amax_history(metrics.open_run(self.folder)), (0, None))
+        # as where links cannot be made
+        with open(os.path.join(self.folder, "latest"), "w") as file:
+            file.write("step_00000006\n")
+        os.mkdir(newest + ".aside-1")
+        os.mkdir(os.path.join(self.folder, "best")) # as cp -rL leaves it
+        self.assertEqual(series.amax_history(metrics.open_run(self.folder))[0], 6)
+        experiment.drop_checkpoints(self.folder)
+        self.assertTrue(os.path.exists(path))
+        self.assertFalse({"latest", "step_00000006", "step_00000006.aside-1"} &
+                         set(os.listdir(self.folder)))
 
 
 class Pages(unittest.TestCase):

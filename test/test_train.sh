@@ -346,6 +346,13 @@ test_best_is_the_lowest_validation_loss() {
     grep -qE "^ +$lowest .* whole, best$" log || fail "not listed as the best: $(cat log)"
     [[ $(grep -c best log) -eq 1 ]] || fail "two are the best: $(cat log)"
     [[ -d best/best/ && $(find best/ -name 'step_*' -type d | wc -l) -eq 2 ]] || fail "$(ls best)"
+    # an evaluation that is not saved sets no bar
+    expect_status 0 train_gpt "${common[@]}" "${options[@]}" --save bar --save-interval 6 --lr 0.3 \
+        --lr-warmup-iters 24 --lr-decay-iters 1000 --train-iters 12 || return
+    "$root/test/metrics_tool.py" bar/metrics.jsonl >steps || fail "metrics"
+    awk '/^eval/ { loss[$3] = $5 } END { exit !(loss[3] < loss[6] && loss[6] < loss[12]) }' steps ||
+        fail "not the lowest at step 3, then at 6: $(grep eval steps)"
+    [[ $(readlink bar/best) == step_00000006 ]] || fail "best is '$(readlink bar/best)'"
 }
 
 test_saved_config_starts_the_same_run() {

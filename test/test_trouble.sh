@@ -128,12 +128,19 @@ trainers() {
     echo "$standin --no-cuda-graphs --gpus 2"
 }
 
-# Moved, deleted, or another one in its place: what is saved from then on is a whole run's folder.
+saves_more() {
+    [[ $(readlink moved/latest) > $newest ]]
+}
+
+# Moved (a link may lead there), deleted, or another one in its place: what is saved from then on is
+# a whole run's folder.
 test_a_folder_that_is_moved_is_made_anew() {
-    local how trainer hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved' 'mv moved gone')
+    local how trainer newest='' hows=('while ! rm -r moved; do :; done 2>/dev/null' 'mv moved gone; mkdir moved'
+        'kill -STOP $started; newest=$(readlink moved/latest); cp -a moved away; mv moved gone
+            ln -s away moved; kill -CONT $started; wait_until saves_more' 'mv moved gone')
     while read -ra trainer; do
         for how in "${hows[@]}"; do
-            rm -rf gone moved
+            rm -rf gone moved away
             start moved.log "${trainer[@]}" "${common[@]}" --train-iters 1000000 --save moved \
                 --save-interval 20
             wait_until test -e moved/latest/
@@ -144,7 +151,8 @@ test_a_folder_that_is_moved_is_made_anew() {
             has moved.log 'warning: --save moved: the folder was moved or deleted' ||
                 fail "$how: $(tail -n 1 moved.log)"
             [[ -s moved/config.txt ]] || fail "$how: no config.txt"
-            "$metrics_tool" moved/metrics.jsonl >steps || fail "$how: metrics"
+            # a copy lacks the steps until the save that finds it
+            [[ -L moved ]] || "$metrics_tool" moved/metrics.jsonl >steps || fail "$how: metrics"
             expect_status 0 "${trainer[@]}" --config moved/config.txt --resume latest \
                 --train-iters 1
         done
@@ -198,17 +206,23 @@ test_infinite_weights_are_not_loaded_in_silence() {
     at=$(($(od -An -tu8 -N8 $file) + 8 + $(grep -oE '[0-9]+' <<<"$at" | head -n 1)))
     poke $file $at '\346\261\141\177' # 3e38
     while read -ra trainer; do
-        expect_status 0 "${trainer[@]}" "${options[@]}" --lr 100 --weight-decay 100 --load \
-            large/latest --train-iters 1 --save inf || return
+        cp -r large/latest/ whole
+        expect_said 1 ' --load whole/model.safetensors: damaged: its checksum is ' \
+            "${trainer[@]}" "${options[@]}" --load whole --train-iters 1
+        rm whole/meta.json # now it is a folder of Hugging Face's
+        expect_said 0 'token_embedding.weight has 1 enormous values: is the file damaged?' \
+            "${trainer[@]}" "${options[@]}" --lr 100 --weight-decay 100 --load whole \
+            --train-iters 1 --save inf || return
+        has log 'starting from the weights of whole (it has no checksums' || fail "$(cat log)"
         expect_status 1 "${trainer[@]}" "${options[@]}" --load inf/latest --train-iters 2
-        grep -q 'error: --load inf/latest: token_embedding.weight has 1 NaN or infinite ' log ||
+        grep -q 'error: --load inf/step_00000001: token_embedding.weight has 1 NaN or infinite ' log ||
             fail "$(tail -n 2 log)"
         expect_status 0 "${trainer[@]}" "${options[@]}" --train-iters 2 --resume inf/latest
         grep 'warning: ' log >warnings
         grep -q 'warning: inf/.*: token_embedding.weight has 1 NaN or infinite value' warnings ||
             fail "$(cat warnings)"
         [[ $(wc -l <warnings) -eq 1 ]] || fail "$(cat warnings)"
-        rm -r inf
+        rm -r inf whole
     done < <(trainers)
 }
 
@@ -278,11 +292,25 @@ test_torn_metrics_are_mended() {
     printf '{"kin' >begun
     expect_status 0 train_gpt "${common[@]}" --train-iters 1 --metrics begun || return
     "$metrics_tool" begun >steps || fail "$(head -c 50 begun)"
-    # another file is not mended
-    printf 'a note\nwithout an end' >note && cp note notes
-    expect_said 1 'error: --metrics notes: not metrics: ' train_gpt "${common[@]}" --metrics notes \
-        --train-iters 1
-    cmp -s note notes || fail "notes: $(cat notes)"
+    # zeros: the trace of a power cut, with and without a part of a line
+    local torn
+    for torn in '' '{"kind":"step","st' '{"k'; do
+        printf '%s' "$torn" >>torn/metrics.jsonl
+        head -c 5000 /dev/zero >>torn/metrics.jsonl
+        expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save torn --resume latest ||
+            return
+        "$metrics_tool" torn/metrics.jsonl >steps || fail "$torn and zeros stayed"
+        [[ $(grep -c '^step' steps) -eq 7 ]] || fail "$torn and zeros: $(cat steps)"
+    done
+    # another file is not mended, nor appended to
+    local text
+    for text in 'a note\nwithout an end' 'a note\nwith one\n' '\0\0\0\0\0\0\0\0\0\0\0\1' \
+        '{"kind":"run"}\na note'; do
+        printf '%b' "$text" >note && cp note notes
+        expect_said 1 'error: --metrics notes: not metrics: ' train_gpt "${common[@]}" \
+            --metrics notes --train-iters 1
+        cmp -s note notes || fail "notes: $(cat notes)"
+    done
 }
 
 test_unwritable_metrics_stop_no_run() {

@@ -4,8 +4,8 @@
 // precision of each linear layer, the step it starts from), "step" (every optimizer step), "eval",
 // "choices" (a multiple-choice set scored), "save", "fp8" (--fp8-stats-interval: what each tensor
 // lost), "profile", "end". After a resume at step N, earlier records of steps beyond N are void. A
-// line that a crash cut off is removed. A number that is NaN or infinite is null, and the record
-// has "nonfinite": true.
+// line that a crash cut off is removed, as are the zeros that a power cut leaves. A number that is
+// NaN or infinite is null, and the record has "nonfinite": true.
 #include "run.h"
 
 #include <cjson/cJSON.h>
@@ -21,11 +21,22 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// A run that was killed, or ran out of disk, may have left the beginning of a line at the end.
-// *ours is false where that is no beginning of a record: the file is another, and stays as it is.
-static bool cut_torn_line(FILE *file, bool *ours) {
+// Whether the file has the beginning of a record at a place, or nothing but zeros from there on.
+static bool is_record(FILE *file, off_t at) {
     static const char record[] = "{\"kind\":\"";
     char begin[sizeof(record) - 1];
+    if (fseeko(file, at, SEEK_SET) != 0) { return false; }
+    size_t n = fread(begin, 1, sizeof(begin), file);
+    while (n > 0 && begin[n - 1] == '\0') { n--; }
+    int next = n > 0 ? EOF : 0;
+    while (next == 0) { next = fgetc(file); }
+    return next == EOF && memcmp(begin, record, n) == 0;
+}
+
+// A run that was killed, or ran out of disk, may have left the beginning of a line at the end; a
+// power cut may have left zeros. *ours is false where the first line is no record, or the last no
+// beginning of one: the file is another, and stays as it is.
+static bool cut_torn_line(FILE *file, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
     off_t end = ftello(file), whole = end;
@@ -33,10 +44,7 @@ static bool cut_torn_line(FILE *file, bool *ours) {
         if (fseeko(file, whole - 1, SEEK_SET) != 0) { return false; }
         if (fgetc(file) == '\n') { break; }
     }
-    if (whole < end && fseeko(file, whole, SEEK_SET) == 0) {
-        size_t n = fread(begin, 1, sizeof(begin), file);
-        *ours = memcmp(begin, record, n) == 0;
-    }
+    *ours = end == 0 || (is_record(file, 0) && is_record(file, whole));
     return *ours && fseeko(file, 0, SEEK_END) == 0 &&
            (whole == end || ftruncate(fileno(file), whole) == 0);
 }
@@ -46,9 +54,16 @@ bool metrics_open(Metrics *m, const char *path, Error *err) {
     bool ours = true;
     m->file = fopen(path, "a+e");
     if (m->file != NULL && cut_torn_line(m->file, &ours)) { return true; }
-    fail(err, "%s: %s", path, ours ? strerror(errno) : "not metrics: its last line is no record");
+    fail(err, "%s: %s", path,
+         ours ? strerror(errno) : "not metrics: its first or last line is no record");
     metrics_close(m);
     return false;
+}
+
+void metrics_sync(const Metrics *m) {
+    if (m->file != NULL && fsync(fileno(m->file)) != 0 && errno != EINVAL) { // of a pipe
+        warn("%s: %s", m->path, strerror(errno));
+    }
 }
 
 MetricsRecord *metrics_begin(const char *kind) {
@@ -68,22 +83,20 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
     cJSON_AddStringToObject(r, name, value);
 }
 
+// Where the file cannot be written or opened anew, as on a full disk, records are left out until it
+// can.
 void metrics_end(Metrics *m, MetricsRecord *r) {
-    char *line = m->file != NULL ? cJSON_PrintUnformatted(r) : NULL;
+    char path[PATH_LENGTH], *line = m->path[0] != '\0' ? cJSON_PrintUnformatted(r) : NULL;
+    Error err;
     cJSON_Delete(r);
     if (line == NULL) { return; }
-    bool ok = fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0;
+    path_format(path, "%s", m->path);
+    bool ok = (m->file != NULL || metrics_open(m, path, &err)) &&
+              ((fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0) ||
+               fail(&err, "%s: could not be written: %s", path, strerror(errno)));
     cJSON_free(line);
-    if (!ok) { // a full disk may have room again later: until then, records are left out
-        char path[PATH_LENGTH];
-        if (!m->failing) {
-            warn("%s: could not be written: %s; records are missing from here on until it can",
-                 m->path, strerror(errno));
-        }
-        path_format(path, "%s", m->path);
-        metrics_close(m);
-        metrics_open(m, path, NULL);
-    }
+    if (!ok && !m->failing) { warn("%s; records are missing from here on until it can", err.text); }
+    if (!ok) { metrics_close(m); } // what was written of the line is cut off as it is opened again
     m->failing = !ok;
 }
 
@@ -137,9 +150,11 @@ void run_record_start(Run *run) {
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
     char sum[9];
     if (run->train_data.windows > 0) {
-        metrics_text(r, "data_crc32", dataset_sum(&run->train_data, sum));
+        metrics_text(r, "data_crc32", identity_sum(run->train_data.identity, sum));
     }
-    if (run->has_valid) { metrics_text(r, "valid_data_crc32", dataset_sum(&run->valid_data, sum)); }
+    if (run->has_valid) {
+        metrics_text(r, "valid_data_crc32", identity_sum(run->valid_data.identity, sum));
+    }
     if (run->has_tokenizer) { metrics_number(r, "tokenizer_vocabulary", run->tokenizer.vocab); }
     add_precision(r, &run->precision);
     add_options(r, &run->options);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -25,8 +26,7 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
                               .level = NAN,
                               .best_level = NAN,
                               .proven = -1},
-                 .saved_step = -1,
-                 .evaluated_step = -1};
+                 .saved_step = -1};
     if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
@@ -168,6 +168,8 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
+    Error err;
+    if (o->start != NULL && !checkpoint_share(o->start, run->group, &err)) { die("%s", err.text); }
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
@@ -183,28 +185,19 @@ void run_start(Run *run, const char *device) {
     if (options_train(o) && run->rank == 0) { check_schedule(o); }
 }
 
-// Rank 0 finds and checks the checkpoint, the others open the same one.
-static bool find_checkpoint(const Run *run, Checkpoint *c, bool *found, Error *err) {
-    char path[PATH_LENGTH] = "";
-    if (run->rank == 0) {
-        if (!checkpoint_resume(c, &run->options, found, err)) { return false; }
-        if (*found) { path_format(path, "%s", c->path); }
-    }
-    group_broadcast(run->group, CHANNEL_MAIN, path, sizeof(path));
-    if (run->rank > 0) { *found = path[0] != '\0'; }
-    return run->rank == 0 || !*found || checkpoint_open(c, path, false, err);
-}
-
-// Into run->progress, from the checkpoint that --resume names.
+// Into run->progress, from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     Error err;
-    bool found;
-    if (o->resume[0] == '\0') { return false; }
+    bool found, finds = run->rank == 0 && o->resume[0] != '\0';
+    *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if (!find_checkpoint(run, checkpoint, &found, &err)) { die("%s", err.text); }
-    if (!found) {
-        printf("no checkpoint under %s yet: starting from step 0\n", o->save);
+    if ((finds && !checkpoint_resume(checkpoint, o, &found, &err)) ||
+        !checkpoint_share(checkpoint, run->group, &err)) {
+        die("%s", err.text);
+    }
+    if (checkpoint->path[0] == '\0') {
+        if (finds) { printf("no checkpoint under %s yet: starting from step 0\n", o->save); }
         return false;
     }
     run->progress = checkpoint->progress;
@@ -241,34 +234,55 @@ static bool save_config(const Options *o, Error *err) {
     return ok;
 }
 
+// Of the weights that --load names. A folder of Hugging Face's has no checksums.
+static void verify_load(const Run *run) {
+    const Options *o = &run->options;
+    const Checkpoint *c = o->start;
+    Error err, why;
+    if (strcmp(o->origin, o->load) != 0) {
+        die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
+    }
+    bool ok = run->rank > 0 || checkpoint_verify(c, &why) || fail(&err, "--load %s", why.text);
+    if (!group_agree(run->group, CHANNEL_MAIN, ok, &err)) { die("%s", err.text); }
+    printf("starting from the weights of %s%s\n", c->path,
+           c->options != NULL ? ""
+                              : " (it has no checksums: names, shapes and values are checked)");
+}
+
 // config.txt and the record of the start are written once it is certain that the run can start:
 // before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     Error err;
     bool restored = restore(run, checkpoint);
-    if (run->rank == 0 && options_save(&run->options) && !save_config(&run->options, &err)) {
-        die("--save %s", err.text);
+    if (run->rank == 0 && options_save(&run->options)) {
+        if (restored && !checkpoint_go_back(&run->options, checkpoint, &err)) {
+            die("%s", err.text);
+        }
+        if (!save_config(&run->options, &err)) { die("--save %s", err.text); }
     }
-    if (!restored && run->options.load[0] != '\0') {
-        printf("starting from the weights of %s\n", run->options.load);
-    }
+    if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     run_record_start(run);
     return restored;
 }
 
-// Names the first tensor with NaN or infinite values, of elements begin..end of the parameter
-// space.
-static bool check_finite(const Run *run, int64_t begin, int64_t end, const float *values,
-                         Error *err) {
+void run_restored(Run *run, Checkpoint *checkpoint) {
+    checkpoint_close(checkpoint);
+    if (run->options.start != NULL) { checkpoint_close(run->options.start); }
+}
+
+// Names the first tensor with a value that is NaN or beyond `most`, of elements begin..end of the
+// parameter space.
+static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
+                         float most, Error *err) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
         int64_t wrong = 0;
-        for (int64_t i = from; i < to; i++) { wrong += !isfinite(values[i - begin]); }
+        for (int64_t i = from; i < to; i++) { wrong += !(fabsf(values[i - begin]) <= most); }
         if (wrong == 0) { continue; }
         char place[32] = "";
         if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail(err, "%s%s has %lld NaN or infinite values", tensor_row(p->id)->name, place,
-                    (long long)wrong);
+        return fail(err, "%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
+                    most < FLT_MAX ? "enormous values" : "NaN or infinite values");
     }
     return true;
 }
@@ -280,20 +294,30 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
     static bool said;
     Error err;
     if (!checkpoint_read(c, kind, begin, end, out, &err)) { die("%s", err.text); }
-    if (said || check_finite(run, begin, end, out, &err)) { return; }
+    if (said || check_values(run, begin, end, out, FLT_MAX, &err)) { return; }
     warn("%s: %s (%s); resume with an earlier checkpoint", c->path, err.text, kind);
     said = true;
 }
 
 void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
+    const float FP16_MOST = 65504; // far beyond a trained model's
+    static bool said;
     const Options *o = &run->options;
     Error err;
     if (o->load[0] == '\0') {
         model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
         return;
     }
-    if (!hf_load(o->load, &run->layout, begin, end, out, &err)) { die("--load %s", err.text); }
-    if (!check_finite(run, begin, end, out, &err)) { die("--load %s: %s", o->load, err.text); }
+    if (!checkpoint_weights(o->start, &run->layout, begin, end, out, &err)) {
+        die("--load %s", err.text);
+    }
+    if (!check_values(run, begin, end, out, FLT_MAX, &err)) {
+        die("--load %s: %s", o->start->path, err.text);
+    }
+    // one wrong bit of an exponent makes such a value
+    if (said || check_values(run, begin, end, out, FP16_MOST, &err)) { return; }
+    warn("--load %s: %s: is the file damaged?", o->start->path, err.text);
+    said = true;
 }
 
 // ---- schedule -----------------------------------------------------------------------------------
@@ -424,6 +448,7 @@ void run_report(Run *run, StepResult s) {
     p->samples += o->global_batch_size;
     p->tokens += tokens;
     p->loss = s.loss;
+    p->valid_loss = NAN;
     p->skipped += s.skipped;
     p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
@@ -464,7 +489,6 @@ void run_report_eval(Run *run, double loss, double seconds) {
         run->stopping = true; // on every rank: the loss lacks what one could not read
         return;
     }
-    run->evaluated_step = p->step;
     p->valid_loss = loss;
     bool best = isfinite(loss) && !(loss >= p->best_valid_loss);
     if (best) { p->best_valid_loss = loss; }
@@ -510,14 +534,16 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
-// Where --save has been moved or deleted, what a run has there is written anew.
+// Where --save has been moved or deleted, what a run has there is written anew. A copy of the
+// folder may lie there, or a link to where it was moved: the run continues in it.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     Error err;
     if (is_folder(o->save, run->folder)) { return; }
-    warn("--save %s: the folder was moved or deleted; it is made anew, without what was saved "
-         "before step %lld",
+    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to what is "
+         "there now",
          o->save, (long long)run->progress.step);
+    saver_wait(&run->saver); // what claiming takes for an interrupted save's may be its
     if (!folder_make(o->save, &err)) {
         warn("--save %s", err.text);
         return;
@@ -534,9 +560,9 @@ static void make_folder_anew(Run *run) {
 void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
-    bool evaluated = run->evaluated_step == p->step;
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
     if (run->rank == 0) { make_folder_anew(run); }
-    if (evaluated && is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
+    if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
     s.layout = &run->layout;
     s.precision = &run->precision;
@@ -548,13 +574,12 @@ void run_save(Run *run, const Snapshot *snapshot) {
     s.companions = run->companions;
     s.num_companions = run->num_companions;
     s.end_of_text = run->has_tokenizer ? run->tokenizer.end_of_text : -1;
-    s.best = evaluated && p->valid_loss == p->best_valid_loss;
     run->saved_step = p->step;
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
-    saver_start(&run->saver, &s);
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
+    metrics_sync(&run->metrics); // a checkpoint has its steps' records
+    saver_start(&run->saver, &s);
 }
 
 int run_close(Run *run) {

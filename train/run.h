@@ -15,9 +15,9 @@ BEGIN_C
 
 // metrics.jsonl (metrics.c)
 typedef struct {
-    FILE *file;   // NULL: nothing is written
-    bool failing; // the last record could not be written
-    char path[PATH_LENGTH];
+    FILE *file;             // NULL: it could not be opened, or there is none
+    bool failing;           // the last record could not be written
+    char path[PATH_LENGTH]; // "": nothing is written
 } Metrics;
 
 typedef struct {
@@ -49,14 +49,13 @@ typedef struct {
     double used_bytes;   // of the device's memory, at the end; 0 when not known
     double step_seconds; // moving average, for the ETA
     char device[128];
-    bool in_flight;         // a step that is enqueued and not reported yet: nothing else is due
-    int64_t saved_step;     // the step of the newest checkpoint, -1: none
-    int64_t evaluated_step; // that of progress.valid_loss, -1: none in this process
-    FolderId folder;        // --save
-    double last_line;       // when the live line was last drawn
-    bool diverged;          // --max-skipped steps in a row were skipped
-    bool stopping;          // several ranks: they have agreed to end
-    bool mute;              // the standard output cannot be written
+    bool in_flight;     // a step that is enqueued and not reported yet: nothing else is due
+    int64_t saved_step; // the step of the newest checkpoint, -1: none
+    FolderId folder;    // --save
+    double last_line;   // when the live line was last drawn
+    bool diverged;      // --max-skipped steps in a row were skipped
+    bool stopping;      // several ranks: they have agreed to end
+    bool mute;          // the standard output cannot be written
 } Run;
 
 // Whether Muon updates a parameter, where the run trains; else AdamW does.
@@ -82,6 +81,8 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names, if there is one, and takes over its progress. The start
 // is recorded in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
+// Once the weights are read: closes the checkpoint, and options.start, whatever run_restore said.
+void run_restored(Run *run, Checkpoint *checkpoint);
 // Elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
@@ -173,6 +174,7 @@ void run_save(Run *run, const Snapshot *snapshot);
 
 bool metrics_open(Metrics *m, const char *path, Error *err);
 void metrics_close(Metrics *m);
+void metrics_sync(const Metrics *m); // to the disk
 
 // A record: begin, add fields, end, which writes the line.
 typedef struct cJSON MetricsRecord;

@@ -32,19 +32,35 @@ static void open_train_data(Run *run) {
 static void find_beside(glob_t *found, const char *shards) {
     char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
     glob_t files = {0};
-    glob(shards, GLOB_BRACE, NULL, &files);
+    pattern_files(shards, &files);
     for (size_t i = 0; i < files.gl_pathc; i++) {
-        const char *path = files.gl_pathv[i], *name = path_name(path);
-        size_t used = 0;
-        for (; path < name && used + 2 < PATH_LENGTH; path++) { // in a pattern, for itself
-            if (strchr("\\*?[]{}", *path) != NULL) { beside[used++] = '\\'; }
-            beside[used++] = *path;
+        const char *path = files.gl_pathv[i];
+        size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
+        used = pattern_add(beside, used, "*tokenizer.bin", 14, false);
+        if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
+            glob(beside, GLOB_APPEND, NULL, found);
         }
-        snprintf(beside + used, PATH_LENGTH - used, "*tokenizer.bin");
-        if (strcmp(beside, last) != 0) { glob(beside, GLOB_APPEND, NULL, found); }
         path_format(last, "%s", beside);
     }
     globfree(&files);
+}
+
+// Whether a path is a file of the checkpoint that the run starts from, which is open already.
+static bool is_of_start(const Options *o, const char *path) {
+    size_t folder = strlen(o->origin);
+    return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&
+           path + folder + 1 == path_name(path);
+}
+
+static char *read_part(const Options *o, const char *path, size_t *bytes, Error *err) {
+    return is_of_start(o, path) ? checkpoint_file(o->start, path_name(path), bytes, err)
+                                : file_read(path, bytes, err);
+}
+
+static bool open_part(Tokenizer *t, const Options *o, const char *path, Error *err) {
+    size_t bytes = 0;
+    char *data = read_part(o, path, &bytes, err);
+    return tokenizer_take(t, data, bytes, path, err);
 }
 
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
@@ -56,9 +72,11 @@ static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH
     glob_t found = {0};
     Error err;
     path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") > SOURCE_DATA) { return tokenizer_open(t, path, NULL); }
+    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path, NULL); }
     path_format(path, "%s/tokenizer.bin", o->origin);
-    if (o->origin[0] != '\0' && path_exists(path)) { return tokenizer_open(t, path, NULL); }
+    if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
+        return open_part(t, o, path, NULL);
+    }
     if (shards[0] != '\0') { find_beside(&found, shards); }
     path[0] = '\0';
     uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
@@ -111,8 +129,11 @@ static void add_companion(Run *run, const char *name, char *bytes, size_t size) 
 static bool read_companion(Run *run, const char *path, const char *name) {
     size_t size;
     Error err;
-    if (!path_exists(path)) { return false; }
-    char *bytes = file_read(path, &size, &err);
+    const Options *o = &run->options;
+    if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
+        return false;
+    }
+    char *bytes = read_part(o, path, &size, &err);
     if (bytes == NULL) { die("%s", err.text); }
     add_companion(run, name, bytes, size);
     return true;
@@ -127,7 +148,7 @@ static void read_companions(Run *run) {
     const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
     int stem = (int)((end != NULL ? end : name) - o->tokenizer);
     path_format(path, "%s/generation_config.json", o->origin);
-    if (o->origin[0] != '\0') { read_companion(run, path, "generation_config.json"); }
+    if (o->start != NULL) { read_companion(run, path, "generation_config.json"); }
     if (!run->has_tokenizer) { return; }
     read_companion(run, o->tokenizer, "tokenizer.bin");
     path_format(path, "%.*stokenizer.json", stem, o->tokenizer);
@@ -145,7 +166,7 @@ static void open_tokenizer(Run *run) {
     const Options *o = &run->options;
     Error err;
     run->has_tokenizer = o->tokenizer[0] != '\0';
-    if (run->has_tokenizer && !tokenizer_open(&run->tokenizer, o->tokenizer, &err)) {
+    if (run->has_tokenizer && !open_part(&run->tokenizer, o, o->tokenizer, &err)) {
         die("--tokenizer %s", err.text);
     }
     int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;

@@ -19,7 +19,7 @@ import safetensors
 
 from . import downloads, shards
 from .command_line import Parser
-from .environment import ROOT, die, trainer
+from .environment import ROOT, die, follow, trainer
 from .vocabulary import open_vocabulary
 
 # what files of these models hold besides weights
@@ -186,7 +186,7 @@ def parser():
 
 def main():
     o = parser().parse_args()
-    folder = o.model
+    folder = follow(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
         _, files = downloads.from_hub(o.model, o.model, "model", ["model*.safetensors", "*.json"],
                                       vars(o))

@@ -27,6 +27,15 @@ def trainer(name):
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
 
 
+def follow(path):
+    """A run's `latest` and `best` may be files that name a folder beside them: its disk has no
+    links."""
+    if not os.path.isfile(path):
+        return path
+    with open(path, errors="replace") as file:
+        return os.path.join(os.path.dirname(path), file.read(100).strip())
+
+
 def start(module):
     """Runs main() of a module of ours, which returns an exit status, and leaves with it."""
     python = os.path.join(VENV, "bin", "python")

@@ -140,14 +140,15 @@ def prepare(task, again):
 
 def drop_checkpoints(folder):
     """All but the FP8 scales and their history, which a report shows."""
-    scaling = os.path.join(folder, "latest", "scaling.safetensors")
+    latest = environment.follow(os.path.join(folder, "latest"))
+    scaling = os.path.join(latest, "scaling.safetensors")
     if os.path.exists(scaling):
         shutil.copy(scaling, folder)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
-        if os.path.islink(path) and name in ("latest", "best"):
+        if name in ("latest", "best") and (os.path.islink(path) or os.path.isfile(path)):
             os.unlink(path)
-        elif re.fullmatch(r"step_\d+", name) and os.path.isdir(path):
+        elif re.fullmatch(r"step_\d+(\.aside-\d+)?", name) and os.path.isdir(path):
             shutil.rmtree(path)
 
 

@@ -6,7 +6,7 @@ import numpy
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from .environment import die
+from .environment import die, follow
 
 SCALING = "scaling.safetensors" # checkpoints/checkpoint.h
 OPERANDS = 3 # of a layer there: its input, its weight, its output's gradient
@@ -101,7 +101,8 @@ def amax_history(run):
     """[steps, layers]: the largest magnitude of each FP8 layer's input, in the steps up to a number
     of steps, which comes first; as delayed scaling has kept it in the run's newest checkpoint."""
     folder = os.path.dirname(run.path)
-    for path in (os.path.join(folder, place, SCALING) for place in ("latest", "")):
+    for place in ("latest", ""):
+        path = os.path.join(follow(os.path.join(folder, place)), SCALING)
         if os.path.exists(path):
             try:
                 held = load_file(path)
