@@ -245,9 +245,8 @@ static void resolve(Trainer *t) {
 static void trainer_open(Trainer *t, const Options *options) {
     *t = (Trainer){0};
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
-    Error err;
     NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
-    if (!run_configure(&t->run, options, support, &err)) { die("%s", err.text); }
+    or_die(run_configure(&t->run, options, support));
     run_announce(&t->run);
     options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
@@ -604,7 +603,6 @@ static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
     int B = o->micro_batch_size, T = o->seq_length;
-    Error err;
     double begin = wall_seconds(), loss = 0;
     double step_tokens = (double)o->global_batch_size * T;
     t->counting = run_counts_fp8(run, run->progress.step + 1);
@@ -622,7 +620,7 @@ static void train_step(Trainer *t) {
     result.skipped = !run_finite(result.loss, result.norm);
     scaling_update(t, result.skipped);
     if (!result.skipped) { model_update(t, result.norm, result.lr); }
-    if (!plan_guard_check(&t->plan, &err)) { die("%s", err.text); }
+    or_die(plan_guard_check(&t->plan));
     result.seconds = wall_seconds() - begin;
     run_report(run, result);
     if (t->counting) { report_counts(t); }
@@ -703,7 +701,6 @@ static void maybe_save(Trainer *t) {
 static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
     Checkpoint c;
-    Error err;
     int64_t size = run->layout.size, learned = t->exp_avg != NULL ? size : 0;
     if (!run_restore(run, &c)) {
         run_first_weights(run, 0, size, t->weights);
@@ -717,8 +714,8 @@ static void trainer_restore(Trainer *t) {
                            t->exp_avg_sq + p->offset);
         }
         if (t->amax_history != NULL &&
-            !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history, &err)) {
-            die("%s", err.text);
+            !checkpoint_read_scaling(&c, &run->precision, t->slots, t->amax_history)) {
+            die("%s", error_text());
         }
         fp8_fix_slot(&t->run.precision, &t->run.options, t->slots);
     }

@@ -62,10 +62,10 @@ typedef struct {
 // ---- memory -----------------------------------------------------------------------------------
 
 // The whole plan of a run, from its options and what the device offers.
-static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support, Error *err) {
-    if (!run_configure(&t->run, options, support, err)) { return false; }
+static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support) {
+    if (!run_configure(&t->run, options, support)) { return false; }
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
-    if (!support_shapes(&t->run.config, tokens, err)) { return false; }
+    if (!support_shapes(&t->run.config, tokens)) { return false; }
     params_plan(&t->params, &t->run, &t->plan);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
     batches_plan(&t->batches, tokens, t->run.config.vocab, &t->plan);
@@ -80,7 +80,7 @@ static void trainer_free_plan(Trainer *t) {
 
 static int64_t planned_bytes(const Options *options, NumberSupport support) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    int64_t bytes = trainer_plan(t, options, support, NULL) ? t->plan.bytes : INT64_MAX;
+    int64_t bytes = trainer_plan(t, options, support) ? t->plan.bytes : INT64_MAX;
     run_free_configuration(&t->run);
     trainer_free_plan(t);
     free(t);
@@ -96,13 +96,12 @@ static int64_t host_bytes(const Params *p, const Ranks *ranks) {
 static void print_plan(const Options *options, const Ranks *ranks) {
     char need[32], have[32];
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    Error err;
     size_t free_bytes, memory = (size_t)(options->device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: an 80 GB one
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
-    if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
+    or_die(trainer_plan(t, options, support));
     options_print(&t->run.options, stdout);
     precision_print(&t->run.precision);
     plan_print(&t->plan, stdout);
@@ -132,7 +131,6 @@ static void check_memory(const Trainer *t, NumberSupport support) {
 // What checkpoints take of the host's memory, of all its ranks together. No rank takes any before
 // all have looked.
 static void check_host_memory(const Trainer *t, const Ranks *ranks) {
-    Error err;
     char need[32], have[32], narrow[32], remedy[96] = "a machine with more memory";
     Params smaller = t->params;
     smaller.adamw.moment_type = TYPE_BF16;
@@ -143,11 +141,10 @@ static void check_host_memory(const Trainer *t, const Ranks *ranks) {
                  format_bytes(narrow, less));
     }
     bool fits = bytes <= available ||
-                fail(&err,
-                     "--save needs %s of host memory, a copy of the state that is being written, "
+                fail("--save needs %s of host memory, a copy of the state that is being written, "
                      "%s are available: try %s",
                      format_bytes(need, bytes), format_bytes(have, available), remedy);
-    if (!group_agree(t->run.group, CHANNEL_MAIN, fits, &err)) { die("%s", err.text); }
+    or_die(group_agree(t->run.group, CHANNEL_MAIN, fits));
 }
 
 // LLM8_GUARD=1 (model/plan.h): how the plan writes and reads its guard zones and poison.
@@ -161,8 +158,7 @@ static void guard_fetch(void *gpu, void *to, const void *from, int64_t bytes) {
 }
 
 static void guard_check(Trainer *t) {
-    Error err;
-    if (!plan_guard_check(&t->plan, &err)) { die("%s", err.text); }
+    or_die(plan_guard_check(&t->plan));
 }
 
 static void allocate(Trainer *t) {
@@ -181,22 +177,20 @@ static void allocate(Trainer *t) {
 
 // The GPU of this rank.
 static void open_device(Trainer *t, const Ranks *ranks) {
-    Error err;
     int visible = 0, device = 0;
     cudaGetDeviceCount(&visible); // none: gpu_open says so
-    if (ranks->ranks > 1 && visible > 0 && !ranks_device(ranks, visible, &device, &err)) {
-        die("%s", err.text);
+    if (ranks->ranks > 1 && visible > 0 && !ranks_device(ranks, visible, &device)) {
+        die("%s", error_text());
     }
-    if (!gpu_open(&t->gpu, device, &err)) { die("%s", err.text); }
+    or_die(gpu_open(&t->gpu, device));
 }
 
 static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks) {
-    Error err;
     char device[320], size[32];
     if (options->plan) { print_plan(options, ranks); }
     open_device(t, ranks);
     NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
-    if (!trainer_plan(t, options, support, &err)) { die("%s", err.text); }
+    or_die(trainer_plan(t, options, support));
     run_announce(&t->run);
     options_note_idle(options, true);
     check_memory(t, support);
@@ -213,10 +207,8 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
                                                 t->run.config.seq_length));
     allocate(t);
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
-    if (!comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets,
-                   &err)) {
-        die("%s", err.text);
-    }
+    or_die(
+        comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
     network_start(&t->net);
 }

@@ -25,14 +25,28 @@ __attribute__((constructor)) static void open_standard_files(void) {
     }
 }
 
-bool fail(Error *err, const char *format, ...) {
-    if (err != NULL) {
-        va_list args;
-        va_start(args, format);
-        vsnprintf(err->text, sizeof(err->text), format, args);
-        va_end(args);
-    }
+static _Thread_local Error error;
+
+bool fail(const char *format, ...) {
+    Error next; // its arguments may be the text before
+    va_list args;
+    va_start(args, format);
+    vsnprintf(next.text, sizeof(next.text), format, args);
+    va_end(args);
+    error = next;
     return false;
+}
+
+const char *error_text(void) {
+    return error.text;
+}
+
+Error error_kept(void) {
+    return error;
+}
+
+void or_die(bool ok) {
+    if (!ok) { die("%s", error.text); }
 }
 
 static char rank_tag[24]; // die() is called where no one knows the rank

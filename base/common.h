@@ -2,8 +2,8 @@
 //
 // Two kinds of failure. A fault of the user or the system (a bad option, a damaged file, a full
 // disk) is reported in one line that names what, which value and the remedy: functions that can
-// meet one return false and fill an Error; the trainer turns it into die(). A fault of the
-// programmer is an assert.
+// meet one return false and leave its text in the thread, by fail(); or_die() ends the program with
+// it. A fault of the programmer is an assert.
 #pragma once
 
 #include <stdbool.h>
@@ -32,18 +32,25 @@ BEGIN_C
 
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
+// Makes this the thread's error text and returns false, so that `return fail(...)` reads as what it
+// is. The arguments may be the text before.
+bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
+// The text of the last fail() in this thread.
+const char *error_text(void);
+
+// A text that is kept, or comes from another thread or rank.
 typedef struct {
     char text[768];
 } Error;
-
-// Fills err (when not NULL) and returns false, so that `return fail(err, ...)` reads as what it is.
-bool fail(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
+Error error_kept(void); // a copy of error_text()
 
 // "error: ..." on stderr, in one write, so that lines of several processes stay whole.
 void complain(const char *format, ...) PRINTF_LIKE(1, 2);
 
 // complain, and exit status 1.
 void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
+// Dies with error_text() unless ok.
+void or_die(bool ok);
 
 // "warning: ..." on stderr, unless they are muted.
 void warn(const char *format, ...) PRINTF_LIKE(1, 2);

@@ -12,13 +12,13 @@
 #include <unistd.h>
 #include <zlib.h>
 
-static bool fail_path(Error *err, const char *path, int why) {
-    return fail(err, "%s: %s", path, strerror(why));
+static bool fail_path(const char *path, int why) {
+    return fail("%s: %s", path, strerror(why));
 }
 
-bool writer_open(FileWriter *w, const char *path, Error *err) {
+bool writer_open(FileWriter *w, const char *path) {
     *w = (FileWriter){.file = fopen(path, "we")};
-    if (w->file == NULL) { return fail_path(err, path, errno); }
+    if (w->file == NULL) { return fail_path(path, errno); }
     path_format(w->path, "%s", path);
     return true;
 }
@@ -30,24 +30,24 @@ void writer_write(FileWriter *w, const void *data, size_t bytes) {
     if (!ok) { w->error = errno; }
 }
 
-bool writer_close(FileWriter *w, Error *err) {
+bool writer_close(FileWriter *w) {
     bool ok = w->error != 0 || (fflush(w->file) == 0 && fsync(fileno(w->file)) == 0);
     if (!ok) { w->error = errno; }
     if (fclose(w->file) != 0 && w->error == 0) { w->error = errno; }
-    return w->error == 0 || fail(err, "%s: could not be written: %s", w->path, strerror(w->error));
+    return w->error == 0 || fail("%s: could not be written: %s", w->path, strerror(w->error));
 }
 
-bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes, Error *err) {
-    if (!writer_open(w, path, err)) { return false; }
+bool file_write(FileWriter *w, const char *path, const void *data, size_t bytes) {
+    if (!writer_open(w, path)) { return false; }
     writer_write(w, data, bytes);
-    return writer_close(w, err);
+    return writer_close(w);
 }
 
-int file_open(const char *path, size_t *bytes, Error *err) {
-    return file_open_in(AT_FDCWD, path, bytes, err);
+int file_open(const char *path, size_t *bytes) {
+    return file_open_in(AT_FDCWD, path, bytes);
 }
 
-int file_open_in(int folder, const char *path, size_t *bytes, Error *err) {
+int file_open_in(int folder, const char *path, size_t *bytes) {
     struct stat info;
     const char *name = folder == AT_FDCWD ? path : path_name(path);
     // a pipe is refused, not waited for
@@ -59,25 +59,25 @@ int file_open_in(int folder, const char *path, size_t *bytes, Error *err) {
         return file;
     }
     if (file >= 0) { close(file); }
-    fail_path(err, path, why);
+    fail_path(path, why);
     return -1;
 }
 
-bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at, Error *err) {
+bool file_read_at(int file, const char *path, void *out, size_t bytes, int64_t at) {
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(file, (char *)out + done, bytes - done, (off_t)(at + (int64_t)done));
-        if (n == 0) { return fail(err, "%s: cut short while it was read", path); }
-        if (n < 0 && errno != EINTR) { return fail_path(err, path, errno); }
+        if (n == 0) { return fail("%s: cut short while it was read", path); }
+        if (n < 0 && errno != EINTR) { return fail_path(path, errno); }
         if (n > 0) { done += (size_t)n; }
     }
     return true;
 }
 
-char *file_read(const char *path, size_t *bytes, Error *err) {
-    int file = file_open(path, bytes, err);
+char *file_read(const char *path, size_t *bytes) {
+    int file = file_open(path, bytes);
     if (file < 0) { return NULL; }
     char *data = malloc_or_die(*bytes);
-    bool ok = file_read_at(file, path, data, *bytes, 0, err);
+    bool ok = file_read_at(file, path, data, *bytes, 0);
     close(file);
     if (ok) { return data; }
     free(data);
@@ -85,13 +85,13 @@ char *file_read(const char *path, size_t *bytes, Error *err) {
 }
 
 bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t part, int64_t stride,
-              uint32_t *crc, Error *err) {
+              uint32_t *crc) {
     unsigned char *data = malloc_or_die((size_t)part);
     bool ok = true;
     *crc = 0;
     for (int64_t at = begin; ok && at < end; at += stride) {
         size_t n = (size_t)min64(part, end - at);
-        ok = file_read_at(file, path, data, n, at, err);
+        ok = file_read_at(file, path, data, n, at);
         if (ok) { *crc = (uint32_t)crc32_z(*crc, data, n); }
     }
     free(data);
@@ -106,17 +106,18 @@ typedef struct {
     int64_t begin, end;
     uint32_t crc;
     bool ok, in_thread;
-    Error err;
+    Error why;
 } Part;
 
 static void *sum_part(void *argument) {
     enum { PIECE = 1 << 20 };
     Part *p = argument;
-    p->ok = file_sum(p->file, p->path, p->begin, p->end, PIECE, PIECE, &p->crc, &p->err);
+    p->ok = file_sum(p->file, p->path, p->begin, p->end, PIECE, PIECE, &p->crc);
+    p->why = error_kept();
     return NULL;
 }
 
-bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc, Error *err) {
+bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     enum { PARTS = 8, SMALLEST = 8 << 20 };
     Part parts[PARTS];
     int n = (int)max64(1, min64(PARTS, bytes / SMALLEST));
@@ -130,60 +131,62 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc, Err
     }
     for (Part *p = parts; p < parts + n; p++) {
         if (p->in_thread) { pthread_join(p->thread, NULL); }
-        if (ok && !p->ok) { ok = fail(err, "%s", p->err.text); }
+        if (ok && !p->ok) { ok = fail("%s", p->why.text); }
         *crc = (uint32_t)crc32_combine(*crc, p->crc, p->end - p->begin);
     }
     return ok;
 }
 
 // Gives `fresh` the name `path`, in the same folder, and syncs the folder.
-static bool rename_synced(const char *fresh, const char *path, Error *err) {
+static bool rename_synced(const char *fresh, const char *path) {
     char copy[PATH_LENGTH];
     path_format(copy, "%s", path);
-    if (rename(fresh, path) != 0) { return fail_path(err, path, errno); }
-    return folder_sync(dirname(copy), err);
+    if (rename(fresh, path) != 0) { return fail_path(path, errno); }
+    return folder_sync(dirname(copy));
 }
 
 // The name beside `path` under which its successor is written. What has that name already goes: if
 // it is a link, writing would follow it.
-static bool fresh_name(char fresh[PATH_LENGTH], const char *path, Error *err) {
+static bool fresh_name(char fresh[PATH_LENGTH], const char *path) {
     path_format(fresh, "%s.new", path);
-    return unlink(fresh) == 0 || errno == ENOENT || fail_path(err, fresh, errno);
+    return unlink(fresh) == 0 || errno == ENOENT || fail_path(fresh, errno);
 }
 
-bool file_replace(const char *path, const void *data, size_t bytes, Error *err) {
+bool file_replace(const char *path, const void *data, size_t bytes) {
     char fresh[PATH_LENGTH];
     FileWriter w;
-    return fresh_name(fresh, path, err) && file_write(&w, fresh, data, bytes, err) &&
-           rename_synced(fresh, path, err);
+    return fresh_name(fresh, path) && file_write(&w, fresh, data, bytes) &&
+           rename_synced(fresh, path);
 }
 
-bool link_replace(const char *link, const char *target, Error *err) {
+bool link_replace(const char *link, const char *target) {
     char fresh[PATH_LENGTH], line[PATH_LENGTH];
     struct stat info;
     FileWriter w;
     path_format(line, "%s\n", target);
-    bool made = fresh_name(fresh, link, err) &&
-                (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line), err));
+    bool made = fresh_name(fresh, link) &&
+                (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line)));
     bool folder = lstat(link, &info) == 0 && S_ISDIR(info.st_mode);
-    return made && (!folder || folder_remove(link, err)) && rename_synced(fresh, link, err);
+    return made && (!folder || folder_remove(link)) && rename_synced(fresh, link);
 }
 
 const char *link_read(const char *link, char target[PATH_LENGTH]) {
     size_t bytes;
+    Error before = error_kept(); // that there is no link is no error
     ssize_t length = readlink(link, target, PATH_LENGTH - 1);
-    int file = length < 0 ? file_open(link, &bytes, NULL) : -1;
+    int file = length < 0 ? file_open(link, &bytes) : -1;
     if (file >= 0) {
-        bool read = bytes < PATH_LENGTH && file_read_at(file, link, target, bytes, 0, NULL);
+        bool read = bytes < PATH_LENGTH && file_read_at(file, link, target, bytes, 0);
         length = read ? (ssize_t)bytes : 0;
         close(file);
     }
     target[length > 0 ? length : 0] = '\0';
     target[strcspn(target, "\n")] = '\0';
+    fail("%s", before.text);
     return target;
 }
 
-bool folder_make(const char *path, Error *err) {
+bool folder_make(const char *path) {
     char part[PATH_LENGTH];
     path_format(part, "%s", path);
     for (char *p = part + 1;; p++) {
@@ -193,7 +196,7 @@ bool folder_make(const char *path, Error *err) {
         struct stat info;
         if (mkdir(part, 0755) != 0 &&
             (errno != EEXIST || stat(part, &info) != 0 || !S_ISDIR(info.st_mode))) {
-            return fail(err, "%s: the folder could not be made: %s", part,
+            return fail("%s: the folder could not be made: %s", part,
                         errno == EEXIST ? "a file of that name is in the way" : strerror(errno));
         }
         if (end == '\0') { return true; }
@@ -201,15 +204,15 @@ bool folder_make(const char *path, Error *err) {
     }
 }
 
-bool folder_sync(const char *path, Error *err) {
+bool folder_sync(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) { return fail_path(err, path, errno); }
+    if (folder < 0) { return fail_path(path, errno); }
     int why = fsync(folder) != 0 && errno != EINVAL ? errno : 0; // some file systems have none
     close(folder);
-    return why == 0 || fail_path(err, path, why);
+    return why == 0 || fail_path(path, why);
 }
 
-char *folder_list(const char *path, Error *err) {
+char *folder_list(const char *path) {
     DIR *folder = opendir(path);
     char *names = malloc_or_die(1);
     size_t used = 0;
@@ -226,21 +229,21 @@ char *folder_list(const char *path, Error *err) {
     names[used] = '\0';
     if (why == 0) { return names; }
     free(names);
-    fail_path(err, path, why);
+    fail_path(path, why);
     errno = why;
     return NULL;
 }
 
-bool folder_remove(const char *path, Error *err) {
+bool folder_remove(const char *path) {
     if (unlink(path) == 0) { return true; }
-    if (errno != EISDIR) { return fail_path(err, path, errno); }
-    char *names = folder_list(path, err), file[PATH_LENGTH];
+    if (errno != EISDIR) { return fail_path(path, errno); }
+    char *names = folder_list(path), file[PATH_LENGTH];
     bool ok = names != NULL;
     for (const char *name = names; ok && *name != '\0'; name += strlen(name) + 1) {
-        ok = folder_remove(path_format(file, "%s/%s", path, name), err);
+        ok = folder_remove(path_format(file, "%s/%s", path, name));
     }
     free(names);
-    return ok && (rmdir(path) == 0 || fail_path(err, path, errno));
+    return ok && (rmdir(path) == 0 || fail_path(path, errno));
 }
 
 FolderId folder_id(const char *path) {

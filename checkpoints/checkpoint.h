@@ -100,7 +100,7 @@ typedef struct {
 
 // Writes, verifies, publishes, then deletes all but --keep, `best` and progress.proven. Every rank
 // calls it and gets the same answer.
-bool checkpoint_save(const Snapshot *snapshot, Error *err);
+bool checkpoint_save(const Snapshot *snapshot);
 
 // Saves in a thread of its own, one save at a time.
 typedef struct {
@@ -108,7 +108,7 @@ typedef struct {
     bool pending, in_thread;
     Snapshot snapshot;
     bool failed; // the last save that has ended
-    Error err;
+    Error why;
 } Saver;
 
 // Waits for the previous save, then starts this one.
@@ -120,7 +120,7 @@ bool saver_wait(Saver *saver);
 // Makes the --save folder this run's: creates and locks it, until the process ends; refuses one
 // that holds another run's checkpoints (a copy of a folder that this process holds is its own);
 // removes what interrupted saves left in it. Waits --lock-timeout for another run that has it.
-bool checkpoint_claim(const Options *options, Error *err);
+bool checkpoint_claim(const Options *options);
 // What is said of a --save that is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
@@ -163,44 +163,42 @@ typedef struct Checkpoint {
 // that make it. Opens it, without the optimizer's files, as options->start, and puts its path into
 // options->origin, which stays empty where there is none. A folder without meta.json is one of
 // Hugging Face's. Of `latest`, the newest that can be read; opening it says which are damaged.
-bool checkpoint_model(Options *options, Options *model, Error *err);
+bool checkpoint_model(Options *options, Options *model);
 // Gives every rank rank 0's checkpoint, opened there too, in place of its own; a path "": none.
-bool checkpoint_share(Checkpoint *c, Group *group, Error *err);
+bool checkpoint_share(Checkpoint *c, Group *group);
 // Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other
 // shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
-                        float *out, Error *err);
+                        float *out);
 // A file of a checkpoint, to be freed; NULL: it has none of that name, or it cannot be read.
 bool checkpoint_has(const Checkpoint *c, const char *name);
-char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes, Error *err);
+char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes);
 
 // Gives the text of a meta.json the checksum of itself; whether it had it.
 bool meta_seal(char *text, size_t bytes);
 
 // Opens a checkpoint with all its files. verify: every byte of it is; without, of one that rank 0
 // has verified, only the headers are read.
-bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err);
+bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
 // Compares every open file with its length and checksum in meta.json.
-bool checkpoint_verify(const Checkpoint *c, Error *err);
+bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link
 // points to, or else the newest whole one before it. Warns of each damaged one it passes over.
 // *found is false, and the result true, when there is no checkpoint at all.
-bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err);
+bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found);
 
 // Makes the checkpoint that a run resumes the newest under --save: `latest` leads to it, those of
 // later steps are set aside under other names, `best` is the best of those that stay.
-bool checkpoint_go_back(const Options *options, const Checkpoint *c, Error *err);
+bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses another model's checkpoint; prints which other options differ from the saved ones.
-bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
-                      Error *err);
+bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
 // Elements begin..end of the parameter space, whichever ranks' files hold them. kind: "master",
 // "exp_avg" or "exp_avg_sq".
-bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out,
-                     Error *err);
+bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out);
 
 // The scaling state, if the checkpoint has one and the run uses delayed scaling, of the tensors
 // that it quantises; otherwise slots[] and history[] stay as they are. Of a history of another
@@ -208,14 +206,14 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
 // its scale adapted. The gradients dY go with 1 / (tokens of a step): where that differs, their
 // scales and history follow it.
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
-                             float *history, Error *err);
+                             float *history);
 
 // --list-checkpoints
-bool checkpoint_list(const char *save, Error *err);
+bool checkpoint_list(const char *save);
 
 // The steps of the checkpoints under a folder, newest first, which must be freed; returns how many.
 // None where there is no folder; -1 where it cannot be read.
-int checkpoint_steps(const char *save, int64_t **steps, Error *err);
+int checkpoint_steps(const char *save, int64_t **steps);
 // The step that a link under the folder, "latest" or "best", points to; -1: none.
 int64_t checkpoint_linked(const char *save, const char *link);
 // The step with the lowest loss on these validation data; -1: none.

@@ -55,24 +55,24 @@ void hf_list(const ParamLayout *layout, FILE *out) {
     free(tensors);
 }
 
-static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out, Error *err) {
+static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out) {
     const TensorEntry *e = safetensors_find(st, t->name);
     // files of the bare model, without the head's class around it, leave out the first word
     const char *dot = strchr(t->name, '.');
     if (e == NULL && dot != NULL) { e = safetensors_find(st, dot + 1); }
-    if (e == NULL) { return fail(err, "%s: tensor '%s' is missing", st->path, t->name); }
+    if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
     int64_t rows = t->shape[0], cols = t->shape[1];
     bool same = e->dims == t->dims && e->shape[0] == rows && (t->dims == 1 || e->shape[1] == cols);
     if (!same || e->dtype > DTYPE_F16) {
-        return fail(err, "%s: tensor '%s' is %s [%lld, %lld], not a floating-point [%lld, %lld]",
+        return fail("%s: tensor '%s' is %s [%lld, %lld], not a floating-point [%lld, %lld]",
                     st->path, t->name, dtype_name(e->dtype), (long long)e->shape[0],
                     (long long)(e->dims > 1 ? e->shape[1] : 1), (long long)rows, (long long)cols);
     }
-    if (!t->transposed) { return safetensors_read_floats(st, e, 0, rows * cols, out, err); }
+    if (!t->transposed) { return safetensors_read_floats(st, e, 0, rows * cols, out); }
     float *row = malloc_or_die((size_t)cols * sizeof(float));
     bool ok = true;
     for (int64_t r = 0; ok && r < rows; r++) {
-        ok = safetensors_read_floats(st, e, r * cols, cols, row, err);
+        ok = safetensors_read_floats(st, e, r * cols, cols, row);
         for (int64_t c = 0; ok && c < cols; c++) { out[c * rows + r] = row[c]; }
     }
     free(row);
@@ -80,7 +80,7 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out,
 }
 
 // Whether the file has no head beside a tied embedding, or the same.
-static bool head_is(const SafeTensors *st, const float *embedding, int64_t size, Error *err) {
+static bool head_is(const SafeTensors *st, const float *embedding, int64_t size) {
     enum { PIECE = 4096 };
     const TensorEntry *e = safetensors_find(st, "lm_head.weight");
     float head[PIECE];
@@ -88,17 +88,16 @@ static bool head_is(const SafeTensors *st, const float *embedding, int64_t size,
     bool same = e->dims == 2 && e->shape[0] * e->shape[1] == size && e->dtype <= DTYPE_F16;
     for (int64_t i = 0; same && i < size; i += PIECE) {
         int64_t n = min64(PIECE, size - i);
-        if (!safetensors_read_floats(st, e, i, n, head, err)) { return false; }
+        if (!safetensors_read_floats(st, e, i, n, head)) { return false; }
         same = memcmp(head, embedding + i, (size_t)n * sizeof(float)) == 0;
     }
-    return same || fail(err,
-                        "%s: its lm_head.weight is not the embedding, which is the head by "
+    return same || fail("%s: its lm_head.weight is not the embedding, which is the head by "
                         "config.json; to use it, set tie_word_embeddings to false there",
                         st->path);
 }
 
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
-             float *out, Error *err) {
+             float *out) {
     TensorEntry *tensors;
     int num_tensors = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
     bool ok = true;
@@ -109,7 +108,7 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
         if (from >= to) { continue; }
         float *values = malloc_or_die((size_t)size * sizeof(float));
         bool is_head = layout->config.tied_head && t == tensors; // the embedding is the first
-        ok = read_tensor(st, t, values, err) && (!is_head || head_is(st, values, size, err));
+        ok = read_tensor(st, t, values) && (!is_head || head_is(st, values, size));
         if (ok) {
             memcpy(out + from - begin, values + from - t->begin,
                    (size_t)(to - from) * sizeof(float));
@@ -275,7 +274,7 @@ static bool has_feature(const cJSON *json, const char *key, const char *text) {
     return same;
 }
 
-static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o, Error *err) {
+static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o) {
     bool gpt2 = o->arch == ARCH_GPT2;
     for (int i = 0; i < NUMBERS; i++) {
         const char *key = gpt2 ? numbers[i].gpt2 : numbers[i].llama;
@@ -284,9 +283,9 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o, Er
         if ((int)numbers[i].from > o->rope_scaling) { continue; }
         if (key != NULL) { value = json_number(scaling, key, json_number(json, key, otherwise)); }
         if (isnan(otherwise) && !(value > 0)) {
-            return fail(err, "%s is missing or no number above 0", key);
+            return fail("%s is missing or no number above 0", key);
         }
-        if (!options_set(o, SOURCE_CHECKPOINT, err, "%s %.17g", numbers[i].option, value)) {
+        if (!options_set(o, SOURCE_CHECKPOINT, "%s %.17g", numbers[i].option, value)) {
             return false;
         }
     }
@@ -312,7 +311,7 @@ static bool has_windows(const cJSON *json, int family) {
             json_number(json, "max_window_layers", 28) < json_number(json, "num_hidden_layers", 0));
 }
 
-static bool fail_family(const cJSON *json, const char *type, Error *err) {
+static bool fail_family(const cJSON *json, const char *type) {
     const char *lacks = "";
     const cJSON *item;
     cJSON_ArrayForEach(item, json) {
@@ -321,20 +320,19 @@ static bool fail_family(const cJSON *json, const char *type, Error *err) {
     for (size_t i = 0; i < sizeof(other_families) / sizeof(other_families[0]); i++) {
         if (strcmp(type, other_families[i].type) == 0) { lacks = other_families[i].lacks; }
     }
-    return fail(err,
-                "architecture %.40s is not supported%s%s; supported are gpt2, llama (Llama 1 to "
+    return fail("architecture %.40s is not supported%s%s; supported are gpt2, llama (Llama 1 to "
                 "3.3, SmolLM), mistral (without a sliding window), qwen2 (Qwen2, Qwen2.5) and "
                 "qwen3",
                 type, lacks[0] != '\0' ? ": what is missing is " : "", lacks);
 }
 
-static bool read_config(const cJSON *json, Options *o, Error *err) {
+static bool read_config(const cJSON *json, Options *o) {
     enum { LONGEST_SEQUENCE = 8192 }; // unless --seq-length says more
     enum { QWEN3_HEAD = 128 };        // where head_dim is missing
     const char *type = json_text(json, "model_type", "");
     int family = 0;
     while (family < FAMILIES && strcmp(type, families[family].type) != 0) { family++; }
-    if (family == FAMILIES) { return fail_family(json, type, err); }
+    if (family == FAMILIES) { return fail_family(json, type); }
     Arch arch = families[family].arch;
     bool bias = arch == ARCH_LLAMA && families[family].qkv_bias;
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
@@ -343,20 +341,19 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
     }
     const char *rope = json_text(scaling, "rope_type", json_text(scaling, "type", "default"));
     bool none = strcmp(rope, "default") == 0;
-    if (!option_set(o, "rope-scaling", none ? "none" : rope, SOURCE_CHECKPOINT, NULL)) {
-        return fail(err,
-                    "rotary scaling '%.40s' is not supported; must be one of default, linear, "
+    if (!option_set(o, "rope-scaling", none ? "none" : rope, SOURCE_CHECKPOINT)) {
+        return fail("rotary scaling '%.40s' is not supported; must be one of default, linear, "
                     "llama3",
                     rope);
     }
     const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
     bool unties = cJSON_IsBool(tied) ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
-    if (!options_set(o, SOURCE_CHECKPOINT, err,
+    if (!options_set(o, SOURCE_CHECKPOINT,
                      "arch %s add-qkv-bias %d qk-layernorm %d "
                      "untie-embeddings-and-output-weights %d",
                      arch == ARCH_GPT2 ? "gpt2" : "llama", bias, families[family].qk_norm,
                      unties) ||
-        !read_numbers(json, scaling, o, err)) {
+        !read_numbers(json, scaling, o)) {
         return false;
     }
     if (o->num_query_groups == 0) { o->num_query_groups = o->num_attention_heads; }
@@ -372,24 +369,23 @@ static bool read_config(const cJSON *json, Options *o, Error *err) {
             continue;
         }
         char *said = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(json, key));
-        fail(err, "%s %.80s is not supported; must be %s: what is missing is %s", key, said, value,
+        fail("%s %.80s is not supported; must be %s: what is missing is %s", key, said, value,
              features[i].lacks);
         cJSON_free(said);
         return false;
     }
     if (has_windows(json, family)) {
         return fail(
-            err, "sliding_window %g is not supported: what is missing is attention within a window",
+            "sliding_window %g is not supported: what is missing is attention within a window",
             json_number(json, "sliding_window", 4096));
     }
-    return options_set(o, SOURCE_CHECKPOINT, err, "seq-length %d",
+    return options_set(o, SOURCE_CHECKPOINT, "seq-length %d",
                        (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }
 
-bool hf_options(const char *text, size_t bytes, Options *options, Error *err) {
+bool hf_options(const char *text, size_t bytes, Options *options) {
     cJSON *json = cJSON_ParseWithLength(text, bytes);
-    bool ok = cJSON_IsObject(json) ? read_config(json, options, err)
-                                   : fail(err, "not JSON; it is damaged");
+    bool ok = cJSON_IsObject(json) ? read_config(json, options) : fail("not JSON; it is damaged");
     cJSON_Delete(json);
     return ok;
 }

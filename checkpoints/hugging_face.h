@@ -20,13 +20,13 @@ void hf_list(const ParamLayout *layout, FILE *out);
 // Reads elements begin..end of a model into FP32 weights; those that the file does not hold (gaps,
 // vocabulary padding) become zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
-             float *out, Error *err);
+             float *out);
 
 // The text of config.json, which must be freed. end_of_text: -1 when not known.
 char *hf_config(const Options *options, Dtype dtype, int end_of_text);
 
 // The options that make the model of a config.json's text, as any version of transformers writes
 // it, with SOURCE_CHECKPOINT. Refuses what the trainers do not compute.
-bool hf_options(const char *text, size_t bytes, Options *options, Error *err);
+bool hf_options(const char *text, size_t bytes, Options *options);
 
 END_C

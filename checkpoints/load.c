@@ -33,16 +33,15 @@ static const char *text_of(const cJSON *json, const char *name) {
 }
 
 // Checks meta.json's checksum of itself and its version, and parses it.
-static cJSON *parse_meta(char *text, size_t bytes, const char *path, Error *err) {
+static cJSON *parse_meta(char *text, size_t bytes, const char *path) {
     cJSON *meta = meta_seal(text, bytes) ? cJSON_ParseWithLength(text, bytes) : NULL;
     double version = json_number(meta, "version", NAN);
     if (!cJSON_IsObject(meta)) {
-        fail(err, "%s: damaged (its checksum does not match)", path);
+        fail("%s: damaged (its checksum does not match)", path);
     } else if (strcmp(text_of(meta, "format"), "llm8.c checkpoint") != 0) {
-        fail(err, "%s: not an llm8.c checkpoint", path);
+        fail("%s: not an llm8.c checkpoint", path);
     } else if (version != CHECKPOINT_VERSION) {
-        fail(err, "%s: checkpoint version %g; this program reads %d", path, version,
-             CHECKPOINT_VERSION);
+        fail("%s: checkpoint version %g; this program reads %d", path, version, CHECKPOINT_VERSION);
     } else {
         return meta;
     }
@@ -68,7 +67,7 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
-static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
+static bool read_meta(Checkpoint *c, cJSON *meta) {
     Progress *p = &c->progress;
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         void *field = (char *)p + f->offset;
@@ -85,7 +84,7 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     if (p->samples < 0 || p->tokens < 0 || p->skipped_in_row < 0 ||
         p->skipped < p->skipped_in_row || p->step < p->skipped || ranks < 1 || ranks > RANKS_MAX ||
         c->layout_size < 0) {
-        return fail(err, "%s/meta.json: a number is missing or out of range", c->path);
+        return fail("%s/meta.json: a number is missing or out of range", c->path);
     }
     c->ranks = (int)ranks;
     snprintf(c->precision, sizeof(c->precision), "%s", text_of(meta, "precision"));
@@ -93,7 +92,7 @@ static bool read_meta(Checkpoint *c, cJSON *meta, Error *err) {
     c->data = strdup_or_die(text_of(meta, "data"));
     c->valid_data = strdup_or_die(text_of(meta, "valid_data"));
     c->options = cJSON_DetachItemFromObjectCaseSensitive(meta, "options");
-    return cJSON_IsObject(c->options) || fail(err, "%s/meta.json: no options", c->path);
+    return cJSON_IsObject(c->options) || fail("%s/meta.json: no options", c->path);
 }
 
 // The open file of a name; NULL: there is none.
@@ -108,79 +107,79 @@ bool checkpoint_has(const Checkpoint *c, const char *name) {
     return find_file(c, name) != NULL;
 }
 
-char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes, Error *err) {
+char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes) {
     char path[PATH_LENGTH];
     const CheckpointFile *f = find_file(c, name);
     path_format(path, "%s/%s", c->path, name);
     if (f == NULL) {
-        fail(err, "%s: No such file or directory", path);
+        fail("%s: No such file or directory", path);
         return NULL;
     }
     *bytes = f->bytes;
     char *data = malloc_or_die(f->bytes);
-    if (file_read_at(f->file, path, data, f->bytes, 0, err)) { return data; }
+    if (file_read_at(f->file, path, data, f->bytes, 0)) { return data; }
     free(data);
     return NULL;
 }
 
-static bool verify_file(const Checkpoint *c, const CheckpointFile *f, Error *err) {
+static bool verify_file(const Checkpoint *c, const CheckpointFile *f) {
     char path[PATH_LENGTH], computed[16];
     uint32_t sum;
     if (f->listed < 0) { return true; }
     path_format(path, "%s/%s", c->path, f->name);
     if ((int64_t)f->bytes != f->listed) {
-        return fail(err, "%s: damaged: %zu bytes, not %lld", path, f->bytes, (long long)f->listed);
+        return fail("%s: damaged: %zu bytes, not %lld", path, f->bytes, (long long)f->listed);
     }
-    if (!file_checksum(f->file, path, f->listed, &sum, err)) { return false; }
+    if (!file_checksum(f->file, path, f->listed, &sum)) { return false; }
     snprintf(computed, sizeof(computed), "%08x", sum);
     return strcmp(computed, f->crc) == 0 ||
-           fail(err, "%s: damaged: its checksum is %s, not %s", path, computed, f->crc);
+           fail("%s: damaged: its checksum is %s, not %s", path, computed, f->crc);
 }
 
-bool checkpoint_verify(const Checkpoint *c, Error *err) {
+bool checkpoint_verify(const Checkpoint *c) {
     for (int i = 0; i < c->num_files; i++) {
-        if (!verify_file(c, &c->files[i], err)) { return false; }
+        if (!verify_file(c, &c->files[i])) { return false; }
     }
     return true;
 }
 
 // Opens a file in a checkpoint's folder, which meta.json lists so; NULL: one of Hugging Face's.
-static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *listed, Error *err) {
+static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *listed) {
     char path[PATH_LENGTH];
     if (name[0] == '\0' || strlen(name) >= TENSOR_NAME || strchr(name, '/') != NULL) {
-        return fail(err, "%s/meta.json: a file named '%.80s'", c->path, name);
+        return fail("%s/meta.json: a file named '%.80s'", c->path, name);
     }
     c->files = realloc_or_die(c->files, (size_t)(c->num_files + 1) * sizeof(CheckpointFile));
     CheckpointFile *f = &c->files[c->num_files];
     *f = (CheckpointFile){.listed = listed != NULL ? max64(0, count_of(listed, "bytes")) : -1};
     strcpy(f->name, name);
     snprintf(f->crc, sizeof(f->crc), "%s", text_of(listed, "crc32"));
-    f->file = file_open_in(folder, path_format(path, "%s/%s", c->path, name), &f->bytes, err);
+    f->file = file_open_in(folder, path_format(path, "%s/%s", c->path, name), &f->bytes);
     c->num_files += f->file >= 0;
     return f->file >= 0;
 }
 
 // Those of a checkpoint that meta.json lists; state: those too that only a resumed run reads.
-static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state, Error *err) {
+static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state) {
     const cJSON *file;
-    if (!cJSON_IsArray(files)) { return fail(err, "%s/meta.json: no list of files", c->path); }
+    if (!cJSON_IsArray(files)) { return fail("%s/meta.json: no list of files", c->path); }
     cJSON_ArrayForEach(file, files) {
         const char *name = text_of(file, "name");
         bool skipped = !state && (strncmp(name, "optimizer-", 10) == 0 ||
                                   strcmp(name, "scaling.safetensors") == 0);
-        if (!skipped && !add_file(c, folder, name, file, err)) { return false; }
+        if (!skipped && !add_file(c, folder, name, file)) { return false; }
     }
     return true;
 }
 
 // Others that a run may read, of a folder of Hugging Face's (ours false) or added to a checkpoint.
-static bool add_others(Checkpoint *c, int folder, bool ours, Error *err) {
+static bool add_others(Checkpoint *c, int folder, bool ours) {
     static const char *const names[] = {"config.json",    "model.safetensors",
                                         "tokenizer.bin",  "generation_config.json",
                                         "tokenizer.json", "tokenizer_config.json"};
     for (int i = ours ? 2 : 0; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
         bool there = faccessat(folder, names[i], F_OK, 0) == 0 && !checkpoint_has(c, names[i]);
-        if ((there || i == 0) && !add_file(c, folder, names[i], NULL, err)) { return false; }
+        if ((there || i == 0) && !add_file(c, folder, names[i], NULL)) { return false; }
     }
     return true;
 }
@@ -201,30 +200,30 @@ static FolderId follow(char path[PATH_LENGTH], const char *from) {
 
 // Reads meta.json and opens the files. Without a meta.json, which `state` needs, a folder of
 // Hugging Face's.
-static bool open_files(Checkpoint *c, int folder, bool state, Error *err) {
+static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
     bool ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
     size_t bytes;
     path_format(path, "%s/%s", c->path, ours ? "meta.json" : "config.json");
-    int file = file_open_in(folder, path, &bytes, err);
+    int file = file_open_in(folder, path, &bytes);
     if (file < 0) { return false; }
     char *text = malloc_or_die(bytes);
-    bool ok = file_read_at(file, path, text, bytes, 0, err);
+    bool ok = file_read_at(file, path, text, bytes, 0);
     close(file);
     c->seal = ok ? (uint32_t)crc32_z(0, (const Bytef *)text, bytes) : 0;
     if (ok && ours) {
-        cJSON *meta = parse_meta(text, bytes, path, err);
-        ok = meta != NULL && read_meta(c, meta, err) &&
-             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state, err);
+        cJSON *meta = parse_meta(text, bytes, path);
+        ok = meta != NULL && read_meta(c, meta) &&
+             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state);
         cJSON_Delete(meta);
     }
     free(text);
-    return ok && (state || add_others(c, folder, ours, err));
+    return ok && (state || add_others(c, folder, ours));
 }
 
 // Opens the files of the folder that a path leads to. If it leads to another by then, as `latest`
 // of a run that saves, those of that: what is deleted had lost its name before.
-static bool open_folder(Checkpoint *c, const char *path, bool state, Error *err) {
+static bool open_folder(Checkpoint *c, const char *path, bool state) {
     FolderId id, now;
     char leads_to[PATH_LENGTH];
     bool ok, moved;
@@ -233,8 +232,8 @@ static bool open_folder(Checkpoint *c, const char *path, bool state, Error *err)
         id = follow(c->path, path);
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ok = folder >= 0
-                 ? open_files(c, folder, state, err)
-                 : fail(err, "%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
+                 ? open_files(c, folder, state)
+                 : fail("%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
         if (folder >= 0) { close(folder); }
         now = follow(leads_to, path);
         moved = memcmp(&now, &id, sizeof(id)) != 0;
@@ -244,18 +243,17 @@ static bool open_folder(Checkpoint *c, const char *path, bool state, Error *err)
 }
 
 // Opens a file of tensors, which meta.json must list.
-static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st, Error *err) {
+static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st) {
     char path[PATH_LENGTH];
     const CheckpointFile *f = find_file(c, name);
     if (f == NULL) {
-        return c->options != NULL
-                   ? fail(err, "%s/meta.json: its list of files lacks %s", c->path, name)
-                   : fail(err, "%s/%s: No such file or directory", c->path, name);
+        return c->options != NULL ? fail("%s/meta.json: its list of files lacks %s", c->path, name)
+                                  : fail("%s/%s: No such file or directory", c->path, name);
     }
     int file = fcntl(f->file, F_DUPFD_CLOEXEC, 0);
     path_format(path, "%s/%s", c->path, name);
-    return file >= 0 ? safetensors_take(st, file, f->bytes, path, err)
-                     : fail(err, "%s: %s", path, strerror(errno));
+    return file >= 0 ? safetensors_take(st, file, f->bytes, path)
+                     : fail("%s: %s", path, strerror(errno));
 }
 
 // Adds the ranges "begin:end,begin:end" of a rank to c->ranges; returns how many elements they
@@ -285,7 +283,7 @@ static int compare_ranges(const void *a, const void *b) {
 }
 
 // Opens every rank's file. Their ranges together must be the parameter space, every element once.
-static bool open_optimizer(Checkpoint *c, Error *err) {
+static bool open_optimizer(Checkpoint *c) {
     enum { EXP_AVG_SQ = 2, KINDS };
     static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
@@ -293,17 +291,17 @@ static bool open_optimizer(Checkpoint *c, Error *err) {
         SafeTensors *st = &c->optimizer[r];
         char name[64];
         snprintf(name, sizeof(name), "optimizer-%d-of-%d.safetensors", r, c->ranks);
-        if (!open_tensors(c, name, st, err)) { return false; }
+        if (!open_tensors(c, name, st)) { return false; }
         cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
         cJSON_Delete(metadata);
-        if (elements < 0) { return fail(err, "%s: its list of ranges is wrong", st->path); }
+        if (elements < 0) { return fail("%s: its list of ranges is wrong", st->path); }
         for (int kind = 0; kind < KINDS; kind++) {
             const TensorEntry *e = safetensors_find(st, kinds[kind]);
             bool whole = e != NULL && (e->shape[0] == elements ||
                                        (kind == EXP_AVG_SQ && e->shape[0] < elements));
             if (!whole || e->dims != 1 || e->dtype > DTYPE_F16) {
-                return fail(err, "%s: '%s' is missing or not %lld floating-point numbers", st->path,
+                return fail("%s: '%s' is missing or not %lld floating-point numbers", st->path,
                             kinds[kind], (long long)elements);
             }
         }
@@ -315,16 +313,16 @@ static bool open_optimizer(Checkpoint *c, Error *err) {
         covered = c->ranges[used++].end;
     }
     return (used == c->num_ranges && covered == c->layout_size) ||
-           fail(err, "%s: its optimizer files do not hold element %lld of %lld exactly once",
-                c->path, (long long)covered, (long long)c->layout_size);
+           fail("%s: its optimizer files do not hold element %lld of %lld exactly once", c->path,
+                (long long)covered, (long long)c->layout_size);
 }
 
-bool checkpoint_open(Checkpoint *c, const char *path, bool verify, Error *err) {
-    if (!open_folder(c, path, true, err)) { return false; }
-    bool ok = (!verify || checkpoint_verify(c, err)) && open_optimizer(c, err) &&
-              open_tensors(c, "model.safetensors", &c->model, err) &&
+bool checkpoint_open(Checkpoint *c, const char *path, bool verify) {
+    if (!open_folder(c, path, true)) { return false; }
+    bool ok = (!verify || checkpoint_verify(c)) && open_optimizer(c) &&
+              open_tensors(c, "model.safetensors", &c->model) &&
               (!checkpoint_has(c, "scaling.safetensors") ||
-               open_tensors(c, "scaling.safetensors", &c->scaling, err));
+               open_tensors(c, "scaling.safetensors", &c->scaling));
     if (!ok) { checkpoint_close(c); }
     return ok;
 }
@@ -366,9 +364,9 @@ static int64_t step_of(const char *name) {
     return strcmp(name, exact) == 0 ? step : -1;
 }
 
-int checkpoint_steps(const char *save, int64_t **steps, Error *err) {
+int checkpoint_steps(const char *save, int64_t **steps) {
     int count = 0;
-    char path[PATH_LENGTH], *names = folder_list(save, err);
+    char path[PATH_LENGTH], *names = folder_list(save);
     struct stat info;
     *steps = NULL;
     if (names == NULL) { return errno == ENOENT ? 0 : -1; }
@@ -383,7 +381,7 @@ int checkpoint_steps(const char *save, int64_t **steps, Error *err) {
     if (count > 0) { qsort(*steps, (size_t)count, sizeof(int64_t), newest_first); }
     path_format(path, "%s/latest", save);
     if (count > 0 || access(path, F_OK) != 0) { return count; }
-    fail(err, "%s is a folder without a step_... beside it: give it the name of its step", path);
+    fail("%s is a folder without a step_... beside it: give it the name of its step", path);
     return -1;
 }
 
@@ -394,14 +392,14 @@ int64_t checkpoint_linked(const char *save, const char *link) {
 
 int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens) {
     int64_t *steps, best = -1;
-    int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps, NULL) : -1;
+    int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps) : -1;
     double lowest = INFINITY;
     for (int i = count - 1; i >= 0; i--) { // of equal ones, the oldest
         char path[PATH_LENGTH], was[9], now[9];
         path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
         size_t bytes;
-        char *text = file_read(path, &bytes, NULL);
-        cJSON *meta = text != NULL ? parse_meta(text, bytes, path, NULL) : NULL;
+        char *text = file_read(path, &bytes);
+        cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), was);
         bool same = strcmp(was, identity_sum(valid_data, now)) == 0 &&
@@ -425,11 +423,10 @@ static int first_to_try(const char *save, const int64_t *steps, int count) {
     return i;
 }
 
-bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err) {
-    Error why;
+bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found) {
     if (strcmp(options->resume, "latest") != 0) {
-        *found = checkpoint_open(c, options->resume, true, &why);
-        return *found || fail(err, RESUME_FAULT, why.text);
+        *found = checkpoint_open(c, options->resume, true);
+        return *found || fail(RESUME_FAULT, error_text());
     }
     *found = false;
     *c = (Checkpoint){0};
@@ -438,51 +435,46 @@ bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error
     do { // listed anew each time: a run that saves there may have deleted it before it was open
         char path[PATH_LENGTH];
         free(steps);
-        count = checkpoint_steps(options->save, &steps, &why);
-        if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
+        count = checkpoint_steps(options->save, &steps);
+        if (count < 0) { return fail("--resume latest: %s", error_text()); }
         i = first_to_try(options->save, steps, count);
         while (i < count && steps[i] >= tried) { i++; }
         if (i >= count) { break; }
-        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true, &why);
+        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true);
         if (*found || !path_exists(path)) { continue; }
-        warn("%s; trying an earlier checkpoint", why.text);
+        warn("%s; trying an earlier checkpoint", error_text());
         tried = steps[i];
     } while (!*found);
     free(steps);
     return *found || count == 0 ||
-           fail(err,
-                "--resume latest: no whole checkpoint under %s; to start afresh, use another "
+           fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
                 "--save or move the damaged ones away",
                 options->save);
 }
 
 // Opens a folder without its optimizer files; what it says of its model's options, and whether its
 // tokenizer is whole.
-static bool open_model(Checkpoint *c, const char *folder, Options *model, Error *err) {
+static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     char path[PATH_LENGTH];
-    Error why;
     *model = (Options){0};
     if (path_exists(path_format(path, "%s/latest", folder))) {
-        return fail(err, "%s: a run's folder; give one of its checkpoints, such as %s", folder,
-                    path);
+        return fail("%s: a run's folder; give one of its checkpoints, such as %s", folder, path);
     }
-    if (!open_folder(c, folder, false, err)) { return false; }
+    if (!open_folder(c, folder, false)) { return false; }
     const CheckpointFile *tokenizer = find_file(c, "tokenizer.bin");
-    bool ok = tokenizer == NULL || verify_file(c, tokenizer, err);
+    bool ok = tokenizer == NULL || verify_file(c, tokenizer);
     path_format(path, "%s/%s", c->path, c->options != NULL ? "meta.json" : "config.json");
     if (ok && c->options == NULL) {
         size_t bytes;
-        char *text = checkpoint_file(c, "config.json", &bytes, err);
-        ok = text != NULL &&
-             (hf_options(text, bytes, model, &why) || fail(err, "%s: %s", path, why.text));
+        char *text = checkpoint_file(c, "config.json", &bytes);
+        ok = text != NULL && (hf_options(text, bytes, model) || fail("%s: %s", path, error_text()));
         free(text);
     }
     for (const OptionRow *row = option_table; ok && row < option_table + option_table_count;
          row++) {
         if (strcmp(row->group, "Model") == 0 && c->options != NULL) {
-            ok = option_set(model, row->name, text_of(c->options, row->name), SOURCE_CHECKPOINT,
-                            &why) ||
-                 fail(err, "%s: %s", path, why.text);
+            ok = option_set(model, row->name, text_of(c->options, row->name), SOURCE_CHECKPOINT) ||
+                 fail("%s: %s", path, error_text());
         }
     }
     if (!ok) { checkpoint_close(c); }
@@ -491,16 +483,15 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model, Error 
 
 static Checkpoint start; // a process has one
 
-bool checkpoint_model(Options *o, Options *model, Error *err) {
-    Error why;
+bool checkpoint_model(Options *o, Options *model) {
     bool latest = strcmp(o->resume, "latest") == 0, searches = latest && o->save[0] != '\0';
     int64_t *steps = NULL;
     checkpoint_close(&start);
-    int count = searches ? checkpoint_steps(o->save, &steps, NULL) : 0;
+    int count = searches ? checkpoint_steps(o->save, &steps) : 0;
     for (int i = first_to_try(o->save, steps, count); i < count && o->origin[0] == '\0'; i++) {
         char path[PATH_LENGTH];
         checkpoint_path(path, o->save, steps[i]);
-        if (open_model(&start, path, model, NULL)) { path_format(o->origin, "%s", path); }
+        if (open_model(&start, path, model)) { path_format(o->origin, "%s", path); }
     }
     free(steps);
     const char *named = latest ? "" : o->resume;
@@ -508,46 +499,42 @@ bool checkpoint_model(Options *o, Options *model, Error *err) {
     if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }
     if (o->origin[0] == '\0') { return true; }
     o->start = &start;
-    return start.path[0] != '\0' || open_model(&start, named, model, &why) ||
-           (named == o->load ? fail(err, "--load %s", why.text)
-                             : fail(err, RESUME_FAULT, why.text));
+    return start.path[0] != '\0' || open_model(&start, named, model) ||
+           (named == o->load ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text()));
 }
 
-bool checkpoint_share(Checkpoint *c, Group *group, Error *err) {
+bool checkpoint_share(Checkpoint *c, Group *group) {
     struct {
         char path[PATH_LENGTH];
         uint32_t seal;
         bool whole;
     } first = {.seal = c->seal, .whole = c->optimizer != NULL};
-    Error why;
     bool ok = true;
     path_format(first.path, "%s", c->path);
     group_broadcast(group, CHANNEL_MAIN, &first, sizeof(first));
     if (strcmp(first.path, c->path) != 0 || first.seal != c->seal) {
         checkpoint_close(c);
         if (first.path[0] != '\0') {
-            ok = first.whole ? checkpoint_open(c, first.path, false, &why)
-                             : open_folder(c, first.path, false, &why);
-            ok = ok &&
-                 (c->seal == first.seal ||
-                  fail(&why, "%s: not the one that rank 0 has opened; start again", first.path));
+            ok = first.whole ? checkpoint_open(c, first.path, false)
+                             : open_folder(c, first.path, false);
+            ok = ok && (c->seal == first.seal ||
+                        fail("%s: not the one that rank 0 has opened; start again", first.path));
         }
     }
-    return group_agree(group, CHANNEL_MAIN, ok, &why) || fail(err, "%s", why.text);
+    return group_agree(group, CHANNEL_MAIN, ok);
 }
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
-                        float *out, Error *err) {
+                        float *out) {
     char index[PATH_LENGTH];
     path_format(index, "%s/model.safetensors.index.json", c->path);
     if (!checkpoint_has(c, "model.safetensors") && path_exists(index)) {
-        return fail(err,
-                    "%s: its weights are in several files; scripts/convert_hf import makes "
+        return fail("%s: its weights are in several files; scripts/convert_hf import makes "
                     "them one",
                     c->path);
     }
-    return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model, err)) &&
-           hf_read(&c->model, layout, begin, end, out, err);
+    return (c->model.path[0] != '\0' || open_tensors(c, "model.safetensors", &c->model)) &&
+           hf_read(&c->model, layout, begin, end, out);
 }
 
 static double bytes_of(const Checkpoint *c) {
@@ -556,22 +543,21 @@ static double bytes_of(const Checkpoint *c) {
     return sum;
 }
 
-bool checkpoint_list(const char *save, Error *err) {
+bool checkpoint_list(const char *save) {
     int64_t *steps, latest = checkpoint_linked(save, "latest"),
                     best = checkpoint_linked(save, "best");
-    int count = checkpoint_steps(save, &steps, err);
+    int count = checkpoint_steps(save, &steps);
     if (count < 0) { return false; }
-    if (count == 0) { return fail(err, "--list-checkpoints: none under %s", save); }
+    if (count == 0) { return fail("--list-checkpoints: none under %s", save); }
     printf("%10s  %10s  %10s  %-9s %5s  %10s  %-20s  %s\n", "step", "loss", "valid loss",
            "precision", "ranks", "size", "written", "state");
     for (int i = count - 1; i >= 0; i--) {
         char path[PATH_LENGTH], size[32], loss[32], valid_loss[32];
         Checkpoint c;
-        Error why;
         char mark[32];
         snprintf(mark, sizeof(mark), "%s%s", steps[i] == latest ? ", latest" : "",
                  steps[i] == best ? ", best" : "");
-        if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), true, &why)) {
+        if (checkpoint_open(&c, checkpoint_path(path, save, steps[i]), true)) {
             bool evaluated = !isnan(c.progress.valid_loss);
             format_number(valid_loss, c.progress.valid_loss);
             printf("%10lld  %10s  %10s  %-9s %5d  %10s  %-20s  whole%s\n", (long long)steps[i],
@@ -579,7 +565,7 @@ bool checkpoint_list(const char *save, Error *err) {
                    c.ranks, format_bytes(size, bytes_of(&c)), c.created, mark);
             checkpoint_close(&c);
         } else {
-            printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, why.text);
+            printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, error_text());
         }
     }
     free(steps);
@@ -588,8 +574,7 @@ bool checkpoint_list(const char *save, Error *err) {
 
 // ---- reading into a run -------------------------------------------------------------------------
 
-bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout,
-                      Error *err) {
+bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         const char *name = row->name, *was = text_of(c->options, name);
@@ -599,14 +584,12 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                      options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
-            return fail(err,
-                        "%s: its moments are those of --optimizer %s, this run's is %s; resume "
+            return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",
                         c->path, was, now);
         }
         if (option_is_shape(row, layout->config.arch)) {
-            return fail(err,
-                        "%s: another model's checkpoint: it has --%s %s, this run %s; resume with "
+            return fail("%s: another model's checkpoint: it has --%s %s, this run %s; resume with "
                         "its options",
                         c->path, name, was, now);
         }
@@ -614,14 +597,14 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
                *was ? was : "not set");
     }
     return c->layout_size == layout->size ||
-           fail(err, "%s: %lld elements of parameter space, this run has %lld", c->path,
+           fail("%s: %lld elements of parameter space, this run has %lld", c->path,
                 (long long)c->layout_size, (long long)layout->size);
 }
 
-bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out,
-                     Error *err) {
+bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end,
+                     float *out) {
     if (begin < 0 || end > c->layout_size) {
-        return fail(err, "%s: elements %lld to %lld of '%s' are not all in its files", c->path,
+        return fail("%s: elements %lld to %lld of '%s' are not all in its files", c->path,
                     (long long)begin, (long long)end, kind);
     }
     for (int i = 0; i < c->num_ranges; i++) {
@@ -631,11 +614,11 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
         const SafeTensors *st = &c->optimizer[r->rank];
         const TensorEntry *e = safetensors_find(st, kind);
         if (r->at + to - r->begin > e->shape[0]) {
-            return fail(err, "%s: elements %lld to %lld have no '%s'", c->path, (long long)from,
+            return fail("%s: elements %lld to %lld have no '%s'", c->path, (long long)from,
                         (long long)to, kind);
         }
         if (!safetensors_read_floats(st, e, r->at + from - r->begin, to - from,
-                                     out + (from - begin), err)) {
+                                     out + (from - begin))) {
             return false;
         }
     }
@@ -648,7 +631,7 @@ static double tokens_of_a_step(const Checkpoint *c) {
 }
 
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
-                             float *history, Error *err) {
+                             float *history) {
     enum { SCALE, TARGET, COUNT, AMAX, TENSORS };
     static const struct {
         const char *name;
@@ -669,10 +652,10 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
              e[i]->shape[0] == n;
     }
     if (!ok || e[AMAX]->shape[1] < 1 || e[AMAX]->shape[1] > INT32_MAX) {
-        return fail(err, "%s: not the scaling state of %d tensors", c->scaling.path, n);
+        return fail("%s: not the scaling state of %d tensors", c->scaling.path, n);
     }
     if (!(step_tokens > 0)) {
-        return fail(err, "%s/meta.json: no --global-batch-size or --seq-length", c->path);
+        return fail("%s/meta.json: no --global-batch-size or --seq-length", c->path);
     }
     int saved_length = (int)e[AMAX]->shape[1];
     float *saved = malloc_or_die((size_t)saved_length * sizeof(float));
@@ -682,11 +665,11 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         float growth = 1.0f; // of the tensor's values, by the change of options
         int32_t count;
         if (!fp8_slot_in_use(precision, i)) { continue; } // or it would be stale once it is
-        if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count, err) ||
-            !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale, err) ||
-            !safetensors_read(&c->scaling, e[TARGET], i, 1, &was, err) ||
-            !safetensors_read(&c->scaling, e[AMAX], (int64_t)i * saved_length, saved_length, saved,
-                              err)) {
+        if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
+            !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||
+            !safetensors_read(&c->scaling, e[TARGET], i, 1, &was) ||
+            !safetensors_read(&c->scaling, e[AMAX], (int64_t)i * saved_length, saved_length,
+                              saved)) {
             free(saved);
             return false;
         }
@@ -703,5 +686,5 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         }
     }
     free(saved);
-    return ok || fail(err, "%s: it has counted more steps than the run", c->scaling.path);
+    return ok || fail("%s: it has counted more steps than the run", c->scaling.path);
 }

@@ -81,27 +81,26 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-static bool read_header(SafeTensors *st, size_t bytes, Error *err) {
+static bool read_header(SafeTensors *st, size_t bytes) {
     uint64_t length;
     if (bytes < sizeof(length)) {
-        return fail(err, "%s: %zu bytes, too short for safetensors", st->path, bytes);
+        return fail("%s: %zu bytes, too short for safetensors", st->path, bytes);
     }
-    if (!file_read_at(st->file, st->path, &length, sizeof(length), 0, err)) { return false; }
+    if (!file_read_at(st->file, st->path, &length, sizeof(length), 0)) { return false; }
     if (length > bytes - sizeof(length) || length > HEADER_MAX) {
-        return fail(err,
-                    "%s: the header says it is %llu bytes long; the file is %zu, and 100 MiB at "
+        return fail("%s: the header says it is %llu bytes long; the file is %zu, and 100 MiB at "
                     "most are allowed",
                     st->path, (unsigned long long)length, bytes);
     }
     st->data = (int64_t)(sizeof(length) + length);
     int64_t data_bytes = (int64_t)bytes - st->data;
     char *text = malloc_or_die(length);
-    bool read = file_read_at(st->file, st->path, text, length, sizeof(length), err);
+    bool read = file_read_at(st->file, st->path, text, length, sizeof(length));
     cJSON *header = read ? cJSON_ParseWithLength(text, length) : NULL;
     free(text);
     if (!read) { return false; }
     const cJSON *item;
-    bool ok = cJSON_IsObject(header) || fail(err, "%s: the header is not JSON", st->path);
+    bool ok = cJSON_IsObject(header) || fail("%s: the header is not JSON", st->path);
     if (ok) {
         st->entries = calloc_or_die((size_t)cJSON_GetArraySize(header), sizeof(TensorEntry));
         cJSON_ArrayForEach(item, header) {
@@ -109,8 +108,7 @@ static bool read_header(SafeTensors *st, size_t bytes, Error *err) {
                 free(st->metadata);
                 st->metadata = cJSON_PrintUnformatted(item);
             } else if (ok && !read_entry(&st->entries[st->count++], item, data_bytes)) {
-                ok = fail(err, "%s: the header's entry for '%.100s' is wrong", st->path,
-                          item->string);
+                ok = fail("%s: the header's entry for '%.100s' is wrong", st->path, item->string);
             }
         }
     }
@@ -119,24 +117,24 @@ static bool read_header(SafeTensors *st, size_t bytes, Error *err) {
     qsort(st->entries, (size_t)st->count, sizeof(TensorEntry), compare_entries);
     for (int i = 1; i < st->count; i++) {
         if (st->entries[i].begin < st->entries[i - 1].end) {
-            return fail(err, "%s: tensors '%s' and '%s' overlap", st->path, st->entries[i - 1].name,
+            return fail("%s: tensors '%s' and '%s' overlap", st->path, st->entries[i - 1].name,
                         st->entries[i].name);
         }
     }
     return true;
 }
 
-bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
+bool safetensors_open(SafeTensors *st, const char *path) {
     size_t bytes;
     *st = (SafeTensors){0};
-    int file = file_open(path, &bytes, err);
-    return file >= 0 && safetensors_take(st, file, bytes, path, err);
+    int file = file_open(path, &bytes);
+    return file >= 0 && safetensors_take(st, file, bytes, path);
 }
 
-bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path, Error *err) {
+bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path) {
     *st = (SafeTensors){.file = file};
     path_format(st->path, "%s", path);
-    if (read_header(st, bytes, err)) { return true; }
+    if (read_header(st, bytes)) { return true; }
     safetensors_close(st);
     return false;
 }
@@ -164,23 +162,23 @@ static float half_decode(uint16_t code) {
 }
 
 bool safetensors_read(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t n,
-                      void *out, Error *err) {
+                      void *out) {
     int size = dtype_bytes(e->dtype);
     assert(begin >= 0 && e->begin + (begin + n) * size <= e->end);
     return file_read_at(st->file, st->path, out, (size_t)(n * size),
-                        st->data + e->begin + begin * size, err);
+                        st->data + e->begin + begin * size);
 }
 
 bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *e, int64_t begin, int64_t n,
-                             float *out, Error *err) {
+                             float *out) {
     enum { PIECE = 1 << 16 };
     assert(e->dtype == DTYPE_F32 || e->dtype == DTYPE_BF16 || e->dtype == DTYPE_F16);
-    if (e->dtype == DTYPE_F32) { return safetensors_read(st, e, begin, n, out, err); }
+    if (e->dtype == DTYPE_F32) { return safetensors_read(st, e, begin, n, out); }
     uint16_t *codes = malloc_or_die((size_t)min64(PIECE, n) * sizeof(uint16_t));
     bool ok = true;
     for (int64_t at = 0; ok && at < n; at += PIECE) {
         int64_t piece = min64(PIECE, n - at);
-        ok = safetensors_read(st, e, begin + at, piece, codes, err);
+        ok = safetensors_read(st, e, begin + at, piece, codes);
         for (int64_t i = 0; ok && i < piece; i++) {
             out[at + i] = e->dtype == DTYPE_BF16 ? bf16_decode(codes[i]) : half_decode(codes[i]);
         }
@@ -219,10 +217,10 @@ static void write_transposed(FileWriter *w, const TensorEntry *t) {
 }
 
 bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
-                       const char *metadata, Error *err) {
+                       const char *metadata) {
     static const char spaces[8] = "       ";
     int64_t end = 0;
-    if (!writer_open(w, path, err)) { return false; }
+    if (!writer_open(w, path)) { return false; }
     cJSON *header = cJSON_CreateObject();
     if (metadata != NULL) { cJSON_AddRawToObject(header, "__metadata__", metadata); }
     for (int i = 0; i < count; i++) {
@@ -254,5 +252,5 @@ bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, in
             writer_write(w, t->data, (size_t)(t->end - t->begin));
         }
     }
-    return writer_close(w, err);
+    return writer_close(w);
 }

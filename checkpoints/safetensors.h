@@ -50,17 +50,17 @@ int64_t json_count(const struct cJSON *item);
 double json_number(const struct cJSON *object, const char *name, double otherwise);
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
-bool safetensors_open(SafeTensors *st, const char *path, Error *err);
+bool safetensors_open(SafeTensors *st, const char *path);
 // Of an open file, which is closed with it, or at once where the result is false.
-bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path, Error *err);
+bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 
 // Elements begin..begin+n of a tensor; of an F32, BF16 or F16 tensor, as FP32.
 bool safetensors_read(const SafeTensors *st, const TensorEntry *entry, int64_t begin, int64_t n,
-                      void *out, Error *err);
+                      void *out);
 bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *entry, int64_t begin,
-                             int64_t n, float *out, Error *err);
+                             int64_t n, float *out);
 
 // An entry to be written: [rows,columns], or [rows] where columns is 0.
 TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t columns,
@@ -69,6 +69,6 @@ TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t co
 // Writes tensors into a new file, durably; fills in their begin and end. metadata: the JSON of an
 // object of strings, or NULL. The closed writer tells the file's length and checksum.
 bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
-                       const char *metadata, Error *err);
+                       const char *metadata);
 
 END_C

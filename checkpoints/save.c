@@ -17,7 +17,7 @@
 
 enum { FILES_OF_RANK_0 = 3 + COMPANIONS_MAX }; // besides its optimizer file, at most
 
-static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w, Error *err) {
+static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
     int n = fp8_slot_count(s->precision->config);
     float *scales = malloc_or_die(2 * (size_t)n * sizeof(float)), *targets = scales + n;
@@ -34,35 +34,34 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w, 
         tensor_entry("amax_history", DTYPE_F32, n, s->precision->history_length, s->amax_history),
     };
     path_format(path, "%s/scaling.safetensors", folder);
-    bool ok = safetensors_write(w, path, tensors, 4, NULL, err);
+    bool ok = safetensors_write(w, path, tensors, 4, NULL);
     free(scales);
     free(counts);
     return ok;
 }
 
 // What rank 0 writes besides its optimizer file and meta.json.
-static bool write_shared(const Snapshot *s, const char *folder, FileWriter *files, int *count,
-                         Error *err) {
+static bool write_shared(const Snapshot *s, const char *folder, FileWriter *files, int *count) {
     char path[PATH_LENGTH];
     TensorEntry *tensors;
     FileWriter *w = files;
     int n = hf_tensors(s->layout, s->model_dtype, s->model, &tensors);
     char *config = hf_config(s->options, s->model_dtype, s->end_of_text);
     path_format(path, "%s/model.safetensors", folder);
-    bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}", err);
+    bool ok = safetensors_write(w++, path, tensors, n, "{\"format\":\"pt\"}");
     path_format(path, "%s/config.json", folder);
-    ok = ok && file_write(w++, path, config, strlen(config), err);
+    ok = ok && file_write(w++, path, config, strlen(config));
     for (const Companion *c = s->companions; ok && c < s->companions + s->num_companions; c++) {
-        ok = file_write(w++, path_format(path, "%s/%s", folder, c->name), c->bytes, c->size, err);
+        ok = file_write(w++, path_format(path, "%s/%s", folder, c->name), c->bytes, c->size);
     }
-    if (ok && s->slots != NULL) { ok = write_scaling(s, folder, w++, err); }
+    if (ok && s->slots != NULL) { ok = write_scaling(s, folder, w++); }
     *count = (int)(w - files);
     free(tensors);
     free(config);
     return ok;
 }
 
-static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w, Error *err) {
+static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
     int64_t n = 0; // elements
     size_t room = 64 + (size_t)s->num_ranges * 48;
@@ -82,7 +81,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
     };
     path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->options->rank,
                 s->options->ranks);
-    bool ok = safetensors_write(w, path, tensors, 3, metadata, err);
+    bool ok = safetensors_write(w, path, tensors, 3, metadata);
     free(metadata);
     return ok;
 }
@@ -101,8 +100,7 @@ static void add_number(cJSON *json, const char *name, double value) {
     cJSON_AddRawToObject(json, name, digits);
 }
 
-static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count,
-                       Error *err) {
+static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count) {
     char path[PATH_LENGTH], created[32], digits[16];
     cJSON *meta = cJSON_CreateObject();
     cJSON_AddStringToObject(meta, "format", "llm8.c checkpoint");
@@ -135,7 +133,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     char *text = cJSON_Print(meta);
     cJSON_Delete(meta);
     meta_seal(text, strlen(text));
-    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text), err);
+    bool ok = file_replace(path_format(path, "%s/meta.json", folder), text, strlen(text));
     cJSON_free(text);
     return ok;
 }
@@ -145,39 +143,37 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 // Deletes a checkpoint, or what is left of one. Of a link only the link; nothing outside --save.
 static void discard(const char *path, const char *known_as) {
     char target[1];
-    Error err;
     if (readlink(path, target, sizeof(target)) >= 0) {
         warn("%s: a link: it is deleted, what it points to is not", known_as);
     }
-    if (!folder_remove(path, &err)) { warn("%s could not be deleted: %s", known_as, err.text); }
+    if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
 
 // Gives what has a checkpoint's name the next free one that none has, so that no run resumes or
 // deletes it.
-static bool set_aside(const char *path, Error *err) {
+static bool set_aside(const char *path) {
     char name[PATH_LENGTH];
     int n = 1;
     while (path_exists(path_format(name, "%s.aside-%d", path, n))) { n++; }
     if (rename(path, name) != 0) {
-        return fail(err, "%s: could not be set aside: %s; give another --save", path,
-                    strerror(errno));
+        return fail("%s: could not be set aside: %s; give another --save", path, strerror(errno));
     }
     printf("%s is set aside as %s\n", path, path_name(name));
     return true;
 }
 
-static bool link_step(const char *save, const char *link, int64_t step, Error *err) {
+static bool link_step(const char *save, const char *link, int64_t step) {
     char path[PATH_LENGTH], name[PATH_LENGTH];
     path_format(path, "%s/%s", save, link);
     return checkpoint_linked(save, link) == step ||
-           link_replace(path, path_name(checkpoint_path(name, save, step)), err);
+           link_replace(path, path_name(checkpoint_path(name, save, step)));
 }
 
 // Where none has been evaluated on these data, `best` stays if what it points to is there.
-static bool link_best(const char *save, const char *valid_data, int64_t valid_tokens, Error *err) {
+static bool link_best(const char *save, const char *valid_data, int64_t valid_tokens) {
     char path[PATH_LENGTH];
     int64_t best = checkpoint_best(save, valid_data, valid_tokens);
-    if (best >= 0) { return link_step(save, "best", best, err); }
+    if (best >= 0) { return link_step(save, "best", best); }
     int64_t now = checkpoint_linked(save, "best");
     if (now >= 0 && !path_exists(checkpoint_path(path, save, now))) {
         unlink(path_format(path, "%s/best", save));
@@ -186,50 +182,48 @@ static bool link_best(const char *save, const char *valid_data, int64_t valid_to
 }
 
 // `latest` moves first: where this is interrupted, the next start does the rest.
-bool checkpoint_go_back(const Options *o, const Checkpoint *c, Error *err) {
+bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     char path[PATH_LENGTH];
     int64_t *steps, step = c->progress.step;
-    int count = checkpoint_steps(o->save, &steps, err);
+    int count = checkpoint_steps(o->save, &steps);
     if (count <= 0) { return count == 0; } // a folder that is still empty
     bool ok = is_folder(checkpoint_path(path, o->save, step), folder_id(c->path)) ||
-              fail(err,
-                   "--resume %s: not %s, the checkpoint of its step; resume that one, or give "
+              fail("--resume %s: not %s, the checkpoint of its step; resume that one, or give "
                    "another --save",
                    c->path, path);
-    ok = ok && link_step(o->save, "latest", step, err);
+    ok = ok && link_step(o->save, "latest", step);
     for (int i = 0; ok && i < count && steps[i] > step; i++) {
-        ok = set_aside(checkpoint_path(path, o->save, steps[i]), err);
+        ok = set_aside(checkpoint_path(path, o->save, steps[i]));
     }
     free(steps);
-    return ok && link_best(o->save, c->valid_data, c->valid_tokens, err);
+    return ok && link_best(o->save, c->valid_data, c->valid_tokens);
 }
 
 // Reads the folder `fresh` back, and gives it its name under --save.
-static bool publish(const Snapshot *s, const char *fresh, Error *err) {
+static bool publish(const Snapshot *s, const char *fresh) {
     const char *save = s->options->save;
     char path[PATH_LENGTH];
     Checkpoint c;
-    if (!checkpoint_open(&c, fresh, true, err)) { return false; }
+    if (!checkpoint_open(&c, fresh, true)) { return false; }
     checkpoint_close(&c);
     checkpoint_path(path, save, s->progress.step);
-    if (path_exists(path) && !set_aside(path, err)) { return false; }
-    if (rename(fresh, path) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
+    if (path_exists(path) && !set_aside(path)) { return false; }
+    if (rename(fresh, path) != 0) { return fail("%s: %s", path, strerror(errno)); }
     // `best` first: a run that resumes from `latest` would not mark that step again
-    return folder_sync(save, err) &&
-           link_best(save, s->valid_data != NULL ? s->valid_data : "", s->valid_tokens, err) &&
-           link_step(save, "latest", s->progress.step, err);
+    return folder_sync(save) &&
+           link_best(save, s->valid_data != NULL ? s->valid_data : "", s->valid_tokens) &&
+           link_step(save, "latest", s->progress.step);
 }
 
 // Deletes all but the newest --keep checkpoints, `best` and the proven one (or the one before,
 // where that could not be saved), up to this step.
 static void prune(const Snapshot *s) {
     const char *save = s->options->save;
-    Error err;
     int64_t *steps, best = checkpoint_linked(save, "best");
-    int count = checkpoint_steps(save, &steps, &err), keep = s->options->keep, kept = 0;
+    int count = checkpoint_steps(save, &steps), keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
     bool proven = false; // one of the steps so far is
-    if (count < 0) { warn("older checkpoints could not be deleted: %s", err.text); }
+    if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
         bool good = !proven && steps[i] <= s->progress.proven;
@@ -249,33 +243,31 @@ static void prune(const Snapshot *s) {
     free(steps);
 }
 
-bool checkpoint_save(const Snapshot *s, Error *err) {
+bool checkpoint_save(const Snapshot *s) {
     Group *group = s->options->group;
     bool first = s->options->rank == 0;
     char fresh[PATH_LENGTH];
-    Error why;
     int count = 0, ranks = s->options->ranks;
     FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
-    bool ok = !first ||
-              ((!path_exists(fresh) || folder_remove(fresh, &why)) && folder_make(fresh, &why));
-    ok = group_agree(group, CHANNEL_SAVE, ok, &why);
+    bool ok = !first || ((!path_exists(fresh) || folder_remove(fresh)) && folder_make(fresh));
+    ok = group_agree(group, CHANNEL_SAVE, ok);
     if (ok) {
-        ok = path_exists(fresh) || fail(&why, "%s is not here: " NOT_SHARED, fresh);
-        ok = ok && (!first || write_shared(s, fresh, files, &count, &why)) &&
-             write_optimizer(s, fresh, &own, &why);
-        ok = group_agree(group, CHANNEL_SAVE, ok, &why);
+        ok = path_exists(fresh) || fail("%s is not here: " NOT_SHARED, fresh);
+        ok = ok && (!first || write_shared(s, fresh, files, &count)) &&
+             write_optimizer(s, fresh, &own);
+        ok = group_agree(group, CHANNEL_SAVE, ok);
     }
     if (ok) {
         group_gather(group, CHANNEL_SAVE, &own, sizeof(own), files + count);
-        ok = !first ||
-             (write_meta(s, fresh, files, count + ranks, &why) && publish(s, fresh, &why));
-        ok = group_agree(group, CHANNEL_SAVE, ok, &why);
+        ok = !first || (write_meta(s, fresh, files, count + ranks) && publish(s, fresh));
+        ok = group_agree(group, CHANNEL_SAVE, ok);
     }
     free(files);
     if (!ok) {
-        if (first) { folder_remove(fresh, NULL); } // which frees its room on a full disk
-        return fail(err, "%s; earlier checkpoints are as they were", why.text);
+        Error why = error_kept();
+        if (first) { folder_remove(fresh); } // which frees its room on a full disk
+        return fail("%s; earlier checkpoints are as they were", why.text);
     }
     if (first) { prune(s); }
     return true;
@@ -293,7 +285,7 @@ static void read_holder(int file, char text[HOLDER]) {
 // The lock is the kernel's, or the NFS server's, and ends with the process. The file is not closed,
 // which would give the lock back, and never deleted. Its text says who holds the lock; *own: it is
 // this process already, as in a copy of the folder.
-static bool lock_folder(const Options *o, bool *own, Error *err) {
+static bool lock_folder(const Options *o, bool *own) {
     static char text[HOLDER];
     char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -301,7 +293,7 @@ static bool lock_folder(const Options *o, bool *own, Error *err) {
     path_format(path, "%s/.lock", o->save);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0) {
-        return fail(err, "%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
+        return fail("%s: %s", path, errno == ELOOP ? "a link; delete it" : strerror(errno));
     }
     for (bool told = false; fcntl(file, F_SETLK, &whole) != 0; told = true) {
         if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
@@ -311,8 +303,7 @@ static bool lock_folder(const Options *o, bool *own, Error *err) {
         if (wall_seconds() >= until) {
             read_holder(file, holder);
             close(file);
-            return fail(err,
-                        "%s: in use by another run: %s; end that run, or give another --save; if "
+            return fail("%s: in use by another run: %s; end that run, or give another --save; if "
                         "its machine is gone, delete %s",
                         o->save, holder, path);
         }
@@ -334,10 +325,10 @@ static bool lock_folder(const Options *o, bool *own, Error *err) {
 }
 
 // Refuses a folder with checkpoints of another run than the one that is resumed.
-static bool check_owner(const Options *o, Error *err) {
+static bool check_owner(const Options *o) {
     char path[PATH_LENGTH], *real = realpath(o->resume, NULL);
     int64_t *steps;
-    int count = checkpoint_steps(o->save, &steps, err);
+    int count = checkpoint_steps(o->save, &steps);
     int64_t newest = count > 0 ? steps[0] : 0;
     free(steps);
     path_format(path, "%s", o->resume);
@@ -348,27 +339,25 @@ static bool check_owner(const Options *o, Error *err) {
     free(real);
     if (count < 0 || own) { return count >= 0; }
     if (o->resume[0] == '\0') {
-        return fail(err,
-                    "%s: a run has saved there up to step %lld; resume it with --resume latest, or "
+        return fail("%s: a run has saved there up to step %lld; resume it with --resume latest, or "
                     "give another --save",
                     o->save, (long long)newest);
     }
-    return fail(err,
-                "%s: holds checkpoints of another run than --resume %s; give another --save, or "
+    return fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
                 "--load to start a new run from its weights",
                 o->save, o->resume);
 }
 
-bool checkpoint_claim(const Options *o, Error *err) {
+bool checkpoint_claim(const Options *o) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
     char path[PATH_LENGTH], *names;
     bool own = false;
     if (strlen(o->save) > LONGEST) {
-        return fail(err, "%.40s...: longer than %d characters", o->save, LONGEST);
+        return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
-    if (!folder_make(o->save, err) || !lock_folder(o, &own, err) ||
-        (!own && !check_owner(o, err)) || (names = folder_list(o->save, err)) == NULL) {
+    if (!folder_make(o->save) || !lock_folder(o, &own) || (!own && !check_owner(o)) ||
+        (names = folder_list(o->save)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
@@ -384,7 +373,8 @@ bool checkpoint_claim(const Options *o, Error *err) {
 
 static void *save_in_thread(void *argument) {
     Saver *saver = argument;
-    saver->failed = !checkpoint_save(&saver->snapshot, &saver->err);
+    saver->failed = !checkpoint_save(&saver->snapshot);
+    saver->why = error_kept();
     return NULL;
 }
 
@@ -402,7 +392,7 @@ bool saver_wait(Saver *saver) {
     saver->pending = false;
     if (pending && saver->failed && saver->snapshot.options->rank == 0) {
         warn("saving the checkpoint of step %lld failed: %s",
-             (long long)saver->snapshot.progress.step, saver->err.text);
+             (long long)saver->snapshot.progress.step, saver->why.text);
     }
     return !saver->failed;
 }

@@ -39,37 +39,36 @@ static bool read_question(const ChoiceSet *set, Question *q, int64_t *at, int vo
     return ok && i == end;
 }
 
-static bool read_questions(ChoiceSet *set, int vocab, Error *err) {
+static bool read_questions(ChoiceSet *set, int vocab) {
     enum { SHORTEST = 9 }; // numbers of a question
     const TokenFile *f = &set->file;
     int32_t count = f->header[2];
     int64_t most = f->count / SHORTEST, at = 0;
     if (count < 1 || count > most) {
-        return fail(err, "%s: the header says %d questions, the file has room for %lld", f->path,
-                    count, (long long)most);
+        return fail("%s: the header says %d questions, the file has room for %lld", f->path, count,
+                    (long long)most);
     }
     set->numbers = malloc_or_die((size_t)f->count * sizeof(uint32_t));
-    if (!token_file_read(f, 0, f->count, set->numbers, err)) { return false; }
+    if (!token_file_read(f, 0, f->count, set->numbers)) { return false; }
     set->questions = calloc_or_die((size_t)count, sizeof(Question));
     for (; set->count < count; set->count++) {
         if (!read_question(set, &set->questions[set->count], &at, vocab)) {
-            return fail(err,
-                        "%s: question %d of %d is damaged or has a token outside the vocabulary of "
+            return fail("%s: question %d of %d is damaged or has a token outside the vocabulary of "
                         "%d (--vocab-size)",
                         f->path, set->count, count, vocab);
         }
     }
-    return at == f->count || fail(err, "%s: %lld numbers after the last question; it is damaged",
+    return at == f->count || fail("%s: %lld numbers after the last question; it is damaged",
                                   f->path, (long long)(f->count - at));
 }
 
-bool choices_open(ChoiceSet *set, const char *path, int vocab, Error *err) {
+bool choices_open(ChoiceSet *set, const char *path, int vocab) {
     *set = (ChoiceSet){0};
-    if (!token_file_open(&set->file, path, set_kind, err)) { return false; }
+    if (!token_file_open(&set->file, path, set_kind)) { return false; }
     const char *name = path_name(path), *end = strstr(name, ".bin");
     snprintf(set->name, sizeof(set->name), "%.*s",
              (int)(end != NULL ? end - name : (ptrdiff_t)strlen(name)), name);
-    if (read_questions(set, vocab, err)) { return true; }
+    if (read_questions(set, vocab)) { return true; }
     choices_close(set);
     return false;
 }
@@ -81,14 +80,14 @@ void choices_close(ChoiceSet *set) {
     *set = (ChoiceSet){0};
 }
 
-bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab, Error *err) {
+bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab) {
     glob_t found;
     *sets = (ChoiceSets){0};
-    if (!token_files_find(&found, pattern, set_kind, err)) { return false; }
+    if (!token_files_find(&found, pattern, set_kind)) { return false; }
     sets->sets = calloc_or_die(found.gl_pathc, sizeof(ChoiceSet));
     bool ok = true;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
-        ok = choices_open(&sets->sets[sets->count], found.gl_pathv[i], vocab, err);
+        ok = choices_open(&sets->sets[sets->count], found.gl_pathv[i], vocab);
         sets->count += ok;
     }
     globfree(&found);

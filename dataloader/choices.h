@@ -37,11 +37,11 @@ typedef struct {
     ChoiceSet *sets;
 } ChoiceSets;
 
-bool choices_open(ChoiceSet *set, const char *path, int vocab, Error *err);
+bool choices_open(ChoiceSet *set, const char *path, int vocab);
 void choices_close(ChoiceSet *set);
 
 // Opens every file that the glob pattern matches.
-bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab, Error *err);
+bool choice_sets_open(ChoiceSets *sets, const char *pattern, int vocab);
 void choice_sets_close(ChoiceSets *sets);
 
 // Writes the context's tokens, then an answer's, into tokens[most]; if both are too long, only the

@@ -11,20 +11,20 @@
 
 // ---- files of numbers ---------------------------------------------------------------------------
 
-bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind, Error *err) {
+bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind) {
     *f = (TokenFile){0};
     path_format(f->path, "%s", path);
-    f->file = file_open(path, &f->bytes, err);
+    f->file = file_open(path, &f->bytes);
     bool ok = f->file >= 0 &&
               (f->bytes >= SHARD_HEADER_BYTES ||
-               fail(err, "%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
+               fail("%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
                     f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy)) &&
-              file_read_at(f->file, path, f->header, sizeof(f->header), 0, err) &&
+              file_read_at(f->file, path, f->header, sizeof(f->header), 0) &&
               (f->header[0] == kind.magic ||
-               fail(err, "%s: magic number %d, not a %s's %d; %s", path, f->header[0], kind.name,
+               fail("%s: magic number %d, not a %s's %d; %s", path, f->header[0], kind.name,
                     kind.magic, kind.remedy)) &&
               (f->header[1] == 1 || f->header[1] == 2 ||
-               fail(err, "%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
+               fail("%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
                     kind.name, f->header[1]));
     if (!ok) {
         token_file_close(f);
@@ -41,12 +41,12 @@ void token_file_close(TokenFile *f) {
     *f = (TokenFile){.file = -1};
 }
 
-bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out, Error *err) {
+bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out) {
     size_t size = (size_t)f->token_bytes;
     unsigned char *from = (unsigned char *)(out + n) - (size_t)n * size; // widened in place
     assert(begin >= 0 && n >= 0 && n <= f->count - begin);
     if (!file_read_at(f->file, f->path, from, (size_t)n * size,
-                      SHARD_HEADER_BYTES + begin * (int64_t)size, err)) {
+                      SHARD_HEADER_BYTES + begin * (int64_t)size)) {
         return false;
     }
     for (int64_t i = 0; size == 2 && i < n; i++, from += 2) {
@@ -55,14 +55,14 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
     return true;
 }
 
-bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err) {
+bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     int status = pattern_files(pattern, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
-    if (status != 0) { return fail(err, "%s: %s; %s", pattern, why, kind.remedy); }
+    if (status != 0) { return fail("%s: %s; %s", pattern, why, kind.remedy); }
     char inside[PATH_LENGTH];
     if (path_exists(path_format(inside, "%s/.", found->gl_pathv[0]))) {
         globfree(found);
-        return fail(err, "%s: a folder; give its files, such as '%s/*.bin'", pattern, pattern);
+        return fail("%s: a folder; give its files, such as '%s/*.bin'", pattern, pattern);
     }
     return true;
 }
@@ -71,17 +71,16 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Er
 
 static const TokenFileKind shard_kind = {SHARD_MAGIC, "token shard", "make shards with ./tokenize"};
 
-bool shard_open(TokenFile *f, const char *path, Error *err) {
-    if (!token_file_open(f, path, shard_kind, err)) { return false; }
+bool shard_open(TokenFile *f, const char *path) {
+    if (!token_file_open(f, path, shard_kind)) { return false; }
     uint64_t count = (uint64_t)(uint32_t)f->header[3] << 32 | (uint32_t)f->header[2];
     bool whole = (f->bytes - SHARD_HEADER_BYTES) % (size_t)f->token_bytes == 0;
     bool ok = (whole && count == (uint64_t)f->count) ||
-              fail(err,
-                   "%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut "
+              fail("%s: the header says %llu tokens, the file holds %llu%s; it is damaged or cut "
                    "short",
                    path, (unsigned long long)count, (unsigned long long)f->count,
                    whole ? "" : " and a part");
-    ok = ok && (count > 0 || fail(err, "%s: a shard without tokens", path));
+    ok = ok && (count > 0 || fail("%s: a shard without tokens", path));
     if (!ok) { token_file_close(f); }
     return ok;
 }
@@ -90,8 +89,8 @@ uint32_t shards_mark(const char *pattern) {
     glob_t found;
     TokenFile shard = {.file = -1};
     uint32_t mark = 0;
-    if (token_files_find(&found, pattern, shard_kind, NULL)) {
-        if (shard_open(&shard, found.gl_pathv[0], NULL)) { mark = shard.tokenizer; }
+    if (token_files_find(&found, pattern, shard_kind)) {
+        if (shard_open(&shard, found.gl_pathv[0])) { mark = shard.tokenizer; }
         token_file_close(&shard);
     }
     globfree(&found);
@@ -107,13 +106,13 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 }
 
 // Appends a shard's line to data->identity.
-static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
+static bool identify(Dataset *data, const TokenFile *shard) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     const char *name = path_name(shard->path);
     int64_t bytes = (int64_t)shard->bytes;
     uint32_t crc;
     bool ok = file_sum(shard->file, shard->path, 0, bytes, PART_BYTES,
-                       max64(PART_BYTES, bytes / PARTS), &crc, err);
+                       max64(PART_BYTES, bytes / PARTS), &crc);
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);
@@ -124,33 +123,31 @@ static bool identify(Dataset *data, const TokenFile *shard, Error *err) {
     return ok;
 }
 
-bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err) {
+bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab) {
     *data = (Dataset){.seq_length = seq_length, .vocab = vocab};
     glob_t found;
-    if (!token_files_find(&found, pattern, shard_kind, err)) { return false; }
+    if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
     bool ok = true;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
         TokenFile *shard = &data->shards[i];
-        ok = shard_open(shard, found.gl_pathv[i], err);
+        ok = shard_open(shard, found.gl_pathv[i]);
         if (!ok) { break; }
         data->num_shards++;
         data->tokens += shard->count;
         // a shard of an unknown tokenizer is accepted among any
         if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
         ok = shard->tokenizer == 0 || shard->tokenizer == data->tokenizer ||
-             fail(err,
-                  "%s: made with another tokenizer than the shards before it (%s first); give "
+             fail("%s: made with another tokenizer than the shards before it (%s first); give "
                   "those of one tokenizer",
                   shard->path, data->shards[0].path);
-        ok = ok && identify(data, shard, err);
+        ok = ok && identify(data, shard);
     }
     globfree(&found);
     data->windows = (data->tokens - 1) / seq_length;
-    ok = ok &&
-         (data->windows > 0 ||
-          fail(err, "%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its target",
-               pattern, (long long)data->tokens, seq_length));
+    ok = ok && (data->windows > 0 ||
+                fail("%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its target",
+                     pattern, (long long)data->tokens, seq_length));
     if (!ok) { dataset_close(data); }
     return ok;
 }
@@ -174,7 +171,7 @@ const char *identity_sum(const char *identity, char out[9]) {
     return out;
 }
 
-bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err) {
+bool dataset_match(const Dataset *data, const char *identity, const char *whose) {
     const char *own = data->identity, *theirs = identity;
     int i = 0;
     for (; i < data->num_shards && strncmp(own, theirs, CRC_DIGITS) == 0; i++) {
@@ -183,25 +180,25 @@ bool dataset_match(const Dataset *data, const char *identity, const char *whose,
         theirs += *theirs == '\n';
     }
     if (i < data->num_shards) {
-        return fail(err, "%s: not the shard that %s read in its place (%.*s)", data->shards[i].path,
+        return fail("%s: not the shard that %s read in its place (%.*s)", data->shards[i].path,
                     whose, *theirs != '\0' ? (int)strcspn(theirs, "\n") : 4,
                     *theirs != '\0' ? theirs : "none");
     }
-    return *theirs == '\0' || fail(err, "%d shard%s, and %s read more", i, i > 1 ? "s" : "", whose);
+    return *theirs == '\0' || fail("%d shard%s, and %s read more", i, i > 1 ? "s" : "", whose);
 }
 
 // ---- windows and batches ------------------------------------------------------------------------
 
 // The tokens [begin, begin + n) of the stream, across shards.
-static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out, Error *err) {
+static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out) {
     const TokenFile *s = data->shards;
     for (; begin >= s->count; s++) { begin -= s->count; }
     for (; n > 0; s++, begin = 0) {
         int64_t part = min64(n, s->count - begin);
-        if (!token_file_read(s, begin, part, (uint32_t *)out, err)) { return false; }
+        if (!token_file_read(s, begin, part, (uint32_t *)out)) { return false; }
         for (int64_t i = 0; i < part; i++) {
             if ((uint32_t)out[i] < (uint32_t)data->vocab) { continue; }
-            return fail(err, "%s: token %lld is %u, outside the vocabulary of %d (--vocab-size)",
+            return fail("%s: token %lld is %u, outside the vocabulary of %d (--vocab-size)",
                         s->path, (long long)(begin + i), (uint32_t)out[i], data->vocab);
         }
         out += part;
@@ -218,15 +215,15 @@ int64_t loader_window(const Loader *loader, int64_t sample) {
 }
 
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                  int *targets, Error *err) {
+                  int *targets) {
     int T = loader->data->seq_length;
     for (int i = 0; i < count; i++, sample++, inputs += T, targets += T) {
         memset(inputs, 0, (size_t)T * sizeof(int));
         memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
         if (sample >= end) { continue; }
         int64_t begin = loader_window(loader, sample) * T;
-        if (!read_stream(loader->data, begin, 1, inputs, err) ||
-            !read_stream(loader->data, begin + 1, T, targets, err)) {
+        if (!read_stream(loader->data, begin, 1, inputs) ||
+            !read_stream(loader->data, begin + 1, T, targets)) {
             return false;
         }
         memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));

@@ -42,14 +42,14 @@ typedef struct {
 } TokenFileKind;
 
 // Refuses a file that is missing, too short for a header, or of another magic number or version.
-bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind, Error *err);
+bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind);
 void token_file_close(TokenFile *f);
 
 // Numbers [begin, begin + n) of the file.
-bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out, Error *err);
+bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out);
 
 // Also refuses a shard without tokens, or whose size is not what its header says.
-bool shard_open(TokenFile *shard, const char *path, Error *err);
+bool shard_open(TokenFile *shard, const char *path);
 
 // The mark of the first shard that a glob pattern matches; 0: it has none, or cannot be read.
 uint32_t shards_mark(const char *pattern);
@@ -58,7 +58,7 @@ uint32_t shards_mark(const char *pattern);
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
 // The files of a kind that a glob pattern matches, at least one.
-bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind, Error *err);
+bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
 typedef struct {
     int num_shards;
@@ -70,13 +70,13 @@ typedef struct {
 } Dataset;
 
 // Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.
-bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab, Error *err);
+bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
 
 // Refuses shards whose checksums are not those of `identity`, in its order, and names the first.
 // Folders and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it.
 // whose: "... that WHOSE read".
-bool dataset_match(const Dataset *data, const char *identity, const char *whose, Error *err);
+bool dataset_match(const Dataset *data, const char *identity, const char *whose);
 // The CRC-32 of an identity's checksums, as text: the same for the same shards in the same order.
 const char *identity_sum(const char *identity, char out[9]);
 
@@ -93,6 +93,6 @@ int64_t loader_window(const Loader *loader, int64_t sample);
 // end) gets inputs 0 and targets -1, which the loss ignores. Refuses a token outside the
 // vocabulary, and says where it is.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
-                  int *targets, Error *err);
+                  int *targets);
 
 END_C

@@ -61,10 +61,7 @@ typedef struct {
 } Text;
 
 static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
-    Error err;
-    if (!file_read_at(text->file, text->path, out, bytes, (int64_t)at, &err)) {
-        die("%s", err.text);
-    }
+    or_die(file_read_at(text->file, text->path, out, bytes, (int64_t)at));
 }
 
 // Bytes begin..end of a text, as a document.
@@ -127,7 +124,6 @@ static void open_output(Output *out, const char *prefix, const char *part) {
 // Writes the header and closes the file, which keeps its temporary name. Prints the entropy of the
 // token frequencies: the loss of the best model that ignores context.
 static void close_output(Output *out) {
-    Error err;
     int32_t header[SHARD_HEADER_BYTES / 4];
     double entropy = 0;
     for (int i = 0; i < tokenizer.vocab; i++) {
@@ -139,7 +135,7 @@ static void close_output(Output *out) {
     header[SHARD_TOKENIZER] = (int32_t)tokenizer.mark;
     bool headed = fseek(out->writer.file, 0, SEEK_SET) == 0 &&
                   fwrite(header, sizeof(header), 1, out->writer.file) == 1;
-    if (!writer_close(&out->writer, &err)) { die("%s", err.text); }
+    or_die(writer_close(&out->writer));
     if (!headed) { die("%s: could not be written", out->path); }
     if (out->tokens > 0) {
         printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens,
@@ -155,10 +151,9 @@ static void publish_output(Output *out) {
 }
 
 static Text open_text(const char *path) {
-    Error err;
     Text text = {.path = path};
-    text.file = file_open(path, &text.bytes, &err);
-    if (text.file < 0) { die("%s", err.text); }
+    text.file = file_open(path, &text.bytes);
+    if (text.file < 0) { die("%s", error_text()); }
     if (text.bytes == 0) { die("%s: an empty file", path); }
     return text;
 }
@@ -187,13 +182,12 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
 
 // Opens the tokenizer, and puts it beside the shards.
 static void open_tokenizer(const char *path, const char *given) {
-    Error err;
     const char *from = given != NULL ? given : path;
-    if (given == NULL && !tokenizer_write_bytes(path, &err)) { die("%s", err.text); }
-    if (!tokenizer_open(&tokenizer, from, &err)) { die("--tokenizer %s", err.text); }
-    if (!encoder_open(&encoder, &tokenizer, &err)) { die("--tokenizer %s: %s", from, err.text); }
-    if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes, &err)) {
-        die("%s", err.text);
+    if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }
+    if (!tokenizer_open(&tokenizer, from)) { die("--tokenizer %s", error_text()); }
+    if (!encoder_open(&encoder, &tokenizer)) { die("--tokenizer %s: %s", from, error_text()); }
+    if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes)) {
+        die("%s", error_text());
     }
     token_bytes = tokenizer.vocab <= 1 << 16 ? 2 : 4;
     for (int i = 0; i < 2; i++) {
@@ -236,13 +230,12 @@ int main(int argc, char **argv) {
     if (optind >= argc) { die("no text files given (--help)"); }
     Output *train = &outputs[0], *valid = &outputs[1];
     char path[PATH_LENGTH], copy[PATH_LENGTH];
-    Error err;
     for (int i = optind; i < argc; i++) { // before anything is written
         close(open_text(argv[i]).file);
     }
     path_format(path, "%s_tokenizer.bin", prefix);
     path_format(copy, "%s", path);
-    if (!folder_make(dirname(copy), &err)) { die("%s", err.text); }
+    or_die(folder_make(dirname(copy)));
     atexit(remove_unfinished);
     open_output(train, prefix, "train");
     open_output(valid, prefix, "val");

@@ -16,15 +16,15 @@ static CharacterRange range_at(const Tokenizer *t, int i) {
                                      sizeof(range));
 }
 
-static bool parse_file(Tokenizer *t, const char *path, Error *err) {
+static bool parse_file(Tokenizer *t, const char *path) {
     int32_t header[HEADER_INTS] = {0};
     if (t->data == NULL) { return false; }
     if (t->bytes >= sizeof(header)) { memcpy(header, t->data, sizeof(header)); }
     if (header[0] != TOKENIZER_MAGIC) {
-        return fail(err, "%s: not a tokenizer.bin; ./tokenize makes one", path);
+        return fail("%s: not a tokenizer.bin; ./tokenize makes one", path);
     }
     if (header[1] != 2) {
-        return fail(err, "%s: tokenizer version %d; this program reads 2", path, header[1]);
+        return fail("%s: tokenizer version %d; this program reads 2", path, header[1]);
     }
     t->vocab = header[2];
     t->end_of_text = header[3];
@@ -32,10 +32,10 @@ static bool parse_file(Tokenizer *t, const char *path, Error *err) {
     t->num_ranges = header[5];
     if (t->vocab <= 0 || (size_t)t->vocab > t->bytes || t->end_of_text < 0 ||
         t->end_of_text >= t->vocab) {
-        return fail(err, "%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
+        return fail("%s: vocabulary %d with end-of-text %d", path, t->vocab, t->end_of_text);
     }
     if (header[4] < 0 || header[4] >= CUT_COUNT) {
-        return fail(err, "%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
+        return fail("%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
                     CUT_COUNT - 1);
     }
     t->at = calloc_or_die((size_t)t->vocab, sizeof(size_t));
@@ -43,7 +43,7 @@ static bool parse_file(Tokenizer *t, const char *path, Error *err) {
     for (int id = 0; id < t->vocab; id++) {
         t->at[id] = end;
         if (end >= t->bytes || end + t->data[end] >= t->bytes) {
-            return fail(err, "%s: cut short at token %d of %d", path, id, t->vocab);
+            return fail("%s: cut short at token %d of %d", path, id, t->vocab);
         }
         end += 1 + (size_t)t->data[end];
     }
@@ -51,30 +51,30 @@ static bool parse_file(Tokenizer *t, const char *path, Error *err) {
 
     size_t room = (t->bytes - end) / sizeof(CharacterRange);
     if (t->num_ranges < 0 || (size_t)t->num_ranges > room) {
-        return fail(err, "%s: %d ranges of characters, room for %zu; it is damaged", path,
-                    t->num_ranges, room);
+        return fail("%s: %d ranges of characters, room for %zu; it is damaged", path, t->num_ranges,
+                    room);
     }
     t->ranges_at = end;
     int64_t last = -1;
     for (int i = 0; i < t->num_ranges; i++) {
         CharacterRange r = range_at(t, i);
         if (r.first <= last || r.last < r.first || r.class_id >= CLASS_COUNT) {
-            return fail(err, "%s: range of characters %d is wrong; it is damaged", path, i);
+            return fail("%s: range of characters %d is wrong; it is damaged", path, i);
         }
         last = r.last;
     }
     return true;
 }
 
-bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
+bool tokenizer_open(Tokenizer *t, const char *path) {
     size_t size = 0;
-    char *bytes = file_read(path, &size, err);
-    return tokenizer_take(t, bytes, size, path, err);
+    char *bytes = file_read(path, &size);
+    return tokenizer_take(t, bytes, size, path);
 }
 
-bool tokenizer_take(Tokenizer *t, char *bytes, size_t size, const char *path, Error *err) {
+bool tokenizer_take(Tokenizer *t, char *bytes, size_t size, const char *path) {
     *t = (Tokenizer){.data = (unsigned char *)bytes, .bytes = size};
-    if (parse_file(t, path, err)) { return true; }
+    if (parse_file(t, path)) { return true; }
     tokenizer_close(t);
     return false;
 }
@@ -92,7 +92,7 @@ const unsigned char *tokenizer_decode(const Tokenizer *t, int id, int *length) {
     return entry + known;
 }
 
-bool tokenizer_write_bytes(const char *path, Error *err) {
+bool tokenizer_write_bytes(const char *path) {
     static const char end_of_text[] = "\x0d" END_OF_TEXT;
     const int32_t header[HEADER_INTS] = {TOKENIZER_MAGIC, 2, BYTE_VOCAB, BYTE_END_OF_TEXT,
                                          CUT_BYTES};
@@ -103,7 +103,7 @@ bool tokenizer_write_bytes(const char *path, Error *err) {
         *at++ = (unsigned char)id;
     }
     memcpy(at, end_of_text, sizeof(end_of_text) - 1);
-    return file_replace(path, file, sizeof(file), err);
+    return file_replace(path, file, sizeof(file));
 }
 
 // As GPT-2's byte-level tokenizers write them in their files, each byte is a character: itself
@@ -166,12 +166,12 @@ static int find_token(const Encoder *e, const unsigned char *bytes, size_t n) {
     return n > 0 && n <= LONGEST_TOKEN ? e->table[find_place(e, bytes, n)] : -1;
 }
 
-bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
+bool encoder_open(Encoder *e, const Tokenizer *t) {
     *e = (Encoder){.tokenizer = t};
     if (t->cut == CUT_UNKNOWN) {
-        return fail(err, "it can turn tokens into text, but does not say how text is cut into "
-                         "tokens; scripts/prepare_data writes one that does, for byte, GPT-2 and "
-                         "Llama 3 vocabularies");
+        return fail("it can turn tokens into text, but does not say how text is cut into "
+                    "tokens; scripts/prepare_data writes one that does, for byte, GPT-2 and "
+                    "Llama 3 vocabularies");
     }
     size_t room = 16;
     while (room < 2 * (size_t)t->vocab) { room *= 2; }
@@ -183,8 +183,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
         const unsigned char *bytes = tokenizer_decode(t, id, &length);
         if (length > LONGEST_TOKEN) {
             encoder_close(e);
-            return fail(err,
-                        "token %d has %d bytes or more, so text cannot be encoded; "
+            return fail("token %d has %d bytes or more, so text cannot be encoded; "
                         "scripts/prepare_data --tokenizer does it with a tokenizer.json",
                         id, length);
         }
@@ -197,7 +196,7 @@ bool encoder_open(Encoder *e, const Tokenizer *t, Error *err) {
         e->byte_id[byte] = find_token(e, &text, 1);
         if (e->byte_id[byte] < 0) {
             encoder_close(e);
-            return fail(err, "no token is byte %d alone, so not every text can be encoded", byte);
+            return fail("no token is byte %d alone, so not every text can be encoded", byte);
         }
     }
     e->class_of = calloc_or_die(CODE_POINTS, 1);

@@ -40,17 +40,17 @@ typedef struct {
     size_t ranges_at; // in the file, in ascending order; a character outside them is CLASS_OTHER
 } Tokenizer;
 
-bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *err);
+bool tokenizer_open(Tokenizer *tokenizer, const char *path);
 // Of the bytes of a file, which are freed with it, or at once where the result is false. NULL: they
 // could not be read.
-bool tokenizer_take(Tokenizer *tokenizer, char *bytes, size_t size, const char *path, Error *err);
+bool tokenizer_take(Tokenizer *tokenizer, char *bytes, size_t size, const char *path);
 void tokenizer_close(Tokenizer *tokenizer);
 
 // The bytes of an id; *length is 0 for the end of text and for ids outside the vocabulary.
 const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *length);
 
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.
-bool tokenizer_write_bytes(const char *path, Error *err);
+bool tokenizer_write_bytes(const char *path);
 
 // The texts of a tokenizer.json and a tokenizer_config.json, to be freed, with which Hugging Face's
 // libraries do what a tokenizer that cuts text into bytes does.
@@ -75,7 +75,7 @@ typedef struct {
 } Encoder;
 
 // Refuses a tokenizer that does not say how text is cut, or has no token for some byte.
-bool encoder_open(Encoder *e, const Tokenizer *tokenizer, Error *err);
+bool encoder_open(Encoder *e, const Tokenizer *tokenizer);
 void encoder_close(Encoder *e);
 
 // Writes the tokens of a text, at most one a byte, without an end of text; returns how many.

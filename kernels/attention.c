@@ -358,9 +358,10 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     } else {
         char reason[256] = "";
         cudnnGetLastErrorString(reason, sizeof(reason));
-        fail(&plan->why_not, "cuDNN has no %sattention engine for T %d, %d/%d heads of %d%s%.200s",
+        fail("cuDNN has no %sattention engine for T %d, %d/%d heads of %d%s%.200s",
              others > 0 ? "deterministic " : "", s->T, s->H, s->G, s->D,
              others > 0 ? " (--no-deterministic takes another)" : ": ", others > 0 ? "" : reason);
+        plan->why_not = error_kept();
     }
     while (g.num_made > 0) { cudnnBackendDestroyDescriptor(g.made[--g.num_made]); }
 }
@@ -450,8 +451,7 @@ static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound
 
 // Whether a pass in such pieces has plans, for what is left at the ends too, and room for them.
 // *has_plans: the plans at least.
-static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bool *has_plans,
-                   Error *why) {
+static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bool *has_plans) {
     const int sequences[] = {p.sequences, s->B % p.sequences},
               groups[] = {p.groups, s->G % p.groups};
     for (int i = 0; i < 4; i++) {
@@ -460,10 +460,9 @@ static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bo
         const AttentionPlan *plan = plan_for(gpu, *s, part, backward);
         size_t own = backward ? sum_bytes(s, part) + dq_sum_bytes(s, part) : 0;
         *has_plans = plan->usable;
-        if (!plan->usable) { return fail(why, "%s", plan->why_not.text); }
+        if (!plan->usable) { return fail("%s", plan->why_not.text); }
         if (own + plan->workspace > gpu->attention_bytes) {
-            return fail(why,
-                        "cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
+            return fail("cuDNN's attention needs %zu bytes of workspace, more than the %zu planned",
                         own + plan->workspace, gpu->attention_bytes);
         }
     }
@@ -471,25 +470,24 @@ static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bo
 }
 
 // The largest pieces of a backward pass for whose plans there is room; none: of no sequence.
-static Piece backward_piece(Gpu *gpu, const AttentionShape *s, Error *why) {
+static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
     Piece p = piece_for(s, gpu->attention_bytes);
     bool has_plans;
-    while (!serves(gpu, s, p, true, &has_plans, why)) {
+    while (!serves(gpu, s, p, true, &has_plans)) {
         if (!has_plans || !shrink(&p)) { return (Piece){0, 0}; }
     }
     return p;
 }
 
-bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
+bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {
     bool has_plans;
     Piece p = {s.B, s.G};
-    return serves(gpu, &s, p, false, &has_plans, why) && backward_piece(gpu, &s, why).sequences > 0;
+    return serves(gpu, &s, p, false, &has_plans) && backward_piece(gpu, &s).sequences > 0;
 }
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
-    Error why;
-    if (attention_by_cudnn(gpu, s, &why)) { return true; }
-    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", why.text); }
+    if (attention_by_cudnn(gpu, s)) { return true; }
+    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", error_text()); }
     gpu->attentions->said = true;
     return false;
 }
@@ -512,7 +510,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
     float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
     bool backward = d_out != NULL;
     int64_t D = s.D, heads = s.H / s.G, row = (s.H + 2 * s.G) * D;
-    Piece piece = backward ? backward_piece(gpu, &s, NULL) : (Piece){s.B, s.G};
+    Piece piece = backward ? backward_piece(gpu, &s) : (Piece){s.B, s.G};
     for (int b = 0; b < s.B; b += piece.sequences) {
         for (int g = 0; g < s.G; g += piece.groups) {
             Piece part = {s.B - b < piece.sequences ? s.B - b : piece.sequences,

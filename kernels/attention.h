@@ -38,7 +38,7 @@ void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, c
 size_t attention_workspace(AttentionShape s, size_t most);
 
 // Whether cuDNN serves the shape; `why` says why not.
-bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why);
+bool attention_by_cudnn(Gpu *gpu, AttentionShape s);
 
 // At the start of a run: makes the plans of its shape, and says, once, where a plain kernel serves.
 // True: cuDNN serves.

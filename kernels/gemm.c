@@ -221,7 +221,7 @@ static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
                           g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
 }
 
-static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
+static GemmPlan *plan_for(Gpu *gpu, const Gemm *g) {
     GemmCache *cache = cache_of(gpu);
     GemmPlan p = {.key = key_of(g)};
     check(g);
@@ -231,15 +231,15 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
     }
 #if CUBLAS_VERSION < 120900
     if (g->scales_a != SCALES_TENSOR) {
-        fail(err, "block scales need cuBLASLt of CUDA 12.9 or newer");
+        fail("block scales need cuBLASLt of CUDA 12.9 or newer");
         return NULL;
     }
 #endif
     plan_describe(&p, g);
     if (!plan_algorithm(gpu, &p)) {
         plan_destroy(&p);
-        fail(err, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d)",
-             g->m, g->n, g->k, g->type_a, g->type_b, g->type_d);
+        fail("cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d)", g->m,
+             g->n, g->k, g->type_a, g->type_b, g->type_d);
         return NULL;
     }
     cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
@@ -247,8 +247,8 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g, Error *err) {
     return &cache->plans[cache->num_plans++];
 }
 
-bool gemm_supported(Gpu *gpu, Gemm g, Error *err) {
-    return plan_for(gpu, &g, err) != NULL;
+bool gemm_supported(Gpu *gpu, Gemm g) {
+    return plan_for(gpu, &g) != NULL;
 }
 
 Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
@@ -258,9 +258,8 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
 }
 
 void gemm(Gpu *gpu, Gemm g) {
-    Error err;
-    GemmPlan *plan = plan_for(gpu, &g, &err);
-    if (plan == NULL) { die("%s", err.text); }
+    GemmPlan *plan = plan_for(gpu, &g);
+    if (plan == NULL) { die("%s", error_text()); }
     plan_point(plan, &g);
     BLAS_CHECK(plan_run(gpu, plan, &g));
 }

@@ -52,7 +52,7 @@ void gemm(Gpu *gpu, Gemm g);
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
 // False, with the reason, where cuBLASLt has no algorithm for it.
-bool gemm_supported(Gpu *gpu, Gemm g, Error *err);
+bool gemm_supported(Gpu *gpu, Gemm g);
 
 // Forgets the plans.
 void gemm_close(Gpu *gpu);

@@ -26,7 +26,7 @@ void dnn_check(cudnnStatus_t status, const char *call, const char *file, int lin
     }
 }
 
-bool gpu_open(Gpu *gpu, int device, Error *err) {
+bool gpu_open(Gpu *gpu, int device) {
     struct cudaDeviceProp info;
     int count = 0;
     gpu->device = device;
@@ -35,19 +35,17 @@ bool gpu_open(Gpu *gpu, int device, Error *err) {
     gpu->profile = NULL;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
-        return fail(err, "no GPU can be used here: %s; ./train_gpt trains on the CPU",
+        return fail("no GPU can be used here: %s; ./train_gpt trains on the CPU",
                     status != cudaSuccess ? cudaGetErrorString(status) : "there is none");
     }
-    if (device >= count) {
-        return fail(err, "GPU %d is asked for, the machine has %d", device, count);
-    }
+    if (device >= count) { return fail("GPU %d is asked for, the machine has %d", device, count); }
     CUDA_CHECK(cudaGetDeviceProperties(&info, device));
     gpu->capability = 10 * info.major + info.minor;
     gpu->sms = info.multiProcessorCount;
     gpu->memory = info.totalGlobalMem;
     snprintf(gpu->name, sizeof(gpu->name), "%s", info.name);
     if (gpu->capability < 80) {
-        return fail(err, "%s has compute capability %d.%d; BF16 training needs 8.0 (A100) or newer",
+        return fail("%s has compute capability %d.%d; BF16 training needs 8.0 (A100) or newer",
                     gpu->name, info.major, info.minor);
     }
     CUDA_CHECK(cudaSetDevice(device));

@@ -57,7 +57,7 @@ typedef struct {
 
 // Takes device `device` (the workspaces are the caller's, and left alone); refuses one older than
 // sm_80, or none at all, in one line.
-bool gpu_open(Gpu *gpu, int device, Error *err);
+bool gpu_open(Gpu *gpu, int device);
 // After gemm_close and attention_close.
 void gpu_close(Gpu *gpu);
 

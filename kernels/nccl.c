@@ -10,11 +10,10 @@ static bool find(void *library, const char *name, void *function) {
     return found != NULL;
 }
 
-bool nccl_load(Nccl *n, Error *err) {
+bool nccl_load(Nccl *n) {
     void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
-        return fail(err,
-                    "several GPUs need NCCL: %s; install it (Debian and Ubuntu: libnccl2; pip: "
+        return fail("several GPUs need NCCL: %s; install it (Debian and Ubuntu: libnccl2; pip: "
                     "nvidia-nccl-cu13), or add the folder of libnccl.so.2 to LD_LIBRARY_PATH",
                     dlerror());
     }
@@ -27,7 +26,7 @@ bool nccl_load(Nccl *n, Error *err) {
     if (!ok || n->GetVersion(&version) != NCCL_SUCCESS || version < NCCL_OLDEST) {
         int major = version < 10000 ? version / 1000 : version / 10000; // until 2.8, another scale
         int minor = version < 10000 ? version / 100 % 10 : version / 100 % 100;
-        return fail(err, "libnccl.so.2 is version %d.%d; 2.10 or newer is needed", major, minor);
+        return fail("libnccl.so.2 is version %d.%d; 2.10 or newer is needed", major, minor);
     }
     return true;
 }

@@ -49,6 +49,6 @@ typedef struct {
 } Nccl;
 
 // Opens libnccl.so.2.
-bool nccl_load(Nccl *nccl, Error *err);
+bool nccl_load(Nccl *nccl);
 
 END_C

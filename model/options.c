@@ -92,19 +92,19 @@ static const char *suggestion(const char *name, char out[160]) {
     return out;
 }
 
-static bool fail_unknown(Error *err, const char *name) {
+static bool fail_unknown(const char *name) {
     char near[160];
-    return fail(err, "unknown option --%s%s (--help lists all)", name, suggestion(name, near));
+    return fail("unknown option --%s%s (--help lists all)", name, suggestion(name, near));
 }
 
 // ---- values -------------------------------------------------------------------------------------
 
-static bool parse_value(void *field, const OptionRow *row, const char *value, Error *err) {
+static bool parse_value(void *field, const OptionRow *row, const char *value) {
     static const char *const words[] = {"false", "true", "0", "1", "no", "yes", "off", "on"};
     char allowed[160];
     if (row->type == OPTION_STRING) {
         if (strlen(value) >= PATH_LENGTH) {
-            return fail(err, "--%s: longer than %d characters", row->name, PATH_LENGTH - 1);
+            return fail("--%s: longer than %d characters", row->name, PATH_LENGTH - 1);
         }
         strcpy(field, value);
         return true;
@@ -144,63 +144,58 @@ static bool parse_value(void *field, const OptionRow *row, const char *value, Er
         snprintf(allowed, sizeof(allowed), "%s from %.16g to %.16g",
                  whole ? "a whole number" : "a number", row->min, row->max);
     }
-    return fail(err, "--%s %s: must be %s", row->name, *value ? value : "(nothing)", allowed);
+    return fail("--%s %s: must be %s", row->name, *value ? value : "(nothing)", allowed);
 }
 
 OptionSource option_source(const Options *options, const char *name) {
     return (OptionSource)options->source[option_row(name) - option_table];
 }
 
-bool option_set(Options *options, const char *name, const char *value, OptionSource source,
-                Error *err) {
+bool option_set(Options *options, const char *name, const char *value, OptionSource source) {
     const OptionRow *row = option_row(name);
-    if (row == NULL) { return fail_unknown(err, name); }
+    if (row == NULL) { return fail_unknown(name); }
     Options parsed = *options; // so that a weaker source is still checked
-    if (!parse_value((char *)&parsed + row->offset, row, value, err)) { return false; }
+    if (!parse_value((char *)&parsed + row->offset, row, value)) { return false; }
     if (source < options->source[row - option_table]) { return true; }
     *options = parsed;
     options->source[row - option_table] = (unsigned char)source;
     return true;
 }
 
-bool options_set(Options *options, OptionSource source, Error *err, const char *format, ...) {
+bool options_set(Options *options, OptionSource source, const char *format, ...) {
     char settings[1024], *state, *name;
     va_list args;
     va_start(args, format);
     vsnprintf(settings, sizeof(settings), format, args);
     va_end(args);
     for (name = strtok_r(settings, " ", &state); name != NULL; name = strtok_r(NULL, " ", &state)) {
-        if (!option_set(options, name, strtok_r(NULL, " ", &state), source, err)) { return false; }
+        if (!option_set(options, name, strtok_r(NULL, " ", &state), source)) { return false; }
     }
     return true;
 }
 
 // option_set by a name that may be a flag's with "no-" before it. value: NULL: none was given.
-static bool set_named(Options *options, const char *name, const char *value, OptionSource source,
-                      Error *err) {
+static bool set_named(Options *options, const char *name, const char *value, OptionSource source) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
-    if (row == NULL) { return fail_unknown(err, name); }
+    if (row == NULL) { return fail_unknown(name); }
     if (row->type == OPTION_BOOL && value == NULL) {
         value = negated ? "false" : "true";
     } else if (negated) {
-        return fail(err, "--%s: only a flag can be negated, and without a value", name);
+        return fail("--%s: only a flag can be negated, and without a value", name);
     } else if (value == NULL) {
-        return fail(err, "--%s needs a value (%s)", name, row->choices);
+        return fail("--%s needs a value (%s)", name, row->choices);
     }
-    return option_set(options, row->name, value, source, err);
+    return option_set(options, row->name, value, source);
 }
 
 // The pattern that matches these files and no others: what the shell made them of, or one like it.
-static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count,
-                       Error *err) {
+static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count) {
     int64_t shortest = INT64_MAX, begin = INT64_MAX, end = INT64_MAX; // what all begin and end with
     for (int i = 0; i < count; i++) {
         const char *file = files[i], *first = files[0];
         int64_t length = (int64_t)strlen(file), first_length = (int64_t)strlen(first), same = 0;
-        if (access(file, F_OK) != 0) {
-            return fail(err, "--%s %s: %s", option, file, strerror(errno));
-        }
+        if (access(file, F_OK) != 0) { return fail("--%s %s: %s", option, file, strerror(errno)); }
         while (same < length && file[same] == first[same]) { same++; }
         begin = min64(begin, same);
         shortest = min64(shortest, length);
@@ -231,8 +226,7 @@ static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **fil
         globfree(&found);
         if (same) { return true; }
     }
-    return fail(err,
-                "--%s: %d files, from %s to %s: quote the pattern, so that the shell does not "
+    return fail("--%s: %d files, from %s to %s: quote the pattern, so that the shell does not "
                 "expand it",
                 option, count, files[0], files[count - 1]);
 }
@@ -246,12 +240,12 @@ static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bo
 }
 
 // Reads argv[*i] (and what follows it where that is its value), moving *i to the last one read.
-static bool read_argument(Options *options, int argc, char **argv, int *i, Error *err) {
+static bool read_argument(Options *options, int argc, char **argv, int *i) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     char name[PATH_LENGTH] = "", near[160], pattern[PATH_LENGTH];
     if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') {
-        return fail(err, "unexpected argument '%s': options start with --%s (--help lists all)",
-                    arg, *arg == '-' ? suggestion(arg, near) : "");
+        return fail("unexpected argument '%s': options start with --%s (--help lists all)", arg,
+                    *arg == '-' ? suggestion(arg, near) : "");
     }
     bool negated = false, ignored;
     const OptionRow *row = named_option(arg, name, &negated);
@@ -265,37 +259,37 @@ static bool read_argument(Options *options, int argc, char **argv, int *i, Error
         while (many && *i + 1 < argc && argv[*i + 1][0] != '-') { ++*i; }
         int count = (int)(argv + *i - values) + 1;
         if (count > 1) {
-            if (!fold_files(pattern, row->name, values, count, err)) { return false; }
+            if (!fold_files(pattern, row->name, values, count)) { return false; }
             value = pattern;
         }
     }
-    return set_named(options, name, value, SOURCE_COMMAND, err);
+    return set_named(options, name, value, SOURCE_COMMAND);
 }
 
 // ---- the configuration file ---------------------------------------------------------------------
 
 // Removes the quotes around a value in place. Only a comment may follow them.
-static bool unquote(char *value, Error *err) {
+static bool unquote(char *value) {
     char *out = value, *in = value + 1;
     for (; *in != '"'; in++) {
         bool escape = *in == '\\' && (in[1] == '"' || in[1] == '\\' || in[1] == 'n');
         if (escape) { in++; }
-        if (*in == '\0') { return fail(err, "a value without its closing quotation mark"); }
+        if (*in == '\0') { return fail("a value without its closing quotation mark"); }
         *out++ = escape && *in == 'n' ? '\n' : *in;
     }
     in += 1 + strspn(in + 1, BLANK);
     *out = '\0';
-    return *in == '\0' || *in == '#' || fail(err, "after the closing quotation mark: %.40s", in);
+    return *in == '\0' || *in == '#' || fail("after the closing quotation mark: %.40s", in);
 }
 
 // Reads "  --name = value  # comment".
-static bool read_line(Options *options, char *line, Error *err) {
+static bool read_line(Options *options, char *line) {
     char *name = line + strspn(line, BLANK);
     if (*name == '#') { return true; }
     if (strncmp(name, "--", 2) == 0) { name += 2; }
     char *end = name + strcspn(name, BLANK "="), *value = end + strspn(end, BLANK "=");
     if (*value == '"') {
-        if (!unquote(value, err)) { return false; }
+        if (!unquote(value)) { return false; }
     } else { // without the comment, a # after a blank, and the blanks before it
         char *value_end = value;
         for (char *p = value; *p != '\0' && !(*p == '#' && isspace((unsigned char)p[-1])); p++) {
@@ -305,28 +299,27 @@ static bool read_line(Options *options, char *line, Error *err) {
     }
     *end = '\0';
     if (*name == '\0' && *value == '\0') { return true; }
-    if (strcmp(name, "config") == 0) { return fail(err, "--config: a file cannot name another"); }
+    if (strcmp(name, "config") == 0) { return fail("--config: a file cannot name another"); }
     bool negated;
     const OptionRow *row = find_option(name, &negated);
     bool flag = row != NULL && row->type == OPTION_BOOL && *value == '\0';
-    return set_named(options, name, flag ? NULL : value, SOURCE_CONFIG, err);
+    return set_named(options, name, flag ? NULL : value, SOURCE_CONFIG);
 }
 
-static bool read_config(Options *options, const char *path, Error *err) {
+static bool read_config(Options *options, const char *path) {
     FILE *file = fopen(path, "r");
-    if (file == NULL) { return fail(err, "--config %s: %s", path, strerror(errno)); }
+    if (file == NULL) { return fail("--config %s: %s", path, strerror(errno)); }
     char *line = NULL;
     size_t room = 0;
     ssize_t length;
     bool ok = true;
     for (int number = 1; ok && (length = getline(&line, &room, file)) >= 0; number++) {
-        Error why;
         if (number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0) { memset(line, ' ', 3); }
-        ok = strlen(line) == (size_t)length ? read_line(options, line, &why)
-                                            : fail(&why, "a NUL byte; options are text");
-        if (!ok) { fail(err, "%s, line %d: %s", path, number, why.text); }
+        ok = strlen(line) == (size_t)length ? read_line(options, line)
+                                            : fail("a NUL byte; options are text");
+        if (!ok) { fail("%s, line %d: %s", path, number, error_text()); }
     }
-    if (ok && ferror(file)) { ok = fail(err, "--config %s: %s", path, strerror(errno)); }
+    if (ok && ferror(file)) { ok = fail("--config %s: %s", path, strerror(errno)); }
     free(line);
     fclose(file);
     return ok;
@@ -341,7 +334,7 @@ static const Preset *find_preset(const char *name) {
     return NULL;
 }
 
-static bool apply_preset(Options *options, Error *err) {
+static bool apply_preset(Options *options) {
     const Preset *preset = find_preset(options->model);
     char names[400] = "";
     if (preset == NULL) {
@@ -350,9 +343,9 @@ static bool apply_preset(Options *options, Error *err) {
             snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
                      preset_table[i].name);
         }
-        return fail(err, "--model %s: must be one of %s", options->model, names);
+        return fail("--model %s: must be one of %s", options->model, names);
     }
-    return options_set(options, SOURCE_PRESET, err, "%s", preset->settings);
+    return options_set(options, SOURCE_PRESET, "%s", preset->settings);
 }
 
 // Derives anew the values of a preset that do not fit the options given beside it.
@@ -394,8 +387,7 @@ bool option_is_shape(const OptionRow *row, Arch arch) {
 // A pass over the options: takes those that are not given from a checkpoint's model. First pass:
 // the explicit values (0: derived from others). Second pass, derived: derived values that disagree.
 // shape: gathers the values that a preset of another shape had.
-static bool take_options(Options *o, const Options *model, bool derived, char shape[256],
-                         Error *err) {
+static bool take_options(Options *o, const Options *model, bool derived, char shape[256]) {
     bool named = option_source(o, "model") >= SOURCE_CONFIG,
          loads = strcmp(o->origin, o->load) == 0;
     char now[OPTION_TEXT], was[OPTION_TEXT];
@@ -409,8 +401,8 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
             continue;
         }
         if (source >= SOURCE_CONFIG && is_shape) {
-            return fail(err, "--%s %s: it is %s in the checkpoint %s; leave the option out",
-                        row->name, now, was, o->origin);
+            return fail("--%s %s: it is %s in the checkpoint %s; leave the option out", row->name,
+                        now, was, o->origin);
         }
         if (source >= SOURCE_CONFIG) {
             if (!derived && loads && row->effect == EFFECT_RESULTS) {
@@ -423,7 +415,7 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
             size_t used = strlen(shape);
             snprintf(shape + used, 256 - used, " --%s %.40s", row->name, was);
         }
-        if (!option_set(o, row->name, was, SOURCE_CHECKPOINT, err)) { return false; }
+        if (!option_set(o, row->name, was, SOURCE_CHECKPOINT)) { return false; }
     }
     return true;
 }
@@ -432,11 +424,11 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
 // options make them anyway. A preset of another shape is said where it is given, and what --load's
 // weights were not trained for. (--resume says every option that differs, once the checkpoint is
 // open.)
-static bool take_model(Options *o, const Options *model, Error *err) {
+static bool take_model(Options *o, const Options *model) {
     char shape[256] = "";
-    if (!take_options(o, model, false, shape, err)) { return false; }
+    if (!take_options(o, model, false, shape)) { return false; }
     derive_values(o);
-    if (!take_options(o, model, true, shape, err)) { return false; }
+    if (!take_options(o, model, true, shape)) { return false; }
     if (shape[0] != '\0') {
         warn("--model %s: the checkpoint %s is another model; its shape is taken:%s", o->model,
              o->origin, shape);
@@ -449,124 +441,118 @@ static bool take_model(Options *o, const Options *model, Error *err) {
     return true;
 }
 
-static bool check_values(const Options *o, Error *err) {
+static bool check_values(const Options *o) {
     int heads = o->num_attention_heads;
     bool gpt2 = o->arch == ARCH_GPT2;
     if (o->kv_channels == 0) {
-        return fail(err, "--num-attention-heads %d: must divide --hidden-size %d%s", heads,
+        return fail("--num-attention-heads %d: must divide --hidden-size %d%s", heads,
                     o->hidden_size, gpt2 ? "" : ", or give --kv-channels");
     }
     if (heads % o->num_query_groups != 0) {
-        return fail(err, "--num-query-groups %d: must divide --num-attention-heads %d",
+        return fail("--num-query-groups %d: must divide --num-attention-heads %d",
                     o->num_query_groups, heads);
     }
     if (gpt2 && o->kv_channels * heads != o->hidden_size) {
-        return fail(err, "--kv-channels %d: gpt2 has --hidden-size %d / --num-attention-heads %d",
+        return fail("--kv-channels %d: gpt2 has --hidden-size %d / --num-attention-heads %d",
                     o->kv_channels, o->hidden_size, heads);
     }
     if (gpt2 && o->qk_layernorm) {
-        return fail(err, "--qk-layernorm: gpt2 has none; --arch llama can have it");
+        return fail("--qk-layernorm: gpt2 has none; --arch llama can have it");
     }
     if (o->qk_layernorm && o->add_qkv_bias) {
-        return fail(err, "--qk-layernorm: no model of transformers has --add-qkv-bias besides");
+        return fail("--qk-layernorm: no model of transformers has --add-qkv-bias besides");
     }
     if (gpt2 && o->num_query_groups != heads) {
-        return fail(err, "--num-query-groups %d: gpt2 has as many as --num-attention-heads (%d)",
+        return fail("--num-query-groups %d: gpt2 has as many as --num-attention-heads (%d)",
                     o->num_query_groups, heads);
     }
     if (o->arch == ARCH_LLAMA && o->kv_channels % 2 != 0) {
-        return fail(err,
-                    "--kv-channels %d: llama's rotary embedding needs an even head size (0: "
+        return fail("--kv-channels %d: llama's rotary embedding needs an even head size (0: "
                     "--hidden-size %d / --num-attention-heads %d)",
                     o->kv_channels, o->hidden_size, heads);
     }
     if (o->rope_scaling == ROPE_LLAMA3 && o->rope_high_freq_factor <= o->rope_low_freq_factor) {
-        return fail(err, "--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",
+        return fail("--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",
                     o->rope_high_freq_factor, o->rope_low_freq_factor);
     }
     if (o->eval_only && o->valid_data[0] == '\0' && o->eval_choices[0] == '\0') {
-        return fail(err, "--eval-only: needs --valid-data or --eval-choices");
+        return fail("--eval-only: needs --valid-data or --eval-choices");
     }
     if (o->seq_length > o->max_position_embeddings) {
-        return fail(err, "--seq-length %d: must be at most --max-position-embeddings %d",
-                    o->seq_length, o->max_position_embeddings);
+        return fail("--seq-length %d: must be at most --max-position-embeddings %d", o->seq_length,
+                    o->max_position_embeddings);
     }
     if ((int64_t)o->micro_batch_size * o->seq_length > INT32_MAX) {
-        return fail(err, "--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
+        return fail("--micro-batch-size %d x --seq-length %d: must be fewer than 2^31 tokens",
                     o->micro_batch_size, o->seq_length);
     }
     if (o->min_lr > o->lr) {
-        return fail(err, "--min-lr %g: must be at most --lr %g", o->min_lr, o->lr);
+        return fail("--min-lr %g: must be at most --lr %g", o->min_lr, o->lr);
     }
     int bf16_layers = o->num_layers_at_start_in_bf16 + o->num_layers_at_end_in_bf16;
     if (o->first_last_layers_bf16 && bf16_layers > o->num_layers) {
-        return fail(err,
-                    "--num-layers-at-start-in-bf16 %d and --num-layers-at-end-in-bf16 %d: must be "
+        return fail("--num-layers-at-start-in-bf16 %d and --num-layers-at-end-in-bf16 %d: must be "
                     "at most --num-layers %d together",
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
     if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
         option_source(o, "fp8-fast-accumulation") > SOURCE_DEFAULT) {
-        return fail(err,
-                    "--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
+        return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
                     "products have no fast accumulation",
                     o->fp8_fast_accumulation == FAST_ALL ? "all" : "forward");
     }
     bool latest = strcmp(o->resume, "latest") == 0;
     if ((latest || o->list_checkpoints) && o->save[0] == '\0') {
-        return fail(err, "--%s: needs --save DIR, where to look",
+        return fail("--%s: needs --save DIR, where to look",
                     latest ? "resume latest" : "list-checkpoints");
     }
     return true;
 }
 
-bool options_finish_batch(Options *o, int ranks, Error *err) {
+bool options_finish_batch(Options *o, int ranks) {
     int64_t whole = (int64_t)o->micro_batch_size * ranks;
     if (o->global_batch_size == 0) { o->global_batch_size = (int)min64(whole, INT32_MAX); }
     if (o->global_batch_size % whole != 0) {
-        return fail(err,
-                    "--global-batch-size %d: must be a multiple of --micro-batch-size %d x %d "
+        return fail("--global-batch-size %d: must be a multiple of --micro-batch-size %d x %d "
                     "rank%s",
                     o->global_batch_size, o->micro_batch_size, ranks, ranks > 1 ? "s" : "");
     }
     return true;
 }
 
-bool options_read(Options *options, int argc, char **argv, Error *err) {
+bool options_read(Options *options, int argc, char **argv) {
     memset(options, 0, sizeof(*options));
     options->ranks = 1;
     for (int i = 0; i < option_table_count; i++) {
-        if (!option_set(options, option_table[i].name, option_table[i].fallback, SOURCE_DEFAULT,
-                        err)) {
+        if (!option_set(options, option_table[i].name, option_table[i].fallback, SOURCE_DEFAULT)) {
             return false;
         }
     }
     for (int i = 1; i < argc; i++) {
-        if (!read_argument(options, argc, argv, &i, err)) { return false; }
+        if (!read_argument(options, argc, argv, &i)) { return false; }
     }
     if (options->help || options->version) {
-        apply_preset(options, NULL); // whose values --help shows
+        apply_preset(options); // whose values --help shows
         return true;
     }
-    return options->config[0] == '\0' || read_config(options, options->config, err);
+    return options->config[0] == '\0' || read_config(options, options->config);
 }
 
-bool options_resolve(Options *o, const Options *model, Error *err) {
+bool options_resolve(Options *o, const Options *model) {
     const char *preset = model != NULL && find_preset(model->model) != NULL ? model->model : "";
     bool named = model == NULL || option_source(o, "model") >= SOURCE_CONFIG;
-    if (!named && !option_set(o, "model", preset, SOURCE_CHECKPOINT, err)) { return false; }
-    if ((named || preset[0] != '\0') && !apply_preset(o, err)) { return false; }
+    if (!named && !option_set(o, "model", preset, SOURCE_CHECKPOINT)) { return false; }
+    if ((named || preset[0] != '\0') && !apply_preset(o)) { return false; }
     if (model == NULL) {
         derive_values(o);
-    } else if (!take_model(o, model, err)) {
+    } else if (!take_model(o, model)) {
         return false;
     }
     o->ranks = o->gpus;
-    return check_values(o, err);
+    return check_values(o);
 }
 
 void options_parse(Options *options, int argc, char **argv) {
-    Error err;
     if (argc == 1) {
         fprintf(stderr,
                 "llm8.c " LLM8_VERSION ": trains GPT-2 and Llama models\n"
@@ -577,7 +563,7 @@ void options_parse(Options *options, int argc, char **argv) {
                 argv[0]);
         exit(EXIT_FAILURE);
     }
-    if (!options_read(options, argc, argv, &err)) { die("%s", err.text); }
+    or_die(options_read(options, argc, argv));
     if (options->help) {
         options_help(options, stdout, argv[0]);
         exit(EXIT_SUCCESS);

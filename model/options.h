@@ -117,7 +117,7 @@ extern const ForeignName foreign_names[]; // that other trainers have; a NULL en
 // What is given: the command line and the config file, over the defaults. Prints nothing, but for a
 // warning when the config file names options that no longer exist, with values that are not
 // followed.
-bool options_read(Options *options, int argc, char **argv, Error *err);
+bool options_read(Options *options, int argc, char **argv);
 
 // The same; dies with one line on the first fault. Answers --help and --version by printing, as a
 // call without arguments, and exits.
@@ -125,21 +125,19 @@ void options_parse(Options *options, int argc, char **argv);
 
 // Then the rest: the preset, derived values, the model of the checkpoint options->origin, checks.
 // model: what that says of it, set by option_set with SOURCE_CHECKPOINT; NULL: a new model.
-bool options_resolve(Options *options, const Options *model, Error *err);
+bool options_resolve(Options *options, const Options *model);
 
 // Whether models that differ in this option have other tensors.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
 // Once the number of ranks is known: fills in --global-batch-size, or refuses it.
-bool options_finish_batch(Options *options, int ranks, Error *err);
+bool options_finish_batch(Options *options, int ranks);
 
 // Sets one option from text, unless a stronger source has set it already.
-bool option_set(Options *options, const char *name, const char *value, OptionSource source,
-                Error *err);
+bool option_set(Options *options, const char *name, const char *value, OptionSource source);
 
 // The same of several: "name value name value", of values without blanks, after printf's format.
-bool options_set(Options *options, OptionSource source, Error *err, const char *format, ...)
-    PRINTF_LIKE(4, 5);
+bool options_set(Options *options, OptionSource source, const char *format, ...) PRINTF_LIKE(3, 4);
 
 const OptionRow *option_row(const char *name); // NULL: no option has the name
 // The source of the value of an existing option.

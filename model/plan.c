@@ -137,7 +137,7 @@ void plan_guard_poison(const Plan *plan) {
     }
 }
 
-bool plan_guard_check(const Plan *plan, Error *err) {
+bool plan_guard_check(const Plan *plan) {
     unsigned char copy[PLAN_ALIGN + PLAN_GUARD_BYTES], *zone = copy;
     for (int i = 0; i < plan->count && guarded(); i++) {
         const PlanRow *row = &plan->rows[i];
@@ -149,8 +149,7 @@ bool plan_guard_check(const Plan *plan, Error *err) {
         }
         while (at < bytes && zone[at] == ZONE_BYTE) { at++; }
         if (at < bytes) {
-            return fail(err,
-                        "LLM8_GUARD: buffer '%s' (%s, row %d of the plan) was written past its "
+            return fail("LLM8_GUARD: buffer '%s' (%s, row %d of the plan) was written past its "
                         "%lld bytes, at byte %lld",
                         row->name, row->category, i, (long long)row->bytes,
                         (long long)(row->bytes + at));

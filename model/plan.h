@@ -77,6 +77,6 @@ void plan_free(Plan *plan);
 // These do nothing unless LLM8_GUARD=1.
 void plan_guard_poison(const Plan *plan); // before a step
 // After the step. False: a zone was written, and err names its buffer.
-bool plan_guard_check(const Plan *plan, Error *err);
+bool plan_guard_check(const Plan *plan);
 
 END_C

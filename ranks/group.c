@@ -147,7 +147,7 @@ static int listen_on(const char *host, int port, bool name) {
     return file;
 }
 
-int group_listen(const char *host, int *port, Error *err) {
+int group_listen(const char *host, int *port) {
     struct sockaddr_in6 address; // its port is where that of sockaddr_in is
     socklen_t length = sizeof(address);
     int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port, false);
@@ -168,7 +168,7 @@ int group_listen(const char *host, int *port, Error *err) {
     } else if (errno == EADDRNOTAVAIL) {
         advice = "not an address of this machine; MASTER_ADDR must be the one rank 0 runs on";
     }
-    fail(err, "rank 0 cannot listen on %s port %d: %s", host, *port, advice);
+    fail("rank 0 cannot listen on %s port %d: %s", host, *port, advice);
     return -1;
 }
 
@@ -449,11 +449,10 @@ void watch_beat(Watch *w, int64_t step, Doing doing, const char *what) {
 static void *run_probe(void *argument) {
     Watch *w = argument;
     struct pollfd quit = {.fd = w->quit_probe, .events = POLLIN};
-    Error err;
     while (poll(&quit, 1, (int)(1e3 * w->tick)) <= 0) {
-        if (w->probe(w->argument, &err)) { continue; }
+        if (w->probe(w->argument)) { continue; }
         pthread_mutex_lock(&w->mutex);
-        end_run(w, "rank %d: %s", w->rank, err.text);
+        end_run(w, "rank %d: %s", w->rank, error_text());
     }
     return NULL;
 }
@@ -515,10 +514,12 @@ void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, voi
     }
 }
 
-bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
+bool group_agree(Group *g, Channel channel, bool ok) {
     Error verdict = {""}; // "": ok
     if (g == NULL || g->ranks == 1) { return ok; }
-    if (!ok) { fail(&verdict, "rank %d: %s", g->rank, err != NULL ? err->text : ""); }
+    if (!ok) {
+        snprintf(verdict.text, sizeof(verdict.text), "rank %d: %.700s", g->rank, error_text());
+    }
     Error *all = calloc_or_die((size_t)g->ranks, sizeof(Error));
     group_gather(g, channel, &verdict, sizeof(verdict), all);
     for (int r = g->ranks - 1; r >= 0; r--) {
@@ -527,7 +528,7 @@ bool group_agree(Group *g, Channel channel, bool ok, Error *err) {
     free(all);
     group_broadcast(g, channel, &verdict, sizeof(verdict));
     verdict.text[sizeof(Error) - 1] = '\0';
-    return verdict.text[0] == '\0' || fail(err, "%s", verdict.text);
+    return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
 // ---- the meeting --------------------------------------------------------------------------------
@@ -561,16 +562,16 @@ static bool is_answer(const Watch *w, const Peer *p, const Message *m) {
 }
 
 // A guest becomes the rank that it says it is. A rank that runs something else is told when all
-// have come: err is filled. False: no rank can take that place.
-static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *err) {
+// have come: *differs is that text, unless it is another's. False: no rank can take that place.
+static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *differs) {
     Peer *p = &w->peers[h->rank > 0 && h->rank < w->ranks ? h->rank : 0];
     size_t line = 0, at = 0;
     if (h->ranks != w->ranks || h->rank < 0 || h->rank >= w->ranks) {
-        return fail(err, "rank %d on %s was started as one of %d ranks, rank 0 as one of %d",
-                    h->rank, h->host, h->ranks, w->ranks);
+        return fail("rank %d on %s was started as one of %d ranks, rank 0 as one of %d", h->rank,
+                    h->host, h->ranks, w->ranks);
     }
     if (h->rank == 0 || p->file >= 0) {
-        return fail(err, "two processes say that they are rank %d: one on %s, one on %s", h->rank,
+        return fail("two processes say that they are rank %d: one on %s, one on %s", h->rank,
                     p->host, h->host);
     }
     p->file = guest->file;
@@ -581,12 +582,12 @@ static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Er
     for (; h->text[at] == identity[at] && identity[at] != '\0'; at++) {
         if (identity[at] == '\n') { line = at + 1; }
     }
-    if (h->text[at] != identity[at] && err->text[0] == '\0') {
-        fail(err,
-             "rank %d: on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks "
+    if (h->text[at] != identity[at] && differs->text[0] == '\0') {
+        fail("rank %d: on %s, it runs something else: '%.*s', where rank 0 has '%.*s'; all ranks "
              "need the same program and options",
              h->rank, h->host, (int)strcspn(h->text + line, "\n"), h->text + line,
              (int)strcspn(identity + line, "\n"), identity + line);
+        *differs = error_kept();
     }
     return true;
 }
@@ -594,18 +595,18 @@ static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Er
 // All connections are read at once, so that one which says nothing holds up nobody. Where there are
 // too many of them, the oldest goes.
 static bool meet_as_first(Watch *w, int listener, const char *place, const char *identity,
-                          double seconds, Error *err) {
+                          double seconds) {
     double now = wall_seconds(), until = now + seconds, tell = now + 10;
+    Error verdict = {""}; // why a rank cannot take part; "": all can
     int all = w->ranks + w->ranks + GUESTS, guests = 0;
     char missing[600];
     bool ok = true;
-    err->text[0] = '\0';
     for (int count; ok && (count = list_missing(w, missing, sizeof(missing))) > 0;) {
         const char *ranks = count > 1 ? "ranks" : "rank";
         now = wall_seconds();
         if (now >= until) {
-            ok = fail(err, "%s %s of %d did not come to %s within %.0f s (--distributed-timeout)",
-                      ranks, missing, w->ranks, place, seconds);
+            ok = fail("%s %s of %d did not come to %s within %.0f s (--distributed-timeout)", ranks,
+                      missing, w->ranks, place, seconds);
             break;
         }
         if (now >= tell) {
@@ -618,8 +619,8 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
             Message *m = w->polls[i].revents != 0 ? read_message(w, p) : NULL;
             const Hello *h = m != NULL ? (const Hello *)m->data : NULL;
             if (h != NULL && i >= w->ranks && is_answer(w, p, m)) {
-                ok = seat(w, p, h, identity, err);
-                if (!ok) { send_hello(w, p, err->text); }
+                ok = seat(w, p, h, identity, &verdict);
+                if (!ok) { send_hello(w, p, error_text()); }
             } else if (h != NULL) { // anyone may ask once for what to answer
                 p->closed = i < w->ranks || p->asked;
                 p->asked = true;
@@ -643,18 +644,19 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
             set_timeout(file, 10);
         }
     }
+    if (!ok) { verdict = error_kept(); }
     for (int r = 1; r < all; r++) { // who has gone needs no answer
         Peer *p = &w->peers[r];
-        if (r < w->ranks) { send_hello(w, p, err->text); }
+        if (r < w->ranks) { send_hello(w, p, verdict.text); }
         if (r >= w->ranks) { close_peer(p); }
     }
-    return err->text[0] == '\0';
+    return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
 // Over a connection. *itself: it has no other end, for a socket can connect to itself, on a port
 // that no one listens on.
 static bool introduce(Watch *w, const char *host, int port, const char *identity, double patience,
-                      bool *itself, Error *err) {
+                      bool *itself) {
     Peer *p = &w->peers[0];
     group_draw(p->nonce);
     send_hello(w, p, "");
@@ -666,8 +668,7 @@ static bool introduce(Watch *w, const char *host, int port, const char *identity
             m = read_message(w, p);
         }
         if (m == NULL && p->got > 0) {
-            return fail(err,
-                        "what answers at %s port %d is not rank 0 of an llm8.c run: are "
+            return fail("what answers at %s port %d is not rank 0 of an llm8.c run: are "
                         "MASTER_ADDR and MASTER_PORT right?",
                         host, port);
         }
@@ -675,27 +676,27 @@ static bool introduce(Watch *w, const char *host, int port, const char *identity
             const char *why = !p->closed   ? "it said nothing"
                               : errno == 0 ? "it closed the connection"
                                            : strerror(errno);
-            return fail(err, "rank 0 at %s port %d gave no answer before all ranks had come: %s",
-                        host, port, why);
+            return fail("rank 0 at %s port %d gave no answer before all ranks had come: %s", host,
+                        port, why);
         }
         const Hello *h = (const Hello *)m->data;
         bool answer = is_answer(w, p, m) && h->rank == 0, last = told || !answer;
         *itself = memcmp(h->nonce, p->nonce, sizeof(p->nonce)) == 0;
         memcpy(p->theirs, h->nonce, sizeof(p->theirs));
         memcpy(p->host, h->host, HOST);
-        fail(err, "%s", h->text);
+        bool welcome = h->text[0] == '\0' || fail("%s", h->text);
         free(m);
         if (!answer) {
-            fail(err, "what answers at %s port %d has another LLM8_SECRET than this rank", host,
-                 port);
+            return fail("what answers at %s port %d has another LLM8_SECRET than this rank", host,
+                        port);
         }
-        if (last) { return err->text[0] == '\0'; }
+        if (last) { return welcome; }
         send_hello(w, p, identity);
     }
 }
 
 static bool meet_as_other(Watch *w, const char *host, int port, const char *identity,
-                          double seconds, Error *err) {
+                          double seconds) {
     const char *why = "";
     double now = wall_seconds(), until = now + seconds, tell = now + 10, pause = 0.01;
     Peer *p = &w->peers[0];
@@ -704,12 +705,11 @@ static bool meet_as_other(Watch *w, const char *host, int port, const char *iden
         now = wall_seconds();
         if (p->file >= 0) {
             bool itself = false,
-                 met = introduce(w, host, port, identity, until + seconds / 8 + 5, &itself, err);
+                 met = introduce(w, host, port, identity, until + seconds / 8 + 5, &itself);
             if (!itself) { return met; }
             close_peer(p);
         } else if (now + pause >= until) {
-            return fail(err,
-                        "rank 0 was not reached at %s port %d within %.0f s "
+            return fail("rank 0 was not reached at %s port %d within %.0f s "
                         "(--distributed-timeout): %s; are MASTER_ADDR and MASTER_PORT those of "
                         "rank 0, and does it run?",
                         host, port, seconds, why);
@@ -722,7 +722,7 @@ static bool meet_as_other(Watch *w, const char *host, int port, const char *iden
 }
 
 bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const uint64_t secret[2], const char *identity, double seconds, Error *err) {
+                const uint64_t secret[2], const char *identity, double seconds) {
     *g = (Group){.rank = rank, .ranks = ranks};
     if (ranks == 1) { return true; }
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
@@ -742,13 +742,13 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
     pthread_mutex_lock(&w->mutex);
     if (rank == 0) {
         char place[320];
-        if (listener < 0) { listener = group_listen(host, &port, err); }
+        if (listener < 0) { listener = group_listen(host, &port); }
         memcpy(w->peers[0].host, w->host, HOST);
         snprintf(place, sizeof(place), "%s port %d", host, port);
-        w->runs = listener >= 0 && meet_as_first(w, listener, place, identity, seconds, err);
+        w->runs = listener >= 0 && meet_as_first(w, listener, place, identity, seconds);
         if (listener >= 0) { close(listener); }
     } else {
-        w->runs = meet_as_other(w, host, port, identity, seconds, err);
+        w->runs = meet_as_other(w, host, port, identity, seconds);
     }
     for (int r = 0; r < w->count; r++) {
         Peer *p = &w->peers[r];

@@ -31,7 +31,7 @@ typedef struct Group {
 // listened on alone, and so is a name's. Where the name means none of this machine's addresses
 // here, or a loopback one (Debian's own name is 127.0.1.1), others know it by another address, and
 // all are listened on. -1: err says why.
-int group_listen(const char *host, int *port, Error *err);
+int group_listen(const char *host, int *port);
 
 // 128 random bits: a secret.
 void group_draw(uint64_t number[2]);
@@ -41,7 +41,7 @@ void group_draw(uint64_t number[2]);
 // identity: lines of text, the same on every rank, that say what it runs. On failure every rank
 // that came gets the reason, which names the ranks that are missing or differ.
 bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const uint64_t secret[2], const char *identity, double seconds, Error *err);
+                const uint64_t secret[2], const char *identity, double seconds);
 // Says goodbye to the others, who then do not take this rank's end for a loss. Rank 0 leaves last.
 void group_close(Group *g);
 
@@ -51,7 +51,7 @@ typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
 // True where ok is on every rank. Otherwise err is the same on all: the first such rank's, with its
 // number in front. Also a barrier.
-bool group_agree(Group *g, Channel channel, bool ok, Error *err);
+bool group_agree(Group *g, Channel channel, bool ok);
 // Rank 0's bytes to all / every rank's to rank 0's all[ranks * bytes].
 void group_broadcast(Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all);
@@ -67,7 +67,7 @@ void watch_beat(Watch *w, int64_t step, Doing doing, const char *what);
 
 // Called four times a second, in a thread of its own, where it may block; ends the run where it
 // returns false (NCCL's asynchronous errors). NULL: no more; waits for a call that is being made.
-typedef bool WatchProbe(void *argument, Error *err);
+typedef bool WatchProbe(void *argument);
 void watch_probe(Watch *w, WatchProbe *probe, void *argument);
 
 // For a thread whose call failed because another rank ended: lets the watch say why, and ends the

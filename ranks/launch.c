@@ -38,14 +38,14 @@ static const char *variable(const char *name) {
 }
 
 // *value keeps what it holds where the variable is not set.
-static bool read_int(const char *name, int min, int max, int *value, Error *err) {
+static bool read_int(const char *name, int min, int max, int *value) {
     const char *text = variable(name);
     char *end;
     if (text == NULL) { return true; }
     errno = 0;
     long number = strtol(text, &end, 10);
     if (*end != '\0' || errno != 0 || number < min || number > max) {
-        return fail(err, "%s=%s: must be a whole number from %d to %d", name, text, min, max);
+        return fail("%s=%s: must be a whole number from %d to %d", name, text, min, max);
     }
     *value = (int)number;
     return true;
@@ -65,52 +65,51 @@ static int tasks_of_node(const char *list, int node) {
     return 0;
 }
 
-static bool read_family(Ranks *r, const Family *f, Error *err) {
+static bool read_family(Ranks *r, const Family *f) {
     int rank = -1, local = -1, local_ranks = 0, node = 0;
     bool counted = variable(f->ranks) != NULL;
-    if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks, err)) { return false; }
+    if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks)) { return false; }
     if (variable(f->rank) == NULL && r->ranks == 1 && counted) { return true; }
     int most = counted ? r->ranks : RANKS_MAX;
     if (f == &families[SLURM]) {
-        if (!read_int("SLURM_NODEID", 0, RANKS_MAX, &node, err)) { return false; }
+        if (!read_int("SLURM_NODEID", 0, RANKS_MAX, &node)) { return false; }
         local_ranks = tasks_of_node(variable("SLURM_STEP_TASKS_PER_NODE"), node);
     }
-    if (!read_int(f->rank, 0, most - 1, &rank, err) ||
-        !read_int(f->local_ranks, 1, most, &local_ranks, err) ||
-        !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local, err)) {
+    if (!read_int(f->rank, 0, most - 1, &rank) ||
+        !read_int(f->local_ranks, 1, most, &local_ranks) ||
+        !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local)) {
         return false;
     }
     if (r->ranks == 1) { local = 0; }
     *r = (Ranks){rank, r->ranks, local, local_ranks, .source = f->starter};
     return (counted && rank >= 0 && local >= 0) ||
-           fail(err,
-                "%s, %s and %s say which of how many ranks this is, and which GPU of its "
+           fail("%s, %s and %s say which of how many ranks this is, and which GPU of its "
                 "machine it takes: set all three",
                 f->rank, f->ranks, f->local_rank);
 }
 
 // Where rank 0 is met, when several ranks are.
-static bool read_meeting(Ranks *r, Error *err) {
+static bool read_meeting(Ranks *r) {
     const char *host = variable("MASTER_ADDR"), *list = NULL, *secret = variable("LLM8_SECRET");
     bool digits = secret != NULL && strspn(secret, "0123456789abcdefABCDEF") == 32;
     r->port = DEFAULT_PORT;
     if (secret != NULL && !(digits && strlen(secret) == 32 &&
                             sscanf(secret, "%16lx%16lx", &r->secret[0], &r->secret[1]) == 2)) {
-        return fail(err, "LLM8_SECRET: must be 32 hexadecimal digits, as openssl rand -hex 16 "
-                         "prints them, on every rank the same");
+        return fail("LLM8_SECRET: must be 32 hexadecimal digits, as openssl rand -hex 16 "
+                    "prints them, on every rank the same");
     }
     if (r->source == families[SLURM].starter) {
         const char *job = variable("SLURM_JOB_ID");
         list = variable("SLURM_STEP_NODELIST");
         if (job != NULL) { r->port = 20000 + (int)(strtoul(job, NULL, 10) % 10000); }
     }
-    if (!read_int("MASTER_PORT", 1, 65535, &r->port, err)) { return false; }
+    if (!read_int("MASTER_PORT", 1, 65535, &r->port)) { return false; }
     const char *agent = variable("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) { // torchrun listens on MASTER_PORT itself
         r->port += r->port + AGENT_STEP <= 65535 ? AGENT_STEP : -AGENT_STEP;
     }
     if (host != NULL && strlen(host) >= sizeof(r->host)) {
-        return fail(err, "MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
+        return fail("MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
     }
     if (host == NULL && r->local_ranks == r->ranks) { host = "127.0.0.1"; }
     if (host != NULL) { // of IPv6 perhaps in brackets
@@ -119,8 +118,7 @@ static bool read_meeting(Ranks *r, Error *err) {
         return true;
     }
     if (list == NULL) {
-        return fail(err, "MASTER_ADDR is not set: %d ranks need to know the host of rank 0",
-                    r->ranks);
+        return fail("MASTER_ADDR is not set: %d ranks need to know the host of rank 0", r->ranks);
     }
     // the first host of "node[03-05,9]-ib,other": node03-ib
     size_t prefix = strcspn(list, ",[");
@@ -133,17 +131,17 @@ static bool read_meeting(Ranks *r, Error *err) {
 }
 
 // --gpus: this process starts the ranks of its machine.
-static bool read_nodes(Ranks *r, int gpus, Error *err) {
+static bool read_nodes(Ranks *r, int gpus) {
     int nodes = 1, node = 0;
-    if (!read_int("NNODES", 1, RANKS_MAX, &nodes, err)) { return false; }
-    if (nodes > 1 && !read_int("NODE_RANK", 0, nodes - 1, &node, err)) { return false; }
+    if (!read_int("NNODES", 1, RANKS_MAX, &nodes)) { return false; }
+    if (nodes > 1 && !read_int("NODE_RANK", 0, nodes - 1, &node)) { return false; }
     if (nodes > 1 && (variable("NODE_RANK") == NULL || variable("MASTER_ADDR") == NULL ||
                       variable("MASTER_PORT") == NULL)) {
-        return fail(err, "NNODES=%d needs NODE_RANK, MASTER_ADDR and MASTER_PORT besides: set all",
+        return fail("NNODES=%d needs NODE_RANK, MASTER_ADDR and MASTER_PORT besides: set all",
                     nodes);
     }
     if ((int64_t)nodes * gpus > RANKS_MAX) {
-        return fail(err, "NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
+        return fail("NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
     }
     *r = (Ranks){.rank = node * gpus,
                  .ranks = nodes * gpus,
@@ -151,10 +149,10 @@ static bool read_nodes(Ranks *r, int gpus, Error *err) {
                  .host = "127.0.0.1",
                  .source = "--gpus",
                  .starts = nodes * gpus > 1};
-    return nodes == 1 || read_meeting(r, err);
+    return nodes == 1 || read_meeting(r);
 }
 
-bool ranks_read(Ranks *r, const Options *options, Error *err) {
+bool ranks_read(Ranks *r, const Options *options) {
     *r = (Ranks){.ranks = 1, .local_ranks = 1, .source = "one process"};
     const Family *family = NULL;
     for (int i = FAMILIES - 1; i >= 0; i--) {
@@ -163,27 +161,25 @@ bool ranks_read(Ranks *r, const Options *options, Error *err) {
         bool set = variable(f->ranks) != NULL || (i != SLURM && variable(f->rank) != NULL);
         if (set) { family = f; }
     }
-    if (family != NULL && !read_family(r, family, err)) { return false; }
+    if (family != NULL && !read_family(r, family)) { return false; }
     // a --config may have kept what an earlier run was started with
     bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
     int gpus = family == NULL || typed ? options->gpus : 1;
     bool alone = r->ranks == 1;
-    if (alone && !read_nodes(r, gpus, err)) { return false; }
+    if (alone && !read_nodes(r, gpus)) { return false; }
     if (alone) { return true; }
     if (gpus > 1 && gpus != r->local_ranks) {
-        return fail(err,
-                    "--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
+        return fail("--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
                     "start one process",
                     gpus, r->ranks, family->ranks, variable(family->ranks));
     }
-    return read_meeting(r, err);
+    return read_meeting(r);
 }
 
-bool ranks_device(const Ranks *r, int visible, int *device, Error *err) {
+bool ranks_device(const Ranks *r, int visible, int *device) {
     *device = visible == 1 ? 0 : r->local_rank;
     return *device < visible ||
-           fail(err,
-                "rank %d is number %d on its machine, whose GPUs are 0 to %d: start no more "
+           fail("rank %d is number %d on its machine, whose GPUs are 0 to %d: start no more "
                 "ranks than GPUs",
                 r->rank, r->local_rank, visible - 1);
 }
@@ -243,11 +239,10 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
 // 0's socket, made before the ranks start, so that no other process can take the port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
-    Error err;
     pid_t starter = getpid();
     sigset_t signals, old;
-    *listener = r->rank == 0 ? group_listen(r->host, &r->port, &err) : -1;
-    if (r->rank == 0 && *listener < 0) { die("%s", err.text); }
+    *listener = r->rank == 0 ? group_listen(r->host, &r->port) : -1;
+    if (r->rank == 0 && *listener < 0) { die("%s", error_text()); }
     if (r->local_ranks == r->ranks) { group_draw(r->secret); }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
@@ -274,14 +269,13 @@ static void start_ranks(Ranks *r, int *listener) {
 
 void launch(Ranks *r, Group *group, Options *options) {
     const Options *o = options;
-    Error err;
     char *identity = NULL, value[OPTION_TEXT];
     int listener = -1;
     size_t bytes, size = 0;
     uint32_t crc = 0;
     *group = (Group){.ranks = 1};
     ignore_write_signals();
-    if (!ranks_read(r, o, &err)) { die("%s", err.text); }
+    or_die(ranks_read(r, o));
     bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
     options->ranks = alone && !o->plan ? 1 : r->ranks;
     threads_divide(alone ? 1 : r->local_ranks > 0 ? r->local_ranks : r->ranks);
@@ -296,9 +290,9 @@ void launch(Ranks *r, Group *group, Options *options) {
     // what every rank must have alike: the program, to the byte, and the options
     FILE *file = open_memstream(&identity, &bytes);
     if (file == NULL) { die("out of memory"); }
-    int program = file_open("/proc/self/exe", &size, NULL);
+    int program = file_open("/proc/self/exe", &size);
     if (program >= 0) {
-        file_checksum(program, "", (int64_t)size, &crc, NULL);
+        file_checksum(program, "", (int64_t)size, &crc);
         close(program);
     }
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
@@ -314,23 +308,20 @@ void launch(Ranks *r, Group *group, Options *options) {
                r->host, r->port);
         fflush(stdout);
     }
-    if (!group_open(group, r->rank, r->ranks, r->host, r->port, listener, r->secret, identity,
-                    o->distributed_timeout, &err)) {
-        die("%s", err.text);
-    }
+    or_die(group_open(group, r->rank, r->ranks, r->host, r->port, listener, r->secret, identity,
+                      o->distributed_timeout));
     free(identity);
     options->group = group;
 }
 
 void launch_refuse(const Options *options, const char *program) {
     Ranks r;
-    Error err;
     ignore_write_signals();
-    bool ok = ranks_read(&r, options, &err);
+    bool ok = ranks_read(&r, options);
     threads_divide(1);
     if (r.ranks > 1) { // whatever else is wrong with them
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
             program, r.ranks, r.source);
     }
-    if (!ok) { die("%s", err.text); }
+    or_die(ok);
 }

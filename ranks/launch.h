@@ -38,11 +38,11 @@ typedef struct {
     bool starts;                 // this process is to start --gpus ranks, from `rank` on
 } Ranks;
 
-bool ranks_read(Ranks *r, const Options *options, Error *err);
+bool ranks_read(Ranks *r, const Options *options);
 
 // The GPU of a rank, of those that the process sees: where there is one, the starter has chosen it
 // (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
-bool ranks_device(const Ranks *r, int visible, int *device, Error *err);
+bool ranks_device(const Ranks *r, int visible, int *device);
 
 // Returns in every rank, with the group whole and options->rank, ->ranks and ->group set; the
 // starter exits here. Ranks other than 0 print nothing but errors from here on. What needs no other

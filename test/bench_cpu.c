@@ -89,13 +89,12 @@ int main(int argc, char **argv) {
     char options[OPTIONS_LENGTH] =
         "--model gpt2-124m --seq-length 64 --micro-batch-size 4 --lr 1e-5";
     Options checked;
-    Error err;
     for (int i = 1; i < argc; i++) {
         size_t used = strlen(options);
         if (used + strlen(argv[i]) + 2 > sizeof(options)) { die("too many options"); }
         snprintf(options + used, sizeof(options) - used, " %s", argv[i]);
     }
-    if (!read_options(&checked, options, &err)) { die("%s", err.text); }
+    or_die(read_options(&checked, options));
     if (mkdtemp(folder) == NULL || chdir(folder) != 0) { die("%s: cannot be used", folder); }
     write_tokens("train.bin", 1 << 18, 257, 1);
     Trainer t;

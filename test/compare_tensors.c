@@ -9,21 +9,17 @@
 
 static float *read_all(const SafeTensors *st, const char *name, int64_t *n) {
     const TensorEntry *e = safetensors_find(st, name);
-    Error err;
     if (e == NULL) { die("%s: no tensor '%s'", st->path, name); }
     *n = (e->end - e->begin) / dtype_bytes(e->dtype);
     float *values = malloc_or_die((size_t)*n * sizeof(float));
-    if (!safetensors_read_floats(st, e, 0, *n, values, &err)) { die("%s", err.text); }
+    or_die(safetensors_read_floats(st, e, 0, *n, values));
     return values;
 }
 
 int main(int argc, char **argv) {
     SafeTensors files[3];
-    Error err;
     if (argc != 5) { die("usage: %s A B C K", argv[0]); }
-    for (int i = 0; i < 3; i++) {
-        if (!safetensors_open(&files[i], argv[1 + i], &err)) { die("%s", err.text); }
-    }
+    for (int i = 0; i < 3; i++) { or_die(safetensors_open(&files[i], argv[1 + i])); }
     double k = atof(argv[4]), worst = 0, worst_error = 0;
     const char *worst_name = "nothing";
     int over = 0;

@@ -110,15 +110,14 @@ TEST(planned_workspace_is_enough_on_every_device) {
     for (int i = 0; i < 3 * 2; i++) {
         AttentionShape s = shapes[i % 2];
         Gpu gpu = {0};
-        Error why = {""};
         describe_device(devices[i / 2][0], devices[i / 2][1], devices[i / 2][2]);
         gpu.attention_bytes = attention_workspace(s, MOST);
         Piece expected = piece_for(&s, gpu.attention_bytes);
-        bool well = attention_by_cudnn(&gpu, s, &why);
-        Piece p = backward_piece(&gpu, &s, &why);
+        bool well = attention_by_cudnn(&gpu, s);
+        Piece p = backward_piece(&gpu, &s);
         if (!(well && p.sequences == expected.sequences && p.groups == expected.groups)) {
             test_fail(__FILE__, __LINE__, "capability %d, shape %d: %s", devices[i / 2][0], i % 2,
-                      why.text);
+                      error_text());
         }
         attention_close(&gpu);
         cudnnBackendDestroyDescriptor(device);
@@ -130,18 +129,17 @@ TEST(planned_workspace_is_enough_on_every_device) {
 TEST(the_plan_itself_is_asked_for_its_workspace) {
     AttentionShape s = shapes[0];
     Gpu gpu = {0};
-    Error why = {""};
     s.deterministic = true;
     gpu.attention_bytes = attention_workspace(s, MOST);
     factor = 3;
-    CHECK(attention_by_cudnn(&gpu, s, &why));
-    Piece p = backward_piece(&gpu, &s, &why);
+    CHECK(attention_by_cudnn(&gpu, s));
+    Piece p = backward_piece(&gpu, &s);
     CHECK(p.sequences == 2 && p.groups == 12);
     attention_close(&gpu);
     factor = 1000;
     s.B = s.H = s.G = 1;
-    CHECK(!attention_by_cudnn(&gpu, s, &why));
-    CHECK_CONTAINS(why.text, " bytes of workspace, more than the ");
+    CHECK(!attention_by_cudnn(&gpu, s));
+    CHECK_CONTAINS(error_text(), " bytes of workspace, more than the ");
     attention_close(&gpu);
     factor = 1;
 }

@@ -36,11 +36,11 @@ static inline void text_write(const char *path, const char *text) {
 }
 
 // A call that uses `err` must fail with a message that has this in it.
-#define CHECK_REFUSED(call, expected)       \
-    do {                                    \
-        Error err = {""};                   \
-        CHECK(!(call));                     \
-        CHECK_CONTAINS(err.text, expected); \
+#define CHECK_REFUSED(call, expected)           \
+    do {                                        \
+        fail("%s", "");                         \
+        CHECK(!(call));                         \
+        CHECK_CONTAINS(error_text(), expected); \
     } while (0)
 
 // A text as printf makes it, for the next 15 calls.
@@ -67,7 +67,7 @@ static inline const char *text_read(const char *path) {
 }
 
 // The options of "--name value --name value", as a shell would split it.
-static inline bool read_options(Options *options, const char *text, Error *err) {
+static inline bool read_options(Options *options, const char *text) {
     enum { WORDS = 1024 };
     char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
     int argc = 1;
@@ -75,16 +75,15 @@ static inline bool read_options(Options *options, const char *text, Error *err) 
          word = strtok_r(NULL, " \n", &state)) {
         argv[argc++] = word;
     }
-    bool ok = options_read(options, argc, argv, err) &&
-              (options->help || options_resolve(options, NULL, err));
+    bool ok = options_read(options, argc, argv) &&
+              (options->help || options_resolve(options, NULL));
     free(line);
     return ok;
 }
 
 static inline Options options_of(const char *text) {
     Options options;
-    Error err;
-    if (!read_options(&options, text, &err)) { die("%s: %s", text, err.text); }
+    if (!read_options(&options, text)) { die("%s: %s", text, error_text()); }
     return options;
 }
 
@@ -163,7 +162,7 @@ static inline void fixture_close(Fixture *f) {
     param_layout_free(&f->layout);
 }
 
-static inline bool fixture_save(Fixture *f, int64_t step, Error *err) {
+static inline bool fixture_save(Fixture *f, int64_t step) {
     f->snapshot.progress.step = step;
-    return folder_make(f->options.save, err) && checkpoint_save(&f->snapshot, err);
+    return folder_make(f->options.save) && checkpoint_save(&f->snapshot);
 }

@@ -51,9 +51,9 @@ static bool accepts_shard(const uint8_t *data, size_t size) {
     Dataset set;
     int inputs[3], targets[3];
     put_input("input.bin", data, size);
-    if (!dataset_open(&set, "input.bin", 3, 1000, NULL)) { return false; }
+    if (!dataset_open(&set, "input.bin", 3, 1000)) { return false; }
     for (int64_t w = 0; w < set.windows; w++) {
-        sink = loader_batch(&(Loader){.data = &set}, w, 1, INT64_MAX, inputs, targets, NULL);
+        sink = loader_batch(&(Loader){.data = &set}, w, 1, INT64_MAX, inputs, targets);
     }
     dataset_close(&set);
     return true;
@@ -91,7 +91,7 @@ static int64_t encode_and_decode(Encoder *e, const unsigned char *text, size_t s
 static bool accepts_tokenizer(const uint8_t *data, size_t size) {
     Tokenizer t;
     put_input("input.bin", data, size);
-    if (!tokenizer_open(&t, "input.bin", NULL)) { return false; }
+    if (!tokenizer_open(&t, "input.bin")) { return false; }
     for (int id = -1; id <= t.vocab; id++) {
         int length;
         const unsigned char *bytes = tokenizer_decode(&t, id, &length);
@@ -99,7 +99,7 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
     }
     static const char text[] = "It's 1234 the\n\n \xc3\xa9\xff end ";
     Encoder e;
-    if (encoder_open(&e, &t, NULL)) {
+    if (encoder_open(&e, &t)) {
         encode_and_decode(&e, (const unsigned char *)text, sizeof(text));
         encoder_close(&e);
     }
@@ -108,7 +108,7 @@ static bool accepts_tokenizer(const uint8_t *data, size_t size) {
 }
 
 static void seed_tokenizers(void) {
-    tokenizer_write_bytes("t.bin", NULL);
+    tokenizer_write_bytes("t.bin");
     seed_file("t.bin");
     Blob b = blob_read("t.bin");
     static const CharacterRange space = {32, 32, CLASS_SPACE};
@@ -125,7 +125,7 @@ static bool accepts_text(const uint8_t *data, size_t size) {
     static Tokenizer t;
     static Encoder e;
     int64_t fewest = (int64_t)size;
-    if (t.vocab == 0 && (!tokenizer_open(&t, "text.bin", NULL) || !encoder_open(&e, &t, NULL))) {
+    if (t.vocab == 0 && (!tokenizer_open(&t, "text.bin") || !encoder_open(&e, &t))) {
         die("text.bin: no tokenizer");
     }
     for (int cut = CUT_BYTES; cut < CUT_COUNT; cut++) {
@@ -144,7 +144,7 @@ static void seed_texts(void) {
                                             {'A', 'z', CLASS_LETTER},
                                             {0xe0, 0x2fff, CLASS_LETTER}};
     enum { MERGES = COUNT(merges), RANGES = COUNT(ranges) };
-    tokenizer_write_bytes("t.bin", NULL);
+    tokenizer_write_bytes("t.bin");
     Blob b = blob_read("t.bin");
     FILE *file = fopen("text.bin", "wb");
     b.bytes[4 * 2] += MERGES;
@@ -163,7 +163,7 @@ static bool accepts_choices(const uint8_t *data, size_t size) {
     ChoiceSet set;
     int tokens[MOST], answer;
     put_input("input.bin", data, size);
-    if (!choices_open(&set, "input.bin", VOCAB, NULL)) { return false; }
+    if (!choices_open(&set, "input.bin", VOCAB)) { return false; }
     for (int q = 0; q < set.count; q++) {
         for (int a = 0; a < set.questions[q].answers; a++) {
             int n = choices_row(&set, q, a, MOST, tokens, &answer);
@@ -193,13 +193,13 @@ static bool accepts_options(int argc, char **argv) {
     Options o;
     char *texts[2], *again[] = {"fuzz", "--config", "input.bin"};
     size_t sizes[2];
-    if (!options_read(&o, argc, argv, NULL)) { return false; }
+    if (!options_read(&o, argc, argv)) { return false; }
     if (o.help || o.version) { return true; }
-    if (!options_resolve(&o, NULL, NULL)) { return false; }
+    if (!options_resolve(&o, NULL)) { return false; }
     for (int pass = 0; pass < 2; pass++) {
         if (pass == 1) {
             put_input("input.bin", texts[0], sizes[0]);
-            if (!options_read(&o, 3, again, NULL) || !options_resolve(&o, NULL, NULL)) {
+            if (!options_read(&o, 3, again) || !options_resolve(&o, NULL)) {
                 die("what options_write_config wrote is refused:\n%s", texts[0]);
             }
         }
@@ -266,16 +266,16 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
     SafeTensors st;
     if (f.state == NULL) { fixture_open(&f, SMALLEST); }
     put_input("input.bin", data, size);
-    if (!safetensors_open(&st, "input.bin", NULL)) { return false; }
+    if (!safetensors_open(&st, "input.bin")) { return false; }
     for (int i = 0; i < st.count; i++) {
         const TensorEntry *e = &st.entries[i];
         float value = 0;
         int64_t elements = (e->end - e->begin) / dtype_bytes(e->dtype);
         if (elements == 0 || e->dtype > DTYPE_F16) { continue; }
-        sink = safetensors_read_floats(&st, e, elements - 1, 1, &value, NULL) && value > 0 &&
+        sink = safetensors_read_floats(&st, e, elements - 1, 1, &value) && value > 0 &&
                safetensors_find(&st, e->name) != NULL;
     }
-    sink = hf_read(&st, &f.layout, 0, f.layout.size, f.state, NULL);
+    sink = hf_read(&st, &f.layout, 0, f.layout.size, f.state);
     safetensors_close(&st);
     return true;
 }
@@ -295,9 +295,9 @@ static Fixture *make_checkpoint(void) {
         header[SHARD_HEADER_BYTES / 4] = i;
         blob_write(i == 0 ? "shard_0.bin" : "shard_1.bin", header, sizeof(header));
     }
-    if (!dataset_open(&shards, "shard_?.bin", 2, 4, NULL)) { die("shard_?.bin: cannot be read"); }
+    if (!dataset_open(&shards, "shard_?.bin", 2, 4)) { die("shard_?.bin: cannot be read"); }
     f.snapshot.data = shards.identity;
-    if (!fixture_save(&f, 100, NULL)) { die("%s: cannot be made", folder); }
+    if (!fixture_save(&f, 100)) { die("%s: cannot be made", folder); }
     return &f;
 }
 
@@ -311,21 +311,20 @@ static bool accepts_file(const uint8_t *data, size_t size) {
     bool meta = strcmp(name, "meta.json") == 0;
     path_format(path, "%s/%s", folder, name);
     put_input(path, data, size);
-    bool opened = meta ? checkpoint_open(&c, folder, true, NULL)
-                       : checkpoint_open(&c, folder, false, NULL);
+    bool opened = meta ? checkpoint_open(&c, folder, true) : checkpoint_open(&c, folder, false);
     if (meta) {
         static Options o, model;
         o = f->options;
         path_format(o.load, "%s", folder);
-        sink = checkpoint_model(&o, &model, NULL) && options_resolve(&o, &model, NULL);
+        sink = checkpoint_model(&o, &model) && options_resolve(&o, &model);
     }
     if (!opened) { return false; }
     int64_t end = min64(c.layout_size, f->layout.size);
-    sink = checkpoint_match(&c, &f->options, &f->layout, NULL);
-    sink = dataset_match(&shards, c.data, "the checkpoint's run", NULL);
-    sink = checkpoint_read(&c, "master", 0, end, f->state, NULL);
-    sink = checkpoint_read(&c, "exp_avg_sq", end / 2, end, f->state, NULL);
-    sink = checkpoint_read_scaling(&c, &f->precision, f->slots, f->history, NULL);
+    sink = checkpoint_match(&c, &f->options, &f->layout);
+    sink = dataset_match(&shards, c.data, "the checkpoint's run");
+    sink = checkpoint_read(&c, "master", 0, end, f->state);
+    sink = checkpoint_read(&c, "exp_avg_sq", end / 2, end, f->state);
+    sink = checkpoint_read_scaling(&c, &f->precision, f->slots, f->history);
     checkpoint_close(&c);
     return true;
 }
@@ -341,9 +340,8 @@ static bool accepts_repaired_meta(const uint8_t *data, size_t size) {
 
 static void seed_checkpoint_file(void) {
     char path[PATH_LENGTH];
-    Error err;
     Fixture *f = make_checkpoint();
-    if (!fixture_save(f, 100, &err)) { die("%s", err.text); }
+    or_die(fixture_save(f, 100));
     path_format(path, "%s/%s", folder, fuzz_target->file);
     seed_file(path);
 }
@@ -352,8 +350,8 @@ static void seed_checkpoint_file(void) {
 static bool accepts_model_config(const uint8_t *data, size_t size) {
     Options o, model = {0};
     text_write("c.txt", "lr 1e-3");
-    return options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}, NULL) &&
-           hf_options((const char *)data, size, &model, NULL) && options_resolve(&o, &model, NULL);
+    return options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) &&
+           hf_options((const char *)data, size, &model) && options_resolve(&o, &model);
 }
 
 // ---- the planted fault ------------------------------------------------------------------------

@@ -14,9 +14,8 @@ static inline void golden_path(char path[PATH_LENGTH], const char *name) {
 static inline SafeTensors golden_open(const char *name) {
     char path[PATH_LENGTH];
     SafeTensors st;
-    Error err;
     golden_path(path, name);
-    if (!safetensors_open(&st, path, &err)) { die("%s", err.text); }
+    or_die(safetensors_open(&st, path));
     return st;
 }
 
@@ -28,9 +27,8 @@ static inline const void *golden_data(const SafeTensors *st, const char *name, D
         die("%s: no tensor '%s' of %lld elements", st->path, name, (long long)n);
     }
     static void **last; // each begins with the one before
-    Error err;
     void **data = malloc_or_die(2 * sizeof(void *) + (size_t)(e->end - e->begin));
-    if (!safetensors_read(st, e, 0, n, data + 2, &err)) { die("%s", err.text); }
+    or_die(safetensors_read(st, e, 0, n, data + 2));
     *data = last;
     last = data;
     return data + 2;

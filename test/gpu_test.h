@@ -278,8 +278,7 @@ template <typename Call> static float time_ms(Call call) {
 
 // Opens the GPU with workspaces; where there is none, the program ends as one skipped test.
 static inline void open_test_gpu(size_t attention_workspace) {
-    Error err;
-    if (!gpu_open(&gpu, 0, &err)) { test_skip_all(err.text); }
+    if (!gpu_open(&gpu, 0)) { test_skip_all(error_text()); }
     gpu.workspace_bytes = (size_t)64 << 20;
     gpu.attention_bytes = attention_workspace;
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));

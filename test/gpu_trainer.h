@@ -42,12 +42,11 @@ static inline void train(Trainer *t, int steps) {
 // Ends the program as one skipped test where the device has no FP8.
 static inline void need_fp8(void) {
     Gpu gpu;
-    Error err;
-    if (gpu_open(&gpu, 0, &err)) {
+    if (gpu_open(&gpu, 0)) {
         int has = gpu.capability;
         gpu_close(&gpu);
         if (has >= FP8_CAPABILITY) { return; }
-        fail(&err, "FP8 needs compute capability 8.9");
+        fail("FP8 needs compute capability 8.9");
     }
-    test_skip_all(err.text);
+    test_skip_all(error_text());
 }

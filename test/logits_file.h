@@ -8,7 +8,6 @@
 static inline void write_logits(const char *path, int *tokens, float *logits, int B, int T, int V) {
     TensorEntry tensors[2];
     FileWriter w;
-    Error err;
     memset(tensors, 0, sizeof(tensors));
     for (int i = 0; i < 2; i++) {
         TensorEntry *e = &tensors[i];
@@ -20,5 +19,5 @@ static inline void write_logits(const char *path, int *tokens, float *logits, in
         e->shape[1] = T;
         e->shape[2] = i == 0 ? 0 : V;
     }
-    if (!safetensors_write(&w, path, tensors, 2, NULL, &err)) { die("%s", err.text); }
+    or_die(safetensors_write(&w, path, tensors, 2, NULL));
 }

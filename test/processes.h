@@ -73,10 +73,9 @@ typedef struct {
 } Place;
 
 static inline Place place_at(const char *host, int ranks, double seconds) {
-    Error err;
     Place p = {.ranks = ranks, .host = host, .seconds = seconds};
-    p.listener = group_listen(host, &p.port, &err);
-    if (p.listener < 0) { die("%s", err.text); }
+    p.listener = group_listen(host, &p.port);
+    if (p.listener < 0) { die("%s", error_text()); }
     return p;
 }
 
@@ -84,14 +83,11 @@ static inline Place place_at(const char *host, int ranks, double seconds) {
 // to it must end with that process.
 static inline Group *join(const Place *p, int number, const char *identity) {
     static Group g;
-    Error err;
     int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
     if (rank != 0) { close(p->listener); }
-    if (!group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, p->secret,
-                    identity, p->seconds, &err)) {
-        die("%s", err.text);
-    }
+    or_die(group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, p->secret,
+                      identity, p->seconds));
     return &g;
 }
 

@@ -14,7 +14,7 @@ static void save_steps(const char *options, int first, int last, int best) {
     fixture_open(&f, options);
     for (int step = first; step <= last; step++) {
         f.snapshot.progress.valid_loss = step == best ? 100 - step : NAN;
-        CHECK(fixture_save(&f, step, NULL));
+        CHECK(fixture_save(&f, step));
     }
 }
 
@@ -27,7 +27,7 @@ static void check_state(const Checkpoint *c, const Fixture *f, int parts) {
         memset(out, 0xff, (size_t)n * sizeof(float));
         for (int i = 0; i < parts; i++) {
             int64_t begin = n * i / parts, end = n * (i + 1) / parts;
-            CHECK(checkpoint_read(c, kinds[kind], begin, end, out + begin, NULL));
+            CHECK(checkpoint_read(c, kinds[kind], begin, end, out + begin));
         }
         CHECK_BITS(out, f->state + kind * n, (size_t)n * sizeof(float));
     }
@@ -39,8 +39,8 @@ TEST(state_comes_back) {
     fixture_open(&f, SAVED);
     Progress *p = &f.snapshot.progress;
     *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7};
-    CHECK(fixture_save(&f, 123456789012, NULL));
-    CHECK(checkpoint_open(&c, "s/step_123456789012", true, NULL));
+    CHECK(fixture_save(&f, 123456789012));
+    CHECK(checkpoint_open(&c, "s/step_123456789012", true));
     const Progress *q = &c.progress;
     CHECK(q->step == p->step && q->samples == p->samples && q->tokens == p->tokens);
     CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
@@ -53,7 +53,7 @@ TEST(state_comes_back) {
     CHECK_TEXT(cJSON_GetObjectItem(c.options, "num-layers")->valuestring, "2");
     for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
     float other;
-    CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other, NULL));
+    CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other));
 }
 
 // As a GPU run saves: BF16 weights for others, FP32 master, BF16 moments.
@@ -69,8 +69,8 @@ TEST(bf16_moments_come_back) {
     f.snapshot.model = codes;
     f.snapshot.exp_avg = codes + n;
     f.snapshot.exp_avg_sq = codes + 2 * n;
-    CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
+    CHECK(fixture_save(&f, 1));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true));
     check_state(&c, &f, 3);
     CHECK_EQUAL(c.model.entries[0].dtype, DTYPE_BF16);
     CHECK_TEXT(c.precision, "BF16");
@@ -84,12 +84,12 @@ TEST(second_moments_may_end_early) {
     int64_t n = f.layout.size, known = n - 64;
     f.snapshot.second_moments = known;
     FREED float *out = malloc_or_die((size_t)n * sizeof(float));
-    CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
-    CHECK(checkpoint_read(&c, "exp_avg_sq", 0, known, out, NULL));
+    CHECK(fixture_save(&f, 1));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECK(checkpoint_read(&c, "exp_avg_sq", 0, known, out));
     CHECK_BITS(out, f.state + 2 * n, (size_t)known * sizeof(float));
-    CHECK(checkpoint_read(&c, "exp_avg", 0, n, out, NULL));
-    CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known - 64, known + 1, out, &err),
+    CHECK(checkpoint_read(&c, "exp_avg", 0, n, out));
+    CHECK_REFUSED(checkpoint_read(&c, "exp_avg_sq", known - 64, known + 1, out),
                   "have no 'exp_avg_sq'");
 }
 
@@ -109,14 +109,14 @@ TEST(other_optimizers_are_refused) {
         char options[256];
         snprintf(options, sizeof(options), SAVED "%s", row->saved);
         fixture_open(&f, options);
-        CHECK(fixture_save(&f, 1, NULL));
+        CHECK(fixture_save(&f, 1));
         snprintf(options, sizeof(options), SAVED "%s", row->now);
         fixture_open(&g, options);
-        CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
+        CHECK(checkpoint_open(&c, "s/step_00000001", true));
         if (row->refused != NULL) {
-            CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout, &err), row->refused);
+            CHECK_REFUSED(checkpoint_match(&c, &g.options, &g.layout), row->refused);
         } else {
-            CHECK(checkpoint_match(&c, &g.options, &g.layout, NULL));
+            CHECK(checkpoint_match(&c, &g.options, &g.layout));
         }
     }
 }
@@ -130,8 +130,8 @@ static void check_scaling(const char *options, float factor, float growth) {
     int slots = fp8_slot_count(&f.config), length = f.precision.history_length;
     memset(f.slots, 0, (size_t)slots * sizeof(Fp8Slot));
     memset(f.history, 0, (size_t)(slots * length) * sizeof(float));
-    CHECK(checkpoint_open(&c, "s/step_00000100", true, NULL));
-    CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000100", true));
+    CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history));
     for (int i = 0; i < slots; i++) {
         bool gradient = i % OPERAND_COUNT == OPERAND_DY, head = i / OPERAND_COUNT == 8;
         float scale = (float)(i + 2) * (gradient ? factor / growth : 1.0f);
@@ -154,7 +154,7 @@ TEST(scaling_state_adapts) {
     CLOSED(fixture_close) Fixture f, plain;
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, DELAYED);
-    CHECK(fixture_save(&f, 100, NULL));
+    CHECK(fixture_save(&f, 100));
     check_scaling(DELAYED, 1, 1);
     check_scaling(DELAYED "--fp8-amax-history-len 1", 1, 1);
     check_scaling(DELAYED "--fp8-amax-history-len 4", 1, 1);
@@ -167,14 +167,14 @@ TEST(scaling_state_adapts) {
 
     fixture_open(&plain, DELAYED "--fp8-recipe tensorwise");
     Fp8Slot before = plain.slots[3];
-    CHECK(checkpoint_open(&c, "s/step_00000100", true, NULL));
-    CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000100", true));
+    CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history));
     CHECK_BITS(&plain.slots[3], &before, sizeof(before));
     checkpoint_close(&c);
-    CHECK(fixture_save(&plain, 200, NULL)); // has none, and a delayed run keeps what it holds
+    CHECK(fixture_save(&plain, 200)); // has none, and a delayed run keeps what it holds
     CHECK(!path_exists("s/step_00000200/scaling.safetensors"));
-    CHECK(checkpoint_open(&c, "s/step_00000200", true, NULL));
-    CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, NULL));
+    CHECK(checkpoint_open(&c, "s/step_00000200", true));
+    CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history));
     CHECK(f.slots[3].scale == 5.0f && f.slots[3].count == 3);
 }
 
@@ -182,27 +182,27 @@ TEST(scaling_of_another_run_is_refused) {
     static const int counts[] = {INT32_MAX, 101, -1};
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
-    folder_remove("s", NULL);
+    folder_remove("s");
     for (int i = 0; i < 3; i++) {
         fixture_open(&f, DELAYED);
         f.slots[5].count = counts[i];
-        CHECK(fixture_save(&f, 100, NULL));
-        CHECK(checkpoint_open(&c, "s/step_00000100", true, NULL));
+        CHECK(fixture_save(&f, 100));
+        CHECK(checkpoint_open(&c, "s/step_00000100", true));
         CHECK_REFUSED(
-            checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
+            checkpoint_read_scaling(&c, &f.precision, f.slots, f.history),
             "s/step_00000100/scaling.safetensors: it has counted more steps than the run");
         checkpoint_close(&c);
         fixture_close(&f);
     }
     save_steps(DELAYED, 1, 1, 0);
     fixture_open(&f, DELAYED "--num-layers 3");
-    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
-    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
+    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history),
                   "s/step_00000001/scaling.safetensors: not the scaling state of 39 tensors");
     fixture_close(&f);
     fixture_open(&f, DELAYED);
     cJSON_DeleteItemFromObject(c.options, "global-batch-size");
-    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history, &err),
+    CHECK_REFUSED(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history),
                   "s/step_00000001/meta.json: no --global-batch-size or --seq-length");
 }
 
@@ -222,19 +222,19 @@ TEST(other_models_are_refused) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
-    CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
-    CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
+    CHECK(fixture_save(&f, 1));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true));
+    CHECK(checkpoint_match(&c, &f.options, &f.layout));
     EACH (row, rows) {
         CLOSED(fixture_close) Fixture other;
         fixture_open(&other, row->given);
-        CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout, &err), row->expected);
+        CHECK_REFUSED(checkpoint_match(&c, &other.options, &other.layout), row->expected);
     }
     fixture_close(&f);
     fixture_open(&f, SAVED "--seq-length 16 --lr 1e-5 --fp8-format e4m3 --rope-theta 5e5");
-    CHECK(checkpoint_match(&c, &f.options, &f.layout, NULL));
+    CHECK(checkpoint_match(&c, &f.options, &f.layout));
     f.layout.size++;
-    CHECK(!checkpoint_match(&c, &f.options, &f.layout, NULL));
+    CHECK(!checkpoint_match(&c, &f.options, &f.layout));
 }
 
 // The steps under s, oldest first, as "1 2 3", and where the two links point.
@@ -242,7 +242,7 @@ static const char *shown(void) {
     static char text[400];
     int64_t *steps;
     size_t used = 0;
-    for (int i = checkpoint_steps("s", &steps, NULL) - 1; i >= 0; i--) {
+    for (int i = checkpoint_steps("s", &steps) - 1; i >= 0; i--) {
         used += (size_t)snprintf(text + used, sizeof(text) - used, "%lld ", (long long)steps[i]);
     }
     free(steps);
@@ -260,7 +260,7 @@ static const char *shown(void) {
 }
 
 TEST(newest_and_best_are_kept) {
-    folder_remove("s", NULL);
+    folder_remove("s");
     save_steps(SAVED "--keep 3", 1, 3, 0);
     CHECK_TEXT(shown(), "1 2 3 latest 3, best -1");
     save_steps(SAVED "--keep 3", 4, 10, 4);
@@ -295,7 +295,7 @@ TEST(best_is_the_lowest_of_what_is_kept) {
         {2.7, "0123abce b\n0123abce c\n", 32, "9 10 latest 10, best 10"},
     };
     CLOSED(fixture_close) Fixture f;
-    folder_remove("s", NULL);
+    folder_remove("s");
     fixture_open(&f, SAVED "--keep 1");
     f.snapshot.progress.best_valid_loss = 2.0;
     EACH (row, rows) {
@@ -303,66 +303,65 @@ TEST(best_is_the_lowest_of_what_is_kept) {
         f.snapshot.progress.valid_loss = row->loss;
         f.snapshot.valid_data = row->data;
         f.snapshot.valid_tokens = row->tokens;
-        CHECK(fixture_save(&f, step, NULL));
+        CHECK(fixture_save(&f, step));
         CHECK_TEXT(shown(), row->shown);
     }
 }
 
-static bool go_back(const char *to, Error *err) {
+static bool go_back(const char *to) {
     CLOSED(checkpoint_close) Checkpoint c;
     Options o = options_of(SAVED);
-    return checkpoint_open(&c, to, true, err) && checkpoint_go_back(&o, &c, err);
+    return checkpoint_open(&c, to, true) && checkpoint_go_back(&o, &c);
 }
 
 static bool is_step(const char *path, int64_t step) {
     CLOSED(checkpoint_close) Checkpoint c;
-    return checkpoint_open(&c, path, true, NULL) && c.progress.step == step;
+    return checkpoint_open(&c, path, true) && c.progress.step == step;
 }
 
 // What a run leaves behind that goes back is neither resumed nor `best`, and not lost.
 TEST(going_back_sets_newer_ones_aside) {
-    folder_remove("s", NULL);
+    folder_remove("s");
     save_steps(SAVED "--keep 0", 1, 2, 2);
     save_steps(SAVED "--keep 0", 3, 4, 4);
     CHECK_TEXT(shown(), "1 2 3 4 latest 4, best 4");
-    CHECK(go_back("s/latest", NULL));
+    CHECK(go_back("s/latest"));
     CHECK_TEXT(shown(), "1 2 3 4 latest 4, best 4");
-    CHECK(go_back("s/step_00000003", NULL));
+    CHECK(go_back("s/step_00000003"));
     CHECK_TEXT(shown(), "1 2 3 latest 3, best 2");
     CHECK(is_step("s/step_00000004.aside-1", 4));
     save_steps(SAVED "--keep 0", 4, 4, 0);
-    CHECK(go_back("s/step_00000001", NULL));
+    CHECK(go_back("s/step_00000001"));
     CHECK_TEXT(shown(), "1 latest 1, best -1");
     CHECK(is_step("s/step_00000004.aside-1", 4) && is_step("s/step_00000004.aside-2", 4));
     CHECK(is_step("s/step_00000003.aside-1", 3) && is_step("s/step_00000002.aside-1", 2));
     // which of two of one step is the run's?
-    CHECK_REFUSED(go_back("s/step_00000002.aside-1", &err),
+    CHECK_REFUSED(go_back("s/step_00000002.aside-1"),
                   "--resume s/step_00000002.aside-1: not s/step_00000002, the checkpoint of its "
                   "step; resume that one, or give another --save");
     CHECK_TEXT(shown(), "1 latest 1, best -1");
     CHECK(rename("s/step_00000002.aside-1", "s/step_00000002") == 0);
-    CHECK(go_back("s/step_00000002", NULL));
+    CHECK(go_back("s/step_00000002"));
     CHECK_TEXT(shown(), "1 2 latest 2, best 2");
 }
 
 // As on a file system without symbolic links.
 TEST(links_may_be_files) {
     static const char *const words[] = {"--resume s/latest", "--load s/latest"};
-    Error err;
-    folder_remove("s", NULL);
+    folder_remove("s");
     save_steps(SAVED "--keep 0", 1, 2, 0);
     for (int i = 0; i < 2; i++) {
         Options model, o = options_of(words[i]);
         text_write("s/new", "step_00000001\n");
         CHECK(rename("s/new", "s/latest") == 0 && checkpoint_linked("s", "latest") == 1);
-        CHECK(checkpoint_model(&o, &model, NULL));
+        CHECK(checkpoint_model(&o, &model));
         CHECK_TEXT(o.start->path, "s/step_00000001");
         static const char *const others[] = {"", "\n", "step_0000001\n", "../step_00000001\n"};
         for (int j = 0; j < 4; j++) {
             o = options_of(words[i]);
             text_write("s/latest", others[j]);
             CHECK_EQUAL(checkpoint_linked("s", "latest"), -1);
-            CHECK(!checkpoint_model(&o, &model, &err));
+            CHECK(!checkpoint_model(&o, &model));
         }
     }
     save_steps(SAVED, 3, 3, 0);
@@ -372,15 +371,15 @@ TEST(links_may_be_files) {
 // What then gave a usual loss is kept; where that save has failed, the one before it.
 TEST(the_last_good_one_is_kept) {
     CLOSED(fixture_close) Fixture f;
-    folder_remove("s", NULL);
+    folder_remove("s");
     fixture_open(&f, SAVED "--keep 3");
     for (int step = 1; step <= 5; step++) {
         if (step == 4) {
-            CHECK(folder_remove("s/step_00000003", NULL));
+            CHECK(folder_remove("s/step_00000003"));
             f.options.keep = 1;
             f.snapshot.progress.proven = 3;
         }
-        CHECK(fixture_save(&f, step, NULL));
+        CHECK(fixture_save(&f, step));
     }
     CHECK_TEXT(shown(), "2 5 latest 5, best -1");
 }
@@ -389,13 +388,13 @@ TEST(the_last_good_one_is_kept) {
 TEST(steps_are_saved_again) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
-    folder_remove("s", NULL);
+    folder_remove("s");
     fixture_open(&f, SAVED);
-    CHECK(fixture_save(&f, 1, NULL));
+    CHECK(fixture_save(&f, 1));
     f.state[0] = 42.0f;
-    folder_make("s/step_00000001/of somebody else", NULL);
-    CHECK(fixture_save(&f, 1, NULL));
-    CHECK(checkpoint_open(&c, "s/step_00000001", true, NULL));
+    folder_make("s/step_00000001/of somebody else");
+    CHECK(fixture_save(&f, 1));
+    CHECK(checkpoint_open(&c, "s/step_00000001", true));
     check_state(&c, &f, 1);
     CHECK(!path_exists("s/.tmp-step_00000001"));
     CHECK(path_exists("s/step_00000001.aside-1/of somebody else"));
@@ -406,19 +405,19 @@ TEST(leftovers_are_swept) {
     static const char *const kept[] = {"s/step_00000003", "s/.mine", "s/step_x", "s/.tmp-other"};
     static const char *const swept[] = {"s/.tmp-step_00000004", "s/.old-step_00000001",
                                         "s/.tmp-step_00000005/a folder"};
-    folder_remove("s", NULL);
+    folder_remove("s");
     save_steps(SAVED, 3, 3, 3);
-    for (int i = 0; i < 4; i++) { folder_make(kept[i], NULL); }
+    for (int i = 0; i < 4; i++) { folder_make(kept[i]); }
     for (int i = 0; i < 3; i++) {
-        folder_make(swept[i], NULL);
+        folder_make(swept[i]);
         text_write(text_of("%s/model.safetensors", swept[i]), "half");
     }
     Options o = options_of(SAVED "--resume latest");
-    CHECK(checkpoint_claim(&o, NULL));
+    CHECK(checkpoint_claim(&o));
     for (int i = 0; i < 4; i++) { CHECK(path_exists(kept[i])); }
     for (int i = 0; i < 3; i++) { CHECK(!path_exists(swept[i])); }
     CHECK_TEXT(shown(), "3 latest 3, best 3");
-    folder_make("s/.tmp-step_00000004/of a save that failed", NULL);
+    folder_make("s/.tmp-step_00000004/of a save that failed");
     save_steps(SAVED, 4, 4, 0);
     CHECK(!path_exists("s/step_00000004/of a save that failed"));
 }
@@ -426,7 +425,7 @@ TEST(leftovers_are_swept) {
 TEST(saving_goes_on_in_a_thread) {
     CLOSED(fixture_close) Fixture f;
     Saver saver = {0};
-    folder_remove("s", NULL);
+    folder_remove("s");
     fixture_open(&f, SAVED "--keep 2");
     CHECK(saver_wait(&saver)); // nothing to wait for
     for (int step = 1; step <= 5; step++) {
@@ -438,7 +437,7 @@ TEST(saving_goes_on_in_a_thread) {
     strcpy(f.options.save, "s/latest/meta.json");
     saver_start(&saver, &f.snapshot);
     CHECK(!saver_wait(&saver));
-    CHECK_CONTAINS(saver.err.text, "s/latest/meta.json: the folder could not be made");
-    CHECK_CONTAINS(saver.err.text, "; earlier checkpoints are as they were");
+    CHECK_CONTAINS(saver.why.text, "s/latest/meta.json: the folder could not be made");
+    CHECK_CONTAINS(saver.why.text, "; earlier checkpoints are as they were");
     CHECK(!saver_wait(&saver)); // however often it is asked
 }

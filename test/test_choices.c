@@ -23,7 +23,7 @@ TEST(what_was_written_is_read) {
         fill(&f, number_bytes);
         mkdir("sets", 0755);
         choice_file_write(&f, "sets/one_val.bin");
-        CHECK(choices_open(&set, "sets/one_val.bin", VOCAB, NULL));
+        CHECK(choices_open(&set, "sets/one_val.bin", VOCAB));
         CHECK_TEXT(set.name, "one_val");
         CHECK(set.count == 3 && set.file.tokenizer == 0xabcdef01);
         CHECK(set.questions[0].answers == 2 && set.questions[0].label == 1);
@@ -44,8 +44,8 @@ TEST(what_was_written_is_read) {
 
 static void refuse(const char *expected) {
     ChoiceSet set;
-    CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB, &err), "bad.bin: ");
-    CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB, &err), expected);
+    CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB), "bad.bin: ");
+    CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB), expected);
 }
 
 TEST(hostile_sets_are_refused) {
@@ -105,14 +105,14 @@ TEST(globs_open_all) {
     ChoiceSets sets;
     fill(&f, 4);
     choice_file_write(&f, "sets/two.bin");
-    CHECK(choice_sets_open(&sets, "sets/*.bin", VOCAB, NULL));
+    CHECK(choice_sets_open(&sets, "sets/*.bin", VOCAB));
     CHECK_EQUAL(sets.count, 2);
     CHECK_TEXT(sets.sets[1].name, "two");
     choice_sets_close(&sets);
-    CHECK_REFUSED(choice_sets_open(&sets, "sets/none*", VOCAB, &err),
+    CHECK_REFUSED(choice_sets_open(&sets, "sets/none*", VOCAB),
                   "sets/none*: no such file; scripts/prepare_choices");
     text_write("sets/z.bin", "no set");
-    CHECK_REFUSED(choice_sets_open(&sets, "sets/*.bin", VOCAB, &err),
+    CHECK_REFUSED(choice_sets_open(&sets, "sets/*.bin", VOCAB),
                   "sets/z.bin: 6 bytes, too short for a multiple-choice set");
     CHECK_EQUAL(sets.count, 0);
 }

@@ -12,8 +12,7 @@ static Group *join_as_device(int rank, const Place *p) {
 }
 
 static void open_or_die(Comm *c, Group *g) {
-    Error err;
-    if (!comm_open(c, g, NULL, COMM_CHECK_SLOTS, &err)) { die("%s", err.text); }
+    or_die(comm_open(c, g, NULL, COMM_CHECK_SLOTS));
 }
 
 static int all_collectives(int rank, void *argument) {
@@ -190,12 +189,11 @@ TEST(a_missing_library_is_named) {
 
 static int load(void) {
     Nccl nccl;
-    Error err;
     char text[768];
     CHECK_EQUAL(verdict(2, text), NCCL_NOT_TESTED);
     CHECK_CONTAINS(text, "not tested: several GPUs need NCCL: ");
     if (test_state.failing) { return 98; }
-    if (!nccl_load(&nccl, &err)) { die("%s", err.text); }
+    or_die(nccl_load(&nccl));
     return 0;
 }
 

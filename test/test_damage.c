@@ -14,20 +14,20 @@ enum { FILES = COUNT(files) };
 
 static void save_steps(int last) {
     CLOSED(fixture_close) Fixture f;
-    folder_remove("s", NULL);
+    folder_remove("s");
     fixture_open(&f, SAVED);
-    for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step, NULL)); }
+    for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step)); }
 }
 
 // The step that --resume latest finds; 0: none yet; -1: it refuses. Its warnings go to "warnings".
-static int64_t resumed(const char *options, Error *err) {
+static int64_t resumed(const char *options) {
     Options o = options_of(options);
     CLOSED(checkpoint_close) Checkpoint c;
     bool found;
     fflush(stderr);
     int terminal = dup(STDERR_FILENO);
     if (freopen("warnings", "w", stderr) == NULL) { die("stderr"); }
-    bool ok = checkpoint_resume(&c, &o, &found, err);
+    bool ok = checkpoint_resume(&c, &o, &found);
     fflush(stderr);
     dup2(terminal, STDERR_FILENO);
     close(terminal);
@@ -38,7 +38,7 @@ static int64_t resumed(const char *options, Error *err) {
 
 static bool opens(const char *path) {
     Checkpoint c;
-    bool ok = checkpoint_open(&c, path, true, NULL);
+    bool ok = checkpoint_open(&c, path, true);
     if (ok) { checkpoint_close(&c); }
     return ok;
 }
@@ -46,13 +46,13 @@ static bool opens(const char *path) {
 // The newest of two checkpoints must be refused with this path,
 static void check_refused(const char *path) {
     Checkpoint c;
-    CHECK_REFUSED(checkpoint_open(&c, "s/step_00000002", true, &err), path);
+    CHECK_REFUSED(checkpoint_open(&c, "s/step_00000002", true), path);
 }
 
 // and --resume latest must find the other one.
 static void check_falls_back(const char *path) {
     check_refused(path);
-    CHECK_EQUAL(resumed(SAVED, NULL), 1);
+    CHECK_EQUAL(resumed(SAVED), 1);
     CHECK_CONTAINS(text_read("warnings"), text_of("warning: %s", path));
     CHECK_CONTAINS(text_read("warnings"), "; trying an earlier checkpoint\n");
 }
@@ -86,7 +86,7 @@ TEST(damaged_files_are_refused) {
         }
         remove(path);
         check_falls_back(path);
-        folder_make(path, NULL);
+        folder_make(path);
         check_falls_back(path);
         rmdir(path);
         blob_write(path, b.bytes, b.size);
@@ -147,7 +147,7 @@ TEST(meta_files_that_lie_are_refused) {
     EACH (row, rows) {
         Checkpoint c;
         edit_meta(meta, row->from, row->to);
-        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", true, &err), row->expected);
+        CHECK_REFUSED(checkpoint_open(&c, "s/step_00000001", true), row->expected);
     }
     char name[2 * PATH_LENGTH];
     memset(name, 'n', sizeof(name));
@@ -159,7 +159,7 @@ TEST(meta_files_that_lie_are_refused) {
     CHECK(rename("s/step_00000001/model.safetensors", "s/step_00000001/other.safetensors") == 0);
     CHECK(link("s/step_00000001/other.safetensors", "s/step_00000001/model.safetensors") == 0);
     edit_meta(meta, "\"model.safetensors\"", "\"other.safetensors\"");
-    CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", true, &err),
+    CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", true),
                   "meta.json: its list of files lacks model.safetensors");
     free(meta.bytes);
 }
@@ -169,28 +169,28 @@ static void damage(int step) {
 }
 
 TEST(resume_finds_what_latest_means) {
-    Error err = {""};
     save_steps(4);
-    CHECK_EQUAL(resumed(SAVED, &err), 4);
-    link_replace("s/latest", "step_00000002", NULL); // 3 and 4: a run that went back
-    CHECK_EQUAL(resumed(SAVED, &err), 2);
+    CHECK_EQUAL(resumed(SAVED), 4);
+    link_replace("s/latest", "step_00000002"); // 3 and 4: a run that went back
+    CHECK_EQUAL(resumed(SAVED), 2);
     CHECK(rename("s/step_00000002", "s/aside") == 0);
-    CHECK_EQUAL(resumed(SAVED, &err), 1); // the link dangles
+    CHECK_EQUAL(resumed(SAVED), 1); // the link dangles
     unlink("s/latest");
-    CHECK_EQUAL(resumed(SAVED, &err), 4);
+    CHECK_EQUAL(resumed(SAVED), 4);
     CHECK(rename("s/aside", "s/step_00000002") == 0);
     damage(4);
     damage(3);
-    CHECK_EQUAL(resumed(SAVED, &err), 2);
-    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001", &err), 1);
-    CHECK_EQUAL(resumed(SAVED "--save nowhere", &err), 0);
+    CHECK_EQUAL(resumed(SAVED), 2);
+    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001"), 1);
+    CHECK_EQUAL(resumed(SAVED "--save nowhere"), 0);
     damage(2);
     damage(1);
-    CHECK_EQUAL(resumed(SAVED, &err), -1);
-    CHECK_CONTAINS(err.text, "--resume latest: no whole checkpoint under s; to start afresh, use");
-    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001", &err), -1);
-    CHECK_CONTAINS(err.text, "--resume s/step_00000001/config.json: damaged: 2 bytes, not ");
-    CHECK_CONTAINS(err.text, "; --list-checkpoints shows which are whole");
-    CHECK_EQUAL(resumed(SAVED "--resume s/step_9", &err), -1);
-    CHECK_CONTAINS(err.text, "--resume s/step_9: no such folder; --list-checkpoints shows");
+    CHECK_EQUAL(resumed(SAVED), -1);
+    CHECK_CONTAINS(error_text(),
+                   "--resume latest: no whole checkpoint under s; to start afresh, use");
+    CHECK_EQUAL(resumed(SAVED "--resume s/step_00000001"), -1);
+    CHECK_CONTAINS(error_text(), "--resume s/step_00000001/config.json: damaged: 2 bytes, not ");
+    CHECK_CONTAINS(error_text(), "; --list-checkpoints shows which are whole");
+    CHECK_EQUAL(resumed(SAVED "--resume s/step_9"), -1);
+    CHECK_CONTAINS(error_text(), "--resume s/step_9: no such folder; --list-checkpoints shows");
 }

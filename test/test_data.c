@@ -9,16 +9,15 @@
 // A shard of `count` tokens; token i is first + i.
 static void write_shard(const char *path, int token_bytes, int64_t first, int64_t count) {
     int32_t header[SHARD_HEADER_BYTES / 4];
-    Error err;
     FileWriter w;
-    if (!writer_open(&w, path, &err)) { die("%s", err.text); }
+    or_die(writer_open(&w, path));
     shard_header(header, token_bytes, count);
     writer_write(&w, header, sizeof(header));
     for (int64_t i = 0; i < count; i++) {
         uint32_t token = (uint32_t)(first + i);
         writer_write(&w, &token, (size_t)token_bytes); // little-endian
     }
-    if (!writer_close(&w, &err)) { die("%s", err.text); }
+    or_die(writer_close(&w));
 }
 
 TEST(shards_of_both_versions_read_back) {
@@ -28,12 +27,12 @@ TEST(shards_of_both_versions_read_back) {
         int64_t count = i < 2 ? 500 : 16;
         CLOSED(token_file_close) TokenFile s;
         write_shard("a.bin", token_bytes, firsts[i], count);
-        CHECK(shard_open(&s, "a.bin", NULL));
+        CHECK(shard_open(&s, "a.bin"));
         CHECK_EQUAL(s.count, count);
         CHECK_EQUAL(s.token_bytes, token_bytes);
         uint32_t tokens[500];
         for (int from = 0; from < 3; from++) {
-            CHECK(token_file_read(&s, from, count - from, tokens, NULL));
+            CHECK(token_file_read(&s, from, count - from, tokens));
             for (int at = from; at < count; at++) {
                 CHECK_EQUAL(tokens[at - from], firsts[i] + at);
             }
@@ -53,10 +52,10 @@ TEST(shards_may_be_larger_than_32_bits) {
             test_skip("no file may be that large here");
             return;
         }
-        CHECK(shard_open(&s, "huge.bin", NULL));
+        CHECK(shard_open(&s, "huge.bin"));
         CHECK_EQUAL(s.count, count);
         uint32_t last = 1;
-        CHECK(token_file_read(&s, count - 1, 1, &last, NULL) && last == 0);
+        CHECK(token_file_read(&s, count - 1, 1, &last) && last == 0);
         token_file_close(&s);
         remove("huge.bin");
     }
@@ -64,8 +63,8 @@ TEST(shards_may_be_larger_than_32_bits) {
 
 static void refuse_shard(const char *path, const char *expected) {
     TokenFile s;
-    CHECK_REFUSED(shard_open(&s, path, &err), path);
-    CHECK_REFUSED(shard_open(&s, path, &err), expected);
+    CHECK_REFUSED(shard_open(&s, path), path);
+    CHECK_REFUSED(shard_open(&s, path), expected);
 }
 
 // Writes a shard of 10 tokens with one number of the header changed, or cut to some bytes.
@@ -116,22 +115,20 @@ TEST(hostile_shards_are_refused) {
 }
 
 // inputs[T], targets[T] of one window.
-static bool read_window(const Dataset *data, int64_t window, int *inputs, int *targets,
-                        Error *err) {
-    return loader_batch(&(Loader){.data = data}, window, 1, INT64_MAX, inputs, targets, err);
+static bool read_window(const Dataset *data, int64_t window, int *inputs, int *targets) {
+    return loader_batch(&(Loader){.data = data}, window, 1, INT64_MAX, inputs, targets);
 }
 
 // A stream whose token i is i, over shards of both versions, some of them shorter than a window.
 static Dataset open_stream(int seq_length) {
     static const int64_t counts[] = {5, 1, 40, 2, 1, 30, 64, 7};
     Dataset data;
-    Error err;
     int64_t first = 0;
     for (int i = 0; i < 8; i++) {
         write_shard(text_of("stream_%d.bin", i), i % 2 == 0 ? 2 : 4, first, counts[i]);
         first += counts[i];
     }
-    if (!dataset_open(&data, "stream_*.bin", seq_length, 1000, &err)) { die("%s", err.text); }
+    or_die(dataset_open(&data, "stream_*.bin", seq_length, 1000));
     return data;
 }
 
@@ -142,7 +139,7 @@ TEST(windows_cross_shards) {
         CHECK_EQUAL(data.tokens, 150);
         CHECK_EQUAL(data.windows, 149 / T);
         for (int64_t w = 0; w < data.windows; w++) {
-            CHECK(read_window(&data, w, inputs, targets, NULL));
+            CHECK(read_window(&data, w, inputs, targets));
             for (int t = 0; t < T; t++) {
                 CHECK_EQUAL(inputs[t], w * T + t);
                 CHECK_EQUAL(targets[t], w * T + t + 1);
@@ -153,7 +150,7 @@ TEST(windows_cross_shards) {
 
 static void refuse_dataset(const char *pattern, int T, int vocab, const char *expected) {
     Dataset data;
-    CHECK_REFUSED(dataset_open(&data, pattern, T, vocab, &err), expected);
+    CHECK_REFUSED(dataset_open(&data, pattern, T, vocab), expected);
 }
 
 TEST(bad_data_sets_are_refused) {
@@ -171,12 +168,12 @@ TEST(any_name_is_a_shard_s) {
                                         "new\nline_1.bin"};
     EACH (name, names) {
         CLOSED(dataset_close) Dataset data = {0};
-        Error err = {""};
+        fail("%s", "");
         write_shard(*name, 2, 0, 20);
-        CHECK(dataset_open(&data, *name, 4, 1000, &err));
-        CHECK_TEXT(err.text, "");
+        CHECK(dataset_open(&data, *name, 4, 1000));
+        CHECK_TEXT(error_text(), "");
         CHECK_EQUAL(data.tokens, 20);
-        CHECK(data.identity != NULL && dataset_match(&data, data.identity, "this run", NULL));
+        CHECK(data.identity != NULL && dataset_match(&data, data.identity, "this run"));
     }
 }
 
@@ -186,14 +183,14 @@ TEST(tokens_outside_the_vocabulary_are_named) {
     data.vocab = 100;
     for (int64_t w = 0; w < data.windows; w++) {
         bool fine = w < 9; // window 9 has target 100
-        CHECK(read_window(&data, w, inputs, targets, NULL) == fine);
+        CHECK(read_window(&data, w, inputs, targets) == fine);
     }
-    CHECK_REFUSED(read_window(&data, 9, inputs, targets, &err),
+    CHECK_REFUSED(read_window(&data, 9, inputs, targets),
                   "stream_6.bin: token 21 is 100, outside the vocabulary of 100 (--vocab");
     dataset_close(&data);
     write_shard("max.bin", 4, 0xfffffffeu, 2); // and never negative
-    CHECK(dataset_open(&data, "max.bin", 1, INT32_MAX, NULL));
-    CHECK_REFUSED(read_window(&data, 0, inputs, targets, &err),
+    CHECK(dataset_open(&data, "max.bin", 1, INT32_MAX));
+    CHECK_REFUSED(read_window(&data, 0, inputs, targets),
                   "max.bin: token 0 is 4294967294, outside the vocabulary");
 }
 
@@ -320,11 +317,11 @@ TEST(reading_resumes_anywhere) {
     Loader loader = {&data, 7, true};
     int straight[BATCHES][B * T], inputs[B * T], targets[B * T];
     for (int i = 0; i < BATCHES; i++) {
-        CHECK(loader_batch(&loader, i * B, B, INT64_MAX, straight[i], targets, NULL));
+        CHECK(loader_batch(&loader, i * B, B, INT64_MAX, straight[i], targets));
     }
     for (int i = BATCHES - 1; i >= 0; i--) {
         Loader fresh = {&data, 7, true};
-        CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets, NULL));
+        CHECK(loader_batch(&fresh, i * B, B, INT64_MAX, inputs, targets));
         CHECK_BITS(inputs, straight[i], sizeof(inputs));
     }
 }

@@ -139,27 +139,27 @@ WRAP_MEMORY(calloc, (size_t count, size_t size), (count, size))
 WRAP_MEMORY(realloc, (void *old, size_t bytes), (old, bytes))
 WRAP_MEMORY(aligned_alloc, (size_t alignment, size_t bytes), (alignment, bytes))
 
-typedef bool Save(Fixture *f, int64_t step, Error *err);
+typedef bool Save(Fixture *f, int64_t step);
 
 static Fixture fixture;
 
 // The first weight tells which step a checkpoint is of.
-static bool save_step(Fixture *f, int64_t step, Error *err) {
+static bool save_step(Fixture *f, int64_t step) {
     f->state[0] = (float)step;
     f->snapshot.progress.valid_loss = 10.0 - (double)step;
-    return fixture_save(f, step, err);
+    return fixture_save(f, step);
 }
 
 // A planted fault: makes room first.
-static bool save_carelessly(Fixture *f, int64_t step, Error *err) {
-    return folder_remove("s/step_00000002", err) && save_step(f, step, err);
+static bool save_carelessly(Fixture *f, int64_t step) {
+    return folder_remove("s/step_00000002") && save_step(f, step);
 }
 
 static bool holds(const char *path, int64_t step) {
     CLOSED(checkpoint_close) Checkpoint c;
     float first = 0;
-    if (!checkpoint_open(&c, path, true, NULL)) { return false; }
-    bool ok = checkpoint_read(&c, "master", 0, 1, &first, NULL) && first == (float)step &&
+    if (!checkpoint_open(&c, path, true)) { return false; }
+    bool ok = checkpoint_read(&c, "master", 0, 1, &first) && first == (float)step &&
               c.progress.step == step;
     return ok;
 }
@@ -167,7 +167,7 @@ static bool holds(const char *path, int64_t step) {
 static int64_t resumed_step(void) {
     CLOSED(checkpoint_close) Checkpoint c;
     bool found;
-    if (!checkpoint_resume(&c, &fixture.options, &found, NULL) || !found) { return -1; }
+    if (!checkpoint_resume(&c, &fixture.options, &found) || !found) { return -1; }
     int64_t step = c.progress.step;
     char path[PATH_LENGTH];
     checkpoint_path(path, "s", step);
@@ -205,8 +205,8 @@ static bool holds_3(void) {
 static bool go_back(int64_t step) {
     CLOSED(checkpoint_close) Checkpoint c;
     char path[PATH_LENGTH];
-    return checkpoint_open(&c, checkpoint_path(path, "s", step), true, NULL) &&
-           checkpoint_go_back(&fixture.options, &c, NULL);
+    return checkpoint_open(&c, checkpoint_path(path, "s", step), true) &&
+           checkpoint_go_back(&fixture.options, &c);
 }
 
 // A planted fault: moves `latest` when all else is done.
@@ -217,9 +217,9 @@ static bool go_back_carelessly(int64_t step) {
 // Goes back from step 4 to step 2 with a fault at the n-th call.
 static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const char **fired) {
     arm(mode, 0);
-    folder_remove("s", NULL);
+    folder_remove("s");
     fixture.options.keep = 0;
-    for (int step = 1; step <= 4; step++) { save_step(&fixture, step, NULL); }
+    for (int step = 1; step <= 4; step++) { save_step(&fixture, step); }
     fixture.options.keep = 1;
     arm(mode, n);
     bool gone = back(2);
@@ -238,23 +238,23 @@ static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const c
 // step 3 already, to which `latest` was not moved. Returns what is wrong then, or NULL; *fired:
 // which call failed, NULL when there are fewer.
 static const char *trouble(Save *save, Mode mode, int n, bool again, const char **fired) {
-    Error err = {""};
     arm(mode, 0);
-    folder_remove("s", NULL);
-    for (int step = 1; step <= 2 + again; step++) { save_step(&fixture, step, NULL); }
-    if (again) { link_replace("s/latest", "step_00000002", NULL); }
+    folder_remove("s");
+    for (int step = 1; step <= 2 + again; step++) { save_step(&fixture, step); }
+    if (again) { link_replace("s/latest", "step_00000002"); }
+    fail("%s", "");
     arm(mode, n);
-    bool saved = save(&fixture, 3, &err);
+    bool saved = save(&fixture, 3);
     *fired = fault.name;
     arm(mode, 0);
-    if (!saved && err.text[0] == '\0') { return "no reason is given"; }
+    if (!saved && error_text()[0] == '\0') { return "no reason is given"; }
     if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
     if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
     int64_t step = resumed_step();
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
-    if (!checkpoint_claim(&fixture.options, NULL) || leftovers() > 0) { return "leftovers stay"; }
+    if (!checkpoint_claim(&fixture.options) || leftovers() > 0) { return "leftovers stay"; }
     if (!go_back(step) || linked("s/best") != step) { return "the best step is not marked"; }
-    if (!save_step(&fixture, 3, &err) || resumed_step() != 3) { return "the next save fails"; }
+    if (!save_step(&fixture, 3) || resumed_step() != 3) { return "the next save fails"; }
     if (leftovers() > 0) { return "the next save leaves something behind"; }
     return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
 }
@@ -306,11 +306,11 @@ TEST(disks_without_links_are_saved_to) {
     CHECK_TEXT(wrong != NULL ? wrong : "", "");
     CHECK_TEXT(text_read("s/latest"), "step_00000002\n");
     no_links = false;
-    CHECK(save_step(&fixture, 3, NULL) && unlink("s/best") == 0);
+    CHECK(save_step(&fixture, 3) && unlink("s/best") == 0);
     CHECK_TEXT(leads_to("s/latest"), "step_00000003");
     image = "s/step_00000003";
     CHECK(!go_back(2) && linked("s/latest") == 2 && holds("s/step_00000003", 3));
-    CHECK(save_step(&fixture, 4, NULL) && save_step(&fixture, 5, NULL));
+    CHECK(save_step(&fixture, 4) && save_step(&fixture, 5));
     CHECK(!path_exists("s/step_00000003"));
     image = NULL;
     fixture_close(&fixture);
@@ -335,16 +335,15 @@ TEST(a_careless_save_is_caught) {
 
 // A folder that cannot be read is not an empty one; a leftover that cannot be deleted ends no run.
 TEST(unreadable_folders_are_no_empty_ones) {
-    Error err;
     Checkpoint c;
     bool found, fired = true;
     int refused = 0, left = 0;
     fixture_open(&fixture, TINY "--save s --resume latest");
-    folder_remove("s", NULL);
-    CHECK(save_step(&fixture, 1, NULL) && unlink("s/latest") == 0);
+    folder_remove("s");
+    CHECK(save_step(&fixture, 1) && unlink("s/latest") == 0);
     for (int n = 1; fired; n++) {
         arm(FAIL_ONCE, n);
-        bool ok = checkpoint_resume(&c, &fixture.options, &found, &err);
+        bool ok = checkpoint_resume(&c, &fixture.options, &found);
         fired = fault.name != NULL;
         arm(FAIL_ONCE, 0);
         if (ok && found) { checkpoint_close(&c); }
@@ -353,15 +352,15 @@ TEST(unreadable_folders_are_no_empty_ones) {
     }
     CHECK(refused > 0);
     for (int n = fired = true; fired; n++) {
-        CHECK(folder_make("s/.tmp-step_00000009/inner", NULL));
+        CHECK(folder_make("s/.tmp-step_00000009/inner"));
         arm(FAIL_ONCE, n);
-        bool ok = checkpoint_claim(&fixture.options, &err);
+        bool ok = checkpoint_claim(&fixture.options);
         const char *call = fault.name;
         fired = call != NULL;
         arm(FAIL_ONCE, 0);
         CHECK(ok || strcmp(call, "unlink") + strcmp(call, "rmdir") != 0);
         left += ok && path_exists("s/.tmp-step_00000009");
-        CHECK(checkpoint_claim(&fixture.options, NULL) && !path_exists("s/.tmp-step_00000009"));
+        CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-step_00000009"));
     }
     CHECK(left > 1);
     fixture_close(&fixture);
@@ -370,29 +369,27 @@ TEST(unreadable_folders_are_no_empty_ones) {
 // A disk that cannot be read is an error, whatever is being read; and never a signal.
 TEST(unreadable_checkpoints_are_errors) {
     static float weights[1 << 15];
-    Error err = {""};
     bool fired = true;
     int refused = 0;
     fixture_open(&fixture, TINY "--save s --load s/step_00000100 --fp8-format hybrid "
                                 "--fp8-amax-history-len 4 --global-batch-size 4");
-    folder_remove("s", NULL);
-    CHECK(save_step(&fixture, 100, NULL));
+    folder_remove("s");
+    CHECK(save_step(&fixture, 100));
     for (int n = 1; fired; n++) {
         static Options o, model;
         CLOSED(checkpoint_close) Checkpoint c = {0};
         int64_t size = fixture.layout.size;
         o = fixture.options;
         arm(FAIL_ONCE, n);
-        bool ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err) &&
-                  checkpoint_weights(o.start, &fixture.layout, 0, size, weights, &err) &&
-                  checkpoint_open(&c, "s/step_00000100", true, &err) &&
-                  checkpoint_read(&c, "master", 0, size, weights, &err) &&
-                  checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history,
-                                          &err);
+        bool ok = checkpoint_model(&o, &model) && checkpoint_verify(o.start) &&
+                  checkpoint_weights(o.start, &fixture.layout, 0, size, weights) &&
+                  checkpoint_open(&c, "s/step_00000100", true) &&
+                  checkpoint_read(&c, "master", 0, size, weights) &&
+                  checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history);
         fired = fault.name != NULL;
         bool reading = fired && strcmp(fault.name, "pread") == 0;
         arm(FAIL_ONCE, 0);
-        CHECK(reading ? !ok && strstr(err.text, "Input/output error") != NULL : ok || fired);
+        CHECK(reading ? !ok && strstr(error_text(), "Input/output error") != NULL : ok || fired);
         refused += reading;
     }
     CHECK(refused > 40);
@@ -407,7 +404,7 @@ static bool is_all(const float *values, int64_t n, double expected) {
 
 static void save_all_of(int64_t step) {
     for (int64_t i = 0; i < 3 * fixture.layout.size; i++) { fixture.state[i] = (float)step; }
-    CHECK(fixture_save(&fixture, step, NULL));
+    CHECK(fixture_save(&fixture, step));
 }
 
 static void save_second(void) {
@@ -420,29 +417,28 @@ static int64_t read_while_saving(bool load, float *out) {
     CLOSED(checkpoint_close) Checkpoint c = {0};
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     const int64_t size = fixture.layout.size / 128 * 128, half = size / 2;
-    Error err = {""};
     bool found, ok = true;
     o = fixture.options;
     int64_t step;
     if (load) {
-        ok = checkpoint_model(&o, &model, &err) && checkpoint_verify(o.start, &err);
+        ok = checkpoint_model(&o, &model) && checkpoint_verify(o.start);
         for (int part = 0; ok && part < 2; part++) {
             ok = checkpoint_weights(o.start, &fixture.layout, part * half, (part + 1) * half,
-                                    out + part * half, &err);
+                                    out + part * half);
         }
         for (int64_t i = 0; i < size; i++) { out[i] = out[i] == 0 ? out[size - 1] : out[i]; }
         step = (int64_t)out[size - 1]; // what is 0 pads the vocabulary
         ok = ok && is_all(out, size, (double)step);
     } else {
-        ok = checkpoint_resume(&c, &o, &found, &err) && found;
+        ok = checkpoint_resume(&c, &o, &found) && found;
         step = c.progress.step;
         for (int part = 0; ok && part < 6; part++) {
-            ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half, out,
-                                 &err) &&
+            ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half,
+                                 out) &&
                  is_all(out, half, (double)step);
         }
     }
-    if (!ok) { test_fail(__FILE__, __LINE__, "step %lld: %s", (long long)step, err.text); }
+    if (!ok) { test_fail(__FILE__, __LINE__, "step %lld: %s", (long long)step, error_text()); }
     return ok ? step : 0;
 }
 
@@ -456,7 +452,7 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
         no_links = i >= 3;
         fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", ways[i % 3]));
         for (bool fired = true; fired; n++) {
-            folder_remove("s", NULL);
+            folder_remove("s");
             save_all_of(1);
             arm(FAIL_ONCE, n);
             fault.meanwhile = save_second;
@@ -474,8 +470,8 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
 TEST(folders_without_fsync_are_saved_to) {
     fixture_open(&fixture, TINY "--save s --resume latest");
     no_folder_sync = true;
-    folder_remove("s", NULL);
-    CHECK(save_step(&fixture, 1, NULL) && resumed_step() == 1);
+    folder_remove("s");
+    CHECK(save_step(&fixture, 1) && resumed_step() == 1);
     no_folder_sync = false;
     fixture_close(&fixture);
 }
@@ -491,7 +487,7 @@ TEST(metrics_come_back) {
     for (int n = 1; fired; n++) {
         CLOSED(metrics_close) Metrics m = {0};
         unlink("m");
-        CHECK(metrics_open(&m, "m", NULL));
+        CHECK(metrics_open(&m, "m"));
         arm(FAIL_FROM_THERE, n);
         record(&m, "a");
         record(&m, "b");
@@ -508,11 +504,11 @@ TEST(metrics_come_back) {
 }
 
 static bool replace_file(void) {
-    return file_replace("f", "new", 3, NULL);
+    return file_replace("f", "new", 3);
 }
 
 static bool replace_link(void) {
-    return link_replace("f", "new", NULL);
+    return link_replace("f", "new");
 }
 
 // What `f` holds or points to, if it is three letters.
@@ -532,7 +528,7 @@ TEST(files_and_links_are_replaced_or_kept) {
         for (int n = 1; fired; n++) {
             arm(FAIL_ONCE, 0);
             unlink("f");
-            CHECK(link ? link_replace("f", "old", NULL) : file_replace("f", "old", 3, NULL));
+            CHECK(link ? link_replace("f", "old") : file_replace("f", "old", 3));
             arm((Mode)(variant / 2), n);
             bool replaced = link ? replace_link() : replace_file();
             fired = fault.name != NULL;
@@ -571,14 +567,14 @@ static bool survives_without_memory(void (*work)(void), int n) {
 }
 
 static void save_third(void) {
-    save_step(&fixture, 3, NULL);
+    save_step(&fixture, 3);
 }
 
 TEST(a_save_without_memory_says_so) {
     fixture_open(&fixture, TINY "--save s --resume latest --keep 1 --fp8-format hybrid "
                                 "--fp8-amax-history-len 4");
-    folder_remove("s", NULL);
-    save_step(&fixture, 2, NULL);
+    folder_remove("s");
+    save_step(&fixture, 2);
     int n = 1;
     while (!survives_without_memory(save_third, n)) {
         CHECK(resumed_step() >= 2);

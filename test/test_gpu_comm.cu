@@ -179,18 +179,17 @@ static int count_devices(void) {
 int main(int, char **argv) {
     static Options options;
     Ranks ranks;
-    Error err;
     int devices = count_devices(), device;
     if (devices < 2) { test_skip_all("fewer than two GPUs"); }
-    bool ok = options_read(&options, 1, argv, &err) && options_resolve(&options, NULL, &err);
-    if (!ok) { die("%s", err.text); }
+    bool ok = options_read(&options, 1, argv) && options_resolve(&options, NULL);
+    or_die(ok);
     options.gpus = devices;
     options.distributed_timeout = 60;
     launch(&ranks, &group, &options);
-    if (!ranks_device(&ranks, devices, &device, &err)) { die("%s", err.text); }
+    or_die(ranks_device(&ranks, devices, &device));
     CUDA(cudaSetDevice(device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    if (!comm_open(&comm, &group, stream, COMM_CHECK_SLOTS, &err)) { die("%s", err.text); }
+    or_die(comm_open(&comm, &group, stream, COMM_CHECK_SLOTS));
     print_bandwidth();
     int status = run_tests();
     comm_close(&comm);

@@ -143,10 +143,9 @@ static void parameters(const char *precision, double allowed) {
     snprintf(wide, sizeof(wide), WIDE_VOCABULARY " %s", precision);
     snprintf(narrow, sizeof(narrow), "256 %s", precision);
     Options o = options_of(deep, wide);
-    Error err;
     static Run run;
     NumberSupport support = {NUMBER_BF16, NULL, 0};
-    if (!run_configure(&run, &o, support, &err)) { die("%s", err.text); }
+    or_die(run_configure(&run, &o, support));
     CHECK(run.layout.size > beyond);
     const Param *p = param_find(&run.layout, TENSOR_FC2_WEIGHT, 2);
     CHECK(p->offset + (int64_t)p->rows * p->cols > beyond); // the blocks, and the head behind them

@@ -153,12 +153,11 @@ struct Model {
     Buffer<char> *memory;
     Model(std::vector<const char *> words) {
         words.insert(words.begin(), {"test", "--optimizer", "muon"});
-        Error err;
         Options options;
-        bool ok = options_read(&options, (int)words.size(), (char **)words.data(), &err) &&
-                  options_resolve(&options, NULL, &err) &&
-                  run_configure(&run, &options, {NUMBER_BF16, NULL, 0}, &err);
-        if (!ok) { die("%s", err.text); }
+        bool ok = options_read(&options, (int)words.size(), (char **)words.data()) &&
+                  options_resolve(&options, NULL) &&
+                  run_configure(&run, &options, {NUMBER_BF16, NULL, 0});
+        or_die(ok);
         std::vector<uint8_t> kinds((size_t)run.layout.count);
         for (int i = 0; i < run.layout.count; i++) {
             kinds[i] = run_by_muon(&run, &run.layout.params[i]) ? ZERO_MUON : 0;

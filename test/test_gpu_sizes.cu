@@ -196,9 +196,9 @@ static void long_attention(AttentionShape s) {
     send(device_qkv, qkv);
     send(device_dout, dout);
 
-    Error why = {""};
-    bool served = attention_by_cudnn(&gpu, s, &why);
-    if (!served) { test_fail(__FILE__, __LINE__, "cuDNN does not serve: %s", why.text); }
+    fail("%s", "");
+    bool served = attention_by_cudnn(&gpu, s);
+    if (!served) { test_fail(__FILE__, __LINE__, "cuDNN does not serve: %s", error_text()); }
     if (!served) { return; }
     attention_forward_gpu(&gpu, s, out.data, lse.data, device_qkv.data);
     attention_backward_gpu(&gpu, s, dqkv.data, device_dout.data, out.data, lse.data,
@@ -556,8 +556,8 @@ TEST(attention_beyond_2_31) {
     FloatBuffer lse((size_t)B * H * T), lse_part((size_t)BLOCK * H * T);
     fill(qkv, 0);
     fill(dout, 0);
-    Error why = {""};
-    if (!attention_by_cudnn(&gpu, s, &why)) { test_fail(__FILE__, __LINE__, "%s", why.text); }
+    fail("%s", "");
+    if (!attention_by_cudnn(&gpu, s)) { test_fail(__FILE__, __LINE__, "%s", error_text()); }
     attention_forward_gpu(&gpu, s, out.data, lse.data, qkv.data);
     attention_backward_gpu(&gpu, s, dqkv.data, dout.data, out.data, lse.data, qkv.data);
     size_t wide = N * sizeof(Bf16), narrow = H * D * sizeof(Bf16);

@@ -13,13 +13,13 @@ TEST(writers_keep_length_and_checksum) {
     for (int p = 0; p < COUNT(pieces); p++) {
         size_t size = pieces[p] < 4096 ? 100000 : SIZE;
         FileWriter w;
-        CHECK(writer_open(&w, "f", NULL));
+        CHECK(writer_open(&w, "f"));
         for (size_t at = 0; at < size; at += pieces[p]) {
             writer_write(&w, data + at, at + pieces[p] < size ? pieces[p] : size - at);
         }
         CHECK_EQUAL(w.bytes, size);
         CHECK_EQUAL(w.crc, crc32_z(0, data, size));
-        CHECK(writer_close(&w, NULL));
+        CHECK(writer_close(&w));
         Blob b = blob_read("f");
         CHECK_EQUAL(b.size, size);
         CHECK_BITS(b.bytes, data, size);
@@ -29,8 +29,8 @@ TEST(writers_keep_length_and_checksum) {
 
 TEST(what_is_no_file_is_refused) {
     size_t bytes;
-    CHECK_REFUSED(file_read("missing", &bytes, &err), "missing: No such file or directory");
-    CHECK_REFUSED(file_read(".", &bytes, &err), ".: Is a directory");
+    CHECK_REFUSED(file_read("missing", &bytes), "missing: No such file or directory");
+    CHECK_REFUSED(file_read(".", &bytes), ".: Is a directory");
 }
 
 // Each thread sums a part of a large file.
@@ -41,12 +41,12 @@ TEST(large_files_are_summed_in_parts) {
     for (size_t i = 0; i < SIZE; i++) { data[i] = (unsigned char)(i * i >> 11); }
     blob_write("f", data, SIZE);
     size_t bytes;
-    int file = file_open("f", &bytes, NULL);
+    int file = file_open("f", &bytes);
     for (int64_t n = 0; n <= SIZE; n += SIZE / 3) {
-        CHECK(file_checksum(file, "f", n, &crc, NULL) && crc == crc32_z(0, data, (size_t)n));
+        CHECK(file_checksum(file, "f", n, &crc) && crc == crc32_z(0, data, (size_t)n));
     }
     CHECK(truncate("f", SIZE / 2) == 0); // seen by a thread besides the first
-    CHECK_REFUSED(file_checksum(file, "f", SIZE, &crc, &err), "f: cut short while it was read");
+    CHECK_REFUSED(file_checksum(file, "f", SIZE, &crc), "f: cut short while it was read");
     close(file);
 }
 
@@ -54,24 +54,23 @@ TEST(what_is_cut_short_is_an_error) {
     char text[4] = "";
     size_t bytes;
     text_write("f", "abcdef");
-    int file = file_open("f", &bytes, NULL);
+    int file = file_open("f", &bytes);
     CHECK(file >= 0 && bytes == 6);
-    CHECK(file_read_at(file, "f", text, 3, 3, NULL) && memcmp(text, "def", 3) == 0);
+    CHECK(file_read_at(file, "f", text, 3, 3) && memcmp(text, "def", 3) == 0);
     CHECK(truncate("f", 5) == 0);
-    CHECK_REFUSED(file_read_at(file, "f", text, 3, 3, &err), "f: cut short while it was read");
+    CHECK_REFUSED(file_read_at(file, "f", text, 3, 3), "f: cut short while it was read");
     close(file);
-    CHECK_REFUSED(file_read_at(file, "f", text, 3, 3, &err), "f: Bad file descriptor");
+    CHECK_REFUSED(file_read_at(file, "f", text, 3, 3), "f: Bad file descriptor");
     CHECK_TEXT(path_name("a/b/c.bin"), "c.bin");
     CHECK_TEXT(path_name("c.bin"), "c.bin");
 }
 
 TEST(files_are_replaced_at_once) {
     struct stat before, after;
-    Error err;
     text_write("f", "old");
     int old = stat("f", &before);
     FILE *reader = fopen("f", "r");
-    CHECK(file_replace("f", "newer", 5, NULL));
+    CHECK(file_replace("f", "newer", 5));
     char text[8] = "";
     CHECK(fread(text, 1, 8, reader) == 3 && memcmp(text, "old", 3) == 0); // whoever has it open
     fclose(reader);
@@ -80,34 +79,32 @@ TEST(files_are_replaced_at_once) {
     CHECK(b.size == 5 && memcmp(b.bytes, "newer", 5) == 0);
     free(b.bytes);
     CHECK(!path_exists("f.new"));
-    CHECK(!file_replace("no/such/folder", "x", 1, &err));
-    CHECK_CONTAINS(err.text, "no/such/folder");
+    CHECK(!file_replace("no/such/folder", "x", 1));
+    CHECK_CONTAINS(error_text(), "no/such/folder");
 }
 
 TEST(links_are_replaced_at_once) {
     char target[16] = "";
-    Error err;
-    CHECK(link_replace("l", "one", NULL) && link_replace("l", "two", NULL));
+    CHECK(link_replace("l", "one") && link_replace("l", "two"));
     CHECK(readlink("l", target, sizeof(target)) == 3 && memcmp(target, "two", 3) == 0);
     CHECK(symlink("left over", "l.new") == 0);
-    CHECK(link_replace("l", "three", NULL) && !path_exists("l.new"));
-    CHECK(!link_replace("no/such", "x", &err));
-    CHECK_CONTAINS(err.text, "no/such");
+    CHECK(link_replace("l", "three") && !path_exists("l.new"));
+    CHECK(!link_replace("no/such", "x"));
+    CHECK_CONTAINS(error_text(), "no/such");
 }
 
 TEST(folders_are_made_and_removed) {
-    Error err;
-    CHECK(folder_make("a/b//c/", NULL) && folder_make("a/b/c", NULL));
+    CHECK(folder_make("a/b//c/") && folder_make("a/b/c"));
     text_write("a/b/c/f", "x");
-    CHECK(!folder_make("a/b/c/f/d", &err));
-    CHECK_CONTAINS(err.text, "a/b/c/f: the folder could not be made: a file of that name");
-    CHECK(!folder_make("/proc/none/such", &err));
-    CHECK_CONTAINS(err.text, "/proc/none: the folder could not be made: ");
+    CHECK(!folder_make("a/b/c/f/d"));
+    CHECK_CONTAINS(error_text(), "a/b/c/f: the folder could not be made: a file of that name");
+    CHECK(!folder_make("/proc/none/such"));
+    CHECK_CONTAINS(error_text(), "/proc/none: the folder could not be made: ");
     CHECK(symlink("/nowhere", "a/b/dangling") == 0);
     text_write("outside", "x");
     CHECK(symlink("../outside", "a/b/link") == 0);
-    CHECK(folder_remove("a", NULL) && !path_exists("a")); // folders in it too
-    CHECK(path_exists("outside"));                        // and not what its links point to
-    CHECK(!folder_remove("a", &err));
-    CHECK_CONTAINS(err.text, "a: No such file");
+    CHECK(folder_remove("a") && !path_exists("a")); // folders in it too
+    CHECK(path_exists("outside"));                  // and not what its links point to
+    CHECK(!folder_remove("a"));
+    CHECK_CONTAINS(error_text(), "a: No such file");
 }

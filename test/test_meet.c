@@ -36,21 +36,20 @@ static int connect_to(const char *address, int port) {
 static int agree_in_turn(int rank, void *argument) {
     const Place *p = argument;
     Group *g = join(p, rank, "");
-    Error err = {""};
     int wrong = 0;
     for (int c = CHANNEL_MAIN; c < CHANNELS; c++) {
         Channel channel = (Channel)c;
         int number = rank == 0 ? 42 : -1, all[PROCESSES] = {0}, mine = rank * rank;
-        err.text[0] = '\0';
-        wrong += !group_agree(g, channel, true, &err) || err.text[0] != '\0';
+        fail("%s", "");
+        wrong += !group_agree(g, channel, true) || error_text()[0] != '\0';
         group_broadcast(g, channel, &number, sizeof(number));
         wrong += number != 42;
         group_gather(g, channel, &mine, sizeof(mine), all);
         for (int r = 0; rank == 0 && r < p->ranks; r++) { wrong += all[r] != r * r; }
-        fail(&err, "reason %d", rank); // ranks 1 and above refuse: the first of them is told of
-        wrong += group_agree(g, channel, rank == 0, &err) != (p->ranks == 1);
-        wrong += p->ranks > 1 && strcmp(err.text, "rank 1: reason 1") != 0;
-        wrong += group_agree(g, channel, rank != 0, &err);
+        fail("reason %d", rank); // ranks 1 and above refuse: the first of them is told of
+        wrong += group_agree(g, channel, rank == 0) != (p->ranks == 1);
+        wrong += p->ranks > 1 && strcmp(error_text(), "rank 1: reason 1") != 0;
+        wrong += group_agree(g, channel, rank != 0);
     }
     // rank 0 sends on both channels before the others read: each finds its own
     enum { LARGE = 1 << 20 };
@@ -116,12 +115,12 @@ TEST(names_are_listened_on) {
     }
     freeifaddrs(list);
     EACH (row, rows) {
-        Error err = {""};
+        fail("%s", "");
         int port = 0, heard = 0;
         const char *ways[] = {own_address, "127.0.0.1", "127.0.0.9", "::1"};
         if (row == rows && own_address[0] == '\0') { continue; } // no network here
-        int listener = group_listen(row->name, &port, &err);
-        CHECK_TEXT(err.text, "");
+        int listener = group_listen(row->name, &port);
+        CHECK_TEXT(error_text(), "");
         for (int i = own_address[0] == '\0'; i < 4; i++) {
             int file = connect_to(ways[i], port);
             heard += file >= 0;
@@ -138,7 +137,7 @@ static int at_another_place(int rank, void *argument) {
     Group *g = join(argument, rank, "");
     int value = 0, all[2];
     if (rank == 1) { group_gather(g, CHANNEL_MAIN, &value, sizeof(value), all); }
-    group_agree(g, CHANNEL_MAIN, true, NULL);
+    group_agree(g, CHANNEL_MAIN, true);
     return 0;
 }
 
@@ -306,10 +305,9 @@ static int repeat(int number, void *argument) {
 }
 
 TEST(an_overheard_rank_is_not_repeated) {
-    Error err;
     Processes run;
     Place p = place_at("127.0.0.1", 2, 5);
-    listener_between = group_listen("127.0.0.1", &port_between, &err);
+    listener_between = group_listen("127.0.0.1", &port_between);
     free(processes_meet(&run, 3, overhear, &p));
     for (int i = 0; i < 3; i++) { CHECK_EQUAL(run.status[i], 0); }
     close(listener_between);
@@ -343,13 +341,12 @@ TEST(a_wrong_place_is_named) {
 // should.
 TEST(a_taken_port_is_named) {
     static const int only_one[] = {1};
-    Error err;
-    int port = 0, none = 0, other = group_listen("127.0.0.1", &port, &err);
-    CHECK(group_listen("127.0.0.1", &port, &err) < 0);
-    CHECK_CONTAINS(err.text, "rank 0 cannot listen on 127.0.0.1 port ");
-    CHECK_CONTAINS(err.text, "another process has the port; set MASTER_PORT");
-    CHECK(group_listen("192.0.2.77", &none, &err) < 0);
-    CHECK_CONTAINS(err.text, "not an address of this machine");
+    int port = 0, none = 0, other = group_listen("127.0.0.1", &port);
+    CHECK(group_listen("127.0.0.1", &port) < 0);
+    CHECK_CONTAINS(error_text(), "rank 0 cannot listen on 127.0.0.1 port ");
+    CHECK_CONTAINS(error_text(), "another process has the port; set MASTER_PORT");
+    CHECK(group_listen("192.0.2.77", &none) < 0);
+    CHECK_CONTAINS(error_text(), "not an address of this machine");
     Place p = {.listener = -1, .port = port, .ranks = 2, .host = "127.0.0.1", .seconds = 2};
     p.numbers = only_one;
     Processes run;
@@ -453,7 +450,6 @@ static void send_junk(int number, int file) {
 static int take_junk(int rank, void *argument) {
     const Junk *j = argument;
     Group *g = join(&j->place, rank, "");
-    Error err;
     alarm(20); // should nothing end it
     if (rank == j->sender) {
         send_junk(j->number, connection_at(j->place.port));
@@ -461,7 +457,7 @@ static int take_junk(int rank, void *argument) {
         _exit(0);
     }
     bool agrees = j->number >= TABLE || junk[j->number].bytes == sizeof(Error);
-    if (agrees) { group_agree(g, CHANNEL_MAIN, true, &err); }
+    if (agrees) { group_agree(g, CHANNEL_MAIN, true); }
     usleep(200000);
     group_close(g);
     return 0;

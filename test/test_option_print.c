@@ -63,7 +63,7 @@ TEST(help_shows_what_is_in_effect) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         Options d = o;
-        CHECK(option_set(&d, row->name, row->fallback, SOURCE_COMMAND, NULL));
+        CHECK(option_set(&d, row->name, row->fallback, SOURCE_COMMAND));
         bool worked_out = strcmp(row->fallback, "0") == 0 && strstr(row->help, "0: ") != NULL;
         if (worked_out) { continue; }
         CHECK_TEXT(option_text(&o, row, text), option_text(&d, row, fallback));
@@ -147,7 +147,7 @@ TEST(config_file_round_trips) {
     for (int i = 0; i < COMMANDS; i++) {
         for (int j = 0; j < COUNT(values); j++) {
             Options o = options_of(commands[i]);
-            CHECK(option_set(&o, "data", values[j], SOURCE_COMMAND, NULL));
+            CHECK(option_set(&o, "data", values[j], SOURCE_COMMAND));
             write_config(&o);
             Options back = options_of("--config config.txt");
             CHECK(difference(&o, &back) == NULL);
@@ -178,11 +178,11 @@ TEST(config_file_holds_what_was_given) {
             char command[400];
             snprintf(command, sizeof(command), "%s %s", runs[i], more[j]);
             Options o = options_of(runs[i]), expected = options_of(command);
-            CHECK(options_finish_batch(&o, 2, NULL)); // as a run has done when it writes the file
+            CHECK(options_finish_batch(&o, 2)); // as a run has done when it writes the file
             write_config(&o);
             snprintf(command, sizeof(command), "--config config.txt %s", more[j]);
             Options back = options_of(command);
-            CHECK(options_finish_batch(&back, 1, NULL) && options_finish_batch(&expected, 1, NULL));
+            CHECK(options_finish_batch(&back, 1) && options_finish_batch(&expected, 1));
             CHECK(difference(&expected, &back) == NULL);
         }
     }
@@ -286,7 +286,7 @@ TEST(step_lines_fit_100_columns) {
     EACH (row, rows) {
         Run run;
         Options o = options_of("--micro-batch-size 512");
-        CHECK(run_configure(&run, &o, (NumberSupport){NUMBER_FP32, NULL, 0}, NULL));
+        CHECK(run_configure(&run, &o, (NumberSupport){NUMBER_FP32, NULL, 0}));
         run.progress.step = row->step - 1;
         run.options.log_interval = 1;
         run.options.train_iters = row->steps;

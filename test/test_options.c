@@ -14,9 +14,8 @@ static Options defaults(void) {
 
 // The error of a command line, or "" when it has none.
 static const char *error_of(const char *command) {
-    static Error err;
     Options o;
-    return read_options(&o, command, &err) ? "" : err.text;
+    return read_options(&o, command) ? "" : error_text();
 }
 
 // A legal value of a row that is not its default.
@@ -57,7 +56,7 @@ TEST(every_row_is_set_by_every_source) {
         for (int source = SOURCE_DEFAULT; source <= SOURCE_COMMAND; source++) {
             Options o = defaults();
             o.source[i] = SOURCE_DEFAULT;
-            CHECK(option_set(&o, row->name, value, (OptionSource)source, NULL));
+            CHECK(option_set(&o, row->name, value, (OptionSource)source));
             double now = strtod(option_text(&o, row, text), NULL);
             if (row->type == OPTION_DOUBLE) {
                 CHECK(now == strtod(value, NULL));
@@ -101,13 +100,12 @@ TEST(wrong_values_are_refused_by_name) {
         const OptionRow *row = &option_table[i];
         for (int j = 0; j < COUNT(wrong); j++) {
             Options o = defaults(), before = o;
-            Error err;
             if (row->type == OPTION_STRING) { continue; }
-            CHECK(!option_set(&o, row->name, wrong[j], SOURCE_COMMAND, &err));
-            CHECK_CONTAINS(err.text, text_of("--%s %s: must be ", row->name,
-                                             *wrong[j] ? wrong[j] : "(nothing)"));
+            CHECK(!option_set(&o, row->name, wrong[j], SOURCE_COMMAND));
+            CHECK_CONTAINS(error_text(), text_of("--%s %s: must be ", row->name,
+                                                 *wrong[j] ? wrong[j] : "(nothing)"));
             CHECK_BITS(&o, &before, sizeof(o));
-            if (row->type == OPTION_CHOICE) { CHECK_CONTAINS(err.text, row->choices); }
+            if (row->type == OPTION_CHOICE) { CHECK_CONTAINS(error_text(), row->choices); }
         }
     }
     CHECK_CONTAINS(error_of("--num-layers 1.5"), "a whole number from 1 to 4096");
@@ -130,9 +128,8 @@ TEST(bounds_are_inclusive) {
             const char *past = real ? text_of("%.17g", nextafter(at, sign * HUGE_VAL))
                                     : text_of("%lld", (long long)at + sign); // 2^53 + 1 is one
             Options o = defaults();
-            CHECK(option_set(&o, row->name, text_of(real ? "%.17g" : "%.0f", at), SOURCE_COMMAND,
-                             NULL));
-            CHECK(!option_set(&o, row->name, past, SOURCE_COMMAND, NULL));
+            CHECK(option_set(&o, row->name, text_of(real ? "%.17g" : "%.0f", at), SOURCE_COMMAND));
+            CHECK(!option_set(&o, row->name, past, SOURCE_COMMAND));
         }
     }
 }
@@ -426,13 +423,13 @@ TEST(contradictions_are_refused) {
 
 TEST(global_batch_is_filled_in_or_refused) {
     Options o = options_of("--micro-batch-size 3");
-    Error err;
-    CHECK(options_finish_batch(&o, 8, &err) && o.global_batch_size == 24);
-    CHECK(options_finish_batch(&o, 4, &err) && o.global_batch_size == 24);
-    CHECK(!options_finish_batch(&o, 5, &err));
-    CHECK_TEXT(err.text,
+    CHECK(options_finish_batch(&o, 8) && o.global_batch_size == 24);
+    CHECK(options_finish_batch(&o, 4) && o.global_batch_size == 24);
+    CHECK(!options_finish_batch(&o, 5));
+    CHECK_TEXT(error_text(),
                "--global-batch-size 24: must be a multiple of --micro-batch-size 3 x 5 ranks");
     o.global_batch_size = 4;
-    CHECK(!options_finish_batch(&o, 1, &err));
-    CHECK_CONTAINS(err.text, "--global-batch-size 4: must be a multiple of --micro-batch-size 3 x");
+    CHECK(!options_finish_batch(&o, 1));
+    CHECK_CONTAINS(error_text(),
+                   "--global-batch-size 4: must be a multiple of --micro-batch-size 3 x");
 }

@@ -73,10 +73,10 @@ TEST(starters_are_understood) {
     EACH (row, rows) {
         Options o = options_of(row->options);
         Ranks r;
-        Error err = {""};
+        fail("%s", "");
         set_environment(row->environment);
-        CHECK(ranks_read(&r, &o, &err));
-        CHECK_TEXT(err.text, "");
+        CHECK(ranks_read(&r, &o));
+        CHECK_TEXT(error_text(), "");
         CHECK_TEXT(r.host, row->host);
         CHECK_EQUAL(r.rank, row->rank);
         CHECK_EQUAL(r.ranks, row->ranks);
@@ -91,7 +91,7 @@ TEST(the_secret_is_read) {
     Options o = options_of("");
     Ranks r;
     set_environment(TORCH(1, 4, 1, 4) "LLM8_SECRET=0123456789abcdefFEDCBA9876543210");
-    CHECK(ranks_read(&r, &o, NULL));
+    CHECK(ranks_read(&r, &o));
     CHECK(r.secret[0] == 0x0123456789abcdef && r.secret[1] == 0xfedcba9876543210);
 }
 
@@ -111,7 +111,7 @@ TEST(first_hosts_of_lists) {
         Ranks r;
         set_environment(SLURM(0, 2, 0));
         setenv("SLURM_STEP_NODELIST", row->given, 1);
-        CHECK(ranks_read(&r, &o, NULL));
+        CHECK(ranks_read(&r, &o));
         CHECK_TEXT(r.host, row->expected);
     }
 }
@@ -153,10 +153,10 @@ TEST(what_does_not_fit_is_refused) {
     EACH (row, rows) {
         Options o = options_of(row->options);
         Ranks r;
-        Error err = {"nothing was refused"};
+        fail("nothing was refused");
         set_environment(row->environment);
-        CHECK(!ranks_read(&r, &o, &err));
-        CHECK_CONTAINS(err.text, row->expected);
+        CHECK(!ranks_read(&r, &o));
+        CHECK_CONTAINS(error_text(), row->expected);
     }
 }
 
@@ -168,27 +168,25 @@ TEST(kept_gpus_give_way) {
     fclose(file);
     Options o = options_of("--config kept.txt");
     Ranks r;
-    Error err;
     set_environment("");
-    CHECK(ranks_read(&r, &o, &err));
+    CHECK(ranks_read(&r, &o));
     CHECK(r.starts && r.ranks == 8);
     set_environment(TORCH(1, 4, 1, 4));
     setenv("MASTER_ADDR", "x", 1);
-    CHECK(ranks_read(&r, &o, &err));
+    CHECK(ranks_read(&r, &o));
     CHECK(!r.starts && r.ranks == 4);
     set_environment(TORCH(0, 1, 0, 1));
-    CHECK(ranks_read(&r, &o, &err));
+    CHECK(ranks_read(&r, &o));
     CHECK(!r.starts && r.ranks == 1);
 }
 
 TEST(ranks_take_gpus) {
     Ranks r = {.rank = 6, .ranks = 8, .local_rank = 2};
-    Error err;
     int device;
-    CHECK(ranks_device(&r, 4, &device, &err));
+    CHECK(ranks_device(&r, 4, &device));
     CHECK_EQUAL(device, 2);
-    CHECK(ranks_device(&r, 1, &device, &err)); // its starter has hidden the others
+    CHECK(ranks_device(&r, 1, &device)); // its starter has hidden the others
     CHECK_EQUAL(device, 0);
-    CHECK(!ranks_device(&r, 2, &device, &err));
-    CHECK_CONTAINS(err.text, "rank 6 is number 2 on its machine, whose GPUs are 0 to 1");
+    CHECK(!ranks_device(&r, 2, &device));
+    CHECK_CONTAINS(error_text(), "rank 6 is number 2 on its machine, whose GPUs are 0 to 1");
 }

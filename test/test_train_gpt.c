@@ -5,11 +5,8 @@
 enum { M = 3 * 13, V = 61 }; // as test/golden/*.config has them
 
 static int load_golden_inputs(Trainer *t, const char *name) {
-    Error err;
     SafeTensors st = golden_open(text_of("%s_inputs.safetensors", name));
-    if (!hf_read(&st, &t->run.layout, 0, t->run.layout.size, t->weights, &err)) {
-        die("%s", err.text);
-    }
+    or_die(hf_read(&st, &t->run.layout, 0, t->run.layout.size, t->weights));
     memcpy(t->inputs, golden_data(&st, "tokens", DTYPE_I32, M), M * sizeof(int));
     memcpy(t->targets, golden_data(&st, "targets", DTYPE_I32, M), M * sizeof(int));
     safetensors_close(&st);
@@ -51,14 +48,13 @@ static void compare_gradients(Trainer *t, const float *expected) {
 static void check_golden(const char *name) {
     char path[PATH_LENGTH], file[64];
     CLOSED(trainer_close) Trainer t;
-    Error err;
     snprintf(file, sizeof(file), "%s.config", name);
     golden_path(path, file);
     open_trainer(&t, "--config %s", path);
     snprintf(file, sizeof(file), "%s_outputs.safetensors", name);
     CLOSED(safetensors_close) SafeTensors st = golden_open(file);
     FREED float *expected = malloc_or_die((size_t)t.run.layout.size * sizeof(float));
-    if (!hf_read(&st, &t.run.layout, 0, t.run.layout.size, expected, &err)) { die("%s", err.text); }
+    or_die(hf_read(&st, &t.run.layout, 0, t.run.layout.size, expected));
     int rows = load_golden_inputs(&t, name);
     CHECK(rows > 0 && rows < M);
     double loss = forward_backward(&t, rows);

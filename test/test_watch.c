@@ -82,8 +82,8 @@ static void waits_behind(Group *g) {
     wait_for_others(g, 56);
 }
 
-static bool broken_network(void *argument, Error *err) {
-    return *(double *)argument > wall_seconds() || fail(err, "NCCL: a broken network");
+static bool broken_network(void *argument) {
+    return *(double *)argument > wall_seconds() || fail("NCCL: a broken network");
 }
 
 static void finds_a_broken_network(Group *g) {
@@ -92,8 +92,7 @@ static void finds_a_broken_network(Group *g) {
     watch_probe(g->watch, broken_network, &when);
 }
 
-static bool blocks(void *argument, Error *err) {
-    (void)err;
+static bool blocks(void *argument) {
     pass_time(*(double *)argument);
     return true;
 }
@@ -109,7 +108,7 @@ static void hangs_in_its_probe(Group *g) {
 // A call that waits for a rank that is gone ends as the watch says, and does not return.
 static void one_dies_in_a_call(Group *g) {
     if (g->rank == BAD) { dies(g); }
-    group_agree(g, CHANNEL_MAIN, true, NULL);
+    group_agree(g, CHANNEL_MAIN, true);
     _exit(99);
 }
 
@@ -118,7 +117,7 @@ static void one_hangs_in_a_call(Group *g) {
     watch_beat(g->watch, 57, DOING_PAUSE, "reading the checkpoint");
     if (g->rank == BAD) { wait_for_others(g, 56); }
     while (g->rank == BAD) { pause(); }
-    group_agree(g, CHANNEL_MAIN, true, NULL);
+    group_agree(g, CHANNEL_MAIN, true);
 }
 
 // The others are done, and wait for it to be.
@@ -137,7 +136,7 @@ static void one_pauses(Group *g) {
 // A disk may take as long as it likes, while the others wait in a call.
 static void one_pauses_in_a_call(Group *g) {
     if (g->rank == BAD) { one_pauses(g); }
-    group_agree(g, CHANNEL_MAIN, true, NULL);
+    group_agree(g, CHANNEL_MAIN, true);
 }
 
 static void one_pauses_at_the_end(Group *g) {

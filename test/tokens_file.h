@@ -12,11 +12,10 @@ static inline void write_tokens(const char *path, int count, int vocab, uint64_t
     size_t bytes = SHARD_HEADER_BYTES + (size_t)count * sizeof(uint16_t);
     int32_t *header = (int32_t *)malloc_or_die(bytes);
     uint16_t *tokens = (uint16_t *)((char *)header + SHARD_HEADER_BYTES);
-    Error err;
     shard_header(header, 2, count);
     for (int i = 0; i < count; i++) {
         tokens[i] = (uint16_t)(rng_bits(seed, (uint64_t)i) % (uint64_t)vocab);
     }
-    if (!file_replace(path, header, bytes, &err)) { die("%s", err.text); }
+    or_die(file_replace(path, header, bytes));
     free(header);
 }

@@ -49,12 +49,12 @@ static bool cut_torn_line(FILE *file, bool *ours) {
            (whole == end || ftruncate(fileno(file), whole) == 0);
 }
 
-bool metrics_open(Metrics *m, const char *path, Error *err) {
+bool metrics_open(Metrics *m, const char *path) {
     path_format(m->path, "%s", path);
     bool ours = true;
     m->file = fopen(path, "a+e");
     if (m->file != NULL && cut_torn_line(m->file, &ours)) { return true; }
-    fail(err, "%s: %s", path,
+    fail("%s: %s", path,
          ours ? strerror(errno) : "not metrics: its first or last line is no record");
     metrics_close(m);
     return false;
@@ -87,15 +87,16 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
 // can.
 void metrics_end(Metrics *m, MetricsRecord *r) {
     char path[PATH_LENGTH], *line = m->path[0] != '\0' ? cJSON_PrintUnformatted(r) : NULL;
-    Error err;
     cJSON_Delete(r);
     if (line == NULL) { return; }
     path_format(path, "%s", m->path);
-    bool ok = (m->file != NULL || metrics_open(m, path, &err)) &&
+    bool ok = (m->file != NULL || metrics_open(m, path)) &&
               ((fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0) ||
-               fail(&err, "%s: could not be written: %s", path, strerror(errno)));
+               fail("%s: could not be written: %s", path, strerror(errno)));
     cJSON_free(line);
-    if (!ok && !m->failing) { warn("%s; records are missing from here on until it can", err.text); }
+    if (!ok && !m->failing) {
+        warn("%s; records are missing from here on until it can", error_text());
+    }
     if (!ok) { metrics_close(m); } // what was written of the line is cut off as it is opened again
     m->failing = !ok;
 }
@@ -161,7 +162,8 @@ void run_record_start(Run *run) {
     metrics_end(&run->metrics, r);
 }
 
-// "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8 tensors.
+// "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8
+// tensors.
 void run_report_fp8(Run *run, const Fp8Counts *counts) {
     MetricsRecord *r = metrics_begin("fp8");
     metrics_number(r, "step", (double)run->progress.step);

@@ -14,7 +14,7 @@
 
 // ---- start --------------------------------------------------------------------------------------
 
-bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err) {
+bool run_configure(Run *run, const Options *options, NumberSupport support) {
     *run = (Run){.options = *options,
                  .rank = options->rank,
                  .ranks = options->ranks,
@@ -27,7 +27,7 @@ bool run_configure(Run *run, const Options *options, NumberSupport support, Erro
                               .best_level = NAN,
                               .proven = -1},
                  .saved_step = -1};
-    if (!options_finish_batch(&run->options, run->ranks, err)) { return false; }
+    if (!options_finish_batch(&run->options, run->ranks)) { return false; }
     run->config = model_config(options);
     run->layout = param_layout(&run->config);
     run->precision = precision_decide(&run->options, &run->config, support);
@@ -55,9 +55,8 @@ static void part_output(Run *run) {
 void run_announce(Run *run) {
     const Options *o = &run->options;
     const Precision *p = &run->precision;
-    Error err;
     if (o->list_checkpoints) {
-        if (!checkpoint_list(o->save, &err)) { die("%s", err.text); }
+        or_die(checkpoint_list(o->save));
         exit(EXIT_SUCCESS);
     }
     if (o->list_tensors) {
@@ -94,11 +93,18 @@ int run_stop_signal(void) {
     return stop_signal;
 }
 
-void run_end_by_data(Run *run, const char *option, const Error *why) {
+void run_end_by_data(Run *run, const char *option) {
     if (run->data_fault.text[0] != '\0') { return; }
-    fail(&run->data_fault, "--%s %.700s", option, why->text);
+    fail("--%s %.700s", option, error_text());
+    run->data_fault = error_kept();
     complain("%s", run->data_fault.text);
     request_stop(-1);
+}
+
+// Whether every rank could read its data. If not, the error text is the first such rank's.
+static bool agree_on_data(const Run *run) {
+    const char *fault = run->data_fault.text;
+    return group_agree(run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
 }
 
 // The first of a kind requests an end after the present step, a second one ends at once; but
@@ -117,31 +123,29 @@ static void catch_signals(void) {
 }
 
 // metrics.jsonl, in --save or where --metrics says.
-static bool open_metrics(Run *run, Error *err) {
+static bool open_metrics(Run *run) {
     const Options *o = &run->options;
     bool named = o->metrics[0] != '\0';
     char path[PATH_LENGTH];
-    Error why;
     if (o->sample_only || (!named && !options_save(o))) { return true; }
     path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
-    return metrics_open(&run->metrics, path, &why) ||
-           fail(err, "--%s %s", named ? "metrics" : "save", why.text);
+    return metrics_open(&run->metrics, path) ||
+           fail("--%s %s", named ? "metrics" : "save", error_text());
 }
 
 static void open_save_folder(Run *run) {
     const Options *o = &run->options;
-    Error err;
     bool saves = options_save(o);
     char lock[PATH_LENGTH];
     run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
-    if (run->rank == 0 && saves && !checkpoint_claim(o, &err)) { die("--save %s", err.text); }
-    group_agree(run->group, CHANNEL_MAIN, true, NULL); // the lock is there to be seen
+    if (run->rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
+    group_agree(run->group, CHANNEL_MAIN, true); // the lock is there to be seen
     if (saves && !path_exists(path_format(lock, "%s/.lock", o->save))) {
         die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
     }
     if (run->rank > 0) { return; }
     if (saves) { run->folder = folder_id(o->save); }
-    if (!open_metrics(run, &err)) { die("%s", err.text); }
+    or_die(open_metrics(run));
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
                "checkpoint without an evaluation cannot become `best`\n",
@@ -168,8 +172,7 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
-    Error err;
-    if (o->start != NULL && !checkpoint_share(o->start, run->group, &err)) { die("%s", err.text); }
+    if (o->start != NULL && !checkpoint_share(o->start, run->group)) { die("%s", error_text()); }
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
@@ -188,13 +191,12 @@ void run_start(Run *run, const char *device) {
 // Into run->progress, from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
-    Error err;
     bool found, finds = run->rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o, &found, &err)) ||
-        !checkpoint_share(checkpoint, run->group, &err)) {
-        die("%s", err.text);
+    if ((finds && !checkpoint_resume(checkpoint, o, &found)) ||
+        !checkpoint_share(checkpoint, run->group)) {
+        die("%s", error_text());
     }
     if (checkpoint->path[0] == '\0') {
         if (finds) { printf("no checkpoint under %s yet: starting from step 0\n", o->save); }
@@ -205,7 +207,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     run->saved_step = checkpoint->progress.step;
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
-    if (!checkpoint_match(checkpoint, o, &run->layout, &err)) { die("%s", err.text); }
+    or_die(checkpoint_match(checkpoint, o, &run->layout));
     run->progress.samples = run->progress.tokens / o->seq_length; // of this run's length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
@@ -221,7 +223,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     return true;
 }
 
-static bool save_config(const Options *o, Error *err) {
+static bool save_config(const Options *o) {
     char path[PATH_LENGTH], *text = NULL;
     size_t bytes;
     FILE *file = open_memstream(&text, &bytes);
@@ -229,7 +231,7 @@ static bool save_config(const Options *o, Error *err) {
     options_write_config(o, file);
     fclose(file);
     path_format(path, "%s/config.txt", o->save);
-    bool ok = file_replace(path, text, bytes, err);
+    bool ok = file_replace(path, text, bytes);
     free(text);
     return ok;
 }
@@ -238,12 +240,11 @@ static bool save_config(const Options *o, Error *err) {
 static void verify_load(const Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = o->start;
-    Error err, why;
     if (strcmp(o->origin, o->load) != 0) {
         die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
     }
-    bool ok = run->rank > 0 || checkpoint_verify(c, &why) || fail(&err, "--load %s", why.text);
-    if (!group_agree(run->group, CHANNEL_MAIN, ok, &err)) { die("%s", err.text); }
+    bool ok = run->rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
+    or_die(group_agree(run->group, CHANNEL_MAIN, ok));
     printf("starting from the weights of %s%s\n", c->path,
            c->options != NULL ? ""
                               : " (it has no checksums: names, shapes and values are checked)");
@@ -252,13 +253,10 @@ static void verify_load(const Run *run) {
 // config.txt and the record of the start are written once it is certain that the run can start:
 // before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
-    Error err;
     bool restored = restore(run, checkpoint);
     if (run->rank == 0 && options_save(&run->options)) {
-        if (restored && !checkpoint_go_back(&run->options, checkpoint, &err)) {
-            die("%s", err.text);
-        }
-        if (!save_config(&run->options, &err)) { die("--save %s", err.text); }
+        if (restored && !checkpoint_go_back(&run->options, checkpoint)) { die("%s", error_text()); }
+        if (!save_config(&run->options)) { die("--save %s", error_text()); }
     }
     if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     run_record_start(run);
@@ -273,7 +271,7 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
 // Names the first tensor with a value that is NaN or beyond `most`, of elements begin..end of the
 // parameter space.
 static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
-                         float most, Error *err) {
+                         float most) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
         int64_t from = max64(begin, p->offset), to = min64(end, p->offset + param_size(p));
         int64_t wrong = 0;
@@ -281,7 +279,7 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
         if (wrong == 0) { continue; }
         char place[32] = "";
         if (p->layer >= 0) { snprintf(place, sizeof(place), " of block %d", p->layer); }
-        return fail(err, "%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
+        return fail("%s%s has %lld %s", tensor_row(p->id)->name, place, (long long)wrong,
                     most < FLT_MAX ? "enormous values" : "NaN or infinite values");
     }
     return true;
@@ -292,10 +290,9 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
 void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64_t begin,
                     int64_t end, float *out) {
     static bool said;
-    Error err;
-    if (!checkpoint_read(c, kind, begin, end, out, &err)) { die("%s", err.text); }
-    if (said || check_values(run, begin, end, out, FLT_MAX, &err)) { return; }
-    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, err.text, kind);
+    or_die(checkpoint_read(c, kind, begin, end, out));
+    if (said || check_values(run, begin, end, out, FLT_MAX)) { return; }
+    warn("%s: %s (%s); resume with an earlier checkpoint", c->path, error_text(), kind);
     said = true;
 }
 
@@ -303,20 +300,19 @@ void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
     const float FP16_MOST = 65504; // far beyond a trained model's
     static bool said;
     const Options *o = &run->options;
-    Error err;
     if (o->load[0] == '\0') {
         model_init(&run->layout, begin, end, out, (uint64_t)o->seed);
         return;
     }
-    if (!checkpoint_weights(o->start, &run->layout, begin, end, out, &err)) {
-        die("--load %s", err.text);
+    if (!checkpoint_weights(o->start, &run->layout, begin, end, out)) {
+        die("--load %s", error_text());
     }
-    if (!check_values(run, begin, end, out, FLT_MAX, &err)) {
-        die("--load %s: %s", o->start->path, err.text);
+    if (!check_values(run, begin, end, out, FLT_MAX)) {
+        die("--load %s: %s", o->start->path, error_text());
     }
     // one wrong bit of an exponent makes such a value
-    if (said || check_values(run, begin, end, out, FP16_MOST, &err)) { return; }
-    warn("--load %s: %s: is the file damaged?", o->start->path, err.text);
+    if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
+    warn("--load %s: %s: is the file damaged?", o->start->path, error_text());
     said = true;
 }
 
@@ -484,8 +480,7 @@ void run_report(Run *run, StepResult s) {
 
 void run_report_eval(Run *run, double loss, double seconds) {
     Progress *p = &run->progress;
-    Error why = run->data_fault;
-    if (!group_agree(run->group, CHANNEL_MAIN, why.text[0] == '\0', &why)) {
+    if (!agree_on_data(run)) {
         run->stopping = true; // on every rank: the loss lacks what one could not read
         return;
     }
@@ -515,7 +510,6 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     float value = (float)loss;
     TensorEntry *tensors;
     FileWriter w;
-    Error err;
     if (path[0] == '\0') { return; }
     if (run->rank > 0) {
         group_close(run->group);
@@ -525,8 +519,8 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
     memmove(tensors + 1, tensors, (size_t)count * sizeof(TensorEntry));
     tensors[0] = tensor_entry("loss", DTYPE_F32, 1, 0, &value);
-    if (!safetensors_write(&w, path, tensors, count + 1, NULL, &err)) {
-        die("--dump-gradients %s", err.text);
+    if (!safetensors_write(&w, path, tensors, count + 1, NULL)) {
+        die("--dump-gradients %s", error_text());
     }
     free(tensors);
     printf("loss %.6f; gradients in %s\n", loss, path);
@@ -538,22 +532,21 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
 // folder may lie there, or a link to where it was moved: the run continues in it.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
-    Error err;
     if (is_folder(o->save, run->folder)) { return; }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to what is "
          "there now",
          o->save, (long long)run->progress.step);
     saver_wait(&run->saver); // what claiming takes for an interrupted save's may be its
-    if (!folder_make(o->save, &err)) {
-        warn("--save %s", err.text);
+    if (!folder_make(o->save)) {
+        warn("--save %s", error_text());
         return;
     }
-    if (!checkpoint_claim(o, &err)) { die("--save %s", err.text); } // it is another run's now
-    if (!save_config(o, &err)) { warn("--save %s", err.text); }
+    if (!checkpoint_claim(o)) { die("--save %s", error_text()); } // it is another run's now
+    if (!save_config(o)) { warn("--save %s", error_text()); }
     run->folder = folder_id(o->save);
     if (o->metrics[0] != '\0') { return; }
     metrics_close(&run->metrics);
-    if (!open_metrics(run, &err)) { warn("%s", err.text); }
+    if (!open_metrics(run)) { warn("%s", error_text()); }
     run_record_start(run);
 }
 
@@ -587,8 +580,8 @@ int run_close(Run *run) {
     bool saved = saver_wait(&run->saver);
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && p->step < run->options.train_iters;
-    Error why = run->data_fault;
-    bool read = group_agree(run->group, CHANNEL_MAIN, why.text[0] == '\0', &why);
+    bool read = agree_on_data(run);
+    Error why = error_kept();
     int status = !saved || !read ? EXIT_FAILURE // whatever else has happened
                  : run->diverged ? EXIT_TOO_MANY_SKIPPED
                  : stopped       ? EXIT_STOPPED_BY_SIGNAL

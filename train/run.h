@@ -71,7 +71,7 @@ static inline bool run_by_muon(const Run *run, const Param *p) {
 void run_resolve_options(Options *options);
 
 // Model, batch and precision, from the options and what the device offers.
-bool run_configure(Run *run, const Options *options, NumberSupport support, Error *err);
+bool run_configure(Run *run, const Options *options, NumberSupport support);
 void run_free_configuration(Run *run);
 // Prints them; or answers --list-checkpoints or --list-tensors, and exits.
 void run_announce(Run *run);
@@ -133,7 +133,7 @@ bool run_goes_on(const Run *run); // neither done nor stopped
 // the others, so that all end after the same one (StepResult.stop).
 int run_stop_signal(void);
 // Ends the run after the present step, as a signal does: data of --`option` could not be read.
-void run_end_by_data(Run *run, const char *option, const Error *why);
+void run_end_by_data(Run *run, const char *option); // error_text() says why
 // Whether something besides the next step waits for the report of step number `step` (counted as
 // progress counts): an evaluation, a sample, a save, the end.
 bool run_needs_result(const Run *run, int64_t step);
@@ -172,7 +172,7 @@ void run_save(Run *run, const Snapshot *snapshot);
 
 // ---- metrics (metrics.c) ------------------------------------------------------------------------
 
-bool metrics_open(Metrics *m, const char *path, Error *err);
+bool metrics_open(Metrics *m, const char *path);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // to the disk
 
@@ -205,7 +205,7 @@ void run_score_choices(Run *run, ChoiceModel model);
 // ---- samples (sample.c) -------------------------------------------------------------------------
 
 // --sample-prompt as tokens, after the end of text that every document starts with: run->prompt.
-bool run_encode_prompt(Run *run, Error *err);
+bool run_encode_prompt(Run *run);
 
 // The logits [V] of the token after tokens[0..n), n <= seq_length, which the caller may change;
 // valid until the next call.

@@ -11,11 +11,10 @@
 // Evaluating and sampling alone need no training data, but may use the tokenizer beside it.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
-    Error err;
     if (o->data[0] == '\0' && !options_train(o)) { return; }
     if (o->data[0] == '\0') { die("--data is missing: which shards to train on (--help)"); }
-    if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size, &err)) {
-        die("--data %s", err.text);
+    if (!dataset_open(&run->train_data, o->data, o->seq_length, o->vocab_size)) {
+        die("--data %s", error_text());
     }
     if (options_train(o) && run->train_data.windows < o->global_batch_size) {
         die("--data %s: %lld sequences of %d tokens, fewer than one --global-batch-size %d; give "
@@ -52,15 +51,15 @@ static bool is_of_start(const Options *o, const char *path) {
            path + folder + 1 == path_name(path);
 }
 
-static char *read_part(const Options *o, const char *path, size_t *bytes, Error *err) {
-    return is_of_start(o, path) ? checkpoint_file(o->start, path_name(path), bytes, err)
-                                : file_read(path, bytes, err);
+static char *read_part(const Options *o, const char *path, size_t *bytes) {
+    return is_of_start(o, path) ? checkpoint_file(o->start, path_name(path), bytes)
+                                : file_read(path, bytes);
 }
 
-static bool open_part(Tokenizer *t, const Options *o, const char *path, Error *err) {
+static bool open_part(Tokenizer *t, const Options *o, const char *path) {
     size_t bytes = 0;
-    char *data = read_part(o, path, &bytes, err);
-    return tokenizer_take(t, data, bytes, path, err);
+    char *data = read_part(o, path, &bytes);
+    return tokenizer_take(t, data, bytes, path);
 }
 
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
@@ -70,20 +69,19 @@ static bool open_part(Tokenizer *t, const Options *o, const char *path, Error *e
 static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     glob_t found = {0};
-    Error err;
     path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path, NULL); }
+    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path); }
     path_format(path, "%s/tokenizer.bin", o->origin);
     if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
-        return open_part(t, o, path, NULL);
+        return open_part(t, o, path);
     }
     if (shards[0] != '\0') { find_beside(&found, shards); }
     path[0] = '\0';
     uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
     for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
         const char *beside = found.gl_pathv[i];
-        if (!tokenizer_open(t, beside, &err)) {
-            warn("%s", err.text);
+        if (!tokenizer_open(t, beside)) {
+            warn("%s", error_text());
             continue;
         }
         bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
@@ -105,18 +103,17 @@ void run_resolve_options(Options *o) {
     static Options model;
     Tokenizer t;
     Ranks ranks;
-    Error err;
     char text[PATH_LENGTH];
-    warnings_mute(ranks_read(&ranks, o, NULL) && ranks.rank > 0); // launch() refuses bad variables
-    if (!checkpoint_model(o, &model, &err)) { die("%s", err.text); }
+    warnings_mute(ranks_read(&ranks, o) && ranks.rank > 0); // launch() refuses bad variables
+    or_die(checkpoint_model(o, &model));
     bool opened = find_tokenizer(&t, o, text);
-    bool ok = option_set(o, "tokenizer", text, SOURCE_DATA, &err);
+    bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);
     if (ok && opened) {
-        ok = options_set(o, SOURCE_DATA, &err, "vocab-size %d", t.vocab);
+        ok = options_set(o, SOURCE_DATA, "vocab-size %d", t.vocab);
         tokenizer_close(&t);
     }
-    if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL, &err)) {
-        die("%s", err.text);
+    if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL)) {
+        die("%s", error_text());
     }
     warnings_mute(false);
 }
@@ -128,13 +125,12 @@ static void add_companion(Run *run, const char *name, char *bytes, size_t size) 
 // Adds a file as the companion of that name; false: there is no such file.
 static bool read_companion(Run *run, const char *path, const char *name) {
     size_t size;
-    Error err;
     const Options *o = &run->options;
     if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
         return false;
     }
-    char *bytes = read_part(o, path, &size, &err);
-    if (bytes == NULL) { die("%s", err.text); }
+    char *bytes = read_part(o, path, &size);
+    if (bytes == NULL) { die("%s", error_text()); }
     add_companion(run, name, bytes, size);
     return true;
 }
@@ -164,10 +160,9 @@ static void read_companions(Run *run) {
 
 static void open_tokenizer(Run *run) {
     const Options *o = &run->options;
-    Error err;
     run->has_tokenizer = o->tokenizer[0] != '\0';
-    if (run->has_tokenizer && !open_part(&run->tokenizer, o, o->tokenizer, &err)) {
-        die("--tokenizer %s", err.text);
+    if (run->has_tokenizer && !open_part(&run->tokenizer, o, o->tokenizer)) {
+        die("--tokenizer %s", error_text());
     }
     int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
     if (tokens > vocab) {
@@ -209,13 +204,12 @@ static void check_ranks(const Run *run) {
     for (int i = 0; run->ranks > 1 && i < 2; i++) {
         const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
         size_t bytes = strlen(own) + 1;
-        Error err;
         group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
         char *first = calloc_or_die(bytes, 1);
         if (run->rank == 0) { memcpy(first, own, bytes); }
         group_broadcast(run->group, CHANNEL_MAIN, first, bytes);
-        if (!dataset_match(sets[i], first, "rank 0", &err)) {
-            die("--%s %s; every rank needs the same shards", names[i], err.text);
+        if (!dataset_match(sets[i], first, "rank 0")) {
+            die("--%s %s; every rank needs the same shards", names[i], error_text());
         }
         free(first);
     }
@@ -223,11 +217,10 @@ static void check_ranks(const Run *run) {
 
 void run_open_data(Run *run) {
     const Options *o = &run->options;
-    Error err;
     open_train_data(run);
     if (o->valid_data[0] != '\0') {
-        if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size, &err)) {
-            die("--valid-data %s", err.text);
+        if (!dataset_open(&run->valid_data, o->valid_data, o->seq_length, o->vocab_size)) {
+            die("--valid-data %s", error_text());
         }
         run->valid = (Loader){&run->valid_data, 0, false};
         run->has_valid = true;
@@ -235,8 +228,8 @@ void run_open_data(Run *run) {
                (long long)run->valid_data.tokens, (long long)run_eval_samples(run));
     }
     if (o->eval_choices[0] != '\0') {
-        if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab, &err)) {
-            die("--eval-choices %s", err.text);
+        if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
+            die("--eval-choices %s", error_text());
         }
         for (int i = 0; i < run->choices.count; i++) {
             const ChoiceSet *set = &run->choices.sets[i];
@@ -245,34 +238,33 @@ void run_open_data(Run *run) {
     }
     open_tokenizer(run);
     check_marks(run);
-    if (!run_encode_prompt(run, &err)) { die("%s", err.text); }
+    or_die(run_encode_prompt(run));
     check_ranks(run);
 }
 
 static const char whose[] = "the checkpoint's run";
 
 // Whether an evaluation reads what the checkpoint's run read, as far as that is known.
-static bool match_valid_data(const Run *run, const Checkpoint *c, Error *err) {
+static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
-    return dataset_match(&run->valid_data, c->valid_data, whose, err) &&
-           (tokens == c->valid_tokens || fail(err, "%lld tokens an evaluation, had %lld",
+    return dataset_match(&run->valid_data, c->valid_data, whose) &&
+           (tokens == c->valid_tokens || fail("%lld tokens an evaluation, had %lld",
                                               (long long)tokens, (long long)c->valid_tokens));
 }
 
 void run_match_data(Run *run, const Checkpoint *checkpoint) {
     const char *train = checkpoint->data;
-    Error err;
     if (!options_train(&run->options)) { return; }
-    if (!match_valid_data(run, checkpoint, &err)) {
-        printf("  --valid-data changed: %s; the best loss so far is not of these\n", err.text);
+    if (!match_valid_data(run, checkpoint)) {
+        printf("  --valid-data changed: %s; the best loss so far is not of these\n", error_text());
         run->progress.best_valid_loss = NAN;
     }
-    if (train[0] == '\0' || dataset_match(&run->train_data, train, whose, &err)) { return; }
+    if (train[0] == '\0' || dataset_match(&run->train_data, train, whose)) { return; }
     if (!run->options.accept_data_change) {
-        die("--data %s; --accept-data-change resumes with it", err.text);
+        die("--data %s; --accept-data-change resumes with it", error_text());
     }
-    printf("  --data changed: %s\n", err.text);
+    printf("  --data changed: %s\n", error_text());
     run->progress.level = run->progress.best_level = NAN; // of other data
 }
 
@@ -295,7 +287,6 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     int64_t left = max64(1, min64(STEPS_AHEAD + 1, o->train_iters - run->progress.step - ahead));
     int64_t end = min64(sample + slots * stride, step + left * o->global_batch_size);
     bool first = run->held == NULL;
-    Error err;
     if (first) {
         run->held = malloc_or_die((size_t)(slots * 2 * n) * sizeof(int));
         run->held_end = sample;
@@ -303,11 +294,9 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
     run_beat(run, DOING_WORK, "reading data");
     for (; run->held_end < end && run->data_fault.text[0] == '\0'; run->held_end += stride) {
         int *held = run->held + run->held_end / stride % slots * 2 * n;
-        if (loader_batch(&run->train, run->held_end, B, INT64_MAX, held, held + n, &err)) {
-            continue;
-        }
-        if (first) { die("--data %s", err.text); }
-        run_end_by_data(run, "data", &err);
+        if (loader_batch(&run->train, run->held_end, B, INT64_MAX, held, held + n)) { continue; }
+        if (first) { die("--data %s", error_text()); }
+        run_end_by_data(run, "data");
         break;
     }
     const int *from = run->held + sample / stride % slots * 2 * n;
@@ -323,12 +312,11 @@ int64_t run_eval_samples(const Run *run) {
 }
 
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {
-    Error err;
     run_beat(run, DOING_WORK, "reading data");
     if (!loader_batch(&run->valid, sample, run->options.micro_batch_size, run_eval_samples(run),
-                      inputs, targets, &err)) {
-        run_end_by_data(run, "valid-data", &err);
-        loader_batch(&run->valid, 0, run->options.micro_batch_size, 0, inputs, targets, NULL);
+                      inputs, targets)) {
+        run_end_by_data(run, "valid-data");
+        loader_batch(&run->valid, 0, run->options.micro_batch_size, 0, inputs, targets);
     }
     run_beat(run, DOING_WAIT, "in an evaluation");
 }

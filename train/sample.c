@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-bool run_encode_prompt(Run *run, Error *err) {
+bool run_encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
     size_t bytes = strlen(text);
     run->prompt = malloc_or_die((bytes + 1) * sizeof(int));
@@ -15,13 +15,12 @@ bool run_encode_prompt(Run *run, Error *err) {
     run->prompt_length = 1;
     if (bytes == 0) { return true; }
     if (!run->has_tokenizer) {
-        return fail(err, "--sample-prompt: there is no tokenizer.bin beside the shards to encode "
-                         "it with (--tokenizer)");
+        return fail("--sample-prompt: there is no tokenizer.bin beside the shards to encode "
+                    "it with (--tokenizer)");
     }
     Encoder e;
-    Error why;
-    if (!encoder_open(&e, &run->tokenizer, &why)) {
-        return fail(err, "--sample-prompt: the tokenizer %s: %s", run->options.tokenizer, why.text);
+    if (!encoder_open(&e, &run->tokenizer)) {
+        return fail("--sample-prompt: the tokenizer %s: %s", run->options.tokenizer, error_text());
     }
     run->prompt_length += (int)encoder_encode(&e, (const unsigned char *)text, bytes,
                                               run->prompt + 1);

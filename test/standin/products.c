@@ -174,8 +174,8 @@ size_t attention_workspace(AttentionShape s, size_t most) {
     return s.deterministic ? (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G) : 1;
 }
 
-bool attention_by_cudnn(Gpu *gpu, AttentionShape s, Error *why) {
-    return fail(why, "stand-in: no cuDNN");
+bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {
+    return fail("stand-in: no cuDNN");
 }
 
 bool attention_start(Gpu *gpu, AttentionShape s) {

@@ -28,19 +28,18 @@ typedef struct {
     char host[64], bus[32]; // the GPU's place in its machine
 } Card;
 
-static bool check_cards(const Card *cards, int ranks, Error *err) {
+static bool check_cards(const Card *cards, int ranks) {
     for (int r = 0; r < ranks; r++) {
         const Card *card = &cards[r];
         if (card->version != cards[0].version) {
-            return fail(err, "rank %d on %s has NCCL %d, rank 0 has %d: all ranks need the same", r,
+            return fail("rank %d on %s has NCCL %d, rank 0 has %d: all ranks need the same", r,
                         card->host, card->version, cards[0].version);
         }
         for (int q = 0; q < r; q++) {
             if (strcmp(card->host, cards[q].host) != 0 || strcmp(card->bus, cards[q].bus) != 0) {
                 continue;
             }
-            return fail(err,
-                        "ranks %d and %d both have GPU %s of %s: start no more ranks than GPUs, "
+            return fail("ranks %d and %d both have GPU %s of %s: start no more ranks than GPUs, "
                         "each with its own LOCAL_RANK",
                         q, r, card->bus, card->host);
         }
@@ -49,23 +48,23 @@ static bool check_cards(const Card *cards, int ranks, Error *err) {
 }
 
 // NCCL's errors that no call returns, such as a broken network.
-static bool probe(void *argument, Error *err) {
+static bool probe(void *argument) {
     const Comm *c = argument;
     int error = NCCL_SUCCESS;
     int status = c->nccl.CommGetAsyncError(c->comm, &error);
     if (status != NCCL_SUCCESS) { error = status; }
     if (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS) { return true; }
-    return fail(err, "NCCL: %s (NCCL_DEBUG=INFO tells more)", c->nccl.GetErrorString(error));
+    return fail("NCCL: %s (NCCL_DEBUG=INFO tells more)", c->nccl.GetErrorString(error));
 }
 
-bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *err) {
+bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots) {
     NcclId id;
     Card mine;
     int least, greatest, device;
     *c = (Comm){.ranks = 1};
     if (group == NULL || group->ranks == 1) { return true; }
     *c = (Comm){.rank = group->rank, .ranks = group->ranks, .group = group, .compute = compute};
-    if (!group_agree(group, CHANNEL_MAIN, nccl_load(&c->nccl, err), err)) { return false; }
+    if (!group_agree(group, CHANNEL_MAIN, nccl_load(&c->nccl))) { return false; }
     memset(&mine, 0, sizeof(mine));
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus, sizeof(mine.bus), device));
@@ -73,9 +72,9 @@ bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *er
     if (gethostname(mine.host, sizeof(mine.host) - 1) != 0) { strcpy(mine.host, "?"); }
     Card *cards = calloc_or_die((size_t)c->ranks, sizeof(Card));
     group_gather(group, CHANNEL_MAIN, &mine, sizeof(mine), cards);
-    bool fit = c->rank > 0 || check_cards(cards, c->ranks, err);
+    bool fit = c->rank > 0 || check_cards(cards, c->ranks);
     free(cards);
-    if (!group_agree(group, CHANNEL_MAIN, fit, err)) { return false; }
+    if (!group_agree(group, CHANNEL_MAIN, fit)) { return false; }
     memset(&id, 0, sizeof(id));
     if (c->rank == 0) { NCCL(c, GetUniqueId(&id)); }
     group_broadcast(group, CHANNEL_MAIN, &id, sizeof(id));

@@ -35,7 +35,7 @@ typedef struct {
 
 // On the current device, which must be no other rank's. slots: how many collectives can be waited
 // for one by one. group NULL: one rank.
-bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots, Error *err);
+bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots);
 void comm_close(Comm *c);
 
 void comm_begin(Comm *c);

@@ -87,10 +87,9 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     Fp8Slot *slots = malloc_or_die((size_t)n * sizeof(Fp8Slot));
     Fp8Live *live = calloc_or_die((size_t)n, sizeof(Fp8Live));
     float *amax = calloc_or_die(history, sizeof(float));
-    Error err;
     for (int i = 0; i < n; i++) { slots[i] = (Fp8Slot){1.0f, 1.0f, 0.0f, 0}; }
     if (p->delayed && c != NULL) {
-        if (!checkpoint_read_scaling(c, precision, slots, amax, &err)) { die("%s", err.text); }
+        or_die(checkpoint_read_scaling(c, precision, slots, amax));
         gpu_send(p->gpu, p->scaling.history, amax, history * sizeof(float));
     }
     fp8_fix_slot(precision, &p->run->options, slots);
@@ -159,7 +158,6 @@ static void fetch_model(Params *p, Bf16 *to) {
 static void check_scales(const Params *p, const Fp8Slot *slots) {
     size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Slot);
     int wrong = 0;
-    Error err;
     Fp8Slot *first = malloc_or_die(bytes);
     memcpy(first, slots, bytes);
     group_broadcast(p->run->group, CHANNEL_MAIN, first, bytes);
@@ -167,8 +165,8 @@ static void check_scales(const Params *p, const Fp8Slot *slots) {
         wrong += !(first[i].scale == slots[i].scale && first[i].count == slots[i].count);
     }
     free(first);
-    bool same = wrong == 0 || fail(&err, "%d FP8 scales differ from rank 0's", wrong);
-    if (!group_agree(p->run->group, CHANNEL_MAIN, same, &err)) { die("%s", err.text); }
+    bool same = wrong == 0 || fail("%d FP8 scales differ from rank 0's", wrong);
+    or_die(group_agree(p->run->group, CHANNEL_MAIN, same));
 }
 
 void params_snapshot(Params *p, Snapshot *s) {

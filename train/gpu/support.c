@@ -30,20 +30,19 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
 
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]) {
     NumberSupport support = support_of(gpu->capability, reason);
-    Error err = {""};
     if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
-    if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, o, support, &err)) {
+    if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, o, support)) {
         bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
         snprintf(reason, SUPPORT_REASON, "%s",
                  blocks ? "no products by blocks; try --fp8-recipe delayed"
                         : "the FP8 self-check failed");
-        warn("%s", err.text);
+        warn("%s", error_text());
         support.lacks_fp8 = reason;
     }
     // several ranks of which one has no FP8: none uses it
-    bool has = support.lacks_fp8 == NULL || fail(&err, "%s", support.lacks_fp8);
-    if (o->group != NULL && !group_agree(o->group, CHANNEL_MAIN, has, &err)) {
-        snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, err.text);
+    bool has = support.lacks_fp8 == NULL || fail("%s", support.lacks_fp8);
+    if (o->group != NULL && !group_agree(o->group, CHANNEL_MAIN, has)) {
+        snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, error_text());
         support.lacks_fp8 = reason;
     }
     if (support.lacks_fp8 == NULL) { return support; }
@@ -101,14 +100,12 @@ static int count_wrong(const float *d, const float *a, const float *b) {
 }
 
 // Whether one of a layer's products is exact, and there is the form of it that a step takes.
-static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product,
-                          Error *err) {
+static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
     const Product *kind = &products[product];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
     const Fp8Scales scales_a = fp8_scales(p, kind->a), scales_b = fp8_scales(p, kind->b);
     Check *host = calloc_or_die(1, sizeof(*host)), *device;
     float *a = malloc_or_die(2 * sizeof(float) * ROWS * DEPTH), *b = a + ROWS * DEPTH;
-    Error why;
     int wrong = 0;
     fill_operand(host, 0, type_a, scales_a, a);
     fill_operand(host, 1, type_b, scales_b, b);
@@ -125,7 +122,7 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
     g.scale_b = device->scales[1];
     g.scales_a = scales_a;
     g.scales_b = scales_b;
-    bool well = gemm_supported(gpu, g, &why);
+    bool well = gemm_supported(gpu, g);
     if (well) {
         gemm(gpu, g);
         gpu_fetch(gpu, host, device, sizeof(*host));
@@ -139,19 +136,19 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
         g.fast_accumulation = forward ? p->fast_forward : p->fast_backward;
         g.epilogue = biased ? EPILOGUE_BIAS : EPILOGUE_NONE;
         g.bias = biased ? device->bias : NULL;
-        well = gemm_supported(gpu, g, &why);
+        well = gemm_supported(gpu, g);
     }
     CUDA_CHECK(cudaFree(device));
     free(host);
     free(a);
-    if (wrong > 0) { fail(&why, "%d of its %d entries are wrong", wrong, ROWS * ROWS); }
+    if (wrong > 0) { fail("%d of its %d entries are wrong", wrong, ROWS * ROWS); }
     return (well && wrong == 0) ||
-           fail(err, "FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
+           fail("FP8 self-check: the %s product of %s and %s%s: %s", kind->name,
                 type_a == FP8_E4M3 ? "E4M3" : "E5M2", type_b == FP8_E4M3 ? "E4M3" : "E5M2",
-                scales_a == SCALES_TENSOR ? "" : " by blocks", why.text);
+                scales_a == SCALES_TENSOR ? "" : " by blocks", error_text());
 }
 
-static bool check_products(Gpu *gpu, const Precision *p, Error *err) {
+static bool check_products(Gpu *gpu, const Precision *p) {
     bool checked[PRODUCTS][2][2] = {0}; // by the operands' types
     bool well = true;
     for (int i = 0; i < p->count; i++) {
@@ -159,21 +156,21 @@ static bool check_products(Gpu *gpu, const Precision *p, Error *err) {
         for (int k = 0; k < PRODUCTS && lp->number == NUMBER_FP8; k++) {
             bool *done = &checked[k][lp->type[products[k].a]][lp->type[products[k].b]];
             bool fp8 = products[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;
-            if (fp8 && !*done) { well = well && check_product(gpu, p, lp, k, err); }
+            if (fp8 && !*done) { well = well && check_product(gpu, p, lp, k); }
             *done = true;
         }
     }
     return well;
 }
 
-bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *err) {
+bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
     const ModelConfig config = model_config(o);
     Precision precision = precision_decide(o, &config, support);
     void *workspace = gpu->workspace;
     size_t bytes = gpu->workspace_bytes;
     gpu->workspace_bytes = (size_t)32 << 20;
     CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run's is not planned yet
-    bool well = check_products(gpu, &precision, err);
+    bool well = check_products(gpu, &precision);
     CUDA_CHECK(cudaFree(gpu->workspace));
     gpu->workspace = workspace;
     gpu->workspace_bytes = bytes;
@@ -181,23 +178,21 @@ bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *er
     return well;
 }
 
-bool support_shapes(const ModelConfig *c, int64_t tokens, Error *err) {
+bool support_shapes(const ModelConfig *c, int64_t tokens) {
     int64_t widest = max64(max64(fc1_rows(c), qkv_rows(c)), max64(c->channels, c->ffn));
     if (c->channels % 8 != 0 || c->ffn % 8 != 0 || qkv_rows(c) % 8 != 0 ||
         dim_size(c, DIM_HEADS) % 8 != 0 || c->padded_vocab % 8 != 0) {
-        return fail(err, "the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
-                         "--make-vocab-size-divisible-by to be multiples of 8");
+        return fail("the GPU trainer needs --hidden-size, --ffn-hidden-size, head sizes and "
+                    "--make-vocab-size-divisible-by to be multiples of 8");
     }
     if (c->channels > MOST_CHANNELS || c->head_size > MOST_HEAD_SIZE) {
-        return fail(err,
-                    "--hidden-size %d with heads of %d channels (--kv-channels): the GPU trainer "
+        return fail("--hidden-size %d with heads of %d channels (--kv-channels): the GPU trainer "
                     "takes up to %d, and heads of up to %d",
                     c->channels, c->head_size, MOST_CHANNELS, MOST_HEAD_SIZE);
     }
     if (!gpu_tensor_fits(tokens, widest) ||
         (c->arch == ARCH_LLAMA && !gpu_rotary_fits(tokens, qkv_rows(c)))) {
-        return fail(err,
-                    "%lld tokens in a micro-batch, in up to %lld channels: the GPU kernels take "
+        return fail("%lld tokens in a micro-batch, in up to %lld channels: the GPU kernels take "
                     "2^%d values, half as many to be rotated; a smaller --micro-batch-size",
                     (long long)tokens, (long long)widest, MOST_VALUES_LOG2);
     }

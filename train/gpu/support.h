@@ -19,10 +19,10 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
 
 // Whether this device has the FP8 products that a run with these options takes, and small ones of
 // their kinds, with scales, are exact.
-bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support, Error *err);
+bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
 // Whether the kernels can work with the model's sizes, and with so many tokens in a micro-batch.
-bool support_shapes(const ModelConfig *config, int64_t tokens, Error *err);
+bool support_shapes(const ModelConfig *config, int64_t tokens);
 
 // Versions, memory, a product and an attention that are checked against the CPU's and timed, small
 // FP8 products and NCCL; a table and an exit status.

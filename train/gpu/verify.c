@@ -91,14 +91,14 @@ static void check_product(Gpu *gpu) {
 static void check_attention(Gpu *gpu) {
     const AttentionShape s = {16, 1024, 16, 4, 128, true};
     int64_t tokens = (int64_t)s.B * s.T, width = s.H * s.D;
-    Error why = {"yes"};
     Bf16 *qkv, *out;
     float *lse, *host_qkv = random_pair(gpu, tokens * (s.H + 2 * s.G) * s.D, 3, &qkv);
     float *expected = malloc_or_die((size_t)(s.T * width) * sizeof(float));
     float *expected_lse = malloc_or_die((size_t)(s.H * s.T) * sizeof(float));
     CUDA_CHECK(cudaMalloc((void **)&out, (size_t)(tokens * width) * sizeof(Bf16)));
     CUDA_CHECK(cudaMalloc((void **)&lse, (size_t)(tokens * s.H) * sizeof(float)));
-    bool library = attention_by_cudnn(gpu, s, &why);
+    bool library = attention_by_cudnn(gpu, s);
+    Error why = error_kept();
     attention_forward_gpu(gpu, s, out, lse, qkv);
     GpuTimer timer = gpu_timer_begin(gpu);
     for (int i = 0; i < RUNS; i++) { attention_forward_gpu(gpu, s, out, lse, qkv); }
@@ -106,7 +106,7 @@ static void check_attention(Gpu *gpu) {
     attention_forward(expected, expected_lse, host_qkv, 1, s.T, s.H, s.G, s.D);
     result_row("attention 16 x 1024", gpu, out, expected, s.T * width, 1e-2,
                2.0 * s.B * s.H * (double)s.T * s.T * s.D, ms);
-    row("attention by cuDNN", library, "%s", why.text);
+    row("attention by cuDNN", library, "%s", library ? "yes" : why.text);
     free(host_qkv);
     free(expected);
     free(expected_lse);
@@ -121,17 +121,16 @@ static void check_fp8(Gpu *gpu, const Options *options) {
     char reason[SUPPORT_REASON];
     NumberSupport support = support_of(gpu->capability, reason);
     Options o = *options;
-    Error err = {"exact"};
     if (support.lacks_fp8 != NULL) { return; }
     support.fp8_gains_from = 0;
     o.fp8_format = FP8_FORMAT_HYBRID;
     o.fp8_recipe = FP8_RECIPE_DELAYED;
-    bool well = fp8_self_check(gpu, &o, support, &err);
-    row("FP8 products", well, "%s", err.text);
+    bool well = fp8_self_check(gpu, &o, support);
+    row("FP8 products", well, "%s", well ? "exact" : error_text());
     o.fp8_format = FP8_FORMAT_E4M3;
     o.fp8_recipe = FP8_RECIPE_BLOCKWISE;
-    if (well && !fp8_self_check(gpu, &o, support, &err)) {
-        printf("  %-24s -    %s\n", "FP8 products by blocks", err.text);
+    if (well && !fp8_self_check(gpu, &o, support)) {
+        printf("  %-24s -    %s\n", "FP8 products by blocks", error_text());
     } else if (well) {
         row("FP8 products by blocks", true, "exact");
     }
@@ -139,8 +138,7 @@ static void check_fp8(Gpu *gpu, const Options *options) {
 
 int verify(const Options *options) {
     Gpu gpu = {0};
-    Error err;
-    char text[sizeof(err.text)], free_text[32], all_text[32];
+    char text[sizeof(Error)], free_text[32], all_text[32];
     size_t free_bytes, all_bytes;
     int driver = 0, runtime = 0, gpus = 0;
     printf("Verifying this machine\n");
@@ -152,8 +150,8 @@ int verify(const Options *options) {
     version_row("CUDA runtime", CUDART_VERSION, runtime);
     version_row("cuBLASLt", CUBLAS_VERSION, (long)cublasLtGetVersion());
     version_row("cuDNN", CUDNN_VERSION, (long)cudnnGetVersion());
-    if (!gpu_open(&gpu, 0, &err)) {
-        row("device", false, "%s", err.text);
+    if (!gpu_open(&gpu, 0)) {
+        row("device", false, "%s", error_text());
         return EXIT_FAILURE;
     }
     row("device", true, "%s, compute capability %d.%d, %d multiprocessors", gpu.name,

@@ -28,19 +28,18 @@ static void give_up(int signal_number) {
 }
 
 // The first call that fails ends the check.
-#define CUDA(call)                                                              \
-    if ((cuda = (call)) != cudaSuccess) {                                       \
-        return fail(err, "GPU %d: %s: %s", d, #call, cudaGetErrorString(cuda)); \
+#define CUDA(call)                                                         \
+    if ((cuda = (call)) != cudaSuccess) {                                  \
+        return fail("GPU %d: %s: %s", d, #call, cudaGetErrorString(cuda)); \
     }
-#define NCCL(name, ...)                                                    \
-    if ((status = n->name(__VA_ARGS__)) != NCCL_SUCCESS) {                 \
-        return fail(err, "nccl" #name ": %s (NCCL_DEBUG=INFO tells more)", \
-                    n->GetErrorString(status));                            \
+#define NCCL(name, ...)                                                                           \
+    if ((status = n->name(__VA_ARGS__)) != NCCL_SUCCESS) {                                        \
+        return fail("nccl" #name ": %s (NCCL_DEBUG=INFO tells more)", n->GetErrorString(status)); \
     }
 
 // Fills in seconds, of an all-reduce. values: [elements] on the host.
 static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements, float *values,
-                      double *seconds, Error *err) {
+                      double *seconds) {
     size_t bytes = (size_t)elements * sizeof(float);
     cudaError_t cuda;
     int status;
@@ -78,7 +77,7 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
             for (int64_t i = 0; i < elements && run == 0; i++) {
                 float sum = (float)(gpus * (i % PERIOD) + gpus * (gpus - 1) / 2);
                 if (!(values[i] == sum)) {
-                    return fail(err, "GPU %d has %g where the sum over %d GPUs is %g", d, values[i],
+                    return fail("GPU %d has %g where the sum over %d GPUs is %g", d, values[i],
                                 gpus, sum);
                 }
             }
@@ -91,9 +90,9 @@ static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements
 
 NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *text, size_t room) {
     Nccl nccl;
-    Error err = {"there is one GPU to see"};
-    if (gpus < 2 || !nccl_load(&nccl, &err)) {
-        snprintf(text, room, "not tested: %s", err.text);
+    bool several = gpus > 1 || fail("there is one GPU to see");
+    if (!several || !nccl_load(&nccl)) {
+        snprintf(text, room, "not tested: %s", error_text());
         return NCCL_NOT_TESTED;
     }
     int device = 0, version = 0;
@@ -104,7 +103,7 @@ NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *
     signal(SIGALRM, give_up);
     alarm(seconds);
     cudaGetDevice(&device);
-    bool well = check_all(&nccl, members, gpus, elements, values, &taken, &err);
+    bool well = check_all(&nccl, members, gpus, elements, values, &taken);
     for (int d = 0; d < gpus; d++) {
         const Member *m = &members[d];
         cudaSetDevice(d);
@@ -118,8 +117,10 @@ NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *
     free(members);
     free(values);
     nccl.GetVersion(&version);
-    snprintf(text, room, "%s", err.text);
-    if (!well) { return NCCL_BAD; }
+    if (!well) {
+        snprintf(text, room, "%s", error_text());
+        return NCCL_BAD;
+    }
     snprintf(text, room,
              "version %d.%d.%d, %d GPUs: sums exact, %.0f MiB in %.2f ms, bus bandwidth %.0f GB/s",
              version / 10000, version / 100 % 100, version % 100, gpus, bytes / (1 << 20),
