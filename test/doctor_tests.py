@@ -241,7 +241,8 @@ def ranges_are_judged():
         return changed("fp8", half)
     expect(planted("saturated", lose("largest")), 1, "blocks.1.fc1.dy: 50% of its codes are the "
            "largest at step 60", "--fp8-margin 1")
-    expect(planted("vanished", lose("zero")), 1, "blocks.1.fc1.dy: 50% of its codes are zero", "--fp8-amax-history-len", "--fp8-recipe tensorwise or blockwise, or --first")
+    expect(planted("vanished", lose("zero")), 1, "blocks.1.fc1.dy: 50% of its codes are zero",
+           "--fp8-amax-history-len", "--fp8-recipe tensorwise or blockwise, or --first")
     for recipe, remedy in (("tensorwise", "-> --fp8-recipe blockwise, or --first-last-layers-bf16"),
                            ("blockwise", "-> --first-last-layers-bf16")):
         def other(record, recipe=recipe):

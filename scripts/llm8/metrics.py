@@ -80,7 +80,8 @@ def number(record, name):
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
     ranks data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s
-    valid_loss first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
+    valid_loss first_block blocks outputs inputs flops_share elements largest zero
+    subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason""".split()
 COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
