@@ -165,7 +165,8 @@ void run_record_start(Run *run) {
     metrics_end(&run->metrics, r);
 }
 
-// "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8 tensors.
+// "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8
+// tensors.
 void run_report_fp8(Run *run, const Fp8Counts *counts) {
     MetricsRecord *r = metrics_begin("fp8");
     metrics_number(r, "step", (double)run->progress.step);
