@@ -311,7 +311,7 @@ scripts: .venv/ready
 	  echo 'error: make scripts needs Python 3.11 or newer (PYTHON=python3.11) with venv:' \
 	       'apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,lint]'
+	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@
 
 clean:

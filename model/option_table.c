@@ -96,7 +96,7 @@ const ForeignName foreign_names[] = {
     {"gpus", "-pn nproc-per-node"},
     {"gpus (data parallel)", "tensor-model-parallel-size pipeline-model-parallel-size"},
     {"log-interval", "logging-steps"},
-    {"metrics (scripts/monitor and scripts/plot show them)",
+    {"metrics (scripts/monitor shows them in TensorBoard and W&B)",
      "wandb wandb-log wandb-project report-to tensorboard-dir"},
     {NULL, NULL},
 };

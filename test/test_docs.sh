@@ -10,7 +10,7 @@ export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
 
 have_packages() {
     make_scripts
-    "$python" -c 'import matplotlib, numpy, tokenizers' 2>>scripts.log
+    "$python" -c 'import matplotlib, numpy, tensorboard, tokenizers' 2>>scripts.log
 }
 
 # blocks PAGE FOLDER: writes each block that is to be run to FOLDER/LINE.sh; prints how many are
