@@ -138,8 +138,8 @@ def ranks_may_change():
 
 def ends_are_named():
     folder = planted("killed", without("end"))
-    expect(folder, 1, "WRONG state", "nobody holds its folder: it was killed, or an "
-           "error ended it", "-> its last words", "--resume latest")
+    expect(folder, 1, "WRONG state", "nobody holds its folder: it was killed, or another "
+           "rank was lost", "-> its last words", "--resume latest")
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, f"{folder}/.lock"],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     holder.stdout.readline()
@@ -151,6 +151,7 @@ def ends_are_named():
     train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
     expect("r/nan/x", 1, "gave up", "5 steps in a row had a NaN", "-> resume from a checkpoint")
     expect(planted("failed", changed("end", status=1)), 1, "failed with status 1")
+    expect(planted("died", changed("end", status=1, error="no room")), 1, "error: no room, step")
     expect(planted("stopped", changed("end", status=75)), 0, "note state", "stopped by a signal")
 
 

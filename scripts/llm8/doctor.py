@@ -65,7 +65,7 @@ def state(run):
         usual = run.recent("seconds")
         if run.died:
             return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
-                         "folder: it was killed, or an error ended it",
+                         "folder: it was killed, or another rank was lost",
                          f"its last words on the standard error say why; then {again}")
         if run.silence > max(SILENT_SECONDS, 20 * usual if math.isfinite(usual) else 0):
             return wrong("state", f"{where}; it has written nothing for {duration(run.silence)}, "
