@@ -95,7 +95,6 @@ prepare_run() {
 # An imported model, with a tokenizer.json of its own.
 prepare_start() {
     mkdir theirs && "$python" - <<'END' || return 1
-import json
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 t = tokenizers.Tokenizer(models.BPE())
@@ -106,24 +105,25 @@ t.train_from_iterator(lines, trainers.BpeTrainer(
     vocab_size=300, special_tokens=["<|endoftext|>"],
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
 t.save("theirs/tokenizer.json")
-with open("mine.jsonl", "w") as file:
-    file.writelines(json.dumps({"text": line}) + "\n" for line in lines)
 END
-    ./tokenize --output-prefix data/mine mine.txt &&
-        ./train_gpt --model llama-tiny --vocab-size 300 --data data/mine_train.bin --train-iters 2 \
-            --micro-batch-size 2 --save run/base &&
-        cp run/base/latest/{model.safetensors,config.json} theirs &&
+    ./tokenize --output-prefix data/theirs mine.txt &&
+        ./train_gpt --model llama-tiny --vocab-size 300 --data data/theirs_train.bin --train-iters 2 \
+            --micro-batch-size 2 --save run/theirs &&
+        cp run/theirs/latest/{model.safetensors,config.json} theirs &&
         scripts/convert_hf import theirs --output start
 }
 
-# run_page PAGE TREE: the page's blocks in their order; fails at the first that does.
+# run_page PAGE TREE: the page's blocks in their order; fails at the first that does. A tree that
+# is there is one in which other pages were read before.
 run_page() {
     local page=$1 tree=$PWD/$2 name block status
     name=$(basename "$page" .md)
-    blocks "$page" "$tree.blocks" >/dev/null
-    plant "$tree"
-    (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
-    for block in "$tree".blocks/*.sh; do
+    blocks "$page" "$tree.blocks/$name" >/dev/null
+    if [[ ! -e $tree ]]; then
+        plant "$tree"
+        (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
+    fi
+    for block in "$tree.blocks/$name"/*.sh; do
         [[ -e $block ]] || continue
         status=0
         (cd "$tree" && PATH=$PWD/bin:$PATH bash -eu "$block") >log 2>&1 </dev/null || status=$?
@@ -138,6 +138,16 @@ run_page() {
 test_every_command_runs() {
     local page
     for page in "$root"/*.md "$root"/docs/*.md; do run_page "$page" "trees${page#"$root"}"; done
+}
+
+# In one folder, as a reader does: no page stops another.
+test_pages_can_be_read_in_order() {
+    local page
+    plant one && (cd one && prepare_start) >log 2>&1 || { fail "$(tail -n 3 log)"; return; }
+    while read -r page; do run_page "$root/$page" one; done < <(
+        echo README.md
+        grep -oE '\]\([a-z0-9_]+\.md\)' "$root/docs/README.md" | sed 's,](,docs/,; s,),,'
+    )
 }
 
 test_faults_are_seen() {
