@@ -7,7 +7,7 @@
 #   make bench           whole steps on the GPU, timed; MODELS= PRECISIONS= ITERS= RESULTS=
 #   make bench-cpu       the CPU trainer's steps, timed; ARGS="--bf16" with other options
 #   make scripts         the Python packages of compare, plot, monitor and the others in scripts/
-#   make clean           removes all that make has made
+#   make clean           removes what make has built, but not .venv
 # For those who change it:
 #   make lint            layout, includes, defects; needs clang-format-14, cppcheck, shellcheck
 #   make fuzz            SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; make fuzz-carry: for elsewhere
@@ -315,6 +315,6 @@ scripts: .venv/ready
 	touch $@
 
 clean:
-	rm -rf $(BUILD) $(PROGRAMS) train_gptcu .venv
+	rm -rf $(BUILD) $(PROGRAMS) train_gptcu
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -3,6 +3,7 @@ drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as 
 
 import glob
 import importlib
+import itertools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import types
 import unittest
 import warnings
 
+import matplotlib.figure
 import numpy
 import safetensors.numpy
 from check import call
@@ -27,6 +29,7 @@ from llm8 import (
     monitor,
     report,
     series,
+    style,
     text,
 )
 
@@ -508,6 +511,17 @@ class OtherPrograms(Folder):
 
 
 class Pages(unittest.TestCase):
+    def test_log_axes_have_ticks(self):
+        for low, high in itertools.product((1e-3, 0.9, 2.1, 7e6), (1.2, 2.3, 40, 1e4, 1e7, 1e14)):
+            figure = matplotlib.figure.Figure((3, 2))
+            axes = figure.subplots()
+            axes.plot([1, 2], [low, low * high])
+            style.log_axis(axes.yaxis)
+            figure.draw_without_rendering()
+            ends, ticks = axes.get_ylim(), axes.get_yticks()
+            self.assertIn(sum(ends[0] <= tick <= ends[1] for tick in ticks), range(2, 12),
+                          (low, high))
+
     def test_html_is_escaped_and_alone(self):
         blocks = ["# a <b> & c", "`x<y` **bold**", "**FAIL: x**", "```sh\na && b > c\n```",
                   text.table(["h"], [["FAIL"], ["<script>"]]),
