@@ -511,6 +511,10 @@ class OtherPrograms(Folder):
 
 
 class Pages(unittest.TestCase):
+    def test_one_is_no_plural(self):
+        self.assertEqual([text.many(count, "step") for count in (0, 1, 2, 1000)],
+                         ["0 steps", "1 step", "2 steps", "1,000 steps"])
+
     def test_log_axes_have_ticks(self):
         for low, high in itertools.product((1e-3, 0.9, 2.1, 7e6), (1.2, 2.3, 40, 1e4, 1e7, 1e14)):
             figure = matplotlib.figure.Figure((3, 2))

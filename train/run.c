@@ -177,9 +177,10 @@ void run_start(Run *run, const char *device) {
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
     if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
-    printf("  schedule    %lld steps of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, (long long)o->global_batch_size * o->seq_length,
-           micro_batches, o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
+    printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
+           (long long)o->train_iters, o->train_iters != 1 ? "s" : "",
+           (long long)o->global_batch_size * o->seq_length, micro_batches,
+           o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
     if (options_train(o) && run->rank == 0) { check_schedule(o); }

@@ -20,7 +20,7 @@ import numpy
 
 from . import metrics, series
 from .command_line import Parser, number
-from .text import counted, duration, fixed, memory, shown
+from .text import counted, duration, fixed, many, memory, shown
 
 LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
@@ -116,7 +116,7 @@ def frame(runs, width, height):
         lines += details(runs[0])
     bad = sum(run.bad_lines for run in runs)
     if bad:
-        lines.append(f"{bad} line{'s' if bad > 1 else ''} of metrics.jsonl could not be read")
+        lines.append(f"{many(bad, 'line')} of metrics.jsonl could not be read")
     room = height - len(lines) - 3
     if all(run.steps for run in runs) and room >= 6:
         lines += ["", *chart(runs, width - 12, min(room, 24))]

@@ -32,7 +32,7 @@ import subprocess
 from . import estimate, text
 from .command_line import Parser
 from .environment import ROOT, die, trainer
-from .text import shown
+from .text import many, shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
          "scripts/run_*.sh")
@@ -346,7 +346,7 @@ def recipe_costs(path, page, records):
     lines = [f"{tokens / 1e9:.1f} billion tokens, {tokens * estimate.size_of(plans[1])[1]:.2e} "
              "FLOPs"]
     for precision in ("bf16", "fp8") if records else ():
-        hours = [f"{gpus} GPU{'s' if gpus > 1 else ''} " + estimate.row_of(
+        hours = [many(gpus, "GPU") + " " + estimate.row_of(
             records, precision, gpus, commands[gpus], plan, tokens)[0][4]
             for gpus, plan in plans.items()]
         lines.append(f"{precision.upper()}: {', '.join(hours)}")
