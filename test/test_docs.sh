@@ -143,7 +143,8 @@ test_every_command_runs() {
 # In one folder, as a reader does: no page stops another, and git ignores what they make.
 test_pages_can_be_read_in_order() {
     local page
-    plant one && (cd one && prepare_start) >log 2>&1 || { fail "$(tail -n 3 log)"; return; }
+    plant one
+    (cd one && prepare_start) >log 2>&1 || { fail "$(tail -n 3 log)"; return; }
     while read -r page; do run_page "$root/$page" one; done < <(
         echo README.md
         grep -oE '\]\([a-z0-9_]+\.md\)' "$root/docs/README.md" | sed 's,](,docs/,; s,),,'
