@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -59,11 +60,26 @@ void complain(const char *format, ...) {
     va_end(args);
 }
 
+static void (*last_words)(const char *error); // NULL: none, or said
+static long speaker;                          // the thread that may say them
+
+void die_with(void (*words)(const char *error)) {
+    last_words = words;
+    speaker = syscall(SYS_gettid);
+}
+
 void die(const char *format, ...) {
+    char error[4096];
     va_list args;
     va_start(args, format);
-    print_tagged("error: ", format, args);
+    vsnprintf(error, sizeof(error), format, args);
     va_end(args);
+    complain("%s", error);
+    void (*words)(const char *) = last_words;
+    if (words != NULL && syscall(SYS_gettid) == speaker) {
+        last_words = NULL; // they may die themselves
+        words(error);
+    }
     exit(EXIT_FAILURE);
 }
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# From a bare Debian to a trained model, in under three minutes on two cores:
+# From a bare Debian to a trained model, in two to six minutes on two cores:
 #   make quickstart                 on a corpus that make_corpus writes
 #   make quickstart DATA=any.txt    on your own text
 #   make quickstart STEPS=300       shorter, or longer
