@@ -173,20 +173,19 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
     return true;
 }
 
-// Others that a run may read, of a folder of Hugging Face's (ours false) or added to a checkpoint.
-static bool add_others(Checkpoint *c, int folder, bool ours, Error *err) {
-    static const char *const names[] = {"config.json",    "model.safetensors",
-                                        "tokenizer.bin",  "generation_config.json",
-                                        "tokenizer.json", "tokenizer_config.json"};
-    for (int i = ours ? 2 : 0; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
+// Others that a run may read, of a folder of Hugging Face's or added to a checkpoint.
+static bool add_others(Checkpoint *c, int folder, Error *err) {
+    static const char *const names[] = {"model.safetensors", "tokenizer.bin",
+                                        "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json"};
+    for (int i = c->options != NULL; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
         bool there = faccessat(folder, names[i], F_OK, 0) == 0 && !checkpoint_has(c, names[i]);
-        if ((there || i == 0) && !add_file(c, folder, names[i], NULL, err)) { return false; }
+        if (there && !add_file(c, folder, names[i], NULL, err)) { return false; }
     }
     return true;
 }
 
-// Follows links of either kind from a path to a folder, and says which that is.
-static FolderId follow(char path[PATH_LENGTH], const char *from) {
+FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     enum { LINKS = 40 };
     char target[PATH_LENGTH], beside[PATH_LENGTH];
     path_format(path, "%s", from);
@@ -203,23 +202,21 @@ static FolderId follow(char path[PATH_LENGTH], const char *from) {
 // Hugging Face's.
 static bool open_files(Checkpoint *c, int folder, bool state, Error *err) {
     char path[PATH_LENGTH];
-    bool ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
+    bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
+    const char *name = ours ? "meta.json" : "config.json";
     size_t bytes;
-    path_format(path, "%s/%s", c->path, ours ? "meta.json" : "config.json");
-    int file = file_open_in(folder, path, &bytes, err);
-    if (file < 0) { return false; }
-    char *text = malloc_or_die(bytes);
-    bool ok = file_read_at(file, path, text, bytes, 0, err);
-    close(file);
-    c->seal = ok ? (uint32_t)crc32_z(0, (const Bytef *)text, bytes) : 0;
-    if (ok && ours) {
-        cJSON *meta = parse_meta(text, bytes, path, err);
+    if (!add_file(c, folder, name, NULL, err)) { return false; }
+    char *text = checkpoint_file(c, name, &bytes, err);
+    if (text == NULL) { return false; }
+    c->seal = (uint32_t)crc32_z(0, (const Bytef *)text, bytes);
+    if (ours) {
+        cJSON *meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name), err);
         ok = meta != NULL && read_meta(c, meta, err) &&
              add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state, err);
         cJSON_Delete(meta);
     }
     free(text);
-    return ok && (state || add_others(c, folder, ours, err));
+    return ok && (state || add_others(c, folder, err));
 }
 
 // Opens the files of the folder that a path leads to. If it leads to another by then, as `latest`
@@ -230,13 +227,13 @@ static bool open_folder(Checkpoint *c, const char *path, bool state, Error *err)
     bool ok, moved;
     do {
         *c = (Checkpoint){0};
-        id = follow(c->path, path);
+        id = checkpoint_follow(c->path, path);
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ok = folder >= 0
                  ? open_files(c, folder, state, err)
                  : fail(err, "%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
         if (folder >= 0) { close(folder); }
-        now = follow(leads_to, path);
+        now = checkpoint_follow(leads_to, path);
         moved = memcmp(&now, &id, sizeof(id)) != 0;
         if (!ok || moved) { checkpoint_close(c); }
     } while (moved);
@@ -552,7 +549,7 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
 
 static double bytes_of(const Checkpoint *c) {
     double sum = 0;
-    for (int i = 0; i < c->num_files; i++) { sum += (double)c->files[i].bytes; }
+    for (int i = 0; i < c->num_files; i++) { sum += fmax(0, (double)c->files[i].listed); }
     return sum;
 }
 
