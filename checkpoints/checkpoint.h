@@ -186,8 +186,8 @@ void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link
 // points to, or else the newest whole one before it. Warns of each damaged one it passes over.
-// *found is false, and the result true, when there is no checkpoint at all.
-bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err);
+// Its path is "", and the result true, when there is no checkpoint at all.
+bool checkpoint_resume(Checkpoint *c, const Options *options, Error *err);
 
 // Makes the checkpoint that a run resumes the newest under --save: `latest` leads to it, those of
 // later steps are set aside under other names, `best` is the best of those that stay.

@@ -414,43 +414,42 @@ int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_
     return best;
 }
 
-// Of steps, the newest first: where --resume latest begins, at `latest` where there is one.
-static int first_to_try(const char *save, const int64_t *steps, int count) {
+// What --resume latest tries after step `tried`: `latest`, where there is one, or the newest step
+// before. -1: nothing is left, of *count steps; of -1, where they cannot be listed.
+static int64_t next_to_try(const char *save, int64_t tried, int *count, Error *err) {
+    int64_t *steps, step = -1;
+    *count = checkpoint_steps(save, &steps, err);
+    // the link is read last: one that it led to before may be gone from the list
     int64_t latest = checkpoint_linked(save, "latest");
-    int i = 0;
-    while (latest >= 0 && i < count && steps[i] > latest) { i++; }
-    return i;
+    for (int i = 0; i < *count && step < 0; i++) {
+        if (steps[i] < tried && (latest < 0 || steps[i] <= latest)) { step = steps[i]; }
+    }
+    free(steps);
+    return step;
 }
 
-bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found, Error *err) {
+bool checkpoint_resume(Checkpoint *c, const Options *o, Error *err) {
+    char path[PATH_LENGTH];
+    int64_t step, tried = INT64_MAX; // that one and newer ones are damaged
+    int count;
     Error why;
-    if (strcmp(options->resume, "latest") != 0) {
-        *found = checkpoint_open(c, options->resume, true, &why);
-        return *found || fail(err, RESUME_FAULT, why.text);
-    }
-    *found = false;
     *c = (Checkpoint){0};
-    int64_t *steps = NULL, tried = INT64_MAX; // that one and newer ones are damaged
-    int count = 0, i = 0;
-    do { // listed anew each time: a run that saves there may have deleted it before it was open
-        char path[PATH_LENGTH];
-        free(steps);
-        count = checkpoint_steps(options->save, &steps, &why);
-        if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
-        i = first_to_try(options->save, steps, count);
-        while (i < count && steps[i] >= tried) { i++; }
-        if (i >= count) { break; }
-        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true, &why);
-        if (*found || !path_exists(path)) { continue; }
+    if (strcmp(o->resume, "latest") != 0) {
+        return checkpoint_open(c, o->resume, true, &why) || fail(err, RESUME_FAULT, why.text);
+    }
+    // listed anew each time: a run that saves there may have deleted it before it was open
+    while ((step = next_to_try(o->save, tried, &count, &why)) >= 0) {
+        if (checkpoint_open(c, checkpoint_path(path, o->save, step), true, &why)) { return true; }
+        if (!path_exists(path)) { continue; }
         warn("%s; trying an earlier checkpoint", why.text);
-        tried = steps[i];
-    } while (!*found);
-    free(steps);
-    return *found || count == 0 ||
+        tried = step;
+    }
+    if (count < 0) { return fail(err, "--resume latest: %s", why.text); }
+    return count == 0 ||
            fail(err,
                 "--resume latest: no whole checkpoint under %s; to start afresh, use another "
                 "--save or move the damaged ones away",
-                options->save);
+                o->save);
 }
 
 // Opens a folder without its optimizer files; what it says of its model's options, and whether its
@@ -490,16 +489,17 @@ static Checkpoint start; // a process has one
 
 bool checkpoint_model(Options *o, Options *model, Error *err) {
     Error why;
-    bool latest = strcmp(o->resume, "latest") == 0, searches = latest && o->save[0] != '\0';
-    int64_t *steps = NULL;
+    bool latest = strcmp(o->resume, "latest") == 0;
+    int64_t step = latest && o->save[0] != '\0' ? INT64_MAX : -1;
+    int count;
     checkpoint_close(&start);
-    int count = searches ? checkpoint_steps(o->save, &steps, NULL) : 0;
-    for (int i = first_to_try(o->save, steps, count); i < count && o->origin[0] == '\0'; i++) {
+    while (step >= 0 && o->origin[0] == '\0') {
         char path[PATH_LENGTH];
-        checkpoint_path(path, o->save, steps[i]);
-        if (open_model(&start, path, model, NULL)) { path_format(o->origin, "%s", path); }
+        step = next_to_try(o->save, step, &count, NULL);
+        if (step >= 0 && open_model(&start, checkpoint_path(path, o->save, step), model, NULL)) {
+            path_format(o->origin, "%s", path);
+        }
     }
-    free(steps);
     const char *named = latest ? "" : o->resume;
     if (named[0] == '\0') { named = o->load; }
     if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }

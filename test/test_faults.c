@@ -166,8 +166,7 @@ static bool holds(const char *path, int64_t step) {
 
 static int64_t resumed_step(void) {
     CLOSED(checkpoint_close) Checkpoint c;
-    bool found;
-    if (!checkpoint_resume(&c, &fixture.options, &found, NULL) || !found) { return -1; }
+    if (!checkpoint_resume(&c, &fixture.options, NULL) || c.path[0] == '\0') { return -1; }
     int64_t step = c.progress.step;
     char path[PATH_LENGTH];
     checkpoint_path(path, "s", step);
@@ -336,19 +335,18 @@ TEST(a_careless_save_is_caught) {
 // A folder that cannot be read is not an empty one; a leftover that cannot be deleted ends no run.
 TEST(unreadable_folders_are_no_empty_ones) {
     Error err;
-    Checkpoint c;
-    bool found, fired = true;
+    bool fired = true;
     int refused = 0, left = 0;
     fixture_open(&fixture, TINY "--save s --resume latest");
     folder_remove("s", NULL);
     CHECK(save_step(&fixture, 1, NULL) && unlink("s/latest") == 0);
     for (int n = 1; fired; n++) {
+        CLOSED(checkpoint_close) Checkpoint c;
         arm(FAIL_ONCE, n);
-        bool ok = checkpoint_resume(&c, &fixture.options, &found, &err);
+        bool ok = checkpoint_resume(&c, &fixture.options, &err);
         fired = fault.name != NULL;
         arm(FAIL_ONCE, 0);
-        if (ok && found) { checkpoint_close(&c); }
-        CHECK(!ok || found);
+        CHECK(!ok || c.path[0] != '\0');
         refused += !ok;
     }
     CHECK(refused > 0);
@@ -421,7 +419,7 @@ static int64_t read_while_saving(bool load, float *out) {
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     const int64_t size = fixture.layout.size / 128 * 128, half = size / 2;
     Error err = {""};
-    bool found, ok = true;
+    bool ok = true;
     o = fixture.options;
     int64_t step;
     if (load) {
@@ -434,7 +432,7 @@ static int64_t read_while_saving(bool load, float *out) {
         step = (int64_t)out[size - 1]; // what is 0 pads the vocabulary
         ok = ok && is_all(out, size, (double)step);
     } else {
-        ok = checkpoint_resume(&c, &o, &found, &err) && found;
+        ok = checkpoint_resume(&c, &o, &err) && c.path[0] != '\0';
         step = c.progress.step;
         for (int part = 0; ok && part < 6; part++) {
             ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half, out,
