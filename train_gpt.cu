@@ -253,21 +253,17 @@ static int trainer_close(Trainer *t) {
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-static const Gradient no_sums = {NULL, TYPE_F32, false};
-
 // The norm's output in the forms that the next linear layer reads.
-static Operand norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) {
+static Tensor norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) {
+    Tensor out = linear_input(norm->next, pass);
     NormForward n = norm->forward;
-    Operand out = {t->net.norm_out, NULL, NULL, NULL, NULL};
-    Fp8Tensor q = linear_x(norm->next, pass);
     if (norm->next == &t->net.head) { // which quantises a chunk at a time
-        q.fused = false;
-    } else {
-        out = linear_input(norm->next, pass);
+        out.fp8 = out.fp8_t = NULL;
+        out.fused = false;
     }
     n.M = M;
     gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_forward(out, q, n, t->gpu.stream);
+    gpu_norm_forward(out, n, t->gpu.stream);
     return out;
 }
 
@@ -275,62 +271,23 @@ static Operand norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass)
 // of its output.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
-    Operand out = {t->net.d_residual.bf16, NULL, NULL, NULL, NULL};
-    Fp8Tensor q = {};
-    if (norm->below != NULL) {
-        out = norm->below->gradient;
-        q = norm->below->dy;
-    }
+    Tensor out = norm->below != NULL ? norm->below->dy : tensor_bf16(t->net.d_residual.bf16);
     n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
     n.M = M;
     gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_backward(out, q, n, t->gpu.stream);
+    gpu_norm_backward(out, n, t->gpu.stream);
 }
 
 // Attention's output, as the next linear layer reads it.
-static Operand attention_output(Trainer *t, const Block *b, int M, Pass pass) {
+static Tensor attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     const LinearLayer *next = &b->attention_out;
-    Operand x = linear_input(next, pass);
-    Fp8Tensor q = linear_x(next, pass);
+    Tensor x = linear_input(next, pass);
     gpu_family(&t->gpu, FAMILY_QUANTIZE);
     if (pass != PASS_AGAIN) { // the first time has left the amax
-        gpu_measure(q, x.bf16, (int64_t)M * next->C, t->gpu.stream);
+        gpu_measure(x, (int64_t)M * next->C, t->gpu.stream);
     }
-    gpu_quantize(x, q, no_sums, t->net.partial_sums, M, next->C, t->gpu.stream);
+    gpu_quantize(x, no_sums, t->net.partial_sums, M, next->C, t->gpu.stream);
     return x;
-}
-
-// From b->fc1_out to the activation's output, as the next linear layer reads it.
-static Operand activation_forward(Trainer *t, const Block *b, Fp8Tensor q, int M, Pass pass) {
-    const ModelConfig *c = &t->run.config;
-    Operand out = linear_input(&b->fc2, pass);
-    gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-    if (c->arch == ARCH_LLAMA) {
-        gpu_swiglu_forward(out, q, b->fc1_out, M, c->ffn, t->gpu.stream);
-    } else {
-        gpu_gelu_forward(out, q, b->fc1_out, b->gelu_bias, M, c->ffn, t->gpu.stream);
-    }
-    return out;
-}
-
-// From fc1's input to the activation's output, by way of b->fc1_out.
-static Operand fc1_forward(Trainer *t, const Block *b, Operand x, int M, Pass pass) {
-    bool in_product = b->gelu_in_fp8_product && (pass == PASS_TRAIN || pass == PASS_AGAIN);
-    Fp8Tensor q = linear_x(&b->fc2, pass), counted = q;
-    // Counting runs the two kernels as well; the fused product then overwrites their output.
-    if (!in_product || q.counts != NULL) {
-        counted.record = q.record && !in_product;
-        linear_forward(&t->gpu, &b->fc1, b->fc1_out, x, NULL, M, pass);
-        activation_forward(t, b, counted, M, pass);
-    }
-    Operand out = linear_input(&b->fc2, pass);
-    if (!in_product) { return out; }
-    Gemm product = linear_product(&b->fc1, b->fc1_out, x, M, pass);
-    product.bias = b->gelu_bias;
-    q.counts = NULL;
-    gpu_family(&t->gpu, FAMILY_PRODUCTS);
-    gpu_product_gelu(&t->gpu, product, out, q);
-    return out;
 }
 
 // Queries and keys as attention reads them.
@@ -347,16 +304,16 @@ static void rotate(Trainer *t, const Block *b, int B, int T) {
 static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, Pass pass) {
     Gpu *gpu = &t->gpu;
     int M = B * T;
-    Operand x = norm_forward(t, &b->norm1, M, pass);
+    Tensor x = norm_forward(t, &b->norm1, M, pass);
     linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
     rotate(t, b, B, T);
     gpu_family(gpu, FAMILY_ATTENTION);
-    attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.input.bf16,
-                          b->lse, b->rotated);
+    attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.x.bf16, b->lse,
+                          b->rotated);
     x = attention_output(t, b, M, pass);
     linear_forward(gpu, &b->attention_out, b->residual_mid, x, b->residual, M, pass);
     x = norm_forward(t, &b->norm2, M, pass);
-    x = fc1_forward(t, b, x, M, pass);
+    x = linear_activation(gpu, &b->activation, x, M, pass);
     if (pass == PASS_AGAIN) { return; }
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
@@ -374,50 +331,8 @@ static void recompute_block(Trainer *t, int l, int B, int T) {
         if (b->rotated != b->qkv_out) { rotate(t, b, B, T); }
         attention_output(t, b, M, PASS_AGAIN);
         norm_forward(t, &b->norm2, M, PASS_AGAIN);
-        activation_forward(t, b, linear_x(&b->fc2, PASS_AGAIN), M, PASS_AGAIN);
+        activation_forward(&t->gpu, &b->activation, M, PASS_AGAIN);
     }
-}
-
-// From d_activated, in net.wide, to d_fc1 as its linear layer reads it.
-static void activation_backward(Trainer *t, const Block *b, Fp8Tensor q, Gradient sums, int M) {
-    const LinearLayer *fc1 = &b->fc1;
-    Bf16 *d_activated = t->net.wide.bf16;
-    int F = t->run.config.ffn;
-    gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-    if (b->gelu_in_product) { // the product has applied the derivative
-        gpu_quantize(fc1->gradient, q, sums, t->net.partial_sums, M, F, t->gpu.stream);
-    } else if (t->run.config.arch == ARCH_LLAMA) {
-        gpu_swiglu_backward(fc1->gradient, q, d_activated, b->fc1_out, M, F, t->gpu.stream);
-    } else {
-        gpu_gelu_backward(fc1->gradient, q, sums, d_activated, b->fc1_out, b->gelu_bias,
-                          t->net.partial_sums, M, F, t->gpu.stream);
-    }
-}
-
-// From the gradient of the block's output, in d_residual, to d_fc1; and fc2's weight gradient.
-static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
-    const LinearLayer *fc1 = &b->fc1, *fc2 = &b->fc2;
-    Gradient sums = gradient_into(fc1->dbias, accumulate);
-    if (!b->gelu_in_fp8_product) {
-        linear_backward(&t->gpu, fc2, t->net.wide.bf16, fc2->input,
-                        b->gelu_in_product ? b->fc1_out : NULL, M, accumulate);
-        activation_backward(t, b, fc1->dy, sums, M);
-        return;
-    }
-    Gemm product = linear_input_gradient(fc2, NULL, M);
-    product.aux = b->fc1_out;
-    product.bias = b->gelu_bias;
-    Fp8Tensor q = fc1->dy, counted = q;
-    q.counts = NULL;
-    if (counted.counts != NULL) { // by two kernels; the fused product overwrites their output
-        counted.record = false;
-        gpu_family(&t->gpu, FAMILY_PRODUCTS);
-        gemm(&t->gpu, linear_input_gradient(fc2, t->net.wide.bf16, M));
-        activation_backward(t, b, counted, no_sums, M);
-    }
-    gpu_family(&t->gpu, FAMILY_PRODUCTS);
-    gpu_product_gelu_backward(&t->gpu, product, fc1->gradient, q, sums, t->net.partial_sums);
-    linear_weight_gradient(&t->gpu, fc2, fc2->input, M, accumulate);
 }
 
 // From d_qkv of the rotated queries and keys, in net.wide, to d_qkv as its linear layer reads it.
@@ -430,12 +345,12 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     r.rotary.T = T;
     if (r.rotary.table != NULL) {
         gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-        gpu_rope_backward(qkv->gradient, qkv->dy, r, t->gpu.stream);
+        gpu_rope_backward(qkv->dy, r, t->gpu.stream);
         return;
     }
-    gpu_family(&t->gpu, qkv->weight.fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
-    gpu_measure(qkv->dy, qkv->gradient.bf16, (int64_t)B * T * qkv->N, t->gpu.stream);
-    gpu_quantize(qkv->gradient, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N, t->gpu.stream);
+    gpu_family(&t->gpu, qkv->w.fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
+    gpu_measure(qkv->dy, (int64_t)B * T * qkv->N, t->gpu.stream);
+    gpu_quantize(qkv->dy, r.column_sums, r.scratch, B * T, qkv->N, t->gpu.stream);
 }
 
 // From the gradient of the block's output, in d_residual, to that of its input.
@@ -445,16 +360,15 @@ static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
     Gpu *gpu = &t->gpu;
     int M = B * T;
     recompute_block(t, l, B, T);
-    fc2_backward(t, b, M, accumulate);
-    linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.input, NULL, M, accumulate);
+    linear_activation_backward(gpu, &b->activation, net->wide.bf16, M, accumulate);
+    linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
-    linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.input, NULL, M,
-                    accumulate);
+    linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.x, M, accumulate);
     gpu_family(gpu, FAMILY_ATTENTION);
     attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
-                           b->attention_out.input.bf16, b->lse, b->rotated);
+                           b->attention_out.x.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
-    linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.input, NULL, M, accumulate);
+    linear_backward(gpu, &b->qkv, net->d_norm, b->qkv.x, M, accumulate);
     norm_backward(t, &b->norm1, M, accumulate);
 }
 
@@ -480,14 +394,13 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
 }
 
 // The rows of norm_out from `row` on, as the LM head reads them, to their logits.
-static Operand head_forward(Trainer *t, int row, int rows, Pass pass) {
+static Tensor head_forward(Trainer *t, int row, int rows, Pass pass) {
     const LinearLayer *head = &t->net.head;
-    Operand x = linear_input(head, pass);
-    x.bf16 = t->net.norm_out + (size_t)row * head->C;
+    Tensor x = linear_input(head, pass);
+    x.bf16 += (size_t)row * head->C;
     gpu_family(&t->gpu, FAMILY_QUANTIZE);
-    gpu_quantize(x, linear_x(head, pass), no_sums, t->net.partial_sums, rows, head->C,
-                 t->gpu.stream);
-    linear_forward(&t->gpu, head, head->gradient.bf16, x, NULL, rows, pass);
+    gpu_quantize(x, no_sums, t->net.partial_sums, rows, head->C, t->gpu.stream);
+    linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
     return x;
 }
 
@@ -502,13 +415,13 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     terms.gradient_scale = gradient_scale;
     for (int row = 0; row < M; row += net->chunk_rows) {
         int rows = (int)min64(net->chunk_rows, M - row);
-        Operand x = head_forward(t, row, rows, pass);
+        Tensor x = head_forward(t, row, rows, pass);
         gpu_family(&t->gpu, FAMILY_LOSS);
-        gpu_cross_entropy(net->losses + row, head->gradient, head->dy, net->loss_scratch,
+        gpu_cross_entropy(net->losses + row, head->dy, net->loss_scratch,
                           t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms,
                           t->gpu.stream);
         if (gradient_scale > 0) {
-            linear_backward(&t->gpu, head, net->d_norm + (size_t)row * c->channels, x, NULL, rows,
+            linear_backward(&t->gpu, head, net->d_norm + (size_t)row * c->channels, x, rows,
                             accumulate || row > 0);
         }
     }
@@ -569,8 +482,8 @@ static int micro_place(const Trainer *t, int micro) {
 
 // A micro-step, as a graph once it has been captured.
 static void replay_micro_step(Trainer *t, int place) {
-    Replay *r = &t->micro[place][t->params.measuring];
-    if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
+    Replay *r = &t->micro[place][t->params.scaling.measuring];
+    if (!t->run.options.cuda_graphs || !r->warm || t->params.scaling.counting) {
         micro_step(t, place);
         r->warm = true;
         return;
@@ -620,8 +533,7 @@ static void finish_step(Trainer *t) {
                       ((double)t->run.options.global_batch_size * t->run.options.seq_length);
     t->run.in_flight = false;
     guard_check(t);
-    network_set_scaling(&t->net, t->params.delayed ? p->state.unmeasured > 0 : t->params.measuring,
-                        t->params.counting);
+    if (t->params.delayed) { t->params.scaling.measuring = p->state.unmeasured > 0; }
     run_report(&t->run, result);
 }
 
@@ -630,7 +542,7 @@ static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
     params_fetch_counts(&t->params, counts);
-    network_set_scaling(&t->net, t->params.measuring, false);
+    t->params.scaling.counting = false;
     finish_step(t);
     run_report_fp8(&t->run, counts);
     free(counts);
@@ -640,10 +552,10 @@ static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
     int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
-    bool measuring = t->params.measuring;
+    bool measuring = t->params.scaling.measuring;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
-        network_set_scaling(&t->net, measuring, true);
+        t->params.scaling.counting = true;
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
@@ -666,7 +578,7 @@ static void train_step(Trainer *t) {
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
     t->run.in_flight = true;
-    if (t->params.counting) { report_counts(t); }
+    if (t->params.scaling.counting) { report_counts(t); }
     bool decides = t->params.delayed && measuring; // whether the next step still measures
     if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
 }
@@ -737,7 +649,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), pass);
     Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab; // no number is written over a later code
-    gpu_fetch(&t->gpu, codes, t->net.head.gradient.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
+    gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
               (size_t)c->vocab * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     for (int v = 0; v < c->vocab; v++) { t->sample_logits[v] = bf16_decode(codes[v]); }
@@ -761,7 +673,6 @@ static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
     params_restore(&t->params, resumed ? &c : NULL);
-    network_set_scaling(&t->net, t->params.measuring, false);
     run_restored(&t->run, &c);
 }
 

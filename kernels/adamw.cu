@@ -250,7 +250,7 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
 // A block takes ADAMW_QUADS quads of a segment. RULE_KEEP: no update; quantises the master weights
 // again. Other rules first update the master weights of their own segments. state NULL: not after a
 // step.
-template <WeightsRule RULE, WeightsMode MODE, bool SQUARES, bool COUNTS>
+template <WeightsRule RULE, WeightsMode MODE, bool SQUARES>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
     if (state != nullptr && state->skipped) { return; }
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
                            element(u.exp_avg_sq, u.moment_type, s.state + begin),
                            bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
                            s.weight_decay};
-    const Fp8Tensor *t = u.tensors + s.tensor;
+    const Tensor *t = u.tensors + s.tensor;
     float scale = 0.0f, amax = 0.0f;
     Fp8Squares squares = {};
     if (SQUARES && !bf16) { squares = u.squares[s.tensor]; }
@@ -298,28 +298,18 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
             amax = range4(amax, w);
         }
         if (MODE == WEIGHTS_MEASURE) { continue; }
-        uint32_t codes = encode4<FP8_E4M3>(w.v, scale);
-        static_cast<uint32_t *>(at.out)[i] = codes;
-        if (COUNTS) { count4(t->counts, w.v, scale, codes, FP8_E4M3); }
+        static_cast<uint32_t *>(at.out)[i] = encode4<FP8_E4M3>(w.v, scale);
     }
     if (bf16) { return; }
     if (MODE == WEIGHTS_MEASURE && !SQUARES) { block_amax(&t->live->amax, amax); }
     if (MODE == WEIGHTS_GIVEN && t->record) { block_amax(&t->slot->amax, amax); }
-    if (COUNTS && threadIdx.x == 0) {
-        atomicAdd(&t->counts->elements, (unsigned long long)quads * QUAD);
-    }
 }
 
 template <WeightsRule RULE, WeightsMode MODE>
 static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
-    bool counts = u->counts && MODE != WEIGHTS_MEASURE;
-    auto kernel = counts ? adamw_kernel<RULE, MODE, false, true>
-                         : adamw_kernel<RULE, MODE, false, false>;
+    auto kernel = adamw_kernel<RULE, MODE, false>;
     if constexpr (MODE != WEIGHTS_GIVEN) {
-        if (u->squares != NULL) {
-            kernel = counts ? adamw_kernel<RULE, MODE, true, true>
-                            : adamw_kernel<RULE, MODE, true, false>;
-        }
+        if (u->squares != NULL) { kernel = adamw_kernel<RULE, MODE, true>; }
     }
     if (u->segment_blocks == 0) { return; } // this process updates nothing of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
@@ -439,18 +429,17 @@ void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
 
 // ---- FP8 weights' scales ------------------------------------------------------------------------
 
-__global__ void announce_scales_kernel(const Fp8Tensor *tensors, int count,
-                                       const StepState *state) {
+__global__ void announce_scales_kernel(const Tensor *tensors, int count, const StepState *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if ((state != nullptr && state->skipped) || i >= count) { return; }
     measured_scale(tensors[i], true);
 }
 
 // A tensor a block.
-__global__ void announce_squares_kernel(const Fp8Tensor *tensors, const Fp8Squares *squares,
+__global__ void announce_squares_kernel(const Tensor *tensors, const Fp8Squares *squares,
                                         const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
-    const Fp8Tensor t = tensors[blockIdx.x];
+    const Tensor t = tensors[blockIdx.x];
     const Fp8Squares s = squares[blockIdx.x];
     int across = (s.columns + FP8_BLOCK - 1) / FP8_BLOCK;
     int down = (s.rows + FP8_BLOCK - 1) / FP8_BLOCK;
@@ -463,7 +452,7 @@ __global__ void announce_squares_kernel(const Fp8Tensor *tensors, const Fp8Squar
     }
 }
 
-void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
+void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
                          const StepState *state, cudaStream_t stream) {
     if (squares != NULL) {
         launch(announce_squares_kernel, count, 256, stream, tensors, squares, state);

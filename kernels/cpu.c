@@ -401,9 +401,7 @@ float tensor_amax(const float *x, int64_t n) {
 }
 
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type) {
-    for (int64_t i = 0; i < n; i++) {
-        fp8_count(counts, x[i], scale, fp8_encode(x[i] * scale, type), type);
-    }
+    for (int64_t i = 0; i < n; i++) { fp8_count(counts, fp8_encode(x[i] * scale, type), type); }
 }
 
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type) {
@@ -412,15 +410,15 @@ void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type ty
 }
 
 void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *counts) {
-    unsigned long long saturated = 0, vanished = 0;
-#pragma omp parallel for collapse(2) reduction(+ : saturated, vanished)
+    unsigned long long largest_codes = 0, zero = 0, subnormal = 0;
+#pragma omp parallel for collapse(2) reduction(+ : largest_codes, zero, subnormal)
     for (int top = 0; top < b.rows; top += b.height) {
         for (int left = 0; left < b.columns; left += FP8_BLOCK) {
             int bottom = min_int(top + b.height, b.rows);
             int width = min_int(FP8_BLOCK, b.columns - left);
             uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // as in tensor_amax, of each column
             float scale[FP8_BLOCK];
-            Fp8Counts lost = {0};
+            Fp8Counts codes = {0};
             for (int row = top; row < bottom; row++) {
                 const float *from = x + (int64_t)row * b.columns + left;
                 for (int i = 0; i < width; i++) {
@@ -436,20 +434,22 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
             for (int row = top; row < bottom; row++) {
                 int64_t at = (int64_t)row * b.columns + left;
                 for (int i = 0; i < width && counts != NULL; i++) {
-                    count_fp8(&lost, x + at + i, 1, scale[i], b.type);
+                    count_fp8(&codes, x + at + i, 1, scale[i], b.type);
                 }
                 for (int i = 0; i < width; i++) {
                     out[at + i] = fp8_round(x[at + i] * scale[i], b.type) * (1.0f / scale[i]);
                 }
             }
-            saturated += lost.saturated;
-            vanished += lost.vanished;
+            largest_codes += codes.largest;
+            zero += codes.zero;
+            subnormal += codes.subnormal;
         }
     }
     if (counts == NULL) { return; }
     counts->elements += (unsigned long long)b.rows * (unsigned long long)b.columns;
-    counts->saturated += saturated;
-    counts->vanished += vanished;
+    counts->largest += largest_codes;
+    counts->zero += zero;
+    counts->subnormal += subnormal;
 }
 
 void round_to_bf16(float *out, const float *x, int64_t n) {

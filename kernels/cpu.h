@@ -127,7 +127,7 @@ float tensor_amax(const float *x, int64_t n);
 
 // out = the FP8 value nearest to x * scale, saturated (still multiplied by scale).
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
-// Adds to counts what round_to_fp8 loses of x.
+// Adds to counts the codes of x * scale.
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);
 
 // A tensor [rows,columns] in blocks of height x width, each 1 or FP8_BLOCK; smaller at the edges.
@@ -138,7 +138,7 @@ typedef struct {
 } Fp8Blocks;
 
 // out = the FP8 value nearest to x times the scale of its block, scaled back; out may be x. Adds to
-// counts, unless it is NULL, what is lost.
+// counts, unless it is NULL, the codes.
 void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks blocks, Fp8Counts *counts);
 
 void round_to_bf16(float *out, const float *x, int64_t n);

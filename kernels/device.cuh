@@ -252,28 +252,29 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
     check_aligned(name, {scratch.data});
 }
 
-// Whether any FP8 form is requested, after a check of the operand [M,N].
-static inline bool check_operand(const char *name, const Operand &out, const Fp8Tensor &q,
-                                 int64_t M, int64_t N) {
-    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
-    check_tensors(name, M, N, {out.bf16, out.fp8, out.fp8_t});
+// A tensor [M,N] that is written, as it is quantised in this step. Whether any FP8 form of it is
+// requested.
+static inline bool check_tensor(const char *name, Tensor *t, int64_t M, int64_t N) {
+    bool codes = t->fp8 != NULL || t->fp8_t != NULL;
+    *t = tensor_now(*t);
+    check_tensors(name, M, N, {t->bf16, t->fp8, t->fp8_t});
     if (codes && (M % 16 != 0 || N % 16 != 0)) {
         die("%s: %lld x %lld in FP8; both sides must be multiples of 16", name, (long long)M,
             (long long)N);
     }
-    if (q.mode == SCALE_BLOCKS) {
-        bool lacks = (out.fp8 != NULL && out.scales == NULL) ||
-                     (out.fp8_t != NULL && out.scales_t == NULL);
-        if (lacks || q.scales == SCALES_TENSOR) { die("%s: blocks without scales", name); }
-    } else if ((codes || q.fused || q.mode == SCALE_MEASURED) && q.live == NULL) {
-        die("%s: an FP8 operand without a scale", name);
+    if (t->mode == SCALE_BLOCKS) {
+        bool lacks = (t->fp8 != NULL && t->scales == NULL) ||
+                     (t->fp8_t != NULL && t->scales_t == NULL);
+        if (lacks || t->blocks == SCALES_TENSOR) { die("%s: blocks without scales", name); }
+    } else if ((codes || t->fused || t->mode == SCALE_MEASURED) && t->live == NULL) {
+        die("%s: an FP8 tensor without a scale", name);
     }
-    if (q.fused && q.mode == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
-    if (!q.fused && out.bf16 == NULL) { die("%s: no BF16 form", name); }
+    if (t->fused && t->mode == SCALE_MEASURED) { die("%s: fused, without a given scale", name); }
+    if (!t->fused && t->bf16 == NULL) { die("%s: no BF16 form", name); }
     return codes;
 }
 
 // Where a producer that writes BF16 leaves the amax; NULL: nowhere.
-static inline float *measured_amax(const Fp8Tensor &q) {
-    return q.mode == SCALE_MEASURED ? &q.live->amax : NULL;
+static inline float *measured_amax(const Tensor &t) {
+    return t.mode == SCALE_MEASURED ? &t.live->amax : NULL;
 }

@@ -11,12 +11,45 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
     block_amax(amax, range);
 }
 
-void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
-    if (q.live == NULL || q.mode != SCALE_MEASURED) { return; }
-    check_aligned("gpu_measure", {x});
+void gpu_measure(Tensor x, int64_t n, cudaStream_t stream) {
+    x = tensor_now(x);
+    if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
+    check_aligned("gpu_measure", {x.bf16});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
-    launch(amax_kernel, blocks, 256, stream, &q.live->amax, x, n / VEC);
+    launch(amax_kernel, blocks, 256, stream, &x.live->amax, x.bf16, n / VEC);
+}
+
+__global__ void count_codes_kernel(Fp8Counts *all, const uint4 *codes, int64_t vectors,
+                                   Fp8Type type) {
+    Fp8Counts mine = {};
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        uint4 v = codes[i];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        for (int byte = 0; byte < 16; byte++) {
+            fp8_count(&mine, (uint8_t)(words[byte / 4] >> 8 * (byte % 4)), type);
+        }
+    }
+    unsigned elements = __reduce_add_sync(~0u, (unsigned)mine.elements);
+    unsigned largest = __reduce_add_sync(~0u, (unsigned)mine.largest);
+    unsigned zero = __reduce_add_sync(~0u, (unsigned)mine.zero);
+    unsigned subnormal = __reduce_add_sync(~0u, (unsigned)mine.subnormal);
+    if (threadIdx.x % WARP == 0) {
+        atomicAdd(&all->elements, elements);
+        atomicAdd(&all->largest, largest);
+        atomicAdd(&all->zero, zero);
+        atomicAdd(&all->subnormal, subnormal);
+    }
+}
+
+void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
+                     cudaStream_t stream) {
+    check_aligned("gpu_count_codes", {codes});
+    if (n % 16 != 0) { die("gpu_count_codes: %lld codes; a multiple of 16", (long long)n); }
+    int blocks = min(divide_up(n / 16, 256), 4 * PARTIALS);
+    launch(count_codes_kernel, blocks, 256, stream, counts, reinterpret_cast<const uint4 *>(codes),
+           n / 16, type);
 }
 
 // A warp a slot.

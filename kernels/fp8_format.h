@@ -154,18 +154,18 @@ typedef struct {
     int count; // updates that entered the history
 } Fp8Slot;
 
-// How many values of a tensor were quantised, were beyond the format's range, and became 0 without
-// being 0.
+// What the codes of a tensor are: how many there are, and how many of them are the format's largest
+// magnitude, zero, and subnormal but not zero.
 typedef struct {
-    unsigned long long elements, saturated, vanished;
+    unsigned long long elements, largest, zero, subnormal;
 } Fp8Counts;
 
-HOST_DEVICE static inline void fp8_count(Fp8Counts *counts, float x, float scale, uint8_t code,
-                                         Fp8Type type) {
-    float scaled = x * scale;
+HOST_DEVICE static inline void fp8_count(Fp8Counts *counts, uint8_t code, Fp8Type type) {
+    uint32_t magnitude = code & 0x7f, mantissa_bits = type == FP8_E4M3 ? 3 : 2;
     counts->elements++;
-    counts->saturated += scaled > fp8_max(type) || scaled < -fp8_max(type);
-    counts->vanished += (code & 0x7f) == 0 && x != 0.0f;
+    counts->largest += magnitude == (type == FP8_E4M3 ? 0x7e : 0x7b);
+    counts->zero += magnitude == 0;
+    counts->subnormal += magnitude != 0 && magnitude >> mantissa_bits == 0;
 }
 
 HOST_DEVICE static inline void fp8_slot_rescale(Fp8Slot *slot, float amax, float target) {

@@ -64,7 +64,7 @@ struct Parameters {
     const float *scale_a, *scale_b;
     const Bf16 *bias;
     float *partials; // [M / 64, rounded up][N]: column sums of a warpgroup's rows
-    Fp8Tensor q;
+    Tensor out;
     int M, N, K;
     bool writes_codes, writes_codes_t;
 };
@@ -171,7 +171,7 @@ template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4;
-    const float product_scale = *p.scale_a * *p.scale_b, scale = p.q.live->scale;
+    const float product_scale = *p.scale_a * *p.scale_b, scale = p.out.live->scale;
     Staging &staging = s.staging[w];
     float range = 0.0f;
 
@@ -365,7 +365,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         }
     }
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(range));
-    if (lane == 0 && p.q.record) { atomicMax(reinterpret_cast<uint32_t *>(&p.q.slot->amax), bits); }
+    if (lane == 0 && p.out.record) {
+        atomicMax(reinterpret_cast<uint32_t *>(&p.out.slot->amax), bits);
+    }
 }
 
 #endif
@@ -427,10 +429,10 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
-// Codes with one scale each, A of q's type, and no more than a product.
-void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
+// Codes with one scale each, A of the output's type, and no more than a product.
+void check_product(const char *name, const Gemm &g, const Tensor &out,
                    std::initializer_list<const void *> needed) {
-    bool codes = g.type_a == gpu_fp8_type(q.type) && g.type_b == TYPE_E4M3;
+    bool codes = g.type_a == gpu_fp8_type(out.type) && g.type_b == TYPE_E4M3;
     bool tensors = g.scales_a == SCALES_TENSOR && g.scales_b == SCALES_TENSOR;
     bool plain = g.c == NULL && g.alpha == 1.0f && g.epilogue == EPILOGUE_NONE && g.batch == 0;
     check_aligned(name, needed);
@@ -449,14 +451,11 @@ void check_product(const char *name, const Gemm &g, const Fp8Tensor &q,
 }
 
 // What both have in common. x: the pre-activation.
-Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, const Operand &out,
-                      const Fp8Tensor &q) {
-    check_operand(name, out, q, g.m, g.n);
+Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Tensor out) {
+    check_tensor(name, &out, g.m, g.n);
     check_tensors(name, g.m, g.k, {});
-    check_product(name, g, q, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
-    if (!q.fused || q.mode != SCALE_GIVEN || q.counts != NULL) {
-        die("%s: its output is by a given scale, and not counted", name);
-    }
+    check_product(name, g, out, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});
+    if (!out.fused || out.mode != SCALE_GIVEN) { die("%s: its output's scale is given", name); }
     const int64_t count = (int64_t)g.m * g.n;
     gemm_check_apart(&g, "d", g.d, count * (int64_t)sizeof(*x));
     gemm_check_apart(&g, "codes", out.fp8, count);
@@ -474,7 +473,7 @@ Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, 
     p.scale_a = g.scale_a;
     p.scale_b = g.scale_b;
     p.bias = static_cast<const Bf16 *>(g.bias);
-    p.q = q;
+    p.out = out;
     p.M = g.m;
     p.N = g.n;
     p.K = g.k;
@@ -487,21 +486,20 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
     return runs_on_hopper(gpu, gelu_product_kernel<FP8_E4M3, false, false>);
 }
 
-void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
+void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
     const char *name = "product with GELU";
-    if (q.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
+    if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     launch_product<FP8_E4M3, false>(gpu, g,
-                                    parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out, q));
+                                    parameters(name, gpu, g, static_cast<Bf16 *>(g.d), out));
 }
 
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
-                               Scratch scratch) {
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch) {
     const char *name = "product with GELU backward";
     int parts = divide_up(g.m, ROWS);
     check_scratch(name, scratch, (int64_t)parts * g.n);
-    Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.aux), dx, q);
+    Parameters p = parameters(name, gpu, g, static_cast<Bf16 *>(g.aux), dx);
     p.partials = scratch.data;
-    (q.type == FP8_E4M3 ? launch_product<FP8_E4M3, true> : launch_product<FP8_E5M2, true>)(gpu, g,
-                                                                                           p);
+    (dx.type == FP8_E4M3 ? launch_product<FP8_E4M3, true> : launch_product<FP8_E5M2, true>)(gpu, g,
+                                                                                            p);
     sum_partials({{column_sums}, scratch.data, parts, g.n}, gpu->stream);
 }

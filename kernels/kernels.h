@@ -45,27 +45,10 @@ typedef struct {
 // Bytes of scratch for a sum over M rows into `columns` columns.
 size_t partial_sums_bytes(int64_t M, int64_t columns);
 
-// ---- operands in FP8 ----
+// ---- tensors that products read ----
 //
 // Hopper's FP8 tensor cores take both operands with the summed dimension contiguous, so a tensor
 // [M,N] is written twice in one pass: as it is, and transposed.
-
-// An operand [M,N] of products, in the forms that are requested. With FP8 forms, bf16 is also where
-// values wait for their scale, when that follows from them.
-typedef struct {
-    Bf16 *bf16;               // [M,N]
-    uint8_t *fp8;             // [M,N]; NULL: not requested
-    uint8_t *fp8_t;           // [N,M]; NULL: not requested
-    float *scales, *scales_t; // SCALE_BLOCKS: the inverse scales of fp8 and fp8_t (fp8_format.h)
-} Operand;
-
-// How a tensor gets its scale.
-typedef enum {
-    SCALE_GIVEN,    // it is live->scale: delayed scaling. The amax goes to the slot, for later
-    SCALE_MEASURED, // it follows from live->amax, which a pass over the BF16 values leaves first:
-                    // tensorwise scaling, and delayed slots without a history
-    SCALE_BLOCKS    // each block's follows from its own values, rounded to BF16
-} ScaleMode;
 
 // The scale that the products of the present micro-step use. Slots change only between steps.
 typedef struct {
@@ -75,31 +58,82 @@ typedef struct {
     float unused;
 } Fp8Live;
 
-// A tensor that is quantised: its format, and where its scale comes from. All zero: none is.
+// The scaling state of all FP8 tensors (fp8.cu): on the device, but for the last four fields.
+// SLOT_FOLLOWS: the slot's scale follows the amax of its tensor. SLOT_WEIGHT: its amax outlives a
+// skipped step, since the weights stay as they are.
+enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
+    Fp8Slot *slots;
+    Fp8Live *live;
+    float *history; // [count, history_length]
+    float *targets; // [count]
+    uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
+    int count, history_length;
+    bool measuring; // the present step measures scales: tensorwise, or a slot has no history yet
+    bool counting;  // the present step counts codes (--fp8-stats-interval)
+} Fp8Scaling;
+
+// How a tensor gets its scale.
+typedef enum {
+    SCALE_GIVEN,    // it is live->scale: delayed scaling. The amax goes to the slot, for later
+    SCALE_MEASURED, // it follows from live->amax, which a pass over the BF16 values leaves first:
+                    // tensorwise scaling, and delayed slots without a history
+    SCALE_BLOCKS    // each block's follows from its own values, rounded to BF16
+} ScaleMode;
+
+// A tensor [M,N] that products read: its forms, and how it is quantised.
+//
+//   mode      live  slot   scales   forms
+//   GIVEN     NULL  NULL   NULL     bf16: no FP8
+//   GIVEN     yes   yes    NULL     fp8, fp8_t; fused: not bf16. slot NULL: a fixed scale
+//   MEASURED  yes   yes *  NULL     bf16, from which fp8, fp8_t; never fused. * NULL: tensorwise
+//   BLOCKS    NULL  NULL   yes      fp8, fp8_t; fused: not bf16
+//
+// Where a form is NULL, it is not requested.
+typedef struct {
+    Bf16 *bf16;               // [M,N]
+    uint8_t *fp8, *fp8_t;     // [M,N], [N,M]
+    float *scales, *scales_t; // BLOCKS: the inverse scales of fp8 and fp8_t (fp8_format.h)
     Fp8Type type;
     ScaleMode mode;
-    bool fused;        // producers write FP8 alone: the scale is given, and no product reads BF16
-    bool record;       // the amax enters the slot's history
-    float target;      // what amax * scale aims at
-    Fp8Live *live;     // NULL: SCALE_BLOCKS
-    Fp8Slot *slot;     // NULL: no history
-    Fp8Counts *counts; // NULL: not counted
-    Fp8Scales scales;  // SCALE_BLOCKS: vectors or squares
-    bool power_of_two; // SCALE_BLOCKS: scales are rounded down to powers of two
-} Fp8Tensor;
+    bool fused;                // producers write FP8 alone: no product reads BF16
+    bool record;               // the amax enters the slot's history
+    bool power_of_two;         // BLOCKS: scales are rounded down to powers of two
+    Fp8Scales blocks;          // BLOCKS: vectors or squares
+    float target;              // what amax * scale aims at
+    Fp8Live *live;             // its scale
+    Fp8Slot *slot;             // its history
+    const Fp8Scaling *scaling; // GIVEN becomes MEASURED in a step that measures; NULL: it does not
+} Tensor;
 
-// A producer writes its output as q says: fused, the FP8 forms alone; else out.bf16, with its amax
-// to live->amax when that is measured, and from it the FP8 forms that are requested. The output of
-// a forward producer is E4M3.
+static inline Tensor tensor_bf16(Bf16 *bf16) {
+    Tensor t = {0};
+    t.bf16 = bf16;
+    return t;
+}
 
-// The FP8 forms that are requested, from out.bf16 [M,N], whose amax is known when it is measured.
-// sums: the column sums of out.bf16, in any precision.
-void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
-                  cudaStream_t stream);
-// live->amax = max(live->amax, |x|) over n BF16 values, NaN being the largest, for a producer that
-// leaves no amax. Nothing unless the scale is measured.
-void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream);
+// The tensor as the present step quantises it. Launchers ask.
+static inline Tensor tensor_now(Tensor t) {
+    if (t.mode == SCALE_GIVEN && t.scaling != NULL && t.scaling->measuring) {
+        t.mode = SCALE_MEASURED;
+        t.fused = false;
+    }
+    return t;
+}
+
+// A producer writes its output as the tensor says: fused, the FP8 forms alone; else bf16, with its
+// amax to live->amax when that is measured, and from it the FP8 forms. The output of a forward
+// producer is E4M3.
+
+// The FP8 forms, from out.bf16 [M,N], whose amax is known when it is measured. sums: the column
+// sums of out.bf16, in any precision.
+void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
+// live->amax = max(live->amax, |x|) over the n values of x.bf16, NaN being the largest, for a
+// producer that leaves no amax. Nothing unless the scale is measured.
+void gpu_measure(Tensor x, int64_t n, cudaStream_t stream);
+// Adds n codes, a multiple of 16, to the counts.
+void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
+                     cudaStream_t stream);
 // out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
 void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream);
 
@@ -131,7 +165,7 @@ typedef struct {
     float eps;
     int M, C;
 } NormForward;
-void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stream);
+void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream);
 
 // out.bf16 is d_residual [M,C]; in place it += the norm's input gradient, and then goes to the FP8
 // forms. column_sums are those of the new d_residual: the bias gradient of the linear layer that
@@ -143,20 +177,19 @@ typedef struct {
     Scratch scratch;
     int M, C;
 } NormBackward;
-void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream);
+void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream);
 
 // ---- activation.cu ----
 // Of x [M,F] + bias [F], unless that is NULL.
-void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
+void gpu_gelu_forward(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F,
                       cudaStream_t stream);
 // dx = dout gelu'(x + bias), and its column sums. out.bf16 may be dout.
-void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient column_sums, const Bf16 *dout,
-                       const Bf16 *x, const Bf16 *bias, Scratch scratch, int M, int F,
-                       cudaStream_t stream);
+void gpu_gelu_backward(Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
+                       const Bf16 *bias, Scratch scratch, int M, int F, cudaStream_t stream);
 // x: [M,2F], gate and up; out [M,F]
-void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F, cudaStream_t stream);
+void gpu_swiglu_forward(Tensor out, const Bf16 *x, int M, int F, cudaStream_t stream);
 // dx [M,2F]; dx.bf16 may be x.
-void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
+void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream);
 
 // ---- fused_product.cu ----
@@ -167,10 +200,9 @@ bool gpu_has_gelu_products(const Gpu *gpu);
 // The largest K, of whose B a panel stays in shared memory. Beyond it two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
-void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q);
+void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
 // dx = the product times gelu'(g.aux + g.bias), and its column sums; g.d is not written.
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
-                               Scratch scratch);
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
 // What queries and keys of a packed [M,(H+2G)D] go through, head by head: their RMSNorm, where
@@ -194,15 +226,14 @@ typedef struct {
     Gradient column_sums; // of the result: the bias gradient
     Scratch scratch;
 } RotaryBackward;
-void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_t stream);
+void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream);
 
 // ---- loss.cu ----
 // losses[M] of the rows logits.bf16 [M,P], whose target -1 leaves a row out (loss 0, gradient 0).
 // terms.gradient_scale > 0: besides, the logits' gradient (cpu.h), to logits: in place, or fused to
 // FP8, which leaves the logits as they are and alone needs scratch.
-void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
-                       const int *targets, int M, int V, int P, LossTerms terms,
-                       cudaStream_t stream);
+void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
+                       int V, int P, LossTerms terms, cudaStream_t stream);
 static inline int64_t loss_scratch_floats(int64_t M) {
     return 2 * M;
 }
@@ -279,9 +310,8 @@ typedef struct {
     const AdamWSegment *segments; // on the device, as are tensors, squares and input
     int segment_count, segment_blocks;
     bool muon; // some of them are Muon's
-    Fp8Tensor *tensors;
+    Tensor *tensors;
     Fp8Squares *squares; // of the tensors; NULL: each has one scale
-    bool counts;         // FP8: this step counts what is lost, where the tensors say
     StepInput *input;
     float beta1, beta2, eps, momentum;
     uint64_t seed; // of the stochastic rounding of BF16 moments
@@ -300,7 +330,7 @@ void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state
 void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
 // Sets the scales of `count` tensors, by their amaxes. state as above.
-void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
+void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
                          const StepState *state, cudaStream_t stream);
 
 // Muon's gradients to what its Newton-Schulz steps begin with, as in cpu.h: muon_momentum on Muon's
@@ -324,19 +354,6 @@ void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream);
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
 
 // ---- fp8.cu ----
-// SLOT_FOLLOWS: the slot's scale follows the amax of its tensor. SLOT_WEIGHT: its amax outlives a
-// skipped step, since the weights stay as they are.
-enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
-
-typedef struct {
-    Fp8Slot *slots;
-    Fp8Live *live;
-    float *history; // [count, history_length]
-    float *targets; // [count]
-    uint8_t *used;  // [count] SLOT_FOLLOWS, SLOT_WEIGHT
-    int count, history_length;
-} Fp8Scaling;
-
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
 // Counts in state->unmeasured the slots in use without a history.

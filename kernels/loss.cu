@@ -292,24 +292,23 @@ static int threads_for(int n) {
 }
 
 template <bool CAPS>
-static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
-                             const int *targets, int M, int V, int P, LossTerms terms,
-                             cudaStream_t stream) {
+static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, const int *targets,
+                             int M, int V, int P, LossTerms terms, cudaStream_t stream) {
     const char *name = "cross-entropy";
     bool gradient = terms.gradient_scale > 0.0f;
-    if (!gradient) { logits.fp8 = logits.fp8_t = NULL; }
-    check_operand(name, logits, gradient ? q : Fp8Tensor{}, M, P);
+    if (!gradient) { logits = tensor_bf16(logits.bf16); }
+    check_tensor(name, &logits, M, P);
     if (logits.bf16 == NULL || V < 1 || V > P) {
         die("%s: no logits, or %d of a vocabulary of %d", name, P, V);
     }
-    if (!gradient || q.fused) {
+    if (!gradient || logits.fused) {
         RowLoss *rows = gradient ? reinterpret_cast<RowLoss *>(scratch.data) : NULL;
         if (gradient) { check_scratch(name, scratch, loss_scratch_floats(M)); }
         launch(cross_entropy_kernel<false, CAPS>, M, threads_for(divide_up(V, VEC)), stream, losses,
                rows, logits.bf16, targets, V, P, terms);
         if (!gradient) { return; }
         LossSource<CAPS> source = {{P / VEC}, logits.bf16, rows, targets, terms, V};
-        quantize<false>(name, source, logits, q, {}, {}, M, P, stream);
+        quantize<false>(name, source, logits, {}, {}, M, P, stream);
         return;
     }
     int blocks = cluster_blocks(P), vectors = P / VEC;
@@ -329,14 +328,13 @@ static void cross_entropy_of(float *losses, Operand logits, Fp8Tensor q, Scratch
         CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, losses, logits.bf16, targets, V, P,
                                       per_block, terms));
     }
-    gpu_quantize(logits, q, {}, {}, M, P, stream);
+    gpu_quantize(logits, {}, {}, M, P, stream);
 }
 
-void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
-                       const int *targets, int M, int V, int P, LossTerms terms,
-                       cudaStream_t stream) {
+void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
+                       int V, int P, LossTerms terms, cudaStream_t stream) {
     auto run = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
-    run(losses, logits, q, scratch, targets, M, V, P, terms, stream);
+    run(losses, logits, scratch, targets, M, V, P, terms, stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {

@@ -17,9 +17,9 @@ __device__ __forceinline__ float normalised(float x, float rstd, float weight, f
     return fmaf(x * rstd, weight, bias);
 }
 
-static void check_norm(const char *name, const Operand &out, const Fp8Tensor &q, int M, int C,
-                       bool statistics, std::initializer_list<const void *> pointers) {
-    check_operand(name, out, q, M, C);
+static void check_norm(const char *name, Tensor *out, int M, int C, bool statistics,
+                       std::initializer_list<const void *> pointers) {
+    check_tensor(name, out, M, C);
     check_aligned(name, pointers);
     if (C > MOST_CHANNELS) {
         die("%s: %d channels; the GPU kernels take up to %d", name, C, MOST_CHANNELS);
@@ -230,8 +230,7 @@ enum { ROWS = 4 }; // at a time
 
 template <bool LAYERNORM>
 __global__ void __launch_bounds__(MOST_THREADS)
-    norm_forward_fp8_kernel(NormForward n, Operand out, Fp8Tensor q, Division division,
-                            float inverse) {
+    norm_forward_fp8_kernel(NormForward n, Tensor out, Division division, float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * ROWS];
     int lanes = division.lanes, group = threadIdx.x / lanes, vector = threadIdx.x % lanes;
@@ -243,7 +242,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     Floats8 w = {}, b = {};
     if (inside) { w = load8(n.weight, vector); }
     if (inside && LAYERNORM) { b = load8(n.bias, vector); }
-    float range = 0.0f, scale = q.live->scale;
+    float range = 0.0f, scale = out.live->scale;
     auto fetch = [&](int row, int) {
         int at = row * vectors + vector;
 #pragma unroll
@@ -299,7 +298,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
         }
     };
     sweep<ROWS, true>(n.M, n.C, division, tile, out.fp8_t, fetch, rows);
-    if (q.record) { block_amax(&q.slot->amax, range); }
+    if (out.record) { block_amax(&out.slot->amax, range); }
 }
 
 // By statistics that are known.
@@ -334,29 +333,27 @@ struct NormSource : Place {
     }
 };
 
-void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stream) {
+void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
     const char *name = "norm forward";
     bool statistics = n.rstd != NULL && (n.bias == NULL || n.mean != NULL);
-    check_norm(name, out, q, n.M, n.C, statistics, {n.x, n.weight, n.bias, n.mean, n.rstd});
-    if (!q.fused) {
-        norm_forward_bf16(n, out.bf16, measured_amax(q), stream);
-        gpu_quantize(out, q, {}, {}, n.M, n.C, stream);
+    check_norm(name, &out, n.M, n.C, statistics, {n.x, n.weight, n.bias, n.mean, n.rstd});
+    if (!out.fused) {
+        norm_forward_bf16(n, out.bf16, measured_amax(out), stream);
+        gpu_quantize(out, {}, {}, n.M, n.C, stream);
         return;
     }
-    if (q.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
+    if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     Division d = divide(n.C, true, ROWS * sizeof(uint4));
-    bool one_pass = q.mode == SCALE_GIVEN && n.C <= WIDE && d.groups > 0;
+    bool one_pass = out.mode == SCALE_GIVEN && n.C <= WIDE && d.groups > 0;
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
         launch_with_shared(kernel, sweep_blocks(n.M, d), d.groups * d.lanes, d.shared, stream, n,
-                           out, q, d, 1.0f / (float)n.C);
+                           out, d, 1.0f / (float)n.C);
     } else {
         norm_forward_bf16(n, NULL, NULL, stream);
     }
-    if (!one_pass || q.counts != NULL) { // counted: the same codes once more
-        quantize<false>(name, NormSource(n), out, q, {}, {}, n.M, n.C, stream);
-    }
+    if (!one_pass) { quantize<false>(name, NormSource(n), out, {}, {}, n.M, n.C, stream); }
 }
 
 // ---- backward: a column's sums stay in the registers of one thread ----
@@ -387,7 +384,7 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
 // residual gradient, unless NULL or CODES.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
-    norm_backward_kernel(NormBackward n, Operand out, Fp8Tensor q, float *amax, Division division,
+    norm_backward_kernel(NormBackward n, Tensor out, float *amax, Division division,
                          float inverse) {
     extern __shared__ uint4 dynamic[]; // slots, then the groups' tiles; at the end the groups' sums
     __shared__ float buffers[2][2 * MOST_THREADS / WARP * 2 * R];
@@ -400,7 +397,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     Floats8 weight_sum = {}, bias_sum = {}, column_sum = {};
     uint4 weight = {};
     if (inside) { weight = reinterpret_cast<const uint4 *>(n.weight)[vector]; }
-    float range = 0.0f, scale = CODES ? q.live->scale : 1.0f;
+    float range = 0.0f, scale = CODES ? out.live->scale : 1.0f;
     float next_mean[R], next_rstd[R]; // of the rows that are being fetched
     auto slot_of = [&](int i) -> uint4 & { return dynamic[threadIdx.x + i * blockDim.x]; };
     auto fetch = [&](int row, int turn) { // past the end there are zeros
@@ -464,7 +461,7 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
         }
     };
     sweep<R, CODES>(n.M, n.C, division, tile, CODES ? out.fp8_t : nullptr, fetch, rows);
-    if (CODES && q.record) { block_amax(&q.slot->amax, range); }
+    if (CODES && out.record) { block_amax(&out.slot->amax, range); }
     if (!CODES && amax != nullptr) { block_amax(amax, range); }
     float *sums = reinterpret_cast<float *>(dynamic), *partials = n.scratch.data;
     int64_t kind = (int64_t)gridDim.x * n.C;
@@ -476,22 +473,22 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
 }
 
 template <int R, bool CODES, Fp8Type TYPE>
-static void launch_backward(const NormBackward &n, const Operand &out, const Fp8Tensor &q,
-                            float *amax, const Division &d, cudaStream_t stream) {
+static void launch_backward(const NormBackward &n, const Tensor &out, float *amax,
+                            const Division &d, cudaStream_t stream) {
     auto kernel = n.mean != NULL ? norm_backward_kernel<R, true, CODES, TYPE>
                                  : norm_backward_kernel<R, false, CODES, TYPE>;
     int blocks = sweep_blocks(n.M, d);
     int kinds = n.mean == NULL ? 1 : n.column_sums.data == NULL ? 2 : 3;
     check_scratch("norm backward", n.scratch, (int64_t)blocks * kinds * n.C);
-    launch_with_shared(kernel, blocks, d.groups * d.lanes, d.shared, stream, n, out, q, amax, d,
+    launch_with_shared(kernel, blocks, d.groups * d.lanes, d.shared, stream, n, out, amax, d,
                        1.0f / (float)n.C);
     sum_partials({{n.dweight, n.dbias, n.column_sums}, n.scratch.data, blocks, n.C}, stream);
 }
 
-void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream) {
+void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
     const char *name = "norm backward";
     bool several = n.C <= WIDE;
-    check_norm(name, out, q, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
+    check_norm(name, &out, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
     if (out.bf16 == NULL) { die("%s: no residual gradient", name); }
     // RMSNorm's models have no biases: their column sums, where requested, are a pass of their own
     Gradient sums = {};
@@ -500,17 +497,17 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
         n.dbias = n.column_sums = {};
     }
     Division with_codes = divide(n.C, true, Slot<2>::COUNT * sizeof(uint4));
-    if (several && with_codes.groups > 0 && q.mode == SCALE_GIVEN && q.counts == NULL &&
-        out.fp8 != NULL && out.fp8_t != NULL && sums.data == NULL) {
-        auto run = q.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
-                                      : launch_backward<2, true, FP8_E5M2>;
-        run(n, out, q, NULL, with_codes, stream);
+    if (several && with_codes.groups > 0 && out.mode == SCALE_GIVEN && out.fp8 != NULL &&
+        out.fp8_t != NULL && sums.data == NULL) {
+        auto run = out.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
+                                        : launch_backward<2, true, FP8_E5M2>;
+        run(n, out, NULL, with_codes, stream);
         return;
     }
     int slots = several ? (int)Slot<2>::COUNT : (int)Slot<1>::COUNT;
     Division d = divide(n.C, false, slots * sizeof(uint4));
     if (d.groups == 0) { die("%s: %d channels; too little shared memory", name, n.C); }
     auto run = several ? launch_backward<2, false, FP8_E4M3> : launch_backward<1, false, FP8_E4M3>;
-    run(n, out, q, measured_amax(q), d, stream);
-    gpu_quantize(out, q, sums, n.scratch, n.M, n.C, stream);
+    run(n, out, measured_amax(out), d, stream);
+    gpu_quantize(out, sums, n.scratch, n.M, n.C, stream);
 }

@@ -1,14 +1,13 @@
 // Operands of products from BF16 to FP8, and column sums; the second launch of every sum over rows.
 #include "quantize.cuh"
 
-void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
-                  cudaStream_t stream) {
+void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     const char *name = "quantize";
     CastSource source(N, out.bf16);
-    q.fused = false; // the values are there in BF16
-    if (check_operand(name, out, q, M, N)) {
+    out.fused = false; // the values are there in BF16
+    if (check_tensor(name, &out, M, N)) {
         auto run = sums.data != NULL ? quantize<true, CastSource> : quantize<false, CastSource>;
-        run(name, source, out, q, sums, scratch, M, N, stream);
+        run(name, source, out, sums, scratch, M, N, stream);
     } else if (sums.data != NULL) {
         sum_columns<false>(name, source, NULL, NULL, sums, scratch, M, N, stream);
     }

@@ -43,25 +43,9 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Adds what 4 values lost. Straight to memory: steps that count are rare.
-__device__ __forceinline__ void count4(Fp8Counts *all, const float *x, float scale, uint32_t codes,
-                                       Fp8Type type) {
-    Fp8Counts mine = {};
-#pragma unroll
-    for (int j = 0; j < 4; j++) { fp8_count(&mine, x[j], scale, (uint8_t)(codes >> 8 * j), type); }
-    if (mine.saturated > 0) { atomicAdd(&all->saturated, mine.saturated); }
-    if (mine.vanished > 0) { atomicAdd(&all->vanished, mine.vanished); }
-}
-
-__device__ __forceinline__ void count8(Fp8Counts *all, const Floats8 &x, float scale, uint2 codes,
-                                       Fp8Type type) {
-    count4(all, x.v, scale, codes.x, type);
-    count4(all, x.v + 4, scale, codes.y, type);
-}
-
 // The scale that follows from the measured amax, unless the slot has a history, whose scale then
 // stays. One thread of the launch announces it to the products.
-__device__ __forceinline__ float measured_scale(const Fp8Tensor &q, bool announces) {
+__device__ __forceinline__ float measured_scale(const Tensor &q, bool announces) {
     bool known = q.slot != nullptr && q.slot->count > 0;
     float amax = q.live->amax;
     float scale = known ? q.slot->scale : fp8_scale(amax, q.target, 1.0f);
@@ -239,17 +223,17 @@ __device__ __forceinline__ void write_tiles(uint8_t *out, const uint32_t (&tiles
     }
 }
 
-template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
+template <typename SOURCE, Fp8Type TYPE, bool SUMS>
 __global__ void __launch_bounds__(TILE_THREADS)
-    quantize_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
+    quantize_kernel(SOURCE source, Tensor out, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS };
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][TILE_WORDS];
     int first_row = blockIdx.y * TILE_ROWS, first_column = blockIdx.x * TILE_COLUMNS;
     int row = first_row + threadIdx.x / COLUMN_GROUPS * THREAD_ROWS;
     int column = first_column + threadIdx.x % COLUMN_GROUPS * VEC;
     bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0;
-    bool measured = SOURCE::WAITS && q.mode == SCALE_MEASURED;
-    float scale = measured ? measured_scale(q, first) : q.live->scale, range = 0.0f;
+    bool measured = SOURCE::WAITS && out.mode == SCALE_MEASURED;
+    float scale = measured ? measured_scale(out, first) : out.live->scale, range = 0.0f;
     uint2 codes[OUTPUTS][THREAD_ROWS] = {};
     Floats8 sum = {};
     source.begin(row, column / VEC);
@@ -266,7 +250,6 @@ __global__ void __launch_bounds__(TILE_THREADS)
             for (int k = 0; k < OUTPUTS; k++) {
                 range = range8(range, values[k]);
                 codes[k][i] = encode8<TYPE>(values[k], scale);
-                if (COUNTS) { count8(q.counts, values[k], scale, codes[k][i], TYPE); }
                 if (out.fp8 != nullptr) {
                     *reinterpret_cast<uint2 *>(out.fp8 + at + k * N) = codes[k][i];
                 }
@@ -274,7 +257,6 @@ __global__ void __launch_bounds__(TILE_THREADS)
             for (int j = 0; j < VEC && SUMS; j++) { sum.v[j] += values[0].v[j]; }
         }
     }
-    if (COUNTS && first) { q.counts->elements += (int64_t)M * N * OUTPUTS; }
     if (SUMS) {
         __shared__ __align__(16) float sums[TILE_THREADS / WARP * TILE_COLUMNS];
         put_sums<TILE_COLUMNS>(sums, sum);
@@ -294,7 +276,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
         write_tiles<TILE_ROWS, TILE_COLUMNS, TILE_THREADS>(out.fp8_t, tiles, first_row,
                                                            first_column, M, N);
     }
-    if (!measured && q.record) { block_amax(&q.slot->amax, range); }
+    if (!measured && out.record) { block_amax(&out.slot->amax, range); }
 }
 
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
@@ -359,9 +341,9 @@ __device__ __forceinline__ uint32_t largest_row(const TileRanges &tile) {
     return __reduce_max_sync(~0u, max(range & 0xffff, range >> 16));
 }
 
-template <typename SOURCE, Fp8Type TYPE, bool SUMS, bool COUNTS>
-__global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNTS ? 3 : 2)
-    quantize_blocks_kernel(SOURCE source, Operand out, Fp8Tensor q, float *partials, int M, int N) {
+template <typename SOURCE, Fp8Type TYPE, bool SUMS>
+__global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
+    quantize_blocks_kernel(SOURCE source, Tensor out, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
     // rows that are fetched together, of what fits the registers
     enum { AT_ONCE = sizeof(typename SOURCE::Raw) > sizeof(uint4) ? 2 : THREAD_ROWS };
@@ -418,7 +400,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNT
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileRanges &mine = ranges[output];
-        const bool square = q.scales == SCALES_SQUARE, turned = part % 2;
+        const bool square = out.blocks == SCALES_SQUARE, turned = part % 2;
         const int rows = turned ? width : M, columns = turned ? M : width; // of the form
         const int in_row = turned ? first_row : output * N + first_column;
         const int in_column = (turned ? output * N + first_column : first_row) + c;
@@ -433,11 +415,11 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNT
                 range = max(range, (uint32_t)mine.columns[i][c]);
             }
         }
-        float scale = fp8_block_scale(low_bf16(range), q.target, q.power_of_two);
+        float scale = fp8_block_scale(low_bf16(range), out.target, out.power_of_two);
         float *to = turned ? out.scales_t : out.scales;
         (turned ? mine.column_scales : mine.row_scales)[c] = scale;
         if (to != nullptr && in_column < end && (c == 0 || !square)) {
-            to[fp8_scale_index(q.scales, rows, columns, in_column, in_row)] = 1.0f / scale;
+            to[fp8_scale_index(out.blocks, rows, columns, in_column, in_row)] = 1.0f / scale;
         }
     } else if (SUMS && part == 2 * OUTPUTS && first_column + c < N) {
         partials[(int64_t)tile_row * N + first_column + c] = take_sum<SQUARE_THREADS, FP8_BLOCK>(
@@ -478,11 +460,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 && !COUNT
         for (int i = 0; i < THREAD_ROWS; i++, place += width) {
             uint2 both = make_uint2(codes[0][i], codes[1][i]);
             *reinterpret_cast<uint2 *>(out.fp8 + place) = both;
-            if (COUNTS) { count8(q.counts, unpack8(values[k][i]), row_scales[i], both, TYPE); }
         }
-    }
-    if (COUNTS && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-        q.counts->elements += (int64_t)M * N * OUTPUTS;
     }
     if (out.fp8_t == nullptr) { return; }
     __syncthreads();
@@ -495,31 +473,29 @@ static inline dim3 tile_grid(int M, int N) {
 }
 
 template <Fp8Type TYPE, bool SUMS, typename SOURCE>
-static void quantize_to(const SOURCE &source, const Operand &out, const Fp8Tensor &q,
-                        float *partials, int M, int N, cudaStream_t stream) {
-    auto kernel = q.counts != NULL ? quantize_kernel<SOURCE, TYPE, SUMS, true>
-                                   : quantize_kernel<SOURCE, TYPE, SUMS, false>;
+static void quantize_to(const SOURCE &source, const Tensor &out, float *partials, int M, int N,
+                        cudaStream_t stream) {
+    auto kernel = quantize_kernel<SOURCE, TYPE, SUMS>;
     dim3 grid = tile_grid(M, N);
     int threads = TILE_THREADS;
-    if (q.mode == SCALE_BLOCKS) {
-        kernel = q.counts != NULL ? quantize_blocks_kernel<SOURCE, TYPE, SUMS, true>
-                                  : quantize_blocks_kernel<SOURCE, TYPE, SUMS, false>;
+    if (out.mode == SCALE_BLOCKS) {
+        kernel = quantize_blocks_kernel<SOURCE, TYPE, SUMS>;
         grid = dim3(divide_up(N, FP8_BLOCK), divide_up(M, FP8_BLOCK));
         threads = SQUARE_THREADS;
     }
-    launch(kernel, grid, threads, stream, source, out, q, partials, M, N);
+    launch(kernel, grid, threads, stream, source, out, partials, M, N);
 }
 
 // The source's values, M x N an output, to the FP8 forms; SUMS: with column sums, of which each
 // tile of rows leaves partial sums.
 template <bool SUMS, typename SOURCE>
-static void quantize(const char *name, const SOURCE &source, const Operand &out, const Fp8Tensor &q,
-                     Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
+static void quantize(const char *name, const SOURCE &source, const Tensor &out, Gradient sums,
+                     Scratch scratch, int M, int N, cudaStream_t stream) {
     if (SUMS) { check_scratch(name, scratch, (int64_t)divide_up(M, TILE_ROWS) * N); }
-    if (q.type == FP8_E4M3) {
-        quantize_to<FP8_E4M3, SUMS>(source, out, q, scratch.data, M, N, stream);
+    if (out.type == FP8_E4M3) {
+        quantize_to<FP8_E4M3, SUMS>(source, out, scratch.data, M, N, stream);
     } else if constexpr (SOURCE::GRADIENT) {
-        quantize_to<FP8_E5M2, SUMS>(source, out, q, scratch.data, M, N, stream);
+        quantize_to<FP8_E5M2, SUMS>(source, out, scratch.data, M, N, stream);
     } else {
         die("%s: forward operands are E4M3", name);
     }
@@ -605,22 +581,22 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
 // The source's values, M x N an output, to the operand: fused, to the FP8 forms alone; or else to
 // BF16 and from that to the FP8 forms. SUMS: with column sums.
 template <bool SUMS, typename SOURCE>
-static void produce(const char *name, const SOURCE &source, const Operand &out, const Fp8Tensor &q,
-                    Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
+static void produce(const char *name, const SOURCE &source, Tensor out, Gradient sums,
+                    Scratch scratch, int M, int N, cudaStream_t stream) {
     int count = (int)((int64_t)M * N / VEC);
-    check_operand(name, out, q, M, (int64_t)SOURCE::OUTPUTS * N);
+    check_tensor(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
     // two outputs side by side share blocks where one ends within a block
-    bool shared_blocks = q.mode == SCALE_BLOCKS && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
-    if (q.fused && !shared_blocks) {
-        quantize<SUMS>(name, source, out, q, sums, scratch, M, N, stream);
+    bool shared_blocks = out.mode == SCALE_BLOCKS && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
+    if (out.fused && !shared_blocks) {
+        quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);
         return;
     }
     if constexpr (SUMS) {
-        sum_columns<true>(name, source, out.bf16, measured_amax(q), sums, scratch, M, N, stream);
+        sum_columns<true>(name, source, out.bf16, measured_amax(out), sums, scratch, M, N, stream);
     } else {
         launch(write_bf16_kernel<SOURCE>, divide_up(count, 256), 256, stream, source, out.bf16,
-               measured_amax(q), count);
+               measured_amax(out), count);
     }
-    gpu_quantize(out, q, {}, {}, M, SOURCE::OUTPUTS * N, stream);
+    gpu_quantize(out, {}, {}, M, SOURCE::OUTPUTS * N, stream);
 }

@@ -284,19 +284,19 @@ struct RopeBackwardSource : Place {
     }
 };
 
-void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_t stream) {
+void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
     const char *name = "rope backward";
     const Rotary &r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     bool norm = r.query_weight != NULL;
     check_rope(name, r, {d_qkv.bf16, norm ? b.qkv : d_qkv.bf16});
     bool codes = d_qkv.fp8 != NULL || d_qkv.fp8_t != NULL, sums = b.column_sums.data != NULL;
-    if (codes) { check_operand(name, d_qkv, q, M, N); }
-    if (q.fused && halves_are_vectors(r.D) && !norm) {
+    if (codes) { check_tensor(name, &d_qkv, M, N); }
+    if (d_qkv.fused && halves_are_vectors(r.D) && !norm) {
         RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, r.table, r.T, (r.H + r.G) * r.D / VEC,
                                      r.D / VEC};
         auto run = sums ? quantize<true, RopeBackwardSource> : quantize<false, RopeBackwardSource>;
-        run(name, source, d_qkv, q, b.column_sums, b.scratch, M, N, stream);
+        run(name, source, d_qkv, b.column_sums, b.scratch, M, N, stream);
         return;
     }
     if (norm) {
@@ -304,6 +304,6 @@ void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_
     } else {
         rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, stream);
     }
-    if (codes) { gpu_measure(q, d_qkv.bf16, (int64_t)M * N, stream); }
-    if (codes || sums) { gpu_quantize(d_qkv, q, b.column_sums, b.scratch, M, N, stream); }
+    if (codes) { gpu_measure(d_qkv, (int64_t)M * N, stream); }
+    if (codes || sums) { gpu_quantize(d_qkv, b.column_sums, b.scratch, M, N, stream); }
 }

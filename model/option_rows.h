@@ -139,8 +139,8 @@ FLAG("fp8-required", fp8_required, "false",
     "refuse to run where FP8 is requested and the device has none, instead of using BF16",
     PRECISION, NEEDS("fp8-format"))
 LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX,
-    "steps between counts, in metrics.jsonl, of each tensor's values that saturated or vanished "
-    "(underflowed); 0: none", NOTHING, NEEDS("fp8-format"))
+    "steps between counts, in metrics.jsonl, of each tensor's FP8 codes that are the largest "
+    "(saturation), zero (underflow) or subnormal; 0: none", NOTHING, NEEDS("fp8-format"))
 
 #undef GROUP
 #define GROUP "Evaluation and sampling"

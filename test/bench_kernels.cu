@@ -69,18 +69,21 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
     slot.put(&s);
     mean.put(ones.data());
     rstd.put(ones.data());
-    Fp8Tensor q = {FP8_E4M3, SCALE_GIVEN, true, true, 448.0f, live.data, slot.data, NULL};
     FloatBuffer scales(2 * wide / 32);
-    Operand forms = {out.data, codes.data, codes.data + 2 * wide, scales.data,
-                     scales.data + wide / 32};
-    if (blocks) {
-        q = {FP8_E4M3, SCALE_BLOCKS, true, false, 448.0f, NULL, NULL, NULL};
-        q.scales = SCALES_VECTOR;
-        q.power_of_two = true;
+    Tensor out_tensor = tensor_bf16(out.data);
+    if (fp8) {
+        out_tensor = with_forms(given_tensor(FP8_E4M3, live.data, slot.data), out.data, codes.data,
+                                codes.data + 2 * wide);
     }
-    if (!fp8) {
-        q = {};
-        forms.fp8 = forms.fp8_t = NULL;
+    if (blocks) {
+        out_tensor.mode = SCALE_BLOCKS;
+        out_tensor.record = false;
+        out_tensor.live = NULL;
+        out_tensor.slot = NULL;
+        out_tensor.scales = scales.data;
+        out_tensor.scales_t = scales.data + wide / 32;
+        out_tensor.blocks = SCALES_VECTOR;
+        out_tensor.power_of_two = true;
     }
     Gradient column_sums = {sums.data, TYPE_F32, false};
     const Bf16 *bias = fp8 ? b.device.data : NULL; // where GELU adds it (train/gpu/network.h)
@@ -105,35 +108,35 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
     };
     const std::string norm = fp8 ? "norm" : gpt2 ? "layernorm" : "rmsnorm";
     bench(named(norm + " forward"), shape, bytes(2.0 * n),
-          [&] { gpu_norm_forward(forms, q, forward, gpu.stream); });
+          [&] { gpu_norm_forward(out_tensor, forward, gpu.stream); });
     bench(named(norm + " backward"), shape, bytes((fp8 ? 5.0 : 4.0) * n),
-          [&] { gpu_norm_backward(forms, q, backward, gpu.stream); });
+          [&] { gpu_norm_backward(out_tensor, backward, gpu.stream); });
     if (fp8) {
-        Operand cast = forms;
+        Tensor cast = out_tensor;
         cast.bf16 = x.device.data;
         bench(named("cast"), shape, bytes(2.0 * n),
-              [&] { gpu_quantize(cast, q, {}, {}, M, C, gpu.stream); });
+              [&] { gpu_quantize(cast, {}, {}, M, C, gpu.stream); });
         bench(named("cast and sums"), shape, bytes(2.0 * n),
-              [&] { gpu_quantize(cast, q, column_sums, scratch.scratch(), M, C, gpu.stream); });
+              [&] { gpu_quantize(cast, column_sums, scratch.scratch(), M, C, gpu.stream); });
     }
     shape = text("%d x %d", M, F);
     if (!gpt2) {
         bench(named("swiglu forward"), shape, bytes(3.0 * wide),
-              [&] { gpu_swiglu_forward(forms, q, pre.device.data, M, F, gpu.stream); });
+              [&] { gpu_swiglu_forward(out_tensor, pre.device.data, M, F, gpu.stream); });
         bench(named("swiglu backward"), shape, bytes(5.0 * wide), [&] {
-            gpu_swiglu_backward(forms, q, dact.device.data, pre.device.data, M, F, gpu.stream);
+            gpu_swiglu_backward(out_tensor, dact.device.data, pre.device.data, M, F, gpu.stream);
         });
         return;
     }
     bench(named("gelu forward"), shape, bytes(2.0 * wide),
-          [&] { gpu_gelu_forward(forms, q, pre.device.data, bias, M, F, gpu.stream); });
+          [&] { gpu_gelu_forward(out_tensor, pre.device.data, bias, M, F, gpu.stream); });
     bench(named("gelu backward"), shape, bytes(3.0 * wide), [&] {
-        gpu_gelu_backward(forms, q, column_sums, dact.device.data, pre.device.data, bias,
+        gpu_gelu_backward(out_tensor, column_sums, dact.device.data, pre.device.data, bias,
                           scratch.scratch(), M, F, gpu.stream);
     });
     if (!fp8) {
         bench("column sums", shape, bytes(1.0 * wide), [&] {
-            gpu_quantize({dact.device.data, NULL, NULL}, {}, column_sums, scratch.scratch(), M, F,
+            gpu_quantize(tensor_bf16(dact.device.data), column_sums, scratch.scratch(), M, F,
                          gpu.stream);
         });
     }
@@ -148,12 +151,12 @@ static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8) 
     InputBuffer input(1e-3, 0);
     Buffer<Fp8Live> live(1);
     Buffer<Fp8Slot> slot(1);
-    Buffer<Fp8Tensor> tensors(1);
+    Buffer<Tensor> tensors(1);
     Buffer<AdamWSegment> segments(1);
     Fp8Live l = {1, 1, 0, 0};
     Fp8Slot s = {1, 1, 0, 1};
     StepState step = {.gradient_scale = 1.0f, .updates = 1};
-    Fp8Tensor tensor = {FP8_E4M3, SCALE_GIVEN, false, true, 448.0f, live.data, slot.data, NULL};
+    Tensor tensor = given_tensor(FP8_E4M3, live.data, slot.data);
     AdamWSegment segment = {.n = n, .bf16 = weights.data, .weight_decay = 0.1f};
     if (fp8) {
         segment.bf16 = NULL;
@@ -191,8 +194,8 @@ static void bench_loss(int M, int V, int P) {
                  {"cross-entropy, capped", {1e-6f, 1e-4f, 30}}};
     for (const auto &kind : kinds) {
         bench(kind.name, text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
-            gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data,
-                              M, V, P, kind.terms, gpu.stream);
+            gpu_cross_entropy(losses.data, tensor_bf16(logits.device.data), {}, targets.data, M, V,
+                              P, kind.terms, gpu.stream);
         });
     }
 }
@@ -220,11 +223,10 @@ static void bench_rope(int B, int T, int H, int G, int D) {
     bench("rope and QK norm", shape, bytes(2.0 * n),
           [&] { gpu_rope_forward(out.data, x.device.data, norm, gpu.stream); });
     bench("rope backward", shape, bytes(2.0 * turned), [&] {
-        gpu_rope_backward({out.data, NULL, NULL}, {}, {plain, NULL, {}, {}, {}, {}}, gpu.stream);
+        gpu_rope_backward(tensor_bf16(out.data), {plain, NULL, {}, {}, {}, {}}, gpu.stream);
     });
-    bench("rope and QK norm backward", shape, bytes(3.0 * turned), [&] {
-        gpu_rope_backward({out.data, NULL, NULL}, {}, back, gpu.stream);
-    });
+    bench("rope and QK norm backward", shape, bytes(3.0 * turned),
+          [&] { gpu_rope_backward(tensor_bf16(out.data), back, gpu.stream); });
 }
 
 static void bench_optimizer(int64_t n) {
@@ -404,14 +406,14 @@ static void bench_gelu_products(int M, int F, int C) {
     Fp8Slot s = {1, 1, 0, 1};
     live.put(&l);
     slot.put(&s);
-    Operand out = {NULL, codes.data, codes.data + wide, NULL, NULL};
     Gradient column_sums = {sums.data, TYPE_F32, false};
     bool has = gpu_has_gelu_products(&gpu);
     double floor = 2.0 * M * F * C / (2 * FLOPS_PER_S) + bytes(2.0 * wide);
     for (int fast = 0; fast < 2; fast++) {
         for (int backward = 0; backward < 2; backward++) {
             Fp8Type type = backward ? FP8_E5M2 : FP8_E4M3;
-            Fp8Tensor q = {type, SCALE_GIVEN, true, true, 448.0f, live.data, slot.data, NULL};
+            Tensor t = with_forms(given_tensor(type, live.data, slot.data), NULL, codes.data,
+                                  codes.data + wide);
             Gemm g = gemm_plain(M, F, C, NULL, NULL, product.data);
             g.a = backward ? dy.data : a.data;
             g.b = b.data;
@@ -432,19 +434,18 @@ static void bench_gelu_products(int M, int F, int C) {
                 bench(named("gelu: product, pass"), shape, floor, [&] {
                     gemm(&gpu, g);
                     if (backward) {
-                        gpu_gelu_backward(out, q, column_sums, product.data, x.device.data,
+                        gpu_gelu_backward(t, column_sums, product.data, x.device.data,
                                           bias.device.data, scratch.scratch(), M, F, gpu.stream);
                     } else {
-                        gpu_gelu_forward(out, q, product.data, bias.device.data, M, F, gpu.stream);
+                        gpu_gelu_forward(t, product.data, bias.device.data, M, F, gpu.stream);
                     }
                 });
                 if (!has) { continue; }
                 bench(named("gelu: in one"), shape, floor, [&] {
                     if (backward) {
-                        gpu_product_gelu_backward(&gpu, fused, out, q, column_sums,
-                                                  scratch.scratch());
+                        gpu_product_gelu_backward(&gpu, fused, t, column_sums, scratch.scratch());
                     } else {
-                        gpu_product_gelu(&gpu, fused, out, q);
+                        gpu_product_gelu(&gpu, fused, t);
                     }
                 });
             }

@@ -22,13 +22,12 @@ struct Quantised {
     Buffer<uint8_t> fp8, fp8_t;
     Buffer<Fp8Live> live;
     Buffer<Fp8Slot> slot;
-    Buffer<Fp8Counts> counts;
     FloatBuffer scales, scales_t; // of blocks
     float scale;
 
     Quantised(int m, int n, Fp8Type t, float given_scale)
         : M(m), N(n), type(t), bf16((size_t)m * n), fp8((size_t)m * n), fp8_t((size_t)m * n),
-          live(1), slot(1), counts(1), scales(fp8_scale_count(SCALES_VECTOR, m, n)),
+          live(1), slot(1), scales(fp8_scale_count(SCALES_VECTOR, m, n)),
           scales_t(fp8_scale_count(SCALES_VECTOR, n, m)), scale(given_scale) {
         reset(0.0f, 1);
     }
@@ -36,27 +35,32 @@ struct Quantised {
     void reset(float measured, int count) {
         Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
         Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
-        Fp8Counts nothing = {0, 0, 0};
         live.put(&l);
         slot.put(&s);
-        counts.put(&nothing);
         bf16.poison();
         fp8.poison();
         fp8_t.poison();
         scales.poison();
         scales_t.poison();
     }
-    Operand operand() const {
-        return {bf16.data, fp8.data, fp8_t.data, scales.data, scales_t.data};
+    // All its forms.
+    Tensor tensor(ScaleMode mode, bool fused) const {
+        Tensor t = with_forms(given_tensor(type, live.data, slot.data), bf16.data, fp8.data,
+                              fp8_t.data);
+        t.mode = mode;
+        t.fused = fused;
+        return t;
     }
-    Fp8Tensor tensor(ScaleMode mode, bool fused) const {
-        return {type, mode, fused, true, fp8_max(type), live.data, slot.data, counts.data};
-    }
-    Fp8Tensor blocks(Fp8Scales kind, bool fused) const {
-        Fp8Tensor tensor = {type, SCALE_BLOCKS, fused, false, fp8_max(type), NULL, NULL, NULL};
-        tensor.scales = kind;
-        tensor.power_of_two = true;
-        return tensor;
+    Tensor blocks(Fp8Scales kind, bool fused) const {
+        Tensor t = tensor(SCALE_BLOCKS, fused);
+        t.scales = scales.data;
+        t.scales_t = scales_t.data;
+        t.record = false;
+        t.live = NULL;
+        t.slot = NULL;
+        t.blocks = kind;
+        t.power_of_two = true;
+        return t;
     }
 };
 
@@ -89,7 +93,7 @@ static inline void check_transpose(const Quantised &q) {
     CHECK(columns == turned);
 }
 
-// A tensor quantised by a given scale, its amax in the slot, and what was lost. exact: the values
+// A tensor quantised by a given scale, and its amax in the slot. exact: the values
 // are known to the last bit, so the codes must be exact too, and the amax.
 static inline void check_given(const Quantised &q, const Floats &expected, bool exact) {
     int differ = check_codes(q.fp8.get(), expected, q.scale, q.type, exact ? 0 : 1);
@@ -97,12 +101,6 @@ static inline void check_given(const Quantised &q, const Floats &expected, bool 
     check_transpose(q);
     float amax = tensor_amax(expected.data(), (int64_t)expected.size());
     CHECK_CLOSE(q.slot.get()[0].amax, amax, exact ? 0.0 : 1e-4 * amax);
-    Fp8Counts counts = q.counts.get()[0], right = {0, 0, 0};
-    count_fp8(&right, expected.data(), (int64_t)expected.size(), q.scale, q.type);
-    double near = exact ? 0.0 : 0.02; // values that are not exact may be on the other side
-    CHECK_EQUAL(counts.elements, right.elements);
-    CHECK_CLOSE((double)counts.saturated, (double)right.saturated, near * expected.size());
-    CHECK_CLOSE((double)counts.vanished, (double)right.vanished, near * expected.size());
 }
 
 // A tensor quantised by its measured amax.
@@ -181,54 +179,53 @@ template <typename Launch>
 static void check_producer(Fused fused, int M, int N, Fp8Type type, float scale,
                            const Floats *input, const Floats &expected, Launch produce) {
     Quantised q(M, N, type, scale);
-    Operand all = q.operand();
     Floats before = input != NULL ? *input : Floats(expected.size(), bf16_decode(0xffff));
-    auto launch = [&](Operand out, Fp8Tensor tensor) {
+    auto launch = [&](Tensor out) {
         put_floats(q.bf16, before);
-        produce(out, tensor);
+        produce(out);
     };
-    launch({all.bf16, NULL, NULL}, Fp8Tensor{});
+    launch(tensor_bf16(q.bf16.data));
     Floats result = get_floats(q.bf16);
     CHECK_BF16(result, expected, 1.05);
     CHECK(Codes(q.fp8.count, 0xff) == q.fp8.get());
     if (!has_fp8() || M % 16 != 0 || N % 16 != 0) { return; }
 
     q.reset(0.0f, 1);
-    launch(all, q.tensor(SCALE_GIVEN, true));
+    launch(q.tensor(SCALE_GIVEN, true));
     const Floats &left = fused == FUSED_ROUNDED ? result : before;
     CHECK(same_bits(get_floats(q.bf16), left));
     check_given(q, fused == FUSED_ROUNDED ? result : expected, fused == FUSED_ROUNDED);
     float amax = q.slot.get()[0].amax;
     Codes rows = q.fp8.get(), columns = q.fp8_t.get(), untouched(rows.size(), 0xff);
-    for (int forms = 1; forms < 4; forms++) { // without counts, and one form alone
+    for (int forms = 1; forms < 4; forms++) { // one form alone, and both
         q.reset(0.0f, 1);
-        Fp8Tensor uncounted = q.tensor(SCALE_GIVEN, true);
-        uncounted.counts = NULL;
-        launch({all.bf16, forms & 1 ? all.fp8 : NULL, forms & 2 ? all.fp8_t : NULL}, uncounted);
+        Tensor some = q.tensor(SCALE_GIVEN, true);
+        if (!(forms & 1)) { some.fp8 = NULL; }
+        if (!(forms & 2)) { some.fp8_t = NULL; }
+        launch(some);
         CHECK(q.fp8.get() == (forms & 1 ? rows : untouched));
         CHECK(q.fp8_t.get() == (forms & 2 ? columns : untouched));
         CHECK(same_bits(get_floats(q.bf16), left));
         CHECK_CLOSE(q.slot.get()[0].amax, amax, 0.0);
-        CHECK_EQUAL(q.counts.get()[0].elements, 0);
     }
 
     q.reset(0.0f, 1);
-    launch(all, q.tensor(SCALE_GIVEN, false));
+    launch(q.tensor(SCALE_GIVEN, false));
     CHECK(same_bits(get_floats(q.bf16), result));
     check_given(q, result, true);
 
     q.reset(0.0f, 0);
-    launch(all, q.tensor(SCALE_MEASURED, false));
+    launch(q.tensor(SCALE_MEASURED, false));
     CHECK(same_bits(get_floats(q.bf16), result));
     check_measured(q, result);
     q.reset(0.0f, 3); // with a history, whose scale stays
-    launch(all, q.tensor(SCALE_MEASURED, false));
+    launch(q.tensor(SCALE_MEASURED, false));
     CHECK_EQUAL(check_codes(q.fp8.get(), result, scale, type, 0), 0);
 
     for (int form = 0; form < 2; form++) {
         bool alone = form == 1;
         q.reset(0.0f, 0);
-        launch(all, q.blocks(SCALES_VECTOR, alone));
+        launch(q.blocks(SCALES_VECTOR, alone));
         bool writes_bf16 = !alone || fused == FUSED_ROUNDED;
         if (writes_bf16) { CHECK(same_bits(get_floats(q.bf16), result)); }
         check_blocks(q, result, SCALES_VECTOR, writes_bf16);

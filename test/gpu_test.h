@@ -285,3 +285,21 @@ static inline void open_test_gpu(size_t attention_workspace) {
     CUDA_CHECK(cudaMalloc(&gpu.workspace, gpu.workspace_bytes));
     CUDA_CHECK(cudaMalloc(&gpu.attention_workspace, gpu.attention_bytes));
 }
+
+// A tensor whose scale is given, fused, without forms.
+static inline Tensor given_tensor(Fp8Type type, Fp8Live *live, Fp8Slot *slot) {
+    Tensor t = tensor_bf16(NULL);
+    t.type = type;
+    t.fused = t.record = true;
+    t.target = fp8_max(type);
+    t.live = live;
+    t.slot = slot;
+    return t;
+}
+
+static inline Tensor with_forms(Tensor t, Bf16 *bf16, uint8_t *fp8, uint8_t *fp8_t) {
+    t.bf16 = bf16;
+    t.fp8 = fp8;
+    t.fp8_t = fp8_t;
+    return t;
+}

@@ -250,7 +250,7 @@ test_other_tokens_are_refused() {
         --tokenizer o/y_tokenizer.bin
 }
 
-# Of the last step's FP8 gradients, how many in ten thousand saturated or vanished ($1).
+# Of the last step's FP8 gradients, how many codes in ten thousand are the largest or zero ($1).
 lost() {
     grep '"kind":"fp8"' b/metrics.jsonl | tail -n 1 | grep -oE '\.dy":\{[^}]*' |
         awk -F '[:,]' -v kind="\"$1\"" '{
@@ -265,10 +265,10 @@ lost() {
 test_fp8_follows_the_batch() {
     local trainer row format kind first second before after options
     for trainer in "${trainers[@]}"; do
-        for row in 'e4m3 saturated --global-batch-size 64 = --global-batch-size 4' \
-            'e4m3 vanished --global-batch-size 4 = --global-batch-size 256' \
-            'e4m3 saturated --global-batch-size 32 = --seq-length 16' \
-            'hybrid saturated --global-batch-size 256 = --fp8-lm-head'; do
+        for row in 'e4m3 largest --global-batch-size 64 = --global-batch-size 4' \
+            'e4m3 zero --global-batch-size 4 = --global-batch-size 256' \
+            'e4m3 largest --global-batch-size 32 = --seq-length 16' \
+            'hybrid largest --global-batch-size 256 = --fp8-lm-head'; do
             read -r format kind first <<<"${row% = *}"
             read -ra first <<<"$first"
             read -ra second <<<"${row#* = }"

@@ -71,9 +71,9 @@ void __wrap_gemm(Gpu *gpu, Gemm g) {
         const LinearLayer *others[] = {&other->qkv, &other->attention_out, &other->fc1,
                                        &other->fc2};
         for (int i = 0; i < 4; i++) {
-            if (weight != layers[i]->weight.fp8_t) { continue; }
+            if (weight != layers[i]->w.fp8_t) { continue; }
             if (planted == SCALE_OFF && l == 1) { g.alpha *= 4; }
-            if (planted == OTHER_LAYER) { g.b = others[i]->weight.fp8_t; }
+            if (planted == OTHER_LAYER) { g.b = others[i]->w.fp8_t; }
         }
     }
     __real_gemm(gpu, g);
@@ -161,9 +161,9 @@ TEST(products_with_gelu_train_as_two_kernels) {
         Options options = options_of(wide, "--fp8-format hybrid --fp8-lm-head");
         planted = SOUND;
         open_trainer(&t, &options);
-        if (apart) { t.net.gelu_products = false; }
+        for (int l = 0; l < 2 && apart; l++) { t.net.blocks[l].activation.in_fp8_products = false; }
         train(&t, 5);
-        CHECK_EQUAL(t.net.blocks[0].gelu_in_fp8_product, !apart);
+        CHECK_EQUAL(t.net.blocks[0].activation.in_fp8_products, !apart);
         gradients[apart].resize((size_t)t.run.layout.size);
         params_fetch_gradients(&t.params, gradients[apart].data());
         trainer_close(&t);

@@ -63,35 +63,34 @@ struct Problem {
     Gradient column_sums(void) const {
         return {sums.data, TYPE_F32, false};
     }
-    Fp8Tensor tensor(void) const {
-        Fp8Tensor q = out.tensor(SCALE_GIVEN, true);
-        q.counts = NULL;
-        return q;
+    Tensor tensor(void) const {
+        Tensor t = out.tensor(SCALE_GIVEN, true);
+        t.bf16 = NULL;
+        return t;
     }
-    void run(Operand forms, Fp8Tensor q) {
+    void run(Tensor t) {
         Gemm g = gemm_of(x.data);
         g.bias = bias.device.data;
         if (backward) {
             g.d = NULL;
             g.aux = x.data;
-            gpu_product_gelu_backward(&gpu, g, forms, q, column_sums(), scratch.scratch());
+            gpu_product_gelu_backward(&gpu, g, t, column_sums(), scratch.scratch());
         } else {
-            gpu_product_gelu(&gpu, g, forms, q);
+            gpu_product_gelu(&gpu, g, t);
         }
     }
     void run(void) {
-        run({NULL, out.fp8.data, out.fp8_t.data, NULL, NULL}, tensor());
+        run(tensor());
     }
     // The same by cuBLASLt and a pass.
     void run_apart(void) {
         Bf16Buffer product((size_t)M * N);
-        Operand forms = {NULL, out.fp8.data, out.fp8_t.data, NULL, NULL};
         gemm(&gpu, gemm_of(backward ? product.data : x.data));
         if (backward) {
-            gpu_gelu_backward(forms, tensor(), column_sums(), product.data, x.data,
-                              bias.device.data, scratch.scratch(), M, N, gpu.stream);
+            gpu_gelu_backward(tensor(), column_sums(), product.data, x.data, bias.device.data,
+                              scratch.scratch(), M, N, gpu.stream);
         } else {
-            gpu_gelu_forward(forms, tensor(), x.data, bias.device.data, M, N, gpu.stream);
+            gpu_gelu_forward(tensor(), x.data, bias.device.data, M, N, gpu.stream);
         }
     }
     // The product of the rows from `first` on, scaled.
@@ -234,7 +233,7 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     fused.fp8[from + n / 2] ^= 0x40;
     if (!backward) { // the epilogue alone: of what it has written, the pass makes the same
         Quantised q(M, N, type, p.out.scale);
-        gpu_gelu_forward({NULL, q.fp8.data, q.fp8_t.data, NULL, NULL}, q.tensor(SCALE_GIVEN, true),
+        gpu_gelu_forward(with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data),
                          p.x.data, p.bias.device.data, M, N, gpu.stream);
         CHECK(q.fp8.get() == fused.fp8);
         CHECK(q.fp8_t.get() == fused.fp8_t);
@@ -277,11 +276,12 @@ TEST(forms) {
         p.run();
         Results all(p);
         for (int forms = 0; forms < 4; forms++) {
-            Fp8Tensor q = p.tensor();
-            q.record = false;
+            Tensor t = p.tensor();
+            t.record = false;
+            if (!(forms & 1)) { t.fp8 = NULL; }
+            if (!(forms & 2)) { t.fp8_t = NULL; }
             p.reset();
-            p.run({NULL, forms & 1 ? p.out.fp8.data : NULL, forms & 2 ? p.out.fp8_t.data : NULL},
-                  q);
+            p.run(t);
             Results some(p);
             CHECK(some.fp8 == (forms & 1 ? all.fp8 : untouched));
             CHECK(some.fp8_t == (forms & 2 ? all.fp8_t : untouched));
@@ -294,10 +294,9 @@ TEST(forms) {
         g.aux = p.x.data;
         p.reset();
         p.run();
-        Operand out = {NULL, p.out.fp8.data, p.out.fp8_t.data, NULL, NULL};
-        gpu_product_gelu_backward(&gpu, g, out, p.tensor(), {}, p.scratch.scratch());
+        gpu_product_gelu_backward(&gpu, g, p.tensor(), {}, p.scratch.scratch());
         CHECK(same_bits(p.sums.get(), all.sums));
-        gpu_product_gelu_backward(&gpu, g, out, p.tensor(), {p.sums.data, TYPE_F32, true},
+        gpu_product_gelu_backward(&gpu, g, p.tensor(), {p.sums.data, TYPE_F32, true},
                                   p.scratch.scratch());
         for (float &sum : all.sums) { sum *= 2; }
         CHECK(same_bits(p.sums.get(), all.sums));
@@ -338,13 +337,10 @@ TEST(refusals) {
     uint8_t *fp8 = (uint8_t *)8192;
     float *f = (float *)4096;
     Fp8Slot *slot = (Fp8Slot *)4096;
-    Fp8Counts *counts = (Fp8Counts *)4096;
-    Fp8Tensor given = {FP8_E4M3, SCALE_GIVEN, true, true, 448.0f, (Fp8Live *)4096, slot, NULL};
-    Fp8Tensor apart = given, counted = given, e5m2 = given, blocks = given;
-    Operand out = {NULL, fp8, fp8, NULL, NULL};
+    Tensor given = with_forms(given_tensor(FP8_E4M3, (Fp8Live *)4096, slot), NULL, fp8, fp8);
+    Tensor apart = given, e5m2 = given, blocks = given;
     Scratch enough = {f, 1 << 30}, little = {f, 255};
     apart.fused = false;
-    counted.counts = counts;
     e5m2.type = FP8_E5M2;
     blocks.mode = SCALE_BLOCKS;
     Gemm good = gemm_plain(64, 64, 64, NULL, NULL, x);
@@ -377,20 +373,20 @@ TEST(refusals) {
     for (auto &c : cases) {
         Gemm g = good;
         c.change(&g);
-        CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, out, given));
-        CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, out, given, {}, enough));
+        CHECK_DIES(c.says, gpu_product_gelu(&gpu, g, given));
+        CHECK_DIES(c.says, gpu_product_gelu_backward(&gpu, g, given, {}, enough));
     }
-    CHECK_DIES("no BF16 form", gpu_product_gelu(&gpu, good, out, apart));
-    CHECK_DIES("by a given scale", gpu_product_gelu(&gpu, good, {x, fp8, fp8}, apart));
-    CHECK_DIES("not counted", gpu_product_gelu(&gpu, good, out, counted));
-    CHECK_DIES("blocks without scales", gpu_product_gelu(&gpu, good, out, blocks));
-    CHECK_DIES("forward operands are E4M3", gpu_product_gelu(&gpu, good, out, e5m2));
-    CHECK_DIES("operands of types", gpu_product_gelu_backward(&gpu, good, out, e5m2, {}, enough));
-    CHECK_DIES("bytes of scratch", gpu_product_gelu_backward(&gpu, good, out, given, {}, little));
+    CHECK_DIES("no BF16 form", gpu_product_gelu(&gpu, good, apart));
+    CHECK_DIES("its output's scale is given",
+               gpu_product_gelu(&gpu, good, with_forms(apart, x, fp8, fp8)));
+    CHECK_DIES("blocks without scales", gpu_product_gelu(&gpu, good, blocks));
+    CHECK_DIES("forward operands are E4M3", gpu_product_gelu(&gpu, good, e5m2));
+    CHECK_DIES("operands of types", gpu_product_gelu_backward(&gpu, good, e5m2, {}, enough));
+    CHECK_DIES("bytes of scratch", gpu_product_gelu_backward(&gpu, good, given, {}, little));
     Gpu old = gpu;
     old.capability = 80;
     CHECK(!gpu_has_gelu_products(&old));
-    CHECK_DIES("this device has none", gpu_product_gelu(&old, good, out, given));
+    CHECK_DIES("this device has none", gpu_product_gelu(&old, good, given));
 }
 
 SETUP() {

@@ -89,9 +89,7 @@ static void norm_gradients(const NormBackward &plain, const Input &residual, con
     Quantised q(M, C, FP8_E5M2, 60.0f);
     for (int fused = 0; fused < 2; fused++) {
         if (fused && (!has_fp8() || M % 16 != 0 || C % 16 != 0)) { continue; }
-        Fp8Tensor tensor = fused ? q.tensor(SCALE_GIVEN, true) : Fp8Tensor{};
-        Operand out = {q.bf16.data, fused ? q.fp8.data : NULL, fused ? q.fp8_t.data : NULL};
-        tensor.counts = NULL;
+        Tensor out = fused ? q.tensor(SCALE_GIVEN, true) : tensor_bf16(q.bf16.data);
         auto run = [&](int which, Gradient g) {
             NormBackward n = plain;
             n.dweight = {spare.data, TYPE_F32, false};
@@ -99,7 +97,7 @@ static void norm_gradients(const NormBackward &plain, const Input &residual, con
             n.column_sums = {spare3.data, TYPE_F32, false};
             (which == 0 ? n.dweight : which == 1 ? n.dbias : n.column_sums) = g;
             put_floats(q.bf16, residual.host);
-            gpu_norm_backward(out, tensor, n, gpu.stream);
+            gpu_norm_backward(out, n, gpu.stream);
         };
         CHECK_GRADIENT(dw, [&](Gradient g) { run(0, g); });
         if (layernorm) {
@@ -132,11 +130,10 @@ static void norm(int M, int C, bool layernorm, float centre) {
     const Bf16 *bias = layernorm ? b.device.data : NULL;
     cpu_norm_forward(y.data(), means.data(), deviations.data(), x.host.data(), w.host.data(),
                      layernorm ? b.host.data() : NULL, M, C, eps);
-    check_producer(FUSED_UNROUNDED, M, C, FP8_E4M3, 60.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
+    check_producer(FUSED_UNROUNDED, M, C, FP8_E4M3, 60.0f, NULL, y, [&](Tensor out) {
         mean.poison();
         rstd.poison();
-        gpu_norm_forward(out, q,
-                         {mean.data, rstd.data, x.device.data, w.device.data, bias, eps, M, C},
+        gpu_norm_forward(out, {mean.data, rstd.data, x.device.data, w.device.data, bias, eps, M, C},
                          gpu.stream);
         if (layernorm) { CHECK_ERROR(mean.get().data(), means.data(), M, 1e-5); }
         CHECK_ERROR(rstd.get().data(), deviations.data(), M, 1e-5);
@@ -159,16 +156,14 @@ static void norm(int M, int C, bool layernorm, float centre) {
                              .M = M,
                              .C = C};
     Floats result;
-    check_producer(FUSED_ROUNDED, M, C, FP8_E5M2, 60.0f, &residual.host, dx,
-                   [&](Operand out, Fp8Tensor q) {
-                       gpu_norm_backward(out, q, backward, gpu.stream);
-                       if (!result.empty()) { return; }
-                       std::vector<Bf16> codes(n);
-                       CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
-                       CUDA_CHECK(cudaMemcpy(codes.data(), out.bf16, n * sizeof(Bf16),
-                                             cudaMemcpyDeviceToHost));
-                       for (Bf16 code : codes) { result.push_back(bf16_decode(code)); }
-                   });
+    check_producer(FUSED_ROUNDED, M, C, FP8_E5M2, 60.0f, &residual.host, dx, [&](Tensor out) {
+        gpu_norm_backward(out, backward, gpu.stream);
+        if (!result.empty()) { return; }
+        std::vector<Bf16> codes(n);
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        CUDA_CHECK(cudaMemcpy(codes.data(), out.bf16, n * sizeof(Bf16), cudaMemcpyDeviceToHost));
+        for (Bf16 code : codes) { result.push_back(bf16_decode(code)); }
+    });
     bias_backward(sums.data(), result.data(), M, C); // of what was written, rounding included
     norm_gradients(backward, residual, dw, db, sums);
 }
@@ -243,9 +238,8 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     }
     Fused fused = D % 16 == 0 && !norm ? FUSED_UNROUNDED : FUSED_ROUNDED;
     for (int type = 0; type < 2; type++) {
-        check_producer(
-            fused, M, N, (Fp8Type)type, 100.0f, &d.host, backward,
-            [&](Operand to, Fp8Tensor q) { gpu_rope_backward(to, q, plain, gpu.stream); });
+        check_producer(fused, M, N, (Fp8Type)type, 100.0f, &d.host, backward,
+                       [&](Tensor to) { gpu_rope_backward(to, plain, gpu.stream); });
     }
     if (N % 8 != 0) { return; }
     Quantised result(M, N, FP8_E5M2, 100.0f);
@@ -253,7 +247,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     auto run = [&](Gradient &which, Gradient g) {
         which = g;
         put_floats(result.bf16, d.host);
-        gpu_rope_backward({result.bf16.data, NULL, NULL}, {}, b, gpu.stream);
+        gpu_rope_backward(tensor_bf16(result.bf16.data), b, gpu.stream);
     };
     if (norm) {
         CHECK_GRADIENT(dquery, [&](Gradient g) { run(b.dquery_weight, g); });
@@ -267,7 +261,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     if (!has_fp8() || M % 16 != 0 || N % 16 != 0) { return; }
     b.column_sums = {ignored3.data, TYPE_F32, false};
     put_floats(result.bf16, d.host);
-    gpu_rope_backward(result.operand(), result.tensor(SCALE_GIVEN, true), b, gpu.stream);
+    gpu_rope_backward(result.tensor(SCALE_GIVEN, true), b, gpu.stream);
     CHECK_ERROR(ignored3.get().data(), sums.data(), N, 4e-3); // fused: of the unrounded values
     check_given(result, fused == FUSED_ROUNDED ? get_floats(result.bf16) : backward,
                 fused == FUSED_ROUNDED);
@@ -301,10 +295,10 @@ TEST(normalised_ropes) {
     CHECK_DIES("not 16-byte aligned",
                gpu_rope_forward(x, x, {f, x, odd, 0, 1, 8, 1, 1, 64}, gpu.stream));
     RotaryBackward b = {{f, x, x, 0, 1, 64, 1, 1, 64}, NULL, {}, {}, {}, {f, 1 << 20}};
-    CHECK_DIES("no BF16 form", gpu_rope_backward({x, NULL, NULL}, {}, b, gpu.stream));
+    CHECK_DIES("no BF16 form", gpu_rope_backward(tensor_bf16(x), b, gpu.stream));
     b.qkv = x;
     b.scratch.bytes = 2 * 8 * 64 * 4 - 4;
-    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward({x, NULL, NULL}, {}, b, gpu.stream));
+    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward(tensor_bf16(x), b, gpu.stream));
 }
 
 static void gelu(int M, int F, Fp8Type type, bool biased) {
@@ -316,30 +310,28 @@ static void gelu(int M, int F, Fp8Type type, bool biased) {
     Floats sum = x.host, y(n), dx(n), sums(F, 0.0f);
     for (size_t i = 0; biased && i < n; i++) { sum[i] += b.host[i % F]; }
     gelu_forward(y.data(), sum.data(), (int64_t)n);
-    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
-        gpu_gelu_forward(out, q, x.device.data, bias, M, F, gpu.stream);
+    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Tensor out) {
+        gpu_gelu_forward(out, x.device.data, bias, M, F, gpu.stream);
     });
     gelu_backward(dx.data(), dout.host.data(), sum.data(), (int64_t)n); // in place of dout
-    auto backward = [&](Operand out, Fp8Tensor q, Gradient g) {
-        gpu_gelu_backward(out, q, g, out.bf16, x.device.data, bias, scratch.scratch(), M, F,
+    auto backward = [&](Tensor out, Gradient g) {
+        gpu_gelu_backward(out, g, out.bf16, x.device.data, bias, scratch.scratch(), M, F,
                           gpu.stream);
     };
-    check_producer(FUSED_UNROUNDED, M, F, type, 50.0f, &dout.host, dx,
-                   [&](Operand out, Fp8Tensor q) {
-                       backward(out, q, {ignored.data, TYPE_F32, false});
-                   });
+    check_producer(FUSED_UNROUNDED, M, F, type, 50.0f, &dout.host, dx, [&](Tensor out) {
+        backward(out, {ignored.data, TYPE_F32, false});
+    });
     Quantised result(M, F, type, 50.0f);
     if (has_fp8() && M % 16 == 0 && F % 16 == 0) { // of the unrounded values
         bias_backward(sums.data(), dx.data(), M, F);
         put_floats(result.bf16, dout.host);
-        backward(result.operand(), result.tensor(SCALE_GIVEN, true),
-                 {ignored.data, TYPE_F32, false});
+        backward(result.tensor(SCALE_GIVEN, true), {ignored.data, TYPE_F32, false});
         CHECK_ERROR(ignored.get().data(), sums.data(), F, 1e-4);
         sums.assign(F, 0.0f);
     }
     auto plain = [&](Gradient g) {
         put_floats(result.bf16, dout.host);
-        backward({result.bf16.data, NULL, NULL}, {}, g);
+        backward(tensor_bf16(result.bf16.data), g);
     };
     plain({ignored.data, TYPE_F32, false});
     bias_backward(sums.data(), get_floats(result.bf16).data(), M, F); // of the rounded values
@@ -351,14 +343,12 @@ static void swiglu(int M, int F, Fp8Type type) {
     Input x(2 * n, 2), dout(n, 1);
     Floats y(n), dx(2 * n);
     swiglu_forward(y.data(), x.host.data(), M, F);
-    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Operand out, Fp8Tensor q) {
-        gpu_swiglu_forward(out, q, x.device.data, M, F, gpu.stream);
-    });
+    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y,
+                   [&](Tensor out) { gpu_swiglu_forward(out, x.device.data, M, F, gpu.stream); });
     swiglu_backward(dx.data(), dout.host.data(), x.host.data(), M, F); // in place of x
-    check_producer(FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x.host, dx,
-                   [&](Operand out, Fp8Tensor q) {
-                       gpu_swiglu_backward(out, q, dout.device.data, out.bf16, M, F, gpu.stream);
-                   });
+    check_producer(FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x.host, dx, [&](Tensor out) {
+        gpu_swiglu_backward(out, dout.device.data, out.bf16, M, F, gpu.stream);
+    });
 }
 
 static void activation(int M, int F, Fp8Type type) {
@@ -413,28 +403,27 @@ static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float s
     Floats expected(M), gradient = logits.host;
     double total = 0, allowed = 2e-6 * fmax(1.0, V / 1e5); // cpu.c sums V exponentials in FP32
     cross_entropy(expected.data(), gradient.data(), host_targets.data(), M, V, P, terms);
-    gpu_cross_entropy(losses.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data, M, V, P,
+    gpu_cross_entropy(losses.data, tensor_bf16(logits.device.data), {}, targets.data, M, V, P,
                       reported, gpu.stream);
     CHECK(same_bits(get_floats(logits.device), logits.host));
     auto right = [&] {
         check_losses(losses.get(), expected, logits.host, host_targets, P, softcap, allowed);
     };
     right();
-    check_producer(FUSED_UNROUNDED, M, P, type, fp8_max(type) / most, &logits.host, gradient,
-                   [&](Operand out, Fp8Tensor q) {
-                       if (q.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
-                           gpu_cross_entropy(losses.data, {out.bf16, NULL, NULL}, {}, {},
-                                             targets.data, M, V, P, terms, gpu.stream);
-                           gpu_measure(q, out.bf16, (int64_t)M * P, gpu.stream);
-                           gpu_quantize(out, q, {}, {}, M, P, gpu.stream);
-                           return;
-                       }
-                       losses.poison();
-                       scratch.poison();
-                       gpu_cross_entropy(losses.data, out, q, rows, targets.data, M, V, P, terms,
-                                         gpu.stream);
-                       right();
-                   });
+    check_producer(
+        FUSED_UNROUNDED, M, P, type, fp8_max(type) / most, &logits.host, gradient, [&](Tensor out) {
+            if (out.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
+                gpu_cross_entropy(losses.data, tensor_bf16(out.bf16), {}, targets.data, M, V, P,
+                                  terms, gpu.stream);
+                gpu_measure(out, (int64_t)M * P, gpu.stream);
+                gpu_quantize(out, {}, {}, M, P, gpu.stream);
+                return;
+            }
+            losses.poison();
+            scratch.poison();
+            gpu_cross_entropy(losses.data, out, rows, targets.data, M, V, P, terms, gpu.stream);
+            right();
+        });
     gpu_sum_losses(sum.data, losses.data, M, false, gpu.stream);
     gpu_sum_losses(sum.data, losses.data, M, true, gpu.stream);
     for (float l : losses.get()) { total += 2.0 * l; }
@@ -486,7 +475,7 @@ TEST(paddings_do_not_matter) {
                 if (i % P >= V) { logits.host[i] = !bad ? 0.0f : i % 2 ? NAN : 1e30f; }
             }
             put_floats(x, logits.host);
-            gpu_cross_entropy(out.data, {x.data, NULL, NULL}, {}, {}, targets.data, M, V, P, t,
+            gpu_cross_entropy(out.data, tensor_bf16(x.data), {}, targets.data, M, V, P, t,
                               gpu.stream);
             results[bad] = get_floats(x);
             losses[bad] = out.get();
@@ -506,8 +495,8 @@ TEST(losses_of_bad_logits_are_not_finite) {
         int host_targets[] = {1, 2, 3};
         targets.put(host_targets);
         FloatBuffer out(3);
-        gpu_cross_entropy(out.data, {logits.device.data, NULL, NULL}, {}, {}, targets.data, 3, 257,
-                          264, {1.0f, 0.0f, 0.0f}, gpu.stream);
+        gpu_cross_entropy(out.data, tensor_bf16(logits.device.data), {}, targets.data, 3, 257, 264,
+                          {1.0f, 0.0f, 0.0f}, gpu.stream);
         Floats l = out.get();
         CHECK(isfinite(l[0]) && !isfinite(l[1]) && isfinite(l[2]));
     }

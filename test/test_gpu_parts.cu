@@ -31,7 +31,7 @@ struct State {
     Bf16Buffer gradients, plain;
     Quantised q[WEIGHTS];
     ScaleMode mode;
-    Buffer<Fp8Tensor> tensors;
+    Buffer<Tensor> tensors;
     Buffer<Fp8Squares> squares; // SCALE_BLOCKS
     FloatBuffer amaxes;
 
@@ -41,15 +41,12 @@ struct State {
           plain(PLAIN), q{Quantised(shapes[0][0], shapes[0][1], FP8_E4M3, 90.0f),
                           Quantised(shapes[1][0], shapes[1][1], FP8_E4M3, 60.0f)},
           mode(how), tensors(WEIGHTS), squares(WEIGHTS), amaxes(WEIGHTS * MOST_SQUARES) {
-        Fp8Tensor rows[WEIGHTS];
+        Tensor rows[WEIGHTS];
         Fp8Squares blocks[WEIGHTS];
         for (int k = 0; k < WEIGHTS; k++) {
             q[k].reset(0.0f, mode == SCALE_GIVEN ? 1 : 0);
             rows[k] = q[k].tensor(mode, false);
-            if (mode == SCALE_BLOCKS) {
-                rows[k] = q[k].blocks(SCALES_SQUARE, false);
-                rows[k].counts = q[k].counts.data;
-            }
+            if (mode == SCALE_BLOCKS) { rows[k] = q[k].blocks(SCALES_SQUARE, false); }
             blocks[k] = {q[k].M, q[k].N, amaxes.data + k * MOST_SQUARES, q[k].scales.data,
                          q[k].scales_t.data};
         }
@@ -132,7 +129,6 @@ static AdamWUpdate update_of(const State &s, const Settings &settings) {
     u.moment_type = s.moments; // BF16 is rounded by chance, which is the element's
     u.tensors = s.tensors.data;
     u.squares = s.squares_if_any();
-    u.counts = true;
     u.muon = true;
     u.input = settings.input.data;
     u.seed = 7;
@@ -223,7 +219,6 @@ static void compare(const State &parts, const State &whole, const Space &space,
         CHECK(same(parts.q[k].fp8_t.get(), whole.q[k].fp8_t.get()));
         CHECK(same(parts.q[k].live.get(), whole.q[k].live.get()));
         CHECK(same(parts.q[k].slot.get(), whole.q[k].slot.get()));
-        CHECK(same(parts.q[k].counts.get(), whole.q[k].counts.get()));
         CHECK(same(parts.q[k].scales.get(), whole.q[k].scales.get()));
         CHECK(same(parts.q[k].scales_t.get(), whole.q[k].scales_t.get()));
     }
@@ -335,7 +330,6 @@ TEST(skipped_step_changes_nothing) {
             CHECK(same(after.q[k].fp8.get(), before.q[k].fp8.get()));
             CHECK(same(after.q[k].live.get(), before.q[k].live.get()));
             CHECK(same(after.q[k].slot.get(), before.q[k].slot.get()));
-            CHECK(same(after.q[k].counts.get(), before.q[k].counts.get()));
         }
     }
 }

@@ -314,27 +314,27 @@ struct Large {
 
 enum { IN_BF16 = 1, IN_BOTH };
 
-// launch(operand, tensor, first row, rows) on all rows, and on parts of them: the same bits, in
-// BF16 and fused to FP8. before: what is found in operand.bf16; NULL: nothing.
+// launch(tensor, first row, rows) on all rows, and on parts of them: the same bits, in
+// BF16 and fused to FP8. before: what is found in tensor.bf16; NULL: nothing.
 template <typename Launch>
 static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf16 *before,
                           Launch launch) {
     for (int fused = 0; fused < forms; fused++) {
-        Fp8Tensor q = {.type = FP8_E4M3, .fused = true, .target = 448, .live = l.live.data};
         int64_t wrong = 0;
-        if (!fused) { q = {}; }
         for (int part = -1; part < PARTS; part++) { // -1: all
             size_t first = part < 0 ? 0 : (size_t)part * PART, rows = part < 0 ? ROWS : PART;
-            Operand to = {part < 0 ? l.out.data : l.part.data, NULL, NULL};
+            Tensor to = tensor_bf16(part < 0 ? l.out.data : l.part.data);
             if (fused) {
-                to.fp8 = part < 0 ? l.fp8.data : l.part_fp8.data;
-                to.fp8_t = part < 0 ? l.fp8_t.data : l.part_fp8_t.data;
+                to = with_forms(given_tensor(FP8_E4M3, l.live.data, NULL), to.bf16,
+                                part < 0 ? l.fp8.data : l.part_fp8.data,
+                                part < 0 ? l.fp8_t.data : l.part_fp8_t.data);
+                to.record = false;
             }
             if (before != NULL) {
                 CUDA_CHECK(cudaMemcpyAsync(to.bf16, before + first * N, rows * N * sizeof(Bf16),
                                            cudaMemcpyDeviceToDevice, gpu.stream));
             }
-            launch(to, q, first, rows);
+            launch(to, first, rows);
             if (part < 0) { continue; }
             size_t bytes = (size_t)N * sizeof(Bf16);
             if (fused) {
@@ -383,7 +383,7 @@ TEST(producers_beyond_2_31) {
     for (int layernorm = 0; layernorm < 2; layernorm++) {
         auto statistics = [&](size_t first) { return layernorm ? mean.data + first : NULL; };
         same_in_parts(layernorm ? "LayerNorm" : "RMSNorm", l, C, IN_BOTH, NULL,
-                      [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      [&](Tensor to, size_t first, size_t rows) {
                           NormForward n = {statistics(first),
                                            rstd.data + first,
                                            l.x.data + first * C,
@@ -392,11 +392,11 @@ TEST(producers_beyond_2_31) {
                                            1e-5f,
                                            (int)rows,
                                            C};
-                          gpu_norm_forward(to, q, n, stream);
+                          gpu_norm_forward(to, n, stream);
                       });
         SumScratch scratch(ROWS, 3 * C);
         same_in_parts(layernorm ? "LayerNorm backward" : "RMSNorm backward", l, C, IN_BOTH,
-                      l.d.data, [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                      l.d.data, [&](Tensor to, size_t first, size_t rows) {
                           float *into = rows == ROWS ? sums.data : part_sums.data;
                           bool add = first > 0;
                           const Bf16 *x = l.x.data + first * C;
@@ -411,74 +411,66 @@ TEST(producers_beyond_2_31) {
                                             scratch.scratch(),
                                             (int)rows,
                                             C};
-                          gpu_norm_backward(to, q, n, stream);
+                          gpu_norm_backward(to, n, stream);
                       });
         if (layernorm) { check_sums("LayerNorm backward", sums, part_sums); }
     }
-    same_in_parts("GELU", l, C, IN_BOTH, NULL,
-                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
-                      gpu_gelu_forward(to, q, l.x.data + first * C, NULL, (int)rows, C, stream);
-                  });
+    same_in_parts("GELU", l, C, IN_BOTH, NULL, [&](Tensor to, size_t first, size_t rows) {
+        gpu_gelu_forward(to, l.x.data + first * C, NULL, (int)rows, C, stream);
+    });
     {
         SumScratch scratch(ROWS, C);
         FloatBuffer whole(C), parts(C);
         same_in_parts(
-            "GELU backward", l, C, IN_BOTH, l.d.data,
-            [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+            "GELU backward", l, C, IN_BOTH, l.d.data, [&](Tensor to, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
-                gpu_gelu_backward(to, q, g, to.bf16, l.x.data + first * C, NULL, scratch.scratch(),
+                gpu_gelu_backward(to, g, to.bf16, l.x.data + first * C, NULL, scratch.scratch(),
                                   (int)rows, C, stream);
             });
         check_sums("GELU backward", whole, parts);
         same_in_parts(
-            "quantize", l, C, IN_BOTH, l.d.data,
-            [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+            "quantize", l, C, IN_BOTH, l.d.data, [&](Tensor to, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
-                q.fused = false;
-                gpu_quantize(to, q, g, scratch.scratch(), (int)rows, C, stream);
+                to.fused = false;
+                gpu_quantize(to, g, scratch.scratch(), (int)rows, C, stream);
             });
         check_sums("quantize", whole, parts);
     }
-    same_in_parts("SwiGLU", l, F, IN_BOTH, NULL,
-                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
-                      gpu_swiglu_forward(to, q, l.x.data + first * C, (int)rows, F, stream);
-                  });
+    same_in_parts("SwiGLU", l, F, IN_BOTH, NULL, [&](Tensor to, size_t first, size_t rows) {
+        gpu_swiglu_forward(to, l.x.data + first * C, (int)rows, F, stream);
+    });
     same_in_parts("SwiGLU backward", l, C, IN_BOTH, l.x.data,
-                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
-                      gpu_swiglu_backward(to, q, l.d.data + first * F, to.bf16, (int)rows, F,
-                                          stream);
+                  [&](Tensor to, size_t first, size_t rows) {
+                      gpu_swiglu_backward(to, l.d.data + first * F, to.bf16, (int)rows, F, stream);
                   });
     Floats angles((size_t)T * D);
     Rope rope = {10000.0};
     rope_table(angles.data(), T, D, &rope);
     FloatBuffer table(angles.size());
     table.put(angles.data());
-    same_in_parts("RoPE backward", l, N, IN_BOTH, l.x.data,
-                  [&](Operand to, Fp8Tensor q, size_t, size_t rows) {
-                      RotaryBackward b = {};
-                      b.rotary = {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D};
-                      gpu_rope_backward(to, q, b, stream);
-                  });
-    same_in_parts("RoPE", l, N, IN_BF16, l.x.data, [&](Operand to, Fp8Tensor, size_t, size_t rows) {
+    same_in_parts("RoPE backward", l, N, IN_BOTH, l.x.data, [&](Tensor to, size_t, size_t rows) {
+        RotaryBackward b = {};
+        b.rotary = {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D};
+        gpu_rope_backward(to, b, stream);
+    });
+    same_in_parts("RoPE", l, N, IN_BF16, l.x.data, [&](Tensor to, size_t, size_t rows) {
         gpu_rope_forward(to.bf16, to.bf16, {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D},
                          stream);
     });
     SumScratch heads_scratch(ROWS, N);
-    same_in_parts("RoPE, normalised", l, N, IN_BF16, l.x.data,
-                  [&](Operand to, Fp8Tensor, size_t, size_t rows) {
-                      gpu_rope_forward(
-                          to.bf16, to.bf16,
-                          {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D},
-                          stream);
-                  });
+    same_in_parts("RoPE, normalised", l, N, IN_BF16, l.x.data, [&](Tensor to, size_t, size_t rows) {
+        gpu_rope_forward(to.bf16, to.bf16,
+                         {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D},
+                         stream);
+    });
     same_in_parts("RoPE backward, normalised", l, N, IN_BOTH, l.x.data,
-                  [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+                  [&](Tensor to, size_t first, size_t rows) {
                       RotaryBackward b = {};
                       b.rotary = {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H,
                                   G,          D};
                       b.qkv = l.d.data + first * N;
                       b.scratch = heads_scratch.scratch();
-                      gpu_rope_backward(to, q, b, stream);
+                      gpu_rope_backward(to, b, stream);
                   });
     Buffer<int> tokens(ROWS), targets(ROWS);
     Ints numbers(ROWS);
@@ -487,21 +479,18 @@ TEST(producers_beyond_2_31) {
     targets.put(numbers.data());
     FloatBuffer losses(ROWS), rows_of(loss_scratch_floats(ROWS)), part_losses(PART);
     same_in_parts(
-        "cross entropy", l, C, IN_BOTH, l.x.data,
-        [&](Operand to, Fp8Tensor q, size_t first, size_t rows) {
+        "cross entropy", l, C, IN_BOTH, l.x.data, [&](Tensor to, size_t first, size_t rows) {
             float *into = rows == ROWS ? losses.data : part_losses.data;
-            q.target = 448;
-            gpu_cross_entropy(into, to, q, {rows_of.data, rows_of.count * 4}, targets.data + first,
+            gpu_cross_entropy(into, to, {rows_of.data, rows_of.count * 4}, targets.data + first,
                               (int)rows, 2000, C, {0.25f, 0, 0}, stream);
             if (rows < ROWS) {
                 CHECK_EQUAL(differences(losses.data + first, 16, into, 16, 16, PART / 4), 0);
             }
         });
-    same_in_parts("embedding", l, C, IN_BF16, NULL,
-                  [&](Operand to, Fp8Tensor, size_t first, size_t rows) {
-                      gpu_embedding_forward(to.bf16, tokens.data + first, l.d.data, l.x.data,
-                                            (int)(rows / T), T, C, stream);
-                  });
+    same_in_parts("embedding", l, C, IN_BF16, NULL, [&](Tensor to, size_t first, size_t rows) {
+        gpu_embedding_forward(to.bf16, tokens.data + first, l.d.data, l.x.data, (int)(rows / T), T,
+                              C, stream);
+    });
     // planted: one bit, far behind
     size_t last = (size_t)PART * COLUMNS;
     CUDA_CHECK(cudaMemcpyAsync(l.part.data, l.out.data + (PARTS - 1) * last, last * sizeof(Bf16),

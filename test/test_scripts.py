@@ -550,12 +550,12 @@ class Terminal(Folder):
 
     def test_frame_tells_what_matters(self):
         run = self.whole_run("a", [3.0, 2.5, 2.0, None, 2.0], valid=2.25)
-        run.fp8[5] = {"tensors": {"blocks.0.qkv.x": {"elements": 100, "saturated": 5,
-                                                     "vanished": 1},
-                                  "head.w": {"elements": 100, "saturated": 0, "vanished": 0}}}
+        run.fp8[5] = {"tensors": {"blocks.0.qkv.x": {"elements": 100, "largest": 5,
+                                                     "zero": 1},
+                                  "head.w": {"elements": 100, "largest": 0, "zero": 0}}}
         shown = monitor.frame([run], 100, 30)
         for part in ("5/10", "2.2500", "100 tok/s", "50.0%", "2.0000 |",
-                     "blocks.0.qkv.x 5% saturated, 1% vanished", "ended at step 5 of 10"):
+                     "blocks.0.qkv.x 5% at the largest code, 1% zero", "ended at step 5 of 10"):
             self.assertIn(part, shown)
         self.assertNotIn("head.w", shown)
         self.assertLess(len(shown.splitlines()), 30)
@@ -594,8 +594,8 @@ def odd_files():
                     "micro-batch-size": "2", "seq-length": "16"}),
            *(step_record(i, 5.0) for i in range(1, 31)),
            {"kind": "eval", "step": 30, "valid_loss": 2.0, "seconds": 1.0},
-           {"kind": "fp8", "step": 30, "tensors": {"x": {"elements": 9, "saturated": 1,
-                                                         "vanished": 1}}},
+           {"kind": "fp8", "step": 30, "tensors": {"x": {"elements": 9, "largest": 1,
+                                                         "zero": 1}}},
            {"kind": "end", "step": 30, "status": 0}]
     run[0].update(fp8_flops_share=0.5, peak_flops=1e15, flops_per_token=1e9, ranks=1,
                   program="llm8.c 0.1.0", tokenizer_vocabulary=257, linear_layers=[layer])

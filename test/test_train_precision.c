@@ -248,7 +248,7 @@ static bool layer_is_untouched(const Trainer *t, Linear linear, int layer) {
 
 // The blocks of an operand count once, although the weight gradient rounds it another way; no slot
 // knows of them.
-TEST(losses_of_blocks_are_counted) {
+TEST(codes_of_blocks_are_counted) {
     static Activations a;
     CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --fp8-lm-head "
@@ -263,8 +263,7 @@ TEST(losses_of_blocks_are_counted) {
     linear_forward(&t, &t.blocks[LAYER].fc1, a.y, a.x, NULL, M, PASS_EVAL);
     const Fp8Counts *c = &t.counts[slot];
     CHECK_EQUAL(c->elements, 2 * M * C);
-    CHECK_EQUAL(c->saturated, 0);
-    CHECK(c->vanished > M && c->vanished < M * (C - 2));
+    CHECK(c->zero > 2 * M && c->zero < M * (C - 1));
     CHECK_EQUAL(t.counts[slot + OPERAND_DY].elements, M * N);
     t.counting = true;
     round_weights(&t);
@@ -272,8 +271,8 @@ TEST(losses_of_blocks_are_counted) {
     CHECK(layer_is_untouched(&t, LINEAR_FC1, LAYER) && layer_is_untouched(&t, LINEAR_HEAD, 0));
 }
 
-// What FP8 loses is counted by a slot's scale, every operand once.
-TEST(losses_of_fp8_are_counted) {
+// Codes are counted by a slot's scale, every operand once.
+TEST(codes_are_counted) {
     static Activations a;
     CLOSED(trainer_close) Trainer t;
     open_trainer(&t, LLAMA "--fp8-format hybrid --fp8-stats-interval 2");
@@ -282,16 +281,18 @@ TEST(losses_of_fp8_are_counted) {
     t.counting = true;
     run_products(&t, &a);
     const Fp8Counts *c = &t.counts[slot];
-    unsigned long long saturated = 0, vanished = 0;
+    unsigned long long largest = 0, zero = 0, subnormal = 0;
     for (int i = 0; i < M * C; i++) {
         float scaled = fabsf(a.x[i]) * 70.0f;
-        saturated += scaled > 448.0f;
-        vanished += a.x[i] != 0 && scaled <= 0x1p-10f; // half the smallest code, which is even
+        largest += scaled >= 432.0f; // between the two largest codes: ties go to even
+        zero += scaled <= 0x1p-10f;  // half the smallest code
+        subnormal += scaled > 0x1p-10f && scaled < 7.5f * 0x1p-9f;
     }
     CHECK_EQUAL(c->elements, M * C);
-    CHECK_EQUAL(c->saturated, saturated);
-    CHECK_EQUAL(c->vanished, vanished);
-    CHECK(saturated > 0);
+    CHECK_EQUAL(c->largest, largest);
+    CHECK_EQUAL(c->zero, zero);
+    CHECK_EQUAL(c->subnormal, subnormal);
+    CHECK(largest > 0);
     CHECK_EQUAL(t.counts[slot + OPERAND_DY].elements, M * N);
     t.counting = false;
     run_products(&t, &a);
@@ -430,7 +431,7 @@ TEST(gradients_may_grow) {
         t.counting = true;
         forward_backward(&t, M);
         for (int i = OPERAND_DY; i < fp8_slot_count(&t.run.config); i += OPERAND_COUNT) {
-            saturated += t.counts[i].saturated;
+            saturated += t.counts[i].largest;
         }
         CHECK_EQUAL(saturated > 0, margin == 0);
     }

@@ -161,7 +161,7 @@ void run_record_start(Run *run) {
     metrics_end(&run->metrics, r);
 }
 
-// "tensors": {"blocks.0.qkv.x": {"elements", "saturated", "vanished"}, ...}, of the FP8 tensors.
+// "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8 tensors.
 void run_report_fp8(Run *run, const Fp8Counts *counts) {
     MetricsRecord *r = metrics_begin("fp8");
     metrics_number(r, "step", (double)run->progress.step);
@@ -172,8 +172,9 @@ void run_report_fp8(Run *run, const Fp8Counts *counts) {
         MetricsRecord *tensor = cJSON_AddObjectToObject(tensors,
                                                         fp8_slot_name(&run->config, i, name));
         metrics_number(tensor, "elements", (double)counts[i].elements);
-        metrics_number(tensor, "saturated", (double)counts[i].saturated);
-        metrics_number(tensor, "vanished", (double)counts[i].vanished);
+        metrics_number(tensor, "largest", (double)counts[i].largest);
+        metrics_number(tensor, "zero", (double)counts[i].zero);
+        metrics_number(tensor, "subnormal", (double)counts[i].subnormal);
     }
     metrics_end(&run->metrics, r);
 }

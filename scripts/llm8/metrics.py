@@ -7,7 +7,7 @@ one): it is left until it is whole. Lines that are not records are counted and p
 A log of llm.c's trainer will do as well (llm_c.py).
 
 Besides the records of metrics.c a "fp8" record may hold {"step", "tensors": {name: {"elements",
-"saturated", "vanished"}}}: counts over one step.
+"largest", "zero", "subnormal"}}}: FP8 codes of one step.
 """
 
 import fcntl
@@ -80,7 +80,7 @@ def number(record, name):
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
     ranks data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s
-    valid_loss first_block blocks outputs inputs flops_share elements saturated vanished""".split()
+    valid_loss first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason""".split()
 COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
@@ -279,16 +279,16 @@ class Run:
         return statistics.median(values) if values else math.nan
 
     def fp8_shares(self):
-        """Of the newest count of what FP8 lost: its step, and (tensor, share saturated, share
-        vanished) of each."""
+        """Of the newest count of FP8 codes: its step, and (tensor, share of the largest magnitude,
+        share of zeros) of each."""
         if not self.fp8:
             return None, []
         step, shares = max(self.fp8), []
         for name, counts in self.fp8[step].get("tensors", {}).items():
             elements = number(counts, "elements")
             if elements > 0:
-                shares.append((name, number(counts, "saturated") / elements,
-                               number(counts, "vanished") / elements))
+                shares.append((name, number(counts, "largest") / elements,
+                               number(counts, "zero") / elements))
         return step, shares
 
     def column(self, name, kind="steps"):

@@ -102,10 +102,10 @@ def details(run):
                "".join(f", best {fixed(loss)} after {step:,}" for loss, step in sorted(found)[:1]))
     step, shares = run.fp8_shares()
     if step is not None:
-        worst = [f"{name} {100 * high:.3g}% saturated, {100 * low:.3g}% vanished"
+        worst = [f"{name} {100 * high:.3g}% at the largest code, {100 * low:.3g}% zero"
                  for name, high, low in sorted(shares, key=lambda row: row[1:], reverse=True)[:4]
                  if high > 0 or low > 0]
-        yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "nothing outside it")
+        yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "no such codes")
 
 
 def frame(runs, width, height):

@@ -19,17 +19,22 @@ static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, i
     gradient_end(sums, out, N);
 }
 
-void gpu_quantize(Operand out, Fp8Tensor q, Gradient sums, Scratch scratch, int M, int N,
-                  cudaStream_t stream) {
+void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     FREED float *values = bf16_read(out.bf16, M * N);
     column_sums(sums, values, scratch, M, N);
-    values_to_fp8(out, q, values, M, N);
+    values_to_fp8(out, values, M, N);
 }
 
-void gpu_measure(Fp8Tensor q, const Bf16 *x, int64_t n, cudaStream_t stream) {
-    if (q.live == NULL || q.mode != SCALE_MEASURED) { return; }
-    FREED float *values = bf16_read(x, n);
-    values_amax(&q.live->amax, values, n);
+void gpu_measure(Tensor x, int64_t n, cudaStream_t stream) {
+    x = tensor_now(x);
+    if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
+    FREED float *values = bf16_read(x.bf16, n);
+    values_amax(&x.live->amax, values, n);
+}
+
+void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
+                     cudaStream_t stream) {
+    for (int64_t i = 0; i < n; i++) { fp8_count(counts, codes[i], type); }
 }
 
 // ---- embeddings ---------------------------------------------------------------------------------
@@ -73,15 +78,15 @@ void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
 
 // ---- norms --------------------------------------------------------------------------------------
 
-void gpu_norm_forward(Operand out, Fp8Tensor q, NormForward n, cudaStream_t stream) {
+void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
     FREED float *x = bf16_read(n.x, n.M * n.C), *values = values_new(n.M * n.C);
     FREED float *weight = bf16_read(n.weight, n.C), *bias = bf16_read(n.bias, n.C);
     cpu_norm_forward(values, n.mean, n.rstd, x, weight, bias, n.M, n.C, n.eps);
-    values_produce(out, q, values, n.M, n.C);
+    values_produce(out, values, n.M, n.C);
 }
 
 // Its codes are those of the rounded gradient.
-void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t stream) {
+void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
     int size = n.M * n.C;
     FREED float *dx = bf16_read(out.bf16, size), *x = bf16_read(n.x, size);
     FREED float *dout = bf16_read(n.dout, size), *weight = bf16_read(n.weight, n.C);
@@ -90,8 +95,8 @@ void gpu_norm_backward(Operand out, Fp8Tensor q, NormBackward n, cudaStream_t st
                       n.M, n.C);
     gradient_end(n.dweight, dweight, n.C);
     gradient_end(n.dbias, dbias, n.C);
-    q.fused = false;
-    values_produce(out, q, dx, n.M, n.C);
+    out.fused = false;
+    values_produce(out, dx, n.M, n.C);
     column_sums(n.column_sums, dx, n.scratch, n.M, n.C);
 }
 
@@ -104,18 +109,18 @@ static float *biased(const Bf16 *x, const Bf16 *bias, int M, int F) {
     return values;
 }
 
-void gpu_gelu_forward(Operand out, Fp8Tensor q, const Bf16 *x, const Bf16 *bias, int M, int F,
+void gpu_gelu_forward(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F,
                       cudaStream_t stream) {
     FREED float *values = biased(x, bias, M, F);
     gelu_forward(values, values, M * F);
-    values_produce(out, q, values, M, F);
+    values_produce(out, values, M, F);
 }
 
-void gpu_gelu_backward(Operand dx, Fp8Tensor q, Gradient sums, const Bf16 *dout, const Bf16 *x,
-                       const Bf16 *bias, Scratch scratch, int M, int F, cudaStream_t stream) {
+void gpu_gelu_backward(Tensor dx, Gradient sums, const Bf16 *dout, const Bf16 *x, const Bf16 *bias,
+                       Scratch scratch, int M, int F, cudaStream_t stream) {
     FREED float *values = biased(x, bias, M, F), *d = bf16_read(dout, M * F);
     gelu_backward(d, d, values, M * F);
-    values_produce(dx, q, d, M, F);
+    values_produce(dx, d, M, F);
     column_sums(sums, d, scratch, M, F);
 }
 
@@ -124,49 +129,48 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
     return gpu->capability == 90 && !own_products("none");
 }
 
-static void check_gelu_product(const Gpu *gpu, const Gemm *g, Operand out, Fp8Tensor q) {
+static void check_gelu_product(const Gpu *gpu, const Gemm *g, Tensor out) {
     bool fp8 = gpu_type_bytes(g->type_a) == 1 && g->scales_a == SCALES_TENSOR;
-    if (!gpu_has_gelu_products(gpu) || !fp8 || !q.fused || q.mode != SCALE_GIVEN ||
-        q.counts != NULL || g->bias == NULL || g->k > GELU_PRODUCT_MOST_K) {
+    out = tensor_now(out);
+    if (!gpu_has_gelu_products(gpu) || !fp8 || !out.fused || out.mode != SCALE_GIVEN ||
+        g->bias == NULL || g->k > GELU_PRODUCT_MOST_K) {
         die("stand-in: no product with GELU");
     }
     gemm_check_apart(g, "codes", out.fp8, (int64_t)g->m * g->n);
     gemm_check_apart(g, "transposed codes", out.fp8_t, (int64_t)g->m * g->n);
 }
 
-void gpu_product_gelu(Gpu *gpu, Gemm g, Operand out, Fp8Tensor q) {
-    check_gelu_product(gpu, &g, out, q);
+void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
+    check_gelu_product(gpu, &g, out);
     gemm(gpu, g); // without an epilogue, and so without the bias
-    gpu_gelu_forward(out, q, g.d, g.bias, g.m, g.n, gpu->stream);
+    gpu_gelu_forward(out, g.d, g.bias, g.m, g.n, gpu->stream);
     if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
 }
 
-void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Operand dx, Fp8Tensor q, Gradient column_sums,
-                               Scratch scratch) {
+void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch) {
     // as BF16, aligned as the buffer of the pass's product is: one plan for both
     FREED float *product = aligned_alloc(256, (size_t)round_up64(2 * (int64_t)g.m * g.n, 256));
     Bf16 *input = g.aux;
-    check_gelu_product(gpu, &g, dx, q);
+    check_gelu_product(gpu, &g, dx);
     g.d = product;
     g.aux = NULL;
     gemm(gpu, g);
-    gpu_gelu_backward(dx, q, column_sums, g.d, input, g.bias, scratch, g.m, g.n, gpu->stream);
+    gpu_gelu_backward(dx, column_sums, g.d, input, g.bias, scratch, g.m, g.n, gpu->stream);
     if (own_products("wrong")) { dx.fp8[0] ^= 0x80; }
 }
 
-void gpu_swiglu_forward(Operand out, Fp8Tensor q, const Bf16 *x, int M, int F,
-                        cudaStream_t stream) {
+void gpu_swiglu_forward(Tensor out, const Bf16 *x, int M, int F, cudaStream_t stream) {
     FREED float *values = bf16_read(x, M * 2 * F), *y = values_new(M * F);
     swiglu_forward(y, values, M, F);
-    values_produce(out, q, y, M, F);
+    values_produce(out, y, M, F);
 }
 
-void gpu_swiglu_backward(Operand dx, Fp8Tensor q, const Bf16 *dout, const Bf16 *x, int M, int F,
+void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F,
                          cudaStream_t stream) {
     FREED float *values = bf16_read(x, M * 2 * F), *d = bf16_read(dout, M * F);
     FREED float *out = values_new(M * 2 * F);
     swiglu_backward(out, d, values, M, F);
-    values_produce(dx, q, out, M, 2 * F);
+    values_produce(dx, out, M, 2 * F);
 }
 
 void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream) {
@@ -181,7 +185,7 @@ void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream)
 }
 
 // The codes of normalised heads are those of the rounded gradient.
-void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_t stream) {
+void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
     Rotary r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     FREED float *values = bf16_read(d_qkv.bf16, M * N);
@@ -196,21 +200,20 @@ void gpu_rope_backward(Operand d_qkv, Fp8Tensor q, RotaryBackward b, cudaStream_
         qk_norm_backward(values, dquery, dkey, x, query, key, rstd, M, r.H, r.G, r.D);
         gradient_end(b.dquery_weight, dquery, r.D);
         gradient_end(b.dkey_weight, dkey, r.D);
-        q.fused = false;
+        d_qkv.fused = false;
     }
-    values_produce(d_qkv, q, values, M, N);
+    values_produce(d_qkv, values, M, N);
     column_sums(b.column_sums, values, b.scratch, M, N);
 }
 
 // ---- loss ---------------------------------------------------------------------------------------
 
-void gpu_cross_entropy(float *losses, Operand logits, Fp8Tensor q, Scratch scratch,
-                       const int *targets, int M, int V, int P, LossTerms terms,
-                       cudaStream_t stream) {
+void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
+                       int V, int P, LossTerms terms, cudaStream_t stream) {
     FREED float *x = bf16_read(logits.bf16, M * P);
-    for (int64_t i = 0; i < loss_scratch_floats(M) && q.fused; i++) { scratch.data[i] = 0.0f; }
+    for (int64_t i = 0; i < loss_scratch_floats(M) && logits.fused; i++) { scratch.data[i] = 0.0f; }
     cross_entropy(losses, x, targets, M, V, P, terms);
-    if (terms.gradient_scale > 0.0f) { values_produce(logits, q, x, M, P); }
+    if (terms.gradient_scale > 0.0f) { values_produce(logits, x, M, P); }
 }
 
 void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream) {

@@ -145,10 +145,9 @@ void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
 
 // What FP8 weights of a segment become: their amax alone, or codes. state: as in kernels.h.
 static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
-    Fp8Tensor q = u->tensors[s->tensor];
+    Tensor q = u->tensors[s->tensor];
     FREED float *values = values_read(u->master + s->state, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
-    if (!u->counts) { q.counts = NULL; }
     if (u->squares != NULL) {
         const Fp8Squares *squares = &u->squares[s->tensor];
         for (int64_t i = 0; i < s->n; i++) { // an element at a time: a part may begin anywhere
@@ -198,7 +197,7 @@ void gpu_quantize_weights(const AdamWUpdate *u, const StepState *state, cudaStre
     write_segments(u, SCALE_MEASURED, false, true, state);
 }
 
-static void announce_squares(Fp8Tensor q, const Fp8Squares *s) {
+static void announce_squares(Tensor q, const Fp8Squares *s) {
     for (int row = 0; row < s->rows; row += FP8_BLOCK) {
         for (int column = 0; column < s->columns; column += FP8_BLOCK) {
             int64_t at = fp8_scale_index(SCALES_SQUARE, s->rows, s->columns, row, column);
@@ -209,7 +208,7 @@ static void announce_squares(Fp8Tensor q, const Fp8Squares *s) {
     }
 }
 
-void gpu_announce_scales(const Fp8Tensor *tensors, const Fp8Squares *squares, int count,
+void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
                          const StepState *state, cudaStream_t stream) {
     for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
         if (squares != NULL) {

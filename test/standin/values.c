@@ -51,20 +51,19 @@ void values_amax(float *amax, const float *x, int64_t n) {
     if (float_bits(largest) > float_bits(*amax)) { *amax = largest; }
 }
 
-float values_measured_scale(Fp8Tensor q) {
+float values_measured_scale(Tensor q) {
     bool known = q.slot != NULL && q.slot->count > 0;
     return known ? q.slot->scale : fp8_scale(q.live->amax, q.target, 1.0f);
 }
 
-void values_announce_scale(Fp8Tensor q) {
+void values_announce_scale(Tensor q) {
     q.live->scale = values_measured_scale(q);
     q.live->scale_inv = 1.0f / q.live->scale;
     if (q.slot != NULL && q.record) { values_amax(&q.slot->amax, &q.live->amax, 1); }
 }
 
-void values_encode(uint8_t *codes, Fp8Tensor q, float scale, const float *x, int64_t n) {
+void values_encode(uint8_t *codes, Tensor q, float scale, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) { codes[i] = fp8_encode(x[i] * scale, q.type); }
-    if (q.counts != NULL) { count_fp8(q.counts, x, n, scale, q.type); }
 }
 
 void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
@@ -72,9 +71,9 @@ void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStrea
 }
 
 // A form [rows,k] by blocks of the values, which are BF16's.
-static void encode_blocks(uint8_t *codes, float *scales, Fp8Tensor q, const float *x, int rows,
+static void encode_blocks(uint8_t *codes, float *scales, Tensor q, const float *x, int rows,
                           int k) {
-    int height = q.scales == SCALES_SQUARE ? FP8_BLOCK : 1;
+    int height = q.blocks == SCALES_SQUARE ? FP8_BLOCK : 1;
     for (int top = 0; top < rows; top += height) {
         for (int left = 0; left < k; left += FP8_BLOCK) {
             int down = rows - top < height ? rows - top : height;
@@ -82,7 +81,7 @@ static void encode_blocks(uint8_t *codes, float *scales, Fp8Tensor q, const floa
             float amax = 0.0f;
             for (int i = top; i < top + down; i++) { values_amax(&amax, x + i * k + left, n); }
             float scale = fp8_block_scale(amax, q.target, q.power_of_two);
-            scales[fp8_scale_index(q.scales, rows, k, top, left)] = 1.0f / scale;
+            scales[fp8_scale_index(q.blocks, rows, k, top, left)] = 1.0f / scale;
             for (int i = top; i < top + down; i++) {
                 values_encode(codes + i * k + left, q, scale, x + i * k + left, n);
             }
@@ -90,35 +89,36 @@ static void encode_blocks(uint8_t *codes, float *scales, Fp8Tensor q, const floa
     }
 }
 
-static void blocks_to_fp8(Operand out, Fp8Tensor q, const float *values, int M, int N) {
+static void blocks_to_fp8(Tensor out, const float *values, int M, int N) {
     FREED float *x = values_new(M * N), *turned = values_new(M * N);
     round_to_bf16(x, values, M * N);
     for (int i = 0; i < M * N; i++) { turned[i % N * M + i / N] = x[i]; }
-    if (out.fp8 != NULL) { encode_blocks(out.fp8, out.scales, q, x, M, N); }
-    if (out.fp8 != NULL) { q.counts = NULL; } // each value counts once
-    if (out.fp8_t != NULL) { encode_blocks(out.fp8_t, out.scales_t, q, turned, N, M); }
+    if (out.fp8 != NULL) { encode_blocks(out.fp8, out.scales, out, x, M, N); }
+    if (out.fp8_t != NULL) { encode_blocks(out.fp8_t, out.scales_t, out, turned, N, M); }
 }
 
-void values_to_fp8(Operand out, Fp8Tensor q, const float *x, int M, int N) {
+void values_to_fp8(Tensor out, const float *x, int M, int N) {
+    out = tensor_now(out);
     if (out.fp8 == NULL && out.fp8_t == NULL) { return; }
     if (M % 16 != 0 || N % 16 != 0) { die("stand-in: FP8 of %d x %d", M, N); }
-    if (q.mode == SCALE_BLOCKS) {
-        blocks_to_fp8(out, q, x, M, N);
+    if (out.mode == SCALE_BLOCKS) {
+        blocks_to_fp8(out, x, M, N);
         return;
     }
     FREED float *room = values_new(M * N);
     uint8_t *codes = out.fp8 != NULL ? out.fp8 : (uint8_t *)room;
-    if (q.mode == SCALE_MEASURED) { values_announce_scale(q); }
-    values_encode(codes, q, q.live->scale, x, M * N);
+    if (out.mode == SCALE_MEASURED) { values_announce_scale(out); }
+    values_encode(codes, out, out.live->scale, x, M * N);
     if (out.fp8_t != NULL) { gpu_transpose_codes(out.fp8_t, codes, M, N, NULL); }
-    if (q.mode == SCALE_GIVEN && q.record) { values_amax(&q.slot->amax, x, M * N); }
+    if (out.mode == SCALE_GIVEN && out.record) { values_amax(&out.slot->amax, x, M * N); }
 }
 
-void values_produce(Operand out, Fp8Tensor q, float *values, int M, int N) {
-    if (!q.fused) {
-        bool measured = q.live != NULL && q.mode == SCALE_MEASURED;
+void values_produce(Tensor out, float *values, int M, int N) {
+    out = tensor_now(out);
+    if (!out.fused) {
+        bool measured = out.live != NULL && out.mode == SCALE_MEASURED;
         values_round(out.bf16, TYPE_BF16, values, M * N);
-        values_amax(measured ? &q.live->amax : NULL, values, M * N);
+        values_amax(measured ? &out.live->amax : NULL, values, M * N);
     }
-    values_to_fp8(out, q, values, M, N);
+    values_to_fp8(out, values, M, N);
 }

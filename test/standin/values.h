@@ -42,14 +42,14 @@ void values_amax(float *amax, const float *x, int64_t n);
 
 // The scale of a tensor whose amax is live->amax: the slot's, where that has a history. Announced,
 // it is what products go by, and the amax goes to the slot.
-float values_measured_scale(Fp8Tensor q);
-void values_announce_scale(Fp8Tensor q);
+float values_measured_scale(Tensor q);
+void values_announce_scale(Tensor q);
 
-// n values to FP8 codes by this scale, and what they lose to the counts.
-void values_encode(uint8_t *codes, Fp8Tensor q, float scale, const float *x, int64_t n);
-// x [M,N] to the FP8 forms that are requested, if any, by the scale that q says.
-void values_to_fp8(Operand out, Fp8Tensor q, const float *x, int M, int N);
+// n values to FP8 codes by this scale.
+void values_encode(uint8_t *codes, Tensor q, float scale, const float *x, int64_t n);
+// x [M,N] to the FP8 forms that are requested, if any, by the scale that the tensor says.
+void values_to_fp8(Tensor out, const float *x, int M, int N);
 // What a producer of [M,N] does with its values (kernels.h), which become what it leaves.
-void values_produce(Operand out, Fp8Tensor q, float *values, int M, int N);
+void values_produce(Tensor out, float *values, int M, int N);
 
 #endif

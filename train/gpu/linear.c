@@ -7,6 +7,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
                        .wgrad_fp8 = lp->wgrad == NUMBER_FP8,
                        .fast_forward = p->run->precision.fast_forward,
                        .fast_backward = p->run->precision.fast_backward,
+                       .scaling = &p->scaling,
                        .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
                                                            : FAMILY_PRODUCTS};
     if (lp->number != NUMBER_FP8) { return; }
@@ -14,8 +15,8 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
     params_weights(p, lp->weight, lp->layer, &codes);
     int64_t size = (int64_t)l->N * l->C;
     plan_section(plan, "weights", PHASE_ALWAYS);
-    PLAN(plan, "weights, FP8", codes ? 0 : size, l->weight.fp8);
-    PLAN(plan, "weights, FP8, transposed", size, l->weight.fp8_t);
+    PLAN(plan, "weights, FP8", codes ? 0 : size, l->w.fp8);
+    PLAN(plan, "weights, FP8, transposed", size, l->w.fp8_t);
 }
 
 void linear_start(LinearLayer *l, const Params *p) {
@@ -23,129 +24,192 @@ void linear_start(LinearLayer *l, const Params *p) {
     bool codes;
     void *weights = params_weights(p, lp->weight, lp->layer, &codes);
     if (codes) {
-        l->weight.fp8 = weights;
+        l->w.fp8 = weights;
     } else {
-        l->weight.bf16 = weights;
+        l->w.bf16 = weights;
     }
     const Fp8Squares *squares = &p->squares[lp - p->run->precision.linear];
-    l->weight.scales = squares->scales;
-    l->weight.scales_t = squares->scales_t;
+    l->w.scales = squares->scales;
+    l->w.scales_t = squares->scales_t;
+    params_scale(p, lp, OPERAND_X, &l->x);
+    params_scale(p, lp, OPERAND_W, &l->w);
+    params_scale(p, lp, OPERAND_DY, &l->dy);
+    int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, OPERAND_X);
+    l->counts = lp->number == NUMBER_FP8 && p->counts != NULL ? &p->counts[slot] : NULL;
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);
-    linear_set_scaling(l, p);
-}
-
-void linear_set_scaling(LinearLayer *l, const Params *p) {
-    l->x = params_tensor(p, l->precision, OPERAND_X);
-    l->w = params_tensor(p, l->precision, OPERAND_W);
-    l->dy = params_tensor(p, l->precision, OPERAND_DY);
 }
 
 static bool is_fp8(const LinearLayer *l, Pass pass) {
-    return l->weight.fp8 != NULL && pass != PASS_EVAL_BF16;
+    return l->w.fp8 != NULL && pass != PASS_EVAL_BF16;
 }
 
-Fp8Tensor linear_x(const LinearLayer *l, Pass pass) {
-    Fp8Tensor x = l->x;
-    if (!is_fp8(l, pass)) { return (Fp8Tensor){0}; }
-    if (pass != PASS_TRAIN) {
-        x.record = false;
-        x.counts = NULL;
-    }
+Tensor linear_input(const LinearLayer *l, Pass pass) {
+    Tensor x = l->x;
+    if (!is_fp8(l, pass)) { return tensor_bf16(x.bf16); }
+    bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
+    if (pass == PASS_AGAIN && !l->product_recomputed) { x.fp8 = NULL; }
+    if (!kept) { x.fp8_t = NULL; }
+    x.record = x.record && pass == PASS_TRAIN;
     return x;
 }
 
-Operand linear_input(const LinearLayer *l, Pass pass) {
-    bool kept = pass == PASS_AGAIN || (pass == PASS_TRAIN && !l->recomputed);
-    bool product_follows = pass != PASS_AGAIN || l->product_recomputed;
-    return (Operand){.bf16 = l->input.bf16 != NULL ? l->input.bf16 : l->input_scratch.bf16,
-                     .fp8 = is_fp8(l, pass) && product_follows ? l->input_scratch.fp8 : NULL,
-                     .fp8_t = kept ? l->input.fp8_t : NULL,
-                     .scales = l->input_scratch.scales,
-                     .scales_t = l->input.scales_t};
+// --fp8-stats-interval. n: of the codes.
+static void count(Gpu *gpu, const LinearLayer *l, OperandId operand, const uint8_t *codes,
+                  int64_t n) {
+    if (l->counts == NULL || !l->scaling->counting) { return; }
+    gpu_family(gpu, FAMILY_QUANTIZE);
+    gpu_count_codes(&l->counts[operand], codes, n, l->precision->type[operand], gpu->stream);
 }
 
 void linear_receive(Gpu *gpu, const LinearLayer *l) {
-    const Gradient no_sums = {NULL, TYPE_F32, false};
-    if (l->weight.fp8 == NULL) { return; }
+    int64_t size = (int64_t)l->N * l->C;
+    if (l->w.fp8 == NULL) { return; }
     gpu_family(gpu, FAMILY_QUANTIZE);
-    if (l->weight.bf16 == NULL) {
-        gpu_transpose_codes(l->weight.fp8_t, l->weight.fp8, l->N, l->C, gpu->stream);
-        return;
+    if (l->w.bf16 == NULL) {
+        gpu_transpose_codes(l->w.fp8_t, l->w.fp8, l->N, l->C, gpu->stream);
+    } else {
+        gpu_measure(l->w, size, gpu->stream);
+        gpu_quantize(l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
     }
-    gpu_measure(l->w, l->weight.bf16, (int64_t)l->N * l->C, gpu->stream);
-    gpu_quantize(l->weight, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
+    count(gpu, l, OPERAND_W, l->w.fp8, size);
 }
 
-// FP8 operands with the summed dimension contiguous, and their block scales, if they have such.
-static void set_fp8(Gemm *g, const uint8_t *a, const float *scales_a, const Fp8Tensor *qa,
-                    const uint8_t *b, const float *scales_b, const Fp8Tensor *qb,
+// FP8 operands with the summed dimension contiguous. The scales are those of blocks, if they have
+// such.
+static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const float *scales_a,
+                    const Tensor *b, const uint8_t *codes_b, const float *scales_b,
                     bool fast_accumulation) {
-    g->a = a;
-    g->b = b;
-    g->type_a = gpu_fp8_type(qa->type);
-    g->type_b = gpu_fp8_type(qb->type);
+    g->a = codes_a;
+    g->b = codes_b;
+    g->type_a = gpu_fp8_type(a->type);
+    g->type_b = gpu_fp8_type(b->type);
     g->trans_a = false;
     g->trans_b = true;
-    g->scale_a = qa->mode == SCALE_BLOCKS ? scales_a : &qa->live->scale_inv;
-    g->scale_b = qb->mode == SCALE_BLOCKS ? scales_b : &qb->live->scale_inv;
-    g->scales_a = qa->scales;
-    g->scales_b = qb->scales;
+    g->scale_a = a->mode == SCALE_BLOCKS ? scales_a : &a->live->scale_inv;
+    g->scale_b = b->mode == SCALE_BLOCKS ? scales_b : &b->live->scale_inv;
+    g->scales_a = a->blocks;
+    g->scales_b = b->blocks;
     g->fast_accumulation = fast_accumulation;
 }
 
-Gemm linear_product(const LinearLayer *l, Bf16 *y, Operand x, int M, Pass pass) {
-    Gemm g = gemm_plain(M, l->N, l->C, x.bf16, l->weight.bf16, y);
+// x W'
+static Gemm product(const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
+    Gemm g = gemm_plain(M, l->N, l->C, x->bf16, l->w.bf16, y);
     g.trans_b = true;
     if (is_fp8(l, pass)) {
-        set_fp8(&g, x.fp8, x.scales, &l->x, l->weight.fp8, l->weight.scales, &l->w,
-                l->fast_forward);
+        set_fp8(&g, x, x->fp8, x->scales, &l->w, l->w.fp8, l->w.scales, l->fast_forward);
     }
     return g;
 }
 
-void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Operand x, const Bf16 *addend, int M,
+// dy W
+static Gemm input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
+    const Tensor *dy = &l->dy;
+    Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->w.bf16, dx);
+    if (l->w.fp8 != NULL) {
+        set_fp8(&g, dy, dy->fp8, dy->scales, &l->w, l->w.fp8_t, l->w.scales_t, l->fast_backward);
+    }
+    return g;
+}
+
+void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf16 *addend, int M,
                     Pass pass) {
-    Gemm g = linear_product(l, y, x, M, pass);
+    Gemm g = product(l, y, &x, M, pass);
     g.c = addend;
     g.beta = addend != NULL ? 1.0f : 0.0f;
     g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
     g.bias = l->bias;
+    if (pass == PASS_TRAIN) { count(gpu, l, OPERAND_X, x.fp8, (int64_t)M * l->C); }
     gpu_family(gpu, l->family);
     gemm(gpu, g);
 }
 
-Gemm linear_input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
-    const Operand *dy = &l->gradient;
-    Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->weight.bf16, dx);
-    if (l->weight.fp8 != NULL) {
-        set_fp8(&g, dy->fp8, dy->scales, &l->dy, l->weight.fp8_t, l->weight.scales_t, &l->w,
-                l->fast_backward);
-    }
-    return g;
-}
-
-void linear_weight_gradient(Gpu *gpu, const LinearLayer *l, Operand x, int M, bool accumulate) {
-    const Operand *dy = &l->gradient;
-    Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x.bf16, l->dweight.data);
+static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int M,
+                            bool accumulate) {
+    const Tensor *dy = &l->dy;
+    Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x->bf16, l->dweight.data);
     g.trans_a = true;
     if (l->wgrad_fp8) {
-        set_fp8(&g, dy->fp8_t, dy->scales_t, &l->dy, x.fp8_t, x.scales_t, &l->x, l->fast_backward);
+        set_fp8(&g, dy, dy->fp8_t, dy->scales_t, x, x->fp8_t, x->scales_t, l->fast_backward);
     }
     g.type_d = l->dweight.type;
     g.c = accumulate ? l->dweight.data : NULL;
     g.beta = accumulate ? 1.0f : 0.0f;
+    count(gpu, l, OPERAND_DY, dy->fp8, (int64_t)M * l->N);
     gpu_family(gpu, l->family);
     gemm(gpu, g);
 }
 
-void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Operand x, Bf16 *gelu_input, int M,
+// gelu_input [M,C], unless NULL: x came out of a GELU, and dx becomes the gradient of its input.
+static void backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, Bf16 *gelu_input, int M,
                      bool accumulate) {
-    Gemm g = linear_input_gradient(l, dx, M);
+    Gemm g = input_gradient(l, dx, M);
     g.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
     g.aux = gelu_input;
     gpu_family(gpu, l->family);
     gemm(gpu, g);
-    linear_weight_gradient(gpu, l, x, M, accumulate);
+    weight_gradient(gpu, l, &x, M, accumulate);
+}
+
+void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, bool accumulate) {
+    backward(gpu, l, dx, x, NULL, M, accumulate);
+}
+
+// ---- the activation between two layers ----------------------------------------------------------
+
+Tensor activation_forward(Gpu *gpu, const Activation *a, int M, Pass pass) {
+    Tensor out = linear_input(a->fc2, pass);
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
+    if (a->gated) {
+        gpu_swiglu_forward(out, a->in, M, a->fc2->C, gpu->stream);
+    } else {
+        gpu_gelu_forward(out, a->in, a->bias, M, a->fc2->C, gpu->stream);
+    }
+    return out;
+}
+
+static bool fuses(const Activation *a) {
+    return a->in_fp8_products && !a->fc1->scaling->measuring;
+}
+
+Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pass) {
+    if (!fuses(a) || (pass != PASS_TRAIN && pass != PASS_AGAIN)) {
+        linear_forward(gpu, a->fc1, a->in, x, NULL, M, pass);
+        return activation_forward(gpu, a, M, pass);
+    }
+    Tensor out = linear_input(a->fc2, pass);
+    Gemm g = product(a->fc1, a->in, &x, M, pass);
+    g.bias = a->bias;
+    if (pass == PASS_TRAIN) { count(gpu, a->fc1, OPERAND_X, x.fp8, (int64_t)M * a->fc1->C); }
+    gpu_family(gpu, FAMILY_PRODUCTS);
+    gpu_product_gelu(gpu, g, out);
+    return out;
+}
+
+void linear_activation_backward(Gpu *gpu, const Activation *a, Bf16 *d_activated, int M,
+                                bool accumulate) {
+    const LinearLayer *fc1 = a->fc1, *fc2 = a->fc2;
+    Gradient sums = gradient_into(fc1->dbias, accumulate);
+    int F = fc2->C;
+    if (fuses(a)) {
+        Gemm g = input_gradient(fc2, NULL, M);
+        g.aux = a->in;
+        g.bias = a->bias;
+        gpu_family(gpu, FAMILY_PRODUCTS);
+        gpu_product_gelu_backward(gpu, g, fc1->dy, sums, a->scratch);
+        weight_gradient(gpu, fc2, &fc2->x, M, accumulate);
+        return;
+    }
+    backward(gpu, fc2, d_activated, fc2->x, a->derivative_in_product ? a->in : NULL, M, accumulate);
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
+    if (a->derivative_in_product) {
+        gpu_quantize(fc1->dy, sums, a->scratch, M, F, gpu->stream);
+    } else if (a->gated) {
+        gpu_swiglu_backward(fc1->dy, d_activated, a->in, M, F, gpu->stream);
+    } else {
+        gpu_gelu_backward(fc1->dy, sums, d_activated, a->in, a->bias, a->scratch, M, F,
+                          gpu->stream);
+    }
 }

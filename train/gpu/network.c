@@ -32,29 +32,28 @@ static void list_block_buffers(const Run *run, const Block *b, int64_t M,
 #define BF16(layer, n) (b->layer.wgrad_fp8 ? 0 : 2 * (n))
 #define SCALES(layer) \
     (b->layer.wgrad_fp8 && blockwise ? 4 * fp8_scale_count(SCALES_VECTOR, b->layer.C, (int)M) : 0)
-#define CODES(name, layer, n)                                                                      \
-    {name ", FP8", offsetof(Block, layer.input.fp8_t), activations, b->layer.wgrad_fp8 ? (n) : 0}, \
-    {                                                                                              \
-        name ", scales", offsetof(Block, layer.input.scales_t), activations, SCALES(layer)         \
+#define CODES(name, layer, n)                                                                    \
+    {name ", FP8", offsetof(Block, layer.x.fp8_t), activations, b->layer.wgrad_fp8 ? (n) : 0}, { \
+        name ", scales", offsetof(Block, layer.x.scales_t), activations, SCALES(layer)           \
     }
     const BlockBuffer rows[BLOCK_BUFFERS] = {
         {"residual", offsetof(Block, residual), never, 2 * C},
-        {"norm1", offsetof(Block, qkv.input.bf16), activations, BF16(qkv, C)},
+        {"norm1", offsetof(Block, qkv.x.bf16), activations, BF16(qkv, C)},
         CODES("norm1", qkv, C),
         {"norm1 mean", offsetof(Block, norm1.forward.mean), block, mean},
         {"norm1 rstd", offsetof(Block, norm1.forward.rstd), block, statistic},
         {"qkv", offsetof(Block, qkv_out), block, 2 * N},
         {"qkv, rotated", offsetof(Block, rotated), activations, c->qk_norm ? 2 * N : 0},
-        {"attention", offsetof(Block, attention_out.input.bf16), block, 2 * heads},
+        {"attention", offsetof(Block, attention_out.x.bf16), block, 2 * heads},
         CODES("attention", attention_out, heads),
         {"log-sum-exp", offsetof(Block, lse), block, statistic * c->num_heads},
         {"residual mid", offsetof(Block, residual_mid), block, 2 * C},
-        {"norm2", offsetof(Block, fc1.input.bf16), activations, BF16(fc1, C)},
+        {"norm2", offsetof(Block, fc1.x.bf16), activations, BF16(fc1, C)},
         CODES("norm2", fc1, C),
         {"norm2 mean", offsetof(Block, norm2.forward.mean), block, mean},
         {"norm2 rstd", offsetof(Block, norm2.forward.rstd), block, statistic},
-        {"fc1", offsetof(Block, fc1_out), block, 2 * M * fc1_rows(c)},
-        {"activated", offsetof(Block, fc2.input.bf16), activations, BF16(fc2, F)},
+        {"fc1", offsetof(Block, activation.in), block, 2 * M * fc1_rows(c)},
+        {"activated", offsetof(Block, fc2.x.bf16), activations, BF16(fc2, F)},
         CODES("activated", fc2, F),
     };
     memcpy(list, rows, sizeof(rows));
@@ -120,16 +119,16 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     n->chunk_rows = (int)rows;
     int64_t wgrad_rows = head->wgrad_fp8 ? rows : 0, fp8_rows = fp8 ? rows : 0;
     plan_section(plan, "scratch of the head", PHASE_HEAD);
-    PLAN(plan, "logits", rows * P, head->gradient.bf16);
-    PLAN(plan, "input, FP8", fp8_rows * C, head->input_scratch.fp8);
-    PLAN(plan, "input, FP8, transposed", wgrad_rows * C, head->input.fp8_t);
+    PLAN(plan, "logits", rows * P, head->dy.bf16);
+    PLAN(plan, "input, FP8", fp8_rows * C, head->x.fp8);
+    PLAN(plan, "input, FP8, transposed", wgrad_rows * C, head->x.fp8_t);
     n->loss_scratch.bytes = (size_t)loss_scratch_floats(fp8_rows) * sizeof(float);
     plan_buffer(plan, "rows' log-sum-exp", (int64_t)n->loss_scratch.bytes,
                 (void **)&n->loss_scratch.data);
-    PLAN(plan, "d logits, FP8", fp8_rows * P, head->gradient.fp8);
-    PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->gradient.fp8_t);
-    plan_scales(n, plan, fp8_rows, C, &head->input_scratch.scales, &head->input.scales_t);
-    plan_scales(n, plan, fp8_rows, P, &head->gradient.scales, &head->gradient.scales_t);
+    PLAN(plan, "d logits, FP8", fp8_rows * P, head->dy.fp8);
+    PLAN(plan, "d logits, FP8, transposed", wgrad_rows * P, head->dy.fp8_t);
+    plan_scales(n, plan, fp8_rows, C, &head->x.scales, &head->x.scales_t);
+    plan_scales(n, plan, fp8_rows, P, &head->dy.scales, &head->dy.scales_t);
 }
 
 AttentionShape attention_shape_of(const Run *run, int B, int T) {
@@ -224,8 +223,8 @@ static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, 
     norm->below = below;
 }
 
-// The forms of a block's linear layer that lie in scratch. gradient: where its output's lies.
-static void start_linear(Network *n, LinearLayer *l, Operand gradient) {
+// The forms of a block's linear layer that lie in scratch. dy: those of its output's gradient.
+static void start_linear(Network *n, LinearLayer *l, const Tensor *dy) {
     linear_start(l, n->params);
     int recompute = n->run->options.recompute;
     // the last block's is still there
@@ -233,10 +232,37 @@ static void start_linear(Network *n, LinearLayer *l, Operand gradient) {
                     l->precision->layer + 1 < n->run->config.num_layers;
     // the next block has fc2's
     l->product_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
-    l->input_scratch = (Operand){n->wide.bf16, n->wide.fp8, NULL, n->wide.scales, NULL};
-    l->gradient = gradient;
-    if (l->weight.fp8 == NULL) { l->gradient.fp8 = NULL; }
-    if (!l->wgrad_fp8) { l->gradient.fp8_t = NULL; }
+    if (l->x.bf16 == NULL) { l->x.bf16 = n->wide.bf16; }
+    l->dy.bf16 = dy->bf16;
+    if (l->w.fp8 == NULL) { return; }
+    l->x.fp8 = n->wide.fp8;
+    l->x.scales = n->wide.scales;
+    l->dy.fp8 = dy->fp8;
+    l->dy.scales = dy->scales;
+    if (!l->wgrad_fp8) { return; }
+    l->dy.fp8_t = dy->fp8_t;
+    l->dy.scales_t = dy->scales_t;
+}
+
+static void start_activation(Network *n, Block *b) {
+    bool llama = n->run->config.arch == ARCH_LLAMA;
+    bool none = b->fc1.w.fp8 == NULL && b->fc2.w.fp8 == NULL;
+    bool both = b->fc1.w.fp8 != NULL && b->fc2.w.fp8 != NULL;
+    Activation *a = &b->activation;
+    a->fc1 = &b->fc1;
+    a->fc2 = &b->fc2;
+    a->gated = llama;
+    a->scratch = n->partial_sums;
+    a->derivative_in_product = !llama && none;
+    if (!llama && !none) {
+        a->bias = b->fc1.bias;
+        b->fc1.bias = NULL;
+    }
+    a->in_fp8_products = both && a->bias != NULL && b->fc2.x.fused && b->fc1.dy.fused &&
+                         n->gelu_products && gpu_has_gelu_products(n->gpu);
+    // such a product reads it while it writes fc2's input
+    if (n->gelu_products && both) { b->fc1.x.fp8 = n->fc1_input_fp8; }
+    if (llama) { b->fc1.dy.bf16 = a->in; } // SwiGLU's in place
 }
 
 void network_start(Network *n) {
@@ -260,18 +286,11 @@ void network_start(Network *n) {
             }
         }
         if (!c->qk_norm) { b->rotated = b->qkv_out; }
-        start_linear(n, &b->qkv, n->wide);
-        start_linear(n, &b->attention_out, n->d_residual);
-        start_linear(n, &b->fc1, n->wide);
-        if (llama) { b->fc1.gradient.bf16 = b->fc1_out; } // SwiGLU's in place
-        start_linear(n, &b->fc2, n->d_residual);
-        // such a product reads it while it writes fc2's input
-        if (n->gelu_products) { b->fc1.input_scratch.fp8 = n->fc1_input_fp8; }
-        b->gelu_in_product = !llama && b->fc1.weight.fp8 == NULL && b->fc2.weight.fp8 == NULL;
-        if (!llama && !b->gelu_in_product) {
-            b->gelu_bias = b->fc1.bias;
-            b->fc1.bias = NULL;
-        }
+        start_linear(n, &b->qkv, &n->wide);
+        start_linear(n, &b->attention_out, &n->d_residual);
+        start_linear(n, &b->fc1, &n->wide);
+        start_linear(n, &b->fc2, &n->d_residual);
+        start_activation(n, b);
         start_norm(n, &b->norm1, TENSOR_NORM1_WEIGHT, l, b->residual, &b->qkv, below);
         start_norm(n, &b->norm2, TENSOR_NORM2_WEIGHT, l, b->residual_mid, &b->fc1,
                    &b->attention_out);
@@ -292,27 +311,7 @@ void network_start(Network *n) {
     }
     start_norm(n, &n->final_norm, TENSOR_FINAL_NORM_WEIGHT, 0, n->residual_out, &n->head, below);
     linear_start(&n->head, p);
-    n->gelu_products = n->gelu_products && gpu_has_gelu_products(n->gpu);
-}
-
-// Whether a product can write the tensor's codes as it goes, and no other form of it.
-static bool product_quantises(const Fp8Tensor *q) {
-    return q->fused && q->mode == SCALE_GIVEN;
-}
-
-void network_set_scaling(Network *n, bool measuring, bool counting) {
-    Params *p = n->params;
-    p->measuring = measuring;
-    p->counting = counting;
-    for (int b = 0; b < n->run->layout.num_buckets; b++) { p->updates[b].counts = counting; }
-    for (int l = 0; l < n->run->config.num_layers; l++) {
-        Block *b = &n->blocks[l];
-        for (int i = 0; i < LINEAR_HEAD; i++) { linear_set_scaling(&b->linear[i], p); }
-        b->gelu_in_fp8_product = n->gelu_products && b->fc1.weight.fp8 != NULL &&
-                                 b->fc2.weight.fp8 != NULL && b->gelu_bias != NULL &&
-                                 product_quantises(&b->fc2.x) && product_quantises(&b->fc1.dy);
-    }
-    linear_set_scaling(&n->head, p);
+    n->head.x.bf16 = n->norm_out;
 }
 
 void network_receive(Network *n, int bucket) {

@@ -29,21 +29,13 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
-    RotaryBackward rope; // B and T are set at each call; table NULL: no rotary embedding
-    Bf16 *residual;      // [M,C] the block's input
-    Bf16 *qkv_out;       // [M,N]
-    Bf16 *rotated;       // [M,N] as attention reads it; QK norm apart, in place
-    float *lse;          // [B,H,T] of attention
-    Bf16 *residual_mid;  // [M,C] after attention
-    Bf16 *fc1_out;       // [M,F], Llama [M,2F]
-    // GELU's derivative is applied by the product that makes its output's gradient: both layers
-    // around it are BF16. Otherwise GELU adds fc1's bias: cuBLASLt's epilogue that adds it slows a
-    // wide FP8 product by a quarter.
-    bool gelu_in_product;
-    Bf16 *gelu_bias; // [F]; NULL: fc1's product adds it, or there is none
-    // Both layers are FP8, and their products apply GELU and its derivative (kernels.h), in
-    // training passes while scales are given: network_set_scaling.
-    bool gelu_in_fp8_product;
+    RotaryBackward rope;   // B and T are set at each call; table NULL: no rotary embedding
+    Bf16 *residual;        // [M,C] the block's input
+    Bf16 *qkv_out;         // [M,N]
+    Bf16 *rotated;         // [M,N] as attention reads it; QK norm apart, in place
+    float *lse;            // [B,H,T] of attention
+    Bf16 *residual_mid;    // [M,C] after attention
+    Activation activation; // its input [M,F], Llama [M,2F], is fc1's output
 } Block;
 
 typedef struct {
@@ -60,16 +52,16 @@ typedef struct {
     float *losses;      // [M]
     float *rope;        // [T,D]
 
-    Operand d_residual; // [M,C], also in its FP8 forms
-    Bf16 *d_norm;       // [M,C], and d_attention [M,H*D]: never alive together
+    Tensor d_residual; // [M,C], also in its FP8 forms
+    Bf16 *d_norm;      // [M,C], and d_attention [M,H*D]: never alive together
     // [M, the widest]: an FP8 layer's input before it is quantised; in the backward pass
     // d_activated and, in place, GPT-2's d_fc1; then d_qkv
-    Operand wide;
+    Tensor wide;
     uint8_t *fc1_input_fp8; // [M,C]; NULL: in `wide`, as every other layer's
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
-    // Products of this model may apply GELU, on a device that has such; at the start, it has.
+    // Products of this model may apply GELU, on a device that has such.
     bool gelu_products;
 } Network;
 
@@ -80,8 +72,6 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 // Once the plan has its memory and the parameters are started.
 void network_start(Network *n);
 
-// Whether scales are measured, and what FP8 loses is counted, from here on (params.h).
-void network_set_scaling(Network *n, bool measuring, bool counting);
 // Waits for a bucket's new weights, in the forms that products read. Whatever reads weights calls
 // it first; it does nothing when they have been received.
 void network_receive(Network *n, int bucket);

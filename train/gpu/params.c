@@ -158,7 +158,7 @@ static void send_norm_parts(Params *p) {
 // each parameter's number among these.
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
-    Fp8Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Tensor));
+    Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Tensor));
     Fp8Squares *squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
     int64_t at = 0; // in p->square_amax and in both halves of p->square_scales
     p->num_tensors = 0;
@@ -171,14 +171,12 @@ static void send_tensors(Params *p, int *tensor) {
         at += squares_room(s);
         int param = (int)(param_find(&run->layout, lp->weight, lp->layer) - run->layout.params);
         if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
-        Fp8Tensor *t = &tensors[p->num_tensors];
-        *t = params_tensor(p, lp, OPERAND_W);
-        t->counts = p->counts != NULL ? &p->counts[i * OPERAND_COUNT + OPERAND_W] : NULL;
+        params_scale(p, lp, OPERAND_W, &tensors[p->num_tensors]);
         squares[p->num_tensors] = *s;
         tensor[param] = p->num_tensors++;
     }
     size_t n = (size_t)p->num_tensors;
-    if (p->fp8) { gpu_send(p->gpu, p->adamw.tensors, tensors, n * sizeof(Fp8Tensor)); }
+    if (p->fp8) { gpu_send(p->gpu, p->adamw.tensors, tensors, n * sizeof(Tensor)); }
     if (p->blockwise) { gpu_send(p->gpu, p->adamw.squares, squares, n * sizeof(Fp8Squares)); }
     free(tensors);
     free(squares);
@@ -285,32 +283,30 @@ Gradient params_gradient(const Params *p, TensorId id, int layer) {
     return (Gradient){data, p->adamw.gradient_type, false};
 }
 
-Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId operand) {
+void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t) {
     const Precision *precision = &p->run->precision;
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     bool follows = fp8_slot_follows(precision, slot);
-    if (lp->number != NUMBER_FP8) { return (Fp8Tensor){0}; }
-    ScaleMode mode = p->blockwise              ? SCALE_BLOCKS
-                     : follows && p->measuring ? SCALE_MEASURED
-                                               : SCALE_GIVEN;
-    bool at_once = mode == SCALE_GIVEN || (mode == SCALE_BLOCKS && operand != OPERAND_W);
-    return (Fp8Tensor){.type = lp->type[operand],
-                       .mode = mode,
-                       .fused = at_once && lp->wgrad == NUMBER_FP8,
-                       .record = p->delayed && follows,
-                       .target = lp->target[operand],
-                       .live = p->blockwise ? NULL : &p->scaling.live[slot],
-                       .slot = p->delayed && follows ? &p->scaling.slots[slot] : NULL,
-                       .counts = p->counting ? &p->counts[slot] : NULL,
-                       .scales = fp8_scales(precision, operand),
-                       .power_of_two = precision->power_of_two};
+    if (lp->number != NUMBER_FP8) { return; }
+    t->type = lp->type[operand];
+    t->mode = p->blockwise ? SCALE_BLOCKS : SCALE_GIVEN;
+    t->fused = (!p->blockwise || operand != OPERAND_W) && lp->wgrad == NUMBER_FP8;
+    t->record = p->delayed && follows;
+    t->power_of_two = precision->power_of_two;
+    t->blocks = fp8_scales(precision, operand);
+    t->target = lp->target[operand];
+    t->live = p->blockwise ? NULL : &p->scaling.live[slot];
+    t->slot = p->delayed && follows ? &p->scaling.slots[slot] : NULL;
+    t->scaling = follows ? &p->scaling : NULL;
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
 // --------------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
-    if (p->measuring && !p->blockwise) { gpu_fp8_clear_measured(&p->scaling, p->gpu->stream); }
+    if (p->scaling.measuring && !p->blockwise) {
+        gpu_fp8_clear_measured(&p->scaling, p->gpu->stream);
+    }
 }
 
 void params_clear_counts(Params *p) {
@@ -467,7 +463,7 @@ void params_update(Params *p) {
     }
     muon_orthogonalize_all(&p->muon, p->gpu, p->comm, SLOT_AGREEMENT, p->adamw.gradients,
                            p->adamw.gradient_type);
-    bool measured = p->measuring && p->num_tensors > 0;
+    bool measured = p->scaling.measuring && p->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(&p->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, p->state, stream);
         if (!measured) { gather_weights(p, b); }

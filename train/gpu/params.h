@@ -52,8 +52,6 @@ typedef struct {
     float *square_amax, *square_scales;
     int64_t num_squares;
     int num_tensors;
-    bool counting;  // this step counts what FP8 loses
-    bool measuring; // scales are measured in the step: tensorwise, or a slot has no history yet
 
     bool
         *arriving; // [num_buckets] new weights are on their way: params_receive has not been called
@@ -82,8 +80,8 @@ void params_restore(Params *p, const Checkpoint *checkpoint);
 void *params_weights(const Params *p, TensorId id, int layer, bool *codes);
 // Where its gradient goes; data NULL where the model has none.
 Gradient params_gradient(const Params *p, TensorId id, int layer);
-// How an operand of an FP8 layer is quantised, for a training pass.
-Fp8Tensor params_tensor(const Params *p, const LinearPrecision *lp, OperandId operand);
+// Fills in how an operand of an FP8 layer is quantised, in a training pass.
+void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t);
 
 // Before a micro-batch's forward pass: nothing has been measured in it.
 void params_clear_measured(const Params *p);

@@ -95,10 +95,10 @@ static void restore_scaling(Params *p, const Checkpoint *c) {
     }
     fp8_fix_slot(precision, &p->run->options, slots);
     gpu_send(p->gpu, p->scaling.slots, slots, (size_t)n * sizeof(Fp8Slot));
-    p->measuring = !p->delayed;
+    p->scaling.measuring = !p->delayed;
     for (int i = 0; i < n; i++) {
         live[i] = (Fp8Live){.scale_inv = slots[i].scale_inv, .scale = slots[i].scale};
-        p->measuring |= fp8_slot_follows(precision, i) && slots[i].count == 0;
+        p->scaling.measuring |= fp8_slot_follows(precision, i) && slots[i].count == 0;
     }
     gpu_send(p->gpu, p->scaling.live, live, (size_t)n * sizeof(Fp8Live));
     free(slots);
