@@ -189,13 +189,6 @@ static const char *leads_to(const char *path) {
     return link_read(path, target);
 }
 
-// The step that a link leads to, or 0.
-static long long linked(const char *path) {
-    long long step = 0;
-    sscanf(leads_to(path), "step_%lld", &step);
-    return step;
-}
-
 // Step 3 is whole, under its name or set aside.
 static bool holds_3(void) {
     return holds("s/step_00000003", 3) || holds("s/step_00000003.aside-1", 3);
@@ -227,7 +220,7 @@ static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const c
     int64_t step = resumed_step();
     if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
     if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
-    if (linked("s/best") != 2) { return "step 2 is not the best"; }
+    if (checkpoint_linked("s", "best") != 2) { return "step 2 is not the best"; }
     if (path_exists("s/step_00000003") || !holds_3()) { return "step 3 is not set aside"; }
     if (!holds("s/step_00000004.aside-1", 4)) { return "step 4 is not set aside"; }
     return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
@@ -252,7 +245,9 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     int64_t step = resumed_step();
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
     if (!checkpoint_claim(&fixture.options, NULL) || leftovers() > 0) { return "leftovers stay"; }
-    if (!go_back(step) || linked("s/best") != step) { return "the best step is not marked"; }
+    if (!go_back(step) || checkpoint_linked("s", "best") != step) {
+        return "the best step is not marked";
+    }
     if (!save_step(&fixture, 3, &err) || resumed_step() != 3) { return "the next save fails"; }
     if (leftovers() > 0) { return "the next save leaves something behind"; }
     return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
@@ -308,7 +303,7 @@ TEST(disks_without_links_are_saved_to) {
     CHECK(save_step(&fixture, 3, NULL) && unlink("s/best") == 0);
     CHECK_TEXT(leads_to("s/latest"), "step_00000003");
     image = "s/step_00000003";
-    CHECK(!go_back(2) && linked("s/latest") == 2 && holds("s/step_00000003", 3));
+    CHECK(!go_back(2) && checkpoint_linked("s", "latest") == 2 && holds("s/step_00000003", 3));
     CHECK(save_step(&fixture, 4, NULL) && save_step(&fixture, 5, NULL));
     CHECK(!path_exists("s/step_00000003"));
     image = NULL;
