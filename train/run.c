@@ -190,10 +190,10 @@ void run_start(Run *run, const char *device) {
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
     Error err;
-    bool found, finds = run->rank == 0 && o->resume[0] != '\0';
+    bool finds = run->rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o, &found, &err)) ||
+    if ((finds && !checkpoint_resume(checkpoint, o, &err)) ||
         !checkpoint_share(checkpoint, run->group, &err)) {
         die("%s", err.text);
     }
