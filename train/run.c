@@ -169,7 +169,11 @@ void run_start(Run *run, const char *device) {
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
     Error err;
-    if (o->start != NULL && !checkpoint_share(o->start, run->group, &err)) { die("%s", err.text); }
+    Checkpoint none = {0}; // all ranks share, though a first one may have appeared for some alone
+    if (!checkpoint_share(o->start != NULL ? o->start : &none, run->group, &err)) {
+        die("%s", err.text);
+    }
+    checkpoint_close(&none);
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
