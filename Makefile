@@ -7,7 +7,7 @@
 #   make bench           whole steps on the GPU, timed; MODELS= PRECISIONS= ITERS= RESULTS=
 #   make bench-cpu       the CPU trainer's steps, timed; ARGS="--bf16" with other options
 #   make scripts         the Python packages of compare, plot, monitor and the others in scripts/
-#   make clean           removes all that make has made
+#   make clean           removes what make has built, but not .venv
 # For those who change it:
 #   make lint            layout, includes, defects; needs clang-format-14, cppcheck, shellcheck
 #   make fuzz            SECONDS=600 JOBS=16 RUNS=10000000 SEED=2; make fuzz-carry: for elsewhere
@@ -311,10 +311,10 @@ scripts: .venv/ready
 	  echo 'error: make scripts needs Python 3.11 or newer (PYTHON=python3.11) with venv:' \
 	       'apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,lint]'
+	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@
 
 clean:
-	rm -rf $(BUILD) $(PROGRAMS) train_gptcu .venv
+	rm -rf $(BUILD) $(PROGRAMS) train_gptcu
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,7 +26,7 @@ __attribute__((constructor)) static void open_standard_files(void) {
     }
 }
 
-static _Thread_local Error error;
+static _Thread_local Error failure;
 
 bool fail(const char *format, ...) {
     Error next; // its arguments may be the text before
@@ -33,20 +34,20 @@ bool fail(const char *format, ...) {
     va_start(args, format);
     vsnprintf(next.text, sizeof(next.text), format, args);
     va_end(args);
-    error = next;
+    failure = next;
     return false;
 }
 
 const char *error_text(void) {
-    return error.text;
+    return failure.text;
 }
 
 Error error_kept(void) {
-    return error;
+    return failure;
 }
 
 void or_die(bool ok) {
-    if (!ok) { die("%s", error.text); }
+    if (!ok) { die("%s", failure.text); }
 }
 
 static char rank_tag[24]; // die() is called where no one knows the rank
@@ -73,11 +74,26 @@ void complain(const char *format, ...) {
     va_end(args);
 }
 
+static void (*last_words)(const char *error); // NULL: none, or said
+static long speaker;                          // the thread that may say them
+
+void die_with(void (*words)(const char *error)) {
+    last_words = words;
+    speaker = syscall(SYS_gettid);
+}
+
 void die(const char *format, ...) {
+    char error[4096];
     va_list args;
     va_start(args, format);
-    print_tagged("error: ", format, args);
+    vsnprintf(error, sizeof(error), format, args);
     va_end(args);
+    complain("%s", error);
+    void (*words)(const char *) = last_words;
+    if (words != NULL && syscall(SYS_gettid) == speaker) {
+        last_words = NULL; // they may die themselves
+        words(error);
+    }
     exit(EXIT_FAILURE);
 }
 

@@ -52,6 +52,10 @@ void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 // Dies with error_text() unless ok.
 void or_die(bool ok);
 
+// Before it ends, die calls this once with its text, in the thread (and process) that names it here
+// alone; NULL: nothing.
+void die_with(void (*words)(const char *error));
+
 // "warning: ..." on stderr, unless they are muted.
 void warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void warnings_mute(bool mute);

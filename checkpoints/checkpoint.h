@@ -135,7 +135,7 @@ typedef struct {
     char name[TENSOR_NAME];
     int file;
     size_t bytes;
-    int64_t listed; // its length by meta.json; -1: a folder of Hugging Face's
+    int64_t listed; // its length by meta.json; -1: none
     char crc[16];   // its checksum by meta.json
 } CheckpointFile;
 
@@ -186,8 +186,8 @@ void checkpoint_close(Checkpoint *c);
 
 // What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link
 // points to, or else the newest whole one before it. Warns of each damaged one it passes over.
-// *found is false, and the result true, when there is no checkpoint at all.
-bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found);
+// Its path is "", and the result true, when there is no checkpoint at all.
+bool checkpoint_resume(Checkpoint *c, const Options *options);
 
 // Makes the checkpoint that a run resumes the newest under --save: `latest` leads to it, those of
 // later steps are set aside under other names, `best` is the best of those that stay.
@@ -214,6 +214,8 @@ bool checkpoint_list(const char *save);
 // The steps of the checkpoints under a folder, newest first, which must be freed; returns how many.
 // None where there is no folder; -1 where it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
+// Follows links of either kind (base/io.h) from a path to a folder, and says which that is.
+FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from);
 // The step that a link under the folder, "latest" or "best", points to; -1: none.
 int64_t checkpoint_linked(const char *save, const char *link);
 // The step with the lowest loss on these validation data; -1: none.

@@ -172,20 +172,19 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
     return true;
 }
 
-// Others that a run may read, of a folder of Hugging Face's (ours false) or added to a checkpoint.
-static bool add_others(Checkpoint *c, int folder, bool ours) {
-    static const char *const names[] = {"config.json",    "model.safetensors",
-                                        "tokenizer.bin",  "generation_config.json",
-                                        "tokenizer.json", "tokenizer_config.json"};
-    for (int i = ours ? 2 : 0; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
+// Others that a run may read, of a folder of Hugging Face's or added to a checkpoint.
+static bool add_others(Checkpoint *c, int folder) {
+    static const char *const names[] = {"model.safetensors", "tokenizer.bin",
+                                        "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json"};
+    for (int i = c->options != NULL; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
         bool there = faccessat(folder, names[i], F_OK, 0) == 0 && !checkpoint_has(c, names[i]);
-        if ((there || i == 0) && !add_file(c, folder, names[i], NULL)) { return false; }
+        if (there && !add_file(c, folder, names[i], NULL)) { return false; }
     }
     return true;
 }
 
-// Follows links of either kind from a path to a folder, and says which that is.
-static FolderId follow(char path[PATH_LENGTH], const char *from) {
+FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     enum { LINKS = 40 };
     char target[PATH_LENGTH], beside[PATH_LENGTH];
     path_format(path, "%s", from);
@@ -202,23 +201,21 @@ static FolderId follow(char path[PATH_LENGTH], const char *from) {
 // Hugging Face's.
 static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
-    bool ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
+    bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
+    const char *name = ours ? "meta.json" : "config.json";
     size_t bytes;
-    path_format(path, "%s/%s", c->path, ours ? "meta.json" : "config.json");
-    int file = file_open_in(folder, path, &bytes);
-    if (file < 0) { return false; }
-    char *text = malloc_or_die(bytes);
-    bool ok = file_read_at(file, path, text, bytes, 0);
-    close(file);
-    c->seal = ok ? (uint32_t)crc32_z(0, (const Bytef *)text, bytes) : 0;
-    if (ok && ours) {
-        cJSON *meta = parse_meta(text, bytes, path);
+    if (!add_file(c, folder, name, NULL)) { return false; }
+    char *text = checkpoint_file(c, name, &bytes);
+    if (text == NULL) { return false; }
+    c->seal = (uint32_t)crc32_z(0, (const Bytef *)text, bytes);
+    if (ours) {
+        cJSON *meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name));
         ok = meta != NULL && read_meta(c, meta) &&
              add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state);
         cJSON_Delete(meta);
     }
     free(text);
-    return ok && (state || add_others(c, folder, ours));
+    return ok && (state || add_others(c, folder));
 }
 
 // Opens the files of the folder that a path leads to. If it leads to another by then, as `latest`
@@ -229,13 +226,13 @@ static bool open_folder(Checkpoint *c, const char *path, bool state) {
     bool ok, moved;
     do {
         *c = (Checkpoint){0};
-        id = follow(c->path, path);
+        id = checkpoint_follow(c->path, path);
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ok = folder >= 0
                  ? open_files(c, folder, state)
                  : fail("%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
         if (folder >= 0) { close(folder); }
-        now = follow(leads_to, path);
+        now = checkpoint_follow(leads_to, path);
         moved = memcmp(&now, &id, sizeof(id)) != 0;
         if (!ok || moved) { checkpoint_close(c); }
     } while (moved);
@@ -415,41 +412,40 @@ int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_
     return best;
 }
 
-// Of steps, the newest first: where --resume latest begins, at `latest` where there is one.
-static int first_to_try(const char *save, const int64_t *steps, int count) {
+// What --resume latest tries after step `tried`: `latest`, where there is one, or the newest step
+// before. -1: nothing is left, of *count steps; of -1, where they cannot be listed.
+static int64_t next_to_try(const char *save, int64_t tried, int *count) {
+    int64_t *steps, step = -1;
+    *count = checkpoint_steps(save, &steps);
+    // the link is read last: one that it led to before may be gone from the list
     int64_t latest = checkpoint_linked(save, "latest");
-    int i = 0;
-    while (latest >= 0 && i < count && steps[i] > latest) { i++; }
-    return i;
+    for (int i = 0; i < *count && step < 0; i++) {
+        if (steps[i] < tried && (latest < 0 || steps[i] <= latest)) { step = steps[i]; }
+    }
+    free(steps);
+    return step;
 }
 
-bool checkpoint_resume(Checkpoint *c, const Options *options, bool *found) {
-    if (strcmp(options->resume, "latest") != 0) {
-        *found = checkpoint_open(c, options->resume, true);
-        return *found || fail(RESUME_FAULT, error_text());
-    }
-    *found = false;
+bool checkpoint_resume(Checkpoint *c, const Options *o) {
+    char path[PATH_LENGTH];
+    int64_t step, tried = INT64_MAX; // that one and newer ones are damaged
+    int count;
     *c = (Checkpoint){0};
-    int64_t *steps = NULL, tried = INT64_MAX; // that one and newer ones are damaged
-    int count = 0, i = 0;
-    do { // listed anew each time: a run that saves there may have deleted it before it was open
-        char path[PATH_LENGTH];
-        free(steps);
-        count = checkpoint_steps(options->save, &steps);
-        if (count < 0) { return fail("--resume latest: %s", error_text()); }
-        i = first_to_try(options->save, steps, count);
-        while (i < count && steps[i] >= tried) { i++; }
-        if (i >= count) { break; }
-        *found = checkpoint_open(c, checkpoint_path(path, options->save, steps[i]), true);
-        if (*found || !path_exists(path)) { continue; }
+    if (strcmp(o->resume, "latest") != 0) {
+        return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
+    }
+    // listed anew each time: a run that saves there may have deleted it before it was open
+    while ((step = next_to_try(o->save, tried, &count)) >= 0) {
+        if (checkpoint_open(c, checkpoint_path(path, o->save, step), true)) { return true; }
+        if (!path_exists(path)) { continue; }
         warn("%s; trying an earlier checkpoint", error_text());
-        tried = steps[i];
-    } while (!*found);
-    free(steps);
-    return *found || count == 0 ||
+        tried = step;
+    }
+    if (count < 0) { return fail("--resume latest: %s", error_text()); }
+    return count == 0 ||
            fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
                 "--save or move the damaged ones away",
-                options->save);
+                o->save);
 }
 
 // Opens a folder without its optimizer files; what it says of its model's options, and whether its
@@ -484,16 +480,17 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
 static Checkpoint start; // a process has one
 
 bool checkpoint_model(Options *o, Options *model) {
-    bool latest = strcmp(o->resume, "latest") == 0, searches = latest && o->save[0] != '\0';
-    int64_t *steps = NULL;
+    bool latest = strcmp(o->resume, "latest") == 0;
+    int64_t step = latest && o->save[0] != '\0' ? INT64_MAX : -1;
+    int count;
     checkpoint_close(&start);
-    int count = searches ? checkpoint_steps(o->save, &steps) : 0;
-    for (int i = first_to_try(o->save, steps, count); i < count && o->origin[0] == '\0'; i++) {
+    while (step >= 0 && o->origin[0] == '\0') {
         char path[PATH_LENGTH];
-        checkpoint_path(path, o->save, steps[i]);
-        if (open_model(&start, path, model)) { path_format(o->origin, "%s", path); }
+        step = next_to_try(o->save, step, &count);
+        if (step >= 0 && open_model(&start, checkpoint_path(path, o->save, step), model)) {
+            path_format(o->origin, "%s", path);
+        }
     }
-    free(steps);
     const char *named = latest ? "" : o->resume;
     if (named[0] == '\0') { named = o->load; }
     if (o->origin[0] == '\0') { path_format(o->origin, "%s", named); }
@@ -521,7 +518,7 @@ bool checkpoint_share(Checkpoint *c, Group *group) {
                         fail("%s: not the one that rank 0 has opened; start again", first.path));
         }
     }
-    return group_agree(group, CHANNEL_MAIN, ok);
+    return group_agree(group, CHANNEL_MAIN, ok) || fail("%s", error_text());
 }
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
@@ -539,7 +536,7 @@ bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin,
 
 static double bytes_of(const Checkpoint *c) {
     double sum = 0;
-    for (int i = 0; i < c->num_files; i++) { sum += (double)c->files[i].bytes; }
+    for (int i = 0; i < c->num_files; i++) { sum += fmax(0, (double)c->files[i].listed); }
     return sum;
 }
 

@@ -326,22 +326,22 @@ static bool lock_folder(const Options *o, bool *own) {
 
 // Refuses a folder with checkpoints of another run than the one that is resumed.
 static bool check_owner(const Options *o) {
-    char path[PATH_LENGTH], *real = realpath(o->resume, NULL);
+    char path[PATH_LENGTH], leads_to[PATH_LENGTH];
     int64_t *steps;
     int count = checkpoint_steps(o->save, &steps);
     int64_t newest = count > 0 ? steps[0] : 0;
     free(steps);
-    path_format(path, "%s", o->resume);
-    bool missing = real == NULL && path[0] != '\0'; // which opening it will say
-    FolderId save = folder_id(o->save);
-    bool own = count == 0 || missing || strcmp(path, "latest") == 0 ||
-               is_folder(dirname(path), save) || (real != NULL && is_folder(dirname(real), save));
-    free(real);
-    if (count < 0 || own) { return count >= 0; }
+    if (count <= 0 || strcmp(o->resume, "latest") == 0) { return count >= 0; }
     if (o->resume[0] == '\0') {
         return fail("%s: a run has saved there up to step %lld; resume it with --resume latest, or "
                     "give another --save",
                     o->save, (long long)newest);
+    }
+    FolderId save = folder_id(o->save);
+    bool missing = checkpoint_follow(leads_to, o->resume).inode == 0; // which opening it will say
+    path_format(path, "%s", o->resume);
+    if (missing || is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
+        return true;
     }
     return fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
                 "--load to start a new run from its weights",

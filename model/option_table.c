@@ -44,7 +44,7 @@ _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "r
 
 // Of llm.c, nanoGPT, nanochat, Hugging Face, and Megatron-LM where ours is another.
 const ForeignName foreign_names[] = {
-    {"arch llama", "swiglu"},
+    {"arch llama", "swiglu normalization position-embedding-type"},
     {"num-layers", "n-layer depth num-hidden-layers"},
     {"hidden-size", "n-embd"},
     {"num-attention-heads", "n-head"},
@@ -59,6 +59,7 @@ const ForeignName foreign_names[] = {
     {"init-method-std", "initializer-range"},
     {"data", "-i train-file data-path train-data-path dataset"},
     {"valid-data", "-j validation-file valid-data-path"},
+    {"valid-data (scripts/prepare_data --valid-fraction)", "split"},
     {"tokenizer", "tokenizer-name tokenizer-model"},
     {"train-iters", "-x max-iters num-iterations max-steps steps"},
     {"train-iters (steps, not epochs)", "num-train-epochs num-epochs epochs"},
@@ -66,6 +67,7 @@ const ForeignName foreign_names[] = {
     {"global-batch-size (sequences, not tokens)", "-d total-batch-size"},
     {"global-batch-size (all sequences of a step)", "gradient-accumulation-steps"},
     {"lr", "-l learning-rate"},
+    {"lr (one for both; --optimizer muon)", "matrix-lr embedding-lr"},
     {"min-lr (a rate, not a fraction)", "-q"},
     {"lr-decay-style", "-k lr-scheduler-type lr-decay"},
     {"lr-warmup-iters", "-u warmup-iters warmup-steps"},
@@ -87,7 +89,8 @@ const ForeignName foreign_names[] = {
     {"save", "-o out-dir output-dir"},
     {"save-interval", "-n save-every save-steps"},
     {"keep", "-nk save-total-limit"},
-    {"load", "-e init-from model-name-or-path finetune"},
+    {"load", "init-from model-name-or-path finetune"},
+    {"model gpt2-124m (llm.c's d12), or --load", "-e"},
     {"resume latest", "-y"},
     {"resume", "resume-from-checkpoint"},
     {"recompute", "-r recompute-granularity"},
@@ -95,8 +98,10 @@ const ForeignName foreign_names[] = {
     {"recompute activations", "recompute-activations"},
     {"gpus", "-pn nproc-per-node"},
     {"gpus (data parallel)", "tensor-model-parallel-size pipeline-model-parallel-size"},
+    {"gpus (ZeRO-1, overlap and gathers in FP8 are always on)",
+     "-z use-distributed-optimizer overlap-grad-reduce overlap-param-gather fp8-param-gather"},
     {"log-interval", "logging-steps"},
-    {"metrics (scripts/monitor and scripts/plot show them)",
+    {"metrics (scripts/monitor shows them in TensorBoard and W&B)",
      "wandb wandb-log wandb-project report-to tensorboard-dir"},
     {NULL, NULL},
 };

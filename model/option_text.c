@@ -95,9 +95,14 @@ void options_print(const Options *options, FILE *out) {
     const char *group = NULL;
     char value[OPTION_TEXT], item[OPTION_TEXT + 80];
     size_t column = 0;
+    bool preset = option_source(options, "model") > SOURCE_DEFAULT ||
+                  option_source(options, "arch") <= SOURCE_PRESET;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        if (row->effect == EFFECT_ACTION || *option_text(options, row, value) == '\0') { continue; }
+        bool own = row->offset != offsetof(Options, model) || preset; // of another model than this
+        if (row->effect == EFFECT_ACTION || !own || *option_text(options, row, value) == '\0') {
+            continue;
+        }
         if (row->type == OPTION_BOOL) {
             bool on = strcmp(value, "true") == 0;
             snprintf(item, sizeof(item), " --%s%s", on ? "" : "no-", row->name);
@@ -120,10 +125,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
     enum { INDENT = 36, WIDTH = 100 };
     const char *group = NULL;
     char value[OPTION_TEXT];
-    fprintf(out,
-            "llm8.c %s: trains GPT-2 and Llama models\n\n"
-            "Usage: %s --data 'train_*.bin' [options]\n",
-            LLM8_VERSION, program);
+    fprintf(out, "%s\nUsage: %s --data 'train_*.bin' [options]\n", OPTIONS_TITLE, program);
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         print_group(out, &group, row, "\n%s\n");

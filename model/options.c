@@ -555,7 +555,7 @@ bool options_resolve(Options *o, const Options *model) {
 void options_parse(Options *options, int argc, char **argv) {
     if (argc == 1) {
         fprintf(stderr,
-                "llm8.c " LLM8_VERSION ": trains GPT-2 and Llama models\n"
+                OPTIONS_TITLE
                 "  train      %1$s --data 'x_train*.bin' --valid-data 'x_val*.bin' --save run/x\n"
                 "  continue   %1$s --config run/x/config.txt --resume latest\n"
                 "  sample     %1$s --load run/x/latest --sample-only\n"

@@ -14,6 +14,8 @@
 
 BEGIN_C
 
+#define OPTIONS_TITLE "llm8.c " LLM8_VERSION ": trains GPT-2, Llama and Qwen models\n"
+
 // The choices of each option, in the order of its row.
 typedef enum { ARCH_GPT2, ARCH_LLAMA } Arch;
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } Optimizer;

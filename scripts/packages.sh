@@ -39,15 +39,26 @@ in_a_line() {
     tr '\n' ' ' | sed 's/ $//'
 }
 
-apt_install() {
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+# apt_get LOG WORD...: waits, five minutes at most, while another one has the lock, as on a machine
+# that has just been started.
+apt_get() {
+    out=$1 tries=0
+    shift
+    until LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get "$@" >"$out" 2>&1; do
+        if [ $tries -ge 60 ] || ! grep -q 'Could not get lock' "$out"; then return 1; fi
+        if [ $tries -eq 0 ]; then echo "waiting for another apt or dpkg, which has the lock"; fi
+        tries=$((tries + 1))
+        sleep 5
+    done
 }
 
 install_packages() {
     printf '\n== installing %s\n' "$*"
     log=$(mktemp)
-    apt_install "$@" >"$log" 2>&1 || { apt-get update -q && apt_install "$@"; } >"$log" 2>&1 || {
+    set -- install -y -q --no-install-recommends "$@"
+    apt_get "$log" "$@" || { apt_get "$log" update -q && apt_get "$log" "$@"; } || {
         tail -n 5 "$log" >&2
+        shift 4
         echo "error: apt-get could not install $*; the whole log is $log" >&2
         return 1
     }

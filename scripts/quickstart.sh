@@ -1,5 +1,5 @@
 #!/bin/sh
-# From a bare Debian to a trained model, in under three minutes on two cores:
+# From a bare Debian to a trained model, in two to six minutes on two cores:
 #   make quickstart                 on a corpus that make_corpus writes
 #   make quickstart DATA=any.txt    on your own text
 #   make quickstart STEPS=300       shorter, or longer
@@ -181,9 +181,9 @@ print_summary() {
 
 Try next
   another sample, more daring
-    $config --sample-only --sample-temperature 1 --seed 2
+    $config --resume latest --sample-only --sample-temperature 1 --seed 2
   train on from here to twice as many steps
-    $config --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
+    $config --resume latest --train-iters $((2 * steps)) --lr-decay-iters $((2 * steps)) --lr 1e-3
   $in_fp8
     $config --save run/fp8 --fp8-format hybrid$larger
   a larger model

@@ -3,7 +3,7 @@
 # validation loss 3.28, HellaSwag 29.9%).
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
 # cost: 10.0 billion tokens, 7.98e+18 FLOPs
-# cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~36 min
+# cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~35 min
 # cost: FP8: 1 GPU 3.6 hours, 8 GPUs ~28 min
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs
 # shellcheck disable=SC2034 # recipe.sh uses what is set here

@@ -96,6 +96,16 @@ def measured_models_are_as_measured():
     close(number(found["fp8", 1][2]), 160000)
     assert found["fp8", 1][6] == "38.25 GiB", "not the micro-batch of the record"
     assert fails(close, number(row[2]), 160000)
+    # where a commit has all that the front page shows, its records
+    whole = [record(model, 1, rate, times * at(rate), precision, lm_head=head, commit="whole")
+             for model, times in (("llama-1b", 1), ("gpt2-124m", 0.1))
+             for rate, precision, head in ((110000, "bf16", "bf16"), (1, "fp8", "bf16"),
+                                           (2, "fp8", "fp8"))]
+    for left_out, rate in ((0, 110000), (1, 120000)):
+        write("front.jsonl", "".join(json.dumps(row) + "\n" for row in
+                                     [*whole[left_out:], RECORDS[1] | {"date": "2026-11-21"}]))
+        found = rows(call(estimate, *LLAMA, "--tokens", "20B", "--bench", "front.jsonl"))
+        close(number(found["bf16", 1][2]), rate)
 
 
 def other_counts_scale_as_measured():

@@ -23,17 +23,15 @@ static void save_steps(int last) {
 static int64_t resumed(const char *options) {
     Options o = options_of(options);
     CLOSED(checkpoint_close) Checkpoint c;
-    bool found;
     fflush(stderr);
     int terminal = dup(STDERR_FILENO);
     if (freopen("warnings", "w", stderr) == NULL) { die("stderr"); }
-    bool ok = checkpoint_resume(&c, &o, &found);
+    bool ok = checkpoint_resume(&c, &o);
     fflush(stderr);
     dup2(terminal, STDERR_FILENO);
     close(terminal);
-    if (!ok || !found) { return ok ? 0 : -1; }
-    int64_t step = c.progress.step;
-    return step;
+    int64_t step = c.path[0] != '\0' ? c.progress.step : 0; // c is closed before it is returned
+    return ok ? step : -1;
 }
 
 static bool opens(const char *path) {

@@ -10,7 +10,7 @@ export NO_COLOR=1 MPLCONFIGDIR=$PWD/matplotlib
 
 have_packages() {
     make_scripts
-    "$python" -c 'import matplotlib, numpy, tokenizers' 2>>scripts.log
+    "$python" -c 'import matplotlib, numpy, tensorboard, tokenizers' 2>>scripts.log
 }
 
 # blocks PAGE FOLDER: writes each block that is to be run to FOLDER/LINE.sh; prints how many are
@@ -64,15 +64,15 @@ END
 # A tree as a user has it after make and make scripts, with a text. make does nothing in it.
 plant() {
     local file
-    mkdir -p "$1/bin"
+    mkdir -p "$1/.bin"
     for file in "$root"/{Makefile,README.md,docs,test,train,kernels,dataloader,checkpoints,build} \
         "$root"/{.venv,tokenize,make_corpus}; do
         ln -s "$file" "$1"
     done
     cp -r "$root/scripts" "$1"
     small_trainer >"$1/train_gpt"
-    printf '#!/bin/sh\n' >"$1/bin/make"
-    chmod +x "$1/train_gpt" "$1/bin/make"
+    printf '#!/bin/sh\n' >"$1/.bin/make"
+    chmod +x "$1/train_gpt" "$1/.bin/make"
     make_text 1 60000 >"$1/mine.txt"
 }
 
@@ -94,8 +94,7 @@ prepare_run() {
 
 # An imported model, with a tokenizer.json of its own.
 prepare_start() {
-    mkdir theirs && "$python" - <<'END' || return 1
-import json
+    mkdir -p work/theirs && "$python" - <<'END' || return 1
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 t = tokenizers.Tokenizer(models.BPE())
@@ -105,28 +104,29 @@ with open("mine.txt") as file:
 t.train_from_iterator(lines, trainers.BpeTrainer(
     vocab_size=300, special_tokens=["<|endoftext|>"],
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-t.save("theirs/tokenizer.json")
-with open("mine.jsonl", "w") as file:
-    file.writelines(json.dumps({"text": line}) + "\n" for line in lines)
+t.save("work/theirs/tokenizer.json")
 END
-    ./tokenize --output-prefix data/mine mine.txt &&
-        ./train_gpt --model llama-tiny --vocab-size 300 --data data/mine_train.bin --train-iters 2 \
-            --micro-batch-size 2 --save run/base &&
-        cp run/base/latest/{model.safetensors,config.json} theirs &&
-        scripts/convert_hf import theirs --output start
+    ./tokenize --output-prefix data/theirs mine.txt &&
+        ./train_gpt --model llama-tiny --vocab-size 300 --data data/theirs_train.bin --train-iters 2 \
+            --micro-batch-size 2 --save run/theirs &&
+        cp run/theirs/latest/{model.safetensors,config.json} work/theirs &&
+        scripts/convert_hf import work/theirs --output start
 }
 
-# run_page PAGE TREE: the page's blocks in their order; fails at the first that does.
+# run_page PAGE TREE: the page's blocks in their order; fails at the first that does. A tree that
+# is there is one in which other pages were read before.
 run_page() {
     local page=$1 tree=$PWD/$2 name block status
     name=$(basename "$page" .md)
-    blocks "$page" "$tree.blocks" >/dev/null
-    plant "$tree"
-    (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
-    for block in "$tree".blocks/*.sh; do
+    blocks "$page" "$tree.blocks/$name" >/dev/null
+    if [[ ! -e $tree ]]; then
+        plant "$tree"
+        (cd "$tree" && prepare_page "$name") >log 2>&1 || { fail "$name: $(tail -n 3 log)"; return; }
+    fi
+    for block in "$tree.blocks/$name"/*.sh; do
         [[ -e $block ]] || continue
         status=0
-        (cd "$tree" && PATH=$PWD/bin:$PATH bash -eu "$block") >log 2>&1 </dev/null || status=$?
+        (cd "$tree" && PATH=$PWD/.bin:$PATH bash -eu "$block") >log 2>&1 </dev/null || status=$?
         # 3: a comparison that cannot tell, as a hundredth of the steps may not
         if [[ $status -ne 0 && ! ($status -eq 3 && $(<"$block") == *scripts/compare*) ]]; then
             fail "$name.md, line $(basename "$block" .sh): $(tail -n 3 log)"
@@ -138,6 +138,21 @@ run_page() {
 test_every_command_runs() {
     local page
     for page in "$root"/*.md "$root"/docs/*.md; do run_page "$page" "trees${page#"$root"}"; done
+}
+
+# In one folder, as a reader does: no page stops another, and git ignores what they make.
+test_pages_can_be_read_in_order() {
+    local page
+    plant one
+    (cd one && prepare_start) >log 2>&1 || { fail "$(tail -n 3 log)"; return; }
+    while read -r page; do run_page "$root/$page" one; done < <(
+        echo README.md
+        grep -oE '\]\([a-z0-9_]+\.md\)' "$root/docs/README.md" | sed 's,](,docs/,; s,),,'
+    )
+    git -C "$root" ls-files >tracked 2>&1 || return 0 # no checkout
+    find one/[!.]* -maxdepth 0 ! -path one/scripts \( -type d -printf '%f/\n' -o -type f -printf '%f\n' \) |
+        git -C "$root" check-ignore --stdin --verbose --non-matching | grep '^::' >log
+    [[ ! -s log ]] || fail "git does not ignore $(tr '\n' ' ' <log)"
 }
 
 test_faults_are_seen() {

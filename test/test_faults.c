@@ -166,8 +166,7 @@ static bool holds(const char *path, int64_t step) {
 
 static int64_t resumed_step(void) {
     CLOSED(checkpoint_close) Checkpoint c;
-    bool found;
-    if (!checkpoint_resume(&c, &fixture.options, &found) || !found) { return -1; }
+    if (!checkpoint_resume(&c, &fixture.options) || c.path[0] == '\0') { return -1; }
     int64_t step = c.progress.step;
     char path[PATH_LENGTH];
     checkpoint_path(path, "s", step);
@@ -188,13 +187,6 @@ static int leftovers(void) {
 static const char *leads_to(const char *path) {
     static char target[PATH_LENGTH];
     return link_read(path, target);
-}
-
-// The step that a link leads to, or 0.
-static long long linked(const char *path) {
-    long long step = 0;
-    sscanf(leads_to(path), "step_%lld", &step);
-    return step;
 }
 
 // Step 3 is whole, under its name or set aside.
@@ -228,7 +220,7 @@ static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const c
     int64_t step = resumed_step();
     if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
     if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
-    if (linked("s/best") != 2) { return "step 2 is not the best"; }
+    if (checkpoint_linked("s", "best") != 2) { return "step 2 is not the best"; }
     if (path_exists("s/step_00000003") || !holds_3()) { return "step 3 is not set aside"; }
     if (!holds("s/step_00000004.aside-1", 4)) { return "step 4 is not set aside"; }
     return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
@@ -253,7 +245,9 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     int64_t step = resumed_step();
     if (step < 2 || (saved && step != 3)) { return "a wrong step is resumed"; }
     if (!checkpoint_claim(&fixture.options) || leftovers() > 0) { return "leftovers stay"; }
-    if (!go_back(step) || linked("s/best") != step) { return "the best step is not marked"; }
+    if (!go_back(step) || checkpoint_linked("s", "best") != step) {
+        return "the best step is not marked";
+    }
     if (!save_step(&fixture, 3) || resumed_step() != 3) { return "the next save fails"; }
     if (leftovers() > 0) { return "the next save leaves something behind"; }
     return holds("s/step_00000001", 1) ? "step 1 is kept" : NULL;
@@ -309,7 +303,7 @@ TEST(disks_without_links_are_saved_to) {
     CHECK(save_step(&fixture, 3) && unlink("s/best") == 0);
     CHECK_TEXT(leads_to("s/latest"), "step_00000003");
     image = "s/step_00000003";
-    CHECK(!go_back(2) && linked("s/latest") == 2 && holds("s/step_00000003", 3));
+    CHECK(!go_back(2) && checkpoint_linked("s", "latest") == 2 && holds("s/step_00000003", 3));
     CHECK(save_step(&fixture, 4) && save_step(&fixture, 5));
     CHECK(!path_exists("s/step_00000003"));
     image = NULL;
@@ -335,19 +329,18 @@ TEST(a_careless_save_is_caught) {
 
 // A folder that cannot be read is not an empty one; a leftover that cannot be deleted ends no run.
 TEST(unreadable_folders_are_no_empty_ones) {
-    Checkpoint c;
-    bool found, fired = true;
+    bool fired = true;
     int refused = 0, left = 0;
     fixture_open(&fixture, TINY "--save s --resume latest");
     folder_remove("s");
     CHECK(save_step(&fixture, 1) && unlink("s/latest") == 0);
     for (int n = 1; fired; n++) {
+        CLOSED(checkpoint_close) Checkpoint c;
         arm(FAIL_ONCE, n);
-        bool ok = checkpoint_resume(&c, &fixture.options, &found);
+        bool ok = checkpoint_resume(&c, &fixture.options);
         fired = fault.name != NULL;
         arm(FAIL_ONCE, 0);
-        if (ok && found) { checkpoint_close(&c); }
-        CHECK(!ok || found);
+        CHECK(!ok || c.path[0] != '\0');
         refused += !ok;
     }
     CHECK(refused > 0);
@@ -417,7 +410,7 @@ static int64_t read_while_saving(bool load, float *out) {
     CLOSED(checkpoint_close) Checkpoint c = {0};
     static const char *const kinds[] = {"master", "exp_avg", "exp_avg_sq"};
     const int64_t size = fixture.layout.size / 128 * 128, half = size / 2;
-    bool found, ok = true;
+    bool ok = true;
     o = fixture.options;
     int64_t step;
     if (load) {
@@ -430,7 +423,7 @@ static int64_t read_while_saving(bool load, float *out) {
         step = (int64_t)out[size - 1]; // what is 0 pads the vocabulary
         ok = ok && is_all(out, size, (double)step);
     } else {
-        ok = checkpoint_resume(&c, &o, &found) && found;
+        ok = checkpoint_resume(&c, &o) && c.path[0] != '\0';
         step = c.progress.step;
         for (int part = 0; ok && part < 6; part++) {
             ok = checkpoint_read(&c, kinds[part / 2], part % 2 * half, (part % 2 + 1) * half,

@@ -246,6 +246,10 @@ another_run_is_seen() { # by what judges checkpoints that cross
     awk "BEGIN { exit !($(apart plain variant) > $small_change) }"
 }
 check "another run is no small change" another_run_is_seen
+without_a_driver() {
+    ! STANDIN_DRIVER=0 $trainer --verify >out && grep 'driver .* BAD  there is none; the program' out
+}
+check "no driver is said" without_a_driver
 older_devices() {
     STANDIN_CAPABILITY=86 refused "--fp8-required" $run $gpt2 $fp8 --fp8-required &&
         STANDIN_CAPABILITY=75 refused 'BF16 training needs 8.0' $run $gpt2

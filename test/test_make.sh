@@ -100,7 +100,11 @@ test_tests_are_kept() {
 test_missing_packages_are_named() {
     printf '#!/bin/sh\nexit 1\n' >bin/no-headers
     printf '#!/bin/sh\necho 1000\n' >bin/id
-    printf '#!/bin/sh\necho "$*" >>%q; touch %q\n' "$PWD/installed" "$PWD/headers" >bin/apt-get
+    # the lock of dpkg is another one's until it is asked for the third time
+    printf '#!/bin/sh\necho x >>%q; [ $(wc -l <%q) -ge 3 ] || %s\necho "$*" >>%q; touch %q\n' \
+        asked asked '{ echo "E: Could not get lock /var/lib/dpkg/lock-frontend."; exit 100; }' \
+        "$PWD/installed" "$PWD/headers" >bin/apt-get
+    printf '#!/bin/sh\n' >bin/sleep
     chmod +x bin/*
     local path=$PWD/bin:$PATH missing='missing: libc6-dev libcjson-dev zlib1g-dev'
     PATH=$path expect_said 2 "error: $missing. Type this once, then make again:" \
@@ -117,9 +121,16 @@ test_missing_packages_are_named() {
         env PATH="$path" CC=no-headers "$root/scripts/packages.sh" --install 'make test'
     has installed '--no-install-recommends libc6-dev libcjson-dev zlib1g-dev' ||
         fail "$(cat installed)"
+    [[ $(wc -l <asked) -eq 3 && $(grep -c 'waiting for another apt' log) -eq 1 ]] || fail "$(cat log)"
+    # any other error is none to wait for
+    printf '#!/bin/sh\necho y >>asked; echo "E: no such package"; exit 100\n' >bin/apt-get
+    expect_said 1 'E: no such package' \
+        env PATH="$path" CC=no-such-compiler "$root/scripts/packages.sh" --install 'make test'
+    has log 'error: apt-get could not install gcc libc6-dev' || fail "$(cat log)"
+    [[ $(grep -c y asked) -eq 2 ]] || fail "$(cat asked)"
     expect_status 0 env PATH="$path" CC=no-headers "$root/scripts/packages.sh" make
     [[ ! -s log ]] || fail "nothing is missing: $(cat log)"
-    rm bin/id bin/apt-get
+    rm bin/id bin/apt-get bin/sleep
 }
 
 # A machine without make, g++, git and Python, and with no right to install.
@@ -149,11 +160,11 @@ test_help_lists_the_targets() {
     [[ $(wc -L <log) -le 100 ]] || fail "too wide"
 }
 
-test_clean_leaves_nothing() {
+test_clean_leaves_the_packages_alone() {
     rm -rf tree/build tree/train_gpt tree/train_gptcu tree/tokenize tree/make_corpus
+    mkdir -p tree/.venv/scripts
     find tree -maxdepth 1 | sort >before
     build all train_gptcu build/plain/test_io
-    mkdir -p tree/.venv/scripts
     build clean
     find tree -maxdepth 1 | sort | diff before - >log || fail "left: $(cat log)"
 }

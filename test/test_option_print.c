@@ -122,6 +122,18 @@ TEST(echo_parses_back) {
         back.lr = nextafter(back.lr, 1);
         CHECK_TEXT(difference(&o, &back), "lr");
     }
+    // the default preset is named where it says the architecture
+    static const Says rows[] = {
+        {"", "Model\n  --model gpt2-124m --arch gpt2 "},
+        {"--arch llama", "Model\n  --arch llama --num-layers 12 "},
+        {"--model gpt2-124m --arch llama", "Model\n  --model gpt2-124m --arch llama "},
+    };
+    EACH (row, rows) {
+        Options o = options_of(row->given);
+        char *echo = printed(options_print, &o);
+        CHECK_CONTAINS(echo, row->expected);
+        free(echo);
+    }
 }
 
 static void write_config(const Options *o) {

@@ -99,6 +99,19 @@ unknown_options() {
     done < <(options_of "$1")
 }
 
+# Names of other trainers in the first columns of the tables whose second is "here", which the
+# trainer neither has nor answers with ours.
+unanswered_names() {
+    local name said
+    awk -F '|' '!/^\|/ { inside = 0 } $3 == " here " { inside = 1 } inside { print $2 }' "$1" |
+        sed -E 's/[A-Za-z_.]+\(.*//' |
+        grep -oE -- '(^|[ ,;])(--?[a-z][a-z0-9_-]*|[a-z0-9]+(_[a-z0-9]+)+)' | tr -d ' ,;' | while IFS= read -r name; do
+        if [[ $name != -* ]]; then name=--$name; fi
+        said=$("$root/train_gpt" "$name" 2>&1)
+        if [[ $said == *'(--help lists all)' && $said != *'did you mean'* ]]; then echo "$name"; fi
+    done
+}
+
 stale_options() {
     sed -n '/^<!-- options -->$/,/^<!-- \/options -->$/p' "$1" | sed '1d; $d' >shown
     "$root/scripts/results" --print "$root/docs/options.md" >tables
@@ -151,6 +164,7 @@ test_every_file_exists() {
 }
 test_every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
 test_every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
+test_names_of_other_trainers_are_answered() { check unanswered_names 'not answered with ours'; }
 test_options_are_those_of_help() {
     check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
 }
@@ -186,6 +200,7 @@ test_faults_are_seen() {
         printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'
         printf '```\nmake WERROR=1 all clean # make war\n./train_gpt --lr 1 \\\n'
         printf '    --no-shuffle --no-bf16 --save=x  # --nonsense\ngit clone --depth 1 x\n```\n'
+        printf 'x\n| other | here |\n| --- | --- |\n| -i, --max_steps; n_layer of a_b(X) | x |\n\n'
         printf '| `no` | `z` |\n## Metrics\n| `step` | `a`, `b` |\n| `step` | the `f` and `g` |\n'
         echo '## y' && echo '<!-- options -->' && "$root/scripts/results" --print "$root/docs/options.md"
         echo '<!-- /options -->'
@@ -198,6 +213,8 @@ test_faults_are_seen() {
     sees unknown_options 's/--lr 1/--lrr 1/' '--lrr '
     sees unknown_options 's/--no-shuffle/--no-lr/' '--no-lr '
     sees unknown_options 's/`--bf16`/`--bf17`/' '--bf17 '
+    sees unanswered_names 's/-i,/-w,/' '-w '
+    sees unanswered_names 's/n_layer/xyz_layers_q/' '--xyz_layers_q '
     sees stale_options 's/peak learning rate/the learning rate/' '< *learning rate* > *learning rate*'
     sees stale_options '/--bf16/d' '*--bf16*'
     sees wrong_fields 's/`a`/`h`/' 'step a step h '

@@ -90,6 +90,9 @@ test_another_runs_checkpoint_is_refused() {
     train fresh 5 --resume a/latest || return
     mkdir empty && train empty 5 --resume a/latest || return
     refused 'a run has saved there up to step 2; resume it with --resume latest' c 3
+    cd c && ln -s ../d d && expect_said 1 '.: a run has saved there up to step 2; resume it ' \
+        train_gpt "${common[@]}" --save . --train-iters 3
+    cd ..
 }
 
 # A run that goes back and is killed before it has saved: what was ahead is neither resumed nor best,

@@ -1,7 +1,9 @@
 """The parts of scripts/llm8: reading a metrics.jsonl under way, smoothing, judging, writing pages,
-drawing on a terminal. test_scripts.sh runs it, and the programs as a whole."""
+drawing on a terminal, the boards. test_scripts.sh runs it, and the programs as a whole."""
 
+import glob
 import importlib
+import itertools
 import json
 import math
 import os
@@ -9,13 +11,16 @@ import re
 import shutil
 import sys
 import tempfile
+import types
 import unittest
 import warnings
 
+import matplotlib.figure
 import numpy
 import safetensors.numpy
 from check import call
 from llm8 import (
+    boards,
     document,
     experiment,
     judge,
@@ -24,6 +29,7 @@ from llm8 import (
     monitor,
     report,
     series,
+    style,
     text,
 )
 
@@ -505,6 +511,21 @@ class OtherPrograms(Folder):
 
 
 class Pages(unittest.TestCase):
+    def test_one_is_no_plural(self):
+        self.assertEqual([text.many(count, "step") for count in (0, 1, 2, 1000)],
+                         ["0 steps", "1 step", "2 steps", "1,000 steps"])
+
+    def test_log_axes_have_ticks(self):
+        for low, high in itertools.product((1e-3, 0.9, 2.1, 7e6), (1.2, 2.3, 40, 1e4, 1e7, 1e14)):
+            figure = matplotlib.figure.Figure((3, 2))
+            axes = figure.subplots()
+            axes.plot([1, 2], [low, low * high])
+            style.log_axis(axes.yaxis)
+            figure.draw_without_rendering()
+            ends, ticks = axes.get_ylim(), axes.get_yticks()
+            self.assertIn(sum(ends[0] <= tick <= ends[1] for tick in ticks), range(2, 12),
+                          (low, high))
+
     def test_html_is_escaped_and_alone(self):
         blocks = ["# a <b> & c", "`x<y` **bold**", "**FAIL: x**", "```sh\na && b > c\n```",
                   text.table(["h"], [["FAIL"], ["<script>"]]),
@@ -583,6 +604,70 @@ class Terminal(Folder):
             run = self.run_of(f"r{len(records)}", *records)
             shown = monitor.frame([run], 80, 24)
             self.assertTrue("0/" in shown and "nan" not in shown, shown)
+
+
+class Boards(Folder):
+    def board_of(self, *parts):
+        """TensorBoard's own reading of what a board wrote, given the file in parts."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        run = metrics.Run(self.folder, "r")
+        board = boards.TensorBoard(os.path.join(self.folder, "tb"), run)
+        for part in parts:
+            self.append(part)
+            board.take(run.poll())
+        board.close()
+        found = EventAccumulator(os.path.join(self.folder, "tb", "r"), {"scalars": 0})
+        found.Reload()
+        return found
+
+    def test_tensorboard_forgets_what_is_done_again(self):
+        first = lines(start(), *(step_record(i, 5.0) for i in range(1, 7)))
+        again = lines(start(3), *(step_record(i, 4.0) for i in range(4, 9)),
+                      {"kind": "eval", "step": 8, "valid_loss": 1.0, "seconds": 1.0})
+        for parts in ((first, again), (first + again,)):
+            if os.path.exists(self.path):
+                os.unlink(self.path)
+            found = self.board_of(*parts)
+            self.assertEqual([(e.step, e.value) for e in found.Scalars("train/loss")],
+                             [(i, 5.0 if i < 4 else 4.0) for i in range(1, 9)])
+            self.assertAlmostEqual(found.Scalars("valid/perplexity")[0].value, math.e, places=6)
+            self.assertEqual(found.Scalars("train/loss")[1].wall_time, 1e9 + 1.0)
+            self.assertEqual(len(glob.glob(os.path.join(self.folder, "tb", "r", "*"))), 1)
+
+    def test_tensorboard_gets_hyper_parameters(self):
+        found = self.board_of(lines(start(), step_record(1)))
+        plugin = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        self.assertIn(b"num-layers", plugin)
+        self.assertNotIn(b"save", plugin)
+        self.assertEqual(boards.hyper_parameters(start())["lr"], 0.1)
+
+    def test_wandb_gets_a_run_for_each_part(self):
+        sessions = []
+
+        def init(**arguments):
+            session = types.SimpleNamespace(arguments=arguments, logged=[], finished=False)
+            session.log = lambda values, step: session.logged.append((step, values))
+            session.finish = lambda: setattr(session, "finished", True)
+            sessions.append(session)
+            return session
+        sys.modules["wandb"] = types.SimpleNamespace(init=init)
+        try:
+            self.append(lines(start(), step_record(1), step_record(2), start(2), step_record(3),
+                              start(1), {**step_record(2, 4.0), "norm": None}))
+            run = metrics.Run(self.folder, "r")
+            board = boards.Wandb("p", run)
+            board.take(run.poll())
+            board.close()
+        finally:
+            del sys.modules["wandb"]
+        self.assertEqual([[step for step, _ in session.logged] for session in sessions],
+                         [[1, 2, 3], [2]])
+        self.assertEqual(sessions[1].logged[0][1]["train/loss"], 4.0)
+        self.assertNotIn("train/norm", sessions[1].logged[0][1])
+        self.assertTrue(all(session.finished for session in sessions))
+        names = [session.arguments["id"] for session in sessions]
+        self.assertTrue(names[0].endswith("-0") and names[1].endswith("-1") and
+                        names[0][:-1] == names[1][:-1])
 
 
 def odd_files():

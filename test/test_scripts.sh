@@ -15,7 +15,7 @@ prepare() {
 
 have_packages() {
     make_scripts
-    "$python" -c 'import matplotlib, numpy' 2>>scripts.log
+    "$python" -c 'import matplotlib, numpy, tensorboard' 2>>scripts.log
 }
 
 is_png() {
@@ -311,7 +311,7 @@ test_running_files_are_followed() {
     head -c $half first.jsonl >live/metrics.jsonl
     plot live --out live.html --follow 1 >plot.log 2>&1 &
     local plot=$! status=0
-    monitor live --interval 0.1 >monitor.log 2>&1 &
+    monitor live --interval 0.1 --tensorboard tb >monitor.log 2>&1 &
     local monitor=$!
     wait_until grep -q "http-equiv" live.html || return
     wait_until has monitor.log "starts at step 0" || return
@@ -323,12 +323,25 @@ test_running_files_are_followed() {
     has monitor.log "12/12 | finished" || fail "$(cat monitor.log)"
     has live.html "12 of 12" || fail "the last page is not the last"
     ! has live.html "http-equiv" || fail "the last page loads itself again"
+    "$python" - resumed/metrics.jsonl >tb.log 2>&1 <<'END' || fail "$(tail -n 1 tb.log)"
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = EventAccumulator("tb/live", {"scalars": 0})
+found.Reload()
+wanted = {r["step"]: r["loss"] for r in map(json.loads, open(sys.argv[1])) if r["kind"] == "step"}
+shown = [(e.step, e.value) for e in found.Scalars("train/loss")]
+assert [step for step, _ in shown] == list(range(1, 13)), shown
+assert all(abs(value - wanted[step]) < 1e-6 for step, value in shown), shown
+END
 }
 
 test_terminal_shows_runs() {
     expect_said 0 "12/12" monitor --once resumed c/bf16/seed-2
     has log "c/bf16/seed-2" || fail "$(cat log)"
     ! has log $'\033' || fail "escapes where there is no terminal"
+    if ! "$python" -c 'import wandb' 2>/dev/null; then
+        expect_said 2 "wandb is not installed" monitor --once resumed --wandb p
+    fi
     script -qec "stty columns 70 rows 20; $root/scripts/monitor resumed" /dev/null >terminal
     has terminal $'\033[H\033[J' || fail "no terminal: $(cat terminal)"
     has terminal "12/12" || fail "on a terminal: $(cat terminal)"

@@ -322,6 +322,24 @@ test_unwritable_metrics_stop_no_run() {
     expect_status 0 train_gpt --save full_metrics --list-checkpoints
 }
 
+# What an error ended has it in its metrics, what was killed has no end; a resume goes on after both.
+test_an_error_is_in_the_metrics() {
+    expect_status 0 train_gpt "${common[@]}" --train-iters 5 --save died || return
+    expect_status 1 train_gpt "${common[@]}" --train-iters 9 --save died --resume latest \
+        --dump-gradients none/x || return
+    [[ $(tail -n 1 died/metrics.jsonl) == \
+        "{\"kind\":\"end\",\"step\":5,\"status\":1,\"error\":\"$(sed -n 's/^error: //p' log)\"}" ]] ||
+        fail "$(tail -n 1 died/metrics.jsonl)"
+    expect_status 0 train_gpt "${common[@]}" --train-iters 7 --save died --resume latest || return
+    "$metrics_tool" died/metrics.jsonl >steps || fail "metrics"
+    [[ $(tail -n 1 died/metrics.jsonl) == '{"kind":"end","step":7,"status":0}' ]] ||
+        fail "$(tail -n 1 died/metrics.jsonl)"
+    cp died/metrics.jsonl before # an error before the start is recorded leaves the file as it is
+    expect_status 1 train_gpt "${common[@]}" --train-iters 9 --save died --resume latest \
+        --num-layers 3 || return
+    cmp -s died/metrics.jsonl before || fail "$(tail -n 1 died/metrics.jsonl)"
+}
+
 # The tool that the tests above rely on must refuse what is wrong.
 test_metrics_tool_sees_faults() {
     local edit

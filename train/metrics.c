@@ -24,13 +24,17 @@ void metrics_close(Metrics *m) {
 // Whether the file has the beginning of a record at a place, or nothing but zeros from there on.
 static bool is_record(FILE *file, off_t at) {
     static const char record[] = "{\"kind\":\"";
-    char begin[sizeof(record) - 1];
+    char begin[sizeof(record) + 5]; // other programs write blanks between them
+    size_t letters = 0;
     if (fseeko(file, at, SEEK_SET) != 0) { return false; }
     size_t n = fread(begin, 1, sizeof(begin), file);
     while (n > 0 && begin[n - 1] == '\0') { n--; }
     int next = n > 0 ? EOF : 0;
     while (next == 0) { next = fgetc(file); }
-    return next == EOF && memcmp(begin, record, n) == 0;
+    for (size_t i = 0; i < n && letters < sizeof(record) - 1; i++) {
+        if (begin[i] != ' ') { begin[letters++] = begin[i]; }
+    }
+    return next == EOF && memcmp(begin, record, letters) == 0;
 }
 
 // A run that was killed, or ran out of disk, may have left the beginning of a line at the end; a

@@ -172,7 +172,9 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
-    if (o->start != NULL && !checkpoint_share(o->start, run->group)) { die("%s", error_text()); }
+    Checkpoint none = {0}; // all ranks share, though a first one may have appeared for some alone
+    or_die(checkpoint_share(o->start != NULL ? o->start : &none, run->group));
+    checkpoint_close(&none);
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
@@ -180,9 +182,10 @@ void run_start(Run *run, const char *device) {
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
     if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
-    printf("  schedule    %lld steps of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
-           (long long)o->train_iters, (long long)o->global_batch_size * o->seq_length,
-           micro_batches, o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
+    printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
+           (long long)o->train_iters, o->train_iters != 1 ? "s" : "",
+           (long long)o->global_batch_size * o->seq_length, micro_batches,
+           o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
     if (options_train(o) && run->rank == 0) { check_schedule(o); }
@@ -191,11 +194,10 @@ void run_start(Run *run, const char *device) {
 // Into run->progress, from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
-    bool found, finds = run->rank == 0 && o->resume[0] != '\0';
+    bool finds = run->rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o, &found)) ||
-        !checkpoint_share(checkpoint, run->group)) {
+    if ((finds && !checkpoint_resume(checkpoint, o)) || !checkpoint_share(checkpoint, run->group)) {
         die("%s", error_text());
     }
     if (checkpoint->path[0] == '\0') {
@@ -250,6 +252,21 @@ static void verify_load(const Run *run) {
                               : " (it has no checksums: names, shapes and values are checked)");
 }
 
+static Run *recorded; // whose metrics have a start and no end
+
+static MetricsRecord *begin_end(const Run *run, int status) {
+    MetricsRecord *r = metrics_begin("end");
+    metrics_number(r, "step", (double)run->progress.step);
+    metrics_number(r, "status", status);
+    return r;
+}
+
+static void record_error(const char *error) {
+    MetricsRecord *r = begin_end(recorded, EXIT_FAILURE);
+    metrics_text(r, "error", error);
+    metrics_end(&recorded->metrics, r);
+}
+
 // config.txt and the record of the start are written once it is certain that the run can start:
 // before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
@@ -260,6 +277,8 @@ bool run_restore(Run *run, Checkpoint *checkpoint) {
     }
     if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     run_record_start(run);
+    recorded = run;
+    die_with(record_error);
     return restored;
 }
 
@@ -586,9 +605,8 @@ int run_close(Run *run) {
                  : run->diverged ? EXIT_TOO_MANY_SKIPPED
                  : stopped       ? EXIT_STOPPED_BY_SIGNAL
                                  : EXIT_SUCCESS;
-    MetricsRecord *r = metrics_begin("end");
-    metrics_number(r, "step", (double)p->step);
-    metrics_number(r, "status", status);
+    die_with(NULL);
+    MetricsRecord *r = begin_end(run, status);
     if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
     metrics_end(&run->metrics, r);
     const char *resume = options_save(&run->options) && saved

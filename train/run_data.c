@@ -233,7 +233,8 @@ void run_open_data(Run *run) {
         }
         for (int i = 0; i < run->choices.count; i++) {
             const ChoiceSet *set = &run->choices.sets[i];
-            printf("  choices     %s, %d questions\n", set->name, set->count);
+            printf("  choices     %s, %d question%s\n", set->name, set->count,
+                   set->count > 1 ? "s" : "");
         }
     }
     open_tokenizer(run);

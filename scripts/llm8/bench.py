@@ -58,7 +58,7 @@ from .environment import ROOT, die
 from .environment import trainer as trainer_path
 from .estimate import PRECISIONS
 from .metrics import open_run
-from .text import shown
+from .text import many, shown
 from .trainer import last_error
 
 WARM_UP, LEAST_TIMED = 5, 20
@@ -360,6 +360,6 @@ def main():
                 file.write(json.dumps(record) + "\n")
             records.append((f"{model} {precision}", record))
     print_families(records)
-    print(f"\n{len(records)} record{'s' if len(records) != 1 else ''} appended to {results}"
+    print(f"\n{many(len(records), 'record')} appended to {results}"
           + (f"; FAILED: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0

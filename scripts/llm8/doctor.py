@@ -12,7 +12,7 @@ import numpy
 from . import metrics, series
 from .command_line import Parser
 from .environment import die
-from .text import counted, duration, fixed, shown
+from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
@@ -65,7 +65,7 @@ def state(run):
         usual = run.recent("seconds")
         if run.died:
             return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
-                         "folder: it was killed, or an error ended it",
+                         "folder: it was killed, or another rank was lost",
                          f"its last words on the standard error say why; then {again}")
         if run.silence > max(SILENT_SECONDS, 20 * usual if math.isfinite(usual) else 0):
             return wrong("state", f"{where}; it has written nothing for {duration(run.silence)}, "
@@ -100,7 +100,7 @@ def losses(run):
     steps, values = series.arrays(run, "loss")
     steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
     if len(values) < 20:
-        return well("loss", f"{len(values)} steps, too few to judge")
+        return well("loss", f"{many(len(values), 'step')}, too few to judge")
     width = max(10, len(values) // 20)
     means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
     last, lowest = float(means[-1]), float(means.min())
@@ -246,7 +246,7 @@ def changes(before, after):
                      "new run (--load)")
     ranks = [metrics.number(start, "ranks") for start in (before, after)]
     if ranks[0] != ranks[1]:
-        where += f", on {ranks[1]:.0f} ranks instead of {ranks[0]:.0f}"
+        where += f", on {many(int(ranks[1]), 'rank')} instead of {ranks[0]:.0f}"
     if changed:
         return note("resume", f"{where}: {', '.join(text)}",
                     "if this was not meant: --config RUN/config.txt has the options of a run")
@@ -311,13 +311,14 @@ def counted_tokens(run):
             return [wrong("data", f"step {step:,} went {counted(got)} tokens on, not {due:,}",
                           "this file holds records of two runs: give each its own --save")]
     if missing:
-        return [note("data", f"the records of {missing:,} steps are missing from metrics.jsonl",
+        return [note("data",
+                     f"the records of {many(missing, 'step')} are missing from metrics.jsonl",
                      "was the disk full? The run itself goes on without them")]
     if run.bad_lines and not run.foreign: # their logs have others
-        return [note("data", f"metrics.jsonl has {run.bad_lines} lines that are no records",
+        return [note("data", f"in metrics.jsonl {many(run.bad_lines, 'line')} could not be read",
                      "give each run its own --save")]
     return [well("data", f"{counted(metrics.number(run.steps[order[-1]], 'tokens'))} tokens in "
-                 f"{len(order):,} steps, none left out")] if order else []
+                 f"{many(len(order), 'step')}, none left out")] if order else []
 
 
 def resumes(run):

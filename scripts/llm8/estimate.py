@@ -3,6 +3,7 @@ GPU trainer's, speed from the recorded benchmarks. What scripts/estimate does; i
 """
 
 import collections
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,8 @@ PRECISIONS = {
     "fp8-blockwise": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
     "fp8-blockwise-head": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--fp8-lm-head"],
 }
+# what a commit has records of, on one GPU, that is on the front page
+LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("bf16", "fp8", "fp8-head")
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "seq_length", "machine")
 TOO_SMALL = 20 # times fewer FLOPs a token than the nearest model that was measured
@@ -154,7 +157,9 @@ def read_records(path, device=""):
         die(f"--device {device}: {path} has records of {', '.join(known)} only; "
             "make bench on that GPU adds some")
     records = [record for record in records if record["machine"]["gpu"] in kinds[:1]]
+    front = front_commit(records)
     for record in records:
+        record["front"] = front is not None and record.get("commit") == front
         record["flops_per_token"] = record["tflops"] * 1e12 * record["gpus"] / \
             record["tokens_per_s"]
     return records
@@ -168,9 +173,19 @@ def precision_of(record):
     return f"fp8{recipe}{'-head' if record['lm_head'] == 'fp8' else ''}"
 
 
+def front_commit(records):
+    """The front page's, of one kind of GPU: the newest with records of all that it shows."""
+    held = collections.defaultdict(set)
+    for r in records:
+        held[r.get("commit")].add((r["model"], precision_of(r), r["gpus"]))
+    least = set(itertools.product(LEAST, FRONT, [1]))
+    return max(((r["date"], r.get("commit")) for r in records if least <= held[r.get("commit")]),
+               default=(None, None))[1]
+
+
 def newest(records, precision, gpus):
-    """By model, the last record of this precision on so many GPUs."""
-    found = [record for record in sorted(records, key=lambda record: record["date"])
+    """By model, the last record of this precision on so many GPUs, the front page's first."""
+    found = [record for record in sorted(records, key=lambda r: (r["front"], r["date"]))
              if precision_of(record) == precision and record["gpus"] == gpus]
     return {record["model"]: record for record in found}
 

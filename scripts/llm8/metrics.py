@@ -80,9 +80,10 @@ def number(record, name):
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
     ranks data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s
-    valid_loss first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
+    valid_loss first_block blocks outputs inputs flops_share elements largest zero
+    subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
-    reason""".split()
+    reason error""".split()
 COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
     num-layers-at-start-in-bf16 num-layers-at-end-in-bf16""".split()
 
@@ -260,7 +261,9 @@ class Run:
         status = number(self.end, "status")
         if status == 0 and self.last_step < self.train_iters:
             return f"ended at step {self.last_step} of {self.train_iters}"
-        return NAMES.get(status, f"failed with status {shown(status, 'g')}")
+        error = self.end.get("error")
+        return NAMES.get(status, f"error: {error}" if error else
+                         f"failed with status {shown(status, 'g')}")
 
     @property
     def finished(self):

@@ -1,8 +1,10 @@
-"""Watches runs on the terminal: losses, throughput, time left, and the curve.
+"""Watches runs: on the terminal (losses, throughput, time left, the curve), in TensorBoard, in
+Weights & Biases.
 
   scripts/monitor run/gpt2
   scripts/monitor run/bf16 run/fp8 --once               one look
-  nohup scripts/monitor run/gpt2 &                      no terminal: a line now and then
+  scripts/monitor run/gpt2 --tensorboard run/tb         then: .venv/bin/tensorboard --logdir run/tb
+  nohup scripts/monitor run/gpt2 --wandb my-project &   no terminal: a line now and then
 
 A run is the folder that --save names, or a metrics.jsonl. All of it is read, then what comes; a run
 that stops and is resumed is followed on, and steps that it does again take the place of the earlier
@@ -18,7 +20,7 @@ import numpy
 
 from . import metrics, series
 from .command_line import Parser, number
-from .text import counted, duration, fixed, memory, shown
+from .text import counted, duration, fixed, many, memory, shown
 
 LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
@@ -114,7 +116,7 @@ def frame(runs, width, height):
         lines += details(runs[0])
     bad = sum(run.bad_lines for run in runs)
     if bad:
-        lines.append(f"{bad} line{'s' if bad > 1 else ''} of metrics.jsonl could not be read")
+        lines.append(f"{many(bad, 'line')} of metrics.jsonl could not be read")
     room = height - len(lines) - 3
     if all(run.steps for run in runs) and room >= 6:
         lines += ["", *chart(runs, width - 12, min(room, 24))]
@@ -128,6 +130,10 @@ def parse():
     p.add_argument("--interval", metavar="SECONDS", default=2.0,
                    type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
                    help="time between two looks (2)")
+    p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
+                   "a run")
+    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
+                   "package)")
     return p.parse_args()
 
 
@@ -143,20 +149,37 @@ def log_line(run, record):
             f"tok/s | {time_left(run)} left")
 
 
-def main():
-    options = parse()
-    runs, live = metrics.named_runs(options.runs), sys.stdout.isatty()
+def watch(options, runs, boards):
+    live = sys.stdout.isatty()
     while True:
-        news = [(run, record) for run in runs for record in run.poll()]
+        news = [(run, run.poll()) for run in runs]
+        for run, records in news:
+            for board in boards[run]:
+                board.take(records)
         width, height = shutil.get_terminal_size((120, 30))
         if options.once:
             print(frame(runs, min(width, 160), 30))
         elif live: # from the top of the terminal, what was below it cleared
             print("\033[H\033[J" + frame(runs, min(width, 160), height), flush=True)
         else:
-            for run, record in news:
-                if record["kind"] in ("run", "eval", "end"):
-                    print(log_line(run, record), flush=True)
+            for run, records in news:
+                for record in records:
+                    if record["kind"] in ("run", "eval", "end"):
+                        print(log_line(run, record), flush=True)
         if options.once or all(run.over for run in runs):
             return
         time.sleep(options.interval)
+
+
+def main():
+    options = parse()
+    runs = metrics.named_runs(options.runs)
+    boards = {run: [] for run in runs}
+    if options.tensorboard or options.wandb:
+        from .boards import open_boards
+        boards = {run: open_boards(run, options.tensorboard, options.wandb) for run in runs}
+    try:
+        watch(options, runs, boards)
+    finally:
+        for board in sum(boards.values(), []):
+            board.close()

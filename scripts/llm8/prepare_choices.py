@@ -10,6 +10,7 @@ import pyarrow.parquet
 from . import downloads, shards, sources
 from .command_line import Parser
 from .environment import die
+from .text import many
 from .vocabulary import add_options, open_vocabulary, words_of
 
 MAGIC, START = 20240522, 65535
@@ -149,5 +150,5 @@ def main():
         write_set(o.output, questions, shards.token_type(vocabulary.size), vocabulary.mark())
     except BadRow as bad:
         die(f"{path}: {bad}; shorten it")
-    print(f"{o.output}: {len(questions)} questions, tokenizer {vocabulary.name}")
+    print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}")
     print(f"score them with --eval-choices {o.output}, during a run or with --eval-only")

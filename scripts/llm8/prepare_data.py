@@ -28,6 +28,7 @@ from tqdm import tqdm
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
 from .environment import die
+from .text import many
 from .vocabulary import add_options, open_vocabulary, words_of
 
 VERSION = 2
@@ -398,7 +399,7 @@ def check_shards(folder):
             die(f"{shard}: missing; {anew(folder)}")
         if os.path.getsize(shard) != row["bytes"] or shards.sha256_of(shard) != row["sha256"]:
             die(f"{shard}: damaged: not what the manifest says; {anew(folder)}")
-    print(f"{folder}: {len(manifest['shards'])} shards as the manifest says, "
+    print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
 
@@ -408,7 +409,8 @@ def report(output, manifest):
         rows = [row for row in manifest["shards"] if row["name"].startswith(split)]
         counts[split] = sum(row["tokens"] for row in rows)
         print(f"{split:5} {counts[split]:>15,} tokens "
-              f"{sum(row['documents'] for row in rows):>12,} documents {len(rows):>6} shards")
+              f"{many(sum(row['documents'] for row in rows), 'document'):>22} "
+              f"{many(len(rows), 'shard'):>13}")
     if manifest["skipped"]:
         print(f"left out: {manifest['skipped']}, the first: {manifest['first_skipped'][0]}")
     settings = manifest["settings"]

@@ -10,7 +10,7 @@ import numpy
 from . import document, judge, plots, series, style
 from .document import Picture
 from .shards import write_durably
-from .text import counted, duration, fixed, memory, table
+from .text import counted, duration, fixed, many, memory, table
 
 
 def write_value(judgement, value):
@@ -54,7 +54,7 @@ def advice(comparison):
     seconds = sum(sum(run.column("seconds")[1]) for run in runs) / len(runs)
     return ["Speed, memory and curves hold as they are; whether the losses agree takes more seeds. "
             f"The command of these runs with --seeds {seeds} runs those that are missing: "
-            f"{count} runs, about {duration(count * seconds)}."]
+            f"{many(count, 'run')}, about {duration(count * seconds)}."]
 
 
 def verdict_blocks(comparison):
@@ -278,7 +278,7 @@ def print_verdict(comparison, folder):
     for j in comparison.judgements:
         limit = f" ({j.limit})" if j.limit else ""
         values = f"{write_value(j, j.baseline)} -> {write_value(j, j.value)} {write_change(j)}"
-        pairs = f"{j.pairs} pair{'s' if j.pairs > 1 else ''}" if j.pairs else ""
+        pairs = many(j.pairs, "pair") if j.pairs else ""
         said = [values if math.isfinite(j.value) else "", pairs, j.doubt, j.note]
         print(f"  {j.result:<11} {j.variant}: {j.what}{limit}  {'; '.join(filter(None, said))}")
     print(f"report: {os.path.join(folder, 'report.html')}, report.md, report.json")

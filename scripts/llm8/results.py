@@ -22,7 +22,6 @@ what is generated of the pages, and changes nothing either.
 
 import collections
 import glob
-import itertools
 import json
 import math
 import os
@@ -33,7 +32,7 @@ import subprocess
 from . import estimate, text
 from .command_line import Parser
 from .environment import ROOT, die, trainer
-from .text import shown
+from .text import many, shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
          "scripts/run_*.sh")
@@ -43,7 +42,7 @@ OURS = {*PEERS, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share", "pe
         "planned_memory_gib"} - {"program"}
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
           "llama-3-8b": "Llama 3 8B"}
-LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("BF16", "FP8", "FP8, FP8 head")
+LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
 FRONT_SEEDS = 4
 VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
             "head": "FP8 delayed, FP8 head", "blockhead": "FP8 blockwise, FP8 head",
@@ -109,9 +108,9 @@ class Records:
         """For each kind of GPU the front page's records, by model, others' first."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
-            whole = [r for r in self.bench if r["machine"]["gpu"] == gpu and all(
-                self.like({**r, "model": model}, gpus=1, name=name)
-                for model, name in itertools.product(LEAST, FRONT))]
+            plain = [r for r in self.bench if r["machine"]["gpu"] == gpu and not r["arguments"]]
+            commit = estimate.front_commit(plain)
+            whole = [r for r in plain if r["commit"] == commit]
             newest = {(r["program"], r["precision"], r["model"]): r for r in self.peers
                       if r["machine"]["gpu"] == gpu}
             rows = []
@@ -347,7 +346,7 @@ def recipe_costs(path, page, records):
     lines = [f"{tokens / 1e9:.1f} billion tokens, {tokens * estimate.size_of(plans[1])[1]:.2e} "
              "FLOPs"]
     for precision in ("bf16", "fp8") if records else ():
-        hours = [f"{gpus} GPU{'s' if gpus > 1 else ''} " + estimate.row_of(
+        hours = [many(gpus, "GPU") + " " + estimate.row_of(
             records, precision, gpus, commands[gpus], plan, tokens)[0][4]
             for gpus, plan in plans.items()]
         lines.append(f"{precision.upper()}: {', '.join(hours)}")

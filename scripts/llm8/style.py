@@ -62,6 +62,8 @@ def legend_above(axes):
 
 def short(value):
     """850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
+    if abs(value) >= 1e12:
+        return f"{value:g}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.6g}{letter}"
@@ -80,8 +82,10 @@ def step_axis(axis):
 
 
 def log_axis(axis):
-    """Decades, and 2 and 5 between, as plain numbers."""
+    """Decades, or what is between where there are few of them, as plain numbers."""
     axis.axes.set_yscale("log")
-    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(MaxNLocator(6) if high < 3 * low else
+                           LogLocator(10, (1, 2, 5) if high < 1e4 * low else (1,)))
     axis.set_minor_locator(NullLocator())
     written(axis)

@@ -12,6 +12,11 @@ def counted(value):
     return f"{value:,.0f}" if math.isfinite(value) else "-"
 
 
+def many(count, word):
+    """1 step, 1,000 steps."""
+    return f"{count:,} {word}" + "s" * (count != 1)
+
+
 def memory(value):
     return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.2f} GiB"
 

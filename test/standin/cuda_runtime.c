@@ -146,6 +146,10 @@ static int number_from(const char *name, int otherwise) {
     return text != NULL ? atoi(text) : otherwise;
 }
 
+int standin_driver(void) {
+    return number_from("STANDIN_DRIVER", CUDART_VERSION);
+}
+
 int standin_capability(void) {
     return number_from("STANDIN_CAPABILITY", 90);
 }

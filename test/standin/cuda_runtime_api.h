@@ -49,6 +49,7 @@ struct StandinStream {
 };
 
 int standin_capability(void);
+int standin_driver(void);
 extern double standin_seconds; // that events count besides those that have passed
 
 static inline void standin_enqueue(cudaStream_t s, StandinWork *work, void *argument) {
@@ -110,9 +111,9 @@ static inline const char *cudaGetErrorString(cudaError_t status) {
     return status == cudaSuccess ? "no error" : "the stand-in cannot do this";
 }
 STANDIN_ANSWER(cudaGetLastError, (void), )
-STANDIN_ANSWER(cudaDriverGetVersion, (int *version), *version = CUDART_VERSION)
+STANDIN_ANSWER(cudaDriverGetVersion, (int *version), *version = standin_driver())
 STANDIN_ANSWER(cudaRuntimeGetVersion, (int *version), *version = CUDART_VERSION)
-STANDIN_ANSWER(cudaGetDeviceCount, (int *count), *count = 64)
+STANDIN_ANSWER(cudaGetDeviceCount, (int *count), *count = standin_driver() > 0 ? 64 : 0)
 STANDIN_ANSWER(cudaDeviceGetStreamPriorityRange, (int *least, int *most), *least = 0; *most = -5)
 STANDIN_ANSWER(cudaFreeHost, (void *pointer), free(pointer))
 STANDIN_ANSWER(cudaHostRegister, (void *pointer, size_t bytes, unsigned flags), )

@@ -144,8 +144,9 @@ int verify(const Options *options) {
     printf("Verifying this machine\n");
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
+    snprintf(text, sizeof(text), "supports CUDA %d.%d", driver / 1000, driver % 1000 / 10);
     row("driver", driver >= CUDART_VERSION / 1000 * 1000,
-        "supports CUDA %d.%d; the program was built with %d.%d", driver / 1000, driver % 1000 / 10,
+        "%s; the program was built with CUDA %d.%d", driver > 0 ? text : "there is none",
         CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     version_row("CUDA runtime", CUDART_VERSION, runtime);
     version_row("cuBLASLt", CUBLAS_VERSION, (long)cublasLtGetVersion());

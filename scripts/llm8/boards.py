@@ -1,0 +1,143 @@
+"""Where others look at runs: TensorBoard's event files, Weights & Biases.
+
+A board takes the records of one run as they come. Both survive a resume: TensorBoard is told from
+which step on it is to forget; W&B cannot forget, so what is done again becomes a run of its own
+beside the first, in the same group.
+"""
+
+import glob
+import hashlib
+import json
+import math
+import os
+import time
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import summary_v2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from . import environment, metrics
+
+SUFFIX = ".llm8" # of our event files: what another program wrote there stays
+TAGS = {"step": {"loss": "train/loss", "lr": "train/lr", "norm": "train/norm",
+                 "skipped": "train/skipped", "tokens": "train/tokens",
+                 "tokens_per_s": "speed/tokens_per_s", "seconds": "speed/step_seconds"},
+        "eval": {"valid_loss": "valid/loss"}}
+
+
+def scalars(record):
+    """name -> value, of a step, an evaluation or FP8's counts."""
+    values = {tag: metrics.number(record, name)
+              for name, tag in TAGS.get(record["kind"], {}).items()}
+    if "valid/loss" in values:
+        values["valid/perplexity"] = math.exp(min(values["valid/loss"], 700.0))
+    if record["kind"] == "fp8":
+        values = {f"fp8_{what}/{name}": metrics.number(counts, what)
+                  for name, counts in record.get("tensors", {}).items()
+                  for what in ("saturated", "vanished")}
+    return values
+
+
+def hyper_parameters(start):
+    """The options, as numbers where they are; and what the run is."""
+    values = metrics.changing_options(start)
+    for name, text in values.items():
+        try:
+            values[name] = float(text)
+        except ValueError:
+            continue
+    return {**values, "precision": str(start.get("precision")),
+            "parameters": metrics.number(start, "parameters")}
+
+
+class Board:
+    """What both do: start(record) begins anew or goes back to an earlier step, write(record, step)
+    adds one, close() ends what was begun."""
+
+    def __init__(self, where, run):
+        self.where, self.run, self.last = where, run, 0
+        self.open()
+
+    def take(self, records):
+        for record in records:
+            if record["kind"] == "restart": # everything is read again
+                self.close()
+                self.__init__(self.where, self.run)
+                continue
+            step = int(record["step"])
+            (self.start if record["kind"] == "run" else self.write)(record, step)
+            self.last = step
+        self.flush()
+
+    def flush(self):
+        """W&B sends by itself."""
+
+
+class TensorBoard(Board):
+    def open(self):
+        """Everything is in metrics.jsonl: what an earlier monitor wrote is written again."""
+        folder = os.path.join(self.where, self.run.name)
+        for path in glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX)):
+            os.unlink(path)
+        self.writer, self.now = EventFileWriter(folder, filename_suffix=SUFFIX), 0.0
+        self.flush, self.close = self.writer.flush, self.writer.close
+
+    def add(self, step, **words):
+        """When a record was written, the run's start and the seconds of its steps tell."""
+        self.writer.add_event(Event(wall_time=self.now or time.time(), step=step, **words))
+
+    def start(self, record, step):
+        self.now = max(self.now, metrics.number(record, "time"))
+        if step < self.last:
+            self.add(step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.add(step, summary=summary_v2.hparams_pb(
+            hyper_parameters(record), trial_id=self.run.name, start_time_secs=self.now))
+
+    def write(self, record, step):
+        seconds = metrics.number(record, "seconds")
+        self.now += seconds if math.isfinite(seconds) else 0.0
+        self.add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)
+                                              for tag, value in scalars(record).items()]))
+
+
+class Wandb(Board):
+    def open(self):
+        try:
+            import wandb
+        except ImportError:
+            environment.die(f"--wandb {self.where}: the package wandb is not installed here: "
+                            f"{os.path.join(environment.VENV, 'bin', 'pip')} install wandb, then "
+                            "wandb login")
+        self.init, self.session, self.part = wandb.init, None, 0
+
+    def start(self, record, step):
+        """The same file gives the same identity, so that a second monitor goes on with it."""
+        if self.session is not None and step < self.last:
+            self.close()
+            self.part += 1
+        if self.session is None:
+            key = json.dumps([os.path.abspath(self.run.path), self.run.starts[0].get("time")])
+            identity = hashlib.sha1(key.encode()).hexdigest()[:12] + f"-{self.part}"
+            self.session = self.init(
+                project=self.where, id=identity, resume="allow", group=self.run.name,
+                name=self.run.name + (f" from step {step}" if self.part else ""),
+                config=hyper_parameters(record))
+
+    def write(self, record, step):
+        values = {tag: value for tag, value in scalars(record).items() if math.isfinite(value)}
+        if values and self.session is not None:
+            self.session.log(values, step=step)
+
+    def close(self):
+        if self.session is not None:
+            self.session.finish()
+        self.session = None
+
+
+def open_boards(run, tensorboard, wandb):
+    try:
+        return [board(where, run) for board, where in ((TensorBoard, tensorboard), (Wandb, wandb))
+                if where]
+    except OSError as error:
+        environment.die(f"--tensorboard {tensorboard}: {error.strerror}")
