@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -243,6 +244,13 @@ static void prune(const Snapshot *s) {
     free(steps);
 }
 
+// Not --save itself: where that was moved or deleted, the next save begins anew (train/run.c).
+static bool make_fresh(const char *fresh) {
+    return (!path_exists(fresh) || folder_remove(fresh)) &&
+           (mkdir(fresh, 0755) == 0 ||
+            fail("%s: the folder could not be made: %s", fresh, strerror(errno)));
+}
+
 bool checkpoint_save(const Snapshot *s) {
     Group *group = s->options->group;
     bool first = s->options->rank == 0;
@@ -250,7 +258,7 @@ bool checkpoint_save(const Snapshot *s) {
     int count = 0, ranks = s->options->ranks;
     FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
-    bool ok = !first || ((!path_exists(fresh) || folder_remove(fresh)) && folder_make(fresh));
+    bool ok = !first || make_fresh(fresh);
     ok = group_agree(group, CHANNEL_SAVE, ok);
     if (ok) {
         ok = path_exists(fresh) || fail("%s is not here: " NOT_SHARED, fresh);

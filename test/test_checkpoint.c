@@ -428,6 +428,7 @@ TEST(saving_goes_on_in_a_thread) {
     folder_remove("s");
     fixture_open(&f, SAVED "--keep 2");
     CHECK(saver_wait(&saver)); // nothing to wait for
+    CHECK(folder_make("s"));
     for (int step = 1; step <= 5; step++) {
         f.snapshot.progress.step = step;
         saver_start(&saver, &f.snapshot);
@@ -437,7 +438,10 @@ TEST(saving_goes_on_in_a_thread) {
     strcpy(f.options.save, "s/latest/meta.json");
     saver_start(&saver, &f.snapshot);
     CHECK(!saver_wait(&saver));
-    CHECK_CONTAINS(saver.why.text, "s/latest/meta.json: the folder could not be made");
+    CHECK_CONTAINS(saver.why.text,
+                   "s/latest/meta.json/.tmp-step_00000005: the folder could not be made");
     CHECK_CONTAINS(saver.why.text, "; earlier checkpoints are as they were");
-    CHECK(!saver_wait(&saver)); // however often it is asked
+    CHECK(!saver_wait(&saver));     // however often it is asked
+    strcpy(f.options.save, "gone"); // a folder that was moved while a save began stays away
+    CHECK(!checkpoint_save(&f.snapshot) && !path_exists("gone"));
 }
