@@ -179,9 +179,7 @@ static void allocate(Trainer *t) {
 static void open_device(Trainer *t, const Ranks *ranks) {
     int visible = 0, device = 0;
     cudaGetDeviceCount(&visible); // none: gpu_open says so
-    if (ranks->ranks > 1 && visible > 0 && !ranks_device(ranks, visible, &device)) {
-        die("%s", error_text());
-    }
+    if (ranks->ranks > 1 && visible > 0) { or_die(ranks_device(ranks, visible, &device)); }
     or_die(gpu_open(&t->gpu, device));
 }
 

@@ -295,7 +295,7 @@ static bool repeats(Desc config) {
                                             CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes);
     }
     bool well = g.status == CUDNN_STATUS_SUCCESS;
-    for (int64_t i = 0; well && i < count; i++) {
+    for (int64_t i = 0; well && i < min64(count, CUDNN_NUMERICAL_NOTE_TYPE_COUNT); i++) {
         well = notes[i] != CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
     }
     while (g.num_made > 0) { cudnnBackendDestroyDescriptor(g.made[--g.num_made]); }

@@ -37,7 +37,7 @@ void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, c
 // possible: the more, the fewer pieces the deterministic backward is cut into. Needs no device.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN serves the shape; `why` says why not.
+// Whether cuDNN serves the shape.
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s);
 
 // At the start of a run: makes the plans of its shape, and says, once, where a plain kernel serves.

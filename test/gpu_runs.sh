@@ -73,6 +73,9 @@ apart() {
         }
         END { print (bad || NR == 0) ? 99 : most + 0 }'
 }
+fp8_elements() { # of the tensors of a run, whose codes were counted
+    grep '"kind":"fp8"' "$1/metrics.jsonl" | grep -o '[^"]*":{"elements":[0-9]*'
+}
 valid_loss() { # of a metrics.jsonl, the last one in all its digits
     grep '"eval"' "$1" | tail -n 1 | grep -oE '"valid_loss":[^,}]*'
 }

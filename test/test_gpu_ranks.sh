@@ -108,6 +108,15 @@ follows_one_rank() { # options
 }
 for kind in "${as_one[@]}"; do check "as one rank: $kind" follows_one_rank $kind; done
 
+# More tensors than a step has partial sums of its norm; each rank's codes once.
+counts_of_all_ranks() {
+    local options="$run --model gpt2-tiny --num-layers 24 --fp8-format hybrid --train-iters 2
+        --fp8-stats-interval 2"
+    train one $options --micro-batch-size 4 && train many $options --gpus $most $shared &&
+        [[ $(fp8_elements one | wc -l) -gt 200 ]] && diff <(fp8_elements one) <(fp8_elements many)
+}
+check "counts are those of one rank" counts_of_all_ranks
+
 same_ranks() { # a rank's own state besides
     local file
     for file in "$1"/latest/*.safetensors; do

@@ -119,9 +119,6 @@ measures_its_memory() { # at least what was planned; over the stand-ins, which c
 }
 check "the memory in use is measured" measures_its_memory
 
-fp8_elements() {
-    grep '"kind":"fp8"' "$1/metrics.jsonl" | grep -o '[^"]*":{"elements":[0-9]*'
-}
 counts_and_profiles() { # recomputation counts nothing twice
     local options="$run $llama --fp8-format hybrid --train-iters 4 --fp8-stats-interval 2"
     rm -rf cpu

@@ -35,7 +35,7 @@ def scalars(record):
     if record["kind"] == "fp8":
         values = {f"fp8_{what}/{name}": metrics.number(counts, what)
                   for name, counts in record.get("tensors", {}).items()
-                  for what in ("saturated", "vanished")}
+                  for what in ("largest", "zero", "subnormal")}
     return values
 
 

@@ -117,8 +117,7 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     PLAN(plan, "step state", 1, p->state);
     PLAN(plan, "step input", 1, p->adamw.input);
     PLAN(plan, "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
-    PLAN(plan, "norm scratch", max64(NORM_PARTS + p->zero.count, 3 * fp8_slot_count(&run->config)),
-         p->norm_scratch);
+    PLAN(plan, "norm scratch", NORM_PARTS + p->zero.count, p->norm_scratch);
     plan_fp8(p, plan);
     plan_section(plan, "scratch of saving", PHASE_SAVE);
     PLAN(plan, "a segment in BF16", options_save(o) ? largest_codes : 0, p->gathered);
@@ -301,7 +300,6 @@ void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand,
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
-// --------------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
     if (p->scaling.measuring && !p->blockwise) {
@@ -318,6 +316,9 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
     enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
     gpu_fetch(p->gpu, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+    for (int i = OPERAND_W; i < p->scaling.count && p->run->rank > 0; i += OPERAND_COUNT) {
+        host[i] = (Fp8Counts){0}; // every rank has all weights: rank 0's count
+    }
     params_sum_counts(p, (int64_t *)host, p->scaling.count * COUNTS);
 }
 
@@ -381,15 +382,17 @@ void params_sum(Params *p, double *values, int n) {
 }
 
 void params_sum_counts(Params *p, int64_t *counts, int n) {
-    double *values = malloc_or_die((size_t)n * sizeof(double)), *device = p->norm_scratch;
-    size_t bytes = (size_t)n * sizeof(double);
-    for (int i = 0; i < n; i++) { values[i] = (double)counts[i]; }
-    gpu_send(p->gpu, device, values, bytes);
-    params_sum(p, device, n);
-    gpu_fetch(p->gpu, values, device, bytes);
-    CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = 0; i < n; i++) { counts[i] = (int64_t)values[i]; }
-    free(values);
+    double values[NORM_PARTS]; // as many as the scratch has room for, at least
+    for (; n > 0; counts += NORM_PARTS, n -= NORM_PARTS) {
+        int part = min_int(n, NORM_PARTS);
+        size_t bytes = (size_t)part * sizeof(double);
+        for (int i = 0; i < part; i++) { values[i] = (double)counts[i]; }
+        gpu_send(p->gpu, p->norm_scratch, values, bytes);
+        params_sum(p, p->norm_scratch, part);
+        gpu_fetch(p->gpu, values, p->norm_scratch, bytes);
+        CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
+        for (int i = 0; i < part; i++) { counts[i] = (int64_t)values[i]; }
+    }
 }
 
 // ---- the optimizer's step -----------------------------------------------------------------------

@@ -31,7 +31,7 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]) {
     NumberSupport support = support_of(gpu->capability, reason);
     if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
-    if (support.lacks_fp8 == NULL && !fp8_self_check(gpu, o, support)) {
+    if (support.lacks_fp8 == NULL && fp8_self_check(gpu, o, support) < 0) {
         bool blocks = o->fp8_recipe == FP8_RECIPE_BLOCKWISE;
         snprintf(reason, SUPPORT_REASON, "%s",
                  blocks ? "no products by blocks; try --fp8-recipe delayed"
@@ -148,34 +148,38 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
                 scales_a == SCALES_TENSOR ? "" : " by blocks", error_text());
 }
 
-static bool check_products(Gpu *gpu, const Precision *p) {
+// How many kinds of products it has tried; -1: one is wrong.
+static int check_products(Gpu *gpu, const Precision *p) {
     bool checked[PRODUCTS][2][2] = {0}; // by the operands' types
-    bool well = true;
+    int tried = 0;
     for (int i = 0; i < p->count; i++) {
         const LinearPrecision *lp = &p->linear[i];
         for (int k = 0; k < PRODUCTS && lp->number == NUMBER_FP8; k++) {
             bool *done = &checked[k][lp->type[products[k].a]][lp->type[products[k].b]];
             bool fp8 = products[k].b == OPERAND_W || lp->wgrad == NUMBER_FP8;
-            if (fp8 && !*done) { well = well && check_product(gpu, p, lp, k); }
+            if (fp8 && !*done) {
+                if (!check_product(gpu, p, lp, k)) { return -1; }
+                tried++;
+            }
             *done = true;
         }
     }
-    return well;
+    return tried;
 }
 
-bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
+int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
     const ModelConfig config = model_config(o);
     Precision precision = precision_decide(o, &config, support);
     void *workspace = gpu->workspace;
     size_t bytes = gpu->workspace_bytes;
     gpu->workspace_bytes = (size_t)32 << 20;
     CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run's is not planned yet
-    bool well = check_products(gpu, &precision);
+    int tried = check_products(gpu, &precision);
     CUDA_CHECK(cudaFree(gpu->workspace));
     gpu->workspace = workspace;
     gpu->workspace_bytes = bytes;
     precision_free(&precision);
-    return well;
+    return tried;
 }
 
 bool support_shapes(const ModelConfig *c, int64_t tokens) {

@@ -17,9 +17,9 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 // --fp8-required the end. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]);
 
-// Whether this device has the FP8 products that a run with these options takes, and small ones of
-// their kinds, with scales, are exact.
-bool fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
+// How many kinds of FP8 products a run with these options takes, all of which this device has, and
+// small ones of which, with scales, are exact; -1: one is missing or wrong.
+int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support);
 
 // Whether the kernels can work with the model's sizes, and with so many tokens in a micro-batch.
 bool support_shapes(const ModelConfig *config, int64_t tokens);

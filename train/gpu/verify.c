@@ -125,13 +125,17 @@ static void check_fp8(Gpu *gpu, const Options *options) {
     support.fp8_gains_from = 0;
     o.fp8_format = FP8_FORMAT_HYBRID;
     o.fp8_recipe = FP8_RECIPE_DELAYED;
-    bool well = fp8_self_check(gpu, &o, support);
-    row("FP8 products", well, "%s", well ? "exact" : error_text());
+    int tried = fp8_self_check(gpu, &o, support);
+    if (tried == 0) {
+        printf("  %-24s -    no layer of this model can be in FP8\n", "FP8 products");
+        return;
+    }
+    row("FP8 products", tried > 0, "%s", tried > 0 ? "exact" : error_text());
     o.fp8_format = FP8_FORMAT_E4M3;
     o.fp8_recipe = FP8_RECIPE_BLOCKWISE;
-    if (well && !fp8_self_check(gpu, &o, support)) {
+    if (tried > 0 && fp8_self_check(gpu, &o, support) < 0) {
         printf("  %-24s -    %s\n", "FP8 products by blocks", error_text());
-    } else if (well) {
+    } else if (tried > 0) {
         row("FP8 products by blocks", true, "exact");
     }
 }
