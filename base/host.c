@@ -1,4 +1,5 @@
 #include "host.h"
+#include "io.h"
 
 #include <math.h>
 #include <omp.h>
@@ -148,10 +149,19 @@ void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *co
 }
 
 void threads_spin_briefly(char **argv) {
+    // those that say how threads wait; and those by which libgomp has bound this thread to a core,
+    // which the program would begin with
+    static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
+                                      "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];
-    if (getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL) { return; }
+    for (size_t i = 0; i < sizeof(set) / sizeof(set[0]); i++) {
+        if (getenv(set[i]) != NULL) { return; }
+    }
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (length < 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
+    if (length <= 0 || length == sizeof(self) - 1) { return; }
     self[length] = '\0';
+    // not a loader, or valgrind, that runs this program
+    bool ours = argv[0] != NULL && strcmp(path_name(argv[0]), path_name(self)) == 0;
+    if (!ours || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
     execv(self, argv); // where that fails, threads spin for longer
 }

@@ -297,7 +297,9 @@ void launch(Ranks *r, Group *group, Options *options) {
     }
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        if (row->effect != EFFECT_ACTION) {
+        // the checkpoint that the tokenizer lies in is rank 0's for all (checkpoint_share)
+        bool shared = o->source[row - option_table] == SOURCE_DATA && row->type == OPTION_STRING;
+        if (row->effect != EFFECT_ACTION && !shared) {
             fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
         }
     }

@@ -84,6 +84,16 @@ test_ranks_start_from_one_checkpoint() {
         rm -r mixed whole
         port=$((port + 1))
     done
+    # `latest` of their own --save moves between their starts
+    for r in 1 0; do
+        ln -sfn step_0000000$((4 - 2 * r)) moving/latest
+        env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$trainer" \
+            "${common[@]}" --resume latest --train-iters 5 --save moving >out.$r 2>err.$r &
+        children[r]=$!
+        [[ $r -eq 0 ]] || wait_until has_open $! step_00000002/model.safetensors
+    done
+    for r in 0 1; do wait "${children[r]}" || fail "rank $r: $(cat err.$r)"; done
+    grep -q '^resuming from moving/step_00000004' out.0 || fail "$(cat out.0)"
     rm -r moving
 }
 
