@@ -161,13 +161,11 @@ bool file_replace(const char *path, const void *data, size_t bytes) {
 
 bool link_replace(const char *link, const char *target) {
     char fresh[PATH_LENGTH], line[PATH_LENGTH];
-    struct stat info;
     FileWriter w;
     path_format(line, "%s\n", target);
-    bool made = fresh_name(fresh, link) &&
-                (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line)));
-    bool folder = lstat(link, &info) == 0 && S_ISDIR(info.st_mode);
-    return made && (!folder || folder_remove(link)) && rename_synced(fresh, link);
+    return fresh_name(fresh, link) &&
+           (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line))) &&
+           rename_synced(fresh, link);
 }
 
 const char *link_read(const char *link, char target[PATH_LENGTH]) {

@@ -163,10 +163,34 @@ static bool set_aside(const char *path) {
     return true;
 }
 
+// Whether a step in the folder `save` has the meta.json, with all checksums, of the folder at path.
+static bool has_copy(const char *save, const char *path) {
+    char name[PATH_LENGTH];
+    size_t bytes, other;
+    int64_t *steps;
+    int count = checkpoint_steps(save, &steps);
+    char *meta = file_read(path_format(name, "%s/meta.json", path), &bytes);
+    bool found = false;
+    for (int i = 0; i < count && meta != NULL && !found; i++) {
+        char step[PATH_LENGTH];
+        path_format(name, "%s/meta.json", checkpoint_path(step, save, steps[i]));
+        char *text = file_read(name, &other);
+        found = text != NULL && other == bytes && memcmp(text, meta, bytes) == 0;
+        free(text);
+    }
+    free(meta);
+    if (count >= 0) { free(steps); }
+    return found;
+}
+
 static bool link_step(const char *save, const char *link, int64_t step) {
     char path[PATH_LENGTH], name[PATH_LENGTH];
+    struct stat info;
     path_format(path, "%s/%s", save, link);
-    return checkpoint_linked(save, link) == step ||
+    if (checkpoint_linked(save, link) == step) { return true; }
+    // a copy that followed links has a folder there, which may be the only one of its checkpoint
+    bool folder = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    return (!folder || (has_copy(save, path) ? folder_remove(path) : set_aside(path))) &&
            link_replace(path, path_name(checkpoint_path(name, save, step)));
 }
 

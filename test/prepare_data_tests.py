@@ -203,6 +203,14 @@ def a_full_disk_is_named():
     assert not glob.glob("full/.work/*")
 
 
+def files_of_others_stay():
+    os.makedirs("mixed/.work")  # as a run that was stopped leaves
+    write("mixed/corpus_2_train.bin", "x")
+    refused(call(prepare_data, "--output", "mixed", *BYTE, "b.jsonl.gz"), "corpus_2_train.bin",
+            "from elsewhere")
+    assert read("mixed/corpus_2_train.bin") == b"x"
+
+
 def a_finished_run_is_left_alone():
     before = os.stat("straight/train_00000.bin").st_mtime_ns
     words = ("many", "--tokenizer", "byte", "--shard-tokens", 30000)
@@ -338,6 +346,7 @@ if __name__ == "__main__":
     sys.exit(main([every_kind_is_read, the_c_tokenizer_agrees, the_order_is_the_seeds,
                    the_split_follows_the_text, small_sets_are_validated_too,
                    lines_are_read_once_in_any_cut, a_killed_run_resumes, several_at_once_make_one,
-                   a_full_disk_is_named, a_finished_run_is_left_alone, a_mended_source_is_enough,
+                   a_full_disk_is_named, files_of_others_stay,
+                   a_finished_run_is_left_alone, a_mended_source_is_enough,
                    damage_is_found, bad_sources_are_refused, empty_sources_are_refused,
                    bad_parts_can_be_left_out, bad_options_are_refused]))

@@ -201,6 +201,10 @@ test_links_become_links_again() {
         --resume latest || return
     [[ $(ls run) == $(ls copy) ]] || fail "$(ls run copy)"
     same_checkpoint run/latest copy/latest || fail "another end"
+    # a folder that is the only one of its checkpoint is kept
+    rm -r copy && mkdir copy && cp -rL run/latest copy/latest && cp -r run/step_00000005 copy/
+    train copy 6 --valid-data d/x_val.bin --eval-interval 1 --resume latest
+    same_checkpoint run/latest copy/latest.aside-1 || fail "the only copy is gone: $(ls -l copy)"
     # where nothing else of the run is left, the folder is not taken for an empty one
     mkdir only && cp -r run/step_00000006 only/latest
     refused 'only/latest is a folder without a step_... beside it: give it the name' only 9

@@ -214,11 +214,16 @@ def run_all(pool, function, tasks, what):
             future.cancel()
 
 
+OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin")
+
+
 def prepare(output, settings, units, words, vocabulary, jobs):
     """All of it; returns the manifest."""
     begin, work = time.time(), os.path.join(output, ".work")
-    held = [name for name in os.listdir(output) if name.endswith(".bin")]
-    if held and not os.path.isdir(work):
+    resumes = os.path.isdir(work)
+    held = [name for name in os.listdir(output) if name.endswith(".bin") and not (
+        resumes and (OWN_SHARD.fullmatch(name) or name == "tokenizer.bin"))]
+    if held:
         die(f"--output {output}: holds {held[0]} from elsewhere; give an empty folder, so that "
             "shards of two kinds are not mixed")
     os.makedirs(work, exist_ok=True)
@@ -248,8 +253,8 @@ def prepare(output, settings, units, words, vocabulary, jobs):
 
 
 def publish(output, work, vocabulary, manifest):
-    for path in glob.glob(os.path.join(glob.escape(output), "*_[0-9]*.bin")):
-        os.remove(path)  # of a preparation that was stopped while it did this
+    for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
+        os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
     for row in manifest["shards"]:
         os.rename(os.path.join(work, row["name"]), os.path.join(output, row["name"]))
     for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
