@@ -26,9 +26,9 @@ void threads_divide(int processes);
 void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *context);
 
 // OpenMP's threads spin for some 50 microseconds where they wait, and then sleep, unless
-// OMP_WAIT_POLICY or GOMP_SPINCOUNT says otherwise, or threads are bound to cores: longer starves other programs, and this one
-// where the cores are busy; sleeping at once costs a step of a small model a fifth. libgomp reads
-// this before main(), so the program starts anew, once. argv: main's.
+// OMP_WAIT_POLICY or GOMP_SPINCOUNT says otherwise, or threads are bound to cores: longer starves
+// other programs, and this one where the cores are busy; sleeping at once costs a step of a small
+// model a fifth. libgomp reads this before main(), so the program starts anew, once. argv: main's.
 void threads_spin_briefly(char **argv);
 
 END_C
