@@ -96,9 +96,9 @@ def what_was_saved_comes_back():
         result = call(convert_hf, "import", folder, "--output", f"{name}_start")
         assert result.status == 0 and f"--load {name}_start" in result.out, result.err
         # the same data: a new run begins at the first batch, the resumed one went on from there
-        with open(f"{name}.link", "w") as file: # `latest` where links cannot be made
-            file.write(f"{name}_run/{os.path.basename(os.path.realpath(f'{name}_run/latest'))}\n")
-        result = call(convert_hf, "import", f"{name}.link", "--output", f"{name}_linked")
+        with open(f"{name}_run/link", "w") as file: # `latest` where links cannot be made
+            file.write(f"{os.path.basename(os.path.realpath(f'{name}_run/latest'))}\n")
+        result = call(convert_hf, "import", f"{name}_run/link", "--output", f"{name}_linked")
         assert result.status == 0, result.err
         again = gradients(f"{name}.a", "--load", f"{name}_start")
         direct = gradients(f"{name}.b", *shape, "--load", f"{name}_run/latest")
@@ -106,6 +106,8 @@ def what_was_saved_comes_back():
         held = unpack(f"{name}_start/model.safetensors")
         assert held == unpack(f"{name}_run/latest/model.safetensors")
         assert held == unpack(f"{name}_linked/model.safetensors")
+        file = f"{name}_start/model.safetensors"
+        refused(call(convert_hf, "import", file, "--output", "no"), f"{file}: no such folder")
 
 
 def a_checkpoint_is_one_while_a_run_saves():

@@ -1,5 +1,6 @@
 """scripts/prepare_data: every kind of source, order, split, resuming, refusals."""
 
+import contextlib
 import glob
 import gzip
 import json
@@ -144,15 +145,30 @@ def wait_for(condition, process):
         time.sleep(0.002)
 
 
-def kill_and_resume(output, words, condition):
-    """Kills a run, with its workers, when the condition holds; then runs it to its end."""
+def workers_of(group):
+    """The processes of a group that have not ended, zombies aside."""
+    count = 0
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            state, _, held = read(path).rpartition(b") ")[2].split()[:3]
+            count += held == b"%d" % group and state != b"Z"
+    return count
+
+
+def kill_and_resume(output, words, condition, kill=os.killpg):
+    """Kills a run when the condition holds, which ends its workers; then runs it to its end."""
     command = [os.path.join(check.ROOT, "scripts", "prepare_data"), "--output", output, *words]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     wait_for(condition, process)
     killed = process.poll() is None
     if killed:
-        os.killpg(process.pid, signal.SIGKILL)
+        assert workers_of(process.pid) > 1
+        kill(process.pid, signal.SIGKILL)
     process.wait()
+    end = time.time() + 20
+    while workers_of(process.pid) and time.time() < end:
+        time.sleep(0.05)
+    assert not workers_of(process.pid), "workers outlive their parent"
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return killed, done.stdout
 
@@ -167,10 +183,11 @@ def a_killed_run_resumes():
 
     killed, out = kill_and_resume("r1", words, lambda: len(glob.glob("r1/.work/*.npz")) > 2)
     assert not killed or "resuming: " in out, out
+    kill_and_resume("r3", words, lambda: len(glob.glob("r3/.work/*.npz")) > 1, os.kill)
     killed_too, _ = kill_and_resume("r2", words, lambda: len(glob.glob("r2/.work/train_*")) > 2)
     assert killed or killed_too, "neither run was still going when it was to be killed"
     names = sorted(os.path.basename(path) for path in glob.glob("straight/*.bin"))
-    for folder in ("r1", "r2"):
+    for folder in ("r1", "r2", "r3"):
         assert sorted(os.listdir(folder)) == sorted(os.listdir("straight"))
         for name in names:
             assert read(f"{folder}/{name}") == read(f"straight/{name}"), f"{folder}/{name}"
@@ -218,6 +235,9 @@ def a_finished_run_is_left_alone():
     assert "made already" in again.out and os.stat("straight/train_00000.bin").st_mtime_ns == before
     refused(call(prepare_data, "--output", "straight", *words, "--seed", 5), "manifest.json",
             "already made", "other seed", "another --output")
+    os.makedirs("straight/.work")  # it was stopped after the manifest
+    assert "made already" in call(prepare_data, "--output", "straight", *words).out
+    assert not os.path.exists("straight/.work")
     # another text of the same files, or the same file on the other side, is another preparation
     write("two.jsonl", "".join(json.dumps({"text": text, "title": text[:9]}) + "\n"
                                for text in TEXTS[:20]))

@@ -6,6 +6,7 @@ starts again under its Python. Without one, the Python at hand serves, if it has
 
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -28,12 +29,13 @@ def trainer(name):
 
 
 def follow(path):
-    """A run's `latest` and `best` may be files that name a folder beside them: its disk has no
-    links."""
+    """A run's `latest` and `best` may be files of one line, the name of a folder beside them: its
+    disk has no links."""
     if not os.path.isfile(path):
         return path
     with open(path, errors="replace") as file:
-        return os.path.join(os.path.dirname(path), file.read(100).strip())
+        name = re.fullmatch(r"(step_\d+)\n?", file.read(100))
+    return os.path.join(os.path.dirname(path), name[1]) if name else path
 
 
 def start(module):

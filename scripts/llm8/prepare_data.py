@@ -7,6 +7,7 @@ others. The shards move to OUT when all are whole; manifest.json is the last fil
 """
 
 import contextlib
+import ctypes
 import fcntl
 import glob
 import hashlib
@@ -20,7 +21,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 import numpy
 from tqdm import tqdm
@@ -36,6 +37,7 @@ COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
 VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1024 tokens each
 FEW_TOKENS = 20 * 1024
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
                         ("valid", "?")])  # offset, length: in the unit's tokens
 # where a line ends between two visible ASCII characters, no word of any tokenizer here continues
@@ -57,6 +59,10 @@ class Worker:
 
 
 def start_process(*what):
+    # a parent that is killed takes it along: it would write on where the next run resumes
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent_process().pid:  # killed before this
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     Worker.start(*what)
 
@@ -445,10 +451,14 @@ def main():
         units = [unit for paths, valid in ((files, False), (valid_files, True))
                  for unit in sources.units_of(paths, valid, o.text_field, o.skip_bad)]
         os.makedirs(o.output, exist_ok=True)
-        if is_made(o.output, settings):
-            return
+        work = os.path.join(o.output, ".work")
+        if not os.path.isdir(work) and is_made(o.output, settings):
+            return  # without the lock: the folder may be another user's
         lock(o.output)
-        if not is_made(o.output, settings):  # by the process that this one has waited for
+        if is_made(o.output, settings):  # by the process that this one has waited for
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(work)  # of one that was stopped after the manifest
+        else:
             report(o.output, prepare(o.output, settings, units, words, vocabulary, o.jobs))
     except sources.BadSource as bad:
         die(f"{bad}, or give --skip-bad to leave it out")
