@@ -295,15 +295,16 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
             y = malloc_or_die((size_t)V * sizeof(float));
             for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
         }
-        float max = y[0], sum = 0.0f;
+        float max = y[0];
+        double sum = 0.0; // of up to a million values: FP32 keeps five digits of that
         for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }
         // cppcheck-suppress invalidFunctionArg // it thinks of V = 0
-        float lse = logf(sum) + max;
+        float lse = (float)(log(sum) + max);
         losses[row] = lse - y[target];
         if (gradient) {
-            float scale = terms.gradient_scale / sum;
+            float scale = (float)(terms.gradient_scale / sum);
             if (terms.z_loss > 0.0f) { scale *= 1.0f + 2.0f * terms.z_loss * lse; }
 #pragma omp simd
             for (int i = 0; i < V; i++) { x[i] = exp_simd(y[i] - max) * scale; }

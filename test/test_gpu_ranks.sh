@@ -18,7 +18,9 @@ blockwise="--fp8-format e4m3 --fp8-recipe blockwise"
 # when each rank had as many threads.
 starts_in_time() {
     env -u OMP_NUM_THREADS -u LLM8_GUARD timeout 60 $gpu $DATA --model gpt2-124m --gpus "$gpus" \
-        --vocab-size 50257 --micro-batch-size 4 --train-iters 5 && grep -o 'start .*' log
+        --vocab-size 50257 --micro-batch-size 4 --train-iters 5 >started ||
+        { cat started; return 1; }
+    grep -o 'start .*' started
 }
 if [[ -n ${LLM8_BIN:-} ]]; then
     gpus=$(nvidia-smi -L | grep -c '^GPU')

@@ -16,7 +16,7 @@ if [[ -n ${LLM8_BIN:-} ]]; then
     qwen="--model llama-tiny --num-layers 3 --hidden-size 128 --kv-channels 48 $qwen3
         --global-batch-size 8"
     gpt2="--model gpt2-tiny --num-layers 3"
-    large="--model llama-3-8b --micro-batch-size 64"
+    large="--model llama-3-8b --micro-batch-size 32"
 else
     small_change=0.01
     steps=4 stop=2 run="$DATA --micro-batch-size 2 --lr 1e-3 --lr-warmup-iters 2 --weight-decay 20"
