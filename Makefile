@@ -111,6 +111,9 @@ $(GPU_TESTS): $(BUILD)/plain/%: $(BUILD)/plain/test/%.cu.o $(gpu_objects) \
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS) $(CUDALIBS) $(TEST_LDFLAGS)
 # it plants faults into products
 $(BUILD)/plain/test_gpu_convergence: TEST_LDFLAGS = -Wl,--wrap=gemm
+# they plant faults before the norms
+$(BUILD)/plain/test_gpu_flips $(BUILD)/plain/standin_flips $(BUILD)/asan/standin_flips: \
+    TEST_LDFLAGS = -Wl,--wrap=gpu_norm_forward,--wrap=gpu_norm_backward
 
 # the kernels and their tests as PTX for older GPUs alone, which a newer one's driver compiles
 PTX_TEST := $(BUILD)/plain/test_gpu_kernels_ptx80
@@ -194,7 +197,7 @@ fuzz-carry: $(BUILD)/asan/fuzz
 
 # test_faults.c makes each of these calls fail
 FAULTS := open openat fopen fwrite fflush fclose fsync close rename mkdir symlink unlink rmdir \
-          pread opendir readdir malloc calloc realloc aligned_alloc
+          pread readlink opendir readdir malloc calloc realloc aligned_alloc
 $(BUILD)/plain/test_faults $(BUILD)/asan/test_faults: TEST_LDFLAGS = $(FAULTS:%=-Wl,--wrap=%)
 
 $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
@@ -207,7 +210,8 @@ SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
 ifneq ($(shell command -v $(CXX)),)
 STANDIN_TRAINERS := $(BUILD)/plain/standin_trainer $(BUILD)/asan/standin_trainer
 STANDIN_TESTS := $(BUILD)/plain/standin_spikes $(BUILD)/asan/standin_spikes $(BUILD)/plain/standin_large \
-                 $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_fp8_products
+                 $(BUILD)/plain/standin_muon $(BUILD)/plain/standin_fp8_products \
+                 $(BUILD)/plain/standin_flips
 endif
 # cuDNN's plans without a GPU, where it is installed
 ifneq ($(wildcard $(CUDA_HOME)/include/cudnn.h),)
@@ -260,11 +264,14 @@ $(BUILD)/asan/standin/%.cu.o: %.cu $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $(NATIVE) $(STANDIN_CXX) -c $< -o $@
 standin_objects = $(call objects,$(1)/standin,$(GPU_ON_STANDIN)) $(call objects,$(1),$(LIBRARY))
-FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses # test/standin/faults.c
+# test/standin/faults.c
+FAULT_HOOKS := -Wl,--wrap=run_batch,--wrap=gpu_sum_losses,--wrap=gpu_embedding_forward \
+               -Wl,--wrap=safetensors_write
 $(BUILD)/plain/standin_trainer: $(BUILD)/plain/standin/train_gpt.cu.o
 $(BUILD)/asan/standin_trainer: $(BUILD)/asan/standin/train_gpt.cu.o
-# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, products
-ON_STANDINS := spikes large muon fp8_products
+# the tests of test/test_gpu_NAME.cu that run over the stand-ins too: the trainer, Muon, products,
+# flipped bits
+ON_STANDINS := spikes large muon fp8_products flips
 plain_standins := $(ON_STANDINS:%=$(BUILD)/plain/standin_%)
 asan_standins := $(ON_STANDINS:%=$(BUILD)/asan/standin_%)
 $(plain_standins): $(BUILD)/plain/standin_%: $(BUILD)/plain/standin/test/test_gpu_%.cu.o
@@ -286,7 +293,7 @@ $(BUILD)/standin/libnccl.so.2: test/standin/nccl.c $(BUILD)/c.flags
 $(BUILD)/standin/libcuda.so.1: test/standin/driver.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Wall -fPIC -shared -Wl,-soname,$(@F) $< -o $@
-$(BUILD)/plain/cudnn_plans: $(call objects,plain,test/cudnn_plans.c kernels/gpu.c base/common.c) \
+$(BUILD)/plain/cudnn_plans: $(call objects,plain,test/cudnn_plans.c kernels/gpu.c $(wildcard base/*.c)) \
                             $(BUILD)/standin/libcuda.so.1
 	$(CC) $(CFLAGS) $(BASE) -Wl,--no-as-needed $^ -Wl,--as-needed -o $@ $(LDLIBS) $(CUDALIBS) \
 	    -Wl,-rpath,'$$ORIGIN/../standin',-rpath,$(CUDA_HOME)/lib64

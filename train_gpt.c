@@ -10,10 +10,15 @@
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary.
 #include "base/host.h"
+#include "base/rng.h"
 #include "kernels/cpu.h"
 #include "model/plan.h"
 #include "ranks/launch.h"
+#include "train/choices.h"
+#include "train/metrics.h"
 #include "train/run.h"
+#include "train/run_data.h"
+#include "train/sample.h"
 
 #include <math.h>
 #include <omp.h>
@@ -253,8 +258,8 @@ static void trainer_open(Trainer *t, const Options *options) {
     plan_state(t);
     plan_activations(t);
     if (options->plan) {
-        plan_print(&t->plan, stdout);
-        exit(EXIT_SUCCESS);
+        plan_print(&t->plan, "Memory plan", stdout);
+        exit_answered();
     }
     char device[128], size[32], have[32];
     if (!((double)t->plan.bytes <= host_memory(NULL))) {
@@ -531,8 +536,8 @@ static void model_backward(Trainer *t, int B, int T) {
 
 // ---- update -----------------------------------------------------------------------------------
 
-// A step whose loss or norm is not finite leaves no trace: what its activations and gradients said
-// of their range is forgotten (the weights' still holds).
+// A skipped step leaves no trace: the amaxes of its activations and gradients are forgotten (those
+// of the weights still hold).
 static void scaling_update(Trainer *t, bool skipped) {
     const Run *run = &t->run;
     const Precision *p = &run->precision;
@@ -546,14 +551,14 @@ static void scaling_update(Trainer *t, bool skipped) {
 }
 
 // All but the weight decay, which is a tensor's.
-static AdamW adamw_settings(const Run *run, double norm, double lr) {
+static AdamW adamw_settings(const Run *run, double norm, double factor, double lr) {
     const Options *o = &run->options;
     bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
     return (AdamW){.lr = (float)lr,
                    .beta1 = (float)o->adam_beta1,
                    .beta2 = (float)o->adam_beta2,
                    .eps = (float)o->adam_eps,
-                   .gradient_scale = clipped ? (float)(o->clip_grad / norm) : 1.0f,
+                   .gradient_scale = (float)(clipped ? o->clip_grad / norm * factor : factor),
                    .step = run->progress.step + 1 - run->progress.skipped};
 }
 
@@ -575,9 +580,10 @@ static void muon_updates(Trainer *t, float gradient_scale) {
     }
 }
 
-static void model_update(Trainer *t, double norm, double lr) {
+// norm: of `factor` times the gradients.
+static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
-    AdamW adamw = adamw_settings(run, norm, lr);
+    AdamW adamw = adamw_settings(run, norm, factor, lr);
     muon_updates(t, adamw.gradient_scale);
     for (int i = 0; i < run->layout.count; i++) {
         const Param *p = &run->layout.params[i];
@@ -604,22 +610,25 @@ static void train_step(Trainer *t) {
     const Options *o = &run->options;
     int B = o->micro_batch_size, T = o->seq_length;
     double begin = wall_seconds(), loss = 0;
-    double step_tokens = (double)o->global_batch_size * T;
+    double tokens = run->precision.step_tokens, targets = (double)run_step_targets(run, 0);
     t->counting = run_counts_fp8(run, run->progress.step + 1);
     memset(t->gradients, 0, (size_t)run->layout.size * sizeof(float));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_batch(run, 0, micro, t->inputs, t->targets);
         model_forward(t, B, T, PASS_TRAIN);
-        loss += head_loss(t, B * T, (float)(1.0 / step_tokens), PASS_TRAIN);
+        loss += head_loss(t, B * T, (float)(1.0 / tokens), PASS_TRAIN);
         model_backward(t, B, T);
     }
-    StepResult result = {.loss = loss / step_tokens,
-                         .norm = sqrt(sum_of_squares(t->gradients, run->layout.size)),
+    double factor = tokens / targets, squares = sum_of_squares(t->gradients, run->layout.size);
+    StepResult result = {.loss = loss / targets,
+                         .norm = sqrt(squares * factor * factor),
                          .lr = learning_rate(o, run->progress.step)};
     run_maybe_dump(run, t->gradients, result.loss);
-    result.skipped = !run_finite(result.loss, result.norm);
+    int64_t step = run->progress.step + 1;
+    result.skipped = step_skip(&run->progress.window, o->skip_spikes,
+                               options_next_skip(o, step) == step, result.loss, result.norm);
     scaling_update(t, result.skipped);
-    if (!result.skipped) { model_update(t, result.norm, result.lr); }
+    if (!result.skipped) { model_update(t, result.norm, factor, result.lr); }
     or_die(plan_guard_check(&t->plan));
     result.seconds = wall_seconds() - begin;
     run_report(run, result);
@@ -651,7 +660,7 @@ static void validate(Trainer *t) {
         model_forward(t, B, T, pass);
         sum += head_loss(t, B * T, 0.0f, pass);
     }
-    run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
+    run_report_eval(run, sum / (double)run_eval_targets(run), wall_seconds() - begin);
 }
 
 static void evaluate(Trainer *t) {
@@ -674,6 +683,7 @@ static void maybe_save(Trainer *t) {
     if (!run_should_save(run)) { return; }
     saver_wait(&run->saver);
     size_t size = (size_t)run->layout.size, bytes = size * sizeof(float);
+    int64_t n = (int64_t)bytes;
     memcpy(t->snapshot, t->weights, bytes);
     memcpy(t->snapshot + size, t->exp_avg, bytes);
     memcpy(t->snapshot + 2 * size, t->exp_avg_sq, bytes);
@@ -692,6 +702,8 @@ static void maybe_save(Trainer *t) {
                   .exp_avg = t->snapshot + size,
                   .exp_avg_sq = t->snapshot + 2 * size,
                   .second_moments = run->layout.size,
+                  .hashes = {hash_words(t->weights, n, 0), hash_words(t->exp_avg, n, 0),
+                             hash_words(t->exp_avg_sq, n, 0)},
                   .slots = t->snapshot_slots,
                   .amax_history = t->snapshot_history};
     run_save(run, &s);

@@ -11,20 +11,26 @@
 #include "base/io.h"
 #include "kernels/gemm.h"
 #include "ranks/launch.h"
+#include "train/choices.h"
 #include "train/gpu/batches.h"
-#include "train/gpu/network.h"
+#include "train/gpu/check.h"
 #include "train/gpu/support.h"
+#include "train/metrics.h"
+#include "train/run.h"
+#include "train/run_data.h"
+#include "train/sample.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // The numbers that a step gets from the host, and its results on their way back.
 typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    bool follows; // directly on the step before
+    bool follows, checked; // directly on the step before; its first micro-batch, twice
 } Pending;
 
 // The launches of a micro-step: made one by one once, which makes the plans of products, then
@@ -45,11 +51,12 @@ typedef struct {
     Run run;
     Gpu gpu;
     Comm comm;
-    Plan plan;
-    void *memory;
+    Plan plan, host_plan;
+    void *memory, *host_memory;
     char lacks_fp8[SUPPORT_REASON]; // why the device has no FP8
     Params params;
     Network net;
+    Check check;
 
     Batches batches;
     float *sample_logits; // [V], host: of the next token of a sample
@@ -61,26 +68,41 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-// The whole plan of a run, from its options and what the device offers.
-static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support) {
-    if (!run_configure(&t->run, options, support)) { return false; }
-    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
-    if (!support_shapes(&t->run.config, tokens)) { return false; }
-    params_plan(&t->params, &t->run, &t->plan);
+static void plan_buffers(Trainer *t, int tokens, int64_t offload) {
+    params_plan(&t->params, &t->run, &t->plan, &t->host_plan, offload);
     network_plan(&t->net, &t->params, &t->gpu, &t->plan);
+    check_plan(&t->check, &t->net, &t->plan);
     batches_plan(&t->batches, tokens, t->run.config.vocab, &t->plan);
-    return true;
 }
 
 static void trainer_free_plan(Trainer *t) {
     params_free_plan(&t->params);
+    check_close(&t->check);
     free(t->net.blocks);
     plan_free(&t->plan);
+    plan_free(&t->host_plan);
 }
 
+// The whole plan of a run, from its options and what the device offers: its numbers, and so many
+// bytes of memory, which --optimizer-cpu-offload fits the plan into.
+static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support,
+                         int64_t memory) {
+    if (!run_configure(&t->run, options, support)) { return false; }
+    int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
+    if (!support_shapes(&t->run.config, tokens)) { return false; }
+    plan_buffers(t, tokens, 0);
+    int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
+    if (options->optimizer_cpu_offload && excess > 0) {
+        trainer_free_plan(t);
+        plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // which rounding may cost
+    }
+    return true;
+}
+
+// Of device memory, at least.
 static int64_t planned_bytes(const Options *options, NumberSupport support) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    int64_t bytes = trainer_plan(t, options, support) ? t->plan.bytes : INT64_MAX;
+    int64_t bytes = trainer_plan(t, options, support, 0) ? t->plan.bytes : INT64_MAX;
     run_free_configuration(&t->run);
     trainer_free_plan(t);
     free(t);
@@ -88,62 +110,63 @@ static int64_t planned_bytes(const Options *options, NumberSupport support) {
 }
 
 // Of the ranks of this machine; where how many is not known, this one counts.
-static int64_t host_bytes(const Params *p, const Ranks *ranks) {
-    return params_host_bytes(p, ranks->local_ranks > 0 ? ranks->local_ranks : 1);
+static double host_bytes(const Trainer *t, const Ranks *ranks) {
+    int local = ranks->local_ranks > 0 ? ranks->local_ranks : 1;
+    return (double)params_host_bytes(&t->params, &t->host_plan, local);
+}
+
+// Bytes that a plan may take of the device: the free memory, but no more than --device-memory-gib.
+static int64_t device_memory(const Options *options, size_t free_bytes) {
+    double most = options->device_memory_gib * 0x1p30;
+    return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
 }
 
 // --plan: needs no GPU.
 static void print_plan(const Options *options, const Ranks *ranks) {
-    char need[32], have[32];
+    char size[32];
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     size_t free_bytes, memory = (size_t)(options->device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: an 80 GB one
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
-    or_die(trainer_plan(t, options, support));
-    options_print(&t->run.options, stdout);
+    or_die(trainer_plan(t, options, support, (int64_t)memory));
+    options_print(&t->run.options, true, stdout);
     precision_print(&t->run.precision);
-    plan_print(&t->plan, stdout);
-    muon_print(&t->params.muon, t->params.adamw.gradient_type, stdout);
-    if (options_save(options)) {
-        printf("Host memory\n  %-34s %12s\n  %-34s %12s\n", "checkpoints, all ranks of a machine",
-               format_bytes(need, (double)host_bytes(&t->params, ranks)), "available here",
-               format_bytes(have, host_memory(NULL)));
+    plan_print(&t->plan, "Memory plan", stdout);
+    muon_print(&t->params.optimizer.muon, t->params.optimizer.adamw.gradient_type, stdout);
+    if (t->host_plan.bytes > 0) {
+        plan_print(&t->host_plan, "Host memory", stdout);
+        printf("  %-34s %12s\n", "all ranks of a machine",
+               format_bytes(size, host_bytes(t, ranks)));
+        printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
     fit_print(options, support, planned_bytes, (int64_t)memory);
-    exit(EXIT_SUCCESS);
+    exit_answered();
 }
 
 // Before anything is allocated or read.
-static void check_memory(const Trainer *t, NumberSupport support) {
-    size_t free_bytes, all_bytes;
-    char need[32], have[32], advice[128];
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    if (t->plan.bytes + FIT_OVERHEAD_BYTES / 2 > (int64_t)free_bytes) {
-        fit_advice(&t->run.options, support, planned_bytes, (int64_t)free_bytes, advice);
-        die("the run needs %s of device memory, %s are free: try %s (--plan lists it)",
-            format_bytes(need, (double)t->plan.bytes), format_bytes(have, (double)free_bytes),
-            advice);
+static void check_memory(const Trainer *t, int64_t memory) {
+    char need[32], have[32];
+    int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
+    if (bytes > memory) {
+        die("the run needs %s of device memory, %s are free: --plan lists what fits",
+            format_bytes(need, (double)bytes), format_bytes(have, (double)memory));
     }
 }
 
-// What checkpoints take of the host's memory, of all its ranks together. No rank takes any before
-// all have looked.
+// What all ranks of this host take of its memory. No rank takes any before all have looked.
 static void check_host_memory(const Trainer *t, const Ranks *ranks) {
-    char need[32], have[32], narrow[32], remedy[96] = "a machine with more memory";
-    Params smaller = t->params;
-    smaller.adamw.moment_type = TYPE_BF16;
-    double bytes = (double)host_bytes(&t->params, ranks), available = host_memory(NULL);
-    double less = (double)host_bytes(&smaller, ranks);
-    if (less <= available) {
-        snprintf(remedy, sizeof(remedy), "--adam-dtype bf16, which needs %s",
-                 format_bytes(narrow, less));
-    }
+    char need[32], have[32];
+    double bytes = host_bytes(t, ranks), available = host_memory(NULL);
+    bool bf16 = t->run.options.adam_dtype == STATE_BF16, saves = options_save(&t->run.options);
     bool fits = bytes <= available ||
-                fail("--save needs %s of host memory, a copy of the state that is being written, "
-                     "%s are available: try %s",
-                     format_bytes(need, bytes), format_bytes(have, available), remedy);
+                fail("the run needs %s of host memory%s, %s are available: try %s (--plan lists "
+                     "it)",
+                     format_bytes(need, bytes),
+                     saves ? " with the copy that --save writes from" : "",
+                     format_bytes(have, available),
+                     bf16 ? "a machine with more memory" : "--adam-dtype bf16");
     or_die(group_agree(t->run.group, CHANNEL_MAIN, fits));
 }
 
@@ -159,6 +182,7 @@ static void guard_fetch(void *gpu, void *to, const void *from, int64_t bytes) {
 
 static void guard_check(Trainer *t) {
     or_die(plan_guard_check(&t->plan));
+    or_die(plan_guard_check(&t->host_plan));
 }
 
 static void allocate(Trainer *t) {
@@ -166,6 +190,8 @@ static void allocate(Trainer *t) {
     CUDA_CHECK(cudaMemsetAsync(t->memory, 0, (size_t)t->plan.bytes, t->gpu.stream));
     t->plan.memory = {&t->gpu, guard_fill, guard_fetch};
     plan_assign(&t->plan, t->memory);
+    t->host_memory = gpu_host_memory(t->host_plan.bytes, params_offloaded(&t->params));
+    plan_assign(&t->host_plan, t->host_memory);
     batches_start(&t->batches, &t->gpu);
     CUDA_CHECK(cudaMallocHost((void **)&t->pending, RESULTS * sizeof(Pending)));
     for (int i = 0; i < RESULTS; i++) {
@@ -188,10 +214,13 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     if (options->plan) { print_plan(options, ranks); }
     open_device(t, ranks);
     NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
-    or_die(trainer_plan(t, options, support));
+    size_t free_bytes, all_bytes;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    int64_t memory = device_memory(options, free_bytes);
+    or_die(trainer_plan(t, options, support, memory));
     run_announce(&t->run);
     options_note_idle(options, true);
-    check_memory(t, support);
+    check_memory(t, memory);
     check_host_memory(t, ranks);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,
              t->gpu.capability / 10, t->gpu.capability % 10,
@@ -201,6 +230,11 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
     run_start(&t->run, device);
     printf("  memory      %s planned (--plan lists it)\n",
            format_bytes(size, (double)t->plan.bytes));
+    if (options->optimizer_cpu_offload) {
+        printf("  host memory %s, %s\n", format_bytes(size, (double)t->host_plan.bytes),
+               params_offloaded(&t->params) ? "the optimizer's state among it"
+                                            : "no state of the optimizer: it fits the GPU");
+    }
     attention_start(&t->gpu, attention_shape_of(&t->run, t->run.options.micro_batch_size,
                                                 t->run.config.seq_length));
     allocate(t);
@@ -231,7 +265,7 @@ static int trainer_close(Trainer *t) {
         CUDA_CHECK(cudaEventDestroy(t->pending[i].end));
     }
     CUDA_CHECK(cudaFreeHost(t->pending));
-    params_close(&t->params);
+    gpu_host_free(t->host_memory);
     CUDA_CHECK(cudaFree(t->memory));
     gemm_close(&t->gpu);
     attention_close(&t->gpu);
@@ -395,7 +429,7 @@ static Tensor head_forward(Trainer *t, int row, int rows, Pass pass) {
 }
 
 // The LM head and the loss, some rows at a time, so that the logits never exist whole. The sum of
-// the losses goes (or is added) to state->loss. With gradient_scale > 0 also goes backward, into
+// the losses goes (or is added) to net.loss_sum. With gradient_scale > 0 also goes backward, into
 // d_norm and the head's weights.
 static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, Pass pass) {
     const ModelConfig *c = &t->run.config;
@@ -416,7 +450,7 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
         }
     }
     gpu_family(&t->gpu, FAMILY_LOSS);
-    gpu_sum_losses(&t->params.state->loss, net->losses, M, accumulate, t->gpu.stream);
+    gpu_sum_losses(net->loss_sum, net->losses, M, accumulate, t->gpu.stream);
 }
 
 // From d_norm, the gradient of norm_out, down to the embeddings.
@@ -449,6 +483,7 @@ static void model_backward(Trainer *t, int B, int T, int place) {
     }
     if (last) {
         params_reduce(&t->params, 0);
+        gpu_stamp(&t->params.optimizer.state->computed, stream);
         params_join(&t->params);
     }
 }
@@ -458,8 +493,11 @@ static void model_backward(Trainer *t, int B, int T, int place) {
 static void micro_step(Trainer *t, int place) {
     const Options *o = &t->run.options;
     int B = o->micro_batch_size, T = o->seq_length;
-    float gradient_scale = (float)(1.0 / ((double)o->global_batch_size * T));
-    if (place & MICRO_FIRST) { params_expect(&t->params, true); }
+    float gradient_scale = (float)(1.0 / t->run.precision.step_tokens);
+    if (place & MICRO_FIRST) {
+        params_expect(&t->params, true);
+        gpu_stamp(&t->params.optimizer.state->began, t->gpu.stream);
+    }
     model_forward(t, B, T, PASS_TRAIN);
     head_loss(t, B * T, gradient_scale, !(place & MICRO_FIRST), PASS_TRAIN);
     model_backward(t, B, T, place);
@@ -472,8 +510,8 @@ static int micro_place(const Trainer *t, int micro) {
 
 // A micro-step, as a graph once it has been captured.
 static void replay_micro_step(Trainer *t, int place) {
-    Replay *r = &t->micro[place][t->params.scaling.measuring];
-    if (!t->run.options.cuda_graphs || !r->warm || t->params.scaling.counting) {
+    Replay *r = &t->micro[place][t->params.fp8.scaling.measuring];
+    if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.scaling.counting) {
         micro_step(t, place);
         r->warm = true;
         return;
@@ -490,17 +528,38 @@ static void replay_micro_step(Trainer *t, int place) {
     if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph has received them
 }
 
+// The first micro-batch of a checked step: twice, with the same results, or the run ends before
+// anything has changed. Its gradients are added up over the ranks afterwards, where they are due.
+static void checked_micro_step(Trainer *t, int place, int64_t step) {
+    Check *c = &t->check;
+    replay_micro_step(t, MICRO_FIRST);
+    check_hash(c, 0);
+    bool counting = t->params.fp8.scaling.counting;
+    t->params.fp8.scaling.counting = false; // once is enough
+    replay_micro_step(t, MICRO_FIRST);
+    check_hash(c, 1);
+    if (!check_repeats(c)) {
+        replay_micro_step(t, MICRO_FIRST);
+        check_hash(c, 2);
+    }
+    t->params.fp8.scaling.counting = counting;
+    if (!check_agrees(c, step)) { run_end_wrong(&t->run); }
+    if (!(place & MICRO_LAST)) { return; }
+    for (int b = t->run.layout.num_buckets - 1; b >= 0; b--) { params_reduce(&t->params, b); }
+    gpu_stamp(&t->params.optimizer.state->computed, t->gpu.stream);
+    params_join(&t->params);
+}
+
 static void dump_gradients(Trainer *t) {
     const Run *run = &t->run;
     Params *p = &t->params;
     if (run->options.dump_gradients[0] == '\0') { return; }
     float *gradients = (float *)calloc_or_die((size_t)run->layout.size, sizeof(float));
     double loss;
-    params_sum(p, &p->state->loss, 1);
-    gpu_fetch(&t->gpu, &loss, &p->state->loss, sizeof(loss));
+    params_sum(p, t->net.loss_sum, 1);
+    gpu_fetch(&t->gpu, &loss, t->net.loss_sum, sizeof(loss));
     params_fetch_gradients(p, gradients);
-    double tokens = (double)run->options.global_batch_size * run->options.seq_length;
-    run_maybe_dump(run, gradients, loss / tokens);
+    run_maybe_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
 // Waits for the step that is on its way, and reports it.
@@ -513,17 +572,19 @@ static void finish_step(Trainer *t) {
     CUDA_CHECK(cudaEventSynchronize(p->end));
     CUDA_CHECK(cudaEventElapsedTime(&ms, from, p->end));
     StepResult result = {};
-    result.loss = p->state.loss;
+    result.loss = p->state.loss_sum / p->input.targets;
     result.norm = sqrt(p->state.norm_squared);
     result.lr = p->input.lr;
     result.seconds = 1e-3 * ms;
-    result.skipped = p->state.skipped != 0;
+    result.skipped = (SkipReason)p->state.skipped;
     result.stop = p->state.stop > 0;
-    result.own_loss = p->state.own_loss * t->run.ranks /
-                      ((double)t->run.options.global_batch_size * t->run.options.seq_length);
+    // a check waits for the other ranks
+    result.own_seconds = p->checked ? 0 : 1e-9 * (double)(p->state.computed - p->state.began);
+    result.own_loss = p->state.own_loss_sum * t->run.ranks / p->input.targets;
+    t->run.progress.window = p->state.window;
     t->run.in_flight = false;
     guard_check(t);
-    if (t->params.delayed) { t->params.scaling.measuring = p->state.unmeasured > 0; }
+    if (t->params.fp8.delayed) { t->params.fp8.scaling.measuring = p->state.unmeasured > 0; }
     run_report(&t->run, result);
 }
 
@@ -532,44 +593,72 @@ static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
     params_fetch_counts(&t->params, counts);
-    t->params.scaling.counting = false;
+    t->params.fp8.scaling.counting = false;
     finish_step(t);
     run_report_fp8(&t->run, counts);
     free(counts);
 }
 
+// A checkpoint is written from state that is in host memory: it stays as it is until then.
+static void wait_for_save(Trainer *t) {
+    double begin = wall_seconds();
+    if (!params_offloaded(&t->params) || !t->run.saver.pending) { return; }
+    run_beat(&t->run, DOING_PAUSE, "waiting for the last save");
+    saver_wait(&t->run.saver);
+    double waited = wall_seconds() - begin;
+    if (waited < 0.1) { return; }
+    printf("%sthe update waited %.1f s for the save, which reads state in host memory\n",
+           line_start(STDOUT_FILENO), waited);
+}
+
 static void train_step(Trainer *t) {
     Run *run = &t->run;
     const Options *o = &run->options;
+    bool checked = t->check.rows > 0 &&
+                   (run->progress.step + run->in_flight + 1) % o->check_interval == 0;
+    if (checked) { finish_step(t); } // the check may end the run
     int64_t ahead = t->run.in_flight ? 1 : 0, step = run->progress.step + ahead;
-    bool measuring = t->params.scaling.measuring;
+    bool measuring = t->params.fp8.scaling.measuring;
     if (run_counts_fp8(run, step + 1)) {
         params_clear_counts(&t->params);
-        t->params.scaling.counting = true;
+        t->params.fp8.scaling.counting = true;
     }
     cudaStream_t stream = t->gpu.stream;
     Pending *p = &t->pending[t->enqueued % RESULTS];
     p->follows = t->run.in_flight;
+    p->checked = checked;
     CUDA_CHECK(cudaEventRecord(p->begin, stream));
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         Batch *s = batches_next(&t->batches);
         run_batch(run, ahead, micro, s->inputs, s->targets);
         batches_send(&t->batches);
-        replay_micro_step(t, micro_place(t, micro));
+        int place = micro_place(t, micro);
+        if (checked && micro == 0) {
+            checked_micro_step(t, place, step + 1);
+        } else {
+            replay_micro_step(t, place);
+        }
     }
     dump_gradients(t);
     // after the batches: reading them may be what ends the run
-    p->input = {learning_rate(o, step), step, run_stop_signal() != 0 ? 1.0 : 0.0};
-    CUDA_CHECK(cudaMemcpyAsync(t->params.adamw.input, &p->input, sizeof(StepInput),
+    p->input = {learning_rate(o, step),
+                step,
+                run_stop_signal() != 0 ? 1.0 : 0.0,
+                (double)run_step_targets(run, ahead),
+                o->skip_spikes,
+                options_next_skip(o, step + 1) == step + 1};
+    CUDA_CHECK(cudaMemcpyAsync(t->params.optimizer.adamw.input, &p->input, sizeof(StepInput),
                                cudaMemcpyHostToDevice, stream));
-    params_update(&t->params); // in no graph: its collectives are waited for in graphs
-    gpu_fetch(&t->gpu, &p->state, t->params.state, sizeof(StepState));
+    wait_for_save(t);
+    // in no graph: its collectives are waited for in graphs
+    params_update(&t->params, t->net.loss_sum);
+    gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
     finish_step(t); // the one before, while this one runs
     t->enqueued++;
     t->run.in_flight = true;
-    if (t->params.scaling.counting) { report_counts(t); }
-    bool decides = t->params.delayed && measuring; // whether the next step still measures
+    if (t->params.fp8.scaling.counting) { report_counts(t); }
+    bool decides = t->params.fp8.delayed && measuring; // whether the next step still measures
     if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
 }
 
@@ -597,7 +686,7 @@ static void validate(Trainer *t) {
     int B = run->options.micro_batch_size, T = run->options.seq_length;
     Pass pass = eval_pass(&run->options);
     int64_t samples = run_eval_samples(run);
-    double begin = wall_seconds(), sum = 0, *loss = &t->params.state->loss;
+    double begin = wall_seconds(), sum = 0, *loss = t->net.loss_sum;
     CUDA_CHECK(cudaMemsetAsync(loss, 0, sizeof(sum), t->gpu.stream)); // a rank may have no sample
     for (int64_t sample = run_eval_first(run); sample < samples; sample += run_eval_stride(run)) {
         Batch *s = batches_next(&t->batches);
@@ -609,7 +698,7 @@ static void validate(Trainer *t) {
     params_sum(&t->params, loss, 1);
     gpu_fetch(&t->gpu, &sum, loss, sizeof(sum));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    run_report_eval(run, sum / (double)(samples * T), wall_seconds() - begin);
+    run_report_eval(run, sum / (double)run_eval_targets(run), wall_seconds() - begin);
 }
 
 static void sum_counts(void *trainer, int64_t *counts, int n) {
@@ -680,9 +769,10 @@ static void profile_step(Trainer *t) {
         run_beat(run, DOING_WAIT, "profiling a step");
         micro_step(t, micro_place(t, micro));
     }
-    StepInput input = {0.0, run->progress.step, 0.0};
-    gpu_send(&t->gpu, t->params.adamw.input, &input, sizeof(input));
-    params_update(&t->params);
+    StepInput input = {
+        .lr = 0.0, .step = run->progress.step, .targets = run->precision.step_tokens};
+    gpu_send(&t->gpu, t->params.optimizer.adamw.input, &input, sizeof(input));
+    params_update(&t->params, t->net.loss_sum);
     gpu_profile_end(&t->gpu, ms);
     for (int i = 0; i < FAMILY_COUNT; i++) { all += ms[i]; }
     MetricsRecord *r = metrics_begin("profile");
@@ -702,7 +792,11 @@ int main(int argc, char **argv) {
     Ranks ranks;
     options_parse(&options, argc, argv);
     run_resolve_options(&options);
-    if (options.verify) { return verify(&options); }
+    if (options.verify) {
+        int status = verify(&options);
+        or_die(output_flush(stdout));
+        return status;
+    }
     launch(&ranks, &group, &options);
     trainer_open(&t, &options, &ranks);
     trainer_restore(&t);

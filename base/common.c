@@ -1,6 +1,7 @@
 #include "common.h"
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
@@ -28,13 +29,25 @@ __attribute__((constructor)) static void open_standard_files(void) {
 
 static _Thread_local Error failure;
 
+static bool set_failure(bool refused, const char *format, va_list args) {
+    Error next = {.refused = refused}; // the arguments may be the text before
+    vsnprintf(next.text, sizeof(next.text), format, args);
+    return fail_again(next);
+}
+
 bool fail(const char *format, ...) {
-    Error next; // its arguments may be the text before
     va_list args;
     va_start(args, format);
-    vsnprintf(next.text, sizeof(next.text), format, args);
+    set_failure(false, format, args);
     va_end(args);
-    failure = next;
+    return false;
+}
+
+bool refuse(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    set_failure(true, format, args);
+    va_end(args);
     return false;
 }
 
@@ -44,6 +57,11 @@ const char *error_text(void) {
 
 Error error_kept(void) {
     return failure;
+}
+
+bool fail_again(Error error) {
+    failure = error;
+    return false;
 }
 
 void or_die(bool ok) {
@@ -95,6 +113,16 @@ void die(const char *format, ...) {
         words(error);
     }
     exit(EXIT_FAILURE);
+}
+
+bool output_flush(FILE *out) {
+    return (fflush(out) == 0 && !ferror(out)) ||
+           fail("the standard output could not be written: %s", strerror(errno));
+}
+
+void exit_answered(void) {
+    or_die(output_flush(stdout));
+    exit(EXIT_SUCCESS);
 }
 
 static bool muted;

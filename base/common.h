@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 // Around what C and CUDA C++ both call.
 #ifdef __cplusplus
@@ -38,11 +39,17 @@ bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
 // The text of the last fail() in this thread.
 const char *error_text(void);
 
-// A text that is kept, or comes from another thread or rank.
+// fail(), where a file may be whole: the system does not let it be read (no rights, too many open
+// files, a disk's fault), or another version of this program has written it.
+bool refuse(const char *format, ...) PRINTF_LIKE(1, 2);
+
+// An error that is kept, or comes from another thread or rank.
 typedef struct {
     char text[768];
+    bool refused; // by refuse()
 } Error;
-Error error_kept(void); // a copy of error_text()
+Error error_kept(void);       // a copy of the last one
+bool fail_again(Error error); // makes it the last one
 
 // "error: ..." on stderr, in one write, so that lines of several processes stay whole.
 void complain(const char *format, ...) PRINTF_LIKE(1, 2);
@@ -64,7 +71,12 @@ void warnings_mute(bool mute);
 void errors_name_rank(int rank);
 
 // Exit statuses besides 0 and 1, which ranks/launch.c and scripts/restart.sh tell apart.
-enum { EXIT_TOO_MANY_SKIPPED = 3, EXIT_LOST_RANK = 4, EXIT_STOPPED_BY_SIGNAL = 75 };
+enum {
+    EXIT_TOO_MANY_SKIPPED = 3,
+    EXIT_LOST_RANK = 4,
+    EXIT_WRONG_RESULTS = 5,
+    EXIT_STOPPED_BY_SIGNAL = 75
+};
 
 enum { PATH_LENGTH = 1024 };
 
@@ -77,6 +89,11 @@ void *malloc_or_die(size_t bytes);
 void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
+
+// Ends a program that has printed its answer; an output that could not be written is an error.
+void exit_answered(void) __attribute__((noreturn));
+// Flushes; fails where something could not be written.
+bool output_flush(FILE *out);
 
 double wall_seconds(void);    // monotonic
 double process_seconds(void); // since this program, or the starter that forked it, was loaded

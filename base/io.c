@@ -12,8 +12,10 @@
 #include <unistd.h>
 #include <zlib.h>
 
+// A file that is missing, or no file, is damage; all else the system refuses.
 static bool fail_path(const char *path, int why) {
-    return fail("%s: %s", path, strerror(why));
+    bool damage = why == ENOENT || why == EISDIR || why == EINVAL;
+    return (damage ? fail : refuse)("%s: %s", path, strerror(why));
 }
 
 bool writer_open(FileWriter *w, const char *path) {
@@ -131,7 +133,7 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     }
     for (Part *p = parts; p < parts + n; p++) {
         if (p->in_thread) { pthread_join(p->thread, NULL); }
-        if (ok && !p->ok) { ok = fail("%s", p->why.text); }
+        if (ok && !p->ok) { ok = fail_again(p->why); }
         *crc = (uint32_t)crc32_combine(*crc, p->crc, p->end - p->begin);
     }
     return ok;
@@ -159,28 +161,38 @@ bool file_replace(const char *path, const void *data, size_t bytes) {
            rename_synced(fresh, path);
 }
 
-bool link_replace(const char *link, const char *target) {
-    char fresh[PATH_LENGTH], line[PATH_LENGTH];
+bool link_prepare(const char *link, const char *target) {
+    char fresh[PATH_LENGTH], there[PATH_LENGTH], line[PATH_LENGTH];
     FileWriter w;
+    path_format(fresh, "%s.new", link);
     path_format(line, "%s\n", target);
+    if (link_read(fresh, there) != NULL && strcmp(there, target) == 0) { return true; }
     return fresh_name(fresh, link) &&
-           (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line))) &&
-           rename_synced(fresh, link);
+           (symlink(target, fresh) == 0 || file_write(&w, fresh, line, strlen(line)));
+}
+
+bool link_replace(const char *link, const char *target) {
+    char fresh[PATH_LENGTH];
+    return link_prepare(link, target) && rename_synced(path_format(fresh, "%s.new", link), link);
 }
 
 const char *link_read(const char *link, char target[PATH_LENGTH]) {
     size_t bytes;
     Error before = error_kept(); // that there is no link is no error
     ssize_t length = readlink(link, target, PATH_LENGTH - 1);
-    int file = length < 0 ? file_open(link, &bytes) : -1;
-    if (file >= 0) {
-        bool read = bytes < PATH_LENGTH && file_read_at(file, link, target, bytes, 0);
-        length = read ? (ssize_t)bytes : 0;
-        close(file);
+    if (length < 0 && errno == EINVAL) { // no symbolic link
+        int file = file_open(link, &bytes);
+        bool read = file >= 0 && (bytes < PATH_LENGTH || fail("%s: longer than a path", link)) &&
+                    file_read_at(file, link, target, bytes, 0);
+        if (file >= 0) { close(file); }
+        if (read) { length = (ssize_t)bytes; }
+    } else if (length < 0) {
+        fail_path(link, errno);
     }
+    if (length < 0 && error_kept().refused) { return NULL; }
     target[length > 0 ? length : 0] = '\0';
     target[strcspn(target, "\n")] = '\0';
-    fail("%s", before.text);
+    fail_again(before);
     return target;
 }
 

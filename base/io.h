@@ -46,7 +46,9 @@ char *file_read(const char *path, size_t *bytes);
 // symbolic link can be made, a file with the target as its only line is the link.
 bool file_replace(const char *path, const void *data, size_t bytes);
 bool link_replace(const char *link, const char *target);
-// The target of a link of either kind; "" where there is none.
+// The first half of it: makes the new link, as LINK.new.
+bool link_prepare(const char *link, const char *target);
+// The target of a link of either kind; "" where there is none, NULL where that cannot be told.
 const char *link_read(const char *link, char target[PATH_LENGTH]);
 
 bool folder_make(const char *path); // with its parents; it may exist already

@@ -8,6 +8,7 @@
 #include "common.h"
 
 #include <math.h>
+#include <string.h>
 
 HOST_DEVICE static inline uint64_t rng_mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -17,6 +18,22 @@ HOST_DEVICE static inline uint64_t rng_mix(uint64_t x) {
 
 HOST_DEVICE static inline uint64_t rng_bits(uint64_t key, uint64_t counter) {
     return rng_mix(rng_mix(key + 0x9e3779b97f4a7c15ull) ^ (counter * 0x9e3779b97f4a7c15ull + 1));
+}
+
+// A hash of 8-byte words: the sum of these terms, in any order. Of two buffers that differ in one
+// word it is never the same.
+HOST_DEVICE static inline uint64_t hash_word(uint64_t word, int64_t place) {
+    return rng_mix(word + (uint64_t)(place + 1) * 0x9e3779b97f4a7c15ull);
+}
+
+// Of data whose first word is number `first`. What is behind the last whole word does not count.
+static inline uint64_t hash_words(const void *data, int64_t bytes, int64_t first) {
+    uint64_t sum = 0, word;
+    for (int64_t i = 0; i < bytes / 8; i++) {
+        memcpy(&word, (const char *)data + 8 * i, 8);
+        sum += hash_word(word, first + i);
+    }
+    return sum;
 }
 
 // Uniform in [0, 1), a multiple of 2^-24.

@@ -5,19 +5,22 @@
 //     meta.json             see below
 //     model.safetensors     the weights under Hugging Face's names, and
 //     config.json           with it, so that `transformers` opens the folder, together with
-//     tokenizer.json, tokenizer_config.json, generation_config.json
+//     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
 //                           as far as they are known
 //     tokenizer.bin         with which the trainers print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
-//                           as "begin:end,begin:end". "exp_avg_sq" ends early where the last
-//                           ranges are Muon's (docs/muon.md), which has no second moment
+//                           as "begin:end,begin:end", and "hashes" the hash_words (base/rng.h)
+//                           of the three, taken where they were trained. "exp_avg_sq" ends early
+//                           where the last ranges are Muon's (docs/muon.md), which has no second
+//                           moment
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
 //                           "amax_history" [S,length], a ring: the next amax goes to place
 //                           count % length
 //   step_00000300.aside-1/  one that a run has left behind which went back to an earlier one
-//   latest -> step_...      symbolic links (base/io.h: or files of one line)
+//   latest -> step_...      symbolic links (base/io.h: or files of one line): the newest; before
+//                           the first save, the checkpoint elsewhere that --resume began with
 //   best -> step_...        the lowest validation loss of those that are there
 //   metrics.jsonl, config.txt
 //   .lock                   held by the run that saves here; its text says which
@@ -28,14 +31,17 @@
 // last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
 //
 // A checkpoint is written as .tmp-step_..., every file synced and read back, then renamed; after
-// that `best` and `latest` move, and only then are older checkpoints deleted. What an interrupted
-// run leaves behind starts with a dot; the next start removes it.
+// that `best` and `latest` move, and only then are older checkpoints deleted. The link latest.new
+// leads to it before it has its name, so that the next start tells a save that was interrupted
+// before `latest` had moved, which it ends, from a step that a run has left behind. What else an
+// interrupted run leaves starts with a dot; the next start removes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
 // renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
 // and all ranks get the reason.
 #pragma once
 
+#include "../kernels/spikes.h"
 #include "../model/model.h"
 #include "../model/precision.h"
 #include "../ranks/group.h"
@@ -56,6 +62,7 @@ typedef struct {
     double best_valid_loss;   // of all evaluations, saved or not; NaN: none yet
     double level, best_level; // the loss, averaged over steps; and the lowest such
     int64_t proven; // the newest checkpoint whose weights then gave a loss as usual; -1: none
+    SpikeWindow window;
 } Progress;
 
 // As meta.json has them: whole numbers are int64_t, others double, which NaN makes null.
@@ -74,7 +81,7 @@ typedef struct {
     size_t size;
 } Companion;
 
-enum { COMPANIONS_MAX = 4 };
+enum { COMPANIONS_MAX = 5 };
 
 // What to save. The buffers belong to the caller and must not change until the save has ended.
 typedef struct {
@@ -94,8 +101,9 @@ typedef struct {
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
     int64_t second_moments;                    // elements of exp_avg_sq
-    const Fp8Slot *slots;                      // NULL without delayed scaling
-    const float *amax_history;                 // [slots,history_length]
+    uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq as they were trained
+    const Fp8Slot *slots;      // NULL without delayed scaling
+    const float *amax_history; // [slots,history_length]
 } Snapshot;
 
 // Writes, verifies, publishes, then deletes all but --keep, `best` and progress.proven. Every rank
@@ -184,13 +192,16 @@ bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
 bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 
-// What --resume means: the checkpoint at a path, or `latest`: the one under --save that the link
-// points to, or else the newest whole one before it. Warns of each damaged one it passes over.
-// Its path is "", and the result true, when there is no checkpoint at all.
+// What --resume means: the checkpoint at a path, or `latest`: the one that the link leads to, or
+// else the newest whole one under --save before it. Warns of each damaged one it passes over; one
+// that cannot be read for another reason is an error. Its path is "", and the result true, when
+// there is no checkpoint at all.
 bool checkpoint_resume(Checkpoint *c, const Options *options);
 
 // Makes the checkpoint that a run resumes the newest under --save: `latest` leads to it, those of
-// later steps are set aside under other names, `best` is the best of those that stay.
+// later steps are set aside under other names, `best` is the best of those that stay. One from
+// elsewhere begins a folder without others: `latest` leads to it until the first save. A path "":
+// `latest` leads nowhere.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses another model's checkpoint; prints which other options differ from the saved ones.
@@ -216,7 +227,8 @@ bool checkpoint_list(const char *save);
 int checkpoint_steps(const char *save, int64_t **steps);
 // Follows links of either kind (base/io.h) from a path to a folder, and says which that is.
 FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// The step that a link under the folder, "latest" or "best", points to; -1: none.
+// The step under the folder that a link in it, "latest" or "best", points to; or why there is none.
+enum { LINK_NONE = -1, LINK_OUTSIDE = -2, LINK_UNREADABLE = -3 };
 int64_t checkpoint_linked(const char *save, const char *link);
 // The step with the lowest loss on these validation data; -1: none.
 int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens);

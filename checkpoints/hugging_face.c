@@ -202,8 +202,9 @@ static const struct {
 };
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
-// What else it may say of the model of these families, as JSON: what is written, unless NULL, and
-// what means the same. Another value is refused, with what it would need.
+// Other keys of config.json for these families, as JSON: the value that is written (NULL: none),
+// and the values that mean the same. Any other value is refused; the message names the missing
+// feature.
 static const struct {
     unsigned of;
     const char *key, *written, *other, *lacks;

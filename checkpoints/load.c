@@ -1,4 +1,6 @@
 // Finding a checkpoint, verifying it, and reading it back into a run.
+#include "../base/host.h"
+#include "../base/rng.h"
 #include "../dataloader/loader.h"
 #include "checkpoint.h"
 #include "hugging_face.h"
@@ -6,6 +8,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,9 +42,10 @@ static cJSON *parse_meta(char *text, size_t bytes, const char *path) {
     if (!cJSON_IsObject(meta)) {
         fail("%s: damaged (its checksum does not match)", path);
     } else if (strcmp(text_of(meta, "format"), "llm8.c checkpoint") != 0) {
-        fail("%s: not an llm8.c checkpoint", path);
+        refuse("%s: not an llm8.c checkpoint", path);
     } else if (version != CHECKPOINT_VERSION) {
-        fail("%s: checkpoint version %g; this program reads %d", path, version, CHECKPOINT_VERSION);
+        refuse("%s: checkpoint version %g; this program reads %d", path, version,
+               CHECKPOINT_VERSION);
     } else {
         return meta;
     }
@@ -67,6 +71,18 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
+// Of so many values of the window that a checkpoint has; false: it has another number of them.
+static bool read_window(const cJSON *meta, const char *name, int64_t count, double *values) {
+    const cJSON *value, *list = cJSON_GetObjectItemCaseSensitive(meta, name);
+    int n = 0;
+    if (cJSON_GetArraySize(list) != min64(count, SPIKE_WINDOW)) { return false; }
+    cJSON_ArrayForEach(value, list) {
+        if (!cJSON_IsNumber(value) || !isfinite(value->valuedouble)) { return false; }
+        values[n++] = value->valuedouble;
+    }
+    return true;
+}
+
 static bool read_meta(Checkpoint *c, cJSON *meta) {
     Progress *p = &c->progress;
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
@@ -85,6 +101,13 @@ static bool read_meta(Checkpoint *c, cJSON *meta) {
         p->skipped < p->skipped_in_row || p->step < p->skipped || ranks < 1 || ranks > RANKS_MAX ||
         c->layout_size < 0) {
         return fail("%s/meta.json: a number is missing or out of range", c->path);
+    }
+    SpikeWindow *w = &p->window;
+    if (cJSON_HasObjectItem(meta, "window_count")) { w->count = count_of(meta, "window_count"); }
+    if (w->count < 0 || w->count > p->step - p->skipped ||
+        !read_window(meta, "window_loss", w->count, w->loss) ||
+        !read_window(meta, "window_norm", w->count, w->norm)) {
+        return fail("%s/meta.json: the window of losses and norms is wrong", c->path);
     }
     c->ranks = (int)ranks;
     snprintf(c->precision, sizeof(c->precision), "%s", text_of(meta, "precision"));
@@ -174,9 +197,9 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
 
 // Others that a run may read, of a folder of Hugging Face's or added to a checkpoint.
 static bool add_others(Checkpoint *c, int folder) {
-    static const char *const names[] = {"model.safetensors", "tokenizer.bin",
+    static const char *const names[] = {"model.safetensors",      "tokenizer.bin",
                                         "generation_config.json", "tokenizer.json",
-                                        "tokenizer_config.json"};
+                                        "tokenizer_config.json",  "chat_template.jinja"};
     for (int i = c->options != NULL; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
         bool there = faccessat(folder, names[i], F_OK, 0) == 0 && !checkpoint_has(c, names[i]);
         if (there && !add_file(c, folder, names[i], NULL)) { return false; }
@@ -190,7 +213,8 @@ FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     path_format(path, "%s", from);
     for (int i = 0; i < LINKS; i++) {
         for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = '\0'; }
-        if (link_read(path, target)[0] == '\0') { break; }
+        if (link_read(path, target) == NULL) { return (FolderId){0, 0}; }
+        if (target[0] == '\0') { break; }
         *(target[0] == '/' ? path : (char *)path_name(path)) = '\0';
         strcpy(path, path_format(beside, "%s%s", path, target));
     }
@@ -218,8 +242,9 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
     return ok && (state || add_others(c, folder));
 }
 
-// Opens the files of the folder that a path leads to. If it leads to another by then, as `latest`
-// of a run that saves, those of that: what is deleted had lost its name before.
+// Opens the files of the folder that a path leads to. If the path leads to another folder by
+// then, as `latest` of a run that saves may, opens that folder's files: a save takes the name from
+// a checkpoint before it deletes it.
 static bool open_folder(Checkpoint *c, const char *path, bool state) {
     FolderId id, now;
     char leads_to[PATH_LENGTH];
@@ -230,7 +255,7 @@ static bool open_folder(Checkpoint *c, const char *path, bool state) {
         int folder = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ok = folder >= 0
                  ? open_files(c, folder, state)
-                 : fail("%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
+                 : refuse("%s: %s", path, errno == ENOENT ? "no such folder" : strerror(errno));
         if (folder >= 0) { close(folder); }
         now = checkpoint_follow(leads_to, path);
         moved = memcmp(&now, &id, sizeof(id)) != 0;
@@ -250,7 +275,7 @@ static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st)
     int file = fcntl(f->file, F_DUPFD_CLOEXEC, 0);
     path_format(path, "%s/%s", c->path, name);
     return file >= 0 ? safetensors_take(st, file, f->bytes, path)
-                     : fail("%s: %s", path, strerror(errno));
+                     : refuse("%s: %s", path, strerror(errno));
 }
 
 // Adds the ranges "begin:end,begin:end" of a rank to c->ranges; returns how many elements they
@@ -279,8 +304,50 @@ static int compare_ranges(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
+enum { HASHED = 1 << 20 }; // elements at a time
+
+typedef struct {
+    const SafeTensors *st;
+    const TensorEntry *entry;
+    uint64_t sum;
+    bool failed;
+    Error why;
+} Hashing;
+
+static void hash_part(void *context, int64_t i) {
+    Hashing *h = context;
+    uint64_t *part = malloc_or_die(HASHED * sizeof(float));
+    int64_t at = i * HASHED, n = min64(HASHED, h->entry->shape[0] - at);
+    int64_t bytes = h->entry->dtype == DTYPE_F32 ? 4 : 2;
+    if (safetensors_read(h->st, h->entry, at, n, part)) {
+        uint64_t sum = hash_words(part, n * bytes, at * bytes / 8);
+        __atomic_fetch_add(&h->sum, sum, __ATOMIC_RELAXED);
+    } else if (!__atomic_exchange_n(&h->failed, true, __ATOMIC_RELAXED)) {
+        h->why = error_kept();
+    }
+    free(part);
+}
+
+// Compares the three arrays of an optimizer's file with the hashes of what was trained: what was
+// altered on its way from there to the file's checksum.
+static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], const char *hashes) {
+    bool ok = true;
+    for (int kind = 0; ok && kind < 3 && *hashes != '\0'; kind++) { // older files have none
+        Hashing h = {.st = st, .entry = safetensors_find(st, kinds[kind])};
+        char *end;
+        uint64_t saved = strtoull(hashes, &end, 16);
+        threads_for((h.entry->shape[0] + HASHED - 1) / HASHED, hash_part, &h);
+        ok = h.failed ? fail_again(h.why)
+                      : h.sum == saved ||
+                            fail("%s: '%s' is not what was trained: memory or a copy is faulty",
+                                 st->path, kinds[kind]);
+        hashes = *end == ',' ? end + 1 : end;
+    }
+    return ok;
+}
+
 // Opens every rank's file. Their ranges together must be the parameter space, every element once.
-static bool open_optimizer(Checkpoint *c) {
+static bool open_optimizer(Checkpoint *c, bool verify) {
     enum { EXP_AVG_SQ = 2, KINDS };
     static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
     c->optimizer = calloc_or_die((size_t)c->ranks, sizeof(SafeTensors));
@@ -291,6 +358,8 @@ static bool open_optimizer(Checkpoint *c) {
         if (!open_tensors(c, name, st)) { return false; }
         cJSON *metadata = cJSON_Parse(st->metadata);
         int64_t elements = add_ranges(c, r, text_of(metadata, "ranges"));
+        char hashes[64];
+        snprintf(hashes, sizeof(hashes), "%s", text_of(metadata, "hashes"));
         cJSON_Delete(metadata);
         if (elements < 0) { return fail("%s: its list of ranges is wrong", st->path); }
         for (int kind = 0; kind < KINDS; kind++) {
@@ -302,6 +371,7 @@ static bool open_optimizer(Checkpoint *c) {
                             kinds[kind], (long long)elements);
             }
         }
+        if (verify && !verify_hashes(st, kinds, hashes)) { return false; }
     }
     qsort(c->ranges, (size_t)c->num_ranges, sizeof(SavedRange), compare_ranges);
     int64_t covered = 0;
@@ -316,7 +386,7 @@ static bool open_optimizer(Checkpoint *c) {
 
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify) {
     if (!open_folder(c, path, true)) { return false; }
-    bool ok = (!verify || checkpoint_verify(c)) && open_optimizer(c) &&
+    bool ok = (!verify || checkpoint_verify(c)) && open_optimizer(c, verify) &&
               open_tensors(c, "model.safetensors", &c->model) &&
               (!checkpoint_has(c, "scaling.safetensors") ||
                open_tensors(c, "scaling.safetensors", &c->scaling));
@@ -377,26 +447,35 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     free(names);
     if (count > 0) { qsort(*steps, (size_t)count, sizeof(int64_t), newest_first); }
     path_format(path, "%s/latest", save);
-    if (count > 0 || access(path, F_OK) != 0) { return count; }
+    if (count > 0 || lstat(path, &info) != 0 || !S_ISDIR(info.st_mode)) { return count; }
     fail("%s is a folder without a step_... beside it: give it the name of its step", path);
     return -1;
 }
 
 int64_t checkpoint_linked(const char *save, const char *link) {
-    char path[PATH_LENGTH], target[PATH_LENGTH];
-    return step_of(link_read(path_format(path, "%s/%s", save, link), target));
+    char path[PATH_LENGTH], target[PATH_LENGTH], folder[PATH_LENGTH];
+    if (link_read(path_format(path, "%s/%s", save, link), target) == NULL) {
+        return LINK_UNREADABLE;
+    }
+    if (target[0] == '\0') { return LINK_NONE; }
+    for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--) { target[n - 1] = '\0'; }
+    path_format(path, "%s%s%s", *target == '/' ? "" : save, *target == '/' ? "" : "/", target);
+    path_format(folder, "%s", path);
+    return is_folder(dirname(folder), folder_id(save)) ? step_of(path_name(path)) : LINK_OUTSIDE;
 }
 
 int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens) {
     int64_t *steps, best = -1;
     int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps) : -1;
     double lowest = INFINITY;
-    for (int i = count - 1; i >= 0; i--) { // of equal ones, the oldest
+    bool readable = true;
+    for (int i = count - 1; i >= 0 && readable; i--) { // of equal ones, the oldest
         char path[PATH_LENGTH], was[9], now[9];
         path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
+        readable = text != NULL || !error_kept().refused; // or it may be the best
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), was);
         bool same = strcmp(was, identity_sum(valid_data, now)) == 0 &&
@@ -409,46 +488,73 @@ int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_
         free(text);
     }
     if (count >= 0) { free(steps); }
-    return best;
+    return readable ? best : -1;
 }
 
-// What --resume latest tries after step `tried`: `latest`, where there is one, or the newest step
-// before. -1: nothing is left, of *count steps; of -1, where they cannot be listed.
-static int64_t next_to_try(const char *save, int64_t tried, int *count) {
-    int64_t *steps, step = -1;
-    *count = checkpoint_steps(save, &steps);
+// Into path what --resume latest tries after step *tried, INT64_MAX at first, which becomes that of
+// path: `latest`, where there is one, or the newest step before. Where nothing is saved yet, what
+// `latest` leads to: the run began there. "": nothing is left. false: it cannot be told.
+static bool next_to_try(const char *save, int64_t *tried, char path[PATH_LENGTH]) {
+    int64_t *steps, before = *tried;
+    int count = checkpoint_steps(save, &steps);
     // the link is read last: one that it led to before may be gone from the list
-    int64_t latest = checkpoint_linked(save, "latest");
-    for (int i = 0; i < *count && step < 0; i++) {
-        if (steps[i] < tried && (latest < 0 || steps[i] <= latest)) { step = steps[i]; }
+    int64_t latest = count >= 0 ? checkpoint_linked(save, "latest") : LINK_NONE;
+    path[0] = '\0';
+    for (int i = 0; i < count && path[0] == '\0'; i++) {
+        if (steps[i] >= before || (latest >= 0 && steps[i] > latest)) { continue; }
+        *tried = steps[i];
+        checkpoint_path(path, save, steps[i]);
     }
     free(steps);
-    return step;
+    if (count == 0 && before == INT64_MAX && latest == LINK_OUTSIDE) {
+        char link[PATH_LENGTH];
+        *tried = -1;
+        checkpoint_follow(path, path_format(link, "%s/latest", save));
+    }
+    return count >= 0 && latest != LINK_UNREADABLE;
+}
+
+// Whether --resume latest ends with the error of a checkpoint that it has tried: where that is not
+// damaged, or no other can take its place. The error says so then.
+static bool ends_search(const char *path, int64_t step) {
+    if (step < 0) {
+        fail("--resume latest: nothing is saved yet, and where the run began: %s", error_text());
+    } else if (error_kept().refused && path_exists(path)) {
+        fail("--resume latest: %s; an earlier one is taken only where one is damaged, or by "
+             "--resume PATH",
+             error_text());
+    } else {
+        return false;
+    }
+    return true;
 }
 
 bool checkpoint_resume(Checkpoint *c, const Options *o) {
     char path[PATH_LENGTH];
-    int64_t step, tried = INT64_MAX; // that one and newer ones are damaged
-    int count;
+    int64_t step = INT64_MAX, damaged = step; // that one and newer ones
+    bool listed;
     *c = (Checkpoint){0};
     if (strcmp(o->resume, "latest") != 0) {
         return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
     }
     // listed anew each time: a run that saves there may have deleted it before it was open
-    while ((step = next_to_try(o->save, tried, &count)) >= 0) {
-        if (checkpoint_open(c, checkpoint_path(path, o->save, step), true)) { return true; }
-        if (!path_exists(path)) { continue; }
-        warn("%s; trying an earlier checkpoint", error_text());
-        tried = step;
+    while ((listed = next_to_try(o->save, &step, path)) && path[0] != '\0') {
+        if (checkpoint_open(c, path, true)) { return true; }
+        if (ends_search(path, step)) { return false; }
+        if (path_exists(path)) {
+            warn("%s; trying an earlier checkpoint", error_text());
+            damaged = step;
+        }
+        step = damaged;
     }
-    if (count < 0) { return fail("--resume latest: %s", error_text()); }
-    return count == 0 ||
+    if (!listed) { return fail("--resume latest: %s", error_text()); }
+    return damaged == INT64_MAX ||
            fail("--resume latest: no whole checkpoint under %s; to start afresh, use another "
                 "--save or move the damaged ones away",
                 o->save);
 }
 
-// Opens a folder without its optimizer files; what it says of its model's options, and whether its
+// Opens a folder without its optimizer files, reads the options of its model, and checks that its
 // tokenizer is whole.
 static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     char path[PATH_LENGTH];
@@ -480,15 +586,19 @@ static bool open_model(Checkpoint *c, const char *folder, Options *model) {
 static Checkpoint start; // a process has one
 
 bool checkpoint_model(Options *o, Options *model) {
+    char path[PATH_LENGTH];
     bool latest = strcmp(o->resume, "latest") == 0;
-    int64_t step = latest && o->save[0] != '\0' ? INT64_MAX : -1;
-    int count;
+    int64_t step = INT64_MAX;
     checkpoint_close(&start);
-    while (step >= 0 && o->origin[0] == '\0') {
-        char path[PATH_LENGTH];
-        step = next_to_try(o->save, step, &count);
-        if (step >= 0 && open_model(&start, checkpoint_path(path, o->save, step), model)) {
+    while (latest && o->save[0] != '\0' && o->origin[0] == '\0') {
+        if (!next_to_try(o->save, &step, path)) {
+            return fail("--resume latest: %s", error_text());
+        }
+        if (path[0] == '\0') { break; }
+        if (open_model(&start, path, model)) {
             path_format(o->origin, "%s", path);
+        } else if (ends_search(path, step)) {
+            return false;
         }
     }
     const char *named = latest ? "" : o->resume;
@@ -562,7 +672,8 @@ bool checkpoint_list(const char *save) {
                    c.ranks, format_bytes(size, bytes_of(&c)), c.created, mark);
             checkpoint_close(&c);
         } else {
-            printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, error_text());
+            printf("%10lld  %s%s: %s\n", (long long)steps[i],
+                   error_kept().refused ? "unreadable" : "damaged", mark, error_text());
         }
     }
     free(steps);

@@ -5,6 +5,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <math.h>
 #include <stdio.h>
@@ -65,7 +66,7 @@ static bool write_shared(const Snapshot *s, const char *folder, FileWriter *file
 static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w) {
     char path[PATH_LENGTH];
     int64_t n = 0; // elements
-    size_t room = 64 + (size_t)s->num_ranges * 48;
+    size_t room = 192 + (size_t)s->num_ranges * 48;
     char *metadata = malloc_or_die(room);
     size_t used = (size_t)snprintf(metadata, room, "{\"ranges\":\"");
     for (int i = 0; i < s->num_ranges; i++) {
@@ -74,7 +75,9 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
         used += (size_t)snprintf(metadata + used, room - used, "%s%lld:%lld", i > 0 ? "," : "",
                                  (long long)r->begin, (long long)r->end);
     }
-    snprintf(metadata + used, room - used, "\"}");
+    const uint64_t *h = s->hashes;
+    snprintf(metadata + used, room - used,
+             "\",\"hashes\":\"%016" PRIx64 ",%016" PRIx64 ",%016" PRIx64 "\"}", h[0], h[1], h[2]);
     TensorEntry tensors[] = {
         tensor_entry("master", DTYPE_F32, n, 0, s->master),
         tensor_entry("exp_avg", s->moment_dtype, n, 0, s->exp_avg),
@@ -101,6 +104,15 @@ static void add_number(cJSON *json, const char *name, double value) {
     cJSON_AddRawToObject(json, name, digits);
 }
 
+static void add_numbers(cJSON *json, const char *name, const double *values, int n) {
+    cJSON *list = cJSON_AddArrayToObject(json, name);
+    char digits[32];
+    for (int i = 0; i < n; i++) {
+        snprintf(digits, sizeof(digits), "%.17g", values[i]); // none is NaN
+        cJSON_AddItemToArray(list, cJSON_CreateRaw(digits));
+    }
+}
+
 static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *files, int count) {
     char path[PATH_LENGTH], created[32], digits[16];
     cJSON *meta = cJSON_CreateObject();
@@ -116,6 +128,11 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
         add_number(meta, f->name,
                    f->whole ? (double)*(const int64_t *)field : *(const double *)field);
     }
+    const SpikeWindow *window = &s->progress.window;
+    int entries = (int)min64(window->count, SPIKE_WINDOW);
+    add_number(meta, "window_count", (double)window->count);
+    add_numbers(meta, "window_loss", window->loss, entries);
+    add_numbers(meta, "window_norm", window->norm, entries);
     add_number(meta, "ranks", s->options->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
@@ -141,7 +158,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 // ---- from files to a checkpoint -----------------------------------------------------------------
 
-// Deletes a checkpoint, or what is left of one. Of a link only the link; nothing outside --save.
+// Deletes a checkpoint, whole or in part. Deletes a link but not its target, and nothing outside
+// --save.
 static void discard(const char *path, const char *known_as) {
     char target[1];
     if (readlink(path, target, sizeof(target)) >= 0) {
@@ -206,16 +224,39 @@ static bool link_best(const char *save, const char *valid_data, int64_t valid_to
     return true;
 }
 
+// The name of a folder that holds no steps leads to where its run begins, or nowhere.
+static bool link_start(const char *save, const char *start) {
+    char link[PATH_LENGTH], target[PATH_LENGTH];
+    path_format(link, "%s/latest", save);
+    if (start[0] == '\0') {
+        return unlink(link) == 0 || errno == ENOENT || fail("%s: %s", link, strerror(errno));
+    }
+    char *real = realpath(start, NULL);
+    bool ok = real != NULL || fail("%s: %s", start, strerror(errno));
+    bool leads = ok && link_read(link, target) != NULL && strcmp(target, real) == 0;
+    ok = ok && (leads || link_replace(link, real));
+    free(real);
+    return ok;
+}
+
 // `latest` moves first: where this is interrupted, the next start does the rest.
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
     int64_t *steps, step = c->progress.step;
     int count = checkpoint_steps(o->save, &steps);
-    if (count <= 0) { return count == 0; } // a folder that is still empty
-    bool ok = is_folder(checkpoint_path(path, o->save, step), folder_id(c->path)) ||
-              fail("--resume %s: not %s, the checkpoint of its step; resume that one, or give "
-                   "another --save",
-                   c->path, path);
+    if (count < 0) { return false; }
+    path_format(folder, "%s", c->path);
+    bool within = c->path[0] != '\0' && is_folder(dirname(folder), folder_id(o->save));
+    if (count == 0 && !within) { return link_start(o->save, c->path); }
+    checkpoint_path(path, o->save, step);
+    bool ok = is_folder(path, folder_id(c->path)) ||
+              (!within || path_exists(path)
+                   ? fail("--resume %s: not %s, the checkpoint of its step; resume "
+                          "that one, or give another --save",
+                          c->path, path)
+                   : fail("--resume %s: not under the name of its step; rename it to "
+                          "%s, or give another --save",
+                          c->path, path_name(path)));
     ok = ok && link_step(o->save, "latest", step);
     for (int i = 0; ok && i < count && steps[i] > step; i++) {
         ok = set_aside(checkpoint_path(path, o->save, steps[i]));
@@ -227,12 +268,13 @@ bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
 // Reads the folder `fresh` back, and gives it its name under --save.
 static bool publish(const Snapshot *s, const char *fresh) {
     const char *save = s->options->save;
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], latest[PATH_LENGTH];
     Checkpoint c;
     if (!checkpoint_open(&c, fresh, true)) { return false; }
     checkpoint_close(&c);
     checkpoint_path(path, save, s->progress.step);
     if (path_exists(path) && !set_aside(path)) { return false; }
+    if (!link_prepare(path_format(latest, "%s/latest", save), path_name(path))) { return false; }
     if (rename(fresh, path) != 0) { return fail("%s: %s", path, strerror(errno)); }
     // `best` first: a run that resumes from `latest` would not mark that step again
     return folder_sync(save) &&
@@ -244,8 +286,9 @@ static bool publish(const Snapshot *s, const char *fresh) {
 // where that could not be saved), up to this step.
 static void prune(const Snapshot *s) {
     const char *save = s->options->save;
-    int64_t *steps, best = checkpoint_linked(save, "best");
-    int count = checkpoint_steps(save, &steps), keep = s->options->keep, kept = 0;
+    int64_t *steps = NULL, best = checkpoint_linked(save, "best");
+    int count = best != LINK_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
+    int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
     bool proven = false; // one of the steps so far is
     if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
@@ -380,6 +423,16 @@ static bool check_owner(const Options *o) {
                 o->save, o->resume);
 }
 
+// Ends a save that was interrupted once its folder had its name, before `latest` led to it.
+static bool finish_save(const char *save) {
+    char path[PATH_LENGTH];
+    int64_t step = checkpoint_linked(save, "latest.new");
+    bool there = step >= 0 && folder_id(checkpoint_path(path, save, step)).inode != 0;
+    if (there && !link_step(save, "latest", step)) { return false; }
+    path_format(path, "%s/latest.new", save);
+    return unlink(path) == 0 || errno == ENOENT || fail("%s: %s", path, strerror(errno));
+}
+
 bool checkpoint_claim(const Options *o) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
@@ -389,7 +442,7 @@ bool checkpoint_claim(const Options *o) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
     }
     if (!folder_make(o->save) || !lock_folder(o, &own) || (!own && !check_owner(o)) ||
-        (names = folder_list(o->save)) == NULL) {
+        !finish_save(o->save) || (names = folder_list(o->save)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {

@@ -105,14 +105,76 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
     header[3] = (int32_t)(uint32_t)(count >> 32);
 }
 
+// The CRC-32 of a shard, above 4 MiB that of 64 parts of it.
+static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
+    enum { PARTS = 64, PART_BYTES = 1 << 16 };
+    int64_t bytes = (int64_t)shard->bytes;
+    return file_sum(shard->file, shard->path, 0, bytes, PART_BYTES,
+                    max64(PART_BYTES, bytes / PARTS), crc);
+}
+
+static const TokenFileKind mask_kind = {MASK_MAGIC, "mask of a token shard",
+                                        "scripts/prepare_data makes them"};
+
+// Whether a mask's numbers are whole, and this shard's.
+static bool mask_fits(const TokenFile *mask, const TokenFile *shard, uint32_t crc) {
+    enum { PIECE = 1 << 20 };
+    const int32_t *header = mask->header;
+    int64_t count = (int64_t)((uint64_t)(uint32_t)header[3] << 32 | (uint32_t)header[2]);
+    int64_t bytes = (shard->count + MASK_BITS - 1) / MASK_BITS * (MASK_BITS / 8);
+    uint32_t sum;
+    if (count != shard->count || (uint32_t)header[MASK_SHARD] != crc) {
+        return fail("%s: the mask of another shard, not of the one beside it; prepare the data "
+                    "again",
+                    mask->path);
+    }
+    if (header[1] != 1 || header[MASK_WINDOW] < 0 ||
+        (int64_t)mask->bytes != SHARD_HEADER_BYTES + bytes) {
+        return fail("%s: %zu bytes, not the %lld of a mask of %lld tokens; it is damaged or cut "
+                    "short",
+                    mask->path, mask->bytes, (long long)(SHARD_HEADER_BYTES + bytes),
+                    (long long)count);
+    }
+    return file_sum(mask->file, mask->path, SHARD_HEADER_BYTES, (int64_t)mask->bytes, PIECE, PIECE,
+                    &sum) &&
+           (sum == (uint32_t)header[MASK_SUM] ||
+            fail("%s: not what its checksum says; it is damaged", mask->path));
+}
+
+// Reads the mask of the last shard, if it has one; *crc, the shard's, goes on with the mask's.
+static bool read_mask(Dataset *data, uint32_t *crc) {
+    int last = data->num_shards - 1;
+    const TokenFile *shard = &data->shards[last];
+    TokenFile mask;
+    char path[PATH_LENGTH];
+    path_format(path, "%s.mask", shard->path);
+    if (!path_exists(path)) {
+        return shard->header[SHARD_MASKED] == 0 ||
+               fail("%s: missing; not all tokens of its shard count, so it must be copied along",
+                    path);
+    }
+    if (!token_file_open(&mask, path, mask_kind)) { return false; }
+    bool ok = mask_fits(&mask, shard, *crc);
+    if (ok) {
+        int packed = mask.header[MASK_WINDOW];
+        int64_t begin = data->tokens - shard->count;
+        if (packed > 0 && (data->seq_length % packed != 0 || begin % packed != 0)) {
+            data->cuts = packed;
+        }
+        data->masks[last] = malloc_or_die((size_t)mask.count * sizeof(uint32_t));
+        ok = token_file_read(&mask, 0, mask.count, data->masks[last]);
+        *crc = (uint32_t)crc32_z(*crc, (const Bytef *)&mask.header[MASK_SUM], sizeof(int32_t));
+    }
+    token_file_close(&mask);
+    return ok;
+}
+
 // Appends a shard's line to data->identity.
 static bool identify(Dataset *data, const TokenFile *shard) {
-    enum { PARTS = 64, PART_BYTES = 1 << 16 };
     const char *name = path_name(shard->path);
-    int64_t bytes = (int64_t)shard->bytes;
     uint32_t crc;
-    bool ok = file_sum(shard->file, shard->path, 0, bytes, PART_BYTES,
-                       max64(PART_BYTES, bytes / PARTS), &crc);
+    bool ok = shard_sum(shard, &crc) && read_mask(data, &crc);
+    if (!ok) { return false; }
     size_t used = data->identity != NULL ? strlen(data->identity) : 0;
     size_t room = used + strlen(name) + sizeof("01234567 \n");
     data->identity = realloc_or_die(data->identity, room);
@@ -120,7 +182,40 @@ static bool identify(Dataset *data, const TokenFile *shard) {
     snprintf(line, room - used, "%08x %s", crc, name);
     for (; *line != '\0'; line++) { *line = iscntrl((unsigned char)*line) ? '?' : *line; }
     strcpy(line, "\n");
-    return ok;
+    return true;
+}
+
+// Makes the targets that do not count -1, where targets is not NULL: the tokens [begin, begin + n)
+// of the stream. Returns how many count.
+static int leave_out(const Dataset *data, int64_t begin, int64_t n, int *targets) {
+    int s = 0, counted = 0;
+    for (int64_t i = 0; i < n; i++, begin++) {
+        for (; begin >= data->shards[s].count; s++) { begin -= data->shards[s].count; }
+        const uint32_t *mask = data->masks[s];
+        bool counts = mask == NULL || (mask[begin / MASK_BITS] >> begin % MASK_BITS & 1) != 0;
+        counted += counts;
+        if (!counts && targets != NULL) { targets[i] = -1; }
+    }
+    return counted;
+}
+
+// The targets of a window: the tokens of the stream after `begin`.
+static int64_t targets_after(const Dataset *data, int64_t begin) {
+    return min64(data->seq_length, data->tokens - begin - 1);
+}
+
+// Lists the windows that have a target.
+static void list_windows(Dataset *data) {
+    int64_t all = data->tokens / data->seq_length;
+    data->windows = data->targets = 0;
+    data->with_targets = malloc_or_die((size_t)max64(1, all) * sizeof(MaskedWindow));
+    for (int64_t w = 0; w < all; w++) {
+        int64_t begin = w * data->seq_length;
+        int targets = leave_out(data, begin + 1, targets_after(data, begin), NULL);
+        if (targets == 0) { continue; }
+        data->with_targets[data->windows++] = (MaskedWindow){w, targets};
+        data->targets += targets;
+    }
 }
 
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab) {
@@ -128,7 +223,8 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
     glob_t found;
     if (!token_files_find(&found, pattern, shard_kind)) { return false; }
     data->shards = calloc_or_die(found.gl_pathc, sizeof(TokenFile));
-    bool ok = true;
+    data->masks = calloc_or_die(found.gl_pathc, sizeof(uint32_t *));
+    bool ok = true, masked = false;
     for (size_t i = 0; ok && i < found.gl_pathc; i++) {
         TokenFile *shard = &data->shards[i];
         ok = shard_open(shard, found.gl_pathv[i]);
@@ -142,19 +238,29 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
                   "those of one tokenizer",
                   shard->path, data->shards[0].path);
         ok = ok && identify(data, shard);
+        masked = masked || data->masks[i] != NULL;
     }
     globfree(&found);
-    data->windows = (data->tokens - 1) / seq_length;
+    data->windows = (data->tokens - !masked) / seq_length;
+    data->targets = data->windows * seq_length;
     ok = ok && (data->windows > 0 ||
                 fail("%s: %lld tokens, fewer than one sequence of %d (--seq-length) and its target",
                      pattern, (long long)data->tokens, seq_length));
+    if (ok && masked) { list_windows(data); }
+    ok = ok && (data->windows > 0 || fail("%s: by the masks beside them none of %lld tokens counts",
+                                          pattern, (long long)data->tokens));
     if (!ok) { dataset_close(data); }
     return ok;
 }
 
 void dataset_close(Dataset *data) {
-    for (int i = 0; i < data->num_shards; i++) { token_file_close(&data->shards[i]); }
+    for (int i = 0; i < data->num_shards; i++) {
+        token_file_close(&data->shards[i]);
+        free(data->masks[i]);
+    }
     free(data->shards);
+    free(data->masks);
+    free(data->with_targets);
     free(data->identity);
     *data = (Dataset){0};
 }
@@ -207,11 +313,26 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
-int64_t loader_window(const Loader *loader, int64_t sample) {
+// Which of the epoch's windows a sample is.
+static int64_t place_of(const Loader *loader, int64_t sample) {
     int64_t windows = loader->data->windows, epoch = sample / windows, place = sample % windows;
     if (!loader->shuffle) { return place; }
     uint64_t key = rng_bits(loader->seed, (uint64_t)epoch);
     return (int64_t)rng_permute(key, (uint64_t)windows, (uint64_t)place);
+}
+
+int64_t loader_window(const Loader *loader, int64_t sample) {
+    const MaskedWindow *listed = loader->data->with_targets;
+    int64_t place = place_of(loader, sample);
+    return listed != NULL ? listed[place].window : place;
+}
+
+int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count) {
+    const MaskedWindow *listed = loader->data->with_targets;
+    int64_t sum = 0;
+    if (listed == NULL) { return count * loader->data->seq_length; }
+    for (; count > 0; count--, sample++) { sum += listed[place_of(loader, sample)].targets; }
+    return sum;
 }
 
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
@@ -221,12 +342,13 @@ bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, 
         memset(inputs, 0, (size_t)T * sizeof(int));
         memset(targets, -1, (size_t)T * sizeof(int)); // every int is -1
         if (sample >= end) { continue; }
-        int64_t begin = loader_window(loader, sample) * T;
+        int64_t begin = loader_window(loader, sample) * T, n = targets_after(loader->data, begin);
         if (!read_stream(loader->data, begin, 1, inputs) ||
-            !read_stream(loader->data, begin + 1, T, targets)) {
+            !read_stream(loader->data, begin + 1, n, targets)) {
             return false;
         }
         memcpy(inputs + 1, targets, (size_t)(T - 1) * sizeof(int));
+        if (loader->data->with_targets != NULL) { leave_out(loader->data, begin + 1, n, targets); }
     }
     return true;
 }

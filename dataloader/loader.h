@@ -9,9 +9,19 @@
 // tokens, both unsigned; nothing follows the tokens. llm.c's shards are version 1 with [3] zero.
 // A multiple-choice set is in choices.h.
 //
+// A mask, which lies beside its shard as SHARD.mask, says which of the shard's tokens count as
+// targets; without one all do. It is a token file of magic 20261124, always uint16: [2] and [3] are
+// the shard's count of tokens, [4] is the CRC-32 of the shard (as in Dataset.identity), [5] that of
+// the numbers, [6] the length of the windows that documents were packed into, 0 for none. Number i
+// says it of the tokens from 16 i on, the lowest bit first, 1: it counts; bits past the last token
+// are 0.
+//
 // A data set is the tokens of its shards, in the order of their names, as one stream. Window w of
 // the stream is the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). Every token but the first,
-// and the at most T-1 at the end that fill no window, is a target in exactly one window.
+// and the at most T-1 at the end that fill no window, is a target in exactly one window. Where a
+// shard has a mask, targets that do not count are -1, windows with no other target are left out,
+// and the last window may lack the target past the stream's end, so that windows of T tokens with
+// nothing after them are all read.
 //
 // A run is an endless sequence of samples, numbered from 0: sample s is in epoch s / windows, and
 // an epoch visits every window once, in an order that is a function of (seed, epoch). So the
@@ -23,13 +33,23 @@
 
 BEGIN_C
 
-enum { SHARD_MAGIC = 20240520, SHARD_HEADER_BYTES = 1024, SHARD_TOKENIZER = 4 };
+enum {
+    SHARD_MAGIC = 20240520,
+    SHARD_HEADER_BYTES = 1024,
+    SHARD_TOKENIZER = 4,
+    SHARD_MASKED, // 1: there is a mask
+    MASK_MAGIC = 20261124,
+    MASK_SHARD = 4, // places in a mask's header
+    MASK_SUM,
+    MASK_WINDOW,
+    MASK_BITS = 16 // of a number
+};
 
 typedef struct {
     char path[PATH_LENGTH];
     int file;
     size_t bytes;
-    int32_t header[SHARD_TOKENIZER + 1];
+    int32_t header[MASK_WINDOW + 1];
     int token_bytes;    // of a number: 2 or 4
     int64_t count;      // numbers in the file
     uint32_t tokenizer; // the mark; 0: not known
@@ -60,16 +80,28 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
 // The files of a kind that a glob pattern matches, at least one.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
+// A window with targets that count.
+typedef struct {
+    int64_t window;
+    int targets;
+} MaskedWindow;
+
 typedef struct {
     int num_shards;
     TokenFile *shards;
-    int64_t tokens, windows;
+    uint32_t **masks;        // [num_shards] the numbers of a shard's mask; NULL: all tokens count
+    int64_t tokens, windows; // windows: of an epoch
+    int64_t targets;         // of an epoch
+    MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, all windows are read whole
+    int cuts;                   // windows of this length were packed, and are cut; 0: none are
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
-    char *identity;     // a line for each shard: "CRC-32 NAME", control characters as ?
+    char *identity;     // a line for each shard: "CRC-32 NAME", control characters as ?; the CRC-32
+                        // goes on with the mask's
 } Dataset;
 
-// Opens and checks every shard that the glob pattern matches. Refuses shards of two tokenizers.
+// Opens and checks every shard that the glob pattern matches, and its mask. Refuses shards of two
+// tokenizers, and a mask of another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
 
@@ -88,6 +120,9 @@ typedef struct {
 
 // The window of a sample.
 int64_t loader_window(const Loader *loader, int64_t sample);
+
+// How many targets of `count` samples from `sample` on count.
+int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 
 // inputs, targets: [count,T], the samples from `sample` on. A sample from `end` on (INT64_MAX: no
 // end) gets inputs 0 and targets -1, which the loss ignores. Refuses a token outside the

@@ -87,7 +87,7 @@ static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
     free(bytes);
 }
 
-// Whatever ends the program: what it has not made whole is deleted.
+// Deletes the files that are not complete, whatever ends the program.
 static void remove_unfinished(void) {
     for (int i = 0; i < 2; i++) {
         if (outputs[i].writer.path[0] != '\0') { remove(outputs[i].writer.path); }

@@ -52,8 +52,8 @@ const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *l
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.
 bool tokenizer_write_bytes(const char *path);
 
-// The texts of a tokenizer.json and a tokenizer_config.json, to be freed, with which Hugging Face's
-// libraries do what a tokenizer that cuts text into bytes does.
+// The texts of a tokenizer.json and a tokenizer_config.json, to be freed. With them Hugging
+// Face's libraries encode text as a byte tokenizer does.
 char *tokenizer_json(const Tokenizer *tokenizer);
 char *tokenizer_config_json(void);
 

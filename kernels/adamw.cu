@@ -28,8 +28,8 @@ __global__ void sum_of_squares_kernel(double *partials, const void *gradients, G
     if (threadIdx.x == 0) { partials[blockIdx.x] = all; }
 }
 
-__global__ void finish_norm_kernel(StepState *state, const StepInput *input, const double *partials,
-                                   int count) {
+__global__ void finish_norm_kernel(StepState *state, const StepInput *input, const double *loss_sum,
+                                   const double *partials, int count) {
     __shared__ double shared[WARP];
     double mine = 0.0;
     for (int i = threadIdx.x; i < count; i += blockDim.x) { mine += partials[i]; }
@@ -37,29 +37,32 @@ __global__ void finish_norm_kernel(StepState *state, const StepInput *input, con
     if (threadIdx.x == 0) {
         state->norm_squared = all;
         state->stop = input->stop;
-        state->own_loss = state->loss;
+        state->loss_sum = state->own_loss_sum = *loss_sum;
     }
 }
 
-void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
-                        const void *gradients, GpuType type, const GradientPart *parts, int count,
-                        cudaStream_t stream) {
+void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+                        double *scratch, const void *gradients, GpuType type,
+                        const GradientPart *parts, int count, cudaStream_t stream) {
     launch(sum_of_squares_kernel, count, 256, stream, scratch, gradients, type, parts);
-    launch(finish_norm_kernel, 1, 1024, stream, state, input, scratch, count);
+    launch(finish_norm_kernel, 1, 1024, stream, state, input, loss_sum, scratch, count);
 }
 
-__global__ void decide_step_kernel(StepState *state, double tokens, float clip) {
-    state->loss /= tokens;
+__global__ void decide_step_kernel(StepState *state, const StepInput *input, double tokens,
+                                   float clip) {
+    double factor = tokens / input->targets;
+    double loss = state->loss_sum / input->targets;
+    state->norm_squared *= factor * factor;
     double norm = sqrt(state->norm_squared);
-    bool finite = isfinite(state->loss) && isfinite(norm);
-    state->gradient_scale = clip > 0.0f && norm > clip ? (float)(clip / norm) : 1.0f;
-    state->skipped = !finite;
-    state->updates += finite;
+    state->gradient_scale = (float)(clip > 0.0f && norm > clip ? clip / norm * factor : factor);
+    state->skipped = step_skip(&state->window, input->sigma, input->skip, loss, norm);
+    state->updates += state->skipped == SKIP_NONE;
     state->unmeasured = 0;
 }
 
-void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream) {
-    launch(decide_step_kernel, 1, 1, stream, state, tokens, clip);
+void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
+                     cudaStream_t stream) {
+    launch(decide_step_kernel, 1, 1, stream, state, input, tokens, clip);
 }
 
 // ---- AdamW --------------------------------------------------------------------------------------
@@ -265,9 +268,9 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
     const AdamWPlace at = {s.first + begin,
                            element(u.gradients, u.gradient_type, s.gradient + begin),
-                           element(u.master, TYPE_F32, s.state + begin),
-                           element(u.exp_avg, u.moment_type, s.state + begin),
-                           element(u.exp_avg_sq, u.moment_type, s.state + begin),
+                           s.master + begin,
+                           element(s.exp_avg, u.moment_type, begin),
+                           element(s.exp_avg_sq, u.moment_type, begin),
                            bf16 ? static_cast<void *>(s.bf16 + begin) : s.fp8 + begin,
                            s.weight_decay};
     const Tensor *t = u.tensors + s.tensor;
@@ -346,7 +349,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     int64_t begin = (int64_t)(blockIdx.x - s.first_block) * (ADAMW_QUADS * QUAD);
     int quads = (int)min((int64_t)ADAMW_QUADS, (s.n - begin) / QUAD);
     void *gradients = element(u.gradients, u.gradient_type, s.gradient + begin);
-    void *momenta = element(u.exp_avg, u.moment_type, s.state + begin);
+    void *momenta = element(s.exp_avg, u.moment_type, begin);
     float scale = state->gradient_scale;
     for (int i = threadIdx.x; i < quads; i += ADAMW_THREADS) {
         Floats4 g = load4(gradients, u.gradient_type, i), m = load4(momenta, u.moment_type, i);

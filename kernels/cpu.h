@@ -46,7 +46,7 @@ void cpu_norm_backward(float *dx, float *dweight, float *dbias, const float *dou
                        const float *weight, const float *mean, const float *rstd, int M, int C);
 
 // QK norm (Henry et al., "Query-Key Normalization for Transformers", 2020, as Qwen3 has it): out
-// [M,N] = qkv, each head of whose queries and keys is normalised by RMSNorm. Weights [D], one for
+// [M,N] = qkv, with each head of the queries and keys normalised by RMSNorm. Weights [D], one for
 // all queries, one for all keys. rstd: [M,H+G], kept for backward.
 void qk_norm_forward(float *out, float *rstd, const float *qkv, const float *query_weight,
                      const float *key_weight, int M, int H, int G, int D, float eps);

@@ -212,7 +212,7 @@ void sum_partials(const PartialSums &sums, cudaStream_t stream);
 template <typename KERNEL, typename... ARGUMENTS>
 static void launch_with_shared(KERNEL kernel, dim3 blocks, dim3 threads, size_t shared,
                                cudaStream_t stream, const ARGUMENTS &...arguments) {
-    if (shared > 0) { // with what is static, more than 48 KB is only given on request
+    if (shared > 0) { // static and dynamic memory above 48 KB must be requested
         CUDA_CHECK(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     }

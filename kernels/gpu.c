@@ -1,10 +1,12 @@
 #include "gpu.h"
+#include "../base/host.h"
 
 #include <assert.h>
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
     if (status != cudaSuccess) {
@@ -44,6 +46,12 @@ bool gpu_open(Gpu *gpu, int device) {
     gpu->sms = info.multiProcessorCount;
     gpu->memory = info.totalGlobalMem;
     snprintf(gpu->name, sizeof(gpu->name), "%s", info.name);
+    int used = snprintf(gpu->uuid, sizeof(gpu->uuid), "GPU");
+    for (size_t i = 0; i < sizeof(info.uuid.bytes); i++) {
+        bool part = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+        used += snprintf(gpu->uuid + used, sizeof(gpu->uuid) - (size_t)used, "%s%02x",
+                         part ? "-" : "", (unsigned char)info.uuid.bytes[i]);
+    }
     if (gpu->capability < 80) {
         return fail("%s has compute capability %d.%d; BF16 training needs 8.0 (A100) or newer",
                     gpu->name, info.major, info.minor);
@@ -176,4 +184,48 @@ void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes) {
 
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu->stream));
+}
+
+// ---- host memory --------------------------------------------------------------------------------
+
+enum { HUGE_PAGE = 2 << 20, TOUCHED = 32 * HUGE_PAGE }; // by a task
+
+typedef struct {
+    char *memory;
+    size_t bytes;
+} HostMemory;
+
+static void touch(void *context, int64_t i) {
+    const HostMemory *h = context;
+    size_t begin = (size_t)i * TOUCHED, left = h->bytes - begin;
+    memset(h->memory + begin, 0, left < TOUCHED ? left : TOUCHED);
+}
+
+// Pages are made by all cores, and large where the system has such: one thread would pin 96 GB of
+// small ones for a minute.
+void *gpu_host_memory(int64_t bytes, bool mapped) {
+    char size[32];
+    int same = 0, device = 0;
+    if (bytes == 0) { return NULL; }
+    size_t room = (size_t)round_up64(bytes, HUGE_PAGE);
+    HostMemory h = {aligned_alloc(HUGE_PAGE, room), room};
+    if (h.memory == NULL) { die("out of memory: %s of host memory", format_bytes(size, room)); }
+    madvise(h.memory, room, MADV_HUGEPAGE);
+    threads_for((int64_t)((room + TOUCHED - 1) / TOUCHED), touch, &h);
+    cudaError_t error = cudaHostRegister(h.memory, room, cudaHostRegisterMapped);
+    if (error != cudaSuccess) { cudaGetLastError(); } // copies are slower then, nothing else
+    if (!mapped) { return h.memory; }
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, device));
+    if (error != cudaSuccess || !same) {
+        die("--optimizer-cpu-offload: %s of host memory cannot be used by the GPU: %s",
+            format_bytes(size, (double)bytes),
+            error != cudaSuccess ? cudaGetErrorString(error) : "it has other addresses there");
+    }
+    return h.memory;
+}
+
+void gpu_host_free(void *memory) {
+    if (memory != NULL && cudaHostUnregister(memory) != cudaSuccess) { cudaGetLastError(); }
+    free(memory);
 }

@@ -43,8 +43,8 @@ enum { FP8_CAPABILITY = 89 }; // the least with FP8 tensor cores
 
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
-    char name[256];
-    size_t memory; // of the device, bytes
+    char name[256], uuid[48];    // uuid: as nvidia-smi says it
+    size_t memory;               // of the device, bytes
     cudaStream_t stream;
     cublasLtHandle_t blas;
     cudnnHandle_t dnn;
@@ -66,6 +66,11 @@ void gpu_close(Gpu *gpu);
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
 // Copies to the host: enqueued.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
+
+// Host memory, zeroed, page-locked where the system allows it; NULL for 0 bytes. mapped: kernels
+// reach it at the same address, or the program ends.
+void *gpu_host_memory(int64_t bytes, bool mapped);
+void gpu_host_free(void *memory);
 
 // Milliseconds that the device takes for what is enqueued between the two calls; the second waits.
 typedef struct {

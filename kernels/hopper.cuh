@@ -132,7 +132,8 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// The compiler computes d before this and reads it after it: it does not see what a wait is for.
+// Makes the compiler compute d before this point and read it after: it does not know that a wait
+// guards d.
 __device__ __forceinline__ void pin(float (&d)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; i++) { asm volatile("" : "+f"(d[i])::"memory"); }

@@ -11,6 +11,7 @@
 
 #include "gemm.h"
 #include "loss_terms.h"
+#include "spikes.h"
 
 BEGIN_C
 
@@ -193,11 +194,11 @@ void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int 
                          cudaStream_t stream);
 
 // ---- fused_product.cu ----
-// The two FP8 products that meet GELU, with GELU in their epilogue: to the FP8 forms alone, by a
-// given scale that is not counted, with what a product by gemm() and a pass would round.
-// False: this GPU, driver or build has none: other than compute capability 9.0.
+// The two FP8 products that meet GELU, with GELU in their epilogue. They write the FP8 forms
+// alone, by a given scale, without counts, and round as a product by gemm() and a pass would.
+// Whether this GPU, driver and build have them: compute capability 9.0 alone.
 bool gpu_has_gelu_products(const Gpu *gpu);
-// The largest K, of whose B a panel stays in shared memory. Beyond it two kernels were faster.
+// The largest K for which a panel of B fits in shared memory. Beyond it two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
@@ -242,17 +243,20 @@ void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cu
 
 // ---- adamw.cu ----
 // What one optimizer step decides on the device, so that the host need not wait for the norm. The
-// caller may add to loss, norm_squared and stop, as to one array of three, between the norm and the
-// decision (train/gpu/params.c): their order is fixed.
+// caller may add to loss_sum, norm_squared and stop, as to one array of three, between the norm and
+// the decision (train/gpu/params.c): their order is fixed.
 typedef struct {
-    double loss;          // the sum of the step's losses
+    double loss_sum;      // of the step's losses
     double norm_squared;  // of the gradients
     double stop;          // above 0: the run is asked to end
-    double own_loss;      // the loss before anything was added to it
-    float gradient_scale; // clipping
-    int skipped;          // 1: loss or norm is not finite, nothing is updated
+    double own_loss_sum;  // loss_sum before anything was added to it
+    float gradient_scale; // of the update: clipping, and tokens for targets
+    int skipped;          // a SkipReason: but for SKIP_NONE nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
     int unmeasured;       // delayed scaling: FP8 slots in use that have no history yet
+    SpikeWindow window;   // of the steps before
+    // when this rank began the step, and had computed its last gradient, in ns (gpu_stamp)
+    uint64_t began, computed;
 } StepState;
 
 // The numbers that a step needs from the host. A launch reads them from the device, so that a step
@@ -260,7 +264,10 @@ typedef struct {
 typedef struct {
     double lr;
     int64_t step;
-    double stop; // 1: the run is asked to end
+    double stop;    // 1: the run is asked to end
+    double targets; // that count, of the step on all ranks
+    double sigma;   // --skip-spikes
+    bool skip;      // --iterations-to-skip names the step
 } StepInput;
 
 // A range of the gradients' elements, multiples of 8. One block sums it up.
@@ -269,25 +276,29 @@ typedef struct {
 } GradientPart;
 
 // state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows;
-// state->stop = input->stop; state->own_loss = state->loss. scratch[count]
-void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
-                        const void *gradients, GpuType type, const GradientPart *parts, int count,
-                        cudaStream_t stream);
-// Reads loss and norm_squared; sets gradient_scale, skipped, updates, and unmeasured to 0. tokens
-// divides the loss.
-void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream);
+// state->stop = input->stop; state->loss_sum and own_loss_sum = *loss_sum. scratch[count]
+void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+                        double *scratch, const void *gradients, GpuType type,
+                        const GradientPart *parts, int count, cudaStream_t stream);
+// Whether the step is skipped depends on the mean loss over input->targets. The gradients are those
+// of the loss over `tokens`: norm_squared becomes that of tokens / targets times them, by which,
+// and by clipping where the norm is above clip > 0, gradient_scale multiplies them. Sets skipped,
+// updates, window, and unmeasured to 0.
+void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
+                     cudaStream_t stream);
 
 // Parameters that lie together, and where their new weights go. A segment may be a part of a
 // matrix, and may begin anywhere in it.
 typedef struct {
     int64_t first, n; // elements of the parameter space, multiples of 8
     int64_t gradient; // where their gradients begin
-    int64_t state;    // where their master weights and moments do
-    Bf16 *bf16;       // their BF16 weights; NULL: they are FP8
-    uint8_t *fp8;     // their FP8 weights
-    int tensor;       // FP8: which of AdamWUpdate.tensors they belong to
-    int64_t within;   // FP8: where in that tensor they begin
-    int first_block;  // of all segments' blocks, counted together
+    float *master;    // their master weights and moments, on the device or in pinned host memory
+    void *exp_avg, *exp_avg_sq; // of AdamWUpdate.moment_type
+    Bf16 *bf16;                 // their BF16 weights; NULL: they are FP8
+    uint8_t *fp8;               // their FP8 weights
+    int tensor;                 // FP8: which of AdamWUpdate.tensors they belong to
+    int64_t within;             // FP8: where in that tensor they begin
+    int first_block;            // of all segments' blocks, counted together
     float weight_decay;
     bool muon; // Muon's: exp_avg is the momentum, and there is no exp_avg_sq
 } AdamWSegment;
@@ -302,8 +313,6 @@ typedef struct {
 } Fp8Squares;
 
 typedef struct {
-    float *master;
-    void *exp_avg, *exp_avg_sq; // moment_type
     GpuType moment_type;
     void *gradients; // only gpu_muon_momentum writes them
     GpuType gradient_type;
@@ -352,6 +361,13 @@ void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t 
 void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream);
 
 void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
+
+// ---- hash.cu ----
+// *nanoseconds = the device's time.
+void gpu_stamp(uint64_t *nanoseconds, cudaStream_t stream);
+// *sum += the hash of the data (hash_words in base/rng.h), a multiple of 8 bytes, whose first word
+// is number `first`.
+void gpu_hash(uint64_t *sum, const void *data, int64_t bytes, int64_t first, cudaStream_t stream);
 
 // ---- fp8.cu ----
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history

@@ -189,10 +189,10 @@ __global__ void __launch_bounds__(512)
 #endif
 }
 
-// A block a row, which is read once, some vectors a thread at a time. Leaves in rows, unless that
-// is NULL, what the gradient needs: the softmax of a row that is left out is 0 by it. GRADIENT:
-// reads the row a second time, from L2 at best, and writes the gradient in place: the general
-// kernel.
+// A block a row, which is read once, some vectors a thread at a time. Unless `rows` is NULL,
+// stores there the numbers that the gradient needs; they make the softmax of a left-out row 0.
+// GRADIENT: reads the row a second time, from L2 at best, and writes the gradient in place: the
+// general kernel.
 template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,

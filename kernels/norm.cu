@@ -44,8 +44,8 @@ __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int 
     return sum;
 }
 
-// W warps a row, V vectors of 8 a lane. inverse: 1 / C. out NULL: the statistics alone. amax: of
-// what is written, unless NULL.
+// W warps a row, V vectors of 8 a lane. inverse: 1 / C. out NULL: the statistics alone. amax,
+// unless NULL: receives the amax of the output.
 template <int W, int V, bool LAYERNORM>
 __global__ void __launch_bounds__(WARPS *WARP, 3)
     norm_forward_kernel(NormForward n, Bf16 *out, float *amax, float inverse) {
@@ -162,9 +162,9 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
 }
 
 // Groups enough to fill a multiprocessor's registers, at most four (which share out the usual
-// numbers of rows most evenly), within the shared memory that the device gives a block, less what
-// is static: 220 KB on Hopper. slot_bytes: what a thread fetches ahead. LLM8_TEST_SHARED_KIB is
-// what tests say that the device gives.
+// numbers of rows most evenly), within the shared memory that the device gives a block, less the
+// static part: 220 KB on Hopper. slot_bytes: a thread fetches so many bytes ahead. Tests set the
+// device's limit by LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
     int device, most_bytes;

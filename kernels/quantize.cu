@@ -63,8 +63,8 @@ void sum_partials(const PartialSums &sums, cudaStream_t stream) {
     launch(sum_partials_kernel, grid, block, stream, sums);
 }
 
-// Of column_sums_kernel and the norms' backward pass, whose blocks are limited; of quantize_kernel,
-// which has a block for each tile of rows; and of fused_product.cu, whose tiles are half as high.
+// The most that any user needs: column_sums_kernel and the norms' backward pass limit their blocks,
+// quantize_kernel has a block for each tile of rows, and fused_product.cu has tiles half as high.
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     int64_t limited = min((M + ROW_LANES - 1) / ROW_LANES, (int64_t)PARTIALS);
     int64_t tiles = (M + PRODUCT_ROWS - 1) / PRODUCT_ROWS;

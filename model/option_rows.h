@@ -78,7 +78,12 @@ REAL("z-loss-coeff", z_loss_coeff, "0", 0, 1,
 LONG("seed", seed, "1234", 0, COUNT_MAX,
     "of the initial weights, the data order and the samples", DATA)
 INT("max-skipped", max_skipped, "20", 1, 1 << 30,
-    "stop after this many steps in a row with a NaN or infinite loss or norm")
+    "stop after this many skipped steps in a row: with a NaN or infinite loss or norm, or a spike")
+REAL("skip-spikes", skip_spikes, "0", 0, 1e6,
+    "skip a step whose loss or gradient norm is so many standard deviations above the last 128 "
+    "(OLMo: 6); 0: none")
+TEXT("iterations-to-skip", iterations_to_skip, "", "STEPS",
+    "steps whose data are left out, as 4200-4300,5000: they change no weight")
 
 #undef GROUP
 #define GROUP "Optimizer and learning rate"
@@ -159,6 +164,9 @@ INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
     "sample among the K most likely tokens; 0: among all", NOTHING)
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
     "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING)
+TEXT("sample-tokens", sample_tokens, "", "IDS",
+    "tokens that samples continue, by their numbers, and samples are numbers too (scripts/chat)",
+    NOTHING)
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",
     "multiple-choice sets (scripts/prepare_choices) to score at every evaluation", SPEED)
@@ -192,12 +200,18 @@ CHOICE("grad-accum-dtype", grad_accum_dtype, "auto", "auto|fp32|bf16",
     SPEED)
 CHOICE("adam-dtype", adam_dtype, "fp32", "fp32|bf16",
     "type of the optimizer's moments; BF16 ones are rounded stochastically")
+FLAG("optimizer-cpu-offload", optimizer_cpu_offload, "false",
+    "master weights and moments that the GPU has no room for lie in pinned host memory, where the "
+    "GPU updates them", SPEED)
 FLAG("cuda-graphs", cuda_graphs, "true",
     "capture the micro-step once and replay it, without launch gaps", SPEED)
 FLAG("deterministic", deterministic, "true",
     "attention's backward in a fixed order too, at the cost of workspace and time", SPEED)
+LONG("check-interval", check_interval, "200", 0, COUNT_MAX,
+    "steps between checks that a GPU computes the same twice and that all ranks have the same "
+    "weights; 0: none. It ends the run where not", SPEED)
 REAL("device-memory-gib", device_memory_gib, "0", 0, 1e6,
-    "memory that --plan fits the run into; 0: the GPU's own", ACTION)
+    "memory that the plan fits the run into; 0: the GPU's own", NOTHING)
 FLAG("profile", profile, "false",
     "after the last step, time one more by kernel family (its update counts for nothing)", NOTHING)
 FLAG("verify", verify, "false",
@@ -216,7 +230,11 @@ INT("distributed-timeout", distributed_timeout, "600", 1, 1 << 20,
 LONG("log-interval", log_interval, "10", 1, COUNT_MAX,
     "steps between lines (metrics.jsonl has every step)", NOTHING)
 FLAG("quiet", quiet, "false",
-    "print nothing but warnings, errors and what is asked for instead of training", ACTION)
+    "print nothing but warnings, errors and what is asked for instead of training; on with "
+    "--sample-only and --eval-only, unless --no-quiet is given", ACTION)
+FLAG("completion", completion, "false",
+    "print what completes these options in bash and zsh, and exit: source <(./train_gpt "
+    "--completion)", ACTION)
 TEXT("metrics", metrics, "", "FILE",
     "where the metrics go instead of --save's metrics.jsonl; needs no --save", NOTHING)
 FLAG("plan", plan, "false", "print the memory plan and exit", ACTION)

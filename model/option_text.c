@@ -30,6 +30,13 @@ const char *option_text(const Options *options, const OptionRow *row, char out[O
     return out;
 }
 
+static bool is_default(const Options *options, const OptionRow *row) {
+    char is[OPTION_TEXT], was[OPTION_TEXT];
+    Options defaults = *options;
+    or_die(option_set(&defaults, row->name, row->fallback, SOURCE_COMMAND));
+    return strcmp(option_text(options, row, is), option_text(&defaults, row, was)) == 0;
+}
+
 cJSON *options_json(const Options *options) {
     char value[OPTION_TEXT];
     cJSON *json = cJSON_CreateObject();
@@ -76,21 +83,19 @@ void options_write_config(const Options *options, FILE *out) {
 }
 
 void options_note_idle(const Options *options, bool gpu) {
-    char value[OPTION_TEXT];
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i], *needed = row;
-        bool given = options->source[i] >= SOURCE_CONFIG &&
-                     strcmp(option_text(options, row, value), row->fallback) != 0;
+        bool given = options->source[i] >= SOURCE_CONFIG && !is_default(options, row);
         if (row->needs != NULL) { needed = option_row(row->needs); }
         if (given && !gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
-        } else if (given && strcmp(option_text(options, needed, value), needed->fallback) == 0) {
+        } else if (given && needed != row && is_default(options, needed)) {
             printf("  note: --%s has no effect without --%s\n", row->name, needed->name);
         }
     }
 }
 
-void options_print(const Options *options, FILE *out) {
+void options_print(const Options *options, bool all, FILE *out) {
     enum { WIDTH = 100 };
     const char *group = NULL;
     char value[OPTION_TEXT], item[OPTION_TEXT + 80];
@@ -99,8 +104,11 @@ void options_print(const Options *options, FILE *out) {
                   option_source(options, "arch") <= SOURCE_PRESET;
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
-        bool own = row->offset != offsetof(Options, model) || preset; // of another model than this
-        if (row->effect == EFFECT_ACTION || !own || *option_text(options, row, value) == '\0') {
+        bool named = row->offset == offsetof(Options, model);
+        bool shown = named ? preset // or else it is of another model than this
+                           : all || options->source[i] >= SOURCE_CHECKPOINT ||
+                                 !is_default(options, row);
+        if (row->effect == EFFECT_ACTION || !shown || *option_text(options, row, value) == '\0') {
             continue;
         }
         if (row->type == OPTION_BOOL) {
@@ -118,7 +126,7 @@ void options_print(const Options *options, FILE *out) {
         fputs(item, out);
         column += strlen(item);
     }
-    fputs("\n", out);
+    fputs(all ? "\n" : "\nThe other options have their defaults (--plan prints all)\n", out);
 }
 
 void options_help(const Options *options, FILE *out, const char *program) {
@@ -156,7 +164,53 @@ void options_help(const Options *options, FILE *out, const char *program) {
     for (int i = 0; i < preset_table_count; i++) {
         fprintf(out, "  %-*s%s\n", INDENT - 2, preset_table[i].name, preset_table[i].help);
     }
-    fputs("\nExit status: 0 done; 1 error; 3 too many skipped steps; 4 rank lost; 75 stopped by a "
-          "signal, saved.\n",
+    fputs("\nExit status: 0 done; 1 error; 3 too many skipped steps; 4 rank lost; 5 a GPU computes "
+          "wrongly;\n75 stopped by a signal, saved.\n",
+          out);
+}
+
+// What may follow an option, as words of compgen.
+static void print_words(FILE *out, const OptionRow *row) {
+    static const char *const kinds[][2] = {
+        {"GLOB", " -f"}, {"FILE", " -f"}, {"DIR", " -d"}, {"latest|PATH", " -W latest -d"}};
+    if (row->type == OPTION_CHOICE) {
+        fprintf(out, " -W '%s'", row->choices);
+        return;
+    }
+    if (row->offset == offsetof(Options, model)) {
+        fputs(" -W '", out);
+        for (int i = 0; i < preset_table_count; i++) { fprintf(out, "%s|", preset_table[i].name); }
+        fputs("'", out);
+    }
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (strcmp(row->choices, kinds[i][0]) == 0) { fputs(kinds[i][1], out); }
+    }
+}
+
+void options_complete(FILE *out) {
+    fputs(
+        "# completion of llm8.c's trainers, for bash and zsh: source <(./train_gpt --completion)\n"
+        "[ -z \"${ZSH_VERSION:-}\" ] || { autoload -U compinit bashcompinit; compinit; "
+        "bashcompinit; }\n"
+        "_llm8() {\n"
+        "    local word=${COMP_WORDS[COMP_CWORD]} IFS='|\n'\n"
+        "    case ${COMP_WORDS[COMP_CWORD-1]} in\n",
+        out);
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        if (row->type == OPTION_BOOL) { continue; }
+        fprintf(out, "    --%s) COMPREPLY=($(compgen", row->name);
+        print_words(out, row);
+        fputs(" -- \"$word\")) ;;\n", out);
+    }
+    fputs("    *) COMPREPLY=($(compgen -W '", out);
+    for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
+        bool on = row->type == OPTION_BOOL && strcmp(row->fallback, "true") == 0;
+        fprintf(out, "--%s|", row->name);
+        if (on) { fprintf(out, "--no-%s|", row->name); }
+    }
+    fputs("' -- \"$word\")) ;;\n"
+          "    esac\n"
+          "}\n"
+          "complete -o filenames -F _llm8 train_gpt train_gptcu\n",
           out);
 }

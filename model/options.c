@@ -189,7 +189,8 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
     return option_set(options, row->name, value, source);
 }
 
-// The pattern that matches these files and no others: what the shell made them of, or one like it.
+// Finds a pattern that matches these files and no others: the one that the shell expanded, or an
+// equivalent one.
 static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count) {
     int64_t shortest = INT64_MAX, begin = INT64_MAX, end = INT64_MAX; // what all begin and end with
     for (int i = 0; i < count; i++) {
@@ -374,8 +375,14 @@ static void derive_values(Options *o) {
         o->ffn_hidden_size = gpt2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
     }
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
+    // who asks for a sample or an evaluation reads that
+    if (!options_train(o) && option_source(o, "quiet") == SOURCE_DEFAULT) { o->quiet = true; }
     if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
-    if (o->lr_wsd_decay_iters == 0) { o->lr_wsd_decay_iters = o->lr_decay_iters / 5; }
+    if (o->lr_decay_style == DECAY_WSD && o->lr_wsd_decay_iters == 0) {
+        o->lr_wsd_decay_iters = o->lr_decay_iters / 5;
+    }
+    bool asked = option_source(o, "check-interval") > SOURCE_DEFAULT;
+    if (!o->deterministic && !asked) { o->check_interval = 0; }
 }
 
 // GPT-2 learns its positions.
@@ -441,7 +448,35 @@ static bool take_model(Options *o, const Options *model) {
     return true;
 }
 
+// Takes "4200-4300," or "5000," from the front of a list of steps, or what ends it.
+static bool next_steps(const char **list, int64_t *first, int64_t *last) {
+    char *end;
+    if (!isdigit((unsigned char)**list)) { return false; }
+    *first = *last = strtoll(*list, &end, 10);
+    if (*end == '-' && isdigit((unsigned char)end[1])) { *last = strtoll(end + 1, &end, 10); }
+    bool more = *end == ',' && end[1] != '\0';
+    *list = end + more;
+    return *first >= 1 && *last >= *first && (more || *end == '\0');
+}
+
+int64_t options_next_skip(const Options *o, int64_t step) {
+    const char *list = o->iterations_to_skip;
+    int64_t first, last, next = INT64_MAX;
+    while (*list != '\0' && next_steps(&list, &first, &last)) {
+        if (last >= step) { next = min64(next, max64(first, step)); }
+    }
+    return next;
+}
+
 static bool check_values(const Options *o) {
+    const char *steps = o->iterations_to_skip;
+    for (int64_t first, last; *steps != '\0';) {
+        if (!next_steps(&steps, &first, &last)) {
+            return fail("--iterations-to-skip %s: must be steps or ranges of steps, as "
+                        "4200-4300,5000",
+                        o->iterations_to_skip);
+        }
+    }
     int heads = o->num_attention_heads;
     bool gpt2 = o->arch == ARCH_GPT2;
     if (o->kv_channels == 0) {
@@ -475,6 +510,9 @@ static bool check_values(const Options *o) {
         return fail("--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",
                     o->rope_high_freq_factor, o->rope_low_freq_factor);
     }
+    if (o->sample_prompt[0] != '\0' && o->sample_tokens[0] != '\0') {
+        return fail("--sample-tokens: --sample-prompt is given too; leave one of them out");
+    }
     if (o->eval_only && o->valid_data[0] == '\0' && o->eval_choices[0] == '\0') {
         return fail("--eval-only: needs --valid-data or --eval-choices");
     }
@@ -501,6 +539,12 @@ static bool check_values(const Options *o) {
                     "products have no fast accumulation",
                     o->fp8_fast_accumulation == FAST_ALL ? "all" : "forward");
     }
+    if (!o->deterministic && o->check_interval > 0) {
+        return fail(
+            "--check-interval %lld: must be 0 with --no-deterministic, whose results differ "
+            "from one time to the next",
+            (long long)o->check_interval);
+    }
     bool latest = strcmp(o->resume, "latest") == 0;
     if ((latest || o->list_checkpoints) && o->save[0] == '\0') {
         return fail("--%s: needs --save DIR, where to look",
@@ -523,6 +567,7 @@ bool options_finish_batch(Options *o, int ranks) {
 bool options_read(Options *options, int argc, char **argv) {
     memset(options, 0, sizeof(*options));
     options->ranks = 1;
+    options->program = argv[0];
     for (int i = 0; i < option_table_count; i++) {
         if (!option_set(options, option_table[i].name, option_table[i].fallback, SOURCE_DEFAULT)) {
             return false;
@@ -531,7 +576,7 @@ bool options_read(Options *options, int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!read_argument(options, argc, argv, &i)) { return false; }
     }
-    if (options->help || options->version) {
+    if (options->help || options->version || options->completion) {
         apply_preset(options); // whose values --help shows
         return true;
     }
@@ -566,10 +611,14 @@ void options_parse(Options *options, int argc, char **argv) {
     or_die(options_read(options, argc, argv));
     if (options->help) {
         options_help(options, stdout, argv[0]);
-        exit(EXIT_SUCCESS);
+        exit_answered();
+    }
+    if (options->completion) {
+        options_complete(stdout);
+        exit_answered();
     }
     if (options->version) {
         printf("llm8.c %s\n", LLM8_VERSION);
-        exit(EXIT_SUCCESS);
+        exit_answered();
     }
 }

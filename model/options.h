@@ -59,6 +59,7 @@ typedef struct {
     // Set by launch(): this process among those that train together. Until then, ranks is --gpus.
     int rank, ranks;
     struct Group *group;
+    const char *program; // as it was called
 } Options;
 
 typedef enum {
@@ -126,7 +127,8 @@ bool options_read(Options *options, int argc, char **argv);
 void options_parse(Options *options, int argc, char **argv);
 
 // Then the rest: the preset, derived values, the model of the checkpoint options->origin, checks.
-// model: what that says of it, set by option_set with SOURCE_CHECKPOINT; NULL: a new model.
+// model: the options that the checkpoint records of it, set by option_set with SOURCE_CHECKPOINT;
+// NULL: a new model.
 bool options_resolve(Options *options, const Options *model);
 
 // Whether models that differ in this option have other tensors.
@@ -153,6 +155,10 @@ static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
 
+// The first step from this one on, counted from 1, that --iterations-to-skip names; INT64_MAX:
+// none.
+int64_t options_next_skip(const Options *o, int64_t step);
+
 // ---- option_text.c ----
 
 enum { OPTION_TEXT = PATH_LENGTH };
@@ -167,12 +173,16 @@ struct cJSON *options_json(const Options *options);
 // without another option.
 void options_note_idle(const Options *options, bool gpu);
 
-void options_print(const Options *options, FILE *out); // the echo, as options, by group
+// The echo, as options, by group: all of them, or those that are given or unlike the defaults.
+void options_print(const Options *options, bool all, FILE *out);
 
-// A file for --config: what the command line and an earlier such file gave, so that what follows
-// from it (the decay from --train-iters, widths from --hidden-size) still does with more options.
+// Writes a file for --config: the options that the command line and an earlier such file gave, so
+// that derived values (the decay from --train-iters, widths from --hidden-size) are derived again
+// when more options follow.
 void options_write_config(const Options *options, FILE *out);
-// Every option, with its value in `options` as the default, or 0 for what is worked out.
+// Prints every option, with its value in `options` as the default, or 0 where it is derived.
 void options_help(const Options *options, FILE *out, const char *program);
+// For bash and zsh to read.
+void options_complete(FILE *out);
 
 END_C

@@ -64,7 +64,7 @@ static void print_size(FILE *out, const char *name, int64_t bytes) {
     fprintf(out, "  %-34s %12s\n", name, format_bytes(size, (double)bytes));
 }
 
-void plan_print(const Plan *plan, FILE *out) {
+void plan_print(const Plan *plan, const char *title, FILE *out) {
     char times[16], name[64];
     int64_t shared = -plan->bytes;
     int count = 0;
@@ -85,7 +85,7 @@ void plan_print(const Plan *plan, FILE *out) {
         line->sum = min64(line->sum + (same ? other->bytes : 0), most_bytes);
     }
     qsort(lines, (size_t)count, sizeof(Line), compare_lines);
-    fprintf(out, "Memory plan\n");
+    fprintf(out, "%s\n", title);
     for (const Line *line = lines; line < lines + count; line++) {
         bool first = line == lines || strcmp(line->category, line[-1].category) != 0;
         if (first) { print_size(out, line->category, line->sum); }

@@ -67,7 +67,7 @@ void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer);
     plan_buffer(plan, name, (int64_t)(n) * (int64_t)sizeof(*(pointer)), (void **)&(pointer))
 
 // Buffers by category, largest first within it, and the sums.
-void plan_print(const Plan *plan, FILE *out);
+void plan_print(const Plan *plan, const char *title, FILE *out);
 
 // Gives the buffers their addresses from base on (PLAN_ALIGN aligned, plan->bytes long), and sets
 // their guard zones.

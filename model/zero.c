@@ -41,13 +41,6 @@ ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kind
         for (int kind = ZERO_KINDS - 1; kind >= 0; kind--) { append_segment(&z, b, kinds, kind); }
         z.first[b + 1] = z.count;
     }
-    for (int turn = 0; turn < 2 * z.count; turn++) { // AdamW's segments, then Muon's
-        ZeroSegment *segment = &z.segments[turn % z.count];
-        if (segment->muon != (turn >= z.count)) { continue; }
-        segment->kept = z.kept;
-        z.kept += segment->part;
-        if (!segment->muon) { z.kept_adamw = z.kept; }
-    }
     return z;
 }
 
@@ -62,8 +55,9 @@ void zero_free(ZeroLayout *z) {
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
     const ParamLayout *layout = z->layout;
     int count = 0;
+    int64_t kept = 0;
     *ranges = calloc_or_die((size_t)layout->count, sizeof(ZeroRange));
-    for (int turn = 0; turn < 2 * z->count; turn++) { // AdamW's segments, then Muon's
+    for (int turn = 0; turn < 2 * z->count; turn++) { // AdamW's, then Muon's
         int s = turn % z->count;
         const ZeroSegment *segment = &z->segments[s];
         int64_t begin = segment->begin + rank * segment->part, end = begin + segment->part;
@@ -75,9 +69,10 @@ int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges) {
             (*ranges)[count++] = (ZeroRange){.begin = p->offset + from - z->place[i],
                                              .end = p->offset + to - z->place[i],
                                              .place = from,
-                                             .kept = segment->kept + from - begin,
+                                             .kept = kept,
                                              .segment = s,
                                              .param = i};
+            kept += to - from;
         }
     }
     return count;

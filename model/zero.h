@@ -1,7 +1,7 @@
 // ZeRO-1: which elements of the parameter space a rank keeps, as pure functions of the layout.
 //
 // A bucket (the embeddings, a block, the final norm with the head) is cut into segments by how its
-// parameters are gathered, as FP8 codes or not, and by whose they are, AdamW's or Muon's. A
+// parameters are gathered, as FP8 codes or not, and by their optimizer, AdamW or Muon. A
 // segment's parameters lie one after another, padded at the end to ranks * PARAM_ALIGN elements,
 // and rank r keeps the r-th of its equal parts. So for every segment one reduce-scatter and one
 // all-gather of equal counts do, in place: in the gradients, in the BF16 copies, in the codes. The
@@ -28,7 +28,6 @@ typedef struct {
     bool muon;     // updated by Muon
     int64_t begin; // in the arranged space
     int64_t part;  // elements a rank: a multiple of PARAM_ALIGN
-    int64_t kept;  // where a rank's part begins in what it keeps
 } ZeroSegment;
 
 typedef struct {
@@ -36,12 +35,10 @@ typedef struct {
     int ranks;
     int count; // segments, in order of bucket and of begin
     ZeroSegment *segments;
-    int *first;         // [num_buckets + 1] each bucket's first segment; the end
-    int64_t *place;     // [layout->count] where a parameter begins in the arranged space
-    int *segment;       // [layout->count] which segment it is in
-    int64_t size;       // of the arranged space: gradients
-    int64_t kept;       // elements that a rank keeps: master weights, first moments
-    int64_t kept_adamw; // the first of them, AdamW's: second moments
+    int *first;     // [num_buckets + 1] each bucket's first segment; the end
+    int64_t *place; // [layout->count] where a parameter begins in the arranged space
+    int *segment;   // [layout->count] which segment it is in
+    int64_t size;   // of the arranged space: gradients
 } ZeroLayout;
 
 // kinds: [layout->count] ZERO_CODES and ZERO_MUON of each parameter; NULL: none.
@@ -53,12 +50,12 @@ void zero_free(ZeroLayout *z);
 typedef struct {
     int64_t begin, end; // of the parameter space
     int64_t place;      // of `begin` in the arranged space
-    int64_t kept;       // of `begin` in what the rank keeps
+    int64_t kept;       // of `begin` among the elements that the rank keeps, range after range
     int segment;
     int param;
 } ZeroRange;
 
-// A rank's ranges, in order of `kept`; returns how many, to be freed.
+// A rank's ranges, in order of `kept`: AdamW's, then Muon's; returns how many, to be freed.
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 
 // A matrix of Muon's, and the rank that takes its Newton-Schulz steps.

@@ -268,7 +268,7 @@ static bool check_header(const Watch *w, const Peer *p, const Header *h) {
     }
 }
 
-// What is in it, for what is read of it here: texts end, and numbers are in range.
+// Whether the fields that are read here are valid: texts end, and numbers are in range.
 static bool check_content(const Message *m) {
     const Beat *b = (const Beat *)m->data;
     const Hello *h = (const Hello *)m->data;
@@ -515,7 +515,7 @@ void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, voi
 }
 
 bool group_agree(Group *g, Channel channel, bool ok) {
-    Error verdict = {""}; // "": ok
+    Error verdict = {0}; // "": ok
     if (g == NULL || g->ranks == 1) { return ok; }
     if (!ok) {
         snprintf(verdict.text, sizeof(verdict.text), "rank %d: %.700s", g->rank, error_text());
@@ -527,7 +527,7 @@ bool group_agree(Group *g, Channel channel, bool ok) {
     }
     free(all);
     group_broadcast(g, channel, &verdict, sizeof(verdict));
-    verdict.text[sizeof(Error) - 1] = '\0';
+    verdict.text[sizeof(verdict.text) - 1] = '\0';
     return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
@@ -597,7 +597,7 @@ static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Er
 static bool meet_as_first(Watch *w, int listener, const char *place, const char *identity,
                           double seconds) {
     double now = wall_seconds(), until = now + seconds, tell = now + 10;
-    Error verdict = {""}; // why a rank cannot take part; "": all can
+    Error verdict = {0}; // why a rank cannot take part; "": all can
     int all = w->ranks + w->ranks + GUESTS, guests = 0;
     char missing[600];
     bool ok = true;

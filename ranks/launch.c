@@ -37,7 +37,7 @@ static const char *variable(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-// *value keeps what it holds where the variable is not set.
+// Leaves *value as it is where the variable is not set.
 static bool read_int(const char *name, int min, int max, int *value) {
     const char *text = variable(name);
     char *end;
@@ -196,7 +196,7 @@ static void ignore_write_signals(void) {
 
 // ---- the starter --------------------------------------------------------------------------------
 
-// Waits for the ranks, and ends with what the first that failed ended with.
+// Waits for the ranks, and exits with the status of the first one that failed.
 __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
     const double GRACE = 1.5; // seconds for the others to end by themselves
@@ -213,7 +213,8 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             bool killed = WIFSIGNALED(status);
             int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
-                           code == EXIT_STOPPED_BY_SIGNAL; // as all ranks do, one after another
+                           code == EXIT_WRONG_RESULTS || // as all ranks do, one after another
+                           code == EXIT_STOPPED_BY_SIGNAL;
             bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
             if (i == 0 && failed == 0) { result = code; }
             if (orderly || effect || failed < 0) { continue; }

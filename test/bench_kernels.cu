@@ -142,9 +142,40 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
     }
 }
 
-// AdamW's step on n weights, BF16 or FP8.
-static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8) {
-    FloatBuffer w(n), m(n), v(n);
+// Bytes a second in each direction, of copies in both at once.
+static double copy_rate(int64_t bytes) {
+    void *from = gpu_host_memory(bytes, false), *to = gpu_host_memory(bytes, false);
+    Buffer<uint8_t> in(bytes), out(bytes);
+    cudaStream_t back;
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&back, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    float ms = time_ms([&] {
+        CUDA_CHECK(cudaEventRecord(begin, gpu.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(back, begin, 0));
+        gpu_send(&gpu, in.data, from, bytes);
+        CUDA_CHECK(cudaMemcpyAsync(to, out.data, bytes, cudaMemcpyDeviceToHost, back));
+        CUDA_CHECK(cudaEventRecord(end, back));
+        CUDA_CHECK(cudaStreamWaitEvent(gpu.stream, end, 0));
+    });
+    gpu_host_free(from);
+    gpu_host_free(to);
+    CUDA_CHECK(cudaStreamDestroy(back));
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return bytes / (1e-3 * ms);
+}
+
+// AdamW's step on n weights, BF16 or FP8. offloaded: the optimizer's state is in host memory; the
+// floor is a copy of it in both directions at once.
+static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8,
+                        bool offloaded = false) {
+    if (std::string(name).find(wanted) == std::string::npos) { return; }
+    int64_t state_bytes = n * (4 + 2 * gpu_type_bytes(moments));
+    Buffer<uint8_t> resident(offloaded ? 16 : state_bytes);
+    char *w = (char *)(offloaded ? gpu_host_memory(state_bytes, true) : resident.data);
+    char *m = w + 4 * n, *v = m + n * gpu_type_bytes(moments);
     Bf16Buffer g(n), weights(fp8 ? 8 : n);
     Buffer<uint8_t> codes(fp8 ? n : 16);
     Buffer<StepState> state(1);
@@ -166,17 +197,21 @@ static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8) 
     slot.put(&s);
     state.put(&step);
     tensors.put(&tensor);
-    segments.put(&segment);
-    AdamWUpdate u = plain_update(w.data, m.data, v.data, g.data);
+    AdamWUpdate u = plain_update(g.data);
     u.moment_type = moments;
+    set_state(segment, u, 0, (float *)w, m, v);
+    segments.put(&segment);
     u.segments = segments.data;
     u.segment_count = 1;
     u.segment_blocks = gpu_adamw_blocks(n);
     u.tensors = tensors.data;
     u.input = input.data;
-    double moved = (moments == TYPE_BF16 ? 18.0 : 26.0) + (fp8 ? 1.0 : 2.0);
-    bench(name, text("%dM", (int)(n >> 20)), moved * n / BYTES_PER_S,
+    double moved = 2.0 * state_bytes + (fp8 ? 3.0 : 4.0) * n; // gradients, and the new weights
+    double floor_s = offloaded ? state_bytes / copy_rate(state_bytes) : moved / BYTES_PER_S;
+    if (offloaded) { printf("copies both ways: %.1f GB/s each\n", 1e-9 * state_bytes / floor_s); }
+    bench(name, text("%dM", (int)(n >> 20)), floor_s,
           [&] { gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream); });
+    if (offloaded) { gpu_host_free(w); }
 }
 
 static void bench_loss(int M, int V, int P) {
@@ -234,7 +269,7 @@ static void bench_optimizer(int64_t n) {
     Filled g(n, 1);
     Buffer<StepState> state(1);
     Buffer<StepInput> input(1);
-    Buffer<double> scratch(PARTS);
+    Buffer<double> loss_sum(1), scratch(PARTS);
     Buffer<GradientPart> parts(PARTS);
     GradientPart pieces[PARTS];
     for (int i = 0; i < PARTS; i++) { pieces[i] = {i * (n / PARTS), n / PARTS}; }
@@ -242,8 +277,8 @@ static void bench_optimizer(int64_t n) {
     bench_adamw("adamw, FP32 moments", n, TYPE_F32, false);
     bench_adamw("adamw, BF16 moments", n, TYPE_BF16, false);
     bench("gradient norm", text("%dM", (int)(n >> 20)), bytes(1.0 * n), [&] {
-        gpu_sum_of_squares(state.data, input.data, scratch.data, g.device.data, TYPE_BF16,
-                           parts.data, PARTS, gpu.stream);
+        gpu_sum_of_squares(state.data, input.data, loss_sum.data, scratch.data, g.device.data,
+                           TYPE_BF16, parts.data, PARTS, gpu.stream);
     });
 }
 
@@ -493,6 +528,8 @@ int main(int argc, char **argv) {
     }
     bench_adamw("fp8 adamw", (int64_t)110080 * 2048, TYPE_F32, true);
     bench_adamw("fp8 adamw, BF16 moments", (int64_t)110080 * 2048, TYPE_BF16, true);
+    bench_adamw("fp8 adamw, offloaded", (int64_t)28672 * 4096, TYPE_F32, true, true);
+    bench_adamw("fp8 adamw, BF16 moments, offloaded", (int64_t)28672 * 4096, TYPE_BF16, true, true);
     bench_transpose(2304, 768);
     bench_transpose(11008, 2048);
     bench_transpose(28672, 4096);

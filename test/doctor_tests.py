@@ -134,6 +134,20 @@ def ranks_may_change():
            "0 wrong, ")
 
 
+def slow_ranks_are_named():
+    """By the clock of the stand-ins; and a rank that is slow at half of the lines alone is not."""
+    links = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
+    for slow in (1, 7):
+        run("build/plain/standin_trainer", *COMMON, "--global-batch-size", 12, "--train-iters", 40,
+            "--save", f"r/slow{slow}/x", "--seq-length", 32, "--no-cuda-graphs", "--gpus", 3,
+            "--log-interval", 4, env={**links, "SLOW_RANK": str(slow)})
+    expect("r/slow1/x", 1, "WRONG speed", "rank 1 on ", "at 10 of the last 10 lines",
+           "-> look at that GPU's clocks")
+    assert "rank 1" not in expect("r/slow7/x", 0, "0 wrong")
+    half = changed("ranks", lambda record: record.pop("slowest"), before=21)
+    assert "rank 1" not in expect(planted("half", half, "r/slow1/x"), 0, "0 wrong")
+
+
 # ---- faults in how it went ---------------------------------------------------------------------
 
 
@@ -150,8 +164,10 @@ def ends_are_named():
     expect(folder, 1, "WRONG state", "has written nothing for 1 h 00", "--resume latest")
     holder.communicate()
     train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
-    expect("r/nan/x", 1, "gave up", "5 steps in a row had a NaN", "-> resume from a checkpoint")
+    expect("r/nan/x", 1, "gave up", "5 steps in a row were skipped", "-> resume from a checkpoint")
     expect(planted("failed", changed("end", status=1)), 1, "failed with status 1")
+    expect(planted("wrongly", changed("end", status=5, error="step 4: x computes wrongly")), 1,
+           "error: step 4: x computes wrongly, step 60", "-> take that GPU out of use")
     expect(planted("died", changed("end", status=1, error="no room")), 1, "error: no room, step")
     expect(planted("stopped", changed("end", status=75)), 0, "note state", "stopped by a signal")
 
@@ -159,6 +175,16 @@ def ends_are_named():
 def skips_and_losses_are_judged():
     skip = changed("step", before=2, skipped=1, loss=None, nonfinite=True)
     expect(planted("skips", skip, "r/bf16"), 1, "1 of 60 were skipped", "the last one step 1")
+    spike = changed("step", before=2, skipped=1, reason="spike")
+    text = expect(planted("spikes", spike, "r/bf16"), 1, "1 of 60 were skipped for a spike of loss")
+    assert "NaN" not in text
+    both = changed("step", lambda record: record.update(
+        skipped=1, reason="spike" if record["step"] % 2 else "nonfinite"), before=5)
+    expect(planted("both", both, "r/bf16"), 1, "4 of 60 were skipped for a NaN or infinite loss or "
+           "norm, or a spike (2)")
+    asked = changed("step", before=5, skipped=1, reason="asked")
+    expect(planted("asked", asked, "r/bf16"), 0, "only those were skipped that "
+           "--iterations-to-skip names, 4 of 60")
     expect(planted("rise", changed("step", more("loss", 1), after=40)), 1, "WRONG loss",
            "it rises", "-> resume from a checkpoint")
     expect(planted("nothing", changed("step", loss=6.0)), 1, "above 5.5491, which guessing pays")
@@ -388,7 +414,7 @@ def bad_words_are_refused():
 if __name__ == "__main__":
     prepare()
     main([a_run_that_is_well, resumed_runs_are_one_run, ranks_may_change, ends_are_named,
-          skips_and_losses_are_judged, lowest_loss_is_named_by_its_step,
+          skips_and_losses_are_judged, slow_ranks_are_named, lowest_loss_is_named_by_its_step,
           noise_is_no_rise, rates_are_judged, models_are_named_by_their_shape, fp8_that_is_not_on,
           ranges_are_judged, resumes_that_change_the_run, every_repeat_is_compared,
           records_are_counted, options_that_cost_are_named, times_are_looked_at,

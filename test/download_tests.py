@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 import tokenizers
@@ -120,6 +121,27 @@ def damage_is_noticed():
     refused(prepared("d2", "tinyshakespeare"), "tinyshakespeare", "arrived damaged")
 
 
+def the_village_needs_no_network():
+    def made(output):
+        return call(prepare_data, "village", "--output", output, "--tokenizer", "byte", "--jobs", 1,
+                    "--mirror", "http://127.0.0.1:9", "--downloads", "kept")
+
+    result = made("made")
+    assert result.status == 0, result.err
+    path = "kept/village/input.txt"
+    text = read(path)
+    assert 10_000_000 <= len(text) < 10_001_000
+    kinds = [bytes(numpy.array(stream("made", kind)[1:], "u1")) for kind in ("train", "val")]
+    assert b"".join(kinds) == text and len(kinds[1]) > 900_000
+    assert "made already" in made("made").out
+    write(path, "damaged")
+    refused(made("made"), "already made, from other settings (other sources)")
+    assert read(path) == text
+    os.environ["LLM8_BIN"] = "nowhere"
+    refused(made("none"), "nowhere/make_corpus writes it, and is not built: run make")
+    del os.environ["LLM8_BIN"]
+
+
 def tinyshakespeare_is_what_it_was():
     path = os.path.join(SHARED, "tinyshakespeare.txt")
     if not os.path.exists(path):
@@ -172,5 +194,6 @@ def without_a_network_it_says_so():
 if __name__ == "__main__":
     constants.DOWNLOAD_CHUNK_SIZE = 1000  # as much as a torn line may lose
     sys.exit(main([a_set_comes_whole_over_a_bad_line, some_files_are_enough, revisions_are_pinned,
-                   tokenizers_come_by_name, damage_is_noticed, tinyshakespeare_is_what_it_was,
-                   refusals_say_what_to_do, without_a_network_it_says_so]))
+                   tokenizers_come_by_name, damage_is_noticed, the_village_needs_no_network,
+                   tinyshakespeare_is_what_it_was, refusals_say_what_to_do,
+                   without_a_network_it_says_so]))

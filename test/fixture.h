@@ -3,6 +3,7 @@
 // test/run.sh has made empty.
 #pragma once
 
+#include "../base/rng.h"
 #include "../checkpoints/checkpoint.h"
 #include "test.h"
 
@@ -162,7 +163,17 @@ static inline void fixture_close(Fixture *f) {
     param_layout_free(&f->layout);
 }
 
+static inline void fixture_hash(Fixture *f) {
+    Snapshot *s = &f->snapshot;
+    int64_t n = 0, width = s->moment_dtype == DTYPE_F32 ? 4 : 2;
+    for (int i = 0; i < s->num_ranges; i++) { n += s->ranges[i].end - s->ranges[i].begin; }
+    s->hashes[0] = hash_words(s->master, 4 * n, 0);
+    s->hashes[1] = hash_words(s->exp_avg, width * n, 0);
+    s->hashes[2] = hash_words(s->exp_avg_sq, width * s->second_moments, 0);
+}
+
 static inline bool fixture_save(Fixture *f, int64_t step) {
     f->snapshot.progress.step = step;
+    fixture_hash(f);
     return folder_make(f->options.save) && checkpoint_save(&f->snapshot);
 }

@@ -12,6 +12,7 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#include <zlib.h>
 
 // The smallest model with every kind of tensor, and delayed scaling.
 #define SMALLEST                                                                                \
@@ -69,6 +70,50 @@ static void seed_shards(void) {
         for (int i = 0; i < 20; i++) { file.tokens[i] = (uint16_t)(token_bytes == 2 ? 60 * i : 0); }
         fuzz_seed(&file, sizeof(file));
     }
+}
+
+// The mask of a shard, with its checksums repaired, or the fuzzer would not come past them.
+static bool accepts_mask(const uint8_t *data, size_t size) {
+    enum { TOKENS = 20, T = 3 };
+    struct {
+        int32_t header[SHARD_HEADER_BYTES / 4];
+        uint16_t tokens[TOKENS];
+    } shard = {0};
+    Dataset set;
+    int inputs[T], targets[T];
+    uint32_t sums[2] = {0};
+    uint8_t *mask = malloc_or_die(size + 1);
+    memcpy(mask, data, size);
+    shard_header(shard.header, 2, TOKENS);
+    if (size >= SHARD_HEADER_BYTES) {
+        sums[0] = (uint32_t)crc32_z(0, (const Bytef *)&shard, sizeof(shard));
+        sums[1] = (uint32_t)crc32_z(0, mask + SHARD_HEADER_BYTES, size - SHARD_HEADER_BYTES);
+        memcpy(mask + MASK_SHARD * sizeof(int32_t), sums, sizeof(sums));
+    }
+    put_input("masked.bin.mask", mask, size);
+    if (access("masked.bin", F_OK) != 0) { blob_write("masked.bin", &shard, sizeof(shard)); }
+    free(mask);
+    bool ok = dataset_open(&set, "masked.bin", T, 1000);
+    for (int64_t s = 0; ok && s < set.windows; s++) {
+        Loader loader = {.data = &set};
+        int64_t counted = 0;
+        or_die(loader_batch(&loader, s, 1, INT64_MAX, inputs, targets));
+        for (int t = 0; t < T; t++) { counted += targets[t] >= 0; }
+        if (counted != loader_targets(&loader, s, 1)) { die("window %lld", (long long)s); }
+    }
+    if (ok) { dataset_close(&set); }
+    return ok;
+}
+
+static void seed_masks(void) {
+    struct {
+        int32_t header[SHARD_HEADER_BYTES / 4];
+        uint16_t numbers[2];
+    } file = {.numbers = {0x0ff1, 0x0003}};
+    shard_header(file.header, 2, 20);
+    file.header[0] = MASK_MAGIC;
+    file.header[MASK_WINDOW] = 3;
+    fuzz_seed(&file, sizeof(file));
 }
 
 // The tokens' bytes must be the text's; returns how many tokens.
@@ -371,6 +416,7 @@ static void seed_planted(void) {
 
 const FuzzTarget fuzz_targets[] = {
     {"shard", accepts_shard, seed_shards, NULL},
+    {"mask, checksums repaired", accepts_mask, seed_masks, NULL},
     {"tokenizer.bin", accepts_tokenizer, seed_tokenizers, NULL},
     {"text to tokens", accepts_text, seed_texts, NULL},
     {"multiple-choice set", accepts_choices, seed_choices, NULL},

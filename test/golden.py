@@ -4,14 +4,17 @@
 come from our own ./train_gpt, so opening them here also tests that transformers can.
 """
 
+import json
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 
 import ml_dtypes
 import numpy
 import safetensors
+import tokenizers
 import torch
 import transformers
 from safetensors.numpy import save_file
@@ -209,6 +212,138 @@ def write_model(name):
     save_torch(outputs | gradients, os.path.join(GOLDEN, name + "_outputs.safetensors"))
 
 
+# How chat models' templates differ: what is trimmed, whether there is a prompt to answer from,
+# where tokens of the start and the end stand. {% generation %} marks what transformers counts.
+CHATS = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+              "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>\n"
+              "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+              "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "headers": "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>\n\n"
+               "{% if m.role == 'assistant' %}{% generation %}{{ m['content'] | trim }}"
+               "{{ eos_token }}{% endgeneration %}{% else %}{{ m['content'] | trim }}"
+               "{{ eos_token }}{% endif %}{% endfor %}"
+               "{% if add_generation_prompt %}<|im_start|>assistant<|im_end|>\n\n{% endif %}",
+    "no_prompt": "{{ bos_token }}{% set held = namespace(system='') %}{% for m in messages %}"
+                 "{% if m.role == 'system' %}{% set held.system = m.content + '\n' %}"
+                 "{% elif m.role == 'user' %}[Q] {{ held.system }}{{ m.content }} [/Q]"
+                 "{% else %}{% generation %} {{ m.content }}{{ eos_token }}{% endgeneration %}"
+                 "{% endif %}{% endfor %}",
+}
+CHAT_FILE = os.path.join(ROOT, "scripts", "chat.jsonl")
+CHAT_STEPS, CHAT_BATCH, CHAT_LENGTH, CHAT_LR = 20, 4, 128, 3e-3
+CHAT_MODEL = ["--arch", "llama", "--num-layers", "2", "--hidden-size", "32",
+              "--num-attention-heads", "4", "--num-query-groups", "2", "--ffn-hidden-size", "64",
+              "--seq-length", str(CHAT_LENGTH), "--init-method-std", "0.1"]
+
+
+def chat_rows():
+    with open(CHAT_FILE) as file:
+        rows = [json.loads(line) for line in file]
+    return [row.get("messages") or [{"role": "user", "content": row["prompt"]},
+                                    {"role": "assistant", "content": row["completion"]}]
+            for row in rows]
+
+
+def write_chat_tokenizer(folder):
+    """One with special tokens of its own, of which transformers' class is the plain one."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    # else transformers finds no token where an answer begins with a space, and counts none
+    tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+    tokenizer.train_from_iterator(
+        [m["content"] for messages in chat_rows() for m in messages],
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=400, special_tokens=["<|begin|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False))
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>",
+                   "eos_token": "<|im_end|>", "clean_up_tokenization_spaces": False,
+                   "chat_template": CHATS["chatml"]}, file, indent=1)
+
+
+def write_templates(folder):
+    """What transformers makes of the conversations by each template: ids, and which count."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = {}
+    for name, template in CHATS.items():
+        made = [tokenizer.apply_chat_template(messages, chat_template=template, tokenize=True,
+                                              return_dict=True, return_assistant_tokens_mask=True)
+                for messages in chat_rows()]
+        found[name] = {"template": template, "ids": [row["input_ids"] for row in made],
+                       "counts": [row["assistant_masks"] for row in made]}
+    with open(os.path.join(folder, "templates.json"), "w") as file:
+        json.dump(found, file)
+
+
+def read_numbers(path, dtype):
+    with open(path, "rb") as file:
+        return numpy.frombuffer(file.read()[1024:], dtype)
+
+
+def windows_of(folder, split):
+    """The inputs of every window of a shard, and the targets that its mask leaves."""
+    path = os.path.join(folder, f"{split}_00000.bin")
+    tokens = torch.tensor(read_numbers(path, "<u2").astype(numpy.int64))
+    bits = numpy.unpackbits(read_numbers(path + ".mask", "u1"), bitorder="little")[:len(tokens)]
+    targets = torch.full_like(tokens, -100)
+    targets[:-1] = torch.where(torch.tensor(bits[1:]) == 1, tokens[1:], -100)
+    return tokens.view(-1, CHAT_LENGTH), targets.view(-1, CHAT_LENGTH)
+
+
+def mean_loss(model, inputs, targets):
+    """Over the targets that count."""
+    return torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+
+
+def write_chat():
+    """Fine-tuning on conversations: a start, its data as prepare_data makes them, and the losses of
+    PyTorch's steps on the same tokens and masks."""
+    folder = os.path.join(GOLDEN, "chat")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    write_chat_tokenizer(folder)
+    write_templates(folder)
+    subprocess.run([os.path.join(ROOT, "scripts", "prepare_data"), CHAT_FILE, "--output",
+                    os.path.join(folder, "data"), "--tokenizer",
+                    os.path.join(folder, "tokenizer.json"), "--seq-length", str(CHAT_LENGTH),
+                    "--valid-fraction", "0.2"], check=True, stdout=subprocess.DEVNULL)
+    data = os.path.join(folder, "data")
+    with tempfile.TemporaryDirectory() as saved:
+        subprocess.run([os.path.join(ROOT, "train_gpt"), *CHAT_MODEL, "--data",
+                        os.path.join(data, "train_*.bin"), "--train-iters", "0", "--save", saved,
+                        "--global-batch-size", str(CHAT_BATCH)], check=True,
+                       stdout=subprocess.DEVNULL)
+        for name in ("model.safetensors", "config.json", "tokenizer.bin"):
+            shutil.copyfile(os.path.join(saved, "latest", name), os.path.join(folder, name))
+    for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin", "manifest.json",
+                 ".lock"):
+        os.remove(os.path.join(data, name))
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                          attn_implementation="eager")
+    inputs, targets = windows_of(data, "train")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=CHAT_LR, betas=(0.9, 0.95), eps=1e-8,
+                                  weight_decay=0.0)
+    losses, counted = [], []
+    for step in range(CHAT_STEPS):
+        rows = [(step * CHAT_BATCH + row) % len(inputs) for row in range(CHAT_BATCH)]
+        loss = mean_loss(model, inputs[rows], targets[rows])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        counted.append(int((targets[rows] >= 0).sum()))
+    with torch.no_grad():
+        valid = mean_loss(model, *windows_of(data, "val")).item()
+    with open(os.path.join(folder, "losses.json"), "w") as file:
+        json.dump({"seq_length": CHAT_LENGTH, "global_batch_size": CHAT_BATCH, "lr": CHAT_LR,
+                   "losses": losses, "targets": counted, "valid_loss": valid}, file, indent=1)
+
+
 def write_versions():
     modules = (torch, transformers, numpy, ml_dtypes, safetensors)
     lines = ["# Golden values", "",
@@ -229,4 +364,5 @@ if __name__ == "__main__":
     write_muon()
     for model_name in MODELS:
         write_model(model_name)
+    write_chat()
     write_versions()

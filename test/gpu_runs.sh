@@ -59,6 +59,23 @@ if [[ -z ${LLM8_BIN:-} ]]; then
 fi
 DATA="--data d/x_train.bin --valid-data d/x_val.bin --log-interval 1"
 export LLM8_TEST_SMALL_FP8=1 # train/gpu/support.c: FP8 in models too small to gain from it
+number_in() { # kind, field, folder
+    grep "\"kind\":\"$1\"" "$3/metrics.jsonl" | grep -o "\"$2\":[0-9]*" | cut -d : -f 2
+}
+# Options that move 4 bytes a parameter of the optimizer's state, of which it has 8 at least, from
+# the device to host memory.
+offload() { # a run's folder, its ranks
+    local spare # FIT_OVERHEAD_BYTES
+    spare=$(sed -n 's/^#define FIT_OVERHEAD_BYTES .*(int64_t)\([0-9]*\) << 20)/\1/p' "$root/train/run.h")
+    awk -v plan="$(number_in run memory_bytes "$1" | tail -n 1)" -v ranks="${2:-1}" \
+        -v parameters="$(number_in run parameters "$1" | tail -n 1)" -v spare="$spare" 'BEGIN {
+            printf "--optimizer-cpu-offload --device-memory-gib %.9f",
+                (plan + spare * 2 ^ 20 - 4 * parameters / ranks) / 2 ^ 30
+        }'
+}
+is_offloaded() { # what a run has printed
+    grep '  host memory .*, the optimizer.s state among it' "$1"
+}
 losses() { # the step records of a run without their times
     grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'
 }

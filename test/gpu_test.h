@@ -98,12 +98,8 @@ struct InputBuffer : Buffer<StepInput> {
 };
 
 // An update by FP32 moments and BF16 gradients; the tests set its other fields.
-static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp_avg_sq,
-                                       Bf16 *gradients) {
+static inline AdamWUpdate plain_update(Bf16 *gradients) {
     AdamWUpdate u = {};
-    u.master = master;
-    u.exp_avg = exp_avg;
-    u.exp_avg_sq = exp_avg_sq;
     u.gradients = gradients;
     u.gradient_type = TYPE_BF16;
     u.beta1 = 0.9f;
@@ -112,16 +108,31 @@ static inline AdamWUpdate plain_update(float *master, float *exp_avg, float *exp
     return u; // moments: TYPE_F32
 }
 
+// Element i of an array, where there is one.
+static inline void *element_of(void *array, GpuType type, int64_t i) {
+    return array != NULL ? (char *)array + i * gpu_type_bytes(type) : NULL;
+}
+
+// Where an update's segment has its state, in arrays from `place` on.
+static inline void set_state(AdamWSegment &s, const AdamWUpdate &u, int64_t place, float *master,
+                             void *exp_avg, void *exp_avg_sq) {
+    s.master = (float *)element_of(master, TYPE_F32, place);
+    s.exp_avg = element_of(exp_avg, u.moment_type, place);
+    s.exp_avg_sq = element_of(exp_avg_sq, u.moment_type, place);
+}
+
 // Segments of an update of n parameters that begin at these elements; gradients, moments and BF16
 // weights lie as the parameters do. The weights of every other segment decay.
 struct SegmentBuffer : Buffer<AdamWSegment> {
-    SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, Bf16 *weights, int64_t n)
+    SegmentBuffer(AdamWUpdate &u, const std::vector<int64_t> &first, float *master, void *exp_avg,
+                  void *exp_avg_sq, Bf16 *weights, int64_t n)
         : Buffer<AdamWSegment>(first.size()) {
         std::vector<AdamWSegment> segments;
         u.segment_blocks = 0;
         for (size_t i = 0; i < first.size(); i++) {
             AdamWSegment s = {};
-            s.first = s.gradient = s.state = first[i];
+            s.first = s.gradient = first[i];
+            set_state(s, u, first[i], master, exp_avg, exp_avg_sq);
             s.n = (i + 1 < first.size() ? first[i + 1] : n) - first[i];
             s.bf16 = weights + first[i];
             s.weight_decay = i % 2 == 0 ? 0.1f : 0.0f;

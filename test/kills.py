@@ -3,7 +3,7 @@
 uninterrupted run does. Needs the programs alone: no compiler, no packages.
 
     kills.py [--kills 1000] [--jobs CORES] [--steps 40] [--seed N] [--bin FOLDER]
-             [--kinds cpu,cpu-fp8,rank,starter] [--plant order|damage]
+             [--kinds cpu,cpu-fp8,elsewhere,rank,starter] [--plant order|damage]
 
 --bin: where train_gpt and standin_trainer are; otherwise those of this tree. --plant: a fault that
 must be found: one resume with another order of the data, or one bit of a checkpoint flipped.
@@ -34,6 +34,7 @@ FP8 = "--fp8-format hybrid --fp8-amax-history-len 7"
 KINDS = {
     "cpu": f"{CPU} --save-interval 1 --keep 2",
     "cpu-fp8": f"{CPU} {FP8} --save-interval 3 --keep 1",
+    "elsewhere": f"{CPU} --save-interval 15 --keep 1",  # begins at another run's checkpoint
     "rank": f"{RANKS} --gpus 3 --save-interval 1 --keep 1",
     "starter": f"{RANKS} {FP8} --gpus 2 --save-interval 2 --keep 0",
 }
@@ -69,6 +70,11 @@ class Kind:
         self.name, self.command, self.folder = name, command, folder
         self.counts = dict.fromkeys(PLACES, 0)
         self.runs = 0
+        self.origin = None
+        if name == "elsewhere":
+            leg = self.start(folder / "origin", ["--train-iters", "5"])
+            leg.wait()
+            self.origin = leg.save.name + "/step_00000005"
         begin = time.monotonic()
         leg = self.start(folder / (name + ".whole"), [])
         while b"\nstep " not in leg.log.read_bytes() and leg.poll() is None:
@@ -82,9 +88,11 @@ class Kind:
 
     def start(self, save, options):
         log = save.with_name(save.name + ".log")
+        begun = self.origin is None or (save / "config.txt").exists()
         with open(log, "wb") as out:
             leg = subprocess.Popen(
-                [*self.command, *COMMON, "--save", save.name, "--resume", "latest", *options],
+                [*self.command, *COMMON, "--save", save.name, "--resume",
+                 "latest" if begun else self.origin, *options],
                 cwd=self.folder, stdout=out, stderr=out, start_new_session=True)
         leg.log, leg.save = log, save
         return leg

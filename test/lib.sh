@@ -158,6 +158,6 @@ same_checkpoint() {
 }
 
 progress_of() {
-    grep -E '"(step|samples|tokens|skipped|skipped_in_row|loss|valid_loss|best_valid_loss)"' \
+    grep -E '"(step|samples|tokens|skipped|skipped_in_row|loss|valid_loss|best_valid_loss)"|"window_' \
         "$1/meta.json"
 }

@@ -16,6 +16,7 @@ KINDS = {
     "eval": ("step valid_loss perplexity", "seconds", True),
     "choices": ("step questions accuracy accuracy_norm", "seconds", True),
     "save": ("step", "", False),
+    "ranks": ("step", "", False),
     "fp8": ("step", "", False),
     "profile": ("step", "", False),
     "end": ("step status", "", False),

@@ -17,7 +17,9 @@ def tokens_of(path):
     size = 2 * version
     count = (len(content) - 1024) // size
     assert count == low | high << 32, f"{path}: {count} tokens, the header says {low}"
-    assert not any(content[20:1024]), f"{path}: the rest of the header is not 0"
+    masked = os.path.exists(path + ".mask")
+    assert content[20:24] == bytes([masked, 0, 0, 0]), f"{path}: {content[20:24]} of its mask"
+    assert not any(content[24:1024]), f"{path}: the rest of the header is not 0"
     return list(struct.unpack_from(f"<{count}{'H' if size == 2 else 'I'}", content, 1024)), mark
 
 

@@ -3,6 +3,7 @@
 #include "fixture.h"
 
 #include <cjson/cJSON.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SAVED TINY "--save s --global-batch-size 8 "
@@ -38,7 +39,12 @@ TEST(state_comes_back) {
     CLOSED(checkpoint_close) Checkpoint c;
     fixture_open(&f, SAVED);
     Progress *p = &f.snapshot.progress;
-    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7};
+    *p = (Progress){0, 1ll << 52, (1ll << 53) - 1, 3, 2, 0.1 + 0.2, NAN, 5e-324, NAN, 2.5, 7, {0}};
+    p->window.count = SPIKE_WINDOW + 3;
+    for (int i = 0; i < SPIKE_WINDOW; i++) {
+        p->window.loss[i] = 0.1 * i;
+        p->window.norm[i] = 1e-300 / (i + 1);
+    }
     CHECK(fixture_save(&f, 123456789012));
     CHECK(checkpoint_open(&c, "s/step_123456789012", true));
     const Progress *q = &c.progress;
@@ -46,6 +52,7 @@ TEST(state_comes_back) {
     CHECK(q->skipped == p->skipped && q->skipped_in_row == p->skipped_in_row);
     CHECK(q->loss == p->loss && isnan(q->valid_loss) && q->best_valid_loss == p->best_valid_loss);
     CHECK(isnan(q->level) && q->best_level == p->best_level && q->proven == p->proven);
+    CHECK_BITS(&q->window, &p->window, sizeof(p->window));
     CHECK_EQUAL(c.data_windows, 77);
     CHECK_EQUAL(c.layout_size, f.layout.size);
     CHECK_EQUAL(c.ranks, 1);
@@ -54,6 +61,29 @@ TEST(state_comes_back) {
     for (int parts = 1; parts < 20; parts++) { check_state(&c, &f, parts); }
     float other;
     CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other));
+}
+
+// A bit that changed between the training and the copy that is written, whose checksum is right.
+TEST(what_was_not_trained_is_not_saved) {
+    static const char *const kinds[] = {"'master'", "'exp_avg'", "'exp_avg_sq'"};
+    for (int kind = 0; kind < 3; kind++) {
+        CLOSED(fixture_close) Fixture f;
+        Checkpoint c;
+        fixture_open(&f, SAVED);
+        CHECK(fixture_save(&f, 1));
+        f.snapshot.progress.step = 2;
+        uint32_t *bits = (uint32_t *)(f.state + kind * f.layout.size + 77);
+        *bits ^= 1;
+        CHECK(!checkpoint_save(&f.snapshot));
+        CHECK_CONTAINS(error_text(), kinds[kind]);
+        CHECK_CONTAINS(error_text(), "is not what was trained");
+        CHECK(!path_exists("s/step_00000002") && checkpoint_linked("s", "latest") == 1);
+        *bits ^= 1;
+        CHECK(checkpoint_save(&f.snapshot));
+        CHECK(checkpoint_open(&c, "s/latest", true));
+        checkpoint_close(&c);
+        folder_remove("s");
+    }
 }
 
 // As a GPU run saves: BF16 weights for others, FP32 master, BF16 moments.
@@ -336,13 +366,100 @@ TEST(going_back_sets_newer_ones_aside) {
     CHECK(is_step("s/step_00000004.aside-1", 4) && is_step("s/step_00000004.aside-2", 4));
     CHECK(is_step("s/step_00000003.aside-1", 3) && is_step("s/step_00000002.aside-1", 2));
     // which of two of one step is the run's?
-    CHECK_REFUSED(go_back("s/step_00000002.aside-1"),
-                  "--resume s/step_00000002.aside-1: not s/step_00000002, the checkpoint of its "
-                  "step; resume that one, or give another --save");
+    CHECK_REFUSED(go_back("s/step_00000004.aside-1"),
+                  "--resume s/step_00000004.aside-1: not under the name of its step; rename it to "
+                  "step_00000004, or give another --save");
+    CHECK(rename("s/step_00000001", "s/copy") == 0 &&
+          rename("s/step_00000002.aside-1", "s/step_00000001") == 0);
+    CHECK_REFUSED(go_back("s/copy"),
+                  "--resume s/copy: not s/step_00000001, the checkpoint of its step; resume that "
+                  "one, or give another --save");
+    CHECK(rename("s/step_00000001", "s/step_00000002.aside-1") == 0 &&
+          rename("s/copy", "s/step_00000001") == 0);
     CHECK_TEXT(shown(), "1 latest 1, best -1");
     CHECK(rename("s/step_00000002.aside-1", "s/step_00000002") == 0);
     CHECK(go_back("s/step_00000002"));
     CHECK_TEXT(shown(), "1 2 latest 2, best 2");
+}
+
+// A link may name the step in any way.
+TEST(links_name_steps_in_any_way) {
+    char here[PATH_LENGTH];
+    folder_remove("s");
+    save_steps(SAVED "--keep 0", 1, 3, 0);
+    CHECK(getcwd(here, sizeof(here)) != NULL);
+    const char *const ways[] = {"step_00000002", "./step_00000002", "step_00000002//",
+                                "../s/step_00000002", text_of("%s/s/step_00000002", here)};
+    EACH (way, ways) {
+        CLOSED(checkpoint_close) Checkpoint c;
+        Options o = options_of(SAVED "--resume latest");
+        CHECK(unlink("s/latest") == 0 && symlink(*way, "s/latest") == 0);
+        CHECK_EQUAL(checkpoint_linked("s", "latest"), 2);
+        CHECK(checkpoint_resume(&c, &o) && c.progress.step == 2);
+    }
+    CHECK(go_back("s/latest") && checkpoint_linked("s", "latest") == 2);
+    CHECK(path_exists("s/step_00000003.aside-1") && !path_exists("s/step_00000003"));
+    CHECK(unlink("s/latest") == 0 && symlink("./step_00000009", "s/latest") == 0);
+    CHECK_EQUAL(checkpoint_linked("s", "latest"), 9); // that it is there is another question
+}
+
+static FolderId latest_of(const char *save) {
+    struct stat info;
+    return lstat(text_of("%s/latest", save), &info) == 0 ? (FolderId){info.st_dev, info.st_ino}
+                                                         : (FolderId){0, 0};
+}
+
+// The step that --resume latest begins at in the folder t; 0: none yet; -1: it is refused.
+static int64_t begins(void) {
+    CLOSED(checkpoint_close) Checkpoint c;
+    Options o = options_of(TINY "--save t --resume latest"), model;
+    bool ok = checkpoint_model(&o, &model);
+    int64_t first = ok && o.start != NULL ? o.start->progress.step : 0;
+    if (!checkpoint_resume(&c, &o)) { return -1; }
+    CHECK(!ok || first == c.progress.step);
+    return c.path[0] != '\0' ? c.progress.step : 0;
+}
+
+// Until its first save, a run in a folder of its own begins anew where it began.
+TEST(a_run_begins_again_where_it_began) {
+    CLOSED(checkpoint_close) Checkpoint c;
+    CLOSED(fixture_close) Fixture f;
+    Options o = options_of(TINY "--save t --resume latest");
+    folder_remove("s");
+    folder_remove("t");
+    save_steps(SAVED "--keep 0", 1, 3, 0);
+    CHECK(folder_make("t") && begins() == 0);
+    CHECK(checkpoint_open(&c, "s/step_00000002", true) && checkpoint_go_back(&o, &c));
+    CHECK(begins() == 2);
+    FolderId link = latest_of("t"), same;
+    CHECK(checkpoint_go_back(&o, &c)); // nothing moves: scripts/restart.sh counts on that
+    same = latest_of("t");
+    CHECK(same.inode == link.inode && begins() == 2);
+    // a file in its place
+    const char *target = text_of("%s/s/step_00000002\n", getcwd((char[PATH_LENGTH]){0}, 900));
+    CHECK(unlink("t/latest") == 0);
+    text_write("t/latest", target);
+    CHECK(begins() == 2);
+    // where it is lost or damaged, nothing else takes its place
+    CHECK(rename("s/step_00000002", "s/lost") == 0 && begins() == -1);
+    CHECK_CONTAINS(error_text(),
+                   "--resume latest: nothing is saved yet, and where the run began: ");
+    CHECK_CONTAINS(error_text(), "/s/step_00000002: no such folder");
+    CHECK(rename("s/lost", "s/step_00000002") == 0 && begins() == 2);
+    CHECK(rename("s/step_00000002/config.json", "s/config.json") == 0 && begins() == -1);
+    CHECK_CONTAINS(error_text(), "/s/step_00000002/config.json: No such file");
+    CHECK(rename("s/config.json", "s/step_00000002/config.json") == 0);
+    // another run that has saved nothing begins there
+    CHECK(checkpoint_go_back(&o, &(Checkpoint){0}) && begins() == 0 && !path_exists("t/latest"));
+    CHECK(checkpoint_go_back(&o, &c) && begins() == 2);
+    fixture_open(&f, TINY "--save t");
+    CHECK(fixture_save(&f, 5) && begins() == 5);
+    CHECK(checkpoint_linked("t", "latest") == 5);
+    // then it begins nowhere else, though a link leads there
+    CHECK(unlink("t/latest") == 0 && symlink("../s/step_00000002", "t/latest") == 0);
+    CHECK(begins() == 5);
+    CHECK_REFUSED(checkpoint_go_back(&o, &c), "--resume s/step_00000002: not t/step_00000002, ");
+    folder_remove("t");
 }
 
 // As on a file system without symbolic links.
@@ -360,7 +477,7 @@ TEST(links_may_be_files) {
         for (int j = 0; j < 4; j++) {
             o = options_of(words[i]);
             text_write("s/latest", others[j]);
-            CHECK_EQUAL(checkpoint_linked("s", "latest"), -1);
+            CHECK_EQUAL(checkpoint_linked("s", "latest"), j < 3 ? LINK_NONE : LINK_OUTSIDE);
             CHECK(!checkpoint_model(&o, &model));
         }
     }
@@ -427,6 +544,7 @@ TEST(saving_goes_on_in_a_thread) {
     Saver saver = {0};
     folder_remove("s");
     fixture_open(&f, SAVED "--keep 2");
+    fixture_hash(&f);
     CHECK(saver_wait(&saver)); // nothing to wait for
     CHECK(folder_make("s"));
     for (int step = 1; step <= 5; step++) {

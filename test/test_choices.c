@@ -42,7 +42,7 @@ TEST(what_was_written_is_read) {
     }
 }
 
-static void refuse(const char *expected) {
+static void refuses(const char *expected) {
     ChoiceSet set;
     CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB), "bad.bin: ");
     CHECK_REFUSED(choices_open(&set, "bad.bin", VOCAB), expected);
@@ -70,12 +70,12 @@ TEST(hostile_sets_are_refused) {
         Blob bad = blob_read("t.bin");
         memcpy(bad.bytes + 4 * header->index, &header->value, 4);
         blob_write("bad.bin", bad.bytes, bad.size);
-        refuse(header->expected);
+        refuses(header->expected);
         free(bad.bytes);
     }
     for (size_t bytes = 0; bytes < b.size; bytes += 3) {
         blob_write("bad.bin", b.bytes, bytes);
-        refuse(bytes < SHARD_HEADER_BYTES ? "too short for a multiple-choice set" : "");
+        refuses(bytes < SHARD_HEADER_BYTES ? "too short for a multiple-choice set" : "");
     }
     free(b.bytes);
     static const struct {
@@ -94,10 +94,10 @@ TEST(hostile_sets_are_refused) {
         fill(&f, i % 2 == 0 ? 2 : 4);
         f.numbers[numbers[i / 2].index] = numbers[i / 2].value;
         choice_file_write(&f, "bad.bin");
-        refuse("question 0 of 3 is damaged or has a token outside the vocabulary of 50 (--vocab");
+        refuses("question 0 of 3 is damaged or has a token outside the vocabulary of 50 (--vocab");
     }
     remove("bad.bin");
-    refuse("No such file");
+    refuses("No such file");
 }
 
 TEST(globs_open_all) {

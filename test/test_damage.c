@@ -126,6 +126,11 @@ TEST(meta_files_that_lie_are_refused) {
         {"\"skipped\":\t1", "\"skipped\":\t2", "a number is missing or out of range"},
         {"\"skipped_in_row\":\t0", "\"skipped_in_row\":\t2", "a number is missing or out"},
         {"\"step\":\t1", "\"step\":\t1.5", "a number is missing or out of range"},
+        {"\"window_count\":\t0", "\"window_count\":\t1", "the window of losses and norms is wrong"},
+        {"\"window_count\":\t0", "\"window_count\":\t-1",
+         "the window of losses and norms is wrong"},
+        {"\"window_loss\":\t[]", "\"window_loss\":\t[1]", "the window of losses and norms"},
+        {"\"window_norm\":\t[]", "\"window_norm\":\t[1]", "the window of losses and norms"},
         {"\"ranks\":\t1", "\"ranks\":\t2", "its list of files lacks optimizer-0-of-2.safetensors"},
         {"\"layout_size\":\t", "\"layout_size\":\t1", "do not hold element "},
         {"\"options\":\t{", "\"opinions\":\t{", "meta.json: no options"},
@@ -159,6 +164,23 @@ TEST(meta_files_that_lie_are_refused) {
     edit_meta(meta, "\"model.safetensors\"", "\"other.safetensors\"");
     CHECK_REFUSED(checkpoint_open(&(Checkpoint){0}, "s/step_00000001", true),
                   "meta.json: its list of files lacks model.safetensors");
+    free(meta.bytes);
+}
+
+// What another version has written is whole: nothing older takes its place.
+TEST(another_version_is_no_damage) {
+    save_steps(2);
+    Blob meta = blob_read("s/step_00000002/meta.json");
+    edit_meta(meta, "\"version\":\t2", "\"version\":\t3"); // as that of step 1
+    CHECK(rename("s/step_00000001/meta.json", "s/step_00000002/meta.json") == 0);
+    CHECK_EQUAL(resumed(SAVED), -1);
+    CHECK_CONTAINS(error_text(), "--resume latest: s/step_00000002/meta.json: checkpoint version "
+                                 "3; this program reads 2; an earlier one is taken only where");
+    CHECK_TEXT(text_read("warnings"), "");
+    Options o = options_of(TINY), model;
+    strcpy(o.save, "s");
+    strcpy(o.resume, "latest");
+    CHECK_REFUSED(checkpoint_model(&o, &model), "checkpoint version 3; this program reads 2");
     free(meta.bytes);
 }
 

@@ -1,10 +1,11 @@
 // Shards, windows, the order of samples, tokenizer.bin.
 #include "../base/rng.h"
-#include "../train/run.h"
+#include "../train/run_data.h"
 #include "fixture.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 // A shard of `count` tokens; token i is first + i.
 static void write_shard(const char *path, int token_bytes, int64_t first, int64_t count) {
@@ -288,6 +289,176 @@ TEST(shuffle_is_a_permutation) {
         qsort(at, SAMPLED, sizeof(at[0]), compare_u64);
         for (int j = 1; j < SAMPLED; j++) { CHECK(at[j] != at[j - 1]); }
         CHECK_CLOSE((double)above / SAMPLED, 0.5, 0.02); // four standard deviations and more
+    }
+}
+
+// ---- masks --------------------------------------------------------------------------------------
+
+// Whether token i of a stream counts: rarely, and in runs.
+static bool counts(int64_t i) {
+    return i / 12 % 3 == 1 && i % 5 != 0;
+}
+
+// The mask of a shard whose first token is token `first` of the stream.
+static void write_mask(const char *shard, int64_t first, int window) {
+    int32_t header[SHARD_HEADER_BYTES / 4] = {0};
+    uint16_t numbers[100] = {0};
+    CLOSED(token_file_close) TokenFile s;
+    FileWriter w;
+    or_die(shard_open(&s, shard));
+    Blob b = blob_read(shard);
+    size_t bytes = (size_t)(s.count + MASK_BITS - 1) / MASK_BITS * sizeof(uint16_t);
+    for (int64_t i = 0; i < s.count; i++) {
+        numbers[i / MASK_BITS] |= (uint16_t)(counts(first + i) << i % MASK_BITS);
+    }
+    shard_header(header, 2, s.count);
+    header[0] = MASK_MAGIC;
+    header[MASK_SHARD] = (int32_t)crc32_z(0, b.bytes, b.size);
+    header[MASK_SUM] = (int32_t)crc32_z(0, (const Bytef *)numbers, bytes);
+    header[MASK_WINDOW] = window;
+    free(b.bytes);
+    or_die(writer_open(&w, text_of("%s.mask", shard)));
+    writer_write(&w, header, sizeof(header));
+    writer_write(&w, numbers, bytes);
+    or_die(writer_close(&w));
+}
+
+// open_stream's, with a mask beside some shards.
+static Dataset open_masked(int seq_length) {
+    int64_t first = 0;
+    for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
+    Dataset data = open_stream(1);
+    for (int i = 0; i < data.num_shards; first += data.shards[i++].count) {
+        if (i % 4 != 3) { write_mask(data.shards[i].path, first, 0); }
+    }
+    dataset_close(&data);
+    or_die(dataset_open(&data, "stream_*.bin", seq_length, 1000));
+    return data;
+}
+
+// Targets of two epochs in batches that differ from what the masks say, or from the counts of
+// loader_targets; and tokens that count and are no target. planted: another mask is meant.
+static int64_t masked_wrongly(const Dataset *data, int B, int planted) {
+    int T = data->seq_length;
+    int64_t wrong = 0, targets_seen = 0, samples = 2 * data->windows;
+    Loader loader = {data, 3, true};
+    FREED int *inputs = malloc_or_die((size_t)(B * T) * sizeof(int));
+    FREED int *targets = malloc_or_die((size_t)(B * T) * sizeof(int));
+    for (int64_t sample = 0; sample < samples; sample += B) {
+        int64_t n = 0;
+        or_die(loader_batch(&loader, sample, B, samples, inputs, targets));
+        for (int i = 0; i < B * T && sample + i / T < samples; i++) {
+            int64_t at = loader_window(&loader, sample + i / T) * T + i % T, next = at + 1;
+            bool masked = (next >= 46 && next < 48) || next >= 143; // shards 3 and 7 have none
+            bool target = next < data->tokens && (masked || counts(next + planted));
+            wrong += inputs[i] != at || targets[i] != (target ? next : -1);
+            n += target;
+        }
+        wrong += n != loader_targets(&loader, sample, min64(B, samples - sample));
+        targets_seen += n;
+    }
+    return wrong + (targets_seen != 2 * data->targets);
+}
+
+TEST(masks_say_which_targets_count) {
+    for (int T = 1; T <= 75; T += 1 + T / 8) {
+        CLOSED(dataset_close) Dataset data = open_masked(T);
+        int64_t windows = 0;
+        for (int64_t w = 0; w < 150 / T; w++) { // those without a target are left out
+            bool any = false;
+            for (int64_t i = w * T + 1; i <= (w + 1) * T && i < 150; i++) {
+                any = any || (i >= 46 && i < 48) || i >= 143 || counts(i);
+            }
+            windows += any;
+        }
+        CHECK_EQUAL(data.windows, windows);
+        for (int B = 1; B <= 4; B++) { CHECK_EQUAL(masked_wrongly(&data, B, 0), 0); }
+        CHECK(masked_wrongly(&data, 2, 1) > 0);
+    }
+}
+
+// A step's targets are the same however it is split.
+TEST(a_step_s_targets_do_not_depend_on_its_split) {
+    CLOSED(dataset_close) Dataset data = open_masked(4);
+    Run run = {.train = {&data, 42, true}, .valid = {&data, 0, false}, .ranks = 1};
+    run.options.global_batch_size = 12;
+    for (run.progress.samples = 0; run.progress.samples < 100; run.progress.samples += 12) {
+        int64_t parts = 0;
+        for (int i = 0; i < 12; i += 3) {
+            parts += loader_targets(&run.train, run.progress.samples + 12 + i, 3);
+        }
+        CHECK_EQUAL(run_step_targets(&run, 1), parts);
+        CHECK(parts >= 12 && parts < 48); // at least one a window
+    }
+}
+
+// Changes a byte of a mask, or its length, and puts it back.
+static void refuse_mask(int64_t at, size_t bytes, const char *expected) {
+    const char *path = "stream_2.bin.mask";
+    Blob b = blob_read(path);
+    b.bytes = realloc_or_die(b.bytes, b.size + 2);
+    if (at >= 0) { b.bytes[at] ^= 1; }
+    blob_write(path, b.bytes, bytes);
+    refuse_dataset("stream_*.bin", 4, 1000, expected);
+    if (at >= 0) { b.bytes[at] ^= 1; }
+    blob_write(path, b.bytes, b.size);
+    free(b.bytes);
+}
+
+TEST(masks_that_do_not_fit_are_refused) {
+    enum { WHOLE = SHARD_HEADER_BYTES + 6 }; // of 40 tokens
+    Dataset data = open_masked(4);
+    dataset_close(&data);
+    refuse_mask(0, WHOLE, "stream_2.bin.mask: magic number 20261125, not a mask of a token shard");
+    refuse_mask(4, WHOLE, "version 0");
+    refuse_mask(5, WHOLE, "version 257");
+    refuse_mask(8, WHOLE, "stream_2.bin.mask: the mask of another shard");
+    refuse_mask(13, WHOLE, "the mask of another shard");
+    refuse_mask(4 * MASK_SHARD + 3, WHOLE, "the mask of another shard");
+    refuse_mask(4 * MASK_SUM, WHOLE, "not what its checksum says");
+    refuse_mask(WHOLE - 6, WHOLE, "not what its checksum says");
+    refuse_mask(-1, WHOLE - 1, "1029 bytes, not the 1030 of a mask of 40 tokens");
+    refuse_mask(-1, WHOLE + 2, "1032 bytes, not the 1030");
+    refuse_mask(-1, 100, "too short for a mask of a token shard");
+    write_shard("stream_2.bin", 2, 7, 40);
+    refuse_dataset("stream_*.bin", 4, 1000, "the mask of another shard");
+    for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
+    write_shard("none.bin", 2, 0, 12);
+    write_mask("none.bin", 36, 0); // 36 to 47: none of them counts
+    refuse_dataset("none.bin", 4, 1000, "by the masks beside them none of 12 tokens counts");
+}
+
+TEST(a_mask_changes_what_a_run_has_read) {
+    CLOSED(dataset_close) Dataset masked = open_masked(4);
+    for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
+    CLOSED(dataset_close) Dataset plain = open_stream(4);
+    CHECK(dataset_match(&masked, masked.identity, "this run"));
+    CHECK_REFUSED(dataset_match(&plain, masked.identity, "this run"), "stream_0.bin: not the");
+    write_mask("stream_0.bin", 12, 0);
+    CLOSED(dataset_close) Dataset other;
+    or_die(dataset_open(&other, "stream_*.bin", 4, 1000));
+    CHECK_REFUSED(dataset_match(&other, masked.identity, "this run"), "stream_0.bin: not the");
+    CHECK_REFUSED(dataset_match(&other, plain.identity, "this run"), "stream_0.bin: not the");
+}
+
+// Documents that were packed into windows of 8 are cut by other windows, and by what lies before.
+TEST(windows_that_cut_documents_are_known) {
+    static const int lengths[] = {8, 16, 4, 12, 7}, cut[] = {0, 0, 8, 8, 8};
+    write_shard("packed_0.bin", 2, 0, 32);
+    write_mask("packed_0.bin", 0, 8);
+    for (int i = 0; i < COUNT(lengths); i++) {
+        CLOSED(dataset_close) Dataset data;
+        or_die(dataset_open(&data, "packed_0.bin", lengths[i], 1000));
+        CHECK_EQUAL(data.cuts, cut[i]);
+    }
+    write_shard("packed_1.bin", 2, 0, 32);
+    write_mask("packed_1.bin", 0, 8);
+    for (int before = 31; before <= 32; before++) {
+        write_shard("packed_0.bin", 2, 0, before);
+        remove("packed_0.bin.mask");
+        CLOSED(dataset_close) Dataset data;
+        or_die(dataset_open(&data, "packed_?.bin", 8, 1000));
+        CHECK_EQUAL(data.cuts, before == 31 ? 8 : 0);
     }
 }
 

@@ -153,7 +153,7 @@ ends_saved() {
     step=$(newest_step s)
     [[ $step -gt 0 ]] || fail "nothing is saved: $(tail -n 3 log)"
     has log "stopped after step $step: " || fail "$(tail -n 3 log)"
-    has log "; saved; resume with --resume latest" || fail "$(tail -n 3 log)"
+    has log ' --config s/config.txt --resume latest' || fail "$(tail -n 3 log)"
 }
 
 # Token 2000 is first read by step 32, or by step 8 of two ranks that accumulate, and is not in the

@@ -92,22 +92,30 @@ prepare_run() {
             --train-iters 1000 --micro-batch-size 2 --bf16 --fp8-format hybrid --save run/mine
 }
 
-# An imported model, with a tokenizer.json of its own.
+# An imported model, with a tokenizer.json and a chat template of its own.
 prepare_start() {
     mkdir -p work/theirs && "$python" - <<'END' || return 1
+import json
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 t = tokenizers.Tokenizer(models.BPE())
 t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 with open("mine.txt") as file:
     lines = file.read().splitlines()
+with open("scripts/chat.jsonl") as file:
+    lines += file.read().splitlines()
 t.train_from_iterator(lines, trainers.BpeTrainer(
-    vocab_size=300, special_tokens=["<|endoftext|>"],
+    vocab_size=500, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
 t.save("work/theirs/tokenizer.json")
+with open("work/theirs/tokenizer_config.json", "w") as file:
+    json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}, file)
+with open("work/theirs/chat_template.jinja", "w") as file:
+    file.write("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+               "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 END
     ./tokenize --output-prefix data/theirs mine.txt &&
-        ./train_gpt --model llama-tiny --vocab-size 300 --data data/theirs_train.bin --train-iters 2 \
+        ./train_gpt --model llama-tiny --vocab-size 500 --seq-length 256 --data data/theirs_train.bin --train-iters 2 \
             --micro-batch-size 2 --save run/theirs &&
         cp run/theirs/latest/{model.safetensors,config.json} work/theirs &&
         scripts/convert_hf import work/theirs --output start

@@ -2,7 +2,7 @@
 // disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
 // save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
 #include "../kernels/cpu.h"
-#include "../train/run.h"
+#include "../train/metrics.h"
 #include "fixture.h"
 
 #include <dirent.h>
@@ -66,6 +66,8 @@ WRAP(struct dirent *, readdir, NULL, false, (DIR * folder), (folder))
 WRAP(FILE *, fopen, NULL, true, (const char *path, const char *mode), (path, mode))
 WRAP(int, fflush, EOF, true, (FILE * file), (file))
 WRAP(int, fclose, EOF, false, (FILE * file), (file))
+
+WRAP(ssize_t, readlink, -1, false, (const char *path, char *out, size_t n), (path, out, n))
 
 static bool no_links;     // as FAT and some network disks have none
 static const char *image; // a folder of a container's image: overlayfs does not rename it
@@ -359,6 +361,138 @@ TEST(unreadable_folders_are_no_empty_ones) {
     fixture_close(&fixture);
 }
 
+// What the system refuses is no damage: no older checkpoint takes the place of one that is whole.
+TEST(an_unreadable_checkpoint_is_not_passed_over) {
+    bool fired = true;
+    int refused = 0;
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 0 --fp8-format hybrid "
+                                "--fp8-amax-history-len 4");
+    folder_remove("s");
+    CHECK(save_step(&fixture, 1) && save_step(&fixture, 2));
+    for (int n = 1; fired; n++) {
+        static Options o, model;
+        CLOSED(checkpoint_close) Checkpoint c = {0};
+        o = fixture.options;
+        arm(FAIL_ONCE, n);
+        bool models = checkpoint_model(&o, &model);
+        bool ok = models && checkpoint_resume(&c, &o);
+        fired = fault.name != NULL;
+        arm(FAIL_ONCE, 0);
+        CHECK(ok ? c.progress.step == 2 : fired);
+        CHECK(!models || o.start->progress.step == 2);
+        if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
+        refused += !ok;
+    }
+    CHECK(refused > 30);
+    fixture_close(&fixture);
+}
+
+// Nor is the best one deleted because it cannot be told.
+TEST(the_best_is_kept_through_failing_calls) {
+    bool fired = true;
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
+    for (int n = 1; fired; n++) {
+        folder_remove("s");
+        for (int step = 1; step <= 3; step++) {
+            fixture.snapshot.progress.valid_loss = step == 1 ? 1 : 2;
+            CHECK(fixture_save(&fixture, step));
+        }
+        arm(FAIL_ONCE, n);
+        fixture_save(&fixture, 4);
+        fired = fault.name != NULL;
+        arm(FAIL_ONCE, 0);
+        if (!path_exists("s/step_00000001")) {
+            test_fail(__FILE__, __LINE__, "call %d, %s: the best is gone", n, fault.name);
+        }
+        CHECK(fixture_save(&fixture, 5) && checkpoint_linked("s", "best") == 1);
+    }
+    fixture_close(&fixture);
+}
+
+static void end_process(void) {
+    _exit(0);
+}
+
+// Does this in another process, which is killed at call n; whether there are fewer calls.
+static bool killed_at(int n, bool (*work)(int64_t), int64_t step) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        arm(FAIL_ONCE, n);
+        fault.meanwhile = end_process;
+        work(step);
+        _exit(1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status) == 1;
+}
+
+static bool save_to(int64_t step) {
+    return save_step(&fixture, step);
+}
+
+// A planted fault: the name comes before what says that it is no step left behind.
+static bool save_unprepared(int64_t step) {
+    fixture.options.save[0] = 'u';
+    bool ok = save_step(&fixture, step);
+    fixture.options.save[0] = 's';
+    char path[PATH_LENGTH];
+    checkpoint_path(path, "s", step);
+    return ok && rename("u/step_00000003", path) == 0 && link_replace("s/latest", path_name(path));
+}
+
+// What a save that is killed has left once it had its name is resumed, whatever had moved; what a
+// run had left behind that went back is not, wherever that is killed.
+static int lost_by_kills(bool (*save)(int64_t)) {
+    int lost = 0;
+    bool ended = false;
+    for (int n = 1; !ended && lost == 0; n++) {
+        folder_remove("s");
+        folder_remove("u");
+        for (int step = 1; step <= 2; step++) { CHECK(save_step(&fixture, step)); }
+        ended = killed_at(n, save, 3);
+        bool named = path_exists("s/step_00000003");
+        CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/latest.new"));
+        int64_t step = resumed_step();
+        CHECK(step == 3 || step == 2);
+        lost += named && step != 3;
+        CHECK(go_back(step) && checkpoint_linked("s", "latest") == step &&
+              checkpoint_linked("s", "best") == step);
+    }
+    return lost;
+}
+
+TEST(a_killed_save_counts_once_it_has_its_name) {
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 0");
+    CHECK_EQUAL(lost_by_kills(save_to), 0);
+    CHECK(lost_by_kills(save_unprepared) > 0);
+    no_links = true;
+    CHECK_EQUAL(lost_by_kills(save_to), 0);
+    no_links = false;
+    fixture_close(&fixture);
+}
+
+TEST(a_killed_run_has_gone_back_or_not) {
+    bool ended = false;
+    int seen[5] = {0};
+    fixture_open(&fixture, TINY "--save s --resume latest --keep 0");
+    for (int n = 1; !ended; n++) {
+        folder_remove("s");
+        for (int step = 1; step <= 4; step++) { CHECK(save_step(&fixture, step)); }
+        ended = killed_at(n, go_back, 2);
+        CHECK(checkpoint_claim(&fixture.options));
+        int64_t step = resumed_step();
+        CHECK(step == 2 || step == 4);
+        seen[step]++;
+        CHECK(go_back(step) && path_exists("s/step_00000003") == (step == 4));
+        CHECK(holds_3() && (holds("s/step_00000004", 4) || holds("s/step_00000004.aside-1", 4)));
+        CHECK(save_step(&fixture, 5) && resumed_step() == 5);
+    }
+    CHECK(seen[2] > 3 && seen[4] > 3);
+    fixture_close(&fixture);
+}
+
 // A disk that cannot be read is an error, whatever is being read; and never a signal.
 TEST(unreadable_checkpoints_are_errors) {
     static float weights[1 << 15];
@@ -469,8 +603,10 @@ TEST(folders_without_fsync_are_saved_to) {
     fixture_close(&fixture);
 }
 
-static void record(Metrics *m, const char *kind) {
-    metrics_end(m, metrics_begin(kind));
+static void record(Metrics *m, int step) {
+    MetricsRecord *r = metrics_begin("save");
+    metrics_number(r, "step", step);
+    metrics_end(m, r);
 }
 
 // Metrics miss the records of the time in which they cannot be written or opened, and no others.
@@ -482,16 +618,16 @@ TEST(metrics_come_back) {
         unlink("m");
         CHECK(metrics_open(&m, "m"));
         arm(FAIL_FROM_THERE, n);
-        record(&m, "a");
-        record(&m, "b");
+        record(&m, 1);
+        record(&m, 2);
         metrics_sync(&m);
         fired = fault.name != NULL;
         arm(FAIL_ONCE, 0);
-        record(&m, "c");
+        record(&m, 3);
         const char *text = text_read("m");
-        missing += strstr(text, "\"b\"") == NULL;
-        CHECK_CONTAINS(text, "{\"kind\":\"c\"}\n");
-        CHECK(strlen(text) % 13 == 0); // whole lines
+        missing += strstr(text, ":2}") == NULL;
+        CHECK_CONTAINS(text, "{\"kind\":\"save\",\"step\":3}\n");
+        CHECK(strlen(text) % 25 == 0); // whole lines
     }
     CHECK(missing > 1);
 }

@@ -232,7 +232,7 @@ test_a_damaged_tokenizer_is_passed_over() {
     expect_status 0 train_gpt "${data[@]}" --train-iters 8 --save r --resume latest || return
     poke r/step_00000008/tokenizer.bin 1154 '\1\102'
     expect_said 0 'resuming from r/step_00000004' train_gpt --save r --resume latest --sample-only \
-        --sample-prompt AB
+        --sample-prompt AB --no-quiet
     grep -q 'r/step_00000008/tokenizer.bin: damaged' log || fail "$(tail -n 2 log)"
     grep -qa '^AB' log || fail "no text: $(tail -n 1 log)"
     expect_said 1 'error: --resume r/step_00000008/tokenizer.bin: damaged' train_gpt \

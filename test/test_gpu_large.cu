@@ -74,10 +74,11 @@ static bool make_step(Step *s, const char *model, const char *more, int steps) {
     if (!has_room(&options)) { return false; }
     open_trainer(&t, &options);
     train(&t, steps - 1);
-    s->before = samples(&t, t.params.adamw.master, TYPE_F32);
+    s->before = samples(&t, t.params.optimizer.arrays[STATE_MASTER].device, TYPE_F32);
     train(&t, 1);
-    s->gradients = samples(&t, t.params.adamw.gradients, t.params.adamw.gradient_type);
-    s->after = samples(&t, t.params.adamw.master, TYPE_F32);
+    s->gradients = samples(&t, t.params.optimizer.adamw.gradients,
+                           t.params.optimizer.adamw.gradient_type);
+    s->after = samples(&t, t.params.optimizer.arrays[STATE_MASTER].device, TYPE_F32);
     s->loss = t.run.progress.loss;
     s->gradient_scale = t.pending[(steps - 1) % RESULTS].state.gradient_scale;
     printf("  measured: %lld parameters, micro-batches of %d tokens: loss %.6f\n",

@@ -1,5 +1,6 @@
 // Products through cuBLASLt, attention through cuDNN and by the plain kernels, and the optimizer,
 // against cpu.c and FP64.
+#include "../base/rng.h"
 #include "../kernels/attention.h"
 #include "../kernels/cpu.h"
 #include "../kernels/gemm.h"
@@ -177,28 +178,100 @@ TEST(norm_and_decision) {
     Buffer<double> scratch(3);
     parts.put(pieces);
     Buffer<StepInput> input(1);
-    StepState start = {.loss = 50.0, .updates = 4, .unmeasured = 3};
-    StepInput stops = {.stop = 1.0};
-    input.put(&stops);
+    Buffer<double> loss_sum(1);
+    const double sum = 50.0;
+    loss_sum.put(&sum);
+    StepState start = {.updates = 4, .unmeasured = 3};
     wide.put(g.host.data());
-    for (int pass = 0; pass < 3; pass++) {
+    for (int pass = 0; pass < 4; pass++) { // 2: 50 / 0 is infinite; 3: a quarter counts
+        const double tokens = 10.0, targets[] = {tokens, tokens, 0.0, tokens / 4};
+        double factor = pass == 3 ? 4.0 : 1.0;
+        StepInput stops = {.stop = 1.0, .targets = targets[pass]};
+        input.put(&stops);
         state.put(&start);
         bool bf16 = pass == 1;
-        gpu_sum_of_squares(state.data, input.data, scratch.data,
+        gpu_sum_of_squares(state.data, input.data, loss_sum.data, scratch.data,
                            bf16 ? (void *)g.device.data : wide.data, bf16 ? TYPE_BF16 : TYPE_F32,
                            parts.data, 3, gpu.stream);
-        gpu_decide_step(state.data, pass == 2 ? 0.0 : 10.0, 1.0f, gpu.stream); // 50 / 0: infinite
+        gpu_decide_step(state.data, input.data, tokens, 1.0f, gpu.stream);
         StepState s = state.get()[0];
         double expected = sum_of_squares(g.host.data(), n) +
                           sum_of_squares(g.host.data() + 64, 64 * 3);
-        CHECK_CLOSE(s.norm_squared, expected, 1e-6 * expected);
         CHECK_EQUAL(s.skipped, pass == 2);
         CHECK_EQUAL(s.updates, pass == 2 ? 4 : 5);
         CHECK_EQUAL(s.unmeasured, 0);
         CHECK_CLOSE(s.stop, 1.0, 0.0);
-        CHECK_CLOSE(s.own_loss, 50.0, 0.0);
-        CHECK_CLOSE(s.gradient_scale, 1.0 / sqrt(expected), 1e-6);
+        CHECK_CLOSE(s.loss_sum, 50.0, 0.0);
+        CHECK_CLOSE(s.own_loss_sum, 50.0, 0.0);
+        if (pass == 2) { continue; }
+        expected *= factor * factor;
+        CHECK_CLOSE(s.norm_squared, expected, 1e-6 * expected);
+        CHECK_CLOSE(s.gradient_scale, factor / sqrt(expected), 1e-6);
     }
+}
+
+// The device's decisions and window are the host's, to a spike and past it.
+TEST(spikes_as_on_the_host) {
+    Buffer<StepState> state(1);
+    Buffer<StepInput> input(1);
+    StepState s = {};
+    SpikeWindow window = {};
+    int skips[SKIP_ASKED + 1] = {};
+    for (int step = 0; step < 400; step++) {
+        double jump = step % 50 == 49 ? 10.0 : 1.0;
+        double loss = 5.0 + 0.1 * rng_normal(7, (uint64_t)step) * jump;
+        double norm = 1.0 + 0.1 * fabs(rng_normal(8, (uint64_t)step)) * jump;
+        StepInput in = {.targets = 2.0, .sigma = 4.0, .skip = step % 90 == 89};
+        s.loss_sum = step == 60 ? NAN : 2.0 * loss;
+        s.norm_squared = norm * norm;
+        state.put(&s);
+        input.put(&in);
+        gpu_decide_step(state.data, input.data, 2.0, 1.0f, gpu.stream);
+        int expected = step_skip(&window, in.sigma, in.skip, s.loss_sum / 2.0,
+                                 sqrt(s.norm_squared));
+        s = state.get()[0];
+        CHECK_EQUAL(s.skipped, expected);
+        CHECK_EQUAL(s.window.count, window.count);
+        CHECK(memcmp(&s.window, &window, sizeof(window)) == 0);
+        skips[s.skipped]++;
+    }
+    CHECK_EQUAL(s.updates, skips[SKIP_NONE]);
+    CHECK_EQUAL(skips[SKIP_NONFINITE], 1);
+    CHECK(skips[SKIP_SPIKE] > 0 && skips[SKIP_ASKED] > 2);
+}
+
+TEST(hashes_are_those_of_the_host) {
+    for (int64_t bytes : {8, 16, 8 * 255, 8 * 256, 8 * 1000003}) {
+        Buffer<uint64_t> data((size_t)(bytes / 8)), sum(1);
+        std::vector<uint64_t> host((size_t)(bytes / 8));
+        for (size_t i = 0; i < host.size(); i++) { host[i] = rng_bits(3, i); }
+        data.put(host.data());
+        uint64_t start = 5, hash = hash_words(host.data(), bytes, 9);
+        for (int twice = 0; twice < 2; twice++) {
+            sum.put(&start);
+            gpu_hash(sum.data, data.data, bytes, 9, gpu.stream);
+            CHECK(sum.get()[0] == start + hash);
+        }
+        host[host.size() / 2] ^= 1ull << 63;
+        CHECK(hash_words(host.data(), bytes, 9) != hash);
+        host[host.size() / 2] ^= 1ull << 63;
+        int64_t half = bytes / 16; // two parts are the whole
+        sum.put(&start);
+        gpu_hash(sum.data, data.data, 8 * half, 9, gpu.stream);
+        gpu_hash(sum.data, data.data + half, bytes - 8 * half, 9 + half, gpu.stream);
+        CHECK(sum.get()[0] == start + hash);
+    }
+}
+
+TEST(the_device_tells_the_time) {
+    Buffer<uint64_t> stamps(2);
+    gpu_stamp(stamps.data, gpu.stream);
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    double begin = wall_seconds();
+    while (wall_seconds() < begin + 0.05) {}
+    gpu_stamp(stamps.data + 1, gpu.stream);
+    double seconds = 1e-9 * (double)(stamps.get()[1] - stamps.get()[0]);
+    CHECK(seconds > 0.049 && seconds < 1);
 }
 
 static void adamw(GpuType gradient_type, GpuType moment_type) {
@@ -222,14 +295,15 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         InputBuffer input(0.01, step);
         state.put(&s);
         bool float_gradient = gradient_type == TYPE_F32;
-        AdamWUpdate u = plain_update(master.data, wide_m.data, wide_v.data, g.device.data);
-        if (!wide) { u.exp_avg = narrow_m.data, u.exp_avg_sq = narrow_v.data; }
+        AdamWUpdate u = plain_update(g.device.data);
         if (float_gradient) { u.gradients = wide_g.data; }
         u.moment_type = moment_type;
         u.gradient_type = gradient_type;
         u.input = input.data;
         u.seed = 1;
-        SegmentBuffer segments(u, first, weights.data, n);
+        void *exp_avg = wide ? (void *)wide_m.data : narrow_m.data;
+        void *exp_avg_sq = wide ? (void *)wide_v.data : narrow_v.data;
+        SegmentBuffer segments(u, first, master.data, exp_avg, exp_avg_sq, weights.data, n);
         gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,

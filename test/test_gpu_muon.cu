@@ -50,9 +50,11 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     momenta.write(m);
     AdamWSegment segments[3] = {};
     const int64_t first[] = {0, FIRST, FIRST + N, (int64_t)all};
-    AdamWUpdate u = plain_update(NULL, NULL, NULL, NULL);
+    AdamWUpdate u = plain_update(NULL);
+    u.moment_type = moment_type;
     for (int i = 0; i < 3; i++) {
-        segments[i].first = segments[i].state = first[i];
+        segments[i].first = first[i];
+        set_state(segments[i], u, first[i], NULL, momenta.data, NULL);
         segments[i].gradient = first[i] + SHIFT;
         segments[i].n = first[i + 1] - first[i];
         segments[i].first_block = u.segment_blocks;
@@ -67,8 +69,6 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     InputBuffer input(0.01, 3);
     u.gradients = gradients.data;
     u.gradient_type = gradient_type;
-    u.exp_avg = momenta.data;
-    u.moment_type = moment_type;
     u.segments = table.data;
     u.segment_count = 3;
     u.muon = true;

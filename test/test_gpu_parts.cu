@@ -84,9 +84,9 @@ static void fill(State &s, const Space &space, const std::vector<int64_t> &cuts)
 }
 
 // The segments of what lies in begin..end.
-static std::vector<AdamWSegment> segments_of(const State &s, const Space &space,
-                                             const std::vector<int64_t> &cuts, int64_t begin,
-                                             int64_t end) {
+static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &u,
+                                             const Space &space, const std::vector<int64_t> &cuts,
+                                             int64_t begin, int64_t end) {
     std::vector<AdamWSegment> list;
     int blocks = 0;
     for (int k = 0; k <= WEIGHTS; k++) {
@@ -97,7 +97,8 @@ static std::vector<AdamWSegment> segments_of(const State &s, const Space &space,
         segment.first = from;
         segment.n = to - from;
         segment.gradient = from + s.shift;
-        segment.state = state_place(s, cuts, from);
+        set_state(segment, u, state_place(s, cuts, from), s.master.data, s.exp_avg.data,
+                  s.exp_avg_sq.data);
         if (k < WEIGHTS) {
             segment.fp8 = s.q[k].fp8.data + (from - space.first[k]);
         } else {
@@ -124,8 +125,7 @@ struct Settings {
 };
 
 static AdamWUpdate update_of(const State &s, const Settings &settings) {
-    AdamWUpdate u = plain_update(s.master.data, s.exp_avg.data, s.exp_avg_sq.data,
-                                 s.gradients.data);
+    AdamWUpdate u = plain_update(s.gradients.data);
     u.moment_type = s.moments; // BF16 is rounded by chance, which is the element's
     u.tensors = s.tensors.data;
     u.squares = s.squares_if_any();
@@ -141,10 +141,10 @@ template <typename Launch>
 static void for_ranks(State &s, const Space &space, const Settings &settings,
                       const std::vector<int64_t> &cuts, Launch launch) {
     for (size_t r = 0; r + 1 < cuts.size(); r++) {
-        std::vector<AdamWSegment> list = segments_of(s, space, cuts, cuts[r], cuts[r + 1]);
+        AdamWUpdate u = update_of(s, settings);
+        std::vector<AdamWSegment> list = segments_of(s, u, space, cuts, cuts[r], cuts[r + 1]);
         if (list.empty()) { continue; }
         Buffer<AdamWSegment> table(list.size());
-        AdamWUpdate u = update_of(s, settings);
         table.put(list.data());
         u.segments = table.data;
         u.segment_count = (int)list.size();

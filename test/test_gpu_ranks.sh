@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2086,SC2317 # options are words on purpose; check calls functions
+# shellcheck disable=SC2046,SC2086,SC2317 # options are words on purpose; check calls functions
 # Training on several ranks, on GPUs or over the stand-ins: the same as on one with accumulation,
 # however weights travel, and evaluations of the newest of them; through checkpoints of other numbers
 # of ranks; and on GPUs through kills (test_ranks_trouble.sh has those over the stand-ins). Takes 2
@@ -129,6 +129,8 @@ same_ranks() { # a rank's own state besides
 resumed_exactly() { # options
     local options="$run $* --gpus $most --lr-decay-iters $end"
     train whole $options --train-iters $end && train cut $options --train-iters $((end / 3)) &&
+        train_more cut $options --train-iters $end --resume latest && same_ranks whole cut || return
+    train cut $options $(offload whole $most) --train-iters $((end / 3)) >out && is_offloaded out &&
         train_more cut $options --train-iters $end --resume latest && same_ranks whole cut
 }
 for kind in "${exactly[@]}"; do check "resume equals straight: $kind" resumed_exactly $kind; done

@@ -14,7 +14,8 @@ static void scale_norm(Trainer *t, float factor) {
     const Param *p = param_find(&t->run.layout, TENSOR_NORM2_WEIGHT, LAYER);
     int64_t place = t->params.zero.place[p - t->run.layout.params]; // one rank keeps all of it
     size_t n = (size_t)p->rows * p->cols;
-    float *weights = (float *)malloc_or_die(n * sizeof(float)), *master = t->params.adamw.master;
+    float *weights = (float *)malloc_or_die(n * sizeof(float)), *master;
+    master = (float *)t->params.optimizer.arrays[STATE_MASTER].device;
     Bf16 *copies = (Bf16 *)malloc_or_die(n * sizeof(Bf16));
     gpu_fetch(&t->gpu, weights, master + place, n * sizeof(float));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
@@ -32,7 +33,7 @@ static void scale_norm(Trainer *t, float factor) {
 static double input_scale(Trainer *t) {
     Fp8Live live;
     int index = fp8_slot_index(&t->run.config, LINEAR_FC1, LAYER, OPERAND_X);
-    gpu_fetch(&t->gpu, &live, t->params.scaling.live + index, sizeof(live));
+    gpu_fetch(&t->gpu, &live, t->params.fp8.scaling.live + index, sizeof(live));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
     return live.scale;
 }

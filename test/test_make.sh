@@ -160,6 +160,58 @@ test_help_lists_the_targets() {
     [[ $(wc -L <log) -le 100 ]] || fail "too wide"
 }
 
+# A line of a Dockerfile, with its arguments' defaults put in; $1: the file, $2: the line's first word.
+lines_of() {
+    local name value line
+    line=$(sed -n "s/^$2 //p" "$1")
+    while IFS='=' read -r name value; do
+        value=${value%\"}
+        line=${line//\$$name/${value#\"}}
+    done < <(sed -n 's/^ARG //p' "$1")
+    echo "$line"
+}
+
+# What the container runs while it is built, in a tree of the files that git has, on a machine of
+# which every package is missing; then its own command.
+container_builds() {
+    local line bin=$PWD/bin
+    rm -rf image apt && mkdir image
+    git -C "$root" ls-files -z | tar -C "$root" --null -T - -c | tar -C image -x
+    while read -r line; do
+        (cd image && PATH=$bin:$PATH CC=compiler NVCC=nvcc sh -euc "$line") >log 2>&1 || return
+    done < <(lines_of "$1" RUN)
+    has apt python3-venv 2>>log && has log 'pip installs' &&
+        [[ $(lines_of "$1" FROM) =~ ^nvidia/cuda:[0-9.]+-cudnn-devel-ubuntu[0-9.]+$ ]] || return
+    printf '#!/bin/sh\necho "asked $*"\n' >image/train_gptcu && chmod +x image/train_gptcu
+    (cd image && sh -c "$(lines_of "$1" CMD)") >log 2>&1 && has log 'asked --verify'
+}
+
+test_the_container_builds() {
+    git -C "$root" ls-files >tracked 2>&1 || { skip "not a git checkout"; return; }
+    printf '#!/bin/sh\necho "$*" >>%q\n' "$PWD/apt" >bin/apt-get
+    printf '#!/bin/sh\necho 0\n' >bin/id
+    cat >bin/python3 <<'END'
+#!/bin/sh
+case $* in
+*'import ensurepip, venv') exit 1 ;; # its package is missing
+'-m venv .venv') mkdir -p .venv/bin && cp ../bin/pip .venv/bin ;;
+esac
+END
+    printf '#!/bin/sh\necho pip installs "$@"\n' >bin/pip
+    chmod +x bin/*
+    container_builds "$root/Dockerfile" || fail "$(tail -n 3 log)"
+    grep -q -- 'sm_80 .*sm_90a -gencode' image/build/plain/train_gpt.cu.o || fail "not for every GPU"
+    ! grep -q march image/build/plain/base/io.c.o || fail "for the machine that builds it alone"
+    local fault
+    # shellcheck disable=SC2016 # for sed
+    for fault in s/packages.sh/package.sh/ 's/all train_gptcu/all/;s/\$PROGRAMS/$PROGRAM/' /FROM/d \
+        '/packages/d' s/--verify/--version/; do
+        sed "$fault" "$root/Dockerfile" >faulty
+        ! container_builds faulty || fail "$fault is not seen"
+    done
+    rm bin/apt-get bin/id bin/python3 bin/pip
+}
+
 test_clean_leaves_the_packages_alone() {
     rm -rf tree/build tree/train_gpt tree/train_gptcu tree/tokenize tree/make_corpus
     mkdir -p tree/.venv/scripts

@@ -17,6 +17,14 @@ static char *printed(void (*print)(const Options *, FILE *), const Options *o) {
     return text;
 }
 
+static void print_all(const Options *o, FILE *out) {
+    options_print(o, true, out);
+}
+
+static void print_own(const Options *o, FILE *out) {
+    options_print(o, false, out);
+}
+
 static void print_help(const Options *o, FILE *out) {
     options_help(o, out, "./train_gpt");
 }
@@ -108,9 +116,10 @@ static const char *difference(const Options *a, const Options *b) {
 }
 
 TEST(echo_parses_back) {
-    for (int i = 0; i < COMMANDS; i++) {
-        Options o = options_of(commands[i]);
-        char *echo = printed(options_print, &o), *line, *state, command[8192] = "";
+    for (int i = 0; i < 2 * COMMANDS; i++) {
+        Options o = options_of(commands[i / 2]);
+        char *echo = printed(i % 2 == 0 ? print_all : print_own, &o), *line, *state;
+        char command[8192] = "";
         CHECK(longest_line(echo) <= 100);
         for (line = strtok_r(echo, "\n", &state); line != NULL;
              line = strtok_r(NULL, "\n", &state)) {
@@ -130,9 +139,27 @@ TEST(echo_parses_back) {
     };
     EACH (row, rows) {
         Options o = options_of(row->given);
-        char *echo = printed(options_print, &o);
+        char *echo = printed(print_all, &o);
         CHECK_CONTAINS(echo, row->expected);
         free(echo);
+    }
+}
+
+// A start shows what is given, though it be the default, and what is unlike it.
+TEST(a_start_shows_its_own_options) {
+    static const Says rows[] = {
+        {"", "Model\n  --model gpt2-124m --num-attention-heads 12 --num-query-groups 12 "
+             "--kv-channels 64\n  --ffn-hidden-size 3072 --max-position-embeddings 1024\n"
+             "Optimizer and learning rate\n  --lr-decay-iters 1000\n"
+             "The other options have their defaults (--plan prints all)\n"},
+        {"--lr 6e-4 --no-shuffle", "\nData\n  --no-shuffle\n"},
+        {"--lr 6e-4 --no-shuffle", "\n  --lr 0.0006 "},
+        {"--model llama-tiny", "Model\n  --model llama-tiny --arch llama --num-layers 2 "},
+    };
+    EACH (row, rows) {
+        Options o = options_of(row->given);
+        FREED char *echo = printed(print_own, &o);
+        CHECK_CONTAINS(echo, row->expected);
     }
 }
 
@@ -211,7 +238,7 @@ TEST(actions_are_not_saved) {
     Options o = options_of(
         "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
         "--dump-gradients x --config y");
-    char *config = printed(options_write_config, &o), *echo = printed(options_print, &o);
+    char *config = printed(options_write_config, &o), *echo = printed(print_all, &o);
     static const char *const actions[] = {"plan ",      "sample-only ", "help ",
                                           "version ",   "dump-grad",    "config ",
                                           "eval-only ", "list-tensors "};
@@ -303,6 +330,8 @@ TEST(step_lines_fit_100_columns) {
         run.options.log_interval = 1;
         run.options.train_iters = row->steps;
         run.peak_flops = row->peak;
+        run.train_data.seq_length = run.config.seq_length; // no masks
+        run.train.data = &run.train_data;
         StepResult step = {.loss = row->loss,
                            .norm = 0.2913,
                            .lr = 6e-4,

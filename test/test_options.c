@@ -337,7 +337,8 @@ TEST(presets_parse_and_derive) {
     CHECK_EQUAL(o.ffn_hidden_size, 256);
     CHECK_EQUAL(o.max_position_embeddings, 64);
     CHECK_EQUAL(o.lr_decay_iters, 50);
-    CHECK_EQUAL(o.lr_wsd_decay_iters, 10);
+    CHECK_EQUAL(o.lr_wsd_decay_iters, 0);
+    CHECK_EQUAL(options_of("--lr-decay-style wsd --train-iters 50").lr_wsd_decay_iters, 10);
     o = options_of("--arch llama --hidden-size 96");
     CHECK_EQUAL(o.ffn_hidden_size, 256); // 8 * 96 / 3, a multiple of 128
     CHECK_EQUAL(options_of("--arch llama --hidden-size 120").ffn_hidden_size, 384);
@@ -382,6 +383,16 @@ TEST(presets_yield_to_what_is_given) {
     }
 }
 
+TEST(steps_to_skip_are_listed) {
+    Options o = options_of("--iterations-to-skip 3,5-7,9007199254740993-9007199254740994");
+    for (int64_t step = 1; step < 10; step++) {
+        CHECK_EQUAL(options_next_skip(&o, step) == step, step == 3 || (step >= 5 && step <= 7));
+    }
+    CHECK_EQUAL(options_next_skip(&o, 8), 9007199254740993);
+    o = options_of("");
+    CHECK_EQUAL(options_next_skip(&o, 1), INT64_MAX);
+}
+
 TEST(contradictions_are_refused) {
     static const Says rows[] = {
         {"--num-attention-heads 7", "--num-attention-heads 7: must divide --hidden-size 768"},
@@ -407,6 +418,12 @@ TEST(contradictions_are_refused) {
         {"--fp8-recipe blockwise --fp8-fast-accumulation forward",
          "--fp8-fast-accumulation forward: must be none with --fp8-recipe blockwise"},
         {"--first-last-layers-bf16 --num-layers 1", "at most --num-layers 1 together"},
+        {"--iterations-to-skip 0", "--iterations-to-skip 0: must be steps or ranges of steps"},
+        {"--iterations-to-skip 5-4", "--iterations-to-skip 5-4: must be steps"},
+        {"--iterations-to-skip 3,", "--iterations-to-skip 3,: must be steps"},
+        {"--iterations-to-skip 3-", "--iterations-to-skip 3-: must be steps"},
+        {"--iterations-to-skip 3;4", "--iterations-to-skip 3;4: must be steps"},
+        {"--iterations-to-skip =-3", "--iterations-to-skip =-3: must be steps"},
         {"--resume latest", "--resume latest: needs --save"},
         {"--list-checkpoints", "--list-checkpoints: needs --save"},
         {"--micro-batch-size 1048576 --model llama-3-8b",

@@ -139,7 +139,7 @@ TEST(sums_do_not_overflow) {
     }
     FILE *out = fmemopen(text, sizeof(text), "w");
     if (out == NULL) { die("no memory to print into"); }
-    plan_print(&plan, out);
+    plan_print(&plan, "Memory plan", out);
     fclose(out);
     CHECK(strchr(text, '-') == NULL); // no negative number
     plan_free(&plan);

@@ -234,7 +234,7 @@ test_restarts_give_up() {
     kill -TERM "$starter"
     wait "$starter" || status=$?
     [[ $status -eq 75 ]] || fail "status $status after a signal: $(cat stopped.err)"
-    has stopped.out 'saved; resume with --resume latest' || fail "$(tail -n 1 stopped.out)"
+    has stopped.out '/config.txt --resume latest' || fail "$(tail -n 1 stopped.out)"
     no_one_is_left || fail "processes are left"
 }
 

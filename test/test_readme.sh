@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The README and docs/ against the tree: the table of the README's section "Layout" has a row for
+# The README and docs/ against the tree: the table of docs/architecture.md's rooms has a row for
 # every folder with sources and none for what does not exist; every source or its header begins by
 # saying what it is; every `make TARGET` and --option that a page names exists, and every file that
 # a page or a source names by its folder; the tables of docs/options.md are those of
 # --help, and the table of metrics in docs/formats.md has the fields that a run writes.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-readme=$root/README.md
+architecture=$root/docs/architecture.md
 pages=("$root"/*.md "$root"/docs/*.md)
 
 # The names in the first column of the table, which stand in backticks.
@@ -14,7 +14,7 @@ rows_of() {
     awk '
         match($0, /^#+ /) {
             if (RLENGTH <= level) level = 0
-            if ($0 ~ /^#+ Layout/) level = RLENGTH
+            if ($0 ~ /^#+ Rooms/) level = RLENGTH
         }
         level && /^\|/' "$1" | cut -d '|' -f 2 | grep -oE '`[^`]+`' | tr -d '`' | sort
 }
@@ -146,7 +146,7 @@ check() {
         skip "not a git checkout: which files are ours is not known"
         return
     fi
-    for page in "${@:-$readme}"; do
+    for page in "${@:-$architecture}"; do
         wrong=$("$does" "$page")
         [[ -z $wrong ]] || fail "${page#"$root"/}: $what: $(tr '\n' ' ' <<<"$wrong")"
     done
@@ -164,7 +164,7 @@ test_every_file_exists() {
 }
 test_every_target_exists() { check unknown_targets 'not a target of the Makefile' "${pages[@]}"; }
 test_every_option_exists() { check unknown_options 'not an option' "${pages[@]}"; }
-test_names_of_other_trainers_are_answered() { check unanswered_names 'not answered with ours'; }
+test_names_of_other_trainers_are_answered() { check unanswered_names 'not answered with ours' "${pages[@]}"; }
 test_options_are_those_of_help() {
     check stale_options 'not as in --help (make readme)' "$root/docs/options.md"
 }
@@ -194,7 +194,7 @@ test_faults_are_seen() {
     fi
     echo '{"kind":"step","a":1,"b":{"c":[{"d":"}"}],"e":"\""},"f":"x:y","g":null}' >metrics.jsonl
     {
-        printf '# x\n| `no/row` |\n## Layout\ntext\n### part\n| file | what |\n| --- | --- |\n'
+        printf '# x\n| `no/row` |\n## Rooms\ntext\n### part\n| file | what |\n| --- | --- |\n'
         sources | sed -E 's,^([^/]*/).*,\1,' | sort -u | sed 's#.*#| `&` | what `not/it` is |#'
         printf '| `train/gpu/` | a folder |\n## Next\n| `not/here` | x |\n'
         printf 'Run `make test`, or `make fuzz SECONDS=5`; make nothing else, `--bf16`\n'

@@ -2,7 +2,7 @@
 # The training recipes: each runs, small and on the CPU; what they would start on GPUs; their costs.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-recipes=(gpt2_124m gpt2_1558m llama_1b llama3_8b)
+recipes=(gpt2_124m gpt2_1558m llama_1b llama3_8b llama3_8b_finetune)
 export DATA=$PWD/data
 
 recipe() {
@@ -69,6 +69,26 @@ test_it_tunes_a_start() {
     [[ -e tuned/step_00000006/model.safetensors ]] || fail "no checkpoint"
 }
 
+# One after the other, by scripts/compare; so few steps may tell nothing, which is its status 3.
+test_both_precisions_are_compared() {
+    local base=(train_gpt --model llama-tiny --data data/train_00000.bin --train-iters 1
+        --micro-batch-size 1)
+    expect_status 0 "${base[@]}" --save base2 || return
+    local status=0
+    START=$PWD/base2/latest OUT=$PWD/both SMOKE=1 SEEDS=1,2 PRECISION='' \
+        recipe llama3_8b_finetune >log 2>&1 || status=$?
+    [[ $status -eq 0 || $status -eq 3 ]] || { fail "status $status: $(tail -n 3 log)"; return; }
+    [[ -e both/report.html && $(echo both/*/seed-*) == *bf16/seed-2*fp8/seed-2* ]] ||
+        fail "no report: $(find both)"
+    has both/fp8/seed-1/console.log 'starting from the weights of' || fail "another start"
+    has both/fp8/seed-1/console.log '--weight-decay 0' || fail "other options"
+    expect_said 1 'START=DIR is missing' env GPUS=1 "$root/scripts/run_llama3_8b_finetune.sh"
+    expect_said 1 'CHAT=FILE is missing' env -u DATA GPUS=1 START=s \
+        "$root/scripts/run_llama3_8b_finetune.sh"
+    LAUNCH=torchrun expect_said 1 'LAUNCH=torchrun: not with PRECISION=both' \
+        env GPUS=1 START=s CHAT=c "$root/scripts/run_llama3_8b_finetune.sh"
+}
+
 dry() {
     env DRY=1 OUT=/o GPUS=8 "$@" >log 2>&1 || fail "$*: $(cat log)"
 }
@@ -101,19 +121,23 @@ test_launchers_start_the_same_training() {
         >log 2>&1 || fail "a copy: $(cat log)"
     has log 'llama-1b' || fail "a copy: $(cat log)"
     dry GPUS=1 "$root/scripts/run_llama3_8b.sh"
-    logged '--recompute block --adam-dtype bf16'
+    logged '--recompute activations --optimizer-cpu-offload --adam-dtype bf16'
     dry "$root/scripts/run_llama3_8b.sh"
-    logged '--recompute activations'
+    logged '--recompute activations --optimizer-cpu-offload'
     ! has log adam-dtype || fail "8B on eight: $(cat log)"
+    dry GPUS=1 START=s "$root/scripts/run_llama3_8b_finetune.sh"
+    logged 'compare --out /o --trainer' '--micro-batch-size 2 --global-batch-size 16' \
+        '--load s' '--optimizer-cpu-offload' 'bf16:\ --bf16' 'fp8:\ --fp8-format' '--gpus 1'
+    ! has log '--save ' || fail "compare says where: $(cat log)"
 }
 
 test_help_says_how_to_call_it() {
     expect_said 0 'PREPARE=1      prepare the data and leave' recipe llama_1b --help
-    logged 'cost: 21.0 billion tokens' 'sbatch --nodes 2'
+    logged 'cost: 21 billion tokens' 'sbatch --nodes 2'
 }
 
 test_wrong_settings_are_refused() {
-    SMOKE=1 PRECISION=fp4 expect_said 1 'error: PRECISION=fp4: must be fp8 or bf16' recipe gpt2_124m
+    SMOKE=1 PRECISION=fp4 expect_said 1 'error: PRECISION=fp4: must be fp8, bf16 or both' recipe gpt2_124m
     LAUNCH=mpi expect_said 1 'LAUNCH=mpi: must be self, slurm or torchrun' recipe gpt2_124m
     GPUS=all expect_said 1 'GPUS=all: must be a whole number' recipe gpt2_124m
     GPUS=0 expect_status 1 recipe gpt2_124m
@@ -128,12 +152,12 @@ test_costs_are_right() {
         # the schedule as the recipe gives it to the trainer
         dry "$root/scripts/run_$name.sh"
         read -r -d '' -a options < <(
-            grep -oE -- '--(model|micro-batch-size|global-batch-size|train-iters) [^ ]+' log)
+            grep -oE -- '--(model|seq-length|micro-batch-size|global-batch-size|train-iters) [^ ]+' log)
         train_gpt "${options[@]}" --plan >plan
         flops=$(awk '/FLOPs a token/ { print $NF }' plan)
         tokens=$(grep -oE -- '--(train-iters|global-batch-size|seq-length) [0-9]+' plan |
             awk 'BEGIN { n = 1 } { n *= $2 } END { printf "%.0f", n }')
-        grep -qF "# cost: $(awk "BEGIN { printf \"%.1f billion tokens, %.2e FLOPs\", \
+        grep -qF "# cost: $(awk "BEGIN { printf \"%.3g billion tokens, %.2e FLOPs\", \
             $tokens / 1e9, $tokens * $flops }")" "$root/scripts/run_$name.sh" ||
             fail "$name: $tokens tokens of $flops FLOPs"
     done

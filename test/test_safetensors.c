@@ -79,7 +79,7 @@ static void write_raw(uint64_t length, const char *text, size_t data_bytes) {
     blob_write("bad.st", bytes, sizeof(length) + size + data_bytes);
 }
 
-static void refuse(const char *expected) {
+static void refuses(const char *expected) {
     SafeTensors st;
     CHECK_REFUSED(safetensors_open(&st, "bad.st"), "bad.st: ");
     CHECK_REFUSED(safetensors_open(&st, "bad.st"), expected);
@@ -89,20 +89,20 @@ TEST(header_lengths_that_lie_are_refused) {
     static const uint64_t lengths[] = {3,          24,         1000,       1ull << 31,
                                        1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
     remove("bad.st");
-    refuse("No such file");
+    refuses("No such file");
     for (size_t bytes = 0; bytes < 8; bytes++) {
         blob_write("bad.st", "\0\0\0\0\0\0\0", bytes);
-        refuse("too short");
+        refuses("too short");
     }
     write_raw(0, "", 0);
-    refuse("not JSON");
+    refuses("not JSON");
     for (int i = 0; i < COUNT(lengths); i++) {
         write_raw(lengths[i], "{}", 0);
-        refuse("the header says it is ");
+        refuses("the header says it is ");
     }
     write_raw(101 << 20, "{}", 0);
     CHECK(truncate("bad.st", 200 << 20) == 0);
-    refuse("100 MiB at most");
+    refuses("100 MiB at most");
     write_raw(2, "{}", 0);
     CLOSED(safetensors_close) SafeTensors st;
     CHECK(safetensors_open(&st, "bad.st") && st.count == 0);
@@ -143,7 +143,7 @@ TEST(hostile_headers_are_refused) {
     };
     for (int i = 0; i < COUNT(wrong); i++) {
         write_raw(strlen(wrong[i]), wrong[i], DATA);
-        refuse("the header's entry for 'a' is wrong");
+        refuses("the header's entry for 'a' is wrong");
     }
     static const Says rows[] = {
         {"", "not JSON"},
@@ -156,14 +156,14 @@ TEST(hostile_headers_are_refused) {
     };
     EACH (row, rows) {
         write_raw(strlen(row->given), row->given, DATA);
-        refuse(row->expected);
+        refuses(row->expected);
     }
     char name[200];
     memset(name, 'n', sizeof(name));
     const char *header = text_of(
         "{\"%.*s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", TENSOR_NAME, name);
     write_raw(strlen(header), header, DATA);
-    refuse("is wrong");
+    refuses("is wrong");
     SafeTensors st; // the same rows pass when they are right
     static const char right[] = "{" F32_AT("b", "[4]", 16, 32) "," F32_AT("a", "[2,2]", 0,
                                                                           16) "}  ";
@@ -180,7 +180,7 @@ TEST(deep_nesting_is_refused) {
     memset(text, '[', DEPTH);
     text[DEPTH] = '\0';
     write_raw(DEPTH, text, 0);
-    refuse("not JSON");
+    refuses("not JSON");
 }
 
 static void save_model(const char *path, Fixture *f) {

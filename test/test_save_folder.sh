@@ -13,7 +13,7 @@ prepare() {
 train() {
     local folder=$1 steps=$2
     shift 2
-    expect_status 0 train_gpt "${common[@]}" --lr-decay-iters 100 --lr-wsd-decay-iters 20 \
+    expect_status 0 train_gpt "${common[@]}" --lr-decay-iters 100 \
         --save "$folder" --train-iters "$steps" "$@"
 }
 
@@ -120,11 +120,82 @@ test_going_back_leaves_no_branch_in_silence() {
     for link in latest best; do
         readlink back/$link >new && rm back/$link && mv new back/$link
     done
-    expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only
+    expect_said 0 'from the weights of back/step_00000004' train_gpt --load back/best --sample-only \
+        --no-quiet
     train back 10 --resume back/best || return
     has log 'resuming from back/step_00000004' || fail "$(cat log)"
     [[ $(readlink back/latest) == step_00000010 && -d back/step_00000008.aside-2 ]] ||
         fail "$(ls -l back)"
+}
+
+# killed FOLDER OPTIONS...: a run into the folder, killed in its first steps, before it has saved
+killed() {
+    local folder=$1
+    shift
+    start killed.log "$root/train_gpt" "${common[@]}" --lr-decay-iters 100 --lr-wsd-decay-iters 20 \
+        --save "$folder" --train-iters 1000000 --save-interval 1000000 "$@"
+    wait_until grep -q '^step ' killed.log
+    kill -9 "$started"
+    wait "$started" 2>/dev/null
+    ! compgen -G "$folder/step_*" >/dev/null || fail "it has saved: $(ls "$folder")"
+}
+
+# again FOLDER STEPS: by its config.txt
+again() {
+    expect_status 0 train_gpt --config "$1/config.txt" --resume latest --train-iters "$2"
+}
+
+# A run that is killed before its first save is the same run when it is started again.
+test_a_killed_start_is_the_same_run() {
+    local way
+    train origin 4 || return
+    for way in resume load; do
+        train whole-$way 9 --$way origin/latest || return
+        killed $way --$way origin/latest
+        killed $way --config $way/config.txt --resume latest # and once more
+        if [[ $way == resume ]]; then
+            [[ $(readlink resume/latest) == "$PWD/origin/step_00000004" ]] || fail "$(ls -l resume)"
+            expect_said 0 "from the weights of $PWD/origin/step_00000004" \
+                train_gpt --load resume/latest --sample-only --no-quiet
+        fi
+        again $way 9 || return
+        same_checkpoint $way/latest whole-$way/latest || fail "another end: $(head -n 20 log)"
+        [[ $(readlink $way/latest) == step_00000009 ]] || fail "$(ls -l $way)"
+    done
+    ! same_checkpoint resume/latest load/latest || fail "--load is --resume"
+    # another run in the same folder is another run
+    killed other --resume origin/latest
+    killed other --seed 7
+    [[ ! -L other/latest ]] || fail "$(ls -l other)"
+    again other 5 || return
+    has log 'no checkpoint under other yet: starting from step 0' || fail "$(cat log)"
+    # where it began is gone
+    killed lost --resume origin/latest
+    mv origin elsewhere
+    expect_said 1 "where the run began: $PWD/origin/step_00000004: no such folder" \
+        train_gpt --config lost/config.txt --resume latest --train-iters 5
+    mv elsewhere origin
+    again lost 5
+}
+
+# What too few files may be open to read is whole.
+test_what_cannot_be_opened_is_not_passed_over() {
+    local files refused=0
+    train open 4 --save-interval 2 --keep 0 || return
+    for ((files = 4; files < 40; files++)); do
+        # shellcheck disable=SC2016 # bash's own
+        bash -c 'ulimit -n "$1" && shift && exec "$@"' _ $files "$root/train_gpt" "${common[@]}" \
+            --save open --train-iters 4 --resume latest >log 2>&1
+        case $? in
+        0) has log 'resuming from open/step_00000004' || fail "$files: $(cat log)" ;;
+        1) if has log 'Too many open files'; then refused=$((refused + 1)); fi ;;
+        esac
+        ! has log 'trying an earlier' || fail "$files: $(cat log)"
+        [[ $(readlink open/latest) == step_00000004 ]] || fail "$files: $(ls -l open)"
+    done
+    [[ $refused -gt 4 && -d open/step_00000002 && -z $(compgen -G 'open/*aside*') ]] ||
+        fail "$refused $(ls open)"
+    has log 'resuming from open/step_00000004' || fail "$(cat log)"
 }
 
 # The trainer's place is taken by one that moves `latest` and fails.

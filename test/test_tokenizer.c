@@ -44,7 +44,7 @@ TEST(entries_have_any_length) {
     CHECK_EQUAL(length, 255);
 }
 
-static void refuse(const char *expected) {
+static void refuses(const char *expected) {
     Tokenizer t;
     CHECK_REFUSED(tokenizer_open(&t, "bad.bin"), "bad.bin: ");
     CHECK_REFUSED(tokenizer_open(&t, "bad.bin"), expected);
@@ -55,7 +55,7 @@ TEST(every_truncation_is_refused) {
     Blob b = blob_read("t.bin");
     for (size_t bytes = 0; bytes < b.size; bytes++) {
         blob_write("bad.bin", b.bytes, bytes);
-        refuse(bytes < 1024 ? "not a tokenizer.bin; ./tokenize makes one" : "cut short at token ");
+        refuses(bytes < 1024 ? "not a tokenizer.bin; ./tokenize makes one" : "cut short at token ");
     }
     free(b.bytes);
 }
@@ -83,14 +83,14 @@ TEST(hostile_headers_are_refused) {
         {5, INT32_MAX, "2147483647 ranges of characters"},
     };
     remove("bad.bin");
-    refuse("No such file");
+    refuses("No such file");
     tokenizer_write_bytes("t.bin");
     EACH (row, rows) {
         Blob b = blob_read("t.bin");
         memcpy(b.bytes + 4 * row->index, &row->value, 4);
         blob_write("bad.bin", b.bytes, b.size);
         free(b.bytes);
-        refuse(row->expected);
+        refuses(row->expected);
     }
 }
 
@@ -107,7 +107,7 @@ TEST(wrong_ranges_are_refused) {
     for (int i = 0; i < ROWS; i++) {
         memcpy(b.bytes + b.size, rows[i], sizeof(rows[0]));
         blob_write("bad.bin", b.bytes, b.size + sizeof(rows[0]));
-        if (i < ROWS - 1) { refuse("range of characters "); }
+        if (i < ROWS - 1) { refuses("range of characters "); }
     }
     Tokenizer t;
     CHECK(tokenizer_open(&t, "bad.bin"));

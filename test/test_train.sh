@@ -67,8 +67,7 @@ resume_equals_straight() {
         --resume "$name.6/step_00000009" || return
     for step in 1 16 "$steps"; do
         expect_status 0 train_gpt "${common[@]}" "$@" --save "$name.parts" --save-interval 1000 \
-            --resume latest --train-iters "$step" --lr-decay-iters $steps \
-            --lr-wsd-decay-iters $((steps / 5)) || return
+            --resume latest --train-iters "$step" --lr-decay-iters $steps || return
     done
     for other in "$name.9" "$name.parts"; do
         same_checkpoint "$name/step_000000$steps" "$other/step_000000$steps" ||
@@ -192,17 +191,60 @@ test_answers_stand_alone() {
     [[ $(head -c 5 sample) == 'Anna ' && $(sed '/^---$/d' sample | wc -c) -ge 60 ]] ||
         fail "$(cat sample)"
     ! grep -qaE 'step|Run|--' sample || fail "more than the sample: $(cat sample)"
+    [[ ! -s log ]] || fail "not quiet: $(cat log)"
+    cp sample quietly
+    sample --sample-only --sample-prompt 'Anna ' --no-quiet
+    cmp -s sample quietly || fail "not quiet: $(cat sample)"
     has log 'sample after step 24:' || fail "$(cat log)"
     has log '--hidden-size 64' || fail "no options: $(cat log)"
-    cp sample spoken
-    sample --sample-only --sample-prompt 'Anna ' --quiet
-    cmp -s sample spoken || fail "quiet: $(cat sample)"
-    [[ ! -s log ]] || fail "quiet: $(cat log)"
     sample --eval-only
     grep -qxE 'eval after step 24 \| valid loss .* s' sample || fail "$(cat sample)"
     [[ $(wc -l <sample) -eq 1 ]] || fail "$(cat sample)"
     sample --eval-only --plan # asked for, too
     has sample 'Memory plan' || fail "$(cat sample)"
+}
+
+# What is asked for and cannot be written is an error; a run that trains goes on.
+test_answers_reach_their_file() {
+    local words
+    while read -r words; do
+        # shellcheck disable=SC2086 # options
+        ! train_gpt --model llama-tiny "${common[@]}" --resume fp32/latest $words \
+            >/dev/full 2>log || fail "$words: status 0"
+        has log 'error: the standard output could not be written: No space' || fail "$words: $(cat log)"
+    done <<<'--sample-only --sample-length 4
+--eval-only --eval-iters 1
+--plan
+--list-tensors
+--list-checkpoints --save fp32
+--help
+--version
+--completion'
+    train_gpt --model llama-tiny "${common[@]}" --train-iters 12 >/dev/full 2>log ||
+        fail "a run: $(cat log)"
+    [[ $(grep -c 'could not be written' log) -eq 1 ]] || fail "a run: $(cat log)"
+}
+
+# completes WORD... EXPECTED: what bash offers for the last word.
+completes() {
+    bash -c 'eval "$("$0" --completion)"; COMP_WORDS=(train_gpt "${@:1:$#-1}"); COMP_CWORD=$(($# - 1))
+        _llm8; [[ ${COMPREPLY[*]} == "${*: -1}" ]] || { echo "$*: offers ${COMPREPLY[*]}"; false; }' \
+        "$root/train_gpt" "$@" 2>&1
+}
+
+test_options_are_completed() {
+    mkdir -p some/folder && touch some/file
+    completes --no-cu '--no-cuda-graphs' || fail "a flag that is on"
+    completes --fp8-f '--fp8-format --fp8-fast-accumulation' || fail "a prefix"
+    completes --fp8-recipe '' 'delayed tensorwise blockwise' || fail "choices"
+    completes --model llama-q 'llama-quickstart' || fail "presets"
+    completes --bf16 --data some/fi 'some/file' || fail "files"
+    completes --save some/ 'some/folder' || fail "folders"
+    completes --resume l 'latest' || fail "latest"
+    completes --lr 1 '' || fail "a number"
+    ! completes --lr '' 'x' >log || fail "another answer is not seen"
+    ! has log command || fail "$(cat log)"
+    bash -uc 'eval "$("$0" --completion)"' "$root/train_gpt" || fail "not under set -u"
 }
 
 test_quiet_runs_say_nothing() {
@@ -216,7 +258,7 @@ test_quiet_runs_say_nothing() {
     [[ ! -s sample && $(cat log) == 'error: --data nowhere: '* ]] || fail "$(cat sample log)"
 }
 
-# What a model writes commands no terminal; a file gets every byte.
+# What a model writes commands no terminal, nor the one that shows a log; a file gets every byte.
 test_samples_are_escaped_on_a_terminal() {
     has_terminal || return
     local prompt=$'a\e[2Jb\r\x7fc\xc2\x9bd\xc3\xa9\t'
@@ -230,6 +272,10 @@ test_samples_are_escaped_on_a_terminal() {
     bash ask >sample
     grep -qaF "$prompt" sample || fail "in a file: $(head -c 60 sample | cat -v)"
     tr -d '\r\n\t\033\177' <sample | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a file is escaped"
+    expect_status 0 train_gpt --model llama-tiny "${common[@]}" --sample-interval 4 \
+        --sample-length 400 --sample-temperature 100 --sample-top-k 0 --sample-prompt "$prompt"
+    has log 'a\x1b[2Jb\x0d' || fail "a run's log: $(cat -v log)"
+    ! sed -n '/^sample/,$p' log | tr -d '\n\t' | LC_ALL=C grep -qa '[[:cntrl:]]' || fail "a run's log: $(cat -v log)"
 }
 
 test_a_bare_call_says_how_to_begin() {

@@ -323,10 +323,77 @@ TEST(skipped_steps_leave_no_trace) {
     }
 }
 
+// A window of losses and norms with these means, and a standard deviation of 0.1.
+static SpikeWindow window_of(double loss, double norm) {
+    SpikeWindow w = {.count = SPIKE_WINDOW};
+    double deviation = 0.1 * sqrt((SPIKE_WINDOW - 1.0) / SPIKE_WINDOW);
+    for (int i = 0; i < SPIKE_WINDOW; i++) {
+        w.loss[i] = loss + (i % 2 == 0 ? deviation : -deviation);
+        w.norm[i] = norm + (i % 3 == 0 ? 0.2 : -0.1) * deviation / sqrt(0.02);
+    }
+    return w;
+}
+
+TEST(spikes_are_told_from_usual_steps) {
+    static const struct {
+        double sigma, loss, norm;
+        bool asked;
+        SkipReason expected;
+    } rows[] = {
+        {0, NAN, 1, false, SKIP_NONFINITE},
+        {0, 1, NAN, false, SKIP_NONFINITE},
+        {0, 1, INFINITY, true, SKIP_ASKED},
+        {0, NAN, 1, true, SKIP_ASKED},
+        {6, -INFINITY, 1, false, SKIP_NONFINITE},
+        {0, 1e9, 1e9, false, SKIP_NONE},
+        {0, 3, 1, true, SKIP_ASKED},
+        {6, 3.59, 1, false, SKIP_NONE},
+        {6, 3.61, 1, false, SKIP_SPIKE},
+        {6, 0, 0, false, SKIP_NONE},
+        {6, 3, 1.58, false, SKIP_NONE},
+        {6, 3, 1.64, false, SKIP_SPIKE},
+        {2, 3.21, 1, false, SKIP_SPIKE},
+        {6, 3.61, 1, true, SKIP_ASKED},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        SpikeWindow w = window_of(3, 1), before = w;
+        CHECK_EQUAL(step_skip(&w, rows[i].sigma, rows[i].asked, rows[i].loss, rows[i].norm),
+                    rows[i].expected);
+        bool same = memcmp(&w, &before, sizeof(w)) == 0;
+        CHECK_EQUAL(same, rows[i].expected != SKIP_NONE);
+    }
+    SpikeWindow w = window_of(3, 1);
+    w.count--; // not full yet
+    CHECK_EQUAL(step_skip(&w, 6, false, 9, 9), SKIP_NONE);
+    CHECK(w.count == SPIKE_WINDOW && w.loss[SPIKE_WINDOW - 1] == 9);
+    CHECK_EQUAL(step_skip(&w, 6, false, 4, 1), SKIP_NONE); // over the oldest
+    CHECK(w.loss[0] == 4 && w.norm[0] == 1 && w.loss[1] < 3);
+}
+
+// A spike and a step that is asked for leave as little as one with NaN.
+TEST(spikes_leave_no_trace) {
+    for (int i = 0; i < BOTH; i++) {
+        for (int asked = 0; asked < 2; asked++) {
+            CLOSED(trainer_close) Trainer t;
+            open_combination(&t, i, asked ? "--iterations-to-skip 2-2,9" : "--skip-spikes 6");
+            train(&t, 1);
+            CHECK_EQUAL(t.run.progress.window.count, 1);
+            t.run.progress.window = window_of(t.run.progress.loss - (asked ? 0 : 2), 1e6);
+            State s = take_state(&t);
+            train(&t, 1);
+            allow_for_a_skipped_step(&s, &t);
+            if (asked) { s.progress.skipped_in_row = 0; }
+            check_state(&t, &s);
+            free_state(&s);
+            t.run.progress.window = window_of(t.run.progress.loss, 1e6);
+            train(&t, 1);
+            CHECK_EQUAL(t.run.progress.skipped, 1);
+        }
+    }
+}
+
 TEST(too_many_skipped_steps_end_the_run) {
     Trainer t;
-    CHECK(!run_finite(NAN, 1) && !run_finite(1, NAN) && !run_finite(1, INFINITY));
-    CHECK(run_finite(1, 0));
     open_combination(&t, 0, "--max-skipped 2");
     skipped_step(&t);
     CHECK(run_goes_on(&t.run));

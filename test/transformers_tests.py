@@ -10,7 +10,7 @@ import sys
 import numpy
 import torch
 import transformers
-from check import fails, main, run
+from check import ROOT, fails, main, run
 from safetensors.numpy import load_file
 
 B, T, V = 2, 48, 97
@@ -183,6 +183,32 @@ def the_tokenizer_goes_along():
         assert model.config.eos_token_id == 256
 
 
+def a_tuned_checkpoint_answers_there():
+    """By its chat template there: the same prompt as here, and the same answer."""
+    golden = os.path.join(ROOT, "test", "golden", "chat")
+    run("train_gpt", "--load", golden, "--data", f"{golden}/data/train_*.bin", "--seq-length", 128,
+        "--global-batch-size", 7, "--lr", 1e-2, "--micro-batch-size", 7, "--train-iters", 40,
+        "--save", "tuned")
+    folder, length = "tuned/latest", 24
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    asked = "What is for supper?"
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": asked}], add_generation_prompt=True, return_dict=True,
+        return_tensors="pt")
+    theirs = model.generate(**prompt, max_new_tokens=length, do_sample=False, eos_token_id=None,
+                            pad_token_id=0)[0, prompt["input_ids"].shape[1]:].tolist()
+    ids = " ".join(map(str, prompt["input_ids"][0].tolist()))
+    exact = ("--sample-temperature", 0, "--sample-length", length)
+    ours = run("train_gpt", "--load", folder, "--sample-only", "--quiet", "--sample-tokens", ids,
+               *exact).out.splitlines()[-1]
+    assert list(map(int, ours.split())) == theirs, f"{ours} is not {theirs}"
+    end = theirs.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in theirs else length
+    answer = run("scripts/chat", folder, asked, "--", *exact).out
+    assert answer.strip() == tokenizer.decode(theirs[:end]).strip(), answer
+    assert len(set(theirs)) > 2, "it has learned nothing to say"
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -191,4 +217,5 @@ if __name__ == "__main__":
     MODELS["llama_3_1_again"] = MODELS["llama_3_1"]
     names = [name for name in MODELS if name != "llama_3_1_again"]
     sys.exit(main([*map(test_of, names), scaling_is_not_ignored,
-                   split_and_half_width_files_are_read, the_tokenizer_goes_along]))
+                   split_and_half_width_files_are_read, the_tokenizer_goes_along,
+                   a_tuned_checkpoint_answers_there]))

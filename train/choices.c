@@ -2,7 +2,8 @@
 // sum of its tokens' log-probabilities and by their mean (as llm.c does for HellaSwag). A row is a
 // context with one answer. Rows of similar length are batched together, padded to a power of two,
 // so that few shapes occur.
-#include "run.h"
+#include "choices.h"
+#include "metrics.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -112,7 +113,7 @@ void run_score_choices(Run *run, ChoiceModel model) {
                 "%lld | %.1f s\n",
                 line_start(fileno(run->answers)), set->name, (long long)run->progress.step,
                 100 * sum, 100 * mean, (long long)counts[0], seconds);
-        fflush(run->answers);
+        run_flush(run);
         MetricsRecord *r = metrics_begin("choices");
         metrics_number(r, "step", (double)run->progress.step);
         metrics_text(r, "name", set->name);

@@ -2,11 +2,12 @@
 //
 // Their "kind": "run" (first, and again at every resume: time, options, versions, device, the
 // precision of each linear layer, the step it starts from), "step" (every optimizer step), "eval",
-// "choices" (a multiple-choice set scored), "save", "fp8" (--fp8-stats-interval: what each tensor
-// lost), "profile", "end". After a resume at step N, earlier records of steps beyond N are void. A
-// line that a crash cut off is removed, as are the zeros that a power cut leaves. A number that is
-// NaN or infinite is null, and the record has "nonfinite": true.
-#include "run.h"
+// "choices" (a multiple-choice set scored), "save", "ranks" (of several, at every line: how long
+// each computes), "fp8" (--fp8-stats-interval: what each tensor lost), "profile", "end". After a
+// resume at step N, earlier records of steps beyond N are void. A line that a crash cut off is
+// removed, as are the zeros that a power cut leaves. A number that is NaN or infinite is null, and
+// the record has "nonfinite": true.
+#include "metrics.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -21,20 +22,33 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// Whether the file has the beginning of a record at a place, or nothing but zeros from there on.
+// Whether a text begins with another; or, where it is torn, may have been about to.
+static bool begins(const char *text, const char *with, bool torn) {
+    size_t n = strlen(with), length = strlen(text);
+    return strncmp(text, with, torn && length < n ? length : n) == 0;
+}
+
+// Whether the line at a place is a record, by its kind and the field that follows: other programs'
+// files have a "kind" too. Where the file ends in it, or in zeros from there on, its beginning is
+// enough.
 static bool is_record(FILE *file, off_t at) {
-    static const char record[] = "{\"kind\":\"";
-    char begin[sizeof(record) + 5]; // other programs write blanks between them
-    size_t letters = 0;
+    static const char first[] = "{\"kind\":\"";
+    char line[80]; // without blanks, which other programs write
+    size_t used = 0;
+    int letter;
     if (fseeko(file, at, SEEK_SET) != 0) { return false; }
-    size_t n = fread(begin, 1, sizeof(begin), file);
-    while (n > 0 && begin[n - 1] == '\0') { n--; }
-    int next = n > 0 ? EOF : 0;
-    while (next == 0) { next = fgetc(file); }
-    for (size_t i = 0; i < n && letters < sizeof(record) - 1; i++) {
-        if (begin[i] != ' ') { begin[letters++] = begin[i]; }
+    while ((letter = fgetc(file)) > 0 && letter != '\n') {
+        if (letter != ' ' && used < sizeof(line) - 1) { line[used++] = (char)letter; }
     }
-    return next == EOF && memcmp(begin, record, letters) == 0;
+    line[used] = '\0';
+    bool torn = letter != '\n';
+    while (letter == 0) { letter = fgetc(file); }
+    if (torn && letter != EOF) { return false; }
+    if (!begins(line, first, torn)) { return false; }
+    const char *kind = line + min64((int64_t)used, (int64_t)strlen(first));
+    const char *end = kind + strspn(kind, "abcdefghijklmnopqrstuvwxyz0123456789");
+    bool run = strncmp(kind, "run\"", 4) == 0, profile = strncmp(kind, "profile\"", 8) == 0;
+    return begins(end, run ? "\",\"program\":\"llm8.c" : profile ? "\",\"" : "\",\"step\":", torn);
 }
 
 // A run that was killed, or ran out of disk, may have left the beginning of a line at the end; a
@@ -153,6 +167,9 @@ void run_record_start(Run *run) {
     metrics_number(r, "ranks", run->ranks);
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
+    if (run->train_data.with_targets != NULL) {
+        metrics_number(r, "data_targets", (double)run->train_data.targets);
+    }
     char sum[9];
     if (run->train_data.windows > 0) {
         metrics_text(r, "data_crc32", identity_sum(run->train_data.identity, sum));
@@ -164,6 +181,42 @@ void run_record_start(Run *run) {
     add_precision(r, &run->precision);
     add_options(r, &run->options);
     metrics_end(&run->metrics, r);
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// "compute_seconds": of each rank, a step; "slowest" and its "host", where a rank is behind.
+void run_record_ranks(Run *run) {
+    typedef struct {
+        double seconds;
+        char host[64];
+    } Mine;
+    const double BEHIND = 1.05; // times the median
+    size_t n = (size_t)run->ranks;
+    Mine mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(Mine));
+    double *seconds = calloc_or_die(2 * n, sizeof(double)), *sorted = seconds + n;
+    gethostname(mine.host, sizeof(mine.host) - 1);
+    group_gather(run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
+    int slowest = 0;
+    for (int r = 0; r < run->ranks; r++) {
+        seconds[r] = sorted[r] = all[r].seconds / run->own_steps;
+        if (seconds[r] > seconds[slowest]) { slowest = r; }
+    }
+    qsort(sorted, n, sizeof(double), ascending);
+    MetricsRecord *r = metrics_begin("ranks");
+    metrics_number(r, "step", (double)run->progress.step);
+    cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->ranks));
+    if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) { // of two, the faster one
+        metrics_number(r, "slowest", slowest);
+        metrics_text(r, "host", all[slowest].host);
+    }
+    metrics_end(&run->metrics, r);
+    run->own_seconds = run->own_steps = 0;
+    free(all);
+    free(seconds);
 }
 
 // "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8

@@ -1,43 +1,19 @@
 #include "run.h"
 #include "../checkpoints/hugging_face.h"
 #include "../ranks/launch.h"
+#include "metrics.h"
+#include "run_data.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 // ---- start --------------------------------------------------------------------------------------
-
-bool run_configure(Run *run, const Options *options, NumberSupport support) {
-    *run = (Run){.options = *options,
-                 .rank = options->rank,
-                 .ranks = options->ranks,
-                 .group = options->group,
-                 .answers = stdout,
-                 .progress = {.loss = NAN,
-                              .valid_loss = NAN,
-                              .best_valid_loss = NAN,
-                              .level = NAN,
-                              .best_level = NAN,
-                              .proven = -1},
-                 .saved_step = -1};
-    if (!options_finish_batch(&run->options, run->ranks)) { return false; }
-    run->config = model_config(options);
-    run->layout = param_layout(&run->config);
-    run->precision = precision_decide(&run->options, &run->config, support);
-    return true;
-}
-
-void run_free_configuration(Run *run) {
-    precision_free(&run->precision);
-    param_layout_free(&run->layout);
-}
 
 // What is asked for instead of training has the standard output to itself: all else goes to
 // standard error, and with --quiet nowhere.
@@ -57,14 +33,14 @@ void run_announce(Run *run) {
     const Precision *p = &run->precision;
     if (o->list_checkpoints) {
         or_die(checkpoint_list(o->save));
-        exit(EXIT_SUCCESS);
+        exit_answered();
     }
     if (o->list_tensors) {
         hf_list(&run->layout, stdout);
-        exit(EXIT_SUCCESS);
+        exit_answered();
     }
     part_output(run);
-    options_print(o, stdout);
+    options_print(o, o->plan, stdout);
     precision_print(p);
     bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
     if (no_fp8 && run->rank == 0) {
@@ -79,47 +55,10 @@ void run_announce(Run *run) {
     }
 }
 
-void run_beat(const Run *run, Doing doing, const char *what) {
-    if (run->group != NULL) { watch_beat(run->group->watch, run->progress.step, doing, what); }
-}
-
-static volatile sig_atomic_t stop_signal; // what a handler can reach
-
-static void request_stop(int number) {
-    stop_signal = number;
-}
-
-int run_stop_signal(void) {
-    return stop_signal;
-}
-
-void run_end_by_data(Run *run, const char *option) {
-    if (run->data_fault.text[0] != '\0') { return; }
-    fail("--%s %.700s", option, error_text());
-    run->data_fault = error_kept();
-    complain("%s", run->data_fault.text);
-    request_stop(-1);
-}
-
 // Whether every rank could read its data. If not, the error text is the first such rank's.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
     return group_agree(run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
-}
-
-// The first of a kind requests an end after the present step, a second one ends at once; but
-// SIGHUP comes from the shell and from the terminal, and SIGXCPU every second. nohup's ignored
-// SIGHUP stays ignored.
-static void catch_signals(void) {
-    for (int i = 0; i < STOP_SIGNALS; i++) {
-        int number = stop_signals[i];
-        bool repeats = number == SIGHUP || number == SIGXCPU;
-        struct sigaction action = {.sa_handler = request_stop,
-                                   .sa_flags = SA_RESTART | (repeats ? 0 : (int)SA_RESETHAND)},
-                         old;
-        sigaction(number, NULL, &old);
-        if (number != SIGHUP || old.sa_handler != SIG_IGN) { sigaction(number, &action, NULL); }
-    }
 }
 
 // metrics.jsonl, in --save or where --metrics says.
@@ -178,7 +117,7 @@ void run_start(Run *run, const char *device) {
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
-    if (options_train(o)) { catch_signals(); } // else there is nothing to save
+    if (options_train(o)) { run_catch_signals(); } // else there is nothing to save
     if (run->train_data.windows == 0) { return; }
     int micro_batches = run_micro_batches(run) * run->ranks;
     if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
@@ -216,6 +155,11 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
                "order\n",
                (long long)run->train_data.windows, (long long)checkpoint->data_windows);
+    }
+    if (o->iterations_to_skip[0] != '\0' &&
+        options_next_skip(o, run->progress.step + 1) > o->train_iters) {
+        printf("  --iterations-to-skip %s leaves out nothing of what is still to do\n",
+               o->iterations_to_skip);
     }
     if (options_train(o) && run->progress.step >= o->train_iters) {
         printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
@@ -271,11 +215,11 @@ static void record_error(const char *error) {
 // before that, the files of an earlier run stay as they are.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     bool restored = restore(run, checkpoint);
+    if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     if (run->rank == 0 && options_save(&run->options)) {
-        if (restored && !checkpoint_go_back(&run->options, checkpoint)) { die("%s", error_text()); }
+        or_die(checkpoint_go_back(&run->options, checkpoint));
         if (!save_config(&run->options)) { die("--save %s", error_text()); }
     }
-    if (!restored && run->options.load[0] != '\0') { verify_load(run); }
     run_record_start(run);
     recorded = run;
     die_with(record_error);
@@ -356,7 +300,7 @@ double learning_rate(const Options *o, int64_t step) {
 
 // Several ranks stop when they have agreed to; one, at the signal.
 static bool is_stopping(const Run *run) {
-    return run->ranks > 1 ? run->stopping : stop_signal != 0;
+    return run->ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
 
 bool run_goes_on(const Run *run) {
@@ -398,6 +342,9 @@ bool run_should_save(const Run *run) {
 
 // ---- reports ------------------------------------------------------------------------------------
 
+static const char *const skip_reasons[] = {"", "nonfinite", "spike", "asked"};
+static const char *const skip_texts[] = {"", "SKIPPED", "SKIPPED: spike", "SKIPPED: asked"};
+
 // The line of a step that has been counted: what changes from one step to the next. On a terminal a
 // live line, drawn over by the next one, shows the steps between two of --log-interval, in one row.
 // start_seconds: from the program's start to this step, the first; 0 where it is a later one.
@@ -430,7 +377,7 @@ static void print_step(Run *run, StepResult s, double tokens_per_s, double start
     format_duration(text, run->step_seconds * (double)(iters - p->step));
     snprintf(field[ETA], FIELD, "ETA %s", text);
     if (start_seconds > 0) { snprintf(field[ETA], FIELD, "start %.1f s", start_seconds); }
-    snprintf(field[SKIPPED], FIELD, "%s", s.skipped ? "SKIPPED" : "");
+    snprintf(field[SKIPPED], FIELD, "%s", skip_texts[s.skipped]);
 
     int room = whole || columns > WIDTH ? WIDTH : columns - 1, length = -3;
     for (int i = 0; i < FIELDS; i++) { length += field[i][0] ? (int)strlen(field[i]) + 3 : 0; }
@@ -443,10 +390,7 @@ static void print_step(Run *run, StepResult s, double tokens_per_s, double start
         strcat(line, field[i]);
     }
     printf("%s%.*s%s", line_start(STDOUT_FILENO), room, line, whole ? "\n" : "");
-    if (fflush(stdout) != 0 && !run->mute) {
-        warn("the standard output could not be written: %s; the run continues", strerror(errno));
-        run->mute = true;
-    }
+    run_flush(run);
 }
 
 // A loss is as usual within half a nat of the lowest average of about 10 steps: most batches are,
@@ -459,13 +403,14 @@ void run_report(Run *run, StepResult s) {
     Progress *p = &run->progress;
     const Options *o = &run->options;
     int64_t tokens = (int64_t)o->global_batch_size * o->seq_length;
+    int64_t targets = run_step_targets(run, 0);
     p->step++;
     p->samples += o->global_batch_size;
     p->tokens += tokens;
     p->loss = s.loss;
     p->valid_loss = NAN;
-    p->skipped += s.skipped;
-    p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0;
+    p->skipped += s.skipped != SKIP_NONE;
+    if (s.skipped != SKIP_ASKED) { p->skipped_in_row = s.skipped ? p->skipped_in_row + 1 : 0; }
     if (!s.skipped && is_usual(s.loss, p->best_level)) {
         p->level = isnan(p->level) ? s.loss : p->level + 0.1 * (s.loss - p->level);
         p->best_level = fmin(p->best_level, p->level);
@@ -487,14 +432,21 @@ void run_report(Run *run, StepResult s) {
     MetricsRecord *r = metrics_begin("step");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "tokens", (double)p->tokens);
+    if (run->train_data.with_targets != NULL) { metrics_number(r, "targets", (double)targets); }
     metrics_number(r, "loss", s.loss);
     metrics_number(r, "norm", s.norm);
     metrics_number(r, "lr", s.lr);
     metrics_number(r, "seconds", s.seconds);
     metrics_number(r, "tokens_per_s", (double)tokens / s.seconds);
-    metrics_number(r, "skipped", s.skipped);
+    metrics_number(r, "skipped", s.skipped != SKIP_NONE);
+    if (s.skipped) { metrics_text(r, "reason", skip_reasons[s.skipped]); }
     if (first) { metrics_number(r, "start_seconds", start_seconds); }
     metrics_end(&run->metrics, r);
+    bool timed = !first && s.own_seconds > 0; // the first step loads and plans
+    run->own_seconds += timed ? s.own_seconds : 0;
+    run->own_steps += timed;
+    bool line = p->step % o->log_interval == 0 && run->own_steps > 0;
+    if (run->ranks > 1 && line) { run_record_ranks(run); }
 }
 
 void run_report_eval(Run *run, double loss, double seconds) {
@@ -510,7 +462,7 @@ void run_report_eval(Run *run, double loss, double seconds) {
     fprintf(run->answers, "%seval after step %lld | valid loss %s%s | perplexity %.4g | %.1f s\n",
             line_start(fileno(run->answers)), (long long)p->step, format_number(text, loss),
             best ? " (best)" : "", fabs(exp(loss)), seconds);
-    fflush(run->answers);
+    run_flush(run);
     MetricsRecord *r = metrics_begin("eval");
     metrics_number(r, "step", (double)p->step);
     metrics_number(r, "valid_loss", loss);
@@ -524,7 +476,7 @@ bool run_counts_fp8(const Run *run, int64_t step) {
     return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
 }
 
-void run_maybe_dump(const Run *run, const float *gradients, double loss) {
+void run_maybe_dump(const Run *run, float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
     TensorEntry *tensors;
@@ -534,6 +486,8 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
         group_close(run->group);
         exit(EXIT_SUCCESS);
     }
+    float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
+    for (int64_t i = 0; i < run->layout.size; i++) { gradients[i] *= factor; }
     int count = hf_tensors(&run->layout, DTYPE_F32, gradients, &tensors);
     tensors = realloc_or_die(tensors, (size_t)(count + 1) * sizeof(TensorEntry));
     memmove(tensors + 1, tensors, (size_t)count * sizeof(TensorEntry));
@@ -547,7 +501,7 @@ void run_maybe_dump(const Run *run, const float *gradients, double loss) {
     exit(EXIT_SUCCESS);
 }
 
-// Where --save has been moved or deleted, what a run has there is written anew. A copy of the
+// Where --save has been moved or deleted, writes the files that a run has there anew. A copy of the
 // folder may lie there, or a link to where it was moved: the run continues in it.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
@@ -594,6 +548,20 @@ void run_save(Run *run, const Snapshot *snapshot) {
     saver_start(&run->saver, &s);
 }
 
+// What to type for the rest of a run that was saved.
+static void print_resume(const Run *run) {
+    const Options *o = &run->options;
+    bool started = run->ranks > 1 && o->gpus == 1; // by torchrun, srun, mpirun
+    printf("; saved; resume with %s%s --config ", started ? "the same starter and " : "",
+           o->program);
+    bool plain = o->save[strcspn(o->save, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
+    if (!plain) { putchar('\''); }
+    for (const char *p = o->save; *p != '\0'; p++) {
+        fputs(*p == '\'' ? "'\\''" : (char[]){*p, '\0'}, stdout);
+    }
+    printf("/config.txt%s --resume latest", plain ? "" : "'");
+}
+
 int run_close(Run *run) {
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     bool saved = saver_wait(&run->saver);
@@ -609,19 +577,18 @@ int run_close(Run *run) {
     MetricsRecord *r = begin_end(run, status);
     if (run->used_bytes > 0) { metrics_number(r, "memory_used_bytes", run->used_bytes); }
     metrics_end(&run->metrics, r);
-    const char *resume = options_save(&run->options) && saved
-                             ? "; saved; resume with --resume latest"
-                             : "";
-    if (!read) {
-        printf("%sstopped after step %lld: %s%s\n", line_start(STDOUT_FILENO), (long long)p->step,
-               why.text, resume);
-    } else if (stopped) {
-        char by[40] = "a signal to another rank";
-        if (stop_signal != 0) { snprintf(by, sizeof(by), "signal %d", (int)stop_signal); }
-        printf("%sstopped by %s after step %lld%s\n", line_start(STDOUT_FILENO), by,
-               (long long)p->step, resume);
+    if (!read || stopped) {
+        char by[40] = "";
+        if (read) { strcpy(by, " by a signal to another rank"); }
+        if (read && run_stop_signal() != 0) {
+            snprintf(by, sizeof(by), " by signal %d", run_stop_signal());
+        }
+        printf("%sstopped%s after step %lld%s%s", line_start(STDOUT_FILENO), by, (long long)p->step,
+               read ? "" : ": ", read ? "" : why.text);
+        if (options_save(&run->options) && saved) { print_resume(run); }
+        printf("\n");
     } else if (run->diverged) {
-        printf("%sstopped: %d steps in a row had a NaN or infinite loss or norm (--max-skipped)\n",
+        printf("%sstopped: %d steps in a row were skipped (--max-skipped)\n",
                line_start(STDOUT_FILENO), run->options.max_skipped);
     }
     metrics_close(&run->metrics);
@@ -637,19 +604,26 @@ int run_close(Run *run) {
     return status;
 }
 
+void run_end_wrong(Run *run) {
+    Error why = error_kept();
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    saver_wait(&run->saver);
+    if (run->rank == 0) { complain("%s", why.text); }
+    MetricsRecord *r = begin_end(run, EXIT_WRONG_RESULTS);
+    metrics_text(r, "error", why.text);
+    metrics_end(&run->metrics, r);
+    group_close(run->group);
+    exit(EXIT_WRONG_RESULTS);
+}
+
 // ---- what fits a memory -------------------------------------------------------------------------
 
 static const char *const recompute_names[] = {"none", "activations", "block"};
 
-// With these ways of saving memory; 0 when not even one sequence fits.
-static int largest_micro_batch(const Options *options, bool deterministic, int recompute,
-                               int adam_dtype, NumberSupport support, PlannedBytes planned,
+// 0 when not even one sequence fits.
+static int largest_micro_batch(Options o, NumberSupport support, PlannedBytes planned,
                                int64_t memory) {
-    Options o = *options;
     int fits = 0;
-    o.deterministic = deterministic;
-    o.recompute = recompute;
-    o.adam_dtype = adam_dtype;
     o.global_batch_size = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
         o.micro_batch_size = fits + step;
@@ -659,42 +633,24 @@ static int largest_micro_batch(const Options *options, bool deterministic, int r
     return fits;
 }
 
-void fit_print(const Options *o, NumberSupport support, PlannedBytes planned, int64_t memory) {
+void fit_print(const Options *options, NumberSupport support, PlannedBytes planned,
+               int64_t memory) {
+    enum { WAYS = 2 * (STATE_BF16 + 1) * (RECOMPUTE_BLOCK + 1) };
     char size[32];
     printf("What fits %s\n", format_bytes(size, (double)memory));
-    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-        for (int adam = STATE_FP32; adam <= STATE_BF16; adam++) {
-            int micro = largest_micro_batch(o, o->deterministic, recompute, adam, support, planned,
-                                            memory);
-            int any_order = largest_micro_batch(o, false, recompute, adam, support, planned,
-                                                memory);
-            printf("  --recompute %-11s --adam-dtype %s  ", recompute_names[recompute],
-                   adam == STATE_BF16 ? "bf16" : "fp32");
-            printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
-            if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
-            printf("\n");
-        }
-    }
-}
-
-void fit_advice(const Options *o, NumberSupport support, PlannedBytes planned, int64_t memory,
-                char text[128]) {
-    enum { WAYS = 2 * (STATE_BF16 + 1) * (RECOMPUTE_BLOCK + 1) };
-    snprintf(text, 128, "a smaller model or a GPU with more memory");
-    for (int way = 0; way < WAYS; way++) { // the dearest last
-        int recompute = way % (RECOMPUTE_BLOCK + 1), rest = way / (RECOMPUTE_BLOCK + 1);
-        int adam = rest % (STATE_BF16 + 1);
-        bool deterministic = rest <= STATE_BF16, more = recompute != o->recompute;
-        if (recompute < o->recompute || adam < o->adam_dtype || deterministic > o->deterministic) {
-            continue;
-        }
-        int micro = largest_micro_batch(o, deterministic, recompute, adam, support, planned,
-                                        memory);
-        if (micro == 0) { continue; }
-        snprintf(text, 128, "--micro-batch-size %d%s%s%s%s", (int)min64(micro, o->micro_batch_size),
-                 more ? " --recompute " : "", more ? recompute_names[recompute] : "",
-                 adam != o->adam_dtype ? " --adam-dtype bf16" : "",
-                 deterministic != o->deterministic ? " --no-deterministic" : "");
-        return;
+    for (int way = 0; way < WAYS; way++) {
+        Options o = *options;
+        o.recompute = way % (RECOMPUTE_BLOCK + 1);
+        o.adam_dtype = way / (RECOMPUTE_BLOCK + 1) % (STATE_BF16 + 1);
+        o.optimizer_cpu_offload = way >= WAYS / 2;
+        int micro = largest_micro_batch(o, support, planned, memory);
+        o.deterministic = false;
+        int any_order = largest_micro_batch(o, support, planned, memory);
+        printf("  --recompute %-11s --adam-dtype %s %s  ", recompute_names[o.recompute],
+               o.adam_dtype == STATE_BF16 ? "bf16" : "fp32",
+               o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");
+        printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
+        if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
+        printf("\n");
     }
 }

@@ -1,12 +1,29 @@
 // What a run reads: shards, validation shards, multiple-choice sets, the tokenizer; and which
 // sequences of them a rank reads in a step and in an evaluation.
+#include "run_data.h"
 #include "../ranks/launch.h"
-#include "run.h"
+#include "sample.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 // ---- opening ------------------------------------------------------------------------------------
+
+// Of data with masks: how many tokens count.
+static const char *say_counted(char out[64], const Loader *loader) {
+    const Dataset *data = loader->data;
+    out[0] = '\0';
+    if (data->with_targets != NULL) {
+        snprintf(out, 64, "%lld of them counted, ", (long long)data->targets);
+    }
+    if (data->cuts > 0) {
+        printf(
+            "  note: documents were packed into sequences of %d tokens; --seq-length %d cuts some "
+            "of them\n",
+            data->cuts, data->seq_length);
+    }
+    return out;
+}
 
 // Evaluating and sampling alone need no training data, but may use the tokenizer beside it.
 static void open_train_data(Run *run) {
@@ -22,9 +39,11 @@ static void open_train_data(Run *run) {
             o->data, (long long)run->train_data.windows, o->seq_length, o->global_batch_size);
     }
     run->train = (Loader){&run->train_data, (uint64_t)o->seed, o->shuffle};
-    printf("  training    %lld tokens in %d shard%s, %lld sequences an epoch\n",
+    char counted[64];
+    printf("  training    %lld tokens in %d shard%s, %s%lld sequences an epoch\n",
            (long long)run->train_data.tokens, run->train_data.num_shards,
-           run->train_data.num_shards > 1 ? "s" : "", (long long)run->train_data.windows);
+           run->train_data.num_shards > 1 ? "s" : "", say_counted(counted, &run->train),
+           (long long)run->train_data.windows);
 }
 
 // Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
@@ -151,6 +170,8 @@ static void read_companions(Run *run) {
     bool theirs = end != NULL && read_companion(run, path, "tokenizer.json");
     path_format(path, "%.*stokenizer_config.json", stem, o->tokenizer);
     if (theirs) { read_companion(run, path, "tokenizer_config.json"); }
+    path_format(path, "%.*schat_template.jinja", stem, o->tokenizer);
+    if (theirs) { read_companion(run, path, "chat_template.jinja"); }
     if (theirs || run->tokenizer.cut != CUT_BYTES) { return; }
     text = tokenizer_json(&run->tokenizer);
     add_companion(run, "tokenizer.json", text, strlen(text));
@@ -224,8 +245,10 @@ void run_open_data(Run *run) {
         }
         run->valid = (Loader){&run->valid_data, 0, false};
         run->has_valid = true;
-        printf("  validation  %lld tokens, %lld sequences an evaluation\n",
-               (long long)run->valid_data.tokens, (long long)run_eval_samples(run));
+        char counted[64];
+        printf("  validation  %lld tokens, %s%lld sequences an evaluation\n",
+               (long long)run->valid_data.tokens, say_counted(counted, &run->valid),
+               (long long)run_eval_samples(run));
     }
     if (o->eval_choices[0] != '\0') {
         if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
@@ -275,6 +298,11 @@ int run_micro_batches(const Run *run) {
     return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
 }
 
+int64_t run_step_targets(const Run *run, int64_t ahead) {
+    int batch = run->options.global_batch_size;
+    return loader_targets(&run->train, run->progress.samples + ahead * batch, batch);
+}
+
 // A rank's micro-batches follow each other at a distance of `stride` samples, from step to step
 // too.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
@@ -310,6 +338,10 @@ int64_t run_eval_samples(const Run *run) {
     int64_t all = run->valid_data.windows;
     int64_t requested = min64(run->options.eval_iters, all) * run->options.global_batch_size;
     return requested > 0 ? min64(requested, all) : all;
+}
+
+int64_t run_eval_targets(const Run *run) {
+    return loader_targets(&run->valid, 0, run_eval_samples(run));
 }
 
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets) {

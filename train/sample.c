@@ -1,14 +1,33 @@
 // Samples: what they start with, choosing tokens, printing them.
+#include "sample.h"
 #include "../base/rng.h"
-#include "run.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+// --sample-tokens
+static bool read_prompt(Run *run) {
+    const char *text = run->options.sample_tokens;
+    char *end;
+    run->prompt = malloc_or_die((strlen(text) + 1) * sizeof(int));
+    for (run->prompt_length = 0; *(text += strspn(text, " ,")) != '\0'; text = end) {
+        errno = 0;
+        long id = strtol(text, &end, 10);
+        if (end == text || errno != 0 || id < 0 || id >= run->config.vocab) {
+            return fail("--sample-tokens: '%.20s' is no token of the vocabulary of %d", text,
+                        run->config.vocab);
+        }
+        run->prompt[run->prompt_length++] = (int)id;
+    }
+    return run->prompt_length > 0 || fail("--sample-tokens: no numbers");
+}
+
 bool run_encode_prompt(Run *run) {
     const char *text = run->options.sample_prompt;
+    if (run->options.sample_tokens[0] != '\0') { return read_prompt(run); }
     size_t bytes = strlen(text);
     run->prompt = malloc_or_die((bytes + 1) * sizeof(int));
     run->prompt[0] = run->has_tokenizer ? run->tokenizer.end_of_text : run->config.vocab - 1;
@@ -61,11 +80,13 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
     return top;
 }
 
-// On a terminal, bytes that would command it are printed as C writes them: \x1b. *before: the byte
+// Bytes that would command a terminal are printed as C writes them, \x1b, on one and in what a run
+// prints, which is read on one; a file that asks for a sample gets every byte. *before: the byte
 // printed last; after 0xc2, UTF-8's first byte of them, 0x80 to 0x9f are commands too.
-static void print_bytes(FILE *out, const void *from, size_t n, unsigned char *before) {
+static void print_bytes(const Run *run, const void *from, size_t n, unsigned char *before) {
     const unsigned char *bytes = from;
-    bool terminal = isatty(fileno(out));
+    FILE *out = run->answers;
+    bool terminal = options_train(&run->options) || isatty(fileno(out));
     for (size_t i = 0; i < n; *before = bytes[i++]) {
         bool command = (bytes[i] < ' ' && bytes[i] != '\n' && bytes[i] != '\t') ||
                        bytes[i] == 0x7f || (*before == 0xc2 && bytes[i] >= 0x80 && bytes[i] < 0xa0);
@@ -84,24 +105,24 @@ void run_sample(Run *run, NextLogits next_logits, void *trainer) {
     unsigned char before = 0;
     printf("%ssample after step %lld:\n", line_start(STDOUT_FILENO), (long long)run->progress.step);
     fflush(stdout);
-    print_bytes(out, o->sample_prompt, strlen(o->sample_prompt), &before);
+    print_bytes(run, o->sample_prompt, strlen(o->sample_prompt), &before);
     for (int i = 0; i < o->sample_length; i++, count++) {
         int n = (int)min64(count, run->config.seq_length), length;
         run_beat(run, DOING_WAIT, "writing a sample");
         float *logits = next_logits(trainer, tokens + count - n, n);
         for (int v = 0; v < V && cap > 0; v++) { logits[v] = cap * tanhf(logits[v] / cap); }
         int token = tokens[count] = sample_token(o, logits, scratch, V, i);
-        if (run->has_tokenizer) {
+        if (run->has_tokenizer && o->sample_tokens[0] == '\0') {
             const unsigned char *bytes = tokenizer_decode(&run->tokenizer, token, &length);
-            print_bytes(out, bytes, (size_t)length, &before);
+            print_bytes(run, bytes, (size_t)length, &before);
             if (token == run->tokenizer.end_of_text) { fputs("\n---\n", out); }
         } else {
             fprintf(out, "%d ", token);
         }
-        fflush(out);
+        run_flush(run);
     }
     fputs("\n", out);
-    fflush(out);
+    run_flush(run);
     free(tokens);
     free(scratch);
 }

@@ -29,11 +29,14 @@ enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureSta
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventWaitExternal = 1 };
-enum { cudaHostRegisterDefault };
+enum { cudaHostRegisterMapped, cudaDevAttrCanUseHostPointerForRegisteredMem };
 struct cudaDeviceProp {
     char name[256];
     int major, minor, multiProcessorCount;
     size_t totalGlobalMem;
+    struct {
+        char bytes[16];
+    } uuid;
 };
 
 // What is enqueued on NULL is done at once. What is enqueued on a stream that has a priority is
@@ -118,6 +121,7 @@ STANDIN_ANSWER(cudaDeviceGetStreamPriorityRange, (int *least, int *most), *least
 STANDIN_ANSWER(cudaFreeHost, (void *pointer), free(pointer))
 STANDIN_ANSWER(cudaHostRegister, (void *pointer, size_t bytes, unsigned flags), )
 STANDIN_ANSWER(cudaHostUnregister, (void *pointer), )
+STANDIN_ANSWER(cudaDeviceGetAttribute, (int *value, int attribute, int device), *value = 1;)
 STANDIN_ANSWER(cudaEventCreate, (cudaEvent_t * event), cudaEventCreateWithFlags(event, 0))
 STANDIN_ANSWER(cudaEventDestroy, (cudaEvent_t event), free(event))
 STANDIN_ANSWER(cudaStreamCreateWithFlags, (cudaStream_t * stream, unsigned flags), *stream = NULL)

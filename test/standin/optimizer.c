@@ -19,11 +19,11 @@ static void *element(const void *x, GpuType type, int64_t i) {
     return (char *)(uintptr_t)x + i * gpu_type_bytes(type);
 }
 
-void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratch,
-                        const void *gradients, GpuType type, const GradientPart *parts, int count,
-                        cudaStream_t stream) {
+void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+                        double *scratch, const void *gradients, GpuType type,
+                        const GradientPart *parts, int count, cudaStream_t stream) {
     state->stop = input->stop;
-    state->own_loss = state->loss;
+    state->loss_sum = state->own_loss_sum = *loss_sum;
     state->norm_squared = 0.0;
     for (int i = 0; i < count; i++) {
         check_part(parts[i].first, parts[i].n);
@@ -33,13 +33,15 @@ void gpu_sum_of_squares(StepState *state, const StepInput *input, double *scratc
     }
 }
 
-void gpu_decide_step(StepState *state, double tokens, float clip, cudaStream_t stream) {
-    state->loss /= tokens;
+void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
+                     cudaStream_t stream) {
+    double factor = tokens / input->targets;
+    double loss = state->loss_sum / input->targets;
+    state->norm_squared *= factor * factor;
     double norm = sqrt(state->norm_squared);
-    bool finite = isfinite(state->loss) && isfinite(norm);
-    state->gradient_scale = clip > 0.0f && norm > clip ? (float)(clip / norm) : 1.0f;
-    state->skipped = !finite;
-    state->updates += finite;
+    state->gradient_scale = (float)(clip > 0.0f && norm > clip ? clip / norm * factor : factor);
+    state->skipped = step_skip(&state->window, input->sigma, input->skip, loss, norm);
+    state->updates += state->skipped == SKIP_NONE;
     state->unmeasured = 0;
 }
 
@@ -66,15 +68,13 @@ static void update_segment(const AdamWUpdate *u, const StepState *state, const A
     if (s->muon) {
         FREED float *x = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                      u->gradient_type, s->n);
-        muon_update(u->master + s->state, x, s->n, (float)u->input->lr, s->weight_decay);
+        muon_update(s->master, x, s->n, (float)u->input->lr, s->weight_decay);
         return;
     }
-    void *exp_avg = element(u->exp_avg, u->moment_type, s->state);
-    void *exp_avg_sq = element(u->exp_avg_sq, u->moment_type, s->state);
     FREED float *g = values_read(element(u->gradients, u->gradient_type, s->gradient),
                                  u->gradient_type, s->n);
-    FREED float *m = values_read(exp_avg, u->moment_type, s->n);
-    FREED float *v = values_read(exp_avg_sq, u->moment_type, s->n);
+    FREED float *m = values_read(s->exp_avg, u->moment_type, s->n);
+    FREED float *v = values_read(s->exp_avg_sq, u->moment_type, s->n);
     AdamW a = {.lr = (float)u->input->lr,
                .beta1 = u->beta1,
                .beta2 = u->beta2,
@@ -82,9 +82,9 @@ static void update_segment(const AdamWUpdate *u, const StepState *state, const A
                .weight_decay = s->weight_decay,
                .gradient_scale = state->gradient_scale,
                .step = state->updates};
-    adamw_update(u->master + s->state, m, v, g, s->n, a);
-    write_moment(exp_avg, u->moment_type, m, s->first, s->n, key);
-    write_moment(exp_avg_sq, u->moment_type, v, s->first, s->n, key + 1);
+    adamw_update(s->master, m, v, g, s->n, a);
+    write_moment(s->exp_avg, u->moment_type, m, s->first, s->n, key);
+    write_moment(s->exp_avg_sq, u->moment_type, v, s->first, s->n, key + 1);
 }
 
 // A block is PARAM_ALIGN parameters.
@@ -110,12 +110,11 @@ void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_
         const AdamWSegment *s = &u->segments[i];
         if (!s->muon) { continue; }
         void *gradients = element(u->gradients, u->gradient_type, s->gradient);
-        void *exp_avg = element(u->exp_avg, u->moment_type, s->state);
         FREED float *g = values_read(gradients, u->gradient_type, s->n);
-        FREED float *m = values_read(exp_avg, u->moment_type, s->n);
+        FREED float *m = values_read(s->exp_avg, u->moment_type, s->n);
         muon_momentum(g, m, s->n, u->momentum, state->gradient_scale);
         values_write(gradients, u->gradient_type, g, s->n);
-        write_moment(exp_avg, u->moment_type, m, s->first, s->n,
+        write_moment(s->exp_avg, u->moment_type, m, s->first, s->n,
                      u->seed + 2 * (uint64_t)u->input->step);
     }
 }
@@ -146,7 +145,7 @@ void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
 // What FP8 weights of a segment become: their amax alone, or codes. state: as in kernels.h.
 static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
     Tensor q = u->tensors[s->tensor];
-    FREED float *values = values_read(u->master + s->state, TYPE_F32, s->n);
+    FREED float *values = values_read(s->master, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
     if (u->squares != NULL) {
         const Fp8Squares *squares = &u->squares[s->tensor];
@@ -180,7 +179,7 @@ static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, b
         if (s->fp8 != NULL) {
             write_fp8(u, s, mode, codes);
         } else if (updates || (codes && state == NULL)) {
-            values_write(s->bf16, TYPE_BF16, u->master + s->state, s->n);
+            values_write(s->bf16, TYPE_BF16, s->master, s->n);
         }
     }
 }
@@ -241,4 +240,16 @@ void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) 
 
 void gpu_fp8_clear_measured(const Fp8Scaling *s, cudaStream_t stream) {
     for (int i = 0; i < s->count; i++) { s->live[i].amax = 0.0f; }
+}
+
+// ---- hashes, the time ---------------------------------------------------------------------------
+
+void gpu_hash(uint64_t *sum, const void *data, int64_t bytes, int64_t first, cudaStream_t stream) {
+    if (bytes % 8 != 0) { die("stand-in: a hash of %lld bytes", (long long)bytes); }
+    *sum += hash_words(data, bytes, first);
+}
+
+// Where a test counts time, that alone.
+void gpu_stamp(uint64_t *nanoseconds, cudaStream_t stream) {
+    *nanoseconds = (uint64_t)(1e9 * (standin_seconds > 0 ? standin_seconds : wall_seconds()));
 }

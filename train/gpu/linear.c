@@ -7,7 +7,7 @@ void linear_plan(LinearLayer *l, const Params *p, const LinearPrecision *lp, Pla
                        .wgrad_fp8 = lp->wgrad == NUMBER_FP8,
                        .fast_forward = p->run->precision.fast_forward,
                        .fast_backward = p->run->precision.fast_backward,
-                       .scaling = &p->scaling,
+                       .scaling = &p->fp8.scaling,
                        .family = lp->linear == LINEAR_HEAD ? FAMILY_HEAD_PRODUCTS
                                                            : FAMILY_PRODUCTS};
     if (lp->number != NUMBER_FP8) { return; }
@@ -28,14 +28,14 @@ void linear_start(LinearLayer *l, const Params *p) {
     } else {
         l->w.bf16 = weights;
     }
-    const Fp8Squares *squares = &p->squares[lp - p->run->precision.linear];
+    const Fp8Squares *squares = &p->fp8.squares[lp - p->run->precision.linear];
     l->w.scales = squares->scales;
     l->w.scales_t = squares->scales_t;
     params_scale(p, lp, OPERAND_X, &l->x);
     params_scale(p, lp, OPERAND_W, &l->w);
     params_scale(p, lp, OPERAND_DY, &l->dy);
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, OPERAND_X);
-    l->counts = lp->number == NUMBER_FP8 && p->counts != NULL ? &p->counts[slot] : NULL;
+    l->counts = lp->number == NUMBER_FP8 && p->fp8.counts != NULL ? &p->fp8.counts[slot] : NULL;
     l->dweight = params_gradient(p, lp->weight, lp->layer);
     l->bias = params_weights(p, lp->bias, lp->layer, NULL);
     l->dbias = params_gradient(p, lp->bias, lp->layer);

@@ -14,7 +14,7 @@
 #include "../../kernels/kernels.h"
 #include "../../model/plan.h"
 #include "../../model/zero.h"
-#include "../run.h"
+#include "../state.h"
 #include "comm.h"
 
 BEGIN_C

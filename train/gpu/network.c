@@ -96,7 +96,7 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 // Blockwise scaling: the scales of an operand of up to M x N, and of its transpose.
 static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, float **scales,
                         float **scales_t) {
-    int rows = n->params->blockwise ? (int)M : 0;
+    int rows = n->params->fp8.blockwise ? (int)M : 0;
     PLAN(plan, "scales", fp8_scale_count(SCALES_VECTOR, rows, (int)N), *scales);
     PLAN(plan, "scales, transposed", fp8_scale_count(SCALES_VECTOR, (int)N, rows), *scales_t);
 }
@@ -143,10 +143,11 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     int64_t T = c->seq_length, M = run->options.micro_batch_size * T, C = c->channels;
     int64_t heads = (int64_t)c->num_heads * c->head_size, widest = max64(c->ffn, qkv_rows(c));
     int64_t sums = partial_sums_bytes(M, max64(max64(fc1_rows(c), qkv_rows(c)), 3 * C));
-    bool trains = options_train(&run->options), fp8 = params->fp8;
+    bool trains = options_train(&run->options), fp8 = params->fp8.used;
     *n = (Network){.run = run, .gpu = gpu, .params = params};
     n->blocks = calloc_or_die((size_t)c->num_layers, sizeof(Block));
     plan_section(plan, "data", PHASE_ALWAYS);
+    PLAN(plan, "sum of losses", 1, n->loss_sum);
     PLAN(plan, "rotary table", T * c->head_size, n->rope);
     plan_blocks(n, plan, M);
     plan_head(n, plan, M);
@@ -179,7 +180,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
     widest = fp8 ? max64(max64(widest, C), fc1_rows(c)) : 0;
     PLAN(plan, "operand, FP8", M * widest, n->wide.fp8);
     PLAN(plan, "operand, FP8, transposed", M * widest, n->wide.fp8_t);
-    n->gelu_products = c->arch == ARCH_GPT2 && params->delayed && C <= GELU_PRODUCT_MOST_K;
+    n->gelu_products = c->arch == ARCH_GPT2 && params->fp8.delayed && C <= GELU_PRODUCT_MOST_K;
     PLAN(plan, "fc1's input, FP8", n->gelu_products ? M * C : 0, n->fc1_input_fp8);
     plan_scales(n, plan, M, widest, &n->wide.scales, &n->wide.scales_t);
 }

@@ -50,6 +50,7 @@ typedef struct {
     Bf16 *residual_out; // [M,C] after the last block
     Bf16 *norm_out;     // [M,C]
     float *losses;      // [M]
+    double *loss_sum;   // of the micro-batches so far
     float *rope;        // [T,D]
 
     Tensor d_residual; // [M,C], also in its FP8 forms

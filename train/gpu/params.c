@@ -1,7 +1,9 @@
 #include "params.h"
+#include "../run_data.h"
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
 
@@ -33,35 +35,106 @@ static int64_t squares_room(const Fp8Squares *s) {
                  fp8_scale_count(SCALES_SQUARE, s->columns, s->rows));
 }
 
-static void plan_fp8(Params *p, Plan *plan) {
-    const Run *run = p->run;
-    int count = fp8_slot_count(&run->config), length = run->precision.history_length;
-    p->scaling.count = count;
-    p->scaling.history_length = length;
-    if (!p->fp8) { return; }
-    plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
-    PLAN(plan, "table of weights", run->precision.count, p->adamw.tensors);
-    PLAN(plan, "slots", count, p->scaling.slots);
-    PLAN(plan, "scales in use", count, p->scaling.live);
-    PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, p->counts);
-    PLAN(plan, "targets", count, p->scaling.targets);
-    PLAN(plan, "flags", count, p->scaling.used);
-    PLAN(plan, "amax history", p->delayed ? (int64_t)count * length : 0, p->scaling.history);
-    for (int i = 0; i < run->precision.count && p->blockwise; i++) {
-        const LinearPrecision *lp = &run->precision.linear[i];
-        if (lp->number != NUMBER_FP8) { continue; }
-        p->squares[i] = (Fp8Squares){.rows = lp->outputs, .columns = lp->inputs};
-        p->num_squares += squares_room(&p->squares[i]);
-    }
-    PLAN(plan, "table of weights' blocks", p->blockwise ? run->precision.count : 0,
-         p->adamw.squares);
-    PLAN(plan, "weights' amaxes", p->num_squares, p->square_amax);
-    PLAN(plan, "weights' scales", 2 * p->num_squares, p->square_scales);
+// Elements that this rank keeps, of its first n ranges.
+static int64_t kept_elements(const OptimizerState *s, int n) {
+    if (n == 0) { return 0; }
+    const ZeroRange *last = &s->ranges[n - 1];
+    return last->kept + last->end - last->begin;
 }
 
-void params_plan(Params *p, const Run *run, Plan *plan) {
+// Cuts a range after so many elements.
+static void cut_range(OptimizerState *s, int i, int64_t elements) {
+    s->ranges = realloc_or_die(s->ranges, (size_t)(s->num_ranges + 1) * sizeof(ZeroRange));
+    ZeroRange *r = &s->ranges[i];
+    memmove(r + 1, r, (size_t)(s->num_ranges - i) * sizeof(ZeroRange));
+    s->num_ranges++;
+    r->end = r->begin + elements;
+    r[1].begin += elements;
+    r[1].place += elements;
+    r[1].kept += elements;
+}
+
+// Elements leave the device, the first ones, until so many bytes have.
+static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
+    static const char *const titles[] = {"master weights", "first moment", "second moment"};
+    static const char *const names[] = {"master", "exp_avg", "exp_avg_sq"}; // of checkpoint.h
+    const Options *o = &p->run->options;
+    OptimizerState *s = &p->optimizer;
+    int adamw = 0;
+    while (adamw < s->num_ranges && !p->zero.segments[s->ranges[adamw].segment].muon) { adamw++; }
+    const int counts[] = {s->num_ranges, s->num_ranges, adamw};
+    int64_t offloaded = 0, bytes = 0;
+    for (int i = 0; i < STATE_ARRAYS; i++) {
+        StateArray *a = &s->arrays[i];
+        a->name = names[i];
+        a->type = i == STATE_MASTER ? TYPE_F32 : s->adamw.moment_type;
+        a->count = i == STATE_MASTER || options_train(o) ? kept_elements(s, counts[i]) : 0;
+    }
+    for (int i = 0; i < s->num_ranges && bytes < offload; i++) {
+        int64_t begin = s->ranges[i].kept, n = s->ranges[i].end - s->ranges[i].begin;
+        int64_t each = (int64_t)sizeof(float); // bytes an element: of the weights, and its moments
+        for (const StateArray *a = &s->arrays[STATE_EXP_AVG]; a < s->arrays + STATE_ARRAYS; a++) {
+            each += begin < a->count ? gpu_type_bytes(a->type) : 0;
+        }
+        int64_t needed = round_up64((offload - bytes + each - 1) / each, PARAM_ALIGN);
+        if (needed < n) { cut_range(s, i, needed); }
+        bytes += each * min64(needed, n);
+        offloaded = begin + min64(needed, n);
+    }
+    plan_section(plan, "optimizer", PHASE_ALWAYS);
+    plan_section(host, offloaded > 0 ? "optimizer" : "optimizer, for checkpoints", PHASE_ALWAYS);
+    for (int i = 0; i < STATE_ARRAYS; i++) {
+        StateArray *a = &s->arrays[i];
+        int bytes_each = gpu_type_bytes(a->type);
+        a->offloaded = min64(a->count, offloaded);
+        plan_buffer(plan, titles[i], (a->count - a->offloaded) * bytes_each, &a->device);
+        plan_buffer(host, titles[i], (options_save(o) ? a->count : a->offloaded) * bytes_each,
+                    &a->host);
+    }
+}
+
+void *state_address(const StateArray *a, int64_t element) {
+    bool resident = element >= a->offloaded;
+    char *base = resident ? a->device : a->host;
+    int64_t first = resident ? a->offloaded : 0;
+    return base == NULL ? NULL : base + (element - first) * gpu_type_bytes(a->type);
+}
+
+bool params_offloaded(const Params *p) {
+    return p->optimizer.arrays[STATE_MASTER].offloaded > 0;
+}
+
+static void plan_fp8(Params *p, Plan *plan) {
+    const Run *run = p->run;
+    Fp8State *f = &p->fp8;
+    int count = fp8_slot_count(&run->config), length = run->precision.history_length;
+    f->scaling.count = count;
+    f->scaling.history_length = length;
+    if (!f->used) { return; }
+    plan_section(plan, "FP8 scaling", PHASE_ALWAYS);
+    PLAN(plan, "table of weights", run->precision.count, p->optimizer.adamw.tensors);
+    PLAN(plan, "slots", count, f->scaling.slots);
+    PLAN(plan, "scales in use", count, f->scaling.live);
+    PLAN(plan, "counts", run->options.fp8_stats_interval > 0 ? count : 0, f->counts);
+    PLAN(plan, "targets", count, f->scaling.targets);
+    PLAN(plan, "flags", count, f->scaling.used);
+    PLAN(plan, "amax history", f->delayed ? (int64_t)count * length : 0, f->scaling.history);
+    for (int i = 0; i < run->precision.count && f->blockwise; i++) {
+        const LinearPrecision *lp = &run->precision.linear[i];
+        if (lp->number != NUMBER_FP8) { continue; }
+        f->squares[i] = (Fp8Squares){.rows = lp->outputs, .columns = lp->inputs};
+        f->num_squares += squares_room(&f->squares[i]);
+    }
+    PLAN(plan, "table of weights' blocks", f->blockwise ? run->precision.count : 0,
+         p->optimizer.adamw.squares);
+    PLAN(plan, "weights' amaxes", f->num_squares, f->square_amax);
+    PLAN(plan, "weights' scales", 2 * f->num_squares, f->square_scales);
+}
+
+void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offload) {
     const Options *o = &run->options;
     const ParamLayout *layout = &run->layout;
+    OptimizerState *s = &p->optimizer;
     *p = (Params){.run = run};
     bool trains = options_train(o);
     uint8_t *kinds = find_kinds(run);
@@ -69,69 +142,80 @@ void params_plan(Params *p, const Run *run, Plan *plan) {
     free(kinds);
     // evaluations in BF16 multiply by the weights in BF16: they are sent so, and every rank
     // quantises them
-    for (int s = 0; s < p->zero.count && o->eval_precision == EVAL_BF16; s++) {
-        p->zero.segments[s].codes = false;
+    for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
+        p->zero.segments[i].codes = false;
     }
-    p->num_ranges = zero_ranges(&p->zero, run->rank, &p->ranges);
-    p->saved = calloc_or_die((size_t)p->num_ranges, sizeof(Bucket));
-    for (int i = 0; i < p->num_ranges; i++) {
-        p->saved[i] = (Bucket){p->ranges[i].begin, p->ranges[i].end};
+    s->num_ranges = zero_ranges(&p->zero, run->rank, &s->ranges);
+    p->saved.num_ranges = s->num_ranges;
+    p->saved.ranges = calloc_or_die((size_t)p->saved.num_ranges, sizeof(Bucket));
+    for (int i = 0; i < p->saved.num_ranges; i++) {
+        p->saved.ranges[i] = (Bucket){s->ranges[i].begin, s->ranges[i].end};
     }
-    p->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
-    p->arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
+    s->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
+    p->weights.arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
     // gradients in FP32 when requested, or when several micro-batches add to them
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
                 (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
-    p->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
-    p->adamw.moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
-    p->adamw.momentum = (float)o->muon_momentum;
-    p->adamw.beta1 = (float)o->adam_beta1;
-    p->adamw.beta2 = (float)o->adam_beta2;
-    p->adamw.eps = (float)o->adam_eps;
-    p->adamw.seed = (uint64_t)o->seed;
-    p->fp8 = precision_fp8_share(&run->precision) > 0;
-    p->delayed = p->fp8 && run->precision.recipe == FP8_RECIPE_DELAYED;
-    p->blockwise = p->fp8 && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
-    p->squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
+    s->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
+    s->adamw.moment_type = o->adam_dtype == STATE_FP32 ? TYPE_F32 : TYPE_BF16;
+    s->adamw.momentum = (float)o->muon_momentum;
+    s->adamw.beta1 = (float)o->adam_beta1;
+    s->adamw.beta2 = (float)o->adam_beta2;
+    s->adamw.eps = (float)o->adam_eps;
+    s->adamw.seed = (uint64_t)o->seed;
+    p->fp8.used = precision_fp8_share(&run->precision) > 0;
+    p->fp8.delayed = p->fp8.used && run->precision.recipe == FP8_RECIPE_DELAYED;
+    p->fp8.blockwise = p->fp8.used && run->precision.recipe == FP8_RECIPE_BLOCKWISE;
+    p->fp8.squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
 
     plan_section(plan, "weights", PHASE_ALWAYS);
-    int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(p->adamw.gradient_type) : 0;
-    int64_t moment_bytes = trains ? p->zero.kept * gpu_type_bytes(p->adamw.moment_type) : 0;
-    int64_t squares_bytes = trains ? p->zero.kept_adamw * gpu_type_bytes(p->adamw.moment_type) : 0;
+    int64_t gradient_bytes = trains ? p->zero.size * gpu_type_bytes(s->adamw.gradient_type) : 0;
     int64_t largest_codes = 0;
-    p->weights = calloc_or_die((size_t)p->zero.count, sizeof(void *));
-    for (int s = 0; s < p->zero.count; s++) {
-        bool is_codes = p->zero.segments[s].codes;
+    p->weights.segments = calloc_or_die((size_t)p->zero.count, sizeof(void *));
+    for (int i = 0; i < p->zero.count; i++) {
+        bool is_codes = p->zero.segments[i].codes;
         plan_buffer(plan, is_codes ? "weights, FP8" : "weights, BF16",
-                    segment_size(p, s) * (is_codes ? 1 : (int64_t)sizeof(Bf16)), &p->weights[s]);
-        if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, s)); }
+                    segment_size(p, i) * (is_codes ? 1 : (int64_t)sizeof(Bf16)),
+                    &p->weights.segments[i]);
+        if (is_codes) { largest_codes = max64(largest_codes, segment_size(p, i)); }
     }
-    PLAN(plan, "master weights", p->zero.kept, p->adamw.master);
     plan_section(plan, "gradients", PHASE_ALWAYS);
-    plan_buffer(plan, "gradients", gradient_bytes, &p->adamw.gradients);
-    muon_plan(&p->muon, run, &p->zero, plan);
-    plan_section(plan, "optimizer", PHASE_ALWAYS);
-    plan_buffer(plan, "first moment", moment_bytes, &p->adamw.exp_avg);
-    plan_buffer(plan, "second moment", squares_bytes, &p->adamw.exp_avg_sq);
-    PLAN(plan, "segments", p->num_ranges, p->segments);
-    PLAN(plan, "step state", 1, p->state);
-    PLAN(plan, "step input", 1, p->adamw.input);
-    PLAN(plan, "parts of the norm", NORM_PARTS + p->zero.count, p->parts);
-    PLAN(plan, "norm scratch", NORM_PARTS + p->zero.count, p->norm_scratch);
+    plan_buffer(plan, "gradients", gradient_bytes, &s->adamw.gradients);
+    muon_plan(&s->muon, run, &p->zero, plan);
+    plan_state(p, plan, host, offload);
+    PLAN(plan, "segments", s->num_ranges, s->segments);
+    PLAN(plan, "step state", 1, s->state);
+    PLAN(plan, "step input", 1, s->adamw.input);
+    PLAN(plan, "parts of the norm", NORM_PARTS + p->zero.count, s->parts);
+    PLAN(plan, "norm scratch", NORM_PARTS + p->zero.count, s->norm_scratch);
     plan_fp8(p, plan);
     plan_section(plan, "scratch of saving", PHASE_SAVE);
-    PLAN(plan, "a segment in BF16", options_save(o) ? largest_codes : 0, p->gathered);
+    PLAN(plan, "a segment in BF16", options_save(o) ? largest_codes : 0, p->saved.gathered);
+    PLAN(plan, "hashes", options_save(o) ? STATE_ARRAYS : 0, p->saved.hashes);
+    plan_section(host, "checkpoints", PHASE_ALWAYS);
+    int64_t slots = options_save(o) && p->fp8.delayed ? p->fp8.scaling.count : 0;
+    PLAN(host, "weights in BF16", options_save(o) && run->rank == 0 ? layout->size : 0,
+         p->saved.model);
+    PLAN(host, "FP8 slots", slots, p->saved.slots);
+    PLAN(host, "amax history", slots * p->fp8.scaling.history_length, p->saved.history);
+}
+
+int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
+    const Run *run = p->run;
+    bool model = options_save(&run->options) && run->rank == 0; // rank 0 alone has it
+    int64_t model_bytes = model ? run->layout.size * (int64_t)sizeof(Bf16) : 0;
+    return host->bytes * ranks - model_bytes * (ranks - 1);
 }
 
 void params_free_plan(Params *p) {
     zero_free(&p->zero);
-    muon_free_plan(&p->muon);
-    free(p->squares);
-    free(p->weights);
-    free(p->ranges);
-    free(p->saved);
-    free(p->updates);
-    free(p->arriving);
+    muon_free_plan(&p->optimizer.muon);
+    free(p->fp8.squares);
+    free(p->weights.segments);
+    free(p->optimizer.ranges);
+    free(p->saved.ranges);
+    free(p->optimizer.updates);
+    free(p->weights.arriving);
 }
 
 // ---- starting -----------------------------------------------------------------------------------
@@ -140,16 +224,18 @@ void params_free_plan(Params *p) {
 static void send_norm_parts(Params *p) {
     const ZeroLayout *z = &p->zero;
     GradientPart *parts = calloc_or_die((size_t)(NORM_PARTS + z->count), sizeof(GradientPart));
-    int64_t most = round_up64((z->kept + NORM_PARTS - 1) / NORM_PARTS, PARAM_ALIGN);
-    p->num_parts = 0;
+    int64_t kept = z->size / z->ranks;
+    int64_t most = round_up64((kept + NORM_PARTS - 1) / NORM_PARTS, PARAM_ALIGN);
+    p->optimizer.num_parts = 0;
     for (int s = 0; s < z->count; s++) {
         const ZeroSegment *segment = &z->segments[s];
         int64_t begin = segment->begin + p->run->rank * segment->part, end = begin + segment->part;
         for (int64_t at = begin; at < end; at += most) {
-            parts[p->num_parts++] = (GradientPart){at, min64(most, end - at)};
+            parts[p->optimizer.num_parts++] = (GradientPart){at, min64(most, end - at)};
         }
     }
-    gpu_send(p->gpu, p->parts, parts, (size_t)p->num_parts * sizeof(GradientPart));
+    gpu_send(p->gpu, p->optimizer.parts, parts,
+             (size_t)p->optimizer.num_parts * sizeof(GradientPart));
     free(parts);
 }
 
@@ -157,41 +243,47 @@ static void send_norm_parts(Params *p) {
 // each parameter's number among these.
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
+    Fp8State *f = &p->fp8;
     Tensor *tensors = calloc_or_die((size_t)run->precision.count, sizeof(Tensor));
     Fp8Squares *squares = calloc_or_die((size_t)run->precision.count, sizeof(Fp8Squares));
-    int64_t at = 0; // in p->square_amax and in both halves of p->square_scales
-    p->num_tensors = 0;
+    int64_t at = 0; // in f->square_amax and in both halves of f->square_scales
+    f->num_tensors = 0;
     for (int i = 0; i < run->precision.count; i++) {
         const LinearPrecision *lp = &run->precision.linear[i];
-        Fp8Squares *s = &p->squares[i];
-        s->amax = p->square_amax + at;
-        s->scales = p->square_scales + at;
-        s->scales_t = s->scales + p->num_squares;
+        Fp8Squares *s = &f->squares[i];
+        s->amax = f->square_amax + at;
+        s->scales = f->square_scales + at;
+        s->scales_t = s->scales + f->num_squares;
         at += squares_room(s);
         int param = (int)(param_find(&run->layout, lp->weight, lp->layer) - run->layout.params);
         if (!p->zero.segments[p->zero.segment[param]].codes) { continue; }
-        params_scale(p, lp, OPERAND_W, &tensors[p->num_tensors]);
-        squares[p->num_tensors] = *s;
-        tensor[param] = p->num_tensors++;
+        params_scale(p, lp, OPERAND_W, &tensors[f->num_tensors]);
+        squares[f->num_tensors] = *s;
+        tensor[param] = f->num_tensors++;
     }
-    size_t n = (size_t)p->num_tensors;
-    if (p->fp8) { gpu_send(p->gpu, p->adamw.tensors, tensors, n * sizeof(Tensor)); }
-    if (p->blockwise) { gpu_send(p->gpu, p->adamw.squares, squares, n * sizeof(Fp8Squares)); }
+    size_t n = (size_t)f->num_tensors;
+    if (f->used) { gpu_send(p->gpu, p->optimizer.adamw.tensors, tensors, n * sizeof(Tensor)); }
+    if (f->blockwise) {
+        gpu_send(p->gpu, p->optimizer.adamw.squares, squares, n * sizeof(Fp8Squares));
+    }
     free(tensors);
     free(squares);
 }
 
 static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const int *tensor) {
     const ZeroSegment *segment = &p->zero.segments[range->segment];
+    const StateArray *arrays = p->optimizer.arrays;
     const Param *param = &p->run->layout.params[range->param];
     int64_t within = range->place - segment->begin;
-    void *weights = p->weights[range->segment];
+    void *weights = p->weights.segments[range->segment];
     bool codes = segment->codes;
     return (AdamWSegment){
         .first = range->begin,
         .n = range->end - range->begin,
         .gradient = range->place,
-        .state = range->kept,
+        .master = state_address(&arrays[STATE_MASTER], range->kept),
+        .exp_avg = state_address(&arrays[STATE_EXP_AVG], range->kept),
+        .exp_avg_sq = segment->muon ? NULL : state_address(&arrays[STATE_EXP_AVG_SQ], range->kept),
         .bf16 = codes ? NULL : (Bf16 *)weights + within,
         .fp8 = codes ? (uint8_t *)weights + within : NULL,
         .tensor = tensor[range->param],
@@ -204,13 +296,14 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
 // The optimizer's step, bucket by bucket: a bucket's segments lie together and count their blocks
 // from 0, so that each has its own launch.
 static void send_segments(Params *p, const int *tensor) {
-    AdamWSegment *segments = calloc_or_die((size_t)p->num_ranges, sizeof(AdamWSegment));
+    const OptimizerState *o = &p->optimizer;
+    AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
     int count = 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        AdamWUpdate *bucket = &p->updates[b];
-        *bucket = p->adamw;
-        bucket->segments = p->segments + count;
-        for (const ZeroRange *r = p->ranges; r < p->ranges + p->num_ranges; r++) {
+        AdamWUpdate *bucket = &o->updates[b];
+        *bucket = o->adamw;
+        bucket->segments = o->segments + count;
+        for (const ZeroRange *r = o->ranges; r < o->ranges + o->num_ranges; r++) {
             if (p->zero.segments[r->segment].bucket != b) { continue; }
             AdamWSegment *s = &segments[count++];
             *s = segment_of(p, r, tensor);
@@ -220,13 +313,13 @@ static void send_segments(Params *p, const int *tensor) {
             bucket->muon |= s->muon;
         }
     }
-    gpu_send(p->gpu, p->segments, segments, (size_t)p->num_ranges * sizeof(AdamWSegment));
+    gpu_send(p->gpu, o->segments, segments, (size_t)o->num_ranges * sizeof(AdamWSegment));
     free(segments);
 }
 
 static void send_scaling(Params *p) {
     const Run *run = p->run;
-    int n = p->scaling.count;
+    int n = p->fp8.scaling.count;
     float *targets = malloc_or_die((size_t)n * sizeof(float));
     uint8_t *used = malloc_or_die((size_t)n);
     for (int i = 0; i < n; i++) {
@@ -234,8 +327,8 @@ static void send_scaling(Params *p) {
         used[i] = (uint8_t)((fp8_slot_follows(&run->precision, i) ? SLOT_FOLLOWS : 0) |
                             (i % OPERAND_COUNT == OPERAND_W ? SLOT_WEIGHT : 0));
     }
-    gpu_send(p->gpu, p->scaling.targets, targets, (size_t)n * sizeof(float));
-    gpu_send(p->gpu, p->scaling.used, used, (size_t)n);
+    gpu_send(p->gpu, p->fp8.scaling.targets, targets, (size_t)n * sizeof(float));
+    gpu_send(p->gpu, p->fp8.scaling.used, used, (size_t)n);
     free(targets);
     free(used);
 }
@@ -247,17 +340,9 @@ void params_start(Params *p, Gpu *gpu, Comm *comm) {
     send_norm_parts(p);
     send_tensors(p, tensor);
     send_segments(p, tensor);
-    if (p->fp8) { send_scaling(p); }
-    muon_start(&p->muon, gpu);
+    if (p->fp8.used) { send_scaling(p); }
+    muon_start(&p->optimizer.muon, gpu);
     free(tensor);
-    params_allocate_snapshot(p);
-}
-
-void params_close(Params *p) {
-    if (p->snapshot != NULL && cudaHostUnregister(p->snapshot) != cudaSuccess) {
-        cudaGetLastError();
-    }
-    free(p->snapshot);
 }
 
 // ---- resolving, at the start --------------------------------------------------------------------
@@ -269,71 +354,73 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     bool is_codes = p->zero.segments[s].codes;
     int64_t within = p->zero.place[i] - p->zero.segments[s].begin;
     if (codes != NULL) { *codes = is_codes; }
-    return (char *)p->weights[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
+    return (char *)p->weights.segments[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
+}
+
+// The gradients from a place of the arranged space on.
+static Gradient gradients_from(const Params *p, int64_t place) {
+    const AdamWUpdate *u = &p->optimizer.adamw;
+    return (Gradient){(char *)u->gradients + place * gpu_type_bytes(u->gradient_type),
+                      u->gradient_type, false};
 }
 
 Gradient params_gradient(const Params *p, TensorId id, int layer) {
     const Param *q = param_find(&p->run->layout, id, layer);
-    if (q == NULL || p->adamw.gradients == NULL) {
-        return (Gradient){NULL, p->adamw.gradient_type, false};
+    if (q == NULL || p->optimizer.adamw.gradients == NULL) {
+        return (Gradient){NULL, p->optimizer.adamw.gradient_type, false};
     }
-    int64_t place = p->zero.place[q - p->run->layout.params];
-    char *data = (char *)p->adamw.gradients + place * gpu_type_bytes(p->adamw.gradient_type);
-    return (Gradient){data, p->adamw.gradient_type, false};
+    return gradients_from(p, p->zero.place[q - p->run->layout.params]);
 }
 
 void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand, Tensor *t) {
+    const Fp8State *f = &p->fp8;
     const Precision *precision = &p->run->precision;
     int slot = fp8_slot_index(&p->run->config, lp->linear, lp->layer, operand);
     bool follows = fp8_slot_follows(precision, slot);
     if (lp->number != NUMBER_FP8) { return; }
     t->type = lp->type[operand];
-    t->mode = p->blockwise ? SCALE_BLOCKS : SCALE_GIVEN;
-    t->fused = (!p->blockwise || operand != OPERAND_W) && lp->wgrad == NUMBER_FP8;
-    t->record = p->delayed && follows;
+    t->mode = f->blockwise ? SCALE_BLOCKS : SCALE_GIVEN;
+    t->fused = (!f->blockwise || operand != OPERAND_W) && lp->wgrad == NUMBER_FP8;
+    t->record = f->delayed && follows;
     t->power_of_two = precision->power_of_two;
     t->blocks = fp8_scales(precision, operand);
     t->target = lp->target[operand];
-    t->live = p->blockwise ? NULL : &p->scaling.live[slot];
-    t->slot = p->delayed && follows ? &p->scaling.slots[slot] : NULL;
-    t->scaling = follows ? &p->scaling : NULL;
+    t->live = f->blockwise ? NULL : &f->scaling.live[slot];
+    t->slot = f->delayed && follows ? &f->scaling.slots[slot] : NULL;
+    t->scaling = follows ? &f->scaling : NULL;
 }
 
 // ---- amaxes and counts of a step ----------------------------------------------------------------
 
 void params_clear_measured(const Params *p) {
-    if (p->scaling.measuring && !p->blockwise) {
-        gpu_fp8_clear_measured(&p->scaling, p->gpu->stream);
+    if (p->fp8.scaling.measuring && !p->fp8.blockwise) {
+        gpu_fp8_clear_measured(&p->fp8.scaling, p->gpu->stream);
     }
 }
 
 void params_clear_counts(Params *p) {
-    size_t bytes = (size_t)p->scaling.count * sizeof(Fp8Counts);
-    CUDA_CHECK(cudaMemsetAsync(p->counts, 0, bytes, p->gpu->stream));
+    size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Counts);
+    CUDA_CHECK(cudaMemsetAsync(p->fp8.counts, 0, bytes, p->gpu->stream));
 }
 
 void params_fetch_counts(Params *p, Fp8Counts *host) {
     enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
-    gpu_fetch(p->gpu, host, p->counts, (size_t)p->scaling.count * sizeof(Fp8Counts));
+    gpu_fetch(p->gpu, host, p->fp8.counts, (size_t)p->fp8.scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = OPERAND_W; i < p->scaling.count && p->run->rank > 0; i += OPERAND_COUNT) {
+    for (int i = OPERAND_W; i < p->fp8.scaling.count && p->run->rank > 0; i += OPERAND_COUNT) {
         host[i] = (Fp8Counts){0}; // every rank has all weights: rank 0's count
     }
-    params_sum_counts(p, (int64_t *)host, p->scaling.count * COUNTS);
+    params_sum_counts(p, (int64_t *)host, p->fp8.scaling.count * COUNTS);
 }
 
 // ---- what ranks exchange ------------------------------------------------------------------------
-
-static void *gradients_from(const Params *p, int64_t place) {
-    return (char *)p->adamw.gradients + place * gpu_type_bytes(p->adamw.gradient_type);
-}
 
 void params_reduce(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-        comm_reduce_scatter(p->comm, gradients_from(p, z->segments[s].begin),
-                            (CommType)p->adamw.gradient_type, z->segments[s].part);
+        Gradient g = gradients_from(p, z->segments[s].begin);
+        comm_reduce_scatter(p->comm, g.data, (CommType)g.type, z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
 }
@@ -346,23 +433,24 @@ void params_join(Params *p) {
 void params_fetch_gradients(Params *p, float *host) {
     const ParamLayout *layout = &p->run->layout;
     const ZeroLayout *z = &p->zero;
-    size_t bytes = (size_t)(z->size * gpu_type_bytes(p->adamw.gradient_type));
+    Gradient g = gradients_from(p, 0);
+    size_t bytes = (size_t)(z->size * gpu_type_bytes(g.type));
     char *all = malloc_or_die(bytes);
     comm_begin(p->comm);
     for (int s = 0; s < z->count; s++) {
-        comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin),
-                        (CommType)p->adamw.gradient_type, z->segments[s].part);
+        comm_all_gather(p->comm, gradients_from(p, z->segments[s].begin).data, (CommType)g.type,
+                        z->segments[s].part);
     }
     comm_end(p->comm, SLOT_SUMS);
     params_join(p);
-    gpu_fetch(p->gpu, all, p->adamw.gradients, bytes);
+    gpu_fetch(p->gpu, all, g.data, bytes);
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = 0; i < layout->count; i++) {
         float *to = host + layout->params[i].offset;
         int64_t from = z->place[i], n = param_size(&layout->params[i]);
         for (int64_t k = 0; k < n; k++) {
-            to[k] = p->adamw.gradient_type == TYPE_F32 ? ((const float *)all)[from + k]
-                                                       : bf16_decode(((const Bf16 *)all)[from + k]);
+            to[k] = g.type == TYPE_F32 ? ((const float *)all)[from + k]
+                                       : bf16_decode(((const Bf16 *)all)[from + k]);
         }
     }
     free(all);
@@ -387,9 +475,9 @@ void params_sum_counts(Params *p, int64_t *counts, int n) {
         int part = min_int(n, NORM_PARTS);
         size_t bytes = (size_t)part * sizeof(double);
         for (int i = 0; i < part; i++) { values[i] = (double)counts[i]; }
-        gpu_send(p->gpu, p->norm_scratch, values, bytes);
-        params_sum(p, p->norm_scratch, part);
-        gpu_fetch(p->gpu, values, p->norm_scratch, bytes);
+        gpu_send(p->gpu, p->optimizer.norm_scratch, values, bytes);
+        params_sum(p, p->optimizer.norm_scratch, part);
+        gpu_fetch(p->gpu, values, p->optimizer.norm_scratch, bytes);
         CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
         for (int i = 0; i < part; i++) { counts[i] = (int64_t)values[i]; }
     }
@@ -402,86 +490,89 @@ static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
     for (int s = z->first[bucket]; s < z->first[bucket + 1]; s++) {
-        comm_all_gather(p->comm, p->weights[s], z->segments[s].codes ? COMM_U8 : COMM_BF16,
+        comm_all_gather(p->comm, p->weights.segments[s], z->segments[s].codes ? COMM_U8 : COMM_BF16,
                         z->segments[s].part);
     }
     comm_end(p->comm, SLOT_WEIGHTS + bucket);
-    p->arriving[bucket] = true;
+    p->weights.arriving[bucket] = true;
 }
 
 // FP8 weights by measured scales: the largest amax of all ranks' parts gives them. state: NULL at
 // the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
-    int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
-    if (p->num_tensors > 0) {
+    const Fp8State *f = &p->fp8;
+    int64_t words = f->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
+    if (f->num_tensors > 0) {
         // the bits of non-negative floats order as the floats do; of Fp8Live's fields amax alone
         // differs between ranks
-        all_reduce(p, p->blockwise ? (void *)p->square_amax : p->scaling.live, COMM_U32, COMM_MAX,
-                   p->blockwise ? p->num_squares : words);
-        gpu_announce_scales(p->adamw.tensors, p->adamw.squares, p->num_tensors, state,
-                            p->gpu->stream);
+        all_reduce(p, f->blockwise ? (void *)f->square_amax : f->scaling.live, COMM_U32, COMM_MAX,
+                   f->blockwise ? f->num_squares : words);
+        gpu_announce_scales(p->optimizer.adamw.tensors, p->optimizer.adamw.squares, f->num_tensors,
+                            state, p->gpu->stream);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_quantize_weights(&p->updates[b], state, p->gpu->stream);
+        gpu_quantize_weights(&p->optimizer.updates[b], state, p->gpu->stream);
         gather_weights(p, b);
     }
 }
 
 // At the start of a run: from the master weights to what products read.
 void params_publish(Params *p) {
-    for (int b = 0; b < p->run->layout.num_buckets && p->num_tensors > 0; b++) {
-        gpu_measure_weights(&p->updates[b], NULL, p->gpu->stream);
+    for (int b = 0; b < p->run->layout.num_buckets && p->fp8.num_tensors > 0; b++) {
+        gpu_measure_weights(&p->optimizer.updates[b], NULL, p->gpu->stream);
     }
     publish_measured(p, NULL);
 }
 
 // Norm, loss and whether to stop, from each rank's own to all ranks'; the amaxes likewise.
 static void agree(Params *p) {
-    enum { SUMS = 3 }; // loss, norm_squared, stop
+    enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
-    all_reduce(p, &p->state->loss, COMM_F64, COMM_SUM, SUMS);
-    if (p->delayed) {
-        int64_t words = p->scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
-        all_reduce(p, p->scaling.slots, COMM_U32, COMM_MAX, words);
+    all_reduce(p, &p->optimizer.state->loss_sum, COMM_F64, COMM_SUM, SUMS);
+    if (p->fp8.delayed) {
+        int64_t words = p->fp8.scaling.count * (int64_t)(sizeof(Fp8Slot) / sizeof(uint32_t));
+        all_reduce(p, p->fp8.scaling.slots, COMM_U32, COMM_MAX, words);
     }
 }
 
-void params_update(Params *p) {
+void params_update(Params *p, const double *loss_sum) {
     const Options *o = &p->run->options;
+    const OptimizerState *s = &p->optimizer;
+    const Fp8State *f = &p->fp8;
     cudaStream_t stream = p->gpu->stream;
     gpu_family(p->gpu, FAMILY_OPTIMIZER);
-    gpu_sum_of_squares(p->state, p->adamw.input, p->norm_scratch, p->adamw.gradients,
-                       p->adamw.gradient_type, p->parts, p->num_parts, stream);
+    gpu_sum_of_squares(s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
+                       s->adamw.gradient_type, s->parts, s->num_parts, stream);
     agree(p);
-    gpu_decide_step(p->state, (double)o->global_batch_size * o->seq_length, (float)o->clip_grad,
+    gpu_decide_step(s->state, s->adamw.input, p->run->precision.step_tokens, (float)o->clip_grad,
                     stream);
-    if (p->delayed) { gpu_fp8_update(&p->scaling, p->state, stream); }
+    if (f->delayed) { gpu_fp8_update(&f->scaling, s->state, stream); }
     params_clear_measured(p);
-    if (p->blockwise) {
-        size_t bytes = (size_t)p->num_squares * sizeof(float);
-        CUDA_CHECK(cudaMemsetAsync(p->square_amax, 0, bytes, stream));
+    if (f->blockwise) {
+        size_t bytes = (size_t)f->num_squares * sizeof(float);
+        CUDA_CHECK(cudaMemsetAsync(f->square_amax, 0, bytes, stream));
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        if (p->updates[b].muon) { gpu_muon_momentum(&p->updates[b], p->state, stream); }
+        if (s->updates[b].muon) { gpu_muon_momentum(&s->updates[b], s->state, stream); }
     }
-    muon_orthogonalize_all(&p->muon, p->gpu, p->comm, SLOT_AGREEMENT, p->adamw.gradients,
-                           p->adamw.gradient_type);
-    bool measured = p->scaling.measuring && p->num_tensors > 0;
+    muon_orthogonalize_all(&s->muon, p->gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
+                           s->adamw.gradient_type);
+    bool measured = f->scaling.measuring && f->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_adamw(&p->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, p->state, stream);
+        gpu_adamw(&s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state, stream);
         if (!measured) { gather_weights(p, b); }
     }
-    if (measured) { publish_measured(p, p->state); }
+    if (measured) { publish_measured(p, s->state); }
 }
 
 bool params_receive(Params *p, int bucket) {
-    if (!p->arriving[bucket]) { return false; }
+    if (!p->weights.arriving[bucket]) { return false; }
     gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_wait(p->comm, SLOT_WEIGHTS + bucket);
-    p->arriving[bucket] = false;
+    p->weights.arriving[bucket] = false;
     return true;
 }
 
 void params_expect(Params *p, bool arriving) {
-    for (int b = 0; b < p->run->layout.num_buckets; b++) { p->arriving[b] = arriving; }
+    for (int b = 0; b < p->run->layout.num_buckets; b++) { p->weights.arriving[b] = arriving; }
 }

@@ -1,6 +1,7 @@
 // The parameters on the device, and everything that changes them: FP32 master weights, moments and
 // gradients of this rank's shard, the weights that products read, the FP8 scaling state, and their
-// way to and from a checkpoint.
+// way to and from a checkpoint. What of the optimizer's state the device has no room for lies in
+// pinned host memory, where the same kernels update it (--optimizer-cpu-offload).
 //
 // Any number of ranks works the same way (ZeRO-1, model/zero.h): gradients lie in the arranged
 // space; a rank keeps and updates its part of every segment. A segment's new weights are gathered
@@ -12,7 +13,7 @@
 #include "../../kernels/kernels.h"
 #include "../../model/plan.h"
 #include "../../model/zero.h"
-#include "../run.h"
+#include "../state.h"
 #include "comm.h"
 #include "muon.h"
 
@@ -22,54 +23,90 @@ BEGIN_C
 // SLOT_WEIGHTS on each bucket's new weights.
 enum { SLOT_SUMS, SLOT_AGREEMENT, SLOT_WEIGHTS };
 
+// An array of the optimizer's state, of the elements that this rank keeps (ZeroRange.kept).
+typedef struct {
+    const char *name; // in a checkpoint
+    GpuType type;
+    int64_t count;
+    int64_t offloaded; // elements in host memory, the first ones; the others are on the device
+    void *device;
+    void *host; // in a run that saves, room for all: a checkpoint is written from there
+} StateArray;
+
+enum { STATE_MASTER, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_ARRAYS };
+
+// Where an element of it is, for kernels.
+void *state_address(const StateArray *a, int64_t element);
+
+// What products read.
+typedef struct {
+    void **segments; // [zero.count] BF16 or FP8
+    bool *arriving;  // [num_buckets] on their way: params_receive has not been called
+} Weights;
+
+// How FP8 operands get their scales. What is not said to be in host memory is on the device.
+typedef struct {
+    bool used, delayed, blockwise;
+    Fp8Scaling scaling;
+    Fp8Counts *counts; // [slots]; NULL without --fp8-stats-interval
+    // Blockwise scaling: of the linear layers' weights [precision.count], zero where it is BF16, in
+    // host memory. Their amaxes lie together, as do their scales.
+    Fp8Squares *squares;
+    float *square_amax, *square_scales;
+    int64_t num_squares;
+    int num_tensors; // weights that are sent as codes
+} Fp8State;
+
+// What this rank keeps and updates, and what an update needs.
+typedef struct {
+    StateArray arrays[STATE_ARRAYS];
+    // [num_ranges] the elements that this rank keeps; none is in part in host memory
+    ZeroRange *ranges;
+    int num_ranges;
+    AdamWUpdate adamw;    // gradients [zero.size]; the weights that are sent as codes [num_tensors]
+    AdamWUpdate *updates; // [num_buckets] the same, with a bucket's segments
+    AdamWSegment *segments; // on the device, [num_ranges]
+    GradientPart *parts;    // on the device, [num_parts]: of the gradients' norm
+    int num_parts;
+    double *norm_scratch; // on the device; params_sum_counts uses it too
+    StepState *state;     // on the device
+    Muon muon;
+} OptimizerState;
+
+// What a checkpoint is written from, beside the optimizer's arrays.
+typedef struct {
+    Bucket *ranges; // [num_ranges] the elements that this rank saves
+    int num_ranges;
+    Bf16 *gathered;   // on the device: a segment of FP8 weights in BF16
+    uint64_t *hashes; // on the device: [STATE_ARRAYS]
+    // in host memory: all weights (rank 0), the scaling state
+    Bf16 *model;
+    Fp8Slot *slots;
+    float *history;
+} Saved;
+
 typedef struct {
     Gpu *gpu;
     Comm *comm;
     const Run *run;
-
     ZeroLayout zero;
-    void **weights; // [zero.count] of a segment: BF16 or FP8
-    // The optimizer's arrays: master weights and first moments [zero.kept], second moments
-    // [zero.kept_adamw], gradients [zero.size]; the weights that are sent as codes [num_tensors].
-    AdamWUpdate adamw;
-    AdamWUpdate *updates; // [num_buckets] the same, with a bucket's segments
-    ZeroRange *ranges;    // [num_ranges] the elements that this rank keeps
-    Bucket *saved;        // [num_ranges] the same, as a checkpoint has them
-    int num_ranges;
-    AdamWSegment *segments; // on the device, [num_ranges]
-    GradientPart *parts;    // on the device, [num_parts]: of the gradients' norm
-    int num_parts;
-    Muon muon;
-    StepState *state;     // on the device
-    double *norm_scratch; // also of params_sum_counts
-
-    bool fp8, delayed, blockwise;
-    Fp8Scaling scaling; // buffers on the device
-    Fp8Counts *counts;  // on the device, [slots]; NULL without --fp8-stats-interval
-    // Blockwise scaling: of the linear layers' weights [precision.count], zero where it is BF16.
-    // Their amaxes lie together, as do their scales.
-    Fp8Squares *squares;
-    float *square_amax, *square_scales;
-    int64_t num_squares;
-    int num_tensors;
-
-    bool
-        *arriving; // [num_buckets] new weights are on their way: params_receive has not been called
-
-    Bf16 *gathered; // a segment of FP8 weights in BF16, for model.safetensors
-    char *snapshot; // host memory of checkpoints: what this rank writes
+    Weights weights;
+    Fp8State fp8;
+    OptimizerState optimizer;
+    Saved saved;
 } Params;
 
-// Fills in what follows from the run's options, and plans the buffers.
-void params_plan(Params *p, const Run *run, Plan *plan);
+// Fills in what follows from the run's options, and plans the buffers, on the device and in host
+// memory. So many bytes of the optimizer's state, at least, or all of it, are in host memory.
+void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offload);
 void params_free_plan(Params *p);
-// Bytes of host memory that so many ranks of one machine, this one among them, keep for
-// checkpoints; 0: the run saves none.
-int64_t params_host_bytes(const Params *p, int ranks);
+// Whether some of the optimizer's state is in host memory: a save writes it from there.
+bool params_offloaded(const Params *p);
+// Bytes of host memory that so many ranks of one machine need, this one, with its plan, among them.
+int64_t params_host_bytes(const Params *p, const Plan *host, int ranks);
 
-// Once the plan has its memory: tables, flags, scales; host memory of checkpoints.
+// Once the plans have their memory: tables, flags, scales.
 void params_start(Params *p, Gpu *gpu, Comm *comm);
-void params_close(Params *p);
 
 // From the first weights or a checkpoint to everything on the device, a parameter at a time.
 void params_restore(Params *p, const Checkpoint *checkpoint);
@@ -94,8 +131,9 @@ void params_fetch_counts(Params *p, Fp8Counts *host);
 // over the ranks beside what follows; params_join waits for all.
 void params_reduce(Params *p, int bucket);
 void params_join(Params *p);
-// Norm, decision, scales, Muon and AdamW, by p->input; the new weights are on their way.
-void params_update(Params *p);
+// Norm, decision, scales, Muon and AdamW, by the StepInput on the device; the new weights are on
+// their way. loss_sum: of this rank's losses, on the device.
+void params_update(Params *p, const double *loss_sum);
 // Waits for the bucket's new weights. False: they have been received before.
 bool params_receive(Params *p, int bucket);
 // Whether the next params_receive of every bucket waits. A captured graph has its own waits, at
@@ -113,8 +151,7 @@ void params_snapshot(Params *p, Snapshot *snapshot);
 void params_fetch_gradients(Params *p, float *host);
 
 // Between params.c and params_io.c: from the master weights to the weights that products read, at
-// the start of a run; host memory of checkpoints.
+// the start of a run.
 void params_publish(Params *p);
-void params_allocate_snapshot(Params *p);
 
 END_C

@@ -1,0 +1,45 @@
+// Which steps are skipped, in both trainers: those whose loss or gradient norm is not finite, or
+// far above what it was in the last steps (--skip-spikes; Groeneveld et al., "OLMo", 2024, do so),
+// and those that are asked for (--iterations-to-skip; Chowdhery et al., "PaLM", 2022, section 5.1,
+// leave out the data around a spike).
+#pragma once
+
+#include "../base/common.h"
+
+#include <math.h>
+
+enum { SPIKE_WINDOW = 128 };
+
+// Of the last steps that were not skipped: the next one goes to place count % SPIKE_WINDOW.
+typedef struct {
+    int64_t count;
+    double loss[SPIKE_WINDOW], norm[SPIKE_WINDOW];
+} SpikeWindow;
+
+typedef enum { SKIP_NONE, SKIP_NONFINITE, SKIP_SPIKE, SKIP_ASKED } SkipReason;
+
+// Whether x lies more than `sigma` standard deviations above the mean.
+HOST_DEVICE static inline bool spike_above(const double *window, double sigma, double x) {
+    double mean = 0.0, squares = 0.0;
+    for (int i = 0; i < SPIKE_WINDOW; i++) { mean += window[i] / SPIKE_WINDOW; }
+    for (int i = 0; i < SPIKE_WINDOW; i++) {
+        squares += (window[i] - mean) * (window[i] - mean) / (SPIKE_WINDOW - 1);
+    }
+    return x > mean + sigma * sqrt(squares);
+}
+
+// Why the step is skipped; where it is not, it enters the window. sigma 0: there are no spikes; nor
+// are there before the window is full.
+HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool asked,
+                                               double loss, double norm) {
+    if (asked) { return SKIP_ASKED; }
+    if (!isfinite(loss) || !isfinite(norm)) { return SKIP_NONFINITE; }
+    if (sigma > 0.0 && w->count >= SPIKE_WINDOW &&
+        (spike_above(w->loss, sigma, loss) || spike_above(w->norm, sigma, norm))) {
+        return SKIP_SPIKE;
+    }
+    w->loss[w->count % SPIKE_WINDOW] = loss;
+    w->norm[w->count % SPIKE_WINDOW] = norm;
+    w->count++;
+    return SKIP_NONE;
+}

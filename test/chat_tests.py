@@ -1,0 +1,539 @@
+"""Conversations: what their chat template writes, which tokens count, how they are packed, and what
+the trainers make of it.
+"""
+
+import glob
+import json
+import os
+import random
+import struct
+import sys
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import tokenizers
+from check import ROOT, Skip, call, fails, main, read, refused, run, write
+from llm8 import shards
+from llm8.conversation import ChatTemplate, Conversation
+from llm8.convert_hf import main as convert_hf
+from llm8.prepare_data import DOCUMENT, pack
+from llm8.prepare_data import main as prepare_data
+from llm8.vocabulary import open_vocabulary
+from safetensors.numpy import load_file
+from shard_tools import manifest, tokens_of
+from tokenizers import models, pre_tokenizers, trainers
+
+PLAIN = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
+         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+# the last turn alone has what the model thought, as Qwen3's
+THINKS = PLAIN.replace("{{ m.content", "{% if loop.last and m.role == 'assistant' %}<think>\n"
+                                       "</think>\n{% endif %}{{ m.content")
+RNG = random.Random(5)
+
+
+def words(least, most):
+    return " ".join(RNG.choice(["Anna", "sees", "the", "sea", "é", "no?", "12"])
+                    for _ in range(RNG.randrange(least, most)))
+
+
+def talk(turns, place):
+    return [{"role": role, "content": f"{words(1, 9)} {role[0]}{place}.{turn}"}
+            for turn in range(turns) for role in ("user", "assistant")]
+
+
+TALKS = [talk(1 + place % 3, place) for place in range(120)]
+
+
+def make_tokenizer(folder, template, beside=False):
+    """A small tokenizer.json with a chat template."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
+    tokenizer.train_from_iterator(
+        [message["content"] for held in TALKS for message in held], trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    config = {"eos_token": {"content": "<|im_end|>"}, "tokenizer_class": "PreTrainedTokenizerFast"}
+    if beside:
+        write(f"{folder}/chat_template.jinja", template)
+    else:
+        config["chat_template"] = template
+    write(f"{folder}/tokenizer_config.json", json.dumps(config))
+    return write(f"{folder}/tokenizer.json", tokenizer.to_str())
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def prepared(output, tokenizer, *words):
+    result = call(prepare_data, "--output", output, "--tokenizer", tokenizer, "--jobs", 1, *words)
+    assert result.status == 0, result.err
+    return result
+
+
+def mask_of(path):
+    """Whether each token of a shard counts, and the windows' length, straight from the bytes."""
+    content = read(path + ".mask")
+    magic, version, low, high = struct.unpack_from("<2i2I", content)
+    assert (magic, version) == (20261124, 1), f"{path}.mask: {magic} {version}"
+    numbers = struct.unpack_from(f"<{(len(content) - 1024) // 2}H", content, 1024)
+    bits = [number >> bit & 1 for number in numbers for bit in range(16)]
+    count = low | high << 32
+    assert count == len(tokens_of(path)[0]) and not any(bits[count:])
+    return bits[:count], struct.unpack_from("<i", content, 24)[0]
+
+
+def answers_in(folder, split, tokenizer):
+    """The texts of the runs of tokens that count."""
+    held, texts = tokenizers.Tokenizer.from_file(tokenizer), []
+    held.decoder = tokenizers.decoders.ByteLevel()
+    for path in sorted(glob.glob(f"{folder}/{split}_*.bin")):
+        run_of = []
+        for token, counts in zip(tokens_of(path)[0] + [0], mask_of(path)[0] + [0]):
+            if counts:
+                run_of.append(token)
+            elif run_of:
+                texts.append(held.decode(run_of, skip_special_tokens=False))
+                run_of = []
+    return sorted(texts)
+
+
+def the_answers_count():
+    tokenizer = make_tokenizer("plain", PLAIN)
+    write("talks.jsonl", lines({"messages": held} for held in TALKS))
+    prepared("d", tokenizer, "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000)
+    expected = sorted(message["content"] + "<|im_end|>\n" for held in TALKS for message in held
+                      if message["role"] == "assistant")
+    found = sorted(answers_in("d", "train", tokenizer) + answers_in("d", "val", tokenizer))
+    assert found == expected, f"{len(found)} answers, not {len(expected)}"
+    assert found != expected[1:] and found != [text[:-1] for text in expected]
+    held = manifest("d")
+    counted = {row["name"]: sum(mask_of("d/" + row["name"])[0]) for row in held["shards"]}
+    assert counted == {row["name"]: row["counted"] for row in held["shards"]} and len(counted) > 5
+    assert held["documents"] == 120 and held["window"] == 96
+
+
+def the_template_may_lie_beside():
+    tokenizer = make_tokenizer("beside", PLAIN, beside=True)
+    prepared("e", tokenizer, "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000)
+    for row in manifest("d")["shards"]:
+        for ending in ("", ".mask"):
+            assert read(f"d/{row['name']}{ending}") == read(f"e/{row['name']}{ending}")
+    assert read("e/chat_template.jinja") == PLAIN.encode()
+    write("beside/chat_template.jinja", THINKS)
+    refused(call(prepare_data, "--output", "e", "--tokenizer", tokenizer, "talks.jsonl",
+                 "--seq-length", 96, "--shard-tokens", 1000), "other chat_template")
+
+
+def windows_of(folder, split):
+    """[window's tokens]."""
+    found = []
+    for path in sorted(glob.glob(f"{folder}/{split}_*.bin")):
+        tokens, (_, window) = tokens_of(path)[0], mask_of(path)
+        assert len(tokens) % window == 0
+        found += [tokens[at:at + window] for at in range(0, len(tokens), window)]
+    return found
+
+
+def none_is_cut_that_fits():
+    long = [*talk(1, 900), {"role": "user", "content": words(200, 201)},
+            {"role": "assistant", "content": words(150, 151)}]
+    write("long.jsonl", lines({"messages": held} for held in [*TALKS, long]))
+    prepared("long", "plain/tokenizer.json", "long.jsonl", "--seq-length", 128,
+             "--valid-fraction", 0)
+    template = ChatTemplate(open_vocabulary({"tokenizer": "plain/tokenizer.json"}))
+    held = [ids for messages in [*TALKS, long]
+            for ids, _ in template.samples(Conversation({"messages": messages}))]
+    begin, windows = template.encode("<|im_start|>user\n"), windows_of("long", "train")
+    starts, ids = [window[:len(begin)] == begin for window in windows], held[-1]
+    assert len(ids) > 3 * 128 and starts.count(False) == sum((len(ids) - 1) // 128 for ids in held)
+    assert ids[:128] in windows and ids[128:256] in windows
+    assert sum(row["tokens"] for row in manifest("long")["shards"]) == 128 * len(windows)
+
+
+def packed_as_it_should(lengths, window, order=None):
+    rows = numpy.zeros(len(lengths), DOCUMENT)
+    rows["length"], rows["offset"] = lengths, numpy.arange(len(lengths))
+    packed = pack(rows, window) if order is None else order(rows)
+    assert sorted(packed["offset"]) == list(range(len(lengths))), "not each once"
+    at = 0
+    for row in packed:
+        length = int(row["length"])
+        assert at % window + length <= window or (length > window and at % window == 0), "cut"
+        at += length + int(row["padding"])
+        assert row["padding"] < window
+    assert at % window == 0
+    return at
+
+
+def packing_keeps_documents_whole():
+    for seed in range(30):
+        rng = numpy.random.default_rng(seed)
+        window = int(rng.integers(2, 40))
+        lengths = rng.integers(1, 3 * window if seed % 2 else window + 1, int(rng.integers(1, 80)))
+        size = packed_as_it_should(lengths, window)
+        assert size <= 2 * lengths.sum() + window
+        assert fails(packed_as_it_should, [window - 1] * 9, window, lambda rows: rows)
+    # what fills windows exactly leaves nothing
+    assert packed_as_it_should([60, 10, 30, 40, 50, 10], 100) == 200
+
+
+def every_kind_of_row_is_read():
+    pairs = [{"prompt": held[0]["content"], "completion": held[1]["content"]} for held in TALKS]
+    write("pairs.jsonl", lines(pairs))
+    write("same.jsonl", lines({"messages": held[:2], "text": "left out"} for held in TALKS))
+    for name, columns in (("pairs", {key: [row[key] for row in pairs] for key in pairs[0]}),
+                          ("same", {"messages": [held[:2] for held in TALKS]})):
+        pyarrow.parquet.write_table(pyarrow.table(columns), f"{name}.parquet", row_group_size=7)
+    write("lists.jsonl", lines({"prompt": held[:1], "completion": held[1:2]} for held in TALKS))
+    write("parts.jsonl", lines({"messages": [
+        {**message, "content": [{"type": "text", "text": message["content"][:3]},
+                                {"type": "text", "text": message["content"][3:]}]}
+        for message in held[:2]]} for held in TALKS))
+    options = ("--seq-length", 64, "--no-shuffle", "--valid-fraction", 0)
+    made = []
+    for name in ("pairs.jsonl", "same.jsonl", "pairs.parquet", "same.parquet", "lists.jsonl",
+                 "parts.jsonl"):
+        prepared("of_" + name, "plain/tokenizer.json", name, *options)
+        made.append([read(path) for path in sorted(glob.glob(f"of_{name}/train_*"))])
+        assert len(made[-1]) == 2 and made[-1] == made[0], name
+    prepared("text", "plain/tokenizer.json", "same.jsonl", "--text-field", "text")
+    assert not glob.glob("text/*.mask"), "a text has a mask"
+
+
+def template(source):
+    make_tokenizer("other", source)
+    return ChatTemplate(open_vocabulary({"tokenizer": "other/tokenizer.json"}))
+
+
+def answers_in_a_prompt_do_not_count():
+    held = talk(3, 1)
+    row = Conversation({"prompt": held[:-1], "completion": held[-1:]})
+    (text, turns), = template(PLAIN).texts(row)
+    assert [text[slice(*turn)] for turn in turns] == [held[-1]["content"] + "<|im_end|>\n"]
+
+
+def earlier_turns_may_change():
+    held = Conversation({"messages": talk(3, 1)})
+    assert len(template(PLAIN).texts(held)) == 1
+    texts = template(THINKS).texts(held)
+    assert [text.count("<think>") for text, _ in texts] == [1, 1, 1]
+    for text, turns in texts:
+        assert len(turns) == 1 and text[slice(*turns[0])].startswith("<think>")
+    write("three.jsonl", lines([{"messages": talk(3, 1)}] * 9 + [{"messages": talk(2, 2)}] * 9))
+    prepared("three", "other/tokenizer.json", "three.jsonl")
+    assert manifest("three")["documents"] == 9 * 3 + 9 * 2
+    splits = [set(answers_in("three", split, "other/tokenizer.json")) for split in ("train", "val")]
+    assert splits[0] and splits[1] and not splits[0] & splits[1], "one is on both sides"
+
+
+def a_token_that_begins_in_the_prompt_does_not_count():
+    """The model writes none. The tokenizer itself says that it begins after its space."""
+    spaced = template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:  {% else %}"
+                      "{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
+    [(ids, counts)] = spaced.samples(Conversation({"prompt": "the", "completion": "Anna sees"}))
+    counted = [spaced.tokenizer.id_to_token(token) for token, yes in zip(ids, counts) if yes]
+    assert "".join(counted) == "Ġsees<|im_end|>", counted
+    spaced.tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
+    [(_, moved)] = spaced.samples(Conversation({"prompt": "the", "completion": "Anna sees"}))
+    assert moved != counts, "offsets that are moved are not seen"
+
+
+def what_templates_use_is_there():
+    uses = template("{{ eos_token }}{% generation %}a{% endgeneration %}{{ messages | tojson }}"
+                    "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+                    "{{ m.content }}{% endfor %}{{ tools is none }}")
+    text = uses.render(Conversation({"messages": [{"role": "user", "content": "<é>"}]}), 1, False)
+    assert text == '<|im_end|>a[{"role": "user", "content": "<é>"}]<é>True', text
+
+
+def bad_rows_are_refused():
+    def bad(row, *parts, tokenizer="plain/tokenizer.json"):
+        write("bad.jsonl", lines([{"messages": TALKS[0]}, row]))
+        refused(call(prepare_data, "--output", "bad", "--tokenizer", tokenizer, "--jobs", 1,
+                     "bad.jsonl"), *parts)
+
+    line = "bad.jsonl, line 2"
+    bad({"messages": "no"}, line, "no list of objects with a role", "--skip-bad")
+    bad({"messages": [{"content": "x"}]}, line, "no list of objects with a role")
+    for content in (None, True, 5, [1], [{"type": "image", "image": "x"}], {"text": "x"}):
+        bad({"messages": [TALKS[0][0], {"role": "assistant", "content": content}]}, line,
+            "the content of a message is no text", "--skip-bad")
+        bad({"prompt": "x", "completion": content}, line, "the content of a message is no text")
+    bad({"messages": None}, line, "the content of a message is no text", "--skip-bad")
+    bad({"messages": TALKS[0][:1]}, line, "no message of the assistant's that answers one")
+    bad({"messages": TALKS[0][1:]}, line, "no message of the assistant's that answers one")
+    bad({"text": "a text"}, "the sources hold texts and conversations")
+    refuses = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
+                                      "{{ raise_exception('no x here') }}{% endif %}{% for", 1)
+    make_tokenizer("refuses", refuses)
+    bad({"prompt": "x", "completion": "y"}, line, "the chat template refuses it: no x here",
+        tokenizer="refuses/tokenizer.json")
+    make_tokenizer("backward", "{% if add_generation_prompt %}a{% else %}b{% endif %}")
+    bad({"prompt": "x", "completion": "y"}, "does not write an answer after",
+        tokenizer="backward/tokenizer.json")
+    make_tokenizer("none", "")
+    bad({"prompt": "x", "completion": "y"}, "the tokenizer none has no chat template",
+        tokenizer="none/tokenizer.json")
+    make_tokenizer("broken", "{% for %}")
+    bad({"prompt": "x", "completion": "y"}, "the chat template of broken",
+        tokenizer="broken/tokenizer.json")
+    write("bad.jsonl", lines([{"messages": TALKS[0]}, {"messages": 3}, {"messages": TALKS[1]}]))
+    prepared("left", "plain/tokenizer.json", "bad.jsonl", "--skip-bad")
+    assert manifest("left")["skipped"] == 1 and manifest("left")["documents"] == 2
+    refused(call(prepare_data, "--output", "t", "--tokenizer", "plain/tokenizer.json", "--jobs", 1,
+                 "talks.jsonl", "--split", "tails"), "--split tails: conversations are not cut")
+    write("a.txt", "text\n" * 50)
+    refused(call(prepare_data, "--output", "t2", "--tokenizer", "plain/tokenizer.json", "--jobs", 1,
+                 "a.txt", "--seq-length", 64), "--seq-length: of conversations")
+
+
+def damage_of_a_mask_is_found():
+    check = ("scripts/prepare_data", "--check", "d")
+    assert "shards as the manifest says" in run(*check).out
+    path = "d/train_00000.bin.mask"
+    content = read(path)
+    write(path, content[:-1] + bytes([content[-1] ^ 1]))
+    refused(run(*check, check=False), f"{path}: damaged")
+    os.remove(path)
+    refused(run(*check, check=False), f"{path}: missing")
+    write(path, content)
+
+
+STANDIN = "build/plain/standin_trainer"
+LINKS = {"LD_LIBRARY_PATH": os.path.join(ROOT, "build", "standin")}
+TINY = ("--model", "llama-tiny", "--vocab-size", 300, "--seq-length", 96, "--global-batch-size", 4,
+        "--lr", 1e-3, "--seed", 3)
+DATA = ("--data", "d/train_*.bin", "--valid-data", "d/val_*.bin")
+
+
+def records(path, kind):
+    return [row for row in map(json.loads, read(path).decode().splitlines()) if row["kind"] == kind]
+
+
+def steps_of(name, *words):
+    """The steps' records of a run."""
+    run("train_gpt", *TINY, *DATA, "--train-iters", 6, "--metrics", name, *words)
+    return records(name, "step")
+
+
+def the_trainer_reads_the_masks():
+    result = run("train_gpt", *TINY, *DATA, "--train-iters", 6, "--micro-batch-size", 2,
+                 "--eval-interval", 3, "--metrics", "m.jsonl", "--save", "saved")
+    counted = {split: sum(row["counted"] for row in manifest("d")["shards"]
+                          if row["name"].startswith(split)) for split in ("train", "val")}
+    assert f", {counted['train']} of them counted, " in result.out, result.out
+    assert f", {counted['val']} of them counted, " in result.out
+    assert "note: documents" not in result.out
+    assert records("m.jsonl", "run")[0]["data_targets"] == counted["train"]
+    one = records("m.jsonl", "step")
+    assert all(0 < row["targets"] < 4 * 96 for row in one)
+    assert len({row["targets"] for row in one}) > 1, "steps with as many targets show little"
+    for batch in (1, 4):
+        other = steps_of(f"m{batch}.jsonl", "--micro-batch-size", batch)
+        assert [row["targets"] for row in other] == [row["targets"] for row in one]
+        for a, b in zip(one, other):
+            assert abs(a["loss"] - b["loss"]) < 2e-5 * a["loss"], (a, b)
+            assert abs(a["norm"] - b["norm"]) < 1e-4 * a["norm"], (a, b)
+    # a plain mean over micro-batches, or over all tokens, is another loss
+    assert abs(one[0]["loss"] * one[0]["targets"] / (4 * 96) - one[0]["loss"]) > 0.1
+    result = run("train_gpt", *TINY[:-6], "--seq-length", 50, *DATA, "--train-iters", 1,
+                 "--micro-batch-size", 2)
+    assert "note: documents were packed into sequences of 96 tokens; --seq-length 50" in result.out
+
+
+def dumped_gradients_are_of_the_mean():
+    """Of both trainers: their norm is the step's."""
+    [step] = steps_of("norm.jsonl", "--micro-batch-size", 2)[:1]
+    words = (*TINY, *DATA, "--micro-batch-size", 2, "--train-iters", 6, "--dump-gradients")
+    for program, near in (("train_gpt", 1e-5), (STANDIN, 0.05)):
+        if not os.path.exists(os.path.join(ROOT, program)):
+            continue  # there is no C++ compiler
+        run(program, *words, "g.safetensors", *(
+            ("--no-cuda-graphs",) if program == STANDIN else ()), env=LINKS)
+        held = load_file("g.safetensors")
+        assert abs(held.pop("loss").item() - step["loss"]) < near * step["loss"]
+        norm = sum(float((part.astype(float) ** 2).sum()) for part in held.values()) ** 0.5
+        assert abs(norm - step["norm"]) < near * step["norm"], (program, norm, step)
+    assert step["targets"] < 0.7 * 4 * 96, "without the targets' share the norm is hardly another"
+
+
+def other_masks_are_other_data():
+    """A resume refuses data whose masks have changed."""
+    saved = ("train_gpt", *TINY, *DATA, "--micro-batch-size", 2, "--save", "saved", "--resume",
+             "latest", "--train-iters", 8)
+    path = sorted(glob.glob("d/train_*.bin"))[0]
+    content, (bits, window) = read(path + ".mask"), mask_of(path)
+    bits[bits.index(1)] = 0
+    write(path + ".mask", b"".join(shards.mask(numpy.array(bits, bool), shards.checksum(path),
+                                               window)))
+    refused(run(*saved, check=False), "not the shard that the checkpoint's run read")
+    os.remove(path + ".mask")
+    for words in (saved, (*saved[:-6], "--train-iters", 1)):  # resumed, and a new run
+        refused(run(*words, check=False), f"{path}.mask: missing")
+    write(path + ".mask", content)
+    run(*saved)
+
+
+def checkpoints_carry_the_template():
+    run("train_gpt", *TINY[:4], "--seq-length", 96, "--data", "e/train_*.bin", "--train-iters", 1,
+        "--micro-batch-size", 2, "--save", "carries")
+    assert read("carries/latest/chat_template.jinja") == PLAIN.encode()
+    # of a start, too
+    call(convert_hf, "import", "carries/latest", "--output", "carried")
+    os.rename("e", "elsewhere")
+    run("train_gpt", "--load", "carried", "--data", "elsewhere/train_*.bin", "--train-iters", 1,
+        "--micro-batch-size", 2, "--save", "again")
+    os.rename("elsewhere", "e")
+    assert read("again/latest/chat_template.jinja") == PLAIN.encode()
+
+
+GOLDEN = os.path.join(ROOT, "test", "golden", "chat")
+
+
+def templates_write_what_transformers_says():
+    """test/golden.py: its ids, and what {% generation %} marks."""
+    with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:
+        rows = [Conversation(json.loads(line)) for line in file]
+    vocabulary = open_vocabulary({"tokenizer": os.path.join(GOLDEN, "tokenizer.json")})
+    for name, held in json.loads(read(f"{GOLDEN}/templates.json")).items():
+        vocabulary.template = held["template"]
+        template = ChatTemplate(vocabulary)
+        for row, ids, counts in zip(rows, held["ids"], held["counts"], strict=True):
+            [(ours, which)] = template.samples(row)
+            assert ours == ids, f"{name}: {ours} is not {ids}"
+            assert which == list(map(bool, counts)), f"{name}: {which} is not {counts}"
+            assert 3 < sum(counts) < len(counts) - 3
+    prepared("golden", f"{GOLDEN}/tokenizer.json", os.path.join(ROOT, "scripts", "chat.jsonl"),
+             "--seq-length", 128, "--valid-fraction", 0.2)
+    for name in ("train_00000.bin", "val_00000.bin"):
+        for ending in ("", ".mask"):
+            assert read(f"golden/{name}{ending}") == read(f"{GOLDEN}/data/{name}{ending}"), name
+
+
+def off_from_pytorch(expected, name, data, *words):
+    """How far the losses of a fine-tuning are from PyTorch's at most."""
+    run("train_gpt", "--load", GOLDEN, "--data", f"{data}/train_*.bin", "--valid-data",
+        f"{data}/val_*.bin", "--seq-length", expected["seq_length"], "--global-batch-size",
+        expected["global_batch_size"], "--lr", expected["lr"], "--no-shuffle", "--weight-decay", 0,
+        "--lr-decay-style", "constant", "--lr-warmup-iters", 0, "--adam-beta2", 0.95,
+        "--clip-grad", 1, "--eval-interval", 20, "--train-iters", len(expected["losses"]),
+        "--metrics", name, *words)
+    steps, [valid] = records(name, "step"), records(name, "eval")
+    assert len(steps) == len(expected["losses"])
+    if "targets" in steps[0]:
+        assert [row["targets"] for row in steps] == expected["targets"]
+    return max(abs(a - b) for a, b in zip(
+        [row["loss"] for row in steps] + [valid["valid_loss"]],
+        expected["losses"] + [expected["valid_loss"]], strict=True))
+
+
+def the_loss_is_pytorch_s():
+    """Over the tokens that count, for 20 steps and an evaluation, to 4 decimals."""
+    expected = json.loads(read(f"{GOLDEN}/losses.json"))
+    for batch in (1, 2, 4):
+        off = off_from_pytorch(expected, f"golden{batch}.jsonl", f"{GOLDEN}/data",
+                               "--micro-batch-size", batch)
+        assert off < 5e-5, f"micro-batches of {batch}: off by {off}"
+    os.makedirs("bare")
+    for path in glob.glob(f"{GOLDEN}/data/*.bin"):
+        write("bare/" + os.path.basename(path), read(path) + bytes(2))  # windows have their targets
+        content = bytearray(read("bare/" + os.path.basename(path)))
+        struct.pack_into("<i", content, 8, (len(content) - 1024) // 2)
+        struct.pack_into("<i", content, 20, 0)
+        write("bare/" + os.path.basename(path), bytes(content))
+    off = off_from_pytorch(expected, "bare.jsonl", "bare", "--micro-batch-size", 2)
+    assert off > 0.1, f"without masks it is off by {off} alone"
+
+
+def gpu_steps(name, *words):
+    run(STANDIN, *TINY, *DATA, "--no-cuda-graphs", "--metrics", name, "--eval-interval", 3, *words,
+        env=LINKS)
+    return records(name, "step") + records(name, "eval")
+
+
+def ranks_count_together():
+    """The GPU trainer over stand-ins: the same losses and gradient norms however a step is split;
+    those of the CPU trainer as far as BF16 goes; a resumed run is bit for bit the same."""
+    if not os.path.exists(os.path.join(ROOT, STANDIN)):
+        raise Skip(f"{STANDIN} is not built")
+    one = gpu_steps("g1.jsonl", "--train-iters", 6, "--micro-batch-size", 4)
+    for name, *options in (("g2", "--micro-batch-size", 1),
+                           ("g3", "--micro-batch-size", 2, "--gpus", 2),
+                           ("g4", "--micro-batch-size", 1, "--gpus", 4)):
+        other = gpu_steps(f"{name}.jsonl", "--train-iters", 6, *options)
+        assert len(other) == len(one) == 8
+        for a, b in zip(one, other):
+            assert a.get("targets") == b.get("targets")
+            for key in ("loss", "norm", "valid_loss"):
+                assert abs(a.get(key, 0) - b.get(key, 0)) <= 0.01 * a.get(key, 0), (key, a, b)
+    for a, b in zip(one, steps_of("cpu.jsonl", "--micro-batch-size", 4)):
+        assert abs(a["loss"] - b["loss"]) < 0.01 * a["loss"], (a, b)
+        assert abs(a["norm"] - b["norm"]) < 0.05 * a["norm"], (a, b)
+    split = ("--micro-batch-size", 1, "--gpus", 2, "--save", "parts")
+    gpu_steps("p1.jsonl", *split, "--train-iters", 6, "--save-interval", 4)
+    whole = read("parts/step_00000006/model.safetensors")
+    gpu_steps("p2.jsonl", *split, "--train-iters", 6, "--resume",
+              "parts/step_00000004")
+    assert read("parts/latest/model.safetensors") == whole, "resumed, it is another run"
+
+
+def large_shards_have_the_same_checksum():
+    """Above 4 MiB, parts of them."""
+    tokens = numpy.random.default_rng(1).integers(0, 300, 5 << 20)
+    path = write("large/x.bin", shards.header(numpy.dtype("<u2"), len(tokens), 0, False) +
+                 tokens.astype("<u2").tobytes())
+    write(path + ".mask", b"".join(shards.mask(tokens < 100, shards.checksum(path), 0)))
+    tiny = ("train_gpt", *TINY[:4], "--seq-length", 96, "--data", path, "--train-iters", 1,
+            "--micro-batch-size", 1)
+    counted = int((tokens[1:len(tokens) // 96 * 96 + 1] < 100).sum())
+    assert f", {counted} of them counted" in run(*tiny).out
+    write(path + ".mask", b"".join(shards.mask(tokens < 100, shards.checksum(path) ^ 1, 0)))
+    refused(run(*tiny, check=False), "the mask of another shard")
+
+
+def a_model_that_was_tuned_answers():
+    """After it has learned the example by heart: what begins a window."""
+    run("train_gpt", "--load", GOLDEN, "--data", f"{GOLDEN}/data/*.bin", "--seq-length", 128,
+        "--global-batch-size", 9, "--micro-batch-size", 9, "--lr", 1e-2, "--weight-decay", 0,
+        "--train-iters", 150, "--save", "heart", "--sample-length", 1)
+    ask = ("scripts/chat", "heart/latest")
+    exact = ("--", "--sample-temperature", 0, "--sample-length", 60)
+    with open(os.path.join(ROOT, "scripts", "chat.jsonl")) as file:
+        known = [Conversation(json.loads(line)).messages[:2] for line in file]
+    right = [run(*ask, question["content"], *exact).out == answer["content"] + "\n"
+             for question, answer in known if question["role"] == "user"]
+    assert sum(right) >= 6, f"{sum(right)} of {len(right)} answers"
+    asked = known[0][0]["content"]
+    assert run(*ask, asked, *exact).out != run(*ask, asked, "--system", "No.", *exact).out
+    refused(run(*ask, "x", "--no-such-option", check=False), "unknown option --no-such-option")
+    refused(run("scripts/chat", "d", "x", "--gpu", check=False), "not built")
+    refused(run("scripts/chat", "saved", "x", check=False), "tokenizer.json: missing")
+
+
+def bad_tokens_to_continue_are_refused():
+    words = ("train_gpt", "--load", GOLDEN, "--sample-only", "--quiet", "--sample-length",
+             4)
+    for text, part in (("1 2 x", "'x' is no token"), ("1 400000 2", "'400000 2' is no token"),
+                       ("-1", "'-1' is no token"), (" , ", "no numbers"),
+                       ("99999999999999999999", "is no token of the vocabulary")):
+        refused(run(*words, "--sample-tokens", text, check=False), "--sample-tokens", part)
+    refused(run(*words, "--sample-tokens", "1", "--sample-prompt", "x", check=False), "leave one")
+    out = run(*words, "--sample-tokens", "1,2, 3").out.splitlines()[-1].split()
+    assert len(out) == 4 and all(0 <= int(word) < 400 for word in out), out
+
+
+if __name__ == "__main__":
+    sys.exit(main([
+        the_answers_count, the_template_may_lie_beside, none_is_cut_that_fits,
+        packing_keeps_documents_whole, every_kind_of_row_is_read,
+        answers_in_a_prompt_do_not_count, earlier_turns_may_change,
+        a_token_that_begins_in_the_prompt_does_not_count, what_templates_use_is_there,
+        bad_rows_are_refused, damage_of_a_mask_is_found, the_trainer_reads_the_masks,
+        dumped_gradients_are_of_the_mean, other_masks_are_other_data,
+        checkpoints_carry_the_template,
+        large_shards_have_the_same_checksum, templates_write_what_transformers_says,
+        the_loss_is_pytorch_s, ranks_count_together, a_model_that_was_tuned_answers,
+        bad_tokens_to_continue_are_refused]))

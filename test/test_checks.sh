@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Checked steps (--check-interval) over the stand-ins: a rank that computes wrongly is named with its
+# step, and every rank ends before the update; what sound runs train stays the same bits.
+# shellcheck source=test/ranks.sh
+source "$(dirname "$0")/ranks.sh"
+
+# plant KIND RANK STEP RANKS: a run with a fault, saving at every second step; RANKS are 1 to 3.
+plant() {
+    local sample=$((($3 - 1) * 12 + $2 * 2)) folder=$1.$2.$3.$4
+    FAULT=$1:$sample expect_status 5 "$trainer" "${common[@]}" --gpus "$4" --train-iters 8 \
+        --save-interval 2 --check-interval 2 --save "$folder" || return
+    has "$folder/metrics.jsonl" "\"kind\":\"end\",\"step\":$(($3 - 1)),\"status\":5,\"error\":" ||
+        fail "$folder: no record of its end, or not every step before it is reported"
+    [[ $(newest_step "$folder") -eq $(($3 - 2)) ]] || fail "$folder: $(newest_step "$folder") is new"
+    [[ $(grep -c 'error: ' log) -eq 1 ]] || fail "$folder: $(cat log)"
+    ! has log "step $(printf %5d "$3")/8" || fail "$folder: the step was made"
+}
+
+# says RANK STEP TEXT...: what it said of the last one. A rank has the GPU of its number.
+says() {
+    local tag="rank $1: " text
+    if [[ $ranks -eq 1 ]]; then tag=; fi
+    grep -qE "error: ${tag}step $2: $(hostname), GPU-1234[-0]*0$1 computes wrongly: " log ||
+        fail "not rank $1, step $2: $(cat log)"
+    for text in "${@:3}"; do has log "$text" || fail "no '$text': $(cat log)"; done
+}
+
+test_a_rank_that_computes_wrongly_is_named() {
+    local rank step ranks
+    for ranks in 1 3; do
+        for rank in 0 1 2; do
+            step=$((rank == 0 ? 8 : 4))
+            if [[ $rank -ge $ranks ]]; then continue; fi
+            plant flip $rank $step $ranks || return
+            says $rank $step 'the loss differs between two passes over the same data' \
+                'the first was wrong, a third gave what the second did'
+            plant flips $rank $step $ranks || return
+            says $rank $step 'a third differs again'
+        done
+    done
+}
+
+test_a_rank_with_other_weights_is_named() {
+    local rank
+    for rank in 0 2; do
+        plant weight $rank 6 3 || return
+        grep -qE "error: rank 0: step 6: rank $rank on $(hostname), GPU-.*0$rank has other values \
+than most ranks in the weights of token_embedding" log || fail "$rank: $(cat log)"
+    done
+    FAULT=weight:62 expect_status 5 "$trainer" "${common[@]}" --gpus 2 --train-iters 8 \
+        --check-interval 2 || return
+    has log 'has other values than the other half of the ranks' || fail "$(cat log)"
+}
+
+# What was saved before is sound, and a fault in a step that is not checked is not looked for.
+test_the_run_goes_on_from_its_checkpoint() {
+    train sound --gpus 3 --train-iters 8 --check-interval 2 || return
+    train flips.1.4.3 --gpus 3 --train-iters 8 --check-interval 2 --resume latest || return
+    same_ends sound flips.1.4.3 || fail "another end"
+    FAULT=flip:26 train unseen --gpus 3 --train-iters 8 --check-interval 2 || return
+}
+
+# $1 and $2: folders whose newest checkpoints hold the same.
+same_ends() {
+    local file
+    for file in "$1"/latest/*.safetensors; do
+        cmp -s "$file" "$2/latest/${file##*/}" || return 1
+    done
+}
+
+test_checks_change_no_bit() {
+    local words ranks
+    while read -r words; do
+        for ranks in 1 2; do
+            rm -rf never always
+            # shellcheck disable=SC2086 # words
+            train never --gpus $ranks --train-iters 4 --check-interval 0 $words || return
+            # shellcheck disable=SC2086
+            train always --gpus $ranks --train-iters 4 --check-interval 1 $words || return
+            same_ends never always || fail "$ranks ranks, $words: another end"
+            cmp -s <(grep '"kind":"fp8"' never/metrics.jsonl) \
+                <(grep '"kind":"fp8"' always/metrics.jsonl) || fail "$words: codes counted twice"
+        done
+    done <<<'
+--fp8-format hybrid --global-batch-size 4
+--fp8-format hybrid --fp8-lm-head --recompute block --fp8-stats-interval 1
+--fp8-format hybrid --fp8-recipe tensorwise --recompute activations --eval-precision bf16
+--fp8-format e4m3 --fp8-recipe blockwise --optimizer muon --model gpt2-tiny'
+}
+
+# A check waits for the other ranks, so that its step says nothing of a rank's own speed.
+test_checked_steps_are_not_timed() {
+    local interval
+    for interval in 0 2; do
+        train timed --gpus 2 --train-iters 5 --log-interval 1 --check-interval $interval || return
+        [[ $(grep '"kind":"ranks"' timed/metrics.jsonl | grep -oE '"step":[0-9]+' | cut -d : -f 2 |
+            xargs) == "$([[ $interval -eq 0 ]] && echo 2 3 4 5 || echo 3 5)" ]] ||
+            fail "$interval: $(grep '"kind":"ranks"' timed/metrics.jsonl)"
+        rm -rf timed
+    done
+}
+
+test_results_that_differ_are_not_checked() {
+    expect_said 1 '--check-interval 5: must be 0 with --no-deterministic' "$trainer" \
+        "${common[@]}" --no-deterministic --check-interval 5
+    expect_said 0 '--check-interval 0' "$trainer" "${common[@]}" --no-deterministic --plan
+}
+
+run_tests

@@ -1,0 +1,227 @@
+// Random bits flipped in the GPU trainer's memory in the middle of a checked micro-batch: of
+// weights, gradients, activations, FP8 codes, scales. Each flip that changes a bit of the loss or
+// of a gradient must be found, by the two passes or by the hashes that ranks compare; and no check
+// may find anything where nothing was flipped. LLM8_FLIPS (250) and LLM8_CHECKS (200): how many of
+// each, for every model.
+#include "gpu_trainer.h"
+
+#include <omp.h>
+
+#define COMMON                                                                                  \
+    "--data flips.bin --num-layers 2 --hidden-size 48 --num-attention-heads 6 --vocab-size 61 " \
+    "--make-vocab-size-divisible-by 16 --seq-length 16 --micro-batch-size 4 --lr 3e-3 "         \
+    "--init-method-std 0.1 --log-interval 100000 --no-cuda-graphs "
+#define LLAMA COMMON "--arch llama --num-query-groups 2 --ffn-hidden-size 80 "
+static const char *const models[] = {
+    COMMON,
+    LLAMA "--fp8-format hybrid --fp8-recipe delayed --fp8-lm-head",
+    LLAMA "--fp8-format hybrid --fp8-recipe tensorwise --recompute block",
+    LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --eval-precision bf16",
+};
+
+// A bit that is flipped before a call of the norms' kernels, which a pass is full of.
+static struct {
+    Gpu *gpu;
+    int calls, at; // at -1: none is
+    char *address;
+    char mask, before;
+} flip;
+
+static void flip_here(void) {
+    if (flip.calls++ != flip.at) { return; }
+    gpu_fetch(flip.gpu, &flip.before, flip.address, 1);
+    CUDA_CHECK(cudaStreamSynchronize(flip.gpu->stream));
+    char wrong = (char)(flip.before ^ flip.mask);
+    gpu_send(flip.gpu, flip.address, &wrong, 1);
+}
+
+extern "C" {
+void __real_gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream);
+void __real_gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream);
+void __wrap_gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
+    flip_here();
+    __real_gpu_norm_forward(out, n, stream);
+}
+void __wrap_gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
+    flip_here();
+    __real_gpu_norm_backward(out, n, stream);
+}
+}
+
+static int number_of(const char *variable, int otherwise) {
+    const char *text = getenv(variable);
+    return text != NULL ? atoi(text) : otherwise;
+}
+
+// What a pass leaves: its loss and the parameters' gradients.
+typedef struct {
+    size_t bytes;
+    char *data; // [bytes] the gradients in the arranged space, then the loss
+} Result;
+
+static void take_result(Trainer *t, Result *r) {
+    Params *p = &t->params;
+    size_t bytes = (size_t)(p->zero.size * gpu_type_bytes(p->optimizer.adamw.gradient_type));
+    if (r->data == NULL) { r->data = (char *)malloc_or_die(bytes + sizeof(double)); }
+    r->bytes = bytes + sizeof(double);
+    gpu_fetch(&t->gpu, r->data, p->optimizer.adamw.gradients, bytes);
+    gpu_fetch(&t->gpu, r->data + bytes, t->net.loss_sum, sizeof(double));
+    CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
+}
+
+// Without the padding between parameters.
+static bool same_result(const Trainer *t, const Result *a, const Result *b) {
+    const ParamLayout *layout = &t->run.layout;
+    int width = gpu_type_bytes(t->params.optimizer.adamw.gradient_type);
+    for (int i = 0; i < layout->count; i++) {
+        size_t at = (size_t)(t->params.zero.place[i] * width);
+        size_t n = (size_t)(param_size(&layout->params[i]) * width);
+        if (memcmp(a->data + at, b->data + at, n) != 0) { return false; }
+    }
+    return memcmp(a->data + a->bytes - 8, b->data + a->bytes - 8, 8) == 0;
+}
+
+static void pass(Trainer *t, int number, Result *r) {
+    flip.calls = 0;
+    replay_micro_step(t, MICRO_FIRST);
+    check_hash(&t->check, number);
+    take_result(t, r);
+    flip.at = -1;
+}
+
+// Not the optimizer's state, which is not read here and has hashes of its own in checkpoints; not
+// the tokens, which both passes read; nor the hashes, nor what libraries keep in their workspaces.
+static bool is_checked(const PlanRow *row) {
+    static const char *const others[] = {"optimizer", "checked steps", "scratch of saving"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (strcmp(row->category, others[i]) == 0) { return false; }
+    }
+    return row->bytes > 0 && strncmp(row->name, "tokens", 6) != 0 &&
+           strncmp(row->name, "workspace", 9) != 0;
+}
+
+static void arm(Trainer *t, uint64_t number, int calls, const PlanRow **row) {
+    do {
+        *row = &t->plan.rows[rng_bits(number, 0) % (uint64_t)t->plan.count];
+        number += 1ull << 32;
+    } while (!is_checked(*row));
+    flip.at = (int)(rng_bits(number, 1) % (uint64_t)calls);
+    flip.address = (*row)->address + rng_bits(number, 2) % (uint64_t)(*row)->bytes;
+    flip.mask = (char)(1 << rng_bits(number, 3) % 8);
+}
+
+static void flips_are_found(Trainer *t, int wanted, int salt) {
+    Check *c = &t->check;
+    Result right = {}, first = {}, second = {};
+    flip.gpu = &t->gpu;
+    flip.at = -1;
+    pass(t, 0, &right);
+    int calls = flip.calls, changed = 0, twice = 0, weights = 0;
+    pass(t, 1, &first);
+    CHECK(calls > 4 && check_repeats(c) && same_result(t, &right, &first));
+    size_t rows = (size_t)c->rows * sizeof(uint64_t), unlike = (size_t)(1 + c->params);
+    uint64_t *hashes = (uint64_t *)malloc_or_die(rows); // as other ranks have them
+    memcpy(hashes, c->host, rows);
+    for (int i = 0; changed < wanted && i < 40 * wanted; i++) {
+        const PlanRow *row;
+        arm(t, (uint64_t)(i + 1000000 * salt), calls, &row);
+        pass(t, 0, &first);
+        pass(t, 1, &second);
+        bool repeats = check_repeats(c);
+        bool same = memcmp(hashes + unlike, c->host + unlike, rows - unlike * sizeof(uint64_t)) ==
+                    0;
+        if (!same_result(t, &right, &first) || !same_result(t, &right, &second)) {
+            changed++;
+            twice += !repeats;
+            weights += repeats && !same;
+            if (repeats && same) {
+                fprintf(stderr, "  not found: %s, %s, byte %lld\n", row->category, row->name,
+                        (long long)(flip.address - row->address));
+            }
+            CHECK(!repeats || !same);
+        }
+        if (!repeats && row->phase != PHASE_ALWAYS) { // it is gone in a third pass
+            pass(t, 2, &second);
+            CHECK(!check_agrees(c, 17));
+            CHECK_CONTAINS(error_text(), "step 17: ");
+            CHECK_CONTAINS(error_text(), "GPU-");
+            CHECK_CONTAINS(error_text(), "the first was wrong, a third gave what the second did");
+        }
+        if (row->phase == PHASE_ALWAYS) { gpu_send(&t->gpu, flip.address, &flip.before, 1); }
+    }
+    printf("  measured: %d flips that change a result: %d found by passes that differ, %d by "
+           "weights alone\n",
+           changed, twice, weights);
+    CHECK_EQUAL(changed, wanted);
+    free(hashes);
+    free(right.data);
+    free(first.data);
+    free(second.data);
+}
+
+static void open_model(Trainer *t, const char *model) {
+    Options options = options_of(model, "");
+    open_trainer(t, &options);
+    train(t, 3);
+}
+
+TEST(every_flip_is_found) {
+    static Trainer t;
+    for (int m = 0; m < 4; m++) {
+        open_model(&t, models[m]);
+        flips_are_found(&t, number_of("LLM8_FLIPS", 250), m);
+        trainer_close(&t);
+    }
+}
+
+// Also the reports: of the second pass, and of one that differs each time.
+TEST(passes_are_told_apart) {
+    static Trainer t;
+    Result r = {};
+    open_model(&t, models[0]);
+    flip.gpu = &t.gpu;
+    flip.address = (char *)t.net.residual_out;
+    for (int wrong = 0; wrong < 8; wrong++) { // a bit for each pass
+        for (int n = 0; n < CHECK_PASSES; n++) {
+            flip.at = wrong >> n & 1 ? 4 : -1; // before the last norm
+            flip.mask = (char)(1 << n);
+            pass(&t, n, &r);
+        }
+        static const char *const texts[] = {
+            "",
+            "the first was wrong, a third gave what the second did",
+            "the second was wrong, a third gave what the first did",
+            "a third differs again",
+        };
+        int differs = (wrong & 3) == 0 ? 0 : wrong == 1 ? 1 : wrong == 2 ? 2 : 3;
+        CHECK_EQUAL(check_repeats(&t.check), differs == 0);
+        CHECK_EQUAL(check_agrees(&t.check, 9), differs == 0);
+        if (differs > 0) { CHECK_CONTAINS(error_text(), texts[differs]); }
+        if (differs > 0) { CHECK_CONTAINS(error_text(), "the loss differs"); }
+    }
+    free(r.data);
+    trainer_close(&t);
+}
+
+TEST(no_check_finds_what_is_not) {
+    static Trainer t;
+    for (int m = 0; m < 4; m++) {
+        open_model(&t, models[m]);
+        int checks = number_of("LLM8_CHECKS", 200);
+        for (int i = 0; i < checks; i++) {
+            replay_micro_step(&t, MICRO_FIRST);
+            check_hash(&t.check, 0);
+            replay_micro_step(&t, MICRO_FIRST);
+            check_hash(&t.check, 1);
+            CHECK(check_repeats(&t.check) && check_agrees(&t.check, i));
+        }
+        trainer_close(&t);
+    }
+}
+
+SETUP() {
+    need_fp8();
+    omp_set_num_threads(1); // of stand-ins, which have too little to do for more
+    flip.at = -1;
+    write_tokens("flips.bin", 4096, 61, 1);
+}
