@@ -48,7 +48,7 @@ typedef struct {
     char text[TEXT]; // behind a newline
 } Story;
 
-static void __attribute__((noreturn)) refuse(const char *what, const char *why) {
+static void __attribute__((noreturn)) give_up(const char *what, const char *why) {
     int shown = (int)min64(40, (int64_t)strcspn(what, "\n"));
     die("%s:%d: '%.*s': %s", grammar.path, grammar.line, shown, what, why);
 }
@@ -65,7 +65,7 @@ static void read_cells(List *list, char *line) {
     if (list->columns == 0) { list->columns = list->cell_count; }
     list->rows = list->cell_count / list->columns - 1;
     if (list->cell_count % list->columns != 0) {
-        refuse(list->cells[list->cell_count - 1], "the line ends within a row");
+        give_up(list->cells[list->cell_count - 1], "the line ends within a row");
     }
 }
 
@@ -86,7 +86,7 @@ static void read_grammar(const char *path) {
         if (strncmp(line, "list ", 5) == 0) {
             char *head = strsep(&line, ":") + 5;
             if (line == NULL || grammar.list_count == LISTS) {
-                refuse(head, "is a list without a colon, or one too many");
+                give_up(head, "is a list without a colon, or one too many");
             }
             list = &grammar.lists[grammar.list_count++];
             read_cells(list, head);
@@ -101,12 +101,12 @@ static void read_grammar(const char *path) {
         } else if (in_scene) {
             line[-1] = '\n';
         } else {
-            if (grammar.scene_count == SCENES) { refuse(line, "is one scene too many"); }
+            if (grammar.scene_count == SCENES) { give_up(line, "is one scene too many"); }
             grammar.scenes[grammar.scene_count++] = (Scene){line, grammar.line};
             in_scene = true;
         }
     }
-    if (grammar.scene_count == 0) { refuse("", "the file ends without a scene"); }
+    if (grammar.scene_count == 0) { give_up("", "the file ends without a scene"); }
 }
 
 // ---- words --------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ static const char *drawn(const Story *s, const char *name) {
         const List *list = &grammar.lists[l];
         for (int i = 0; i < NAMES && list->names[i] != NULL; i++) {
             if (strcmp(list->names[i], name) != 0) { continue; }
-            if (i >= list->rows) { refuse(name, "has no row in its list"); }
+            if (i >= list->rows) { give_up(name, "has no row in its list"); }
             uint64_t key = rng_bits(s->key, (uint64_t)l), rows = (uint64_t)list->rows;
             return list->cells[(int)(rng_permute(key, rows, (uint64_t)i) + 1) * list->columns];
         }
@@ -138,7 +138,7 @@ static const char *find(const char *column, const char *word) {
     }
     char why[80];
     snprintf(why, sizeof(why), "has no cell in column %s", column);
-    refuse(word, why);
+    give_up(word, why);
 }
 
 // ---- texts --------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ static const char *find(const char *column, const char *word) {
 static void splice(Story *s, char *at, const char *end, const char *text) {
     size_t n = strlen(text), rest = strlen(end) + 1;
     if (++s->splices == TEXT || (size_t)(at - s->text) + n + rest > sizeof(s->text)) {
-        refuse(at, "grows too long");
+        give_up(at, "grows too long");
     }
     memmove(at + n, end, rest);
     memcpy(at, text, n);
@@ -158,7 +158,7 @@ static void splice(Story *s, char *at, const char *end, const char *text) {
 static void tell_choice(Story *s, char *at) {
     char *from = at + 1, *end = from + strcspn(from, "()");
     uint64_t count = 1;
-    if (*end != ')') { refuse(at, "is not closed"); }
+    if (*end != ')') { give_up(at, "is not closed"); }
     for (const char *c = at; c < end; c++) { count += *c == '|'; }
     for (uint64_t i = rng_bits(~s->key, (uint64_t)s->splices) % count; i > 0; i--) {
         from = strchr(from, '|') + 1;
@@ -179,7 +179,7 @@ static void tell_name(Story *s, char *at) {
         value = value != NULL ? find(name, value) : drawn(s, name);
         if (value == NULL) { value = strcpy(word, name); }
     } while (*end == '.' && islower((unsigned char)end[1]));
-    if (value == word) { refuse(at, "stands for nothing"); }
+    if (value == word) { give_up(at, "stands for nothing"); }
     splice(s, at, end, value);
 }
 
@@ -193,7 +193,7 @@ static void tell_sum(Story *s, char *open, const char *close) {
         value = sign == '+' ? value + next : (sign == '-' ? value - next : value * next);
         at += n;
         if (n < 1 || n > 3 || value < 0 || value > 999 || (at < end && !strchr("+-*", *at))) {
-            refuse(open, "is no sum from 0 to 999");
+            give_up(open, "is no sum from 0 to 999");
         }
     }
     if (end < close) {
@@ -227,18 +227,18 @@ static void tell(Story *s, const char *text) {
         case '$': tell_name(s, at); break;
         case '[': open = at++; break;
         case ']':
-            if (open == NULL) { refuse(at, "has no [ before it"); }
+            if (open == NULL) { give_up(at, "has no [ before it"); }
             tell_sum(s, open, at);
             at = open;
             open = NULL;
             break;
         default:
-            if (strchr("|)", *at) != NULL) { refuse(at, "has no ( before it"); }
+            if (strchr("|)", *at) != NULL) { give_up(at, "has no ( before it"); }
             if (strncmp(at, "\n ", 2) == 0) { splice(s, at, at + 1, ""); } // the line goes on
             tell_letter(s, at++);
         }
     }
-    if (open != NULL) { refuse(open, "is not closed"); }
+    if (open != NULL) { give_up(open, "is not closed"); }
 }
 
 static void write_corpus(FILE *out, int64_t bytes, uint64_t seed) {

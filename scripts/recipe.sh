@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What the training recipes (run_*.sh) share: the programs, the data, one command for any launcher,
 # and the restart loop. A recipe sets name, data_set, tokenizer, model=() and training=(), perhaps
-# data_files (of the set) and adapt() (once the GPUs are counted), then calls recipe "$@".
+# data_files (of the set), data_options=() of scripts/prepare_data, default_precision and adapt()
+# (once the GPUs are counted), then calls recipe "$@".
 #   scripts/run_gpt2_124m.sh                              all GPUs of this machine, in FP8
 #   GPUS=1 PRECISION=bf16 scripts/run_gpt2_124m.sh        one GPU, in BF16
 #   sbatch --nodes 2 --gpus-per-node 8 scripts/run_gpt2_124m.sh
@@ -10,7 +11,8 @@
 # A recipe resumes from its newest checkpoint after a failure, or when it is called again.
 # Environment:
 #   GPUS=N         GPUs of each machine [all of this one]
-#   PRECISION=     fp8 [the default] or bf16
+#   PRECISION=     fp8 [the default], bf16, or both: one after the other, and scripts/compare says
+#                  how they differ; SEEDS=1,2,3 with that many seeds, which a verdict takes
 #   LAUNCH=        self [the trainer starts its ranks], slurm [the default in a job], torchrun
 #   TORCHRUN=      options for torchrun, as --nnodes 2 --rdzv-endpoint host:29500 [--standalone]
 #   DATA=DIR       prepared data [data/NAME]   OUT=DIR  checkpoints and metrics [run/NAME_PRECISION]
@@ -20,6 +22,7 @@
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
+data_options=()
 unset MAKEFLAGS MFLAGS # the jobs of a make that calls a recipe are not ours to share
 
 die() {
@@ -28,19 +31,24 @@ die() {
 }
 
 check_environment() {
-    smoke=${SMOKE:-0} precision=${PRECISION:-fp8}
+    smoke=${SMOKE:-0} precision=${PRECISION:-${default_precision:-fp8}}
     launch=${LAUNCH:-}
-    if [[ -z $launch && -n ${SLURM_JOB_ID:-} ]]; then launch=slurm; fi
+    if [[ -z $launch && -n ${SLURM_JOB_ID:-} && $precision != both ]]; then launch=slurm; fi
     launch=${launch:-self}
+    bf16=(--bf16) fp8=(--fp8-format hybrid --fp8-recipe delayed)
     case $precision in
-    bf16) numbers=(--bf16) ;;
-    fp8) numbers=(--fp8-format hybrid --fp8-recipe delayed) ;;
-    *) die "PRECISION=$precision: must be fp8 or bf16" ;;
+    bf16) numbers=("${bf16[@]}") ;;
+    fp8) numbers=("${fp8[@]}") ;;
+    both) numbers=() ;;
+    *) die "PRECISION=$precision: must be fp8, bf16 or both" ;;
     esac
     case $launch in
     self | slurm | torchrun) ;;
     *) die "LAUNCH=$launch: must be self, slurm or torchrun" ;;
     esac
+    if [[ $precision == both && $launch != self ]]; then
+        die "LAUNCH=$launch: not with PRECISION=both, whose ranks the trainer starts"
+    fi
     gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c .)}
     if [[ $smoke == 1 ]]; then gpus=1; fi
     [[ $gpus =~ ^[0-9]+$ ]] || die "GPUS=$gpus: must be a whole number"
@@ -83,7 +91,7 @@ prepare_data() {
     fi
     # shellcheck disable=SC2154 # the recipe sets data_set and tokenizer
     "$scripts/prepare_data" "$data_set" --download-files "${data_files:-0}" --output "$data" \
-        --downloads "$root/data/downloads" --tokenizer "$tokenizer" || exit 1
+        --downloads "$root/data/downloads" --tokenizer "$tokenizer" "${data_options[@]}" || exit 1
 }
 
 prepare_choices() {
@@ -105,16 +113,22 @@ tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-ite
 
 build_command() {
     options=("${model[@]}" "${training[@]}" "${numbers[@]}" --data "$data/train_*.bin"
-        --valid-data "$data/val_*.bin" "${choices[@]}" --save "$out")
+        --valid-data "$data/val_*.bin" "${choices[@]}")
     if [[ $smoke == 1 ]]; then
+        trainer=$root/train_gpt
         if [[ " ${model[*]} " == *" llama"* ]]; then tiny_model+=(--num-query-groups 2); fi
         if [[ -n ${START:-} ]]; then tiny_model=(); fi
-        command=("$root/train_gpt" "${options[@]}" "${tiny_model[@]}" "${tiny_run[@]}" "$@")
-    elif [[ $launch == self ]]; then
-        command=("$root/train_gptcu" "${options[@]}" --gpus "$gpus" "$@")
+        options+=("${tiny_model[@]}" "${tiny_run[@]}")
     else
-        command=("$root/train_gptcu" "${options[@]}" "$@")
+        trainer=$root/train_gptcu
+        if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi
     fi
+    if [[ $precision == both ]]; then
+        command=("$scripts/compare" --out "$out" --trainer "$trainer" --seeds "${SEEDS:-1234}"
+            --variant "bf16: ${bf16[*]}" --variant "fp8: ${fp8[*]}" -- "${options[@]}" "$@")
+        return
+    fi
+    command=("$trainer" "${options[@]}" --save "$out" "$@")
     local restart=$scripts/restart.sh torchrun
     case $launch in
     self) command=("$restart" "${command[@]}") ;;

@@ -2,8 +2,7 @@
 # Runs a training command until it is done, from its newest checkpoint after every failure:
 #   scripts/restart.sh [--failures N] [--pause SECONDS] ./train_gptcu --gpus 8 --save DIR ...
 # The command needs --save DIR; --resume latest is added to it. In place of --resume PATH it comes
-# once DIR/latest has moved: a run moves it to PATH when it starts in PATH's folder, else when it
-# saves.
+# once DIR/latest has moved, which a run does as soon as it has read PATH.
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end

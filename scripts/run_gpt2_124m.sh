@@ -2,7 +2,7 @@
 # GPT-2 124M from nothing, on 10 billion tokens of FineWeb, as llm.c reproduced it (there:
 # validation loss 3.28, HellaSwag 29.9%).
 # scripts/recipe.sh says how a recipe is called; scripts/results writes the lines marked `cost`.
-# cost: 10.0 billion tokens, 7.98e+18 FLOPs
+# cost: 10 billion tokens, 7.98e+18 FLOPs
 # cost: BF16: 1 GPU 4.5 hours, 8 GPUs ~35 min
 # cost: FP8: 1 GPU 3.6 hours, 8 GPUs ~28 min
 # cost: on NVIDIA H200, by test/results/bench.jsonl; ~: by other models, options or counts of GPUs

@@ -20,7 +20,7 @@ import safetensors
 from . import downloads, shards
 from .command_line import Parser
 from .environment import ROOT, die, follow, trainer
-from .vocabulary import open_vocabulary
+from .vocabulary import TOKENIZER_FILES, open_vocabulary
 
 # what files of these models hold besides weights
 IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
@@ -157,7 +157,7 @@ def import_model(folder, output):
     names = ["generation_config.json", "config.json"]
     tokenizer = os.path.join(folder, "tokenizer.json")
     if os.path.exists(tokenizer):
-        names += ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+        names += [*TOKENIZER_FILES, "special_tokens_map.json"]
         shards.write_durably(os.path.join(output, "tokenizer.bin"),
                              [open_vocabulary({"tokenizer": tokenizer}).tokenizer_bin()])
     for name in names:
@@ -188,8 +188,8 @@ def main():
     o = parser().parse_args()
     folder = follow(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
-        _, files = downloads.from_hub(o.model, o.model, "model", ["model*.safetensors", "*.json"],
-                                      vars(o))
+        _, files, _ = downloads.from_hub(o.model, o.model, "model", [
+            "model*.safetensors", "*.json", TOKENIZER_FILES[2]], vars(o))
         if not any(os.path.basename(path) == "config.json" for path in files):
             die(f"{o.model}: no config.json on the Hub: not a model's repository")
         folder = os.path.commonpath(map(os.path.dirname, files))

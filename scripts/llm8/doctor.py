@@ -27,6 +27,7 @@ VANISHED = 0.25
 JUMP_STEPS = 10
 EVALUATION_ALLOWED = 0.10 # of the time
 UNEVEN = 1.5         # a step of twenty over the median
+SLOW_LINES = 20      # the newest, of which most name a slow rank
 
 
 @dataclass
@@ -77,19 +78,28 @@ def state(run):
         return note("state", f"{run.state}, {where}" if status else run.state,
                     "--resume latest goes on with it")
     if status == metrics.SKIPPED_TOO_OFTEN:
-        return wrong("state", f"gave up, {where}: {run.recent_skips()} steps in a row had a NaN or "
-                     "infinite loss or norm",
+        return wrong("state", f"gave up, {where}: {run.recent_skips()} steps in a row were skipped",
                      "resume from a checkpoint before that with a lower --lr or a longer "
                      "--lr-warmup-iters; in FP8, see whether --bf16 does the same")
+    if status == metrics.WRONG_RESULTS:
+        return wrong("state", f"{run.state}, {where}",
+                     "take that GPU out of use; --resume latest goes on from the last checkpoint")
     return wrong("state", f"{run.state}, {where}", "its last words on the standard error say why")
 
 
 def skips(run):
-    skipped = [step for step, record in run.steps.items() if record.get("skipped")]
+    skipped = [step for step, record in run.steps.items()
+               if record.get("skipped") and record.get("reason") != "asked"]
     if not skipped:
-        return well("steps", "none was skipped")
-    text = (f"{len(skipped)} of {len(run.steps)} were skipped for a NaN or infinite loss or norm, "
-            f"the last one step {max(skipped):,}")
+        return well("steps", "none was skipped" if not run.skipped else "only those were skipped "
+                    f"that --iterations-to-skip names, {run.skipped} of {len(run.steps)}")
+    spikes = sum(run.steps[step].get("reason") == "spike" for step in skipped)
+    text = (f"{len(skipped)} of {len(run.steps)} were skipped for " +
+            ("a NaN or infinite loss or norm" if not spikes else
+             f"a spike of loss or norm (--skip-spikes {run.option('skip-spikes', '?')})"
+             if spikes == len(skipped) else
+             f"a NaN or infinite loss or norm, or a spike ({spikes})") +
+            f", the last one step {max(skipped):,}")
     remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
     if is_fp8(run):
         remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1, ')}"
@@ -367,6 +377,20 @@ def option_costs(run):
          "of BF16", "--grad-accum-dtype bf16, where the losses allow it")) if costs]
 
 
+def slow_rank(run):
+    """One that most of the newest lines name."""
+    newest = [run.ranks_at[step] for step in sorted(run.ranks_at)[-SLOW_LINES:]]
+    named = [record for record in newest if record.get("slowest") is not None]
+    often = [record for record in named if record["slowest"] == named[-1]["slowest"]]
+    if not often or 2 * len(often) <= len(newest):
+        return []
+    return [wrong("speed", f"rank {often[-1]['slowest']:.0f} on {often[-1].get('host', '?')} "
+                  f"computes more than 5% slower than the others, at {len(often)} of the last "
+                  f"{len(newest)} lines: all wait for it",
+                  "look at that GPU's clocks, temperature and neighbours (nvidia-smi -q), or leave "
+                  "it out")]
+
+
 def speed(run):
     """What the run's own records say of its time."""
     rate = series.steady_throughput(run)
@@ -386,6 +410,7 @@ def speed(run):
     if share > EVALUATION_ALLOWED:
         found.append(note("speed", f"{100 * share:.0f}% of the time went into evaluations",
                           "a longer --eval-interval, or fewer --eval-iters"))
+    found += slow_rank(run)
     median, slow = (float(numpy.quantile(seconds, q)) for q in (0.5, 0.95))
     if run.on_gpu and slow > UNEVEN * median:
         found.append(note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the "

@@ -1,12 +1,14 @@
 """Data sets, tokenizers and models by name. They come from Hugging Face's Hub through its library,
 with its cache, and from a revision of the repository where NAME@REVISION pins one; HF_TOKEN opens
-gated ones. Tiny Shakespeare comes from GitHub. --mirror replaces both hosts.
+gated ones. Tiny Shakespeare comes from GitHub. --mirror replaces both hosts. ./make_corpus writes
+the village, which needs none.
 """
 
 import fnmatch
 import glob
 import hashlib
 import os
+import subprocess
 import sys
 import time
 import urllib.request
@@ -18,7 +20,7 @@ from huggingface_hub.errors import DryRunError, GatedRepoError
 from huggingface_hub.utils import disable_progress_bars, logging
 
 from . import shards
-from .environment import die
+from .environment import die, trainer
 
 RAW = "https://raw.githubusercontent.com"
 SHAKESPEARE = RAW + "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -39,6 +41,7 @@ class KnownSet:
 
 
 KNOWN_SETS = {
+    "village": KnownSet("stories in simple English, 10 MB; written here, without a network"),
     "tinyshakespeare": KnownSet("Shakespeare's plays, 1.1 MB"),
     "tinystories": KnownSet("2.1 million simple stories, 1 GB", "roneneldan/TinyStories",
                             "data/train-*.parquet", "data/validation-*.parquet"),
@@ -145,7 +148,7 @@ def fetch_known_set(name, words, most):
     bare, at, revision = name.partition("@")
     known = KNOWN_SETS[bare]
     if not known.repository:
-        return [shakespeare(words)], []
+        return [{"village": village, "tinyshakespeare": shakespeare}[bare](words)], []
     train, *valid = from_hub(name, known.repository + at + revision, "dataset",
                              [known.train, *([known.valid] if known.valid else [])], words, most)
     if not train:
@@ -153,8 +156,29 @@ def fetch_known_set(name, words, most):
     return train, sum(valid, [])
 
 
+def village(words):
+    path, program = place_of("village", words), trainer("make_corpus")
+    if not os.path.exists(program):
+        die(f"village: {program} writes it, and is not built: run make")
+    done = subprocess.run([program, "--bytes", "10000000"], capture_output=True, check=False)
+    if done.returncode != 0:
+        die(f"village: {program}: {done.stderr.decode(errors='replace').strip()}")
+    # left as it is where it is there: shards remember the date of their source
+    if not os.path.exists(path) or os.path.getsize(path) != len(done.stdout) or \
+            shards.sha256_of(path) != hashlib.sha256(done.stdout).hexdigest():
+        shards.write_durably(path, [done.stdout])
+    return path
+
+
+def place_of(name, words):
+    """Where a set of one file is kept; its folder is there then."""
+    path = os.path.join(words["downloads"] or HF_HUB_CACHE, name, "input.txt")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
 def shakespeare(words):
-    path = os.path.join(words["downloads"] or HF_HUB_CACHE, "tinyshakespeare", "input.txt")
+    path = place_of("tinyshakespeare", words)
     if not os.path.exists(path):
         try:
             url = SHAKESPEARE.replace(RAW, words["mirror"].rstrip("/") or RAW)
@@ -162,7 +186,6 @@ def shakespeare(words):
                 content = answer.read()
         except OSError as error:
             refuse("tinyshakespeare", SHAKESPEARE, error)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         shards.write_durably(path, [content])
         if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
             refuse_damage("tinyshakespeare", SHAKESPEARE, path)

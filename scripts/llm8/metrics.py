@@ -23,8 +23,9 @@ from .text import shown
 
 LARGEST = 1e100 # what is beyond is as good as infinite
 SKIPPED_TOO_OFTEN = 3
+WRONG_RESULTS = 5
 STOPPED_BY_SIGNAL = 75
-NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: NaN or infinite, step after step",
+NAMES = {0: "finished", SKIPPED_TOO_OFTEN: "gave up: step after step was skipped",
          STOPPED_BY_SIGNAL: "stopped by a signal"}
 
 
@@ -79,11 +80,11 @@ def number(record, name):
 # The types of what the scripts compute with: in records, rows of linear_layers and counts of a
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
-    ranks data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s
-    valid_loss first_block blocks outputs inputs flops_share elements largest zero
+    ranks slowest data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens
+    tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest zero
     subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
-    reason error""".split()
+    reason error host""".split()
 COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
     num-layers-at-start-in-bf16 num-layers-at-end-in-bf16""".split()
 
@@ -125,6 +126,7 @@ class Run:
 
     def _forget(self):
         self.starts, self.steps, self.evals, self.fp8, self.end = [], {}, {}, {}, None
+        self.ranks_at = {} # how long each computes, at each line
         # earlier records of each step that a resume does again; --profile's record
         self.replaced, self.profile = {}, None
         self.bad_lines = self.rewinds = 0
@@ -173,8 +175,9 @@ class Run:
         step = int(record["step"])
         if kind == "run":
             self._start(record, step)
-        elif kind in ("step", "eval", "fp8"):
-            {"step": self.steps, "eval": self.evals, "fp8": self.fp8}[kind][step] = record
+        elif kind in ("step", "eval", "fp8", "ranks"):
+            {"step": self.steps, "eval": self.evals, "fp8": self.fp8,
+             "ranks": self.ranks_at}[kind][step] = record
             self.end = None
         elif kind == "end":
             self.end = record
@@ -184,7 +187,7 @@ class Run:
         self.rewinds += any(later > step for later in self.steps)
         for later in (other for other in self.steps if other > step):
             self.replaced.setdefault(later, []).append(self.steps[later])
-        for held in (self.steps, self.evals, self.fp8):
+        for held in (self.steps, self.evals, self.fp8, self.ranks_at):
             for later in [other for other in held if other > step]:
                 del held[later]
         self.starts.append(record)

@@ -1,9 +1,12 @@
-"""From text to shuffled, tokenized shards, which is what scripts/prepare_data does.
+"""From text or conversations to shuffled, tokenized shards, by scripts/prepare_data.
 
 First the units of the input are tokenized into OUT/.work, under names of what they are made from;
 then the shards are put together from them there, in an order that the seed alone decides. Either
 part runs in parallel. A unit that has its name is whole, so a run that was stopped resumes with the
 others. The shards move to OUT when all are whole; manifest.json is the last file to be written.
+
+Conversations have masks beside their shards, and are packed into windows: the pieces of a shard are
+then the windows, not the documents.
 """
 
 import contextlib
@@ -28,18 +31,21 @@ from tqdm import tqdm
 
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
+from .conversation import ChatTemplate
 from .environment import die
 from .text import many
-from .vocabulary import add_options, open_vocabulary, words_of
+from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
 
 VERSION = 2
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
 LONG_TEXT = 1 << 20
 VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1024 tokens each
 FEW_TOKENS = 20 * 1024
+CHAT_WINDOW = 2048
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
-                        ("valid", "?")])  # offset, length: in the unit's tokens
+                        ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
+# offset, length: in the unit's tokens; padding: the tokens after it that fill its window
 # where a line ends between two visible ASCII characters, no word of any tokenizer here continues
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
@@ -50,12 +56,19 @@ BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 class Worker:
     """What a process of the pool keeps between its tasks."""
 
-    vocabulary = settings = work = None
+    vocabulary = settings = work = template = None
 
     @classmethod
     def start(cls, words, settings, work):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         cls.vocabulary, cls.settings, cls.work = open_vocabulary(words), settings, work
+        cls.template = None
+
+    @classmethod
+    def converse(cls, conversation):
+        """(its text, [its ids, whether each counts])."""
+        cls.template = cls.template or ChatTemplate(cls.vocabulary)
+        return conversation.text(), list(cls.template.samples(conversation))
 
 
 def start_process(*what):
@@ -107,12 +120,23 @@ def tokenize_unit(name, unit):
     vocabulary, settings = Worker.vocabulary, Worker.settings
     dtype = shards.token_type(vocabulary.size)
     before, after = (numpy.array(settings[key], dtype).tobytes() for key in ("before", "after"))
-    rows, skipped, offset = [], [], 0
+    rows, skipped, counted, offset = [], [], [], 0
+
+    def add(length, text, valid, chat):
+        nonlocal offset
+        rows.append((0, offset, length, shards.content_hash(text), valid, chat, 0))
+        offset += length
 
     def parts():
-        nonlocal offset
         for text in sources.documents(unit, vocabulary.name == "byte",
-                                      skipped.append if settings["skip_bad"] else None):
+                                      skipped.append if settings["skip_bad"] else None,
+                                      Worker.converse):
+            for ids, counts in text[1] if isinstance(text, tuple) else []:
+                add(len(ids), text[0], unit.valid, True)
+                counted.append(numpy.array(counts, bool).tobytes())
+                yield numpy.array(ids, dtype).tobytes()
+            if isinstance(text, tuple):
+                continue
             tails = settings["split"] == "tails" and not unit.valid
             for part, valid in (split_tail(text, settings["valid_fraction"]) if tails
                                 else [(text, unit.valid)]):
@@ -120,13 +144,12 @@ def tokenize_unit(name, unit):
                     continue
                 tokens = before + b"".join(numpy.array(vocabulary.encode(piece), dtype).tobytes()
                                            for piece in pieces(part)) + after
-                length = len(tokens) // dtype.itemsize
-                rows.append((0, offset, length, shards.content_hash(part), valid))
-                offset += length
+                add(len(tokens) // dtype.itemsize, part, valid, False)
                 yield tokens
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     shards.write_durably(base + ".tokens", parts())
+    shards.write_durably(base + ".counted", counted)  # a byte a token of conversations
     numpy.savez(content, documents=numpy.array(rows, DOCUMENT), skipped=list(map(str, skipped)))
     shards.write_durably(base + ".npz", [content.getvalue()])
 
@@ -169,31 +192,80 @@ def split_documents(settings, documents):
     return {"train": documents[order[~valid[order]]], "val": documents[order[valid[order]]]}
 
 
-def cut_shards(documents, most):
-    """The documents of each shard of about `most` tokens."""
-    ends, begin = numpy.cumsum(documents["length"]), 0
-    while begin < len(ends):
-        base = ends[begin - 1] if begin else 0
-        end = max(begin + 1, int(numpy.searchsorted(ends, base + most, side="right")))
+def pack(documents, window):
+    """The documents in windows of so many tokens: the longest first, each where it leaves the
+    least room. A longer one begins a window and has several. Windows, and documents in them, keep
+    their order; `padding` follows the last document of each."""
+    length = documents["length"]
+    last = (length - 1) % window + 1  # of its tokens, those in its last window
+    bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0  # rooms: a bit for each room
+    for place in numpy.lexsort((-last, length <= window)).tolist():
+        size, fits = int(last[place]), 0
+        if length[place] <= window:
+            fits = rooms >> size
+        if fits:
+            room = size + (fits & -fits).bit_length() - 1
+            held = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, held = window, len(bins)
+            bins.append([])
+        bins[held].append(place)
+        room -= size
+        with_room[room].append(held)
+        rooms |= 1 << room
+    order, padding = [], numpy.zeros(len(documents), numpy.int64)
+    for held in sorted((sorted(held, key=lambda place: (length[place] <= window, place))
+                        for held in bins), key=min):
+        order += held
+        padding[held[-1]] = -length[held].sum() % window
+    documents = documents[order]
+    documents["padding"] = padding[order]
+    return documents
+
+
+def cut_shards(documents, most, window):
+    """The documents of each shard of about `most` tokens, in whole windows."""
+    ends, begin, base = numpy.cumsum(documents["length"] + documents["padding"]), 0, 0
+    cuts = numpy.flatnonzero(ends % window == 0) + 1  # a shard may end before these documents
+    while begin < len(documents):
+        fitting = int(numpy.searchsorted(ends[cuts - 1], base + most, side="right"))
+        least = int(numpy.searchsorted(cuts, begin, side="right"))
+        end = int(cuts[max(least, fitting - 1)])
         yield documents[begin:end]
-        begin = end
+        begin, base = end, int(ends[end - 1])
 
 
-def write_shard(name, documents, names):
-    """One shard, of units of these names; returns its row of the manifest. Runs in a worker."""
-    dtype, mark = shards.token_type(Worker.vocabulary.size), Worker.vocabulary.mark()
-    tokens = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ".tokens"), dtype, "r")
-              for unit in numpy.unique(documents["unit"])}
-    count = int(documents["length"].sum())
+def contents(documents, names, ending, dtype, padding):
+    """What the units of these names hold of each document, in the files of this ending."""
+    held = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ending), dtype, "r")
+            for unit in numpy.unique(documents["unit"])}
+    for row in documents:
+        yield held[row["unit"]][row["offset"]:row["offset"] + row["length"]]
+        yield numpy.full(row["padding"], padding, dtype)
+
+
+def write_shard(name, documents, names, window):
+    """One shard, of units of these names, and where it is of windows its mask; returns its row of
+    the manifest. Runs in a worker."""
+    vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
+    dtype = shards.token_type(vocabulary.size)
+    count = int((documents["length"] + documents["padding"]).sum())
 
     def parts():
-        yield shards.header(dtype, count, mark)
-        for row in documents:
-            yield tokens[row["unit"]][row["offset"]:row["offset"] + row["length"]].tobytes()
+        yield shards.header(dtype, count, vocabulary.mark(), window > 1)
+        for part in contents(documents, names, ".tokens", dtype, vocabulary.end_of_text):
+            yield part.tobytes()
 
-    checksum = shards.write_durably(os.path.join(Worker.work, name), parts())
-    return {"name": name, "tokens": count, "documents": len(documents),
-            "bytes": shards.HEADER_BYTES + count * dtype.itemsize, "sha256": checksum}
+    row = {"name": name, "tokens": count, "documents": len(documents),
+           "bytes": shards.HEADER_BYTES + count * dtype.itemsize,
+           "sha256": shards.write_durably(path, parts())}
+    if window > 1:
+        counts = numpy.concatenate(list(contents(documents, names, ".counted", bool, False)))
+        row |= {"counted": int(counts.sum()), "mask_sha256": shards.write_durably(
+            path + shards.MASK, shards.mask(counts, shards.checksum(path), window))}
+    return row
 
 
 # ---- all of it -----------------------------------------------------------------------------------
@@ -220,7 +292,7 @@ def run_all(pool, function, tasks, what):
             future.cancel()
 
 
-OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin")
+OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask)?")
 
 
 def prepare(output, settings, units, words, vocabulary, jobs):
@@ -243,13 +315,16 @@ def prepare(output, settings, units, words, vocabulary, jobs):
         documents, skipped = read_units(work, names)
         if not len(documents):
             die("the sources hold no text at all")
-        tasks = [(f"{split}_{place:05d}.bin", part, names)
+        window = window_of(settings, documents)
+        tasks = [(f"{split}_{place:05d}.bin", part, names, window)
                  for split, rows in split_documents(settings, documents).items()
-                 for place, part in enumerate(cut_shards(rows, settings["shard_tokens"]))]
+                 for place, part in enumerate(cut_shards(
+                     pack(rows, window) if window > 1 else rows, settings["shard_tokens"],
+                     window))]
         rows = run_all(pool, write_shard, tasks, "shards")
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
-        "end_of_text": vocabulary.end_of_text, "documents": len(documents),
+        "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
         "tokens": int(documents["length"].sum()),
         "skipped": len(skipped), "first_skipped": skipped[:20],
         "seconds": round(time.time() - begin, 1),
@@ -258,17 +333,38 @@ def prepare(output, settings, units, words, vocabulary, jobs):
     return manifest
 
 
+def window_of(settings, documents):
+    """The length of the windows that conversations are packed into; 1: text is cut anywhere."""
+    chat = documents["chat"]
+    if chat.any() != chat.all():
+        die("the sources hold texts and conversations; prepare each into a folder of its own, and "
+            "train on both with --data 'DIR/{one,other}/train_*.bin'")
+    if chat.any() and settings["split"] == "tails":
+        die("--split tails: conversations are not cut; give --split documents")
+    if settings["seq_length"] and not chat.any():
+        die("--seq-length: of conversations; the sources hold texts, which a run cuts itself")
+    return (settings["seq_length"] or CHAT_WINDOW) if chat.any() else 1
+
+
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
     for row in manifest["shards"]:
-        os.rename(os.path.join(work, row["name"]), os.path.join(output, row["name"]))
+        for name, _, _ in files_of(row):
+            os.rename(os.path.join(work, name), os.path.join(output, name))
+    texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
     for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
-                          ("tokenizer.json", vocabulary.json.encode()),
-                          ("tokenizer_config.json", vocabulary.config.encode()),
+                          *((name, text.encode()) for name, text in texts if text),
                           ("manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())):
         shards.write_durably(os.path.join(output, name), [content])
     shutil.rmtree(work)
+
+
+def files_of(row):
+    """(name, bytes, SHA-256) of a manifest's row: a mask, if it has one, and the shard."""
+    if "mask_sha256" in row:
+        yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
+    yield row["name"], row["bytes"], row["sha256"]
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -278,18 +374,22 @@ def parser():
     sets = "\n".join(f"  {name:18} {known.about}" for name, known in downloads.KNOWN_SETS.items())
     p = Parser(
         prog="scripts/prepare_data",
-        description="Turns text into token shards for the trainers: shuffled, split, with the "
-                    "tokenizer\nbeside them. Run again after a stop, it resumes.",
+        description="Turns text, or conversations, into token shards for the trainers: shuffled, "
+                    "split, with\nthe tokenizer beside them. Run again after a stop, it resumes.\n"
+                    "\n"
+                    "Rows of .jsonl and .parquet with \"messages\", or \"prompt\" and "
+                    "\"completion\", are\nconversations: the tokenizer's chat template writes "
+                    "them, and the assistant's tokens count.",
         epilog=f"Known sets, by name (or NAME@REVISION) instead of a path\n{sets}\n\n"
                "Then train with --data 'DIR/train_*.bin' --valid-data 'DIR/val_*.bin'")
     p.add_argument("sources", nargs="*", metavar="SOURCE",
                    help=f"files ({' '.join(sources.KINDS)}), folders, globs, or known sets")
     p.add_argument("--output", metavar="DIR", help="where the shards go")
     add_options(p)
-    p.add_argument("--before", metavar="TOKEN", help="put before each document; none: nothing "
+    p.add_argument("--before", metavar="TOKEN", help="put before each text; none: nothing "
                    "[the end of text]")
     p.add_argument("--after", metavar="TOKEN", default="none",
-                   help="put after each document [none]")
+                   help="put after each text [none]")
     p.add_argument("--valid", action="append", default=[], metavar="SOURCE",
                    help="validate on these, instead of on a part of the sources")
     p.add_argument("--valid-fraction", metavar="X",
@@ -300,6 +400,9 @@ def parser():
                         "there are fewer than 100 documents, all .txt or .md [auto]")
     p.add_argument("--shard-tokens", type=COUNT, default=100_000_000, metavar="N",
                    help="about this many tokens a shard [100000000]")
+    p.add_argument("--seq-length", type=number(int, 2, 1 << 20, "a whole number from 2 on"),
+                   default=0, metavar="N", help="of the run: pack conversations into sequences of "
+                   f"N tokens, so that none is cut that fits [{CHAT_WINDOW}]")
     p.add_argument("--seed", default=1234, metavar="N",
                    type=number(int, 0, (1 << 53) - 1, "a whole number from 0 to 2^53"),
                    help="of the shuffle and the split")
@@ -346,15 +449,20 @@ def make_settings(o, vocabulary, files, valid_files):
     fraction = o.valid_fraction
     if fraction is None:
         fraction = min(0.1, max(0.01, VALID_BYTES / max(1, sum(map(os.path.getsize, files)))))
-    return {"version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
-            "tokenizer_json": hashlib.sha256(vocabulary.json.encode()).hexdigest()[:16],
-            "before": special(o.before or vocabulary.end_of_text_name, "--before"),
-            "after": special(o.after, "--after"),
-            "split": ("tails" if few else "documents") if o.split == "auto" else o.split,
-            "valid_fraction": 0.0 if valid_files else fraction, "seed": o.seed,
-            "shuffle": not o.no_shuffle, "shard_tokens": o.shard_tokens, "skip_bad": o.skip_bad,
-            "text_field": o.text_field, "sources": stamps(files),
-            "valid_sources": stamps(valid_files)}
+    settings = {
+        "version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
+        "tokenizer_json": hashlib.sha256(vocabulary.json.encode()).hexdigest()[:16],
+        "before": special(o.before or vocabulary.end_of_text_name, "--before"),
+        "after": special(o.after, "--after"),
+        "split": ("tails" if few else "documents") if o.split == "auto" else o.split,
+        "valid_fraction": 0.0 if valid_files else fraction, "seed": o.seed,
+        "shuffle": not o.no_shuffle, "shard_tokens": o.shard_tokens, "skip_bad": o.skip_bad,
+        "text_field": o.text_field, "sources": stamps(files),
+        "valid_sources": stamps(valid_files), "seq_length": o.seq_length}
+    template = vocabulary.chat_template()
+    if template:
+        settings["chat_template"] = hashlib.sha256(template.encode()).hexdigest()[:16]
+    return settings
 
 
 def read_manifest(folder):
@@ -378,6 +486,7 @@ def is_made(output, settings):
     if not os.path.exists(path):
         return False
     before = read_manifest(output).get("settings", {})
+    before.setdefault("seq_length", 0)  # of folders that are older than the option
     different = [key for key in settings if before.get(key) != settings[key]]
     if different:
         die(f"{path}: already made, from other settings (other {', '.join(different)}); give "
@@ -405,11 +514,12 @@ def check_shards(folder):
     """--check: every shard against the manifest."""
     manifest = read_manifest(folder)
     for row in manifest["shards"]:
-        shard = os.path.join(folder, row["name"])
-        if not os.path.exists(shard):
-            die(f"{shard}: missing; {anew(folder)}")
-        if os.path.getsize(shard) != row["bytes"] or shards.sha256_of(shard) != row["sha256"]:
-            die(f"{shard}: damaged: not what the manifest says; {anew(folder)}")
+        for name, size, checksum in files_of(row):
+            path = os.path.join(folder, name)
+            if not os.path.exists(path):
+                die(f"{path}: missing; {anew(folder)}")
+            if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
+                die(f"{path}: damaged: not what the manifest says; {anew(folder)}")
     print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 
@@ -419,7 +529,9 @@ def report(output, manifest):
     for split in ("train", "val"):
         rows = [row for row in manifest["shards"] if row["name"].startswith(split)]
         counts[split] = sum(row["tokens"] for row in rows)
-        print(f"{split:5} {counts[split]:>15,} tokens "
+        counted = [row["counted"] for row in rows if "counted" in row]
+        share = f", of which {sum(counted):,} count" if counted else ""
+        print(f"{split:5} {counts[split]:>15,} tokens{share} "
               f"{many(sum(row['documents'] for row in rows), 'document'):>22} "
               f"{many(len(rows), 'shard'):>13}")
     if manifest["skipped"]:

@@ -10,14 +10,17 @@ The options are those of ./train_gpt --help. FOLDER (test/results) has the recor
   peers.jsonl      other programs' steps, where there are some: date, machine {gpu}, commit (of
                    llm8.c, timed in the same call on the same card), program, precision (as shown),
                    model, seq_length, micro_batch, tokens_per_s, steps
+  offload.jsonl    steps with --optimizer-cpu-offload, and the same without, written by hand: as in
+                   bench.jsonl, with precision as shown, global_batch, adam_dtype, recompute,
+                   offload, device_memory_gib (the limit), host_memory_gib, start_seconds
   fp8_*/report.json  BF16 and FP8 side by side, by scripts/compare
   race/report.json   llm.c, and ours by AdamW and Muon, where it was measured (docs/benchmarks.md)
 
-The front page shows, of each kind of GPU, the newest commit that has GPT-2 124M and Llama 1B in
-BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports of
-four seeds and more. docs/benchmarks.md has the newest record of every other kind, and the other
-reports. --check changes nothing, and fails where a page is not what the records say; --print shows
-what is generated of the pages, and changes nothing either.
+The front page shows, of the first kind of GPU, the newest commit that has GPT-2 124M and Llama 1B
+in BF16, FP8 and FP8 with an FP8 head, the newest record of each other program, and the FP8 reports
+of four seeds and more. docs/benchmarks.md has the same of other kinds of GPU, the newest record of
+every other kind, and the other reports. --check changes nothing, and fails where a page is not what
+the records say; --print shows what is generated of the pages, and changes nothing either.
 """
 
 import collections
@@ -38,10 +41,12 @@ PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg
          "scripts/run_*.sh")
 PEERS = ("date", "machine", "commit", "program", "precision", "model", "seq_length", "micro_batch",
          "tokens_per_s", "steps")
+OFFLOADED = ("date", "machine", "commit", "command", "precision", "model", "seq_length",
+             "micro_batch", "global_batch", "tokens_per_s")
 OURS = {*PEERS, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share", "peak_memory_gib",
         "planned_memory_gib"} - {"program"}
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
-          "llama-3-8b": "Llama 3 8B"}
+          "llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
 FRONT_SEEDS = 4
 VARIANTS = {"bf16": "BF16", "delayed": "FP8 delayed", "tensorwise": "FP8 tensorwise",
@@ -92,6 +97,9 @@ class Records:
         peers = os.path.join(folder, "peers.jsonl")
         self.peers = sorted(estimate.json_lines(peers, PEERS) if os.path.exists(peers) else (),
                             key=lambda r: r["date"])
+        offload = os.path.join(folder, "offload.jsonl")
+        self.offload = list(estimate.json_lines(offload, OFFLOADED)) if os.path.exists(offload) \
+            else []
         race = os.path.join(folder, "race", "report.json")
         self.race = read_report(race) if os.path.exists(race) else None
         self.reports = {os.path.dirname(path): read_report(path) for path in
@@ -171,21 +179,23 @@ def steps(records, rows):
 
 
 def results(records):
-    fronts = records.fronts()
-    peak = next(r["tflops"] / r["mfu"] for r in fronts[0] if "mfu" in r)
-    return "\n".join(steps(records, rows) for rows in fronts) + (
+    rows = records.fronts()[0]
+    peak = next(r["tflops"] / r["mfu"] for r in rows if "mfu" in r)
+    return steps(records, rows) + (
         f"MFU is by NVIDIA's dense BF16 peak, {peak:.0f} TFLOP/s, in FP8 too.\n")
 
 
 def bench(records):
-    """The newest record of each kind that is not on the front page, a table a commit and GPU."""
+    """The other kinds of GPU as the front page shows one; then the newest record of each kind that
+    is on neither, a table a commit and GPU."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
     places = {}
     for r in sorted(rows, key=lambda r: r["date"][:10], reverse=True):
         places.setdefault((r["commit"], r["machine"]["gpu"]), []).append(r)
-    return "\n".join(steps(records, group) for group in places.values())
+    return "\n".join(steps(records, group)
+                     for group in [*records.fronts()[1:], *places.values()])
 
 
 def scaling(records):
@@ -196,23 +206,67 @@ def scaling(records):
     return steps(records, rows) if rows else ""
 
 
+def beside_bf16(records, r):
+    """How many times as fast as the same run in BF16, where there is one."""
+    alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
+    return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
+                 if b["precision"] == "BF16" and all(b.get(k) == r.get(k) for k in alike)), None)
+
+
+def offload(records):
+    rows = []
+    for r in records.offload:
+        program = f"{r['program']} {r['precision']}" if "program" in r else \
+            f"llm8.c {r['precision']}, {r['adam_dtype'].upper()} moments"
+        rows.append([
+            f"{MODELS[r['model']]}, {r['micro_batch']} x {r['seq_length']}",
+            f"{r['global_batch'] * r['seq_length']:,}", program, f"{r['tokens_per_s']:,.0f}",
+            shown(beside_bf16(records, r), ".2f"),
+            shown(r.get("peak_memory_gib"), ".1f", 1, " GiB"),
+            shown(r.get("host_memory_gib") or None, ".1f", 1, " GiB"),
+            shown(r.get("start_seconds"), ".0f", 1, " s")])
+    head = ["model, micro-batch", "tokens a step", "program", "tokens/s", "x BF16", "of the GPU",
+            "of the host", "start"]
+    return table(head, rows, (0, 2)) + (
+        f"\nOn {listed(r['machine']['gpu'] for r in records.offload)}; "
+        f"{listed(r['date'] for r in records.offload)}; commits "
+        f"{listed(r['commit'] for r in records.offload)}.\n")
+
+
+def card(records):
+    """The fastest of Llama 3 8B on a card of 80 GB, in a sentence."""
+    gains = {i: beside_bf16(records, r) for i, r in enumerate(records.offload)
+             if r.get("offload") and r["precision"] != "BF16" and r["model"] == "llama-3-8b"}
+    best = max((i for i in gains if gains[i]),
+               key=lambda i: records.offload[i]["tokens_per_s"], default=None)
+    if best is None:
+        return ""
+    r = records.offload[best]
+    return (f"Llama 3 8B is tuned within {math.ceil(r['peak_memory_gib'])} GiB of a GPU, so on a "
+            f"card of 80 GB, with {r['host_memory_gib']:.0f} GiB of its optimizer's state in host "
+            f"memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, {gains[best]:.2f} times as fast as "
+            f"in BF16, at {r['global_batch'] * r['seq_length']:,} tokens a step (measured on one "
+            f"{r['machine']['gpu']}).\n")
+
+
 def number(records):
     rows = [r for r in records.fronts()[0] if r["model"] == LEAST[0]]
     rates = {name_of(r): r["tokens_per_s"] for r in rows if "program" not in r}
     peer = max((r for r in rows if "program" in r), key=lambda r: r["tokens_per_s"], default=None)
     best = rates[FRONT[-1]]
     said = (f"**{MODELS[LEAST[0]]} trains at {best:,.0f} tokens/s on one "
-            f"{rows[-1]['machine']['gpu']} in FP8, {best / rates['BF16']:.2f} times its BF16.**")
+            f"{rows[-1]['machine']['gpu']} in FP8, {best / rates['BF16']:.2f} times as fast as in "
+            "BF16.**")
     if peer:
-        where = "in the same call" if peer["commit"] == rows[-1]["commit"] else \
-            "on another such card"
-        said += (f" That is {best / peer['tokens_per_s']:.2f} times {peer['program']}, the fastest "
-                 f"other program, {where}.")
+        where = "timed right beside it" if peer["commit"] == rows[-1]["commit"] else \
+            "timed on another such card"
+        said += (f" That is {best / peer['tokens_per_s']:.2f} times as fast as {peer['program']}, "
+                 f"the fastest other program, {where}.")
     times = [(j["change"], name) for name, j in times_of(records).items() if j["change"]]
     if times:
         share, name = min(times)
-        said += (f" {RACERS[name].replace(' ', ' in ')} reaches llm.c's final loss in {share:.0%} "
-                 "of llm.c's time.")
+        said += (f" Trained by {RACERS[name].replace(' ', ' in ')} it reaches llm.c's final "
+                 f"loss in {share:.0%} of llm.c's time.")
     return said + "\n"
 
 
@@ -343,7 +397,7 @@ def recipe_costs(path, page, records):
     plans = {gpus: estimate.planned(command) for gpus, command in commands.items()}
     tokens = math.prod(int(estimate.option_of(plans[1], name))
                        for name in ("train-iters", "global-batch-size", "seq-length"))
-    lines = [f"{tokens / 1e9:.1f} billion tokens, {tokens * estimate.size_of(plans[1])[1]:.2e} "
+    lines = [f"{tokens / 1e9:.3g} billion tokens, {tokens * estimate.size_of(plans[1])[1]:.2e} "
              "FLOPs"]
     for precision in ("bf16", "fp8") if records else ():
         hours = [many(gpus, "GPU") + " " + estimate.row_of(
@@ -391,8 +445,8 @@ def options(_):
     return out
 
 
-BLOCKS = {made.__name__: made for made in (number, results, fp8, older, bench, race, scaling,
-                                           options)}
+BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, bench, offload,
+                                           race, scaling, options)}
 
 
 def fresh(path, page, folder):

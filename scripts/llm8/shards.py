@@ -4,20 +4,47 @@ import contextlib
 import hashlib
 import os
 import socket
+import zlib
 
 import numpy
 
 MAGIC, HEADER_BYTES = 20240520, 1024
+MASK, MASK_MAGIC, MASK_BITS = ".mask", 20261124, 16
 
 
 def token_type(vocabulary_size):
     return numpy.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def header(dtype, count, mark):
+def header(dtype, count, mark, masked):
     words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
-    words[:5] = MAGIC, 1 if dtype.itemsize == 2 else 2, count & 0xFFFFFFFF, count >> 32, mark
+    words[:6] = (MAGIC, 1 if dtype.itemsize == 2 else 2, count & 0xFFFFFFFF, count >> 32, mark,
+                 masked)
     return words.tobytes()
+
+
+def mask_bytes(count):
+    return HEADER_BYTES + -(-count // MASK_BITS) * (MASK_BITS // 8)
+
+
+def mask(counts, of_shard, window):
+    """The parts of a mask: whether each token of a shard counts."""
+    numbers = numpy.packbits(counts, bitorder="little").tobytes()
+    numbers = numbers.ljust(mask_bytes(len(counts)) - HEADER_BYTES, b"\0")
+    words = numpy.zeros(HEADER_BYTES // 4, dtype="<u4")
+    words[:7] = (MASK_MAGIC, 1, len(counts) & 0xFFFFFFFF, len(counts) >> 32, of_shard,
+                 zlib.crc32(numbers), window)
+    return [words.tobytes(), numbers]
+
+
+def checksum(path):
+    """A shard's CRC-32, as dataloader/loader.c sums it: above 4 MiB that of 64 parts of it."""
+    parts, part, size, total = 64, 1 << 16, os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        for at in range(0, size, max(part, size // parts)):
+            file.seek(at)
+            total = zlib.crc32(file.read(part), total)
+    return total
 
 
 def write_durably(path, parts):

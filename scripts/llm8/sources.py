@@ -1,5 +1,6 @@
 """Where text comes from: .txt, .md, .jsonl (also .gz, .zst) and .parquet files, folders and globs
-of them. Files are cut into units, which workers read one at a time.
+of them; a row is a text or a conversation. Files are cut into units, which workers read one at a
+time.
 """
 
 import contextlib
@@ -15,12 +16,14 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
+from .conversation import Conversation, is_conversation
 from .environment import die
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
          ".jsonl.zst": "lines", ".parquet": "parquet"}
 UNIT_BYTES = 16 << 20
 TEXT_FIELDS = ["text", "content"]
+CHAT_FIELDS = ["messages", "prompt", "completion", "tools"]
 
 
 class BadSource(Exception):
@@ -81,12 +84,14 @@ def reading(path):
 
 
 def open_parquet(path, wanted):
-    """The file, and the name of its column of text."""
+    """The file, and the names of its columns: of text, or of a conversation."""
     file = pyarrow.parquet.ParquetFile(path)
     columns = file.schema_arrow.names
+    if not wanted and is_conversation(columns):
+        return file, [name for name in CHAT_FIELDS if name in columns]
     for name in [wanted] if wanted else TEXT_FIELDS:
         if name in columns:
-            return file, name
+            return file, [name]
     raise BadSource(f"{path}: no column '{wanted or TEXT_FIELDS[0]}'; it has "
                     f"{', '.join(columns[:10])} (--text-field)")
 
@@ -126,11 +131,12 @@ def units_of(files, valid, wanted, skip_bad):
 # ---- documents -----------------------------------------------------------------------------------
 
 
-def documents(unit, raw, skip):
-    """The texts of a unit. raw: text files as bytes, whatever they hold. What cannot be read raises
-    BadSource, or is handed to skip, where that is not None, and left out."""
+def documents(unit, raw, skip, converse=None):
+    """The texts of a unit, and for a Conversation what converse makes of it, which raises
+    ValueError for a bad one. raw: text files as bytes, whatever they hold. What cannot be read
+    raises BadSource, or is handed to skip, where that is not None, and left out."""
     reader = {"text": read_texts, "lines": read_lines, "parquet": read_parquet}[unit.kind]
-    texts = reader(unit, raw)
+    texts = reader(unit, raw, converse)
     while True:
         try:
             with reading(unit.files[0]):
@@ -147,7 +153,7 @@ def documents(unit, raw, skip):
             skip(text)
 
 
-def read_texts(unit, raw):
+def read_texts(unit, raw, _):
     for path in unit.files:
         try:
             with open(path, "rb") as file:
@@ -170,7 +176,7 @@ def open_lines(path):
     return open(path, "rb")
 
 
-def read_lines(unit, _):
+def read_lines(unit, _, converse):
     """Lines that begin in [begin, end); a compressed file is one unit, to its end."""
     path, place, number, before = unit.files[0], unit.begin, 0, None
     whole = not path.endswith(".jsonl")
@@ -183,7 +189,7 @@ def read_lines(unit, _):
             place += len(line)
             if not line.strip():
                 continue
-            text = text_of_line(line, unit.field)
+            text = content_of_line(line, unit.field, converse)
             if isinstance(text, BadSource):
                 if before is None:
                     before = lines_before(path, place) - number
@@ -210,10 +216,19 @@ def object_of(line):
     return row if isinstance(row, dict) else None
 
 
-def text_of_line(line, wanted):
+def content_of_row(row, converse):
+    try:
+        return converse(Conversation(row))
+    except ValueError as error:
+        return BadSource(f"{error}; mend it")
+
+
+def content_of_line(line, wanted, converse):
     row = object_of(line)
     if row is None:
         return BadSource(f"no JSON object: {line[:40]!r}; mend the line")
+    if not wanted and is_conversation(row):
+        return content_of_row(row, converse)
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
@@ -222,16 +237,21 @@ def text_of_line(line, wanted):
     return text.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
 
 
-def read_parquet(unit, _):
-    path = unit.files[0]
-    file, column = open_parquet(path, unit.field)
+def read_parquet(unit, _, converse):
+    path, place = unit.files[0], 0
+    file, columns = open_parquet(path, unit.field)
     with file:
-        for batch in file.iter_batches(256, range(unit.begin, unit.end), [column]):
-            for value in batch.column(0):
+        for batch in file.iter_batches(256, range(unit.begin, unit.end), columns):
+            for row in batch.to_pylist() if is_conversation(columns) else []:
+                content = content_of_row(row, converse)
+                yield content if not isinstance(content, BadSource) else BadSource(
+                    f"{path}, row group {unit.begin} and on, row {place}: {content}")
+                place += 1
+            for value in batch.column(0) if not is_conversation(columns) else []:
                 try:
                     text = value.as_py()
                 except UnicodeDecodeError:
                     text = None
                 yield text if isinstance(text, str) else BadSource(
-                    f"{path}: a row of '{column}' holds no text in UTF-8; name the column "
+                    f"{path}: a row of '{columns[0]}' holds no text in UTF-8; name the column "
                     "(--text-field)")

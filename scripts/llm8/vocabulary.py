@@ -27,14 +27,15 @@ HUB_TOKENIZERS = {
     "llama2": "meta-llama/Llama-2-7b-hf", "r50k_base": "openai-community/gpt2",
     "p50k_base": "Xenova/text-davinci-003", "cl100k_base": "Xenova/gpt-4",
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 LONGEST = 254  # bytes of a token in tokenizer.bin; 255: the first 255 of that many or more
 
 
 class Vocabulary:
     """name, size, end_of_text (an id), cut, tokens (the bytes of each id), specials {text: id}, and
-    the texts of its tokenizer.json and tokenizer_config.json."""
+    the texts of its tokenizer.json, tokenizer_config.json and chat_template.jinja ("": none)."""
 
-    def __init__(self, name, tokenizer, end_of_text=None, texts=("", "")):
+    def __init__(self, name, tokenizer, end_of_text=None, texts=("", "", "")):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # a document cannot end itself by naming one
@@ -50,10 +51,18 @@ class Vocabulary:
         usual = [text for text in ENDS_OF_TEXT if text in self.specials] or ["(none given)"]
         self.end_of_text_name = end_of_text or configured or usual[0]
         self.end_of_text = self.special(self.end_of_text_name, "--end-of-text")
+        self.template = texts[2]
         self.config = texts[1] or json.dumps({
             "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
             "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
             "add_bos_token": False, "clean_up_tokenization_spaces": False}, indent=2) + "\n"
+
+    def chat_template(self):
+        """Of its file, else of tokenizer_config.json; "": it has none."""
+        held = self.template or json.loads(self.config).get("chat_template") or ""
+        if isinstance(held, list):  # several, with names
+            held = {row["name"]: row["template"] for row in held}.get("default", "")
+        return held
 
     def special(self, text, option):
         if text not in self.specials:
@@ -218,9 +227,10 @@ def open_gpt2_files(vocab_file, merge_file, end_of_text):
 
 
 def open_json(path, end_of_text, name=None):
-    beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
-    texts = (read_text(path, "--tokenizer"),
-             read_text(beside, "--tokenizer") if os.path.exists(beside) else "")
+    beside = [os.path.join(os.path.dirname(path), other) for other in TOKENIZER_FILES[1:]]
+    texts = [read_text(path, "--tokenizer"),
+             *[read_text(other, "--tokenizer") if os.path.exists(other) else ""
+               for other in beside]]
     try:
         tokenizer = Tokenizer.from_str(texts[0])
     except Exception as error:  # tokenizers raises plain Exception
@@ -271,8 +281,8 @@ def open_vocabulary(words):
     if bare not in HUB_TOKENIZERS:
         die(f"--tokenizer {name}: must be one of {', '.join(['byte', *HUB_TOKENIZERS])}, or the "
             "path of a tokenizer.json, or of a folder with one")
-    files, _ = downloads.from_hub(f"--tokenizer {name}", HUB_TOKENIZERS[bare] + at + revision,
-                                  "model", ["tokenizer.json", "tokenizer_config.json"], words)
+    files, *_ = downloads.from_hub(f"--tokenizer {name}", HUB_TOKENIZERS[bare] + at + revision,
+                                  "model", TOKENIZER_FILES, words)
     if not files:
         die(f"--tokenizer {name}: no tokenizer.json in {HUB_TOKENIZERS[bare]}; give one")
     return open_json(files[0], end_of_text, bare)

@@ -1,0 +1,54 @@
+"""One message to a model that was tuned on conversations, which is what scripts/chat does: the
+tokenizer's own chat template writes the prompt, the trainer the answer.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+from .command_line import Parser
+from .conversation import ChatTemplate, Conversation
+from .environment import ROOT, die, follow, trainer
+from .vocabulary import open_vocabulary
+
+
+def parser():
+    p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --",
+               description="Prints what a model answers to a message. Options for the trainer go "
+                           "behind --.")
+    p.add_argument("model", metavar="DIR", help="a checkpoint, or a start of convert_hf")
+    p.add_argument("message")
+    p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
+    p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
+    return p
+
+
+def main():
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    o = parser().parse_args(words[:at])
+    folder, program = follow(o.model), trainer("train_gptcu" if o.gpu else "train_gpt")
+    tokenizer = os.path.join(folder, "tokenizer.json")
+    if not os.path.exists(tokenizer):
+        die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
+    if not os.path.exists(program):
+        die(f"{program} is not built: run make {os.path.basename(program)} in {ROOT}")
+    vocabulary = open_vocabulary({"tokenizer": tokenizer})
+    system = [{"role": "system", "content": o.system}] if o.system else []
+    messages = [*system, {"role": "user", "content": o.message}]
+    try:
+        template = ChatTemplate(vocabulary)
+        prompt = template.render(Conversation({"messages": messages}), len(messages), True)
+    except ValueError as error:
+        die(str(error))
+    done = subprocess.run(
+        [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
+         " ".join(map(str, template.encode(prompt))), *words[at + 1:]],
+        stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        return done.returncode
+    ids = [int(word) for word in re.findall(r"\d+", done.stdout.splitlines()[-1])]
+    end = next((at for at, token in enumerate(ids) if token in vocabulary.specials.values()),
+               len(ids))
+    print(vocabulary.tokenizer.decode(ids[:end]).strip())

@@ -1,0 +1,149 @@
+"""Conversations as a tokenizer's own chat template writes them, and which of their tokens the
+model is to learn.
+
+The template is rendered as transformers' apply_chat_template does it, but without the day's date
+(strftime_now): what is prepared shall not depend on it. A token counts if the template writes it
+after what it gives the model to answer from (add_generation_prompt).
+"""
+
+import json
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer, processors
+
+SPECIALS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class Generation(Extension):
+    """{% generation %}, by which some templates mark what the model writes: its content alone."""
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def refuse(message):
+    raise TemplateError(message)
+
+
+def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
+
+
+def text_of(message):
+    """Its content, of whose parts each is a text; null beside calls of tools."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
+            return "".join(parts)
+    if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        raise ValueError("the content of a message is no text")
+    return content
+
+
+class Conversation:
+    """Of a row: the messages, the first whose answer counts, and the tools that the template is
+    told of."""
+
+    def __init__(self, row):
+        """Raises ValueError for a row that holds none."""
+        messages, self.counted = row.get("messages"), 0
+        prompt, completion = row.get("prompt"), row.get("completion")
+        if messages is None and isinstance(prompt, list) and isinstance(completion, list):
+            messages, self.counted = prompt + completion, len(prompt)
+        elif messages is None:
+            messages = [{"role": "user", "content": prompt},
+                        {"role": "assistant", "content": completion}]
+        if not isinstance(messages, list) or not all(isinstance(message, dict) and isinstance(
+                message.get("role"), str) for message in messages):
+            raise ValueError("its messages are no list of objects with a role")
+        # what a column of structs lacks in a row is null there
+        self.messages = [{**{key: value for key, value in message.items() if value is not None},
+                          "content": text_of(message)} for message in messages]
+        self.tools = row.get("tools")
+
+    def text(self):
+        """The same for the same conversation."""
+        return as_json([self.messages, self.tools], sort_keys=True)
+
+
+def is_conversation(names):
+    """Whether a row of these fields is one."""
+    return "messages" in names or ("prompt" in names and "completion" in names)
+
+
+class ChatTemplate:
+    """Of a Vocabulary that has one (else ValueError)."""
+
+    def __init__(self, vocabulary):
+        config = json.loads(vocabulary.config)
+        source = vocabulary.chat_template()
+        if not source:
+            raise ValueError(f"the tokenizer {vocabulary.name} has no chat template; put the "
+                             "chat_template.jinja of a model that has one beside its "
+                             "tokenizer.json, or take that model's tokenizer")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True,
+            extensions=[Generation, "jinja2.ext.loopcontrols"])
+        environment.filters["tojson"] = as_json
+        environment.globals["raise_exception"] = refuse
+        try:
+            self.template = environment.from_string(source)
+        except TemplateError as error:
+            raise ValueError(f"the chat template of {vocabulary.name}: {error}") from None
+        held = {f"{kind}_token": config.get(f"{kind}_token") for kind in SPECIALS}
+        self.specials = {key: value["content"] if isinstance(value, dict) else value
+                         for key, value in held.items() if value}
+        # special tokens are what a template writes; its text has all that stands before words
+        self.tokenizer = Tokenizer.from_str(vocabulary.json)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.post_processor = processors.Sequence([])  # one that moves offsets
+
+    def render(self, conversation, end, answers):
+        """The messages before `end`; answers: and what the model answers from."""
+        try:
+            return self.template.render(
+                messages=conversation.messages[:end], tools=conversation.tools, documents=None,
+                add_generation_prompt=answers, **self.specials)
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"the chat template refuses it: {error}") from None
+
+    def encode(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def texts(self, conversation):
+        """[text, [(begin, end) of what the model writes]]: one, or where the template changes
+        earlier turns once there are later ones, one for each text that an answer ends."""
+        found = []
+        for place, message in enumerate(conversation.messages):
+            if message["role"] != "assistant" or place < max(1, conversation.counted):
+                continue
+            prompt = self.render(conversation, place, True)
+            text = self.render(conversation, place + 1, False)
+            if not text.startswith(prompt):
+                raise ValueError("the chat template does not write an answer after what it gives "
+                                 "to answer from")
+            turn = (len(prompt), len(text))
+            if found and prompt.startswith(found[-1][0]):
+                turn = found.pop()[1] + [turn]
+            else:
+                turn = [turn]
+            found.append((text, turn))
+        if not found:
+            raise ValueError("no message of the assistant's that answers one")
+        return found
+
+    def samples(self, conversation):
+        """[ids, whether each counts], one or more."""
+        for text, turns in self.texts(conversation):
+            held = self.tokenizer.encode(text, add_special_tokens=False)
+            counts = [any(begin <= at < end for begin, end in turns) for at, _ in held.offsets]
+            counts[:1] = [False] * len(counts[:1])  # nothing stands before it
+            yield held.ids, counts
