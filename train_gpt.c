@@ -19,6 +19,7 @@
 #include "train/run.h"
 #include "train/run_data.h"
 #include "train/sample.h"
+#include "train/start.h"
 
 #include <math.h>
 #include <omp.h>
@@ -247,11 +248,12 @@ static void resolve(Trainer *t) {
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
-static void trainer_open(Trainer *t, const Options *options) {
-    *t = (Trainer){0};
+// t: zero but for its options and group.
+static void trainer_open(Trainer *t) {
+    const Options *options = &t->run.options;
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
     NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
-    or_die(run_configure(&t->run, options, support));
+    or_die(run_configure(&t->run, support));
     run_announce(&t->run);
     options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
@@ -738,17 +740,17 @@ static void trainer_restore(Trainer *t) {
 // ---- the loop ---------------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
-    Options options;
-    Trainer t;
+    static Trainer t;
+    Options *options = &t.run.options;
     threads_spin_briefly(argv);
-    options_parse(&options, argc, argv);
-    run_resolve_options(&options);
-    launch_refuse(&options, argv[0]);
-    trainer_open(&t, &options);
+    options_parse(options, argc, argv);
+    run_resolve_options(options);
+    launch_refuse(&t.run.group, options);
+    trainer_open(&t);
     trainer_restore(&t);
-    if (!options_train(&options)) {
-        if (options.eval_only) { evaluate(&t); }
-        if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
+    if (!options_train(options)) {
+        if (options->eval_only) { evaluate(&t); }
+        if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
     while (run_goes_on(&t.run)) {

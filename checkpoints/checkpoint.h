@@ -85,7 +85,8 @@ enum { COMPANIONS_MAX = 5 };
 
 // What to save. The buffers belong to the caller and must not change until the save has ended.
 typedef struct {
-    const Options *options; // also which rank this is, and the others
+    const Options *options;
+    const Group *group; // which rank this is, and the others
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
@@ -173,7 +174,7 @@ typedef struct Checkpoint {
 // Hugging Face's. Of `latest`, the newest that can be read; opening it says which are damaged.
 bool checkpoint_model(Options *options, Options *model);
 // Gives every rank rank 0's checkpoint, opened there too, in place of its own; a path "": none.
-bool checkpoint_share(Checkpoint *c, Group *group);
+bool checkpoint_share(Checkpoint *c, const Group *group);
 // Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other
 // shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,

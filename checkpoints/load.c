@@ -610,7 +610,7 @@ bool checkpoint_model(Options *o, Options *model) {
            (named == o->load ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text()));
 }
 
-bool checkpoint_share(Checkpoint *c, Group *group) {
+bool checkpoint_share(Checkpoint *c, const Group *group) {
     struct {
         char path[PATH_LENGTH];
         uint32_t seal;

@@ -83,8 +83,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
         tensor_entry("exp_avg", s->moment_dtype, n, 0, s->exp_avg),
         tensor_entry("exp_avg_sq", s->moment_dtype, s->second_moments, 0, s->exp_avg_sq),
     };
-    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->options->rank,
-                s->options->ranks);
+    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->group->rank, s->group->ranks);
     bool ok = safetensors_write(w, path, tensors, 3, metadata);
     free(metadata);
     return ok;
@@ -133,7 +132,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "window_count", (double)window->count);
     add_numbers(meta, "window_loss", window->loss, entries);
     add_numbers(meta, "window_norm", window->norm, entries);
-    add_number(meta, "ranks", s->options->ranks);
+    add_number(meta, "ranks", s->group->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
     add_number(meta, "valid_tokens", (double)s->valid_tokens);
@@ -319,10 +318,10 @@ static bool make_fresh(const char *fresh) {
 }
 
 bool checkpoint_save(const Snapshot *s) {
-    Group *group = s->options->group;
-    bool first = s->options->rank == 0;
+    const Group *group = s->group;
+    bool first = group->rank == 0;
     char fresh[PATH_LENGTH];
-    int count = 0, ranks = s->options->ranks;
+    int count = 0, ranks = group->ranks;
     FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
     bool ok = !first || make_fresh(fresh);
@@ -475,7 +474,7 @@ bool saver_wait(Saver *saver) {
     bool pending = saver->pending;
     if (pending && saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
-    if (pending && saver->failed && saver->snapshot.options->rank == 0) {
+    if (pending && saver->failed && saver->snapshot.group->rank == 0) {
         warn("saving the checkpoint of step %lld failed: %s",
              (long long)saver->snapshot.progress.step, saver->why.text);
     }

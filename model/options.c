@@ -566,7 +566,6 @@ bool options_finish_batch(Options *o, int ranks) {
 
 bool options_read(Options *options, int argc, char **argv) {
     memset(options, 0, sizeof(*options));
-    options->ranks = 1;
     options->program = argv[0];
     for (int i = 0; i < option_table_count; i++) {
         if (!option_set(options, option_table[i].name, option_table[i].fallback, SOURCE_DEFAULT)) {
@@ -593,7 +592,6 @@ bool options_resolve(Options *o, const Options *model) {
     } else if (!take_model(o, model)) {
         return false;
     }
-    o->ranks = o->gpus;
     return check_values(o);
 }
 

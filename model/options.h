@@ -30,7 +30,6 @@ typedef enum { STATE_FP32, STATE_BF16 } StateType;
 typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
 struct Checkpoint;
-struct Group;
 
 // Where a value comes from, weakest first.
 typedef enum {
@@ -56,10 +55,7 @@ typedef struct {
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
     char origin[PATH_LENGTH];          // the checkpoint that the model comes from; "": none
     struct Checkpoint *start;          // the same, opened by checkpoint_model(); NULL: none
-    // Set by launch(): this process among those that train together. Until then, ranks is --gpus.
-    int rank, ranks;
-    struct Group *group;
-    const char *program; // as it was called
+    const char *program;               // as it was called
 } Options;
 
 typedef enum {

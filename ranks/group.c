@@ -476,7 +476,7 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 // ---- what ranks agree on ------------------------------------------------------------------------
 
 // Whatever the main thread is at, while it receives it waits for another rank.
-static void receive_call(Group *g, int rank, Channel channel, void *data, size_t bytes) {
+static void receive_call(const Group *g, int rank, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     Message **first = &w->peers[rank].first[channel], *m;
     pthread_mutex_lock(&w->mutex);
@@ -496,27 +496,28 @@ static void receive_call(Group *g, int rank, Channel channel, void *data, size_t
     free(m);
 }
 
-void group_broadcast(Group *g, Channel channel, void *data, size_t bytes) {
-    if (g != NULL && g->rank != 0) { receive_call(g, 0, channel, data, bytes); }
-    for (int r = 1; g != NULL && g->rank == 0 && r < g->ranks; r++) {
+void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
+    if (g->watch == NULL) { return; }
+    if (g->rank != 0) { receive_call(g, 0, channel, data, bytes); }
+    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
         send_message(&g->watch->peers[r], true, (int)channel, data, bytes);
     }
 }
 
-void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
-    if (g != NULL && g->rank != 0) {
+void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
+    if (g->watch != NULL && g->rank != 0) {
         send_message(&g->watch->peers[0], true, (int)channel, mine, bytes);
         return;
     }
     memcpy(all, mine, bytes);
-    for (int r = 1; g != NULL && r < g->ranks; r++) {
+    for (int r = 1; g->watch != NULL && r < g->ranks; r++) {
         receive_call(g, r, channel, (char *)all + (size_t)r * bytes, bytes);
     }
 }
 
-bool group_agree(Group *g, Channel channel, bool ok) {
+bool group_agree(const Group *g, Channel channel, bool ok) {
     Error verdict = {0}; // "": ok
-    if (g == NULL || g->ranks == 1) { return ok; }
+    if (g->watch == NULL) { return ok; }
     if (!ok) {
         snprintf(verdict.text, sizeof(verdict.text), "rank %d: %.700s", g->rank, error_text());
     }
@@ -721,9 +722,9 @@ static bool meet_as_other(Watch *w, const char *host, int port, const char *iden
     }
 }
 
-bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const uint64_t secret[2], const char *identity, double seconds) {
-    *g = (Group){.rank = rank, .ranks = ranks};
+bool group_open(Group *g, const char *host, int port, int listener, const uint64_t secret[2],
+                const char *identity, double seconds) {
+    int rank = g->rank, ranks = g->ranks;
     if (ranks == 1) { return true; }
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = rank,
@@ -772,7 +773,7 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
 }
 
 void group_close(Group *g) {
-    Watch *w = g != NULL ? g->watch : NULL;
+    Watch *w = g->watch;
     if (w == NULL) { return; }
     watch_probe(w, NULL, NULL);
     if (w->runs) {
@@ -794,5 +795,5 @@ void group_close(Group *g) {
     free(w->peers);
     free(w->polls);
     free(w);
-    *g = (Group){.ranks = 1};
+    g->watch = NULL;
 }

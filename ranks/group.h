@@ -22,9 +22,10 @@ BEGIN_C
 
 typedef struct Watch Watch; // the connections, and the thread that reads them
 
-typedef struct Group {
-    int rank, ranks; // 0 of 1: one process, and every call below is free
-    Watch *watch;    // NULL: one process
+typedef struct {
+    int rank, ranks;             // this process, and how many there are on all machines
+    int local_rank, local_ranks; // of this machine; local_ranks is 0 where it is not known
+    Watch *watch;                // NULL: no other rank is connected, and every call below is free
 } Group;
 
 // A socket on which rank 0 listens; *port 0 becomes any free one. An address, or localhost, is
@@ -37,11 +38,11 @@ int group_listen(const char *host, int *port);
 void group_draw(uint64_t number[2]);
 
 // Meets the others at host:port within `seconds`, which is the watchdog's limit from then on.
-// listener: rank 0's, where there is one already, else -1. secret: 0, where there is none.
-// identity: lines of text, the same on every rank, that say what it runs. On failure every rank
-// that came gets the reason, which names the ranks that are missing or differ.
-bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const uint64_t secret[2], const char *identity, double seconds);
+// g: its numbers are set. listener: rank 0's, where there is one already, else -1. secret: 0, where
+// there is none. identity: lines of text, the same on every rank, that say what it runs. On failure
+// every rank that came gets the reason, which names the ranks that are missing or differ.
+bool group_open(Group *g, const char *host, int port, int listener, const uint64_t secret[2],
+                const char *identity, double seconds);
 // Says goodbye to the others, who then do not take this rank's end for a loss. Rank 0 leaves last.
 void group_close(Group *g);
 
@@ -51,10 +52,10 @@ typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 
 // True where ok is on every rank. Otherwise err is the same on all: the first such rank's, with its
 // number in front. Also a barrier.
-bool group_agree(Group *g, Channel channel, bool ok);
+bool group_agree(const Group *g, Channel channel, bool ok);
 // Rank 0's bytes to all / every rank's to rank 0's all[ranks * bytes].
-void group_broadcast(Group *g, Channel channel, void *data, size_t bytes);
-void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all);
+void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
+void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all);
 
 typedef enum {
     DOING_WORK,  // must end within the time limit

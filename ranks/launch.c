@@ -68,9 +68,9 @@ static int tasks_of_node(const char *list, int node) {
 static bool read_family(Ranks *r, const Family *f) {
     int rank = -1, local = -1, local_ranks = 0, node = 0;
     bool counted = variable(f->ranks) != NULL;
-    if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks)) { return false; }
-    if (variable(f->rank) == NULL && r->ranks == 1 && counted) { return true; }
-    int most = counted ? r->ranks : RANKS_MAX;
+    if (!read_int(f->ranks, 1, RANKS_MAX, &r->group.ranks)) { return false; }
+    if (variable(f->rank) == NULL && r->group.ranks == 1 && counted) { return true; }
+    int most = counted ? r->group.ranks : RANKS_MAX;
     if (f == &families[SLURM]) {
         if (!read_int("SLURM_NODEID", 0, RANKS_MAX, &node)) { return false; }
         local_ranks = tasks_of_node(variable("SLURM_STEP_TASKS_PER_NODE"), node);
@@ -80,8 +80,8 @@ static bool read_family(Ranks *r, const Family *f) {
         !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local)) {
         return false;
     }
-    if (r->ranks == 1) { local = 0; }
-    *r = (Ranks){rank, r->ranks, local, local_ranks, .source = f->starter};
+    if (r->group.ranks == 1) { local = 0; }
+    *r = (Ranks){{rank, r->group.ranks, local, local_ranks, NULL}, .source = f->starter};
     return (counted && rank >= 0 && local >= 0) ||
            fail("%s, %s and %s say which of how many ranks this is, and which GPU of its "
                 "machine it takes: set all three",
@@ -111,14 +111,15 @@ static bool read_meeting(Ranks *r) {
     if (host != NULL && strlen(host) >= sizeof(r->host)) {
         return fail("MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
     }
-    if (host == NULL && r->local_ranks == r->ranks) { host = "127.0.0.1"; }
+    if (host == NULL && r->group.local_ranks == r->group.ranks) { host = "127.0.0.1"; }
     if (host != NULL) { // of IPv6 perhaps in brackets
         int length = (int)strlen(host), bracket = *host == '[' && host[length - 1] == ']';
         snprintf(r->host, sizeof(r->host), "%.*s", length - 2 * bracket, host + bracket);
         return true;
     }
     if (list == NULL) {
-        return fail("MASTER_ADDR is not set: %d ranks need to know the host of rank 0", r->ranks);
+        return fail("MASTER_ADDR is not set: %d ranks need to know the host of rank 0",
+                    r->group.ranks);
     }
     // the first host of "node[03-05,9]-ib,other": node03-ib
     size_t prefix = strcspn(list, ",[");
@@ -143,9 +144,7 @@ static bool read_nodes(Ranks *r, int gpus) {
     if ((int64_t)nodes * gpus > RANKS_MAX) {
         return fail("NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
     }
-    *r = (Ranks){.rank = node * gpus,
-                 .ranks = nodes * gpus,
-                 .local_ranks = gpus,
+    *r = (Ranks){.group = {.rank = node * gpus, .ranks = nodes * gpus, .local_ranks = gpus},
                  .host = "127.0.0.1",
                  .source = "--gpus",
                  .starts = nodes * gpus > 1};
@@ -153,7 +152,7 @@ static bool read_nodes(Ranks *r, int gpus) {
 }
 
 bool ranks_read(Ranks *r, const Options *options) {
-    *r = (Ranks){.ranks = 1, .local_ranks = 1, .source = "one process"};
+    *r = (Ranks){.group = {.ranks = 1, .local_ranks = 1}, .source = "one process"};
     const Family *family = NULL;
     for (int i = FAMILIES - 1; i >= 0; i--) {
         const Family *f = &families[i];
@@ -165,23 +164,23 @@ bool ranks_read(Ranks *r, const Options *options) {
     // a --config may have kept what an earlier run was started with
     bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
     int gpus = family == NULL || typed ? options->gpus : 1;
-    bool alone = r->ranks == 1;
+    bool alone = r->group.ranks == 1;
     if (alone && !read_nodes(r, gpus)) { return false; }
     if (alone) { return true; }
-    if (gpus > 1 && gpus != r->local_ranks) {
+    if (gpus > 1 && gpus != r->group.local_ranks) {
         return fail("--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
                     "start one process",
-                    gpus, r->ranks, family->ranks, variable(family->ranks));
+                    gpus, r->group.ranks, family->ranks, variable(family->ranks));
     }
     return read_meeting(r);
 }
 
-bool ranks_device(const Ranks *r, int visible, int *device) {
-    *device = visible == 1 ? 0 : r->local_rank;
+bool ranks_device(const Group *g, int visible, int *device) {
+    *device = visible == 1 ? 0 : g->local_rank;
     return *device < visible ||
            fail("rank %d is number %d on its machine, whose GPUs are 0 to %d: start no more "
                 "ranks than GPUs",
-                r->rank, r->local_rank, visible - 1);
+                g->rank, g->local_rank, visible - 1);
 }
 
 // ---- signals ------------------------------------------------------------------------------------
@@ -201,12 +200,12 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
     const double GRACE = 1.5; // seconds for the others to end by themselves
     pid_t group = ids[0];
-    int running = r->local_ranks, result = 0;
+    int running = r->group.local_ranks, result = 0;
     double failed = 0;
     while (running > 0) {
         int number = sigtimedwait(signals, NULL, &(struct timespec){.tv_nsec = 200000000}), status;
         if (number > 0 && number != SIGCHLD) { kill(-group, number); }
-        for (int i = 0; i < r->local_ranks; i++) {
+        for (int i = 0; i < r->group.local_ranks; i++) {
             if (ids[i] == 0 || waitpid(ids[i], &status, WNOHANG) <= 0) { continue; }
             ids[i] = 0;
             running--;
@@ -222,10 +221,10 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             result = code;
             const char *others = running > 0 ? "; the other ranks are ended" : "";
             if (killed) {
-                complain("rank %d was killed by signal %d (%s)%s", r->rank + i, WTERMSIG(status),
-                         strsignal(WTERMSIG(status)), others);
+                complain("rank %d was killed by signal %d (%s)%s", r->group.rank + i,
+                         WTERMSIG(status), strsignal(WTERMSIG(status)), others);
             } else {
-                complain("rank %d ended with exit status %d%s", r->rank + i, code, others);
+                complain("rank %d ended with exit status %d%s", r->group.rank + i, code, others);
             }
         }
         if (failed > 0 && wall_seconds() > failed + GRACE) {
@@ -242,50 +241,51 @@ static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();
     sigset_t signals, old;
-    *listener = r->rank == 0 ? group_listen(r->host, &r->port) : -1;
-    if (r->rank == 0 && *listener < 0) { die("%s", error_text()); }
-    if (r->local_ranks == r->ranks) { group_draw(r->secret); }
+    *listener = r->group.rank == 0 ? group_listen(r->host, &r->port) : -1;
+    if (r->group.rank == 0 && *listener < 0) { die("%s", error_text()); }
+    if (r->group.local_ranks == r->group.ranks) { group_draw(r->secret); }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
     sigaddset(&signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals, &old);
     fflush(stdout);
-    for (int i = 0; i < r->local_ranks; i++) {
+    for (int i = 0; i < r->group.local_ranks; i++) {
         ids[i] = fork();
-        if (ids[i] < 0) { die("rank %d could not be started: %s", r->rank + i, strerror(errno)); }
+        if (ids[i] < 0) {
+            die("rank %d could not be started: %s", r->group.rank + i, strerror(errno));
+        }
         // a group of their own: a terminal's ^C reaches the starter alone, which passes it on once
         setpgid(ids[i], ids[0]);
         if (ids[i] > 0) { continue; }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != starter) { _exit(EXIT_LOST_RANK); }
         sigprocmask(SIG_SETMASK, &old, NULL);
-        r->local_rank = i;
-        r->rank += i;
-        if (r->rank > 0 && *listener >= 0) { close(*listener); }
+        r->group.local_rank = i;
+        r->group.rank += i;
+        if (r->group.rank > 0 && *listener >= 0) { close(*listener); }
         return;
     }
     if (*listener >= 0) { close(*listener); }
     await_ranks(r, ids, &signals);
 }
 
-void launch(Ranks *r, Group *group, Options *options) {
-    const Options *o = options;
+void launch(Group *group, const Options *o) {
+    Ranks r;
     char *identity = NULL, value[OPTION_TEXT];
     int listener = -1;
     size_t bytes, size = 0;
     uint32_t crc = 0;
-    *group = (Group){.ranks = 1};
     ignore_write_signals();
-    or_die(ranks_read(r, o));
+    or_die(ranks_read(&r, o));
     bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
-    options->ranks = alone && !o->plan ? 1 : r->ranks;
-    threads_divide(alone ? 1 : r->local_ranks > 0 ? r->local_ranks : r->ranks);
-    if (alone) { return; }
-    if (r->starts) { start_ranks(r, &listener); }
-    options->rank = r->rank;
-    if (r->ranks == 1) { return; }
-    errors_name_rank(r->rank);
-    if (r->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
+    threads_divide(alone ? 1 : r.group.local_ranks > 0 ? r.group.local_ranks : r.group.ranks);
+    if (alone) { r.group.rank = 0; }
+    if (alone && !o->plan) { r.group.ranks = 1; }
+    if (!alone && r.starts) { start_ranks(&r, &listener); }
+    *group = r.group;
+    if (alone || group->ranks == 1) { return; }
+    errors_name_rank(group->rank);
+    if (group->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         die("/dev/null: %s", strerror(errno));
     }
     // what every rank must have alike: the program, to the byte, and the options
@@ -305,26 +305,25 @@ void launch(Ranks *r, Group *group, Options *options) {
         }
     }
     fclose(file);
-    if (r->rank == 0 && !o->quiet && (r->secret[0] | r->secret[1]) == 0) {
+    if (group->rank == 0 && !o->quiet && (r.secret[0] | r.secret[1]) == 0) {
         printf("note: LLM8_SECRET is not set: who reaches %s port %d while the ranks meet can take "
                "part\n",
-               r->host, r->port);
+               r.host, r.port);
         fflush(stdout);
     }
-    or_die(group_open(group, r->rank, r->ranks, r->host, r->port, listener, r->secret, identity,
-                      o->distributed_timeout));
+    or_die(group_open(group, r.host, r.port, listener, r.secret, identity, o->distributed_timeout));
     free(identity);
-    options->group = group;
 }
 
-void launch_refuse(const Options *options, const char *program) {
+void launch_refuse(Group *group, const Options *options) {
     Ranks r;
     ignore_write_signals();
     bool ok = ranks_read(&r, options);
     threads_divide(1);
-    if (r.ranks > 1) { // whatever else is wrong with them
+    if (r.group.ranks > 1) { // whatever else is wrong with them
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
-            program, r.ranks, r.source);
+            options->program, r.group.ranks, r.source);
     }
     or_die(ok);
+    *group = r.group;
 }

@@ -28,29 +28,29 @@ BEGIN_C
 enum { STOP_SIGNALS = 5 };
 extern const int stop_signals[STOP_SIGNALS];
 
+// What the environment and --gpus say of the ranks, before they meet.
 typedef struct {
-    int rank, ranks;             // of all machines
-    int local_rank, local_ranks; // of this one; 0: how many is not known
-    char host[256];              // where rank 0 is met
-    int port;                    // 0: any free one
-    uint64_t secret[2];          // the ranks' (LLM8_SECRET, or the starter's); 0: none
-    const char *source;          // who started them
-    bool starts;                 // this process is to start --gpus ranks, from `rank` on
+    Group group;
+    char host[256];     // where rank 0 is met
+    int port;           // 0: any free one
+    uint64_t secret[2]; // the ranks' (LLM8_SECRET, or the starter's); 0: none
+    const char *source; // who started them
+    bool starts;        // this process is to start --gpus ranks, from group.rank on
 } Ranks;
 
 bool ranks_read(Ranks *r, const Options *options);
 
 // The GPU of a rank, of those that the process sees: where there is one, the starter has chosen it
 // (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES).
-bool ranks_device(const Ranks *r, int visible, int *device);
+bool ranks_device(const Group *g, int visible, int *device);
 
-// Returns in every rank, with the group whole and options->rank, ->ranks and ->group set; the
-// starter exits here. Ranks other than 0 print nothing but errors from here on. What needs no other
-// rank (--list-checkpoints, --verify, --sample-only, and --plan, which plans for as many ranks as
-// it says) stays one process. Dies with one line on every rank when the ranks do not come together.
-void launch(Ranks *ranks, Group *group, Options *options);
+// Returns in every rank, with the group whole; the starter exits here. Ranks other than 0 print
+// nothing but errors from here on. What needs no other rank (--list-checkpoints, --verify,
+// --sample-only, and --plan, which plans for as many ranks as it says) stays one process. Dies with
+// one line on every rank when the ranks do not come together.
+void launch(Group *group, const Options *options);
 
 // For a program that is one process whatever it was started as.
-void launch_refuse(const Options *options, const char *program);
+void launch_refuse(Group *group, const Options *options);
 
 END_C

@@ -96,6 +96,7 @@ static inline Options options_of(const char *text) {
 // Must stay where fixture_open has filled it in: its parts point at each other.
 typedef struct {
     Options options;
+    Group group; // of one rank, unless a test says otherwise
     ModelConfig config;
     ParamLayout layout;
     Precision precision;
@@ -107,7 +108,7 @@ typedef struct {
 } Fixture;
 
 static inline void fixture_open(Fixture *f, const char *options) {
-    *f = (Fixture){.options = options_of(options)};
+    *f = (Fixture){.options = options_of(options), .group = {.ranks = 1}};
     f->config = model_config(&f->options);
     f->layout = param_layout(&f->config);
     bool rounds = f->options.bf16 || f->options.fp8_format != FP8_FORMAT_NONE;
@@ -130,6 +131,7 @@ static inline void fixture_open(Fixture *f, const char *options) {
                    f->precision.recipe == FP8_RECIPE_DELAYED;
     f->snapshot = (Snapshot){
         .options = &f->options,
+        .group = &f->group,
         .layout = &f->layout,
         .precision = &f->precision,
         .progress = {.step = 5,

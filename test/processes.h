@@ -86,8 +86,9 @@ static inline Group *join(const Place *p, int number, const char *identity) {
     int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
     if (rank != 0) { close(p->listener); }
-    or_die(group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, p->secret,
-                      identity, p->seconds));
+    g = (Group){.rank = rank, .ranks = p->ranks};
+    or_die(group_open(&g, p->host, p->port, rank == 0 ? p->listener : -1, p->secret, identity,
+                      p->seconds));
     return &g;
 }
 

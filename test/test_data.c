@@ -201,7 +201,7 @@ TEST(tokens_outside_the_vocabulary_are_named) {
 static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batches, bool shuffle,
                           bool planted) {
     enum { EPOCHS = 2 };
-    Run run = {.train = {data, 42, shuffle}, .ranks = ranks};
+    Run run = {.train = {data, 42, shuffle}, .group = {.ranks = ranks}};
     int64_t W = data->windows, wrong = 0;
     int T = data->seq_length;
     FREED int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
@@ -214,7 +214,7 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
         int64_t ahead = run.progress.samples / step % 2; // read in the step before
         for (int rank = 0; rank < ranks; rank++) {
             Run own = run;
-            own.rank = planted && rank == ranks - 1 ? 0 : rank;
+            own.group.rank = planted && rank == ranks - 1 ? 0 : rank;
             own.progress.samples -= ahead * step;
             for (int i = 0; i < micro_batches * B * T; i++) {
                 int j = i % (B * T), micro = i / (B * T);
@@ -380,7 +380,7 @@ TEST(masks_say_which_targets_count) {
 // A step's targets are the same however it is split.
 TEST(a_step_s_targets_do_not_depend_on_its_split) {
     CLOSED(dataset_close) Dataset data = open_masked(4);
-    Run run = {.train = {&data, 42, true}, .valid = {&data, 0, false}, .ranks = 1};
+    Run run = {.train = {&data, 42, true}, .valid = {&data, 0, false}, .group = {.ranks = 1}};
     run.options.global_batch_size = 12;
     for (run.progress.samples = 0; run.progress.samples < 100; run.progress.samples += 12) {
         int64_t parts = 0;
@@ -499,7 +499,7 @@ TEST(reading_resumes_anywhere) {
 
 TEST(evaluation_leaves_out_what_is_past_the_end) {
     enum { B = 4, T = 4 };
-    Run run = {.ranks = 1};
+    Run run = {.group = {.ranks = 1}};
     run.valid_data = open_stream(T);
     run.valid = (Loader){&run.valid_data, 0, false};
     run.options.micro_batch_size = B;

@@ -43,8 +43,8 @@ PRINTF_LIKE(2, 3) static inline void open_trainer(Trainer *t, const char *option
     va_start(args, options);
     vsnprintf(text + begin, sizeof(text) - begin, options, args);
     va_end(args);
-    Options parsed = options_of(text);
-    trainer_open(t, &parsed);
+    *t = (Trainer){.run = {.options = options_of(text), .group = {.ranks = 1}}};
+    trainer_open(t);
     trainer_restore(t);
 }
 

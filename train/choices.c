@@ -19,7 +19,7 @@ typedef struct {
 static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *num_rows) {
     int count = 0;
     Row *rows = NULL;
-    for (int q = run->rank; q < set->count; q += run->ranks) {
+    for (int q = run->group.rank; q < set->count; q += run->group.ranks) {
         for (int a = 0; a < set->questions[q].answers; a++) {
             Row row = {.question = q, .answer_index = a};
             row.length = choices_row(set, q, a, run->config.seq_length + 1, tokens, &row.answer);

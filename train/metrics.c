@@ -164,7 +164,7 @@ void run_record_start(Run *run) {
     metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
     if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
     if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
-    metrics_number(r, "ranks", run->ranks);
+    metrics_number(r, "ranks", run->group.ranks);
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
     if (run->train_data.with_targets != NULL) {
@@ -195,20 +195,20 @@ void run_record_ranks(Run *run) {
         char host[64];
     } Mine;
     const double BEHIND = 1.05; // times the median
-    size_t n = (size_t)run->ranks;
+    size_t n = (size_t)run->group.ranks;
     Mine mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(Mine));
     double *seconds = calloc_or_die(2 * n, sizeof(double)), *sorted = seconds + n;
     gethostname(mine.host, sizeof(mine.host) - 1);
-    group_gather(run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
+    group_gather(&run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
     int slowest = 0;
-    for (int r = 0; r < run->ranks; r++) {
+    for (int r = 0; r < run->group.ranks; r++) {
         seconds[r] = sorted[r] = all[r].seconds / run->own_steps;
         if (seconds[r] > seconds[slowest]) { slowest = r; }
     }
     qsort(sorted, n, sizeof(double), ascending);
     MetricsRecord *r = metrics_begin("ranks");
     metrics_number(r, "step", (double)run->progress.step);
-    cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->ranks));
+    cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->group.ranks));
     if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) { // of two, the faster one
         metrics_number(r, "slowest", slowest);
         metrics_text(r, "host", all[slowest].host);

@@ -3,6 +3,7 @@
 #include "../ranks/launch.h"
 #include "metrics.h"
 #include "run_data.h"
+#include "start.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +20,7 @@
 // standard error, and with --quiet nowhere.
 static void part_output(Run *run) {
     const Options *o = &run->options;
-    if (run->rank > 0 || o->plan || (options_train(o) && !o->quiet)) { return; }
+    if (run->group.rank > 0 || o->plan || (options_train(o) && !o->quiet)) { return; }
     fflush(stdout);
     int rest = o->quiet ? open("/dev/null", O_WRONLY | O_CLOEXEC) : STDERR_FILENO;
     if (!options_train(o)) { run->answers = fdopen(dup(STDOUT_FILENO), "w"); }
@@ -43,7 +44,7 @@ void run_announce(Run *run) {
     options_print(o, o->plan, stdout);
     precision_print(p);
     bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
-    if (no_fp8 && run->rank == 0) {
+    if (no_fp8 && run->group.rank == 0) {
         if (o->fp8_required) {
             die("--fp8-required: no linear layer is in FP8; the table above says why");
         }
@@ -58,7 +59,7 @@ void run_announce(Run *run) {
 // Whether every rank could read its data. If not, the error text is the first such rank's.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
-    return group_agree(run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
+    return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
 }
 
 // metrics.jsonl, in --save or where --metrics says.
@@ -77,12 +78,12 @@ static void open_save_folder(Run *run) {
     bool saves = options_save(o);
     char lock[PATH_LENGTH];
     run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
-    if (run->rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
-    group_agree(run->group, CHANNEL_MAIN, true); // the lock is there to be seen
+    if (run->group.rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
+    group_agree(&run->group, CHANNEL_MAIN, true); // the lock is there to be seen
     if (saves && !path_exists(path_format(lock, "%s/.lock", o->save))) {
         die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
     }
-    if (run->rank > 0) { return; }
+    if (run->group.rank > 0) { return; }
     if (saves) { run->folder = folder_id(o->save); }
     or_die(open_metrics(run));
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
@@ -112,31 +113,32 @@ void run_start(Run *run, const char *device) {
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
     Checkpoint none = {0}; // all ranks share, though a first one may have appeared for some alone
-    or_die(checkpoint_share(o->start != NULL ? o->start : &none, run->group));
+    or_die(checkpoint_share(o->start != NULL ? o->start : &none, &run->group));
     checkpoint_close(&none);
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
     if (options_train(o)) { run_catch_signals(); } // else there is nothing to save
     if (run->train_data.windows == 0) { return; }
-    int micro_batches = run_micro_batches(run) * run->ranks;
-    if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
+    int micro_batches = run_micro_batches(run) * run->group.ranks;
+    if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
     printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
            (long long)o->train_iters, o->train_iters != 1 ? "s" : "",
            (long long)o->global_batch_size * o->seq_length, micro_batches,
            o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
-    if (options_train(o) && run->rank == 0) { check_schedule(o); }
+    if (options_train(o) && run->group.rank == 0) { check_schedule(o); }
 }
 
 // Into run->progress, from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
-    bool finds = run->rank == 0 && o->resume[0] != '\0';
+    bool finds = run->group.rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o)) || !checkpoint_share(checkpoint, run->group)) {
+    if ((finds && !checkpoint_resume(checkpoint, o)) ||
+        !checkpoint_share(checkpoint, &run->group)) {
         die("%s", error_text());
     }
     if (checkpoint->path[0] == '\0') {
@@ -189,8 +191,8 @@ static void verify_load(const Run *run) {
     if (strcmp(o->origin, o->load) != 0) {
         die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
     }
-    bool ok = run->rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
-    or_die(group_agree(run->group, CHANNEL_MAIN, ok));
+    bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
+    or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
     printf("starting from the weights of %s%s\n", c->path,
            c->options != NULL ? ""
                               : " (it has no checksums: names, shapes and values are checked)");
@@ -216,7 +218,7 @@ static void record_error(const char *error) {
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     bool restored = restore(run, checkpoint);
     if (!restored && run->options.load[0] != '\0') { verify_load(run); }
-    if (run->rank == 0 && options_save(&run->options)) {
+    if (run->group.rank == 0 && options_save(&run->options)) {
         or_die(checkpoint_go_back(&run->options, checkpoint));
         if (!save_config(&run->options)) { die("--save %s", error_text()); }
     }
@@ -300,7 +302,7 @@ double learning_rate(const Options *o, int64_t step) {
 
 // Several ranks stop when they have agreed to; one, at the signal.
 static bool is_stopping(const Run *run) {
-    return run->ranks > 1 ? run->stopping : run_stop_signal() != 0;
+    return run->group.ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
 
 bool run_goes_on(const Run *run) {
@@ -331,7 +333,7 @@ bool run_should_eval(const Run *run) {
 }
 
 bool run_should_sample(const Run *run) {
-    return !run->in_flight && run->rank == 0 && sample_is_due(run, run->progress.step);
+    return !run->in_flight && run->group.rank == 0 && sample_is_due(run, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
@@ -365,7 +367,7 @@ static void print_step(Run *run, StepResult s, double tokens_per_s, double start
     if (!whole) { run->last_line = wall_seconds(); }
 
     char field[FIELDS][FIELD], line[FIELDS * (FIELD + 3)] = "", text[32];
-    double peak = run->peak_flops * run->ranks;
+    double peak = run->peak_flops * run->group.ranks;
     double flops = tokens_per_s * flops_per_token(&run->config);
     snprintf(field[0], FIELD, "step %5lld/%lld", (long long)p->step, (long long)iters);
     snprintf(field[LOSS], FIELD, "loss %s", format_number(text, s.loss));
@@ -419,7 +421,7 @@ void run_report(Run *run, StepResult s) {
     // for good: the GPU trainer has the next step in flight, which may be a good one
     run->diverged = run->diverged || p->skipped_in_row >= run->options.max_skipped;
     run->stopping = run->stopping || s.stop;
-    if (s.skipped && run->ranks > 1 && !isfinite(s.own_loss)) {
+    if (s.skipped && run->group.ranks > 1 && !isfinite(s.own_loss)) {
         char loss[32];
         warn("step %lld is skipped: the loss of this rank's sequences is %s", (long long)p->step,
              format_number(loss, s.own_loss));
@@ -446,7 +448,7 @@ void run_report(Run *run, StepResult s) {
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;
     bool line = p->step % o->log_interval == 0 && run->own_steps > 0;
-    if (run->ranks > 1 && line) { run_record_ranks(run); }
+    if (run->group.ranks > 1 && line) { run_record_ranks(run); }
 }
 
 void run_report_eval(Run *run, double loss, double seconds) {
@@ -476,14 +478,14 @@ bool run_counts_fp8(const Run *run, int64_t step) {
     return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
 }
 
-void run_maybe_dump(const Run *run, float *gradients, double loss) {
+void run_maybe_dump(Run *run, float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
     TensorEntry *tensors;
     FileWriter w;
     if (path[0] == '\0') { return; }
-    if (run->rank > 0) {
-        group_close(run->group);
+    if (run->group.rank > 0) {
+        group_close(&run->group);
         exit(EXIT_SUCCESS);
     }
     float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
@@ -497,7 +499,7 @@ void run_maybe_dump(const Run *run, float *gradients, double loss) {
     }
     free(tensors);
     printf("loss %.6f; gradients in %s\n", loss, path);
-    group_close(run->group); // once all ranks do
+    group_close(&run->group); // once all ranks do
     exit(EXIT_SUCCESS);
 }
 
@@ -527,9 +529,10 @@ void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    if (run->rank == 0) { make_folder_anew(run); }
+    if (run->group.rank == 0) { make_folder_anew(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
+    s.group = &run->group;
     s.layout = &run->layout;
     s.precision = &run->precision;
     s.progress = *p;
@@ -551,7 +554,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
 // What to type for the rest of a run that was saved.
 static void print_resume(const Run *run) {
     const Options *o = &run->options;
-    bool started = run->ranks > 1 && o->gpus == 1; // by torchrun, srun, mpirun
+    bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun, mpirun
     printf("; saved; resume with %s%s --config ", started ? "the same starter and " : "",
            o->program);
     bool plain = o->save[strcspn(o->save, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
@@ -600,7 +603,7 @@ int run_close(Run *run) {
     free(run->prompt);
     free(run->held);
     run_free_configuration(run);
-    group_close(run->group);
+    group_close(&run->group);
     return status;
 }
 
@@ -608,11 +611,11 @@ void run_end_wrong(Run *run) {
     Error why = error_kept();
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_wait(&run->saver);
-    if (run->rank == 0) { complain("%s", why.text); }
+    if (run->group.rank == 0) { complain("%s", why.text); }
     MetricsRecord *r = begin_end(run, EXIT_WRONG_RESULTS);
     metrics_text(r, "error", why.text);
     metrics_end(&run->metrics, r);
-    group_close(run->group);
+    group_close(&run->group);
     exit(EXIT_WRONG_RESULTS);
 }
 
@@ -621,31 +624,32 @@ void run_end_wrong(Run *run) {
 static const char *const recompute_names[] = {"none", "activations", "block"};
 
 // 0 when not even one sequence fits.
-static int largest_micro_batch(Options o, NumberSupport support, PlannedBytes planned,
-                               int64_t memory) {
+static int largest_micro_batch(Options o, const Group *group, NumberSupport support,
+                               PlannedBytes planned, int64_t memory) {
     int fits = 0;
     o.global_batch_size = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
         o.micro_batch_size = fits + step;
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
-        if (countable && planned(&o, support) <= memory - FIT_OVERHEAD_BYTES) { fits += step; }
+        if (countable && planned(&o, group, support) <= memory - FIT_OVERHEAD_BYTES) {
+            fits += step;
+        }
     }
     return fits;
 }
 
-void fit_print(const Options *options, NumberSupport support, PlannedBytes planned,
-               int64_t memory) {
+void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int64_t memory) {
     enum { WAYS = 2 * (STATE_BF16 + 1) * (RECOMPUTE_BLOCK + 1) };
     char size[32];
     printf("What fits %s\n", format_bytes(size, (double)memory));
     for (int way = 0; way < WAYS; way++) {
-        Options o = *options;
+        Options o = run->options;
         o.recompute = way % (RECOMPUTE_BLOCK + 1);
         o.adam_dtype = way / (RECOMPUTE_BLOCK + 1) % (STATE_BF16 + 1);
         o.optimizer_cpu_offload = way >= WAYS / 2;
-        int micro = largest_micro_batch(o, support, planned, memory);
+        int micro = largest_micro_batch(o, &run->group, support, planned, memory);
         o.deterministic = false;
-        int any_order = largest_micro_batch(o, support, planned, memory);
+        int any_order = largest_micro_batch(o, &run->group, support, planned, memory);
         printf("  --recompute %-11s --adam-dtype %s %s  ", recompute_names[o.recompute],
                o.adam_dtype == STATE_BF16 ? "bf16" : "fp32",
                o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");

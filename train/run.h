@@ -68,7 +68,7 @@ bool run_counts_fp8(const Run *run, int64_t step);
 
 // --dump-gradients: writes them (FP32, laid out as the parameters), of the mean over the step's
 // targets, and the loss, and exits. Does nothing without the option.
-void run_maybe_dump(const Run *run, float *gradients, double loss);
+void run_maybe_dump(Run *run, float *gradients, double loss);
 
 // Starts the save and records it. The trainer sets what it saves; the rest is filled in here.
 void run_save(Run *run, const Snapshot *snapshot);
@@ -76,12 +76,13 @@ void run_save(Run *run, const Snapshot *snapshot);
 // ---- what fits a memory -------------------------------------------------------------------------
 
 // Bytes of device memory a run with these options plans on a device that offers this.
-typedef int64_t (*PlannedBytes)(const Options *options, NumberSupport support);
+typedef int64_t (*PlannedBytes)(const Options *options, const Group *group, NumberSupport support);
 
 // Besides the plan: the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
-// Prints the largest micro-batch for every way of saving memory.
-void fit_print(const Options *options, NumberSupport support, PlannedBytes planned, int64_t memory);
+// Prints the largest micro-batch for every way of saving memory, each a variant of the run's
+// options.
+void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int64_t memory);
 
 END_C

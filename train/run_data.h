@@ -5,10 +5,6 @@
 
 BEGIN_C
 
-// After options_parse: the options that nobody gave, from the checkpoint that the run starts from
-// and the tokenizer of its data.
-void run_resolve_options(Options *options);
-
 // What run_start opens: shards, choices, tokenizer, prompt.
 void run_open_data(Run *run);
 // inputs, targets [B,T] of micro-batch `micro` of the step `ahead` steps after the present one.
@@ -32,10 +28,10 @@ int64_t run_step_targets(const Run *run, int64_t ahead);
 int64_t run_eval_samples(const Run *run);
 int64_t run_eval_targets(const Run *run); // of them that count, on all ranks
 static inline int64_t run_eval_first(const Run *run) {
-    return (int64_t)run->rank * run->options.micro_batch_size;
+    return (int64_t)run->group.rank * run->options.micro_batch_size;
 }
 static inline int64_t run_eval_stride(const Run *run) {
-    return (int64_t)run->ranks * run->options.micro_batch_size;
+    return (int64_t)run->group.ranks * run->options.micro_batch_size;
 }
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
 

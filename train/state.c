@@ -1,36 +1,10 @@
 #include "state.h"
 #include "../ranks/launch.h"
 
-#include <math.h>
 #include <signal.h>
 
-bool run_configure(Run *run, const Options *options, NumberSupport support) {
-    *run = (Run){.options = *options,
-                 .rank = options->rank,
-                 .ranks = options->ranks,
-                 .group = options->group,
-                 .answers = stdout,
-                 .progress = {.loss = NAN,
-                              .valid_loss = NAN,
-                              .best_valid_loss = NAN,
-                              .level = NAN,
-                              .best_level = NAN,
-                              .proven = -1},
-                 .saved_step = -1};
-    if (!options_finish_batch(&run->options, run->ranks)) { return false; }
-    run->config = model_config(options);
-    run->layout = param_layout(&run->config);
-    run->precision = precision_decide(&run->options, &run->config, support);
-    return true;
-}
-
-void run_free_configuration(Run *run) {
-    precision_free(&run->precision);
-    param_layout_free(&run->layout);
-}
-
 void run_beat(const Run *run, Doing doing, const char *what) {
-    if (run->group != NULL) { watch_beat(run->group->watch, run->progress.step, doing, what); }
+    watch_beat(run->group.watch, run->progress.step, doing, what);
 }
 
 static volatile sig_atomic_t stop_signal; // what a handler can reach

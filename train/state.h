@@ -19,13 +19,12 @@ typedef struct {
 } Metrics;
 
 typedef struct {
-    Options options;
+    Options options; // the only ones of this process
+    Group group;     // this rank among the others
     ModelConfig config;
     ParamLayout layout;
     Precision precision;
     Progress progress;
-    int rank, ranks;
-    Group *group; // the other ranks; NULL: one process
 
     Dataset train_data, valid_data;
     Loader train, valid;
@@ -62,10 +61,6 @@ static inline bool run_by_muon(const Run *run, const Param *p) {
     int rows[HF_PARTS];
     return run->options.optimizer == OPTIMIZER_MUON && param_matrices(&run->config, p, rows) > 0;
 }
-
-// Model, batch and precision, from the options and what the device offers.
-bool run_configure(Run *run, const Options *options, NumberSupport support);
-void run_free_configuration(Run *run);
 
 // What the main thread begins to do, for the watchdog of several ranks (ranks/group.h). The calls
 // of train/ report it themselves; whatever else may take long must. what: a string literal.
