@@ -28,10 +28,10 @@ enum {
     FAMILIES = sizeof(families) / sizeof(families[0]),
     SLURM = FAMILIES - 1,
     DEFAULT_PORT = 29500,
-    AGENT_STEP = 2, // not 1: of the ports that the kernel gives out, every second is to listen on
+    AGENT_STEP = 2, // not 1: the kernel gives listening sockets every second port
 };
 
-// A variable that is set to nothing is not set.
+// A variable with an empty value counts as not set.
 static const char *variable(const char *name) {
     const char *value = name != NULL ? getenv(name) : NULL;
     return value != NULL && *value != '\0' ? value : NULL;
@@ -51,7 +51,8 @@ static bool read_int(const char *name, int min, int max, int *value) {
     return true;
 }
 
-// Slurm's list of the tasks on each node, as "2(x3),1": those on node number `node`; 0: not said.
+// Reads Slurm's list of the tasks on each node, as "2(x3),1", and returns the number on node
+// `node`; 0: the list does not say.
 static int tasks_of_node(const char *list, int node) {
     while (list != NULL && *list != '\0') {
         char *end;
@@ -88,7 +89,7 @@ static bool read_family(Ranks *r, const Family *f) {
                 f->rank, f->ranks, f->local_rank);
 }
 
-// Where rank 0 is met, when several ranks are.
+// Reads where several ranks meet.
 static bool read_meeting(Ranks *r) {
     const char *host = variable("MASTER_ADDR"), *list = NULL, *secret = variable("LLM8_SECRET");
     bool digits = secret != NULL && strspn(secret, "0123456789abcdefABCDEF") == 32;
@@ -112,7 +113,7 @@ static bool read_meeting(Ranks *r) {
         return fail("MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
     }
     if (host == NULL && r->group.local_ranks == r->group.ranks) { host = "127.0.0.1"; }
-    if (host != NULL) { // of IPv6 perhaps in brackets
+    if (host != NULL) { // an IPv6 address may be in brackets
         int length = (int)strlen(host), bracket = *host == '[' && host[length - 1] == ']';
         snprintf(r->host, sizeof(r->host), "%.*s", length - 2 * bracket, host + bracket);
         return true;
@@ -131,7 +132,7 @@ static bool read_meeting(Ranks *r) {
     return true;
 }
 
-// --gpus: this process starts the ranks of its machine.
+// For --gpus: this process starts the ranks of its machine.
 static bool read_nodes(Ranks *r, int gpus) {
     int nodes = 1, node = 0;
     if (!read_int("NNODES", 1, RANKS_MAX, &nodes)) { return false; }
@@ -156,12 +157,12 @@ bool ranks_read(Ranks *r, const Options *options) {
     const Family *family = NULL;
     for (int i = FAMILIES - 1; i >= 0; i--) {
         const Family *f = &families[i];
-        // of Slurm's, a batch script has SLURM_PROCID before srun starts any
+        // a Slurm batch script has SLURM_PROCID set, although srun has started no rank yet
         bool set = variable(f->ranks) != NULL || (i != SLURM && variable(f->rank) != NULL);
         if (set) { family = f; }
     }
     if (family != NULL && !read_family(r, family)) { return false; }
-    // a --config may have kept what an earlier run was started with
+    // --gpus of a --config file may be that of an earlier run
     bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
     int gpus = family == NULL || typed ? options->gpus : 1;
     bool alone = r->group.ranks == 1;
@@ -187,7 +188,7 @@ bool ranks_device(const Group *g, int visible, int *device) {
 
 const int stop_signals[STOP_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
 
-// A pipe without a reader, or a file that may not grow, is an error of the write, not the end.
+// A write to a pipe without a reader, or beyond the limit of file sizes, must fail, not kill.
 static void ignore_write_signals(void) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
@@ -212,7 +213,7 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             bool killed = WIFSIGNALED(status);
             int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
-                           code == EXIT_WRONG_RESULTS || // as all ranks do, one after another
+                           code == EXIT_WRONG_RESULTS || // all ranks end so, one after another
                            code == EXIT_STOPPED_BY_SIGNAL;
             bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
             if (i == 0 && failed == 0) { result = code; }
@@ -235,8 +236,8 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks this machine's ranks, in each of which it returns; the starter exits here. *listener: rank
-// 0's socket, made before the ranks start, so that no other process can take the port.
+// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: rank
+// 0's socket, opened before the fork, so that no other process can take the port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();
@@ -254,7 +255,7 @@ static void start_ranks(Ranks *r, int *listener) {
         if (ids[i] < 0) {
             die("rank %d could not be started: %s", r->group.rank + i, strerror(errno));
         }
-        // a group of their own: a terminal's ^C reaches the starter alone, which passes it on once
+        // ranks are in another process group: ^C reaches only the starter, which passes it on once
         setpgid(ids[i], ids[0]);
         if (ids[i] > 0) { continue; }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -288,7 +289,7 @@ void launch(Group *group, const Options *o) {
     if (group->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         die("/dev/null: %s", strerror(errno));
     }
-    // what every rank must have alike: the program, to the byte, and the options
+    // what must be the same on every rank: the program's bytes and the options
     FILE *file = open_memstream(&identity, &bytes);
     if (file == NULL) { die("out of memory"); }
     int program = file_open("/proc/self/exe", &size);
@@ -298,7 +299,7 @@ void launch(Group *group, const Options *o) {
     }
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        // the checkpoint that the tokenizer lies in is rank 0's for all (checkpoint_share)
+        // all ranks later read the tokenizer from rank 0's checkpoint (checkpoint_share)
         bool shared = o->source[row - option_table] == SOURCE_DATA && row->type == OPTION_STRING;
         if (row->effect != EFFECT_ACTION && !shared) {
             fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
@@ -320,7 +321,7 @@ void launch_refuse(Group *group, const Options *options) {
     ignore_write_signals();
     bool ok = ranks_read(&r, options);
     threads_divide(1);
-    if (r.group.ranks > 1) { // whatever else is wrong with them
+    if (r.group.ranks > 1) { // reported first, even if the variables are wrong
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
             options->program, r.group.ranks, r.source);
     }
