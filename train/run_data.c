@@ -1,5 +1,5 @@
-// What a run reads: shards, validation shards, multiple-choice sets; and which sequences of them a
-// rank reads in a step and in an evaluation.
+// Opens the data that a run reads (shards, validation shards, multiple-choice sets), and says which
+// sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
 #include "sample.h"
 #include "start.h"
@@ -9,7 +9,7 @@
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// Of data with masks: how many tokens count.
+// Says how many tokens count, if the data have masks.
 static const char *say_counted(char out[64], const Loader *loader) {
     const Dataset *data = loader->data;
     out[0] = '\0';
@@ -25,7 +25,8 @@ static const char *say_counted(char out[64], const Loader *loader) {
     return out;
 }
 
-// Evaluating and sampling alone need no training data, but may use the tokenizer beside it.
+// A run that only evaluates or samples needs no training data, but may use the tokenizer beside
+// them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (o->data[0] == '\0' && !options_train(o)) { return; }
@@ -46,7 +47,7 @@ static void open_train_data(Run *run) {
            (long long)run->train_data.windows);
 }
 
-// A file carries a mark of the tokenizer that made it, or 0. All marks must be the same.
+// Each file has the mark of the tokenizer that made it, or 0. All marks must be the same.
 static void check_marks(const Run *run) {
     uint32_t mark = run->has_tokenizer ? run->tokenizer.mark : run->train_data.tokenizer;
     const char *other = NULL;
@@ -66,7 +67,7 @@ static void check_marks(const Run *run) {
     }
 }
 
-// Every rank must read the same.
+// Refuses data that are not the same on every rank.
 static void check_ranks(const Run *run) {
     static const char *const names[] = {"data", "valid-data"};
     const Dataset *sets[] = {&run->train_data, &run->valid_data};
@@ -116,7 +117,7 @@ void run_open_data(Run *run) {
 
 static const char whose[] = "the checkpoint's run";
 
-// Whether an evaluation reads what the checkpoint's run read, as far as that is known.
+// Whether an evaluation reads the same as in the checkpoint's run, or that is not known.
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
@@ -137,7 +138,7 @@ void run_match_data(Run *run, const Checkpoint *checkpoint) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
     printf("  --data changed: %s\n", error_text());
-    run->progress.level = run->progress.best_level = NAN; // of other data
+    run->progress.level = run->progress.best_level = NAN; // they were of other data
 }
 
 // ---- batches ------------------------------------------------------------------------------------
@@ -151,10 +152,9 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
     return loader_targets(&run->train, run->progress.samples + ahead * batch, batch);
 }
 
-// A rank's micro-batches follow each other at a distance of `stride` samples, from step to step
-// too.
+// A rank's micro-batches are `stride` samples apart, also from one step to the next.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
-    enum { STEPS_AHEAD = 2 }; // one may be in flight on several ranks, which end after it
+    enum { STEPS_AHEAD = 2 }; // several ranks may have a step in flight, and end after it
     const Options *o = &run->options;
     int B = o->micro_batch_size;
     int64_t n = (int64_t)B * run->train.data->seq_length, stride = (int64_t)run->group.ranks * B;

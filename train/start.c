@@ -1,4 +1,4 @@
-// What is resolved once, at start-up: the options that nobody gave, the model, the tokenizer.
+// Resolves once, at start-up: the options that are not given, the tokenizer, and the model.
 #include "start.h"
 #include "../ranks/launch.h"
 
@@ -25,7 +25,8 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Whether a path is a file of the checkpoint that the run starts from, which is open already.
+// Whether a path is a file of the checkpoint that the run starts from, whose files are open
+// already.
 static bool is_of_start(const Options *o, const char *path) {
     size_t folder = strlen(o->origin);
     return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&
@@ -83,7 +84,7 @@ static void add_companion(Run *run, const char *name, char *bytes, size_t size) 
     run->companions[run->num_companions++] = (Companion){name, bytes, size};
 }
 
-// Adds a file as the companion of that name; false: there is no such file.
+// Adds a file as the companion with a name; false: there is no such file.
 static bool read_companion(Run *run, const char *path, const char *name) {
     size_t size;
     const Options *o = &run->options;
@@ -96,9 +97,9 @@ static bool read_companion(Run *run, const char *path, const char *name) {
     return true;
 }
 
-// What goes into every checkpoint, so that it is whole wherever it is taken: the tokenizer, with
-// Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; of bytes, our
-// own), and the generation_config.json of the checkpoint that the run starts from.
+// Reads the files that go into every checkpoint, so that it can be used without other files: the
+// tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
+// bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
     char path[PATH_LENGTH], *text;
@@ -142,7 +143,7 @@ void run_open_tokenizer(Run *run) {
 
 // ---- options and model --------------------------------------------------------------------------
 
-// Every rank that another program has started works this out, and rank 0 alone warns.
+// If another program has started the ranks, all of them run this, and only rank 0 warns.
 void run_resolve_options(Options *o) {
     static Options model;
     Tokenizer t;

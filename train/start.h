@@ -1,16 +1,16 @@
-// What is resolved once, at start-up.
+// What a run resolves once, at start-up.
 #pragma once
 
 #include "state.h"
 
 BEGIN_C
 
-// After options_parse: the options that nobody gave, from the checkpoint that the run starts from
-// and the tokenizer of its data.
+// Called after options_parse: sets the options that are not given, from the checkpoint that the run
+// starts from and the tokenizer of its data.
 void run_resolve_options(Options *options);
 
-// Batch, model and precision, from run->options, run->group and what the device offers. The rest of
-// *run must be zero.
+// Decides batch, model and precision from run->options, run->group and what the device supports.
+// All other fields of *run must be zero before.
 bool run_configure(Run *run, NumberSupport support);
 void run_free_configuration(Run *run);
 
