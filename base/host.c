@@ -11,18 +11,6 @@
 
 // ---- limits of the container --------------------------------------------------------------------
 
-// The first number in a group's file, divided by the second if there is one. Infinity: no limit.
-static double read_limit(const char *group, const char *name) {
-    char path[3 * PATH_LENGTH];
-    double limit, unit = 1;
-    snprintf(path, sizeof(path), "%s/%s", group, name);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) { return INFINITY; }
-    int numbers = fscanf(file, "%lf %lf", &limit, &unit); // "max": none
-    fclose(file);
-    return numbers >= 1 && limit >= 0 && unit > 0 ? limit / unit : INFINITY;
-}
-
 static bool lists(const char *names, const char *name) {
     size_t n = strlen(name);
     for (const char *at = names; at != NULL; at = strchr(at, ',')) {
@@ -32,18 +20,20 @@ static bool lists(const char *names, const char *name) {
     return false;
 }
 
-// The number after `key` at the start of a line of a file; `otherwise`: there is none.
+// The number after `key` at the start of a line of a file, divided by a second number if there is
+// one. `otherwise`: there is no number, or a negative one, which means no limit.
 static double read_number(const char *folder, const char *name, const char *key, double otherwise) {
     char path[3 * PATH_LENGTH], line[256];
     size_t n = strlen(key);
-    double number = otherwise;
+    double number = 0, unit = 1;
+    bool found = false;
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     FILE *file = fopen(path, "re");
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        if (strncmp(line, key, n) == 0 && sscanf(line + n, " %lf", &number) == 1) { break; }
+    while (!found && file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        found = strncmp(line, key, n) == 0 && sscanf(line + n, "%lf %lf", &number, &unit) >= 1;
     }
     if (file != NULL) { fclose(file); }
-    return number;
+    return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
 // What a control group allows its processes. second: it is of version 2.
@@ -76,8 +66,9 @@ static double lowest(const char *root, const char *controller, Limit *limit_of) 
 }
 
 static double cores_of(const char *group, bool second) {
-    if (second) { return read_limit(group, "cpu.max"); }
-    return read_limit(group, "cpu.cfs_quota_us") / read_limit(group, "cpu.cfs_period_us");
+    if (second) { return read_number(group, "cpu.max", "", INFINITY); }
+    return read_number(group, "cpu.cfs_quota_us", "", INFINITY) /
+           read_number(group, "cpu.cfs_period_us", "", INFINITY);
 }
 
 double cgroup_cores(const char *root) {
@@ -92,7 +83,8 @@ int host_cores(const char *root) {
 
 // A group's usage includes the pages of files, which the kernel frees when memory is short.
 static double memory_of(const char *group, bool second) {
-    double limit = read_limit(group, second ? "memory.max" : "memory.limit_in_bytes");
+    double limit = read_number(group, second ? "memory.max" : "memory.limit_in_bytes", "",
+                               INFINITY);
     const char *used = second ? "memory.current" : "memory.usage_in_bytes";
     double pages =
         read_number(group, "memory.stat", second ? "active_file" : "total_active_file", 0) +
