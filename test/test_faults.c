@@ -29,6 +29,13 @@ static void arm(Mode mode, int failing) {
     fault.name = NULL;
 }
 
+// From here on no call fails. Returns the name of the call that has failed; NULL: none has.
+static const char *disarm(void) {
+    const char *name = fault.name;
+    arm(FAIL_ONCE, 0);
+    return name;
+}
+
 // Counts a call; whether it is to fail. needs_room: a full disk is in its way.
 static bool fails(const char *name, bool needs_room) {
     fault.calls++;
@@ -217,8 +224,7 @@ static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const c
     fixture.options.keep = 1;
     arm(mode, n);
     bool gone = back(2);
-    *fired = fault.name;
-    arm(mode, 0);
+    *fired = disarm();
     int64_t step = resumed_step();
     if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
     if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
@@ -239,8 +245,7 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     fail("%s", "");
     arm(mode, n);
     bool saved = save(&fixture, 3);
-    *fired = fault.name;
-    arm(mode, 0);
+    *fired = disarm();
     if (!saved && error_text()[0] == '\0') { return "no reason is given"; }
     if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
     if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
@@ -340,8 +345,7 @@ TEST(unreadable_folders_are_no_empty_ones) {
         CLOSED(checkpoint_close) Checkpoint c;
         arm(FAIL_ONCE, n);
         bool ok = checkpoint_resume(&c, &fixture.options);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         CHECK(!ok || c.path[0] != '\0');
         refused += !ok;
     }
@@ -350,9 +354,8 @@ TEST(unreadable_folders_are_no_empty_ones) {
         CHECK(folder_make("s/.tmp-step_00000009/inner"));
         arm(FAIL_ONCE, n);
         bool ok = checkpoint_claim(&fixture.options);
-        const char *call = fault.name;
+        const char *call = disarm();
         fired = call != NULL;
-        arm(FAIL_ONCE, 0);
         CHECK(ok || strcmp(call, "unlink") + strcmp(call, "rmdir") != 0);
         left += ok && path_exists("s/.tmp-step_00000009");
         CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-step_00000009"));
@@ -376,8 +379,7 @@ TEST(an_unreadable_checkpoint_is_not_passed_over) {
         arm(FAIL_ONCE, n);
         bool models = checkpoint_model(&o, &model);
         bool ok = models && checkpoint_resume(&c, &o);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         CHECK(ok ? c.progress.step == 2 : fired);
         CHECK(!models || o.start->progress.step == 2);
         if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
@@ -399,10 +401,9 @@ TEST(the_best_is_kept_through_failing_calls) {
         }
         arm(FAIL_ONCE, n);
         fixture_save(&fixture, 4);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         if (!path_exists("s/step_00000001")) {
-            test_fail(__FILE__, __LINE__, "call %d, %s: the best is gone", n, fault.name);
+            test_fail(__FILE__, __LINE__, "call %d: the best is gone", n);
         }
         CHECK(fixture_save(&fixture, 5) && checkpoint_linked("s", "best") == 1);
     }
@@ -513,9 +514,9 @@ TEST(unreadable_checkpoints_are_errors) {
                   checkpoint_open(&c, "s/step_00000100", true) &&
                   checkpoint_read(&c, "master", 0, size, weights) &&
                   checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history);
-        fired = fault.name != NULL;
-        bool reading = fired && strcmp(fault.name, "pread") == 0;
-        arm(FAIL_ONCE, 0);
+        const char *call = disarm();
+        fired = call != NULL;
+        bool reading = fired && strcmp(call, "pread") == 0;
         CHECK(reading ? !ok && strstr(error_text(), "Input/output error") != NULL : ok || fired);
         refused += reading;
     }
@@ -584,9 +585,8 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
             arm(FAIL_ONCE, n);
             fault.meanwhile = save_second;
             seen[read_while_saving(i % 3 == 0, out)]++;
-            fired = fault.name != NULL;
             fault.meanwhile = NULL;
-            arm(FAIL_ONCE, 0);
+            fired = disarm() != NULL;
         }
         CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
         fixture_close(&fixture);
@@ -621,8 +621,7 @@ TEST(metrics_come_back) {
         record(&m, 1);
         record(&m, 2);
         metrics_sync(&m);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         record(&m, 3);
         const char *text = text_read("m");
         missing += strstr(text, ":2}") == NULL;
@@ -632,12 +631,8 @@ TEST(metrics_come_back) {
     CHECK(missing > 1);
 }
 
-static bool replace_file(void) {
-    return file_replace("f", "new", 3);
-}
-
-static bool replace_link(void) {
-    return link_replace("f", "new");
+static bool replace(bool link, const char *with) {
+    return link ? link_replace("f", with) : file_replace("f", with, 3);
 }
 
 // What `f` holds or points to, if it is three letters.
@@ -657,14 +652,13 @@ TEST(files_and_links_are_replaced_or_kept) {
         for (int n = 1; fired; n++) {
             arm(FAIL_ONCE, 0);
             unlink("f");
-            CHECK(link ? link_replace("f", "old") : file_replace("f", "old", 3));
+            CHECK(replace(link, "old"));
             arm((Mode)(variant / 2), n);
-            bool replaced = link ? replace_link() : replace_file();
-            fired = fault.name != NULL;
-            arm(FAIL_ONCE, 0);
+            bool replaced = replace(link, "new");
+            fired = disarm() != NULL;
             const char *now = content(link);
             CHECK(strcmp(now, "new") == 0 || (!replaced && strcmp(now, "old") == 0));
-            CHECK(link ? replace_link() : replace_file());
+            CHECK(replace(link, "new"));
             CHECK_TEXT(content(link), "new");
         }
     }
