@@ -1,4 +1,4 @@
-// What the CPU trainer computes of the first batch, for comparisons with other programs:
+// Writes the CPU trainer's logits of the first batch, to compare them with other programs:
 //   logits_tool OUT OPTION...
 #define TEST_OWN_MAIN
 #include "logits_file.h"
