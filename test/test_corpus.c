@@ -23,7 +23,7 @@ SETUP() {
 
 // ---- faults in the file -------------------------------------------------------------------------
 
-// Runs in its own process, because this one has read no grammar yet.
+// Runs in another process, because a process can read only one grammar.
 static int read_and_write(int number, void *path) {
     (void)number;
     read_grammar(path);
@@ -171,7 +171,7 @@ TEST(the_village_is_written) {
     CHECK(word_count > 0);
 }
 
-// numbers: the words'.
+// Whether words match a pattern; found: its numbers. numbers: the number that each word is, or -1.
 static bool match(char **at, const int *numbers, const char *pattern, int found[3]) {
     for (size_t n; *pattern != '\0'; pattern += n + (pattern[n] == ' '), at++, numbers++) {
         n = strcspn(pattern, " ");
