@@ -286,8 +286,7 @@ static Tensor norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) 
         out.fused = false;
     }
     n.M = M;
-    gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_forward(out, n, t->gpu.stream);
+    gpu_norm_forward(&t->gpu, out, n);
     return out;
 }
 
@@ -298,19 +297,17 @@ static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumul
     Tensor out = norm->below != NULL ? norm->below->dy : tensor_bf16(t->net.d_residual.bf16);
     n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
     n.M = M;
-    gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_backward(out, n, t->gpu.stream);
+    gpu_norm_backward(&t->gpu, out, n);
 }
 
 // Attention's output, as the next linear layer reads it.
 static Tensor attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     const LinearLayer *next = &b->attention_out;
     Tensor x = linear_input(next, pass);
-    gpu_family(&t->gpu, FAMILY_QUANTIZE);
     if (pass != PASS_AGAIN) { // the first time has left the amax
-        gpu_measure(x, (int64_t)M * next->C, t->gpu.stream);
+        gpu_measure(&t->gpu, x, (int64_t)M * next->C);
     }
-    gpu_quantize(x, no_sums, t->net.partial_sums, M, next->C, t->gpu.stream);
+    gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, M, next->C);
     return x;
 }
 
@@ -320,8 +317,7 @@ static void rotate(Trainer *t, const Block *b, int B, int T) {
     if (r.table == NULL) { return; }
     r.B = B;
     r.T = T;
-    gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-    gpu_rope_forward(b->rotated, b->qkv_out, r, t->gpu.stream);
+    gpu_rope_forward(&t->gpu, b->rotated, b->qkv_out, r);
 }
 
 // From b->residual to `out`, the next block's residual, which PASS_AGAIN leaves as it is.
@@ -331,7 +327,6 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     Tensor x = norm_forward(t, &b->norm1, M, pass);
     linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
     rotate(t, b, B, T);
-    gpu_family(gpu, FAMILY_ATTENTION);
     attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.x.bf16, b->lse,
                           b->rotated);
     x = attention_output(t, b, M, pass);
@@ -368,13 +363,11 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     r.rotary.B = B;
     r.rotary.T = T;
     if (r.rotary.table != NULL) {
-        gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-        gpu_rope_backward(qkv->dy, r, t->gpu.stream);
+        gpu_rope_backward(&t->gpu, qkv->dy, r);
         return;
     }
-    gpu_family(&t->gpu, qkv->w.fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
-    gpu_measure(qkv->dy, (int64_t)B * T * qkv->N, t->gpu.stream);
-    gpu_quantize(qkv->dy, r.column_sums, r.scratch, B * T, qkv->N, t->gpu.stream);
+    gpu_measure(&t->gpu, qkv->dy, (int64_t)B * T * qkv->N);
+    gpu_quantize(&t->gpu, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N);
 }
 
 // From the gradient of the block's output, in d_residual, to that of its input.
@@ -388,7 +381,6 @@ static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.x, M, accumulate);
-    gpu_family(gpu, FAMILY_ATTENTION);
     attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
                            b->attention_out.x.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
@@ -405,9 +397,8 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     plan_guard_poison(&t->plan);
     params_clear_measured(&t->params);
     network_receive(net, 0);
-    gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
-    gpu_embedding_forward(net->blocks[0].residual, t->batches.device.inputs, net->wte, net->wpe, B,
-                          T, c->channels, t->gpu.stream);
+    gpu_embedding_forward(&t->gpu, net->blocks[0].residual, t->batches.device.inputs, net->wte,
+                          net->wpe, B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         Bf16 *out = l + 1 < c->num_layers ? net->blocks[l + 1].residual : net->residual_out;
         network_receive(net, l + 1);
@@ -422,8 +413,7 @@ static Tensor head_forward(Trainer *t, int row, int rows, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Tensor x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
-    gpu_family(&t->gpu, FAMILY_QUANTIZE);
-    gpu_quantize(x, no_sums, t->net.partial_sums, rows, head->C, t->gpu.stream);
+    gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
     return x;
 }
@@ -440,50 +430,44 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     for (int row = 0; row < M; row += net->chunk_rows) {
         int rows = (int)min64(net->chunk_rows, M - row);
         Tensor x = head_forward(t, row, rows, pass);
-        gpu_family(&t->gpu, FAMILY_LOSS);
-        gpu_cross_entropy(net->losses + row, head->dy, net->loss_scratch,
-                          t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms,
-                          t->gpu.stream);
+        gpu_cross_entropy(&t->gpu, net->losses + row, head->dy, net->loss_scratch,
+                          t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms);
         if (gradient_scale > 0) {
             linear_backward(&t->gpu, head, net->d_norm + (size_t)row * c->channels, x, rows,
                             accumulate || row > 0);
         }
     }
-    gpu_family(&t->gpu, FAMILY_LOSS);
-    gpu_sum_losses(net->loss_sum, net->losses, M, accumulate, t->gpu.stream);
+    gpu_sum_losses(&t->gpu, net->loss_sum, net->losses, M, accumulate);
 }
 
 // From d_norm, the gradient of norm_out, down to the embeddings.
 static void model_backward(Trainer *t, int B, int T, int place) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
+    Gpu *gpu = &t->gpu;
     bool accumulate = !(place & MICRO_FIRST), last = place & MICRO_LAST;
-    cudaStream_t stream = t->gpu.stream;
-    gpu_family(&t->gpu, FAMILY_NORMS);
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
-    CUDA_CHECK(cudaMemsetAsync(net->d_residual.bf16, 0, residual_bytes, stream));
+    gpu_clear(gpu, FAMILY_NORMS, net->d_residual.bf16, residual_bytes);
     norm_backward(t, &net->final_norm, B * T, accumulate);
     if (last) { params_reduce(&t->params, c->num_layers + 1); }
     for (int l = c->num_layers - 1; l >= 0; l--) {
         block_backward(t, l, B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
-    gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     if (!accumulate && !c->tied_head) { // with a tied head, the head's product has written it
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
-        CUDA_CHECK(cudaMemsetAsync(net->dwte.data, 0, bytes, stream));
+        gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }
-    gpu_embedding_backward(gradient_into(net->dwte, true), net->d_residual.bf16,
+    gpu_embedding_backward(gpu, gradient_into(net->dwte, true), net->d_residual.bf16,
                            t->batches.device.inputs, t->batches.device.rows,
-                           t->batches.device.starts, t->batches.device.runs, B * T, c->channels,
-                           stream);
+                           t->batches.device.starts, t->batches.device.runs, B * T, c->channels);
     if (net->wpe != NULL) {
-        gpu_position_backward(gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
-                              c->channels, stream);
+        gpu_position_backward(gpu, gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
+                              c->channels);
     }
     if (last) {
         params_reduce(&t->params, 0);
-        gpu_stamp(&t->params.optimizer.state->computed, stream);
+        gpu_stamp(gpu, &t->params.optimizer.state->computed);
         params_join(&t->params);
     }
 }
@@ -496,7 +480,7 @@ static void micro_step(Trainer *t, int place) {
     float gradient_scale = (float)(1.0 / t->run.precision.step_tokens);
     if (place & MICRO_FIRST) {
         params_expect(&t->params, true);
-        gpu_stamp(&t->params.optimizer.state->began, t->gpu.stream);
+        gpu_stamp(&t->gpu, &t->params.optimizer.state->began);
     }
     model_forward(t, B, T, PASS_TRAIN);
     head_loss(t, B * T, gradient_scale, !(place & MICRO_FIRST), PASS_TRAIN);
@@ -546,7 +530,7 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
     if (!check_agrees(c, step)) { run_end_wrong(&t->run); }
     if (!(place & MICRO_LAST)) { return; }
     for (int b = t->run.layout.num_buckets - 1; b >= 0; b--) { params_reduce(&t->params, b); }
-    gpu_stamp(&t->params.optimizer.state->computed, t->gpu.stream);
+    gpu_stamp(&t->gpu, &t->params.optimizer.state->computed);
     params_join(&t->params);
 }
 
@@ -687,7 +671,7 @@ static void validate(Trainer *t) {
     Pass pass = eval_pass(&run->options);
     int64_t samples = run_eval_samples(run);
     double begin = wall_seconds(), sum = 0, *loss = t->net.loss_sum;
-    CUDA_CHECK(cudaMemsetAsync(loss, 0, sizeof(sum), t->gpu.stream)); // a rank may have no sample
+    gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(sum)); // a rank may have no sample
     for (int64_t sample = run_eval_first(run); sample < samples; sample += run_eval_stride(run)) {
         Batch *s = batches_next(&t->batches);
         run_eval_batch(run, sample, s->inputs, s->targets);

@@ -41,11 +41,12 @@ __global__ void finish_norm_kernel(StepState *state, const StepInput *input, con
     }
 }
 
-void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream) {
-    launch(sum_of_squares_kernel, count, 256, stream, scratch, gradients, type, parts);
-    launch(finish_norm_kernel, 1, 1024, stream, state, input, loss_sum, scratch, count);
+                        const GradientPart *parts, int count) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(sum_of_squares_kernel, count, 256, gpu->stream, scratch, gradients, type, parts);
+    launch(finish_norm_kernel, 1, 1024, gpu->stream, state, input, loss_sum, scratch, count);
 }
 
 __global__ void decide_step_kernel(StepState *state, const StepInput *input, double tokens,
@@ -60,9 +61,10 @@ __global__ void decide_step_kernel(StepState *state, const StepInput *input, dou
     state->unmeasured = 0;
 }
 
-void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
-                     cudaStream_t stream) {
-    launch(decide_step_kernel, 1, 1, stream, state, input, tokens, clip);
+void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens,
+                     float clip) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(decide_step_kernel, 1, 1, gpu->stream, state, input, tokens, clip);
 }
 
 // ---- AdamW --------------------------------------------------------------------------------------
@@ -319,23 +321,25 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
            log2f(u->beta2));
 }
 
-void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
-               cudaStream_t stream) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     bool given = mode == SCALE_GIVEN;
     auto adamw = given ? launch_adamw<RULE_ADAMW, WEIGHTS_GIVEN>
                        : launch_adamw<RULE_ADAMW, WEIGHTS_MEASURE>;
     auto muon = given ? launch_adamw<RULE_MUON, WEIGHTS_GIVEN>
                       : launch_adamw<RULE_MUON, WEIGHTS_MEASURE>;
-    adamw(update, state, stream);
-    if (update->muon) { muon(update, state, stream); }
+    adamw(update, state, gpu->stream);
+    if (update->muon) { muon(update, state, gpu->stream); }
 }
 
-void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    launch_adamw<RULE_KEEP, WEIGHTS_MEASURE>(update, state, stream);
+void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch_adamw<RULE_KEEP, WEIGHTS_MEASURE>(update, state, gpu->stream);
 }
 
-void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    launch_adamw<RULE_KEEP, WEIGHTS_MEASURED>(update, state, stream);
+void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch_adamw<RULE_KEEP, WEIGHTS_MEASURED>(update, state, gpu->stream);
 }
 
 // ---- Muon ---------------------------------------------------------------------------------------
@@ -368,9 +372,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
 }
 
-void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     if (u->segment_blocks == 0) { return; }
-    launch(muon_momentum_kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state);
+    launch(muon_momentum_kernel, u->segment_blocks, ADAMW_THREADS, gpu->stream, *u, state);
 }
 
 // Part blockIdx.x of the sum of squares of matrix blockIdx.y.
@@ -416,18 +421,21 @@ static void check_matrices(const MuonMatrices &m) {
     }
 }
 
-void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream) {
+void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     enum { THREADS = 256 };
     check_matrices(m);
-    launch(muon_norm_kernel, dim3(MUON_PARTS, m.count), THREADS, stream, partials, m);
+    launch(muon_norm_kernel, dim3(MUON_PARTS, m.count), THREADS, gpu->stream, partials, m);
     dim3 blocks(divide_up(m.n / VEC, THREADS), m.count);
-    launch(muon_normalize_kernel, blocks, THREADS, stream, x, partials, m);
+    launch(muon_normalize_kernel, blocks, THREADS, gpu->stream, x, partials, m);
 }
 
-void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
+void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     enum { THREADS = 256 };
     check_matrices(m);
-    launch(muon_store_kernel, dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, stream, m, x);
+    launch(muon_store_kernel, dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, gpu->stream, m,
+           x);
 }
 
 // ---- FP8 weights' scales ------------------------------------------------------------------------
@@ -455,12 +463,14 @@ __global__ void announce_squares_kernel(const Tensor *tensors, const Fp8Squares 
     }
 }
 
-void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state, cudaStream_t stream) {
+void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     if (squares != NULL) {
-        launch(announce_squares_kernel, count, 256, stream, tensors, squares, state);
+        launch(announce_squares_kernel, count, 256, gpu->stream, tensors, squares, state);
     } else {
-        launch(announce_scales_kernel, divide_up(count, 128), 128, stream, tensors, count, state);
+        launch(announce_scales_kernel, divide_up(count, 128), 128, gpu->stream, tensors, count,
+               state);
     }
 }
 
@@ -469,8 +479,9 @@ __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {
     if (i < vectors) { store8(out, i, load_floats8(x, TYPE_F32, i)); }
 }
 
-void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
+void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     check_aligned("gpu_to_bf16", {out, x});
     if (n % VEC != 0) { die("gpu_to_bf16: %lld values; a multiple of 8", (long long)n); }
-    launch(to_bf16_kernel, divide_up(n / VEC, 256), 256, stream, out, x, n / VEC);
+    launch(to_bf16_kernel, divide_up(n / VEC, 256), 256, gpu->stream, out, x, n / VEC);
 }

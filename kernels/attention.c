@@ -547,18 +547,20 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
 }
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     if (use_cudnn(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
         run(gpu, s, qkv, out, lse, NULL, NULL);
     } else {
-        attention_plain_forward(out, lse, qkv, s, gpu->stream);
+        attention_plain_forward(gpu, s, out, lse, qkv);
     }
 }
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     if (use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
         run(gpu, s, qkv, out, lse, d_out, d_qkv);
     } else {
-        attention_plain_backward(d_qkv, d_out, out, lse, qkv, s, gpu->stream);
+        attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
     }
 }

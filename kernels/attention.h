@@ -28,10 +28,9 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // The plain kernel: heads of up to MOST_HEAD_SIZE (kernels.h).
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
-                             cudaStream_t stream);
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream);
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // Bytes of gpu->attention_workspace that both passes can work with, at most `most` where that is
 // possible: the more, the fewer pieces the deterministic backward is cut into. Needs no device.

@@ -129,17 +129,18 @@ static int blocks_of(const AttentionShape &s, int heads) {
     return divide_up((int64_t)s.B * s.T * heads * WARP, 128);
 }
 
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
-                             cudaStream_t stream) {
-    launch(attention_forward_kernel, blocks_of(s, s.H), 128, stream, out, lse, qkv,
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
+    launch(attention_forward_kernel, blocks_of(s, s.H), 128, gpu->stream, out, lse, qkv,
            s.B * (int64_t)s.T, shape_of(s));
 }
 
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     int64_t tokens = (int64_t)s.B * s.T;
-    launch(attention_backward_kernel<false>, blocks_of(s, s.H), 128, stream, d_qkv, d_out, out, lse,
-           qkv, tokens, shape_of(s));
-    launch(attention_backward_kernel<true>, blocks_of(s, s.G), 128, stream, d_qkv, d_out, out, lse,
-           qkv, tokens, shape_of(s));
+    launch(attention_backward_kernel<false>, blocks_of(s, s.H), 128, gpu->stream, d_qkv, d_out, out,
+           lse, qkv, tokens, shape_of(s));
+    launch(attention_backward_kernel<true>, blocks_of(s, s.G), 128, gpu->stream, d_qkv, d_out, out,
+           lse, qkv, tokens, shape_of(s));
 }

@@ -487,6 +487,7 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
+    gpu_family(gpu, g.family);
     const char *name = "product with GELU";
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     launch_product<FP8_E4M3, false>(gpu, g,
@@ -494,6 +495,7 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
 }
 
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch) {
+    gpu_family(gpu, g.family);
     const char *name = "product with GELU backward";
     int parts = divide_up(g.m, ROWS);
     check_scratch(name, scratch, (int64_t)parts * g.n);

@@ -258,6 +258,7 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
 }
 
 void gemm(Gpu *gpu, Gemm g) {
+    gpu_family(gpu, g.family);
     GemmPlan *plan = plan_for(gpu, &g);
     if (plan == NULL) { die("%s", error_text()); }
     plan_point(plan, &g);

@@ -39,6 +39,7 @@ typedef struct {
     const float *scale_a, *scale_b; // of FP8 operands, on the device
     Fp8Scales scales_a, scales_b;
     bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
+    GpuFamily family;       // FAMILY_PRODUCTS unless it is set
 } Gemm;
 
 // A product of BF16 into BF16, without transposition, addition or epilogue.

@@ -186,6 +186,11 @@ void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu->stream));
 }
 
+void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes) {
+    gpu_family(gpu, family);
+    CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, gpu->stream));
+}
+
 // ---- host memory --------------------------------------------------------------------------------
 
 enum { HUGE_PAGE = 2 << 20, TOUCHED = 32 * HUGE_PAGE }; // by a task

@@ -66,6 +66,8 @@ void gpu_close(Gpu *gpu);
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
 // Copies to the host: enqueued.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
+// Sets the device's memory to zeros: enqueued, and part of the family's time.
+void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 
 // Host memory, zeroed, page-locked where the system allows it; NULL for 0 bytes. mapped: kernels
 // reach it at the same address, or the program ends.

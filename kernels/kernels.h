@@ -1,8 +1,11 @@
 // Every GPU kernel's launcher. Shapes and meanings are those of cpu.h; activations, weights and
 // their gradients are BF16 unless a comment says otherwise, statistics FP32. A launcher enqueues on
-// the stream and returns; the caller's buffers must live until the stream gets there. Pointers are
+// gpu->stream and returns; the caller's buffers must live until the stream gets there. Pointers are
 // 16-byte aligned and channel counts (C, F, D, P) multiples of 8; FP8 forms need both sides to be
 // multiples of 16.
+//
+// A launcher first names the kernel family that its time counts to (gpu_family). Where it also
+// quantises its output, that time counts to the same family.
 //
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
 // rows (weight and bias gradients) leaves partial sums in scratch and adds them up in a second
@@ -127,20 +130,20 @@ static inline Tensor tensor_now(Tensor t) {
 // producer is E4M3.
 
 // The FP8 forms, from out.bf16 [M,N], whose amax is known when it is measured. sums: the column
-// sums of out.bf16, in any precision.
-void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
+// sums of out.bf16, in any precision. Its time counts to FAMILY_QUANTIZE where it writes FP8, and
+// to FAMILY_ACTIVATIONS where it only adds up columns.
+void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N);
 // live->amax = max(live->amax, |x|) over the n values of x.bf16, NaN being the largest, for a
 // producer that leaves no amax. Nothing unless the scale is measured.
-void gpu_measure(Tensor x, int64_t n, cudaStream_t stream);
+void gpu_measure(Gpu *gpu, Tensor x, int64_t n);
 // Adds n codes, a multiple of 16, to the counts.
-void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
-                     cudaStream_t stream);
+void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
 // out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
-void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream);
+void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
 
 // ---- embedding.cu ----
-void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
-                           int T, int C, cudaStream_t stream);
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
+                           int B, int T, int C);
 
 // The tokens' gradient adds up each token's rows in the order of `rows`, which lists the positions
 // 0..M-1 sorted by token; run i is the rows [starts[i], starts[i+1]), all of one token. runs[0] is
@@ -150,10 +153,9 @@ enum { EMBEDDING_LONG_RUN = 32 }; // rows at least
 static inline int embedding_runs_size(int M) {
     return 2 + M / EMBEDDING_LONG_RUN;
 }
-void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
-                            const int *starts, const int *runs, int M, int C, cudaStream_t stream);
-void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
-                           cudaStream_t stream);
+void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
+                            const int *rows, const int *starts, const int *runs, int M, int C);
+void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C);
 // The host's part of it (embedding.c): rows[M], starts[M+1], runs[embedding_runs_size(M)] from
 // tokens[M]; counts is scratch [V+1].
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
@@ -166,7 +168,7 @@ typedef struct {
     float eps;
     int M, C;
 } NormForward;
-void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream);
+void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n);
 
 // out.bf16 is d_residual [M,C]; in place it += the norm's input gradient, and then goes to the FP8
 // forms. column_sums are those of the new d_residual: the bias gradient of the linear layer that
@@ -178,20 +180,18 @@ typedef struct {
     Scratch scratch;
     int M, C;
 } NormBackward;
-void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream);
+void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n);
 
 // ---- activation.cu ----
 // Of x [M,F] + bias [F], unless that is NULL.
-void gpu_gelu_forward(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F,
-                      cudaStream_t stream);
+void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F);
 // dx = dout gelu'(x + bias), and its column sums. out.bf16 may be dout.
-void gpu_gelu_backward(Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
-                       const Bf16 *bias, Scratch scratch, int M, int F, cudaStream_t stream);
+void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
+                       const Bf16 *bias, Scratch scratch, int M, int F);
 // x: [M,2F], gate and up; out [M,F]
-void gpu_swiglu_forward(Tensor out, const Bf16 *x, int M, int F, cudaStream_t stream);
+void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F);
 // dx [M,2F]; dx.bf16 may be x.
-void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F,
-                         cudaStream_t stream);
+void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
 // The two FP8 products that meet GELU, with GELU in their epilogue. They write the FP8 forms
@@ -215,7 +215,7 @@ typedef struct {
     int B, T, H, G, D;
 } Rotary;
 // out may be qkv; where it is not, the values are copied.
-void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream);
+void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
 // d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, and goes back to that of its
 // input: on its way to FP8 where that is fused, which leaves d_qkv.bf16 as it is; in place
@@ -227,19 +227,19 @@ typedef struct {
     Gradient column_sums; // of the result: the bias gradient
     Scratch scratch;
 } RotaryBackward;
-void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream);
+void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b);
 
 // ---- loss.cu ----
 // losses[M] of the rows logits.bf16 [M,P], whose target -1 leaves a row out (loss 0, gradient 0).
 // terms.gradient_scale > 0: besides, the logits' gradient (cpu.h), to logits: in place, or fused to
 // FP8, which leaves the logits as they are and alone needs scratch.
-void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
-                       int V, int P, LossTerms terms, cudaStream_t stream);
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
+                       int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
     return 2 * M;
 }
 // *sum (+)= the losses' sum
-void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
+void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
 
 // ---- adamw.cu ----
 // What one optimizer step decides on the device, so that the host need not wait for the norm. The
@@ -277,15 +277,14 @@ typedef struct {
 
 // state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows;
 // state->stop = input->stop; state->loss_sum and own_loss_sum = *loss_sum. scratch[count]
-void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream);
+                        const GradientPart *parts, int count);
 // Whether the step is skipped depends on the mean loss over input->targets. The gradients are those
 // of the loss over `tokens`: norm_squared becomes that of tokens / targets times them, by which,
 // and by clipping where the norm is above clip > 0, gradient_scale multiplies them. Sets skipped,
 // updates, window, and unmeasured to 0.
-void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
-                     cudaStream_t stream);
+void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens, float clip);
 
 // Parameters that lie together, and where their new weights go. A segment may be a part of a
 // matrix, and may begin anywhere in it.
@@ -331,20 +330,19 @@ typedef struct {
 // The optimizer's step on all segments, unless the step is skipped. Of Muon's segments the gradient
 // buffer already holds the update. mode GIVEN: writes FP8 weights by the given scales. Otherwise
 // leaves them as they are, and their amax goes to live->amax, or to the squares' amaxes.
-void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
-               cudaStream_t stream);
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state);
 // From the master weights: the first measures the amaxes of FP8 weights, the second writes the FP8
 // weights by the scales that these amaxes give. After a skipped step both do nothing. state NULL:
 // at the start of a run, where the second also writes the BF16 weights.
-void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
-void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
+void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of `count` tensors, by their amaxes. state as above.
-void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state, cudaStream_t stream);
+void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state);
 
 // Muon's gradients to what its Newton-Schulz steps begin with, as in cpu.h: muon_momentum on Muon's
 // segments, unless the step is skipped.
-void gpu_muon_momentum(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Matrices of n elements each, a multiple of 8, among the gradients.
 typedef struct {
@@ -356,25 +354,25 @@ typedef struct {
 } MuonMatrices;
 enum { MUON_PARTS = 128 }; // of the sum of a matrix's squares
 // x [count,n] = each matrix by its Frobenius norm. partials: [count, MUON_PARTS] scratch.
-void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream);
+void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m);
 // The matrices become those of x.
-void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream);
+void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x);
 
-void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
+void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n);
 
 // ---- hash.cu ----
-// *nanoseconds = the device's time.
-void gpu_stamp(uint64_t *nanoseconds, cudaStream_t stream);
+// *nanoseconds = the device's time. Names no family.
+void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds);
 // *sum += the hash of the data (hash_words in base/rng.h), a multiple of 8 bytes, whose first word
 // is number `first`.
-void gpu_hash(uint64_t *sum, const void *data, int64_t bytes, int64_t first, cudaStream_t stream);
+void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first);
 
 // ---- fp8.cu ----
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
 // Counts in state->unmeasured the slots in use without a history.
-void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream);
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, StepState *state);
 // Before a micro-step: sets live->amax of every slot to 0.
-void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
+void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling);
 
 END_C

@@ -328,13 +328,14 @@ static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, cons
         CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, losses, logits.bf16, targets, V, P,
                                       per_block, terms));
     }
-    gpu_quantize(logits, {}, {}, M, P, stream);
+    quantize_bf16(logits, {}, {}, M, P, stream);
 }
 
-void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
-                       int V, int P, LossTerms terms, cudaStream_t stream) {
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
+                       int M, int V, int P, LossTerms terms) {
+    gpu_family(gpu, FAMILY_LOSS);
     auto run = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
-    run(losses, logits, scratch, targets, M, V, P, terms, stream);
+    run(losses, logits, scratch, targets, M, V, P, terms, gpu->stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {
@@ -345,6 +346,7 @@ __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool 
     if (threadIdx.x == 0) { *sum = accumulate ? *sum + all : all; }
 }
 
-void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream) {
-    launch(sum_losses_kernel, 1, 1024, stream, sum, losses, M, accumulate);
+void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate) {
+    gpu_family(gpu, FAMILY_LOSS);
+    launch(sum_losses_kernel, 1, 1024, gpu->stream, sum, losses, M, accumulate);
 }

@@ -333,13 +333,14 @@ struct NormSource : Place {
     }
 };
 
-void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
+void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
+    gpu_family(gpu, FAMILY_NORMS);
     const char *name = "norm forward";
     bool statistics = n.rstd != NULL && (n.bias == NULL || n.mean != NULL);
     check_norm(name, &out, n.M, n.C, statistics, {n.x, n.weight, n.bias, n.mean, n.rstd});
     if (!out.fused) {
-        norm_forward_bf16(n, out.bf16, measured_amax(out), stream);
-        gpu_quantize(out, {}, {}, n.M, n.C, stream);
+        norm_forward_bf16(n, out.bf16, measured_amax(out), gpu->stream);
+        quantize_bf16(out, {}, {}, n.M, n.C, gpu->stream);
         return;
     }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
@@ -348,12 +349,12 @@ void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
-        launch_with_shared(kernel, sweep_blocks(n.M, d), d.groups * d.lanes, d.shared, stream, n,
-                           out, d, 1.0f / (float)n.C);
+        launch_with_shared(kernel, sweep_blocks(n.M, d), d.groups * d.lanes, d.shared, gpu->stream,
+                           n, out, d, 1.0f / (float)n.C);
     } else {
-        norm_forward_bf16(n, NULL, NULL, stream);
+        norm_forward_bf16(n, NULL, NULL, gpu->stream);
     }
-    if (!one_pass) { quantize<false>(name, NormSource(n), out, {}, {}, n.M, n.C, stream); }
+    if (!one_pass) { quantize<false>(name, NormSource(n), out, {}, {}, n.M, n.C, gpu->stream); }
 }
 
 // ---- backward: a column's sums stay in the registers of one thread ----
@@ -485,7 +486,8 @@ static void launch_backward(const NormBackward &n, const Tensor &out, float *ama
     sum_partials({{n.dweight, n.dbias, n.column_sums}, n.scratch.data, blocks, n.C}, stream);
 }
 
-void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
+void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
+    gpu_family(gpu, FAMILY_NORMS);
     const char *name = "norm backward";
     bool several = n.C <= WIDE;
     check_norm(name, &out, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
@@ -501,13 +503,13 @@ void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
         out.fp8_t != NULL && sums.data == NULL) {
         auto run = out.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
                                         : launch_backward<2, true, FP8_E5M2>;
-        run(n, out, NULL, with_codes, stream);
+        run(n, out, NULL, with_codes, gpu->stream);
         return;
     }
     int slots = several ? (int)Slot<2>::COUNT : (int)Slot<1>::COUNT;
     Division d = divide(n.C, false, slots * sizeof(uint4));
     if (d.groups == 0) { die("%s: %d channels; too little shared memory", name, n.C); }
     auto run = several ? launch_backward<2, false, FP8_E4M3> : launch_backward<1, false, FP8_E4M3>;
-    run(n, out, measured_amax(out), d, stream);
-    gpu_quantize(out, sums, n.scratch, n.M, n.C, stream);
+    run(n, out, measured_amax(out), d, gpu->stream);
+    quantize_bf16(out, sums, n.scratch, n.M, n.C, gpu->stream);
 }

@@ -1,7 +1,7 @@
 // Operands of products from BF16 to FP8, and column sums; the second launch of every sum over rows.
 #include "quantize.cuh"
 
-void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
+void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     const char *name = "quantize";
     CastSource source(N, out.bf16);
     out.fused = false; // the values are there in BF16
@@ -11,6 +11,14 @@ void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cuda
     } else if (sums.data != NULL) {
         sum_columns<false>(name, source, NULL, NULL, sums, scratch, M, N, stream);
     }
+}
+
+void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N) {
+    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
+    if (codes || sums.data != NULL) {
+        gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
+    }
+    quantize_bf16(out, sums, scratch, M, N, gpu->stream);
 }
 
 __global__ void __launch_bounds__(TILE_THREADS)
@@ -31,11 +39,12 @@ __global__ void __launch_bounds__(TILE_THREADS)
                              C - first_column, N - first_row, N, threadIdx.x, TILE_THREADS);
 }
 
-void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
+void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C) {
+    gpu_family(gpu, FAMILY_QUANTIZE);
     const char *name = "transpose of codes";
     check_tensors(name, N, C, {out, x});
     if (N % 16 != 0 || C % 16 != 0) { die("%s: %d x %d; multiples of 16", name, N, C); }
-    launch(transpose_codes_kernel, tile_grid(N, C), TILE_THREADS, stream, out, x, N, C);
+    launch(transpose_codes_kernel, tile_grid(N, C), TILE_THREADS, gpu->stream, out, x, N, C);
 }
 
 // A block: 32 columns of a kind, 32 lanes of partial sums.

@@ -576,6 +576,10 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
 }
 
+// gpu_quantize and gpu_measure, as part of another launcher's work.
+void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
+void measure_bf16(Tensor x, int64_t n, cudaStream_t stream);
+
 // ---- to an operand ------------------------------------------------------------------------------
 
 // The source's values, M x N an output, to the operand: fused, to the FP8 forms alone; or else to
@@ -598,5 +602,5 @@ static void produce(const char *name, const SOURCE &source, Tensor out, Gradient
         launch(write_bf16_kernel<SOURCE>, divide_up(count, 256), 256, stream, source, out.bf16,
                measured_amax(out), count);
     }
-    gpu_quantize(out, {}, {}, M, SOURCE::OUTPUTS * N, stream);
+    quantize_bf16(out, {}, {}, M, SOURCE::OUTPUTS * N, stream);
 }

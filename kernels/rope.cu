@@ -156,9 +156,10 @@ static void check_rope(const char *name, const Rotary &r, std::initializer_list<
     check_aligned(name, {r.table, r.query_weight, r.key_weight});
 }
 
-void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream) {
+void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     check_rope("rope forward", r, {out, qkv});
-    rotate(out, qkv, r, 1.0f, stream);
+    rotate(out, qkv, r, 1.0f, gpu->stream);
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -284,7 +285,8 @@ struct RopeBackwardSource : Place {
     }
 };
 
-void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
+void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     const char *name = "rope backward";
     const Rotary &r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
@@ -296,14 +298,14 @@ void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
         RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, r.table, r.T, (r.H + r.G) * r.D / VEC,
                                      r.D / VEC};
         auto run = sums ? quantize<true, RopeBackwardSource> : quantize<false, RopeBackwardSource>;
-        run(name, source, d_qkv, b.column_sums, b.scratch, M, N, stream);
+        run(name, source, d_qkv, b.column_sums, b.scratch, M, N, gpu->stream);
         return;
     }
     if (norm) {
-        rotate_and_norm_backward(d_qkv.bf16, b, stream);
+        rotate_and_norm_backward(d_qkv.bf16, b, gpu->stream);
     } else {
-        rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, stream);
+        rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, gpu->stream);
     }
-    if (codes) { gpu_measure(d_qkv, (int64_t)M * N, stream); }
-    if (codes || sums) { gpu_quantize(d_qkv, b.column_sums, b.scratch, M, N, stream); }
+    if (codes) { measure_bf16(d_qkv, (int64_t)M * N, gpu->stream); }
+    if (codes || sums) { quantize_bf16(d_qkv, b.column_sums, b.scratch, M, N, gpu->stream); }
 }

@@ -108,36 +108,35 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
     };
     const std::string norm = fp8 ? "norm" : gpt2 ? "layernorm" : "rmsnorm";
     bench(named(norm + " forward"), shape, bytes(2.0 * n),
-          [&] { gpu_norm_forward(out_tensor, forward, gpu.stream); });
+          [&] { gpu_norm_forward(&gpu, out_tensor, forward); });
     bench(named(norm + " backward"), shape, bytes((fp8 ? 5.0 : 4.0) * n),
-          [&] { gpu_norm_backward(out_tensor, backward, gpu.stream); });
+          [&] { gpu_norm_backward(&gpu, out_tensor, backward); });
     if (fp8) {
         Tensor cast = out_tensor;
         cast.bf16 = x.device.data;
         bench(named("cast"), shape, bytes(2.0 * n),
-              [&] { gpu_quantize(cast, {}, {}, M, C, gpu.stream); });
+              [&] { gpu_quantize(&gpu, cast, {}, {}, M, C); });
         bench(named("cast and sums"), shape, bytes(2.0 * n),
-              [&] { gpu_quantize(cast, column_sums, scratch.scratch(), M, C, gpu.stream); });
+              [&] { gpu_quantize(&gpu, cast, column_sums, scratch.scratch(), M, C); });
     }
     shape = text("%d x %d", M, F);
     if (!gpt2) {
         bench(named("swiglu forward"), shape, bytes(3.0 * wide),
-              [&] { gpu_swiglu_forward(out_tensor, pre.device.data, M, F, gpu.stream); });
+              [&] { gpu_swiglu_forward(&gpu, out_tensor, pre.device.data, M, F); });
         bench(named("swiglu backward"), shape, bytes(5.0 * wide), [&] {
-            gpu_swiglu_backward(out_tensor, dact.device.data, pre.device.data, M, F, gpu.stream);
+            gpu_swiglu_backward(&gpu, out_tensor, dact.device.data, pre.device.data, M, F);
         });
         return;
     }
     bench(named("gelu forward"), shape, bytes(2.0 * wide),
-          [&] { gpu_gelu_forward(out_tensor, pre.device.data, bias, M, F, gpu.stream); });
+          [&] { gpu_gelu_forward(&gpu, out_tensor, pre.device.data, bias, M, F); });
     bench(named("gelu backward"), shape, bytes(3.0 * wide), [&] {
-        gpu_gelu_backward(out_tensor, column_sums, dact.device.data, pre.device.data, bias,
-                          scratch.scratch(), M, F, gpu.stream);
+        gpu_gelu_backward(&gpu, out_tensor, column_sums, dact.device.data, pre.device.data, bias,
+                          scratch.scratch(), M, F);
     });
     if (!fp8) {
         bench("column sums", shape, bytes(1.0 * wide), [&] {
-            gpu_quantize(tensor_bf16(dact.device.data), column_sums, scratch.scratch(), M, F,
-                         gpu.stream);
+            gpu_quantize(&gpu, tensor_bf16(dact.device.data), column_sums, scratch.scratch(), M, F);
         });
     }
 }
@@ -210,7 +209,7 @@ static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8,
     double floor_s = offloaded ? state_bytes / copy_rate(state_bytes) : moved / BYTES_PER_S;
     if (offloaded) { printf("copies both ways: %.1f GB/s each\n", 1e-9 * state_bytes / floor_s); }
     bench(name, text("%dM", (int)(n >> 20)), floor_s,
-          [&] { gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream); });
+          [&] { gpu_adamw(&gpu, &u, SCALE_GIVEN, state.data); });
     if (offloaded) { gpu_host_free(w); }
 }
 
@@ -229,8 +228,8 @@ static void bench_loss(int M, int V, int P) {
                  {"cross-entropy, capped", {1e-6f, 1e-4f, 30}}};
     for (const auto &kind : kinds) {
         bench(kind.name, text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
-            gpu_cross_entropy(losses.data, tensor_bf16(logits.device.data), {}, targets.data, M, V,
-                              P, kind.terms, gpu.stream);
+            gpu_cross_entropy(&gpu, losses.data, tensor_bf16(logits.device.data), {}, targets.data,
+                              M, V, P, kind.terms);
         });
     }
 }
@@ -254,14 +253,14 @@ static void bench_rope(int B, int T, int H, int G, int D) {
     back.dquery_weight = {dquery.data, TYPE_F32, false};
     back.dkey_weight = {dkey.data, TYPE_F32, false};
     bench("rope", shape, bytes(2.0 * turned),
-          [&] { gpu_rope_forward(out.data, out.data, plain, gpu.stream); });
+          [&] { gpu_rope_forward(&gpu, out.data, out.data, plain); });
     bench("rope and QK norm", shape, bytes(2.0 * n),
-          [&] { gpu_rope_forward(out.data, x.device.data, norm, gpu.stream); });
+          [&] { gpu_rope_forward(&gpu, out.data, x.device.data, norm); });
     bench("rope backward", shape, bytes(2.0 * turned), [&] {
-        gpu_rope_backward(tensor_bf16(out.data), {plain, NULL, {}, {}, {}, {}}, gpu.stream);
+        gpu_rope_backward(&gpu, tensor_bf16(out.data), {plain, NULL, {}, {}, {}, {}});
     });
     bench("rope and QK norm backward", shape, bytes(3.0 * turned),
-          [&] { gpu_rope_backward(tensor_bf16(out.data), back, gpu.stream); });
+          [&] { gpu_rope_backward(&gpu, tensor_bf16(out.data), back); });
 }
 
 static void bench_optimizer(int64_t n) {
@@ -277,8 +276,8 @@ static void bench_optimizer(int64_t n) {
     bench_adamw("adamw, FP32 moments", n, TYPE_F32, false);
     bench_adamw("adamw, BF16 moments", n, TYPE_BF16, false);
     bench("gradient norm", text("%dM", (int)(n >> 20)), bytes(1.0 * n), [&] {
-        gpu_sum_of_squares(state.data, input.data, loss_sum.data, scratch.data, g.device.data,
-                           TYPE_BF16, parts.data, PARTS, gpu.stream);
+        gpu_sum_of_squares(&gpu, state.data, input.data, loss_sum.data, scratch.data, g.device.data,
+                           TYPE_BF16, parts.data, PARTS);
     });
 }
 
@@ -469,10 +468,10 @@ static void bench_gelu_products(int M, int F, int C) {
                 bench(named("gelu: product, pass"), shape, floor, [&] {
                     gemm(&gpu, g);
                     if (backward) {
-                        gpu_gelu_backward(t, column_sums, product.data, x.device.data,
-                                          bias.device.data, scratch.scratch(), M, F, gpu.stream);
+                        gpu_gelu_backward(&gpu, t, column_sums, product.data, x.device.data,
+                                          bias.device.data, scratch.scratch(), M, F);
                     } else {
-                        gpu_gelu_forward(t, product.data, bias.device.data, M, F, gpu.stream);
+                        gpu_gelu_forward(&gpu, t, product.data, bias.device.data, M, F);
                     }
                 });
                 if (!has) { continue; }
@@ -491,7 +490,7 @@ static void bench_gelu_products(int M, int F, int C) {
 static void bench_transpose(int N, int C) {
     Buffer<uint8_t> codes((size_t)N * C), turned((size_t)N * C);
     bench("transpose of codes", text("%d x %d", N, C), bytes(1.0 * N * C),
-          [&] { gpu_transpose_codes(turned.data, codes.data, N, C, gpu.stream); });
+          [&] { gpu_transpose_codes(&gpu, turned.data, codes.data, N, C); });
 }
 
 int main(int argc, char **argv) {

@@ -63,13 +63,12 @@ static cudnnStatus_t get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t
 #undef cudnnBackendGetAttribute
 
 // What only a pass needs.
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
-                             cudaStream_t stream) {
-    (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    (void)gpu, (void)s, (void)out, (void)lse, (void)qkv;
 }
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
-    (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
 // sms multiprocessors of compute capability version / 100, of so much shared memory.

@@ -36,15 +36,15 @@ static void flip_here(void) {
 }
 
 extern "C" {
-void __real_gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream);
-void __real_gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream);
-void __wrap_gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
+void __real_gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n);
+void __real_gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n);
+void __wrap_gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
     flip_here();
-    __real_gpu_norm_forward(out, n, stream);
+    __real_gpu_norm_forward(gpu, out, n);
 }
-void __wrap_gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
+void __wrap_gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
     flip_here();
-    __real_gpu_norm_backward(out, n, stream);
+    __real_gpu_norm_backward(gpu, out, n);
 }
 }
 

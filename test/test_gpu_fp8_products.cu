@@ -33,7 +33,7 @@ TEST(scaling_state) {
         state.put(&s);
         Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data,
                               used.data,  SLOTS,     LENGTH};
-        gpu_fp8_update(&scaling, state.data, gpu.stream);
+        gpu_fp8_update(&gpu, &scaling, state.data);
         int unmeasured = 0;
         for (int i = 0; i < SLOTS; i++) {
             if (!flags[i]) { continue; }

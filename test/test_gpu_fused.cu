@@ -87,10 +87,10 @@ struct Problem {
         Bf16Buffer product((size_t)M * N);
         gemm(&gpu, gemm_of(backward ? product.data : x.data));
         if (backward) {
-            gpu_gelu_backward(tensor(), column_sums(), product.data, x.data, bias.device.data,
-                              scratch.scratch(), M, N, gpu.stream);
+            gpu_gelu_backward(&gpu, tensor(), column_sums(), product.data, x.data, bias.device.data,
+                              scratch.scratch(), M, N);
         } else {
-            gpu_gelu_forward(tensor(), x.data, bias.device.data, M, N, gpu.stream);
+            gpu_gelu_forward(&gpu, tensor(), x.data, bias.device.data, M, N);
         }
     }
     // The product of the rows from `first` on, scaled.
@@ -233,8 +233,9 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     fused.fp8[from + n / 2] ^= 0x40;
     if (!backward) { // the epilogue alone: of what it has written, the pass makes the same
         Quantised q(M, N, type, p.out.scale);
-        gpu_gelu_forward(with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data),
-                         p.x.data, p.bias.device.data, M, N, gpu.stream);
+        gpu_gelu_forward(&gpu,
+                         with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data),
+                         p.x.data, p.bias.device.data, M, N);
         CHECK(q.fp8.get() == fused.fp8);
         CHECK(q.fp8_t.get() == fused.fp8_t);
         CHECK(q.slot.get()[0].amax == fused.amax);

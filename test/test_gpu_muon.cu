@@ -77,7 +77,7 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     if (!skipped) {
         muon_momentum(&expected_g[FIRST + SHIFT], &expected_m[FIRST], N, u.momentum, 0.5f);
     }
-    gpu_muon_momentum(&u, state.data, gpu.stream);
+    gpu_muon_momentum(&gpu, &u, state.data);
     Floats got_g = gradients.read(), got_m = momenta.read();
     int64_t n = (int64_t)g.size();
     if (gradient_type == TYPE_BF16) { // rounded to nearest, here and there of nearly the same

@@ -156,7 +156,7 @@ static void for_ranks(State &s, const Space &space, const Settings &settings,
 
 static void transpose(State &s) {
     for (const Quantised &q : s.q) {
-        gpu_transpose_codes(q.fp8_t.data, q.fp8.data, q.M, q.N, gpu.stream);
+        gpu_transpose_codes(&gpu, q.fp8_t.data, q.fp8.data, q.M, q.N);
     }
 }
 
@@ -164,11 +164,11 @@ static void update(State &s, const Space &space, const Settings &settings,
                    const std::vector<int64_t> &cuts) {
     const StepState *state = settings.state.data;
     for_ranks(s, space, settings, cuts,
-              [&](const AdamWUpdate *u) { gpu_adamw(u, s.mode, state, gpu.stream); });
+              [&](const AdamWUpdate *u) { gpu_adamw(&gpu, u, s.mode, state); });
     if (s.mode != SCALE_GIVEN) {
-        gpu_announce_scales(s.tensors.data, s.squares_if_any(), WEIGHTS, state, gpu.stream);
+        gpu_announce_scales(&gpu, s.tensors.data, s.squares_if_any(), WEIGHTS, state);
         for_ranks(s, space, settings, cuts,
-                  [&](const AdamWUpdate *u) { gpu_quantize_weights(u, state, gpu.stream); });
+                  [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, state); });
     }
     transpose(s);
 }
@@ -291,10 +291,10 @@ TEST(published_is_quantized) {
     auto publish = [&](State &s, const std::vector<int64_t> &ranks) {
         fill(s, space, ranks);
         for_ranks(s, space, settings, ranks,
-                  [&](const AdamWUpdate *u) { gpu_measure_weights(u, NULL, gpu.stream); });
-        gpu_announce_scales(s.tensors.data, s.squares_if_any(), WEIGHTS, NULL, gpu.stream);
+                  [&](const AdamWUpdate *u) { gpu_measure_weights(&gpu, u, NULL); });
+        gpu_announce_scales(&gpu, s.tensors.data, s.squares_if_any(), WEIGHTS, NULL);
         for_ranks(s, space, settings, ranks,
-                  [&](const AdamWUpdate *u) { gpu_quantize_weights(u, NULL, gpu.stream); });
+                  [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, NULL); });
         transpose(s);
     };
     for (ScaleMode mode : {SCALE_MEASURED, SCALE_BLOCKS}) {
@@ -304,7 +304,7 @@ TEST(published_is_quantized) {
         publish(parts, cuts);
         compare(parts, whole, space, cuts);
         Bf16Buffer plain(PLAIN);
-        gpu_to_bf16(plain.data, whole.master.data + space.first[WEIGHTS], PLAIN, gpu.stream);
+        gpu_to_bf16(&gpu, plain.data, whole.master.data + space.first[WEIGHTS], PLAIN);
         CHECK(same(plain.get(), whole.plain.get()));
     }
 }

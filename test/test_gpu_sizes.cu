@@ -392,7 +392,7 @@ TEST(producers_beyond_2_31) {
                                            1e-5f,
                                            (int)rows,
                                            C};
-                          gpu_norm_forward(to, n, stream);
+                          gpu_norm_forward(&gpu, to, n);
                       });
         SumScratch scratch(ROWS, 3 * C);
         same_in_parts(layernorm ? "LayerNorm backward" : "RMSNorm backward", l, C, IN_BOTH,
@@ -411,12 +411,12 @@ TEST(producers_beyond_2_31) {
                                             scratch.scratch(),
                                             (int)rows,
                                             C};
-                          gpu_norm_backward(to, n, stream);
+                          gpu_norm_backward(&gpu, to, n);
                       });
         if (layernorm) { check_sums("LayerNorm backward", sums, part_sums); }
     }
     same_in_parts("GELU", l, C, IN_BOTH, NULL, [&](Tensor to, size_t first, size_t rows) {
-        gpu_gelu_forward(to, l.x.data + first * C, NULL, (int)rows, C, stream);
+        gpu_gelu_forward(&gpu, to, l.x.data + first * C, NULL, (int)rows, C);
     });
     {
         SumScratch scratch(ROWS, C);
@@ -424,24 +424,24 @@ TEST(producers_beyond_2_31) {
         same_in_parts(
             "GELU backward", l, C, IN_BOTH, l.d.data, [&](Tensor to, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
-                gpu_gelu_backward(to, g, to.bf16, l.x.data + first * C, NULL, scratch.scratch(),
-                                  (int)rows, C, stream);
+                gpu_gelu_backward(&gpu, to, g, to.bf16, l.x.data + first * C, NULL,
+                                  scratch.scratch(), (int)rows, C);
             });
         check_sums("GELU backward", whole, parts);
         same_in_parts(
             "quantize", l, C, IN_BOTH, l.d.data, [&](Tensor to, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
                 to.fused = false;
-                gpu_quantize(to, g, scratch.scratch(), (int)rows, C, stream);
+                gpu_quantize(&gpu, to, g, scratch.scratch(), (int)rows, C);
             });
         check_sums("quantize", whole, parts);
     }
     same_in_parts("SwiGLU", l, F, IN_BOTH, NULL, [&](Tensor to, size_t first, size_t rows) {
-        gpu_swiglu_forward(to, l.x.data + first * C, (int)rows, F, stream);
+        gpu_swiglu_forward(&gpu, to, l.x.data + first * C, (int)rows, F);
     });
     same_in_parts("SwiGLU backward", l, C, IN_BOTH, l.x.data,
                   [&](Tensor to, size_t first, size_t rows) {
-                      gpu_swiglu_backward(to, l.d.data + first * F, to.bf16, (int)rows, F, stream);
+                      gpu_swiglu_backward(&gpu, to, l.d.data + first * F, to.bf16, (int)rows, F);
                   });
     Floats angles((size_t)T * D);
     Rope rope = {10000.0};
@@ -451,17 +451,16 @@ TEST(producers_beyond_2_31) {
     same_in_parts("RoPE backward", l, N, IN_BOTH, l.x.data, [&](Tensor to, size_t, size_t rows) {
         RotaryBackward b = {};
         b.rotary = {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D};
-        gpu_rope_backward(to, b, stream);
+        gpu_rope_backward(&gpu, to, b);
     });
     same_in_parts("RoPE", l, N, IN_BF16, l.x.data, [&](Tensor to, size_t, size_t rows) {
-        gpu_rope_forward(to.bf16, to.bf16, {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D},
-                         stream);
+        gpu_rope_forward(&gpu, to.bf16, to.bf16,
+                         {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D});
     });
     SumScratch heads_scratch(ROWS, N);
     same_in_parts("RoPE, normalised", l, N, IN_BF16, l.x.data, [&](Tensor to, size_t, size_t rows) {
-        gpu_rope_forward(to.bf16, to.bf16,
-                         {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D},
-                         stream);
+        gpu_rope_forward(&gpu, to.bf16, to.bf16,
+                         {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D});
     });
     same_in_parts("RoPE backward, normalised", l, N, IN_BOTH, l.x.data,
                   [&](Tensor to, size_t first, size_t rows) {
@@ -470,7 +469,7 @@ TEST(producers_beyond_2_31) {
                                   G,          D};
                       b.qkv = l.d.data + first * N;
                       b.scratch = heads_scratch.scratch();
-                      gpu_rope_backward(to, b, stream);
+                      gpu_rope_backward(&gpu, to, b);
                   });
     Buffer<int> tokens(ROWS), targets(ROWS);
     Ints numbers(ROWS);
@@ -481,15 +480,15 @@ TEST(producers_beyond_2_31) {
     same_in_parts(
         "cross entropy", l, C, IN_BOTH, l.x.data, [&](Tensor to, size_t first, size_t rows) {
             float *into = rows == ROWS ? losses.data : part_losses.data;
-            gpu_cross_entropy(into, to, {rows_of.data, rows_of.count * 4}, targets.data + first,
-                              (int)rows, 2000, C, {0.25f, 0, 0}, stream);
+            gpu_cross_entropy(&gpu, into, to, {rows_of.data, rows_of.count * 4},
+                              targets.data + first, (int)rows, 2000, C, {0.25f, 0, 0});
             if (rows < ROWS) {
                 CHECK_EQUAL(differences(losses.data + first, 16, into, 16, 16, PART / 4), 0);
             }
         });
     same_in_parts("embedding", l, C, IN_BF16, NULL, [&](Tensor to, size_t first, size_t rows) {
-        gpu_embedding_forward(to.bf16, tokens.data + first, l.d.data, l.x.data, (int)(rows / T), T,
-                              C, stream);
+        gpu_embedding_forward(&gpu, to.bf16, tokens.data + first, l.d.data, l.x.data,
+                              (int)(rows / T), T, C);
     });
     // planted: one bit, far behind
     size_t last = (size_t)PART * COLUMNS;

@@ -21,13 +21,12 @@
 #include <unistd.h>
 
 void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
-void __real_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
-                           cudaStream_t stream);
+void __real_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
 bool __real_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
                               const char *metadata);
 
-void __real_gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                                  int B, int T, int C, cudaStream_t stream);
+void __real_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
+                                  const Bf16 *wpe, int B, int T, int C);
 
 static bool nan_is_due, weight_is_due;
 static int flips_are_due;
@@ -65,20 +64,19 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
     __real_run_batch(run, ahead, micro, inputs, targets);
 }
 
-void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
-                           cudaStream_t stream) {
-    __real_gpu_sum_losses(sum, losses, M, accumulate, stream);
+void __wrap_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate) {
+    __real_gpu_sum_losses(gpu, sum, losses, M, accumulate);
     if (nan_is_due) { *sum = NAN; }
     nan_is_due = false;
     standin_seconds += pass_seconds;
     if (flips_are_due > 0) { *(uint64_t *)sum ^= 1ull << flips_are_due--; }
 }
 
-void __wrap_gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                                  int B, int T, int C, cudaStream_t stream) {
+void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
+                                  const Bf16 *wpe, int B, int T, int C) {
     if (weight_is_due) { *(Bf16 *)(uintptr_t)&wte[C + 3] ^= 1 << 6; }
     weight_is_due = false;
-    __real_gpu_embedding_forward(out, tokens, wte, wpe, B, T, C, stream);
+    __real_gpu_embedding_forward(gpu, out, tokens, wte, wpe, B, T, C);
 }
 
 bool __wrap_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,

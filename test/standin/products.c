@@ -154,6 +154,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 // ---- attention ----------------------------------------------------------------------------------
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *y = values_new(size);
     attention_forward(y, lse, x, s.B, s.T, s.H, s.G, s.D);
@@ -162,6 +163,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *dx = values_new(qkv_size);
     FREED float *y = bf16_read(out, size), *dy = bf16_read(d_out, size);

@@ -143,6 +143,7 @@ static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int
         product.alpha = last;
         product.beta = last * MUON_A;
         product.c = x;
+        gram.family = polynomial.family = product.family = FAMILY_OPTIMIZER;
         gram.batch = polynomial.batch = product.batch = n;
         gemm(gpu, gram);
         gemm(gpu, polynomial);
@@ -159,14 +160,12 @@ void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void 
     if (m->num_matrices == 0) { return; }
     gpu_family(gpu, FAMILY_COMMUNICATION);
     exchange(m, comm, slot, gradients, type, false);
-    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0, n; i < m->num_own; i += n) {
         n = batch_from(m, i);
         MuonMatrices matrices = {gradients, type, m->places + i, n, elements_of(&m->own[i])};
-        gpu_muon_normalize(m->x, m->partials, matrices, gpu->stream);
-        gpu_muon_store(matrices, newton_schulz(m, gpu, &m->own[i], n), gpu->stream);
+        gpu_muon_normalize(gpu, m->x, m->partials, matrices);
+        gpu_muon_store(gpu, matrices, newton_schulz(m, gpu, &m->own[i], n));
     }
     gpu_family(gpu, FAMILY_COMMUNICATION);
     exchange(m, comm, slot, gradients, type, true);
-    gpu_family(gpu, FAMILY_OPTIMIZER);
 }

@@ -394,13 +394,13 @@ void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand,
 
 void params_clear_measured(const Params *p) {
     if (p->fp8.scaling.measuring && !p->fp8.blockwise) {
-        gpu_fp8_clear_measured(&p->fp8.scaling, p->gpu->stream);
+        gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling);
     }
 }
 
 void params_clear_counts(Params *p) {
     size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Counts);
-    CUDA_CHECK(cudaMemsetAsync(p->fp8.counts, 0, bytes, p->gpu->stream));
+    gpu_clear(p->gpu, FAMILY_QUANTIZE, p->fp8.counts, bytes);
 }
 
 void params_fetch_counts(Params *p, Fp8Counts *host) {
@@ -462,7 +462,6 @@ static void all_reduce(Params *p, void *values, CommType type, CommOp op, int64_
     comm_all_reduce(p->comm, values, type, op, count);
     comm_end(p->comm, SLOT_AGREEMENT);
     comm_wait(p->comm, SLOT_AGREEMENT);
-    gpu_family(p->gpu, FAMILY_OPTIMIZER);
 }
 
 void params_sum(Params *p, double *values, int n) {
@@ -507,11 +506,11 @@ static void publish_measured(Params *p, const StepState *state) {
         // differs between ranks
         all_reduce(p, f->blockwise ? (void *)f->square_amax : f->scaling.live, COMM_U32, COMM_MAX,
                    f->blockwise ? f->num_squares : words);
-        gpu_announce_scales(p->optimizer.adamw.tensors, p->optimizer.adamw.squares, f->num_tensors,
-                            state, p->gpu->stream);
+        gpu_announce_scales(p->gpu, p->optimizer.adamw.tensors, p->optimizer.adamw.squares,
+                            f->num_tensors, state);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_quantize_weights(&p->optimizer.updates[b], state, p->gpu->stream);
+        gpu_quantize_weights(p->gpu, &p->optimizer.updates[b], state);
         gather_weights(p, b);
     }
 }
@@ -519,7 +518,7 @@ static void publish_measured(Params *p, const StepState *state) {
 // At the start of a run: from the master weights to what products read.
 void params_publish(Params *p) {
     for (int b = 0; b < p->run->layout.num_buckets && p->fp8.num_tensors > 0; b++) {
-        gpu_measure_weights(&p->optimizer.updates[b], NULL, p->gpu->stream);
+        gpu_measure_weights(p->gpu, &p->optimizer.updates[b], NULL);
     }
     publish_measured(p, NULL);
 }
@@ -539,27 +538,26 @@ void params_update(Params *p, const double *loss_sum) {
     const Options *o = &p->run->options;
     const OptimizerState *s = &p->optimizer;
     const Fp8State *f = &p->fp8;
-    cudaStream_t stream = p->gpu->stream;
-    gpu_family(p->gpu, FAMILY_OPTIMIZER);
-    gpu_sum_of_squares(s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
-                       s->adamw.gradient_type, s->parts, s->num_parts, stream);
+    Gpu *gpu = p->gpu;
+    gpu_sum_of_squares(gpu, s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
+                       s->adamw.gradient_type, s->parts, s->num_parts);
     agree(p);
-    gpu_decide_step(s->state, s->adamw.input, p->run->precision.step_tokens, (float)o->clip_grad,
-                    stream);
-    if (f->delayed) { gpu_fp8_update(&f->scaling, s->state, stream); }
+    gpu_decide_step(gpu, s->state, s->adamw.input, p->run->precision.step_tokens,
+                    (float)o->clip_grad);
+    if (f->delayed) { gpu_fp8_update(gpu, &f->scaling, s->state); }
     params_clear_measured(p);
     if (f->blockwise) {
         size_t bytes = (size_t)f->num_squares * sizeof(float);
-        CUDA_CHECK(cudaMemsetAsync(f->square_amax, 0, bytes, stream));
+        gpu_clear(gpu, FAMILY_OPTIMIZER, f->square_amax, bytes);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        if (s->updates[b].muon) { gpu_muon_momentum(&s->updates[b], s->state, stream); }
+        if (s->updates[b].muon) { gpu_muon_momentum(gpu, &s->updates[b], s->state); }
     }
-    muon_orthogonalize_all(&s->muon, p->gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
+    muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
     bool measured = f->scaling.measuring && f->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_adamw(&s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state, stream);
+        gpu_adamw(gpu, &s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state);
         if (!measured) { gather_weights(p, b); }
     }
     if (measured) { publish_measured(p, s->state); }

@@ -95,9 +95,9 @@ static void fetch_model(Params *p, Bf16 *to) {
             for (const ZeroRange *r = p->optimizer.ranges;
                  r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
                 if (r->segment != s) { continue; }
-                gpu_to_bf16(weights + r->place - segment->begin,
+                gpu_to_bf16(p->gpu, weights + r->place - segment->begin,
                             state_address(&p->optimizer.arrays[STATE_MASTER], r->kept),
-                            r->end - r->begin, p->gpu->stream);
+                            r->end - r->begin);
             }
             comm_begin(p->comm);
             comm_all_gather(p->comm, weights, COMM_BF16, segment->part);
@@ -131,13 +131,13 @@ static void check_scales(const Params *p, const Fp8Slot *slots) {
 // Of all that this rank keeps, on the device and in host memory.
 static void hash_state(Params *p, uint64_t hashes[STATE_ARRAYS]) {
     size_t size = STATE_ARRAYS * sizeof(uint64_t);
-    CUDA_CHECK(cudaMemsetAsync(p->saved.hashes, 0, size, p->gpu->stream));
+    gpu_clear(p->gpu, FAMILY_OPTIMIZER, p->saved.hashes, size);
     for (int i = 0; i < STATE_ARRAYS; i++) {
         const StateArray *a = &p->optimizer.arrays[i];
         int64_t offloaded = a->offloaded * gpu_type_bytes(a->type);
         int64_t rest = (a->count - a->offloaded) * gpu_type_bytes(a->type);
-        gpu_hash(&p->saved.hashes[i], a->host, offloaded, 0, p->gpu->stream);
-        gpu_hash(&p->saved.hashes[i], a->device, rest, offloaded / 8, p->gpu->stream);
+        gpu_hash(p->gpu, &p->saved.hashes[i], a->host, offloaded, 0);
+        gpu_hash(p->gpu, &p->saved.hashes[i], a->device, rest, offloaded / 8);
     }
     gpu_fetch(p->gpu, hashes, p->saved.hashes, size);
 }
