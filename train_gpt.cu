@@ -239,8 +239,7 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
                                                 t->run.config.seq_length));
     allocate(t);
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
-    or_die(
-        comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets));
+    or_die(comm_open(&t->comm, t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
     network_start(&t->net);
 }

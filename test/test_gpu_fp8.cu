@@ -156,7 +156,6 @@ TEST(refusals) {
     NormForward norm = {f, f, x, x, NULL, 1e-5f, 64, 64};
     NormBackward back = {sums, {}, {}, x, x, x, NULL, f, enough, 64, 64};
     const LossTerms terms = {1.0f, 0.0f, 0.0f};
-    cudaStream_t s = gpu.stream;
     CHECK_DIES("quantize: 100092 bytes of scratch; 100096 are needed",
                gpu_quantize(&gpu, given, sums, little, 50000, 64));
     CHECK_DIES("gelu backward",

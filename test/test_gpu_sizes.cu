@@ -378,7 +378,6 @@ TEST(producers_beyond_2_31) {
     Input weight(C, 1), bias(C, 1);
     FloatBuffer mean(ROWS), rstd(ROWS), sums(3 * C), part_sums(3 * C);
     const int N = (H + 2 * G) * D;
-    cudaStream_t stream = gpu.stream;
 
     for (int layernorm = 0; layernorm < 2; layernorm++) {
         auto statistics = [&](size_t first) { return layernorm ? mean.data + first : NULL; };
@@ -493,11 +492,11 @@ TEST(producers_beyond_2_31) {
     // planted: one bit, far behind
     size_t last = (size_t)PART * COLUMNS;
     CUDA_CHECK(cudaMemcpyAsync(l.part.data, l.out.data + (PARTS - 1) * last, last * sizeof(Bf16),
-                               cudaMemcpyDeviceToDevice, stream));
+                               cudaMemcpyDeviceToDevice, gpu.stream));
     CHECK_EQUAL(differences(l.part.data, COLUMNS, l.out.data + (PARTS - 1) * last, COLUMNS, COLUMNS,
                             2 * PART),
                 0);
-    CUDA_CHECK(cudaMemsetAsync((uint8_t *)(l.part.data + last) - 1, 0x11, 1, stream));
+    CUDA_CHECK(cudaMemsetAsync((uint8_t *)(l.part.data + last) - 1, 0x11, 1, gpu.stream));
     CHECK_EQUAL(differences(l.part.data, COLUMNS, l.out.data + (PARTS - 1) * last, COLUMNS, COLUMNS,
                             2 * PART),
                 1);

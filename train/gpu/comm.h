@@ -10,6 +10,7 @@
 // Every rank makes the same calls in the same order. With one rank nothing happens.
 #pragma once
 
+#include "../../kernels/gpu.h"
 #include "../../kernels/nccl.h"
 #include "../../ranks/group.h"
 
@@ -25,7 +26,8 @@ typedef struct {
     Group *group;
     Nccl nccl;
     NcclComm comm;
-    cudaStream_t compute, stream;
+    Gpu *gpu;            // its stream is the compute stream
+    cudaStream_t stream; // of the collectives
     cudaEvent_t ready, joined;
     int slots;
     cudaEvent_t *done; // [slots]
@@ -35,7 +37,7 @@ typedef struct {
 
 // On the current device, which must be no other rank's. slots: how many collectives can be waited
 // for one by one. group NULL: one rank.
-bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots);
+bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots);
 void comm_close(Comm *c);
 
 void comm_begin(Comm *c);
@@ -49,7 +51,8 @@ void comm_all_reduce(Comm *c, void *buffer, CommType type, CommOp op, int64_t co
 void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, int to);
 void comm_end(Comm *c, int slot);
 
-// The compute stream waits for the slot's last collective / for all there have been.
+// The compute stream waits for the slot's last collective / for all there have been. The time
+// counts to FAMILY_COMMUNICATION.
 void comm_wait(Comm *c, int slot);
 void comm_join(Comm *c);
 

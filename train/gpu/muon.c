@@ -158,7 +158,6 @@ static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int
 void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void *gradients,
                             GpuType type) {
     if (m->num_matrices == 0) { return; }
-    gpu_family(gpu, FAMILY_COMMUNICATION);
     exchange(m, comm, slot, gradients, type, false);
     for (int i = 0, n; i < m->num_own; i += n) {
         n = batch_from(m, i);
@@ -166,6 +165,5 @@ void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void 
         gpu_muon_normalize(gpu, m->x, m->partials, matrices);
         gpu_muon_store(gpu, matrices, newton_schulz(m, gpu, &m->own[i], n));
     }
-    gpu_family(gpu, FAMILY_COMMUNICATION);
     exchange(m, comm, slot, gradients, type, true);
 }

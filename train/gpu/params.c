@@ -426,7 +426,6 @@ void params_reduce(Params *p, int bucket) {
 }
 
 void params_join(Params *p) {
-    gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_join(p->comm);
 }
 
@@ -457,7 +456,6 @@ void params_fetch_gradients(Params *p, float *host) {
 }
 
 static void all_reduce(Params *p, void *values, CommType type, CommOp op, int64_t count) {
-    gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_begin(p->comm);
     comm_all_reduce(p->comm, values, type, op, count);
     comm_end(p->comm, SLOT_AGREEMENT);
@@ -565,7 +563,6 @@ void params_update(Params *p, const double *loss_sum) {
 
 bool params_receive(Params *p, int bucket) {
     if (!p->weights.arriving[bucket]) { return false; }
-    gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_wait(p->comm, SLOT_WEIGHTS + bucket);
     p->weights.arriving[bucket] = false;
     return true;
