@@ -1,11 +1,11 @@
-// Attention without a library, for the shapes that cuDNN refuses: a warp a query (forward, dQ) or a
-// warp a key (dK, dV), FP32 throughout, every sum in a fixed order. Slow, and right.
+// Attention without a library, for the shapes that cuDNN refuses: one warp per query (forward, dQ)
+// or per key (dK, dV), all in FP32, every sum in a fixed order. It is slow.
 #include "attention.h"
 #include "device.cuh"
 
 #include <math_constants.h>
 
-enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head a lane holds
+enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head that a lane holds
 
 struct Shape {
     int T, H, G, D, N; // N: row of the packed buffer
@@ -75,8 +75,8 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-// dQ of a query, from the keys up to it; KEYS: dK and dV of a key, from the queries of its group's
-// heads from it on. What stays the same is loaded once.
+// dQ of a query, from the keys up to it. With KEYS: dK and dV of a key, from the queries from it
+// on, in the heads of its group. What is the same for all of them is loaded once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,
@@ -124,7 +124,7 @@ static Shape shape_of(const AttentionShape &s) {
     return {s.T, s.H, s.G, s.D, (s.H + 2 * s.G) * s.D, 1.0f / sqrtf((float)s.D)};
 }
 
-// Blocks of 128 threads for a warp a token and head.
+// Blocks of 128 threads, with one warp per token and head.
 static int blocks_of(const AttentionShape &s, int heads) {
     return divide_up((int64_t)s.B * s.T * heads * WARP, 128);
 }
