@@ -1,8 +1,8 @@
-// GELU and SwiGLU, forward and backward: a source of values each (quantize.cuh), whether they
-// become BF16 or FP8.
+// GELU and SwiGLU, forward and backward. Each is a source of values (quantize.cuh), which are then
+// written as BF16 or FP8.
 #include "quantize.cuh"
 
-// Of x and, BIAS, a bias that is added to it.
+// Inputs: x and, with BIAS, the bias that is added to it.
 template <bool BIAS> struct Gelu : Function {
     enum { INPUTS = 1 + BIAS, ROW = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -14,7 +14,7 @@ template <bool BIAS> struct Gelu : Function {
     }
 };
 
-// Of dout, x and, BIAS, the bias.
+// Inputs: dout, x and, with BIAS, the bias.
 template <bool BIAS> struct GeluBackward : Function {
     enum { INPUTS = 2 + BIAS, ROW = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -26,7 +26,7 @@ template <bool BIAS> struct GeluBackward : Function {
     }
 };
 
-// Of gate and up.
+// Inputs: gate and up.
 struct Swiglu : Function {
     enum { INPUTS = 2, WIDE = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -37,7 +37,7 @@ struct Swiglu : Function {
     }
 };
 
-// Of dout, gate and up.
+// Inputs: dout, gate and up.
 struct SwigluBackward : Function {
     enum { INPUTS = 3, WIDE = 1, OUTPUTS = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {

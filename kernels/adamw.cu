@@ -1,10 +1,10 @@
 // The optimizer's step: the gradients' norm, the decision whether the step counts, AdamW
-// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and what of Muon (cpu.h)
-// is no product. It writes the new weights as products read them, in BF16 or FP8. It goes by
-// elements, since a rank's part of a matrix begins anywhere (ZeRO-1); transposed FP8 weights are
-// made once a weight is whole.
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and the parts of Muon
+// (cpu.h) that are not matrix products. The new weights are written as products read them, in BF16
+// or FP8. The kernels work on single elements, since a rank's part of a matrix may begin anywhere
+// (ZeRO-1). FP8 weights are transposed later, once a rank has the whole weight.
 #include "../base/rng.h"
-#include "cpu.h" // of Muon: its numbers
+#include "cpu.h" // Muon's constants
 #include "quantize.cuh"
 
 __device__ __forceinline__ float squares8(const Floats8 &x) {
@@ -14,7 +14,7 @@ __device__ __forceinline__ float squares8(const Floats8 &x) {
     return sum;
 }
 
-// A part a block.
+// One block per part.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       const GradientPart *parts) {
     __shared__ double shared[WARP];
@@ -69,8 +69,9 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 
 // ---- AdamW --------------------------------------------------------------------------------------
 
-// BF16 with a random rounding direction, in proportion to how near each neighbour is: what is too
-// small to change a BF16 moment still moves it on average. Not finite: to nearest.
+// BF16 by stochastic rounding: up or down at random, the nearer neighbour more often in proportion.
+// So a change that is too small for a BF16 moment still moves it on average. Where the result would
+// not be finite, it rounds to nearest.
 __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     uint32_t bits = __float_as_uint(x);
     bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -79,8 +80,9 @@ __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
 }
 
-// Four numbers are 16 bytes of FP32, so that each access of a warp takes whole lines of memory:
-// with eight a lane, which take two accesses, AdamW was 16% slower (GPT-2 124M, one H200).
+// A lane takes four numbers, which are 16 bytes in FP32, so that each access of a warp reads whole
+// lines of memory. With eight numbers a lane, which take two accesses, AdamW was 16% slower (GPT-2
+// 124M, one H200).
 enum { QUAD = 4 };
 
 struct Floats4 {
@@ -115,8 +117,9 @@ __device__ __forceinline__ float range4(float range, const Floats4 &x) {
     return range;
 }
 
-// Where a block's parameters lie. Quads are numbered from here in 32 bits: three 64-bit places a
-// quad, and spills to stay below 48 registers, made AdamW 9% slower (256M parameters, one H200).
+// Where a block's parameters lie. Quads are counted from here in 32 bits: with three 64-bit places
+// for each quad, registers were spilled to stay below 48, and AdamW was 9% slower (256M parameters,
+// one H200).
 struct AdamWPlace {
     int64_t first; // element of the parameter space
     const void *gradients;
@@ -129,7 +132,7 @@ __device__ __forceinline__ char *element(const void *x, GpuType type, int64_t i)
     return static_cast<char *>(const_cast<void *>(x)) + i * (type == TYPE_BF16 ? 2 : 4);
 }
 
-// key: of the stochastic rounding; first: the quad's first element.
+// key: for the stochastic rounding; first: the quad's first element.
 __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, const Floats4 &x,
                                               uint32_t key, int64_t first) {
     if (type == TYPE_F32) {
@@ -156,7 +159,7 @@ __device__ __forceinline__ float root(float x) { // within 1 unit in the last pl
 // Factors that are the same for all parameters.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
-    uint32_t key1, key2; // of the moments' stochastic rounding
+    uint32_t key1, key2; // for the moments' stochastic rounding
 };
 
 // bias1, bias2: the binary logarithms of the betas.
@@ -194,7 +197,7 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
     return w;
 }
 
-// The same by Muon: the gradient buffer holds its update.
+// The same for Muon, whose update is in the gradient buffer.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                              const AdamWPlace &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
@@ -226,8 +229,8 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
     return begin;
 }
 
-// Which update comes before the weights are written. Each has kernels of its own: with Muon in
-// them, AdamW's took 64 registers instead of 57.
+// Which update a launch makes before it writes the weights. Each rule has its own kernels: with
+// Muon's code in them, AdamW's took 64 registers instead of 57.
 enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
 
 // What a launch does with FP8 weights.
@@ -243,7 +246,7 @@ __device__ __forceinline__ int64_t square_of(const Fp8Squares &s, uint32_t eleme
     return fp8_scale_index(SCALES_SQUARE, s.rows, s.columns, (int)row, (int)column);
 }
 
-// *amax = max(*amax, range) for each lane's own amax; those of equal addresses at once.
+// *amax = max(*amax, range) for each lane's own amax; lanes with the same address do it together.
 __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
     uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));
@@ -252,9 +255,9 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP: no update; quantises the master weights
-// again. Other rules first update the master weights of their own segments. state NULL: not after a
-// step.
+// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP quantises the master weights without an
+// update. The other rules first update the master weights of their own segments. state NULL: at the
+// start of a run, not after a step.
 template <WeightsRule RULE, WeightsMode MODE, bool SQUARES>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
@@ -316,7 +319,7 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
     if constexpr (MODE != WEIGHTS_GIVEN) {
         if (u->squares != NULL) { kernel = adamw_kernel<RULE, MODE, true>; }
     }
-    if (u->segment_blocks == 0) { return; } // this process updates nothing of the bucket
+    if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
            log2f(u->beta2));
 }
@@ -446,7 +449,7 @@ __global__ void announce_scales_kernel(const Tensor *tensors, int count, const S
     measured_scale(tensors[i], true);
 }
 
-// A tensor a block.
+// One block per tensor.
 __global__ void announce_squares_kernel(const Tensor *tensors, const Fp8Squares *squares,
                                         const StepState *state) {
     if (state != nullptr && state->skipped) { return; }

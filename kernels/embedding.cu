@@ -23,7 +23,7 @@ void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *w
 
 enum { EMBEDDING_THREADS = 256 };
 
-// The sum of vector `column` of the rows that are listed from begin on, every step-th.
+// The sum of vector `column` over rows[begin], rows[begin + step] and so on, before rows[end].
 __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, int begin, int end,
                                             int step, int per_row, int column) {
     Floats8 sum = {};
@@ -34,8 +34,8 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
     return sum;
 }
 
-// A warp takes a run. Of a long run a block takes 32 vectors of columns; its warps' sums are added
-// in order.
+// A warp takes a short run. A block takes 32 vectors of columns of a long run, and adds its warps'
+// sums in order.
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
                               const int *starts, const int *runs, int per_row) {

@@ -1,5 +1,5 @@
-// The FP8 scaling state: one kernel a step, no wait for the host; and the amax of tensors whose
-// producers leave none.
+// The FP8 scaling state, which one kernel a step renews without the host; the amax of tensors whose
+// producers measure none; counts of codes.
 #include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
@@ -57,7 +57,7 @@ void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t 
            reinterpret_cast<const uint4 *>(codes), n / 16, type);
 }
 
-// A warp a slot.
+// One warp per slot.
 __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];

@@ -1,9 +1,9 @@
-// What watches over a device: hashes of buffers, in which a single wrong bit is certain to be seen,
-// and the time.
+// Hashes of buffers, which every single wrong bit changes, and the device's clock: checked steps
+// and timing use them.
 #include "../base/rng.h"
 #include "device.cuh"
 
-// The terms are added up in any order, which changes no sum of integers.
+// The terms are added up in any order: sums of integers do not depend on it.
 __global__ void hash_kernel(uint64_t *sum, const uint64_t *words, int64_t n, int64_t first) {
     uint64_t mine = 0;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;

@@ -22,7 +22,7 @@ typedef struct {
     int original_length;
 } Rope;
 
-// Of pair i < D/2, radians a position.
+// The angle of pair i < D/2, in radians a position.
 double rope_frequency(int i, int D, const Rope *rope);
 
 // table: [T,D], for each position the cosines of its D/2 angles, then the sines.
