@@ -1,7 +1,8 @@
 // The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU or several,
-// a process (rank) each. The functions of train_gpt.c in the same order, over a stream: a step is
-// enqueued whole, and its loss and norm are read while the next one runs, so that the device never
-// waits for the host. What ranks exchange goes over a second stream beside it (train/gpu/comm.h).
+// a process (rank) each. The functions of train_gpt.c in the same order, over a stream: the host
+// enqueues a whole step, and reads its loss and norm while the next one runs, so that the device
+// never waits for the host. Exchanges between ranks run beside it on a second stream
+// (train/gpu/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
@@ -25,26 +26,26 @@
 #include <string.h>
 #include <unistd.h>
 
-// The numbers that a step gets from the host, and its results on their way back.
+// A step's input from the host, and its results on their way back.
 typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    bool follows, checked; // directly on the step before; its first micro-batch, twice
+    bool follows, checked; // follows directly on the step before; runs its first micro-batch twice
 } Pending;
 
-// The launches of a micro-step: made one by one once, which makes the plans of products, then
-// captured and replayed.
+// The launches of a micro-step. The first time they are launched one by one, which also makes the
+// plans of products; then they are captured, and replayed as a graph.
 typedef struct {
     cudaGraphExec_t graph;
     bool warm;
 } Replay;
 
-// Where in its step a micro-batch is: the first receives each bucket's new weights before it reads
-// them, the last has its gradients added up over the ranks once they are complete.
+// A micro-batch's place in its step. The first one receives each bucket's new weights before it
+// reads them. In the last one, gradients are added up over the ranks once they are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// steps whose events are still of use: the one on its way, and the two before
+// steps whose events are still needed: the one on its way, and the two before it
 enum { RESULTS = 3 };
 
 typedef struct {
@@ -83,8 +84,8 @@ static void trainer_free_plan(Trainer *t) {
     plan_free(&t->host_plan);
 }
 
-// The whole plan of a run, from its options and what the device offers: its numbers, and so many
-// bytes of memory, which --optimizer-cpu-offload fits the plan into.
+// The whole plan of a run, from its options and the device's number formats and bytes of memory,
+// into which --optimizer-cpu-offload fits the plan.
 static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support,
                          int64_t memory) {
     if (!run_configure(&t->run, options, support)) { return false; }
@@ -94,12 +95,12 @@ static bool trainer_plan(Trainer *t, const Options *options, NumberSupport suppo
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
     if (options->optimizer_cpu_offload && excess > 0) {
         trainer_free_plan(t);
-        plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // which rounding may cost
+        plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may cost the rest
     }
     return true;
 }
 
-// Of device memory, at least.
+// Bytes of device memory that the run needs at least.
 static int64_t planned_bytes(const Options *options, NumberSupport support) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     int64_t bytes = trainer_plan(t, options, support, 0) ? t->plan.bytes : INT64_MAX;
@@ -109,7 +110,8 @@ static int64_t planned_bytes(const Options *options, NumberSupport support) {
     return bytes;
 }
 
-// Of the ranks of this machine; where how many is not known, this one counts.
+// Bytes of host memory for all ranks of this machine; for this rank alone where their number is not
+// known.
 static double host_bytes(const Trainer *t, const Ranks *ranks) {
     int local = ranks->local_ranks > 0 ? ranks->local_ranks : 1;
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
@@ -121,13 +123,13 @@ static int64_t device_memory(const Options *options, size_t free_bytes) {
     return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
 }
 
-// --plan: needs no GPU.
+// --plan, which needs no GPU.
 static void print_plan(const Options *options, const Ranks *ranks) {
     char size[32];
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     size_t free_bytes, memory = (size_t)(options->device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
-        memory = (size_t)80 << 30; // no GPU here: an 80 GB one
+        memory = (size_t)80 << 30; // no GPU here: as for one of 80 GB
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
     or_die(trainer_plan(t, options, support, (int64_t)memory));
@@ -145,7 +147,7 @@ static void print_plan(const Options *options, const Ranks *ranks) {
     exit_answered();
 }
 
-// Before anything is allocated or read.
+// Called before anything is allocated or read.
 static void check_memory(const Trainer *t, int64_t memory) {
     char need[32], have[32];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
@@ -155,7 +157,8 @@ static void check_memory(const Trainer *t, int64_t memory) {
     }
 }
 
-// What all ranks of this host take of its memory. No rank takes any before all have looked.
+// Checks the memory that all ranks of this host take together. No rank takes any before all have
+// checked.
 static void check_host_memory(const Trainer *t, const Ranks *ranks) {
     char need[32], have[32];
     double bytes = host_bytes(t, ranks), available = host_memory(NULL);
@@ -204,7 +207,7 @@ static void allocate(Trainer *t) {
 // The GPU of this rank.
 static void open_device(Trainer *t, const Ranks *ranks) {
     int visible = 0, device = 0;
-    cudaGetDeviceCount(&visible); // none: gpu_open says so
+    cudaGetDeviceCount(&visible); // where there is none, gpu_open says so
     if (ranks->ranks > 1 && visible > 0) { or_die(ranks_device(ranks, visible, &device)); }
     or_die(gpu_open(&t->gpu, device));
 }
@@ -248,14 +251,14 @@ static int trainer_close(Trainer *t) {
     size_t free_bytes, all_bytes;
     params_join(&t->params);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    // the most that there was: a run frees nothing before its end
+    // this is the most that was in use: a run frees nothing before its end
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
     for (int i = 0; i < 2 * MICRO_PLACES; i++) {
         cudaGraphExec_t graph = t->micro[i / 2][i % 2].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
-    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs that it is in
+    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs with collectives
     comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
@@ -280,7 +283,7 @@ static int trainer_close(Trainer *t) {
 static Tensor norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) {
     Tensor out = linear_input(norm->next, pass);
     NormForward n = norm->forward;
-    if (norm->next == &t->net.head) { // which quantises a chunk at a time
+    if (norm->next == &t->net.head) { // the head quantises a chunk at a time
         out.fp8 = out.fp8_t = NULL;
         out.fused = false;
     }
@@ -289,8 +292,8 @@ static Tensor norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) 
     return out;
 }
 
-// From d_norm to the new d_residual, in the forms that the linear layer below reads as the gradient
-// of its output.
+// Adds the norm's input gradient, from d_norm, to d_residual, which the linear layer below reads as
+// the gradient of its output.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
     Tensor out = norm->below != NULL ? norm->below->dy : tensor_bf16(t->net.d_residual.bf16);
@@ -303,14 +306,14 @@ static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumul
 static Tensor attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     const LinearLayer *next = &b->attention_out;
     Tensor x = linear_input(next, pass);
-    if (pass != PASS_AGAIN) { // the first time has left the amax
+    if (pass != PASS_AGAIN) { // the first forward pass has measured the amax
         gpu_measure(&t->gpu, x, (int64_t)M * next->C);
     }
     gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, M, next->C);
     return x;
 }
 
-// Queries and keys as attention reads them.
+// Makes queries and keys as attention reads them.
 static void rotate(Trainer *t, const Block *b, int B, int T) {
     Rotary r = b->rope.rotary;
     if (r.table == NULL) { return; }
@@ -336,8 +339,8 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
-// Computes again the buffers of a block that were not kept, by the same kernels: the same bits. The
-// last block's are still there.
+// Recomputes the buffers of a block that were not kept, by the same kernels and so with the same
+// bits. Those of the last block are still there.
 static void recompute_block(Trainer *t, int l, int B, int T) {
     const Block *b = &t->net.blocks[l];
     int recompute = t->run.options.recompute, M = B * T;
@@ -491,7 +494,7 @@ static int micro_place(const Trainer *t, int micro) {
     return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
 }
 
-// A micro-step, as a graph once it has been captured.
+// Runs a micro-step; once it has been captured, as a graph.
 static void replay_micro_step(Trainer *t, int place) {
     Replay *r = &t->micro[place][t->params.fp8.scaling.measuring];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.scaling.counting) {
@@ -508,17 +511,18 @@ static void replay_micro_step(Trainer *t, int place) {
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
-    if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph has received them
+    if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph receives them
 }
 
-// The first micro-batch of a checked step: twice, with the same results, or the run ends before
-// anything has changed. Its gradients are added up over the ranks afterwards, where they are due.
+// Runs the first micro-batch of a checked step twice. The results must be the same, or the run ends
+// before anything has changed. Where it is also the last micro-batch, its gradients are added up
+// over the ranks afterwards.
 static void checked_micro_step(Trainer *t, int place, int64_t step) {
     Check *c = &t->check;
     replay_micro_step(t, MICRO_FIRST);
     check_hash(c, 0);
     bool counting = t->params.fp8.scaling.counting;
-    t->params.fp8.scaling.counting = false; // once is enough
+    t->params.fp8.scaling.counting = false; // they are counted once
     replay_micro_step(t, MICRO_FIRST);
     check_hash(c, 1);
     if (!check_repeats(c)) {
@@ -545,7 +549,7 @@ static void dump_gradients(Trainer *t) {
     run_maybe_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
-// Waits for the step that is on its way, and reports it.
+// Waits for the step that is on its way, if there is one, and reports it.
 static void finish_step(Trainer *t) {
     if (!t->run.in_flight) { return; }
     int64_t last = t->enqueued - 1;
@@ -561,7 +565,7 @@ static void finish_step(Trainer *t) {
     result.seconds = 1e-3 * ms;
     result.skipped = (SkipReason)p->state.skipped;
     result.stop = p->state.stop > 0;
-    // a check waits for the other ranks
+    // a checked step waits for the other ranks
     result.own_seconds = p->checked ? 0 : 1e-9 * (double)(p->state.computed - p->state.began);
     result.own_loss = p->state.own_loss_sum * t->run.ranks / p->input.targets;
     t->run.progress.window = p->state.window;
@@ -571,7 +575,7 @@ static void finish_step(Trainer *t) {
     run_report(&t->run, result);
 }
 
-// Once the step that counted is on its way.
+// Called once the step that counted is on its way.
 static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
@@ -582,7 +586,7 @@ static void report_counts(Trainer *t) {
     free(counts);
 }
 
-// A checkpoint is written from state that is in host memory: it stays as it is until then.
+// A checkpoint is written from the state in host memory, which must not change before that is done.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saver.pending) { return; }
@@ -623,7 +627,7 @@ static void train_step(Trainer *t) {
         }
     }
     dump_gradients(t);
-    // after the batches: reading them may be what ends the run
+    // after the batches: reading them may end the run
     p->input = {learning_rate(o, step),
                 step,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
@@ -633,7 +637,7 @@ static void train_step(Trainer *t) {
     CUDA_CHECK(cudaMemcpyAsync(t->params.optimizer.adamw.input, &p->input, sizeof(StepInput),
                                cudaMemcpyHostToDevice, stream));
     wait_for_save(t);
-    // in no graph: its collectives are waited for in graphs
+    // not captured in a graph: graphs wait for its collectives
     params_update(&t->params, t->net.loss_sum);
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
@@ -641,7 +645,8 @@ static void train_step(Trainer *t) {
     t->enqueued++;
     t->run.in_flight = true;
     if (t->params.fp8.scaling.counting) { report_counts(t); }
-    bool decides = t->params.fp8.delayed && measuring; // whether the next step still measures
+    // this step's result decides whether the next one still measures
+    bool decides = t->params.fp8.delayed && measuring;
     if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
 }
 
@@ -710,7 +715,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     batches_send(&t->batches);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), pass);
-    Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab; // no number is written over a later code
+    // in the second half, so that no number is written over a code that has not been read
+    Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab;
     gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
               (size_t)c->vocab * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
@@ -718,7 +724,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->sample_logits;
 }
 
-// Copies the state, which is the only pause; a thread writes it.
+// Training pauses only while the state is copied; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
@@ -730,7 +736,7 @@ static void maybe_save(Trainer *t) {
     run_save(run, &s);
 }
 
-// The initial weights, or those of the checkpoint that --resume names.
+// Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
@@ -746,7 +752,8 @@ static void profile_step(Trainer *t) {
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    saver_wait(&run->saver); // nothing that a profile meets can spoil it, and it slows no kernel
+    // a profile that fails must not spoil a save, and a save must not slow down kernels
+    saver_wait(&run->saver);
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_beat(run, DOING_WAIT, "profiling a step");

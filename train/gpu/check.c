@@ -53,7 +53,7 @@ void check_hash(Check *c, int pass) {
         if (l->w.fp8 == NULL) { continue; }
         gpu_hash(gpu, row, l->w.fp8, n, 0);
         gpu_hash(gpu, row, l->w.fp8_t, n, 0);
-        bool given = p->fp8.delayed && !p->fp8.scaling.measuring; // else a pass measures them
+        bool given = p->fp8.delayed && !p->fp8.scaling.measuring; // else each pass measures them
         for (int o = 0; o < OPERAND_COUNT; o++) {
             if (o != OPERAND_W && !given) { continue; }
             gpu_hash(gpu, row, &live[o], offsetof(Fp8Live, amax), 0);
@@ -99,7 +99,7 @@ static const char *row_name(const Check *c, int row, char out[96]) {
     return out;
 }
 
-// What a rank says of itself and of its weights.
+// What a rank sends to rank 0: its place, and the hashes of its weights.
 typedef struct {
     char place[128]; // host and GPU
     uint64_t rows[];
@@ -121,7 +121,8 @@ static bool passes_agree(Check *c, const char *place, int64_t step) {
                         : "a third differs again");
 }
 
-// On rank 0: whether all ranks have its weights; where not, the fewest are taken to be wrong.
+// On rank 0: whether all ranks have its weights. If not, the rank whose value is shared by the
+// fewest is taken to be wrong.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];

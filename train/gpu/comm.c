@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// A failure that another rank's end can cause is the watch's to explain.
+// A failure that the end of another rank can cause is explained by the watch.
 static void check_nccl(const Comm *c, int status, const char *call) {
     char text[160];
     if (status == NCCL_SUCCESS) { return; }
@@ -21,7 +21,7 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// What must fit together before NCCL, which would hang or say less, is asked to join the ranks.
+// What is compared before NCCL joins the ranks: NCCL would hang, or say less.
 typedef struct {
     int version;
     char host[64], bus[32]; // the GPU's place in its machine
@@ -46,7 +46,7 @@ static bool check_cards(const Card *cards, int ranks) {
     return true;
 }
 
-// NCCL's errors that no call returns, such as a broken network.
+// Looks for errors of NCCL that no call returns, such as a broken network.
 static bool probe(void *argument) {
     const Comm *c = argument;
     int error = NCCL_SUCCESS;

@@ -55,7 +55,7 @@ Tensor linear_input(const LinearLayer *l, Pass pass) {
     return x;
 }
 
-// --fp8-stats-interval. n: of the codes.
+// Counts n codes in the steps that --fp8-stats-interval names.
 static void count(Gpu *gpu, const LinearLayer *l, OperandId operand, const uint8_t *codes,
                   int64_t n) {
     if (l->counts == NULL || !l->scaling->counting) { return; }
@@ -74,8 +74,8 @@ void linear_receive(Gpu *gpu, const LinearLayer *l) {
     count(gpu, l, OPERAND_W, l->w.fp8, size);
 }
 
-// FP8 operands with the summed dimension contiguous. The scales are those of blocks, if they have
-// such.
+// Sets FP8 operands, which have the summed dimension contiguous. scales_a, scales_b: those of
+// blocks.
 static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const float *scales_a,
                     const Tensor *b, const uint8_t *codes_b, const float *scales_b,
                     bool fast_accumulation) {
@@ -141,7 +141,7 @@ static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int
     gemm(gpu, g);
 }
 
-// gelu_input [M,C], unless NULL: x came out of a GELU, and dx becomes the gradient of its input.
+// gelu_input [M,C]: the input of the GELU that made x, whose gradient dx becomes; or NULL.
 static void backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, Bf16 *gelu_input, int M,
                      bool accumulate) {
     Gemm g = input_gradient(l, dx, M);

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
+enum { NORM_PARTS = 1024 }; // about: this many blocks fill any device
 
 // ---- planning -----------------------------------------------------------------------------------
 
-// Which parameters have segments of FP8 weights, and which are Muon's. A tied embedding, which is
-// looked up, is not in FP8.
+// ZERO_CODES for each parameter whose segment holds FP8 weights, ZERO_MUON for each that Muon
+// updates. A tied embedding is not in FP8, since its rows are looked up.
 static uint8_t *find_kinds(const Run *run) {
     uint8_t *kinds = calloc_or_die((size_t)run->layout.count, sizeof(uint8_t));
     for (int i = 0; i < run->layout.count; i++) {
@@ -35,14 +35,14 @@ static int64_t squares_room(const Fp8Squares *s) {
                  fp8_scale_count(SCALES_SQUARE, s->columns, s->rows));
 }
 
-// Elements that this rank keeps, of its first n ranges.
+// Elements in the first n ranges that this rank keeps.
 static int64_t kept_elements(const OptimizerState *s, int n) {
     if (n == 0) { return 0; }
     const ZeroRange *last = &s->ranges[n - 1];
     return last->kept + last->end - last->begin;
 }
 
-// Cuts a range after so many elements.
+// Cuts range i in two, after this many elements.
 static void cut_range(OptimizerState *s, int i, int64_t elements) {
     s->ranges = realloc_or_die(s->ranges, (size_t)(s->num_ranges + 1) * sizeof(ZeroRange));
     ZeroRange *r = &s->ranges[i];
@@ -54,7 +54,8 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
     r[1].kept += elements;
 }
 
-// Elements leave the device, the first ones, until so many bytes have.
+// Plans the state's arrays. Their first elements are in host memory, as many as take `offload`
+// bytes at least.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights", "first moment", "second moment"};
     static const char *const names[] = {"master", "exp_avg", "exp_avg_sq"}; // of checkpoint.h
@@ -72,7 +73,7 @@ static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     }
     for (int i = 0; i < s->num_ranges && bytes < offload; i++) {
         int64_t begin = s->ranges[i].kept, n = s->ranges[i].end - s->ranges[i].begin;
-        int64_t each = (int64_t)sizeof(float); // bytes an element: of the weights, and its moments
+        int64_t each = (int64_t)sizeof(float); // bytes of an element: master weight and moments
         for (const StateArray *a = &s->arrays[STATE_EXP_AVG]; a < s->arrays + STATE_ARRAYS; a++) {
             each += begin < a->count ? gpu_type_bytes(a->type) : 0;
         }
@@ -140,8 +141,8 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     uint8_t *kinds = find_kinds(run);
     p->zero = zero_layout(layout, run->ranks, kinds);
     free(kinds);
-    // evaluations in BF16 multiply by the weights in BF16: they are sent so, and every rank
-    // quantises them
+    // evaluations in BF16 read the weights in BF16: they are sent in BF16, and every rank quantises
+    // them
     for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
         p->zero.segments[i].codes = false;
     }
@@ -153,7 +154,8 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     }
     s->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
     p->weights.arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
-    // gradients in FP32 when requested, or when several micro-batches add to them
+    // gradients are in FP32 where requested, or, automatically, where several micro-batches add to
+    // them
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
                 (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
     s->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
@@ -220,7 +222,7 @@ void params_free_plan(Params *p) {
 
 // ---- starting -----------------------------------------------------------------------------------
 
-// This rank's part of every segment, in pieces.
+// Cuts this rank's part of every segment into pieces for the gradients' norm.
 static void send_norm_parts(Params *p) {
     const ZeroLayout *z = &p->zero;
     GradientPart *parts = calloc_or_die((size_t)(NORM_PARTS + z->count), sizeof(GradientPart));
@@ -239,8 +241,8 @@ static void send_norm_parts(Params *p) {
     free(parts);
 }
 
-// Where each FP8 weight's blocks lie; the weights that are sent as codes; tensor[layout.count]:
-// each parameter's number among these.
+// Finds where each FP8 weight's blocks lie, and sends the table of the weights that are sent as
+// codes. tensor[layout.count]: each parameter's number in that table.
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
     Fp8State *f = &p->fp8;
@@ -293,8 +295,8 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     };
 }
 
-// The optimizer's step, bucket by bucket: a bucket's segments lie together and count their blocks
-// from 0, so that each has its own launch.
+// Sends the segments, bucket by bucket: a bucket's segments lie together and number their blocks
+// from 0, so that each bucket has its own launch.
 static void send_segments(Params *p, const int *tensor) {
     const OptimizerState *o = &p->optimizer;
     AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
@@ -357,7 +359,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     return (char *)p->weights.segments[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// The gradients from a place of the arranged space on.
+// The gradients from this place in the arranged space on.
 static Gradient gradients_from(const Params *p, int64_t place) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     return (Gradient){(char *)u->gradients + place * gpu_type_bytes(u->gradient_type),
@@ -408,7 +410,7 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
     gpu_fetch(p->gpu, host, p->fp8.counts, (size_t)p->fp8.scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = OPERAND_W; i < p->fp8.scaling.count && p->run->rank > 0; i += OPERAND_COUNT) {
-        host[i] = (Fp8Counts){0}; // every rank has all weights: rank 0's count
+        host[i] = (Fp8Counts){0}; // every rank has all weights: only rank 0's are counted
     }
     params_sum_counts(p, (int64_t *)host, p->fp8.scaling.count * COUNTS);
 }
@@ -467,7 +469,7 @@ void params_sum(Params *p, double *values, int n) {
 }
 
 void params_sum_counts(Params *p, int64_t *counts, int n) {
-    double values[NORM_PARTS]; // as many as the scratch has room for, at least
+    double values[NORM_PARTS]; // norm_scratch has as many elements, or more
     for (; n > 0; counts += NORM_PARTS, n -= NORM_PARTS) {
         int part = min_int(n, NORM_PARTS);
         size_t bytes = (size_t)part * sizeof(double);
@@ -482,7 +484,7 @@ void params_sum_counts(Params *p, int64_t *counts, int n) {
 
 // ---- the optimizer's step -----------------------------------------------------------------------
 
-// The bucket's new weights to all ranks, while the next bucket's are computed.
+// Sends the bucket's new weights to all ranks, while the next bucket's are computed.
 static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
@@ -494,8 +496,8 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
-// FP8 weights by measured scales: the largest amax of all ranks' parts gives them. state: NULL at
-// the start of a run.
+// Makes and sends FP8 weights by measured scales, which follow from the largest amax of all ranks'
+// parts. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
     const Fp8State *f = &p->fp8;
     int64_t words = f->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
@@ -513,7 +515,6 @@ static void publish_measured(Params *p, const StepState *state) {
     }
 }
 
-// At the start of a run: from the master weights to what products read.
 void params_publish(Params *p) {
     for (int b = 0; b < p->run->layout.num_buckets && p->fp8.num_tensors > 0; b++) {
         gpu_measure_weights(p->gpu, &p->optimizer.updates[b], NULL);
@@ -521,7 +522,7 @@ void params_publish(Params *p) {
     publish_measured(p, NULL);
 }
 
-// Norm, loss and whether to stop, from each rank's own to all ranks'; the amaxes likewise.
+// Norm, loss, whether to stop, and the amaxes: each rank's become those of all ranks.
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
