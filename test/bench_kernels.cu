@@ -1,6 +1,6 @@
-// Times every kernel and library call at the shapes of the benchmark models: how long a call took
-// beside its floor, the bytes that must move over 4.3 TB/s or the operations over 800 TFLOP/s in
-// BF16 and twice that in FP8.
+// Times every kernel and library call at the shapes of the benchmark models. Beside each time
+// stands its floor: the bytes that must move at 4.3 TB/s, or the operations at 800 TFLOP/s in BF16
+// and twice that in FP8.
 //   build/plain/bench_kernels [part of a name]
 #define TEST_OWN_MAIN
 #include "../kernels/attention.h"
@@ -13,7 +13,7 @@
 static const double BYTES_PER_S = 4.3e12, FLOPS_PER_S = 800e12;
 static const char *wanted = "";
 
-// Random values on the device alone: a million of them, over and over.
+// Random values on the device alone: a million of them, repeated.
 struct Filled {
     Bf16Buffer device;
 
@@ -86,7 +86,7 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
         out_tensor.power_of_two = true;
     }
     Gradient column_sums = {sums.data, TYPE_F32, false};
-    const Bf16 *bias = fp8 ? b.device.data : NULL; // where GELU adds it (train/gpu/network.h)
+    const Bf16 *bias = fp8 ? b.device.data : NULL; // in FP8 GELU adds the bias (train/gpu/linear.h)
     NormForward forward = {
         mean.data, rstd.data, x.device.data, w.device.data, gpt2 ? b.device.data : NULL, 1e-5f,
         M,         C};
@@ -141,7 +141,7 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
     }
 }
 
-// Bytes a second in each direction, of copies in both at once.
+// Bytes a second in each direction, with copies in both directions at once.
 static double copy_rate(int64_t bytes) {
     void *from = gpu_host_memory(bytes, false), *to = gpu_host_memory(bytes, false);
     Buffer<uint8_t> in(bytes), out(bytes);
@@ -234,7 +234,7 @@ static void bench_loss(int M, int V, int P) {
     }
 }
 
-// Of a model with and without QK norm.
+// Times the rotary kernels of a model, with and without QK norm.
 static void bench_rope(int B, int T, int H, int G, int D) {
     int M = B * T, N = (H + 2 * G) * D;
     size_t n = (size_t)M * N, turned = (size_t)M * (H + G) * D;
@@ -337,7 +337,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
     g.c = wide.data;
     g.beta = 1.0f;
     PRODUCT("dW FP32 accumulated", g);
-    if (strcmp(layer, "fc2") == 0) { // its input gradient meets gelu backward
+    if (strcmp(layer, "fc2") == 0) { // GELU's derivative follows its input gradient
         g = input_gradient;
         Filled pre((size_t)M * K, 1);
         g.epilogue = EPILOGUE_DGELU;
@@ -348,7 +348,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
 
 static void bench_fp8_products(int M, int N, int K, const char *layer) {
     size_t most = (size_t)max(max((size_t)M * K, (size_t)N * K), (size_t)M * N);
-    Filled a(most / 2, 1), b(most / 2, 1); // any bytes are codes
+    Filled a(most / 2, 1), b(most / 2, 1); // any bytes can serve as codes
     Bf16Buffer d(most);
     Buffer<Fp8Live> live(1);
     Fp8Live l = {1, 1, 0, 0};
@@ -388,7 +388,8 @@ static void bench_fp8_products(int M, int N, int K, const char *layer) {
     }
 }
 
-// Codes of normal values: a million of them, over and over. (NaN among them would cost less power.)
+// Codes of normal values: a million of them, repeated. (With NaN among them, the device would draw
+// less power.)
 struct FilledCodes : Buffer<uint8_t> {
     FilledCodes(size_t n, float scale, Fp8Type type) : Buffer<uint8_t>(n) {
         const size_t period = 1 << 20;
@@ -422,8 +423,9 @@ static void bench_weight_gradient(int M, int N, int K, const char *layer) {
     bench("dW by blocks", shape, floor, [&] { gemm(&gpu, g); });
 }
 
-// The products that meet GELU, each in one kernel and in two: by default (fast forward, split
-// backward), and fast. Bytes: codes in and out twice, BF16 pre-activations out or in.
+// The products with GELU, each in one kernel and in two: with the default accumulation (fast
+// forward, split backward), and with fast. Bytes: codes in, two forms of codes out, BF16
+// pre-activations out or in.
 static void bench_gelu_products(int M, int F, int C) {
     size_t wide = (size_t)M * F;
     FilledCodes a((size_t)M * C, 50, FP8_E4M3), dy((size_t)M * C, 50, FP8_E5M2),
@@ -435,7 +437,7 @@ static void bench_gelu_products(int M, int F, int C) {
     SumScratch scratch(M, F);
     Buffer<Fp8Live> live(1);
     Buffer<Fp8Slot> slot(1);
-    // of a and b together 1 / (1500 sqrt(C)): products of variance 1
+    // those of a and b together 1 / (1500 sqrt(C)), for products of variance 1
     Fp8Live l = {1.0f / sqrtf(1500 * sqrtf((float)C)), 50, 0, 0};
     Fp8Slot s = {1, 1, 0, 1};
     live.put(&l);
@@ -463,7 +465,7 @@ static void bench_gelu_products(int M, int F, int C) {
             auto named = [&](const char *kind) {
                 return text("%s%s %s", kind, backward ? " backward" : "", fast ? "fast" : "split");
             };
-            for (int turn = 0; turn < 2; turn++) { // in turns: the clock drifts
+            for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
                 bench(named("gelu: product"), shape, floor, [&] { gemm(&gpu, g); });
                 bench(named("gelu: product, pass"), shape, floor, [&] {
                     gemm(&gpu, g);

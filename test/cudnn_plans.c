@@ -1,15 +1,15 @@
-// kernels/attention.c over cuDNN itself, without a device: cuDNN makes plans for a device that is
-// described to it (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and says of each what workspace
-// it needs. Nothing is run. Built where cuDNN is installed.
+// kernels/attention.c with cuDNN itself, without a device: cuDNN makes plans for a device that is
+// described to it (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and tells the workspace that
+// each plan needs. No plan is run. Built where cuDNN is installed.
 #include "test.h"
 
 #include <cudnn.h>
 
 static cudnnBackendDescriptor_t device;
 static int64_t spoilt,
-    taken; // the engine that claims not to repeat its bits; that of the last plan
+    taken; // the engine that is called nondeterministic; the last plan's engine
 enum { NO_ENGINE = -1, EVERY_ENGINE = -2 };
-static int64_t factor = 1; // of the workspace that a plan says it needs
+static int64_t factor = 1; // multiplies the workspace that a plan says it needs
 
 static int64_t engine_index(cudnnBackendDescriptor_t engine) {
     int64_t count, index = -1;
@@ -18,7 +18,8 @@ static int64_t engine_index(cudnnBackendDescriptor_t engine) {
     return index;
 }
 
-// What names a handle, which only a device has, names the described device.
+// Where a descriptor takes a handle, which only a device has, it takes the described device
+// instead.
 static cudnnStatus_t set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
                          cudnnBackendAttributeType_t type, int64_t n, const void *values) {
     if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) { return CUDNN_STATUS_SUCCESS; }
@@ -62,7 +63,7 @@ static cudnnStatus_t get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t
 #undef cudnnBackendSetAttribute
 #undef cudnnBackendGetAttribute
 
-// What only a pass needs.
+// Functions that only a pass calls.
 void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
     (void)gpu, (void)s, (void)out, (void)lse, (void)qkv;
 }
@@ -71,7 +72,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
-// sms multiprocessors of compute capability version / 100, of so much shared memory.
+// A device of `sms` multiprocessors, compute capability version / 100, and this much shared memory.
 static bool describe_device(int version, int sms, int shared) {
     char json[1024];
     int n = snprintf(
@@ -124,7 +125,8 @@ TEST(planned_workspace_is_enough_on_every_device) {
     describe_device(900, 132, 232448);
 }
 
-// Where plans need more, pieces are smaller; where no piece is small enough, cuDNN does not serve.
+// Where plans need more workspace, pieces are smaller; where no piece is small enough, cuDNN is not
+// used.
 TEST(the_plan_itself_is_asked_for_its_workspace) {
     AttentionShape s = shapes[0];
     Gpu gpu = {0};

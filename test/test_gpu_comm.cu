@@ -1,6 +1,6 @@
-// Collectives over NCCL, on every GPU of this machine: those that test_comm.c tries on the CPU, and
-// what only a GPU can show: two streams, and graphs. Starts its ranks as a trainer does. Skipped
-// where there is one GPU.
+// Collectives over NCCL, on every GPU of this machine: those that test_comm.c tests on the CPU, and
+// what only a GPU can show: two streams, and graphs. The ranks are started as a trainer starts
+// them. Skipped where there is one GPU.
 #define TEST_OWN_MAIN
 #include "../ranks/launch.h"
 #include "../train/gpu/comm.h"
@@ -30,7 +30,7 @@ SAME(NCCL_BFLOAT16, ncclBfloat16);
 SAME(NCCL_SUM, ncclSum);
 SAME(NCCL_MAX, ncclMax);
 
-// Each call against its declaration; the results and enums are int here.
+// Compares each call with its declaration in nccl.h; results and enums are int here.
 template <typename... A> static int arguments(ncclResult_t (*)(A...)) {
     return sizeof...(A);
 }
@@ -41,7 +41,7 @@ template <typename... A> static int arguments(int (*)(A...)) {
 
 static Group group;
 static Comm comm;
-static Gpu gpu; // its stream alone
+static Gpu gpu; // only its stream is set
 
 #define CUDA(call)                                                                         \
     do {                                                                                   \
@@ -49,7 +49,7 @@ static Gpu gpu; // its stream alone
         if (status_ != cudaSuccess) { die("%s: %s", #call, cudaGetErrorString(status_)); } \
     } while (0)
 
-// What is wrong on all ranks together; rank 0 judges.
+// The number of faults on all ranks together; rank 0 judges.
 static int wrong_anywhere(int wrong) {
     enum { MOST = 64 };
     int all[MOST] = {}, sum = 0;
@@ -168,7 +168,7 @@ static void print_bandwidth() {
     CUDA(cudaFree(buffer));
 }
 
-// In a process of its own: launch() forks, and what CUDA has opened does not survive that.
+// Counts in a process of its own: launch() forks, and an open CUDA device does not survive that.
 static int count_devices(void) {
     int status = 0, count = 0;
     pid_t id = fork();

@@ -36,8 +36,8 @@ static void cast(int M, int N, Fp8Type type) {
     check_measured(q, x.host);
     for (float &sum : expected) { sum *= 2; }
     CHECK_ERROR(sums.get().data(), expected.data(), N, 1e-5);
-    q.reset(tensor_amax(x.host.data(), (int64_t)x.host.size()), 3); // its history's scale stays
-    measured.slot = NULL;                                           // and without one
+    q.reset(tensor_amax(x.host.data(), (int64_t)x.host.size()), 3); // with a history
+    measured.slot = NULL;                                           // without a history
     gpu_quantize(&gpu, measured, {}, {}, M, N);
     CHECK_CLOSE(q.slot.get()[0].amax, 0.0, 0.0);
     gpu_quantize(&gpu, of_x(q.tensor(SCALE_MEASURED, false)), {}, {}, M, N);
@@ -95,7 +95,7 @@ TEST(special_values) {
         put_floats(q.bf16, x);
         gpu_quantize(&gpu, q.tensor(SCALE_GIVEN, false), {}, {}, 16, 16);
         CHECK_EQUAL(check_codes(q.fp8.get(), x, q.scale, q.type, 0), 0);
-        CHECK(isnan(q.slot.get()[0].amax)); // and the update will not take it
+        CHECK(isnan(q.slot.get()[0].amax)); // the update will ignore it
         gpu_quantize(&gpu, q.blocks(SCALES_VECTOR, false), {}, {}, 16, 16);
         check_blocks(q, x, SCALES_VECTOR, true);
     }
@@ -137,7 +137,7 @@ TEST(codes_are_counted) {
     CHECK_DIES("a multiple of 16", gpu_count_codes(&gpu, NULL, NULL, 24, FP8_E4M3));
 }
 
-// Each precondition of kernels.h, not met. The pointers are never read.
+// Violates each precondition of kernels.h. The pointers are never read.
 TEST(refusals) {
     Bf16 *x = (Bf16 *)4096, *odd = (Bf16 *)4098;
     uint8_t *fp8 = (uint8_t *)8192, *odd_fp8 = (uint8_t *)8193;

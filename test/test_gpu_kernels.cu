@@ -107,8 +107,8 @@ static void norm_gradients(const NormBackward &plain, const Input &residual, con
     }
 }
 
-// Weights are positive and dout follows x, so that with rows far from zero (centre) what a thread
-// beyond a row computes would be far larger than what is in it.
+// Weights are positive and dout follows x: where the rows are far from zero (centre), values that a
+// thread computes beyond a row would be far larger than those in it.
 static void norm(int M, int C, bool layernorm, float centre) {
     const float eps = 1e-5f;
     size_t n = (size_t)M * C;
@@ -164,14 +164,14 @@ static void norm(int M, int C, bool layernorm, float centre) {
         CUDA_CHECK(cudaMemcpy(codes.data(), out.bf16, n * sizeof(Bf16), cudaMemcpyDeviceToHost));
         for (Bf16 code : codes) { result.push_back(bf16_decode(code)); }
     });
-    bias_backward(sums.data(), result.data(), M, C); // of what was written, rounding included
+    bias_backward(sums.data(), result.data(), M, C); // of the values that were written, rounded
     norm_gradients(backward, residual, dw, db, sums);
 }
 
 static const int norm_shapes[][2] = {
     {1, 8},     {17, 48},     {16, 16},   {80, 208},  {1000, 768}, {1008, 768}, {65, 1600},
     {96, 1600}, {1008, 1600}, {33, 2048}, {64, 2048}, {48, 4096},  {19, 5128},  {32, 5120},
-    {32, 8192}, {9, 8192},    {256, 768}, {256, 776}, {192, 1360} // the last three share out evenly
+    {32, 8192}, {9, 8192},    {256, 768}, {256, 776}, {192, 1360} // the last 3: even groups
 };
 
 TEST(norms) {
@@ -181,7 +181,8 @@ TEST(norms) {
     }
 }
 
-// As on devices whose blocks have less shared memory than Hopper's: fewer groups, or none.
+// The norms as on devices whose blocks have less shared memory than Hopper's: with fewer groups, or
+// none.
 TEST(norms_in_little_shared_memory) {
     static const char *const kilobytes[] = {"164", "99", "72"};
     for (const char *kib : kilobytes) {
@@ -196,7 +197,7 @@ TEST(norms_in_little_shared_memory) {
     unsetenv("LLM8_TEST_SHARED_KIB");
 }
 
-// norm: heads are normalised, too. The bias gradient is the column sums of what comes back.
+// norm: heads are also normalised. The bias gradient is the column sums of the resulting gradient.
 static void rope(int B, int T, int H, int G, int D, bool norm) {
     int M = B * T, N = (H + 2 * G) * D;
     size_t n = (size_t)M * N;
@@ -276,7 +277,7 @@ static void ropes_of(bool norm) {
     rope(1, 1, 1, 1, 16, norm);
     rope(1, 5, 1, 1, 2, norm);
     rope(2, 17, 25, 5, 64, norm);
-    rope(4, 300, 6, 6, 128, norm); // several rows a thread
+    rope(4, 300, 6, 6, 128, norm); // a thread takes several rows
     rope(1, 640, 16, 8, 48, norm);
 }
 
@@ -365,8 +366,8 @@ TEST(activations) {
     activation(5000, 264, FP8_E5M2);
 }
 
-// A loss is the log-sum-exp less the target's logit, and its error is relative to those: of a loss
-// near 0 few of their bits are left. Capped, each is as exact as the device's exp and division are,
+// A loss is the log-sum-exp less the target's logit, and its error is relative to these two: near 0
+// a loss keeps few of their bits. With a cap, both are as exact as the device's exp and division,
 // to 1.5 2^-22 of the cap (device.cuh).
 static void check_losses(const Floats &actual, const Floats &expected, const Floats &logits,
                          const Ints &targets, int P, float softcap, double allowed) {
@@ -387,7 +388,7 @@ static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float s
     Ints host_targets = random_tokens(M, V);
     for (int i = 0; i < M; i += 5) { host_targets[i] = i % 2 ? -1 : V - 1; }
     if (M > 2) { host_targets[2] = -1; }
-    if (M == 1) { // nearly certain: a loss near 0
+    if (M == 1) { // the model is nearly certain: a loss near 0
         float largest = *std::max_element(logits.host.begin(), logits.host.begin() + V);
         logits.host[host_targets[0]] = bf16_decode(bf16_encode(largest + 4));
         put_floats(logits.device, logits.host);
@@ -437,7 +438,7 @@ TEST(losses) {
     loss(5, 50257, 50304, FP8_E5M2);
     loss(20, 50257, 50304, FP8_E5M2);
     loss(7, 128256, 128256, FP8_E5M2);
-    loss(3, 499999, 500000, FP8_E5M2); // too long a row for a cluster: the general kernel
+    loss(3, 499999, 500000, FP8_E5M2); // a row too long for a cluster
 }
 
 TEST(losses_with_more_terms) {
@@ -455,7 +456,7 @@ TEST(losses_with_more_terms) {
     loss(16, 151931, 151936, FP8_E5M2, 3e-2f, 2.5f);
 }
 
-// What stands in the vocabulary's padding does not matter: NaN and the largest of all logits.
+// The values in the vocabulary's padding do not matter: here NaN, and the largest of all logits.
 TEST(paddings_do_not_matter) {
     static const LossTerms terms[] = {{0.25f, 0, 0}, {0.25f, 1e-2f, 5}};
     for (const LossTerms &t : terms) {

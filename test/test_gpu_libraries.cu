@@ -34,7 +34,7 @@ static void check_product(int m, int n, int k, bool trans_a, bool trans_b) {
     CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), 1e-5);
 
     for (size_t i = 0; i < sum.size(); i++) { sum[i] += c.host[i] + bias.host[i % n]; }
-    Gemm added = g; // residual and bias ride along
+    Gemm added = g; // with residual and bias
     added.c = c.device.data;
     added.beta = 1.0f;
     added.epilogue = EPILOGUE_BIAS;
@@ -77,8 +77,8 @@ LIBRARY_TEST(gelu_epilogue) {
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// The definition with what BF16 must lose: probabilities and score gradients are rounded to BF16
-// between the products. Its distance from the plain definition is the yardstick.
+// The definition with the roundings that BF16 needs: probabilities and score gradients are rounded
+// to BF16 between the products. Its distance from the plain definition is the yardstick.
 struct AttentionCase {
     AttentionShape s;
     Input qkv, dout;
@@ -132,10 +132,10 @@ LIBRARY_TEST(attention_by_library) {
         fail("%s", "");
         bool served = attention_by_cudnn(&gpu, s);
         if (!served) { printf("  measured: by the plain kernel: %s\n", error_text()); }
-        CHECK(served || s.T < 64); // what people train on
+        CHECK(served || s.T < 64); // the lengths that people train on
         check_attention(s, false);
     }
-    fail("%s", ""); // planted: no head is that large
+    fail("%s", ""); // planted: heads are not that large
     CHECK(!attention_by_cudnn(&gpu, {1, 128, 2, 2, 1000, true}) && error_text()[0] != '\0');
 }
 
@@ -158,7 +158,7 @@ LIBRARY_TEST(attention_in_pieces) {
         attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
         attention_backward_gpu(&gpu, s, whole.data, c.dout.device.data, out.data, lse.data,
                                c.qkv.device.data);
-        gpu.attention_bytes = (size_t)(9.2 * (1 << 20)); // room for a group or two
+        gpu.attention_bytes = (size_t)(9.2 * (1 << 20)); // memory for one group or two
         attention_backward_gpu(&gpu, s, pieces.data, c.dout.device.data, out.data, lse.data,
                                c.qkv.device.data);
         gpu.attention_bytes = all;
@@ -255,7 +255,7 @@ TEST(hashes_are_those_of_the_host) {
         host[host.size() / 2] ^= 1ull << 63;
         CHECK(hash_words(host.data(), bytes, 9) != hash);
         host[host.size() / 2] ^= 1ull << 63;
-        int64_t half = bytes / 16; // two parts are the whole
+        int64_t half = bytes / 16; // the hashes of two parts add up to that of the whole
         sum.put(&start);
         gpu_hash(&gpu, sum.data, data.data, 8 * half, 9);
         gpu_hash(&gpu, sum.data, data.data + half, bytes - 8 * half, 9 + half);

@@ -1,14 +1,14 @@
 // The sizes that people train at: attention over 2,048 and 8,192 tokens against its definition, on
-// sampled rows; operands of more than 2^31 elements, whole against in pieces, bit for bit.
+// sampled rows; operands of more than 2^31 elements, computed whole and in pieces, bit for bit.
 #include "../kernels/attention.h"
 #include "../kernels/gemm.h"
 #include "fp8_test.h"
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// What is rounded to BF16: nothing, or results and what lies between two products, as the device
-// must; dS = P (dP - delta) / sqrt(D) then before or after its factor, which cuDNN is free to
-// choose.
+// What the definition rounds to BF16: nothing, or results and values between two products, as on
+// the device. dS = P (dP - delta) / sqrt(D) is then rounded before or after its factor: cuDNN may
+// do either.
 typedef enum { EXACT, ROUNDED, ROUNDED_UNSCALED } Rounding;
 
 // One sequence and one key/value head with its query heads, in FP32. The backward pass is given the
@@ -254,7 +254,7 @@ TEST(attention_of_8192) {
 
 // ---- more than 2^31 elements -------------------------------------------------------------------
 
-// Rows and columns such that both sides and their parts are multiples of 16.
+// Rows and columns: all sides, also those of parts, are multiples of 16.
 enum { PARTS = 4, PART = 262192, ROWS = PARTS * PART, COLUMNS = 2080 };
 static_assert((int64_t)ROWS * COLUMNS > (int64_t)1 << 31, "not beyond 2^31 elements");
 
@@ -264,7 +264,7 @@ __global__ void fill_kernel(Bf16 *x, int64_t n, uint64_t key, int integers) {
         uint64_t bits = rng_bits(key, (uint64_t)i);
         float value = (float)((int)(bits % 256) - 128) / 64.0f;
         if (integers > 0) { value = (float)((int)(bits % (2 * integers + 1)) - integers); }
-        x[i] = (Bf16)(__float_as_uint(value) >> 16); // exact: eight bits or fewer
+        x[i] = (Bf16)(__float_as_uint(value) >> 16); // exact: the values have eight bits or fewer
     }
 }
 
@@ -296,7 +296,8 @@ static int64_t differences(const void *a, size_t pitch_a, const void *b, size_t 
     return (int64_t)count.get()[0];
 }
 
-// What the operations below share: two inputs, the whole result in its three forms, and a part's.
+// Buffers that the tests below share: two inputs, the whole result in its three forms, and a
+// part's.
 struct Large {
     Bf16Buffer x, d, out, part;
     Buffer<uint8_t> fp8, fp8_t, part_fp8, part_fp8_t;
@@ -314,8 +315,8 @@ struct Large {
 
 enum { IN_BF16 = 1, IN_BOTH };
 
-// launch(tensor, first row, rows) on all rows, and on parts of them: the same bits, in
-// BF16 and fused to FP8. before: what is found in tensor.bf16; NULL: nothing.
+// launch(tensor, first row, rows) on all rows, and on parts of them: the same bits, in BF16 and
+// fused to FP8. before: what tensor.bf16 holds before; NULL: nothing.
 template <typename Launch>
 static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf16 *before,
                           Launch launch) {
@@ -351,7 +352,7 @@ static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf
     }
 }
 
-// Sums over all rows against those over parts, added up.
+// Compares sums over all rows with the added sums over parts.
 static void check_sums(const char *name, const FloatBuffer &whole, const FloatBuffer &parts) {
     Floats a = whole.get(), b = parts.get();
     double error = test_relative_error(a.data(), b.data(), (int64_t)b.size());
@@ -489,7 +490,7 @@ TEST(producers_beyond_2_31) {
         gpu_embedding_forward(&gpu, to.bf16, tokens.data + first, l.d.data, l.x.data,
                               (int)(rows / T), T, C);
     });
-    // planted: one bit, far behind
+    // planted: one bit, near the end
     size_t last = (size_t)PART * COLUMNS;
     CUDA_CHECK(cudaMemcpyAsync(l.part.data, l.out.data + (PARTS - 1) * last, last * sizeof(Bf16),
                                cudaMemcpyDeviceToDevice, gpu.stream));

@@ -1,13 +1,14 @@
-// Faults planted into one rank of a trainer over the stand-ins, where it takes its data, looks up
-// its embeddings, and adds up its losses: the Makefile wraps these calls. SLOW_SAVE=SECONDS: each
-// file of a checkpoint is written so much later. SLOW_RANK=R: by the clock of the stand-ins rank R
-// computes 12 ms a micro-batch, others 10.
+// Faults planted into one rank of a trainer over the stand-ins: where it reads data, looks up
+// embeddings, and adds up losses. The Makefile wraps these calls. SLOW_SAVE=SECONDS: each file of a
+// checkpoint is written this much later. SLOW_RANK=R: by the clock of the stand-ins rank R computes
+// 12 ms per micro-batch, the others 10.
 //
-// FAULT=kind:N plants a fault when the trainer takes sequence N to train on: so N says which step,
-// and which rank. The kinds: nan (in the loss of the micro-batch), flip (a bit of that loss, in one
-// pass), flips (in every pass, each time another), weight (a bit of one, which stays), kill, stop,
-// hang (while reading), die, disk (no file can grow), term (a signal to this rank alone).
-// FAULT_AFTER=PATH: once PATH exists, so that what is saved by then is certain.
+// FAULT=kind:N plants a fault when the trainer reads sequence N to train on: so N decides the step
+// and the rank. The kinds: nan (in the loss of the micro-batch), flip (one bit of that loss, in one
+// pass), flips (another bit in every pass), weight (one bit of a weight, which stays flipped),
+// kill, stop, hang (while reading), die, disk (no file can grow), term (a signal to this rank
+// alone). FAULT_AFTER=PATH: the fault waits until PATH exists, so that it is certain what has been
+// saved.
 #include "../../checkpoints/safetensors.h"
 #include "../../kernels/kernels.h"
 #include "../../train/state.h"

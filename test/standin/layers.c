@@ -1,12 +1,12 @@
-// The kernels around the products: embeddings, norms, activations, RoPE, loss, in BF16; operands in
-// FP8.
+// Stand-ins for the kernels around the products: embeddings, norms, activations, RoPE and loss in
+// BF16; operands in FP8.
 #include "values.h"
 
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     return (size_t)columns * sizeof(float);
 }
 
-// Of x [M,N], through the scratch, as the kernels do.
+// The column sums of x [M,N]. The scratch is written, as by the kernels.
 static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, int N) {
     if (sums.data == NULL) { return; }
     if (scratch.bytes < partial_sums_bytes(M, N)) { die("stand-in: scratch of %d columns", N); }
@@ -44,7 +44,7 @@ void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t 
 
 // ---- embeddings ---------------------------------------------------------------------------------
 
-// Rows of the embedding that are looked at.
+// Rows of the embedding up to the last one that is used.
 static int rows_of(const int *tokens, int M) {
     int largest = 0;
     for (int i = 0; i < M; i++) { largest = tokens[i] > largest ? tokens[i] : largest; }
@@ -143,7 +143,7 @@ void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient sums, const Bf16 *dout, con
     produce_gelu_backward(dx, sums, dout, x, bias, scratch, M, F);
 }
 
-// What GELU's FP8 products replace, in the same order.
+// GELU's FP8 products, by the two calls that they replace.
 bool gpu_has_gelu_products(const Gpu *gpu) {
     return gpu->capability == 90 && !own_products("none");
 }

@@ -1,4 +1,4 @@
-// The kernels of the optimizer's step, and of the FP8 scaling state.
+// Stand-ins for the kernels of the optimizer's step and of the FP8 scaling state.
 #include "values.h"
 
 #include "../../base/rng.h"
@@ -8,7 +8,7 @@
 
 // ---- the norm, the decision ---------------------------------------------------------------------
 
-// Elements of the parameter space go by PARAM_ALIGN.
+// Parts of the parameter space are multiples of PARAM_ALIGN.
 static void check_part(int64_t first, int64_t n) {
     if (first % PARAM_ALIGN != 0 || n % PARAM_ALIGN != 0 || n <= 0) {
         die("stand-in: a part of %lld elements from %lld on", (long long)n, (long long)first);
@@ -54,7 +54,7 @@ static Bf16 stochastic_bf16(float x, uint32_t random) {
     return isfinite(float_from_bits(rounded)) ? (Bf16)(rounded >> 16) : bf16_encode(x);
 }
 
-// n values, of the parameters from `first` on; two of them share a random number.
+// Writes n values of the parameters from `first` on; two neighbours share a random number.
 static void write_moment(void *out, GpuType type, const float *values, int64_t first, int64_t n,
                          uint64_t key) {
     if (type == TYPE_F32) { values_write(out, type, values, n); }
@@ -94,7 +94,7 @@ int gpu_adamw_blocks(int64_t n) {
     return (int)(n / PARAM_ALIGN);
 }
 
-// The segments' tables must say how their blocks lie.
+// Dies where the table of segments numbers its blocks wrongly.
 static void check_segments(const AdamWUpdate *u) {
     int blocks = 0;
     for (int i = 0; i < u->segment_count; i++) {
@@ -148,14 +148,14 @@ void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n) {
 
 // ---- FP8 weights --------------------------------------------------------------------------------
 
-// What FP8 weights of a segment become: their amax alone, or codes. state: as in kernels.h.
+// Writes a segment's FP8 weights (codes), or measures their amax alone.
 static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
     Tensor q = u->tensors[s->tensor];
     FREED float *values = values_read(s->master, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
     if (u->squares != NULL) {
         const Fp8Squares *squares = &u->squares[s->tensor];
-        for (int64_t i = 0; i < s->n; i++) { // an element at a time: a part may begin anywhere
+        for (int64_t i = 0; i < s->n; i++) { // one element at a time: a segment may begin anywhere
             int row = (int)((s->within + i) / squares->columns);
             int column = (int)((s->within + i) % squares->columns);
             float *amax = squares->amax + fp8_scale_index(SCALES_SQUARE, squares->rows,
@@ -262,7 +262,7 @@ void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t 
     *sum += hash_words(data, bytes, first);
 }
 
-// Where a test counts time, that alone.
+// Where a test sets the clock, its time alone.
 void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds) {
     *nanoseconds = (uint64_t)(1e9 * (standin_seconds > 0 ? standin_seconds : wall_seconds()));
 }

@@ -75,7 +75,7 @@ void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C)
     transpose(out, x, N, C);
 }
 
-// A form [rows,k] by blocks of the values, which are BF16's.
+// Encodes a form [rows,k] by blocks. The values are BF16 numbers.
 static void encode_blocks(uint8_t *codes, float *scales, Tensor q, const float *x, int rows,
                           int k) {
     int height = q.blocks == SCALES_SQUARE ? FP8_BLOCK : 1;
