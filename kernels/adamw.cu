@@ -1,7 +1,7 @@
 // The optimizer's step: the gradients' norm, the decision whether the step counts, AdamW
 // (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and the parts of Muon
 // (cpu.h) that are not matrix products. The new weights are written as products read them, in BF16
-// or FP8. The kernels work on single elements, since a rank's part of a matrix may begin anywhere
+// or FP8. The kernels ignore rows and columns, since a rank's part of a matrix may begin anywhere
 // (ZeRO-1). FP8 weights are transposed later, once a rank has the whole weight.
 #include "../base/rng.h"
 #include "cpu.h" // Muon's constants

@@ -417,8 +417,7 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
         for (int left = 0; left < b.columns; left += FP8_BLOCK) {
             int bottom = min_int(top + b.height, b.rows);
             int width = min_int(FP8_BLOCK, b.columns - left);
-            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // of each column, compared as in
-                                                         // tensor_amax
+            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // of each column, by its bits
             float scale[FP8_BLOCK];
             Fp8Counts codes = {0};
             for (int row = top; row < bottom; row++) {

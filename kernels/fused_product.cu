@@ -345,8 +345,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         }
         float totals[4] = {}; // added up in four chains
         const int column = threadIdx.x % GROUP;
-        if (BACKWARD) { // adds up the threads' sums of 2 rows each, in the memory from which their
-                        // warps have read x
+        if (BACKWARD) { // adds up the threads' sums of 2 rows each, in the memory of x
             float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
             const int row = g / 4 * 16 + warp * 4 + g % 4;
             __syncwarp();

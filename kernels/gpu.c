@@ -159,8 +159,7 @@ static bool has_words(const char *name, const char *part) {
 }
 
 double gpu_peak_flops(const Gpu *gpu) {
-    // the first entry whose words the device's name contains; from the makers' data sheets, without
-    // sparsity
+    // the first entry whose words the name contains; from data sheets, without sparsity
     static const struct {
         const char *name;
         double tflops;

@@ -1,6 +1,6 @@
 // Every GPU kernel's launcher. Shapes and meanings are those of cpu.h; activations, weights and
 // their gradients are BF16 unless a comment says otherwise, statistics FP32. A launcher enqueues on
-// gpu->stream and returns; the caller's buffers must stay valid until the stream has executed it.
+// gpu->stream and returns; the caller's buffers must stay valid until the stream has done the work.
 // Pointers are 16-byte aligned and channel counts (C, F, D, P) multiples of 8; FP8 forms need both
 // sides to be multiples of 16.
 //
@@ -64,8 +64,8 @@ typedef struct {
 } Fp8Live;
 
 // The scaling state of all FP8 tensors (fp8.cu). The arrays lie on the device. SLOT_FOLLOWS: the
-// slot's scale follows the amax of its tensor. SLOT_WEIGHT: the slot belongs to a weight. A skipped
-// step keeps its amax, since the weights stay as they are.
+// slot's scale follows the amax of its tensor. SLOT_WEIGHT: the slot belongs to a weight, whose
+// amax a skipped step keeps, since the weight stays as it is.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Slot *slots;
@@ -251,7 +251,7 @@ void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accu
 typedef struct {
     double loss_sum;      // of the step's losses
     double norm_squared;  // of the gradients
-    double stop;          // above 0: the run is requested to end
+    double stop;          // above 0: the run should end
     double own_loss_sum;  // loss_sum of this rank alone
     float gradient_scale; // what multiplies the gradients: clipping, and tokens / targets
     int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
@@ -267,7 +267,7 @@ typedef struct {
 typedef struct {
     double lr;
     int64_t step;
-    double stop;    // 1: the run is requested to end
+    double stop;    // 1: the run should end
     double targets; // targets of the step that count, on all ranks
     double sigma;   // --skip-spikes
     bool skip;      // --iterations-to-skip names the step

@@ -193,8 +193,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
         unsigned token = row / heads, head = first + row % heads;
         unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
         Pairs x[TURNS], d[TURNS];
-        float squares = 0.0f, projected = 0.0f; // sums of x^2, and of x times the gradient times
-                                                // the weight
+        float squares = 0.0f, projected = 0.0f; // of x^2; of x * gradient * weight
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
             unsigned place = (lane + k * lanes) * WIDTH;
@@ -262,8 +261,7 @@ struct RopeBackwardSource : Place {
     const Bf16 *x;
     const float *table;
     int T, rotated_vectors, head_vectors;
-    int partner;  // how far away the vector with the pairs' other halves is, in vectors; 0: not
-                  // rotated
+    int partner;  // vectors from here to the pairs' other halves; 0: not rotated
     int position; // of the first row
     __device__ void begin(int row, int vector) {
         int half = head_vectors / 2, at = vector % head_vectors;

@@ -4,9 +4,9 @@
 // Pair i of a head of size D turns by theta^(-2i/D) radians a position. Scaling stretches a model
 // to longer sequences than it was first trained on: linear divides every angle by factor (Chen et
 // al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023);
-// llama3 (Llama 3.1) only those of pairs that turn fewer than low_factor times over original_length
-// positions, leaves those that turn more than high_factor times, and goes from one to the other
-// between the two.
+// llama3 (Llama 3.1) divides only the angles of pairs that turn fewer than low_factor times over
+// original_length positions, keeps those of pairs that turn more than high_factor times, and
+// interpolates between the two.
 #pragma once
 
 #include "../base/common.h"

@@ -211,7 +211,7 @@ static void matrices(Model &model, int expected, GpuType type) {
                         sqrt((double)(m->rows < m->columns ? m->rows : m->columns) *
                              (m->rows > m->columns ? m->rows : m->columns) / (double)n),
                     0.2 * 0.2);
-        Floats other = y; // the check sees another scale, and a row of another matrix
+        Floats other = y; // the check sees another scale, and a wrong row
         for (float &value : other) { value *= 1.1f; }
         CHECK(CAUGHT(CHECK_ERROR(other.data(), exact.data(), n, 1.1 * allowed)));
         std::copy(x.begin(), x.begin() + m->columns, y.begin());

@@ -11,9 +11,8 @@ BEGIN_C
 typedef struct {
     const LinearPrecision *precision;
     int N, C;
-    // Of x, bf16, or fp8_t and scales_t, are kept from the forward pass, since the weight gradient
-    // reads them; the other forms of x, and all of dy, are scratch. w.bf16 NULL: products read FP8
-    // alone.
+    // x keeps bf16, or fp8_t and scales_t, from the forward pass for the weight gradient. The other
+    // forms of x, and all forms of dy, are scratch. w.bf16 NULL: products read FP8 alone.
     Tensor x, w, dy;
     Bf16 *bias; // [N] or NULL
     Gradient dweight, dbias;
@@ -22,8 +21,7 @@ typedef struct {
     GpuFamily family;
     const Fp8Scaling *scaling;
     Fp8Counts *counts; // [OPERAND_COUNT], on the device; NULL: codes are never counted
-    // Before the backward pass the input is recomputed, as it is not kept; and with it the layer's
-    // forward product.
+    // The input is not kept, but recomputed before the backward pass; so is the forward product.
     bool recomputed, product_recomputed;
 } LinearLayer;
 
