@@ -460,9 +460,9 @@ static void model_backward(Trainer *t, int B, int T, int place) {
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
         gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }
-    gpu_embedding_backward(gpu, gradient_into(net->dwte, true), net->d_residual.bf16,
-                           t->batches.device.inputs, t->batches.device.rows,
-                           t->batches.device.starts, t->batches.device.runs, B * T, c->channels);
+    gpu_embedding_backward(gpu, net->dwte, net->d_residual.bf16, t->batches.device.inputs,
+                           t->batches.device.rows, t->batches.device.starts, t->batches.device.runs,
+                           B * T, c->channels);
     if (net->wpe != NULL) {
         gpu_position_backward(gpu, gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
                               c->channels);
