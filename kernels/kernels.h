@@ -128,7 +128,7 @@ static inline Tensor tensor_now(Tensor t) {
 
 // A producer writes its output as the tensor says. Where it is fused, the kernel writes the FP8
 // forms alone. Otherwise the kernel writes bf16, and its amax to live->amax where the scale is
-// measured; the FP8 forms are then written from bf16. The output of a forward producer is E4M3.
+// measured; the FP8 forms are then written from bf16. A fused output of a forward producer is E4M3.
 
 // Writes the FP8 forms from out.bf16 [M,N]. Where the scale is measured, live->amax has been
 // measured before. sums: the column sums of out.bf16, in any precision. Its time counts to

@@ -9,7 +9,7 @@
 // A source is copied by each thread. It has
 //   vectors                   of 8 columns in a row
 //   OUTPUTS                   tensors side by side, each N wide
-//   GRADIENT                  0: an operand of forward products, which is E4M3 in every recipe
+//   GRADIENT                  0: an operand of forward products, E4M3 wherever it is fused
 //   WAITS                     its scale may be measured
 //   begin(row, vector)        takes its place: 8 columns, from row `row` on
 //   fetch(i)                  loads what row + i needs
