@@ -1,7 +1,8 @@
 // The GPU trainer: GPT-2 and Llama in BF16 or FP8 with FP32 master weights, on one GPU or several,
-// a process (rank) each. The functions of train_gpt.c in the same order, over a stream: a step is
-// enqueued whole, and its loss and norm are read while the next one runs, so that the device never
-// waits for the host. What ranks exchange goes over a second stream beside it (train/gpu/comm.h).
+// a process (rank) each. The functions of train_gpt.c in the same order, over a stream: the host
+// enqueues a whole step, and reads its loss and norm while the next one runs, so that the device
+// never waits for the host. Exchanges between ranks run beside it on a second stream
+// (train/gpu/comm.h).
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
 // head size, N = (H + 2G) * D, F feed-forward, V vocabulary, P padded vocabulary. Activations and
@@ -26,26 +27,26 @@
 #include <string.h>
 #include <unistd.h>
 
-// The numbers that a step gets from the host, and its results on their way back.
+// A step's input from the host, and its results on their way back.
 typedef struct {
     StepInput input;
     StepState state;
     cudaEvent_t begin, end;
-    bool follows, checked; // directly on the step before; its first micro-batch, twice
+    bool follows, checked; // follows directly on the step before; runs its first micro-batch twice
 } Pending;
 
-// The launches of a micro-step: made one by one once, which makes the plans of products, then
-// captured and replayed.
+// The launches of a micro-step. The first time they are launched one by one, which also makes the
+// plans of products; then they are captured, and replayed as a graph.
 typedef struct {
     cudaGraphExec_t graph;
     bool warm;
 } Replay;
 
-// Where in its step a micro-batch is: the first receives each bucket's new weights before it reads
-// them, the last has its gradients added up over the ranks once they are complete.
+// A micro-batch's place in its step. The first one receives each bucket's new weights before it
+// reads them. In the last one, gradients are added up over the ranks once they are complete.
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_PLACES = 4 };
 
-// steps whose events are still of use: the one on its way, and the two before
+// steps whose events are still needed: the one on its way, and the two before it
 enum { RESULTS = 3 };
 
 typedef struct {
@@ -84,8 +85,8 @@ static void trainer_free_plan(Trainer *t) {
     plan_free(&t->host_plan);
 }
 
-// The whole plan of a run, from its options and what the device offers: its numbers, and so many
-// bytes of memory, which --optimizer-cpu-offload fits the plan into.
+// The whole plan of a run, from its options and the device's number formats and bytes of memory,
+// into which --optimizer-cpu-offload fits the plan.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     if (!run_configure(&t->run, support)) { return false; }
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
@@ -94,12 +95,12 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
     if (t->run.options.optimizer_cpu_offload && excess > 0) {
         trainer_free_plan(t);
-        plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // which rounding may cost
+        plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // rounding may cost the rest
     }
     return true;
 }
 
-// Of device memory, at least.
+// Bytes of device memory that the run needs at least.
 static int64_t planned_bytes(const Options *options, const Group *group, NumberSupport support) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
     t->run.options = *options;
@@ -111,7 +112,8 @@ static int64_t planned_bytes(const Options *options, const Group *group, NumberS
     return bytes;
 }
 
-// Of the ranks of this machine; where how many is not known, this one counts.
+// Bytes of host memory for all ranks of this machine; for this rank alone where their number is not
+// known.
 static double host_bytes(const Trainer *t) {
     int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
@@ -123,12 +125,12 @@ static int64_t device_memory(const Options *options, size_t free_bytes) {
     return most > 0 && most < (double)free_bytes ? (int64_t)most : (int64_t)free_bytes;
 }
 
-// --plan: needs no GPU.
+// --plan, which needs no GPU.
 static void print_plan(Trainer *t) {
     char size[32];
     size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
-        memory = (size_t)80 << 30; // no GPU here: an 80 GB one
+        memory = (size_t)80 << 30; // no GPU here: as for one of 80 GB
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
     or_die(trainer_plan(t, support, (int64_t)memory));
@@ -145,7 +147,7 @@ static void print_plan(Trainer *t) {
     exit_answered();
 }
 
-// Before anything is allocated or read.
+// Called before anything is allocated or read.
 static void check_memory(const Trainer *t, int64_t memory) {
     char need[32], have[32];
     int64_t bytes = t->plan.bytes + FIT_OVERHEAD_BYTES / 2;
@@ -155,7 +157,8 @@ static void check_memory(const Trainer *t, int64_t memory) {
     }
 }
 
-// What all ranks of this host take of its memory. No rank takes any before all have looked.
+// Checks the memory that all ranks of this host take together. No rank takes any before all have
+// checked.
 static void check_host_memory(const Trainer *t) {
     char need[32], have[32];
     double bytes = host_bytes(t), available = host_memory(NULL);
@@ -204,7 +207,7 @@ static void allocate(Trainer *t) {
 // The GPU of this rank.
 static void open_device(Trainer *t) {
     int visible = 0, device = 0;
-    cudaGetDeviceCount(&visible); // none: gpu_open says so
+    cudaGetDeviceCount(&visible); // where there is none, gpu_open says so
     if (visible > 0) { or_die(ranks_device(&t->run.group, visible, &device)); }
     or_die(gpu_open(&t->gpu, device));
 }
@@ -241,8 +244,7 @@ static void trainer_open(Trainer *t) {
                                                 t->run.config.seq_length));
     allocate(t);
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
-    or_die(comm_open(&t->comm, &t->run.group, t->gpu.stream,
-                     SLOT_WEIGHTS + t->run.layout.num_buckets));
+    or_die(comm_open(&t->comm, &t->run.group, &t->gpu, SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
     network_start(&t->net);
 }
@@ -251,14 +253,14 @@ static int trainer_close(Trainer *t) {
     size_t free_bytes, all_bytes;
     params_join(&t->params);
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
-    // the most that there was: a run frees nothing before its end
+    // this is the most that was in use: a run frees nothing before its end
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     t->run.used_bytes = (double)(all_bytes - free_bytes);
     for (int i = 0; i < 2 * MICRO_PLACES; i++) {
         cudaGraphExec_t graph = t->micro[i / 2][i % 2].graph;
         if (graph != NULL) { CUDA_CHECK(cudaGraphExecDestroy(graph)); }
     }
-    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs that it is in
+    run_beat(&t->run, DOING_WAIT, "closing NCCL"); // which waits for graphs with collectives
     comm_close(&t->comm);
     int status = run_close(&t->run);
     batches_close(&t->batches);
@@ -283,47 +285,43 @@ static int trainer_close(Trainer *t) {
 static Tensor norm_forward(Trainer *t, const NormLayer *norm, int M, Pass pass) {
     Tensor out = linear_input(norm->next, pass);
     NormForward n = norm->forward;
-    if (norm->next == &t->net.head) { // which quantises a chunk at a time
+    if (norm->next == &t->net.head) { // the head quantises a chunk at a time
         out.fp8 = out.fp8_t = NULL;
         out.fused = false;
     }
     n.M = M;
-    gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_forward(out, n, t->gpu.stream);
+    gpu_norm_forward(&t->gpu, out, n);
     return out;
 }
 
-// From d_norm to the new d_residual, in the forms that the linear layer below reads as the gradient
-// of its output.
+// Adds the norm's input gradient, from d_norm, to d_residual, which the linear layer below reads as
+// the gradient of its output.
 static void norm_backward(Trainer *t, const NormLayer *norm, int M, bool accumulate) {
     NormBackward n = norm->backward;
     Tensor out = norm->below != NULL ? norm->below->dy : tensor_bf16(t->net.d_residual.bf16);
     n.dweight.accumulate = n.dbias.accumulate = n.column_sums.accumulate = accumulate;
     n.M = M;
-    gpu_family(&t->gpu, FAMILY_NORMS);
-    gpu_norm_backward(out, n, t->gpu.stream);
+    gpu_norm_backward(&t->gpu, out, n);
 }
 
 // Attention's output, as the next linear layer reads it.
 static Tensor attention_output(Trainer *t, const Block *b, int M, Pass pass) {
     const LinearLayer *next = &b->attention_out;
     Tensor x = linear_input(next, pass);
-    gpu_family(&t->gpu, FAMILY_QUANTIZE);
-    if (pass != PASS_AGAIN) { // the first time has left the amax
-        gpu_measure(x, (int64_t)M * next->C, t->gpu.stream);
+    if (pass != PASS_AGAIN) { // the first forward pass has measured the amax
+        gpu_measure(&t->gpu, x, (int64_t)M * next->C);
     }
-    gpu_quantize(x, no_sums, t->net.partial_sums, M, next->C, t->gpu.stream);
+    gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, M, next->C);
     return x;
 }
 
-// Queries and keys as attention reads them.
+// Makes queries and keys as attention reads them.
 static void rotate(Trainer *t, const Block *b, int B, int T) {
     Rotary r = b->rope.rotary;
     if (r.table == NULL) { return; }
     r.B = B;
     r.T = T;
-    gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-    gpu_rope_forward(b->rotated, b->qkv_out, r, t->gpu.stream);
+    gpu_rope_forward(&t->gpu, b->rotated, b->qkv_out, r);
 }
 
 // From b->residual to `out`, the next block's residual, which PASS_AGAIN leaves as it is.
@@ -333,7 +331,6 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     Tensor x = norm_forward(t, &b->norm1, M, pass);
     linear_forward(gpu, &b->qkv, b->qkv_out, x, NULL, M, pass);
     rotate(t, b, B, T);
-    gpu_family(gpu, FAMILY_ATTENTION);
     attention_forward_gpu(gpu, attention_shape_of(&t->run, B, T), b->attention_out.x.bf16, b->lse,
                           b->rotated);
     x = attention_output(t, b, M, pass);
@@ -344,8 +341,8 @@ static void block_forward(Trainer *t, const Block *b, Bf16 *out, int B, int T, P
     linear_forward(gpu, &b->fc2, out, x, b->residual_mid, M, pass);
 }
 
-// Computes again the buffers of a block that were not kept, by the same kernels: the same bits. The
-// last block's are still there.
+// Recomputes the buffers of a block that were not kept, by the same kernels and so with the same
+// bits. Those of the last block are still there.
 static void recompute_block(Trainer *t, int l, int B, int T) {
     const Block *b = &t->net.blocks[l];
     int recompute = t->run.options.recompute, M = B * T;
@@ -370,13 +367,11 @@ static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumula
     r.rotary.B = B;
     r.rotary.T = T;
     if (r.rotary.table != NULL) {
-        gpu_family(&t->gpu, FAMILY_ACTIVATIONS);
-        gpu_rope_backward(qkv->dy, r, t->gpu.stream);
+        gpu_rope_backward(&t->gpu, qkv->dy, r);
         return;
     }
-    gpu_family(&t->gpu, qkv->w.fp8 != NULL ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
-    gpu_measure(qkv->dy, (int64_t)B * T * qkv->N, t->gpu.stream);
-    gpu_quantize(qkv->dy, r.column_sums, r.scratch, B * T, qkv->N, t->gpu.stream);
+    gpu_measure(&t->gpu, qkv->dy, (int64_t)B * T * qkv->N);
+    gpu_quantize(&t->gpu, qkv->dy, r.column_sums, r.scratch, B * T, qkv->N);
 }
 
 // From the gradient of the block's output, in d_residual, to that of its input.
@@ -390,7 +385,6 @@ static void block_backward(Trainer *t, int l, int B, int T, bool accumulate) {
     linear_backward(gpu, &b->fc1, net->d_norm, b->fc1.x, M, accumulate);
     norm_backward(t, &b->norm2, M, accumulate);
     linear_backward(gpu, &b->attention_out, net->d_norm, b->attention_out.x, M, accumulate);
-    gpu_family(gpu, FAMILY_ATTENTION);
     attention_backward_gpu(gpu, attention_shape_of(&t->run, B, T), net->wide.bf16, net->d_norm,
                            b->attention_out.x.bf16, b->lse, b->rotated);
     qkv_backward(t, b, B, T, accumulate);
@@ -407,9 +401,8 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     plan_guard_poison(&t->plan);
     params_clear_measured(&t->params);
     network_receive(net, 0);
-    gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
-    gpu_embedding_forward(net->blocks[0].residual, t->batches.device.inputs, net->wte, net->wpe, B,
-                          T, c->channels, t->gpu.stream);
+    gpu_embedding_forward(&t->gpu, net->blocks[0].residual, t->batches.device.inputs, net->wte,
+                          net->wpe, B, T, c->channels);
     for (int l = 0; l < c->num_layers; l++) {
         Bf16 *out = l + 1 < c->num_layers ? net->blocks[l + 1].residual : net->residual_out;
         network_receive(net, l + 1);
@@ -424,8 +417,7 @@ static Tensor head_forward(Trainer *t, int row, int rows, Pass pass) {
     const LinearLayer *head = &t->net.head;
     Tensor x = linear_input(head, pass);
     x.bf16 += (size_t)row * head->C;
-    gpu_family(&t->gpu, FAMILY_QUANTIZE);
-    gpu_quantize(x, no_sums, t->net.partial_sums, rows, head->C, t->gpu.stream);
+    gpu_quantize(&t->gpu, x, no_sums, t->net.partial_sums, rows, head->C);
     linear_forward(&t->gpu, head, head->dy.bf16, x, NULL, rows, pass);
     return x;
 }
@@ -442,50 +434,44 @@ static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, 
     for (int row = 0; row < M; row += net->chunk_rows) {
         int rows = (int)min64(net->chunk_rows, M - row);
         Tensor x = head_forward(t, row, rows, pass);
-        gpu_family(&t->gpu, FAMILY_LOSS);
-        gpu_cross_entropy(net->losses + row, head->dy, net->loss_scratch,
-                          t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms,
-                          t->gpu.stream);
+        gpu_cross_entropy(&t->gpu, net->losses + row, head->dy, net->loss_scratch,
+                          t->batches.device.targets + row, rows, c->vocab, c->padded_vocab, terms);
         if (gradient_scale > 0) {
             linear_backward(&t->gpu, head, net->d_norm + (size_t)row * c->channels, x, rows,
                             accumulate || row > 0);
         }
     }
-    gpu_family(&t->gpu, FAMILY_LOSS);
-    gpu_sum_losses(net->loss_sum, net->losses, M, accumulate, t->gpu.stream);
+    gpu_sum_losses(&t->gpu, net->loss_sum, net->losses, M, accumulate);
 }
 
 // From d_norm, the gradient of norm_out, down to the embeddings.
 static void model_backward(Trainer *t, int B, int T, int place) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
+    Gpu *gpu = &t->gpu;
     bool accumulate = !(place & MICRO_FIRST), last = place & MICRO_LAST;
-    cudaStream_t stream = t->gpu.stream;
-    gpu_family(&t->gpu, FAMILY_NORMS);
     size_t residual_bytes = (size_t)B * T * c->channels * sizeof(Bf16);
-    CUDA_CHECK(cudaMemsetAsync(net->d_residual.bf16, 0, residual_bytes, stream));
+    gpu_clear(gpu, FAMILY_NORMS, net->d_residual.bf16, residual_bytes);
     norm_backward(t, &net->final_norm, B * T, accumulate);
     if (last) { params_reduce(&t->params, c->num_layers + 1); }
     for (int l = c->num_layers - 1; l >= 0; l--) {
         block_backward(t, l, B, T, accumulate);
         if (last) { params_reduce(&t->params, l + 1); }
     }
-    gpu_family(&t->gpu, FAMILY_EMBEDDINGS);
     if (!accumulate && !c->tied_head) { // with a tied head, the head's product has written it
         size_t bytes = (size_t)c->padded_vocab * c->channels * gpu_type_bytes(net->dwte.type);
-        CUDA_CHECK(cudaMemsetAsync(net->dwte.data, 0, bytes, stream));
+        gpu_clear(gpu, FAMILY_EMBEDDINGS, net->dwte.data, bytes);
     }
-    gpu_embedding_backward(gradient_into(net->dwte, true), net->d_residual.bf16,
-                           t->batches.device.inputs, t->batches.device.rows,
-                           t->batches.device.starts, t->batches.device.runs, B * T, c->channels,
-                           stream);
+    gpu_embedding_backward(gpu, net->dwte, net->d_residual.bf16, t->batches.device.inputs,
+                           t->batches.device.rows, t->batches.device.starts, t->batches.device.runs,
+                           B * T, c->channels);
     if (net->wpe != NULL) {
-        gpu_position_backward(gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
-                              c->channels, stream);
+        gpu_position_backward(gpu, gradient_into(net->dwpe, accumulate), net->d_residual.bf16, B, T,
+                              c->channels);
     }
     if (last) {
         params_reduce(&t->params, 0);
-        gpu_stamp(&t->params.optimizer.state->computed, stream);
+        gpu_stamp(gpu, &t->params.optimizer.state->computed);
         params_join(&t->params);
     }
 }
@@ -498,7 +484,7 @@ static void micro_step(Trainer *t, int place) {
     float gradient_scale = (float)(1.0 / t->run.precision.step_tokens);
     if (place & MICRO_FIRST) {
         params_expect(&t->params, true);
-        gpu_stamp(&t->params.optimizer.state->began, t->gpu.stream);
+        gpu_stamp(&t->gpu, &t->params.optimizer.state->began);
     }
     model_forward(t, B, T, PASS_TRAIN);
     head_loss(t, B * T, gradient_scale, !(place & MICRO_FIRST), PASS_TRAIN);
@@ -510,7 +496,7 @@ static int micro_place(const Trainer *t, int micro) {
     return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
 }
 
-// A micro-step, as a graph once it has been captured.
+// Runs a micro-step; once it has been captured, as a graph.
 static void replay_micro_step(Trainer *t, int place) {
     Replay *r = &t->micro[place][t->params.fp8.scaling.measuring];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.fp8.scaling.counting) {
@@ -527,17 +513,18 @@ static void replay_micro_step(Trainer *t, int place) {
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(r->graph, t->gpu.stream));
-    if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph has received them
+    if (place & MICRO_FIRST) { params_expect(&t->params, false); } // the graph receives them
 }
 
-// The first micro-batch of a checked step: twice, with the same results, or the run ends before
-// anything has changed. Its gradients are added up over the ranks afterwards, where they are due.
+// Runs the first micro-batch of a checked step twice. The results must be the same, or the run ends
+// before anything has changed. Where it is also the last micro-batch, its gradients are added up
+// over the ranks afterwards.
 static void checked_micro_step(Trainer *t, int place, int64_t step) {
     Check *c = &t->check;
     replay_micro_step(t, MICRO_FIRST);
     check_hash(c, 0);
     bool counting = t->params.fp8.scaling.counting;
-    t->params.fp8.scaling.counting = false; // once is enough
+    t->params.fp8.scaling.counting = false; // they are counted once
     replay_micro_step(t, MICRO_FIRST);
     check_hash(c, 1);
     if (!check_repeats(c)) {
@@ -548,7 +535,7 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
     if (!check_agrees(c, step)) { run_end_wrong(&t->run); }
     if (!(place & MICRO_LAST)) { return; }
     for (int b = t->run.layout.num_buckets - 1; b >= 0; b--) { params_reduce(&t->params, b); }
-    gpu_stamp(&t->params.optimizer.state->computed, t->gpu.stream);
+    gpu_stamp(&t->gpu, &t->params.optimizer.state->computed);
     params_join(&t->params);
 }
 
@@ -564,7 +551,7 @@ static void dump_gradients(Trainer *t) {
     run_maybe_dump(run, gradients, loss / (double)run_step_targets(run, 0));
 }
 
-// Waits for the step that is on its way, and reports it.
+// Waits for the step that is on its way, if there is one, and reports it.
 static void finish_step(Trainer *t) {
     if (!t->run.in_flight) { return; }
     int64_t last = t->enqueued - 1;
@@ -580,7 +567,7 @@ static void finish_step(Trainer *t) {
     result.seconds = 1e-3 * ms;
     result.skipped = (SkipReason)p->state.skipped;
     result.stop = p->state.stop > 0;
-    // a check waits for the other ranks
+    // a checked step waits for the other ranks
     result.own_seconds = p->checked ? 0 : 1e-9 * (double)(p->state.computed - p->state.began);
     result.own_loss = p->state.own_loss_sum * t->run.group.ranks / p->input.targets;
     t->run.progress.window = p->state.window;
@@ -590,7 +577,7 @@ static void finish_step(Trainer *t) {
     run_report(&t->run, result);
 }
 
-// Once the step that counted is on its way.
+// Called once the step that counted is on its way.
 static void report_counts(Trainer *t) {
     size_t n = (size_t)fp8_slot_count(&t->run.config);
     Fp8Counts *counts = (Fp8Counts *)malloc_or_die(n * sizeof(Fp8Counts));
@@ -601,7 +588,7 @@ static void report_counts(Trainer *t) {
     free(counts);
 }
 
-// A checkpoint is written from state that is in host memory: it stays as it is until then.
+// A checkpoint is written from the state in host memory, which must not change before that is done.
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saver.pending) { return; }
@@ -642,7 +629,7 @@ static void train_step(Trainer *t) {
         }
     }
     dump_gradients(t);
-    // after the batches: reading them may be what ends the run
+    // after the batches: reading them may end the run
     p->input = {learning_rate(o, step),
                 step,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
@@ -652,7 +639,7 @@ static void train_step(Trainer *t) {
     CUDA_CHECK(cudaMemcpyAsync(t->params.optimizer.adamw.input, &p->input, sizeof(StepInput),
                                cudaMemcpyHostToDevice, stream));
     wait_for_save(t);
-    // in no graph: its collectives are waited for in graphs
+    // not captured in a graph: graphs wait for its collectives
     params_update(&t->params, t->net.loss_sum);
     gpu_fetch(&t->gpu, &p->state, t->params.optimizer.state, sizeof(StepState));
     CUDA_CHECK(cudaEventRecord(p->end, stream));
@@ -660,7 +647,8 @@ static void train_step(Trainer *t) {
     t->enqueued++;
     t->run.in_flight = true;
     if (t->params.fp8.scaling.counting) { report_counts(t); }
-    bool decides = t->params.fp8.delayed && measuring; // whether the next step still measures
+    // this step's result decides whether the next one still measures
+    bool decides = t->params.fp8.delayed && measuring;
     if (decides || run_needs_result(run, step + 1)) { finish_step(t); }
 }
 
@@ -689,7 +677,7 @@ static void validate(Trainer *t) {
     Pass pass = eval_pass(&run->options);
     int64_t samples = run_eval_samples(run);
     double begin = wall_seconds(), sum = 0, *loss = t->net.loss_sum;
-    CUDA_CHECK(cudaMemsetAsync(loss, 0, sizeof(sum), t->gpu.stream)); // a rank may have no sample
+    gpu_clear(&t->gpu, FAMILY_LOSS, loss, sizeof(sum)); // a rank may have no sample
     for (int64_t sample = run_eval_first(run); sample < samples; sample += run_eval_stride(run)) {
         Batch *s = batches_next(&t->batches);
         run_eval_batch(run, sample, s->inputs, s->targets);
@@ -729,7 +717,8 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     batches_send(&t->batches);
     model_forward(t, 1, T, pass);
     head_forward(t, row, (int)min64(16, T - row), pass);
-    Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab; // no number is written over a later code
+    // in the second half, so that no number is written over a code that has not been read
+    Bf16 *codes = (Bf16 *)t->sample_logits + c->vocab;
     gpu_fetch(&t->gpu, codes, t->net.head.dy.bf16 + (int64_t)(n - 1 - row) * c->padded_vocab,
               (size_t)c->vocab * sizeof(Bf16));
     CUDA_CHECK(cudaStreamSynchronize(t->gpu.stream));
@@ -737,7 +726,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->sample_logits;
 }
 
-// Copies the state, which is the only pause; a thread writes it.
+// Training pauses only while the state is copied; a thread writes it.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
@@ -749,7 +738,7 @@ static void maybe_save(Trainer *t) {
     run_save(run, &s);
 }
 
-// The initial weights, or those of the checkpoint that --resume names.
+// Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Checkpoint c;
     bool resumed = run_restore(&t->run, &c);
@@ -765,7 +754,8 @@ static void profile_step(Trainer *t) {
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    saver_wait(&run->saver); // nothing that a profile meets can spoil it, and it slows no kernel
+    // a profile that fails must not spoil a save, and a save must not slow down kernels
+    saver_wait(&run->saver);
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_beat(run, DOING_WAIT, "profiling a step");

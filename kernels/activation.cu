@@ -1,8 +1,8 @@
-// GELU and SwiGLU, forward and backward: a source of values each (quantize.cuh), whether they
-// become BF16 or FP8.
+// GELU and SwiGLU, forward and backward. Each is a source of values (quantize.cuh), which are then
+// written as BF16 or FP8.
 #include "quantize.cuh"
 
-// Of x and, BIAS, a bias that is added to it.
+// Inputs: x and, with BIAS, the bias that is added to it.
 template <bool BIAS> struct Gelu : Function {
     enum { INPUTS = 1 + BIAS, ROW = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -14,7 +14,7 @@ template <bool BIAS> struct Gelu : Function {
     }
 };
 
-// Of dout, x and, BIAS, the bias.
+// Inputs: dout, x and, with BIAS, the bias.
 template <bool BIAS> struct GeluBackward : Function {
     enum { INPUTS = 2 + BIAS, ROW = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -26,7 +26,7 @@ template <bool BIAS> struct GeluBackward : Function {
     }
 };
 
-// Of gate and up.
+// Inputs: gate and up.
 struct Swiglu : Function {
     enum { INPUTS = 2, WIDE = 0 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -37,7 +37,7 @@ struct Swiglu : Function {
     }
 };
 
-// Of dout, gate and up.
+// Inputs: dout, gate and up.
 struct SwigluBackward : Function {
     enum { INPUTS = 3, WIDE = 1, OUTPUTS = 2, GRADIENT = 1 };
     static __device__ void apply(const Floats8 *in, Floats8 *out) {
@@ -50,30 +50,32 @@ struct SwigluBackward : Function {
     }
 };
 
-void gpu_gelu_forward(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F,
-                      cudaStream_t stream) {
+void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     auto run = [&](const auto &source) {
-        produce<false>("gelu forward", source, out, {}, {}, M, F, stream);
+        produce<false>("gelu forward", source, out, {}, {}, M, F, gpu->stream);
     };
     bias == NULL ? run(Elementwise<Gelu<false>>(F, x)) : run(Elementwise<Gelu<true>>(F, x, bias));
 }
 
-void gpu_gelu_backward(Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
-                       const Bf16 *bias, Scratch scratch, int M, int F, cudaStream_t stream) {
+void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
+                       const Bf16 *bias, Scratch scratch, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     auto run = [&](const auto &source) {
-        produce<true>("gelu backward", source, dx, column_sums, scratch, M, F, stream);
+        produce<true>("gelu backward", source, dx, column_sums, scratch, M, F, gpu->stream);
     };
     bias == NULL ? run(Elementwise<GeluBackward<false>>(F, dout, x))
                  : run(Elementwise<GeluBackward<true>>(F, dout, x, bias));
 }
 
-void gpu_swiglu_forward(Tensor out, const Bf16 *x, int M, int F, cudaStream_t stream) {
+void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     Elementwise<Swiglu> source(F, x, x + F);
-    produce<false>("swiglu forward", source, out, {}, {}, M, F, stream);
+    produce<false>("swiglu forward", source, out, {}, {}, M, F, gpu->stream);
 }
 
-void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F,
-                         cudaStream_t stream) {
+void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     Elementwise<SwigluBackward> source(F, dout, x, x + F);
-    produce<false>("swiglu backward", source, dx, {}, {}, M, F, stream);
+    produce<false>("swiglu backward", source, dx, {}, {}, M, F, gpu->stream);
 }

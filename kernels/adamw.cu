@@ -1,10 +1,10 @@
 // The optimizer's step: the gradients' norm, the decision whether the step counts, AdamW
-// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and what of Muon (cpu.h)
-// is no product. It writes the new weights as products read them, in BF16 or FP8. It goes by
-// elements, since a rank's part of a matrix begins anywhere (ZeRO-1); transposed FP8 weights are
-// made once a weight is whole.
+// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) and the parts of Muon
+// (cpu.h) that are not matrix products. The new weights are written as products read them, in BF16
+// or FP8. The kernels ignore rows and columns, since a rank's part of a matrix may begin anywhere
+// (ZeRO-1). FP8 weights are transposed later, once a rank has the whole weight.
 #include "../base/rng.h"
-#include "cpu.h" // of Muon: its numbers
+#include "cpu.h" // Muon's constants
 #include "quantize.cuh"
 
 __device__ __forceinline__ float squares8(const Floats8 &x) {
@@ -14,7 +14,7 @@ __device__ __forceinline__ float squares8(const Floats8 &x) {
     return sum;
 }
 
-// A part a block.
+// One block per part.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       const GradientPart *parts) {
     __shared__ double shared[WARP];
@@ -41,11 +41,12 @@ __global__ void finish_norm_kernel(StepState *state, const StepInput *input, con
     }
 }
 
-void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream) {
-    launch(sum_of_squares_kernel, count, 256, stream, scratch, gradients, type, parts);
-    launch(finish_norm_kernel, 1, 1024, stream, state, input, loss_sum, scratch, count);
+                        const GradientPart *parts, int count) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(sum_of_squares_kernel, count, 256, gpu->stream, scratch, gradients, type, parts);
+    launch(finish_norm_kernel, 1, 1024, gpu->stream, state, input, loss_sum, scratch, count);
 }
 
 __global__ void decide_step_kernel(StepState *state, const StepInput *input, double tokens,
@@ -60,15 +61,17 @@ __global__ void decide_step_kernel(StepState *state, const StepInput *input, dou
     state->unmeasured = 0;
 }
 
-void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
-                     cudaStream_t stream) {
-    launch(decide_step_kernel, 1, 1, stream, state, input, tokens, clip);
+void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens,
+                     float clip) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(decide_step_kernel, 1, 1, gpu->stream, state, input, tokens, clip);
 }
 
 // ---- AdamW --------------------------------------------------------------------------------------
 
-// BF16 with a random rounding direction, in proportion to how near each neighbour is: what is too
-// small to change a BF16 moment still moves it on average. Not finite: to nearest.
+// BF16 by stochastic rounding: up or down at random, the nearer neighbour more often in proportion.
+// So a change that is too small for a BF16 moment still moves it on average. Where the result would
+// not be finite, it rounds to nearest.
 __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     uint32_t bits = __float_as_uint(x);
     bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -77,8 +80,9 @@ __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     return finite && !overflows ? (Bf16)(rounded >> 16) : to_bf16(x);
 }
 
-// Four numbers are 16 bytes of FP32, so that each access of a warp takes whole lines of memory:
-// with eight a lane, which take two accesses, AdamW was 16% slower (GPT-2 124M, one H200).
+// A lane takes four numbers, which are 16 bytes in FP32, so that each access of a warp reads whole
+// lines of memory. With eight numbers a lane, which take two accesses, AdamW was 16% slower (GPT-2
+// 124M, one H200).
 enum { QUAD = 4 };
 
 struct Floats4 {
@@ -113,8 +117,9 @@ __device__ __forceinline__ float range4(float range, const Floats4 &x) {
     return range;
 }
 
-// Where a block's parameters lie. Quads are numbered from here in 32 bits: three 64-bit places a
-// quad, and spills to stay below 48 registers, made AdamW 9% slower (256M parameters, one H200).
+// Where a block's parameters lie. Quads are counted from here in 32 bits: with three 64-bit places
+// for each quad, registers were spilled to stay below 48, and AdamW was 9% slower (256M parameters,
+// one H200).
 struct AdamWPlace {
     int64_t first; // element of the parameter space
     const void *gradients;
@@ -127,7 +132,7 @@ __device__ __forceinline__ char *element(const void *x, GpuType type, int64_t i)
     return static_cast<char *>(const_cast<void *>(x)) + i * (type == TYPE_BF16 ? 2 : 4);
 }
 
-// key: of the stochastic rounding; first: the quad's first element.
+// key: for the stochastic rounding; first: the quad's first element.
 __device__ __forceinline__ void store_moments(void *out, GpuType type, int i, const Floats4 &x,
                                               uint32_t key, int64_t first) {
     if (type == TYPE_F32) {
@@ -154,7 +159,7 @@ __device__ __forceinline__ float root(float x) { // within 1 unit in the last pl
 // Factors that are the same for all parameters.
 struct AdamWFactors {
     float lr, gradient_scale, correction1, correction2;
-    uint32_t key1, key2; // of the moments' stochastic rounding
+    uint32_t key1, key2; // for the moments' stochastic rounding
 };
 
 // bias1, bias2: the binary logarithms of the betas.
@@ -192,7 +197,7 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
     return w;
 }
 
-// The same by Muon: the gradient buffer holds its update.
+// The same for Muon, whose update is in the gradient buffer.
 __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFactors &f,
                                              const AdamWPlace &at, int i) {
     Floats4 update = load4(at.gradients, u.gradient_type, i);
@@ -224,8 +229,8 @@ __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, in
     return begin;
 }
 
-// Which update comes before the weights are written. Each has kernels of its own: with Muon in
-// them, AdamW's took 64 registers instead of 57.
+// Which update a launch makes before it writes the weights. Each rule has its own kernels: with
+// Muon's code in them, AdamW's took 64 registers instead of 57.
 enum WeightsRule { RULE_KEEP, RULE_ADAMW, RULE_MUON };
 
 // What a launch does with FP8 weights.
@@ -241,7 +246,7 @@ __device__ __forceinline__ int64_t square_of(const Fp8Squares &s, uint32_t eleme
     return fp8_scale_index(SCALES_SQUARE, s.rows, s.columns, (int)row, (int)column);
 }
 
-// *amax = max(*amax, range) for each lane's own amax; those of equal addresses at once.
+// *amax = max(*amax, range) for each lane's own amax; lanes with the same address do it together.
 __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     uint32_t peers = __match_any_sync(__activemask(), (unsigned long long)amax);
     uint32_t bits = __reduce_max_sync(peers, __float_as_uint(range));
@@ -250,9 +255,9 @@ __device__ __forceinline__ void lanes_amax(float *amax, float range) {
     if (first && bits > __ldcg(largest)) { atomicMax(largest, bits); }
 }
 
-// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP: no update; quantises the master weights
-// again. Other rules first update the master weights of their own segments. state NULL: not after a
-// step.
+// A block takes ADAMW_QUADS quads of a segment. RULE_KEEP quantises the master weights without an
+// update. The other rules first update the master weights of their own segments. state NULL: at the
+// start of a run, not after a step.
 template <WeightsRule RULE, WeightsMode MODE, bool SQUARES>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(const AdamWUpdate u, const StepState *state, float bias1, float bias2) {
@@ -314,28 +319,30 @@ static void launch_adamw(const AdamWUpdate *u, const StepState *state, cudaStrea
     if constexpr (MODE != WEIGHTS_GIVEN) {
         if (u->squares != NULL) { kernel = adamw_kernel<RULE, MODE, true>; }
     }
-    if (u->segment_blocks == 0) { return; } // this process updates nothing of the bucket
+    if (u->segment_blocks == 0) { return; } // this rank keeps nothing of the bucket
     launch(kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state, log2f(u->beta1),
            log2f(u->beta2));
 }
 
-void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
-               cudaStream_t stream) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     bool given = mode == SCALE_GIVEN;
     auto adamw = given ? launch_adamw<RULE_ADAMW, WEIGHTS_GIVEN>
                        : launch_adamw<RULE_ADAMW, WEIGHTS_MEASURE>;
     auto muon = given ? launch_adamw<RULE_MUON, WEIGHTS_GIVEN>
                       : launch_adamw<RULE_MUON, WEIGHTS_MEASURE>;
-    adamw(update, state, stream);
-    if (update->muon) { muon(update, state, stream); }
+    adamw(update, state, gpu->stream);
+    if (update->muon) { muon(update, state, gpu->stream); }
 }
 
-void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    launch_adamw<RULE_KEEP, WEIGHTS_MEASURE>(update, state, stream);
+void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch_adamw<RULE_KEEP, WEIGHTS_MEASURE>(update, state, gpu->stream);
 }
 
-void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream) {
-    launch_adamw<RULE_KEEP, WEIGHTS_MEASURED>(update, state, stream);
+void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch_adamw<RULE_KEEP, WEIGHTS_MEASURED>(update, state, gpu->stream);
 }
 
 // ---- Muon ---------------------------------------------------------------------------------------
@@ -368,9 +375,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     }
 }
 
-void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     if (u->segment_blocks == 0) { return; }
-    launch(muon_momentum_kernel, u->segment_blocks, ADAMW_THREADS, stream, *u, state);
+    launch(muon_momentum_kernel, u->segment_blocks, ADAMW_THREADS, gpu->stream, *u, state);
 }
 
 // Part blockIdx.x of the sum of squares of matrix blockIdx.y.
@@ -416,18 +424,21 @@ static void check_matrices(const MuonMatrices &m) {
     }
 }
 
-void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream) {
+void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     enum { THREADS = 256 };
     check_matrices(m);
-    launch(muon_norm_kernel, dim3(MUON_PARTS, m.count), THREADS, stream, partials, m);
+    launch(muon_norm_kernel, dim3(MUON_PARTS, m.count), THREADS, gpu->stream, partials, m);
     dim3 blocks(divide_up(m.n / VEC, THREADS), m.count);
-    launch(muon_normalize_kernel, blocks, THREADS, stream, x, partials, m);
+    launch(muon_normalize_kernel, blocks, THREADS, gpu->stream, x, partials, m);
 }
 
-void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
+void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     enum { THREADS = 256 };
     check_matrices(m);
-    launch(muon_store_kernel, dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, stream, m, x);
+    launch(muon_store_kernel, dim3(divide_up(m.n / VEC, THREADS), m.count), THREADS, gpu->stream, m,
+           x);
 }
 
 // ---- FP8 weights' scales ------------------------------------------------------------------------
@@ -438,7 +449,7 @@ __global__ void announce_scales_kernel(const Tensor *tensors, int count, const S
     measured_scale(tensors[i], true);
 }
 
-// A tensor a block.
+// One block per tensor.
 __global__ void announce_squares_kernel(const Tensor *tensors, const Fp8Squares *squares,
                                         const StepState *state) {
     if (state != nullptr && state->skipped) { return; }
@@ -455,12 +466,14 @@ __global__ void announce_squares_kernel(const Tensor *tensors, const Fp8Squares 
     }
 }
 
-void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state, cudaStream_t stream) {
+void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     if (squares != NULL) {
-        launch(announce_squares_kernel, count, 256, stream, tensors, squares, state);
+        launch(announce_squares_kernel, count, 256, gpu->stream, tensors, squares, state);
     } else {
-        launch(announce_scales_kernel, divide_up(count, 128), 128, stream, tensors, count, state);
+        launch(announce_scales_kernel, divide_up(count, 128), 128, gpu->stream, tensors, count,
+               state);
     }
 }
 
@@ -469,8 +482,9 @@ __global__ void to_bf16_kernel(Bf16 *out, const float *x, int64_t vectors) {
     if (i < vectors) { store8(out, i, load_floats8(x, TYPE_F32, i)); }
 }
 
-void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
+void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     check_aligned("gpu_to_bf16", {out, x});
     if (n % VEC != 0) { die("gpu_to_bf16: %lld values; a multiple of 8", (long long)n); }
-    launch(to_bf16_kernel, divide_up(n / VEC, 256), 256, stream, out, x, n / VEC);
+    launch(to_bf16_kernel, divide_up(n / VEC, 256), 256, gpu->stream, out, x, n / VEC);
 }

@@ -25,7 +25,7 @@ enum {
     UID_SCALE,   // by value
     UID_MASKED,  // by value
     UID_ONE,     // by value
-    UID_VIRTUAL, // the first of those that are not bound
+    UID_VIRTUAL, // the first one that no call binds
 };
 
 // A piece of a call: some sequences, some key/value heads with their query heads.
@@ -47,7 +47,7 @@ typedef struct {
 struct AttentionCache {
     int count;
     AttentionPlan *plans;
-    bool said; // that the plain kernel serves
+    bool said; // the warning about the plain kernel has been given
 };
 
 static AttentionCache *cache_of(Gpu *gpu) {
@@ -75,9 +75,9 @@ typedef struct {
 
 typedef struct {
     int num_made, num_ops;
-    Desc made[DESCRIPTORS], ops[OPS]; // all there is to destroy; of it, the operations
+    Desc made[DESCRIPTORS], ops[OPS]; // all descriptors, to be destroyed; those that are operations
     int64_t next_uid;
-    cudnnStatus_t status; // the first that was not a success
+    cudnnStatus_t status; // the first one that was no success
     // dimensions: [b,h,T,D], [b,g,T,D], its transpose, [b,h,T,T], [b,h,T,1]
     Dims head, group, group_t, scores, row;
     // strides: in the packed buffer, and transposed; of the output; of the rows' statistics
@@ -95,12 +95,12 @@ typedef struct {
 
 #define ATTRIBUTE(name, type, count, values) \
     { CUDNN_ATTR_##name, CUDNN_TYPE_##type, count, values }
-// A descriptor's descriptor; NULL: it has none.
+// An attribute that is a descriptor; NULL: it is not set.
 #define PART(name, part) ATTRIBUTE(name, BACKEND_DESCRIPTOR, (part) != NULL, &(part))
-// A finalized descriptor of these attributes.
+// A finalized descriptor with these attributes.
 #define DESCRIBE(g, name, ...) \
     describe(g, CUDNN_BACKEND_##name##_DESCRIPTOR, (const Attribute[]){__VA_ARGS__, {0}})
-// The same, of an operation of the graph.
+// The same for an operation, which joins the graph.
 #define OPERATION(g, name, ...) \
     ((g)->ops[(g)->num_ops++] = DESCRIBE(g, OPERATION_##name, __VA_ARGS__))
 
@@ -112,7 +112,7 @@ static Desc make(Graph *g, cudnnBackendDescriptorType_t type) {
     return d;
 }
 
-// After the first failure nothing more is asked of cuDNN, so that its last error is the reason.
+// After the first failure cuDNN is not called any more, so that its last error is the reason.
 static Desc describe(Graph *g, cudnnBackendDescriptorType_t type, const Attribute *a) {
     Desc d = make(g, type);
     for (; a->values != NULL; a++) {
@@ -279,7 +279,7 @@ static void build_backward(Graph *g, bool deterministic) {
 
 // ---- plans --------------------------------------------------------------------------------------
 
-// Whether the engine of a configuration says of itself that it repeats its bits.
+// Whether cuDNN calls the engine of a configuration deterministic.
 static bool repeats(Desc config) {
     Graph g = {.status = CUDNN_STATUS_SUCCESS};
     Desc engine = make(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
@@ -302,8 +302,8 @@ static bool repeats(Desc config) {
     return well;
 }
 
-// The graph, and the first engine configuration for it that can be finalized, of those the
-// heuristics propose; deterministic, of those whose engine repeats its bits.
+// Builds the graph, and takes the first engine configuration of those the heuristics propose that
+// can be finalized; in a deterministic run, the first whose engine is deterministic.
 static void make_plan(Gpu *gpu, AttentionPlan *plan) {
     enum { CONFIGS = 8 };
     const AttentionShape *s = &plan->shape;
@@ -397,19 +397,20 @@ static size_t dq_sum_bytes(const AttentionShape *s, Piece p) {
     return s->deterministic ? 0 : sum_bytes(s, p) * (size_t)s->D;
 }
 
-// What a backward piece needs, cuDNN's share by its known growth and some room. test/cudnn_plans.c
-// compares it with cuDNN's plans for several kinds of device.
+// Bytes that a backward piece is expected to need: cuDNN's part by how it is known to grow, and
+// some reserve. test/cudnn_plans.c compares them with cuDNN's plans for several kinds of device.
 static size_t expected_bytes(const AttentionShape *s, Piece p) {
     int64_t heads = (int64_t)p.sequences * p.groups * (s->H / s->G);
     int64_t tiles = round_up64(s->T, 128);
     int64_t scores = s->deterministic ? 2 * heads * tiles * tiles : 0;
     int64_t per_head = s->H != s->G ? 2 * heads * tiles * s->D * 2 : 0; // dK, dV before their sum
-    // below compute capability 9.0, and from 12.0 on, it sums dQ in a place of its own
+    // below compute capability 9.0, and from 12.0 on, cuDNN sums dQ in memory of its own
     int64_t dq = s->deterministic ? 0 : 4 * heads * tiles * s->D;
     return sum_bytes(s, p) + dq_sum_bytes(s, p) + (size_t)(scores + per_head + dq) + (8u << 20);
 }
 
-// Fewer whole sequences, or else fewer groups of one. False: there is no smaller piece.
+// Halves the number of sequences, or of groups where there is one sequence. False: there is no
+// smaller piece.
 static bool shrink(Piece *p) {
     int *n = p->sequences > 1 ? &p->sequences : &p->groups;
     bool can = *n > 1;
@@ -449,8 +450,8 @@ static void execute(Gpu *gpu, const AttentionPlan *plan, const void *const bound
     DNN_CHECK(cudnnBackendDestroyDescriptor(pack));
 }
 
-// Whether a pass in such pieces has plans, for what is left at the ends too, and room for them.
-// *has_plans: the plans at least.
+// Whether a pass can run in pieces of this size: there are plans for them and for the smaller
+// pieces at the ends, and the workspace is large enough. *has_plans: whether there are plans.
 static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bool *has_plans) {
     const int sequences[] = {p.sequences, s->B % p.sequences},
               groups[] = {p.groups, s->G % p.groups};
@@ -469,7 +470,7 @@ static bool serves(Gpu *gpu, const AttentionShape *s, Piece p, bool backward, bo
     return true;
 }
 
-// The largest pieces of a backward pass for whose plans there is room; none: of no sequence.
+// The largest pieces of a backward pass whose plans fit into the workspace; {0, 0}: there are none.
 static Piece backward_piece(Gpu *gpu, const AttentionShape *s) {
     Piece p = piece_for(s, gpu->attention_bytes);
     bool has_plans;
@@ -492,7 +493,7 @@ bool attention_start(Gpu *gpu, AttentionShape s) {
     return false;
 }
 
-// Whether cuDNN serves, after a check of the operands.
+// Checks the operands. Whether cuDNN computes the pass.
 static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const operands[], int count) {
     if (s->G < 1 || s->H % s->G != 0) { die("attention: %d heads over %d groups", s->H, s->G); }
     for (int i = 0; i < count; i++) {
@@ -504,7 +505,8 @@ static bool use_cudnn(Gpu *gpu, const AttentionShape *s, const void *const opera
     return attention_start(gpu, *s);
 }
 
-// Forward in one piece; backward, where d_out is not NULL, in as many as the workspace requires.
+// The forward pass in one piece; where d_out is not NULL, the backward pass in as many as the
+// workspace requires.
 static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, const float *lse,
                 const Bf16 *d_out, const Bf16 *d_qkv) {
     float scale = 1.0f / sqrtf((float)s.D), masked = -1e9f, one = 1.0f;
@@ -519,7 +521,7 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
             char *sum = gpu->attention_workspace;
             char *dq_sum = sum + (backward ? sum_bytes(&s, part) : 0);
             char *rest = dq_sum + (backward ? dq_sum_bytes(&s, part) : 0);
-            // attention_by_cudnn has seen to both
+            // use_cudnn has checked both
             assert(plan->usable);
             assert((size_t)(rest - sum) + plan->workspace <= gpu->attention_bytes);
             if (cudnnGetVersion() < ZEROES_DQ_SUM) {
@@ -547,18 +549,20 @@ static void run(Gpu *gpu, AttentionShape s, const Bf16 *qkv, const Bf16 *out, co
 }
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     if (use_cudnn(gpu, &s, (const void *[]){out, lse, qkv}, 3)) {
         run(gpu, s, qkv, out, lse, NULL, NULL);
     } else {
-        attention_plain_forward(out, lse, qkv, s, gpu->stream);
+        attention_plain_forward(gpu, s, out, lse, qkv);
     }
 }
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     if (use_cudnn(gpu, &s, (const void *[]){d_qkv, d_out, out, lse, qkv}, 5)) {
         run(gpu, s, qkv, out, lse, d_out, d_qkv);
     } else {
-        attention_plain_backward(d_qkv, d_out, out, lse, qkv, s, gpu->stream);
+        attention_plain_backward(gpu, s, d_qkv, d_out, out, lse, qkv);
     }
 }

@@ -1,4 +1,4 @@
-// Causal attention, softmax(QK'/sqrt(D))V, straight on the packed query-key-value.
+// Causal attention, softmax(QK'/sqrt(D))V, which reads the packed query-key-value directly.
 //
 // qkv, d_qkv: BF16 [B,T,(H+2G)D], each row the H query heads, the G key heads, the G value heads.
 // out, d_out: BF16 [B,T,H*D]. lse: FP32 [B,H,T], the log-sum-exp of each row, kept for backward.
@@ -6,11 +6,11 @@
 // Every address is a multiple of 16 bytes, and G divides H.
 //
 // cuDNN's flash attention does the work, through its C backend API; where it has no engine for a
-// shape (a head size that is not a multiple of 8, say), a plain kernel of our own serves.
+// shape (a head size that is not a multiple of 8, say), a plain kernel of our own takes its place.
 //
-// Deterministic backward: cuDNN sums dQ in whatever order blocks finish, unless it may write dQ
-// directly; that path needs about 2 H T^2 bytes of workspace a sequence, which is bounded by
-// running some sequences, or some key/value heads of one, at a time.
+// Deterministic backward: cuDNN sums dQ in the order in which blocks finish, unless it may write dQ
+// directly. That path needs about 2 H T^2 bytes of workspace per sequence, so it runs on some
+// sequences at a time, or on some key/value heads of one.
 #pragma once
 
 #include "gpu.h"
@@ -28,20 +28,19 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
                             const Bf16 *out, const float *lse, const Bf16 *qkv);
 
 // The plain kernel: heads of up to MOST_HEAD_SIZE (kernels.h).
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
-                             cudaStream_t stream);
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream);
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv);
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv);
 
-// Bytes of gpu->attention_workspace that both passes can work with, at most `most` where that is
-// possible: the more, the fewer pieces the deterministic backward is cut into. Needs no device.
+// Bytes of gpu->attention_workspace with which both passes work, at most `most` where that is
+// possible. With more, the deterministic backward is cut into fewer pieces. Needs no device.
 size_t attention_workspace(AttentionShape s, size_t most);
 
-// Whether cuDNN serves the shape.
+// Whether cuDNN can compute the shape.
 bool attention_by_cudnn(Gpu *gpu, AttentionShape s);
 
-// At the start of a run: makes the plans of its shape, and says, once, where a plain kernel serves.
-// True: cuDNN serves.
+// At the start of a run: makes the plans of its shape. False, with one warning a run: the plain
+// kernel computes it instead of cuDNN.
 bool attention_start(Gpu *gpu, AttentionShape s);
 
 // Forgets the plans.

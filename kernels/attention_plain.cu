@@ -1,11 +1,11 @@
-// Attention without a library, for the shapes that cuDNN refuses: a warp a query (forward, dQ) or a
-// warp a key (dK, dV), FP32 throughout, every sum in a fixed order. Slow, and right.
+// Attention without a library, for the shapes that cuDNN refuses: one warp per query (forward, dQ)
+// or per key (dK, dV), all in FP32, every sum in a fixed order. It is slow.
 #include "attention.h"
 #include "device.cuh"
 
 #include <math_constants.h>
 
-enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head a lane holds
+enum { HEAD_LANES = MOST_HEAD_SIZE / WARP }; // elements of a head that a lane holds
 
 struct Shape {
     int T, H, G, D, N; // N: row of the packed buffer
@@ -75,8 +75,8 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-// dQ of a query, from the keys up to it; KEYS: dK and dV of a key, from the queries of its group's
-// heads from it on. What stays the same is loaded once.
+// dQ of a query, from the keys up to it. With KEYS: dK and dV of a key, from the queries from it
+// on, in the heads of its group. What is the same for all of them is loaded once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,
@@ -124,22 +124,23 @@ static Shape shape_of(const AttentionShape &s) {
     return {s.T, s.H, s.G, s.D, (s.H + 2 * s.G) * s.D, 1.0f / sqrtf((float)s.D)};
 }
 
-// Blocks of 128 threads for a warp a token and head.
+// Blocks of 128 threads, with one warp per token and head.
 static int blocks_of(const AttentionShape &s, int heads) {
     return divide_up((int64_t)s.B * s.T * heads * WARP, 128);
 }
 
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
-                             cudaStream_t stream) {
-    launch(attention_forward_kernel, blocks_of(s, s.H), 128, stream, out, lse, qkv,
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
+    launch(attention_forward_kernel, blocks_of(s, s.H), 128, gpu->stream, out, lse, qkv,
            s.B * (int64_t)s.T, shape_of(s));
 }
 
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     int64_t tokens = (int64_t)s.B * s.T;
-    launch(attention_backward_kernel<false>, blocks_of(s, s.H), 128, stream, d_qkv, d_out, out, lse,
-           qkv, tokens, shape_of(s));
-    launch(attention_backward_kernel<true>, blocks_of(s, s.G), 128, stream, d_qkv, d_out, out, lse,
-           qkv, tokens, shape_of(s));
+    launch(attention_backward_kernel<false>, blocks_of(s, s.H), 128, gpu->stream, d_qkv, d_out, out,
+           lse, qkv, tokens, shape_of(s));
+    launch(attention_backward_kernel<true>, blocks_of(s, s.G), 128, gpu->stream, d_qkv, d_out, out,
+           lse, qkv, tokens, shape_of(s));
 }

@@ -220,7 +220,7 @@ void attention_backward(float *dqkv, const float *dout, const float *out, const 
     memset(dqkv, 0, (size_t)B * T * N * sizeof(float));
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++) {
-        for (int g = 0; g < G; g++) { // a thread owns a key/value head and all queries on it
+        for (int g = 0; g < G; g++) { // a thread takes a key/value head and all its query heads
             size_t base = (size_t)b * T * N, k = base + (size_t)(H + g) * D, v = k + (size_t)G * D;
             for (int i = 0; i < heads * T; i++) {
                 int h = g * heads + i / T, t = i % T;
@@ -296,11 +296,11 @@ void cross_entropy(float *losses, float *logits, const int *targets, int M, int 
             for (int i = 0; i < V; i++) { y[i] = terms.softcap * tanhf(x[i] / terms.softcap); }
         }
         float max = y[0];
-        double sum = 0.0; // of up to a million values: FP32 keeps five digits of that
+        double sum = 0.0; // of up to a million values, of which FP32 would keep five digits
         for (int i = 0; i < V; i++) { max = y[i] > max ? y[i] : max; }
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) { sum += exp_simd(y[i] - max); }
-        // cppcheck-suppress invalidFunctionArg // it thinks of V = 0
+        // cppcheck-suppress invalidFunctionArg // cppcheck assumes V = 0
         float lse = (float)(log(sum) + max);
         losses[row] = lse - y[target];
         if (gradient) {
@@ -417,7 +417,7 @@ void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks b, Fp8Counts *cou
         for (int left = 0; left < b.columns; left += FP8_BLOCK) {
             int bottom = min_int(top + b.height, b.rows);
             int width = min_int(FP8_BLOCK, b.columns - left);
-            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // as in tensor_amax, of each column
+            uint32_t amax[FP8_BLOCK] = {0}, largest = 0; // of each column, by its bits
             float scale[FP8_BLOCK];
             Fp8Counts codes = {0};
             for (int row = top; row < bottom; row++) {

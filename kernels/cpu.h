@@ -3,8 +3,8 @@
 //
 // Shapes: B sequences of T tokens, M = B * T tokens, C channels, H query heads and G key/value
 // heads of size D, N = (H + 2G) * D the row of a packed query-key-value, F the feed-forward width,
-// V the vocabulary. Everything is row-major. A gradient is named d + its tensor; "+=" marks those
-// that are added to. Results do not depend on the number of threads.
+// V the vocabulary. Everything is row-major. A gradient is named d + its tensor; "+=" marks
+// gradients that are added to. Results do not depend on the number of threads.
 #pragma once
 
 #include "fp8_format.h"
@@ -77,8 +77,8 @@ void swiglu_backward(float *dx, const float *dout, const float *x, int M, int F)
 
 // Softmax cross-entropy over the first V of each row's P columns. losses[M] (0 where the target is
 // negative: such rows are left out). With terms.gradient_scale > 0 the logits become the gradient
-// of what is minimised (loss_terms.h), zero in left-out rows and in the columns from V on:
-// ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2).
+// of the loss that training minimises (loss_terms.h), zero in left-out rows and in the columns from
+// V on: ((1 + 2 z_loss lse) softmax - onehot) * gradient_scale * (1 - (y / softcap)^2).
 void cross_entropy(float *losses, float *logits, const int *targets, int M, int V, int P,
                    LossTerms terms);
 
@@ -102,8 +102,9 @@ void adamw_update(float *weights, float *m, float *v, const float *gradients, in
 void muon_momentum(float *gradients, float *m, int64_t n, float momentum, float gradient_scale);
 
 // x [rows,columns] becomes scale U S V', where x = U Z V' is its singular value decomposition and
-// five Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: from 0.0015 of
-// x's Frobenius norm on to between 0.68 and 1.21. scratch: [muon_scratch(rows, columns)]
+// five Newton-Schulz steps by MUON_A, _B and _C bring the singular values S near 1: those of at
+// least 0.0015 of x's Frobenius norm come to between 0.68 and 1.21. scratch: [muon_scratch(rows,
+// columns)]
 #define MUON_A 3.4445f
 #define MUON_B (-4.7750f)
 #define MUON_C 2.0315f
@@ -125,9 +126,9 @@ double sum_of_squares(const float *x, int64_t n);
 // The largest |x|: NaN when there is one, else infinity when there is one.
 float tensor_amax(const float *x, int64_t n);
 
-// out = the FP8 value nearest to x * scale, saturated (still multiplied by scale).
+// out = the FP8 value nearest to x * scale, saturated; it is not divided by scale again.
 void round_to_fp8(float *out, const float *x, int64_t n, float scale, Fp8Type type);
-// Adds to counts the codes of x * scale.
+// Counts the codes of x * scale.
 void count_fp8(Fp8Counts *counts, const float *x, int64_t n, float scale, Fp8Type type);
 
 // A tensor [rows,columns] in blocks of height x width, each 1 or FP8_BLOCK; smaller at the edges.
@@ -137,8 +138,8 @@ typedef struct {
     bool power_of_two; // scales are powers of two
 } Fp8Blocks;
 
-// out = the FP8 value nearest to x times the scale of its block, scaled back; out may be x. Adds to
-// counts, unless it is NULL, the codes.
+// out = the FP8 value nearest to x times the scale of its block, divided by that scale again; out
+// may be x. Counts the codes, unless counts is NULL.
 void round_blocks_to_fp8(float *out, const float *x, Fp8Blocks blocks, Fp8Counts *counts);
 
 void round_to_bf16(float *out, const float *x, int64_t n);

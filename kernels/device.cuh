@@ -9,13 +9,13 @@
 #include <initializer_list>
 #include <limits.h>
 
-enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it unasked
+enum { WARP = 32, VEC = 8 }; // VEC: BF16 values in 16 bytes; nvcc unrolls loops over it by itself
 
 struct Floats8 {
     float v[VEC];
 };
 
-// Two BF16 in a word, an instruction each: CUDA's own conversion takes three for both.
+// Each half of a word of two BF16, in one instruction: CUDA's own conversion takes three for both.
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// sigmoid(x log 2), as exactly
+// sigmoid(x log 2), with the same accuracy
 __device__ __forceinline__ float sigmoid2(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(-x)));
@@ -116,7 +116,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// A barrier of a group of `lanes` threads, whole warps; up to 15 groups a block.
+// A barrier for a group of `lanes` threads, which are whole warps; a block has up to 15 groups.
 __device__ __forceinline__ void group_barrier(int group, int lanes) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 }
@@ -144,8 +144,8 @@ __device__ __forceinline__ float range8(float range, const Floats8 &x) {
     return range;
 }
 
-// *amax = max(*amax, the block's range), by their bits: non-negative floats order as their bits do,
-// and NaN is above all. All threads call it.
+// *amax = max(*amax, the block's range), compared by their bits: non-negative floats order as their
+// bits do, and NaN is the largest. All threads call it.
 __device__ __forceinline__ void block_amax(float *amax, float range) {
     __shared__ uint32_t shared[WARP];
     int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
@@ -193,11 +193,11 @@ enum {
     PARTIALS = 264,   // two blocks on each of the H200's multiprocessors
     ROW_LANES = 8,    // rows that a block of column_sums_kernel reads at a time
     TILE_ROWS = 128,  // rows of a tile of quantize.cuh
-    PRODUCT_ROWS = 64 // rows whose sums fused_product.cu leaves
+    PRODUCT_ROWS = 64 // rows of one partial sum of fused_product.cu
 };
 
-// Up to three kinds of sums, one after another: [kind][count][columns]. Each goes to its out, the
-// sum over `count` partial sums in their order; a kind whose out has no data is not read.
+// Partial sums of up to three kinds: [kind][count][columns]. Each kind's `count` partial sums are
+// added up in their order into its out; a kind whose out has no data is not read.
 struct PartialSums {
     Gradient outs[3];
     const float *partials;
@@ -252,8 +252,8 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
     check_aligned(name, {scratch.data});
 }
 
-// A tensor [M,N] that is written, as it is quantised in this step. Whether any FP8 form of it is
-// requested.
+// Checks a tensor [M,N] that is written, and sets it to how this step quantises it. Whether any FP8
+// form of it is requested.
 static inline bool check_tensor(const char *name, Tensor *t, int64_t M, int64_t N) {
     bool codes = t->fp8 != NULL || t->fp8_t != NULL;
     *t = tensor_now(*t);
@@ -274,7 +274,7 @@ static inline bool check_tensor(const char *name, Tensor *t, int64_t M, int64_t 
     return codes;
 }
 
-// Where a producer that writes BF16 leaves the amax; NULL: nowhere.
+// Where a producer that writes BF16 writes the amax; NULL: nowhere.
 static inline float *measured_amax(const Tensor &t) {
     return t.mode == SCALE_MEASURED ? &t.live->amax : NULL;
 }

@@ -1,4 +1,4 @@
-// The embedding's gradient: the host's part.
+// The host's part of the embedding's gradient: sorting the tokens.
 #include "kernels.h"
 
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,

@@ -12,17 +12,18 @@ __global__ void embedding_forward_kernel(Bf16 *out, const int *tokens, const Bf1
     store8(out, i, x);
 }
 
-void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
-                           int T, int C, cudaStream_t stream) {
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
+                           int B, int T, int C) {
+    gpu_family(gpu, FAMILY_EMBEDDINGS);
     int64_t vectors = (int64_t)B * T * C / VEC;
     check_tensors("embedding forward", (int64_t)B * T, C, {out, wte, wpe});
-    launch(embedding_forward_kernel, divide_up(vectors, 256), 256, stream, out, tokens, wte, wpe,
-           vectors, T, C / VEC);
+    launch(embedding_forward_kernel, divide_up(vectors, 256), 256, gpu->stream, out, tokens, wte,
+           wpe, vectors, T, C / VEC);
 }
 
 enum { EMBEDDING_THREADS = 256 };
 
-// The sum of vector `column` of the rows that are listed from begin on, every step-th.
+// The sum of vector `column` over rows[begin], rows[begin + step] and so on, before rows[end].
 __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, int begin, int end,
                                             int step, int per_row, int column) {
     Floats8 sum = {};
@@ -33,8 +34,8 @@ __device__ __forceinline__ Floats8 sum_rows(const Bf16 *dout, const int *rows, i
     return sum;
 }
 
-// A warp takes a run. Of a long run a block takes 32 vectors of columns; its warps' sums are added
-// in order.
+// A warp takes a short run. A block takes 32 vectors of columns of a long run, and adds its warps'
+// sums in order.
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_backward_kernel(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
                               const int *starts, const int *runs, int per_row) {
@@ -67,13 +68,14 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
 }
 
-void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
-                            const int *starts, const int *runs, int M, int C, cudaStream_t stream) {
+void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
+                            const int *rows, const int *starts, const int *runs, int M, int C) {
+    gpu_family(gpu, FAMILY_EMBEDDINGS);
     int blocks = min(4 * PARTIALS, divide_up(M, EMBEDDING_THREADS / WARP));
     check_tensors("embedding backward", M, C, {dwte.data, dout});
     dwte.accumulate = true;
-    launch(embedding_backward_kernel, blocks, EMBEDDING_THREADS, stream, dwte, dout, tokens, rows,
-           starts, runs, C / VEC);
+    launch(embedding_backward_kernel, blocks, EMBEDDING_THREADS, gpu->stream, dwte, dout, tokens,
+           rows, starts, runs, C / VEC);
 }
 
 __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B, int64_t vectors) {
@@ -84,9 +86,10 @@ __global__ void position_backward_kernel(Gradient dwpe, const Bf16 *dout, int B,
     gradient_store8(dwpe, i, sum);
 }
 
-void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
-                           cudaStream_t stream) {
+void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C) {
+    gpu_family(gpu, FAMILY_EMBEDDINGS);
     int64_t vectors = (int64_t)T * C / VEC;
     check_tensors("position backward", (int64_t)B * T, C, {dwpe.data, dout});
-    launch(position_backward_kernel, divide_up(vectors, 128), 128, stream, dwpe, dout, B, vectors);
+    launch(position_backward_kernel, divide_up(vectors, 128), 128, gpu->stream, dwpe, dout, B,
+           vectors);
 }

@@ -1,5 +1,5 @@
-// The FP8 scaling state: one kernel a step, no wait for the host; and the amax of tensors whose
-// producers leave none.
+// The FP8 scaling state, which one kernel a step renews without the host; the amax of tensors whose
+// producers measure none; counts of codes.
 #include "quantize.cuh"
 
 __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
@@ -11,13 +11,18 @@ __global__ void amax_kernel(float *amax, const Bf16 *x, int64_t vectors) {
     block_amax(amax, range);
 }
 
-void gpu_measure(Tensor x, int64_t n, cudaStream_t stream) {
+void measure_bf16(Tensor x, int64_t n, cudaStream_t stream) {
     x = tensor_now(x);
     if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
     check_aligned("gpu_measure", {x.bf16});
     if (n % VEC != 0) { die("gpu_measure: %lld values; a multiple of 8", (long long)n); }
     int blocks = min(divide_up(n / VEC, 256), 4 * PARTIALS);
     launch(amax_kernel, blocks, 256, stream, &x.live->amax, x.bf16, n / VEC);
+}
+
+void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
+    if (tensor_now(x).mode == SCALE_MEASURED) { gpu_family(gpu, FAMILY_QUANTIZE); }
+    measure_bf16(x, n, gpu->stream);
 }
 
 __global__ void count_codes_kernel(Fp8Counts *all, const uint4 *codes, int64_t vectors,
@@ -43,16 +48,16 @@ __global__ void count_codes_kernel(Fp8Counts *all, const uint4 *codes, int64_t v
     }
 }
 
-void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
-                     cudaStream_t stream) {
+void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type) {
+    gpu_family(gpu, FAMILY_QUANTIZE);
     check_aligned("gpu_count_codes", {codes});
     if (n % 16 != 0) { die("gpu_count_codes: %lld codes; a multiple of 16", (long long)n); }
     int blocks = min(divide_up(n / 16, 256), 4 * PARTIALS);
-    launch(count_codes_kernel, blocks, 256, stream, counts, reinterpret_cast<const uint4 *>(codes),
-           n / 16, type);
+    launch(count_codes_kernel, blocks, 256, gpu->stream, counts,
+           reinterpret_cast<const uint4 *>(codes), n / 16, type);
 }
 
-// A warp a slot.
+// One warp per slot.
 __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     int i = blockIdx.x;
     Fp8Slot *slot = &s.slots[i];
@@ -73,8 +78,9 @@ __global__ void fp8_update_kernel(Fp8Scaling s, StepState *state) {
     }
 }
 
-void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream) {
-    launch(fp8_update_kernel, scaling->count, WARP, stream, *scaling, state);
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(fp8_update_kernel, scaling->count, WARP, gpu->stream, *scaling, state);
 }
 
 __global__ void clear_measured_kernel(Fp8Scaling s) {
@@ -82,6 +88,7 @@ __global__ void clear_measured_kernel(Fp8Scaling s) {
     if (i < s.count) { s.live[i].amax = 0.0f; }
 }
 
-void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream) {
-    launch(clear_measured_kernel, divide_up(scaling->count, 128), 128, stream, *scaling);
+void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
+    launch(clear_measured_kernel, divide_up(scaling->count, 128), 128, gpu->stream, *scaling);
 }

@@ -1,12 +1,12 @@
 // The two 8-bit formats, BF16, and the one rule from amax to scale, in portable C that also
-// compiles for the device: every quantiser on both sides goes by this file.
+// compiles for the device: everything that quantises, on host and device, follows this file.
 //
 // E4M3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): 1 sign, 4 exponent bits (bias
 // 7), 3 mantissa bits; no infinity, NaN only as 0x7f and 0xff; largest 448, smallest 2^-9.
 // E5M2: 1, 5 (bias 15), 2; infinities 0x7c and 0xfc, NaN above; largest 57344, smallest 2^-16.
 //
-// Encoding rounds to nearest, ties to even, and saturates: what exceeds the largest finite value,
-// infinity included, becomes it. NaN becomes 0x7f. This is the GPU's cvt.rn.satfinite.
+// Encoding rounds to nearest, ties to even, and saturates: values above the largest finite one,
+// infinity included, become that. NaN becomes 0x7f. This is the GPU's cvt.rn.satfinite.
 #pragma once
 
 #include "../base/common.h"
@@ -56,7 +56,7 @@ HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
         uint32_t code = (bits & 0x7fffffffu) >> (23 - mantissa_bits);
         return (uint8_t)(sign | (code - ((127 - bias) << mantissa_bits)));
     }
-    // subnormal: a count of the smallest value
+    // subnormal: a multiple of the smallest value
     float smallest = float_from_bits((smallest_normal - mantissa_bits) << 23);
     return (uint8_t)(sign | (uint32_t)(float_from_bits(bits & 0x7fffffffu) / smallest));
 }
@@ -64,7 +64,7 @@ HOST_DEVICE static inline uint8_t fp8_encode(float x, Fp8Type type) {
 HOST_DEVICE static inline float fp8_decode(uint8_t code, Fp8Type type) {
     uint32_t mantissa_bits = type == FP8_E4M3 ? 3 : 2, bias = type == FP8_E4M3 ? 7 : 15;
     uint32_t sign = (uint32_t)(code & 0x80) << 24, magnitude = code & 0x7f;
-    uint32_t infinity = type == FP8_E4M3 ? 0x7f : 0x7c; // E4M3 has NaN there, and no infinity
+    uint32_t infinity = type == FP8_E4M3 ? 0x7f : 0x7c; // E4M3 has NaN in its place
     if (magnitude >= infinity) {
         int is_infinity = type == FP8_E5M2 && magnitude == infinity;
         return float_from_bits(sign | (is_infinity ? 0x7f800000u : 0x7fc00000u));
@@ -87,7 +87,7 @@ HOST_DEVICE static inline float bf16_decode(uint16_t code) {
     return float_from_bits((uint32_t)code << 16);
 }
 
-// The largest magnitude a scaled tensor should have: the format's, less 2^margin of headroom.
+// The largest magnitude that a scaled tensor should have: the format's, divided by 2^margin.
 HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     float target = fp8_max(type);
     for (int i = 0; i < margin; i++) { target *= 0.5f; }
@@ -95,8 +95,8 @@ HOST_DEVICE static inline float fp8_target(Fp8Type type, int margin) {
     return target;
 }
 
-// The scale that brings amax to the target. Zero, infinity and NaN say nothing about the tensor:
-// they keep the previous scale.
+// The scale that brings amax to the target. An amax of zero, infinity or NaN says nothing about the
+// tensor: then the previous scale is kept.
 HOST_DEVICE static inline float fp8_scale(float amax, float target, float previous) {
     if (!(amax > 0.0f && amax <= FLT_MAX)) { return previous; }
     float scale = target / amax;
@@ -105,15 +105,15 @@ HOST_DEVICE static inline float fp8_scale(float amax, float target, float previo
 
 // ---- blocks ----
 //
-// With blockwise scaling an operand [rows,k] of a product, whose k numbers are summed over, has
-// many scales: activations and gradients one for each 1 x 128 of a row, weights one for each 128 x
-// 128 (DeepSeek-V3 Technical Report, 2024, section 3.3). A block at an edge is smaller.
+// With blockwise scaling an operand [rows,k] of a product, which sums over k, has many scales:
+// activations and gradients have one for each 1 x 128 of a row, weights one for each 128 x 128
+// (DeepSeek-V3 Technical Report, 2024, section 3.3). A block at an edge is smaller.
 
 enum { FP8_BLOCK = 128 };
 
-// What a scale belongs to; and how cuBLASLt reads the scales.
+// What one scale covers; and the layout in which cuBLASLt reads the scales.
 typedef enum {
-    SCALES_TENSOR, // all of it
+    SCALES_TENSOR, // the whole tensor
     SCALES_VECTOR, // 1 x 128: [ceil(k/128)][rows, rounded up to 4]
     SCALES_SQUARE  // 128 x 128: [ceil(rows/128)][ceil(k/128), rounded up to 4]
 } Fp8Scales;
@@ -128,7 +128,7 @@ HOST_DEVICE static inline int64_t fp8_scale_index(Fp8Scales scales, int rows, in
     return (int64_t)(row / FP8_BLOCK) * ((blocks + 3) / 4 * 4) + column / FP8_BLOCK;
 }
 
-// How many scales an operand has, with those that only round up.
+// How many scales an operand has, padding included.
 HOST_DEVICE static inline int64_t fp8_scale_count(Fp8Scales scales, int rows, int k) {
     int down = (rows + FP8_BLOCK - 1) / FP8_BLOCK, across = (k + FP8_BLOCK - 1) / FP8_BLOCK;
     if (scales == SCALES_TENSOR) { return 1; }
@@ -136,8 +136,9 @@ HOST_DEVICE static inline int64_t fp8_scale_count(Fp8Scales scales, int rows, in
     return (int64_t)down * ((across + 3) / 4 * 4);
 }
 
-// A block's scale. power_of_two: rounded down to one, so that multiplying by it and by its inverse
-// is exact; FP32's least normal number is one.
+// A block's scale. power_of_two: it is rounded down to a power of two, so that multiplying by it
+// and by its inverse is exact; the smallest scale, FP32's smallest normal number, is a power of
+// two.
 HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int power_of_two) {
     float scale = fp8_scale(amax, target, 1.0f);
     return power_of_two ? float_from_bits(float_bits(scale) & 0x7f800000u) : scale;
@@ -145,13 +146,13 @@ HOST_DEVICE static inline float fp8_block_scale(float amax, float target, int po
 
 // ---- scaling state ----
 
-// What is known of one tensor's range. A delayed slot without history is quantised by the amax of
-// the tensor in hand; `amax` gathers the amax of this step until fp8_slot_update.
+// What is known of one tensor's range. With delayed scaling, a tensor whose slot has no history yet
+// is quantised by its own amax. `amax` collects the amax of this step until fp8_slot_update.
 typedef struct {
-    float scale_inv; // first, and the struct 16 bytes: cuBLASLt wants its address 16-byte aligned
+    float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
     float scale;
     float amax;
-    int count; // updates that entered the history
+    int count; // how many amaxes have entered the history
 } Fp8Slot;
 
 // What the codes of a tensor are: how many there are, and how many of them are the format's largest
@@ -173,10 +174,11 @@ HOST_DEVICE static inline void fp8_slot_rescale(Fp8Slot *slot, float amax, float
     slot->scale_inv = 1.0f / slot->scale;
 }
 
-// A slot's scale changes once an optimizer step, by the same two functions on host and device.
+// A slot's scale changes once an optimizer step, by the next two functions, on the host and on the
+// device.
 
-// The largest amax of the history, a ring of `length` into which this step's has been entered: of
-// every step-th entry from `first` on.
+// The largest amax of the history, a ring of `length`, as if this step's amax had entered it. Looks
+// at entries first, first + step and so on.
 HOST_DEVICE static inline float fp8_slot_largest(const Fp8Slot *slot, const float *history,
                                                  int length, int first, int step) {
     int newest = slot->count % length, known = slot->count < length ? slot->count + 1 : length;
@@ -188,8 +190,8 @@ HOST_DEVICE static inline float fp8_slot_largest(const Fp8Slot *slot, const floa
     return largest;
 }
 
-// Enters this step's amax into the history; the scale follows from `largest`. A bad amax (0,
-// infinite, NaN) changes nothing.
+// Enters this step's amax into the history; the scale follows from `largest`. An amax of zero,
+// infinity or NaN changes nothing.
 HOST_DEVICE static inline void fp8_slot_enter(Fp8Slot *slot, float *history, int length,
                                               float target, float largest) {
     float amax = slot->amax;

@@ -1,5 +1,6 @@
-// GPT-2's two FP8 products that meet GELU, on Hopper, with GELU in their epilogue: what a product
-// and a pass over its result do (gemm.h, activation.cu) in one kernel, by a given scale.
+// GPT-2's two FP8 products before and after GELU, on Hopper, with GELU or its derivative in their
+// epilogue. One kernel does what a product (gemm.h) and a pass over its result (activation.cu) do,
+// by a given scale.
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
 //   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the
@@ -12,12 +13,13 @@
 // columns, then down the next. Of its three warpgroups the first only moves data, by TMA: a warp
 // loads A, one loads B, and two store what the others have converted. Each of the other two
 // computes 64 rows of every tile by WGMMA (sums in FP32 registers) and converts them. While one
-// converts, the other has the tensor cores: they take turns, and A is loaded in the order of the
-// turns, for both into one ring. The panel's part of B stays in shared memory from tile to tile, so
-// that each tile only loads A. (Shared memory delivers 128 bytes a cycle. A warpgroup with 64 x 128
-// sums takes 96 of them for its WGMMAs, which leaves too little for loading B again and again.)
+// converts, the other uses the tensor cores: they take turns, and A is loaded for both into one
+// ring, in the order of their turns. The panel's part of B stays in shared memory from tile to
+// tile, so that each tile only loads A. (Shared memory delivers 128 bytes a cycle. A warpgroup with
+// 64 x 128 sums takes 96 of them for its WGMMAs, which leaves too little for loading B again and
+// again.)
 //
-// TMA reads A and B with the rows inside each block of 16 in an order that leaves each thread 2
+// TMA reads A and B with the rows inside each block of 16 in an order that gives each thread 2
 // adjacent rows x 4 adjacent columns of the product: four codes are then a word of a row, and two
 // codes a 16-bit unit of a transposed row, as stmatrix stores it. With lane = 4 g + t:
 //
@@ -33,16 +35,16 @@ namespace {
 enum {
     ROWS = PRODUCT_ROWS, // of a warpgroup's part of a tile
     TILE = 128,
-    DEPTH = 128, // of K at a time: bytes of a row in shared memory
+    DEPTH = 128, // of K at a time, which are the bytes of a row in shared memory
     THREADS = 3 * GROUP,
-    A_STAGES = 8, // for both warpgroups: 2048 cycles of WGMMAs
+    A_STAGES = 8, // for both warpgroups; they last for 2048 cycles of WGMMAs
     B_STAGES = 6,
     BLOCKS = TILE / 16,     // of 16 columns
     LOADING_REGISTERS = 40, // a thread's, of the multiprocessor's 65536
     COMPUTING_REGISTERS = 232
 };
 
-// What becomes of a warpgroup's part of a tile, on its way to or from memory.
+// Shared memory for a warpgroup's part of a tile, between registers and global memory.
 struct Staging {
     uint8_t x[2][ROWS * FULL_ROW]; // BF16, 64 columns each; rows in their order
     uint8_t codes[ROWS * FULL_ROW];
@@ -100,7 +102,7 @@ struct Work {
             panel++;
         }
     }
-    // The next tile does not share this one's B.
+    // Whether the next tile needs another B.
     __device__ bool ends_panel(void) const {
         return left == 1 || row + TILE >= M;
     }
@@ -110,7 +112,7 @@ struct Work {
     }
 };
 
-// Two warps, of each of which one lane works, load A and B in the order of their use.
+// Two warps load A and B in the order of their use; one lane of each works.
 __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     Stage<A_STAGES> a = 0;
     for (Work work(p); warp == 0 && work.left > 0; work.next()) {
@@ -132,8 +134,8 @@ __device__ __forceinline__ void load(Shared &s, const Parameters &p, int warp) {
     }
 }
 
-// Each computing warpgroup has a warp here, of which one lane works: it stores the tile that the
-// warpgroup has staged, and loads x for its next tile.
+// One warp for each computing warpgroup: its one working lane stores the tile that the warpgroup
+// has staged, and loads x for the next tile.
 template <bool BACKWARD>
 __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     Staging &staging = s.staging[w];
@@ -165,8 +167,8 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     stores_wait();
 }
 
-// TYPE: of A, and of the codes that are written. SPLIT: each DEPTH of K is summed in the tensor
-// cores, which keep some 14 bits, and added up in FP32.
+// TYPE: of A, and of the codes that are written. SPLIT: the tensor cores, which keep some 14 bits,
+// sum over DEPTH of K at a time, and these sums are added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
@@ -187,7 +189,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         Stage<B_STAGES> b_at = tile.b_before(), b_done = b_at;
         tile.next();
 
-        auto arrived = [&] { // the step that is next
+        auto arrived = [&] { // waits for the operands of the next step
             barrier_wait(&s.b_full[b_at.at], b_at.round);
             barrier_wait(&s.a_full[a_at.at], a_at.round);
         };
@@ -202,7 +204,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             a_at.advance(1);
             b_at.advance(1);
         };
-        auto release = [&] { // the first step that is not released
+        auto release = [&] { // of the first step that has not been released
             barrier_arrive(&s.a_empty[a_done.at], lane == 0);
             barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
             a_done.advance(1);
@@ -215,8 +217,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
             pin(sums);
         };
-        // An even number of steps in a row. Each is added while the next runs, which ptxas only
-        // allows without a loop: GPT-2's 768 channels are 6 steps.
+        // An even number of steps. Each step's sums are added while the next step runs, which ptxas
+        // only allows without a loop: GPT-2's 768 channels are 6 steps.
         auto split = [&](auto count, bool ends) {
             constexpr int STEPS = decltype(count)::value;
             float first[64], second[64];
@@ -288,7 +290,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             read_x(0);
             read_x(2);
         }
-        barrier_wait(&s.stored[w], number + 1); // what was staged before
+        barrier_wait(&s.stored[w], number + 1); // until the tile staged before has been stored
         if (!SPLIT) {
             wgmma_wait<0>();
             release();
@@ -333,17 +335,17 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                 const int place = pair * 16 + lane; // WGMMA's column
                 store_transposed(staging.codes_t + place * HALF_ROW + (warp ^ place / 2 % 4) * 16,
                                  units);
-                // Not sooner: ptxas would begin every block before it ends any, and MUFU, which
-                // takes longest, would wait at first.
+                // Not earlier: ptxas would then begin every block before it ends any, and MUFU,
+                // which takes longest, would be idle at first.
                 if (BACKWARD && pair + 4 < BLOCKS) { read_x(pair + 4); }
             }
         } else { // beyond the product
 #pragma unroll
             for (float &sum : columns) { sum = 0.0f; }
         }
-        float totals[4] = {}; // in four chains of additions
+        float totals[4] = {}; // added up in four chains
         const int column = threadIdx.x % GROUP;
-        if (BACKWARD) { // adds up the threads' sums, of 2 rows each, where their warps have read x
+        if (BACKWARD) { // adds up the threads' sums of 2 rows each, in the memory of x
             float(*rows)[TILE] = reinterpret_cast<float(*)[TILE]>(staging.x);
             const int row = g / 4 * 16 + warp * 4 + g % 4;
             __syncwarp();
@@ -410,8 +412,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 // ---- launchers ----------------------------------------------------------------------------------
 
-// Codes [rows,columns] whose rows are in the order of WGMMA's rows, 64 of them a box: column, g, p,
-// block of 16 rows.
+// The map of codes [rows,columns], 64 rows a box, in the order of WGMMA's rows. Dimensions: column,
+// g, p, block of 16 rows.
 CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, FULL_ROW,
                       {{columns, 1, FULL_ROW},
@@ -429,7 +431,8 @@ void launch_product(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
-// Codes with one scale each, A of the output's type, and no more than a product.
+// The operands must be codes with one scale each, A of the output's type, and the product without
+// any extra.
 void check_product(const char *name, const Gemm &g, const Tensor &out,
                    std::initializer_list<const void *> needed) {
     bool codes = g.type_a == gpu_fp8_type(out.type) && g.type_b == TYPE_E4M3;
@@ -450,7 +453,7 @@ void check_product(const char *name, const Gemm &g, const Tensor &out,
     if (!plain) { die("%s: a pointer is missing, or more than a product is requested", name); }
 }
 
-// What both have in common. x: the pre-activation.
+// The parameters that both kernels share. x: GELU's input without the bias.
 Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Tensor out) {
     check_tensor(name, &out, g.m, g.n);
     check_tensors(name, g.m, g.k, {});
@@ -487,6 +490,7 @@ bool gpu_has_gelu_products(const Gpu *gpu) {
 }
 
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
+    gpu_family(gpu, g.family);
     const char *name = "product with GELU";
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
     launch_product<FP8_E4M3, false>(gpu, g,
@@ -494,6 +498,7 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
 }
 
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch) {
+    gpu_family(gpu, g.family);
     const char *name = "product with GELU backward";
     int parts = divide_up(g.m, ROWS);
     check_scratch(name, scratch, (int64_t)parts * g.n);

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-// cuBLASLt is column-major, where our row-major D[m,n] is its D'[n,m] = op(B)' op(A)': the operands
-// change places, so what cuBLASLt calls A is our b.
+// cuBLASLt is column-major: our row-major D[m,n] is its D'[n,m] = op(B)' op(A)'. So the operands
+// change places, and what cuBLASLt calls A is our b.
 
 enum { LEAST_ALIGNMENT = 16, MOST_ALIGNMENT = 256 };
 
-// What a plan depends on; compared as bytes. alignment: of a, b, c and d, of which algorithms may
-// need up to MOST_ALIGNMENT bytes.
+// What a plan depends on; compared as bytes. alignment: what all of a, b, c and d have; algorithms
+// may need up to MOST_ALIGNMENT bytes.
 typedef struct {
     int32_t alignment, shape[3], types[3], trans[2];
     int32_t epilogue, has_c, in_place, fast_accumulation, scales[2], batch;
@@ -75,8 +75,8 @@ void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t b
     }
 }
 
-// What divides the bytes from each operand to the next one of a batch, of BF16 or FP32, as far as
-// powers of two go.
+// The bytes from each operand of a batch to the next, all in one number by `or`: a power of two
+// divides it where it divides each of them. (Operands are BF16 or FP32.)
 static uintptr_t batch_strides(const Gemm *g) {
     int64_t m = g->m, n = g->n, k = g->k;
     return (uintptr_t)(m * k | k * n | m * n) * sizeof(Bf16);
@@ -150,7 +150,7 @@ static cublasLtMatrixLayout_t layout_new(GpuType type, int rows, int cols, int b
     BLAS_CHECK(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                               sizeof(value)))
 
-// The pointers that are part of the description rather than of the call.
+// Sets the pointers that belong to the description instead of the call.
 static void plan_point(GemmPlan *p, const Gemm *g) {
     if (g->bias != NULL) { SET(p->op, BIAS_POINTER, g->bias); }
     if (g->aux != NULL) { SET(p->op, EPILOGUE_AUX_POINTER, g->aux); }
@@ -192,8 +192,9 @@ static void plan_describe(GemmPlan *p, const Gemm *g) {
     BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, \
                                                     &(value), sizeof(value)))
 
-// The plan's algorithm is the heuristic's first. False: there is none. All figures were measured
-// with the first of CANDIDATES; fewer may have another first one.
+// Takes the first algorithm that the heuristic proposes; false where there is none. The benchmarks
+// were measured with the first of this many candidates: if fewer are requested, another may come
+// first.
 static bool plan_algorithm(Gpu *gpu, GemmPlan *p) {
     enum { CANDIDATES = 16 };
     cublasLtMatmulPreference_t preference;
@@ -258,6 +259,7 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
 }
 
 void gemm(Gpu *gpu, Gemm g) {
+    gpu_family(gpu, g.family);
     GemmPlan *plan = plan_for(gpu, &g);
     if (plan == NULL) { die("%s", error_text()); }
     plan_point(plan, &g);

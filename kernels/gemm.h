@@ -1,10 +1,10 @@
 // Matrix products through cuBLASLt: one Gemm in, one call out.
 //
-// Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op is the transposition
-// that trans_a or trans_b asks for. FP8 operands must both have k contiguous, which is trans_a
-// false and trans_b true (Hopper's tensor cores take no other); they are multiplied by their
-// scales, which scales_a and scales_b describe (fp8_format.h): blocks for both or for neither,
-// squares for one at most. Every address is a multiple of 16 bytes.
+// Row-major D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ beta * C), where op transposes if trans_a
+// or trans_b is set. FP8 operands must both have k contiguous, which is trans_a false and trans_b
+// true (Hopper's tensor cores take no other); they are multiplied by their scales, which scales_a
+// and scales_b describe (fp8_format.h): blocks for both or for neither, squares for one at most.
+// Every address is a multiple of 16 bytes.
 //
 // The plan (layouts, and cuBLASLt's first choice of an algorithm) of each shape is made once. A
 // resumed run, which makes the same plans, computes the same bits.
@@ -27,7 +27,7 @@ static inline GpuType gpu_fp8_type(Fp8Type type) {
 
 typedef struct {
     int m, n, k;
-    int batch; // products of this shape, whose operands lie one behind another; 0: one
+    int batch; // products of this shape, whose operands lie one after another; 0: one
     const void *a, *b;
     const void *c; // added with factor beta; D itself, or another buffer of its shape
     void *d;
@@ -39,6 +39,7 @@ typedef struct {
     const float *scale_a, *scale_b; // of FP8 operands, on the device
     Fp8Scales scales_a, scales_b;
     bool fast_accumulation; // FP8: keep partial sums in the tensor cores; not with blocks
+    GpuFamily family;       // FAMILY_PRODUCTS unless it is set
 } Gemm;
 
 // A product of BF16 into BF16, without transposition, addition or epilogue.
@@ -46,12 +47,11 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d);
 
 void gemm(Gpu *gpu, Gemm g);
 
-// Ends the program unless these bytes, which are written while the product still reads A, B and
-// aux, lie outside of these. gemm() checks its D so; kernels that do more than it check what they
-// write.
+// A product still reads A, B and aux while these bytes are written: ends the program if they
+// overlap. gemm() checks its D; kernels that write more check that too.
 void gemm_check_apart(const Gemm *g, const char *name, const void *to, int64_t bytes);
 
-// False, with the reason, where cuBLASLt has no algorithm for it.
+// Whether cuBLASLt has an algorithm for the product; false comes with the reason.
 bool gemm_supported(Gpu *gpu, Gemm g);
 
 // Forgets the plans.

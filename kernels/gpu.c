@@ -122,7 +122,7 @@ static void add_up(GpuProfile *p, int n) {
 
 static void record_family(Gpu *gpu, GpuFamily family) {
     GpuProfile *p = gpu->profile;
-    // half of them: the device works on what lies between the others meanwhile
+    // adds up half of them, while the device works on what lies between the others
     if (p->count == PROFILE_EVENTS) { add_up(p, PROFILE_EVENTS / 2); }
     CUDA_CHECK(cudaEventCreate(&p->events[p->count]));
     CUDA_CHECK(cudaEventRecord(p->events[p->count], gpu->stream));
@@ -149,7 +149,7 @@ void gpu_profile_end(Gpu *gpu, double ms[FAMILY_COUNT]) {
     gpu->profile = NULL;
 }
 
-// Whether the words of `part` stand in the name: "B200" is no part of "NVIDIA GB200".
+// Whether the name contains the words of `part`: "B200" is no part of "NVIDIA GB200".
 static bool has_words(const char *name, const char *part) {
     for (const char *at = name; (at = strstr(at, part)) != NULL; at++) {
         bool begins = at == name || !isalnum((unsigned char)at[-1]);
@@ -159,7 +159,7 @@ static bool has_words(const char *name, const char *part) {
 }
 
 double gpu_peak_flops(const Gpu *gpu) {
-    // the first whose words the device's name has; sources: the makers' data sheets, dense
+    // the first entry whose words the name contains; from data sheets, without sparsity
     static const struct {
         const char *name;
         double tflops;
@@ -186,9 +186,14 @@ void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu->stream));
 }
 
+void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes) {
+    gpu_family(gpu, family);
+    CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, gpu->stream));
+}
+
 // ---- host memory --------------------------------------------------------------------------------
 
-enum { HUGE_PAGE = 2 << 20, TOUCHED = 32 * HUGE_PAGE }; // by a task
+enum { HUGE_PAGE = 2 << 20, TOUCHED = 32 * HUGE_PAGE }; // bytes that a task touches
 
 typedef struct {
     char *memory;
@@ -201,8 +206,8 @@ static void touch(void *context, int64_t i) {
     memset(h->memory + begin, 0, left < TOUCHED ? left : TOUCHED);
 }
 
-// Pages are made by all cores, and large where the system has such: one thread would pin 96 GB of
-// small ones for a minute.
+// All cores touch the pages, and the system is asked for large ones: pinning 96 GB of small pages
+// in one thread takes a minute.
 void *gpu_host_memory(int64_t bytes, bool mapped) {
     char size[32];
     int same = 0, device = 0;

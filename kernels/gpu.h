@@ -43,7 +43,7 @@ enum { FP8_CAPABILITY = 89 }; // the least with FP8 tensor cores
 
 typedef struct {
     int device, sms, capability; // capability: 90 for sm_90
-    char name[256], uuid[48];    // uuid: as nvidia-smi says it
+    char name[256], uuid[48];    // uuid: as nvidia-smi prints it
     size_t memory;               // of the device, bytes
     cudaStream_t stream;
     cublasLtHandle_t blas;
@@ -55,20 +55,22 @@ typedef struct {
     GpuProfile *profile;        // NULL: not profiling
 } Gpu;
 
-// Takes device `device` (the workspaces are the caller's, and left alone); refuses one older than
-// sm_80, or none at all, in one line.
+// Opens device number `device`; the caller sets the workspaces. Fails with one line where there is
+// no such device, or it is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
 // After gemm_close and attention_close.
 void gpu_close(Gpu *gpu);
 
-// Copies to the device, and waits. (cudaMemcpy would not do: what runs on gpu->stream does not wait
-// for it, and from pageable memory it may return before the device has the data.)
+// Copies to the device, and waits. (cudaMemcpy is not enough: gpu->stream does not wait for it, and
+// from pageable memory it may return before the device has the data.)
 void gpu_send(const Gpu *gpu, void *device, const void *host, size_t bytes);
-// Copies to the host: enqueued.
+// Enqueues a copy to the host.
 void gpu_fetch(const Gpu *gpu, void *host, const void *device, size_t bytes);
+// Enqueues setting the device's memory to zeros, whose time counts to the family.
+void gpu_clear(Gpu *gpu, GpuFamily family, void *device, size_t bytes);
 
 // Host memory, zeroed, page-locked where the system allows it; NULL for 0 bytes. mapped: kernels
-// reach it at the same address, or the program ends.
+// can use it at the same address; where they cannot, the program ends.
 void *gpu_host_memory(int64_t bytes, bool mapped);
 void gpu_host_free(void *memory);
 
@@ -79,7 +81,7 @@ typedef struct {
 GpuTimer gpu_timer_begin(const Gpu *gpu);
 float gpu_timer_end(const Gpu *gpu, GpuTimer timer);
 
-// What is enqueued from here on belongs to the family. Does nothing unless profiling.
+// The time of what is enqueued from here on counts to the family. Does nothing unless profiling.
 void gpu_family(Gpu *gpu, GpuFamily family);
 const char *gpu_family_name(GpuFamily family);
 void gpu_profile_begin(Gpu *gpu);

@@ -1,9 +1,9 @@
-// What watches over a device: hashes of buffers, in which a single wrong bit is certain to be seen,
-// and the time.
+// Hashes of buffers, which every single wrong bit changes, and the device's clock: checked steps
+// and timing use them.
 #include "../base/rng.h"
 #include "device.cuh"
 
-// The terms are added up in any order, which changes no sum of integers.
+// The terms are added up in any order: sums of integers do not depend on it.
 __global__ void hash_kernel(uint64_t *sum, const uint64_t *words, int64_t n, int64_t first) {
     uint64_t mine = 0;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
@@ -16,12 +16,13 @@ __global__ void hash_kernel(uint64_t *sum, const uint64_t *words, int64_t n, int
     }
 }
 
-void gpu_hash(uint64_t *sum, const void *data, int64_t bytes, int64_t first, cudaStream_t stream) {
+void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     if (bytes % 8 != 0) { die("gpu_hash: %lld bytes; a multiple of 8", (long long)bytes); }
     if (bytes == 0) { return; }
     int blocks = (int)min64((bytes / 8 + 255) / 256, 4096);
-    launch(hash_kernel, blocks, 256, stream, sum, static_cast<const uint64_t *>(data), bytes / 8,
-           first);
+    launch(hash_kernel, blocks, 256, gpu->stream, sum, static_cast<const uint64_t *>(data),
+           bytes / 8, first);
 }
 
 __global__ void stamp_kernel(uint64_t *nanoseconds) {
@@ -30,6 +31,6 @@ __global__ void stamp_kernel(uint64_t *nanoseconds) {
     *nanoseconds = now;
 }
 
-void gpu_stamp(uint64_t *nanoseconds, cudaStream_t stream) {
-    launch(stamp_kernel, 1, 1, stream, nanoseconds);
+void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds) {
+    launch(stamp_kernel, 1, 1, gpu->stream, nanoseconds);
 }

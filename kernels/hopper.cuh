@@ -1,6 +1,6 @@
-// What fused_product.cu computes with on Hopper: the instructions of TMA, WGMMA and their barriers,
-// and the maps by which TMA finds its way in a tensor. PTX ISA: wgmma.mma_async (fragments,
-// descriptors), cp.async.bulk.tensor, mbarrier, setmaxnreg.
+// Hopper's instructions for fused_product.cu: TMA, WGMMA and their barriers; and the tensor maps
+// that TMA reads. PTX ISA: wgmma.mma_async (fragments, descriptors), cp.async.bulk.tensor,
+// mbarrier, setmaxnreg.
 #pragma once
 
 #include "device.cuh"
@@ -29,12 +29,12 @@ __device__ __forceinline__ void barrier_init(Barrier *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
 }
 
-// The barriers made so far may be used by TMA; by other threads after __syncthreads().
+// After this TMA may use the barriers made so far; other threads may after __syncthreads().
 __device__ __forceinline__ void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Without a branch, which would part the warp before the next WGMMA.
+// Without a branch, in which the warp would diverge before the next WGMMA.
 __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
@@ -42,14 +42,15 @@ __device__ __forceinline__ void barrier_arrive(Barrier *b, bool arrives) {
                  : "memory");
 }
 
-// Arrives, and has the barrier wait for so many bytes besides.
+// Arrives, and makes the barrier also wait for this many bytes.
 __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                  "r"(bytes)
                  : "memory");
 }
 
-// Until the barrier's phase number `phase` is complete; it is at most one ahead of that.
+// Waits until the barrier's phase number `phase` is complete. The barrier is at most one phase
+// further.
 __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     uint32_t done = 0;
     while (!done) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     }
 }
 
-// A box of a tensor whose first and last coordinates are these, those between them 0.
+// Loads the box of a tensor with these first and last coordinates; those between them are 0.
 template <int RANK>
 __device__ __forceinline__ void tma_load(void *to, const CUtensorMap &map, Barrier *full, int first,
                                          int last) {
@@ -94,9 +95,10 @@ __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *fr
 #undef TMA_STORE
 }
 
-// Rows of 128 bytes whose 16-byte pieces are swizzled over groups of 8 rows: the layout of a TMA
-// box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. 62: that swizzle; 32:
-// bytes from one group of rows to the next, in sixteens; 16: not used with it.
+// Describes an operand in shared memory: rows of 128 bytes whose 16-byte pieces are swizzled over
+// groups of 8 rows: the layout of a TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a
+// multiple of 1024. 62: that swizzle; 32: bytes from one group of rows to the next, in sixteens;
+// 16: not used with it.
 __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
     return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -127,13 +129,13 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bo
 #undef SUMS4
 }
 
-// Until at most LEFT of the warp's committed groups of WGMMAs are unfinished.
+// Waits until at most LEFT of the warp's committed groups of WGMMAs are unfinished.
 template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Makes the compiler compute d before this point and read it after: it does not know that a wait
-// guards d.
+// Makes the compiler finish d before this point and read it after it: the compiler does not know
+// that d is valid only after a wait.
 __device__ __forceinline__ void pin(float (&d)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
@@ -147,7 +149,7 @@ __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until the stores so far have read shared memory / are done.
+// The first waits until the stores so far have read shared memory, the second until they are done.
 __device__ __forceinline__ void stores_wait_read(void) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -157,12 +159,12 @@ __device__ __forceinline__ void stores_wait(void) {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// What this thread has written to shared memory may be read by TMA after a barrier.
+// After this and a barrier TMA may read what this thread has written to shared memory.
 __device__ __forceinline__ void show_to_tma(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Warpgroup w has the tensor cores once the other has passed them on.
+// Warpgroup w waits until the other has passed the tensor cores to it.
 __device__ __forceinline__ void turn_wait(int w) {
     asm volatile("bar.sync %0, %1;" ::"r"((int)TURN_BARRIERS + w), "r"(2 * (int)GROUP) : "memory");
 }
@@ -180,7 +182,8 @@ template <int REGISTERS, bool MORE> __device__ __forceinline__ void set_register
     }
 }
 
-// Four 8 x 8 matrices of 16-bit units, transposed: lane i gives the address of row i of all 32.
+// Stores four 8 x 8 matrices of 16-bit units, transposed: lane i gives the address of row i of the
+// 32 rows.
 __device__ __forceinline__ void store_transposed(void *row, const uint32_t (&units)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      shared_address(row)),
@@ -195,7 +198,7 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-// A place in a ring of stages, after so many that were used.
+// A place in a ring of stages, after `used` stages.
 template <int STAGES> struct Stage {
     int at;
     uint32_t round;
@@ -236,8 +239,8 @@ static inline EncodeTensorMap encode_tensor_map(void) {
     return function;
 }
 
-// Whether the products of a file can run, of which this is a kernel; built for sm_90, without the
-// a, the kernel is empty. Its code is looked at once.
+// Whether kernels such as this one can run here. Built for sm_90, without the a, they are empty and
+// take few registers. The code is looked at once.
 template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *kernel) {
     static cudaFuncAttributes code = {};
     if (gpu->capability != 90 || encode_tensor_map() == NULL) { return false; }
@@ -251,7 +254,8 @@ struct Dimension {
     int box;
 };
 
-// The first dimension is contiguous. A box's rows are as long as the swizzle; 0: not swizzled.
+// The map of a tensor whose first dimension is contiguous. swizzle: bytes of a box's rows; 0: not
+// swizzled.
 static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type, int swizzle,
                                      std::initializer_list<Dimension> dimensions) {
     CUtensorMap map = {};
@@ -274,9 +278,9 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
     return map;
 }
 
-// Codes [rows,columns], 128 rows a box, in an order that leaves a thread 4 adjacent columns of the
-// product: WGMMA's column 16 j + 8 h + 2 t + e, where lane 4 g + t has it, is row 16 j + 4 t + 2 h
-// + e. Dimensions: column, e, t, h, block of 16 rows.
+// The map of codes [rows,columns], 128 rows a box, in an order that gives a thread 4 adjacent
+// columns of the product: row 16 j + 4 t + 2 h + e is WGMMA's column 16 j + 8 h + 2 t + e, which
+// lane 4 g + t has. Dimensions: column, e, t, h, block of 16 rows.
 static inline CUtensorMap map_like_columns(const uint8_t *x, int64_t rows, int64_t columns,
                                            int row) {
     return tensor_map(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, row,

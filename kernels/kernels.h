@@ -1,8 +1,11 @@
 // Every GPU kernel's launcher. Shapes and meanings are those of cpu.h; activations, weights and
 // their gradients are BF16 unless a comment says otherwise, statistics FP32. A launcher enqueues on
-// the stream and returns; the caller's buffers must live until the stream gets there. Pointers are
-// 16-byte aligned and channel counts (C, F, D, P) multiples of 8; FP8 forms need both sides to be
-// multiples of 16.
+// gpu->stream and returns; the caller's buffers must stay valid until the stream has done the work.
+// Pointers are 16-byte aligned and channel counts (C, F, D, P) multiples of 8; FP8 forms need both
+// sides to be multiples of 16.
+//
+// A launcher first names the kernel family that its time counts to (gpu_family). Where it also
+// quantises its output, that time counts to the same family.
 //
 // Sums have one fixed order, so that a repeated call gives the same bits. A kernel that sums over
 // rows (weight and bias gradients) leaves partial sums in scratch and adds them up in a second
@@ -19,13 +22,14 @@ BEGIN_C
 // (train/gpu/support.c).
 enum { MOST_CHANNELS = 8192, MOST_HEAD_SIZE = 256 };
 
-// A tensor [M,N]: kernels read 8 values at a time, and count rows, columns and vectors of 8 in an
-// int.
+// Whether kernels can take a tensor [M,N]: they read 8 values at a time, and count rows, columns
+// and vectors of 8 in an int.
 enum { MOST_VALUES_LOG2 = 33 };
 static inline bool gpu_tensor_fits(int64_t M, int64_t N) {
     return M > 0 && N > 0 && N % 8 == 0 && M * (N / 8) < (int64_t)1 << (MOST_VALUES_LOG2 - 3);
 }
-// Rows of queries, keys and values [M,N] that are rotated: a thread takes a pair.
+// Whether gpu_rope_forward and _backward can take queries, keys and values [M,N]: a thread rotates
+// a pair of values, and an int counts the threads.
 static inline bool gpu_rotary_fits(int64_t M, int64_t N) {
     return M > 0 && N > 0 && M * (N / 2) <= INT32_MAX;
 }
@@ -53,15 +57,15 @@ size_t partial_sums_bytes(int64_t M, int64_t columns);
 
 // The scale that the products of the present micro-step use. Slots change only between steps.
 typedef struct {
-    float scale_inv; // first, and the struct 16 bytes: cuBLASLt wants its address 16-byte aligned
+    float scale_inv; // first in 16 bytes: cuBLASLt needs a 16-byte aligned address
     float scale;
     float amax; // SCALE_MEASURED: of the present micro-step
     float unused;
 } Fp8Live;
 
-// The scaling state of all FP8 tensors (fp8.cu): on the device, but for the last four fields.
-// SLOT_FOLLOWS: the slot's scale follows the amax of its tensor. SLOT_WEIGHT: its amax outlives a
-// skipped step, since the weights stay as they are.
+// The scaling state of all FP8 tensors (fp8.cu). The arrays lie on the device. SLOT_FOLLOWS: the
+// slot's scale follows the amax of its tensor. SLOT_WEIGHT: the slot belongs to a weight, whose
+// amax a skipped step keeps, since the weight stays as it is.
 enum { SLOT_FOLLOWS = 1, SLOT_WEIGHT = 2 };
 typedef struct {
     Fp8Slot *slots;
@@ -76,10 +80,10 @@ typedef struct {
 
 // How a tensor gets its scale.
 typedef enum {
-    SCALE_GIVEN,    // it is live->scale: delayed scaling. The amax goes to the slot, for later
-    SCALE_MEASURED, // it follows from live->amax, which a pass over the BF16 values leaves first:
-                    // tensorwise scaling, and delayed slots without a history
-    SCALE_BLOCKS    // each block's follows from its own values, rounded to BF16
+    SCALE_GIVEN,    // the scale is live->scale: delayed scaling. The amax goes to the slot
+    SCALE_MEASURED, // the scale follows from live->amax, which a pass over the BF16 values has
+                    // measured: tensorwise scaling, and delayed slots without a history
+    SCALE_BLOCKS    // each block's scale follows from its own values, rounded to BF16
 } ScaleMode;
 
 // A tensor [M,N] that products read: its forms, and how it is quantised.
@@ -101,7 +105,7 @@ typedef struct {
     bool record;               // the amax enters the slot's history
     bool power_of_two;         // BLOCKS: scales are rounded down to powers of two
     Fp8Scales blocks;          // BLOCKS: vectors or squares
-    float target;              // what amax * scale aims at
+    float target;              // what amax * scale should be
     Fp8Live *live;             // its scale
     Fp8Slot *slot;             // its history
     const Fp8Scaling *scaling; // GIVEN becomes MEASURED in a step that measures; NULL: it does not
@@ -113,7 +117,7 @@ static inline Tensor tensor_bf16(Bf16 *bf16) {
     return t;
 }
 
-// The tensor as the present step quantises it. Launchers ask.
+// The tensor as the present step quantises it. Launchers call this.
 static inline Tensor tensor_now(Tensor t) {
     if (t.mode == SCALE_GIVEN && t.scaling != NULL && t.scaling->measuring) {
         t.mode = SCALE_MEASURED;
@@ -122,40 +126,40 @@ static inline Tensor tensor_now(Tensor t) {
     return t;
 }
 
-// A producer writes its output as the tensor says: fused, the FP8 forms alone; else bf16, with its
-// amax to live->amax when that is measured, and from it the FP8 forms. The output of a forward
-// producer is E4M3.
+// A producer writes its output as the tensor says. Where it is fused, the kernel writes the FP8
+// forms alone. Otherwise the kernel writes bf16, and its amax to live->amax where the scale is
+// measured; the FP8 forms are then written from bf16. A fused output of a forward producer is E4M3.
 
-// The FP8 forms, from out.bf16 [M,N], whose amax is known when it is measured. sums: the column
-// sums of out.bf16, in any precision.
-void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
-// live->amax = max(live->amax, |x|) over the n values of x.bf16, NaN being the largest, for a
-// producer that leaves no amax. Nothing unless the scale is measured.
-void gpu_measure(Tensor x, int64_t n, cudaStream_t stream);
+// Writes the FP8 forms from out.bf16 [M,N]. Where the scale is measured, live->amax has been
+// measured before. sums: the column sums of out.bf16, in any precision. Its time counts to
+// FAMILY_QUANTIZE where it writes FP8, and to FAMILY_ACTIVATIONS where it only adds up columns.
+void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N);
+// live->amax = max(live->amax, |x|) over the n values of x.bf16, NaN being the largest: for the
+// output of a producer that measures no amax. Does nothing unless the scale is measured.
+void gpu_measure(Gpu *gpu, Tensor x, int64_t n);
 // Adds n codes, a multiple of 16, to the counts.
-void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
-                     cudaStream_t stream);
+void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type);
 // out [C,N] = x' of FP8 codes [N,C], N and C multiples of 16.
-void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream);
+void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C);
 
 // ---- embedding.cu ----
-void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
-                           int T, int C, cudaStream_t stream);
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
+                           int B, int T, int C);
 
-// The tokens' gradient adds up each token's rows in the order of `rows`, which lists the positions
-// 0..M-1 sorted by token; run i is the rows [starts[i], starts[i+1]), all of one token. runs[0] is
-// how many there are, runs[1] how many of them are long; those follow. (On the device, so that the
-// launch does not depend on it.) Only adds.
+// Adds each token's rows of dout to its row of the gradient, in the order of `rows`, which lists
+// the positions 0..M-1 sorted by token. Run i is rows[starts[i]] to rows[starts[i+1] - 1], all of
+// one token. runs[0] is the number of runs, runs[1] the number of long ones, and the numbers of the
+// long ones follow. (The lists are on the device, so that the launch does not depend on the
+// tokens.)
 enum { EMBEDDING_LONG_RUN = 32 }; // rows at least
 static inline int embedding_runs_size(int M) {
     return 2 + M / EMBEDDING_LONG_RUN;
 }
-void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
-                            const int *starts, const int *runs, int M, int C, cudaStream_t stream);
-void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
-                           cudaStream_t stream);
-// The host's part of it (embedding.c): rows[M], starts[M+1], runs[embedding_runs_size(M)] from
-// tokens[M]; counts is scratch [V+1].
+void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
+                            const int *rows, const int *starts, const int *runs, int M, int C);
+void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C);
+// Makes these lists on the host (embedding.c): rows[M], starts[M+1], runs[embedding_runs_size(M)]
+// from tokens[M]; counts is scratch [V+1].
 void embedding_sort_tokens(const int *tokens, int M, int V, int *counts, int *rows, int *starts,
                            int *runs);
 
@@ -166,11 +170,11 @@ typedef struct {
     float eps;
     int M, C;
 } NormForward;
-void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream);
+void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n);
 
-// out.bf16 is d_residual [M,C]; in place it += the norm's input gradient, and then goes to the FP8
-// forms. column_sums are those of the new d_residual: the bias gradient of the linear layer that
-// wrote x.
+// out.bf16 is d_residual [M,C]. The norm's input gradient is added to it in place, and the FP8
+// forms are written from the sum. column_sums are those of the new d_residual: the bias gradient of
+// the linear layer that wrote x.
 typedef struct {
     Gradient dweight, dbias, column_sums;
     const Bf16 *dout, *x, *weight;
@@ -178,27 +182,25 @@ typedef struct {
     Scratch scratch;
     int M, C;
 } NormBackward;
-void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream);
+void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n);
 
 // ---- activation.cu ----
-// Of x [M,F] + bias [F], unless that is NULL.
-void gpu_gelu_forward(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F,
-                      cudaStream_t stream);
+// out = gelu(x + bias) of x [M,F] and bias [F], which may be NULL.
+void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F);
 // dx = dout gelu'(x + bias), and its column sums. out.bf16 may be dout.
-void gpu_gelu_backward(Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
-                       const Bf16 *bias, Scratch scratch, int M, int F, cudaStream_t stream);
+void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient column_sums, const Bf16 *dout, const Bf16 *x,
+                       const Bf16 *bias, Scratch scratch, int M, int F);
 // x: [M,2F], gate and up; out [M,F]
-void gpu_swiglu_forward(Tensor out, const Bf16 *x, int M, int F, cudaStream_t stream);
+void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F);
 // dx [M,2F]; dx.bf16 may be x.
-void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F,
-                         cudaStream_t stream);
+void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F);
 
 // ---- fused_product.cu ----
-// The two FP8 products that meet GELU, with GELU in their epilogue. They write the FP8 forms
-// alone, by a given scale, without counts, and round as a product by gemm() and a pass would.
-// Whether this GPU, driver and build have them: compute capability 9.0 alone.
+// FP8 products with GELU in their epilogue: fc1's forward product and fc2's input gradient. They
+// write the FP8 forms alone, by a given scale, and round as gemm() and a GELU kernel after it do.
+// Whether this GPU, driver and build have these products: compute capability 9.0 alone.
 bool gpu_has_gelu_products(const Gpu *gpu);
-// The largest K for which a panel of B fits in shared memory. Beyond it two kernels were faster.
+// The largest K for which a panel of B fits in shared memory. For larger K two kernels were faster.
 enum { GELU_PRODUCT_MOST_K = 768 };
 // g.d [M,N] = the product; out = gelu(g.d + g.bias).
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
@@ -206,8 +208,8 @@ void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out);
 void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums, Scratch scratch);
 
 // ---- rope.cu ----
-// What queries and keys of a packed [M,(H+2G)D] go through, head by head: their RMSNorm, where
-// there are weights (QK norm; D up to 256), and then the rotation. Any even D.
+// Each head of the queries and keys in a packed [M,(H+2G)D] goes through its RMSNorm, where there
+// are weights (QK norm; D up to MOST_HEAD_SIZE), and then through the rotation. D is even.
 typedef struct {
     const float *table;                    // [T,D] (rope.h)
     const Bf16 *query_weight, *key_weight; // [D]; NULL: no norm
@@ -215,11 +217,11 @@ typedef struct {
     int B, T, H, G, D;
 } Rotary;
 // out may be qkv; where it is not, the values are copied.
-void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream);
+void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r);
 
-// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, and goes back to that of its
-// input: on its way to FP8 where that is fused, which leaves d_qkv.bf16 as it is; in place
-// otherwise, and where D is not a multiple of 16 or heads are normalised.
+// d_qkv.bf16 [M,(H+2G)D] is the gradient of the forward pass's result, from which that of its input
+// is computed. Where d_qkv is fused, D is a multiple of 16 and heads are not normalised, that
+// happens on the way to FP8, and d_qkv.bf16 stays as it is; otherwise it happens in place.
 typedef struct {
     Rotary rotary;
     const Bf16 *qkv; // QK norm: the input of the forward pass
@@ -227,35 +229,36 @@ typedef struct {
     Gradient column_sums; // of the result: the bias gradient
     Scratch scratch;
 } RotaryBackward;
-void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream);
+void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b);
 
 // ---- loss.cu ----
-// losses[M] of the rows logits.bf16 [M,P], whose target -1 leaves a row out (loss 0, gradient 0).
-// terms.gradient_scale > 0: besides, the logits' gradient (cpu.h), to logits: in place, or fused to
-// FP8, which leaves the logits as they are and alone needs scratch.
-void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
-                       int V, int P, LossTerms terms, cudaStream_t stream);
+// losses[M] of the rows of logits.bf16 [M,P]. A row whose target is -1 is left out: its loss and
+// gradient are 0. Where terms.gradient_scale > 0, the logits' gradient (cpu.h) is written too: in
+// place, or, where the tensor is fused, to its FP8 forms, which leaves logits.bf16 as it is. Only
+// the latter needs scratch.
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
+                       int M, int V, int P, LossTerms terms);
 static inline int64_t loss_scratch_floats(int64_t M) {
     return 2 * M;
 }
 // *sum (+)= the losses' sum
-void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream);
+void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
 
 // ---- adamw.cu ----
-// What one optimizer step decides on the device, so that the host need not wait for the norm. The
-// caller may add to loss_sum, norm_squared and stop, as to one array of three, between the norm and
-// the decision (train/gpu/params.c): their order is fixed.
+// What one optimizer step decides on the device, so that the host need not wait for the norm.
+// Between gpu_sum_of_squares and gpu_decide_step the trainer sums loss_sum, norm_squared and stop
+// over the ranks, as one array of three (train/gpu/params.c): their order is fixed.
 typedef struct {
     double loss_sum;      // of the step's losses
     double norm_squared;  // of the gradients
-    double stop;          // above 0: the run is asked to end
-    double own_loss_sum;  // loss_sum before anything was added to it
-    float gradient_scale; // of the update: clipping, and tokens for targets
-    int skipped;          // a SkipReason: but for SKIP_NONE nothing is updated
+    double stop;          // above 0: the run should end
+    double own_loss_sum;  // loss_sum of this rank alone
+    float gradient_scale; // what multiplies the gradients: clipping, and tokens / targets
+    int skipped;          // a SkipReason; unless it is SKIP_NONE, nothing is updated
     int64_t updates;      // AdamW steps made, this one included unless skipped
     int unmeasured;       // delayed scaling: FP8 slots in use that have no history yet
     SpikeWindow window;   // of the steps before
-    // when this rank began the step, and had computed its last gradient, in ns (gpu_stamp)
+    // in ns (gpu_stamp): when this rank began the step, and when it had computed its last gradient
     uint64_t began, computed;
 } StepState;
 
@@ -264,8 +267,8 @@ typedef struct {
 typedef struct {
     double lr;
     int64_t step;
-    double stop;    // 1: the run is asked to end
-    double targets; // that count, of the step on all ranks
+    double stop;    // 1: the run should end
+    double targets; // targets of the step that count, on all ranks
     double sigma;   // --skip-spikes
     bool skip;      // --iterations-to-skip names the step
 } StepInput;
@@ -277,15 +280,15 @@ typedef struct {
 
 // state->norm_squared = the sum of squares of the parts, a table on the device of `count` rows;
 // state->stop = input->stop; state->loss_sum and own_loss_sum = *loss_sum. scratch[count]
-void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream);
-// Whether the step is skipped depends on the mean loss over input->targets. The gradients are those
-// of the loss over `tokens`: norm_squared becomes that of tokens / targets times them, by which,
-// and by clipping where the norm is above clip > 0, gradient_scale multiplies them. Sets skipped,
-// updates, window, and unmeasured to 0.
-void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
-                     cudaStream_t stream);
+                        const GradientPart *parts, int count);
+// Decides by the mean loss over input->targets, and by the gradients' norm, whether the step is
+// skipped. The gradients are those of the loss divided by `tokens`, but must be those of the loss
+// divided by targets: norm_squared becomes that of the gradients times tokens / targets.
+// gradient_scale is tokens / targets, times clip / norm where clip > 0 and the norm is above it.
+// Sets skipped, updates and window, and sets unmeasured to 0.
+void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens, float clip);
 
 // Parameters that lie together, and where their new weights go. A segment may be a part of a
 // matrix, and may begin anywhere in it.
@@ -304,8 +307,8 @@ typedef struct {
 } AdamWSegment;
 int gpu_adamw_blocks(int64_t n); // of a segment
 
-// SCALE_BLOCKS: the squares of an FP8 weight [rows,columns]. A square's elements may be of several
-// segments.
+// SCALE_BLOCKS: the squares of an FP8 weight [rows,columns]. A square's elements may belong to
+// several segments.
 typedef struct {
     int rows, columns;
     float *amax;              // of each square, at the place of its scale
@@ -328,23 +331,23 @@ typedef struct {
 
 // FP8 weights are quantised from the master weights rounded to BF16.
 
-// The optimizer's step on all segments, unless the step is skipped. Of Muon's segments the gradient
-// buffer already holds the update. mode GIVEN: writes FP8 weights by the given scales. Otherwise
-// leaves them as they are, and their amax goes to live->amax, or to the squares' amaxes.
-void gpu_adamw(const AdamWUpdate *update, ScaleMode mode, const StepState *state,
-               cudaStream_t stream);
-// From the master weights: the first measures the amaxes of FP8 weights, the second writes the FP8
-// weights by the scales that these amaxes give. After a skipped step both do nothing. state NULL:
-// at the start of a run, where the second also writes the BF16 weights.
-void gpu_measure_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
-void gpu_quantize_weights(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+// The optimizer's step on all segments, unless the step is skipped. For Muon's segments the
+// gradient buffer already holds the update. Where mode is SCALE_GIVEN, FP8 weights are written by
+// the given scales. Otherwise they stay as they are, and the amax of the new weights goes to
+// live->amax, or to the squares' amaxes.
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *update, ScaleMode mode, const StepState *state);
+// Both read the master weights: the first measures the amaxes of FP8 weights, the second writes the
+// FP8 weights by the scales that these amaxes give. After a skipped step both do nothing. state
+// NULL: at the start of a run, where the second also writes the BF16 weights.
+void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
+void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 // Sets the scales of `count` tensors, by their amaxes. state as above.
-void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state, cudaStream_t stream);
+void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state);
 
-// Muon's gradients to what its Newton-Schulz steps begin with, as in cpu.h: muon_momentum on Muon's
-// segments, unless the step is skipped.
-void gpu_muon_momentum(const AdamWUpdate *update, const StepState *state, cudaStream_t stream);
+// muon_momentum (cpu.h) on Muon's segments, unless the step is skipped: their gradients become what
+// the Newton-Schulz steps begin with.
+void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *update, const StepState *state);
 
 // Matrices of n elements each, a multiple of 8, among the gradients.
 typedef struct {
@@ -355,26 +358,26 @@ typedef struct {
     int64_t n;
 } MuonMatrices;
 enum { MUON_PARTS = 128 }; // of the sum of a matrix's squares
-// x [count,n] = each matrix by its Frobenius norm. partials: [count, MUON_PARTS] scratch.
-void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream);
-// The matrices become those of x.
-void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream);
+// x [count,n] = each matrix divided by its Frobenius norm. partials: [count, MUON_PARTS] scratch.
+void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m);
+// The matrices among the gradients become those of x.
+void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x);
 
-void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream);
+void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n);
 
 // ---- hash.cu ----
-// *nanoseconds = the device's time.
-void gpu_stamp(uint64_t *nanoseconds, cudaStream_t stream);
+// *nanoseconds = the device's time. Names no family.
+void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds);
 // *sum += the hash of the data (hash_words in base/rng.h), a multiple of 8 bytes, whose first word
 // is number `first`.
-void gpu_hash(uint64_t *sum, const void *data, int64_t bytes, int64_t first, cudaStream_t stream);
+void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first);
 
 // ---- fp8.cu ----
 // Delayed scaling, once an optimizer step, after the decision: enters the amaxes into the history
 // and renews the scales; after a skipped step forgets the amaxes of activations and gradients.
 // Counts in state->unmeasured the slots in use without a history.
-void gpu_fp8_update(const Fp8Scaling *scaling, StepState *state, cudaStream_t stream);
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *scaling, StepState *state);
 // Before a micro-step: sets live->amax of every slot to 0.
-void gpu_fp8_clear_measured(const Fp8Scaling *scaling, cudaStream_t stream);
+void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *scaling);
 
 END_C

@@ -43,7 +43,7 @@ template <bool CAPS> __device__ __forceinline__ float capped(float x, float cap)
     return CAPS ? cap * fmaf(2.0f, sigmoid2(x * (2.0f * log2e / cap)), -1.0f) : x;
 }
 
-// 8 logits, from `column` on, which were cut off at the vocabulary's end: minus infinity stays.
+// 8 logits from `column` on. Past the vocabulary's end they are minus infinity, and stay so.
 template <bool CAPS>
 __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, float cap) {
     Floats8 v = unpack8(logits);
@@ -57,7 +57,7 @@ __device__ __forceinline__ Floats8 capped8(uint4 logits, int column, int V, floa
 
 // The numbers of a row that the gradient of its logits needs.
 struct RowLoss {
-    float lse, scale; // log-sum-exp; what multiplies the softmax
+    float lse, scale; // log-sum-exp; the factor of the softmax
 };
 
 __device__ __forceinline__ RowLoss row_loss(float lse, const LossTerms &terms) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ Floats8 loss_gradient(uint4 logits, RowLoss row, int 
     return v;
 }
 
-// A row, or a block's part of it, that is left out.
+// Leaves out a row, or a block's part of it: loss and gradient 0.
 __device__ __forceinline__ void leave_out(float *loss, Bf16 *x, int begin, int end) {
     if (begin == 0 && threadIdx.x == 0) { *loss = 0.0f; }
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) { store8(x, i, Floats8{}); }
@@ -106,10 +106,11 @@ __device__ __forceinline__ uint4 cut_off(uint4 packed, int count) {
     return packed;
 }
 
-// A cluster of blocks a row, each with its part of the row in shared memory, so that the row is
-// read once. A thread works on what it copied itself, which needs no barrier. It turns its logits
-// into exp(logit - its own maximum), kept in FP16 (whose 11 bits are finer than the BF16 result's
-// 8), so that the exponential is taken once; capped ones stay, since the cap's slope needs them.
+// One cluster of blocks per row. Each block has its part of the row in shared memory, so that the
+// row is read once. A thread works on what it copied itself, which needs no barrier. It turns its
+// logits into exp(logit - its own maximum), kept in FP16 (whose 11 bits are finer than the BF16
+// result's 8), so that the exponential is taken once; capped ones stay, since the cap's slope needs
+// them.
 template <bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_cluster_kernel(float *losses, Bf16 *logits, const int *targets, int V, int P,
@@ -185,14 +186,14 @@ __global__ void __launch_bounds__(512)
             store8(x, i, v);
         }
     }
-    if (blocks > 1) { cluster.sync(); } // nobody leaves while its result may be read
+    if (blocks > 1) { cluster.sync(); } // no block ends while others may read its result
 #endif
 }
 
-// A block a row, which is read once, some vectors a thread at a time. Unless `rows` is NULL,
-// stores there the numbers that the gradient needs; they make the softmax of a left-out row 0.
-// GRADIENT: reads the row a second time, from L2 at best, and writes the gradient in place: the
-// general kernel.
+// One block per row, which it reads once, several vectors of each thread at a time. Where `rows` is
+// not NULL, it stores there the numbers that the gradient needs; those of a left-out row make its
+// softmax 0. GRADIENT: it reads the row a second time, from L2 at best, and writes the gradient in
+// place. This works on every device, for any length.
 template <bool GRADIENT, bool CAPS>
 __global__ void __launch_bounds__(512)
     cross_entropy_kernel(float *losses, RowLoss *rows, Bf16 *logits, const int *targets, int V,
@@ -270,9 +271,9 @@ template <bool CAPS> struct LossSource : Place {
     }
 };
 
-// Blocks of a cluster, which share a row, so that two or more fit a multiprocessor at a time. 0:
-// the row is too long, or there are no clusters: code that was compiled for an older device has
-// none, wherever it runs.
+// How many blocks of a cluster share a row, so that two or more blocks fit a multiprocessor at a
+// time. 0: the row is too long, or there are no clusters: code that was compiled for an older
+// device has none, on whatever device it runs.
 static int cluster_blocks(int P) {
     int device, bytes;
     cudaFuncAttributes code;
@@ -286,7 +287,7 @@ static int cluster_blocks(int P) {
     return blocks <= 8 ? blocks : 0;
 }
 
-// Of a block for n vectors.
+// Threads of a block for n vectors.
 static int threads_for(int n) {
     return min(512, divide_up(n, WARP) * WARP);
 }
@@ -328,13 +329,14 @@ static void cross_entropy_of(float *losses, Tensor logits, Scratch scratch, cons
         CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, losses, logits.bf16, targets, V, P,
                                       per_block, terms));
     }
-    gpu_quantize(logits, {}, {}, M, P, stream);
+    quantize_bf16(logits, {}, {}, M, P, stream);
 }
 
-void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
-                       int V, int P, LossTerms terms, cudaStream_t stream) {
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
+                       int M, int V, int P, LossTerms terms) {
+    gpu_family(gpu, FAMILY_LOSS);
     auto run = terms.softcap > 0.0f ? cross_entropy_of<true> : cross_entropy_of<false>;
-    run(losses, logits, scratch, targets, M, V, P, terms, stream);
+    run(losses, logits, scratch, targets, M, V, P, terms, gpu->stream);
 }
 
 __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool accumulate) {
@@ -345,6 +347,7 @@ __global__ void sum_losses_kernel(double *sum, const float *losses, int M, bool 
     if (threadIdx.x == 0) { *sum = accumulate ? *sum + all : all; }
 }
 
-void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream) {
-    launch(sum_losses_kernel, 1, 1024, stream, sum, losses, M, accumulate);
+void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate) {
+    gpu_family(gpu, FAMILY_LOSS);
+    launch(sum_losses_kernel, 1, 1024, gpu->stream, sum, losses, M, accumulate);
 }

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-// dlsym's pointer to data, as the pointer to a function that it is.
+// Stores dlsym's pointer to data as a pointer to a function.
 static bool find(void *library, const char *name, void *function) {
     void *found = dlsym(library, name);
     memcpy(function, &found, sizeof(found));
@@ -24,7 +24,8 @@ bool nccl_load(Nccl *n) {
               FIND(GroupStart) && FIND(GroupEnd);
     int version = 0;
     if (!ok || n->GetVersion(&version) != NCCL_SUCCESS || version < NCCL_OLDEST) {
-        int major = version < 10000 ? version / 1000 : version / 10000; // until 2.8, another scale
+        // up to 2.8 a version was 1000 major + 100 minor
+        int major = version < 10000 ? version / 1000 : version / 10000;
         int minor = version < 10000 ? version / 100 % 10 : version / 100 % 100;
         return fail("libnccl.so.2 is version %d.%d; 2.10 or newer is needed", major, minor);
     }

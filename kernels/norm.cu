@@ -1,18 +1,19 @@
-// LayerNorm and RMSNorm. Forward to BF16 holds a row in the registers of a warp, or of a few where
-// it is long. Forward to FP8 and backward work on several rows at a time, a thread on 8 columns of
-// them, so that rows share the wait for their sums; what the next rows need is fetched into shared
-// memory meanwhile. Where a block has no room for that, the FP8 forms take a second pass.
+// LayerNorm and RMSNorm. Forward to BF16 keeps a row in the registers of one warp, or of several
+// where the row is long. Forward to FP8 and backward work on several rows at a time, each thread on
+// 8 columns of them, so that the rows wait together for their sums; meanwhile the next rows are
+// fetched into shared memory. Where a block has no room for that, a second pass writes the FP8
+// forms.
 #include "quantize.cuh"
 
 #include <cuda_pipeline.h>
 
 enum {
     MOST_THREADS = 512,
-    WIDE = MOST_THREADS * VEC // channels that leave registers for several rows at a time
+    WIDE = MOST_THREADS * VEC // most channels for which registers hold several rows at a time
 };
 static_assert(MOST_CHANNELS == 2 * WIDE, "the kernels hold two vectors a thread");
 
-// One normalised value, from x less the row's mean (RMSNorm: x).
+// One normalised value. x: the value less the row's mean (RMSNorm: the value).
 __device__ __forceinline__ float normalised(float x, float rstd, float weight, float bias) {
     return fmaf(x * rstd, weight, bias);
 }
@@ -44,8 +45,8 @@ __device__ __forceinline__ float row_sum(float x, float *buffer, int group, int 
     return sum;
 }
 
-// W warps a row, V vectors of 8 a lane. inverse: 1 / C. out NULL: the statistics alone. amax,
-// unless NULL: receives the amax of the output.
+// W warps take a row, V vectors of 8 a lane. inverse: 1 / C. out NULL: the statistics alone. amax:
+// receives the amax of the output, unless NULL.
 template <int W, int V, bool LAYERNORM>
 __global__ void __launch_bounds__(WARPS *WARP, 3)
     norm_forward_kernel(NormForward n, Bf16 *out, float *amax, float inverse) {
@@ -123,14 +124,14 @@ static void norm_forward_bf16(const NormForward &n, Bf16 *out, float *amax, cuda
 
 enum { CHUNK_ROWS = 32, BLOCKS = PARTIALS / 2 };
 
-// A block: `groups` groups of `lanes` threads, whole warps.
+// How a block is divided: into `groups` groups of `lanes` threads, which are whole warps.
 struct Division {
-    int lanes, groups; // no groups: not even one fits
+    int lanes, groups; // groups 0: not even one fits
     size_t shared;     // bytes
 };
 
-// The sums of N numbers over the group, in every lane, in a fixed order. buffer: this call's [warps
-// of a group][N]; another one at the next call.
+// The sums of N numbers over the group, in every lane, in a fixed order. buffer: [warps of a
+// group][N]; the next call needs another one.
 template <int N>
 __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int group, int lanes) {
     static_assert(N <= 8 && (N & (N - 1)) == 0, "halves go each way");
@@ -141,7 +142,7 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
             v[0] += __shfl_xor_sync(~0u, v[0], offset);
             continue;
         }
-        n /= 2; // a half of the values goes each way
+        n /= 2; // each lane sends half of its values and keeps the other half
         bool upper = lane & offset;
 #pragma unroll
         for (int i = 0; i < n; i++) {
@@ -161,9 +162,9 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
     for (int i = 0; i < N; i++) { v[i] = __shfl_sync(~0u, sum, i); }
 }
 
-// Groups enough to fill a multiprocessor's registers, at most four (which share out the usual
-// numbers of rows most evenly), within the shared memory that the device gives a block, less the
-// static part: 220 KB on Hopper. slot_bytes: a thread fetches so many bytes ahead. Tests set the
+// Takes as many groups as fill a multiprocessor's registers, at most four (over which the usual
+// numbers of rows divide most evenly), within the shared memory that the device gives a block, less
+// the static part: 220 KB on Hopper. slot_bytes: bytes that a thread fetches ahead. Tests set the
 // device's limit by LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
@@ -180,16 +181,16 @@ static Division divide(int C, bool codes, size_t slot_bytes) {
     return {lanes, groups, (size_t)(groups * group_bytes)};
 }
 
-// Vector `vector` of x; zeros, where it is not inside.
+// Fetches vector `vector` of x; zeros, where it is not inside.
 __device__ __forceinline__ void fetch_ahead(uint4 *slot, const Bf16 *x, int vector, bool inside) {
     const uint4 *from = reinterpret_cast<const uint4 *>(x) + (inside ? vector : 0);
     __pipeline_memcpy_async(slot, from, sizeof(uint4), inside ? 0 : sizeof(uint4));
 }
 
-// Takes a group of threads over its rows, chunk after chunk, R rows at a time, and hands the tile
-// of each chunk's codes, when CODES, to `columns`, unless that is NULL. fetch(row, turn) begins to
-// fetch rows into slots; rows(row, next, turn, codes) works on those that have been fetched, from
-// `row` on, and calls fetch(next, !turn), when next is a row, once their slots have been read.
+// Leads a group of threads over its rows, chunk after chunk, R rows at a time. CODES: the tile of
+// each chunk's codes is written to `columns`, unless that is NULL. fetch(row, turn) begins to fetch
+// R rows into slots. rows(row, next, turn, codes) works on the rows that have been fetched, from
+// `row` on; once it has read their slots, it calls fetch(next, !turn), if next is a row.
 template <int R, bool CODES, typename FETCH, typename ROWS>
 __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t *tile,
                                       uint8_t *columns, FETCH fetch, ROWS rows) {
@@ -219,7 +220,7 @@ __device__ __forceinline__ void sweep(int M, int C, const Division &d, uint32_t 
     }
 }
 
-// As many blocks as a sweep over M rows takes.
+// Blocks for a sweep over M rows.
 static int sweep_blocks(int M, const Division &d) {
     return min((int)BLOCKS, divide_up(M, d.groups * CHUNK_ROWS));
 }
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     if (out.record) { block_amax(&out.slot->amax, range); }
 }
 
-// By statistics that are known.
+// The norm's output, by statistics that have been computed.
 struct NormSource : Place {
     struct Raw {
         uint4 x;
@@ -333,13 +334,14 @@ struct NormSource : Place {
     }
 };
 
-void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
+void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
+    gpu_family(gpu, FAMILY_NORMS);
     const char *name = "norm forward";
     bool statistics = n.rstd != NULL && (n.bias == NULL || n.mean != NULL);
     check_norm(name, &out, n.M, n.C, statistics, {n.x, n.weight, n.bias, n.mean, n.rstd});
     if (!out.fused) {
-        norm_forward_bf16(n, out.bf16, measured_amax(out), stream);
-        gpu_quantize(out, {}, {}, n.M, n.C, stream);
+        norm_forward_bf16(n, out.bf16, measured_amax(out), gpu->stream);
+        quantize_bf16(out, {}, {}, n.M, n.C, gpu->stream);
         return;
     }
     if (out.type != FP8_E4M3) { die("%s: forward operands are E4M3", name); }
@@ -348,24 +350,24 @@ void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
     if (one_pass) {
         auto kernel = n.bias != NULL ? norm_forward_fp8_kernel<true>
                                      : norm_forward_fp8_kernel<false>;
-        launch_with_shared(kernel, sweep_blocks(n.M, d), d.groups * d.lanes, d.shared, stream, n,
-                           out, d, 1.0f / (float)n.C);
+        launch_with_shared(kernel, sweep_blocks(n.M, d), d.groups * d.lanes, d.shared, gpu->stream,
+                           n, out, d, 1.0f / (float)n.C);
     } else {
-        norm_forward_bf16(n, NULL, NULL, stream);
+        norm_forward_bf16(n, NULL, NULL, gpu->stream);
     }
-    if (!one_pass) { quantize<false>(name, NormSource(n), out, {}, {}, n.M, n.C, stream); }
+    if (!one_pass) { quantize<false>(name, NormSource(n), out, {}, {}, n.M, n.C, gpu->stream); }
 }
 
-// ---- backward: a column's sums stay in the registers of one thread ----
+// ---- backward: one thread keeps the sums of its columns in registers ----
 
-// Slots of 16 bytes for R rows that a thread fetches ahead: x, dout, and the residual gradient
-// twice, since that is read last.
+// The slots of 16 bytes into which a thread fetches R rows ahead: x, dout, and two for the residual
+// gradient, which is read last.
 template <int R> struct Slot {
     enum { X = 0, DOUT = R, RESIDUAL = 2 * R, COUNT = 4 * R };
 };
 
-// The groups' sums of one kind, added in the groups' order, to the block's partial sums. sums: room
-// for [groups][C].
+// Adds the groups' sums of one kind in the groups' order, into the block's partial sums. sums:
+// scratch [groups][C].
 __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, int C, int group,
                               const Division &d) {
     int vector = threadIdx.x % d.lanes;
@@ -379,9 +381,9 @@ __device__ void write_partial(float *partials, float *sums, const Floats8 &sum, 
     }
 }
 
-// R rows at a time. LAYERNORM: also sums for the bias and for the columns of the new residual
-// gradient. CODES: that also goes to the FP8 forms, in TYPE; M is a multiple of 4. amax: of the new
-// residual gradient, unless NULL or CODES.
+// Takes R rows at a time. LAYERNORM: also sums for the bias and for the columns of the new residual
+// gradient. CODES: the new residual gradient is also written to the FP8 forms, in TYPE; M is a
+// multiple of 4. amax: receives the amax of the new residual gradient, unless NULL or CODES.
 template <int R, bool LAYERNORM, bool CODES, Fp8Type TYPE>
 __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     norm_backward_kernel(NormBackward n, Tensor out, float *amax, Division division,
@@ -415,8 +417,8 @@ __global__ void __launch_bounds__(R == 1 ? 2 * MOST_THREADS : MOST_THREADS)
     };
     auto rows = [&](int row, int next, int turn, uint2 *codes) {
         float *buffer = buffers[turn] + group * (lanes / WARP) * 2 * R;
-        float mean[R], rstd[R], both[2 * R]; // both: sums of g, and of g times the normalised x
-        Floats8 g[R], hat[R];                // the gradient by the normalised x, and that
+        float mean[R], rstd[R], both[2 * R]; // both: the sums of g, and of g times the normalised x
+        Floats8 g[R], hat[R]; // g: the gradient with respect to the normalised x; hat: that x
         __pipeline_wait_prior(0);
         Floats8 w = unpack8(weight);
 #pragma unroll
@@ -485,7 +487,8 @@ static void launch_backward(const NormBackward &n, const Tensor &out, float *ama
     sum_partials({{n.dweight, n.dbias, n.column_sums}, n.scratch.data, blocks, n.C}, stream);
 }
 
-void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
+void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
+    gpu_family(gpu, FAMILY_NORMS);
     const char *name = "norm backward";
     bool several = n.C <= WIDE;
     check_norm(name, &out, n.M, n.C, n.rstd != NULL, {n.dout, n.x, n.weight});
@@ -501,13 +504,13 @@ void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
         out.fp8_t != NULL && sums.data == NULL) {
         auto run = out.type == FP8_E4M3 ? launch_backward<2, true, FP8_E4M3>
                                         : launch_backward<2, true, FP8_E5M2>;
-        run(n, out, NULL, with_codes, stream);
+        run(n, out, NULL, with_codes, gpu->stream);
         return;
     }
     int slots = several ? (int)Slot<2>::COUNT : (int)Slot<1>::COUNT;
     Division d = divide(n.C, false, slots * sizeof(uint4));
     if (d.groups == 0) { die("%s: %d channels; too little shared memory", name, n.C); }
     auto run = several ? launch_backward<2, false, FP8_E4M3> : launch_backward<1, false, FP8_E4M3>;
-    run(n, out, measured_amax(out), d, stream);
-    gpu_quantize(out, sums, n.scratch, n.M, n.C, stream);
+    run(n, out, measured_amax(out), d, gpu->stream);
+    quantize_bf16(out, sums, n.scratch, n.M, n.C, gpu->stream);
 }

@@ -1,7 +1,8 @@
-// Operands of products from BF16 to FP8, and column sums; the second launch of every sum over rows.
+// From BF16 to FP8 operands of products, with column sums; and the second launch of every sum over
+// rows.
 #include "quantize.cuh"
 
-void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
+void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
     const char *name = "quantize";
     CastSource source(N, out.bf16);
     out.fused = false; // the values are there in BF16
@@ -11,6 +12,14 @@ void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cuda
     } else if (sums.data != NULL) {
         sum_columns<false>(name, source, NULL, NULL, sums, scratch, M, N, stream);
     }
+}
+
+void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N) {
+    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
+    if (codes || sums.data != NULL) {
+        gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
+    }
+    quantize_bf16(out, sums, scratch, M, N, gpu->stream);
 }
 
 __global__ void __launch_bounds__(TILE_THREADS)
@@ -31,14 +40,15 @@ __global__ void __launch_bounds__(TILE_THREADS)
                              C - first_column, N - first_row, N, threadIdx.x, TILE_THREADS);
 }
 
-void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
+void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C) {
+    gpu_family(gpu, FAMILY_QUANTIZE);
     const char *name = "transpose of codes";
     check_tensors(name, N, C, {out, x});
     if (N % 16 != 0 || C % 16 != 0) { die("%s: %d x %d; multiples of 16", name, N, C); }
-    launch(transpose_codes_kernel, tile_grid(N, C), TILE_THREADS, stream, out, x, N, C);
+    launch(transpose_codes_kernel, tile_grid(N, C), TILE_THREADS, gpu->stream, out, x, N, C);
 }
 
-// A block: 32 columns of a kind, 32 lanes of partial sums.
+// A block takes 32 columns of one kind, with 32 threads a column.
 __global__ void sum_partials_kernel(PartialSums s) {
     __shared__ float shared[WARP][WARP + 1];
     Gradient out = s.outs[blockIdx.y];
@@ -52,7 +62,7 @@ __global__ void sum_partials_kernel(PartialSums s) {
     }
     shared[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    sum = warp_sum(shared[threadIdx.x][threadIdx.y]); // a warp a column now
+    sum = warp_sum(shared[threadIdx.x][threadIdx.y]); // now one warp per column
     column = (int64_t)blockIdx.x * WARP + threadIdx.y;
     if (threadIdx.x == 0 && column < s.columns) { gradient_store(out, column, sum); }
 }
@@ -63,8 +73,9 @@ void sum_partials(const PartialSums &sums, cudaStream_t stream) {
     launch(sum_partials_kernel, grid, block, stream, sums);
 }
 
-// The most that any user needs: column_sums_kernel and the norms' backward pass limit their blocks,
-// quantize_kernel has a block for each tile of rows, and fused_product.cu has tiles half as high.
+// The most that any kernel needs: column_sums_kernel and the norms' backward pass limit their
+// blocks, quantize_kernel has a block for each tile of rows, and fused_product.cu has tiles half as
+// high.
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     int64_t limited = min((M + ROW_LANES - 1) / ROW_LANES, (int64_t)PARTIALS);
     int64_t tiles = (M + PRODUCT_ROWS - 1) / PRODUCT_ROWS;

@@ -1,4 +1,4 @@
-// The code that kernels which write FP8 share: codes, counts, scales; tiles that are transposed in
+// Code that all kernels which write FP8 share: codes and scales; tiles that are transposed in
 // shared memory; and one pass over a tensor [M,N], whose values a source computes or reads. By job:
 //   encode        single values to codes
 //   quantize      a source to the FP8 forms, as it is and transposed
@@ -9,7 +9,7 @@
 // A source is copied by each thread. It has
 //   vectors                   of 8 columns in a row
 //   OUTPUTS                   tensors side by side, each N wide
-//   GRADIENT                  0: an operand of forward products, which is E4M3 in every recipe
+//   GRADIENT                  0: an operand of forward products, E4M3 wherever it is fused
 //   WAITS                     its scale may be measured
 //   begin(row, vector)        takes its place: 8 columns, from row `row` on
 //   fetch(i)                  loads what row + i needs
@@ -21,7 +21,7 @@
 #include <cuda_fp8.h>
 #include <type_traits>
 
-// ---- codes, counts and scales -------------------------------------------------------------------
+// ---- codes and scales ---------------------------------------------------------------------------
 
 // Two values to two codes, the first in the lower byte; rounds to nearest even and saturates.
 template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b) {
@@ -43,8 +43,8 @@ template <Fp8Type TYPE> __device__ __forceinline__ uint2 encode8(const Floats8 &
     return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// The scale that follows from the measured amax, unless the slot has a history, whose scale then
-// stays. One thread of the launch announces it to the products.
+// The scale that follows from the measured amax; where the slot has a history, the slot's scale
+// instead. One thread of the launch (announces) writes it where the products read it.
 __device__ __forceinline__ float measured_scale(const Tensor &q, bool announces) {
     bool known = q.slot != nullptr && q.slot->count > 0;
     float amax = q.live->amax;
@@ -61,12 +61,12 @@ __device__ __forceinline__ float measured_scale(const Tensor &q, bool announces)
 
 // ---- tiles of codes -----------------------------------------------------------------------------
 //
-// The codes of ROWS rows gather in shared memory, four rows of a column to a word, from where the
-// columns are written 16 bytes at a time.
+// The codes of ROWS rows are collected in shared memory, four rows of a column in a word. From
+// there the columns are written, 16 bytes at a time.
 
-// Where word `slot` (rows 4 slot to 4 slot + 3) of a column lies: padded so that neither writing
-// along columns nor reading along rows waits for banks more than it must. Of the column after the
-// last: the words of a tile.
+// Where word `slot` (rows 4 slot to 4 slot + 3) of a column lies, padded against bank conflicts
+// both when it is written and when it is read. For the column after the last, slot 0: the number of
+// words of a tile.
 template <int ROWS> __host__ __device__ constexpr int tile_word(int column, int slot) {
     return column * (ROWS / 4) + column / VEC * 4 + slot;
 }
@@ -92,8 +92,8 @@ __device__ __forceinline__ void put_codes(uint32_t *tile, uint2 (&codes)[4], int
     }
 }
 
-// The tile's columns to out, [columns,M] from the tile's first row on; the tensor has `limit`
-// columns and `rows` rows from there on. Each of `lanes` threads calls it with its number.
+// Writes the tile's columns to out, [columns,M] from the tile's first row on. From there on the
+// tensor has `limit` columns and `rows` rows. Each of `lanes` threads calls it with its number.
 template <int ROWS>
 __device__ __forceinline__ void write_columns(uint8_t *out, const uint32_t *tile, int columns,
                                               int limit, int rows, int M, int lane, int lanes) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ uint4 raw8(const Bf16 *x, int64_t i) {
     return reinterpret_cast<const uint4 *>(x)[i];
 }
 
-// A place in a tensor read as it lies.
+// A source's place in a tensor [M,N] of contiguous rows.
 struct Place {
     enum { OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
     int vectors;
@@ -127,16 +127,16 @@ struct Place {
     }
 };
 
-// A function of single values: INPUTS of them, from tensors with rows as wide as an output's; from
-// the WIDE-th input on, twice as wide; from the ROW-th on, one row [N] that every row reads.
-// apply(in, out) computes 8 values of each output.
+// An elementwise function of INPUTS inputs. The inputs are tensors with rows as wide as an
+// output's; from the WIDE-th input on, rows are twice as wide; from the ROW-th on, the input is one
+// row [N], which every row reads. apply(in, out) computes 8 values of each output.
 struct Function {
     enum { WIDE = 99, ROW = 99, OUTPUTS = 1, GRADIENT = 0, WAITS = 0 };
 };
 
 template <typename FUNCTION> struct Elementwise : Place, FUNCTION {
     enum { INPUTS = FUNCTION::INPUTS, WIDE = FUNCTION::WIDE, ROW = FUNCTION::ROW };
-    // its inputs' rows differ in width
+    // the inputs' rows differ in width
     enum { NEEDS_ROW = (int)WIDE < (int)INPUTS || (int)ROW < (int)INPUTS };
     enum { OUTPUTS = FUNCTION::OUTPUTS, GRADIENT = FUNCTION::GRADIENT, WAITS = FUNCTION::WAITS };
     struct Raw {
@@ -187,9 +187,9 @@ enum {
     TILE_WORDS = tile_word<TILE_ROWS>(TILE_COLUMNS, 0)
 };
 
-// Column sums of a tile, in a fixed order and two parts with a barrier between them. A row group's
-// COLUMNS / VEC lanes lie together: a warp's sums of each column go to shared[warp][COLUMNS]. All
-// threads call it.
+// Column sums of a tile, in a fixed order, in two steps with a barrier between them. COLUMNS / VEC
+// neighbouring lanes share a group of rows. First each warp's sums of its rows go to
+// shared[warp][COLUMNS]. All threads call it.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -203,7 +203,7 @@ template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, F
     if (lane < LANES) { store_floats8(shared + warp * COLUMNS, lane, mine); }
 }
 
-// Then column c's over all warps.
+// Then the sum of column c over all warps.
 template <int THREADS, int COLUMNS>
 __device__ __forceinline__ float take_sum(const float *shared, int c) {
     float total = shared[c];
@@ -211,7 +211,8 @@ __device__ __forceinline__ float take_sum(const float *shared, int c) {
     return total;
 }
 
-// A block's tiles of its outputs, which lie N columns apart, into their transposed form.
+// Writes a block's tiles, one of each output, to the transposed form; the outputs lie N columns
+// apart.
 template <int ROWS, int COLUMNS, int THREADS, int OUTPUTS, int WORDS>
 __device__ __forceinline__ void write_tiles(uint8_t *out, const uint32_t (&tiles)[OUTPUTS][WORDS],
                                             int first_row, int first_column, int M, int N) {
@@ -282,7 +283,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
 // The values are rounded to BF16, from which both forms are encoded, each by its own scales. Ranges
-// are found on pairs: the bits of magnitudes order as they do, and NaN is above all.
+// are found on packed pairs of BF16: the bits of magnitudes order as the magnitudes do, and NaN is
+// the largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
@@ -292,8 +294,8 @@ __device__ __forceinline__ uint32_t range_of_pairs(uint32_t a, uint32_t b, uint3
                     d & 0x7fff7fffu);
 }
 
-// Of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share them: rows 0 and 1 in the lower
-// half of those lanes, rows 2 and 3 in the upper.
+// The ranges of a thread's 4 rows, over the FP8_BLOCK / VEC lanes that share them. The lower half
+// of those lanes gets rows 0 and 1, the upper half rows 2 and 3.
 __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROWS]) {
     enum { HALF = FP8_BLOCK / VEC / 2 };
     uint32_t range[THREAD_ROWS];
@@ -314,7 +316,7 @@ __device__ __forceinline__ uint32_t range_of_rows(const uint4 (&rows)[THREAD_ROW
     return low;
 }
 
-// Of a thread's 8 columns, over its warp's rows.
+// The ranges of a thread's 8 columns, over its warp's rows.
 __device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROWS]) {
     uint4 range = {range_of_pairs(rows[0].x, rows[1].x, rows[2].x, rows[3].x),
                    range_of_pairs(rows[0].y, rows[1].y, rows[2].y, rows[3].y),
@@ -327,7 +329,7 @@ __device__ __forceinline__ uint4 range_of_columns(const uint4 (&rows)[THREAD_ROW
     return range;
 }
 
-// Ranges and scales of an output's tile, which its threads exchange in shared memory.
+// Ranges and scales of an output's tile, which the threads exchange in shared memory.
 struct TileRanges {
     uint16_t columns[SQUARE_THREADS / WARP][FP8_BLOCK]; // of each warp's rows
     uint16_t rows[FP8_BLOCK];
@@ -345,12 +347,12 @@ template <typename SOURCE, Fp8Type TYPE, bool SUMS>
 __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     quantize_blocks_kernel(SOURCE source, Tensor out, float *partials, int M, int N) {
     enum { OUTPUTS = SOURCE::OUTPUTS, LANES = FP8_BLOCK / VEC };
-    // rows that are fetched together, of what fits the registers
+    // rows that are fetched together: as many as fit the registers
     enum { AT_ONCE = sizeof(typename SOURCE::Raw) > sizeof(uint4) ? 2 : THREAD_ROWS };
     __shared__ __align__(16) uint32_t tiles[OUTPUTS][tile_word<FP8_BLOCK>(FP8_BLOCK, 0)];
     __shared__ __align__(16) TileRanges ranges[OUTPUTS];
     __shared__ __align__(16) float sums[SUMS ? SQUARE_THREADS / WARP * FP8_BLOCK : 4];
-    // the last rows first: whoever wrote the source wrote them last, and L2 may still have them
+    // the last rows first: the kernel before wrote them last, and L2 may still have them
     const int tile_row = gridDim.y - 1 - blockIdx.y, first_row = tile_row * FP8_BLOCK;
     const int first_column = blockIdx.x * FP8_BLOCK, group = threadIdx.x / LANES;
     const int within = threadIdx.x % LANES * VEC, column = first_column + within;
@@ -396,7 +398,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     }
     if (SUMS) { put_sums<FP8_BLOCK>(sums, sum); }
     __syncthreads();
-    // a thread a row, and then one a column, of each output; and one a column's sum
+    // one thread per row and one per column of each output, and one per column sum
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileRanges &mine = ranges[output];
@@ -486,8 +488,8 @@ static void quantize_to(const SOURCE &source, const Tensor &out, float *partials
     launch(kernel, grid, threads, stream, source, out, partials, M, N);
 }
 
-// The source's values, M x N an output, to the FP8 forms; SUMS: with column sums, of which each
-// tile of rows leaves partial sums.
+// Writes the source's values, M x N for each output, to the FP8 forms. SUMS: also column sums, for
+// which each tile of rows leaves partial sums.
 template <bool SUMS, typename SOURCE>
 static void quantize(const char *name, const SOURCE &source, const Tensor &out, Gradient sums,
                      Scratch scratch, int M, int N, cudaStream_t stream) {
@@ -504,7 +506,7 @@ static void quantize(const char *name, const SOURCE &source, const Tensor &out, 
 
 // ---- to BF16: a thread a vector -----------------------------------------------------------------
 
-// amax: NULL, or that of the BF16 values goes there.
+// amax: receives the amax of the BF16 values, unless NULL.
 template <typename SOURCE>
 __global__ void __launch_bounds__(256, 8)
     write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
@@ -529,10 +531,10 @@ __global__ void __launch_bounds__(256, 8)
 
 // ---- to column sums -----------------------------------------------------------------------------
 
-enum { SUM_COLUMNS = WARP * VEC }; // of a block, whose threads are 32 vectors wide, 8 rows high
+enum { SUM_COLUMNS = WARP * VEC }; // of a block, whose threads are 32 vectors wide and 8 rows high
 
-// The column sums of a part of the rows a block: partials[blockIdx.y][N]. WRITES: of the values
-// rounded to BF16, which go to out, with their amax.
+// A block adds up columns over a part of the rows: partials[blockIdx.y][N]. WRITES: it sums the
+// values rounded to BF16, and writes these to out and their amax to amax.
 template <typename SOURCE, bool WRITES>
 __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {
@@ -576,17 +578,21 @@ static void sum_columns(const char *name, const SOURCE &source, Bf16 *out, float
     sum_partials({{sums}, scratch.data, (int)grid.y, N}, stream);
 }
 
+// gpu_quantize and gpu_measure, as part of another launcher's work.
+void quantize_bf16(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream);
+void measure_bf16(Tensor x, int64_t n, cudaStream_t stream);
+
 // ---- to an operand ------------------------------------------------------------------------------
 
-// The source's values, M x N an output, to the operand: fused, to the FP8 forms alone; or else to
-// BF16 and from that to the FP8 forms. SUMS: with column sums.
+// Writes the source's values, M x N for each output, to the operand: where it is fused, to the FP8
+// forms alone; otherwise to BF16, and from BF16 to the FP8 forms. SUMS: also column sums.
 template <bool SUMS, typename SOURCE>
 static void produce(const char *name, const SOURCE &source, Tensor out, Gradient sums,
                     Scratch scratch, int M, int N, cudaStream_t stream) {
     int count = (int)((int64_t)M * N / VEC);
     check_tensor(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    // two outputs side by side share blocks where one ends within a block
+    // two outputs side by side share blocks of scales where the first ends within a block
     bool shared_blocks = out.mode == SCALE_BLOCKS && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);
@@ -598,5 +604,5 @@ static void produce(const char *name, const SOURCE &source, Tensor out, Gradient
         launch(write_bf16_kernel<SOURCE>, divide_up(count, 256), 256, stream, source, out.bf16,
                measured_amax(out), count);
     }
-    gpu_quantize(out, {}, {}, M, SOURCE::OUTPUTS * N, stream);
+    quantize_bf16(out, {}, {}, M, SOURCE::OUTPUTS * N, stream);
 }

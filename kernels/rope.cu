@@ -1,6 +1,6 @@
-// Queries and keys on their way to attention, and their gradient on its way back: each head's
-// RMSNorm, where the model has one (QK norm), and the rotary embedding, in one pass. The angles are
-// a table [T,D] (rope.h).
+// Queries and keys before attention, and their gradient after it: each head's RMSNorm, where the
+// model has one (QK norm), and the rotary embedding, in one pass. The angles are a table [T,D]
+// (rope.h).
 #include "quantize.cuh"
 
 enum { ROPE_THREADS = 256 };
@@ -38,7 +38,8 @@ __device__ __forceinline__ void store_pairs(Bf16 *x, int half, const Pairs &p) {
     store_some<WIDTH>(x + half, p.b);
 }
 
-// cosine: of the pairs' angles; the sines are half a head further. direction: 1, or -1 for back.
+// Rotates pairs. cosine: of the pairs' angles; the sines are half a head further. direction: 1, or
+// -1 to rotate back.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, float direction) {
     Floats8 c = load_some<WIDTH>(cosine), s = load_some<WIDTH>(cosine + half);
@@ -50,13 +51,14 @@ __device__ __forceinline__ void turn(Pairs &p, const float *cosine, int half, fl
     }
 }
 
-// `lanes` threads share a head, each WIDTH pairs of it at a time: 8, or one where half a head is
-// not whole vectors. So many times a thread of a normalised head at most:
+// `lanes` threads share a head, each with WIDTH pairs of it at a time: 8, or 1 where half a head is
+// not whole vectors. How many times a thread of a normalised head does so, at most:
 template <int WIDTH> __host__ __device__ constexpr int norm_turns() {
     return WIDTH == VEC ? 1 : MOST_HEAD_SIZE / 2 / WARP;
 }
 
-// The same sum in each of the `lanes` threads, a power of two, that share a head; mask: they.
+// The same sum in each of the `lanes` threads that share a head, a power of two; mask: these
+// threads.
 __device__ __forceinline__ float head_sum(float x, int lanes, unsigned mask) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(mask, x, offset); }
     return x;
@@ -67,8 +69,8 @@ __device__ __forceinline__ unsigned head_mask(int lanes) {
     return all << (threadIdx.x % WARP / lanes * lanes);
 }
 
-// Queries and keys, the first H + G of a row's `heads` that are looked at. NORM: they are
-// normalised first, and the other heads are copied.
+// Rotates the queries and keys, the first H + G of a row's heads. NORM: they are normalised first.
+// heads: how many of a row the kernel visits; those that are neither queries nor keys are copied.
 template <int WIDTH, bool NORM>
 __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     rope_kernel(Bf16 *out, const Bf16 *qkv, Rotary r, unsigned heads, unsigned lanes,
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, NORM ? 4 : 8)
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / lanes;
     const unsigned token = row / heads, head = row % heads, lane = i % lanes, half = r.D / 2;
     const unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
-    if (token >= (unsigned)r.B * r.T) { return; } // all of a head's threads
+    if (token >= (unsigned)r.B * r.T) { return; } // so do all threads of that head
     Pairs p[TURNS];
     float squares = 0.0f;
 #pragma unroll
@@ -156,15 +158,17 @@ static void check_rope(const char *name, const Rotary &r, std::initializer_list<
     check_aligned(name, {r.table, r.query_weight, r.key_weight});
 }
 
-void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream) {
+void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     check_rope("rope forward", r, {out, qkv});
-    rotate(out, qkv, r, 1.0f, stream);
+    rotate(out, qkv, r, 1.0f, gpu->stream);
 }
 
 // ---- backward -----------------------------------------------------------------------------------
 
-// The gradient of rotated and normalised queries (blockIdx.y 0) or keys (1), in place, to that of
-// x. Each block leaves its share of the weights' gradients: partials[gridDim.y][gridDim.x][D].
+// Turns the gradient of rotated and normalised queries (blockIdx.y 0) or keys (1) into that of x,
+// in place. Each block leaves its partial sums of the weights' gradients:
+// partials[gridDim.y][gridDim.x][D].
 template <int WIDTH>
 __global__ void __launch_bounds__(ROPE_THREADS, 2)
     rope_norm_backward_kernel(Bf16 *d_qkv, const Bf16 *qkv, Rotary r, unsigned lanes,
@@ -189,7 +193,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, 2)
         unsigned token = row / heads, head = first + row % heads;
         unsigned at = (token * (r.H + 2 * r.G) + head) * r.D;
         Pairs x[TURNS], d[TURNS];
-        float squares = 0.0f, projected = 0.0f; // of x; of x times the gradient times the weight
+        float squares = 0.0f, projected = 0.0f; // of x^2; of x * gradient * weight
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
             unsigned place = (lane + k * lanes) * WIDTH;
@@ -248,7 +252,7 @@ static void rotate_and_norm_backward(Bf16 *d_qkv, const RotaryBackward &b, cudaS
     sum_partials({{b.dquery_weight, b.dkey_weight}, b.scratch.data, blocks, r.D}, stream);
 }
 
-// Rotates queries and keys back; values pass through. Half a head is whole vectors.
+// Rotates queries and keys back; values stay as they are. Half a head is whole vectors.
 struct RopeBackwardSource : Place {
     enum { GRADIENT = 1 };
     struct Raw {
@@ -257,7 +261,7 @@ struct RopeBackwardSource : Place {
     const Bf16 *x;
     const float *table;
     int T, rotated_vectors, head_vectors;
-    int partner;  // where a vector's other half is, in vectors; 0: not rotated
+    int partner;  // vectors from here to the pairs' other halves; 0: not rotated
     int position; // of the first row
     __device__ void begin(int row, int vector) {
         int half = head_vectors / 2, at = vector % head_vectors;
@@ -284,7 +288,8 @@ struct RopeBackwardSource : Place {
     }
 };
 
-void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
+void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     const char *name = "rope backward";
     const Rotary &r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
@@ -296,14 +301,14 @@ void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
         RopeBackwardSource source = {{N / VEC}, d_qkv.bf16, r.table, r.T, (r.H + r.G) * r.D / VEC,
                                      r.D / VEC};
         auto run = sums ? quantize<true, RopeBackwardSource> : quantize<false, RopeBackwardSource>;
-        run(name, source, d_qkv, b.column_sums, b.scratch, M, N, stream);
+        run(name, source, d_qkv, b.column_sums, b.scratch, M, N, gpu->stream);
         return;
     }
     if (norm) {
-        rotate_and_norm_backward(d_qkv.bf16, b, stream);
+        rotate_and_norm_backward(d_qkv.bf16, b, gpu->stream);
     } else {
-        rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, stream);
+        rotate(d_qkv.bf16, d_qkv.bf16, r, -1.0f, gpu->stream);
     }
-    if (codes) { gpu_measure(d_qkv, (int64_t)M * N, stream); }
-    if (codes || sums) { gpu_quantize(d_qkv, b.column_sums, b.scratch, M, N, stream); }
+    if (codes) { measure_bf16(d_qkv, (int64_t)M * N, gpu->stream); }
+    if (codes || sums) { quantize_bf16(d_qkv, b.column_sums, b.scratch, M, N, gpu->stream); }
 }

@@ -4,9 +4,9 @@
 // Pair i of a head of size D turns by theta^(-2i/D) radians a position. Scaling stretches a model
 // to longer sequences than it was first trained on: linear divides every angle by factor (Chen et
 // al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023);
-// llama3 (Llama 3.1) only those of pairs that turn fewer than low_factor times over original_length
-// positions, leaves those that turn more than high_factor times, and goes from one to the other
-// between the two.
+// llama3 (Llama 3.1) divides only the angles of pairs that turn fewer than low_factor times over
+// original_length positions, keeps those of pairs that turn more than high_factor times, and
+// interpolates between the two.
 #pragma once
 
 #include "../base/common.h"
@@ -22,7 +22,7 @@ typedef struct {
     int original_length;
 } Rope;
 
-// Of pair i < D/2, radians a position.
+// The angle of pair i < D/2, in radians a position.
 double rope_frequency(int i, int D, const Rope *rope);
 
 // table: [T,D], for each position the cosines of its D/2 angles, then the sines.

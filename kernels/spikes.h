@@ -1,6 +1,6 @@
 // Which steps are skipped, in both trainers: those whose loss or gradient norm is not finite, or
 // far above what it was in the last steps (--skip-spikes; Groeneveld et al., "OLMo", 2024, do so),
-// and those that are asked for (--iterations-to-skip; Chowdhery et al., "PaLM", 2022, section 5.1,
+// and those that are requested (--iterations-to-skip; Chowdhery et al., "PaLM", 2022, section 5.1,
 // leave out the data around a spike).
 #pragma once
 
@@ -10,7 +10,8 @@
 
 enum { SPIKE_WINDOW = 128 };
 
-// Of the last steps that were not skipped: the next one goes to place count % SPIKE_WINDOW.
+// Losses and norms of the last steps that were not skipped. The next step's go to place count %
+// SPIKE_WINDOW.
 typedef struct {
     int64_t count;
     double loss[SPIKE_WINDOW], norm[SPIKE_WINDOW];
@@ -28,8 +29,8 @@ HOST_DEVICE static inline bool spike_above(const double *window, double sigma, d
     return x > mean + sigma * sqrt(squares);
 }
 
-// Why the step is skipped; where it is not, it enters the window. sigma 0: there are no spikes; nor
-// are there before the window is full.
+// Why the step is skipped; if it is not, it enters the window. No step counts as a spike where
+// sigma is 0, or before the window is full.
 HOST_DEVICE static inline SkipReason step_skip(SpikeWindow *w, double sigma, bool asked,
                                                double loss, double norm) {
     if (asked) { return SKIP_ASKED; }

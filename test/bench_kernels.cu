@@ -1,6 +1,6 @@
-// Times every kernel and library call at the shapes of the benchmark models: how long a call took
-// beside its floor, the bytes that must move over 4.3 TB/s or the operations over 800 TFLOP/s in
-// BF16 and twice that in FP8.
+// Times every kernel and library call at the shapes of the benchmark models. Beside each time
+// stands its floor: the bytes that must move at 4.3 TB/s, or the operations at 800 TFLOP/s in BF16
+// and twice that in FP8.
 //   build/plain/bench_kernels [part of a name]
 #define TEST_OWN_MAIN
 #include "../kernels/attention.h"
@@ -13,7 +13,7 @@
 static const double BYTES_PER_S = 4.3e12, FLOPS_PER_S = 800e12;
 static const char *wanted = "";
 
-// Random values on the device alone: a million of them, over and over.
+// Random values on the device alone: a million of them, repeated.
 struct Filled {
     Bf16Buffer device;
 
@@ -86,7 +86,7 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
         out_tensor.power_of_two = true;
     }
     Gradient column_sums = {sums.data, TYPE_F32, false};
-    const Bf16 *bias = fp8 ? b.device.data : NULL; // where GELU adds it (train/gpu/network.h)
+    const Bf16 *bias = fp8 ? b.device.data : NULL; // in FP8 GELU adds the bias (train/gpu/linear.h)
     NormForward forward = {
         mean.data, rstd.data, x.device.data, w.device.data, gpt2 ? b.device.data : NULL, 1e-5f,
         M,         C};
@@ -108,41 +108,40 @@ static void bench_producers(int M, int C, int F, bool gpt2, bool fp8, bool block
     };
     const std::string norm = fp8 ? "norm" : gpt2 ? "layernorm" : "rmsnorm";
     bench(named(norm + " forward"), shape, bytes(2.0 * n),
-          [&] { gpu_norm_forward(out_tensor, forward, gpu.stream); });
+          [&] { gpu_norm_forward(&gpu, out_tensor, forward); });
     bench(named(norm + " backward"), shape, bytes((fp8 ? 5.0 : 4.0) * n),
-          [&] { gpu_norm_backward(out_tensor, backward, gpu.stream); });
+          [&] { gpu_norm_backward(&gpu, out_tensor, backward); });
     if (fp8) {
         Tensor cast = out_tensor;
         cast.bf16 = x.device.data;
         bench(named("cast"), shape, bytes(2.0 * n),
-              [&] { gpu_quantize(cast, {}, {}, M, C, gpu.stream); });
+              [&] { gpu_quantize(&gpu, cast, {}, {}, M, C); });
         bench(named("cast and sums"), shape, bytes(2.0 * n),
-              [&] { gpu_quantize(cast, column_sums, scratch.scratch(), M, C, gpu.stream); });
+              [&] { gpu_quantize(&gpu, cast, column_sums, scratch.scratch(), M, C); });
     }
     shape = text("%d x %d", M, F);
     if (!gpt2) {
         bench(named("swiglu forward"), shape, bytes(3.0 * wide),
-              [&] { gpu_swiglu_forward(out_tensor, pre.device.data, M, F, gpu.stream); });
+              [&] { gpu_swiglu_forward(&gpu, out_tensor, pre.device.data, M, F); });
         bench(named("swiglu backward"), shape, bytes(5.0 * wide), [&] {
-            gpu_swiglu_backward(out_tensor, dact.device.data, pre.device.data, M, F, gpu.stream);
+            gpu_swiglu_backward(&gpu, out_tensor, dact.device.data, pre.device.data, M, F);
         });
         return;
     }
     bench(named("gelu forward"), shape, bytes(2.0 * wide),
-          [&] { gpu_gelu_forward(out_tensor, pre.device.data, bias, M, F, gpu.stream); });
+          [&] { gpu_gelu_forward(&gpu, out_tensor, pre.device.data, bias, M, F); });
     bench(named("gelu backward"), shape, bytes(3.0 * wide), [&] {
-        gpu_gelu_backward(out_tensor, column_sums, dact.device.data, pre.device.data, bias,
-                          scratch.scratch(), M, F, gpu.stream);
+        gpu_gelu_backward(&gpu, out_tensor, column_sums, dact.device.data, pre.device.data, bias,
+                          scratch.scratch(), M, F);
     });
     if (!fp8) {
         bench("column sums", shape, bytes(1.0 * wide), [&] {
-            gpu_quantize(tensor_bf16(dact.device.data), column_sums, scratch.scratch(), M, F,
-                         gpu.stream);
+            gpu_quantize(&gpu, tensor_bf16(dact.device.data), column_sums, scratch.scratch(), M, F);
         });
     }
 }
 
-// Bytes a second in each direction, of copies in both at once.
+// Bytes a second in each direction, with copies in both directions at once.
 static double copy_rate(int64_t bytes) {
     void *from = gpu_host_memory(bytes, false), *to = gpu_host_memory(bytes, false);
     Buffer<uint8_t> in(bytes), out(bytes);
@@ -210,7 +209,7 @@ static void bench_adamw(const char *name, int64_t n, GpuType moments, bool fp8,
     double floor_s = offloaded ? state_bytes / copy_rate(state_bytes) : moved / BYTES_PER_S;
     if (offloaded) { printf("copies both ways: %.1f GB/s each\n", 1e-9 * state_bytes / floor_s); }
     bench(name, text("%dM", (int)(n >> 20)), floor_s,
-          [&] { gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream); });
+          [&] { gpu_adamw(&gpu, &u, SCALE_GIVEN, state.data); });
     if (offloaded) { gpu_host_free(w); }
 }
 
@@ -229,13 +228,13 @@ static void bench_loss(int M, int V, int P) {
                  {"cross-entropy, capped", {1e-6f, 1e-4f, 30}}};
     for (const auto &kind : kinds) {
         bench(kind.name, text("%d x %d", M, P), bytes(2.0 * M * P), [&] {
-            gpu_cross_entropy(losses.data, tensor_bf16(logits.device.data), {}, targets.data, M, V,
-                              P, kind.terms, gpu.stream);
+            gpu_cross_entropy(&gpu, losses.data, tensor_bf16(logits.device.data), {}, targets.data,
+                              M, V, P, kind.terms);
         });
     }
 }
 
-// Of a model with and without QK norm.
+// Times the rotary kernels of a model, with and without QK norm.
 static void bench_rope(int B, int T, int H, int G, int D) {
     int M = B * T, N = (H + 2 * G) * D;
     size_t n = (size_t)M * N, turned = (size_t)M * (H + G) * D;
@@ -254,14 +253,14 @@ static void bench_rope(int B, int T, int H, int G, int D) {
     back.dquery_weight = {dquery.data, TYPE_F32, false};
     back.dkey_weight = {dkey.data, TYPE_F32, false};
     bench("rope", shape, bytes(2.0 * turned),
-          [&] { gpu_rope_forward(out.data, out.data, plain, gpu.stream); });
+          [&] { gpu_rope_forward(&gpu, out.data, out.data, plain); });
     bench("rope and QK norm", shape, bytes(2.0 * n),
-          [&] { gpu_rope_forward(out.data, x.device.data, norm, gpu.stream); });
+          [&] { gpu_rope_forward(&gpu, out.data, x.device.data, norm); });
     bench("rope backward", shape, bytes(2.0 * turned), [&] {
-        gpu_rope_backward(tensor_bf16(out.data), {plain, NULL, {}, {}, {}, {}}, gpu.stream);
+        gpu_rope_backward(&gpu, tensor_bf16(out.data), {plain, NULL, {}, {}, {}, {}});
     });
     bench("rope and QK norm backward", shape, bytes(3.0 * turned),
-          [&] { gpu_rope_backward(tensor_bf16(out.data), back, gpu.stream); });
+          [&] { gpu_rope_backward(&gpu, tensor_bf16(out.data), back); });
 }
 
 static void bench_optimizer(int64_t n) {
@@ -277,8 +276,8 @@ static void bench_optimizer(int64_t n) {
     bench_adamw("adamw, FP32 moments", n, TYPE_F32, false);
     bench_adamw("adamw, BF16 moments", n, TYPE_BF16, false);
     bench("gradient norm", text("%dM", (int)(n >> 20)), bytes(1.0 * n), [&] {
-        gpu_sum_of_squares(state.data, input.data, loss_sum.data, scratch.data, g.device.data,
-                           TYPE_BF16, parts.data, PARTS, gpu.stream);
+        gpu_sum_of_squares(&gpu, state.data, input.data, loss_sum.data, scratch.data, g.device.data,
+                           TYPE_BF16, parts.data, PARTS);
     });
 }
 
@@ -338,7 +337,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
     g.c = wide.data;
     g.beta = 1.0f;
     PRODUCT("dW FP32 accumulated", g);
-    if (strcmp(layer, "fc2") == 0) { // its input gradient meets gelu backward
+    if (strcmp(layer, "fc2") == 0) { // GELU's derivative follows its input gradient
         g = input_gradient;
         Filled pre((size_t)M * K, 1);
         g.epilogue = EPILOGUE_DGELU;
@@ -349,7 +348,7 @@ static void bench_products(int M, int N, int K, const char *layer) {
 
 static void bench_fp8_products(int M, int N, int K, const char *layer) {
     size_t most = (size_t)max(max((size_t)M * K, (size_t)N * K), (size_t)M * N);
-    Filled a(most / 2, 1), b(most / 2, 1); // any bytes are codes
+    Filled a(most / 2, 1), b(most / 2, 1); // any bytes can serve as codes
     Bf16Buffer d(most);
     Buffer<Fp8Live> live(1);
     Fp8Live l = {1, 1, 0, 0};
@@ -389,7 +388,8 @@ static void bench_fp8_products(int M, int N, int K, const char *layer) {
     }
 }
 
-// Codes of normal values: a million of them, over and over. (NaN among them would cost less power.)
+// Codes of normal values: a million of them, repeated. (With NaN among them, the device would draw
+// less power.)
 struct FilledCodes : Buffer<uint8_t> {
     FilledCodes(size_t n, float scale, Fp8Type type) : Buffer<uint8_t>(n) {
         const size_t period = 1 << 20;
@@ -423,8 +423,9 @@ static void bench_weight_gradient(int M, int N, int K, const char *layer) {
     bench("dW by blocks", shape, floor, [&] { gemm(&gpu, g); });
 }
 
-// The products that meet GELU, each in one kernel and in two: by default (fast forward, split
-// backward), and fast. Bytes: codes in and out twice, BF16 pre-activations out or in.
+// The products with GELU, each in one kernel and in two: with the default accumulation (fast
+// forward, split backward), and with fast. Bytes: codes in, two forms of codes out, BF16
+// pre-activations out or in.
 static void bench_gelu_products(int M, int F, int C) {
     size_t wide = (size_t)M * F;
     FilledCodes a((size_t)M * C, 50, FP8_E4M3), dy((size_t)M * C, 50, FP8_E5M2),
@@ -436,7 +437,7 @@ static void bench_gelu_products(int M, int F, int C) {
     SumScratch scratch(M, F);
     Buffer<Fp8Live> live(1);
     Buffer<Fp8Slot> slot(1);
-    // of a and b together 1 / (1500 sqrt(C)): products of variance 1
+    // those of a and b together 1 / (1500 sqrt(C)), for products of variance 1
     Fp8Live l = {1.0f / sqrtf(1500 * sqrtf((float)C)), 50, 0, 0};
     Fp8Slot s = {1, 1, 0, 1};
     live.put(&l);
@@ -464,15 +465,15 @@ static void bench_gelu_products(int M, int F, int C) {
             auto named = [&](const char *kind) {
                 return text("%s%s %s", kind, backward ? " backward" : "", fast ? "fast" : "split");
             };
-            for (int turn = 0; turn < 2; turn++) { // in turns: the clock drifts
+            for (int turn = 0; turn < 2; turn++) { // alternating, since the clock drifts
                 bench(named("gelu: product"), shape, floor, [&] { gemm(&gpu, g); });
                 bench(named("gelu: product, pass"), shape, floor, [&] {
                     gemm(&gpu, g);
                     if (backward) {
-                        gpu_gelu_backward(t, column_sums, product.data, x.device.data,
-                                          bias.device.data, scratch.scratch(), M, F, gpu.stream);
+                        gpu_gelu_backward(&gpu, t, column_sums, product.data, x.device.data,
+                                          bias.device.data, scratch.scratch(), M, F);
                     } else {
-                        gpu_gelu_forward(t, product.data, bias.device.data, M, F, gpu.stream);
+                        gpu_gelu_forward(&gpu, t, product.data, bias.device.data, M, F);
                     }
                 });
                 if (!has) { continue; }
@@ -491,7 +492,7 @@ static void bench_gelu_products(int M, int F, int C) {
 static void bench_transpose(int N, int C) {
     Buffer<uint8_t> codes((size_t)N * C), turned((size_t)N * C);
     bench("transpose of codes", text("%d x %d", N, C), bytes(1.0 * N * C),
-          [&] { gpu_transpose_codes(turned.data, codes.data, N, C, gpu.stream); });
+          [&] { gpu_transpose_codes(&gpu, turned.data, codes.data, N, C); });
 }
 
 int main(int argc, char **argv) {

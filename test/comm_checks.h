@@ -70,8 +70,8 @@ static inline Array array_open(Comm *c, CommType type, CommOp op, int64_t count)
 }
 
 static inline void array_send(Array *a) {
-    cudaMemcpyAsync(a->device, a->host, a->bytes, cudaMemcpyHostToDevice, a->comm->compute);
-    cudaStreamSynchronize(a->comm->compute); // the host memory is reused
+    cudaMemcpyAsync(a->device, a->host, a->bytes, cudaMemcpyHostToDevice, a->comm->gpu->stream);
+    cudaStreamSynchronize(a->comm->gpu->stream); // the host memory is reused
 }
 
 // Completes what comm_begin has begun, if it has begun anything. Returns whether any of the
@@ -83,8 +83,8 @@ static inline int array_is_wrong(Array *a, int slot, int64_t begin, int64_t end)
         comm_end(a->comm, slot);
         comm_wait(a->comm, slot);
     }
-    cudaMemcpyAsync(a->host, a->device, a->bytes, cudaMemcpyDeviceToHost, a->comm->compute);
-    cudaStreamSynchronize(a->comm->compute);
+    cudaMemcpyAsync(a->host, a->device, a->bytes, cudaMemcpyDeviceToHost, a->comm->gpu->stream);
+    cudaStreamSynchronize(a->comm->gpu->stream);
     return memcmp(a->host + from, a->expected + from, bytes) != 0;
 }
 

@@ -7,9 +7,9 @@
 
 static cudnnBackendDescriptor_t device;
 static int64_t spoilt,
-    taken; // the engine that claims not to repeat its bits; that of the last plan
+    taken; // the engine that is called nondeterministic; the last plan's engine
 enum { NO_ENGINE = -1, EVERY_ENGINE = -2 };
-static int64_t factor = 1; // of the workspace that a plan says it needs
+static int64_t factor = 1; // multiplies the workspace that a plan says it needs
 
 static int64_t engine_index(cudnnBackendDescriptor_t engine) {
     int64_t count, index = -1;
@@ -63,13 +63,12 @@ static cudnnStatus_t get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t
 #undef cudnnBackendGetAttribute
 
 // Only a pass needs these.
-void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
-                             cudaStream_t stream) {
-    (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
+void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    (void)gpu, (void)s, (void)out, (void)lse, (void)qkv;
 }
-void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, const float *lse,
-                              const Bf16 *qkv, AttentionShape s, cudaStream_t stream) {
-    (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
+void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
+                              const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
 // Describes a device: sms multiprocessors of compute capability version / 100, and its shared

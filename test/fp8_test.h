@@ -1,5 +1,5 @@
-// What the tests of operands share: a tensor in its three forms, and one test of every producer, in
-// all the ways in which it can be asked for its output (kernels.h).
+// Shared by the tests of operands: a tensor in its three forms, and one test for every producer,
+// with all forms of output that can be requested from it (kernels.h).
 #pragma once
 
 #include "gpu_test.h"
@@ -31,7 +31,7 @@ struct Quantised {
           scales_t(fp8_scale_count(SCALES_VECTOR, n, m)), scale(given_scale) {
         reset(0.0f, 1);
     }
-    // count: of the slot's history; measured: the amax as a producer would have left it
+    // count: of the slot's history; measured: the amax as a producer would have written it
     void reset(float measured, int count) {
         Fp8Live l = {1.0f / scale, scale, measured, 0.0f};
         Fp8Slot s = {1.0f / scale, scale, 0.0f, count};
@@ -64,7 +64,7 @@ struct Quantised {
     }
 };
 
-static inline uint32_t code_order(uint8_t code) { // codes as numbers that grow with the value
+static inline uint32_t code_order(uint8_t code) { // codes as numbers that increase with the value
     return code & 0x80 ? 0x80u - (code & 0x7f) : 0x80u + code;
 }
 
@@ -116,9 +116,9 @@ static inline void check_measured(const Quantised &q, const Floats &values) {
     check_transpose(q);
 }
 
-// One form, [rows,k], of a tensor quantised by blocks. exact: the values are known to the last bit;
-// else each must come back within what the format loses, and what a fused kernel's FP32 may differ:
-// a softmax less one has the rounding of the one.
+// One form, [rows,k], of a tensor quantised by blocks. exact: the values are known to the last bit.
+// Otherwise each decoded value may differ by the format's rounding, and by what a fused kernel's
+// FP32 may differ: for a softmax minus one, the rounding error is that of the one.
 static inline void check_blocks_of(const Codes &codes, const Floats &inverse, const Floats &values,
                                    int rows, int k, Fp8Type type, Fp8Scales kind, bool exact) {
     int height = kind == SCALES_SQUARE ? FP8_BLOCK : 1;
@@ -166,10 +166,10 @@ static inline void check_blocks(const Quantised &q, const Floats &values, Fp8Sca
     check_blocks_of(q.fp8_t.get(), q.scales_t.get(), turned, q.N, q.M, q.type, kind, exact);
 }
 
-// What a fused producer quantises, and what it leaves in BF16.
+// What a fused producer quantises, and what it writes in BF16.
 typedef enum {
     FUSED_UNROUNDED, // FP32 values; the BF16 form stays as it was
-    FUSED_ROUNDED    // its BF16 result, which it also leaves
+    FUSED_ROUNDED    // its BF16 result, which it also writes
 } Fused;
 
 // A producer of [M,N] against its FP32 definition: in BF16; and, where shape and device allow FP8,

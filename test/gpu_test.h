@@ -1,6 +1,6 @@
 // What the GPU tests share: device buffers that start poisoned and end in a guard zone, random BF16
 // data, and the rule by which a kernel is judged: its error against the FP32 definition may be at
-// most k times that of merely rounding the definition's result to BF16.
+// most k times the error of rounding the definition's result to BF16.
 #pragma once
 
 #include "../base/rng.h"
@@ -18,8 +18,8 @@ typedef std::vector<int> Ints;
 
 static Gpu gpu;
 
-// Under compute-sanitizer, which is slow (LLM8_SANITIZING is the tool): larger shapes are left out,
-// and so are the libraries' own kernels.
+// Whether this runs under compute-sanitizer (LLM8_SANITIZING names the tool). That is slow, so
+// larger shapes and the libraries' own kernels are left out.
 static inline bool sanitizing(void) {
     return getenv("LLM8_SANITIZING") != NULL;
 }
@@ -89,7 +89,7 @@ static inline Floats get_floats(const Bf16Buffer &buffer) {
     return x;
 }
 
-// The host's share of a step, on the device.
+// A step's input from the host, on the device.
 struct InputBuffer : Buffer<StepInput> {
     InputBuffer(double lr, int64_t step) : Buffer<StepInput>(1) {
         StepInput input = {lr, step, 0.0};
@@ -108,7 +108,7 @@ static inline AdamWUpdate plain_update(Bf16 *gradients) {
     return u; // moments: TYPE_F32
 }
 
-// Element i of an array, where there is one.
+// The address of element i of an array; NULL where the array is NULL.
 static inline void *element_of(void *array, GpuType type, int64_t i) {
     return array != NULL ? (char *)array + i * gpu_type_bytes(type) : NULL;
 }
@@ -146,7 +146,7 @@ struct SegmentBuffer : Buffer<AdamWSegment> {
     }
 };
 
-// Exactly the scratch that sums over M rows need.
+// Exactly as much scratch as sums over M rows need.
 struct SumScratch : FloatBuffer {
     SumScratch(int64_t M, int64_t columns)
         : FloatBuffer(partial_sums_bytes(M, columns) / sizeof(float)) {
@@ -156,10 +156,10 @@ struct SumScratch : FloatBuffer {
     }
 };
 
-// Whether racecheck would see a race where there is none. Once groups of a block's threads have met
-// at barriers of their own, one group more often than another, it takes no later barrier of the
-// block for one: a kernel of ten lines shows that. The kernels of norm.cu do so where rows do not
-// share out evenly over their groups, of which there are 4, 3, 2 or 1 by the width.
+// Whether racecheck would report a race where there is none. Once groups of a block's threads have
+// used barriers of their own, one group more often than another, racecheck ignores later barriers
+// of the block: a kernel of ten lines shows that. The kernels of norm.cu do so where rows do not
+// divide evenly over their groups, which are 4, 3, 2 or 1, depending on the width.
 static inline bool misleads_racecheck(int M, int C) {
     int even = C <= 1024 ? 4 * 32 : C <= 2048 ? 6 * 32 : 1;
     return sanitizing_by("racecheck") && M % even != 0;
@@ -173,7 +173,7 @@ static inline bool left_out(int64_t elements) {
 
 static uint64_t random_key = 1;
 
-// Normal values that BF16 holds exactly; other ones at each call.
+// Normally distributed values that BF16 holds exactly; each call gives other values.
 static inline Floats random_bf16(size_t n, float scale) {
     Floats x(n);
     random_key++;
@@ -192,7 +192,7 @@ struct Input {
     }
 };
 
-// factor times the sums over p of a(i, p) b(j, p), in FP64: what a product must come to.
+// factor times the sums over p of a(i, p) b(j, p), in FP64: the expected product.
 template <typename A, typename B>
 static Floats exact_product(int m, int n, int k, double factor, A a, B b) {
     Floats d((size_t)m * n);
@@ -230,7 +230,8 @@ static inline void check_against(const char *what, const Floats &actual, const F
 #define CHECK_BF16(actual, expected, k) \
     check_against(#actual, actual, expected, k, __FILE__, __LINE__)
 
-// A launcher that refuses what it is given: it dies before it calls CUDA, and says `part`.
+// Checks that a launcher refuses its arguments: it dies before it calls CUDA, with a message that
+// contains `part`.
 template <typename Call> static void check_dies(const char *part, Call call, int line) {
     int ends[2], status;
     char text[512];

@@ -1,6 +1,6 @@
-// Collectives over NCCL, on every GPU of this machine: those that test_comm.c tries on the CPU, and
-// what only a GPU can show: two streams, and graphs. Starts its ranks as a trainer does. Skipped
-// where there is one GPU.
+// Collectives over NCCL, on every GPU of this machine: those that test_comm.c tests on the CPU, and
+// what only a GPU can show: two streams, and graphs. The ranks are started as a trainer starts
+// them. Skipped where there is one GPU.
 #define TEST_OWN_MAIN
 #include "../ranks/launch.h"
 #include "../train/gpu/comm.h"
@@ -30,7 +30,7 @@ SAME(NCCL_BFLOAT16, ncclBfloat16);
 SAME(NCCL_SUM, ncclSum);
 SAME(NCCL_MAX, ncclMax);
 
-// Each call against its declaration; the results and enums are int here.
+// Compares each call with its declaration in nccl.h; results and enums are int here.
 template <typename... A> static int arguments(ncclResult_t (*)(A...)) {
     return sizeof...(A);
 }
@@ -41,7 +41,7 @@ template <typename... A> static int arguments(int (*)(A...)) {
 
 static Group group;
 static Comm comm;
-static cudaStream_t stream;
+static Gpu gpu; // only its stream is set
 
 #define CUDA(call)                                                                         \
     do {                                                                                   \
@@ -49,7 +49,7 @@ static cudaStream_t stream;
         if (status_ != cudaSuccess) { die("%s: %s", #call, cudaGetErrorString(status_)); } \
     } while (0)
 
-// What is wrong on all ranks together; rank 0 judges.
+// The number of faults on all ranks together; rank 0 judges.
 static int wrong_anywhere(int wrong) {
     enum { MOST = 64 };
     int all[MOST] = {}, sum = 0;
@@ -104,27 +104,27 @@ TEST(graphs_wait_and_reduce) {
     CUDA(cudaMalloc(&y, bytes));
     for (int turn = 0; turn < 4; turn++) {
         for (int64_t i = 0; i < count; i++) { host[i] = (float)(turn + group.rank + i % 3); }
-        CUDA(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, gpu.stream));
+        CUDA(cudaStreamSynchronize(gpu.stream));
         comm_begin(&comm);
         comm_all_reduce(&comm, x, COMM_F32, COMM_SUM, count);
         comm_end(&comm, 0);
         if (launched == NULL) {
-            CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+            CUDA(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal));
             comm_wait(&comm, 0);
-            CUDA(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, stream));
+            CUDA(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, gpu.stream));
             comm_begin(&comm);
             comm_all_reduce(&comm, y, COMM_F32, COMM_SUM, count);
             comm_end(&comm, 1);
             comm_wait(&comm, 1);
             comm_join(&comm);
-            CUDA(cudaStreamEndCapture(stream, &graph));
+            CUDA(cudaStreamEndCapture(gpu.stream, &graph));
             CUDA(cudaGraphInstantiate(&launched, graph, 0));
             CUDA(cudaGraphDestroy(graph));
         }
-        CUDA(cudaGraphLaunch(launched, stream));
-        CUDA(cudaMemcpyAsync(host, y, bytes, cudaMemcpyDeviceToHost, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaGraphLaunch(launched, gpu.stream));
+        CUDA(cudaMemcpyAsync(host, y, bytes, cudaMemcpyDeviceToHost, gpu.stream));
+        CUDA(cudaStreamSynchronize(gpu.stream));
         int n = group.ranks, ranks_sum = n * (n - 1) / 2;
         for (int64_t i = 0; i < count; i++) {
             float expected = (float)(n * (n * (turn + i % 3) + ranks_sum));
@@ -148,7 +148,7 @@ static void print_bandwidth() {
     CUDA(cudaEventCreate(&end));
     for (int gather = 0; gather < 2; gather++) {
         for (int turn = 0; turn < 11; turn++) {
-            if (turn == 1) { CUDA(cudaEventRecord(begin, stream)); }
+            if (turn == 1) { CUDA(cudaEventRecord(begin, gpu.stream)); }
             comm_begin(&comm);
             if (gather) {
                 comm_all_gather(&comm, buffer, COMM_BF16, part);
@@ -158,7 +158,7 @@ static void print_bandwidth() {
             comm_end(&comm, 0);
             comm_wait(&comm, 0);
         }
-        CUDA(cudaEventRecord(end, stream));
+        CUDA(cudaEventRecord(end, gpu.stream));
         CUDA(cudaEventSynchronize(end));
         CUDA(cudaEventElapsedTime(&ms, begin, end));
         double bytes = 2.0 * (double)part * (group.ranks - 1); // over each GPU's links
@@ -168,7 +168,7 @@ static void print_bandwidth() {
     CUDA(cudaFree(buffer));
 }
 
-// In a process of its own: launch() forks, and what CUDA has opened does not survive that.
+// Counts in a process of its own: launch() forks, and an open CUDA device does not survive that.
 static int count_devices(void) {
     int status = 0, count = 0;
     pid_t id = fork();
@@ -187,8 +187,8 @@ int main(int, char **argv) {
     launch(&group, &options);
     or_die(ranks_device(&group, devices, &device));
     CUDA(cudaSetDevice(device));
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    or_die(comm_open(&comm, &group, stream, COMM_CHECK_SLOTS));
+    CUDA(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
+    or_die(comm_open(&comm, &group, &gpu, COMM_CHECK_SLOTS));
     print_bandwidth();
     int status = run_tests();
     comm_close(&comm);

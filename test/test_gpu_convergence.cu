@@ -3,8 +3,9 @@
 // errors of the difference over the same seeds; neither is a small GPT-2, whose FP8 products apply
 // GELU. Where the loss has levelled out, single runs are up to 2% apart by chance. (After 100 or
 // 300 steps it still falls, and they are up to 12% apart; a corpus of 1.5 MB is learnt by heart
-// after 3,000, when a scale that is off by 4 no longer shows. One H200.) Faults that let a run look
-// healthy must not pass: a scale that is off by 4, the transposed weights of another layer.
+// after 3,000, when a scale that is off by 4 no longer shows. One H200.) Faults with which a run
+// still looks healthy must not pass: a scale that is off by 4, the transposed weights of another
+// layer.
 //
 //   test_gpu_convergence [measure]      measure: prints new lines for test/recipes.txt
 //
@@ -58,10 +59,10 @@ static Fault planted;
 extern "C" void __real_gemm(Gpu *gpu, Gemm g);
 extern "C" void __wrap_gemm(Gpu *gpu, Gemm g);
 
-// Both are in the backward pass: other layers' weights in every block, because the others make up
-// for one block's; a scale in one block, because a run where all are off by 4 diverges. (The CPU
-// trainer's loss after 50 steps of 2,048 tokens: 2.10; with the scale 2.63, with other layers'
-// weights 2.78, in one block alone 2.16.)
+// Both faults are in the backward pass: other layers' weights in every block, because the other
+// blocks compensate for a single one; a wrong scale in one block, because a run in which all are
+// off by 4 diverges. (The CPU trainer's loss after 50 steps of 2,048 tokens: 2.10; with the scale
+// 2.63, with other layers' weights 2.78, in one block alone 2.16.)
 void __wrap_gemm(Gpu *gpu, Gemm g) {
     int L = planted == SOUND ? 0 : t.run.config.num_layers;
     const void *weight = g.b;
@@ -83,9 +84,9 @@ void __wrap_gemm(Gpu *gpu, Gemm g) {
 
 enum { SEEDS = 6, FAULTY_SEEDS = 3 };
 
-// Half of a band, three standard errors of the mean over the seeds: on one kind of GPU runs repeat
-// bit for bit, and on another they end elsewhere by chance (18 runs on an H100 and 48 on an H200: a
-// seed's loss has a standard deviation of 0.9%).
+// Half of the allowed band: three standard errors of the mean over the seeds. On one kind of GPU
+// runs repeat bit for bit; on another kind they end at other losses by chance (18 runs on an H100
+// and 48 on an H200: a seed's loss has a standard deviation of 0.9%).
 static const double BAND = 0.011;
 
 // One run for each seed.
@@ -173,7 +174,7 @@ TEST(faults_are_seen) {
     CHECK(done[0] && done[1]);
 }
 
-// Where a product spoils what it reads, the gradients are nowhere near those of two kernels.
+// If a product overwrites what it reads, the gradients are far from those of two kernels.
 TEST(products_with_gelu_train_as_two_kernels) {
     static const char wide[] = COMMON "--arch gpt2 --num-layers 2 --hidden-size 768 "
                                       "--num-attention-heads 12 --micro-batch-size 64";

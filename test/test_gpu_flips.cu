@@ -1,8 +1,8 @@
-// Random bits flipped in the GPU trainer's memory in the middle of a checked micro-batch: of
-// weights, gradients, activations, FP8 codes, scales. Each flip that changes a bit of the loss or
-// of a gradient must be found, by the two passes or by the hashes that ranks compare; and no check
-// may find anything where nothing was flipped. LLM8_FLIPS (250) and LLM8_CHECKS (200): how many of
-// each, for every model.
+// Random bits are flipped in the GPU trainer's memory in the middle of a checked micro-batch: bits
+// of weights, gradients, activations, FP8 codes and scales. Each flip that changes a bit of the
+// loss or of a gradient must be found, by the two passes or by the hashes that ranks compare; and
+// no check may find anything where nothing was flipped. LLM8_FLIPS (250) and LLM8_CHECKS (200): how
+// many of each, for every model.
 #include "gpu_trainer.h"
 
 #include <omp.h>
@@ -19,10 +19,10 @@ static const char *const models[] = {
     LLAMA "--fp8-format e4m3 --fp8-recipe blockwise --eval-precision bf16",
 };
 
-// A bit that is flipped before a call of the norms' kernels, which a pass is full of.
+// A bit that is flipped before a call of a norm's kernel: every pass has many of these calls.
 static struct {
     Gpu *gpu;
-    int calls, at; // at -1: none is
+    int calls, at; // at -1: no bit is flipped
     char *address;
     char mask, before;
 } flip;
@@ -36,15 +36,15 @@ static void flip_here(void) {
 }
 
 extern "C" {
-void __real_gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream);
-void __real_gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream);
-void __wrap_gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
+void __real_gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n);
+void __real_gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n);
+void __wrap_gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
     flip_here();
-    __real_gpu_norm_forward(out, n, stream);
+    __real_gpu_norm_forward(gpu, out, n);
 }
-void __wrap_gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
+void __wrap_gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
     flip_here();
-    __real_gpu_norm_backward(out, n, stream);
+    __real_gpu_norm_backward(gpu, out, n);
 }
 }
 
@@ -53,7 +53,7 @@ static int number_of(const char *variable, int otherwise) {
     return text != NULL ? atoi(text) : otherwise;
 }
 
-// What a pass leaves: its loss and the parameters' gradients.
+// The results of a pass: its loss and the parameters' gradients.
 typedef struct {
     size_t bytes;
     char *data; // [bytes] the gradients in the arranged space, then the loss
@@ -89,8 +89,9 @@ static void pass(Trainer *t, int number, Result *r) {
     flip.at = -1;
 }
 
-// Not the optimizer's state, which is not read here and has hashes of its own in checkpoints; not
-// the tokens, which both passes read; nor the hashes, nor what libraries keep in their workspaces.
+// Whether bits of a buffer are flipped. Left out are the optimizer's state, which is not read here
+// and has hashes of its own in checkpoints; the tokens, which both passes read; the hashes; and the
+// libraries' workspaces.
 static bool is_checked(const PlanRow *row) {
     static const char *const others[] = {"optimizer", "checked steps", "scratch of saving"};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
@@ -140,7 +141,7 @@ static void flips_are_found(Trainer *t, int wanted, int salt) {
             }
             CHECK(!repeats || !same);
         }
-        if (!repeats && row->phase != PHASE_ALWAYS) { // it is gone in a third pass
+        if (!repeats && row->phase != PHASE_ALWAYS) { // a third pass no longer has it
             pass(t, 2, &second);
             CHECK(!check_agrees(c, 17));
             CHECK_CONTAINS(error_text(), "step 17: ");
@@ -174,14 +175,14 @@ TEST(every_flip_is_found) {
     }
 }
 
-// Also the reports: of the second pass, and of one that differs each time.
+// Tests also the reports of a wrong second pass, and of results that differ every time.
 TEST(passes_are_told_apart) {
     static Trainer t;
     Result r = {};
     open_model(&t, models[0]);
     flip.gpu = &t.gpu;
     flip.address = (char *)t.net.residual_out;
-    for (int wrong = 0; wrong < 8; wrong++) { // a bit for each pass
+    for (int wrong = 0; wrong < 8; wrong++) { // one bit of `wrong` for each pass
         for (int n = 0; n < CHECK_PASSES; n++) {
             flip.at = wrong >> n & 1 ? 4 : -1; // before the last norm
             flip.mask = (char)(1 << n);
@@ -221,7 +222,7 @@ TEST(no_check_finds_what_is_not) {
 
 SETUP() {
     need_fp8();
-    omp_set_num_threads(1); // of stand-ins, which have too little to do for more
+    omp_set_num_threads(1); // the stand-ins have too little work for more threads
     flip.at = -1;
     write_tokens("flips.bin", 4096, 61, 1);
 }

@@ -1,12 +1,11 @@
-// What uses the FP8 tensors: the scaling state's update against the one rule in fp8_format.h, and
-// cuBLASLt's products, by blocks too, against FP64 of the dequantised operands.
+// The update of the scaling state, against the one rule in fp8_format.h; and cuBLASLt's FP8
+// products, also by blocks, against FP64 products of the dequantised operands.
 #include "../kernels/gemm.h"
 #include "gpu_test.h"
 
 typedef std::vector<uint8_t> Codes;
 
-// The update kernel against fp8_slot_update, slot by slot, over many steps with bad ranges among
-// them.
+// The update kernel against fp8_slot_update, slot by slot, over many steps, some with bad amaxes.
 TEST(scaling_state) {
     enum { SLOTS = 6, LENGTH = 5, STEPS = 17 };
     Buffer<Fp8Slot> slots(SLOTS);
@@ -33,7 +32,7 @@ TEST(scaling_state) {
         state.put(&s);
         Fp8Scaling scaling = {slots.data, live.data, history.data, targets.data,
                               used.data,  SLOTS,     LENGTH};
-        gpu_fp8_update(&scaling, state.data, gpu.stream);
+        gpu_fp8_update(&gpu, &scaling, state.data);
         int unmeasured = 0;
         for (int i = 0; i < SLOTS; i++) {
             if (!flags[i]) { continue; }
@@ -64,8 +63,8 @@ static Codes random_codes(size_t count, uint64_t key, float scale, Fp8Type type)
     return x;
 }
 
-// The product g of the codes of A and B in BF16 and FP32, written and added. roundings, error: how
-// far each may be from what is expected.
+// Checks the product g of the codes of A and B, in BF16 and FP32, overwriting and adding.
+// roundings, error: how far each may be from the expected result.
 static void check_results(Gemm g, const Codes &a, const Codes &b, const Floats &expected,
                           double roundings, double error) {
     Buffer<uint8_t> da(a.size()), db(b.size());
@@ -126,7 +125,7 @@ static void check_block_product(int m, int n, int k, Fp8Type ta, Fp8Scales scale
     Codes a = random_codes((size_t)m * k, random_key, 50, ta);
     Codes b = random_codes((size_t)n * k, ~random_key, 30, FP8_E4M3);
     Floats sa(fp8_scale_count(SCALES_VECTOR, m, k), NAN), sb(fp8_scale_count(scales_b, n, k), NAN);
-    for (int p = 0; p < k; p++) { // scales differ by up to 1000
+    for (int p = 0; p < k; p++) { // so scales differ by up to 1000
         for (int i = 0; i < m; i++) {
             sa[fp8_scale_index(SCALES_VECTOR, m, k, i, p)] = (float)exp(
                 -0.1 * ((i * 7 + p / 128 * 5) % 70));
@@ -172,7 +171,7 @@ LIBRARY_TEST(block_products) {
     for (int i = 0; i < 2; i++) {
         Fp8Scales scales_b = i == 0 ? SCALES_SQUARE : SCALES_VECTOR;
         check_block_product(128, 256, 384, FP8_E4M3, scales_b);
-        check_block_product(208, 144, 1600, FP8_E5M2, scales_b); // ragged in every direction
+        check_block_product(208, 144, 1600, FP8_E5M2, scales_b); // incomplete blocks everywhere
         check_block_product(16, 512, 4096, FP8_E4M3, scales_b);
     }
 }

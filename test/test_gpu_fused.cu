@@ -1,9 +1,10 @@
 // The FP8 products with GELU in their epilogue (kernels/fused_product.cu), forward and backward:
-// against the definition, summed in FP64, and against the two kernels they replace. With operands
-// whose sums every order rounds alike, bit for bit.
+// against the definition, summed in FP64, and against the two kernels that they replace. Bit for
+// bit, where the operands' sums are the same in every order.
 #include "fp8_test.h"
 
-// A product with all that it reads, and what it leaves. Normal operands, or small whole numbers.
+// A product with all that it reads and writes. Operands are normally distributed, or small whole
+// numbers.
 struct Problem {
     int M, N, K;
     Fp8Type type; // of A, and of what is written
@@ -12,7 +13,7 @@ struct Problem {
     Buffer<uint8_t> a, b;
     Buffer<Fp8Live> scales; // of a and b
     Input bias, x_host;
-    Bf16Buffer x; // the pre-activation
+    Bf16Buffer x; // the pre-activations
     FloatBuffer sums;
     SumScratch scratch;
     Quantised out;
@@ -87,10 +88,10 @@ struct Problem {
         Bf16Buffer product((size_t)M * N);
         gemm(&gpu, gemm_of(backward ? product.data : x.data));
         if (backward) {
-            gpu_gelu_backward(tensor(), column_sums(), product.data, x.data, bias.device.data,
-                              scratch.scratch(), M, N, gpu.stream);
+            gpu_gelu_backward(&gpu, tensor(), column_sums(), product.data, x.data, bias.device.data,
+                              scratch.scratch(), M, N);
         } else {
-            gpu_gelu_forward(tensor(), x.data, bias.device.data, M, N, gpu.stream);
+            gpu_gelu_forward(&gpu, tensor(), x.data, bias.device.data, M, N);
         }
     }
     // The product of the rows from `first` on, scaled.
@@ -108,14 +109,14 @@ struct Problem {
     }
 };
 
-// racecheck does not follow what TMA and WGMMA do.
+// racecheck does not see the accesses of TMA and WGMMA.
 static bool can_run(void) {
     bool can = gpu_has_gelu_products(&gpu) && !sanitizing_by("racecheck");
     if (!can) { test_skip("products with GELU need compute capability 9.0, and not racecheck"); }
     return can;
 }
 
-// What a run left, to compare with another's.
+// The results of a run, to be compared with those of another.
 struct Results {
     Floats x, sums;
     Codes fp8, fp8_t;
@@ -135,8 +136,8 @@ static void check_same(const Results &a, const Results &b) {
     CHECK(a.amax == b.amax);
 }
 
-// Whole numbers: products, and so everything else, are those of the definition and of the two
-// kernels to the last bit; a repeated run's too. A code of A that is changed changes its row.
+// With whole numbers, products, and so all results, equal those of the definition and of the two
+// kernels bit for bit; so do those of a repeated run. Changing a code of A changes its row.
 static void check_whole(int M, int N, int K, Fp8Type type, bool backward, bool fast) {
     if (left_out((int64_t)M * N)) { return; }
     Problem p(M, N, K, type, backward, fast, true);
@@ -191,7 +192,8 @@ TEST(whole_numbers) {
     }
 }
 
-// The error of codes against the values they are of, over that of merely encoding those.
+// The error of codes against the values that they represent, divided by the error of encoding these
+// values.
 static double coding_error(const uint8_t *codes, const Floats &values, float scale, Fp8Type type) {
     Floats decoded(values.size()), best(values.size());
     for (size_t i = 0; i < values.size(); i++) {
@@ -205,7 +207,7 @@ static double coding_error(const uint8_t *codes, const Floats &values, float sca
 
 // Normal operands, whose sums differ in the last bits.
 static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool fast) {
-    const int rows = M < 96 ? M : 96, first = M - rows; // the last rows, of a tile that is cut
+    const int rows = M < 96 ? M : 96, first = M - rows; // the last rows, in an incomplete tile
     Problem p(M, N, K, type, backward, fast, false);
     size_t n = (size_t)rows * N, from = (size_t)first * N;
     if (left_out((int64_t)M * N)) { return; }
@@ -228,13 +230,14 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     }
     double error = coding_error(&fused.fp8[from], values, p.out.scale, type);
     CHECK(error < 1.05);
-    fused.fp8[from + n / 2] ^= 0x40; // another exponent
+    fused.fp8[from + n / 2] ^= 0x40; // another exponent bit
     CHECK(!(coding_error(&fused.fp8[from], values, p.out.scale, type) == error));
     fused.fp8[from + n / 2] ^= 0x40;
-    if (!backward) { // the epilogue alone: of what it has written, the pass makes the same
+    if (!backward) { // the epilogue alone: from its x, the GELU kernel must make the same
         Quantised q(M, N, type, p.out.scale);
-        gpu_gelu_forward(with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data),
-                         p.x.data, p.bias.device.data, M, N, gpu.stream);
+        gpu_gelu_forward(&gpu,
+                         with_forms(q.tensor(SCALE_GIVEN, true), NULL, q.fp8.data, q.fp8_t.data),
+                         p.x.data, p.bias.device.data, M, N);
         CHECK(q.fp8.get() == fused.fp8);
         CHECK(q.fp8_t.get() == fused.fp8_t);
         CHECK(q.slot.get()[0].amax == fused.amax);
@@ -247,7 +250,7 @@ static void check_normal(int M, int N, int K, Fp8Type type, bool backward, bool 
     for (size_t i = 0; i < fused.fp8.size(); i++) {
         int steps = (int)code_order(fused.fp8[i]) - (int)code_order(apart.fp8[i]);
         differ += steps != 0;
-        far += steps * steps > 1 && fabsf(fp8_decode(apart.fp8[i], type)) > 8.0f; // not near 0
+        far += steps * steps > 1 && fabsf(fp8_decode(apart.fp8[i], type)) > 8.0f; // and not near 0
     }
     CHECK(differ < fused.fp8.size() / (fast ? 10 : 20));
     CHECK(far < 1 + fused.fp8.size() / 10000);
@@ -303,8 +306,8 @@ TEST(forms) {
     }
 }
 
-// What is not finite, what is beyond the format, and what is beyond the tensor: a tile's rows after
-// the last are bias alone, which is more than any value here.
+// Values that are not finite, values beyond the format, and rows beyond the tensor: those of a tile
+// hold the bias alone, which is more than any value here.
 TEST(special_values) {
     if (!can_run()) { return; }
     Problem cut(48, 144, 256, FP8_E4M3, false, true, true);
@@ -331,7 +334,7 @@ TEST(special_values) {
     }
 }
 
-// Each precondition, not met. The pointers are never read.
+// Violates each precondition. The pointers are never read.
 TEST(refusals) {
     Bf16 *x = (Bf16 *)(1 << 20);
     uint8_t *fp8 = (uint8_t *)8192;
@@ -344,7 +347,7 @@ TEST(refusals) {
     e5m2.type = FP8_E5M2;
     blocks.mode = SCALE_BLOCKS;
     Gemm good = gemm_plain(64, 64, 64, NULL, NULL, x);
-    good.a = good.b = (uint8_t *)(1 << 22); // the three lie apart from what is written
+    good.a = good.b = (uint8_t *)(1 << 22); // these addresses are far from what is written
     good.type_a = good.type_b = TYPE_E4M3;
     good.trans_b = true;
     good.bias = x;

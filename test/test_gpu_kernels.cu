@@ -45,8 +45,8 @@ static void embedding(int B, int T, int C, int V, bool positions) {
     Input wte((size_t)V * C, 1), wpe((size_t)T * C, 1), dout((size_t)M * C, 1);
     Bf16Buffer out((size_t)M * C);
     Floats expected((size_t)M * C), dwte((size_t)V * C, 0.0f), dwpe((size_t)T * C, 0.0f);
-    gpu_embedding_forward(out.data, device_tokens.data, wte.device.data,
-                          positions ? wpe.device.data : NULL, B, T, C, gpu.stream);
+    gpu_embedding_forward(&gpu, out.data, device_tokens.data, wte.device.data,
+                          positions ? wpe.device.data : NULL, B, T, C);
     embedding_forward(expected.data(), tokens.data(), wte.host.data(),
                       positions ? wpe.host.data() : NULL, B, T, C);
     if (positions) {
@@ -62,12 +62,12 @@ static void embedding(int B, int T, int C, int V, bool positions) {
     starts.put(host_starts.data());
     runs.put(host_runs.data());
     embedding_backward(dwte.data(), dwpe.data(), dout.host.data(), tokens.data(), B, T, C);
-    CHECK_GRADIENT(
-        dwpe, [&](Gradient g) { gpu_position_backward(g, dout.device.data, B, T, C, gpu.stream); });
+    CHECK_GRADIENT(dwpe,
+                   [&](Gradient g) { gpu_position_backward(&gpu, g, dout.device.data, B, T, C); });
     FloatBuffer sums((size_t)V * C);
     CUDA_CHECK(cudaMemsetAsync(sums.data, 0, sums.count * sizeof(float), gpu.stream));
-    gpu_embedding_backward({sums.data, TYPE_F32, true}, dout.device.data, device_tokens.data,
-                           rows.data, starts.data, runs.data, M, C, gpu.stream);
+    gpu_embedding_backward(&gpu, {sums.data, TYPE_F32, true}, dout.device.data, device_tokens.data,
+                           rows.data, starts.data, runs.data, M, C);
     CHECK_ERROR(sums.get().data(), dwte.data(), (int64_t)dwte.size(), 1e-6);
 }
 
@@ -97,7 +97,7 @@ static void norm_gradients(const NormBackward &plain, const Input &residual, con
             n.column_sums = {spare3.data, TYPE_F32, false};
             (which == 0 ? n.dweight : which == 1 ? n.dbias : n.column_sums) = g;
             put_floats(q.bf16, residual.host);
-            gpu_norm_backward(out, n, gpu.stream);
+            gpu_norm_backward(&gpu, out, n);
         };
         CHECK_GRADIENT(dw, [&](Gradient g) { run(0, g); });
         if (layernorm) {
@@ -107,8 +107,8 @@ static void norm_gradients(const NormBackward &plain, const Input &residual, con
     }
 }
 
-// Weights are positive and dout follows x, so that with rows far from zero (centre) what a thread
-// beyond a row computes would be far larger than what is in it.
+// Weights are positive and dout follows x: where the rows are far from zero (centre), values that a
+// thread computes beyond a row would be far larger than those in it.
 static void norm(int M, int C, bool layernorm, float centre) {
     const float eps = 1e-5f;
     size_t n = (size_t)M * C;
@@ -133,8 +133,8 @@ static void norm(int M, int C, bool layernorm, float centre) {
     check_producer(FUSED_UNROUNDED, M, C, FP8_E4M3, 60.0f, NULL, y, [&](Tensor out) {
         mean.poison();
         rstd.poison();
-        gpu_norm_forward(out, {mean.data, rstd.data, x.device.data, w.device.data, bias, eps, M, C},
-                         gpu.stream);
+        gpu_norm_forward(&gpu, out,
+                         {mean.data, rstd.data, x.device.data, w.device.data, bias, eps, M, C});
         if (layernorm) { CHECK_ERROR(mean.get().data(), means.data(), M, 1e-5); }
         CHECK_ERROR(rstd.get().data(), deviations.data(), M, 1e-5);
     });
@@ -157,21 +157,21 @@ static void norm(int M, int C, bool layernorm, float centre) {
                              .C = C};
     Floats result;
     check_producer(FUSED_ROUNDED, M, C, FP8_E5M2, 60.0f, &residual.host, dx, [&](Tensor out) {
-        gpu_norm_backward(out, backward, gpu.stream);
+        gpu_norm_backward(&gpu, out, backward);
         if (!result.empty()) { return; }
         std::vector<Bf16> codes(n);
         CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
         CUDA_CHECK(cudaMemcpy(codes.data(), out.bf16, n * sizeof(Bf16), cudaMemcpyDeviceToHost));
         for (Bf16 code : codes) { result.push_back(bf16_decode(code)); }
     });
-    bias_backward(sums.data(), result.data(), M, C); // of what was written, rounding included
+    bias_backward(sums.data(), result.data(), M, C); // of the values that were written, rounded
     norm_gradients(backward, residual, dw, db, sums);
 }
 
 static const int norm_shapes[][2] = {
     {1, 8},     {17, 48},     {16, 16},   {80, 208},  {1000, 768}, {1008, 768}, {65, 1600},
     {96, 1600}, {1008, 1600}, {33, 2048}, {64, 2048}, {48, 4096},  {19, 5128},  {32, 5120},
-    {32, 8192}, {9, 8192},    {256, 768}, {256, 776}, {192, 1360} // the last three share out evenly
+    {32, 8192}, {9, 8192},    {256, 768}, {256, 776}, {192, 1360} // the last 3: even groups
 };
 
 TEST(norms) {
@@ -181,7 +181,8 @@ TEST(norms) {
     }
 }
 
-// As on devices whose blocks have less shared memory than Hopper's: fewer groups, or none.
+// The norms as on devices whose blocks have less shared memory than Hopper's: with fewer groups, or
+// none.
 TEST(norms_in_little_shared_memory) {
     static const char *const kilobytes[] = {"164", "99", "72"};
     for (const char *kib : kilobytes) {
@@ -196,7 +197,7 @@ TEST(norms_in_little_shared_memory) {
     unsetenv("LLM8_TEST_SHARED_KIB");
 }
 
-// norm: heads are normalised, too. The bias gradient is the column sums of what comes back.
+// norm: heads are also normalised. The bias gradient is the column sums of the resulting gradient.
 static void rope(int B, int T, int H, int G, int D, bool norm) {
     int M = B * T, N = (H + 2 * G) * D;
     size_t n = (size_t)M * N;
@@ -222,12 +223,12 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     if (norm) {
         qk_norm_backward(backward.data(), dquery.data(), dkey.data(), qkv.host.data(),
                          query.host.data(), key.host.data(), rstd.data(), M, H, G, D);
-        gpu_rope_forward(out.data, qkv.device.data, r, gpu.stream);
+        gpu_rope_forward(&gpu, out.data, qkv.device.data, r);
         CHECK_BF16(get_floats(out), forward, 1.02);
         CHECK(same_bits(get_floats(qkv.device), qkv.host));
     }
     put_floats(again, qkv.host); // in place
-    gpu_rope_forward(again.data, again.data, r, gpu.stream);
+    gpu_rope_forward(&gpu, again.data, again.data, r);
     CHECK_BF16(get_floats(again), forward, 1.02);
     CHECK(!norm || same_bits(get_floats(again), get_floats(out)));
 
@@ -239,7 +240,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     Fused fused = D % 16 == 0 && !norm ? FUSED_UNROUNDED : FUSED_ROUNDED;
     for (int type = 0; type < 2; type++) {
         check_producer(fused, M, N, (Fp8Type)type, 100.0f, &d.host, backward,
-                       [&](Tensor to) { gpu_rope_backward(to, plain, gpu.stream); });
+                       [&](Tensor to) { gpu_rope_backward(&gpu, to, plain); });
     }
     if (N % 8 != 0) { return; }
     Quantised result(M, N, FP8_E5M2, 100.0f);
@@ -247,7 +248,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     auto run = [&](Gradient &which, Gradient g) {
         which = g;
         put_floats(result.bf16, d.host);
-        gpu_rope_backward(tensor_bf16(result.bf16.data), b, gpu.stream);
+        gpu_rope_backward(&gpu, tensor_bf16(result.bf16.data), b);
     };
     if (norm) {
         CHECK_GRADIENT(dquery, [&](Gradient g) { run(b.dquery_weight, g); });
@@ -261,7 +262,7 @@ static void rope(int B, int T, int H, int G, int D, bool norm) {
     if (!has_fp8() || M % 16 != 0 || N % 16 != 0) { return; }
     b.column_sums = {ignored3.data, TYPE_F32, false};
     put_floats(result.bf16, d.host);
-    gpu_rope_backward(result.tensor(SCALE_GIVEN, true), b, gpu.stream);
+    gpu_rope_backward(&gpu, result.tensor(SCALE_GIVEN, true), b);
     CHECK_ERROR(ignored3.get().data(), sums.data(), N, 4e-3); // fused: of the unrounded values
     check_given(result, fused == FUSED_ROUNDED ? get_floats(result.bf16) : backward,
                 fused == FUSED_ROUNDED);
@@ -276,29 +277,28 @@ static void ropes_of(bool norm) {
     rope(1, 1, 1, 1, 16, norm);
     rope(1, 5, 1, 1, 2, norm);
     rope(2, 17, 25, 5, 64, norm);
-    rope(4, 300, 6, 6, 128, norm); // several rows a thread
+    rope(4, 300, 6, 6, 128, norm); // a thread takes several rows
     rope(1, 640, 16, 8, 48, norm);
 }
 
 TEST(ropes) {
     ropes_of(false);
     CHECK_DIES("head size must be even",
-               gpu_rope_forward((Bf16 *)16, (Bf16 *)16, {(float *)16, NULL, NULL, 0, 1, 1, 1, 1, 7},
-                                gpu.stream));
+               gpu_rope_forward(&gpu, (Bf16 *)16, (Bf16 *)16,
+                                {(float *)16, NULL, NULL, 0, 1, 1, 1, 1, 7}));
 }
 
 TEST(normalised_ropes) {
     ropes_of(true);
     Bf16 *x = (Bf16 *)4096, *odd = (Bf16 *)4098;
     float *f = (float *)4096;
-    CHECK_DIES("heads of 264", gpu_rope_forward(x, x, {f, x, x, 0, 1, 8, 1, 1, 264}, gpu.stream));
-    CHECK_DIES("not 16-byte aligned",
-               gpu_rope_forward(x, x, {f, x, odd, 0, 1, 8, 1, 1, 64}, gpu.stream));
+    CHECK_DIES("heads of 264", gpu_rope_forward(&gpu, x, x, {f, x, x, 0, 1, 8, 1, 1, 264}));
+    CHECK_DIES("not 16-byte aligned", gpu_rope_forward(&gpu, x, x, {f, x, odd, 0, 1, 8, 1, 1, 64}));
     RotaryBackward b = {{f, x, x, 0, 1, 64, 1, 1, 64}, NULL, {}, {}, {}, {f, 1 << 20}};
-    CHECK_DIES("no BF16 form", gpu_rope_backward(tensor_bf16(x), b, gpu.stream));
+    CHECK_DIES("no BF16 form", gpu_rope_backward(&gpu, tensor_bf16(x), b));
     b.qkv = x;
     b.scratch.bytes = 2 * 8 * 64 * 4 - 4;
-    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward(tensor_bf16(x), b, gpu.stream));
+    CHECK_DIES("4092 bytes of scratch", gpu_rope_backward(&gpu, tensor_bf16(x), b));
 }
 
 static void gelu(int M, int F, Fp8Type type, bool biased) {
@@ -310,13 +310,11 @@ static void gelu(int M, int F, Fp8Type type, bool biased) {
     Floats sum = x.host, y(n), dx(n), sums(F, 0.0f);
     for (size_t i = 0; biased && i < n; i++) { sum[i] += b.host[i % F]; }
     gelu_forward(y.data(), sum.data(), (int64_t)n);
-    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y, [&](Tensor out) {
-        gpu_gelu_forward(out, x.device.data, bias, M, F, gpu.stream);
-    });
+    check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y,
+                   [&](Tensor out) { gpu_gelu_forward(&gpu, out, x.device.data, bias, M, F); });
     gelu_backward(dx.data(), dout.host.data(), sum.data(), (int64_t)n); // in place of dout
     auto backward = [&](Tensor out, Gradient g) {
-        gpu_gelu_backward(out, g, out.bf16, x.device.data, bias, scratch.scratch(), M, F,
-                          gpu.stream);
+        gpu_gelu_backward(&gpu, out, g, out.bf16, x.device.data, bias, scratch.scratch(), M, F);
     };
     check_producer(FUSED_UNROUNDED, M, F, type, 50.0f, &dout.host, dx, [&](Tensor out) {
         backward(out, {ignored.data, TYPE_F32, false});
@@ -344,10 +342,10 @@ static void swiglu(int M, int F, Fp8Type type) {
     Floats y(n), dx(2 * n);
     swiglu_forward(y.data(), x.host.data(), M, F);
     check_producer(FUSED_UNROUNDED, M, F, FP8_E4M3, 50.0f, NULL, y,
-                   [&](Tensor out) { gpu_swiglu_forward(out, x.device.data, M, F, gpu.stream); });
+                   [&](Tensor out) { gpu_swiglu_forward(&gpu, out, x.device.data, M, F); });
     swiglu_backward(dx.data(), dout.host.data(), x.host.data(), M, F); // in place of x
     check_producer(FUSED_UNROUNDED, M, 2 * F, type, 20.0f, &x.host, dx, [&](Tensor out) {
-        gpu_swiglu_backward(out, dout.device.data, out.bf16, M, F, gpu.stream);
+        gpu_swiglu_backward(&gpu, out, dout.device.data, out.bf16, M, F);
     });
 }
 
@@ -368,8 +366,8 @@ TEST(activations) {
     activation(5000, 264, FP8_E5M2);
 }
 
-// A loss is the log-sum-exp less the target's logit, and its error is relative to those: of a loss
-// near 0 few of their bits are left. Capped, each is as exact as the device's exp and division are,
+// A loss is the log-sum-exp less the target's logit, and its error is relative to these two: near 0
+// a loss keeps few of their bits. With a cap, both are as exact as the device's exp and division,
 // to 1.5 2^-22 of the cap (device.cuh).
 static void check_losses(const Floats &actual, const Floats &expected, const Floats &logits,
                          const Ints &targets, int P, float softcap, double allowed) {
@@ -390,7 +388,7 @@ static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float s
     Ints host_targets = random_tokens(M, V);
     for (int i = 0; i < M; i += 5) { host_targets[i] = i % 2 ? -1 : V - 1; }
     if (M > 2) { host_targets[2] = -1; }
-    if (M == 1) { // nearly certain: a loss near 0
+    if (M == 1) { // the model is nearly certain: a loss near 0
         float largest = *std::max_element(logits.host.begin(), logits.host.begin() + V);
         logits.host[host_targets[0]] = bf16_decode(bf16_encode(largest + 4));
         put_floats(logits.device, logits.host);
@@ -403,8 +401,8 @@ static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float s
     Floats expected(M), gradient = logits.host;
     double total = 0, allowed = 2e-6;
     cross_entropy(expected.data(), gradient.data(), host_targets.data(), M, V, P, terms);
-    gpu_cross_entropy(losses.data, tensor_bf16(logits.device.data), {}, targets.data, M, V, P,
-                      reported, gpu.stream);
+    gpu_cross_entropy(&gpu, losses.data, tensor_bf16(logits.device.data), {}, targets.data, M, V, P,
+                      reported);
     CHECK(same_bits(get_floats(logits.device), logits.host));
     auto right = [&] {
         check_losses(losses.get(), expected, logits.host, host_targets, P, softcap, allowed);
@@ -413,19 +411,19 @@ static void loss(int M, int V, int P, Fp8Type type, float z_loss = 0.0f, float s
     check_producer(
         FUSED_UNROUNDED, M, P, type, fp8_max(type) / most, &logits.host, gradient, [&](Tensor out) {
             if (out.mode == SCALE_MEASURED) { // the head's gradient has a fixed scale
-                gpu_cross_entropy(losses.data, tensor_bf16(out.bf16), {}, targets.data, M, V, P,
-                                  terms, gpu.stream);
-                gpu_measure(out, (int64_t)M * P, gpu.stream);
-                gpu_quantize(out, {}, {}, M, P, gpu.stream);
+                gpu_cross_entropy(&gpu, losses.data, tensor_bf16(out.bf16), {}, targets.data, M, V,
+                                  P, terms);
+                gpu_measure(&gpu, out, (int64_t)M * P);
+                gpu_quantize(&gpu, out, {}, {}, M, P);
                 return;
             }
             losses.poison();
             scratch.poison();
-            gpu_cross_entropy(losses.data, out, rows, targets.data, M, V, P, terms, gpu.stream);
+            gpu_cross_entropy(&gpu, losses.data, out, rows, targets.data, M, V, P, terms);
             right();
         });
-    gpu_sum_losses(sum.data, losses.data, M, false, gpu.stream);
-    gpu_sum_losses(sum.data, losses.data, M, true, gpu.stream);
+    gpu_sum_losses(&gpu, sum.data, losses.data, M, false);
+    gpu_sum_losses(&gpu, sum.data, losses.data, M, true);
     for (float l : losses.get()) { total += 2.0 * l; }
     CHECK_CLOSE(sum.get()[0], total, 1e-9 * fabs(total));
 }
@@ -440,7 +438,7 @@ TEST(losses) {
     loss(5, 50257, 50304, FP8_E5M2);
     loss(20, 50257, 50304, FP8_E5M2);
     loss(7, 128256, 128256, FP8_E5M2);
-    loss(3, 499999, 500000, FP8_E5M2); // too long a row for a cluster: the general kernel
+    loss(3, 499999, 500000, FP8_E5M2); // a row too long for a cluster
 }
 
 TEST(losses_with_more_terms) {
@@ -458,7 +456,7 @@ TEST(losses_with_more_terms) {
     loss(16, 151931, 151936, FP8_E5M2, 3e-2f, 2.5f);
 }
 
-// What stands in the vocabulary's padding does not matter: NaN and the largest of all logits.
+// The values in the vocabulary's padding do not matter: here NaN, and the largest of all logits.
 TEST(paddings_do_not_matter) {
     static const LossTerms terms[] = {{0.25f, 0, 0}, {0.25f, 1e-2f, 5}};
     for (const LossTerms &t : terms) {
@@ -475,8 +473,7 @@ TEST(paddings_do_not_matter) {
                 if (i % P >= V) { logits.host[i] = !bad ? 0.0f : i % 2 ? NAN : 1e30f; }
             }
             put_floats(x, logits.host);
-            gpu_cross_entropy(out.data, tensor_bf16(x.data), {}, targets.data, M, V, P, t,
-                              gpu.stream);
+            gpu_cross_entropy(&gpu, out.data, tensor_bf16(x.data), {}, targets.data, M, V, P, t);
             results[bad] = get_floats(x);
             losses[bad] = out.get();
         }
@@ -495,8 +492,8 @@ TEST(losses_of_bad_logits_are_not_finite) {
         int host_targets[] = {1, 2, 3};
         targets.put(host_targets);
         FloatBuffer out(3);
-        gpu_cross_entropy(out.data, tensor_bf16(logits.device.data), {}, targets.data, 3, 257, 264,
-                          {1.0f, 0.0f, 0.0f}, gpu.stream);
+        gpu_cross_entropy(&gpu, out.data, tensor_bf16(logits.device.data), {}, targets.data, 3, 257,
+                          264, {1.0f, 0.0f, 0.0f});
         Floats l = out.get();
         CHECK(isfinite(l[0]) && !isfinite(l[1]) && isfinite(l[2]));
     }

@@ -1,6 +1,6 @@
 // A step of the GPU trainer with more than 2^31 parameters, and with activations of more than 2^31
 // elements, against the same step done in smaller pieces; gradients and weights are sampled. Over
-// the stand-ins, which are slow, the sizes are small, and what is tested is this test.
+// the stand-ins, which are slow, the sizes are small: they test this test.
 #include "../kernels/cpu.h"
 #include "gpu_trainer.h"
 
@@ -8,9 +8,9 @@
 
 typedef std::vector<float> Floats;
 
-enum { CHUNK = 64, CHUNKS = 64 }; // elements that lie together; of a tensor
+enum { CHUNK = 64, CHUNKS = 64 }; // elements of a chunk, which lie together; chunks of a tensor
 
-// Of every tensor, in the table's order: elements from its first used one to its last.
+// For every tensor, in the table's order: sampled elements, from its first used one to its last.
 typedef struct {
     double loss;
     float gradient_scale;
@@ -53,7 +53,7 @@ static std::vector<Floats> samples(Trainer *t, const void *from, GpuType type) {
     return all;
 }
 
-// Whether the device has room for the run; where not, the test is skipped.
+// Whether the device has memory for the run; where it has not, the test is skipped.
 static bool has_room(const Options *options) {
     char need[32], have[32], why[160];
     size_t free_bytes, all_bytes;
@@ -68,7 +68,7 @@ static bool has_room(const Options *options) {
     return false;
 }
 
-// The last of `steps` steps. False: the test is skipped.
+// Runs `steps` steps and samples the last one. False: the test is skipped.
 static bool make_step(Step *s, const char *model, const char *more, int steps) {
     static Trainer t;
     Options options = options_of(model, more);
@@ -102,9 +102,9 @@ static double worst_error(const std::vector<Floats> &a, const std::vector<Floats
 
 // ---- parameters --------------------------------------------------------------------------------
 
-// Rows that pad a vocabulary take part in nothing: a model with very many, behind which the
-// blocks' parameters reach beyond 2^31, computes what the same model with few does. Both weights
-// and gradients then lie at other places.
+// Padding rows of a vocabulary change no result: a model with so many that its blocks' parameters
+// lie beyond 2^31 computes the same as one with few. Weights and gradients then lie at other
+// places.
 #ifdef LLM8_STANDIN_CUDA_H
 #define DEEP_SIZE "--hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 96 --seq-length 16 "
 static const int64_t beyond = 1 << 19;
@@ -152,7 +152,7 @@ static void parameters(const char *precision, double allowed) {
     or_die(run_configure(&run, support));
     CHECK(run.layout.size > beyond);
     const Param *p = param_find(&run.layout, TENSOR_FC2_WEIGHT, 2);
-    CHECK(p->offset + (int64_t)p->rows * p->cols > beyond); // the blocks, and the head behind them
+    CHECK(p->offset + (int64_t)p->rows * p->cols > beyond); // the blocks, and the head after them
     if (!make_step(&large, deep, wide, 1) || !make_step(&small, deep, narrow, 1)) {
         run_free_configuration(&run);
         return;
@@ -172,9 +172,9 @@ static void parameters(const char *precision, double allowed) {
     run_free_configuration(&run);
 }
 
-// BF16 products of other shapes may add up in another order (0.0096 apart on an H200); FP8 rounds
-// what differs again, to a step of 2^-3 or 2^-2, in every operand (0.195 apart). A gradient of
-// another place is 1.4 away.
+// BF16 products of other shapes may add up in another order (0.0096 apart on an H200). FP8 rounds
+// these differences again in every operand, to steps of 2^-3 or 2^-2 (0.195 apart). A gradient from
+// another place would be 1.4 away.
 TEST(parameters_in_bf16) {
     parameters("", 0.05);
 }
@@ -214,7 +214,7 @@ static void activations(bool llama, const char *precision, double allowed) {
            llama ? "llama" : "gpt2", precision, error, allowed, fabs(whole.loss - pieces.loss));
     CHECK(error <= allowed);
     CHECK(fabs(whole.loss - pieces.loss) <= 1e-3 * pieces.loss);
-    // planted: 8 of the 68 sequences are lost, and 4 others come in
+    // planted: 8 of the 68 sequences are lost, and 4 others are added
     strcat(more[1], " --global-batch-size 64");
     if (!make_step(&fewer, wide, more[1], 2)) { return; }
     double planted = worst_error(fewer.gradients, pieces.gradients);

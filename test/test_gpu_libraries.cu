@@ -34,7 +34,7 @@ static void check_product(int m, int n, int k, bool trans_a, bool trans_b) {
     CHECK_ERROR(wide.get().data(), expected.data(), (int64_t)expected.size(), 1e-5);
 
     for (size_t i = 0; i < sum.size(); i++) { sum[i] += c.host[i] + bias.host[i % n]; }
-    Gemm added = g; // residual and bias ride along
+    Gemm added = g; // with residual and bias
     added.c = c.device.data;
     added.beta = 1.0f;
     added.epilogue = EPILOGUE_BIAS;
@@ -77,8 +77,8 @@ LIBRARY_TEST(gelu_epilogue) {
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// The definition with what BF16 must lose: probabilities and score gradients are rounded to BF16
-// between the products. Its distance from the plain definition is the yardstick.
+// The definition with the roundings that BF16 needs: probabilities and score gradients are rounded
+// to BF16 between the products. Its distance from the plain definition is the yardstick.
 struct AttentionCase {
     AttentionShape s;
     Input qkv, dout;
@@ -99,7 +99,7 @@ static void check_attention(AttentionShape s, bool plain) {
     Bf16Buffer out(c.out.size()), dqkv(c.dqkv.size());
     FloatBuffer lse(c.lse.size());
     if (plain) {
-        attention_plain_forward(out.data, lse.data, c.qkv.device.data, s, gpu.stream);
+        attention_plain_forward(&gpu, s, out.data, lse.data, c.qkv.device.data);
     } else {
         attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
     }
@@ -111,8 +111,8 @@ static void check_attention(AttentionShape s, bool plain) {
         dqkv.poison();
         CUDA_CHECK(cudaMemsetAsync(gpu.attention_workspace, 0xff, gpu.attention_bytes, gpu.stream));
         if (plain) {
-            attention_plain_backward(dqkv.data, c.dout.device.data, out.data, lse.data,
-                                     c.qkv.device.data, s, gpu.stream);
+            attention_plain_backward(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data,
+                                     c.qkv.device.data);
         } else {
             attention_backward_gpu(&gpu, s, dqkv.data, c.dout.device.data, out.data, lse.data,
                                    c.qkv.device.data);
@@ -132,10 +132,10 @@ LIBRARY_TEST(attention_by_library) {
         fail("%s", "");
         bool served = attention_by_cudnn(&gpu, s);
         if (!served) { printf("  measured: by the plain kernel: %s\n", error_text()); }
-        CHECK(served || s.T < 64); // what people train on
+        CHECK(served || s.T < 64); // the lengths that people train on
         check_attention(s, false);
     }
-    fail("%s", ""); // planted: no head is that large
+    fail("%s", ""); // planted: heads are not that large
     CHECK(!attention_by_cudnn(&gpu, {1, 128, 2, 2, 1000, true}) && error_text()[0] != '\0');
 }
 
@@ -158,7 +158,7 @@ LIBRARY_TEST(attention_in_pieces) {
         attention_forward_gpu(&gpu, s, out.data, lse.data, c.qkv.device.data);
         attention_backward_gpu(&gpu, s, whole.data, c.dout.device.data, out.data, lse.data,
                                c.qkv.device.data);
-        gpu.attention_bytes = (size_t)(9.2 * (1 << 20)); // room for a group or two
+        gpu.attention_bytes = (size_t)(9.2 * (1 << 20)); // memory for one group or two
         attention_backward_gpu(&gpu, s, pieces.data, c.dout.device.data, out.data, lse.data,
                                c.qkv.device.data);
         gpu.attention_bytes = all;
@@ -190,10 +190,10 @@ TEST(norm_and_decision) {
         input.put(&stops);
         state.put(&start);
         bool bf16 = pass == 1;
-        gpu_sum_of_squares(state.data, input.data, loss_sum.data, scratch.data,
+        gpu_sum_of_squares(&gpu, state.data, input.data, loss_sum.data, scratch.data,
                            bf16 ? (void *)g.device.data : wide.data, bf16 ? TYPE_BF16 : TYPE_F32,
-                           parts.data, 3, gpu.stream);
-        gpu_decide_step(state.data, input.data, tokens, 1.0f, gpu.stream);
+                           parts.data, 3);
+        gpu_decide_step(&gpu, state.data, input.data, tokens, 1.0f);
         StepState s = state.get()[0];
         double expected = sum_of_squares(g.host.data(), n) +
                           sum_of_squares(g.host.data() + 64, 64 * 3);
@@ -226,7 +226,7 @@ TEST(spikes_as_on_the_host) {
         s.norm_squared = norm * norm;
         state.put(&s);
         input.put(&in);
-        gpu_decide_step(state.data, input.data, 2.0, 1.0f, gpu.stream);
+        gpu_decide_step(&gpu, state.data, input.data, 2.0, 1.0f);
         int expected = step_skip(&window, in.sigma, in.skip, s.loss_sum / 2.0,
                                  sqrt(s.norm_squared));
         s = state.get()[0];
@@ -249,27 +249,27 @@ TEST(hashes_are_those_of_the_host) {
         uint64_t start = 5, hash = hash_words(host.data(), bytes, 9);
         for (int twice = 0; twice < 2; twice++) {
             sum.put(&start);
-            gpu_hash(sum.data, data.data, bytes, 9, gpu.stream);
+            gpu_hash(&gpu, sum.data, data.data, bytes, 9);
             CHECK(sum.get()[0] == start + hash);
         }
         host[host.size() / 2] ^= 1ull << 63;
         CHECK(hash_words(host.data(), bytes, 9) != hash);
         host[host.size() / 2] ^= 1ull << 63;
-        int64_t half = bytes / 16; // two parts are the whole
+        int64_t half = bytes / 16; // the hashes of two parts add up to that of the whole
         sum.put(&start);
-        gpu_hash(sum.data, data.data, 8 * half, 9, gpu.stream);
-        gpu_hash(sum.data, data.data + half, bytes - 8 * half, 9 + half, gpu.stream);
+        gpu_hash(&gpu, sum.data, data.data, 8 * half, 9);
+        gpu_hash(&gpu, sum.data, data.data + half, bytes - 8 * half, 9 + half);
         CHECK(sum.get()[0] == start + hash);
     }
 }
 
 TEST(the_device_tells_the_time) {
     Buffer<uint64_t> stamps(2);
-    gpu_stamp(stamps.data, gpu.stream);
+    gpu_stamp(&gpu, stamps.data);
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
     double begin = wall_seconds();
     while (wall_seconds() < begin + 0.05) {}
-    gpu_stamp(stamps.data + 1, gpu.stream);
+    gpu_stamp(&gpu, stamps.data + 1);
     double seconds = 1e-9 * (double)(stamps.get()[1] - stamps.get()[0]);
     CHECK(seconds > 0.049 && seconds < 1);
 }
@@ -304,7 +304,7 @@ static void adamw(GpuType gradient_type, GpuType moment_type) {
         void *exp_avg = wide ? (void *)wide_m.data : narrow_m.data;
         void *exp_avg_sq = wide ? (void *)wide_v.data : narrow_v.data;
         SegmentBuffer segments(u, first, master.data, exp_avg, exp_avg_sq, weights.data, n);
-        gpu_adamw(&u, SCALE_GIVEN, state.data, gpu.stream);
+        gpu_adamw(&gpu, &u, SCALE_GIVEN, state.data);
         AdamW a = {.lr = 0.01f,
                    .beta1 = 0.9f,
                    .beta2 = 0.95f,

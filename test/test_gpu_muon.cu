@@ -1,6 +1,6 @@
-// Muon on the GPU against kernels/cpu.h: the momentum by elements; and all matrices of a model,
-// through train/gpu/muon.c as a run of one rank has it, whose steps are in BF16: as near to the
-// definition as the same steps rounded to BF16 on the CPU, and near to those.
+// Muon on the GPU against kernels/cpu.h: the momentum, element by element; and all matrices of a
+// model, by train/gpu/muon.c as in a run of one rank. Its steps are in BF16: the results must be as
+// close to the definition as the same steps rounded to BF16 on the CPU, and close to those.
 #define TEST_OWN_MAIN
 #include "../kernels/cpu.h"
 #include "../kernels/gemm.h"
@@ -78,15 +78,15 @@ static void momentum(GpuType gradient_type, GpuType moment_type, bool skipped) {
     if (!skipped) {
         muon_momentum(&expected_g[FIRST + SHIFT], &expected_m[FIRST], N, u.momentum, 0.5f);
     }
-    gpu_muon_momentum(&u, state.data, gpu.stream);
+    gpu_muon_momentum(&gpu, &u, state.data);
     Floats got_g = gradients.read(), got_m = momenta.read();
     int64_t n = (int64_t)g.size();
-    if (gradient_type == TYPE_BF16) { // rounded to nearest, here and there of nearly the same
+    if (gradient_type == TYPE_BF16) { // both round to nearest, from nearly the same values
         CHECK_ERROR(got_g.data(), rounded(expected_g, TYPE_BF16).data(), n, 1e-4);
     } else {
         CHECK_ERROR(got_g.data(), expected_g.data(), n, 1e-6);
     }
-    // stochastic rounding: up to a whole unit, where to nearest is half of one
+    // stochastic rounding is off by up to a whole unit, rounding to nearest by half of one
     CHECK_ERROR(got_m.data(), expected_m.data(), (int64_t)all,
                 moment_type == TYPE_F32 ? 1e-6 : 2.5 * bf16_rounding_error(expected_m) + 1e-9);
     int64_t others = 0;
@@ -145,7 +145,7 @@ static Floats steps_in_bf16(Floats x, int rows, int columns, float scale) {
     return x;
 }
 
-// A run's matrices, scratch and all, on one rank.
+// A run's matrices with their scratch, on one rank.
 struct Model {
     Run run = {};
     Muon muon;
@@ -212,14 +212,14 @@ static void matrices(Model &model, int expected, GpuType type) {
                         sqrt((double)(m->rows < m->columns ? m->rows : m->columns) *
                              (m->rows > m->columns ? m->rows : m->columns) / (double)n),
                     0.2 * 0.2);
-        Floats other = y; // the check sees another scale, and a row that is not of the matrix
+        Floats other = y; // the check sees another scale, and a wrong row
         for (float &value : other) { value *= 1.1f; }
         CHECK(CAUGHT(CHECK_ERROR(other.data(), exact.data(), n, 1.1 * allowed)));
         std::copy(x.begin(), x.begin() + m->columns, y.begin());
         CHECK(CAUGHT(CHECK_ERROR(y.data(), exact.data(), n, 1.1 * allowed)));
         std::copy(x.begin(), x.end(), left.begin() + m->place);
     }
-    CHECK(same_bits(left, g)); // all else is as it was
+    CHECK(same_bits(left, g)); // everything else is unchanged
 }
 
 static std::vector<const char *> small(const char *arch, const char *groups, const char *ffn) {
@@ -235,7 +235,7 @@ TEST(matrices_are_orthogonalized) {
     }
 }
 
-// A matrix without a gradient; and one with NaN, which spoils no other.
+// A matrix whose gradient is zero; and one with NaN, which must not spoil others.
 TEST(bad_matrices_stay_alone) {
     Model model(small("gpt2", "4", "640"));
     const Muon &muon = model.muon;
@@ -257,7 +257,8 @@ TEST(bad_matrices_stay_alone) {
     }
 }
 
-// Milliseconds of all Newton-Schulz steps of a model, and what they are of a step of 0.5M tokens.
+// Milliseconds of all Newton-Schulz steps of a model, and their share of a training step of 0.5M
+// tokens.
 static void measure(const char *name, double tokens_per_s) {
     Model model({"--model", name});
     double flops = 0;

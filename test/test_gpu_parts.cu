@@ -1,6 +1,6 @@
-// The optimizer and FP8 weights: AdamW's step and Muon's against cpu.c; the weights that come of
-// it, their codes, amaxes and scales bit for bit; and what ranks make of their parts (ZeRO-1), put
-// together, against what one rank makes of all.
+// The optimizer and FP8 weights: AdamW's step and Muon's against cpu.c; the resulting weights,
+// their codes, amaxes and scales, bit for bit; and the results of several ranks for their parts
+// (ZeRO-1), put together, against those of one rank for everything.
 #include "fp8_test.h"
 
 enum { WEIGHTS = 2, RANKS_MOST = 5, FIRST = 64, PLAIN = 64 * 30, MOST_SQUARES = 16 };
@@ -22,8 +22,8 @@ struct Space {
     }
 };
 
-// The optimizer's arrays, of which ranks have their parts one after another, and gaps between. A
-// moment takes 4 bytes or 2.
+// The optimizer's arrays. The ranks' parts lie one after another, with gaps between them. A moment
+// has 4 bytes or 2.
 struct State {
     int64_t shift, gap; // of gradients; between ranks' parts
     GpuType moments;
@@ -73,17 +73,17 @@ static void fill(State &s, const Space &space, const std::vector<int64_t> &cuts)
     Floats master(s.master.count, 0.0f), gradients(s.gradients.count, 0.0f),
         zeros(s.master.count, 0.0f);
     for (int64_t i = 0; i < space.size; i++) {
-        master[state_place(s, cuts, i)] = w[i] * 1.001f; // no BF16 number
+        master[state_place(s, cuts, i)] = w[i] * 1.001f; // not a BF16 number
         gradients[i + s.shift] = g[i];
     }
     s.master.put(master.data());
     s.exp_avg.put(zeros.data());
     s.exp_avg_sq.put(zeros.data());
     put_floats(s.gradients, gradients);
-    s.plain.poison(); // skipped steps leave it
+    s.plain.poison(); // skipped steps do not write it
 }
 
-// The segments of what lies in begin..end.
+// The segments of the elements begin..end.
 static std::vector<AdamWSegment> segments_of(const State &s, const AdamWUpdate &u,
                                              const Space &space, const std::vector<int64_t> &cuts,
                                              int64_t begin, int64_t end) {
@@ -126,7 +126,7 @@ struct Settings {
 
 static AdamWUpdate update_of(const State &s, const Settings &settings) {
     AdamWUpdate u = plain_update(s.gradients.data);
-    u.moment_type = s.moments; // BF16 is rounded by chance, which is the element's
+    u.moment_type = s.moments; // BF16 is rounded at random, by a number that belongs to the element
     u.tensors = s.tensors.data;
     u.squares = s.squares_if_any();
     u.muon = true;
@@ -135,8 +135,8 @@ static AdamWUpdate update_of(const State &s, const Settings &settings) {
     return u;
 }
 
-// Each rank's launch, one after another on one device: their amaxes come together in the one live
-// table.
+// Makes each rank's launch, one after another on one device: their amaxes are collected in the same
+// live table.
 template <typename Launch>
 static void for_ranks(State &s, const Space &space, const Settings &settings,
                       const std::vector<int64_t> &cuts, Launch launch) {
@@ -156,7 +156,7 @@ static void for_ranks(State &s, const Space &space, const Settings &settings,
 
 static void transpose(State &s) {
     for (const Quantised &q : s.q) {
-        gpu_transpose_codes(q.fp8_t.data, q.fp8.data, q.M, q.N, gpu.stream);
+        gpu_transpose_codes(&gpu, q.fp8_t.data, q.fp8.data, q.M, q.N);
     }
 }
 
@@ -164,11 +164,11 @@ static void update(State &s, const Space &space, const Settings &settings,
                    const std::vector<int64_t> &cuts) {
     const StepState *state = settings.state.data;
     for_ranks(s, space, settings, cuts,
-              [&](const AdamWUpdate *u) { gpu_adamw(u, s.mode, state, gpu.stream); });
+              [&](const AdamWUpdate *u) { gpu_adamw(&gpu, u, s.mode, state); });
     if (s.mode != SCALE_GIVEN) {
-        gpu_announce_scales(s.tensors.data, s.squares_if_any(), WEIGHTS, state, gpu.stream);
+        gpu_announce_scales(&gpu, s.tensors.data, s.squares_if_any(), WEIGHTS, state);
         for_ranks(s, space, settings, cuts,
-                  [&](const AdamWUpdate *u) { gpu_quantize_weights(u, state, gpu.stream); });
+                  [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, state); });
     }
     transpose(s);
 }
@@ -176,7 +176,7 @@ static void update(State &s, const Space &space, const Settings &settings,
 // The weights of one rank's state, against its master weights.
 static void check_weights(const State &s, const Space &space) {
     Floats master = s.master.get();
-    round_to_bf16(master.data(), master.data(), (int64_t)master.size()); // codes start there
+    round_to_bf16(master.data(), master.data(), (int64_t)master.size()); // codes are made from BF16
     auto part = [&](int64_t first, int64_t n) {
         return Floats(master.begin() + first, master.begin() + first + n);
     };
@@ -246,7 +246,7 @@ TEST(step_is_cpus) {
                    .step = 2};
         fill(s, space, all);
         Floats w = s.master.get(), g = get_floats(s.gradients), m(w.size(), 0.0f), v = m;
-        for (int64_t i = FIRST; i < space.size; i += 64) { // the first belong to nobody
+        for (int64_t i = FIRST; i < space.size; i += 64) { // the first ones belong to no segment
             a.weight_decay = i < space.first[1] || i >= space.first[2] ? 0.1f : 0.0f;
             if (i < space.first[1]) { // Muon's: no moment changes, and the gradient is the update
                 muon_update(&w[i], &g[i], 64, a.lr, a.weight_decay);
@@ -291,10 +291,10 @@ TEST(published_is_quantized) {
     auto publish = [&](State &s, const std::vector<int64_t> &ranks) {
         fill(s, space, ranks);
         for_ranks(s, space, settings, ranks,
-                  [&](const AdamWUpdate *u) { gpu_measure_weights(u, NULL, gpu.stream); });
-        gpu_announce_scales(s.tensors.data, s.squares_if_any(), WEIGHTS, NULL, gpu.stream);
+                  [&](const AdamWUpdate *u) { gpu_measure_weights(&gpu, u, NULL); });
+        gpu_announce_scales(&gpu, s.tensors.data, s.squares_if_any(), WEIGHTS, NULL);
         for_ranks(s, space, settings, ranks,
-                  [&](const AdamWUpdate *u) { gpu_quantize_weights(u, NULL, gpu.stream); });
+                  [&](const AdamWUpdate *u) { gpu_quantize_weights(&gpu, u, NULL); });
         transpose(s);
     };
     for (ScaleMode mode : {SCALE_MEASURED, SCALE_BLOCKS}) {
@@ -304,12 +304,12 @@ TEST(published_is_quantized) {
         publish(parts, cuts);
         compare(parts, whole, space, cuts);
         Bf16Buffer plain(PLAIN);
-        gpu_to_bf16(plain.data, whole.master.data + space.first[WEIGHTS], PLAIN, gpu.stream);
+        gpu_to_bf16(&gpu, plain.data, whole.master.data + space.first[WEIGHTS], PLAIN);
         CHECK(same(plain.get(), whole.plain.get()));
     }
 }
 
-// After a skipped step the weights are as they were, and so must their codes and scales be: nothing
+// After a skipped step the weights are unchanged, and so must be their codes and scales: no amax
 // has been measured that a scale could follow from.
 TEST(skipped_step_changes_nothing) {
     Space space;

@@ -1,14 +1,14 @@
 // The sizes that people train at: attention over 2,048 and 8,192 tokens against its definition, on
-// sampled rows; operands of more than 2^31 elements, whole against in pieces, bit for bit.
+// sampled rows; operands of more than 2^31 elements, computed whole and in pieces, bit for bit.
 #include "../kernels/attention.h"
 #include "../kernels/gemm.h"
 #include "fp8_test.h"
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// What is rounded to BF16: nothing, or results and what lies between two products, as the device
-// must; dS = P (dP - delta) / sqrt(D) then before or after its factor, which cuDNN is free to
-// choose.
+// What the definition rounds to BF16: nothing, or results and values between two products, as on
+// the device. dS = P (dP - delta) / sqrt(D) is then rounded before or after its factor: cuDNN may
+// do either.
 typedef enum { EXACT, ROUNDED, ROUNDED_UNSCALED } Rounding;
 
 // One sequence and one key/value head with its query heads, in FP32. The backward pass is given the
@@ -254,7 +254,7 @@ TEST(attention_of_8192) {
 
 // ---- more than 2^31 elements -------------------------------------------------------------------
 
-// Rows and columns such that both sides and their parts are multiples of 16.
+// Rows and columns: all sides, also those of parts, are multiples of 16.
 enum { PARTS = 4, PART = 262192, ROWS = PARTS * PART, COLUMNS = 2080 };
 static_assert((int64_t)ROWS * COLUMNS > (int64_t)1 << 31, "not beyond 2^31 elements");
 
@@ -264,7 +264,7 @@ __global__ void fill_kernel(Bf16 *x, int64_t n, uint64_t key, int integers) {
         uint64_t bits = rng_bits(key, (uint64_t)i);
         float value = (float)((int)(bits % 256) - 128) / 64.0f;
         if (integers > 0) { value = (float)((int)(bits % (2 * integers + 1)) - integers); }
-        x[i] = (Bf16)(__float_as_uint(value) >> 16); // exact: eight bits or fewer
+        x[i] = (Bf16)(__float_as_uint(value) >> 16); // exact: the values have eight bits or fewer
     }
 }
 
@@ -296,7 +296,8 @@ static int64_t differences(const void *a, size_t pitch_a, const void *b, size_t 
     return (int64_t)count.get()[0];
 }
 
-// What the operations below share: two inputs, the whole result in its three forms, and a part's.
+// Buffers that the tests below share: two inputs, the whole result in its three forms, and a
+// part's.
 struct Large {
     Bf16Buffer x, d, out, part;
     Buffer<uint8_t> fp8, fp8_t, part_fp8, part_fp8_t;
@@ -314,8 +315,8 @@ struct Large {
 
 enum { IN_BF16 = 1, IN_BOTH };
 
-// launch(tensor, first row, rows) on all rows, and on parts of them: the same bits, in
-// BF16 and fused to FP8. before: what is found in tensor.bf16; NULL: nothing.
+// launch(tensor, first row, rows) on all rows, and on parts of them: the same bits, in BF16 and
+// fused to FP8. before: what tensor.bf16 holds before; NULL: nothing.
 template <typename Launch>
 static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf16 *before,
                           Launch launch) {
@@ -351,7 +352,7 @@ static void same_in_parts(const char *name, Large &l, int N, int forms, const Bf
     }
 }
 
-// Sums over all rows against those over parts, added up.
+// Compares sums over all rows with the added sums over parts.
 static void check_sums(const char *name, const FloatBuffer &whole, const FloatBuffer &parts) {
     Floats a = whole.get(), b = parts.get();
     double error = test_relative_error(a.data(), b.data(), (int64_t)b.size());
@@ -378,7 +379,6 @@ TEST(producers_beyond_2_31) {
     Input weight(C, 1), bias(C, 1);
     FloatBuffer mean(ROWS), rstd(ROWS), sums(3 * C), part_sums(3 * C);
     const int N = (H + 2 * G) * D;
-    cudaStream_t stream = gpu.stream;
 
     for (int layernorm = 0; layernorm < 2; layernorm++) {
         auto statistics = [&](size_t first) { return layernorm ? mean.data + first : NULL; };
@@ -392,7 +392,7 @@ TEST(producers_beyond_2_31) {
                                            1e-5f,
                                            (int)rows,
                                            C};
-                          gpu_norm_forward(to, n, stream);
+                          gpu_norm_forward(&gpu, to, n);
                       });
         SumScratch scratch(ROWS, 3 * C);
         same_in_parts(layernorm ? "LayerNorm backward" : "RMSNorm backward", l, C, IN_BOTH,
@@ -411,12 +411,12 @@ TEST(producers_beyond_2_31) {
                                             scratch.scratch(),
                                             (int)rows,
                                             C};
-                          gpu_norm_backward(to, n, stream);
+                          gpu_norm_backward(&gpu, to, n);
                       });
         if (layernorm) { check_sums("LayerNorm backward", sums, part_sums); }
     }
     same_in_parts("GELU", l, C, IN_BOTH, NULL, [&](Tensor to, size_t first, size_t rows) {
-        gpu_gelu_forward(to, l.x.data + first * C, NULL, (int)rows, C, stream);
+        gpu_gelu_forward(&gpu, to, l.x.data + first * C, NULL, (int)rows, C);
     });
     {
         SumScratch scratch(ROWS, C);
@@ -424,24 +424,24 @@ TEST(producers_beyond_2_31) {
         same_in_parts(
             "GELU backward", l, C, IN_BOTH, l.d.data, [&](Tensor to, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
-                gpu_gelu_backward(to, g, to.bf16, l.x.data + first * C, NULL, scratch.scratch(),
-                                  (int)rows, C, stream);
+                gpu_gelu_backward(&gpu, to, g, to.bf16, l.x.data + first * C, NULL,
+                                  scratch.scratch(), (int)rows, C);
             });
         check_sums("GELU backward", whole, parts);
         same_in_parts(
             "quantize", l, C, IN_BOTH, l.d.data, [&](Tensor to, size_t first, size_t rows) {
                 Gradient g = {rows == ROWS ? whole.data : parts.data, TYPE_F32, first > 0};
                 to.fused = false;
-                gpu_quantize(to, g, scratch.scratch(), (int)rows, C, stream);
+                gpu_quantize(&gpu, to, g, scratch.scratch(), (int)rows, C);
             });
         check_sums("quantize", whole, parts);
     }
     same_in_parts("SwiGLU", l, F, IN_BOTH, NULL, [&](Tensor to, size_t first, size_t rows) {
-        gpu_swiglu_forward(to, l.x.data + first * C, (int)rows, F, stream);
+        gpu_swiglu_forward(&gpu, to, l.x.data + first * C, (int)rows, F);
     });
     same_in_parts("SwiGLU backward", l, C, IN_BOTH, l.x.data,
                   [&](Tensor to, size_t first, size_t rows) {
-                      gpu_swiglu_backward(to, l.d.data + first * F, to.bf16, (int)rows, F, stream);
+                      gpu_swiglu_backward(&gpu, to, l.d.data + first * F, to.bf16, (int)rows, F);
                   });
     Floats angles((size_t)T * D);
     Rope rope = {10000.0};
@@ -451,17 +451,16 @@ TEST(producers_beyond_2_31) {
     same_in_parts("RoPE backward", l, N, IN_BOTH, l.x.data, [&](Tensor to, size_t, size_t rows) {
         RotaryBackward b = {};
         b.rotary = {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D};
-        gpu_rope_backward(to, b, stream);
+        gpu_rope_backward(&gpu, to, b);
     });
     same_in_parts("RoPE", l, N, IN_BF16, l.x.data, [&](Tensor to, size_t, size_t rows) {
-        gpu_rope_forward(to.bf16, to.bf16, {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D},
-                         stream);
+        gpu_rope_forward(&gpu, to.bf16, to.bf16,
+                         {table.data, NULL, NULL, 0, (int)(rows / T), T, H, G, D});
     });
     SumScratch heads_scratch(ROWS, N);
     same_in_parts("RoPE, normalised", l, N, IN_BF16, l.x.data, [&](Tensor to, size_t, size_t rows) {
-        gpu_rope_forward(to.bf16, to.bf16,
-                         {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D},
-                         stream);
+        gpu_rope_forward(&gpu, to.bf16, to.bf16,
+                         {table.data, l.d.data, l.d.data + D, 1e-6f, (int)(rows / T), T, H, G, D});
     });
     same_in_parts("RoPE backward, normalised", l, N, IN_BOTH, l.x.data,
                   [&](Tensor to, size_t first, size_t rows) {
@@ -470,7 +469,7 @@ TEST(producers_beyond_2_31) {
                                   G,          D};
                       b.qkv = l.d.data + first * N;
                       b.scratch = heads_scratch.scratch();
-                      gpu_rope_backward(to, b, stream);
+                      gpu_rope_backward(&gpu, to, b);
                   });
     Buffer<int> tokens(ROWS), targets(ROWS);
     Ints numbers(ROWS);
@@ -481,24 +480,24 @@ TEST(producers_beyond_2_31) {
     same_in_parts(
         "cross entropy", l, C, IN_BOTH, l.x.data, [&](Tensor to, size_t first, size_t rows) {
             float *into = rows == ROWS ? losses.data : part_losses.data;
-            gpu_cross_entropy(into, to, {rows_of.data, rows_of.count * 4}, targets.data + first,
-                              (int)rows, 2000, C, {0.25f, 0, 0}, stream);
+            gpu_cross_entropy(&gpu, into, to, {rows_of.data, rows_of.count * 4},
+                              targets.data + first, (int)rows, 2000, C, {0.25f, 0, 0});
             if (rows < ROWS) {
                 CHECK_EQUAL(differences(losses.data + first, 16, into, 16, 16, PART / 4), 0);
             }
         });
     same_in_parts("embedding", l, C, IN_BF16, NULL, [&](Tensor to, size_t first, size_t rows) {
-        gpu_embedding_forward(to.bf16, tokens.data + first, l.d.data, l.x.data, (int)(rows / T), T,
-                              C, stream);
+        gpu_embedding_forward(&gpu, to.bf16, tokens.data + first, l.d.data, l.x.data,
+                              (int)(rows / T), T, C);
     });
-    // planted: one bit, far behind
+    // planted: one bit, near the end
     size_t last = (size_t)PART * COLUMNS;
     CUDA_CHECK(cudaMemcpyAsync(l.part.data, l.out.data + (PARTS - 1) * last, last * sizeof(Bf16),
-                               cudaMemcpyDeviceToDevice, stream));
+                               cudaMemcpyDeviceToDevice, gpu.stream));
     CHECK_EQUAL(differences(l.part.data, COLUMNS, l.out.data + (PARTS - 1) * last, COLUMNS, COLUMNS,
                             2 * PART),
                 0);
-    CUDA_CHECK(cudaMemsetAsync((uint8_t *)(l.part.data + last) - 1, 0x11, 1, stream));
+    CUDA_CHECK(cudaMemsetAsync((uint8_t *)(l.part.data + last) - 1, 0x11, 1, gpu.stream));
     CHECK_EQUAL(differences(l.part.data, COLUMNS, l.out.data + (PARTS - 1) * last, COLUMNS, COLUMNS,
                             2 * PART),
                 1);

@@ -1,4 +1,5 @@
-// The GPU trainer inside a test program: activations that grow a thousandfold for some steps.
+// The GPU trainer inside a test program: activations that become a thousand times larger for some
+// steps.
 #include "gpu_trainer.h"
 
 static const int LAYER = 1;
@@ -9,7 +10,7 @@ static const char model[] =
     "--seq-length 16 --micro-batch-size 4 --lr 3e-3 --init-method-std 0.1 --fp8-format hybrid "
     "--log-interval 1000 --no-cuda-graphs --fp8-recipe";
 
-// The weights of a norm times a factor, in FP32 and in the copy that the kernels read.
+// Multiplies the weights of a norm by a factor, in FP32 and in the copy that the kernels read.
 static void scale_norm(Trainer *t, float factor) {
     const Param *p = param_find(&t->run.layout, TENSOR_NORM2_WEIGHT, LAYER);
     int64_t place = t->params.zero.place[p - t->run.layout.params]; // one rank keeps all of it
@@ -38,8 +39,8 @@ static double input_scale(Trainer *t) {
     return live.scale;
 }
 
-// They saturate, or move the scale; when they are gone the scale comes back, and the run goes on as
-// if nothing had been.
+// The activations saturate, or change the scale. When they are normal again, the scale returns, and
+// the run continues as before.
 TEST(spikes_pass) {
     static const char *const recipes[] = {"delayed --fp8-amax-history-len 4", "tensorwise"};
     for (int r = 0; r < 2; r++) {

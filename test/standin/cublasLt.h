@@ -1,8 +1,8 @@
-// cuBLASLt for tests without a GPU: as much of it as kernels/gemm.c calls; the products are made by
-// test/standin/products.c. Column-major, as the library is.
+// cuBLASLt for tests without a GPU: the part that kernels/gemm.c calls. test/standin/products.c
+// computes the products, column-major as in the library.
 //
-// Its algorithms differ in the alignment that they need of A, B, C and D, and the most promising
-// needs the most: 256 bytes, 64, 16. Whoever gives an algorithm other addresses gets an error.
+// Its algorithms need A, B, C and D aligned to 256, 64 or 16 bytes; the most promising one needs
+// the most. An algorithm returns an error where an address is not aligned so.
 #ifndef LLM8_STANDIN_CUBLASLT_H
 #define LLM8_STANDIN_CUBLASLT_H
 
@@ -67,7 +67,8 @@ typedef struct {
     cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
-// An attribute is where its field lies, and above that its size.
+// An attribute's number holds its field's offset in the lower 8 bits, and the field's size above
+// them.
 #define STANDIN_FIELD(type, name) (offsetof(type, name) | sizeof(((type *)NULL)->name) << 8)
 typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSA = STANDIN_FIELD(struct StandinMatmul, transa),

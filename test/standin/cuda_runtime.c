@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-// A copy that the host has not waited for. To the host: data is what will arrive. From the host:
-// data is what was there.
+// A copy that the host has not waited for. data: for a copy to the host, what will arrive; for one
+// from the host, what was read.
 typedef struct {
-    void *to; // NULL: it is from the host
+    void *to; // NULL: the copy is from the host
     const void *from;
     size_t bytes;
     char data[];
@@ -18,13 +18,13 @@ typedef struct {
 
 struct StandinEvent {
     double time;
-    long copies; // enqueued before it
+    long copies; // number of copies that were enqueued before it
     cudaStream_t stream;
     long position; // in its queue
 };
 
 double standin_seconds;
-static struct StandinStream copies; // on their way, whatever their stream
+static struct StandinStream copies; // the copies on their way, of all streams
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void arrive(void *argument) {
@@ -51,7 +51,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return cudaSuccess;
 }
 
-// The host waits for the first `until` copies, and for what is on a stream.
+// The host waits for the first `until` copies, and for the work before `position` on a stream.
 static cudaError_t wait_for(long until, cudaStream_t stream, long position) {
     standin_do(stream, position);
     pthread_mutex_lock(&mutex);

@@ -1,14 +1,14 @@
-// CUDA's runtime for tests without a GPU: as much of it as the tree calls. The device's memory is
-// the host's; kernels, and all but what is said below, are done when the call returns.
+// CUDA's runtime for tests without a GPU: the part that our code calls. The device's memory is host
+// memory. Kernels, and all other work but the cases below, are done when the call returns.
 //
-// What only a real device would punish is looked for here. A copy to the host arrives no sooner
-// than the host waits for it; whoever changes memory that a copy to the device may still read is
-// stopped. What another stream does comes as late as it may. New memory is all NaN. There is no
-// cudaMemcpy: no stream of ours waits for it (kernels/gpu.h).
+// It also finds faults that would show only on a real device. A copy to the host arrives only when
+// the host waits for it. Changing host memory that a copy to the device may still read ends the
+// program. Work on another stream is done as late as allowed. New memory is all NaN. There is no
+// cudaMemcpy, for which none of our streams waits (kernels/gpu.h).
 //
-// STANDIN_CAPABILITY: the device's (90; FP8 from 89 on, by blocks 90 alone). STANDIN_DEVICE: which
-// device a rank has, in place of the one it takes, so that ranks of one machine can pass for those
-// of several; STANDIN_BUS: all have the same one.
+// STANDIN_CAPABILITY: the device's compute capability (90; FP8 from 89 on, by blocks 90 alone).
+// STANDIN_DEVICE: the device that a rank has instead of the one it chooses, so that ranks of one
+// machine can look like ranks of several. STANDIN_BUS: all ranks have the same device.
 #ifndef LLM8_STANDIN_CUDA_H
 #define LLM8_STANDIN_CUDA_H
 
@@ -39,10 +39,10 @@ struct cudaDeviceProp {
     } uuid;
 };
 
-// What is enqueued on NULL is done at once. What is enqueued on a stream that has a priority is
-// done as late as may be: when something waits for an event that was recorded after it. So who does
-// not wait, or changes what is still to be read, gets other numbers.
-typedef void StandinWork(void *argument); // frees it
+// Work on the stream NULL is done at once. Work on a stream with a priority is done as late as
+// allowed: when something waits for an event that was recorded after it. So code that does not
+// wait, or that changes what is still to be read, gets other numbers.
+typedef void StandinWork(void *argument); // frees its argument
 struct StandinStream {
     long done, count, room;
     struct {
@@ -53,7 +53,7 @@ struct StandinStream {
 
 int standin_capability(void);
 int standin_driver(void);
-extern double standin_seconds; // that events count besides those that have passed
+extern double standin_seconds; // seconds that events add to the clock
 
 static inline void standin_enqueue(cudaStream_t s, StandinWork *work, void *argument) {
     if (s == NULL) {
@@ -98,7 +98,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
-// What always has the same answer.
+// Calls that always have the same answer.
 #define STANDIN_ANSWER(name, parameters, action) \
     static inline cudaError_t name parameters {  \
         action;                                  \

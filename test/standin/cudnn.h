@@ -1,4 +1,4 @@
-// cuDNN for tests without a GPU: its handle. Attention is made by test/standin/products.c.
+// cuDNN for tests without a GPU: only its handle. test/standin/products.c computes attention.
 #ifndef LLM8_STANDIN_CUDNN_H
 #define LLM8_STANDIN_CUDNN_H
 

@@ -1,5 +1,6 @@
-// CUDA's driver where there is no device, for cuDNN and its compiler as they make plans
-// (test/cudnn_plans.c): code is loaded nowhere, and all else that they look up is refused.
+// CUDA's driver on a machine without a device, for cuDNN and its compiler while they make plans
+// (test/cudnn_plans.c). It accepts code without loading it, and refuses everything else that they
+// look up.
 
 enum { SUCCESS, STUB_LIBRARY = 34 }; // CUresult
 

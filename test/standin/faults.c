@@ -1,13 +1,14 @@
-// Faults planted into one rank of a trainer over the stand-ins, where it takes its data, looks up
-// its embeddings, and adds up its losses: the Makefile wraps these calls. SLOW_SAVE=SECONDS: each
-// file of a checkpoint is written so much later. SLOW_RANK=R: by the clock of the stand-ins rank R
-// computes 12 ms a micro-batch, others 10.
+// Faults planted into one rank of a trainer over the stand-ins: where it reads data, looks up
+// embeddings, and adds up losses. The Makefile wraps these calls. SLOW_SAVE=SECONDS: each file of a
+// checkpoint is written this much later. SLOW_RANK=R: by the clock of the stand-ins rank R computes
+// 12 ms per micro-batch, the others 10.
 //
-// FAULT=kind:N plants a fault when the trainer takes sequence N to train on: so N says which step,
-// and which rank. The kinds: nan (in the loss of the micro-batch), flip (a bit of that loss, in one
-// pass), flips (in every pass, each time another), weight (a bit of one, which stays), kill, stop,
-// hang (while reading), die, disk (no file can grow), term (a signal to this rank alone).
-// FAULT_AFTER=PATH: once PATH exists, so that what is saved by then is certain.
+// FAULT=kind:N plants a fault when the trainer reads sequence N to train on: so N decides the step
+// and the rank. The kinds: nan (in the loss of the micro-batch), flip (one bit of that loss, in one
+// pass), flips (another bit in every pass), weight (one bit of a weight, which stays flipped),
+// kill, stop, hang (while reading), die, disk (no file can grow), term (a signal to this rank
+// alone). FAULT_AFTER=PATH: the fault waits until PATH exists, so that it is certain what has been
+// saved.
 #include "../../checkpoints/safetensors.h"
 #include "../../kernels/kernels.h"
 #include "../../train/state.h"
@@ -21,13 +22,12 @@
 #include <unistd.h>
 
 void __real_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
-void __real_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
-                           cudaStream_t stream);
+void __real_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate);
 bool __real_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
                               const char *metadata);
 
-void __real_gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                                  int B, int T, int C, cudaStream_t stream);
+void __real_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
+                                  const Bf16 *wpe, int B, int T, int C);
 
 static bool nan_is_due, weight_is_due;
 static int flips_are_due;
@@ -65,20 +65,19 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
     __real_run_batch(run, ahead, micro, inputs, targets);
 }
 
-void __wrap_gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate,
-                           cudaStream_t stream) {
-    __real_gpu_sum_losses(sum, losses, M, accumulate, stream);
+void __wrap_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate) {
+    __real_gpu_sum_losses(gpu, sum, losses, M, accumulate);
     if (nan_is_due) { *sum = NAN; }
     nan_is_due = false;
     standin_seconds += pass_seconds;
     if (flips_are_due > 0) { *(uint64_t *)sum ^= 1ull << flips_are_due--; }
 }
 
-void __wrap_gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
-                                  int B, int T, int C, cudaStream_t stream) {
+void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
+                                  const Bf16 *wpe, int B, int T, int C) {
     if (weight_is_due) { *(Bf16 *)(uintptr_t)&wte[C + 3] ^= 1 << 6; }
     weight_is_due = false;
-    __real_gpu_embedding_forward(out, tokens, wte, wpe, B, T, C, stream);
+    __real_gpu_embedding_forward(gpu, out, tokens, wte, wpe, B, T, C);
 }
 
 bool __wrap_safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,

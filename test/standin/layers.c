@@ -1,12 +1,12 @@
-// The kernels around the products: embeddings, norms, activations, RoPE, loss, in BF16; operands in
-// FP8.
+// Stand-ins for the kernels around the products: embeddings, norms, activations, RoPE and loss in
+// BF16; operands in FP8.
 #include "values.h"
 
 size_t partial_sums_bytes(int64_t M, int64_t columns) {
     return (size_t)columns * sizeof(float);
 }
 
-// Of x [M,N], through the scratch, as the kernels do.
+// The column sums of x [M,N]. The scratch is written, as by the kernels.
 static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, int N) {
     if (sums.data == NULL) { return; }
     if (scratch.bytes < partial_sums_bytes(M, N)) { die("stand-in: scratch of %d columns", N); }
@@ -19,35 +19,41 @@ static void column_sums(Gradient sums, const float *x, Scratch scratch, int M, i
     gradient_end(sums, out, N);
 }
 
-void gpu_quantize(Tensor out, Gradient sums, Scratch scratch, int M, int N, cudaStream_t stream) {
+void gpu_quantize(Gpu *gpu, Tensor out, Gradient sums, Scratch scratch, int M, int N) {
+    bool codes = out.fp8 != NULL || out.fp8_t != NULL;
+    if (codes || sums.data != NULL) {
+        gpu_family(gpu, codes ? FAMILY_QUANTIZE : FAMILY_ACTIVATIONS);
+    }
     FREED float *values = bf16_read(out.bf16, M * N);
     column_sums(sums, values, scratch, M, N);
     values_to_fp8(out, values, M, N);
 }
 
-void gpu_measure(Tensor x, int64_t n, cudaStream_t stream) {
+void gpu_measure(Gpu *gpu, Tensor x, int64_t n) {
     x = tensor_now(x);
     if (x.live == NULL || x.mode != SCALE_MEASURED) { return; }
+    gpu_family(gpu, FAMILY_QUANTIZE);
     FREED float *values = bf16_read(x.bf16, n);
     values_amax(&x.live->amax, values, n);
 }
 
-void gpu_count_codes(Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type,
-                     cudaStream_t stream) {
+void gpu_count_codes(Gpu *gpu, Fp8Counts *counts, const uint8_t *codes, int64_t n, Fp8Type type) {
+    gpu_family(gpu, FAMILY_QUANTIZE);
     for (int64_t i = 0; i < n; i++) { fp8_count(counts, codes[i], type); }
 }
 
 // ---- embeddings ---------------------------------------------------------------------------------
 
-// Rows of the embedding that are looked at.
+// Rows of the embedding up to the last one that is used.
 static int rows_of(const int *tokens, int M) {
     int largest = 0;
     for (int i = 0; i < M; i++) { largest = tokens[i] > largest ? tokens[i] : largest; }
     return largest + 1;
 }
 
-void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe, int B,
-                           int T, int C, cudaStream_t stream) {
+void gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte, const Bf16 *wpe,
+                           int B, int T, int C) {
+    gpu_family(gpu, FAMILY_EMBEDDINGS);
     FREED float *token = bf16_read(wte, rows_of(tokens, B * T) * C);
     FREED float *position = bf16_read(wpe, T * C), *values = values_new(B * T * C);
     embedding_forward(values, tokens, token, position, B, T, C);
@@ -55,8 +61,9 @@ void gpu_embedding_forward(Bf16 *out, const int *tokens, const Bf16 *wte, const 
 }
 
 // Run by run, as the lists say.
-void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, const int *rows,
-                            const int *starts, const int *runs, int M, int C, cudaStream_t stream) {
+void gpu_embedding_backward(Gpu *gpu, Gradient dwte, const Bf16 *dout, const int *tokens,
+                            const int *rows, const int *starts, const int *runs, int M, int C) {
+    gpu_family(gpu, FAMILY_EMBEDDINGS);
     int n = rows_of(tokens, M) * C;
     dwte.accumulate = true;
     FREED float *d = bf16_read(dout, M * C), *sums = gradient_begin(dwte, n);
@@ -69,8 +76,8 @@ void gpu_embedding_backward(Gradient dwte, const Bf16 *dout, const int *tokens, 
     gradient_end(dwte, sums, n);
 }
 
-void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
-                           cudaStream_t stream) {
+void gpu_position_backward(Gpu *gpu, Gradient dwpe, const Bf16 *dout, int B, int T, int C) {
+    gpu_family(gpu, FAMILY_EMBEDDINGS);
     FREED float *values = bf16_read(dout, B * T * C), *out = gradient_begin(dwpe, T * C);
     bias_backward(out, values, B, T * C);
     gradient_end(dwpe, out, T * C);
@@ -78,7 +85,8 @@ void gpu_position_backward(Gradient dwpe, const Bf16 *dout, int B, int T, int C,
 
 // ---- norms --------------------------------------------------------------------------------------
 
-void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
+void gpu_norm_forward(Gpu *gpu, Tensor out, NormForward n) {
+    gpu_family(gpu, FAMILY_NORMS);
     FREED float *x = bf16_read(n.x, n.M * n.C), *values = values_new(n.M * n.C);
     FREED float *weight = bf16_read(n.weight, n.C), *bias = bf16_read(n.bias, n.C);
     cpu_norm_forward(values, n.mean, n.rstd, x, weight, bias, n.M, n.C, n.eps);
@@ -86,7 +94,8 @@ void gpu_norm_forward(Tensor out, NormForward n, cudaStream_t stream) {
 }
 
 // Its codes are those of the rounded gradient.
-void gpu_norm_backward(Tensor out, NormBackward n, cudaStream_t stream) {
+void gpu_norm_backward(Gpu *gpu, Tensor out, NormBackward n) {
+    gpu_family(gpu, FAMILY_NORMS);
     int size = n.M * n.C;
     FREED float *dx = bf16_read(out.bf16, size), *x = bf16_read(n.x, size);
     FREED float *dout = bf16_read(n.dout, size), *weight = bf16_read(n.weight, n.C);
@@ -109,22 +118,32 @@ static float *biased(const Bf16 *x, const Bf16 *bias, int M, int F) {
     return values;
 }
 
-void gpu_gelu_forward(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F,
-                      cudaStream_t stream) {
+static void produce_gelu(Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F) {
     FREED float *values = biased(x, bias, M, F);
     gelu_forward(values, values, M * F);
     values_produce(out, values, M, F);
 }
 
-void gpu_gelu_backward(Tensor dx, Gradient sums, const Bf16 *dout, const Bf16 *x, const Bf16 *bias,
-                       Scratch scratch, int M, int F, cudaStream_t stream) {
+void gpu_gelu_forward(Gpu *gpu, Tensor out, const Bf16 *x, const Bf16 *bias, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
+    produce_gelu(out, x, bias, M, F);
+}
+
+static void produce_gelu_backward(Tensor dx, Gradient sums, const Bf16 *dout, const Bf16 *x,
+                                  const Bf16 *bias, Scratch scratch, int M, int F) {
     FREED float *values = biased(x, bias, M, F), *d = bf16_read(dout, M * F);
     gelu_backward(d, d, values, M * F);
     values_produce(dx, d, M, F);
     column_sums(sums, d, scratch, M, F);
 }
 
-// What GELU's FP8 products replace, in the same order.
+void gpu_gelu_backward(Gpu *gpu, Tensor dx, Gradient sums, const Bf16 *dout, const Bf16 *x,
+                       const Bf16 *bias, Scratch scratch, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
+    produce_gelu_backward(dx, sums, dout, x, bias, scratch, M, F);
+}
+
+// GELU's FP8 products, by the two calls that they replace.
 bool gpu_has_gelu_products(const Gpu *gpu) {
     return gpu->capability == 90 && !own_products("none");
 }
@@ -143,7 +162,7 @@ static void check_gelu_product(const Gpu *gpu, const Gemm *g, Tensor out) {
 void gpu_product_gelu(Gpu *gpu, Gemm g, Tensor out) {
     check_gelu_product(gpu, &g, out);
     gemm(gpu, g); // without an epilogue, and so without the bias
-    gpu_gelu_forward(out, g.d, g.bias, g.m, g.n, gpu->stream);
+    produce_gelu(out, g.d, g.bias, g.m, g.n);
     if (own_products("wrong")) { *(out.fp8 != NULL ? out.fp8 : out.fp8_t) ^= 0x80; }
 }
 
@@ -155,25 +174,27 @@ void gpu_product_gelu_backward(Gpu *gpu, Gemm g, Tensor dx, Gradient column_sums
     g.d = product;
     g.aux = NULL;
     gemm(gpu, g);
-    gpu_gelu_backward(dx, column_sums, g.d, input, g.bias, scratch, g.m, g.n, gpu->stream);
+    produce_gelu_backward(dx, column_sums, g.d, input, g.bias, scratch, g.m, g.n);
     if (own_products("wrong")) { dx.fp8[0] ^= 0x80; }
 }
 
-void gpu_swiglu_forward(Tensor out, const Bf16 *x, int M, int F, cudaStream_t stream) {
+void gpu_swiglu_forward(Gpu *gpu, Tensor out, const Bf16 *x, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     FREED float *values = bf16_read(x, M * 2 * F), *y = values_new(M * F);
     swiglu_forward(y, values, M, F);
     values_produce(out, y, M, F);
 }
 
-void gpu_swiglu_backward(Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F,
-                         cudaStream_t stream) {
+void gpu_swiglu_backward(Gpu *gpu, Tensor dx, const Bf16 *dout, const Bf16 *x, int M, int F) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     FREED float *values = bf16_read(x, M * 2 * F), *d = bf16_read(dout, M * F);
     FREED float *out = values_new(M * 2 * F);
     swiglu_backward(out, d, values, M, F);
     values_produce(dx, out, M, 2 * F);
 }
 
-void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream) {
+void gpu_rope_forward(Gpu *gpu, Bf16 *out, const Bf16 *qkv, Rotary r) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     FREED float *values = bf16_read(qkv, M * N), *rstd = values_new(M * (r.H + r.G));
     FREED float *query = bf16_read(r.query_weight, r.D), *key = bf16_read(r.key_weight, r.D);
@@ -185,7 +206,8 @@ void gpu_rope_forward(Bf16 *out, const Bf16 *qkv, Rotary r, cudaStream_t stream)
 }
 
 // The codes of normalised heads are those of the rounded gradient.
-void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
+void gpu_rope_backward(Gpu *gpu, Tensor d_qkv, RotaryBackward b) {
+    gpu_family(gpu, FAMILY_ACTIVATIONS);
     Rotary r = b.rotary;
     int M = r.B * r.T, N = (r.H + 2 * r.G) * r.D;
     FREED float *values = bf16_read(d_qkv.bf16, M * N);
@@ -208,15 +230,17 @@ void gpu_rope_backward(Tensor d_qkv, RotaryBackward b, cudaStream_t stream) {
 
 // ---- loss ---------------------------------------------------------------------------------------
 
-void gpu_cross_entropy(float *losses, Tensor logits, Scratch scratch, const int *targets, int M,
-                       int V, int P, LossTerms terms, cudaStream_t stream) {
+void gpu_cross_entropy(Gpu *gpu, float *losses, Tensor logits, Scratch scratch, const int *targets,
+                       int M, int V, int P, LossTerms terms) {
+    gpu_family(gpu, FAMILY_LOSS);
     FREED float *x = bf16_read(logits.bf16, M * P);
     for (int64_t i = 0; i < loss_scratch_floats(M) && logits.fused; i++) { scratch.data[i] = 0.0f; }
     cross_entropy(losses, x, targets, M, V, P, terms);
     if (terms.gradient_scale > 0.0f) { values_produce(logits, x, M, P); }
 }
 
-void gpu_sum_losses(double *sum, const float *losses, int M, bool accumulate, cudaStream_t stream) {
+void gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bool accumulate) {
+    gpu_family(gpu, FAMILY_LOSS);
     double all = accumulate ? *sum : 0.0;
     for (int i = 0; i < M; i++) { all += losses[i]; }
     *sum = all;

@@ -1,12 +1,13 @@
 // libnccl.so.2 for tests without a GPU: the calls that kernels/nccl.h names, over host memory that
 // the ranks of one machine share through a file in the current folder. As NCCL does, it waits
-// without end for a rank that does not come. Sums are made in the order of the ranks. Calls that do
-// not match between ranks, which would hang or corrupt NCCL, abort here. Calls between GroupStart
-// and GroupEnd are made in GroupEnd, a thread to a rank, so that one process may hold several.
-// There each rank's sends and receipts are made in turn, so all ranks must list them in one order.
+// forever for a rank that does not come. Sums are made in the order of the ranks. Calls that do not
+// match between ranks, which would hang or corrupt NCCL, abort here. Calls between GroupStart and
+// GroupEnd are made in GroupEnd, by one thread per rank, so that one process may have several
+// ranks. GroupEnd makes each rank's sends and receives one after another, so all ranks must list
+// them in the same order.
 //
-// STANDIN_VERSION: what to report. A file standin-error makes CommGetAsyncError report a failure,
-// standin-wrong makes rank 1's sums wrong, standin-hang makes joining wait without end.
+// STANDIN_VERSION: the version to report. A file standin-error makes CommGetAsyncError report a
+// failure, standin-wrong makes rank 1's sums wrong, standin-hang makes joining wait forever.
 #include "../../kernels/nccl.h"
 #include "../../kernels/fp8_format.h"
 
@@ -35,8 +36,8 @@ typedef struct {
     unsigned turn;
     Call calls[RANKS];
     struct {
-        int to;       // the rank that the sender's area is for
-        size_t bytes; // in it; 0: it has been received
+        int to;       // the rank that is to receive the sender's area
+        size_t bytes; // bytes in the area; 0: they have been received
     } mail[RANKS];
     unsigned char area[RANKS][CHUNK];
 } Shared;
@@ -46,8 +47,8 @@ struct ncclComm {
     Shared *shared;
 };
 
-// A call that waits for GroupEnd, and then for its stream; `made` is where CommInitRank's result
-// goes.
+// A call that waits for GroupEnd, and then for its turn on its stream. made: where CommInitRank's
+// result is written.
 typedef struct Waiting {
     int (*function)(const struct Waiting *w);
     const void *from;
@@ -118,7 +119,7 @@ static void make_later(void *argument) {
     free(w);
 }
 
-// On its stream, in its turn.
+// Makes the call on its stream, in its turn.
 static int enqueue(const Waiting *w) {
     if (w->stream == NULL) { return w->function(w); }
     Waiting *kept = malloc(sizeof(*kept));
@@ -183,7 +184,7 @@ typedef struct {
     int count, status;
 } Turn;
 
-// All calls of the rank that made the first.
+// Makes all calls of the rank that made the first one.
 static void *take_turn(void *argument) {
     Turn *t = argument;
     for (int i = 0; i < t->count && t->status == NCCL_SUCCESS; i++) {
@@ -242,7 +243,7 @@ static double get(const void *array, int type, size_t i) {
     }
 }
 
-// Rounds to the type.
+// Rounds x to the type.
 static void put(void *array, int type, size_t i, double x) {
     switch (type) {
     case NCCL_UINT8: ((uint8_t *)array)[i] = (uint8_t)x; break;
@@ -265,8 +266,8 @@ static void reduce(NcclComm c, void *out, size_t n, const Call *call) {
     }
 }
 
-// Chunk by chunk, every rank shows its `count` elements from `from` on: to whoever wants them they
-// come reduced, or one rank's behind the other's.
+// Chunk by chunk, every rank shares its `count` elements from `from` on. A rank that wants them
+// gets them reduced, or the ranks' elements one after another.
 static void exchange(const Waiting *w, const char *from, bool wanted) {
     NcclComm c = w->comm;
     size_t each = type_bytes(w->call.type), bytes = w->call.count * each;
@@ -300,7 +301,7 @@ static int reduce_scatter(const Waiting *w) {
     return NCCL_SUCCESS;
 }
 
-// Chunk by chunk through the sender's area.
+// Sends or receives chunk by chunk, through the sender's area.
 static int send_or_receive(const Waiting *w) {
     Shared *s = w->comm->shared;
     int rank = w->comm->rank, sender = w->to == NULL ? rank : w->rank;

@@ -1,4 +1,4 @@
-// The kernels of the optimizer's step, and of the FP8 scaling state.
+// Stand-ins for the kernels of the optimizer's step and of the FP8 scaling state.
 #include "values.h"
 
 #include "../../base/rng.h"
@@ -8,7 +8,7 @@
 
 // ---- the norm, the decision ---------------------------------------------------------------------
 
-// Elements of the parameter space go by PARAM_ALIGN.
+// Parts of the parameter space are multiples of PARAM_ALIGN.
 static void check_part(int64_t first, int64_t n) {
     if (first % PARAM_ALIGN != 0 || n % PARAM_ALIGN != 0 || n <= 0) {
         die("stand-in: a part of %lld elements from %lld on", (long long)n, (long long)first);
@@ -19,9 +19,10 @@ static void *element(const void *x, GpuType type, int64_t i) {
     return (char *)(uintptr_t)x + i * gpu_type_bytes(type);
 }
 
-void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *loss_sum,
+void gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input, const double *loss_sum,
                         double *scratch, const void *gradients, GpuType type,
-                        const GradientPart *parts, int count, cudaStream_t stream) {
+                        const GradientPart *parts, int count) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     state->stop = input->stop;
     state->loss_sum = state->own_loss_sum = *loss_sum;
     state->norm_squared = 0.0;
@@ -33,8 +34,9 @@ void gpu_sum_of_squares(StepState *state, const StepInput *input, const double *
     }
 }
 
-void gpu_decide_step(StepState *state, const StepInput *input, double tokens, float clip,
-                     cudaStream_t stream) {
+void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double tokens,
+                     float clip) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     double factor = tokens / input->targets;
     double loss = state->loss_sum / input->targets;
     state->norm_squared *= factor * factor;
@@ -52,7 +54,7 @@ static Bf16 stochastic_bf16(float x, uint32_t random) {
     return isfinite(float_from_bits(rounded)) ? (Bf16)(rounded >> 16) : bf16_encode(x);
 }
 
-// n values, of the parameters from `first` on; two of them share a random number.
+// Writes n values of the parameters from `first` on; two neighbours share a random number.
 static void write_moment(void *out, GpuType type, const float *values, int64_t first, int64_t n,
                          uint64_t key) {
     if (type == TYPE_F32) { values_write(out, type, values, n); }
@@ -92,7 +94,7 @@ int gpu_adamw_blocks(int64_t n) {
     return (int)(n / PARAM_ALIGN);
 }
 
-// The segments' tables must say how their blocks lie.
+// Dies where the table of segments numbers its blocks wrongly.
 static void check_segments(const AdamWUpdate *u) {
     int blocks = 0;
     for (int i = 0; i < u->segment_count; i++) {
@@ -104,7 +106,8 @@ static void check_segments(const AdamWUpdate *u) {
 
 // ---- Muon ---------------------------------------------------------------------------------------
 
-void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+void gpu_muon_momentum(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     check_segments(u);
     for (int i = 0; i < u->segment_count && !state->skipped; i++) {
         const AdamWSegment *s = &u->segments[i];
@@ -119,7 +122,8 @@ void gpu_muon_momentum(const AdamWUpdate *u, const StepState *state, cudaStream_
     }
 }
 
-void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t stream) {
+void gpu_muon_normalize(Gpu *gpu, Bf16 *x, double *partials, MuonMatrices m) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < m.count; i++) {
         FREED float *g = values_read(element(m.gradients, m.type, m.places[i]), m.type, m.n);
         partials[i * MUON_PARTS] = sum_of_squares(g, m.n);
@@ -129,27 +133,29 @@ void gpu_muon_normalize(Bf16 *x, double *partials, MuonMatrices m, cudaStream_t 
     }
 }
 
-void gpu_muon_store(MuonMatrices m, const Bf16 *x, cudaStream_t stream) {
+void gpu_muon_store(Gpu *gpu, MuonMatrices m, const Bf16 *x) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < m.count; i++) {
         FREED float *g = bf16_read(x + i * m.n, m.n);
         values_write(element(m.gradients, m.type, m.places[i]), m.type, g, m.n);
     }
 }
 
-void gpu_to_bf16(Bf16 *out, const float *x, int64_t n, cudaStream_t stream) {
+void gpu_to_bf16(Gpu *gpu, Bf16 *out, const float *x, int64_t n) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     values_write(out, TYPE_BF16, x, n);
 }
 
 // ---- FP8 weights --------------------------------------------------------------------------------
 
-// What FP8 weights of a segment become: their amax alone, or codes. state: as in kernels.h.
+// Writes a segment's FP8 weights (codes), or measures their amax alone.
 static void write_fp8(const AdamWUpdate *u, const AdamWSegment *s, ScaleMode mode, bool codes) {
     Tensor q = u->tensors[s->tensor];
     FREED float *values = values_read(s->master, TYPE_F32, s->n);
     round_to_bf16(values, values, s->n);
     if (u->squares != NULL) {
         const Fp8Squares *squares = &u->squares[s->tensor];
-        for (int64_t i = 0; i < s->n; i++) { // an element at a time: a part may begin anywhere
+        for (int64_t i = 0; i < s->n; i++) { // one element at a time: a segment may begin anywhere
             int row = (int)((s->within + i) / squares->columns);
             int column = (int)((s->within + i) % squares->columns);
             float *amax = squares->amax + fp8_scale_index(SCALES_SQUARE, squares->rows,
@@ -184,15 +190,18 @@ static void write_segments(const AdamWUpdate *u, ScaleMode mode, bool updates, b
     }
 }
 
-void gpu_adamw(const AdamWUpdate *u, ScaleMode mode, const StepState *state, cudaStream_t stream) {
+void gpu_adamw(Gpu *gpu, const AdamWUpdate *u, ScaleMode mode, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     write_segments(u, mode, true, mode == SCALE_GIVEN, state);
 }
 
-void gpu_measure_weights(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+void gpu_measure_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     write_segments(u, SCALE_MEASURED, false, false, state);
 }
 
-void gpu_quantize_weights(const AdamWUpdate *u, const StepState *state, cudaStream_t stream) {
+void gpu_quantize_weights(Gpu *gpu, const AdamWUpdate *u, const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     write_segments(u, SCALE_MEASURED, false, true, state);
 }
 
@@ -207,8 +216,9 @@ static void announce_squares(Tensor q, const Fp8Squares *s) {
     }
 }
 
-void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int count,
-                         const StepState *state, cudaStream_t stream) {
+void gpu_announce_scales(Gpu *gpu, const Tensor *tensors, const Fp8Squares *squares, int count,
+                         const StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < count && (state == NULL || !state->skipped); i++) {
         if (squares != NULL) {
             announce_squares(tensors[i], &squares[i]);
@@ -220,7 +230,8 @@ void gpu_announce_scales(const Tensor *tensors, const Fp8Squares *squares, int c
 
 // ---- the scaling state --------------------------------------------------------------------------
 
-void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) {
+void gpu_fp8_update(Gpu *gpu, const Fp8Scaling *s, StepState *state) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < s->count; i++) {
         if (!(s->used[i] & SLOT_FOLLOWS)) { continue; }
         if (!state->skipped) {
@@ -238,18 +249,20 @@ void gpu_fp8_update(const Fp8Scaling *s, StepState *state, cudaStream_t stream) 
     }
 }
 
-void gpu_fp8_clear_measured(const Fp8Scaling *s, cudaStream_t stream) {
+void gpu_fp8_clear_measured(Gpu *gpu, const Fp8Scaling *s) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0; i < s->count; i++) { s->live[i].amax = 0.0f; }
 }
 
 // ---- hashes, the time ---------------------------------------------------------------------------
 
-void gpu_hash(uint64_t *sum, const void *data, int64_t bytes, int64_t first, cudaStream_t stream) {
+void gpu_hash(Gpu *gpu, uint64_t *sum, const void *data, int64_t bytes, int64_t first) {
+    gpu_family(gpu, FAMILY_OPTIMIZER);
     if (bytes % 8 != 0) { die("stand-in: a hash of %lld bytes", (long long)bytes); }
     *sum += hash_words(data, bytes, first);
 }
 
-// Where a test counts time, that alone.
-void gpu_stamp(uint64_t *nanoseconds, cudaStream_t stream) {
+// Where a test sets the clock, its time alone.
+void gpu_stamp(Gpu *gpu, uint64_t *nanoseconds) {
     *nanoseconds = (uint64_t)(1e9 * (standin_seconds > 0 ? standin_seconds : wall_seconds()));
 }

@@ -1,4 +1,4 @@
-// The products and attention of a device: cuBLASLt on the CPU, as far as kernels/gemm.c calls it,
+// Products and attention of a device: the part of cuBLASLt that kernels/gemm.c calls, on the CPU,
 // and a stand-in for kernels/attention.c.
 #include "../../kernels/attention.h"
 #include "values.h"
@@ -29,8 +29,8 @@ static bool is_fp8(cublasLtMatrixLayout_t x) {
     return x->type == CUDA_R_8F_E4M3 || x->type == CUDA_R_8F_E5M2;
 }
 
-// Of the library's FP8 products and of our own, STANDIN_FP8 and STANDIN_OWN_PRODUCTS =none: the
-// device has none; =wrong: a value of each is wrong.
+// STANDIN_FP8 is for the library's FP8 products, STANDIN_OWN_PRODUCTS for our own. =none: the
+// device has none; =wrong: one value of each product is wrong.
 static bool played(const char *variable, const char *what) {
     const char *given = getenv(variable);
     return given != NULL && strcmp(given, what) == 0;
@@ -40,7 +40,7 @@ bool own_products(const char *what) {
     return played("STANDIN_OWN_PRODUCTS", what);
 }
 
-// What the library asks for.
+// Whether the library can compute it.
 static bool is_product(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d) {
     bool ta = desc->transa == CUBLAS_OP_T, tb = desc->transb == CUBLAS_OP_T;
@@ -154,6 +154,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 // ---- attention ----------------------------------------------------------------------------------
 
 void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *y = values_new(size);
     attention_forward(y, lse, x, s.B, s.T, s.H, s.G, s.D);
@@ -162,6 +163,7 @@ void attention_forward_gpu(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, co
 
 void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 *d_out,
                             const Bf16 *out, const float *lse, const Bf16 *qkv) {
+    gpu_family(gpu, FAMILY_ATTENTION);
     int size = s.B * s.T * s.H * s.D, qkv_size = s.B * s.T * (s.H + 2 * s.G) * s.D;
     FREED float *x = bf16_read(qkv, qkv_size), *dx = values_new(qkv_size);
     FREED float *y = bf16_read(out, size), *dy = bf16_read(d_out, size);
@@ -169,7 +171,7 @@ void attention_backward_gpu(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf16 
     values_write(d_qkv, TYPE_BF16, dx, qkv_size);
 }
 
-// Deterministic, as the scores of a group's heads; else little.
+// In a deterministic run, as much as the scores of a group's heads; otherwise little.
 size_t attention_workspace(AttentionShape s, size_t most) {
     return s.deterministic ? (size_t)2 * (size_t)s.T * (size_t)s.T * (size_t)(s.H / s.G) : 1;
 }

@@ -66,11 +66,16 @@ void values_encode(uint8_t *codes, Tensor q, float scale, const float *x, int64_
     for (int64_t i = 0; i < n; i++) { codes[i] = fp8_encode(x[i] * scale, q.type); }
 }
 
-void gpu_transpose_codes(uint8_t *out, const uint8_t *x, int N, int C, cudaStream_t stream) {
+static void transpose(uint8_t *out, const uint8_t *x, int N, int C) {
     for (int i = 0; i < N * C; i++) { out[i % C * N + i / C] = x[i]; }
 }
 
-// A form [rows,k] by blocks of the values, which are BF16's.
+void gpu_transpose_codes(Gpu *gpu, uint8_t *out, const uint8_t *x, int N, int C) {
+    gpu_family(gpu, FAMILY_QUANTIZE);
+    transpose(out, x, N, C);
+}
+
+// Encodes a form [rows,k] by blocks. The values are BF16 numbers.
 static void encode_blocks(uint8_t *codes, float *scales, Tensor q, const float *x, int rows,
                           int k) {
     int height = q.blocks == SCALES_SQUARE ? FP8_BLOCK : 1;
@@ -109,7 +114,7 @@ void values_to_fp8(Tensor out, const float *x, int M, int N) {
     uint8_t *codes = out.fp8 != NULL ? out.fp8 : (uint8_t *)room;
     if (out.mode == SCALE_MEASURED) { values_announce_scale(out); }
     values_encode(codes, out, out.live->scale, x, M * N);
-    if (out.fp8_t != NULL) { gpu_transpose_codes(out.fp8_t, codes, M, N, NULL); }
+    if (out.fp8_t != NULL) { transpose(out.fp8_t, codes, M, N); }
     if (out.mode == SCALE_GIVEN && out.record) { values_amax(&out.slot->amax, x, M * N); }
 }
 

@@ -9,7 +9,7 @@ BEGIN_C
 
 enum { BATCH_SLOTS = 2 };
 
-// Tokens, and their order for the embedding's gradient (kernels.h).
+// A micro-batch's tokens, and their order for the embedding's gradient (kernels.h).
 typedef struct {
     int *inputs, *targets; // [M]
     int *rows, *starts;    // [M], [M+1]
@@ -19,9 +19,9 @@ typedef struct {
 typedef struct {
     Gpu *gpu;
     int tokens, vocab;               // M, V
-    Batch device;                    // one buffer from device.inputs on
+    Batch device;                    // all of it in one buffer, which begins at device.inputs
     Batch staging[BATCH_SLOTS];      // pinned
-    cudaEvent_t staged[BATCH_SLOTS]; // when a staging buffer has been read
+    cudaEvent_t staged[BATCH_SLOTS]; // recorded when a staging buffer has been read
     int turn;
     int *counts; // [V+1], host
 } Batches;
@@ -33,7 +33,7 @@ void batches_close(Batches *b);
 
 // The buffer to fill next; waits until the device has read what was in it.
 Batch *batches_next(Batches *b);
-// Sends it: enqueued.
+// Enqueues its copy to the device.
 void batches_send(Batches *b);
 
 END_C

@@ -30,19 +30,18 @@ void check_hash(Check *c, int pass) {
     const Network *net = c->net;
     const Run *run = net->run;
     Params *p = net->params;
-    cudaStream_t stream = net->gpu->stream;
+    Gpu *gpu = net->gpu;
     uint64_t *row = c->hashes + pass * c->rows;
-    gpu_family(net->gpu, FAMILY_OPTIMIZER);
-    CUDA_CHECK(cudaMemsetAsync(row, 0, (size_t)c->rows * sizeof(*row), stream));
-    gpu_hash(row++, net->loss_sum, sizeof(double), 0, stream);
+    gpu_clear(gpu, FAMILY_OPTIMIZER, row, (size_t)c->rows * sizeof(*row));
+    gpu_hash(gpu, row++, net->loss_sum, sizeof(double), 0);
     for (int i = 0; i < c->params; i++, row++) {
         const Param *q = &run->layout.params[i];
         bool codes;
         Gradient g = params_gradient(p, q->id, q->layer);
         const void *weights = params_weights(p, q->id, q->layer, &codes);
         int64_t n = param_size(q);
-        gpu_hash(row, g.data, n * gpu_type_bytes(g.type), 0, stream);
-        gpu_hash(row + c->params, weights, n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0, stream);
+        gpu_hash(gpu, row, g.data, n * gpu_type_bytes(g.type), 0);
+        gpu_hash(gpu, row + c->params, weights, n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0);
     }
     row += c->params;
     for (int i = 0; i < c->linears; i++, row++) {
@@ -52,17 +51,17 @@ void check_hash(Check *c, int pass) {
             &p->fp8.scaling.live[fp8_slot_index(&run->config, lp->linear, lp->layer, 0)];
         int64_t n = (int64_t)l->N * l->C;
         if (l->w.fp8 == NULL) { continue; }
-        gpu_hash(row, l->w.fp8, n, 0, stream);
-        gpu_hash(row, l->w.fp8_t, n, 0, stream);
-        bool given = p->fp8.delayed && !p->fp8.scaling.measuring; // else a pass measures them
+        gpu_hash(gpu, row, l->w.fp8, n, 0);
+        gpu_hash(gpu, row, l->w.fp8_t, n, 0);
+        bool given = p->fp8.delayed && !p->fp8.scaling.measuring; // else each pass measures them
         for (int o = 0; o < OPERAND_COUNT; o++) {
             if (o != OPERAND_W && !given) { continue; }
-            gpu_hash(row, &live[o], offsetof(Fp8Live, amax), 0, stream);
+            gpu_hash(gpu, row, &live[o], offsetof(Fp8Live, amax), 0);
         }
     }
     int64_t table = (int64_t)run->config.seq_length * run->config.head_size;
-    gpu_hash(row, net->rope, table * (int64_t)sizeof(float), 0, stream);
-    gpu_hash(row, p->fp8.square_scales, 2 * p->fp8.num_squares * (int64_t)sizeof(float), 0, stream);
+    gpu_hash(gpu, row, net->rope, table * (int64_t)sizeof(float), 0);
+    gpu_hash(gpu, row, p->fp8.square_scales, 2 * p->fp8.num_squares * (int64_t)sizeof(float), 0);
 }
 
 static void fetch(Check *c) {
@@ -100,7 +99,7 @@ static const char *row_name(const Check *c, int row, char out[96]) {
     return out;
 }
 
-// What a rank says of itself and of its weights.
+// What a rank sends to rank 0: its place, and the hashes of its weights.
 typedef struct {
     char place[128]; // host and GPU
     uint64_t rows[];
@@ -122,7 +121,8 @@ static bool passes_agree(Check *c, const char *place, int64_t step) {
                         : "a third differs again");
 }
 
-// On rank 0: whether all ranks have its weights; where not, the fewest are taken to be wrong.
+// On rank 0: whether all ranks have its weights. If not, the rank whose value is shared by the
+// fewest is taken to be wrong.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];

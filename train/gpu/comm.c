@@ -1,5 +1,4 @@
 #include "comm.h"
-#include "../../kernels/gpu.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -7,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// A failure that another rank's end can cause is the watch's to explain.
+// A failure that the end of another rank can cause is explained by the watch.
 static void check_nccl(const Comm *c, int status, const char *call) {
     char text[160];
     if (status == NCCL_SUCCESS) { return; }
@@ -22,7 +21,7 @@ static void check_nccl(const Comm *c, int status, const char *call) {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// What must fit together before NCCL, which would hang or say less, is asked to join the ranks.
+// What is compared before NCCL joins the ranks: NCCL would hang, or say less.
 typedef struct {
     int version;
     char host[64], bus[32]; // the GPU's place in its machine
@@ -47,7 +46,7 @@ static bool check_cards(const Card *cards, int ranks) {
     return true;
 }
 
-// NCCL's errors that no call returns, such as a broken network.
+// Looks for errors of NCCL that no call returns, such as a broken network.
 static bool probe(void *argument) {
     const Comm *c = argument;
     int error = NCCL_SUCCESS;
@@ -57,13 +56,13 @@ static bool probe(void *argument) {
     return fail("NCCL: %s (NCCL_DEBUG=INFO tells more)", c->nccl.GetErrorString(error));
 }
 
-bool comm_open(Comm *c, Group *group, cudaStream_t compute, int slots) {
+bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots) {
     NcclId id;
     Card mine;
     int least, greatest, device;
-    *c = (Comm){.ranks = 1};
+    *c = (Comm){.ranks = 1, .gpu = gpu};
     if (group == NULL || group->ranks == 1) { return true; }
-    *c = (Comm){.rank = group->rank, .ranks = group->ranks, .group = group, .compute = compute};
+    *c = (Comm){.rank = group->rank, .ranks = group->ranks, .group = group, .gpu = gpu};
     if (!group_agree(group, CHANNEL_MAIN, nccl_load(&c->nccl))) { return false; }
     memset(&mine, 0, sizeof(mine));
     CUDA_CHECK(cudaGetDevice(&device));
@@ -129,7 +128,7 @@ void comm_begin(Comm *c) {
     if (c->ranks == 1) { return; }
     assert(!c->begun);
     c->begun = true;
-    CUDA_CHECK(cudaEventRecord(c->ready, c->compute));
+    CUDA_CHECK(cudaEventRecord(c->ready, c->gpu->stream));
     CUDA_CHECK(cudaStreamWaitEvent(c->stream, c->ready, 0));
     NCCL(c, GroupStart());
 }
@@ -179,15 +178,18 @@ void comm_move(Comm *c, void *buffer, CommType type, int64_t count, int from, in
 void comm_wait(Comm *c, int slot) {
     if (c->ranks == 1) { return; }
     assert(slot >= 0 && slot < c->slots);
-    bool capturing = is_capturing(c->compute);
+    gpu_family(c->gpu, FAMILY_COMMUNICATION);
+    bool capturing = is_capturing(c->gpu->stream);
     assert(capturing || !c->captured[slot]); // that event exists in its graph alone
     unsigned flags = capturing && !c->captured[slot] ? cudaEventWaitExternal : 0;
-    CUDA_CHECK(cudaStreamWaitEvent(c->compute, c->done[slot], flags));
+    CUDA_CHECK(cudaStreamWaitEvent(c->gpu->stream, c->done[slot], flags));
 }
 
 void comm_join(Comm *c) {
     if (c->ranks == 1) { return; }
-    if (is_capturing(c->compute) && !is_capturing(c->stream)) { return; } // nothing was begun in it
+    gpu_family(c->gpu, FAMILY_COMMUNICATION);
+    // in a capture in which nothing was begun
+    if (is_capturing(c->gpu->stream) && !is_capturing(c->stream)) { return; }
     CUDA_CHECK(cudaEventRecord(c->joined, c->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(c->compute, c->joined, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(c->gpu->stream, c->joined, 0));
 }

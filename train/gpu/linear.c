@@ -55,29 +55,27 @@ Tensor linear_input(const LinearLayer *l, Pass pass) {
     return x;
 }
 
-// --fp8-stats-interval. n: of the codes.
+// Counts n codes in the steps that --fp8-stats-interval names.
 static void count(Gpu *gpu, const LinearLayer *l, OperandId operand, const uint8_t *codes,
                   int64_t n) {
     if (l->counts == NULL || !l->scaling->counting) { return; }
-    gpu_family(gpu, FAMILY_QUANTIZE);
-    gpu_count_codes(&l->counts[operand], codes, n, l->precision->type[operand], gpu->stream);
+    gpu_count_codes(gpu, &l->counts[operand], codes, n, l->precision->type[operand]);
 }
 
 void linear_receive(Gpu *gpu, const LinearLayer *l) {
     int64_t size = (int64_t)l->N * l->C;
     if (l->w.fp8 == NULL) { return; }
-    gpu_family(gpu, FAMILY_QUANTIZE);
     if (l->w.bf16 == NULL) {
-        gpu_transpose_codes(l->w.fp8_t, l->w.fp8, l->N, l->C, gpu->stream);
+        gpu_transpose_codes(gpu, l->w.fp8_t, l->w.fp8, l->N, l->C);
     } else {
-        gpu_measure(l->w, size, gpu->stream);
-        gpu_quantize(l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C, gpu->stream);
+        gpu_measure(gpu, l->w, size);
+        gpu_quantize(gpu, l->w, no_sums, (Scratch){NULL, 0}, l->N, l->C);
     }
     count(gpu, l, OPERAND_W, l->w.fp8, size);
 }
 
-// FP8 operands with the summed dimension contiguous. The scales are those of blocks, if they have
-// such.
+// Sets FP8 operands, which have the summed dimension contiguous. scales_a, scales_b: those of
+// blocks.
 static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const float *scales_a,
                     const Tensor *b, const uint8_t *codes_b, const float *scales_b,
                     bool fast_accumulation) {
@@ -98,6 +96,7 @@ static void set_fp8(Gemm *g, const Tensor *a, const uint8_t *codes_a, const floa
 static Gemm product(const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass pass) {
     Gemm g = gemm_plain(M, l->N, l->C, x->bf16, l->w.bf16, y);
     g.trans_b = true;
+    g.family = l->family;
     if (is_fp8(l, pass)) {
         set_fp8(&g, x, x->fp8, x->scales, &l->w, l->w.fp8, l->w.scales, l->fast_forward);
     }
@@ -108,6 +107,7 @@ static Gemm product(const LinearLayer *l, Bf16 *y, const Tensor *x, int M, Pass 
 static Gemm input_gradient(const LinearLayer *l, Bf16 *dx, int M) {
     const Tensor *dy = &l->dy;
     Gemm g = gemm_plain(M, l->C, l->N, dy->bf16, l->w.bf16, dx);
+    g.family = l->family;
     if (l->w.fp8 != NULL) {
         set_fp8(&g, dy, dy->fp8, dy->scales, &l->w, l->w.fp8_t, l->w.scales_t, l->fast_backward);
     }
@@ -122,7 +122,6 @@ void linear_forward(Gpu *gpu, const LinearLayer *l, Bf16 *y, Tensor x, const Bf1
     g.epilogue = l->bias != NULL ? EPILOGUE_BIAS : EPILOGUE_NONE;
     g.bias = l->bias;
     if (pass == PASS_TRAIN) { count(gpu, l, OPERAND_X, x.fp8, (int64_t)M * l->C); }
-    gpu_family(gpu, l->family);
     gemm(gpu, g);
 }
 
@@ -131,6 +130,7 @@ static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int
     const Tensor *dy = &l->dy;
     Gemm g = gemm_plain(l->N, l->C, M, dy->bf16, x->bf16, l->dweight.data);
     g.trans_a = true;
+    g.family = l->family;
     if (l->wgrad_fp8) {
         set_fp8(&g, dy, dy->fp8_t, dy->scales_t, x, x->fp8_t, x->scales_t, l->fast_backward);
     }
@@ -138,17 +138,15 @@ static void weight_gradient(Gpu *gpu, const LinearLayer *l, const Tensor *x, int
     g.c = accumulate ? l->dweight.data : NULL;
     g.beta = accumulate ? 1.0f : 0.0f;
     count(gpu, l, OPERAND_DY, dy->fp8, (int64_t)M * l->N);
-    gpu_family(gpu, l->family);
     gemm(gpu, g);
 }
 
-// gelu_input [M,C], unless NULL: x came out of a GELU, and dx becomes the gradient of its input.
+// gelu_input [M,C]: the input of the GELU that made x, whose gradient dx becomes; or NULL.
 static void backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, Bf16 *gelu_input, int M,
                      bool accumulate) {
     Gemm g = input_gradient(l, dx, M);
     g.epilogue = gelu_input != NULL ? EPILOGUE_DGELU : EPILOGUE_NONE;
     g.aux = gelu_input;
-    gpu_family(gpu, l->family);
     gemm(gpu, g);
     weight_gradient(gpu, l, &x, M, accumulate);
 }
@@ -161,11 +159,10 @@ void linear_backward(Gpu *gpu, const LinearLayer *l, Bf16 *dx, Tensor x, int M, 
 
 Tensor activation_forward(Gpu *gpu, const Activation *a, int M, Pass pass) {
     Tensor out = linear_input(a->fc2, pass);
-    gpu_family(gpu, FAMILY_ACTIVATIONS);
     if (a->gated) {
-        gpu_swiglu_forward(out, a->in, M, a->fc2->C, gpu->stream);
+        gpu_swiglu_forward(gpu, out, a->in, M, a->fc2->C);
     } else {
-        gpu_gelu_forward(out, a->in, a->bias, M, a->fc2->C, gpu->stream);
+        gpu_gelu_forward(gpu, out, a->in, a->bias, M, a->fc2->C);
     }
     return out;
 }
@@ -183,7 +180,6 @@ Tensor linear_activation(Gpu *gpu, const Activation *a, Tensor x, int M, Pass pa
     Gemm g = product(a->fc1, a->in, &x, M, pass);
     g.bias = a->bias;
     if (pass == PASS_TRAIN) { count(gpu, a->fc1, OPERAND_X, x.fp8, (int64_t)M * a->fc1->C); }
-    gpu_family(gpu, FAMILY_PRODUCTS);
     gpu_product_gelu(gpu, g, out);
     return out;
 }
@@ -197,19 +193,16 @@ void linear_activation_backward(Gpu *gpu, const Activation *a, Bf16 *d_activated
         Gemm g = input_gradient(fc2, NULL, M);
         g.aux = a->in;
         g.bias = a->bias;
-        gpu_family(gpu, FAMILY_PRODUCTS);
         gpu_product_gelu_backward(gpu, g, fc1->dy, sums, a->scratch);
         weight_gradient(gpu, fc2, &fc2->x, M, accumulate);
         return;
     }
     backward(gpu, fc2, d_activated, fc2->x, a->derivative_in_product ? a->in : NULL, M, accumulate);
-    gpu_family(gpu, FAMILY_ACTIVATIONS);
     if (a->derivative_in_product) {
-        gpu_quantize(fc1->dy, sums, a->scratch, M, F, gpu->stream);
+        gpu_quantize(gpu, fc1->dy, sums, a->scratch, M, F);
     } else if (a->gated) {
-        gpu_swiglu_backward(fc1->dy, d_activated, a->in, M, F, gpu->stream);
+        gpu_swiglu_backward(gpu, fc1->dy, d_activated, a->in, M, F);
     } else {
-        gpu_gelu_backward(fc1->dy, sums, d_activated, a->in, a->bias, a->scratch, M, F,
-                          gpu->stream);
+        gpu_gelu_backward(gpu, fc1->dy, sums, d_activated, a->in, a->bias, a->scratch, M, F);
     }
 }

@@ -13,7 +13,7 @@ static int64_t square_of(const ZeroMatrix *m) {
     return side * side;
 }
 
-// How many matrices from number `first` of this rank's on go together.
+// How many of this rank's matrices, from number `first` on, are computed together.
 static int batch_from(const Muon *m, int first) {
     const int64_t most_bytes = (int64_t)512 << 20;
     const ZeroMatrix *own = &m->own[first];
@@ -63,13 +63,13 @@ void muon_free_plan(Muon *m) {
     free(m->own);
 }
 
-// A matrix's elements begin..end of the arranged space, which rank `from` has and `to` gets.
+// Elements begin..end of the arranged space, which rank `from` sends to rank `to`.
 typedef struct {
     int64_t begin, end;
     int from, to;
 } Move;
 
-// The part of a matrix that lies with rank `rank`, on its way to the owner, or back.
+// The move of rank `rank`'s part of a matrix to the owner, or back.
 static Move move_of(const ZeroLayout *z, const ZeroMatrix *matrix, int rank, bool back) {
     const ZeroSegment *s = &z->segments[matrix->segment];
     int64_t begin = s->begin + rank * s->part;
@@ -104,7 +104,7 @@ void muon_print(const Muon *m, GpuType type, FILE *out) {
     }
 }
 
-// Between each matrix's owner and the ranks that keep parts of it.
+// Moves all parts of matrices to their owners, or back.
 static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuType type,
                      bool back) {
     const ZeroLayout *z = m->zero;
@@ -122,7 +122,8 @@ static void exchange(const Muon *m, Comm *comm, int slot, char *gradients, GpuTy
     comm_wait(comm, slot);
 }
 
-// Five steps on m->x, n matrices of one shape; the result is in m->x or, as returned, m->next.
+// Takes the five steps for m->x, n matrices of one shape. Returns where the result is: m->x or
+// m->next.
 static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int n) {
     bool tall = shape->rows > shape->columns;
     int side = tall ? shape->columns : shape->rows;
@@ -143,6 +144,7 @@ static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int
         product.alpha = last;
         product.beta = last * MUON_A;
         product.c = x;
+        gram.family = polynomial.family = product.family = FAMILY_OPTIMIZER;
         gram.batch = polynomial.batch = product.batch = n;
         gemm(gpu, gram);
         gemm(gpu, polynomial);
@@ -157,16 +159,12 @@ static Bf16 *newton_schulz(const Muon *m, Gpu *gpu, const ZeroMatrix *shape, int
 void muon_orthogonalize_all(const Muon *m, Gpu *gpu, Comm *comm, int slot, void *gradients,
                             GpuType type) {
     if (m->num_matrices == 0) { return; }
-    gpu_family(gpu, FAMILY_COMMUNICATION);
     exchange(m, comm, slot, gradients, type, false);
-    gpu_family(gpu, FAMILY_OPTIMIZER);
     for (int i = 0, n; i < m->num_own; i += n) {
         n = batch_from(m, i);
         MuonMatrices matrices = {gradients, type, m->places + i, n, elements_of(&m->own[i])};
-        gpu_muon_normalize(m->x, m->partials, matrices, gpu->stream);
-        gpu_muon_store(matrices, newton_schulz(m, gpu, &m->own[i], n), gpu->stream);
+        gpu_muon_normalize(gpu, m->x, m->partials, matrices);
+        gpu_muon_store(gpu, matrices, newton_schulz(m, gpu, &m->own[i], n));
     }
-    gpu_family(gpu, FAMILY_COMMUNICATION);
     exchange(m, comm, slot, gradients, type, true);
-    gpu_family(gpu, FAMILY_OPTIMIZER);
 }

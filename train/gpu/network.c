@@ -13,13 +13,13 @@
 typedef struct {
     const char *name;
     size_t field;   // of Block
-    int recomputed; // the least --recompute that does not keep it
+    int recomputed; // the least --recompute with which it is recomputed, not kept
     int64_t bytes;
 } BlockBuffer;
 
 enum { BLOCK_BUFFERS = 22 };
 
-// b: its layers say in which form their inputs are kept.
+// b: its layers are set up, and say in which forms their inputs are kept.
 static void list_block_buffers(const Run *run, const Block *b, int64_t M,
                                BlockBuffer list[BLOCK_BUFFERS]) {
     const ModelConfig *c = &run->config;
@@ -63,7 +63,8 @@ static void **block_field(Block *b, const BlockBuffer *buffer) {
     return (void **)((char *)b + buffer->field);
 }
 
-// Every block's own buffers, and once those that are computed again, or where nothing is trained.
+// Plans the buffers that every block has, and once for all blocks those that are recomputed; where
+// nothing is trained, all of them once.
 static void plan_blocks(Network *n, Plan *plan, int64_t M) {
     const Run *run = n->run;
     BlockBuffer list[BLOCK_BUFFERS];
@@ -93,7 +94,7 @@ static void plan_blocks(Network *n, Plan *plan, int64_t M) {
 
 // ---- scratch ------------------------------------------------------------------------------------
 
-// Blockwise scaling: the scales of an operand of up to M x N, and of its transpose.
+// With blockwise scaling: plans the scales of an operand of up to M x N, and of its transpose.
 static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, float **scales,
                         float **scales_t) {
     int rows = n->params->fp8.blockwise ? (int)M : 0;
@@ -101,8 +102,8 @@ static void plan_scales(const Network *n, Plan *plan, int64_t M, int64_t N, floa
     PLAN(plan, "scales, transposed", fp8_scale_count(SCALES_VECTOR, (int)N, rows), *scales_t);
 }
 
-// The LM head works on some rows at a time. An FP8 head's forms count as logits do. Tests set the
-// number of rows by LLM8_TEST_HEAD_ROWS.
+// The LM head works on some rows at a time, whose logits, in all forms that an FP8 head needs, take
+// a limited amount of memory. Tests set the number of rows by LLM8_TEST_HEAD_ROWS.
 static void plan_head(Network *n, Plan *plan, int64_t M) {
     const int64_t enough = (int64_t)4 << 30;
     LinearLayer *head = &n->head;
@@ -112,7 +113,7 @@ static void plan_head(Network *n, Plan *plan, int64_t M) {
     linear_plan(head, n->params, lp, plan);
     int64_t P = head->N, C = head->C, rows = M;
     int64_t row_bytes = 2 * P + (fp8 ? P : 0) + (head->wgrad_fp8 ? P : 0);
-    int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // what a BF16 head would take
+    int64_t most_bytes = min64(enough + (enough >> 4), 2 * P * M); // all logits in BF16
     while (rows > 128 && rows * row_bytes > most_bytes) { rows = (rows + 1) / 2; }
     if (test_rows != NULL) { rows = max64(1, atoll(test_rows)); }
     rows = min64(M, round_up64(rows, 16));
@@ -169,7 +170,7 @@ void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan) {
 
     AttentionShape shape = attention_shape_of(run, run->options.micro_batch_size, c->seq_length);
     gpu->workspace_bytes = (size_t)64 << 20;
-    // the deterministic backward's scores of a sequence of 8192 tokens and 32 heads
+    // enough for the deterministic backward's scores of a sequence of 8192 tokens and 32 heads
     gpu->attention_bytes = attention_workspace(shape, (size_t)4608 << 20);
     plan_section(plan, "scratch", PHASE_ALWAYS);
     plan_buffer(plan, "workspace of products", (int64_t)gpu->workspace_bytes, &gpu->workspace);
@@ -196,7 +197,7 @@ static void send_rope_table(Network *n) {
     free(table);
 }
 
-// Of x. The mean and the bias are LayerNorm's alone.
+// Sets up the norm of x. LayerNorm alone has a mean and a bias.
 static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, const Bf16 *x,
                        const LinearLayer *next, const LinearLayer *below) {
     const ModelConfig *c = &n->run->config;
@@ -224,14 +225,15 @@ static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, 
     norm->below = below;
 }
 
-// The forms of a block's linear layer that lie in scratch. dy: those of its output's gradient.
+// Sets up a block's linear layer with its forms that are in scratch. dy: the forms of its output's
+// gradient.
 static void start_linear(Network *n, LinearLayer *l, const Tensor *dy) {
     linear_start(l, n->params);
     int recompute = n->run->options.recompute;
-    // the last block's is still there
+    // the last block's input is still there
     l->recomputed = recompute != RECOMPUTE_NONE &&
                     l->precision->layer + 1 < n->run->config.num_layers;
-    // the next block has fc2's
+    // fc2's output is the next block's input, which is kept
     l->product_recomputed = recompute == RECOMPUTE_BLOCK && l->precision->linear != LINEAR_FC2;
     if (l->x.bf16 == NULL) { l->x.bf16 = n->wide.bf16; }
     l->dy.bf16 = dy->bf16;
@@ -261,16 +263,16 @@ static void start_activation(Network *n, Block *b) {
     }
     a->in_fp8_products = both && a->bias != NULL && b->fc2.x.fused && b->fc1.dy.fused &&
                          n->gelu_products && gpu_has_gelu_products(n->gpu);
-    // such a product reads it while it writes fc2's input
+    // the product with GELU reads fc1's input while it writes fc2's
     if (n->gelu_products && both) { b->fc1.x.fp8 = n->fc1_input_fp8; }
-    if (llama) { b->fc1.dy.bf16 = a->in; } // SwiGLU's in place
+    if (llama) { b->fc1.dy.bf16 = a->in; } // SwiGLU's backward pass works in place
 }
 
 void network_start(Network *n) {
     const ModelConfig *c = &n->run->config;
     const Params *p = n->params;
     bool llama = c->arch == ARCH_LLAMA;
-    const LinearLayer *below = NULL; // the last of the block before
+    const LinearLayer *below = NULL; // the last layer of the block before
     send_rope_table(n);
     n->wte = params_weights(p, TENSOR_TOKEN_EMBEDDING, 0, NULL);
     n->wpe = params_weights(p, TENSOR_POSITION_EMBEDDING, 0, NULL);

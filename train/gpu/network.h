@@ -10,17 +10,17 @@
 
 BEGIN_C
 
-// LayerNorm or RMSNorm. M, and whether gradients are added up, are set at each call.
+// LayerNorm or RMSNorm. Each call sets M, and whether gradients are added to.
 typedef struct {
     NormForward forward;
     NormBackward backward;
-    const LinearLayer *next;  // reads its output
-    const LinearLayer *below; // writes its input; NULL: the embeddings
+    const LinearLayer *next;  // the layer that reads its output
+    const LinearLayer *below; // the layer that writes its input; NULL: the embeddings do
 } NormLayer;
 
-// The inputs of the linear layers are kept in them: the norms' outputs, attention's (in BF16 too,
-// which its own backward pass reads), the activation's. With --recompute, blocks share the buffers
-// that are computed again.
+// The linear layers hold their inputs: the outputs of the norms, of attention (also in BF16, which
+// its own backward pass reads) and of the activation. With --recompute, all blocks share the
+// buffers that are recomputed.
 typedef struct {
     NormLayer norm1, norm2;
     union {
@@ -29,10 +29,10 @@ typedef struct {
         };
         LinearLayer linear[LINEAR_HEAD];
     };
-    RotaryBackward rope;   // B and T are set at each call; table NULL: no rotary embedding
+    RotaryBackward rope;   // each call sets B and T; table NULL: no rotary embedding
     Bf16 *residual;        // [M,C] the block's input
     Bf16 *qkv_out;         // [M,N]
-    Bf16 *rotated;         // [M,N] as attention reads it; QK norm apart, in place
+    Bf16 *rotated;         // [M,N] as attention reads it: qkv_out itself, except with QK norm
     float *lse;            // [B,H,T] of attention
     Bf16 *residual_mid;    // [M,C] after attention
     Activation activation; // its input [M,F], Llama [M,2F], is fc1's output
@@ -54,26 +54,26 @@ typedef struct {
     float *rope;        // [T,D]
 
     Tensor d_residual; // [M,C], also in its FP8 forms
-    Bf16 *d_norm;      // [M,C], and d_attention [M,H*D]: never alive together
-    // [M, the widest]: an FP8 layer's input before it is quantised; in the backward pass
-    // d_activated and, in place, GPT-2's d_fc1; then d_qkv
+    Bf16 *d_norm;      // [M,C], or d_attention [M,H*D]: they are never needed at the same time
+    // [M, the widest]: the input of an FP8 layer before it is quantised. In the backward pass first
+    // d_activated, which GPT-2's d_fc1 replaces in place, then d_qkv
     Tensor wide;
-    uint8_t *fc1_input_fp8; // [M,C]; NULL: in `wide`, as every other layer's
+    uint8_t *fc1_input_fp8; // [M,C]; NULL: it is in `wide`, as every other layer's
     Scratch partial_sums;
     int chunk_rows; // rows of the LM head at a time: its gradient is [chunk_rows,P] in all forms
     Scratch loss_scratch; // of chunk_rows
-    // Products of this model may apply GELU, on a device that has such.
+    // FP8 products of this model may apply GELU, on a device that has such products.
     bool gelu_products;
 } Network;
 
 AttentionShape attention_shape_of(const Run *run, int B, int T);
 
-// Also sizes and plans the Gpu's workspaces.
+// Also decides the size of the Gpu's workspaces, and plans them.
 void network_plan(Network *n, Params *params, Gpu *gpu, Plan *plan);
 // Once the plan has its memory and the parameters are started.
 void network_start(Network *n);
 
-// Waits for a bucket's new weights, in the forms that products read. Whatever reads weights calls
+// Waits for a bucket's new weights, in the forms that products read. Every reader of weights calls
 // it first; it does nothing when they have been received.
 void network_receive(Network *n, int bucket);
 

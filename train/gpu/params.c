@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NORM_PARTS = 1024 }; // about: so many blocks fill any device
+enum { NORM_PARTS = 1024 }; // about: this many blocks fill any device
 
 // ---- planning -----------------------------------------------------------------------------------
 
-// Which parameters have segments of FP8 weights, and which are Muon's. A tied embedding, which is
-// looked up, is not in FP8.
+// ZERO_CODES for each parameter whose segment holds FP8 weights, ZERO_MUON for each that Muon
+// updates. A tied embedding is not in FP8, since its rows are looked up.
 static uint8_t *find_kinds(const Run *run) {
     uint8_t *kinds = calloc_or_die((size_t)run->layout.count, sizeof(uint8_t));
     for (int i = 0; i < run->layout.count; i++) {
@@ -35,14 +35,14 @@ static int64_t squares_room(const Fp8Squares *s) {
                  fp8_scale_count(SCALES_SQUARE, s->columns, s->rows));
 }
 
-// Elements that this rank keeps, of its first n ranges.
+// Elements in the first n ranges that this rank keeps.
 static int64_t kept_elements(const OptimizerState *s, int n) {
     if (n == 0) { return 0; }
     const ZeroRange *last = &s->ranges[n - 1];
     return last->kept + last->end - last->begin;
 }
 
-// Cuts a range after so many elements.
+// Cuts range i in two, after this many elements.
 static void cut_range(OptimizerState *s, int i, int64_t elements) {
     s->ranges = realloc_or_die(s->ranges, (size_t)(s->num_ranges + 1) * sizeof(ZeroRange));
     ZeroRange *r = &s->ranges[i];
@@ -54,7 +54,8 @@ static void cut_range(OptimizerState *s, int i, int64_t elements) {
     r[1].kept += elements;
 }
 
-// Elements leave the device, the first ones, until so many bytes have.
+// Plans the state's arrays. Their first elements are in host memory, as many as take `offload`
+// bytes at least.
 static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     static const char *const titles[] = {"master weights", "first moment", "second moment"};
     static const char *const names[] = {"master", "exp_avg", "exp_avg_sq"}; // of checkpoint.h
@@ -72,7 +73,7 @@ static void plan_state(Params *p, Plan *plan, Plan *host, int64_t offload) {
     }
     for (int i = 0; i < s->num_ranges && bytes < offload; i++) {
         int64_t begin = s->ranges[i].kept, n = s->ranges[i].end - s->ranges[i].begin;
-        int64_t each = (int64_t)sizeof(float); // bytes an element: of the weights, and its moments
+        int64_t each = (int64_t)sizeof(float); // bytes of an element: master weight and moments
         for (const StateArray *a = &s->arrays[STATE_EXP_AVG]; a < s->arrays + STATE_ARRAYS; a++) {
             each += begin < a->count ? gpu_type_bytes(a->type) : 0;
         }
@@ -140,8 +141,8 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     uint8_t *kinds = find_kinds(run);
     p->zero = zero_layout(layout, run->group.ranks, kinds);
     free(kinds);
-    // evaluations in BF16 multiply by the weights in BF16: they are sent so, and every rank
-    // quantises them
+    // evaluations in BF16 read the weights in BF16: they are sent in BF16, and every rank quantises
+    // them
     for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
         p->zero.segments[i].codes = false;
     }
@@ -153,7 +154,8 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     }
     s->updates = calloc_or_die((size_t)layout->num_buckets, sizeof(AdamWUpdate));
     p->weights.arriving = calloc_or_die((size_t)layout->num_buckets, sizeof(bool));
-    // gradients in FP32 when requested, or when several micro-batches add to them
+    // gradients are in FP32 where requested, or, automatically, where several micro-batches add to
+    // them
     bool wide = o->grad_accum_dtype == GRADIENT_FP32 ||
                 (o->grad_accum_dtype == GRADIENT_AUTO && run_micro_batches(run) > 1);
     s->adamw.gradient_type = wide ? TYPE_F32 : TYPE_BF16;
@@ -220,7 +222,7 @@ void params_free_plan(Params *p) {
 
 // ---- starting -----------------------------------------------------------------------------------
 
-// This rank's part of every segment, in pieces.
+// Cuts this rank's part of every segment into pieces for the gradients' norm.
 static void send_norm_parts(Params *p) {
     const ZeroLayout *z = &p->zero;
     GradientPart *parts = calloc_or_die((size_t)(NORM_PARTS + z->count), sizeof(GradientPart));
@@ -240,8 +242,8 @@ static void send_norm_parts(Params *p) {
     free(parts);
 }
 
-// Where each FP8 weight's blocks lie; the weights that are sent as codes; tensor[layout.count]:
-// each parameter's number among these.
+// Finds where each FP8 weight's blocks lie, and sends the table of the weights that are sent as
+// codes. tensor[layout.count]: each parameter's number in that table.
 static void send_tensors(Params *p, int *tensor) {
     const Run *run = p->run;
     Fp8State *f = &p->fp8;
@@ -294,8 +296,8 @@ static AdamWSegment segment_of(const Params *p, const ZeroRange *range, const in
     };
 }
 
-// The optimizer's step, bucket by bucket: a bucket's segments lie together and count their blocks
-// from 0, so that each has its own launch.
+// Sends the segments, bucket by bucket: a bucket's segments lie together and number their blocks
+// from 0, so that each bucket has its own launch.
 static void send_segments(Params *p, const int *tensor) {
     const OptimizerState *o = &p->optimizer;
     AdamWSegment *segments = calloc_or_die((size_t)o->num_ranges, sizeof(AdamWSegment));
@@ -358,7 +360,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     return (char *)p->weights.segments[s] + within * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// The gradients from a place of the arranged space on.
+// The gradients from this place in the arranged space on.
 static Gradient gradients_from(const Params *p, int64_t place) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     return (Gradient){(char *)u->gradients + place * gpu_type_bytes(u->gradient_type),
@@ -395,13 +397,13 @@ void params_scale(const Params *p, const LinearPrecision *lp, OperandId operand,
 
 void params_clear_measured(const Params *p) {
     if (p->fp8.scaling.measuring && !p->fp8.blockwise) {
-        gpu_fp8_clear_measured(&p->fp8.scaling, p->gpu->stream);
+        gpu_fp8_clear_measured(p->gpu, &p->fp8.scaling);
     }
 }
 
 void params_clear_counts(Params *p) {
     size_t bytes = (size_t)p->fp8.scaling.count * sizeof(Fp8Counts);
-    CUDA_CHECK(cudaMemsetAsync(p->fp8.counts, 0, bytes, p->gpu->stream));
+    gpu_clear(p->gpu, FAMILY_QUANTIZE, p->fp8.counts, bytes);
 }
 
 void params_fetch_counts(Params *p, Fp8Counts *host) {
@@ -410,7 +412,7 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
     for (int i = OPERAND_W; i < p->fp8.scaling.count && p->run->group.rank > 0;
          i += OPERAND_COUNT) {
-        host[i] = (Fp8Counts){0}; // every rank has all weights: rank 0's count
+        host[i] = (Fp8Counts){0}; // every rank has all weights: only rank 0's are counted
     }
     params_sum_counts(p, (int64_t *)host, p->fp8.scaling.count * COUNTS);
 }
@@ -428,7 +430,6 @@ void params_reduce(Params *p, int bucket) {
 }
 
 void params_join(Params *p) {
-    gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_join(p->comm);
 }
 
@@ -459,12 +460,10 @@ void params_fetch_gradients(Params *p, float *host) {
 }
 
 static void all_reduce(Params *p, void *values, CommType type, CommOp op, int64_t count) {
-    gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_begin(p->comm);
     comm_all_reduce(p->comm, values, type, op, count);
     comm_end(p->comm, SLOT_AGREEMENT);
     comm_wait(p->comm, SLOT_AGREEMENT);
-    gpu_family(p->gpu, FAMILY_OPTIMIZER);
 }
 
 void params_sum(Params *p, double *values, int n) {
@@ -472,7 +471,7 @@ void params_sum(Params *p, double *values, int n) {
 }
 
 void params_sum_counts(Params *p, int64_t *counts, int n) {
-    double values[NORM_PARTS]; // as many as the scratch has room for, at least
+    double values[NORM_PARTS]; // norm_scratch has as many elements, or more
     for (; n > 0; counts += NORM_PARTS, n -= NORM_PARTS) {
         int part = min_int(n, NORM_PARTS);
         size_t bytes = (size_t)part * sizeof(double);
@@ -487,7 +486,7 @@ void params_sum_counts(Params *p, int64_t *counts, int n) {
 
 // ---- the optimizer's step -----------------------------------------------------------------------
 
-// The bucket's new weights to all ranks, while the next bucket's are computed.
+// Sends the bucket's new weights to all ranks, while the next bucket's are computed.
 static void gather_weights(Params *p, int bucket) {
     const ZeroLayout *z = &p->zero;
     comm_begin(p->comm);
@@ -499,8 +498,8 @@ static void gather_weights(Params *p, int bucket) {
     p->weights.arriving[bucket] = true;
 }
 
-// FP8 weights by measured scales: the largest amax of all ranks' parts gives them. state: NULL at
-// the start of a run.
+// Makes and sends FP8 weights by measured scales, which follow from the largest amax of all ranks'
+// parts. state: NULL at the start of a run.
 static void publish_measured(Params *p, const StepState *state) {
     const Fp8State *f = &p->fp8;
     int64_t words = f->scaling.count * (int64_t)(sizeof(Fp8Live) / sizeof(uint32_t));
@@ -509,24 +508,23 @@ static void publish_measured(Params *p, const StepState *state) {
         // differs between ranks
         all_reduce(p, f->blockwise ? (void *)f->square_amax : f->scaling.live, COMM_U32, COMM_MAX,
                    f->blockwise ? f->num_squares : words);
-        gpu_announce_scales(p->optimizer.adamw.tensors, p->optimizer.adamw.squares, f->num_tensors,
-                            state, p->gpu->stream);
+        gpu_announce_scales(p->gpu, p->optimizer.adamw.tensors, p->optimizer.adamw.squares,
+                            f->num_tensors, state);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_quantize_weights(&p->optimizer.updates[b], state, p->gpu->stream);
+        gpu_quantize_weights(p->gpu, &p->optimizer.updates[b], state);
         gather_weights(p, b);
     }
 }
 
-// At the start of a run: from the master weights to what products read.
 void params_publish(Params *p) {
     for (int b = 0; b < p->run->layout.num_buckets && p->fp8.num_tensors > 0; b++) {
-        gpu_measure_weights(&p->optimizer.updates[b], NULL, p->gpu->stream);
+        gpu_measure_weights(p->gpu, &p->optimizer.updates[b], NULL);
     }
     publish_measured(p, NULL);
 }
 
-// Norm, loss and whether to stop, from each rank's own to all ranks'; the amaxes likewise.
+// Norm, loss, whether to stop, and the amaxes: each rank's become those of all ranks.
 static void agree(Params *p) {
     enum { SUMS = 3 }; // loss_sum, norm_squared, stop
     _Static_assert(offsetof(StepState, stop) == (SUMS - 1) * sizeof(double), "they lie together");
@@ -541,27 +539,26 @@ void params_update(Params *p, const double *loss_sum) {
     const Options *o = &p->run->options;
     const OptimizerState *s = &p->optimizer;
     const Fp8State *f = &p->fp8;
-    cudaStream_t stream = p->gpu->stream;
-    gpu_family(p->gpu, FAMILY_OPTIMIZER);
-    gpu_sum_of_squares(s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
-                       s->adamw.gradient_type, s->parts, s->num_parts, stream);
+    Gpu *gpu = p->gpu;
+    gpu_sum_of_squares(gpu, s->state, s->adamw.input, loss_sum, s->norm_scratch, s->adamw.gradients,
+                       s->adamw.gradient_type, s->parts, s->num_parts);
     agree(p);
-    gpu_decide_step(s->state, s->adamw.input, p->run->precision.step_tokens, (float)o->clip_grad,
-                    stream);
-    if (f->delayed) { gpu_fp8_update(&f->scaling, s->state, stream); }
+    gpu_decide_step(gpu, s->state, s->adamw.input, p->run->precision.step_tokens,
+                    (float)o->clip_grad);
+    if (f->delayed) { gpu_fp8_update(gpu, &f->scaling, s->state); }
     params_clear_measured(p);
     if (f->blockwise) {
         size_t bytes = (size_t)f->num_squares * sizeof(float);
-        CUDA_CHECK(cudaMemsetAsync(f->square_amax, 0, bytes, stream));
+        gpu_clear(gpu, FAMILY_OPTIMIZER, f->square_amax, bytes);
     }
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        if (s->updates[b].muon) { gpu_muon_momentum(&s->updates[b], s->state, stream); }
+        if (s->updates[b].muon) { gpu_muon_momentum(gpu, &s->updates[b], s->state); }
     }
-    muon_orthogonalize_all(&s->muon, p->gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
+    muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
     bool measured = f->scaling.measuring && f->num_tensors > 0;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
-        gpu_adamw(&s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state, stream);
+        gpu_adamw(gpu, &s->updates[b], measured ? SCALE_MEASURED : SCALE_GIVEN, s->state);
         if (!measured) { gather_weights(p, b); }
     }
     if (measured) { publish_measured(p, s->state); }
@@ -569,7 +566,6 @@ void params_update(Params *p, const double *loss_sum) {
 
 bool params_receive(Params *p, int bucket) {
     if (!p->weights.arriving[bucket]) { return false; }
-    gpu_family(p->gpu, FAMILY_COMMUNICATION);
     comm_wait(p->comm, SLOT_WEIGHTS + bucket);
     p->weights.arriving[bucket] = false;
     return true;

@@ -1,4 +1,4 @@
-// The parameters' way from a checkpoint, or from nothing, to the device, and back.
+// From a checkpoint, or initial weights, to the device; and from the device to a checkpoint.
 #include "../run.h"
 #include "params.h"
 
@@ -7,8 +7,8 @@
 
 // ---- from a checkpoint --------------------------------------------------------------------------
 
-// An array of the optimizer's state from a checkpoint, or the weights (c NULL). host: room for the
-// longest range.
+// Fills an array of the optimizer's state from a checkpoint; c NULL: the master weights with
+// initial weights. host: memory for the longest range.
 static void restore_array(Params *p, const Checkpoint *c, const StateArray *a, float *host) {
     for (const ZeroRange *r = p->optimizer.ranges;
          r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
@@ -23,7 +23,8 @@ static void restore_array(Params *p, const Checkpoint *c, const StateArray *a, f
             run_first_weights(p->run, r->begin, r->end, values);
         }
         if (a->type == TYPE_BF16) {
-            Bf16 *codes = resident ? (Bf16 *)host : to; // in place, no code overtakes its number
+            // in place: no code is written over a number that has not been read
+            Bf16 *codes = resident ? (Bf16 *)host : to;
             for (int64_t k = 0; k < n; k++) { codes[k] = bf16_encode(values[k]); }
         }
         if (resident) { gpu_send(p->gpu, to, host, (size_t)(n * gpu_type_bytes(a->type))); }
@@ -42,8 +43,8 @@ static void restore_arrays(Params *p, const Checkpoint *c) {
     free(host);
 }
 
-// The slots: the checkpoint's (NULL: none), which may have none; a scale of 1 otherwise, and the
-// fixed one. Scales are measured as long as one in use has no history.
+// Sets the slots: those of the checkpoint, if there is one and it has any; otherwise a scale of 1;
+// and the slots whose scale is fixed. The run measures scales while a slot in use has no history.
 static void restore_scaling(Params *p, const Checkpoint *c) {
     const Precision *precision = &p->run->precision;
     int n = p->fp8.scaling.count;
@@ -82,8 +83,8 @@ void params_restore(Params *p, const Checkpoint *checkpoint) {
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
 
-// All weights in BF16 to rank 0: as they are, or, where products read codes, gathered from the
-// master weights a segment at a time.
+// Copies all weights in BF16 to rank 0's host: as they are, or, where products read codes, rounded
+// from the master weights and gathered, a segment at a time.
 static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
     params_join(p); // new weights may still be on their way
@@ -95,9 +96,9 @@ static void fetch_model(Params *p, Bf16 *to) {
             for (const ZeroRange *r = p->optimizer.ranges;
                  r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
                 if (r->segment != s) { continue; }
-                gpu_to_bf16(weights + r->place - segment->begin,
+                gpu_to_bf16(p->gpu, weights + r->place - segment->begin,
                             state_address(&p->optimizer.arrays[STATE_MASTER], r->kept),
-                            r->end - r->begin, p->gpu->stream);
+                            r->end - r->begin);
             }
             comm_begin(p->comm);
             comm_all_gather(p->comm, weights, COMM_BF16, segment->part);
@@ -128,16 +129,16 @@ static void check_scales(const Params *p, const Fp8Slot *slots) {
     or_die(group_agree(&p->run->group, CHANNEL_MAIN, same));
 }
 
-// Of all that this rank keeps, on the device and in host memory.
+// Hashes of all state that this rank keeps, on the device and in host memory.
 static void hash_state(Params *p, uint64_t hashes[STATE_ARRAYS]) {
     size_t size = STATE_ARRAYS * sizeof(uint64_t);
-    CUDA_CHECK(cudaMemsetAsync(p->saved.hashes, 0, size, p->gpu->stream));
+    gpu_clear(p->gpu, FAMILY_OPTIMIZER, p->saved.hashes, size);
     for (int i = 0; i < STATE_ARRAYS; i++) {
         const StateArray *a = &p->optimizer.arrays[i];
         int64_t offloaded = a->offloaded * gpu_type_bytes(a->type);
         int64_t rest = (a->count - a->offloaded) * gpu_type_bytes(a->type);
-        gpu_hash(&p->saved.hashes[i], a->host, offloaded, 0, p->gpu->stream);
-        gpu_hash(&p->saved.hashes[i], a->device, rest, offloaded / 8, p->gpu->stream);
+        gpu_hash(p->gpu, &p->saved.hashes[i], a->host, offloaded, 0);
+        gpu_hash(p->gpu, &p->saved.hashes[i], a->device, rest, offloaded / 8);
     }
     gpu_fetch(p->gpu, hashes, p->saved.hashes, size);
 }

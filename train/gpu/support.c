@@ -6,13 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-// From here on FP8 took less time than BF16 with GPT-2's blocks of 128 to 768 channels and 1,024 to
-// 16,384 tokens (one H200, 2026-11-21): at 3.2e9 it took 0.3% less to 3% more, at 7.2e9 3% less.
+// From this size on FP8 took less time than BF16, with GPT-2's blocks of 128 to 768 channels and
+// 1,024 to 16,384 tokens (one H200, 2026-11-21): at 3.2e9 it took 0.3% less to 3% more, at 7.2e9 3%
+// less.
 static const double fp8_gains_from = 5e9;
 
 NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
-    // For tests: LLM8_TEST_CAPABILITY=80 takes the GPU for an older one; LLM8_TEST_SMALL_FP8=1 has
-    // FP8 in models too small to gain from it.
+    // For tests: LLM8_TEST_CAPABILITY=80 treats the GPU as an older one; LLM8_TEST_SMALL_FP8=1
+    // allows FP8 in models too small to gain from it.
     const char *assumed = getenv("LLM8_TEST_CAPABILITY"), *small = getenv("LLM8_TEST_SMALL_FP8");
     if (assumed != NULL && (capability == 0 || atoi(assumed) < capability)) {
         capability = atoi(assumed);
@@ -39,7 +40,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
         warn("%s", error_text());
         support.lacks_fp8 = reason;
     }
-    // several ranks of which one has no FP8: none uses it
+    // where one of several ranks has no FP8, none uses it
     bool has = support.lacks_fp8 == NULL || fail("%s", support.lacks_fp8);
     if (!group_agree(group, CHANNEL_MAIN, has)) {
         snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, error_text());
@@ -64,7 +65,7 @@ static const Product products[] = {{"forward", OPERAND_X, OPERAND_W},
                                    {"weight-gradient", OPERAND_DY, OPERAND_X}};
 enum { PRODUCTS = sizeof(products) / sizeof(products[0]) };
 
-// On the device as on the host; every part is a multiple of 16 bytes.
+// Laid out alike on device and host; every field is a multiple of 16 bytes.
 typedef struct {
     uint8_t codes[2][ROWS * DEPTH];
     float scales[2][ROWS * DEPTH / FP8_BLOCK]; // inverse
@@ -72,8 +73,9 @@ typedef struct {
     Bf16 bias[ROWS];
 } Check;
 
-// Small whole numbers as codes, powers of two as their inverse scales: sums of their products are
-// exact in FP32 whatever the order. values [ROWS,DEPTH]: what they stand for.
+// Fills an operand with small whole numbers as codes and powers of two as inverse scales: sums of
+// their products are exact in FP32, in any order. values [ROWS,DEPTH]: the numbers that the codes
+// and scales represent.
 static void fill_operand(Check *c, int side, Fp8Type type, Fp8Scales scales, float *values) {
     for (int i = 0; i < ROWS * DEPTH / FP8_BLOCK; i++) {
         c->scales[side][i] = 1.0f / (float)(2 << (i + side) % 3);
@@ -99,7 +101,7 @@ static int count_wrong(const float *d, const float *a, const float *b) {
     return wrong;
 }
 
-// Whether one of a layer's products is exact, and there is the form of it that a step takes.
+// Whether one of a layer's products is exact, and is also available in the form that a step takes.
 static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int product) {
     const Product *kind = &products[product];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];
@@ -129,7 +131,8 @@ static bool check_product(Gpu *gpu, const Precision *p, const LinearPrecision *l
         CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
         wrong = count_wrong(host->d, a, b);
     }
-    if (well && kind->b == OPERAND_W) { // a step's are in BF16; in GPT-2's blocks they add a bias
+    // in a step these products write BF16, and GPT-2's forward ones add a bias
+    if (well && kind->b == OPERAND_W) {
         bool forward = kind->a == OPERAND_X;
         bool biased = forward && p->config->arch == ARCH_GPT2 && lp->linear != LINEAR_HEAD;
         g.type_d = TYPE_BF16;
@@ -173,7 +176,7 @@ int fp8_self_check(Gpu *gpu, const Options *o, NumberSupport support) {
     void *workspace = gpu->workspace;
     size_t bytes = gpu->workspace_bytes;
     gpu->workspace_bytes = (size_t)32 << 20;
-    CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run's is not planned yet
+    CUDA_CHECK(cudaMalloc(&gpu->workspace, gpu->workspace_bytes)); // the run has none yet
     int tried = check_products(gpu, &precision);
     CUDA_CHECK(cudaFree(gpu->workspace));
     gpu->workspace = workspace;

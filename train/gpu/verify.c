@@ -1,5 +1,5 @@
-// --verify: is this machine fit to train on? Versions, memory, a product and an attention that are
-// checked against the CPU's and timed, small FP8 products and NCCL; a table and an exit status.
+// --verify: is this machine fit to train on? Checks versions and memory; a product and an
+// attention, against the CPU's and timed; small FP8 products; NCCL.
 #include "../../base/rng.h"
 #include "../../kernels/attention.h"
 #include "../../kernels/cpu.h"
@@ -46,7 +46,7 @@ static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device
     return host;
 }
 
-// The first n results, against those of the CPU; flops: of a call that took ms.
+// Compares the first n results with those of the CPU. flops: of one call, which took ms.
 static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, const float *expected,
                        int64_t n, double allowed, double flops, float ms) {
     Bf16 *codes = malloc_or_die((size_t)n * sizeof(Bf16));
@@ -63,7 +63,7 @@ static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, con
     free(codes);
 }
 
-// A large product, a few rows of it checked.
+// A large product, of which a few rows are checked.
 static void check_product(Gpu *gpu) {
     enum { N = 4096, ROWS = 8 };
     Bf16 *a, *b, *d;
@@ -115,8 +115,8 @@ static void check_attention(Gpu *gpu) {
     CUDA_CHECK(cudaFree(lse));
 }
 
-// With the model of the options. That products by blocks are missing is no fault: few devices have
-// them.
+// Takes the model of the options. It is no fault that products by blocks are missing: few devices
+// have them.
 static void check_fp8(Gpu *gpu, const Options *options) {
     char reason[SUPPORT_REASON];
     NumberSupport support = support_of(gpu->capability, reason);

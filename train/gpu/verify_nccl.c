@@ -17,7 +17,7 @@ typedef struct {
     NcclComm comm;
 } Member;
 
-// NCCL waits without end for a GPU that does not answer.
+// NCCL waits forever for a GPU that does not answer.
 static void give_up(int signal_number) {
     static const char text[] =
         "  " NCCL_ROW "        BAD  no answer: NCCL hangs here; NCCL_DEBUG=INFO says where, "
@@ -37,7 +37,7 @@ static void give_up(int signal_number) {
         return fail("nccl" #name ": %s (NCCL_DEBUG=INFO tells more)", n->GetErrorString(status)); \
     }
 
-// Fills in seconds, of an all-reduce. values: [elements] on the host.
+// Fills in the seconds of one all-reduce. values: scratch [elements] on the host.
 static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements, float *values,
                       double *seconds) {
     size_t bytes = (size_t)elements * sizeof(float);
@@ -107,7 +107,7 @@ NcclVerdict nccl_self_check(int gpus, int64_t elements, unsigned seconds, char *
     for (int d = 0; d < gpus; d++) {
         const Member *m = &members[d];
         cudaSetDevice(d);
-        // what NCCL has failed to do may hang in being taken down
+        // after a failure, closing NCCL may hang
         if (m->comm != NULL && well) { nccl.CommDestroy(m->comm); }
         if (m->stream != NULL) { cudaStreamDestroy(m->stream); }
         cudaFree(m->buffer);
