@@ -100,23 +100,25 @@ static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     return true;
 }
 
-// Bytes of device memory that the run needs at least.
-static int64_t planned_bytes(const Options *options, const Group *group, NumberSupport support) {
-    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    t->run.options = *options;
-    t->run.group = *group;
-    int64_t bytes = trainer_plan(t, support, 0) ? t->plan.bytes : INT64_MAX;
-    run_free_configuration(&t->run);
-    trainer_free_plan(t);
-    free(t);
-    return bytes;
-}
-
 // Bytes of host memory for all ranks of this machine; for this rank alone where their number is not
 // known.
 static double host_bytes(const Trainer *t) {
     int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
+}
+
+// What a run with these options plans of so many bytes of device memory.
+static PlannedMemory planned_memory(const Options *options, const Group *group,
+                                    NumberSupport support, int64_t memory) {
+    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
+    t->run.options = *options;
+    t->run.group = *group;
+    PlannedMemory m = {INT64_MAX, 0};
+    if (trainer_plan(t, support, memory)) { m = {t->plan.bytes, host_bytes(t)}; }
+    run_free_configuration(&t->run);
+    trainer_free_plan(t);
+    free(t);
+    return m;
 }
 
 // Bytes that a plan may take of the device: the free memory, but no more than --device-memory-gib.
@@ -143,7 +145,7 @@ static void print_plan(Trainer *t) {
         printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
-    fit_print(&t->run, support, planned_bytes, (int64_t)memory);
+    fit_print(&t->run, support, planned_memory, (int64_t)memory);
     exit_answered();
 }
 
@@ -568,7 +570,8 @@ static void finish_step(Trainer *t) {
     result.skipped = (SkipReason)p->state.skipped;
     result.stop = p->state.stop > 0;
     // a checked step waits for the other ranks
-    result.own_seconds = p->checked ? 0 : 1e-9 * (double)(p->state.computed - p->state.began);
+    int64_t own = (int64_t)(p->state.computed - p->state.began);
+    result.own_seconds = p->checked ? NAN : 1e-9 * (double)own;
     result.own_loss = p->state.own_loss_sum * t->run.group.ranks / p->input.targets;
     t->run.progress.window = p->state.window;
     t->run.in_flight = false;
@@ -592,8 +595,7 @@ static void report_counts(Trainer *t) {
 static void wait_for_save(Trainer *t) {
     double begin = wall_seconds();
     if (!params_offloaded(&t->params) || !t->run.saver.pending) { return; }
-    run_beat(&t->run, DOING_PAUSE, "waiting for the last save");
-    saver_wait(&t->run.saver);
+    run_wait_for_save(&t->run);
     double waited = wall_seconds() - begin;
     if (waited < 0.1) { return; }
     printf("%sthe update waited %.1f s for the save, which reads state in host memory\n",
@@ -730,9 +732,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
-    saver_wait(&run->saver);
-    run_beat(run, DOING_WAIT, "copying the state");
+    run_wait_for_save(run);
     Snapshot s = {};
     params_snapshot(&t->params, &s);
     run_save(run, &s);
@@ -753,9 +753,7 @@ static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;
     if (!run->options.profile) { return; }
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
-    // a profile that fails must not spoil a save, and a save must not slow down kernels
-    saver_wait(&run->saver);
+    run_wait_for_save(run); // which a profile that fails must not spoil, nor a save slow kernels
     gpu_profile_begin(&t->gpu);
     for (int micro = 0; micro < run_micro_batches(run); micro++) {
         run_beat(run, DOING_WAIT, "profiling a step");

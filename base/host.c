@@ -101,17 +101,21 @@ double host_memory(const char *root) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
+// OpenMP's own number is each thread's; a thread that saves has not been told it.
+static int threads; // 0: threads_divide has not been called
+
 void threads_divide(int processes) {
     enum { THREADS_MAX = 4096 }; // with 100,000 threads OpenMP's library overruns the stack
     const char *wanted = getenv("OMP_NUM_THREADS");
     bool given = wanted != NULL && wanted[0] != '\0';
-    int threads = omp_get_max_threads();
+    threads = omp_get_max_threads();
     if (given && threads <= THREADS_MAX) { return; }
     if (given) {
         warn("OMP_NUM_THREADS: %d threads, more than %d: one per core is used", threads,
              THREADS_MAX);
     }
-    omp_set_num_threads((int)max64(1, host_cores("") / processes));
+    threads = (int)max64(1, host_cores("") / processes);
+    omp_set_num_threads(threads);
 }
 
 typedef struct {
@@ -129,15 +133,16 @@ static void *take_tasks(void *work) {
 
 void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *context) {
     Work w = {.task = task, .context = context, .count = count};
-    int others = (int)min64(omp_get_max_threads(), count) - 1, started = 0;
-    pthread_t *threads = calloc_or_die((size_t)max64(0, others), sizeof(pthread_t));
+    int most = threads > 0 ? threads : omp_get_max_threads(), started = 0;
+    int others = (int)min64(most, count) - 1;
+    pthread_t *helpers = calloc_or_die((size_t)max64(0, others), sizeof(pthread_t));
     // if no more threads can be started, those that run do all tasks
-    while (started < others && pthread_create(&threads[started], NULL, take_tasks, &w) == 0) {
+    while (started < others && pthread_create(&helpers[started], NULL, take_tasks, &w) == 0) {
         started++;
     }
     take_tasks(&w);
-    for (int i = 0; i < started; i++) { pthread_join(threads[i], NULL); }
-    free(threads);
+    for (int i = 0; i < started; i++) { pthread_join(helpers[i], NULL); }
+    free(helpers);
 }
 
 void threads_spin_briefly(char **argv) {

@@ -515,6 +515,12 @@ static bool next_to_try(const char *save, int64_t *tried, char path[PATH_LENGTH]
         *tried = -1;
         checkpoint_follow(path, path_format(link, "%s/latest", save));
     }
+    if (count > 0 && before == INT64_MAX && path[0] == '\0') {
+        return fail(
+            "%s/latest leads to step %lld, which is missing, and only newer ones are there: "
+            "name one by --resume PATH",
+            save, (long long)latest);
+    }
     return count >= 0 && latest != LINK_UNREADABLE;
 }
 
@@ -543,7 +549,14 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
     }
     // listed again each time, as a run that saves there may have deleted the one tried
     while ((listed = next_to_try(o->save, &step, path)) && path[0] != '\0') {
-        if (checkpoint_open(c, path, true)) { return true; }
+        if (checkpoint_open(c, path, true)) {
+            int64_t latest = checkpoint_linked(o->save, "latest");
+            if (latest > step && !path_exists(checkpoint_path(path, o->save, latest))) {
+                warn("%s, to which `latest` leads, is missing: resuming from step %lld", path,
+                     (long long)step);
+            }
+            return true;
+        }
         if (ends_search(path, step)) { return false; }
         if (path_exists(path)) {
             warn("%s; trying an earlier checkpoint", error_text());

@@ -100,6 +100,18 @@ test_checked_steps_are_not_timed() {
     done
 }
 
+# The ranks' times are gathered whatever they are.
+test_a_clock_that_stands_still_stops_no_rank() {
+    STILL_RANK=1 train still --gpus 2 --train-iters 3 || return
+    grep -qE '"kind":"ranks","step":3,"compute_seconds":\[[0-9.e-]+,0\],"slowest":0' still/metrics.jsonl ||
+        fail "$(grep '"kind":"ranks"' still/metrics.jsonl)"
+}
+
+# Parameters whose sizes are no whole words of the hash: the weights of norms of heads.
+test_any_model_is_checked() {
+    train any --gpus 2 --train-iters 2 --check-interval 1 --kv-channels 6 --qk-layernorm
+}
+
 test_results_that_differ_are_not_checked() {
     expect_said 1 '--check-interval 5: must be 0 with --no-deterministic' "$trainer" \
         "${common[@]}" --no-deterministic --check-interval 5

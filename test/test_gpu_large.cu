@@ -59,8 +59,9 @@ static bool has_room(const Options *options) {
     size_t free_bytes, all_bytes;
     NumberSupport support = {NUMBER_BF16, NULL, 0};
     Group alone = {.rank = 0, .ranks = 1};
-    int64_t bytes = planned_bytes(options, &alone, support) + FIT_OVERHEAD_BYTES;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    int64_t bytes = planned_memory(options, &alone, support, (int64_t)free_bytes).device +
+                    FIT_OVERHEAD_BYTES;
     if (bytes <= (int64_t)free_bytes) { return true; }
     snprintf(why, sizeof(why), "it needs %s of device memory, and %s are free",
              format_bytes(need, (double)bytes), format_bytes(have, (double)free_bytes));

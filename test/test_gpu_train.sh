@@ -194,7 +194,8 @@ order_costs_memory() {
     $gpu $long --plan --device-memory-gib 8 >out &&
         [[ $(grep -cE 'no micro-batch; [1-9][0-9]* with --no-deterministic' out) -eq 12 ]] &&
         $gpu $long --plan --device-memory-gib 8 --no-deterministic >out &&
-        [[ $(grep -cE ' --micro-batch-size [1-9][0-9]*$' out) -eq 12 ]]
+        [[ $(grep -cE ' --micro-batch-size [1-9][0-9]*(; .* of host memory)?$' out) -eq 12 &&
+            $(grep -c 'offload .* of host memory$' out) -eq 6 ]]
 }
 check "the plan says what the order of sums costs" order_costs_memory
 # What checkpoints take of the host's memory, of all ranks together: 14 bytes a parameter, 10 with

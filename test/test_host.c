@@ -5,6 +5,7 @@
 #include "fixture.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -91,7 +92,35 @@ TEST(processes_of_a_host_divide_its_cores) {
     CHECK_EQUAL(omp_get_max_threads(), 7);
 }
 
+static void note_thread(void *ids, int64_t i) {
+    ((pthread_t *)ids)[i] = pthread_self();
+    usleep(1000);
+}
+
+enum { NOTED = 16 };
+
+static void *note_threads(void *ids) {
+    threads_for(NOTED, note_thread, ids);
+    return NULL;
+}
+
+// As the thread that saves is one.
+TEST(other_threads_take_no_more_cores) {
+    pthread_t other, ids[NOTED];
+    unsetenv("OMP_NUM_THREADS");
+    threads_divide(1000000);
+    CHECK(pthread_create(&other, NULL, note_threads, ids) == 0);
+    pthread_join(other, NULL);
+    for (int i = 1; i < NOTED; i++) { CHECK(pthread_equal(ids[i], ids[0])); }
+}
+
 enum { TASKS = 10000 };
+
+static void set_threads(int threads) {
+    setenv("OMP_NUM_THREADS", "7", 1); // as it was read, whatever it says
+    omp_set_num_threads(threads);
+    threads_divide(1);
+}
 
 static void count_task(void *counts, int64_t i) {
     ((int *)counts)[i]++;
@@ -102,7 +131,7 @@ TEST(every_task_is_done_once) {
     static int counts[TASKS];
     for (int threads = 1; threads <= 5; threads += 2) {
         memset(counts, 0, sizeof(counts));
-        omp_set_num_threads(threads);
+        set_threads(threads);
         threads_for(TASKS, count_task, counts);
         int once = 0;
         for (int i = 0; i < TASKS; i++) { once += counts[i] == 1; }
@@ -121,7 +150,7 @@ static void meet_task(void *arrived, int64_t i) {
 
 TEST(tasks_run_beside_each_other) {
     int arrived[4] = {0};
-    omp_set_num_threads(2);
+    set_threads(2);
     threads_for(2, meet_task, arrived);
     CHECK(arrived[2] && arrived[3]);
 }

@@ -10,12 +10,13 @@ RANDOM=5 # the delays below repeat, as far as delays can
 # While the data of step 3 are read, step 2 is the last that is complete.
 plant() {
     local fault=$1:$(($3 * 12 + $2 * 2)) folder=$4
+    shift 4
     mkdir -p "$folder"
     (
         begin=$(date +%s%N) status=0
         FAULT=$fault FAULT_AFTER=$folder/s/latest "$trainer" "${common[@]}" --gpus 3 \
             --train-iters 8 --save "$folder/s" --save-interval 2 --distributed-timeout 4 \
-            >"$folder/out" 2>"$folder/err" || status=$?
+            "$@" >"$folder/out" 2>"$folder/err" || status=$?
         echo "$status $((($(date +%s%N) - begin) / 1000000))" >"$folder/status"
     ) &
 }
@@ -50,6 +51,8 @@ test_faults_end_every_rank() {
     wait
     plant disk 1 3 disk
     plant disk 0 3 disk0
+    # in the step after a save, which waited for it
+    plant stall 1 2 stall --optimizer-cpu-offload --device-memory-gib 1.19
     plant none 0 3 sound
     wait
     expect sound 0 8
@@ -61,6 +64,8 @@ test_faults_end_every_rank() {
     expect stop 4 2 '^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 2'
     expect stop0 4 2 '^rank [12]: error: rank 0 on .* has been silent for .*this rank ends at step 2'
     expect hang 4 2 'error: rank 1 on .* has not gone on for .* s, last heard at step 2 \(reading data\)'
+    expect stall 4 2 'error: rank 1 on .* waits, as all ranks do, for .* s: a GPU or the network hangs'
+    has stall/out "the optimizer's state among it" || fail "stall: $(cat stall/out)"
     expect nan 0 8 "^rank 1: warning: step 4 is skipped: the loss of this rank's sequences is nan"
     [[ $(grep -c '"skipped":1' nan/s/metrics.jsonl) -eq 1 ]] || fail "nan: not one step skipped"
     expect term 75 4
@@ -75,7 +80,7 @@ test_faults_end_every_rank() {
 # From what each of them left, to the end that the sound run had.
 test_every_checkpoint_goes_on() {
     local folder
-    for folder in kill kill0 die stop stop0 hang term disk disk0; do
+    for folder in kill kill0 die stop stop0 hang stall term disk disk0; do
         expect_status 0 "$trainer" "${common[@]}" --gpus 3 --train-iters 8 --save "$folder/s" \
             --resume latest || return
         cmp -s sound/s/latest/model.safetensors "$folder/s/latest/model.safetensors" ||

@@ -448,7 +448,7 @@ void run_report(Run *run, StepResult s) {
     if (s.skipped) { metrics_text(r, "reason", skip_reasons[s.skipped]); }
     if (first) { metrics_number(r, "start_seconds", start_seconds); }
     metrics_end(&run->metrics, r);
-    bool timed = !first && s.own_seconds > 0; // the first step also loads and plans
+    bool timed = !first && !isnan(s.own_seconds); // the first step also loads and plans
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;
     bool line = p->step % o->log_interval == 0 && run->own_steps > 0;
@@ -530,10 +530,17 @@ static void make_folder_anew(Run *run) {
     run_record_start(run);
 }
 
+bool run_wait_for_save(Run *run) {
+    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    bool saved = saver_wait(&run->saver);
+    run_beat(run, DOING_WAIT, "after a save"); // what follows has a time limit again
+    return saved;
+}
+
 void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
+    run_beat(run, DOING_PAUSE, "starting a save");
     if (run->group.rank == 0) { make_folder_anew(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
@@ -554,6 +561,7 @@ void run_save(Run *run, const Snapshot *snapshot) {
     metrics_end(&run->metrics, r);
     metrics_sync(&run->metrics); // the records of a checkpoint's steps are on the disk before it is
     saver_start(&run->saver, &s);
+    run_beat(run, DOING_WAIT, "after a save");
 }
 
 // Prints the command that resumes a saved run.
@@ -571,8 +579,7 @@ static void print_resume(const Run *run) {
 }
 
 int run_close(Run *run) {
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
-    bool saved = saver_wait(&run->saver);
+    bool saved = run_wait_for_save(run);
     const Progress *p = &run->progress;
     bool stopped = is_stopping(run) && p->step < run->options.train_iters;
     bool read = agree_on_data(run);
@@ -614,8 +621,7 @@ int run_close(Run *run) {
 
 void run_end_wrong(Run *run) {
     Error why = error_kept();
-    run_beat(run, DOING_PAUSE, "waiting for the last save");
-    saver_wait(&run->saver);
+    run_wait_for_save(run);
     if (run->group.rank == 0) { complain("%s", why.text); }
     MetricsRecord *r = begin_end(run, EXIT_WRONG_RESULTS);
     metrics_text(r, "error", why.text);
@@ -630,20 +636,20 @@ static const char *const recompute_names[] = {"none", "activations", "block"};
 
 // Returns 0 if not even one sequence fits.
 static int largest_micro_batch(Options o, const Group *group, NumberSupport support,
-                               PlannedBytes planned, int64_t memory) {
+                               RunPlanner plan, int64_t memory) {
     int fits = 0;
     o.global_batch_size = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
         o.micro_batch_size = fits + step;
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
-        if (countable && planned(&o, group, support) <= memory - FIT_OVERHEAD_BYTES) {
+        if (countable && plan(&o, group, support, memory).device <= memory - FIT_OVERHEAD_BYTES) {
             fits += step;
         }
     }
     return fits;
 }
 
-void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int64_t memory) {
+void fit_print(const Run *run, NumberSupport support, RunPlanner plan, int64_t memory) {
     enum { WAYS = 2 * (STATE_BF16 + 1) * (RECOMPUTE_BLOCK + 1) };
     char size[32];
     printf("What fits %s\n", format_bytes(size, (double)memory));
@@ -652,14 +658,20 @@ void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int6
         o.recompute = way % (RECOMPUTE_BLOCK + 1);
         o.adam_dtype = way / (RECOMPUTE_BLOCK + 1) % (STATE_BF16 + 1);
         o.optimizer_cpu_offload = way >= WAYS / 2;
-        int micro = largest_micro_batch(o, &run->group, support, planned, memory);
+        int micro = largest_micro_batch(o, &run->group, support, plan, memory);
         o.deterministic = false;
-        int any_order = largest_micro_batch(o, &run->group, support, planned, memory);
+        int any_order = largest_micro_batch(o, &run->group, support, plan, memory);
+        o.micro_batch_size = (int)max64(1, any_order);
+        o.global_batch_size = 0;
+        double host = plan(&o, &run->group, support, memory).host;
         printf("  --recompute %-11s --adam-dtype %s %s  ", recompute_names[o.recompute],
                o.adam_dtype == STATE_BF16 ? "bf16" : "fp32",
                o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");
         printf(micro > 0 ? "--micro-batch-size %d" : "no micro-batch", micro);
         if (any_order > micro) { printf("; %d with --no-deterministic", any_order); }
+        if (any_order > 0 && o.optimizer_cpu_offload) {
+            printf("; %s of host memory", format_bytes(size, host));
+        }
         printf("\n");
     }
 }

@@ -58,7 +58,7 @@ typedef struct {
     SkipReason skipped;
     bool stop;          // several ranks: one of them has got a signal to stop
     double own_loss;    // several ranks: mean over this rank's sequences
-    double own_seconds; // several ranks: time of this rank's passes; 0: not known
+    double own_seconds; // several ranks: time of this rank's passes; NaN, on all ranks: not known
 } StepResult;
 
 // Counts the step and its tokens, prints its line, and writes its record.
@@ -72,20 +72,27 @@ bool run_counts_fp8(const Run *run, int64_t step);
 // (FP32, laid out as the parameters), and exits. Without that option it does nothing.
 void run_maybe_dump(Run *run, float *gradients, double loss);
 
+// Waits until the last save has ended. Returns whether every save so far has succeeded.
+bool run_wait_for_save(Run *run);
 // Starts a save and records it. The trainer sets the snapshot's arrays; this sets the other fields.
 void run_save(Run *run, const Snapshot *snapshot);
 
 // ---- what fits a memory -------------------------------------------------------------------------
 
-// Returns the bytes of device memory that a run with these options plans, on a device with this
-// support.
-typedef int64_t (*PlannedBytes)(const Options *options, const Group *group, NumberSupport support);
+typedef struct {
+    int64_t device; // bytes
+    double host;    // bytes, for all ranks of this machine
+} PlannedMemory;
+
+// Plans a run with these options, on a device with this support and so many bytes of memory.
+typedef PlannedMemory (*RunPlanner)(const Options *options, const Group *group,
+                                    NumberSupport support, int64_t memory);
 
 // Device memory that is not in the plan: the CUDA context, the libraries, graphs.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
 // Prints the largest micro-batch for every way to save memory. Each way is a variant of the run's
 // options.
-void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int64_t memory);
+void fit_print(const Run *run, NumberSupport support, RunPlanner plan, int64_t memory);
 
 END_C

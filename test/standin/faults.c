@@ -1,14 +1,14 @@
 // Faults planted into one rank of a trainer over the stand-ins: where it reads data, looks up
 // embeddings, and adds up losses. The Makefile wraps these calls. SLOW_SAVE=SECONDS: each file of a
 // checkpoint is written this much later. SLOW_RANK=R: by the clock of the stand-ins rank R computes
-// 12 ms per micro-batch, the others 10.
+// 12 ms per micro-batch, the others 10. STILL_RANK=R: the clock of rank R stands still.
 //
 // FAULT=kind:N plants a fault when the trainer reads sequence N to train on: so N decides the step
 // and the rank. The kinds: nan (in the loss of the micro-batch), flip (one bit of that loss, in one
 // pass), flips (another bit in every pass), weight (one bit of a weight, which stays flipped),
-// kill, stop, hang (while reading), die, disk (no file can grow), term (a signal to this rank
-// alone). FAULT_AFTER=PATH: the fault waits until PATH exists, so that it is certain what has been
-// saved.
+// kill, stop, hang (while reading), stall (in the update), die, disk (no file can grow), term (a
+// signal to this rank alone). FAULT_AFTER=PATH: the fault waits until PATH exists, so that it is
+// certain what has been saved.
 #include "../../checkpoints/safetensors.h"
 #include "../../kernels/kernels.h"
 #include "../../train/state.h"
@@ -29,7 +29,11 @@ bool __real_safetensors_write(FileWriter *w, const char *path, TensorEntry *tens
 void __real_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,
                                   const Bf16 *wpe, int B, int T, int C);
 
-static bool nan_is_due, weight_is_due;
+void __real_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input,
+                               const double *loss_sum, double *scratch, const void *gradients,
+                               GpuType type, const GradientPart *parts, int count);
+
+static bool nan_is_due, stall_is_due, weight_is_due;
 static int flips_are_due;
 static double pass_seconds;
 
@@ -38,6 +42,7 @@ static void plant(const char *kind) {
     while (after != NULL && access(after, F_OK) != 0) { usleep(1000); }
     nan_is_due = strcmp(kind, "nan") == 0;
     weight_is_due = strcmp(kind, "weight") == 0;
+    stall_is_due = strcmp(kind, "stall") == 0;
     flips_are_due = strcmp(kind, "flips") == 0 ? 30 : strcmp(kind, "flip") == 0;
     if (strcmp(kind, "kill") == 0) { raise(SIGKILL); }
     if (strcmp(kind, "stop") == 0) { raise(SIGSTOP); }
@@ -58,6 +63,8 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
     int64_t sample = run->progress.samples + ahead * run->options.global_batch_size +
                      ((int64_t)micro * run->group.ranks + run->group.rank) * B;
     const char *slow = getenv("SLOW_RANK");
+    const char *still = getenv("STILL_RANK");
+    if (still != NULL && atoi(still) == run->group.rank) { standin_seconds = 1; }
     if (slow != NULL) { pass_seconds = atoi(slow) == run->group.rank ? 0.012 : 0.010; }
     bool read = fault != NULL && sscanf(fault, "%7[a-z]:%lld", kind, &at) == 2;
     run_beat(run, DOING_WORK, "reading data");
@@ -71,6 +78,13 @@ void __wrap_gpu_sum_losses(Gpu *gpu, double *sum, const float *losses, int M, bo
     nan_is_due = false;
     standin_seconds += pass_seconds;
     if (flips_are_due > 0) { *(uint64_t *)sum ^= 1ull << flips_are_due--; }
+}
+
+void __wrap_gpu_sum_of_squares(Gpu *gpu, StepState *state, const StepInput *input,
+                               const double *loss_sum, double *scratch, const void *gradients,
+                               GpuType type, const GradientPart *parts, int count) {
+    while (stall_is_due) { pause(); }
+    __real_gpu_sum_of_squares(gpu, state, input, loss_sum, scratch, gradients, type, parts, count);
 }
 
 void __wrap_gpu_embedding_forward(Gpu *gpu, Bf16 *out, const int *tokens, const Bf16 *wte,

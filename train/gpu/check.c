@@ -39,7 +39,8 @@ void check_hash(Check *c, int pass) {
         bool codes;
         Gradient g = params_gradient(p, q->id, q->layer);
         const void *weights = params_weights(p, q->id, q->layer, &codes);
-        int64_t n = param_size(q);
+        // with the zeros after it, up to whole words of the hash
+        int64_t n = round_up64(param_size(q), 8);
         gpu_hash(gpu, row, g.data, n * gpu_type_bytes(g.type), 0);
         gpu_hash(gpu, row + c->params, weights, n * (codes ? 1 : (int64_t)sizeof(Bf16)), 0);
     }

@@ -7,36 +7,43 @@
 
 // ---- from a checkpoint --------------------------------------------------------------------------
 
+enum { PIECE = 1 << 24 }; // elements that are restored at a time
+
+// Fills elements begin..end of the parameter space in an array of the optimizer's state, where they
+// begin at element `kept`. host: [PIECE]
+static void restore_piece(Params *p, const Checkpoint *c, const StateArray *a, int64_t begin,
+                          int64_t end, int64_t kept, float *host) {
+    int64_t n = end - begin;
+    bool resident = kept >= a->offloaded;
+    void *to = state_address(a, kept);
+    float *values = resident || a->type == TYPE_BF16 ? host : to;
+    if (c != NULL) {
+        run_read_state(p->run, c, a->name, begin, end, values);
+    } else {
+        run_first_weights(p->run, begin, end, values);
+    }
+    if (a->type == TYPE_BF16) {
+        // in place: no code is written over a number that has not been read
+        Bf16 *codes = resident ? (Bf16 *)host : to;
+        for (int64_t k = 0; k < n; k++) { codes[k] = bf16_encode(values[k]); }
+    }
+    if (resident) { gpu_send(p->gpu, to, host, (size_t)(n * gpu_type_bytes(a->type))); }
+}
+
 // Fills an array of the optimizer's state from a checkpoint; c NULL: the master weights with
-// initial weights. host: memory for the longest range.
+// initial weights.
 static void restore_array(Params *p, const Checkpoint *c, const StateArray *a, float *host) {
     for (const ZeroRange *r = p->optimizer.ranges;
-         r < p->optimizer.ranges + p->optimizer.num_ranges; r++) {
-        int64_t n = r->end - r->begin;
-        bool resident = r->kept >= a->offloaded;
-        if (r->kept >= a->count) { return; }
-        void *to = state_address(a, r->kept);
-        float *values = resident || a->type == TYPE_BF16 ? host : to;
-        if (c != NULL) {
-            run_read_state(p->run, c, a->name, r->begin, r->end, values);
-        } else {
-            run_first_weights(p->run, r->begin, r->end, values);
+         r < p->optimizer.ranges + p->optimizer.num_ranges && r->kept < a->count; r++) {
+        for (int64_t begin = r->begin; begin < r->end; begin += PIECE) {
+            restore_piece(p, c, a, begin, min64(begin + PIECE, r->end), r->kept + begin - r->begin,
+                          host);
         }
-        if (a->type == TYPE_BF16) {
-            // in place: no code is written over a number that has not been read
-            Bf16 *codes = resident ? (Bf16 *)host : to;
-            for (int64_t k = 0; k < n; k++) { codes[k] = bf16_encode(values[k]); }
-        }
-        if (resident) { gpu_send(p->gpu, to, host, (size_t)(n * gpu_type_bytes(a->type))); }
     }
 }
 
 static void restore_arrays(Params *p, const Checkpoint *c) {
-    int64_t longest = 0;
-    for (int i = 0; i < p->optimizer.num_ranges; i++) {
-        longest = max64(longest, p->optimizer.ranges[i].end - p->optimizer.ranges[i].begin);
-    }
-    float *host = malloc_or_die((size_t)longest * sizeof(float));
+    float *host = malloc_or_die(PIECE * sizeof(float));
     for (const StateArray *a = p->optimizer.arrays; a < p->optimizer.arrays + STATE_ARRAYS; a++) {
         if (c != NULL || a == &p->optimizer.arrays[STATE_MASTER]) { restore_array(p, c, a, host); }
     }
