@@ -12,8 +12,8 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// A missing file, or a folder or pipe in its place, counts as damage. For every other error the
-// file may be undamaged.
+// A missing file, or a folder or pipe in its place, is damage. With other errors it may be
+// undamaged.
 static bool fail_path(const char *path, int why) {
     bool damage = why == ENOENT || why == EISDIR || why == EINVAL;
     return (damage ? fail : refuse)("%s: %s", path, strerror(why));

@@ -196,8 +196,7 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
     return true;
 }
 
-// Opens files that a run may read, but meta.json does not list: of a folder of Hugging Face's, or
-// added to a checkpoint later.
+// Opens other files that a run may read: of a folder of Hugging Face's, or added to a checkpoint.
 static bool add_others(Checkpoint *c, int folder) {
     static const char *const names[] = {"model.safetensors",      "tokenizer.bin",
                                         "generation_config.json", "tokenizer.json",
@@ -223,8 +222,7 @@ FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return folder_id(path);
 }
 
-// Reads meta.json and opens the files. A folder without meta.json is one of Hugging Face's, but not
-// with `state`.
+// Reads meta.json and opens the files. Unless state, a folder without it is one of Hugging Face's.
 static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
     bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
@@ -348,8 +346,7 @@ static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], con
     return ok;
 }
 
-// Opens every rank's file. Together their ranges must have every element of the parameter space
-// once.
+// Opens every rank's file. Their ranges must have every element of the parameter space once.
 static bool open_optimizer(Checkpoint *c, bool verify) {
     enum { EXP_AVG_SQ = 2, KINDS };
     static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
@@ -558,8 +555,7 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                 o->save);
 }
 
-// Opens a folder without its optimizer files, reads the options of its model, and verifies its
-// tokenizer.
+// Opens a folder without its optimizer files, reads its model's options, verifies its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     char path[PATH_LENGTH];
     *model = (Options){0};

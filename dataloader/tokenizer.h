@@ -1,6 +1,5 @@
-// Decodes token ids to bytes, and encodes text to token ids, with a tokenizer.bin: one of bytes, or
-// the byte-pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as
-// these two do).
+// Decodes token ids to bytes, and encodes text to ids, with a tokenizer.bin: of bytes, or the byte-
+// pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as these do).
 //
 // The format is llm.c's tokenizer.bin; what an encoder needs besides is in fields and bytes that
 // llm.c ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2]
@@ -79,8 +78,7 @@ typedef struct {
 bool encoder_open(Encoder *e, const Tokenizer *tokenizer);
 void encoder_close(Encoder *e);
 
-// Writes the tokens of a text, without an end of text, and returns how many there are: at most one
-// for each byte.
+// Writes the tokens of a text, without an end of text. Returns how many: at most one for each byte.
 int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
 END_C

@@ -56,8 +56,8 @@ void run_announce(Run *run) {
     }
 }
 
-// Whether every rank could read its data. If not, the error text is that of the first rank that
-// could not.
+// Whether every rank could read its data. If not, the error text is that of the first that could
+// not.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
     return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
@@ -236,8 +236,7 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
     if (run->options.start != NULL) { checkpoint_close(run->options.start); }
 }
 
-// Fails if one of the elements begin..end of the parameter space is NaN or larger than `most`, and
-// names the first such tensor.
+// Names the first tensor that has NaN, or more than `most`, in elements begin..end of the space.
 static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
                          float most) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
