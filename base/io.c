@@ -218,9 +218,7 @@ bool folder_make(const char *path) {
 bool folder_sync(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) { return fail_path(path, errno); }
-    int why = fsync(folder) != 0 && errno != EINVAL
-                  ? errno
-                  : 0; // EINVAL: some file systems cannot sync a folder
+    int why = fsync(folder) != 0 && errno != EINVAL ? errno : 0; // EINVAL: it has no such sync
     close(folder);
     return why == 0 || fail_path(path, why);
 }

@@ -772,9 +772,7 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         float was, target = fp8_slot_target(precision, i);
         float growth = 1.0f; // how the changed options scale the tensor's values
         int32_t count;
-        if (!fp8_slot_in_use(precision, i)) {
-            continue;
-        } // its state would be out of date when it is used
+        if (!fp8_slot_in_use(precision, i)) { continue; } // its state would be stale later
         if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
             !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||
             !safetensors_read(&c->scaling, e[TARGET], i, 1, &was) ||

@@ -415,8 +415,7 @@ static bool check_owner(const Options *o) {
                     o->save, (long long)newest);
     }
     FolderId save = folder_id(o->save);
-    bool missing = checkpoint_follow(leads_to, o->resume).inode ==
-                   0; // opening it reports that later
+    bool missing = checkpoint_follow(leads_to, o->resume).inode == 0; // reported when opened
     path_format(path, "%s", o->resume);
     if (missing || is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
         return true;

@@ -68,8 +68,7 @@ typedef struct {
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // of the buffers below, in bytes of a word
-    int *end,
-        *before; // for a token that begins at a byte: its end; where the previous token begins
+    int *end, *before;       // of the token at a byte: its end; the start of the token before it
     Merge *heap;
     size_t heap_count;
 } Encoder;

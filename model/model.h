@@ -73,12 +73,7 @@ typedef enum {
 typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
 // Which models have a tensor.
 typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
-typedef enum {
-    INIT_ZERO,
-    INIT_ONE,
-    INIT_NORMAL,
-    INIT_RESIDUAL
-} TensorInit; // INIT_RESIDUAL: divided by sqrt(2L)
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // residual: / sqrt(2L)
 
 // A dimension of a tensor, as a function of the configuration.
 typedef enum {

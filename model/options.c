@@ -192,8 +192,7 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
 
 // Finds a pattern that matches exactly these files, as the one that the shell has expanded did.
 static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count) {
-    int64_t shortest = INT64_MAX, begin = INT64_MAX,
-            end = INT64_MAX; // lengths of the common start and end
+    int64_t shortest = INT64_MAX, begin = INT64_MAX, end = INT64_MAX; // begin, end: in common
     for (int i = 0; i < count; i++) {
         const char *file = files[i], *first = files[0];
         int64_t length = (int64_t)strlen(file), first_length = (int64_t)strlen(first), same = 0;

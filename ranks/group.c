@@ -218,9 +218,7 @@ static void send_message(Peer *p, bool wait, int kind, const void *data, size_t 
         if (n <= 0) { break; }
         sent += (size_t)n;
     }
-    if (sent > 0 && sent < bytes) {
-        shutdown(p->file, SHUT_WR);
-    } // no other message may follow a part of one
+    if (sent > 0 && sent < bytes) { shutdown(p->file, SHUT_WR); } // nothing may follow a part
     free(frame);
     pthread_mutex_unlock(&p->sending);
 }
@@ -345,8 +343,7 @@ __attribute__((noreturn)) static void end_for(Watch *w, int rank, const char *re
 }
 
 void watch_lost(Watch *w, const char *fallback) {
-    nanosleep(&(struct timespec){.tv_sec = 3},
-              NULL); // the watchdog's thread should end the process first
+    nanosleep(&(struct timespec){.tv_sec = 3}, NULL); // the watchdog should end the process first
     pthread_mutex_lock(&w->mutex);
     end_run(w, "%s", fallback);
 }
@@ -381,8 +378,7 @@ static void read_peer(Watch *w, int rank) {
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), silence, longest = 0;
     int quiet = -1, stuck = -1, behind = -1;
-    bool all_wait = now - w->left >
-                    limit + 2 * w->tick; // they may have waited for a rank that has just left
+    bool all_wait = now - w->left > limit + 2 * w->tick; // they may have waited for who left
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Beat *b = &p->beat;

@@ -11,9 +11,8 @@
 enum { SHORTEST = 64 };
 
 typedef struct {
-    int question, answer_index, length,
-        answer;  // length and answer: tokens of the row and of its answer
-    double loss; // sum over the answer's tokens
+    int question, answer_index, length, answer; // tokens of the row, of its answer
+    double loss;                                // sum over the answer's tokens
 } Row;
 
 // Lists this rank's rows: every answer of its questions.

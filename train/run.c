@@ -153,8 +153,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens /
-                            o->seq_length; // in sequences of this run's length
+    run->progress.samples = run->progress.tokens / o->seq_length; // of this length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
@@ -354,8 +353,7 @@ static const char *const skip_texts[] = {"", "SKIPPED", "SKIPPED: spike", "SKIPP
 // start_seconds: of the first step, the time from the program's start to it; 0 for later steps.
 static void print_step(Run *run, StepResult s, double tokens_per_s, double start_seconds) {
     enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
-    static const int dropped[] = {USE, LR, NORM, ETA,
-                                  SPEED}; // in this order, if the line is too long
+    static const int dropped[] = {USE, LR, NORM, ETA, SPEED}; // in this order, if too long
     const Progress *p = &run->progress;
     int64_t iters = run->options.train_iters;
     struct winsize size;
@@ -457,8 +455,7 @@ void run_report(Run *run, StepResult s) {
 void run_report_eval(Run *run, double loss, double seconds) {
     Progress *p = &run->progress;
     if (!agree_on_data(run)) {
-        run->stopping =
-            true; // on every rank, as the loss lacks the data that a rank could not read
+        run->stopping = true; // on every rank: the loss lacks what one could not read
         return;
     }
     p->valid_loss = loss;
