@@ -158,11 +158,10 @@ typedef struct Checkpoint {
     CheckpointFile *files;
     Progress progress;
     int64_t data_windows, valid_tokens, layout_size;
-    int ranks; // 0: a folder of Hugging Face's
-    char precision[16];
-    char created[32];
-    char *data, *valid_data; // the shards' identities; "": not known
-    struct cJSON *options;   // an object of texts
+    int ranks;                       // 0: a folder of Hugging Face's
+    struct cJSON *meta, *options;    // meta.json; in it an object of texts
+    const char *precision, *created; // in meta too
+    const char *data, *valid_data;   // the shards' identities; "": not known
     SafeTensors model, scaling;
     SafeTensors *optimizer; // [ranks]
     int num_ranges;

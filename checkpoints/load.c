@@ -84,7 +84,8 @@ static bool read_window(const cJSON *meta, const char *name, int64_t count, doub
     return true;
 }
 
-static bool read_meta(Checkpoint *c, cJSON *meta) {
+static bool read_meta(Checkpoint *c) {
+    const cJSON *meta = c->meta;
     Progress *p = &c->progress;
     for (const ProgressField *f = progress_fields; f < progress_fields + PROGRESS_FIELDS; f++) {
         void *field = (char *)p + f->offset;
@@ -111,11 +112,11 @@ static bool read_meta(Checkpoint *c, cJSON *meta) {
         return fail("%s/meta.json: the window of losses and norms is wrong", c->path);
     }
     c->ranks = (int)ranks;
-    snprintf(c->precision, sizeof(c->precision), "%s", text_of(meta, "precision"));
-    snprintf(c->created, sizeof(c->created), "%s", text_of(meta, "created"));
-    c->data = strdup_or_die(text_of(meta, "data"));
-    c->valid_data = strdup_or_die(text_of(meta, "valid_data"));
-    c->options = cJSON_DetachItemFromObjectCaseSensitive(meta, "options");
+    c->precision = text_of(meta, "precision");
+    c->created = text_of(meta, "created");
+    c->data = text_of(meta, "data");
+    c->valid_data = text_of(meta, "valid_data");
+    c->options = cJSON_GetObjectItemCaseSensitive(meta, "options");
     return cJSON_IsObject(c->options) || fail("%s/meta.json: no options", c->path);
 }
 
@@ -233,10 +234,9 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
     if (text == NULL) { return false; }
     c->seal = (uint32_t)crc32_z(0, (const Bytef *)text, bytes);
     if (ours) {
-        cJSON *meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name));
-        ok = meta != NULL && read_meta(c, meta) &&
-             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(meta, "files"), state);
-        cJSON_Delete(meta);
+        c->meta = parse_meta(text, bytes, path_format(path, "%s/%s", c->path, name));
+        ok = c->meta != NULL && read_meta(c) &&
+             add_listed(c, folder, cJSON_GetObjectItemCaseSensitive(c->meta, "files"), state);
     }
     free(text);
     return ok && (state || add_others(c, folder));
@@ -402,11 +402,9 @@ void checkpoint_close(Checkpoint *c) {
     free(c->files);
     free(c->optimizer);
     free(c->ranges);
-    free(c->data);
-    free(c->valid_data);
     safetensors_close(&c->model);
     safetensors_close(&c->scaling);
-    cJSON_Delete(c->options);
+    cJSON_Delete(c->meta);
     *c = (Checkpoint){0};
 }
 
