@@ -50,7 +50,7 @@ bool ranks_device(const Group *g, int visible, int *device);
 // stay one process; the group of --plan has the number of ranks that it plans for.
 void launch(Group *group, const Options *options);
 
-// For a program that cannot be one of several ranks: it dies if it was started as one.
+// For a program that is always one process: sets *group, or dies if it is one of several ranks.
 void launch_refuse(Group *group, const Options *options);
 
 END_C

@@ -113,8 +113,7 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
-    Checkpoint none = {
-        0}; // all ranks call it, as a first checkpoint may have appeared for some only
+    Checkpoint none = {0}; // all ranks call it: a first checkpoint may be there for some only
     or_die(checkpoint_share(o->start != NULL ? o->start : &none, &run->group));
     checkpoint_close(&none);
     run_beat(run, DOING_WORK, "opening the data");
