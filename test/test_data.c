@@ -1,4 +1,4 @@
-// Shards, windows, the order of samples, tokenizer.bin.
+// Shards, masks, windows, and the order of samples.
 #include "../base/rng.h"
 #include "../train/run_data.h"
 #include "fixture.h"
