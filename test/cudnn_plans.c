@@ -1,6 +1,6 @@
-// kernels/attention.c over the real cuDNN, without a device: cuDNN makes plans for a described
-// device (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and says which workspace each plan
-// needs. Nothing is run. It is built where cuDNN is installed.
+// kernels/attention.c over cuDNN itself, without a device: cuDNN makes plans for a device that is
+// described to it (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and says of each what workspace
+// it needs. Nothing is run. Built where cuDNN is installed.
 #include "test.h"
 
 #include <cudnn.h>
@@ -18,7 +18,7 @@ static int64_t engine_index(cudnnBackendDescriptor_t engine) {
     return index;
 }
 
-// Uses the described device in place of a handle, which only a real device has.
+// What names a handle, which only a device has, names the described device.
 static cudnnStatus_t set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
                          cudnnBackendAttributeType_t type, int64_t n, const void *values) {
     if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) { return CUDNN_STATUS_SUCCESS; }
@@ -62,7 +62,7 @@ static cudnnStatus_t get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t
 #undef cudnnBackendSetAttribute
 #undef cudnnBackendGetAttribute
 
-// Only a pass needs these.
+// What only a pass needs.
 void attention_plain_forward(Bf16 *out, float *lse, const Bf16 *qkv, AttentionShape s,
                              cudaStream_t stream) {
     (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
@@ -72,8 +72,7 @@ void attention_plain_backward(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out, c
     (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv, (void)s, (void)stream;
 }
 
-// Describes a device: sms multiprocessors of compute capability version / 100, and its shared
-// memory.
+// sms multiprocessors of compute capability version / 100, of so much shared memory.
 static bool describe_device(int version, int sms, int shared) {
     char json[1024];
     int n = snprintf(
@@ -100,12 +99,12 @@ SETUP() {
     }
 }
 
-// The attention of GPT-2, and of Llama with grouped queries.
+// GPT-2's attention, and Llama's with grouped queries.
 static const AttentionShape shapes[] = {{8, 1024, 12, 12, 64, false}, {1, 2048, 32, 8, 128, true}};
 enum { MOST = 1 << 30 };
 
-// The workspace that is planned without a device is enough, so that no pass takes smaller pieces.
-// (From compute capability 12.0 on, cuDNN has the same plans as for 8.0.)
+// The workspace that is planned without a device is enough: no pass takes smaller pieces. (From
+// compute capability 12.0 on cuDNN has the plans of 8.0.)
 TEST(planned_workspace_is_enough_on_every_device) {
     const int devices[][3] = {{800, 108, 166912}, {900, 132, 232448}, {1000, 148, 232448}};
     for (int i = 0; i < 3 * 2; i++) {
@@ -126,7 +125,7 @@ TEST(planned_workspace_is_enough_on_every_device) {
     describe_device(900, 132, 232448);
 }
 
-// If plans need more workspace, pieces are smaller; if no piece is small enough, cuDNN is not used.
+// Where plans need more, pieces are smaller; where no piece is small enough, cuDNN does not serve.
 TEST(the_plan_itself_is_asked_for_its_workspace) {
     AttentionShape s = shapes[0];
     Gpu gpu = {0};
