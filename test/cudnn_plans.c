@@ -1,6 +1,6 @@
-// kernels/attention.c over the real cuDNN, without a device: cuDNN makes plans for a described
-// device (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and says which workspace each plan
-// needs. Nothing is run. It is built where cuDNN is installed.
+// kernels/attention.c with cuDNN itself, without a device: cuDNN makes plans for a device that is
+// described to it (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, since 9.8), and tells the workspace that
+// each plan needs. No plan is run. Built where cuDNN is installed.
 #include "test.h"
 
 #include <cudnn.h>
@@ -18,7 +18,8 @@ static int64_t engine_index(cudnnBackendDescriptor_t engine) {
     return index;
 }
 
-// Uses the described device in place of a handle, which only a real device has.
+// Where a descriptor takes a handle, which only a device has, it takes the described device
+// instead.
 static cudnnStatus_t set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
                          cudnnBackendAttributeType_t type, int64_t n, const void *values) {
     if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) { return CUDNN_STATUS_SUCCESS; }
@@ -62,7 +63,7 @@ static cudnnStatus_t get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t
 #undef cudnnBackendSetAttribute
 #undef cudnnBackendGetAttribute
 
-// Only a pass needs these.
+// Functions that only a pass calls.
 void attention_plain_forward(Gpu *gpu, AttentionShape s, Bf16 *out, float *lse, const Bf16 *qkv) {
     (void)gpu, (void)s, (void)out, (void)lse, (void)qkv;
 }
@@ -71,8 +72,7 @@ void attention_plain_backward(Gpu *gpu, AttentionShape s, Bf16 *d_qkv, const Bf1
     (void)gpu, (void)s, (void)d_qkv, (void)d_out, (void)out, (void)lse, (void)qkv;
 }
 
-// Describes a device: sms multiprocessors of compute capability version / 100, and its shared
-// memory.
+// A device of `sms` multiprocessors, compute capability version / 100, and this much shared memory.
 static bool describe_device(int version, int sms, int shared) {
     char json[1024];
     int n = snprintf(
@@ -99,12 +99,12 @@ SETUP() {
     }
 }
 
-// The attention of GPT-2, and of Llama with grouped queries.
+// GPT-2's attention, and Llama's with grouped queries.
 static const AttentionShape shapes[] = {{8, 1024, 12, 12, 64, false}, {1, 2048, 32, 8, 128, true}};
 enum { MOST = 1 << 30 };
 
-// The workspace that is planned without a device is enough, so that no pass takes smaller pieces.
-// (From compute capability 12.0 on, cuDNN has the same plans as for 8.0.)
+// The workspace that is planned without a device is enough: no pass takes smaller pieces. (From
+// compute capability 12.0 on cuDNN has the plans of 8.0.)
 TEST(planned_workspace_is_enough_on_every_device) {
     const int devices[][3] = {{800, 108, 166912}, {900, 132, 232448}, {1000, 148, 232448}};
     for (int i = 0; i < 3 * 2; i++) {
@@ -125,7 +125,8 @@ TEST(planned_workspace_is_enough_on_every_device) {
     describe_device(900, 132, 232448);
 }
 
-// If plans need more workspace, pieces are smaller; if no piece is small enough, cuDNN is not used.
+// Where plans need more workspace, pieces are smaller; where no piece is small enough, cuDNN is not
+// used.
 TEST(the_plan_itself_is_asked_for_its_workspace) {
     AttentionShape s = shapes[0];
     Gpu gpu = {0};

@@ -430,13 +430,11 @@ TEST(contradictions_are_refused) {
          "--micro-batch-size 1048576 x --seq-length 8192: must be fewer than 2^31 tokens"},
     };
     EACH (row, rows) { CHECK_CONTAINS(error_of(row->given), row->expected); }
-    CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"),
-               ""); // these options are not used here
+    CHECK_TEXT(error_of("--num-layers 1 --num-layers-at-start-in-bf16 4"), ""); // not used
     CHECK_TEXT(error_of("--help --num-attention-heads 7"), "");
     CHECK_TEXT(error_of("--arch llama --num-attention-heads 7 --kv-channels 12"), "");
     CHECK_TEXT(error_of("--kv-channels 64 --add-qkv-bias"), ""); // gpt2 always has it
-    CHECK_TEXT(error_of("--fp8-recipe blockwise"),
-               ""); // the default of --fp8-fast-accumulation does not fit, but is not refused
+    CHECK_TEXT(error_of("--fp8-recipe blockwise"), ""); // the default accumulation is ignored
     CHECK_TEXT(error_of("--fp8-recipe blockwise --fp8-fast-accumulation none"), "");
 }
 

@@ -34,8 +34,7 @@ TEST(starters_are_understood) {
     } rows[] = {
         {"", "", "127.0.0.1", 0, 1, 0, 1, 0, false},
         {"", "--gpus 8", "127.0.0.1", 0, 8, 0, 8, 0, true},
-        {MASTER, "--gpus 4", "127.0.0.1", 0, 4, 0, 4, 0,
-         true}, // variables of an earlier run; one machine needs none
+        {MASTER, "--gpus 4", "127.0.0.1", 0, 4, 0, 4, 0, true}, // unused: there is one machine
         {MASTER "NNODES=3 NODE_RANK=2", "--gpus 4", "node1", 8, 12, 0, 4, 1234, true},
         {MASTER "NNODES=2 NODE_RANK=1", "", "node1", 1, 2, 0, 1, 1234, true},
         {TORCH(5, 8, 1, 4) MASTER, "", "node1", 5, 8, 1, 4, 1234, false},

@@ -10,8 +10,7 @@ BEGIN_C
 
 // ---- start and end ------------------------------------------------------------------------------
 
-// Prints what run_configure has decided. For --list-checkpoints or --list-tensors it prints only
-// the answer and exits.
+// Prints what run_configure has decided; or answers --list-checkpoints or --list-tensors and exits.
 void run_announce(Run *run);
 // Opens the data and the save folder, catches signals, and prints the run's lines. device: text for
 // these lines and metrics.jsonl. On several ranks, the data and the folder must be the same.
@@ -19,14 +18,12 @@ void run_start(Run *run, const char *device);
 // Opens the checkpoint that --resume names and takes over its progress; returns false if there is
 // none. Records the start in metrics.jsonl.
 bool run_restore(Run *run, Checkpoint *checkpoint);
-// Called when the weights have been read, whatever run_restore returned: closes the checkpoint and
-// options.start.
+// Closes the checkpoint and options.start, after the weights have been read.
 void run_restored(Run *run, Checkpoint *checkpoint);
 // Reads elements begin..end of a checkpoint's "master", "exp_avg" or "exp_avg_sq".
 void run_read_state(const Run *run, const Checkpoint *checkpoint, const char *kind, int64_t begin,
                     int64_t end, float *out);
-// For a run that does not resume: reads elements begin..end of the weights of --load, or without
-// --load, draws random ones.
+// If nothing is resumed: reads elements begin..end of the weights of --load, or draws random ones.
 void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out);
 // Waits for the last save, frees all, and returns the exit status.
 int run_close(Run *run);
@@ -51,8 +48,7 @@ bool run_should_save(const Run *run);
 
 // ---- reports ------------------------------------------------------------------------------------
 
-// The results of a step, for its report. With several ranks they are the same on all ranks, except
-// own_loss and own_seconds.
+// The results of a step, for its report. All ranks have the same, except own_loss and own_seconds.
 typedef struct {
     double loss, norm, lr, seconds;
     SkipReason skipped;

@@ -25,8 +25,7 @@ static const char *say_counted(char out[64], const Loader *loader) {
     return out;
 }
 
-// A run that only evaluates or samples needs no training data, but may use the tokenizer beside
-// them.
+// A run that does not train needs no training data, but may use the tokenizer beside them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (o->data[0] == '\0' && !options_train(o)) { return; }

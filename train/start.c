@@ -25,8 +25,7 @@ static void find_beside(glob_t *found, const char *shards) {
     globfree(&files);
 }
 
-// Whether a path is a file of the checkpoint that the run starts from, whose files are open
-// already.
+// Whether a path is a file of the checkpoint that the run starts from, which is open already.
 static bool is_of_start(const Options *o, const char *path) {
     size_t folder = strlen(o->origin);
     return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&
@@ -44,10 +43,10 @@ static bool open_part(Tokenizer *t, const Options *o, const char *path) {
     return tokenizer_take(t, data, bytes, path);
 }
 
-// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
-// shards (tokenizer.bin, PREFIX_tokenizer.bin), the one that made them, by its mark; of shards
-// without a mark, tokenizer.bin. False: there is none (path is empty), or run_open_tokenizer
-// says what is wrong with it.
+// Opens the tokenizer that --tokenizer names; or the checkpoint's; or of those beside the shards
+// (tokenizer.bin, PREFIX_tokenizer.bin) the one with the shards' mark, or tokenizer.bin if they
+// have none. False: there is none (path is ""), or run_open_tokenizer will say what is wrong with
+// it.
 static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
     const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
     glob_t found = {0};
