@@ -131,7 +131,7 @@ def tune(o, name):
         else:
             tasks = [task_of(o, name, rate, o.tune_iters, "1", folder)
                      for rate, folder in folders.items()]
-            status = experiment.run_all(tasks, o.out, False, "none")
+            status = experiment.run_all(tasks, o.out, "none")
         if status:
             return status
         losses = tried(o, name)
@@ -159,7 +159,7 @@ def runs(o):
     tasks = [task_of(o, name, best_rate(o, name), o.train_iters, seed,
                      os.path.join(o.out, name, f"seed-{seed}"))
              for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
-    return experiment.run_all(tasks, o.out, False, "drop")
+    return experiment.run_all(tasks, o.out, "drop")
 
 
 def report(o):
