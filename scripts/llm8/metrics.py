@@ -212,15 +212,6 @@ class Run:
     def skipped(self):
         return sum(bool(record.get("skipped")) for record in self.steps.values())
 
-    def recent_skips(self):
-        """How many of the newest steps in a row were skipped."""
-        count = 0
-        for step in sorted(self.steps, reverse=True):
-            if not self.steps[step].get("skipped"):
-                break
-            count += 1
-        return count
-
     @property
     def foreign(self):
         """Another program's: its weights and the order of its data are its own."""
