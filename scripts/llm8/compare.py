@@ -29,7 +29,7 @@ import shlex
 import sys
 
 from . import environment, experiment, trainer
-from .command_line import Parser, number
+from .command_line import Parser, number, split_words
 
 CANNOT_TELL = 3
 PERCENT = number(float, 0, sys.float_info.max, "a percentage, such as 0.25%", "%")
@@ -74,8 +74,8 @@ def parse(arguments):
                    help="what the time to the baseline's last validation loss may be at most, "
                    "beside the baseline's (not judged)")
 
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    return p.parse_args(arguments[:split]), arguments[split + 1:]
+    ours, common = split_words(arguments)
+    return p.parse_args(ours), common
 
 
 def run(options, common):

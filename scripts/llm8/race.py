@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from . import environment, experiment, trainer
-from .command_line import Parser, number
+from .command_line import Parser, number, one_of, several, split_words
 from .metrics import open_run
 
 FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
@@ -33,7 +33,8 @@ def parse(arguments):
     count = number(int, 1, sys.maxsize, "a whole number, 1 or more")
     p = Parser(prog="scripts/race", description=__doc__,
                unknown=": the trainer's own come after --")
-    p.add_argument("pieces", metavar="PIECE", nargs="*", help=" ".join(PIECES) + " (all)")
+    p.add_argument("pieces", metavar="PIECE", nargs="*", type=one_of(PIECES),
+                   help=" ".join(PIECES) + " (all)")
     p.add_argument("--data", metavar="GLOB", required=True, help="training shards")
     p.add_argument("--valid-data", metavar="FILE", required=True, help="the validation shard")
     p.add_argument("--out", metavar="DIR", default="run/race", help="(run/race)")
@@ -45,20 +46,17 @@ def parse(arguments):
     p.add_argument("--batch", metavar="N", type=count, default=64, help="sequences a step (64)")
     p.add_argument("--seq-length", metavar="N", type=count, default=1024, help="(1024)")
     p.add_argument("--seeds", metavar="LIST", default="1,2", help="of our runs (1,2)")
-    p.add_argument("--only", metavar="LIST", default=",".join(RUNS), help=f"({','.join(RUNS)})")
+    p.add_argument("--only", metavar="LIST", type=several(one_of(RUNS)), default=list(RUNS),
+                   help=f"({','.join(RUNS)})")
     p.add_argument("--rates", metavar="LIST", default="6e-4,1.2e-3,2.4e-3",
                    help="learning rates of AdamW to try (6e-4,1.2e-3,2.4e-3)")
     p.add_argument("--muon-rates", metavar="LIST", default="2e-3,4e-3,8e-3",
                    help="and of Muon (2e-3,4e-3,8e-3)")
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    o = p.parse_args(arguments[:split])
-    for words, known in ((o.pieces, PIECES), (o.only.split(","), RUNS)):
-        for word in words:
-            if word not in known:
-                environment.die(f"{word}: must be of {', '.join(known)}")
+    ours, model = split_words(arguments)
+    o = p.parse_args(ours)
     o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
-    o.model = arguments[split + 1:] or ["--model", "gpt2-124m"]
-    o.names = [name for name in o.only.split(",") if name != "llm.c" or o.llm_c]
+    o.model = model or ["--model", "gpt2-124m"]
+    o.names = [name for name in o.only if name != "llm.c" or o.llm_c]
     # both evaluate on whole batches
     tokens = (os.path.getsize(o.valid_data) - HEADER) // 2
     o.batches = min(MOST_BATCHES, tokens // (o.batch * o.seq_length))

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from . import estimate, text
 from .command_line import Parser
-from .environment import ROOT, die, trainer
+from .environment import ROOT, built, die
 from .text import many, shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
@@ -408,10 +408,9 @@ def recipe_costs(path, page, records):
 def options(_):
     """--help has a heading in column 1, then rows: an option in column 3, its text from column 37
     on, on the same line or below."""
-    program, tables, rows = trainer("train_gpt"), {}, []
-    if not os.path.exists(program):
-        die(f"{program} is not built: run make")
-    said = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    tables, rows = {}, []
     for line in said[:said.index("\nExit status")].splitlines():
         if line[:1].isupper():
             rows = tables[line] = []
