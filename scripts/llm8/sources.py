@@ -189,7 +189,9 @@ def read_lines(unit, _, converse):
             place += len(line)
             if not line.strip():
                 continue
-            text = content_of_line(line, unit.field, converse)
+            row = object_of(line)
+            text = content_of_row(row, unit.field, converse) if row is not None else \
+                BadSource(f"no JSON object: {line[:40]!r}; mend the line")
             if isinstance(text, BadSource):
                 if before is None:
                     before = lines_before(path, place) - number
@@ -216,19 +218,12 @@ def object_of(line):
     return row if isinstance(row, dict) else None
 
 
-def content_of_row(row, converse):
-    try:
-        return converse(Conversation(row))
-    except ValueError as error:
-        return BadSource(f"{error}; mend it")
-
-
-def content_of_line(line, wanted, converse):
-    row = object_of(line)
-    if row is None:
-        return BadSource(f"no JSON object: {line[:40]!r}; mend the line")
+def content_of_row(row, wanted, converse):
     if not wanted and is_conversation(row):
-        return content_of_row(row, converse)
+        try:
+            return converse(Conversation(row))
+        except ValueError as error:
+            return BadSource(f"{error}; mend it")
     names = [wanted] if wanted else TEXT_FIELDS
     text = next((row[name] for name in names if name in row), None)
     if not isinstance(text, str):
@@ -242,16 +237,12 @@ def read_parquet(unit, _, converse):
     file, columns = open_parquet(path, unit.field)
     with file:
         for batch in file.iter_batches(256, range(unit.begin, unit.end), columns):
-            for row in batch.to_pylist() if is_conversation(columns) else []:
-                content = content_of_row(row, converse)
+            for row in batch.to_struct_array():
+                try:
+                    row = row.as_py()
+                except UnicodeDecodeError:
+                    row = {columns[0]: None}
+                content = content_of_row(row, unit.field, converse)
                 yield content if not isinstance(content, BadSource) else BadSource(
                     f"{path}, row group {unit.begin} and on, row {place}: {content}")
                 place += 1
-            for value in batch.column(0) if not is_conversation(columns) else []:
-                try:
-                    text = value.as_py()
-                except UnicodeDecodeError:
-                    text = None
-                yield text if isinstance(text, str) else BadSource(
-                    f"{path}: a row of '{columns[0]}' holds no text in UTF-8; name the column "
-                    "(--text-field)")
