@@ -300,7 +300,7 @@ test_runs_are_drawn() {
     expect_status 0 plot resumed || return
     is_png resumed/plot.png
     expect_status 0 plot resumed c/fp8/seed-2 --out both.html --x hours || return
-    has both.html "12 of 12" || fail "no table"
+    has both.html "12/12" || fail "no table"
     stands_alone both.html
 }
 
@@ -322,7 +322,7 @@ test_running_files_are_followed() {
     [[ $status -eq 0 ]] || fail "status $status: $(cat plot.log monitor.log)"
     has monitor.log "live | starts at step 5/12" || fail "$(cat monitor.log)"
     has monitor.log "12/12 | finished" || fail "$(cat monitor.log)"
-    has live.html "12 of 12" || fail "the last page is not the last"
+    has live.html "12/12" || fail "the last page is not the last"
     ! has live.html "http-equiv" || fail "the last page loads itself again"
     "$python" - resumed/metrics.jsonl >tb.log 2>&1 <<'END' || fail "$(tail -n 1 tb.log)"
 import json, sys

@@ -71,6 +71,15 @@ def named_runs(paths):
     return [Run(path, name) for path, name in zip(paths, names)]
 
 
+def follow(runs, seconds, once=False):
+    """{run: its new records}, once and, until all runs are over, again after so many seconds."""
+    while True:
+        yield {run: run.poll() for run in runs}
+        if once or all(run.over for run in runs):
+            return
+        time.sleep(seconds)
+
+
 def number(record, name):
     """The trainers write null for NaN and infinity."""
     value = record.get(name)
