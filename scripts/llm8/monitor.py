@@ -19,7 +19,7 @@ import numpy
 
 from . import metrics, series
 from .command_line import Parser, number
-from .text import counted, duration, fixed, many, memory, shown
+from .text import counted, fixed, many, memory
 
 LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
@@ -49,33 +49,9 @@ def chart(runs, width, height):
         " " * (wide + 2) + f"{first:,}" + f"{last:,}".rjust(width - len(f"{first:,}"))]
 
 
-def time_left(run):
-    return "-" if run.over else duration(
-        max(0, run.train_iters - run.last_step) * run.recent("seconds"))
-
-
-def state_of(run):
-    """And how long ago the file was written to, when that is long for a run that goes on."""
-    if run.end is not None or not run.starts or run.died:
-        return run.state
-    usual = run.recent("seconds")
-    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
-    return ("running" if run.steps else "starting") + \
-        (f", silent for {duration(run.silence)}" if silent else "")
-
-
-def cells(run):
-    """What is said of a run in a line: column -> text."""
-    return {"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
-            "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
-            "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
-            "tok/s": counted(run.recent("tokens_per_s")), "left": time_left(run),
-            "skipped": str(run.skipped), "state": state_of(run)}
-
-
 def table(runs, width):
     """A line a run, in as many columns as there is room for."""
-    rows = list(map(cells, runs))
+    rows = list(map(metrics.cells, runs))
     rows.insert(0, {name: name for name in rows[0]})
     wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
     for name in DROPPED:
@@ -143,7 +119,7 @@ def parse():
 def log_line(run, record):
     """Where there is no terminal: a start, an evaluation, the end."""
     step = f"step {int(record['step']):,}/{run.train_iters:,}"
-    now = cells(run)
+    now = metrics.cells(run)
     return f"{run.name} | " + {
         "run": f"starts at {step}",
         "eval": f"{step} | loss {now['loss']} | valid {now['valid']} | {now['tok/s']} tok/s | "

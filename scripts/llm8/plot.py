@@ -12,7 +12,6 @@ import sys
 
 from . import document, environment, judge, metrics, plots, style
 from .command_line import Parser, number
-from .monitor import cells
 from .shards import write_durably
 from .text import table
 
@@ -36,7 +35,7 @@ def write(runs, options, refresh):
     data = style.draw(plots.draw_runs, plots.SIZE_RUNS, [judge.Variant(run.name, [run])
                       for run in runs], options.x, form="png" if form == "png" else "svg")
     if form == "html":
-        rows = list(map(cells, runs))
+        rows = list(map(metrics.cells, runs))
         data = document.page([
             "# " + ", ".join(run.name for run in runs),
             document.Picture("plot.svg", data, "Loss, learning rate, norm, throughput"),

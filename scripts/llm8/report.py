@@ -5,8 +5,6 @@ import math
 import os
 from dataclasses import asdict
 
-import numpy
-
 from . import document, judge, plots, series, style
 from .document import Picture
 from .shards import write_durably
@@ -230,16 +228,6 @@ def build(comparison, commands=()):
             *precision_blocks(comparison), "## The runs", run_table(comparison)]
 
 
-def plain(value):
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, (list, numpy.ndarray)):
-        return [plain(one) for one in value]
-    value = value.item() if isinstance(value, numpy.generic) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def curve(variant):
     """Means over the seeds, at each evaluation that all of them have."""
     steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
@@ -250,24 +238,26 @@ def curve(variant):
 
 def figures(comparison):
     run = comparison.runs[0]
-    return plain({
+    return {
         "verdict": comparison.verdict.lower(), "said": verdict_line(comparison),
         "arch": run.option("arch"), "parameters": run.start.get("parameters"),
         "steps": run.last_step, "device": run.start.get("device"),
         "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
         "curves": {variant.name: curve(variant) for variant in comparison.variants},
         "limits": asdict(comparison.limits), "judgements": list(map(asdict, comparison.judgements)),
-        "runs": figures_of_runs(comparison)})
+        "runs": figures_of_runs(comparison)}
 
 
 def write(comparison, folder, commands=()):
     blocks = build(comparison, commands)
+    held = json.dumps(figures(comparison), default=lambda values: values.tolist())
+    held = json.loads(held, parse_constant=lambda _: None) # JSON has no NaN
     os.makedirs(folder, exist_ok=True)
     for name, data in (
             *((block.file, block.data) for block in blocks if isinstance(block, Picture)),
             ("report.md", ("\n\n".join(map(str, blocks)) + "\n").encode()),
             ("report.html", document.page(blocks).encode()),
-            ("report.json", json.dumps(figures(comparison), indent=1).encode())):
+            ("report.json", json.dumps(held, indent=1).encode())):
         write_durably(os.path.join(folder, name), [data])
 
 
