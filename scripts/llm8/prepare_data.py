@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import ChatTemplate
+from .conversation import ChatTemplate, Conversation, is_conversation
 from .environment import die
 from .text import many
 from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
@@ -67,10 +67,18 @@ class Worker:
         cls.template = None
 
     @classmethod
-    def converse(cls, conversation):
-        """(its text, [its ids, whether each counts])."""
-        cls.template = cls.template or ChatTemplate(cls.vocabulary)
-        return conversation.text(), list(cls.template.samples(conversation))
+    def take(cls, row):
+        """The text of a row, or of one that is a conversation (its text, [its ids, whether each
+        counts])."""
+        field = cls.settings["text_field"]
+        if field or not is_conversation(row):
+            return sources.text_of(row, field)
+        try:
+            conversation = Conversation(row)
+            cls.template = cls.template or ChatTemplate(cls.vocabulary)
+            return conversation.text(), list(cls.template.samples(conversation))
+        except ValueError as error:
+            raise ValueError(f"{error}; mend it") from None
 
 
 def start_process(*what):
@@ -135,9 +143,8 @@ def tokenize_unit(name, unit):
 
     def parts():
         tails = settings["split"] == "tails" and not unit.valid
-        for text in sources.documents(unit, vocabulary.name == "byte",
-                                      skipped.append if settings["skip_bad"] else None,
-                                      Worker.converse):
+        for text in sources.documents(unit, Worker.take, vocabulary.name == "byte",
+                                      skipped.append if settings["skip_bad"] else None):
             if isinstance(text, tuple):
                 for ids, counts in text[1]:
                     add(len(ids), text[0], unit.valid, True)
