@@ -101,19 +101,22 @@ def run_llm_c(o, rate, steps, folder):
     return experiment.STOPPED_BY_SIGNAL if signals.received else 0
 
 
-def first_failure(statuses):
-    """What comes after it is not begun."""
-    return next(filter(None, statuses), 0)
+def train(o, wanted, steps, checkpoints):
+    """wanted: (name, learning rate, seed, folder). What comes after a failure is not begun."""
+    for name, rate, _, folder in wanted:
+        if name == "llm.c" and (status := run_llm_c(o, rate, steps, folder)):
+            return status
+    tasks = [task_of(o, name, rate, steps, seed, folder)
+             for name, rate, seed, folder in wanted if name != "llm.c"]
+    return experiment.run_all(tasks, o.out, checkpoints) if tasks else 0
 
 
 def tried(o, name):
     """rate -> the last validation loss of its short run, those that have ended."""
     losses = {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
-        ours = os.path.exists(os.path.join(folder, "metrics.jsonl"))
-        run = open_run(folder if ours else os.path.join(folder, "console.log"))
-        if run.finished and run.evals and math.isfinite(loss := run.column("valid_loss",
-                                                                           "evals")[1][-1]):
+        run = open_run(os.path.join(folder, "console.log") if name == "llm.c" else folder)
+        if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
             losses[os.path.basename(folder).removeprefix("lr-")] = loss
     return losses
 
@@ -122,14 +125,8 @@ def tune(o, name):
     """Short runs; where the best rate is the largest or the smallest, one beyond it."""
     rates = (o.muon_rates if name == "muon" else o.rates).split(",")
     for _ in range(2):
-        folders = {rate: os.path.join(o.out, "tune", name, f"lr-{rate}") for rate in rates}
-        if name == "llm.c":
-            status = first_failure(run_llm_c(o, rate, o.tune_iters, folder)
-                                   for rate, folder in folders.items())
-        else:
-            tasks = [task_of(o, name, rate, o.tune_iters, "1", folder)
-                     for rate, folder in folders.items()]
-            status = experiment.run_all(tasks, o.out, "none")
+        status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
+                           for rate in rates], o.tune_iters, "none")
         if status:
             return status
         losses = tried(o, name)
@@ -150,14 +147,11 @@ def best_rate(o, name):
 
 
 def runs(o):
-    if "llm.c" in o.names:
-        status = run_llm_c(o, best_rate(o, "llm.c"), o.train_iters, os.path.join(o.out, "llm.c"))
-        if status:
-            return status
-    tasks = [task_of(o, name, best_rate(o, name), o.train_iters, seed,
-                     os.path.join(o.out, name, f"seed-{seed}"))
-             for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
-    return experiment.run_all(tasks, o.out, "drop")
+    wanted = [("llm.c", "", "llm.c")] * ("llm.c" in o.names)
+    wanted += [(name, seed, os.path.join(name, f"seed-{seed}"))
+               for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
+    return train(o, [(name, best_rate(o, name), seed, os.path.join(o.out, folder))
+                     for name, seed, folder in wanted], o.train_iters, "drop")
 
 
 def report(o):
@@ -182,7 +176,7 @@ def main():
     o = parse(sys.argv[1:])
     for piece in o.pieces or PIECES:
         status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
-            first_failure(tune(o, name) for name in o.names if name not in RATE_OF)
+            next(filter(None, (tune(o, name) for name in o.names if name not in RATE_OF)), 0)
         if status:
             return status
     return 0
