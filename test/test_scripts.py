@@ -769,7 +769,7 @@ class Words(Folder):
                 ("compare", "two variants at least", ["--report-only", "--out", "nowhere"]),
                 ("compare", "no such runs", ["--report-only", "--out", "c", "--variant", "bf16:",
                                              "--variant", "fp16:"]),
-                ("compare", "no run's records", ["--report-only", *first, "--run", "b:d"]),
+                ("compare", "no record of a run's start", ["--report-only", *first, "--run", "b:d"]),
                 ("compare", "the same seed", ["--report-only", *first, *first, *second]),
                 ("compare", "must be a percentage", ["--out", "r", "--train-limit", -1, *common]),
                 ("compare", "did not make", ["--out", "own", *two, "b:", *common]),

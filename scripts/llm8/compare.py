@@ -28,7 +28,7 @@ import os
 import shlex
 import sys
 
-from . import environment, experiment, trainer
+from . import environment, experiment, metrics, trainer
 from .command_line import Parser, number, split_words
 
 CANNOT_TELL = 3
@@ -121,7 +121,7 @@ def named_runs(options):
 def report_on(options, folders):
     from . import judge, report
 
-    variants = [judge.Variant(name, experiment.open_runs(paths))
+    variants = [judge.Variant(name, [metrics.open_started(path, "--run ") for path in paths])
                 for name, paths in folders.items()]
     for variant in variants:
         seeds = variant.seeds()

@@ -17,7 +17,6 @@ import numpy
 
 from . import metrics, series
 from .command_line import Parser
-from .environment import die
 from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
@@ -429,11 +428,7 @@ def main():
     p.add_argument("run", metavar="RUN", help="its --save folder, or its metrics.jsonl")
     p.add_argument("--brief", action="store_true", help="leave out what is ok")
     words = p.parse_args()
-    metrics.refuse_others(words.run)
-    run = metrics.open_run(words.run)
-    if not run.starts:
-        die(f"{words.run}: metrics.jsonl has no record of a run's start; give the folder that "
-            "--save names")
+    run = metrics.open_started(words.run)
     print(f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
           f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")

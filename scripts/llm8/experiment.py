@@ -16,7 +16,7 @@ import shutil
 from dataclasses import dataclass
 
 from . import environment, trainer
-from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run, refuse_others
+from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
 OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
@@ -184,14 +184,3 @@ def runs_under(folder):
             (order + [run[0]]).index(run[0]), run[0], int(run[1]))):
         found.setdefault(variant, []).append(os.path.join(folder, variant, f"seed-{seed}"))
     return found
-
-
-def open_runs(folders):
-    runs = []
-    for folder in folders:
-        refuse_others(folder, "--run ")
-        run = open_run(folder)
-        if not run.starts:
-            environment.die(f"{run.path}: no run's records there (metrics.jsonl, or its folder)")
-        runs.append(run)
-    return runs

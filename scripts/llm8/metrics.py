@@ -313,6 +313,14 @@ def open_run(path, name=None):
     return run
 
 
+def open_started(path, option=""):
+    refuse_others(path, option)
+    run = open_run(path)
+    return run if run.starts else environment.die(
+        f"{option}{path}: metrics.jsonl has no record of a run's start; give the folder that "
+        "--save names")
+
+
 def time_left(run):
     return "-" if run.over else duration(
         max(0, run.train_iters - run.last_step) * run.recent("seconds"))
