@@ -34,8 +34,7 @@ def page(blocks, refresh=None):
         if isinstance(picture, Picture):
             data = base64.b64encode(picture.data).decode()
             body = body.replace(f'src="{picture.file}"', f'src="data:image/svg+xml;base64,{data}"')
-    body = body.replace("<table>", '<div class="table"><table>').replace("</table>",
-                                                                         "</table></div>")
+
     # verdicts: cells, and the first paragraph of a report
     body = re.sub(rf"<(td[^>]*|p)>((?:<strong>)?({VERDICTS})(?:: |</td>))",
                   lambda m: f'<{m[1]} class="{CLASSES[m[3]]}">{m[2]}', body)

@@ -20,15 +20,12 @@ POLL_SECONDS = 0.2
 def trainer_command(text):
     """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
     there is a GPU."""
-    gpu = environment.trainer("train_gptcu")
-    has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
-    command = shlex.split(text or "") or [
-        gpu if os.path.exists(gpu) and has_device else environment.trainer("train_gpt")]
-    program = command[0]
-    if os.sep in program and not os.access(program, os.X_OK):
-        name = os.path.basename(program)
-        environment.die(f"--trainer {program}: no such program" +
-                        (f" (make {name})" if name in ("train_gpt", "train_gptcu") else ""))
+    command, gpu = shlex.split(text or ""), environment.trainer("train_gptcu")
+    if not command:
+        has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+        command = [gpu if has_device and os.path.exists(gpu) else environment.built("train_gpt")]
+    if os.sep in command[0] and not os.access(command[0], os.X_OK):
+        environment.die(f"--trainer {command[0]}: no such program")
     return command
 
 
