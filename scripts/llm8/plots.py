@@ -130,14 +130,16 @@ def over_steps(axes, **words):
     style.legend_above(axes)
 
 
-def amax_figure(figure, histories):
-    """histories: a variant's place among all -> its name and its first run's amax_history."""
+def amax_figure(figure, variants, histories):
+    """histories: of each variant the amax_history of its first run."""
     axes = figure.subplots()
-    for i, (name, (last, rows)) in histories.items():
-        steps = numpy.arange(last - len(rows), last) + 1
-        axes.plot(steps, rows.max(axis=1), label=f"{name}: the largest", **style.line(i))
-        axes.plot(steps, numpy.median(rows, axis=1), color=style.color(i), alpha=0.5, linewidth=1,
-                  label=f"{name}: median")
+    for i, (variant, (last, rows)) in enumerate(zip(variants, histories)):
+        if last:
+            steps = numpy.arange(last - len(rows), last) + 1
+            axes.plot(steps, rows.max(axis=1), label=f"{variant.name}: the largest",
+                      **style.line(i))
+            axes.plot(steps, numpy.median(rows, axis=1), color=style.color(i), alpha=0.5,
+                      linewidth=1, label=f"{variant.name}: median")
     over_steps(axes, title="Largest magnitude (amax) of the inputs of FP8 layers")
 
 
