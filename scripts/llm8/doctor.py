@@ -50,7 +50,7 @@ def is_fp8(run):
 
 
 def finer(run, delayed):
-    """What an FP8 run can do to lose less, as a remedy; delayed: what it can do with its scales."""
+    """Returns the remedy by which an FP8 run loses less. delayed: what delayed scaling can do."""
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
                "tensorwise": "--fp8-recipe blockwise, or "}
     return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
@@ -163,7 +163,7 @@ def vocabulary(run):
 
 
 def fp8_layers(run):
-    """Whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
+    """Says whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
     if run.option("fp8-format", "none") == "none":
         return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not asked for")]
     share, places, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}, {}
@@ -223,14 +223,14 @@ def fp8_ranges(run):
 
 
 def changed_options(before, after):
-    """name -> (old, new) between two starts of one run."""
+    """Returns name -> (old, new) of the options that differ between two starts of one run."""
     old, new = before["options"], metrics.changing_options(after)
     return {name: (old[name], new[name]) for name in old
             if name in new and old[name] != new[name] and name != "gpus"} # "ranks" says how many
 
 
 def changes(before, after):
-    """What a resume changed."""
+    """Says what a resume changed."""
     where = f"at step {int(after['step']):,}"
     changed = changed_options(before, after)
     text = [f"--{name} {old or 'not set'} became {new or 'not set'}"
@@ -257,7 +257,7 @@ def changes(before, after):
 
 
 def jump(run, step):
-    """A loss that leaps where the run was resumed. Skipped steps are left out."""
+    """Finds a loss that leaps where the run was resumed. Skipped steps are left out."""
     steps, values = series.finite(run, "loss")
     before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
     if min(len(before), len(after)) < JUMP_STEPS:
@@ -272,7 +272,7 @@ def jump(run, step):
 
 
 def done_again(run):
-    """Steps that resumes did again, beside all their earlier losses."""
+    """Compares the losses of steps that resumes did again with all their earlier ones."""
     losses = {step: [record.get("loss") for record in (*earlier, run.steps.get(step)) if record]
               for step, earlier in run.replaced.items()}
     losses = {step: row for step, row in losses.items() if len(row) > 1}
@@ -334,7 +334,7 @@ def resumes(run):
 
 
 def option_costs(run):
-    """What options cost on a GPU: (whether they do, what, what to do)."""
+    """Names the options that cost speed on a GPU."""
     batch, micro, length, interval = (int(run.option(name, 0)) for name in (
         "global-batch-size", "micro-batch-size", "seq-length", "fp8-stats-interval"))
     steps = batch // (micro * run.ranks) if micro else 1
@@ -370,7 +370,7 @@ def option_costs(run):
 
 
 def slow_rank(run):
-    """One that most of the newest lines name."""
+    """Finds a rank that most of the newest lines name as the slowest."""
     newest = [run.ranks_at[step] for step in sorted(run.ranks_at)[-SLOW_LINES:]]
     named = [record for record in newest if record.get("slowest") is not None]
     often = [record for record in named if record["slowest"] == named[-1]["slowest"]]
@@ -384,7 +384,7 @@ def slow_rank(run):
 
 
 def speed(run):
-    """What the run's own records say of its time."""
+    """Says what the run's own records tell of its time."""
     rate = series.steady_throughput(run)
     flops = rate * metrics.number(run.start, "flops_per_token") / run.ranks
     mfu = 100 * flops / (metrics.number(run.start, "peak_flops") or math.nan)

@@ -23,13 +23,13 @@ def final_range(axes, curves):
 
 
 def curve_of(variant, name, kind="steps", width=1):
-    """Steps, mean over the runs, lowest and highest of them."""
+    """Returns steps, and mean, lowest and highest of the runs."""
     steps, rows = series.side_by_side(variant.runs, name, kind, width)
     return steps, rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
 
 
 def draw_band(axes, variants, index, places, mean, low, high, **words):
-    """The curve of a variant in its band, from the lowest to the highest seed."""
+    """Draws the curve of a variant in its band, from the lowest to the highest seed."""
     axes.plot(places, mean, label=variants[index].name,
               **{"markersize": 3.5, **style.line(index), **words})
     if len(variants[index].runs) > 1:
@@ -38,7 +38,7 @@ def draw_band(axes, variants, index, places, mean, low, high, **words):
 
 
 def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **words):
-    """Of each variant; returns the means."""
+    """Draws the curve of each variant; returns the means."""
     means = []
     for i, variant in enumerate(variants):
         steps, mean, low, high = curve_of(variant, name, kind, width)
@@ -50,7 +50,7 @@ def draw_curves(axes, variants, name, kind="steps", width=1, axis="step", **word
 
 
 def draw_norms(axes, variants, width, axis="step"):
-    """And where steps were skipped."""
+    """Draws the gradient norms, and marks the steps that were skipped."""
     draw_curves(axes, variants, "norm", width=width, axis=axis)
     for i, variant in enumerate(variants):
         places = []
@@ -107,7 +107,7 @@ def loss_figure(figure, variants, name, kind, widths, limit, title):
 
 
 def time_figure(figure, variants):
-    """Validation losses over tokens and over time; the line is where the baseline ends."""
+    """Draws validation losses over tokens and over time. The line is where the baseline ends."""
     ends = [series.positions(run, "minutes", run.last_step) for variant in variants
             for run in variant.runs]
     both = figure.subplots(1, 2, sharey=True)
@@ -123,7 +123,7 @@ def time_figure(figure, variants):
 
 
 def over_steps(axes, **words):
-    """Magnitudes on a logarithmic axis."""
+    """Gives axes of magnitudes a logarithmic axis, and steps below."""
     axes.set(xlabel="step", **words)
     style.log_axis(axes.yaxis)
     style.step_axis(axes.xaxis)
@@ -150,7 +150,7 @@ def norm_figure(figure, variants, width):
 
 
 def draw_bars(axes, names, groups, title, label, write, colors=style.LINES):
-    """A bar a variant, from its runs' mean; of several, a dot a run."""
+    """Draws a bar a variant, from its runs' mean; where there are several runs, a dot a run."""
     axes.grid(False, axis="y")
     for i, values in enumerate(groups):
         mean = judge.mean(values)

@@ -29,8 +29,8 @@ def find(row, wanted, usual, what):
 
 
 def read_row(row, o):
-    """(context, answers, which is right) of a row in any usual form; ValueError where it is no
-    question."""
+    """Returns (context, answers, which is right) of a row in any usual form; raises ValueError
+    where it is no question."""
     context = find(row, o.context_field, CONTEXTS, "question")
     answers = find(row, o.choices_field, ANSWERS, "list of answers")
     label = find(row, o.label_field, LABELS, "right answer")
@@ -52,8 +52,8 @@ def read_row(row, o):
 
 
 def encode_row(vocabulary, row, before):
-    """The numbers of a question after its first two. An answer begins with the space before it,
-    which it may have already."""
+    """Returns the numbers of a question after its first two. An answer begins with the space before
+    it, which it may have already."""
     context, answers, label = row
     tokens = before + list(vocabulary.encode(context))
     numbers = [label, len(answers), len(tokens), *tokens]

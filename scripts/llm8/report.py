@@ -42,7 +42,7 @@ def verdict_line(comparison):
 
 
 def advice(comparison):
-    """What would tell more, where the losses cannot be judged."""
+    """Says which runs would tell more, where the losses cannot be judged."""
     seeds = judge.more_seeds(comparison)
     if not seeds:
         return []
@@ -75,7 +75,7 @@ def verdict_blocks(comparison):
 
 
 def spread_text(comparison):
-    """What the seeds alone do to the final training loss."""
+    """Says what the seeds alone do to the final training loss."""
     runs, base = comparison.baseline.runs, comparison.baseline.name
     if len(runs) < 2:
         return (f"One seed of {base}: nothing here says how much of a difference is chance. Give "
@@ -90,8 +90,8 @@ def spread_text(comparison):
 
 
 def pictures(comparison):
-    """Of each section with a picture: its heading, the file, what is said below, the function of
-    plots that draws it, the size and the function's arguments."""
+    """Yields of each section with a picture its heading, the file, what is said below, the function
+    of plots that draws it, the size and the function's arguments."""
     runs, variants, limits = comparison.runs, comparison.variants, comparison.limits
     last = max(run.last_step for run in runs)
     width, wide = series.smoothing_width(last), series.difference_width(last)
@@ -175,7 +175,7 @@ def setting_blocks(comparison, commands):
 
 
 def figures_of_runs(comparison):
-    """What the reports say of each run."""
+    """Returns what the reports say of each run."""
     return [{"variant": variant.name, "seed": judge.seed_of(run),
              "folder": os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
              "loss": series.window_mean(run, run.last_step, judge.window_of(run.last_step)),
@@ -206,7 +206,7 @@ def build(comparison, commands=()):
 
 
 def curve(variant):
-    """Means over the seeds, at each evaluation that all of them have."""
+    """Returns the means over the seeds, at each evaluation that all of them have."""
     steps, loss, low, high = plots.curve_of(variant, "valid_loss", "evals")
     places = {axis: series.mean_positions(variant.runs, axis, steps)
               for axis in ("tokens", "seconds")}

@@ -31,12 +31,12 @@ def color(index):
 
 
 def line(index):
-    """Colour and dashes of the index-th curve."""
+    """Returns colour and dashes of the index-th curve."""
     return {"color": color(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
 def draw(function, size, *arguments, form="svg"):
-    """function(figure, *arguments) as the bytes of an SVG, or a PNG; size in inches."""
+    """Returns the SVG or PNG that function(figure, *arguments) draws, in bytes; size in inches."""
     out = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=size, dpi=150, layout="constrained")
@@ -50,7 +50,7 @@ def draw(function, size, *arguments, form="svg"):
 
 
 def legend_above(axes):
-    """Between the title and the axes: never over a line."""
+    """Puts the legend between the title and the axes, never over a line."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -61,7 +61,7 @@ def legend_above(axes):
 
 
 def short(value):
-    """850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
+    """Writes 850k, 1.2M: for axes, whose ticks may be close to each other and far from 0."""
     if abs(value) >= 1e12:
         return f"{value:g}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -71,7 +71,7 @@ def short(value):
 
 
 def written(axis, how=short):
-    """how: of a tick's value, its text."""
+    """Gives an axis the function that writes the value of a tick."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: how(value)))
 
 
@@ -82,7 +82,7 @@ def step_axis(axis):
 
 
 def log_axis(axis):
-    """Decades, or what is between where there are few of them, as plain numbers."""
+    """Ticks are decades, or what is between where there are few of them, as plain numbers."""
     axis.axes.set_yscale("log")
     low, high = axis.get_view_interval()
     axis.set_major_locator(MaxNLocator(6) if high < 3 * low else

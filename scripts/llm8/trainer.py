@@ -51,7 +51,7 @@ class Signals:
 
 
 def show_progress(label, run, last=False):
-    """A line, drawn again and again on a terminal, once at the end elsewhere."""
+    """Draws a line, again and again on a terminal, once at the end elsewhere."""
     run.poll()
     now, live = cells(run), sys.stdout.isatty()
     if live or last:
@@ -61,7 +61,7 @@ def show_progress(label, run, last=False):
 
 
 def last_words(lines):
-    """The trainer's own: its error, where it says one."""
+    """Returns the trainer's own last words: its error, where it says one."""
     lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines[-20:] if line.startswith("error:")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
@@ -95,7 +95,7 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
 
 
 def plan_of(command):
-    """What the trainer's --plan prints, or None and its complaint."""
+    """Returns what the trainer's --plan prints, or None and its complaint."""
     done = subprocess.run([*command, "--plan"], capture_output=True, text=True, errors="replace",
                           stdin=subprocess.DEVNULL, check=False)
     said = done.stdout, last_words((done.stdout + done.stderr).splitlines())
