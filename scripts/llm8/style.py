@@ -1,5 +1,6 @@
-"""How our pictures look: SVG that takes the dark colours on a dark page, in colours that people of
-any colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for print."""
+"""How our pictures and pages look: SVG that takes the dark colours on a dark page, in colours that
+people of any colour vision can tell apart (Okabe and Ito's), and a dash pattern with each, for
+print."""
 
 import io
 
@@ -7,11 +8,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-PAPER, INK, QUIET, GRID = "#ffffff", "#1f2328", "#59636e", "#e3e6ea"
+THEME = {"paper": ("#ffffff", "#0f1419"), "ink": ("#1f2328", "#e6edf3"), # light, dark
+         "quiet": ("#59636e", "#9aa7b4"), "grid": ("#e3e6ea", "#2a323b")}
+PAPER, INK, QUIET, GRID = (light for light, _ in THEME.values())
 LINES = ["#0072b2", "#d55e00", "#009e73", "#b5568f", "#8a6d00", "#3a3a3a"]
-DARK = dict(zip([PAPER, INK, QUIET, GRID, *LINES],
-                ["#0f1419", "#e6edf3", "#9aa7b4", "#2a323b", "#56b4e9", "#ff9550", "#2cc79b",
-                 "#e39bc6", "#f0e442", "#d0d7de"]))
+DARK = {**dict(THEME.values()), **dict(zip(
+    LINES, ["#56b4e9", "#ff9550", "#2cc79b", "#e39bc6", "#f0e442", "#d0d7de"]))}
 DASHES = ["-", (0, (5, 1.6)), (0, (1.4, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2)), "-"]
 SETTINGS = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "text.color": INK,
