@@ -20,7 +20,7 @@ from .command_line import Parser
 from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
-SILENT_SECONDS = 600 # and 20 steps: then a run that has not ended is dead, or hangs
+SILENT_SECONDS = 600 # then a run that has not ended is dead, or hangs
 SKIPS_ALLOWED = 0.01 # of the steps
 RISE_ALLOWED = 0.10  # of the loss, above the lowest it had
 NOISE_ALLOWED = 5    # standard errors; the lowest of 20 means is far below the last by chance
@@ -32,7 +32,8 @@ VANISHED = 0.25
 JUMP_STEPS = 10
 EVALUATION_ALLOWED = 0.10 # of the time
 UNEVEN = 1.5         # a step of twenty over the median
-SLOW_LINES = 20      # the newest, of which most name a slow rank
+SLOW_LINES = 20      # the newest, of which most name a slow rank,
+LEAST_SLOW = 5       # at least so many: of three lines two may do so by chance
 
 
 class Finding(NamedTuple):
@@ -65,14 +66,13 @@ def state(run):
     if run.finished:
         return well("state", f"finished, {where}")
     if run.end is None:
-        usual = run.recent("seconds")
         if run.died:
             return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
                          "folder: it was killed, or another rank was lost",
                          f"its last words on the standard error say why; then {again}")
-        if run.silence > max(SILENT_SECONDS, 20 * usual if math.isfinite(usual) else 0):
-            return wrong("state", f"{where}; it has written nothing for {duration(run.silence)}, "
-                         "and did not say that it ended: it was killed, or hangs",
+        if silent := run.silent(SILENT_SECONDS):
+            return wrong("state", f"{where}; it has written nothing for {duration(silent)}, and "
+                         "did not say that it ended: it was killed, or hangs",
                          f"end it if it still runs, then {again}")
         return well("state", f"running, {where}")
     status = metrics.number(run.end, "status")
@@ -374,7 +374,7 @@ def slow_rank(run):
     newest = [run.ranks_at[step] for step in sorted(run.ranks_at)[-SLOW_LINES:]]
     named = [record for record in newest if record.get("slowest") is not None]
     often = [record for record in named if record["slowest"] == named[-1]["slowest"]]
-    if not often or 2 * len(often) <= len(newest):
+    if len(often) < LEAST_SLOW or 2 * len(often) <= len(newest):
         return []
     return [wrong("speed", f"rank {often[-1]['slowest']:.0f} on {often[-1].get('host', '?')} "
                   f"computes more than 5% slower than the others, at {len(often)} of the last "

@@ -89,13 +89,12 @@ def number(record, name):
 # The types of what the scripts compute with: in records, rows of linear_layers and counts of a
 # tensor; and the options that are whole numbers.
 NUMBERS = """step status time parameters flops_per_token fp8_flops_share peak_flops memory_bytes
-    ranks slowest data_sequences tokenizer_vocabulary loss lr norm skipped seconds tokens
-    tokens_per_s valid_loss first_block blocks outputs inputs flops_share elements largest zero
-    subnormal""".split()
+    ranks slowest tokenizer_vocabulary loss lr norm skipped seconds tokens tokens_per_s valid_loss
+    first_block blocks outputs inputs flops_share elements largest zero subnormal""".split()
 TEXTS = """kind program device precision data_crc32 valid_data_crc32 linear x w dy wgrad
     reason error host""".split()
-COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size fp8-stats-interval
-    num-layers-at-start-in-bf16 num-layers-at-end-in-bf16""".split()
+COUNTS = """train-iters global-batch-size micro-batch-size seq-length vocab-size
+    fp8-stats-interval""".split()
 
 
 def has_types(record):
@@ -249,13 +248,14 @@ class Run:
         except OSError: # no lock, or a file system without any
             return None
 
-    @property
-    def silence(self):
-        """The seconds for which nothing was written."""
+    def silent(self, seconds):
+        """How long nothing was written, if that is more than these seconds and 20 steps; else 0."""
         try:
-            return time.time() - os.path.getmtime(self.path)
+            silence = time.time() - os.path.getmtime(self.path)
         except OSError:
             return 0.0
+        usual = self.recent("seconds")
+        return silence if silence > max(seconds, 20 * usual if usual > 0 else 0) else 0.0
 
     @property
     def state(self):
@@ -328,14 +328,12 @@ def time_left(run):
 
 
 def state_of(run):
-    """Returns the state, and for a run that goes on how long it has been silent, if that is
-    long."""
+    """Returns the state, and of a run that goes on for how long it is silent, if that is long."""
     if run.end is not None or not run.starts or run.died:
         return run.state
-    usual = run.recent("seconds")
-    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
+    silent = run.silent(60)
     return ("running" if run.steps else "starting") + \
-        (f", silent for {duration(run.silence)}" if silent else "")
+        (f", silent for {duration(silent)}" if silent else "")
 
 
 def cells(run):
