@@ -164,7 +164,7 @@ def import_model(folder, output):
     return config["model_type"], tensors, os.path.exists(tokenizer)
 
 
-def parser():
+def main():
     p = Parser(
         prog="scripts/convert_hf",
         description="Makes a start for the trainers of a Hugging Face model.",
@@ -178,11 +178,7 @@ def parser():
     one.add_argument("model", metavar="DIR|OWNER/NAME[@REVISION]")
     one.add_argument("--output", required=True, metavar="DIR", help="where the start goes")
     downloads.add_options(one)
-    return p
-
-
-def main():
-    o = parser().parse_args()
+    o = p.parse_args()
     folder = follow(o.model)
     if not os.path.exists(folder) and folder.count("/") == 1 and not folder.startswith((".", "/")):
         _, files, _ = downloads.from_hub(o.model, o.model, "model", [

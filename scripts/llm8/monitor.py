@@ -102,20 +102,6 @@ def frame(runs, width, height):
     return "\n".join(line[:width] for line in lines)
 
 
-def parse():
-    p = Parser(prog="scripts/monitor", description=__doc__)
-    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
-    p.add_argument("--once", action="store_true", help="what is there now, and leave")
-    p.add_argument("--interval", metavar="SECONDS", default=2.0,
-                   type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
-                   help="time between two looks (2)")
-    p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
-                   "a run")
-    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
-                   "package)")
-    return p.parse_args()
-
-
 def log_line(run, record):
     """Returns the line of a start, an evaluation or the end, for where there is no terminal."""
     step = f"step {int(record['step']):,}/{run.train_iters:,}"
@@ -145,7 +131,17 @@ def watch(options, runs, boards):
 
 
 def main():
-    options = parse()
+    p = Parser(prog="scripts/monitor", description=__doc__)
+    p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
+    p.add_argument("--once", action="store_true", help="what is there now, and leave")
+    p.add_argument("--interval", metavar="SECONDS", default=2.0,
+                   type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
+                   help="time between two looks (2)")
+    p.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard's event files, a folder "
+                   "a run")
+    p.add_argument("--wandb", metavar="PROJECT", help="send to Weights & Biases (needs its "
+                   "package)")
+    options = p.parse_args()
     runs = metrics.named_runs(options.runs)
     boards = {run: [] for run in runs}
     if options.tensorboard or options.wandb:

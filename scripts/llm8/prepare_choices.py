@@ -77,7 +77,10 @@ def write_set(path, questions, dtype, mark):
     shards.write_durably(path, [header.ljust(1024, b"\0"), *parts])
 
 
-def parser():
+
+
+
+def main():
     p = Parser(
         prog="scripts/prepare_choices",
         description="Turns a multiple-choice set into the file that the trainers score with "
@@ -94,14 +97,7 @@ def parser():
     p.add_argument("--context-field", default="", metavar="NAME", help="where the question stands")
     p.add_argument("--choices-field", default="", metavar="NAME", help="where the answers stand")
     p.add_argument("--label-field", default="", metavar="NAME", help="where the right one stands")
-    return p
-
-
-
-
-
-def main():
-    o = parser().parse_args()
+    o = p.parse_args()
     path = o.source
     if path == "hellaswag" and not os.path.exists(path):
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
