@@ -152,11 +152,10 @@ def learning_rate(run):
 def vocabulary(run):
     model = int(run.option("vocab-size", 0))
     tokens = metrics.number(run.start, "tokenizer_vocabulary")
-    if not model > LARGE_VOCABULARY * tokens:
-        return []
-    return [note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's {tokens:,.0f}: "
-                 "the others are never seen, and cost memory and time",
-                 f"--vocab-size {tokens:.0f}")]
+    if model > LARGE_VOCABULARY * tokens:
+        yield note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's "
+                   f"{tokens:,.0f}: the others are never seen, and cost memory and time",
+                   f"--vocab-size {tokens:.0f}")
 
 
 # ---- precision ---------------------------------------------------------------------------------
@@ -261,14 +260,13 @@ def jump(run, step):
     steps, values = series.finite(run, "loss")
     before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
     if min(len(before), len(after)) < JUMP_STEPS:
-        return []
+        return
     old, new = before.mean(), after.mean()
-    if new - old <= max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
-        return []
-    return [wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
-                  f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
-                  "compare the lines `resume` above; --list-checkpoints says whether the "
-                  "checkpoints are whole")]
+    if new - old > max(0.02 * old, 4 * before.std() * (2 / JUMP_STEPS) ** 0.5):
+        yield wrong("resume", f"the loss leaps at step {step:,}, where the run was resumed: from "
+                    f"{old:.4f} to {new:.4f} over {JUMP_STEPS} steps each",
+                    "compare the lines `resume` above; --list-checkpoints says whether the "
+                    "checkpoints are whole")
 
 
 def done_again(run):
@@ -278,16 +276,15 @@ def done_again(run):
     losses = {step: row for step, row in losses.items() if len(row) > 1}
     if not losses:
         return []
-    first, last = min(losses), max(losses)
+    where = f"steps {min(losses):,} to {max(losses):,}"
     apart = {step: row for step, row in losses.items() if len(set(row)) > 1}
     if not apart:
-        return [well("resume", f"steps {first:,} to {last:,} were done again, with the same losses "
-                     "to the last bit")]
+        return [well("resume", f"{where} were done again, with the same losses to the last bit")]
     step = min(apart)
     one, other = ("-" if loss is None else fixed(loss, 6)
                   for loss in list(dict.fromkeys(apart[step]))[:2])
-    text = (f"of steps {first:,} to {last:,}, which were done again, {len(apart)} have another "
-            f"loss, first step {step:,}: {one}, then {other}")
+    text = (f"of {where}, which were done again, {len(apart)} have another loss, first step "
+            f"{step:,}: {one}, then {other}")
     alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
                 for what in ("device", "program", "ranks"))
     changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))
@@ -323,11 +320,7 @@ def counted_tokens(run):
                  f"{many(len(order), 'step')}, none left out")] if order else []
 
 
-def resumes(run):
-    found = []
-    for before, after in zip(run.starts, run.starts[1:]):
-        found += [changes(before, after), *jump(run, int(after["step"]))]
-    return found + done_again(run) + counted_tokens(run)
+
 
 
 # ---- what makes it slow -------------------------------------------------------------------------
@@ -374,13 +367,12 @@ def slow_rank(run):
     newest = [run.ranks_at[step] for step in sorted(run.ranks_at)[-SLOW_LINES:]]
     named = [record for record in newest if record.get("slowest") is not None]
     often = [record for record in named if record["slowest"] == named[-1]["slowest"]]
-    if len(often) < LEAST_SLOW or 2 * len(often) <= len(newest):
-        return []
-    return [wrong("speed", f"rank {often[-1]['slowest']:.0f} on {often[-1].get('host', '?')} "
-                  f"computes more than 5% slower than the others, at {len(often)} of the last "
-                  f"{len(newest)} lines: all wait for it",
-                  "look at that GPU's clocks, temperature and neighbours (nvidia-smi -q), or leave "
-                  "it out")]
+    if len(often) >= LEAST_SLOW and 2 * len(often) > len(newest):
+        yield wrong("speed", f"rank {often[-1]['slowest']:.0f} on {often[-1].get('host', '?')} "
+                    f"computes more than 5% slower than the others, at {len(often)} of the last "
+                    f"{len(newest)} lines: all wait for it",
+                    "look at that GPU's clocks, temperature and neighbours (nvidia-smi -q), or "
+                    "leave it out")
 
 
 def speed(run):
@@ -392,22 +384,23 @@ def speed(run):
     text += f", {flops / 1e12:.0f} TFLOP/s a GPU" if run.on_gpu and math.isfinite(flops) else ""
     text += f", MFU {mfu:.1f}%" if math.isfinite(mfu) else ""
     text += "" if run.on_gpu else ", on a CPU, where FP8 and BF16 are emulated"
-    found = [well("speed", text)] + (option_costs(run) if run.on_gpu and not run.foreign else [])
+    yield well("speed", text)
+    if run.on_gpu and not run.foreign:
+        yield from option_costs(run)
     seconds = series.finite(run, "seconds")[1]
     if len(seconds) < 20:
-        return found
+        return
     evaluating = float(numpy.nansum(series.arrays(run, "seconds", "evals")[1]))
     share = evaluating / (evaluating + float(seconds.sum()) or 1)
     if share > EVALUATION_ALLOWED:
-        found.append(note("speed", f"{100 * share:.0f}% of the time went into evaluations",
-                          "a longer --eval-interval, or fewer --eval-iters"))
-    found += slow_rank(run)
+        yield note("speed", f"{100 * share:.0f}% of the time went into evaluations",
+                   "a longer --eval-interval, or fewer --eval-iters")
+    yield from slow_rank(run)
     median, slow = (float(numpy.quantile(seconds, q)) for q in (0.5, 0.95))
     if run.on_gpu and slow > UNEVEN * median:
-        found.append(note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the "
-                          f"median is {1e3 * median:.0f} ms",
-                          "is another program on this GPU, or the disk of --data or --save slow?"))
-    return found
+        yield note("speed", f"one step in twenty takes over {1e3 * slow:.0f} ms, where the median "
+                   f"is {1e3 * median:.0f} ms",
+                   "is another program on this GPU, or the disk of --data or --save slow?")
 
 
 # ---- the program --------------------------------------------------------------------------------
@@ -433,7 +426,10 @@ def main():
           f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
-             *fp8_layers(run), *fp8_ranges(run), *resumes(run), *speed(run)]
+             *fp8_layers(run), *fp8_ranges(run)]
+    for before, after in zip(run.starts, run.starts[1:]):
+        found += [changes(before, after), *jump(run, int(after["step"]))]
+    found += [*done_again(run), *counted_tokens(run), *speed(run)]
     for finding in found:
         if finding.level != OK or not words.brief:
             show(finding)
