@@ -45,30 +45,6 @@ def count(text):
     return value
 
 
-def parser():
-    p = Parser(
-        prog="scripts/estimate",
-        description="Parameters, FLOPs, memory, tokens/s and days of a training.",
-        epilog="Everything else goes to the trainer, which knows the model:\n"
-               "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
-               "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
-               "--recompute block")
-    p.add_argument("--tokens", required=True, metavar="N", type=count,
-                   help="to train on: 300e6, 10B, 1.5T")
-    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
-                   type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
-    p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
-                   type=several(one_of(PRECISIONS)),
-                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
-    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
-                   type=number(float, 0, sys.float_info.max, "a number from 0 on"))
-    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
-                   "has the most records]")
-    p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
-                   metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
-    return p
-
-
 # ---- what the trainers say -----------------------------------------------------------------------
 
 
@@ -270,7 +246,27 @@ def row_of(records, precision, gpus, options, plan, tokens):
 
 
 def main():
-    o, options = parser().parse_known_args()
+    p = Parser(
+        prog="scripts/estimate",
+        description="Parameters, FLOPs, memory, tokens/s and days of a training.",
+        epilog="Everything else goes to the trainer, which knows the model:\n"
+               "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
+               "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
+               "--recompute block")
+    p.add_argument("--tokens", required=True, metavar="N", type=count,
+                   help="to train on: 300e6, 10B, 1.5T")
+    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
+                   type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
+    p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
+                   type=several(one_of(PRECISIONS)),
+                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
+    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
+                   type=number(float, 0, sys.float_info.max, "a number from 0 on"))
+    p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
+                   "has the most records]")
+    p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
+                   metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
+    o, options = p.parse_known_args()
     records = read_records(o.bench, o.device)
     plan = planned(options)
     size = size_of(plan)
