@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 
-from .command_line import Parser
+from .command_line import Parser, split_words
 from .conversation import ChatTemplate, Conversation
-from .environment import ROOT, die, follow, trainer
+from .environment import built, die, follow
 from .vocabulary import open_vocabulary
 
 
-def parser():
+def main():
+    ours, options = split_words(sys.argv[1:])
     p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --",
                description="Prints what a model answers to a message. Options for the trainer go "
                            "behind --.")
@@ -21,19 +22,11 @@ def parser():
     p.add_argument("message")
     p.add_argument("--system", metavar="TEXT", help="a message of the system's before it")
     p.add_argument("--gpu", action="store_true", help="by train_gptcu instead of train_gpt")
-    return p
-
-
-def main():
-    words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
-    o = parser().parse_args(words[:at])
-    folder, program = follow(o.model), trainer("train_gptcu" if o.gpu else "train_gpt")
+    o = p.parse_args(ours)
+    folder, program = follow(o.model), built("train_gptcu" if o.gpu else "train_gpt")
     tokenizer = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
         die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
-    if not os.path.exists(program):
-        die(f"{program} is not built: run make {os.path.basename(program)} in {ROOT}")
     vocabulary = open_vocabulary({"tokenizer": tokenizer})
     system = [{"role": "system", "content": o.system}] if o.system else []
     messages = [*system, {"role": "user", "content": o.message}]
@@ -44,7 +37,7 @@ def main():
         die(str(error))
     done = subprocess.run(
         [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
-         " ".join(map(str, template.encode(prompt))), *words[at + 1:]],
+         " ".join(map(str, template.encode(prompt))), *options],
         stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         return done.returncode

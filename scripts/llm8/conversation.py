@@ -36,7 +36,7 @@ def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 
 def text_of(message):
-    """Its content, of whose parts each is a text; null beside calls of tools."""
+    """Returns the content of a message, whose parts may be texts; None beside calls of tools."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -48,8 +48,8 @@ def text_of(message):
 
 
 class Conversation:
-    """Of a row: the messages, the first whose answer counts, and the tools that the template is
-    told of."""
+    """A row's messages, the first whose answer counts, and the tools that the template is told
+    of."""
 
     def __init__(self, row):
         """Raises ValueError for a row that holds none."""
@@ -69,7 +69,7 @@ class Conversation:
         self.tools = row.get("tools")
 
     def text(self):
-        """The same for the same conversation."""
+        """Returns a text that is the same for the same conversation."""
         return as_json([self.messages, self.tools], sort_keys=True)
 
 
@@ -79,7 +79,7 @@ def is_conversation(names):
 
 
 class ChatTemplate:
-    """Of a Vocabulary that has one (else ValueError)."""
+    """The chat template of a Vocabulary; ValueError where it has none."""
 
     def __init__(self, vocabulary):
         config = json.loads(vocabulary.config)
@@ -107,7 +107,7 @@ class ChatTemplate:
         self.tokenizer.post_processor = processors.Sequence([])  # one that moves offsets
 
     def render(self, conversation, end, answers):
-        """The messages before `end`; answers: and what the model answers from."""
+        """Writes the messages before `end` and, with `answers`, what the model answers from."""
         try:
             return self.template.render(
                 messages=conversation.messages[:end], tools=conversation.tools, documents=None,
@@ -141,7 +141,7 @@ class ChatTemplate:
         return found
 
     def samples(self, conversation):
-        """[ids, whether each counts], one or more."""
+        """Yields ids and whether each counts, once or more often."""
         for text, turns in self.texts(conversation):
             held = self.tokenizer.encode(text, add_special_tokens=False)
             counts = [any(begin <= at < end for begin, end in turns) for at, _ in held.offsets]

@@ -15,6 +15,7 @@ import fcntl
 import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import shutil
 import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import ChatTemplate
+from .conversation import ChatTemplate, Conversation, is_conversation
 from .environment import die
 from .text import many
 from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
@@ -43,6 +44,7 @@ VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1
 FEW_TOKENS = 20 * 1024
 CHAT_WINDOW = 2048
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ANEW = "remove the folder {}, then prepare the data again"
 DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
 # offset, length: in the unit's tokens; padding: the tokens after it that fill its window
@@ -65,10 +67,18 @@ class Worker:
         cls.template = None
 
     @classmethod
-    def converse(cls, conversation):
-        """(its text, [its ids, whether each counts])."""
-        cls.template = cls.template or ChatTemplate(cls.vocabulary)
-        return conversation.text(), list(cls.template.samples(conversation))
+    def take(cls, row):
+        """Returns the text of a row, or of a conversation its text and [its ids, whether each
+        counts]."""
+        field = cls.settings["text_field"]
+        if field or not is_conversation(row):
+            return sources.text_of(row, field)
+        try:
+            conversation = Conversation(row)
+            cls.template = cls.template or ChatTemplate(cls.vocabulary)
+            return conversation.text(), list(cls.template.samples(conversation))
+        except ValueError as error:
+            raise ValueError(f"{error}; mend it") from None
 
 
 def start_process(*what):
@@ -81,7 +91,7 @@ def start_process(*what):
 
 
 def pieces(text):
-    """A long text in parts that can be tokenized by themselves."""
+    """Cuts a long text into parts that can be tokenized by themselves."""
     if isinstance(text, bytes) or len(text) <= LONG_TEXT:
         return [text]
     parts, begin = [], 0
@@ -94,7 +104,7 @@ def pieces(text):
 
 
 def split_tail(text, fraction):
-    """A text's part for training and the one for validation, which starts a line, unless that
+    """Cuts a text into a part for training and one for validation, which starts a line, unless that
     would cost it more than half."""
     at = len(text) - int(len(text) * fraction)
     line = text.find(b"\n" if isinstance(text, bytes) else "\n", at, at + (len(text) - at) // 2)
@@ -102,15 +112,19 @@ def split_tail(text, fraction):
     return [(text[:at], False), (text[at:], True)]
 
 
+def short_hash(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def unit_name(settings, unit):
-    """A name that changes with what the unit's tokens depend on."""
-    words = [unit.__dict__, stamps(unit.files),
-             {key: settings[key] for key in settings if not key.endswith("sources")}]
-    return "unit_" + hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+    """Returns a name that changes with what the unit's tokens depend on."""
+    return "unit_" + short_hash(json.dumps([
+        unit.__dict__, stamps(unit.files),
+        {key: settings[key] for key in settings if not key.endswith("sources")}]))
 
 
 def stamps(paths):
-    """What tells a file from an earlier one of its name."""
+    """Returns what tells files from earlier ones of their names."""
     stats = [os.stat(path) for path in paths]
     return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats)]
 
@@ -128,24 +142,22 @@ def tokenize_unit(name, unit):
         offset += length
 
     def parts():
-        for text in sources.documents(unit, vocabulary.name == "byte",
-                                      skipped.append if settings["skip_bad"] else None,
-                                      Worker.converse):
-            for ids, counts in text[1] if isinstance(text, tuple) else []:
-                add(len(ids), text[0], unit.valid, True)
-                counted.append(numpy.array(counts, bool).tobytes())
-                yield numpy.array(ids, dtype).tobytes()
+        tails = settings["split"] == "tails" and not unit.valid
+        for text in sources.documents(unit, Worker.take, vocabulary.name == "byte",
+                                      skipped.append if settings["skip_bad"] else None):
             if isinstance(text, tuple):
+                for ids, counts in text[1]:
+                    add(len(ids), text[0], unit.valid, True)
+                    counted.append(numpy.array(counts, bool).tobytes())
+                    yield numpy.array(ids, dtype).tobytes()
                 continue
-            tails = settings["split"] == "tails" and not unit.valid
             for part, valid in (split_tail(text, settings["valid_fraction"]) if tails
                                 else [(text, unit.valid)]):
-                if not part:
-                    continue
                 tokens = before + b"".join(numpy.array(vocabulary.encode(piece), dtype).tobytes()
                                            for piece in pieces(part)) + after
-                add(len(tokens) // dtype.itemsize, part, valid, False)
-                yield tokens
+                if part:
+                    add(len(tokens) // dtype.itemsize, part, valid, False)
+                    yield tokens
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     shards.write_durably(base + ".tokens", parts())
@@ -158,7 +170,7 @@ def tokenize_unit(name, unit):
 
 
 def read_units(work, names):
-    """The documents of all units, and what was left out of them."""
+    """Returns the documents of all units, and what was left out of them."""
     tables, skipped = [numpy.zeros(0, DOCUMENT)], []
     for number_of, name in enumerate(names):
         with numpy.load(os.path.join(work, name + ".npz")) as held:
@@ -183,7 +195,7 @@ def choose_valid(documents, fraction, seed):
 
 
 def split_documents(settings, documents):
-    """The documents of training and of validation, shuffled."""
+    """Returns the documents of training and of validation, shuffled."""
     seed = shards.mixed(numpy.array([settings["seed"] + 1], dtype=numpy.uint64))[0]
     valid, place = documents["valid"], numpy.arange(len(documents), dtype=numpy.uint64)
     if settings["split"] == "documents" and settings["valid_fraction"]:
@@ -193,9 +205,9 @@ def split_documents(settings, documents):
 
 
 def pack(documents, window):
-    """The documents in windows of so many tokens: the longest first, each where it leaves the
-    least room. A longer one begins a window and has several. Windows, and documents in them, keep
-    their order; `padding` follows the last document of each."""
+    """Puts the documents into windows of so many tokens: the longest first, each where it leaves
+    the least room. A longer one begins a window and has several. Windows, and documents in them,
+    keep their order; `padding` follows the last document of each."""
     length = documents["length"]
     last = (length - 1) % window + 1  # of its tokens, those in its last window
     bins, with_room, rooms = [], [[] for _ in range(window + 1)], 0  # rooms: a bit for each room
@@ -226,7 +238,7 @@ def pack(documents, window):
 
 
 def cut_shards(documents, most, window):
-    """The documents of each shard of about `most` tokens, in whole windows."""
+    """Yields the documents of each shard of about `most` tokens, in whole windows."""
     ends, begin, base = numpy.cumsum(documents["length"] + documents["padding"]), 0, 0
     cuts = numpy.flatnonzero(ends % window == 0) + 1  # a shard may end before these documents
     while begin < len(documents):
@@ -238,7 +250,7 @@ def cut_shards(documents, most, window):
 
 
 def contents(documents, names, ending, dtype, padding):
-    """What the units of these names hold of each document, in the files of this ending."""
+    """Yields what the units' files of this ending hold of each document, and its padding."""
     held = {unit: numpy.memmap(os.path.join(Worker.work, names[unit] + ending), dtype, "r")
             for unit in numpy.unique(documents["unit"])}
     for row in documents:
@@ -247,8 +259,8 @@ def contents(documents, names, ending, dtype, padding):
 
 
 def write_shard(name, documents, names, window):
-    """One shard, of units of these names, and where it is of windows its mask; returns its row of
-    the manifest. Runs in a worker."""
+    """Writes one shard from the units of these names and, where it has windows, its mask; returns
+    its row of the manifest. Runs in a worker."""
     vocabulary, path = Worker.vocabulary, os.path.join(Worker.work, name)
     dtype = shards.token_type(vocabulary.size)
     count = int((documents["length"] + documents["padding"]).sum())
@@ -280,23 +292,16 @@ def open_pool(jobs, *what):
 
 
 def run_all(pool, function, tasks, what):
-    """The results of function(*task), as they end. After a fault no other task is begun."""
-    futures = [pool.submit(function, *task) for task in tasks] if pool else []
-    results = (future.result() for future in as_completed(futures))
-    if not pool:
-        results = (function(*task) for task in tasks)
-    try:
-        return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
-    finally:
-        for future in futures:
-            future.cancel()
+    """Returns the results of function(*task). After the first fault no other task is begun."""
+    results = pool.map(function, *zip(*tasks)) if pool else itertools.starmap(function, tasks)
+    return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
 
 
 OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask)?")
 
 
 def prepare(output, settings, units, words, vocabulary, jobs):
-    """All of it; returns the manifest."""
+    """Makes the shards, and returns the manifest."""
     begin, work = time.time(), os.path.join(output, ".work")
     resumes = os.path.isdir(work)
     held = [name for name in os.listdir(output) if name.endswith(".bin") and not (
@@ -334,7 +339,7 @@ def prepare(output, settings, units, words, vocabulary, jobs):
 
 
 def window_of(settings, documents):
-    """The length of the windows that conversations are packed into; 1: text is cut anywhere."""
+    """Returns the length of the windows of conversations; 1: text is cut anywhere."""
     chat = documents["chat"]
     if chat.any() != chat.all():
         die("the sources hold texts and conversations; prepare each into a folder of its own, and "
@@ -349,9 +354,8 @@ def window_of(settings, documents):
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
-    for row in manifest["shards"]:
-        for name, _, _ in files_of(row):
-            os.rename(os.path.join(work, name), os.path.join(output, name))
+    for name, _, _ in itertools.chain(*map(files_of, manifest["shards"])):
+        os.rename(os.path.join(work, name), os.path.join(output, name))
     texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
     for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
                           *((name, text.encode()) for name, text in texts if text),
@@ -361,7 +365,7 @@ def publish(output, work, vocabulary, manifest):
 
 
 def files_of(row):
-    """(name, bytes, SHA-256) of a manifest's row: a mask, if it has one, and the shard."""
+    """Yields (name, bytes, SHA-256) of a row's files: a mask, if it has one, and the shard."""
     if "mask_sha256" in row:
         yield row["name"] + shards.MASK, shards.mask_bytes(row["tokens"]), row["mask_sha256"]
     yield row["name"], row["bytes"], row["sha256"]
@@ -422,7 +426,7 @@ def parser():
 
 
 def find_files(o):
-    """The files to train on, and those to validate on. Known sets are downloaded."""
+    """Returns the files to train on, and those to validate on. Known sets are downloaded."""
     train, valid = [], []
     for source in o.sources:
         if source.partition("@")[0] in downloads.KNOWN_SETS and not os.path.exists(source):
@@ -441,7 +445,7 @@ def find_files(o):
 
 
 def make_settings(o, vocabulary, files, valid_files):
-    """All that the shards depend on."""
+    """Returns all that the shards depend on."""
     def special(text, option):
         return [] if text == "none" else [vocabulary.special(text, option)]
 
@@ -451,7 +455,7 @@ def make_settings(o, vocabulary, files, valid_files):
         fraction = min(0.1, max(0.01, VALID_BYTES / max(1, sum(map(os.path.getsize, files)))))
     settings = {
         "version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
-        "tokenizer_json": hashlib.sha256(vocabulary.json.encode()).hexdigest()[:16],
+        "tokenizer_json": short_hash(vocabulary.json),
         "before": special(o.before or vocabulary.end_of_text_name, "--before"),
         "after": special(o.after, "--after"),
         "split": ("tails" if few else "documents") if o.split == "auto" else o.split,
@@ -460,9 +464,7 @@ def make_settings(o, vocabulary, files, valid_files):
         "text_field": o.text_field, "sources": stamps(files),
         "valid_sources": stamps(valid_files), "seq_length": o.seq_length}
     template = vocabulary.chat_template()
-    if template:
-        settings["chat_template"] = hashlib.sha256(template.encode()).hexdigest()[:16]
-    return settings
+    return settings | ({"chat_template": short_hash(template)} if template else {})
 
 
 def read_manifest(folder):
@@ -472,16 +474,12 @@ def read_manifest(folder):
             manifest = json.load(file)
         manifest["shards"], manifest["format"]
     except (ValueError, TypeError, KeyError):
-        die(f"{path}: not a manifest of prepare_data, or damaged; {anew(folder)}")
+        die(f"{path}: not a manifest of prepare_data, or damaged; {ANEW.format(folder)}")
     return manifest
 
 
-def anew(folder):
-    return f"remove the folder {folder}, then prepare the data again"
-
-
 def is_made(output, settings):
-    """Whether the folder holds this preparation; refuses one that holds another."""
+    """Says whether the folder holds this preparation; ends where it holds another."""
     path = os.path.join(output, "manifest.json")
     if not os.path.exists(path):
         return False
@@ -511,15 +509,14 @@ def lock(folder):
 
 
 def check_shards(folder):
-    """--check: every shard against the manifest."""
+    """Does what --check does: compares every shard with the manifest."""
     manifest = read_manifest(folder)
-    for row in manifest["shards"]:
-        for name, size, checksum in files_of(row):
-            path = os.path.join(folder, name)
-            if not os.path.exists(path):
-                die(f"{path}: missing; {anew(folder)}")
-            if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
-                die(f"{path}: damaged: not what the manifest says; {anew(folder)}")
+    for name, size, checksum in itertools.chain(*map(files_of, manifest["shards"])):
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            die(f"{path}: missing; {ANEW.format(folder)}")
+        if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
+            die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
     print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 

@@ -7,9 +7,8 @@ marked `# cost:` at the top of the recipes, scripts/run_*.sh.
 The options are those of ./train_gpt --help. FOLDER (test/results) has the records:
 
   bench.jsonl      our steps, by make bench; scripts/bench says what is in a record
-  peers.jsonl      other programs' steps, where there are some: date, machine {gpu}, commit (of
-                   llm8.c, timed in the same call on the same card), program, precision (as shown),
-                   model, seq_length, micro_batch, tokens_per_s, steps
+  peers.jsonl      other programs' steps, where there are some: as in bench.jsonl, with program,
+                   precision as shown, and the commit of llm8.c that was timed in the same call
   offload.jsonl    steps with --optimizer-cpu-offload, and the same without, written by hand: as in
                    bench.jsonl, with precision as shown, global_batch, adam_dtype, recompute,
                    offload, device_memory_gib (the limit), host_memory_gib, start_seconds
@@ -31,20 +30,20 @@ import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 from . import estimate, text
 from .command_line import Parser
-from .environment import ROOT, die, trainer
+from .environment import ROOT, built, die
 from .text import many, shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
          "scripts/run_*.sh")
-PEERS = ("date", "machine", "commit", "program", "precision", "model", "seq_length", "micro_batch",
+EVERY = ("date", "machine", "commit", "precision", "model", "seq_length", "micro_batch",
          "tokens_per_s", "steps")
-OFFLOADED = ("date", "machine", "commit", "command", "precision", "model", "seq_length",
-             "micro_batch", "global_batch", "tokens_per_s")
-OURS = {*PEERS, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share", "peak_memory_gib",
-        "planned_memory_gib"} - {"program"}
+FIELDS = {"bench.jsonl": (*EVERY, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share",
+                          "peak_memory_gib", "planned_memory_gib"),
+          "peers.jsonl": (*EVERY, "program"), "offload.jsonl": (*EVERY, "global_batch")}
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
           "llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
@@ -58,21 +57,14 @@ RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon
 # ---- records ------------------------------------------------------------------------------------
 
 
-def read(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        die(f"{path}: {error.strerror}")
-
-
 def read_report(path):
-    """report.json of scripts/compare."""
+    """Reads the report.json of a comparison."""
     try:
-        held = json.loads(read(path))
-        return held if held["said"] and held["curves"] else None
+        held = json.loads(path.read_text(encoding="utf-8"))
+        held["said"], held["curves"]
     except (ValueError, KeyError):
         die(f"{path}: not a report of this scripts/compare; --report-only writes it again")
+    return held
 
 
 def name_of(r):
@@ -88,32 +80,29 @@ def program_of(r):
 
 
 class Records:
-    """Those of a folder, in the order of their dates."""
+    """The records of a folder, in the order of their dates."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "bench.jsonl")
-        self.bench = sorted(({"arguments": "", **r} for r in estimate.json_lines(self.path, OURS)),
-                            key=lambda r: r["date"]) or die(f"{self.path}: no records; make bench")
-        peers = os.path.join(folder, "peers.jsonl")
-        self.peers = sorted(estimate.json_lines(peers, PEERS) if os.path.exists(peers) else (),
-                            key=lambda r: r["date"])
-        offload = os.path.join(folder, "offload.jsonl")
-        self.offload = list(estimate.json_lines(offload, OFFLOADED)) if os.path.exists(offload) \
-            else []
-        race = os.path.join(folder, "race", "report.json")
-        self.race = read_report(race) if os.path.exists(race) else None
-        self.reports = {os.path.dirname(path): read_report(path) for path in
-                        sorted(glob.glob(os.path.join(folder, "fp8_*", "report.json")))}
+        bench, self.peers, self.offload = (
+            sorted(estimate.json_lines(path, fields), key=lambda r: r["date"])
+            if os.path.exists(path := os.path.join(folder, name)) or path == self.path else []
+            for name, fields in FIELDS.items())
+        self.bench = [{"arguments": "", **r} for r in bench] or \
+            die(f"{self.path}: no records; make bench")
+        self.reports = {path.parent.name: read_report(path)
+                        for path in sorted(Path(folder).glob("*/report.json"))}
+        self.race = self.reports.pop("race", None)
         self.of_place = {(r["commit"], r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r
                          for r in self.bench}
 
     def like(self, r, **other):
-        """The record of the same commit and GPU, but for these: gpus, or the name; or None."""
+        """Returns the record of the same commit and GPU with other gpus or name, or None."""
         return self.of_place.get((r["commit"], r["machine"]["gpu"], r["model"],
                                   other.get("gpus", r["gpus"]), other.get("name", name_of(r))))
 
     def fronts(self):
-        """For each kind of GPU the front page's records, by model, others' first."""
+        """Returns for each kind of GPU the front page's records, by model, others' first."""
         found = []
         for gpu in estimate.gpus_of_records(self.bench):
             plain = [r for r in self.bench if r["machine"]["gpu"] == gpu and not r["arguments"]]
@@ -144,13 +133,13 @@ def listed(values):
 
 
 def memory(r):
-    """What was in use at the run's end; in older records, which lack it, what was planned."""
+    """Returns what was in use at the run's end; older records have what was planned alone."""
     used = shown(r.get("peak_memory_gib"), ".1f", 1, " GiB")
     return shown(r["planned_memory_gib"], ".1f", 1, " GiB planned") if used == "-" else used
 
 
 def steps(records, rows):
-    """The rows, and where and when they were measured."""
+    """Writes the rows, and where and when they were measured."""
     lines, ours = [], [r for r in rows if "program" not in r]
     for r in rows:
         gpus = f", {r['gpus']} GPUs" if r.get("gpus", 1) > 1 else ""
@@ -186,8 +175,8 @@ def results(records):
 
 
 def bench(records):
-    """The other kinds of GPU as the front page shows one; then the newest record of each kind that
-    is on neither, a table a commit and GPU."""
+    """Writes the other kinds of GPU as the front page shows one; then the newest record of each
+    kind that is on neither, a table a commit and GPU."""
     newest = {(r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r for r in records.bench}
     shown_there = [r for rows in records.fronts() for r in rows]
     rows = [r for _, r in sorted(newest.items()) if r not in shown_there]
@@ -199,7 +188,7 @@ def bench(records):
 
 
 def scaling(records):
-    """What several GPUs gain over one, of the newest commit with records of both."""
+    """Writes what several GPUs gain over one, of the newest commit with records of both."""
     rows = [r for r in records.bench if r["gpus"] > 1 and records.like(r, gpus=1)]
     rows = [r for r in rows if (r["commit"], r["machine"]) == (rows[-1]["commit"],
                                                                rows[-1]["machine"])]
@@ -207,7 +196,7 @@ def scaling(records):
 
 
 def beside_bf16(records, r):
-    """How many times as fast as the same run in BF16, where there is one."""
+    """Returns how many times as fast it is as the same run in BF16, where there is one."""
     alike = ("commit", "model", "seq_length", "global_batch", "adam_dtype", "offload")
     return next((r["tokens_per_s"] / b["tokens_per_s"] for b in records.offload
                  if b["precision"] == "BF16" and all(b.get(k) == r.get(k) for k in alike)), None)
@@ -234,7 +223,7 @@ def offload(records):
 
 
 def card(records):
-    """The fastest of Llama 3 8B on a card of 80 GB, in a sentence."""
+    """Writes in a sentence the fastest of Llama 3 8B on a card of 80 GB."""
     gains = {i: beside_bf16(records, r) for i, r in enumerate(records.offload)
              if r.get("offload") and r["precision"] != "BF16" and r["model"] == "llama-3-8b"}
     best = max((i for i in gains if gains[i]),
@@ -271,7 +260,7 @@ def number(records):
 
 
 def times_of(records):
-    """{variant: the judgement on its time to the loss at which llm.c ends}"""
+    """Returns {variant: the judgement on its time to the loss at which llm.c ends}."""
     return {j["variant"]: j for j in (records.race or {"judgements": []})["judgements"]
             if j["what"] == "time to loss" and j["variant"] in RACERS}
 
@@ -300,33 +289,33 @@ def size_of(report):
 
 
 def last_losses(report, variant):
-    """{seed: the last validation loss}"""
+    """Returns {seed: the last validation loss}."""
     return {run["seed"]: run["valid_loss"] for run in report["runs"]
             if run["variant"] == variant and run["state"] == "finished"}
 
 
 def fp8(records, front=True):
-    """The mean of the differences of equal seeds, and of several its standard error."""
+    """Writes the mean of the differences of equal seeds and, of several, its standard error."""
     from . import judge  # needs packages, as the figure does; the recipes' costs need none
 
-    reports = {path: r for path, r in records.reports.items()
+    reports = {name: r for name, r in records.reports.items()
                if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
     cells, lines = collections.defaultdict(dict), []
-    for path, r in reports.items():
+    for name, r in reports.items():
         base = last_losses(r, "bf16")
         for variant in r["curves"]:
             changes = [judge.percent(loss, base[seed])
                        for seed, loss in last_losses(r, variant).items()]
             error = judge.noise_of(changes)[0]
-            cells[variant][path] = f"{judge.mean(changes):+.2f}%" + \
+            cells[variant][name] = f"{judge.mean(changes):+.2f}%" + \
                 (f" ± {error:.2f}" if error == error else "")
         apart = max(base.values()) / min(base.values()) - 1
         seeds = f"its {len(base)} seeds {apart:.2%} apart" if len(base) > 1 else "one seed"
-        page = f"{'' if front else '../'}test/results/{os.path.basename(path)}/report.md"
+        page = f"{'' if front else '../'}test/results/{name}/report.md"
         lines.append(f"- [{size_of(r)}, {r['steps']:,} steps]({page}): BF16 ends at "
                      f"{judge.mean(base.values()):.4f}, {seeds}. {r['said'].split(':')[0]}, by a "
                      f"limit of {r['limits']['valid']:g}%, on {r['device'].split(',')[0]}.\n")
-    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(path, "-") for path in reports)]
+    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(name, "-") for name in reports)]
             for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
     head = ["validation loss beside BF16's"] + [
         f"{size_of(r)}, {r['steps']:,} steps of {r['batch']} tokens" for r in reports.values()]
@@ -341,7 +330,7 @@ def older(records):
 
 
 def figure(records):
-    """Tokens a second, and the race where there is one."""
+    """Draws tokens a second, and the race where there is one."""
     import numpy
 
     from . import plots, style
@@ -377,7 +366,7 @@ def figure(records):
 
 
 def command_of(path, gpus):
-    """The options that a recipe hands to the trainer on so many GPUs, without --gpus."""
+    """Returns the options that a recipe hands to the trainer on so many GPUs, without --gpus."""
     words_of = {**os.environ, "DRY": "1", "GPUS": str(gpus), "PRECISION": "bf16", "SMOKE": "0",
                 "LAUNCH": "self", "DATA": "none"} # whose vocabulary is not the data set's
     done = subprocess.run([path], capture_output=True, text=True, check=False, env=words_of)
@@ -390,7 +379,7 @@ def command_of(path, gpus):
 
 
 def recipe_costs(path, page, records):
-    """The lines at the top of a recipe, and it with them, after the last line of its comment. FLOPs
+    """Returns the lines at the top of a recipe, and the recipe with them after its comment. FLOPs
     are the trainer's own count; hours follow from the newest records of make bench."""
     records = estimate.read_records(records)
     commands = {gpus: command_of(os.path.abspath(path), gpus) for gpus in (1, 8)}
@@ -417,12 +406,11 @@ def recipe_costs(path, page, records):
 
 
 def options(_):
-    """--help has a heading in column 1, then rows: an option in column 3, its text from column 37
-    on, on the same line or below."""
-    program, tables, rows = trainer("train_gpt"), {}, []
-    if not os.path.exists(program):
-        die(f"{program} is not built: run make")
-    said = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    """Writes the tables of --help. It has a heading in column 1, then rows: an option in column 3,
+    its text from column 37 on, on the same line or below."""
+    said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    tables, rows = {}, []
     for line in said[:said.index("\nExit status")].splitlines():
         if line[:1].isupper():
             rows = tables[line] = []
@@ -450,23 +438,22 @@ BLOCKS = {made.__name__: made for made in (number, results, card, fp8, older, be
 
 
 def fresh(path, page, folder):
-    """What is generated of a page, and the page with it."""
+    """Returns what is generated of a page, and the page with it."""
     if path.endswith(".svg"):
         return (figure(Records(folder)),) * 2
     if path.endswith(".sh"):
         return recipe_costs(path, page, os.path.join(folder, "bench.jsonl"))
-    found = [name for name in BLOCKS if f"<!-- {name} -->" in page]
-    if not found:
-        die(f"{path}: has none of " + ", ".join(f"<!-- {name} -->" for name in BLOCKS))
-    records = Records(folder) if found != ["options"] else None
-    made = {name: BLOCKS[name](records) for name in found}
-    for name, block in made.items():
+    found = [name for name in BLOCKS if f"<!-- {name} -->" in page] or \
+        die(f"{path}: has none of <!-- {' -->, <!-- '.join(BLOCKS)} -->")
+    records, made = Records(folder), []
+    for name in found:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        before, *after = re.split(f"{begin}|{end}", page)
+        if len(after) != 2 or page.index(begin) > page.index(end):
             die(f"{path}: needs one {begin} and, after it, one {end}")
-        before, rest = page.split(begin)
-        page = f"{before}{begin}\n{block}{end}{rest.split(end)[1]}"
-    return "".join(made.values()), page
+        made.append(BLOCKS[name](records))
+        page = f"{before}{begin}\n{made[-1]}{end}{after[1]}"
+    return "".join(made), page
 
 
 def main():
@@ -479,13 +466,12 @@ def main():
     p.add_argument("--records", metavar="FOLDER",
                    default=os.path.join(ROOT, "test", "results"))
     o = p.parse_args()
-    for path in o.pages:
-        old = read(path) if os.path.exists(path) or not path.endswith(".svg") else ""
-        made, new = fresh(path, old, o.records)
+    for page in map(Path, o.pages):
+        old = page.read_text(encoding="utf-8") if page.exists() or page.suffix != ".svg" else ""
+        made, new = fresh(str(page), old, o.records)
         if o.print:
             print(made, end="")
         elif new != old and o.check:
-            die(f"{path}: not what the records in {o.records} say; run scripts/results")
+            die(f"{page}: not what the records in {o.records} say; run scripts/results")
         elif new != old:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(new)
+            page.write_text(new, encoding="utf-8")

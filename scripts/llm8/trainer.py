@@ -12,8 +12,7 @@ import sys
 import time
 
 from . import environment
-from .metrics import Run
-from .text import counted, duration, fixed
+from .metrics import Run, cells
 
 POLL_SECONDS = 0.2
 
@@ -21,15 +20,12 @@ POLL_SECONDS = 0.2
 def trainer_command(text):
     """--trainer may be a launcher with arguments; without it, the GPU trainer where it is built and
     there is a GPU."""
-    gpu = environment.trainer("train_gptcu")
-    has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
-    command = shlex.split(text or "") or [
-        gpu if os.path.exists(gpu) and has_device else environment.trainer("train_gpt")]
-    program = command[0]
-    if os.sep in program and not os.access(program, os.X_OK):
-        name = os.path.basename(program)
-        environment.die(f"--trainer {program}: no such program" +
-                        (f" (make {name})" if name in ("train_gpt", "train_gptcu") else ""))
+    command, gpu = shlex.split(text or ""), environment.trainer("train_gptcu")
+    if not command:
+        has_device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+        command = [gpu if has_device and os.path.exists(gpu) else environment.built("train_gpt")]
+    if os.sep in command[0] and not os.access(command[0], os.X_OK):
+        environment.die(f"--trainer {command[0]}: no such program")
     return command
 
 
@@ -54,28 +50,18 @@ class Signals:
             self.process.send_signal(number)
 
 
-class Progress:
-    """One line, drawn again and again on a terminal, once at the end elsewhere."""
-
-    def __init__(self, label):
-        self.label, self.live = label, sys.stdout.isatty()
-
-    def draw(self, run, last=False):
-        if not self.live and not last:
-            return
-        steps, losses = run.column("loss")
-        line = self.label
-        if steps:
-            line += f" | step {steps[-1]}/{run.train_iters} | loss {fixed(losses[-1])}"
-            line += f" | {counted(run.recent('tokens_per_s'))} tok/s"
-            left = (run.train_iters - steps[-1]) * run.recent("seconds")
-            line += f" | {run.state}" if last else f" | {duration(left)} left"
-        end = "\n" if last else ""
-        print(("\r\033[K" if self.live else "") + line, end=end, flush=True)
+def show_progress(label, run, last=False):
+    """Draws a line, again and again on a terminal, once at the end elsewhere."""
+    run.poll()
+    now, live = cells(run), sys.stdout.isatty()
+    if live or last:
+        print(("\r\033[K" if live else "") + f"{label} | step {now['step']} | loss {now['loss']} | "
+              f"{now['tok/s']} tok/s | " + (run.state if last else f"{now['left']} left"),
+              end="\n" if last else "", flush=True)
 
 
 def last_words(lines):
-    """The trainer's own: its error, where it says one."""
+    """Returns the trainer's own last words: its error, where it says one."""
     lines = [line.strip() for line in lines if line.strip()]
     errors = [line for line in lines[-20:] if line.startswith("error:")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
@@ -89,7 +75,7 @@ def last_error(console):
 def run_trainer(command, folder, label, signals, keep_open=(), record=None):
     """Returns the exit status; the output is added to folder/console.log. record: what the run is
     followed by, where it is not the folder's metrics.jsonl."""
-    run, progress = Run(record or folder), Progress(label)
+    run = Run(record or folder)
     with open(os.path.join(folder, "console.log"), "ab") as console:
         try:
             process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
@@ -102,17 +88,14 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
             process.send_signal(signals.received)
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            if progress.live:
-                run.poll()
-                progress.draw(run)
+            show_progress(label, run)
     signals.process = None
-    run.poll()
-    progress.draw(run, last=True)
+    show_progress(label, run, last=True)
     return process.returncode
 
 
 def plan_of(command):
-    """What the trainer's --plan prints, or None and its complaint."""
+    """Returns what the trainer's --plan prints, or None and its complaint."""
     done = subprocess.run([*command, "--plan"], capture_output=True, text=True, errors="replace",
                           stdin=subprocess.DEVNULL, check=False)
     said = done.stdout, last_words((done.stdout + done.stderr).splitlines())
