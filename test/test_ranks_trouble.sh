@@ -64,7 +64,7 @@ test_faults_end_every_rank() {
     expect stop 4 2 '^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 2'
     expect stop0 4 2 '^rank [12]: error: rank 0 on .* has been silent for .*this rank ends at step 2'
     expect hang 4 2 'error: rank 1 on .* has not gone on for .* s, last heard at step 2 \(reading data\)'
-    expect stall 4 2 'error: rank 1 on .* waits, as all ranks do, for .* s: a GPU or the network hangs'
+    expect stall 4 2 'error: rank [012] on .* waits, as all ranks do, for .* s: a GPU or the network hangs'
     has stall/out "the optimizer's state among it" || fail "stall: $(cat stall/out)"
     expect nan 0 8 "^rank 1: warning: step 4 is skipped: the loss of this rank's sequences is nan"
     [[ $(grep -c '"skipped":1' nan/s/metrics.jsonl) -eq 1 ]] || fail "nan: not one step skipped"

@@ -305,6 +305,19 @@ test_other_names_are_no_checkpoints() {
     [[ $(wc -l <log) -eq 3 ]] || fail "$(cat log)"
 }
 
+# latest leads to a step that somebody has deleted.
+test_a_missing_latest_is_said() {
+    train gone 6 --save-interval 2 --keep 3 || return
+    cp -a gone newer
+    rm -r gone/step_00000006 newer/step_00000002
+    ln -sfn step_00000002 newer/latest
+    refused 'latest leads to step 2, which is missing, and only newer ones are there' newer 6 \
+        --resume latest || return
+    train gone 6 --save-interval 2 --resume latest || return
+    has log 'step_00000006, to which `latest` leads, is missing: resuming from step 4' ||
+        fail "$(head -n 3 log)"
+}
+
 test_long_paths_are_refused_at_once() {
     local folder length
     folder=$(printf '%.0sabcdefghijklmno/' {1..64})
