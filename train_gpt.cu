@@ -239,8 +239,9 @@ static void trainer_open(Trainer *t) {
            format_bytes(size, (double)t->plan.bytes));
     if (options->optimizer_cpu_offload) {
         printf("  host memory %s, %s\n", format_bytes(size, (double)t->host_plan.bytes),
-               params_offloaded(&t->params) ? "the optimizer's state among it"
-                                            : "no state of the optimizer: it fits the GPU");
+               params_offloaded(&t->params)
+                   ? "with state of the optimizer"
+                   : "without state of the optimizer, which fits on the GPU");
     }
     attention_start(&t->gpu, attention_shape_of(&t->run, t->run.options.micro_batch_size,
                                                 t->run.config.seq_length));

@@ -337,10 +337,11 @@ static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], con
         char *end;
         uint64_t saved = strtoull(hashes, &end, 16);
         threads_for((h.entry->shape[0] + HASHED - 1) / HASHED, hash_part, &h);
-        ok = h.failed ? fail_again(h.why)
-                      : h.sum == saved ||
-                            fail("%s: '%s' is not what was trained: memory or a copy is faulty",
-                                 st->path, kinds[kind]);
+        ok = h.failed
+                 ? fail_again(h.why)
+                 : h.sum == saved ||
+                       fail("%s: '%s' differs from what was trained: memory or a copy is faulty",
+                            st->path, kinds[kind]);
         hashes = *end == ',' ? end + 1 : end;
     }
     return ok;
@@ -525,8 +526,8 @@ static bool ends_search(const char *path, int64_t step) {
     if (step < 0) {
         fail("--resume latest: nothing is saved yet, and where the run began: %s", error_text());
     } else if (error_kept().refused && path_exists(path)) {
-        fail("--resume latest: %s; an earlier one is taken only where one is damaged, or by "
-             "--resume PATH",
+        fail("--resume latest: %s; this is no damage, so that no earlier checkpoint is taken: "
+             "mend it, or name one by --resume PATH",
              error_text());
     } else {
         return false;
@@ -805,5 +806,5 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
         }
     }
     free(saved);
-    return ok || fail("%s: it has counted more steps than the run", c->scaling.path);
+    return ok || fail("%s: damaged: a scale has more steps than the run", c->scaling.path);
 }

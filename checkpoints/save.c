@@ -163,7 +163,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 static void discard(const char *path, const char *known_as) {
     char target[1];
     if (readlink(path, target, sizeof(target)) >= 0) {
-        warn("%s: a link: it is deleted, what it points to is not", known_as);
+        warn("%s is a link: the link alone is deleted", known_as);
     }
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
@@ -252,7 +252,7 @@ bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     checkpoint_path(path, o->save, step);
     bool ok = is_folder(path, folder_id(c->path)) ||
               (!within || path_exists(path)
-                   ? fail("--resume %s: not %s, the checkpoint of its step; resume "
+                   ? fail("--resume %s: the checkpoint of its step is %s; resume "
                           "that one, or give another --save",
                           c->path, path)
                    : fail("--resume %s: not under the name of its step; rename it to "
@@ -374,7 +374,7 @@ static bool lock_folder(const Options *o, bool *own) {
     }
     for (bool told = false; fcntl(file, F_SETLK, &whole) != 0; told = true) {
         if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
-            warn("%s: no lock (%s): nothing keeps a second run out", path, strerror(errno));
+            warn("%s: no lock (%s): a second run could save here, too", path, strerror(errno));
             return true;
         }
         if (wall_seconds() >= until) {

@@ -488,7 +488,7 @@ bool attention_by_cudnn(Gpu *gpu, AttentionShape s) {
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
     if (attention_by_cudnn(gpu, s)) { return true; }
-    if (!gpu->attentions->said) { warn("%s; a plain kernel serves, slowly", error_text()); }
+    if (!gpu->attentions->said) { warn("%s; a plain kernel is used, which is slow", error_text()); }
     gpu->attentions->said = true;
     return false;
 }

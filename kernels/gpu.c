@@ -40,7 +40,9 @@ bool gpu_open(Gpu *gpu, int device) {
         return fail("no GPU can be used here: %s; ./train_gpt trains on the CPU",
                     status != cudaSuccess ? cudaGetErrorString(status) : "there is none");
     }
-    if (device >= count) { return fail("GPU %d is asked for, the machine has %d", device, count); }
+    if (device >= count) {
+        return fail("GPU %d is requested, but this machine has %d", device, count);
+    }
     CUDA_CHECK(cudaGetDeviceProperties(&info, device));
     gpu->capability = 10 * info.major + info.minor;
     gpu->sms = info.multiProcessorCount;

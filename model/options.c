@@ -414,8 +414,8 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
         }
         if (source >= SOURCE_CONFIG) {
             if (!derived && loads && row->effect == EFFECT_RESULTS) {
-                warn("--%s %s: it is %s in the checkpoint %s: its weights were trained for that",
-                     row->name, now, was, o->origin);
+                warn("--%s %s: the weights of the checkpoint %s were trained with %s", row->name,
+                     now, o->origin, was);
             }
             continue;
         }
@@ -438,7 +438,7 @@ static bool take_model(Options *o, const Options *model) {
     derive_values(o);
     if (!take_options(o, model, true, shape)) { return false; }
     if (shape[0] != '\0') {
-        warn("--model %s: the checkpoint %s is another model; its shape is taken:%s", o->model,
+        warn("--model %s: the checkpoint %s has another shape, which is used instead:%s", o->model,
              o->origin, shape);
     }
     // Llama's number of positions is no tensor's shape, so it may grow
@@ -497,7 +497,7 @@ static bool check_values(const Options *o) {
         return fail("--qk-layernorm: gpt2 has none; --arch llama can have it");
     }
     if (o->qk_layernorm && o->add_qkv_bias) {
-        return fail("--qk-layernorm: no model of transformers has --add-qkv-bias besides");
+        return fail("--qk-layernorm: no model of transformers has it together with --add-qkv-bias");
     }
     if (gpt2 && o->num_query_groups != heads) {
         return fail("--num-query-groups %d: gpt2 has as many as --num-attention-heads (%d)",

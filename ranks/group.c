@@ -394,7 +394,7 @@ static void judge(Watch *w, double now) {
         if (behind < 0 || b->step < w->peers[behind].beat.step) { behind = r; }
     }
     if (w->rank != 0) { return; }
-    if (stuck >= 0) { end_for(w, stuck, "has not gone on for %.1f s", longest); }
+    if (stuck >= 0) { end_for(w, stuck, "has made no progress for %.1f s", longest); }
     if (!all_wait || behind < 0) { return; }
     if (quiet >= 0) { // that rank was stopped while it waited
         end_for(w, quiet, "has been silent for %.1f s", now - w->peers[quiet].heard);
@@ -490,7 +490,7 @@ static void receive_call(const Group *g, int rank, Channel channel, void *data, 
     *first = m->next;
     pthread_mutex_unlock(&w->mutex);
     if (m->head.bytes != bytes) {
-        die("rank %d is at another place in the program: it sent %u bytes where %zu were due", rank,
+        die("rank %d is at another point of the program: it sent %u bytes instead of %zu", rank,
             m->head.bytes, bytes);
     }
     memcpy(data, m->data, bytes);
@@ -607,8 +607,8 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
         const char *ranks = count > 1 ? "ranks" : "rank";
         now = wall_seconds();
         if (now >= until) {
-            ok = fail("%s %s of %d did not come to %s within %.0f s (--distributed-timeout)", ranks,
-                      missing, w->ranks, place, seconds);
+            ok = fail("%s %s of %d did not connect to %s within %.0f s (--distributed-timeout)",
+                      ranks, missing, w->ranks, place, seconds);
             break;
         }
         if (now >= tell) {
@@ -632,7 +632,7 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
             free(m);
             if (!p->closed) { continue; }
             if (i >= w->ranks) {
-                warn("a connection to %s was not a rank's with this LLM8_SECRET, and is ignored",
+                warn("a connection to %s is ignored: it is not from a rank with this LLM8_SECRET",
                      place);
             }
             close_peer(p); // a rank that connected and died may connect again

@@ -139,8 +139,7 @@ static bool read_nodes(Ranks *r, int gpus) {
     if (nodes > 1 && !read_int("NODE_RANK", 0, nodes - 1, &node)) { return false; }
     if (nodes > 1 && (variable("NODE_RANK") == NULL || variable("MASTER_ADDR") == NULL ||
                       variable("MASTER_PORT") == NULL)) {
-        return fail("NNODES=%d needs NODE_RANK, MASTER_ADDR and MASTER_PORT besides: set all",
-                    nodes);
+        return fail("NNODES=%d also needs NODE_RANK, MASTER_ADDR and MASTER_PORT", nodes);
     }
     if ((int64_t)nodes * gpus > RANKS_MAX) {
         return fail("NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
@@ -179,7 +178,7 @@ bool ranks_read(Ranks *r, const Options *options) {
 bool ranks_device(const Group *g, int visible, int *device) {
     *device = visible == 1 ? 0 : g->local_rank;
     return *device < visible ||
-           fail("rank %d is number %d on its machine, whose GPUs are 0 to %d: start no more "
+           fail("rank %d is number %d on its machine, which has GPUs 0 to %d: start no more "
                 "ranks than GPUs",
                 g->rank, g->local_rank, visible - 1);
 }
@@ -220,7 +219,7 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             if (orderly || effect || failed < 0) { continue; }
             if (failed == 0) { failed = wall_seconds(); }
             result = code;
-            const char *others = running > 0 ? "; the other ranks are ended" : "";
+            const char *others = running > 0 ? "; the other ranks are stopped" : "";
             if (killed) {
                 complain("rank %d was killed by signal %d (%s)%s", r->group.rank + i,
                          WTERMSIG(status), strsignal(WTERMSIG(status)), others);

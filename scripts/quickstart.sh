@@ -138,7 +138,7 @@ train() {
         --log-interval $((steps < 400 ? 10 : 50)) --save "$folder" "$@"
     status=$?
     if [ $status -eq 75 ]; then
-        die "stopped; go on with $trainer --config $folder/config.txt --resume latest" \
+        die "stopped; resume with $trainer --config $folder/config.txt --resume latest" \
             "--train-iters $steps"
     fi
     [ $status -eq 0 ] || die "the training ended with status $status"
@@ -148,7 +148,7 @@ train_in_two_parts() {
     third=$(((steps + 2) / 3))
     title "training: steps 1 to $((2 * third)) of $steps"
     train $((2 * third))
-    title "the program has ended; another one resumes from its checkpoint and goes on to $steps"
+    title "the program has ended; another one resumes from its checkpoint, up to step $steps"
     train "$steps" --resume latest
     loss=$(sed -n 's/.*"kind":"eval".*"valid_loss":\([-+.0-9e]*\).*/\1/p' \
         "$folder/metrics.jsonl" | tail -n 1)

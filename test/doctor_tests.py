@@ -108,7 +108,7 @@ def a_run_that_is_well():
                   "7,680 tokens in 60 steps, none left out",
                   "0 wrong")
     assert "WRONG" not in text
-    expect("r/bf16", 0, "BF16; FP8 is not asked for", "0 wrong")
+    expect("r/bf16", 0, "BF16; FP8 is not requested", "0 wrong")
     brief = expect("r/bf16", 0, "0 wrong, 0 to note", words=("--brief",))
     assert "finished" not in brief
     as_program = run("scripts/doctor", "r/fp8")
@@ -156,8 +156,8 @@ def slow_ranks_are_named():
 
 def ends_are_named():
     folder = planted("killed", without("end"))
-    expect(folder, 1, "WRONG state", "nobody holds its folder: it was killed, or another "
-           "rank was lost", "-> its last words", "--resume latest")
+    expect(folder, 1, "WRONG state", "no process holds its folder: it was killed, or another "
+           "rank was lost", "-> read the end of its standard error", "--resume latest")
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, f"{folder}/.lock"],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     holder.stdout.readline()
@@ -185,7 +185,7 @@ def skips_and_losses_are_judged():
         skipped=1, reason="spike" if record["step"] % 2 else "nonfinite"), before=5)
     expect(planted("both", both, "r/bf16"), 1, "4 of 60 were skipped, 2 for a NaN or infinite loss "
            "or norm and 2 for a spike")
-    asked = changed("step", before=5, skipped=1, reason="asked")
+    asked = changed("step", before=5, skipped=1, reason="requested")
     expect(planted("asked", asked, "r/bf16"), 0, "only those were skipped that "
            "--iterations-to-skip names, 4 of 60")
     expect(planted("rise", changed("step", more("loss", 1), after=40)), 1, "WRONG loss",

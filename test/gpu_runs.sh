@@ -74,7 +74,7 @@ offload() { # a run's folder, its ranks
         }'
 }
 is_offloaded() { # what a run has printed
-    grep '  host memory .*, the optimizer.s state among it' "$1"
+    grep '  host memory .*, with state of the optimizer' "$1"
 }
 losses() { # the step records of a run without their times
     grep '"kind":"step"' "$1/metrics.jsonl" | sed 's/,"seconds.*//'

@@ -267,7 +267,7 @@ def incomplete_models_are_refused():
     refused(call(convert_hf, "import", "gpt2_hf"), "--output", "scripts/convert_hf import --help")
     refused(call(convert_hf, "export", "x"), "export", "import", "--help")
     refused(call(convert_hf, "import", "gpt2_hf", "--output", "gpt2_start"), "--output gpt2_start",
-            "is there already")
+            "exists already")
 
 
 def loads_that_do_not_fit_are_refused():
@@ -285,10 +285,11 @@ def loads_that_do_not_fit_are_refused():
                              ("--rope-scaling", "llama3", "none"),
                              ("--norm-epsilon", "1e-06", 0.1)):
         result = run("train_gpt", "--load", "llama_start", option, now, "--plan")
-        assert result.err == (f"warning: {option} {now}: it is {was} in the checkpoint "
-                              "llama_start: its weights were trained for that\n"), result.err
+        assert result.err == (f"warning: {option} {now}: the weights of the checkpoint "
+                              f"llama_start were trained with {was}\n"), result.err
     result = run("train_gpt", "--load", "qwen2_start", "--logit-softcap", 4, "--plan")
-    assert "warning: --logit-softcap 4: it is 3 in the checkpoint qwen2_start" in result.err
+    assert ("warning: --logit-softcap 4: the weights of the checkpoint qwen2_start were trained "
+            "with 3") in result.err
     for name, option, was in (("qwen3", "--no-qk-layernorm", "true"),
                               ("qwen2", "--no-add-qkv-bias", "true"),
                               ("qwen3", "--kv-channels=16", "24")):

@@ -115,7 +115,7 @@ test_bad_runs_leave_no_record() {
     grep -qE '^gpt2-124m +fp8 +FAILED: the loss or norm of step 7 is not finite$' log ||
         fail "skipped: $(cat log)"
     MODELS=gpt2-124m PRECISIONS=fp8 SHARE=0 expect_status 1 bench
-    has log 'FAILED: FP8 was asked for, and no layer was in FP8' || fail "share: $(cat log)"
+    has log 'FAILED: FP8 was requested, but no layer was in FP8' || fail "share: $(cat log)"
     VERDICT='BAD  no GPU can be used here' expect_status 77 bench
     has log 'no GPU can be used here: nothing was measured' || fail "no GPU: $(cat log)"
     VERDICT='BAD  a wrong product' expect_status 2 bench

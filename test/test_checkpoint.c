@@ -77,7 +77,7 @@ TEST(what_was_not_trained_is_not_saved) {
         *bits ^= 1;
         CHECK(!checkpoint_save(&f.snapshot));
         CHECK_CONTAINS(error_text(), kinds[kind]);
-        CHECK_CONTAINS(error_text(), "is not what was trained");
+        CHECK_CONTAINS(error_text(), "differs from what was trained");
         CHECK(!path_exists("s/step_00000002") && checkpoint_linked("s", "latest") == 1);
         *bits ^= 1;
         CHECK(checkpoint_save(&f.snapshot));
@@ -222,7 +222,7 @@ TEST(scaling_of_another_run_is_refused) {
         CHECK(checkpoint_open(&c, "s/step_00000100", true));
         CHECK_REFUSED(
             checkpoint_read_scaling(&c, &f.precision, f.slots, f.history),
-            "s/step_00000100/scaling.safetensors: it has counted more steps than the run");
+            "s/step_00000100/scaling.safetensors: damaged: a scale has more steps than the run");
         checkpoint_close(&c);
         fixture_close(&f);
     }
@@ -376,7 +376,7 @@ TEST(going_back_sets_newer_ones_aside) {
     CHECK(rename("s/step_00000001", "s/copy") == 0 &&
           rename("s/step_00000002.aside-1", "s/step_00000001") == 0);
     CHECK_REFUSED(go_back("s/copy"),
-                  "--resume s/copy: not s/step_00000001, the checkpoint of its step; resume that "
+                  "--resume s/copy: the checkpoint of its step is s/step_00000001; resume that "
                   "one, or give another --save");
     CHECK(rename("s/step_00000001", "s/step_00000002.aside-1") == 0 &&
           rename("s/copy", "s/step_00000001") == 0);
@@ -463,7 +463,8 @@ TEST(a_run_begins_again_where_it_began) {
     // after that it starts from nothing else, although a link leads there
     CHECK(unlink("t/latest") == 0 && symlink("../s/step_00000002", "t/latest") == 0);
     CHECK(begins() == 5);
-    CHECK_REFUSED(checkpoint_go_back(&o, &c), "--resume s/step_00000002: not t/step_00000002, ");
+    CHECK_REFUSED(checkpoint_go_back(&o, &c),
+                  "--resume s/step_00000002: the checkpoint of its step is t/step_00000002; ");
     folder_remove("t");
 }
 

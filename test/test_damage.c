@@ -176,7 +176,7 @@ TEST(another_version_is_no_damage) {
     CHECK(rename("s/step_00000001/meta.json", "s/step_00000002/meta.json") == 0);
     CHECK_EQUAL(resumed(SAVED), -1);
     CHECK_CONTAINS(error_text(), "--resume latest: s/step_00000002/meta.json: checkpoint version "
-                                 "3; this program reads 2; an earlier one is taken only where");
+                                 "3; this program reads 2; this is no damage");
     CHECK_TEXT(text_read("warnings"), "");
     Options o = options_of(TINY), model;
     strcpy(o.save, "s");

@@ -140,7 +140,7 @@ counts_and_profiles() { # recomputation counts nothing twice
 check "counts and a profile" counts_and_profiles
 fp8="--fp8-format hybrid --fp8-lm-head"
 fallen_back() {
-    local said="no FP8 here: $1; the run continues in BF16"
+    local said="FP8 is not available: $1; the run continues in BF16"
     shift
     train plain $run $gpt2 --train-iters 3 &&
         train variant $run $gpt2 "$@" --train-iters 3 >out 2>&1 || return
@@ -157,7 +157,7 @@ refused() { # what is said, options
     grep -q "error: .*$said" out
 }
 required() {
-    LLM8_TEST_CAPABILITY=80 refused "--fp8-required: no FP8 here: $older" $run $gpt2 $fp8 --fp8-required
+    LLM8_TEST_CAPABILITY=80 refused "--fp8-required: FP8 is not available: $older" $run $gpt2 $fp8 --fp8-required
 }
 check "--fp8-required refuses instead" required
 too_small() {
@@ -267,7 +267,7 @@ other_devices() { # capability
     export STANDIN_CAPABILITY
     train whole $run $gpt2 $fp8 --train-iters 3 && STANDIN_CAPABILITY=$1 &&
         train variant $run $gpt2 $fp8 --fp8-required --train-iters 3 && same_weights whole variant &&
-        refused "--fp8-required: no FP8 here: $no_blocks" $run $gpt2 $by_blocks --fp8-required &&
+        refused "--fp8-required: FP8 is not available: $no_blocks" $run $gpt2 $by_blocks --fp8-required &&
         grep 'the forward product of E4M3 and E4M3 by blocks: cuBLASLt has no algorithm' out &&
         fallen_back "$no_blocks" $by_blocks
 }

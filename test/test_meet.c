@@ -202,13 +202,14 @@ static const struct {
     const char *says[TOLD];
 } meetings[] = {
     MEETING(join_as_told, 8, 0.4, (0, 1, 4), (1, 1, 1),
-            "rank 0: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port ",
-            "rank 1: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port ",
-            "rank 4: error: ranks 2, 3, 5, 6, 7 of 8 did not come to 127.0.0.1 port "),
+            "rank 0: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port ",
+            "rank 1: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port ",
+            "rank 4: error: ranks 2, 3, 5, 6, 7 of 8 did not connect to 127.0.0.1 port "),
     MEETING(join_as_told, 4096, 0.1, (0), (1),
-            "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ", ", ... of 4096 did not come"),
+            "rank 0: error: ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ",
+            ", ... of 4096 did not connect"),
     MEETING(at_another_place, 2, 10, (0, 1), (1, EXIT_LOST_RANK),
-            "rank 1 is at another place in the program: it sent 4 bytes where "),
+            "rank 1 is at another point of the program: it sent 4 bytes instead of "),
     MEETING(differing, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
             "runs something else: 'lr 0.25', where rank 0 has 'lr 0.5'; all ranks"),
     MEETING(of_another_size, 3, 3, (0, 1, 2), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
@@ -216,7 +217,7 @@ static const struct {
     MEETING(join_as_told, 3, 3, (0, 1, 1), (1, 1, ANY), "rank 0: error: ", "rank 1: error: ",
             "two processes say that they are rank 1: one on "),
     MEETING(with_another_secret, 2, 0.4, (0, 1), (1, 1),
-            "rank 0: error: rank 1 of 2 did not come to 127.0.0.1 port ",
+            "rank 0: error: rank 1 of 2 did not connect to 127.0.0.1 port ",
             "rank 1: error: what answers at 127.0.0.1 port ",
             " has another LLM8_SECRET than this rank"),
     MEETING(strangers, 2, 10, (0, 1, 2, 3, 4), (0, 0, 0, 0, 0), NULL),
@@ -236,7 +237,7 @@ TEST(meetings_end_as_they_should) {
         for (int i = 0; i < TOLD && m->says[i] != NULL; i++) { CHECK_CONTAINS(log, m->says[i]); }
         bool late = m->seconds < 1; // the other cases end at once, before the time limit
         CHECK_EQUAL(strstr(log, text_of("port %d within 0 s", p.port)) != NULL, late);
-        CHECK_EQUAL(strstr(log, "did not come") != NULL, late);
+        CHECK_EQUAL(strstr(log, "did not connect") != NULL, late);
         CHECK(wall_seconds() - begin < 5);
     }
 }
@@ -255,8 +256,8 @@ TEST(silent_strangers_hold_up_nobody) {
         CHECK(wall_seconds() - begin < 4);
         for (int r = 0; r < present; r++) { CHECK_EQUAL(run.status[r], present == 3 ? 0 : 1); }
         if (present == 2) {
-            CHECK_CONTAINS(log, "rank 0: error: rank 2 of 3 did not come to 127.0.0.1 port ");
-            CHECK_CONTAINS(log, "rank 1: error: rank 2 of 3 did not come to 127.0.0.1 port ");
+            CHECK_CONTAINS(log, "rank 0: error: rank 2 of 3 did not connect to 127.0.0.1 port ");
+            CHECK_CONTAINS(log, "rank 1: error: rank 2 of 3 did not connect to 127.0.0.1 port ");
         }
         for (int i = 0; i < SILENT; i++) { close(files[i]); }
     }
@@ -316,7 +317,7 @@ TEST(an_overheard_rank_is_not_repeated) {
     FREED char *log = processes_meet(&run, 2, repeat, &p);
     CHECK_EQUAL(run.status[0], 1);
     CHECK_EQUAL(run.status[1], 0);
-    CHECK_CONTAINS(log, "rank 0: error: rank 1 of 2 did not come");
+    CHECK_CONTAINS(log, "rank 0: error: rank 1 of 2 did not connect");
 }
 
 TEST(a_wrong_place_is_named) {

@@ -109,9 +109,9 @@ test_an_interrupted_run_goes_on() {
     done
     kill -INT -- "-$group"
     wait "$group"
-    has log 'error: stopped; go on with ./train_gpt --config run/quickstart/config.txt' ||
+    has log 'error: stopped; resume with ./train_gpt --config run/quickstart/config.txt' ||
         fail "$(tail -n 3 log)"
-    (cd tree && $(sed -n 's/^error: stopped; go on with //p' ../log) --train-iters 5) >log2 2>&1 ||
+    (cd tree && $(sed -n 's/^error: stopped; resume with //p' ../log) --train-iters 5) >log2 2>&1 ||
         fail "the command: $(tail -n 1 log2)"
 }
 

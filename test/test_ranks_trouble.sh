@@ -63,9 +63,9 @@ test_faults_end_every_rank() {
     [[ $(head -n 1 die/err) == 'rank 2: error: a planted fault' ]] || fail "$(head -n 1 die/err)"
     expect stop 4 2 '^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 2'
     expect stop0 4 2 '^rank [12]: error: rank 0 on .* has been silent for .*this rank ends at step 2'
-    expect hang 4 2 'error: rank 1 on .* has not gone on for .* s, last heard at step 2 \(reading data\)'
+    expect hang 4 2 'error: rank 1 on .* has made no progress for .* s, last heard at step 2 \(reading data\)'
     expect stall 4 2 'error: rank [012] on .* waits, as all ranks do, for .* s: a GPU or the network hangs'
-    has stall/out "the optimizer's state among it" || fail "stall: $(cat stall/out)"
+    has stall/out "with state of the optimizer" || fail "stall: $(cat stall/out)"
     expect nan 0 8 "^rank 1: warning: step 4 is skipped: the loss of this rank's sequences is nan"
     [[ $(grep -c '"skipped":1' nan/s/metrics.jsonl) -eq 1 ]] || fail "nan: not one step skipped"
     expect term 75 4
@@ -191,7 +191,7 @@ test_notes_on_options_are_rank_0s() {
     torchrun --data notes/x.bin --load start/latest --lr 1e-4 --train-iters 1 --save noted
     [[ "${statuses[*]}" == "0 0" ]] || fail "$(cat err.0 err.1)"
     for says in 'notes/tokenizer.bin: ' 'no tokenizer.bin beside notes/x.bin is its own' \
-        '--model llama-tiny: the checkpoint start/latest is another model; its shape is taken'; do
+        '--model llama-tiny: the checkpoint start/latest has another shape, which is used instead'; do
         [[ $(grep -cF -- "$says" err.0) -eq 1 ]] || fail "rank 0, '$says': $(cat err.0)"
     done
     [[ ! -s err.1 ]] || fail "rank 1: $(cat err.1)"

@@ -469,12 +469,12 @@ class OtherPrograms(Folder):
             self.assertTrue(found.result == judge.FAIL and "--" + option in found.note)
         by, _ = judged([theirs], slow, time=100)
         self.assertTrue(by["time to loss"].result == judge.FAIL and
-                        "0 of 1 pairs of runs come to it" in by["time to loss"].note)
+                        "0 of 1 pairs of runs reach it" in by["time to loss"].note)
         # one seed that misses it makes no mean infinite, and keeps no promise either
         by, _ = judged([theirs], [*fast, self.race("fast", "3", 2.0, {5: 3.5, 10: 3.01})], time=100)
         self.assertEqual(by["time to loss"].result, judge.FAIL)
         self.assertAlmostEqual(by["time to loss"].change, 0.35)
-        self.assertIn("2 of 3 pairs of runs come to it", by["time to loss"].note)
+        self.assertIn("2 of 3 pairs of runs reach it", by["time to loss"].note)
         self.assertEqual(judged(slow, [theirs])[0]["time to loss"].pairs, 0)
         self.assertTrue(judged([theirs], fast[:1], fast)[1])
         # ours among themselves are judged as ever, and need their pairs

@@ -82,7 +82,7 @@ test_variants_start_from_equal_weights() {
 test_report_shows_what_it_should() {
     local part
     for part in "80.0% of the linear layers' FLOPs in FP8" "--fp8-lm-head not given" \
-        "| qkv | 0-1 | 128 x 64 | E4M3 | E4M3 | E5M2 | FP8 | - | 13.3% |" "Seeds alone" \
+        "| qkv | 0-1 | 128 x 64 | E4M3 | E4M3 | E5M2 | FP8 | - | 13.3% |" "Noise of the seeds" \
         "| --fp8-format | none | hybrid |" "| fp8 | same start |" "train_gpt --keep 1" \
         "not judged | on a CPU the rounding is emulated" \
         "| fp8 | time to loss |" loss.svg validation.svg time.svg speed.svg norm.svg amax.svg; do

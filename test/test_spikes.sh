@@ -84,8 +84,8 @@ test_a_run_goes_back_and_leaves_data_out() {
         # shellcheck disable=SC2086
         expect_status 0 $words --config "$name.all/config.txt" --resume "$name.all/step_00000094" \
             --iterations-to-skip 141-143 || return
-        [[ $(grep -c '^step .*SKIPPED: asked$' log) -eq 3 ]] || fail "$name: $(cat log)"
-        [[ $(skipped_for "$name.all" asked) == "$bad" ]] || fail "$name: other steps"
+        [[ $(grep -c '^step .*SKIPPED: requested$' log) -eq 3 ]] || fail "$name: $(cat log)"
+        [[ $(skipped_for "$name.all" requested) == "$bad" ]] || fail "$name: other steps"
         same_ends "$name" "$name.all" || fail "$name: the data were not left out"
         # what has been left out once stays so
         # shellcheck disable=SC2086

@@ -319,7 +319,7 @@ schedule_says() {
 }
 
 test_schedules_that_do_not_fit_are_said() {
-    local zero='warning: --lr-decay-iters 7: the learning rate is 0 from step 8 to 12 (--min-lr)'
+    local zero='warning: --lr-decay-iters 7: the learning rate is 0 from step 8 to 12; --min-lr sets it'
     local style
     for style in cosine linear wsd; do
         schedule_says "$zero" --lr-decay-style $style --lr-decay-iters 7
@@ -327,7 +327,7 @@ test_schedules_that_do_not_fit_are_said() {
     done
     schedule_says '' --lr-decay-style constant --lr-decay-iters 7
     schedule_says '' --lr-decay-iters 7 --lr 0
-    schedule_says 'warning: --lr-warmup-iters 20: --train-iters 12 end before --lr is reached' \
+    schedule_says 'warning: --lr-warmup-iters 20: training ends at step 12, before the rate reaches --lr' \
         --lr-warmup-iters 20
     schedule_says '' --lr-warmup-iters 12
 }

@@ -97,12 +97,13 @@ static void open_save_folder(Run *run) {
 // Warns of a schedule that ends with a learning rate of 0, or never reaches --lr.
 static void check_schedule(const Options *o) {
     if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
-        warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld (--min-lr)",
+        warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld; --min-lr sets "
+             "it",
              (long long)o->lr_decay_iters, (long long)o->lr_decay_iters + 1,
              (long long)o->train_iters);
     }
     if (o->lr_warmup_iters > o->train_iters) {
-        warn("--lr-warmup-iters %lld: --train-iters %lld end before --lr is reached",
+        warn("--lr-warmup-iters %lld: training ends at step %lld, before the rate reaches --lr",
              (long long)o->lr_warmup_iters, (long long)o->train_iters);
     }
 }
@@ -161,7 +162,7 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     }
     if (o->iterations_to_skip[0] != '\0' &&
         options_next_skip(o, run->progress.step + 1) > o->train_iters) {
-        printf("  --iterations-to-skip %s leaves out nothing of what is still to do\n",
+        printf("  --iterations-to-skip %s: none of these steps is left to train\n",
                o->iterations_to_skip);
     }
     if (options_train(o) && run->progress.step >= o->train_iters) {
@@ -344,8 +345,8 @@ bool run_should_save(const Run *run) {
 
 // ---- reports ------------------------------------------------------------------------------------
 
-static const char *const skip_reasons[] = {"", "nonfinite", "spike", "asked"};
-static const char *const skip_texts[] = {"", "SKIPPED", "SKIPPED: spike", "SKIPPED: asked"};
+static const char *const skip_reasons[] = {"", "nonfinite", "spike", "requested"};
+static const char *const skip_texts[] = {"", "SKIPPED", "SKIPPED: spike", "SKIPPED: requested"};
 
 // Prints the line of a step that has been counted. Every --log-interval steps there is a whole
 // line; on a terminal, the steps between are shown in a live line, which the next line overwrites.
@@ -508,8 +509,8 @@ void run_maybe_dump(Run *run, float *gradients, double loss) {
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     if (is_folder(o->save, run->folder)) { return; }
-    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to what is "
-         "there now",
+    warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
+         "folder of that name again",
          o->save, (long long)run->progress.step);
     saver_wait(&run->saver); // claiming would delete the files of a save that is under way
     if (!folder_make(o->save)) {

@@ -172,7 +172,7 @@ def measure(command, folder):
         return None, f"exit status {status}: {last_error(log)}"
     run = open_run(metrics)
     if run.option("fp8-format") != "none" and not run.start["fp8_flops_share"] > 0:
-        return None, "FP8 was asked for, and no layer was in FP8"
+        return None, "FP8 was requested, but no layer was in FP8"
     bad = [str(step) for step, record in run.steps.items()
            if record["skipped"] or record["loss"] is None]
     if bad:

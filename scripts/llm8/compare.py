@@ -1,7 +1,7 @@
 """Runs one training with BF16 and FP8, or any other variants, and reports how they differ.
 
 Every variant starts from the same weights and sees the same data in the same order; the first one
-is what the others are measured against. Options after -- are the trainer's own, for all variants:
+is the baseline of the others. Options after -- are the trainer's own, for all variants:
 
   scripts/compare --out run/compare --seeds 1,2 -- --model gpt2-124m --data 'data/train_*.bin' \\
       --valid-data data/val.bin --train-iters 2000

@@ -138,7 +138,7 @@ def import_model(folder, output):
         die(f"{folder}: no such folder; give the folder of a Hugging Face model, or its name on "
             "the Hub (OWNER/NAME)")
     if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
-        die(f"--output {output}: is there already; give another, or remove it")
+        die(f"--output {output} exists already; give another one, or remove it")
     folder = os.path.realpath(folder) # once: `latest` of a run that saves moves on
     config = read_config(folder)
     tensors = match(folder, expected_tensors(folder), source_tensors(folder))

@@ -67,28 +67,28 @@ def state(run):
         return well("state", f"finished, {where}")
     if run.end is None:
         if run.died:
-            return wrong("state", f"{where}; it did not say that it ended, and nobody holds its "
-                         "folder: it was killed, or another rank was lost",
-                         f"its last words on the standard error say why; then {again}")
+            return wrong("state", f"{where}; it has no record of its end, and no process "
+                         "holds its folder: it was killed, or another rank was lost",
+                         f"read the end of its standard error for the reason; then {again}")
         if silent := run.silent(SILENT_SECONDS):
             return wrong("state", f"{where}; it has written nothing for {duration(silent)}, and "
-                         "did not say that it ended: it was killed, or hangs",
+                         "has no record of its end: it was killed, or hangs",
                          f"end it if it still runs, then {again}")
         return well("state", f"running, {where}")
     status = metrics.number(run.end, "status")
     if status in (0, metrics.STOPPED_BY_SIGNAL):
         return note("state", f"{run.state}, {where}" if status else run.state,
-                    "--resume latest goes on with it")
+                    "--resume latest continues it")
     return wrong("state", f"{run.state}, {where}", {
         metrics.SKIPPED_TOO_OFTEN: "resume from a checkpoint before that with a lower --lr or a "
         "longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",
-        metrics.WRONG_RESULTS: "take that GPU out of use; --resume latest goes on from the last "
-        "checkpoint"}.get(status, "its last words on the standard error say why"))
+        metrics.WRONG_RESULTS: "take that GPU out of use; --resume latest continues from the last "
+        "checkpoint"}.get(status, "read the end of its standard error for the reason"))
 
 
 def skips(run):
     skipped = [step for step, record in run.steps.items()
-               if record.get("skipped") and record.get("reason") != "asked"]
+               if record.get("skipped") and record.get("reason") != "requested"]
     if not skipped:
         return well("steps", "none was skipped" if not run.skipped else "only those were skipped "
                     f"that --iterations-to-skip names, {run.skipped} of {len(run.steps)}")
@@ -164,7 +164,7 @@ def vocabulary(run):
 def fp8_layers(run):
     """Says whether FP8 is on, where, in what share of the operations, and why not elsewhere."""
     if run.option("fp8-format", "none") == "none":
-        return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not asked for")]
+        return [well("precision", f"{run.start.get('precision', '?')}; FP8 is not requested")]
     share, places, others = 100 * metrics.number(run.start, "fp8_flops_share"), {}, {}
     for row in run.start.get("linear_layers", []):
         first, last = row["first_block"], row["first_block"] + row["blocks"] - 1
@@ -176,12 +176,12 @@ def fp8_layers(run):
             formats = f"X {row['x']}, W {row['w']}, dY {row['dy']}{more}"
             places.setdefault(formats, []).append(name)
         else:
-            others.setdefault(row["reason"] or "not asked for", []).append(f"{name} in {row['x']}")
+            others.setdefault(row["reason"] or "not requested", []).append(f"{name} in {row['x']}")
     sides = "make --seq-length, --hidden-size, --ffn-hidden-size and (for the head) " \
         "--make-vocab-size-divisible-by multiples of 16"
     if not share > 0:
         why = "; ".join(others) or "not known"
-        return [wrong("precision", f"FP8 is asked for (--fp8-format {run.option('fp8-format')}) "
+        return [wrong("precision", f"FP8 is requested (--fp8-format {run.option('fp8-format')}) "
                       f"and no layer is in FP8: {why}", sides if "multiple of 16" in why else
                       "a GPU of compute capability 8.9 or newer (train_gptcu --verify); "
                       "--fp8-required makes a run end instead")]

@@ -77,7 +77,7 @@ def more_work(plan):
 def memory_of(options, gpus):
     """Returns the memory that the GPU trainer plans, as printed; or "-" and why it does not."""
     if not os.path.exists(trainer("train_gptcu")):
-        return "-", "memory: make train_gptcu, whose plan it is"
+        return "-", "memory: build train_gptcu, which plans it (make train_gptcu)"
     if gpus > 1:
         options = [*options, "--gpus", str(gpus)]
     text, refusal = plan_of([trainer("train_gptcu"), *options])

@@ -161,7 +161,7 @@ def run_all(tasks, folder, checkpoints):
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
                                          (held,))
             if status == STOPPED_BY_SIGNAL:
-                print("stopped; the same command goes on from here")
+                print("stopped; the same command resumes here")
                 return status
             if status not in (0, SKIPPED_TOO_OFTEN):
                 how = f"status {status}" if status > 0 else f"signal {-status}"

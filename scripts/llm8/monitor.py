@@ -133,7 +133,7 @@ def watch(options, runs, boards):
 def main():
     p = Parser(prog="scripts/monitor", description=__doc__)
     p.add_argument("runs", metavar="RUN", nargs="+", help="its folder, or its metrics.jsonl")
-    p.add_argument("--once", action="store_true", help="what is there now, and leave")
+    p.add_argument("--once", action="store_true", help="print the present state and exit")
     p.add_argument("--interval", metavar="SECONDS", default=2.0,
                    type=number(float, 0.05, 86400, "seconds, 0.05 to 86400"),
                    help="time between two looks (2)")

@@ -78,15 +78,15 @@ def spread_text(comparison):
     """Says what the seeds alone do to the final training loss."""
     runs, base = comparison.baseline.runs, comparison.baseline.name
     if len(runs) < 2:
-        return (f"One seed of {base}: nothing here says how much of a difference is chance. Give "
-                "`--seeds` several.")
+        return (f"One seed of {base} does not show how much of a difference is chance: give "
+                "several `--seeds`.")
     last = min(run.last_step for run in runs)
     width = judge.window_of(last)
     finals = [series.window_mean(run, last, width) for run in runs]
     apart = 100 * (max(finals) - min(finals)) / judge.mean(finals)
-    return (f"Seeds alone: the {len(runs)} runs of {base} end between {min(finals):.4f} and "
+    return (f"Noise of the seeds: the {len(runs)} runs of {base} end between {min(finals):.4f} and "
             f"{max(finals):.4f}, {apart:.3f}% apart (training loss, mean of the last {width} "
-            "steps). Those of equal seed are compared, where most of that cancels.")
+            "steps). Runs of equal seed are compared, so that most of this noise cancels.")
 
 
 def pictures(comparison):
@@ -118,8 +118,8 @@ def pictures(comparison):
            "once." + emulated, plots.speed_figure, plots.SIZE_WIDE, variants)
     skipped = ", ".join(f"{variant.name} {sum(run.skipped for run in variant.runs)}"
                         for variant in variants)
-    yield ("Gradient norm and skipped steps", "norm", f"Means over {width} steps. Skipped steps (a "
-           f"loss or norm that is NaN or infinite) in all runs: {skipped}.", plots.norm_figure,
+    yield ("Gradient norm and skipped steps", "norm", f"Means over {width} steps. Skipped steps "
+           f"in all runs: {skipped}.", plots.norm_figure,
            plots.SIZE_WIDE, variants, width)
     histories = [series.amax_history(variant.runs[0]) for variant in variants]
     if any(last for last, _ in histories):

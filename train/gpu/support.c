@@ -47,8 +47,8 @@ NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
         support.lacks_fp8 = reason;
     }
     if (support.lacks_fp8 == NULL) { return support; }
-    if (o->fp8_required) { die("--fp8-required: no FP8 here: %s", support.lacks_fp8); }
-    warn("no FP8 here: %s; the run continues in BF16", support.lacks_fp8);
+    if (o->fp8_required) { die("--fp8-required: FP8 is not available: %s", support.lacks_fp8); }
+    warn("FP8 is not available: %s; the run continues in BF16", support.lacks_fp8);
     return support;
 }
 
