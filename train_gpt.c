@@ -1,10 +1,10 @@
-// The CPU trainer: GPT-2 and Llama (with Qwen's QKV bias and QK norm) in FP32, forward and backward
-// by hand. Reads top to bottom: memory, layers, blocks, forward, loss, backward, update, then
-// evaluation, samples, checkpoints and the loop. train_gpt.cu has the same functions in the same
-// order.
+// The CPU trainer: GPT-2 and Llama (with Qwen's QKV bias and QK norm) in FP32, with hand-written
+// backward passes. Read it from top to bottom: memory, layers, blocks, forward, loss, backward,
+// update, then evaluation, samples, checkpoints and the loop. train_gpt.cu has the same functions
+// in the same order.
 //
-// The linear layers can round their operands to BF16 or FP8 as the GPU would (model/precision.h);
-// their products and everything else stay FP32. That makes this file the reference for the GPU's
+// The linear layers can round their operands to BF16 or FP8 as the GPU does (model/precision.h);
+// their products and everything else stay FP32. So this file is the reference for the GPU's
 // numerics, and shows FP8's effect on a loss curve without a GPU.
 //
 // Shapes: B sequences of T tokens, M = B * T, C channels, L blocks, H heads, G key/value heads, D
@@ -19,25 +19,26 @@
 #include "train/run.h"
 #include "train/run_data.h"
 #include "train/sample.h"
+#include "train/start.h"
 
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-// A linear layer Y[M,N] = X[M,C] W' (+ bias), resolved at the start: its parameters, and how its
-// operands are rounded.
+// A linear layer Y[M,N] = X[M,C] W' (+ bias), with its parameters and how its operands are rounded.
+// It is filled in at start-up.
 typedef struct {
     int N, C;
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
-    float *rounded;             // [N,C] the weight as products read it; `weight` itself in FP32
+    float *rounded;             // [N,C] the weight as products read it; in FP32 `weight` itself
     float *dweight, *dbias;
-    Number number, wgrad; // of the operands in the first two products, in the weight gradient
+    Number number, wgrad; // formats in the first two products, and in the weight gradient's
     const Fp8Type *type;  // [OPERAND_COUNT]
-    int slot;             // of X in the scaling state; W's and dY's follow
+    int slot;             // index of X's scaling state; W's and dY's follow
 } LinearLayer;
 
-// LayerNorm, or RMSNorm where bias is NULL.
+// LayerNorm, or RMSNorm if bias is NULL.
 typedef struct {
     const float *weight, *bias; // [C]
     float *dweight, *dbias;
@@ -45,7 +46,7 @@ typedef struct {
     float *mean, *rstd; // [M]
 } NormLayer;
 
-// A block's layers, and what it keeps for its backward pass.
+// The layers of a block, and what it keeps for its backward pass.
 typedef struct {
     NormLayer norm1, norm2;
     union {
@@ -58,7 +59,7 @@ typedef struct {
     float *dquery_norm, *dkey_norm;
     float *residual;     // [M,C] its input
     float *qkv_out;      // [M,N]
-    float *rotated;      // [M,N] as attention reads it; QK norm apart, in place
+    float *rotated;      // [M,N] as attention reads it; without QK norm this is qkv_out
     float *qk_rstd;      // [M,H+G] QK norm
     float *attention;    // [M,H*D]
     float *lse;          // [B,H,T]
@@ -94,8 +95,8 @@ typedef struct {
     float *d_residual, *d_norm, *d_qkv, *d_attention, *d_fc1, *d_activated;
     float *operand_a, *operand_b; // rounded operands of one product
     float *muon;                  // scratch of muon_orthogonalize
-    Bucket whole;                 // the part of the parameter space this rank holds: all of it
-    float *snapshot;              // [3, layout.size] what a save in the background reads
+    Bucket whole;                 // the whole parameter space, which this rank keeps
+    float *snapshot;              // [3, layout.size] copies that a save in the background reads
     Fp8Slot *snapshot_slots;
     float *snapshot_history;
 } Trainer;
@@ -157,7 +158,7 @@ static void plan_state(Trainer *t) {
 }
 
 static void plan_activations(Trainer *t) {
-    enum { LOGITS = 16 << 20 }; // elements of a chunk of logits, at most (one row at least)
+    enum { LOGITS = 16 << 20 }; // most elements of a chunk of logits, which has at least one row
     const ModelConfig *c = &t->run.config;
     Plan *plan = &t->plan;
     int64_t B = t->run.options.micro_batch_size, T = c->seq_length, M = B * T, C = c->channels;
@@ -225,7 +226,7 @@ static LinearLayer resolve_linear(Trainer *t, Linear linear, int layer) {
                          .slot = fp8_slot_index(&t->run.config, linear, layer, OPERAND_X)};
 }
 
-// Everything that a step reads, once the plan has its memory.
+// Sets the pointers that a step uses, when the plan has its memory.
 static void resolve(Trainer *t) {
     const ModelConfig *c = &t->run.config;
     t->wte = tensor_of(t, t->weights, TENSOR_TOKEN_EMBEDDING, 0);
@@ -247,11 +248,12 @@ static void resolve(Trainer *t) {
     t->head = resolve_linear(t, LINEAR_HEAD, 0);
 }
 
-static void trainer_open(Trainer *t, const Options *options) {
-    *t = (Trainer){0};
+// t: zero but for its options and group.
+static void trainer_open(Trainer *t) {
+    const Options *options = &t->run.options;
     bool rounds = options->bf16 || options->fp8_format != FP8_FORMAT_NONE;
     NumberSupport support = {rounds ? NUMBER_BF16 : NUMBER_FP32, NULL, 0};
-    or_die(run_configure(&t->run, options, support));
+    or_die(run_configure(&t->run, support));
     run_announce(&t->run);
     options_note_idle(options, false);
     t->whole = (Bucket){0, t->run.layout.size};
@@ -295,15 +297,15 @@ static int trainer_close(Trainer *t) {
 
 // ---- linear layers ----------------------------------------------------------------------------
 
-// What an operand is rounded for.
+// Why an operand is rounded.
 typedef enum {
-    FOR_TRAINING,   // a product that sums over its columns
-    FOR_EVALUATION, // the same, and its range is not recorded
-    FOR_WGRAD       // the weight gradient, which sums over its rows: by the scale of the first time
+    FOR_TRAINING,   // for a product that sums over its columns
+    FOR_EVALUATION, // as FOR_TRAINING, and its range is not recorded
+    FOR_WGRAD // for the weight gradient, which sums over its rows, with the scale of FOR_TRAINING
 } Purpose;
 
-// The scale of all of x. Delayed slots with a history have one; the others measure x. In training
-// the slot takes it over, and the amax of x goes towards the history.
+// Returns the scale of all of x. With delayed scaling and a history, the slot has it; otherwise x
+// is measured. In training the slot takes over the scale, and x's amax for the history.
 static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const float *x, int64_t n) {
     const Precision *p = &t->run.precision;
     Fp8Slot *slot = &t->slots[slot_index];
@@ -315,7 +317,7 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     }
     float amax = tensor_amax(x, n);
     if (!known) { scale = fp8_scale(amax, fp8_slot_target(p, slot_index), 1.0f); }
-    // by their bits, so that NaN counts as the largest and spoils the entry
+    // compared by their bits, so that NaN counts as the largest and is recorded
     if (record && delayed && float_bits(amax) > float_bits(slot->amax)) { slot->amax = amax; }
     if (record) {
         slot->scale = scale;
@@ -324,8 +326,8 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     return scale;
 }
 
-// Rounds an operand [rows,N] or [rows,C] of a product; returns the factor that the product is to be
-// multiplied by.
+// Rounds an operand [rows,N] or [rows,C] of a product. Returns the factor by which the product must
+// be multiplied.
 static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, Number number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
@@ -355,7 +357,7 @@ static float round_operand(Trainer *t, const LinearLayer *l, OperandId operand, 
     return 1.0f / scale;
 }
 
-// A weight as products read it; once an optimizer step.
+// Rounds a weight as products read it. This is done once in each optimizer step.
 static void linear_round_weight(Trainer *t, LinearLayer *l) {
     if (t->rounded == NULL) { return; }
     round_to_bf16(l->rounded, l->weight,
@@ -436,7 +438,7 @@ static void activation_forward(Trainer *t, const Block *b, int M) {
     }
 }
 
-// From b->residual to `out`, the next block's residual.
+// Computes `out`, the next block's residual, from b->residual.
 static void block_forward(Trainer *t, const Block *b, float *out, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
@@ -464,7 +466,7 @@ static void activation_backward(Trainer *t, const Block *b, int M) {
     }
 }
 
-// From the gradient of the block's output, in d_residual, to that of its input.
+// Turns d_residual from the gradient of the block's output into that of its input.
 static void block_backward(Trainer *t, const Block *b, int B, int T) {
     const ModelConfig *c = &t->run.config;
     int M = B * T, H = c->num_heads, G = c->num_groups, D = c->head_size;
@@ -485,7 +487,7 @@ static void block_backward(Trainer *t, const Block *b, int B, int T) {
 
 // ---- forward, loss, backward --------------------------------------------------------------------
 
-// From inputs [B,T] to norm_out.
+// Computes the output of the final norm from inputs [B,T].
 static void model_forward(Trainer *t, int B, int T, Pass pass) {
     const ModelConfig *c = &t->run.config;
     plan_guard_poison(&t->plan);
@@ -497,16 +499,16 @@ static void model_forward(Trainer *t, int B, int T, Pass pass) {
     norm_forward(t, &t->final_norm, t->residual_out, B * T);
 }
 
-// The logits of the rows of the last norm from `row` on; returns those rows.
+// Computes the logits of some rows of the final norm's output, from `row` on. Returns these rows.
 static const float *head_forward(Trainer *t, int row, int rows, Pass pass) {
     const float *x = t->final_norm.out + (size_t)row * t->run.config.channels;
     linear_forward(t, &t->head, t->logits, x, NULL, rows, pass);
     return x;
 }
 
-// The LM head and the loss, some rows at a time, so that the logits never exist whole. Returns the
-// sum of the losses. With gradient_scale > 0 also goes backward, into d_norm and the head's
-// weights.
+// Computes the LM head and the loss, some rows at a time, so that all logits never exist together.
+// Returns the sum of the losses. With gradient_scale > 0 it also computes the gradients, into
+// d_norm and the head's weight gradients.
 static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     const ModelConfig *c = &t->run.config;
     double sum = 0;
@@ -525,7 +527,8 @@ static double head_loss(Trainer *t, int M, float gradient_scale, Pass pass) {
     return sum;
 }
 
-// From d_norm, the gradient of the last norm, down to the embeddings.
+// Computes all gradients from d_norm, the gradient of the final norm's output, down to the
+// embeddings.
 static void model_backward(Trainer *t, int B, int T) {
     const ModelConfig *c = &t->run.config;
     memset(t->d_residual, 0, (size_t)B * T * c->channels * sizeof(float));
@@ -536,8 +539,8 @@ static void model_backward(Trainer *t, int B, int T) {
 
 // ---- update -----------------------------------------------------------------------------------
 
-// A skipped step leaves no trace: the amaxes of its activations and gradients are forgotten (those
-// of the weights still hold).
+// A skipped step changes no history: the amaxes of its activations and gradients are dropped. Those
+// of the weights are still right.
 static void scaling_update(Trainer *t, bool skipped) {
     const Run *run = &t->run;
     const Precision *p = &run->precision;
@@ -550,7 +553,7 @@ static void scaling_update(Trainer *t, bool skipped) {
     }
 }
 
-// All but the weight decay, which is a tensor's.
+// All settings except the weight decay, which depends on the tensor.
 static AdamW adamw_settings(const Run *run, double norm, double factor, double lr) {
     const Options *o = &run->options;
     bool clipped = o->clip_grad > 0 && norm > o->clip_grad;
@@ -562,7 +565,7 @@ static AdamW adamw_settings(const Run *run, double norm, double factor, double l
                    .step = run->progress.step + 1 - run->progress.skipped};
 }
 
-// The gradients of the blocks' matrices become their update by Muon, each matrix by itself.
+// Replaces the gradients of the blocks' matrices by their Muon updates, one matrix at a time.
 static void muon_updates(Trainer *t, float gradient_scale) {
     const Run *run = &t->run;
     float momentum = (float)run->options.muon_momentum;
@@ -580,7 +583,7 @@ static void muon_updates(Trainer *t, float gradient_scale) {
     }
 }
 
-// norm: of `factor` times the gradients.
+// norm: the norm of `factor` times the gradients.
 static void model_update(Trainer *t, double norm, double factor, double lr) {
     const Run *run = &t->run;
     AdamW adamw = adamw_settings(run, norm, factor, lr);
@@ -677,7 +680,7 @@ static float *next_logits(void *trainer, const int *tokens, int n) {
     return t->logits;
 }
 
-// Copies the state, which is the only pause; a thread writes it.
+// Saves if it is due. Training waits only while the state is copied; a thread writes the copy.
 static void maybe_save(Trainer *t) {
     Run *run = &t->run;
     if (!run_should_save(run)) { return; }
@@ -709,7 +712,7 @@ static void maybe_save(Trainer *t) {
     run_save(run, &s);
 }
 
-// The first weights, or those of the checkpoint that --resume names.
+// Sets the initial weights, or the state of the checkpoint that --resume names.
 static void trainer_restore(Trainer *t) {
     Run *run = &t->run;
     Checkpoint c;
@@ -721,7 +724,7 @@ static void trainer_restore(Trainer *t) {
         run_read_state(run, &c, "exp_avg", 0, learned, t->exp_avg);
         for (int i = 0; i < run->layout.count && learned > 0; i++) {
             const Param *p = &run->layout.params[i];
-            if (run_by_muon(run, p)) { continue; } // it has none
+            if (run_by_muon(run, p)) { continue; } // Muon has no second moment
             run_read_state(run, &c, "exp_avg_sq", p->offset, p->offset + param_size(p),
                            t->exp_avg_sq + p->offset);
         }
@@ -738,17 +741,17 @@ static void trainer_restore(Trainer *t) {
 // ---- the loop ---------------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
-    Options options;
-    Trainer t;
+    static Trainer t;
+    Options *options = &t.run.options;
     threads_spin_briefly(argv);
-    options_parse(&options, argc, argv);
-    run_resolve_options(&options);
-    launch_refuse(&options, argv[0]);
-    trainer_open(&t, &options);
+    options_parse(options, argc, argv);
+    run_resolve_options(options);
+    launch_refuse(&t.run.group, options);
+    trainer_open(&t);
     trainer_restore(&t);
-    if (!options_train(&options)) {
-        if (options.eval_only) { evaluate(&t); }
-        if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
+    if (!options_train(options)) {
+        if (options->eval_only) { evaluate(&t); }
+        if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
     while (run_goes_on(&t.run)) {

@@ -19,6 +19,7 @@
 #include "train/run.h"
 #include "train/run_data.h"
 #include "train/sample.h"
+#include "train/start.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -85,14 +86,13 @@ static void trainer_free_plan(Trainer *t) {
 
 // The whole plan of a run, from its options and what the device offers: its numbers, and so many
 // bytes of memory, which --optimizer-cpu-offload fits the plan into.
-static bool trainer_plan(Trainer *t, const Options *options, NumberSupport support,
-                         int64_t memory) {
-    if (!run_configure(&t->run, options, support)) { return false; }
+static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
+    if (!run_configure(&t->run, support)) { return false; }
     int tokens = (int)t->run.options.micro_batch_size * t->run.config.seq_length;
     if (!support_shapes(&t->run.config, tokens)) { return false; }
     plan_buffers(t, tokens, 0);
     int64_t excess = t->plan.bytes + FIT_OVERHEAD_BYTES - memory;
-    if (options->optimizer_cpu_offload && excess > 0) {
+    if (t->run.options.optimizer_cpu_offload && excess > 0) {
         trainer_free_plan(t);
         plan_buffers(t, tokens, excess + STATE_ARRAYS * PLAN_ALIGN); // which rounding may cost
     }
@@ -100,9 +100,11 @@ static bool trainer_plan(Trainer *t, const Options *options, NumberSupport suppo
 }
 
 // Of device memory, at least.
-static int64_t planned_bytes(const Options *options, NumberSupport support) {
+static int64_t planned_bytes(const Options *options, const Group *group, NumberSupport support) {
     Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    int64_t bytes = trainer_plan(t, options, support, 0) ? t->plan.bytes : INT64_MAX;
+    t->run.options = *options;
+    t->run.group = *group;
+    int64_t bytes = trainer_plan(t, support, 0) ? t->plan.bytes : INT64_MAX;
     run_free_configuration(&t->run);
     trainer_free_plan(t);
     free(t);
@@ -110,8 +112,8 @@ static int64_t planned_bytes(const Options *options, NumberSupport support) {
 }
 
 // Of the ranks of this machine; where how many is not known, this one counts.
-static double host_bytes(const Trainer *t, const Ranks *ranks) {
-    int local = ranks->local_ranks > 0 ? ranks->local_ranks : 1;
+static double host_bytes(const Trainer *t) {
+    int local = t->run.group.local_ranks > 0 ? t->run.group.local_ranks : 1;
     return (double)params_host_bytes(&t->params, &t->host_plan, local);
 }
 
@@ -122,26 +124,24 @@ static int64_t device_memory(const Options *options, size_t free_bytes) {
 }
 
 // --plan: needs no GPU.
-static void print_plan(const Options *options, const Ranks *ranks) {
+static void print_plan(Trainer *t) {
     char size[32];
-    Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
-    size_t free_bytes, memory = (size_t)(options->device_memory_gib * 0x1p30);
+    size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);
     if (memory == 0 && cudaMemGetInfo(&free_bytes, &memory) != cudaSuccess) {
         memory = (size_t)80 << 30; // no GPU here: an 80 GB one
     }
     NumberSupport support = support_of(0, t->lacks_fp8);
-    or_die(trainer_plan(t, options, support, (int64_t)memory));
+    or_die(trainer_plan(t, support, (int64_t)memory));
     options_print(&t->run.options, true, stdout);
     precision_print(&t->run.precision);
     plan_print(&t->plan, "Memory plan", stdout);
     muon_print(&t->params.optimizer.muon, t->params.optimizer.adamw.gradient_type, stdout);
     if (t->host_plan.bytes > 0) {
         plan_print(&t->host_plan, "Host memory", stdout);
-        printf("  %-34s %12s\n", "all ranks of a machine",
-               format_bytes(size, host_bytes(t, ranks)));
+        printf("  %-34s %12s\n", "all ranks of a machine", format_bytes(size, host_bytes(t)));
         printf("  %-34s %12s\n", "available here", format_bytes(size, host_memory(NULL)));
     }
-    fit_print(options, support, planned_bytes, (int64_t)memory);
+    fit_print(&t->run, support, planned_bytes, (int64_t)memory);
     exit_answered();
 }
 
@@ -156,9 +156,9 @@ static void check_memory(const Trainer *t, int64_t memory) {
 }
 
 // What all ranks of this host take of its memory. No rank takes any before all have looked.
-static void check_host_memory(const Trainer *t, const Ranks *ranks) {
+static void check_host_memory(const Trainer *t) {
     char need[32], have[32];
-    double bytes = host_bytes(t, ranks), available = host_memory(NULL);
+    double bytes = host_bytes(t), available = host_memory(NULL);
     bool bf16 = t->run.options.adam_dtype == STATE_BF16, saves = options_save(&t->run.options);
     bool fits = bytes <= available ||
                 fail("the run needs %s of host memory%s, %s are available: try %s (--plan lists "
@@ -167,7 +167,7 @@ static void check_host_memory(const Trainer *t, const Ranks *ranks) {
                      saves ? " with the copy that --save writes from" : "",
                      format_bytes(have, available),
                      bf16 ? "a machine with more memory" : "--adam-dtype bf16");
-    or_die(group_agree(t->run.group, CHANNEL_MAIN, fits));
+    or_die(group_agree(&t->run.group, CHANNEL_MAIN, fits));
 }
 
 // LLM8_GUARD=1 (model/plan.h): how the plan writes and reads its guard zones and poison.
@@ -202,26 +202,28 @@ static void allocate(Trainer *t) {
 }
 
 // The GPU of this rank.
-static void open_device(Trainer *t, const Ranks *ranks) {
+static void open_device(Trainer *t) {
     int visible = 0, device = 0;
     cudaGetDeviceCount(&visible); // none: gpu_open says so
-    if (ranks->ranks > 1 && visible > 0) { or_die(ranks_device(ranks, visible, &device)); }
+    if (visible > 0) { or_die(ranks_device(&t->run.group, visible, &device)); }
     or_die(gpu_open(&t->gpu, device));
 }
 
-static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks) {
+// t: zero but for its options and group.
+static void trainer_open(Trainer *t) {
+    const Options *options = &t->run.options;
     char device[320], size[32];
-    if (options->plan) { print_plan(options, ranks); }
-    open_device(t, ranks);
-    NumberSupport support = support_find(&t->gpu, options, t->lacks_fp8);
+    if (options->plan) { print_plan(t); }
+    open_device(t);
+    NumberSupport support = support_find(&t->gpu, options, &t->run.group, t->lacks_fp8);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     int64_t memory = device_memory(options, free_bytes);
-    or_die(trainer_plan(t, options, support, memory));
+    or_die(trainer_plan(t, support, memory));
     run_announce(&t->run);
     options_note_idle(options, true);
     check_memory(t, memory);
-    check_host_memory(t, ranks);
+    check_host_memory(t);
     snprintf(device, sizeof(device), "%s, compute capability %d.%d, %s", t->gpu.name,
              t->gpu.capability / 10, t->gpu.capability % 10,
              format_bytes(size, (double)t->gpu.memory));
@@ -239,8 +241,8 @@ static void trainer_open(Trainer *t, const Options *options, const Ranks *ranks)
                                                 t->run.config.seq_length));
     allocate(t);
     run_beat(&t->run, DOING_WAIT, "opening NCCL");
-    or_die(
-        comm_open(&t->comm, t->run.group, t->gpu.stream, SLOT_WEIGHTS + t->run.layout.num_buckets));
+    or_die(comm_open(&t->comm, &t->run.group, t->gpu.stream,
+                     SLOT_WEIGHTS + t->run.layout.num_buckets));
     params_start(&t->params, &t->gpu, &t->comm);
     network_start(&t->net);
 }
@@ -551,7 +553,7 @@ static void checked_micro_step(Trainer *t, int place, int64_t step) {
 }
 
 static void dump_gradients(Trainer *t) {
-    const Run *run = &t->run;
+    Run *run = &t->run;
     Params *p = &t->params;
     if (run->options.dump_gradients[0] == '\0') { return; }
     float *gradients = (float *)calloc_or_die((size_t)run->layout.size, sizeof(float));
@@ -580,7 +582,7 @@ static void finish_step(Trainer *t) {
     result.stop = p->state.stop > 0;
     // a check waits for the other ranks
     result.own_seconds = p->checked ? 0 : 1e-9 * (double)(p->state.computed - p->state.began);
-    result.own_loss = p->state.own_loss_sum * t->run.ranks / p->input.targets;
+    result.own_loss = p->state.own_loss_sum * t->run.group.ranks / p->input.targets;
     t->run.progress.window = p->state.window;
     t->run.in_flight = false;
     guard_check(t);
@@ -786,23 +788,21 @@ static void profile_step(Trainer *t) {
 }
 
 int main(int argc, char **argv) {
-    static Options options;
-    static Group group;
     static Trainer t;
-    Ranks ranks;
-    options_parse(&options, argc, argv);
-    run_resolve_options(&options);
-    if (options.verify) {
-        int status = verify(&options);
+    Options *options = &t.run.options;
+    options_parse(options, argc, argv);
+    run_resolve_options(options);
+    if (options->verify) {
+        int status = verify(options);
         or_die(output_flush(stdout));
         return status;
     }
-    launch(&ranks, &group, &options);
-    trainer_open(&t, &options, &ranks);
+    launch(&t.run.group, options);
+    trainer_open(&t);
     trainer_restore(&t);
-    if (!options_train(&options)) {
-        if (options.eval_only) { evaluate(&t); }
-        if (options.sample_only) { run_sample(&t.run, next_logits, &t); }
+    if (!options_train(options)) {
+        if (options->eval_only) { evaluate(&t); }
+        if (options->sample_only) { run_sample(&t.run, next_logits, &t); }
         return trainer_close(&t);
     }
     while (run_goes_on(&t.run)) {

@@ -13,9 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-// Before main(), for every program: were standard input, output or error closed, files of its own
-// would get their numbers, and what is printed would go into a checkpoint. Shards and the files of
-// a checkpoint stay open, so that as many are allowed as can be.
+// This runs before main() in every program. If standard input, output or error were closed, a file
+// that the program opens could get their number, and printed text would go into a checkpoint.
+// Shards and the files of a checkpoint stay open, so the limit of open files is set as high as is
+// allowed.
 __attribute__((constructor)) static void open_standard_files(void) {
     struct rlimit files;
     int file = 0;
@@ -30,7 +31,7 @@ __attribute__((constructor)) static void open_standard_files(void) {
 static _Thread_local Error failure;
 
 static bool set_failure(bool refused, const char *format, va_list args) {
-    Error next = {.refused = refused}; // the arguments may be the text before
+    Error next = {.refused = refused}; // a copy, as the old text may be one of the arguments
     vsnprintf(next.text, sizeof(next.text), format, args);
     return fail_again(next);
 }
@@ -68,7 +69,7 @@ void or_die(bool ok) {
     if (!ok) { die("%s", failure.text); }
 }
 
-static char rank_tag[24]; // die() is called where no one knows the rank
+static char rank_tag[24]; // global: those who call die() do not know the rank
 
 void errors_name_rank(int rank) {
     snprintf(rank_tag, sizeof(rank_tag), "rank %d: ", rank);
@@ -76,7 +77,7 @@ void errors_name_rank(int rank) {
 
 static void print_tagged(const char *tag, const char *format, va_list args) {
     char line[4096];
-    // of a live line on the same terminal
+    // clears a live line on the same terminal
     const char *start = isatty(STDOUT_FILENO) ? line_start(STDERR_FILENO) : "";
     int used = snprintf(line, sizeof(line), "%s%s%s", start, rank_tag, tag);
     vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, args);
@@ -92,8 +93,8 @@ void complain(const char *format, ...) {
     va_end(args);
 }
 
-static void (*last_words)(const char *error); // NULL: none, or said
-static long speaker;                          // the thread that may say them
+static void (*last_words)(const char *error); // NULL: none, or called already
+static long speaker;                          // the thread that may call it
 
 void die_with(void (*words)(const char *error)) {
     last_words = words;
@@ -171,7 +172,7 @@ char *strdup_or_die(const char *text) {
     return memcpy(malloc_or_die(bytes), text, bytes);
 }
 
-// cJSON leaves out what it finds no memory for; with checked memory it never does.
+// cJSON leaves items out when it gets no memory. With checked memory that cannot happen.
 __attribute__((constructor)) static void check_memory_of_cjson(void) {
     cJSON_InitHooks(&(cJSON_Hooks){malloc_or_die, free});
 }

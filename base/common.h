@@ -1,9 +1,9 @@
 // What every module needs: errors, checked memory, small text helpers.
 //
-// Two kinds of failure. A fault of the user or the system (a bad option, a damaged file, a full
-// disk) is reported in one line that names what, which value and the remedy: functions that can
-// meet one return false and leave its text in the thread, by fail(); or_die() ends the program with
-// it. A fault of the programmer is an assert.
+// There are two kinds of failure. A fault of the user or the system (a bad option, a damaged file,
+// a full disk) is reported in one line that says what is wrong, with which value, and what to do. A
+// function that can meet one calls fail(), which keeps the text for this thread, and returns false;
+// or_die() ends the program with that text. A fault of the programmer is an assert.
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-// Around what C and CUDA C++ both call.
+// These stand around declarations that C and CUDA C++ share.
 #ifdef __cplusplus
 #define BEGIN_C extern "C" {
 #define END_C }
@@ -24,7 +24,7 @@ BEGIN_C
 
 #define LLM8_VERSION "0.1.0"
 
-// What both the host and kernels call.
+// Marks functions that both the host and kernels call.
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
 #else
@@ -33,44 +33,44 @@ BEGIN_C
 
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
-// Makes this the thread's error text and returns false, so that `return fail(...)` reads as what it
-// is. The arguments may be the text before.
+// Sets this thread's error text and returns false, so that a function can `return fail(...)`. The
+// previous error text may be one of the arguments.
 bool fail(const char *format, ...) PRINTF_LIKE(1, 2);
 // The text of the last fail() in this thread.
 const char *error_text(void);
 
-// fail(), where a file may be whole: the system does not let it be read (no rights, too many open
-// files, a disk's fault), or another version of this program has written it.
+// As fail(), for a file that may be undamaged: the system does not let this process read it (no
+// permission, too many open files, a disk error), or another version of this program wrote it.
 bool refuse(const char *format, ...) PRINTF_LIKE(1, 2);
 
-// An error that is kept, or comes from another thread or rank.
+// An error that is stored for later, or comes from another thread or rank.
 typedef struct {
     char text[768];
     bool refused; // by refuse()
 } Error;
-Error error_kept(void);       // a copy of the last one
-bool fail_again(Error error); // makes it the last one
+Error error_kept(void);       // a copy of this thread's last error
+bool fail_again(Error error); // makes it this thread's last error; returns false
 
-// "error: ..." on stderr, in one write, so that lines of several processes stay whole.
+// Prints "error: ..." on stderr, in one write, so that lines of several processes do not mix.
 void complain(const char *format, ...) PRINTF_LIKE(1, 2);
 
-// complain, and exit status 1.
+// Calls complain() and exits with status 1.
 void die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 // Dies with error_text() unless ok.
 void or_die(bool ok);
 
-// Before it ends, die calls this once with its text, in the thread (and process) that names it here
-// alone; NULL: nothing.
+// die() calls this function once, with its text, before it exits; but only in the thread that has
+// called die_with(), and not in a forked process. NULL: die() calls nothing.
 void die_with(void (*words)(const char *error));
 
-// "warning: ..." on stderr, unless they are muted.
+// Prints "warning: ..." on stderr, unless warnings are muted.
 void warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void warnings_mute(bool mute);
 
 // From here on, errors and warnings begin with "rank N: ".
 void errors_name_rank(int rank);
 
-// Exit statuses besides 0 and 1, which ranks/launch.c and scripts/restart.sh tell apart.
+// Exit statuses besides 0 and 1. ranks/launch.c and scripts/restart.sh treat them differently.
 enum {
     EXIT_TOO_MANY_SKIPPED = 3,
     EXIT_LOST_RANK = 4,
@@ -80,30 +80,30 @@ enum {
 
 enum { PATH_LENGTH = 1024 };
 
-// Builds a path like printf, and returns it; dies when it does not fit.
+// Formats a path as printf does, and returns it; dies when the path does not fit.
 const char *path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
 
-// Never return NULL: they die, naming the size. calloc_or_die's memory is zero. cJSON allocates by
-// malloc_or_die too, so its results need no checks.
+// These never return NULL: without memory they die with a message that has the size. calloc_or_die
+// returns zeroed memory. cJSON allocates by malloc_or_die too, so its results need no checks.
 void *malloc_or_die(size_t bytes);
 void *calloc_or_die(size_t count, size_t size);
 void *realloc_or_die(void *old, size_t bytes);
 char *strdup_or_die(const char *text);
 
-// Ends a program that has printed its answer; an output that could not be written is an error.
+// Ends a program that has printed its answer. It is an error if the output could not be written.
 void exit_answered(void) __attribute__((noreturn));
-// Flushes; fails where something could not be written.
+// Flushes a stream; fails if something could not be written.
 bool output_flush(FILE *out);
 
-double wall_seconds(void);    // monotonic
+double wall_seconds(void);    // of a monotonic clock
 double process_seconds(void); // since this program, or the starter that forked it, was loaded
 
-// "1.5 GiB", "512 B" / "1h02m", "3.1 s": into out, which is returned.
+// Write "1.5 GiB" or "512 B", and "1h02m" or "3s", into out, and return it.
 const char *format_bytes(char out[32], double bytes);
 const char *format_duration(char out[32], double seconds);
-// "3.4568", "4.15e+14", "nan": a loss or a norm.
+// Writes a loss or a norm, as "3.4568", "4.15e+14" or "nan".
 const char *format_number(char out[32], double x);
-// What a line of output begins with: on a terminal, what clears a line that is drawn over.
+// The text that each line of output begins with: on a terminal, it clears the live line of a step.
 const char *line_start(int file);
 
 static inline int64_t round_up64(int64_t x, int64_t multiple) {

@@ -11,18 +11,6 @@
 
 // ---- limits of the container --------------------------------------------------------------------
 
-// The first number in a group's file over the second one; infinity where it sets no limit.
-static double read_limit(const char *group, const char *name) {
-    char path[3 * PATH_LENGTH];
-    double limit, unit = 1;
-    snprintf(path, sizeof(path), "%s/%s", group, name);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) { return INFINITY; }
-    int numbers = fscanf(file, "%lf %lf", &limit, &unit); // "max": none
-    fclose(file);
-    return numbers >= 1 && limit >= 0 && unit > 0 ? limit / unit : INFINITY;
-}
-
 static bool lists(const char *names, const char *name) {
     size_t n = strlen(name);
     for (const char *at = names; at != NULL; at = strchr(at, ',')) {
@@ -32,21 +20,23 @@ static bool lists(const char *names, const char *name) {
     return false;
 }
 
-// The number that follows `key` in a file of lines; `otherwise` where there is none.
+// The number after `key` at the start of a line of a file, divided by a second number if there is
+// one. `otherwise`: there is no number, or a negative one, which means no limit.
 static double read_number(const char *folder, const char *name, const char *key, double otherwise) {
     char path[3 * PATH_LENGTH], line[256];
     size_t n = strlen(key);
-    double number = otherwise;
+    double number = 0, unit = 1;
+    bool found = false;
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     FILE *file = fopen(path, "re");
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        if (strncmp(line, key, n) == 0 && sscanf(line + n, " %lf", &number) == 1) { break; }
+    while (!found && file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        found = strncmp(line, key, n) == 0 && sscanf(line + n, "%lf %lf", &number, &unit) >= 1;
     }
     if (file != NULL) { fclose(file); }
-    return number;
+    return found && number >= 0 && unit > 0 ? number / unit : otherwise;
 }
 
-// What a control group of either version (2: `second`) leaves to its processes.
+// What a control group allows its processes. second: it is of version 2.
 typedef double Limit(const char *group, bool second);
 
 // The lowest such limit of this process' groups, from its own up to the root.
@@ -61,7 +51,7 @@ static double lowest(const char *root, const char *controller, Limit *limit_of) 
         char *names = strchr(line, ':'), *group = names != NULL ? strchr(names + 1, ':') : NULL;
         if (group == NULL) { continue; }
         *group++ = '\0';
-        bool second = names[1] == '\0'; // version 2, which names none
+        bool second = names[1] == '\0'; // version 2 names no controllers
         if (!second && !lists(names + 1, controller)) { continue; }
         for (char *slash = group; slash != NULL;) { // up to the root
             snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s%s", root, second ? "" : "/",
@@ -76,8 +66,9 @@ static double lowest(const char *root, const char *controller, Limit *limit_of) 
 }
 
 static double cores_of(const char *group, bool second) {
-    if (second) { return read_limit(group, "cpu.max"); }
-    return read_limit(group, "cpu.cfs_quota_us") / read_limit(group, "cpu.cfs_period_us");
+    if (second) { return read_number(group, "cpu.max", "", INFINITY); }
+    return read_number(group, "cpu.cfs_quota_us", "", INFINITY) /
+           read_number(group, "cpu.cfs_period_us", "", INFINITY);
 }
 
 double cgroup_cores(const char *root) {
@@ -90,9 +81,10 @@ int host_cores(const char *root) {
     return quota < cores ? (int)fmax(1, ceil(quota)) : cores;
 }
 
-// Pages of files count as used there, and are given back where memory is short.
+// A group's usage includes the pages of files, which the kernel frees when memory is short.
 static double memory_of(const char *group, bool second) {
-    double limit = read_limit(group, second ? "memory.max" : "memory.limit_in_bytes");
+    double limit = read_number(group, second ? "memory.max" : "memory.limit_in_bytes", "",
+                               INFINITY);
     const char *used = second ? "memory.current" : "memory.usage_in_bytes";
     double pages =
         read_number(group, "memory.stat", second ? "active_file" : "total_active_file", 0) +
@@ -110,7 +102,7 @@ double host_memory(const char *root) {
 // ---- threads ------------------------------------------------------------------------------------
 
 void threads_divide(int processes) {
-    enum { THREADS_MAX = 4096 }; // with 100,000 OpenMP's library overruns the stack
+    enum { THREADS_MAX = 4096 }; // with 100,000 threads OpenMP's library overruns the stack
     const char *wanted = getenv("OMP_NUM_THREADS");
     bool given = wanted != NULL && wanted[0] != '\0';
     int threads = omp_get_max_threads();
@@ -139,7 +131,7 @@ void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *co
     Work w = {.task = task, .context = context, .count = count};
     int others = (int)min64(omp_get_max_threads(), count) - 1, started = 0;
     pthread_t *threads = calloc_or_die((size_t)max64(0, others), sizeof(pthread_t));
-    // where no more can be made, those that there are do it
+    // if no more threads can be started, those that run do all tasks
     while (started < others && pthread_create(&threads[started], NULL, take_tasks, &w) == 0) {
         started++;
     }
@@ -149,8 +141,8 @@ void threads_for(int64_t count, void (*task)(void *context, int64_t i), void *co
 }
 
 void threads_spin_briefly(char **argv) {
-    // those that say how threads wait; and those by which libgomp has bound this thread to a core,
-    // which the program would begin with
+    // the first two say how threads wait; with the others libgomp has bound this thread to a core,
+    // which the new program would inherit
     static const char *const set[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND",
                                       "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     char self[PATH_LENGTH];
@@ -160,8 +152,8 @@ void threads_spin_briefly(char **argv) {
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length <= 0 || length == sizeof(self) - 1) { return; }
     self[length] = '\0';
-    // not a loader, or valgrind, that runs this program
+    // false: a loader or valgrind runs this program
     bool ours = argv[0] != NULL && strcmp(path_name(argv[0]), path_name(self)) == 0;
     if (!ours || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
-    execv(self, argv); // where that fails, threads spin for longer
+    execv(self, argv); // on failure the program goes on, and threads spin longer
 }

@@ -12,7 +12,8 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// A file that is missing, or no file, is damage; all else the system refuses.
+// A missing file, or a folder or pipe in its place, counts as damage. For every other error the
+// file may be undamaged.
 static bool fail_path(const char *path, int why) {
     bool damage = why == ENOENT || why == EISDIR || why == EINVAL;
     return (damage ? fail : refuse)("%s: %s", path, strerror(why));
@@ -52,7 +53,7 @@ int file_open(const char *path, size_t *bytes) {
 int file_open_in(int folder, const char *path, size_t *bytes) {
     struct stat info;
     const char *name = folder == AT_FDCWD ? path : path_name(path);
-    // a pipe is refused, not waited for
+    // O_NONBLOCK: a pipe is refused at once, without waiting for its writer
     int file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = file < 0 || fstat(file, &info) != 0 ? errno : 0;
     if (why == 0 && !S_ISREG(info.st_mode)) { why = S_ISDIR(info.st_mode) ? EISDIR : EINVAL; }
@@ -100,7 +101,7 @@ bool file_sum(int file, const char *path, int64_t begin, int64_t end, int64_t pa
     return ok;
 }
 
-// A part of a file, which a thread sums.
+// A part of a file, whose checksum one thread computes.
 typedef struct {
     pthread_t thread;
     int file;
@@ -125,7 +126,7 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     int n = (int)max64(1, min64(PARTS, bytes / SMALLEST));
     bool ok = true;
     *crc = 0;
-    for (int i = n - 1; i >= 0; i--) { // the first in this thread, beside the others
+    for (int i = n - 1; i >= 0; i--) { // the first part in this thread, while others do the rest
         Part *p = &parts[i];
         *p = (Part){.file = file, .path = path, .begin = bytes * i / n, .end = bytes * (i + 1) / n};
         p->in_thread = i > 0 && pthread_create(&p->thread, NULL, sum_part, p) == 0;
@@ -139,7 +140,7 @@ bool file_checksum(int file, const char *path, int64_t bytes, uint32_t *crc) {
     return ok;
 }
 
-// Gives `fresh` the name `path`, in the same folder, and syncs the folder.
+// Renames `fresh` to `path`, in the same folder, and syncs the folder.
 static bool rename_synced(const char *fresh, const char *path) {
     char copy[PATH_LENGTH];
     path_format(copy, "%s", path);
@@ -147,8 +148,8 @@ static bool rename_synced(const char *fresh, const char *path) {
     return folder_sync(dirname(copy));
 }
 
-// The name beside `path` under which its successor is written. What has that name already goes: if
-// it is a link, writing would follow it.
+// Builds the name beside `path` under which its successor is written. Deletes what has that name
+// already, because writing would follow a link.
 static bool fresh_name(char fresh[PATH_LENGTH], const char *path) {
     path_format(fresh, "%s.new", path);
     return unlink(fresh) == 0 || errno == ENOENT || fail_path(fresh, errno);
@@ -178,9 +179,9 @@ bool link_replace(const char *link, const char *target) {
 
 const char *link_read(const char *link, char target[PATH_LENGTH]) {
     size_t bytes;
-    Error before = error_kept(); // that there is no link is no error
+    Error before = error_kept(); // restored below: a missing link is no error
     ssize_t length = readlink(link, target, PATH_LENGTH - 1);
-    if (length < 0 && errno == EINVAL) { // no symbolic link
+    if (length < 0 && errno == EINVAL) { // not a symbolic link
         int file = file_open(link, &bytes);
         bool read = file >= 0 && (bytes < PATH_LENGTH || fail("%s: longer than a path", link)) &&
                     file_read_at(file, link, target, bytes, 0);
@@ -217,7 +218,9 @@ bool folder_make(const char *path) {
 bool folder_sync(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) { return fail_path(path, errno); }
-    int why = fsync(folder) != 0 && errno != EINVAL ? errno : 0; // some file systems have none
+    int why = fsync(folder) != 0 && errno != EINVAL
+                  ? errno
+                  : 0; // EINVAL: some file systems cannot sync a folder
     close(folder);
     return why == 0 || fail_path(path, why);
 }
@@ -296,7 +299,7 @@ int pattern_files(const char *pattern, glob_t *found) {
         pattern_add(exact, 0, pattern, strlen(pattern), true) < PATH_LENGTH) {
         status = glob(exact, GLOB_BRACE, NULL, found);
     }
-    // glob sorts what each part of a brace matches
+    // glob sorts only within each alternative of a brace
     if (status == 0) { qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names); }
     return status;
 }

@@ -20,13 +20,14 @@ HOST_DEVICE static inline uint64_t rng_bits(uint64_t key, uint64_t counter) {
     return rng_mix(rng_mix(key + 0x9e3779b97f4a7c15ull) ^ (counter * 0x9e3779b97f4a7c15ull + 1));
 }
 
-// A hash of 8-byte words: the sum of these terms, in any order. Of two buffers that differ in one
-// word it is never the same.
+// One term of a hash of 8-byte words. The hash is the sum of all terms, in any order. Two buffers
+// that differ in exactly one word never have the same hash.
 HOST_DEVICE static inline uint64_t hash_word(uint64_t word, int64_t place) {
     return rng_mix(word + (uint64_t)(place + 1) * 0x9e3779b97f4a7c15ull);
 }
 
-// Of data whose first word is number `first`. What is behind the last whole word does not count.
+// The hash of data whose first word is number `first`. Bytes after the last whole word do not
+// count.
 static inline uint64_t hash_words(const void *data, int64_t bytes, int64_t first) {
     uint64_t sum = 0, word;
     for (int64_t i = 0; i < bytes / 8; i++) {
@@ -36,7 +37,7 @@ static inline uint64_t hash_words(const void *data, int64_t bytes, int64_t first
     return sum;
 }
 
-// Uniform in [0, 1), a multiple of 2^-24.
+// A uniform number in [0, 1), a multiple of 2^-24.
 HOST_DEVICE static inline float rng_uniform(uint64_t key, uint64_t counter) {
     return (float)(rng_bits(key, counter) >> 40) * 0x1p-24f;
 }
@@ -50,7 +51,7 @@ HOST_DEVICE static inline uint32_t rng_bits32(uint32_t key, uint64_t counter) {
     return x ^ (x >> 16);
 }
 
-// Standard normal (Box-Muller).
+// A standard normal number (Box-Muller).
 static inline float rng_normal(uint64_t key, uint64_t counter) {
     uint64_t bits = rng_bits(key, counter);
     double u = ((double)(bits >> 32) + 0.5) * 0x1p-32;
@@ -58,9 +59,9 @@ static inline float rng_normal(uint64_t key, uint64_t counter) {
     return (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
 }
 
-// Element `place` of a permutation of 0..n-1 that the key selects. A Feistel network permutes
-// 0..4^k-1, the next power of four; values from n on are permuted again until one is below n (cycle
-// walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+// Element `place` of the permutation of 0..n-1 that the key selects. A Feistel network permutes
+// 0..4^k-1, where 4^k is the next power of four. A result of n or more is permuted again until it
+// is below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 static inline uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t place) {
     enum { ROUNDS = 6 };
     int half = 1;

@@ -1,5 +1,5 @@
-// SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012): 64 bits that only
-// who has the 128-bit key can compute. For little-endian machines, as all of ours are.
+// SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012): 64 bits that
+// nobody can compute without the 128-bit key. The code assumes a little-endian machine.
 #pragma once
 
 #include <stddef.h>
@@ -25,7 +25,7 @@ static inline uint64_t siphash(const uint64_t key[2], const void *data, size_t b
     uint64_t v[4] = {key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d,
                      key[0] ^ 0x6c7967656e657261, key[1] ^ 0x7465646279746573};
     for (size_t at = 0; at <= bytes;
-         at += 8) { // the last word holds less than 8 bytes, and `bytes`
+         at += 8) { // the last word: fewer than 8 bytes of data, and the length
         size_t left = bytes - at;
         uint64_t word = left < 8 ? (uint64_t)bytes << 56 : 0;
         memcpy(&word, (const char *)data + at, left < 8 ? left : 8);

@@ -7,34 +7,36 @@
 //     config.json           with it, so that `transformers` opens the folder, together with
 //     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
 //                           as far as they are known
-//     tokenizer.bin         with which the trainers print and read text
+//     tokenizer.bin         so that the trainers can print and read text
 //     optimizer-R-of-N.safetensors   rank R's part: "master", "exp_avg", "exp_avg_sq", flat; its
 //                           metadata "ranges" says which elements of the parameter space they are,
 //                           as "begin:end,begin:end", and "hashes" the hash_words (base/rng.h)
-//                           of the three, taken where they were trained. "exp_avg_sq" ends early
-//                           where the last ranges are Muon's (docs/muon.md), which has no second
-//                           moment
+//                           of the three, computed where they were trained. "exp_avg_sq" is
+//                           shorter if the last ranges are Muon's (docs/muon.md), which has no
+//                           second moment
 //     scaling.safetensors   of runs with delayed FP8 scaling, by slot (model/precision.h):
 //                           "scale" [S], "target" [S] (of amax * scale), "count" [S] and
 //                           "amax_history" [S,length], a ring: the next amax goes to place
 //                           count % length
-//   step_00000300.aside-1/  one that a run has left behind which went back to an earlier one
-//   latest -> step_...      symbolic links (base/io.h: or files of one line): the newest; before
-//                           the first save, the checkpoint elsewhere that --resume began with
-//   best -> step_...        the lowest validation loss of those that are there
+//   step_00000300.aside-1/  set aside by a run that went back to an earlier checkpoint
+//   latest -> step_...      symbolic links (base/io.h: or files of one line). `latest` leads to the
+//                           newest checkpoint; before the first save, to the one in another folder
+//                           that --resume began with
+//   best -> step_...        the existing checkpoint with the lowest validation loss
 //   metrics.jsonl, config.txt
-//   .lock                   held by the run that saves here; its text says which
+//   .lock                   the run that saves here holds it; its text says which run that is
 //
 // meta.json is one object: "format", "version" (CHECKPOINT_VERSION), the fields of Progress,
 // "ranks", "precision", "layout_size", "data_windows", "valid_tokens", "data" and "valid_data" (the
 // shards, dataloader/loader.h), "options" (every option's text), "files" (name, bytes, CRC-32), and
 // last "crc32", the CRC-32 of the file itself with that field's eight digits as zeros.
 //
-// A checkpoint is written as .tmp-step_..., every file synced and read back, then renamed; after
-// that `best` and `latest` move, and only then are older checkpoints deleted. The link latest.new
-// leads to it before it has its name, so that the next start tells a save that was interrupted
-// before `latest` had moved, which it ends, from a step that a run has left behind. What else an
-// interrupted run leaves starts with a dot; the next start removes it.
+// A checkpoint is written as .tmp-step_..., every file is synced and read back, and the folder is
+// renamed. Then `best` and `latest` move, and only after that are older checkpoints deleted. Before
+// the rename, the link latest.new is made to lead to the new checkpoint. By that link the next
+// start recognises a save that was interrupted before `latest` had moved, and completes it.
+// Everything else that an interrupted run leaves has a name that starts with a dot; the next start
+// deletes it.
 //
 // With several ranks, each writes its optimizer file and rank 0 writes everything else. Rank 0
 // renames the folder once every rank has its file on the disk. If one fails, the folder is removed,
@@ -51,7 +53,7 @@
 
 BEGIN_C
 
-enum { CHECKPOINT_VERSION = 2 }; // the one that is written, and the first that is read
+enum { CHECKPOINT_VERSION = 2 }; // of meta.json: the only one that is written and read
 
 typedef struct {
     int64_t step;    // optimizer steps done, skipped ones included
@@ -60,12 +62,12 @@ typedef struct {
     int64_t skipped, skipped_in_row;
     double loss, valid_loss;  // valid_loss is of the weights at this step; NaN: not evaluated
     double best_valid_loss;   // of all evaluations, saved or not; NaN: none yet
-    double level, best_level; // the loss, averaged over steps; and the lowest such
-    int64_t proven; // the newest checkpoint whose weights then gave a loss as usual; -1: none
+    double level, best_level; // the loss, averaged over steps; the lowest such average
+    int64_t proven;           // the newest checkpoint after which a step had a usual loss; -1: none
     SpikeWindow window;
 } Progress;
 
-// As meta.json has them: whole numbers are int64_t, others double, which NaN makes null.
+// The fields as meta.json has them. Whole numbers are int64_t, others double; NaN becomes null.
 typedef struct {
     const char *name;
     size_t offset;
@@ -74,7 +76,7 @@ typedef struct {
 enum { PROGRESS_FIELDS = 11 };
 extern const ProgressField progress_fields[PROGRESS_FIELDS];
 
-// A file that is saved with the model as it is.
+// A file that is saved with the model, unchanged.
 typedef struct {
     const char *name; // in the checkpoint; a literal
     char *bytes;
@@ -83,9 +85,10 @@ typedef struct {
 
 enum { COMPANIONS_MAX = 5 };
 
-// What to save. The buffers belong to the caller and must not change until the save has ended.
+// What to save. The caller owns the buffers and must not change them until the save has ended.
 typedef struct {
-    const Options *options; // also which rank this is, and the others
+    const Options *options;
+    const Group *group; // which rank this is, and the others
     const ParamLayout *layout;
     const Precision *precision;
     Progress progress;
@@ -101,39 +104,40 @@ typedef struct {
     Dtype moment_dtype;
     const void *master, *exp_avg, *exp_avg_sq; // the ranges' elements, one range after another
     int64_t second_moments;                    // elements of exp_avg_sq
-    uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq as they were trained
+    uint64_t hashes[3];        // of master, exp_avg, exp_avg_sq where they were trained
     const Fp8Slot *slots;      // NULL without delayed scaling
     const float *amax_history; // [slots,history_length]
 } Snapshot;
 
-// Writes, verifies, publishes, then deletes all but --keep, `best` and progress.proven. Every rank
-// calls it and gets the same answer.
+// Writes a checkpoint, verifies it and gives it its name. Then it deletes all checkpoints except
+// the newest --keep, `best` and progress.proven. Every rank calls it and gets the same answer.
 bool checkpoint_save(const Snapshot *snapshot);
 
-// Saves in a thread of its own, one save at a time.
+// Saves in a separate thread, one checkpoint at a time.
 typedef struct {
     pthread_t thread;
     bool pending, in_thread;
     Snapshot snapshot;
-    bool failed; // the last save that has ended
+    bool failed; // the last save that ended did
     Error why;
 } Saver;
 
 // Waits for the previous save, then starts this one.
 void saver_start(Saver *saver, const Snapshot *snapshot);
-// Waits for the save under way, if any. Returns false when the last one failed; rank 0 has then
-// printed why, once.
+// Waits for a save that is under way. Returns false if the last save failed; rank 0 then prints
+// why, once.
 bool saver_wait(Saver *saver);
 
-// Makes the --save folder this run's: creates and locks it, until the process ends; refuses one
-// that holds another run's checkpoints (a copy of a folder that this process holds is its own);
-// removes what interrupted saves left in it. Waits --lock-timeout for another run that has it.
+// Claims the --save folder for this run: creates it, and locks it until the process ends. If
+// another run holds the lock, it waits up to --lock-timeout. Refuses a folder with another run's
+// checkpoints (a copy of the folder that this process holds is accepted). Deletes what interrupted
+// saves left.
 bool checkpoint_claim(const Options *options);
-// What is said of a --save that is not the same folder on every rank.
+// The message if --save is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
-// Elements begin..end of the parameter space are in rank's optimizer file, from its element `at`
-// on.
+// Elements begin..end of the parameter space are in the optimizer file of `rank`, from element `at`
+// of that file on.
 typedef struct {
     int64_t begin, end, at;
     int rank;
@@ -143,15 +147,15 @@ typedef struct {
     char name[TENSOR_NAME];
     int file;
     size_t bytes;
-    int64_t listed; // its length by meta.json; -1: none
-    char crc[16];   // its checksum by meta.json
+    int64_t listed; // its length in meta.json; -1: not listed
+    char crc[16];   // its checksum in meta.json
 } CheckpointFile;
 
-// Opened once: `latest` may move on, and the folder be deleted, while it is read. Its path is the
-// folder that the name led to, and its files stay open.
+// A checkpoint is opened once, and its files stay open, because `latest` may move and the folder
+// may be deleted while it is read. Its path is the folder that the name led to.
 typedef struct Checkpoint {
     char path[PATH_LENGTH];
-    uint32_t seal; // the checksum of its meta.json, or else of its config.json
+    uint32_t seal; // the checksum of meta.json, or of config.json if there is no meta.json
     int num_files;
     CheckpointFile *files;
     Progress progress;
@@ -167,70 +171,74 @@ typedef struct Checkpoint {
     SavedRange *ranges; // in ascending order, without gaps
 } Checkpoint;
 
-// The model that a run starts from: what the checkpoint of --resume or --load says of the options
-// that make it. Opens it, without the optimizer's files, as options->start, and puts its path into
-// options->origin, which stays empty where there is none. A folder without meta.json is one of
-// Hugging Face's. Of `latest`, the newest that can be read; opening it says which are damaged.
+// Reads from the checkpoint of --resume or --load the options that describe its model. Opens that
+// checkpoint, without the optimizer's files, as options->start, and puts its path into
+// options->origin; both stay empty if there is no checkpoint. A folder without meta.json is one of
+// Hugging Face's. For `latest` it takes the newest checkpoint whose model can be read;
+// checkpoint_resume later says which ones are damaged.
 bool checkpoint_model(Options *options, Options *model);
-// Gives every rank rank 0's checkpoint, opened there too, in place of its own; a path "": none.
-bool checkpoint_share(Checkpoint *c, Group *group);
-// Elements begin..end of the weights for others, model.safetensors. Refuses tensors of other
-// shapes.
+// Opens rank 0's checkpoint on every other rank, in place of that rank's own. A path "": rank 0 has
+// none.
+bool checkpoint_share(Checkpoint *c, const Group *group);
+// Reads elements begin..end of the weights in model.safetensors. Refuses tensors of other shapes.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
-// A file of a checkpoint, to be freed; NULL: it has none of that name, or it cannot be read.
 bool checkpoint_has(const Checkpoint *c, const char *name);
+// Reads a file of a checkpoint, which the caller frees. NULL: there is no such file, or it cannot
+// be read.
 char *checkpoint_file(const Checkpoint *c, const char *name, size_t *bytes);
 
-// Gives the text of a meta.json the checksum of itself; whether it had it.
+// Writes the checksum of a meta.json into its text. Returns whether the text had that checksum.
 bool meta_seal(char *text, size_t bytes);
 
-// Opens a checkpoint with all its files. verify: every byte of it is; without, of one that rank 0
-// has verified, only the headers are read.
+// Opens a checkpoint with all its files. verify: reads and verifies every byte. Without it, only
+// the headers are read, because rank 0 has verified the checkpoint.
 bool checkpoint_open(Checkpoint *c, const char *path, bool verify);
 // Compares every open file with its length and checksum in meta.json.
 bool checkpoint_verify(const Checkpoint *c);
 void checkpoint_close(Checkpoint *c);
 
-// What --resume means: the checkpoint at a path, or `latest`: the one that the link leads to, or
-// else the newest whole one under --save before it. Warns of each damaged one it passes over; one
-// that cannot be read for another reason is an error. Its path is "", and the result true, when
-// there is no checkpoint at all.
+// Opens and verifies the checkpoint that --resume names. For `latest` this is the one that the link
+// leads to, or if that is damaged, the newest undamaged one before it under --save. It warns of
+// each damaged checkpoint that it skips; one that cannot be read for another reason is an error. If
+// there is no checkpoint at all, it returns true, and c->path is "".
 bool checkpoint_resume(Checkpoint *c, const Options *options);
 
-// Makes the checkpoint that a run resumes the newest under --save: `latest` leads to it, those of
-// later steps are set aside under other names, `best` is the best of those that stay. One from
-// elsewhere begins a folder without others: `latest` leads to it until the first save. A path "":
-// `latest` leads nowhere.
+// Makes the checkpoint that a run resumes the newest one under --save: `latest` leads to it,
+// checkpoints of later steps are set aside under other names, and `best` becomes the best of the
+// rest. If the checkpoint is in another folder and --save has none, `latest` leads to it until the
+// first save. c->path is "": deletes `latest`.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
-// Refuses another model's checkpoint; prints which other options differ from the saved ones.
+// Refuses the checkpoint of another model. Prints the other options that differ from the saved
+// ones.
 bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLayout *layout);
 
-// Elements begin..end of the parameter space, whichever ranks' files hold them. kind: "master",
-// "exp_avg" or "exp_avg_sq".
+// Reads elements begin..end of the parameter space from the files of the ranks that have them.
+// kind: "master", "exp_avg" or "exp_avg_sq".
 bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64_t end, float *out);
 
-// The scaling state, if the checkpoint has one and the run uses delayed scaling, of the tensors
-// that it quantises; otherwise slots[] and history[] stay as they are. Of a history of another
-// length, the newest entries are kept. A slot whose target differs (another format or margin) has
-// its scale adapted. The gradients dY go with 1 / (tokens of a step): where that differs, their
-// scales and history follow it.
+// Reads the scaling state of the tensors that the run quantises, if the checkpoint has one and the
+// run uses delayed scaling; otherwise slots[] and history[] do not change. If the history has
+// another length, its newest entries are used. If a slot's target differs (another format or
+// margin), its scale is adapted. The gradients dY are proportional to 1 / (tokens of a step): if
+// that differs, their scales and history are adapted too.
 bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp8Slot *slots,
                              float *history);
 
-// --list-checkpoints
+// Prints the table of --list-checkpoints.
 bool checkpoint_list(const char *save);
 
-// The steps of the checkpoints under a folder, newest first, which must be freed; returns how many.
-// None where there is no folder; -1 where it cannot be read.
+// Lists the steps of the checkpoints in a folder, newest first; the caller frees the list. Returns
+// how many there are: 0 if there is no folder, -1 if it cannot be read.
 int checkpoint_steps(const char *save, int64_t **steps);
-// Follows links of either kind (base/io.h) from a path to a folder, and says which that is.
+// Follows links of either kind (base/io.h) from a path to a folder, and returns which folder it is.
 FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from);
-// The step under the folder that a link in it, "latest" or "best", points to; or why there is none.
+// The step that the link "latest" or "best" in a folder leads to; or why there is none: no link,
+// one that leads out of the folder, one that cannot be read.
 enum { LINK_NONE = -1, LINK_OUTSIDE = -2, LINK_UNREADABLE = -3 };
 int64_t checkpoint_linked(const char *save, const char *link);
-// The step with the lowest loss on these validation data; -1: none.
+// The step with the lowest loss on the given validation data; -1: there is none.
 int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_tokens);
 const char *checkpoint_path(char path[PATH_LENGTH], const char *save, int64_t step);
 

@@ -57,7 +57,7 @@ void hf_list(const ParamLayout *layout, FILE *out) {
 
 static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out) {
     const TensorEntry *e = safetensors_find(st, t->name);
-    // files of the bare model, without the head's class around it, leave out the first word
+    // a file of the bare model, saved without the class that has the head, lacks the first word
     const char *dot = strchr(t->name, '.');
     if (e == NULL && dot != NULL) { e = safetensors_find(st, dot + 1); }
     if (e == NULL) { return fail("%s: tensor '%s' is missing", st->path, t->name); }
@@ -79,7 +79,7 @@ static bool read_tensor(const SafeTensors *st, const TensorEntry *t, float *out)
     return ok;
 }
 
-// Whether the file has no head beside a tied embedding, or the same.
+// Of a model with tied embeddings: whether the file has no head, or one that equals the embedding.
 static bool head_is(const SafeTensors *st, const float *embedding, int64_t size) {
     enum { PIECE = 4096 };
     const TensorEntry *e = safetensors_find(st, "lm_head.weight");
@@ -121,8 +121,8 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 
 // ---- config.json --------------------------------------------------------------------------------
 
-// Families of models, as transformers calls them, and what sets them apart here. A model is written
-// as the first that it is of; the last are read alone.
+// Families of models by their names in transformers, and how they differ here. A model is written
+// as the first family that it fits; a family without a class is only read.
 enum { GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, FAMILIES };
 static const struct {
     const char *type, *class;
@@ -174,9 +174,9 @@ static const struct {
     {"mamba2", "state-space layers"},
 };
 
-// Its numbers: of which option, and under which names; what transformers takes where the name is
-// missing (NAN: it must be there; 0: it follows from the others, or there is none). Those of a
-// scaled rotary embedding are in an object of their own, as rope_theta may be.
+// The numbers of config.json: the option of each, its names, and the value that transformers uses
+// if the name is missing (NAN: it must be there; 0: it is derived from others, or there is none).
+// Those of a scaled rotary embedding are in an object inside it, where rope_theta may be too.
 static const struct {
     RopeScaling from;                  // the first kind of scaling that has it
     const char *option, *gpt2, *llama; // NULL: not written, and the default is read
@@ -202,9 +202,8 @@ static const struct {
 };
 enum { NUMBERS = sizeof(numbers) / sizeof(numbers[0]) };
 
-// Other keys of config.json for these families, as JSON: the value that is written (NULL: none),
-// and the values that mean the same. Any other value is refused; the message names the missing
-// feature.
+// Other keys of config.json for the families in `of`. As JSON: the value that is written (NULL:
+// none), and another value that means the same. Any other value is refused, with what is missing.
 static const struct {
     unsigned of;
     const char *key, *written, *other, *lacks;
@@ -240,7 +239,8 @@ char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
         option_text(o, row, value);
         bool none = otherwise == 0 && strcmp(value, "0") == 0;
         if (key == NULL || none || (int)numbers[i].from > o->rope_scaling) { continue; }
-        bool whole = strpbrk(value, ".e") == NULL; // which transformers refuses for a float
+        bool whole = strpbrk(value, ".e") ==
+                     NULL; // transformers refuses a whole number for a float
         if (row->type == OPTION_DOUBLE && whole) { strcat(value, ".0"); }
         cJSON_AddRawToObject(numbers[i].from > ROPE_UNSCALED ? scaling : json, key, value);
     }
@@ -266,7 +266,7 @@ char *hf_config(const Options *o, Dtype dtype, int end_of_text) {
     return text;
 }
 
-// Whether config.json leaves it unsaid, or says what this JSON text says.
+// Whether config.json lacks the key, or has the value of this JSON text.
 static bool has_feature(const cJSON *json, const char *key, const char *text) {
     const cJSON *said = cJSON_GetObjectItemCaseSensitive(json, key);
     cJSON *value = cJSON_Parse(text);
@@ -293,7 +293,7 @@ static bool read_numbers(const cJSON *json, const cJSON *scaling, Options *o) {
     return true;
 }
 
-// Whether any layer's attention is limited to a window, as transformers decides it.
+// Whether the attention of any layer has a sliding window, by the rules of transformers.
 static bool has_windows(const cJSON *json, int family) {
     const cJSON *kinds = cJSON_GetObjectItemCaseSensitive(json, "layer_types"), *kind;
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window");

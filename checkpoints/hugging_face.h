@@ -8,25 +8,25 @@
 
 BEGIN_C
 
-// Hugging Face's tensors of a model, in the order of model.safetensors, as safetensors_write()
-// takes them: data points into `weights` (of that dtype, laid out as layout says; NULL: data is
-// NULL); begin is, until they are written, a tensor's first element of the parameter space. Returns
-// how many there are; *tensors must be freed.
+// Lists a model's tensors as Hugging Face has them, in the order of model.safetensors, for
+// safetensors_write(). data points into `weights`, which have that dtype and this layout; if
+// weights is NULL, data is NULL. Until they are written, begin is a tensor's first element in the
+// parameter space. Returns how many there are; the caller frees *tensors.
 int hf_tensors(const ParamLayout *layout, Dtype dtype, const void *weights, TensorEntry **tensors);
 
-// Prints the name and the shape of each.
+// Prints the name and the shape of each tensor.
 void hf_list(const ParamLayout *layout, FILE *out);
 
-// Reads elements begin..end of a model into FP32 weights; those that the file does not hold (gaps,
-// vocabulary padding) become zero.
+// Reads elements begin..end of a model's weights as FP32. Elements that the file does not have
+// (gaps, the vocabulary's padding) become zero.
 bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, int64_t end,
              float *out);
 
-// The text of config.json, which must be freed. end_of_text: -1 when not known.
+// Returns the text of config.json, which the caller frees. end_of_text: -1: not known.
 char *hf_config(const Options *options, Dtype dtype, int end_of_text);
 
-// The options that make the model of a config.json's text, as any version of transformers writes
-// it, with SOURCE_CHECKPOINT. Refuses what the trainers do not compute.
+// Sets the options that describe the model of a config.json, as any version of transformers writes
+// it, with SOURCE_CHECKPOINT. Refuses features that the trainers do not have.
 bool hf_options(const char *text, size_t bytes, Options *options);
 
 END_C

@@ -71,7 +71,8 @@ static int64_t count_of(const cJSON *json, const char *name) {
     return json_count(cJSON_GetObjectItemCaseSensitive(json, name));
 }
 
-// Of so many values of the window that a checkpoint has; false: it has another number of them.
+// Reads the values of a window that `count` steps have entered. False: there is another number of
+// values, or one is not finite.
 static bool read_window(const cJSON *meta, const char *name, int64_t count, double *values) {
     const cJSON *value, *list = cJSON_GetObjectItemCaseSensitive(meta, name);
     int n = 0;
@@ -118,7 +119,7 @@ static bool read_meta(Checkpoint *c, cJSON *meta) {
     return cJSON_IsObject(c->options) || fail("%s/meta.json: no options", c->path);
 }
 
-// The open file of a name; NULL: there is none.
+// Returns the open file with a name; NULL: there is none.
 static const CheckpointFile *find_file(const Checkpoint *c, const char *name) {
     for (int i = 0; i < c->num_files; i++) {
         if (strcmp(c->files[i].name, name) == 0) { return &c->files[i]; }
@@ -166,7 +167,7 @@ bool checkpoint_verify(const Checkpoint *c) {
     return true;
 }
 
-// Opens a file in a checkpoint's folder, which meta.json lists so; NULL: one of Hugging Face's.
+// Opens a file in a checkpoint's folder. listed: its entry in meta.json; NULL: it has none.
 static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *listed) {
     char path[PATH_LENGTH];
     if (name[0] == '\0' || strlen(name) >= TENSOR_NAME || strchr(name, '/') != NULL) {
@@ -182,7 +183,7 @@ static bool add_file(Checkpoint *c, int folder, const char *name, const cJSON *l
     return f->file >= 0;
 }
 
-// Those of a checkpoint that meta.json lists; state: those too that only a resumed run reads.
+// Opens the files that meta.json lists. state: also those that only a resumed run reads.
 static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state) {
     const cJSON *file;
     if (!cJSON_IsArray(files)) { return fail("%s/meta.json: no list of files", c->path); }
@@ -195,7 +196,8 @@ static bool add_listed(Checkpoint *c, int folder, const cJSON *files, bool state
     return true;
 }
 
-// Others that a run may read, of a folder of Hugging Face's or added to a checkpoint.
+// Opens files that a run may read, but meta.json does not list: of a folder of Hugging Face's, or
+// added to a checkpoint later.
 static bool add_others(Checkpoint *c, int folder) {
     static const char *const names[] = {"model.safetensors",      "tokenizer.bin",
                                         "generation_config.json", "tokenizer.json",
@@ -221,8 +223,8 @@ FolderId checkpoint_follow(char path[PATH_LENGTH], const char *from) {
     return folder_id(path);
 }
 
-// Reads meta.json and opens the files. Without a meta.json, which `state` needs, a folder of
-// Hugging Face's.
+// Reads meta.json and opens the files. A folder without meta.json is one of Hugging Face's, but not
+// with `state`.
 static bool open_files(Checkpoint *c, int folder, bool state) {
     char path[PATH_LENGTH];
     bool ok = true, ours = state || faccessat(folder, "meta.json", F_OK, 0) == 0;
@@ -242,9 +244,9 @@ static bool open_files(Checkpoint *c, int folder, bool state) {
     return ok && (state || add_others(c, folder));
 }
 
-// Opens the files of the folder that a path leads to. If the path leads to another folder by
-// then, as `latest` of a run that saves may, opens that folder's files: a save takes the name from
-// a checkpoint before it deletes it.
+// Opens the files of the folder that a path leads to. If the path leads to another folder
+// afterwards (a run that saves may have moved `latest`), it opens the files of that folder instead.
+// This is safe because a save renames a checkpoint before it deletes it.
 static bool open_folder(Checkpoint *c, const char *path, bool state) {
     FolderId id, now;
     char leads_to[PATH_LENGTH];
@@ -264,7 +266,7 @@ static bool open_folder(Checkpoint *c, const char *path, bool state) {
     return ok;
 }
 
-// Opens a file of tensors, which meta.json must list.
+// Opens a file of tensors, which must be among the checkpoint's files.
 static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st) {
     char path[PATH_LENGTH];
     const CheckpointFile *f = find_file(c, name);
@@ -278,8 +280,8 @@ static bool open_tensors(const Checkpoint *c, const char *name, SafeTensors *st)
                      : refuse("%s: %s", path, strerror(errno));
 }
 
-// Adds the ranges "begin:end,begin:end" of a rank to c->ranges; returns how many elements they
-// are, or -1 when the text is wrong.
+// Adds the ranges "begin:end,begin:end" of a rank to c->ranges. Returns how many elements they
+// have, or -1 if the text is wrong.
 static int64_t add_ranges(Checkpoint *c, int rank, const char *text) {
     int64_t elements = 0;
     size_t most = (size_t)c->num_ranges + strlen(text) / 4 + 1;
@@ -328,11 +330,11 @@ static void hash_part(void *context, int64_t i) {
     free(part);
 }
 
-// Compares the three arrays of an optimizer's file with the hashes of what was trained: what was
-// altered on its way from there to the file's checksum.
+// Compares the three arrays of an optimizer file with the hashes that were computed where they were
+// trained. This finds changes that happened before the file's checksum was computed.
 static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], const char *hashes) {
     bool ok = true;
-    for (int kind = 0; ok && kind < 3 && *hashes != '\0'; kind++) { // older files have none
+    for (int kind = 0; ok && kind < 3 && *hashes != '\0'; kind++) { // older files have no hashes
         Hashing h = {.st = st, .entry = safetensors_find(st, kinds[kind])};
         char *end;
         uint64_t saved = strtoull(hashes, &end, 16);
@@ -346,7 +348,8 @@ static bool verify_hashes(const SafeTensors *st, const char *const kinds[3], con
     return ok;
 }
 
-// Opens every rank's file. Their ranges together must be the parameter space, every element once.
+// Opens every rank's file. Together their ranges must have every element of the parameter space
+// once.
 static bool open_optimizer(Checkpoint *c, bool verify) {
     enum { EXP_AVG_SQ = 2, KINDS };
     static const char *const kinds[KINDS] = {"master", "exp_avg", "exp_avg_sq"};
@@ -423,7 +426,7 @@ static int newest_first(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// The step of a checkpoint's name; -1: another name.
+// The step in the name of a checkpoint; -1: it is another name.
 static int64_t step_of(const char *name) {
     char exact[40];
     long long step = strncmp(name, "step_", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
@@ -439,7 +442,7 @@ int checkpoint_steps(const char *save, int64_t **steps) {
     if (names == NULL) { return errno == ENOENT ? 0 : -1; }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {
         path_format(path, "%s/%s", save, name);
-        bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode); // or it cannot be told
+        bool folder = stat(path, &info) != 0 || S_ISDIR(info.st_mode); // or its type cannot be read
         if (!folder || step_of(name) < 0) { continue; }
         *steps = realloc_or_die(*steps, (size_t)(count + 1) * sizeof(int64_t));
         (*steps)[count++] = step_of(name);
@@ -469,13 +472,13 @@ int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_
     int count = valid_data[0] != '\0' ? checkpoint_steps(save, &steps) : -1;
     double lowest = INFINITY;
     bool readable = true;
-    for (int i = count - 1; i >= 0 && readable; i--) { // of equal ones, the oldest
+    for (int i = count - 1; i >= 0 && readable; i--) { // of equal losses, the oldest step
         char path[PATH_LENGTH], was[9], now[9];
         path_format(path, "%s/step_%08lld/meta.json", save, (long long)steps[i]);
         size_t bytes;
         char *text = file_read(path, &bytes);
         cJSON *meta = text != NULL ? parse_meta(text, bytes, path) : NULL;
-        readable = text != NULL || !error_kept().refused; // or it may be the best
+        readable = text != NULL || !error_kept().refused; // stops, because this one may be the best
         double loss = json_number(meta, "valid_loss", NAN);
         identity_sum(text_of(meta, "valid_data"), was);
         bool same = strcmp(was, identity_sum(valid_data, now)) == 0 &&
@@ -491,13 +494,14 @@ int64_t checkpoint_best(const char *save, const char *valid_data, int64_t valid_
     return readable ? best : -1;
 }
 
-// Into path what --resume latest tries after step *tried, INT64_MAX at first, which becomes that of
-// path: `latest`, where there is one, or the newest step before. Where nothing is saved yet, what
-// `latest` leads to: the run began there. "": nothing is left. false: it cannot be told.
+// Finds the next checkpoint that --resume latest tries: the newest step before *tried (at first
+// INT64_MAX) that is not newer than `latest`. Puts its path into `path` and its step into *tried.
+// If nothing is saved yet, it is the checkpoint in another folder that `latest` leads to, where the
+// run began. A path "": none is left. False: the folder or the link cannot be read.
 static bool next_to_try(const char *save, int64_t *tried, char path[PATH_LENGTH]) {
     int64_t *steps, before = *tried;
     int count = checkpoint_steps(save, &steps);
-    // the link is read last: one that it led to before may be gone from the list
+    // the link is read after the list: read before, it could lead to a step deleted meanwhile
     int64_t latest = count >= 0 ? checkpoint_linked(save, "latest") : LINK_NONE;
     path[0] = '\0';
     for (int i = 0; i < count && path[0] == '\0'; i++) {
@@ -514,8 +518,8 @@ static bool next_to_try(const char *save, int64_t *tried, char path[PATH_LENGTH]
     return count >= 0 && latest != LINK_UNREADABLE;
 }
 
-// Whether --resume latest ends with the error of a checkpoint that it has tried: where that is not
-// damaged, or no other can take its place. The error says so then.
+// Whether --resume latest stops at a checkpoint that could not be opened: because it may be
+// undamaged, or because there is no other to try. If so, this sets the error text.
 static bool ends_search(const char *path, int64_t step) {
     if (step < 0) {
         fail("--resume latest: nothing is saved yet, and where the run began: %s", error_text());
@@ -531,13 +535,13 @@ static bool ends_search(const char *path, int64_t step) {
 
 bool checkpoint_resume(Checkpoint *c, const Options *o) {
     char path[PATH_LENGTH];
-    int64_t step = INT64_MAX, damaged = step; // that one and newer ones
+    int64_t step = INT64_MAX, damaged = step; // this step and newer ones are
     bool listed;
     *c = (Checkpoint){0};
     if (strcmp(o->resume, "latest") != 0) {
         return checkpoint_open(c, o->resume, true) || fail(RESUME_FAULT, error_text());
     }
-    // listed anew each time: a run that saves there may have deleted it before it was open
+    // listed again each time, as a run that saves there may have deleted the one tried
     while ((listed = next_to_try(o->save, &step, path)) && path[0] != '\0') {
         if (checkpoint_open(c, path, true)) { return true; }
         if (ends_search(path, step)) { return false; }
@@ -554,8 +558,8 @@ bool checkpoint_resume(Checkpoint *c, const Options *o) {
                 o->save);
 }
 
-// Opens a folder without its optimizer files, reads the options of its model, and checks that its
-// tokenizer is whole.
+// Opens a folder without its optimizer files, reads the options of its model, and verifies its
+// tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, Options *model) {
     char path[PATH_LENGTH];
     *model = (Options){0};
@@ -610,7 +614,7 @@ bool checkpoint_model(Options *o, Options *model) {
            (named == o->load ? fail("--load %s", error_text()) : fail(RESUME_FAULT, error_text()));
 }
 
-bool checkpoint_share(Checkpoint *c, Group *group) {
+bool checkpoint_share(Checkpoint *c, const Group *group) {
     struct {
         char path[PATH_LENGTH];
         uint32_t seal;
@@ -689,7 +693,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         char now[OPTION_TEXT];
         option_text(options, row, now);
         bool moves = strcmp(name, "save") == 0 ||
-                     options->source[i] == SOURCE_DATA; // the tokenizer, wherever it is
+                     options->source[i] == SOURCE_DATA; // the tokenizer's path may differ
         if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
@@ -733,7 +737,7 @@ bool checkpoint_read(const Checkpoint *c, const char *kind, int64_t begin, int64
     return true;
 }
 
-// Of an optimizer step of the checkpoint's run; 0 where its options do not say.
+// Tokens of an optimizer step of the checkpoint's run; 0: its options do not say.
 static double tokens_of_a_step(const Checkpoint *c) {
     return atof(text_of(c->options, "global-batch-size")) * atof(text_of(c->options, "seq-length"));
 }
@@ -770,9 +774,11 @@ bool checkpoint_read_scaling(const Checkpoint *c, const Precision *precision, Fp
     for (int i = 0; i < n; i++) {
         Fp8Slot *slot = &slots[i];
         float was, target = fp8_slot_target(precision, i);
-        float growth = 1.0f; // of the tensor's values, by the change of options
+        float growth = 1.0f; // how the changed options scale the tensor's values
         int32_t count;
-        if (!fp8_slot_in_use(precision, i)) { continue; } // or it would be stale once it is
+        if (!fp8_slot_in_use(precision, i)) {
+            continue;
+        } // its state would be out of date when it is used
         if (!safetensors_read(&c->scaling, e[COUNT], i, 1, &count) ||
             !safetensors_read(&c->scaling, e[SCALE], i, 1, &slot->scale) ||
             !safetensors_read(&c->scaling, e[TARGET], i, 1, &was) ||

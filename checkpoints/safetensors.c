@@ -11,7 +11,7 @@
 
 enum { HEADER_MAX = 100 << 20 };
 
-// By Dtype; what follows U8 may be in a file, and is not read.
+// By Dtype. Tensors of the types after U8 may be in a file, but are not read.
 static const struct {
     const char *name;
     int bytes;
@@ -46,7 +46,7 @@ const char *json_text(const cJSON *object, const char *name, const char *otherwi
     return cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
-// Reads "name": {...}; data_bytes: of what follows the header.
+// Reads an entry "name": {...}. data_bytes: the bytes after the header.
 static bool read_entry(TensorEntry *e, const cJSON *item, int64_t data_bytes) {
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");

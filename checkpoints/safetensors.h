@@ -27,8 +27,8 @@ typedef struct {
     Dtype dtype;
     int dims;
     int64_t shape[TENSOR_DIMS];
-    const void *data;   // only to be written: the elements
-    bool transposed;    // only to be written, 2 dimensions: data is [shape[1],shape[0]]
+    const void *data;   // used in writing: the elements
+    bool transposed;    // used in writing 2 dimensions: data is [shape[1],shape[0]]
     int64_t begin, end; // bytes after the header
 } TensorEntry;
 
@@ -43,31 +43,33 @@ typedef struct {
 
 struct cJSON;
 
-// A JSON number that is a whole number from 0 to below 2^53, which a double tells from its
-// neighbours; -1: another item, or NULL.
+// The value of a JSON number that is a whole number from 0 to below 2^53, which a double can hold
+// exactly; -1: it is something else, or NULL.
 int64_t json_count(const struct cJSON *item);
-// An object's number or text of a name, or else what is returned instead.
+// The number or text with a name in an object; `otherwise`: there is none.
 double json_number(const struct cJSON *object, const char *name, double otherwise);
 const char *json_text(const struct cJSON *object, const char *name, const char *otherwise);
 
 bool safetensors_open(SafeTensors *st, const char *path);
-// Of an open file, which is closed with it, or at once where the result is false.
+// As safetensors_open, from an open file. safetensors_close closes the file; if this returns false,
+// it is closed already.
 bool safetensors_take(SafeTensors *st, int file, size_t bytes, const char *path);
 void safetensors_close(SafeTensors *st);
 const TensorEntry *safetensors_find(const SafeTensors *st, const char *name);
 
-// Elements begin..begin+n of a tensor; of an F32, BF16 or F16 tensor, as FP32.
+// Reads elements begin..begin+n of a tensor; the second function converts those of an F32, BF16 or
+// F16 tensor to FP32.
 bool safetensors_read(const SafeTensors *st, const TensorEntry *entry, int64_t begin, int64_t n,
                       void *out);
 bool safetensors_read_floats(const SafeTensors *st, const TensorEntry *entry, int64_t begin,
                              int64_t n, float *out);
 
-// An entry to be written: [rows,columns], or [rows] where columns is 0.
+// Makes an entry for writing: [rows,columns], or [rows] if columns is 0.
 TensorEntry tensor_entry(const char *name, Dtype dtype, int64_t rows, int64_t columns,
                          const void *data);
 
-// Writes tensors into a new file, durably; fills in their begin and end. metadata: the JSON of an
-// object of strings, or NULL. The closed writer tells the file's length and checksum.
+// Writes tensors into a new file and syncs it; sets their begin and end. metadata: the JSON of an
+// object of strings, or NULL. Afterwards the writer has the file's length and checksum.
 bool safetensors_write(FileWriter *w, const char *path, TensorEntry *tensors, int count,
                        const char *metadata);
 

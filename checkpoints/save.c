@@ -42,7 +42,7 @@ static bool write_scaling(const Snapshot *s, const char *folder, FileWriter *w) 
     return ok;
 }
 
-// What rank 0 writes besides its optimizer file and meta.json.
+// Writes what only rank 0 writes, except meta.json.
 static bool write_shared(const Snapshot *s, const char *folder, FileWriter *files, int *count) {
     char path[PATH_LENGTH];
     TensorEntry *tensors;
@@ -83,8 +83,7 @@ static bool write_optimizer(const Snapshot *s, const char *folder, FileWriter *w
         tensor_entry("exp_avg", s->moment_dtype, n, 0, s->exp_avg),
         tensor_entry("exp_avg_sq", s->moment_dtype, s->second_moments, 0, s->exp_avg_sq),
     };
-    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->options->rank,
-                s->options->ranks);
+    path_format(path, "%s/optimizer-%d-of-%d.safetensors", folder, s->group->rank, s->group->ranks);
     bool ok = safetensors_write(w, path, tensors, 3, metadata);
     free(metadata);
     return ok;
@@ -97,7 +96,7 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-// With all digits, which cJSON's own numbers lack; JSON has no NaN.
+// Adds a number with all its digits, which cJSON itself does not print. JSON has no NaN.
 static void add_number(cJSON *json, const char *name, double value) {
     char digits[40];
     snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
@@ -133,7 +132,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "window_count", (double)window->count);
     add_numbers(meta, "window_loss", window->loss, entries);
     add_numbers(meta, "window_norm", window->norm, entries);
-    add_number(meta, "ranks", s->options->ranks);
+    add_number(meta, "ranks", s->group->ranks);
     add_number(meta, "layout_size", (double)s->layout->size);
     add_number(meta, "data_windows", (double)s->data_windows);
     add_number(meta, "valid_tokens", (double)s->valid_tokens);
@@ -158,7 +157,8 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
 
 // ---- from files to a checkpoint -----------------------------------------------------------------
 
-// Deletes a checkpoint, whole or in part. Deletes a link but not its target, and nothing outside
+// Deletes a complete or incomplete checkpoint. Deletes a link but not its target, and nothing
+// outside
 // --save.
 static void discard(const char *path, const char *known_as) {
     char target[1];
@@ -168,8 +168,8 @@ static void discard(const char *path, const char *known_as) {
     if (!folder_remove(path)) { warn("%s could not be deleted: %s", known_as, error_text()); }
 }
 
-// Gives what has a checkpoint's name the next free one that none has, so that no run resumes or
-// deletes it.
+// Renames a folder that has a checkpoint's name to the next free NAME.aside-N, so that no run
+// resumes or deletes it.
 static bool set_aside(const char *path) {
     char name[PATH_LENGTH];
     int n = 1;
@@ -181,7 +181,8 @@ static bool set_aside(const char *path) {
     return true;
 }
 
-// Whether a step in the folder `save` has the meta.json, with all checksums, of the folder at path.
+// Whether a step in the folder `save` has the same meta.json (with all checksums) as the folder at
+// `path`.
 static bool has_copy(const char *save, const char *path) {
     char name[PATH_LENGTH];
     size_t bytes, other;
@@ -206,13 +207,15 @@ static bool link_step(const char *save, const char *link, int64_t step) {
     struct stat info;
     path_format(path, "%s/%s", save, link);
     if (checkpoint_linked(save, link) == step) { return true; }
-    // a copy that followed links has a folder there, which may be the only one of its checkpoint
+    // if the run's folder was copied with links followed, the link is now a folder, and may be the
+    // only copy of its checkpoint
     bool folder = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
     return (!folder || (has_copy(save, path) ? folder_remove(path) : set_aside(path))) &&
            link_replace(path, path_name(checkpoint_path(name, save, step)));
 }
 
-// Where none has been evaluated on these data, `best` stays if what it points to is there.
+// Lets `best` lead to the best step. If no step was evaluated on these data, `best` stays as it is,
+// and is deleted only if its target is gone.
 static bool link_best(const char *save, const char *valid_data, int64_t valid_tokens) {
     char path[PATH_LENGTH];
     int64_t best = checkpoint_best(save, valid_data, valid_tokens);
@@ -224,7 +227,8 @@ static bool link_best(const char *save, const char *valid_data, int64_t valid_to
     return true;
 }
 
-// The name of a folder that holds no steps leads to where its run begins, or nowhere.
+// In a folder without steps, lets `latest` lead to the checkpoint where the run begins; "": deletes
+// `latest`.
 static bool link_start(const char *save, const char *start) {
     char link[PATH_LENGTH], target[PATH_LENGTH];
     path_format(link, "%s/latest", save);
@@ -239,7 +243,7 @@ static bool link_start(const char *save, const char *start) {
     return ok;
 }
 
-// `latest` moves first: where this is interrupted, the next start does the rest.
+// `latest` moves first, so that the next start can complete this if it is interrupted.
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     char path[PATH_LENGTH], folder[PATH_LENGTH];
     int64_t *steps, step = c->progress.step;
@@ -265,7 +269,7 @@ bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     return ok && link_best(o->save, c->valid_data, c->valid_tokens);
 }
 
-// Reads the folder `fresh` back, and gives it its name under --save.
+// Reads the folder `fresh` back, verifies it, and gives it its name under --save.
 static bool publish(const Snapshot *s, const char *fresh) {
     const char *save = s->options->save;
     char path[PATH_LENGTH], latest[PATH_LENGTH];
@@ -276,21 +280,21 @@ static bool publish(const Snapshot *s, const char *fresh) {
     if (path_exists(path) && !set_aside(path)) { return false; }
     if (!link_prepare(path_format(latest, "%s/latest", save), path_name(path))) { return false; }
     if (rename(fresh, path) != 0) { return fail("%s: %s", path, strerror(errno)); }
-    // `best` first: a run that resumes from `latest` would not mark that step again
+    // `best` first: a run that resumes from `latest` does not set `best` for that step again
     return folder_sync(save) &&
            link_best(save, s->valid_data != NULL ? s->valid_data : "", s->valid_tokens) &&
            link_step(save, "latest", s->progress.step);
 }
 
-// Deletes all but the newest --keep checkpoints, `best` and the proven one (or the one before,
-// where that could not be saved), up to this step.
+// Deletes the checkpoints up to this step, except the newest --keep, `best`, and the proven one (or
+// the one before it, if the proven one could not be saved).
 static void prune(const Snapshot *s) {
     const char *save = s->options->save;
     int64_t *steps = NULL, best = checkpoint_linked(save, "best");
     int count = best != LINK_UNREADABLE ? checkpoint_steps(save, &steps) : -1;
     int keep = s->options->keep, kept = 0;
     char path[PATH_LENGTH], doomed[PATH_LENGTH];
-    bool proven = false; // one of the steps so far is
+    bool proven = false; // one of the steps seen so far is kept as the proven one
     if (count < 0) { warn("older checkpoints could not be deleted: %s", error_text()); }
     for (int i = 0; keep > 0 && i < count; i++) {
         checkpoint_path(path, save, steps[i]);
@@ -298,8 +302,8 @@ static void prune(const Snapshot *s) {
         proven = proven || good;
         if (steps[i] > s->progress.step || steps[i] == best) { continue; }
         if (kept++ < keep || good) { continue; }
-        // renamed first, so that an interrupted deletion does not look like a damaged checkpoint;
-        // a folder of a container's image cannot be renamed
+        // renamed first, so that an interrupted deletion does not leave a damaged checkpoint;
+        // EXDEV: a folder of a container's image cannot be renamed
         path_format(doomed, "%s/.old-step_%08lld", save, (long long)steps[i]);
         bool renamed = rename(path, doomed) == 0;
         if (renamed || errno == EXDEV) {
@@ -311,7 +315,8 @@ static void prune(const Snapshot *s) {
     free(steps);
 }
 
-// Not --save itself: where that was moved or deleted, the next save begins anew (train/run.c).
+// Makes the folder of the new checkpoint, but not --save: if that was moved or deleted, train/run.c
+// makes it again before the next save.
 static bool make_fresh(const char *fresh) {
     return (!path_exists(fresh) || folder_remove(fresh)) &&
            (mkdir(fresh, 0755) == 0 ||
@@ -319,10 +324,10 @@ static bool make_fresh(const char *fresh) {
 }
 
 bool checkpoint_save(const Snapshot *s) {
-    Group *group = s->options->group;
-    bool first = s->options->rank == 0;
+    const Group *group = s->group;
+    bool first = group->rank == 0;
     char fresh[PATH_LENGTH];
-    int count = 0, ranks = s->options->ranks;
+    int count = 0, ranks = group->ranks;
     FileWriter own, *files = calloc_or_die((size_t)(FILES_OF_RANK_0 + ranks), sizeof(own));
     path_format(fresh, "%s/.tmp-step_%08lld", s->options->save, (long long)s->progress.step);
     bool ok = !first || make_fresh(fresh);
@@ -341,7 +346,7 @@ bool checkpoint_save(const Snapshot *s) {
     free(files);
     if (!ok) {
         Error why = error_kept();
-        if (first) { folder_remove(fresh); } // which frees its room on a full disk
+        if (first) { folder_remove(fresh); } // frees its space on a full disk
         return fail("%s; earlier checkpoints are as they were", why.text);
     }
     if (first) { prune(s); }
@@ -357,9 +362,9 @@ static void read_holder(int file, char text[HOLDER]) {
     text[length > 0 ? length : 0] = '\0';
 }
 
-// The lock is the kernel's, or the NFS server's, and ends with the process. The file is not closed,
-// which would give the lock back, and never deleted. Its text says who holds the lock; *own: it is
-// this process already, as in a copy of the folder.
+// Locks the folder. The kernel or the NFS server holds the lock, until the process ends. The file
+// is not closed, because that would release the lock, and is never deleted. Its text says who holds
+// the lock. *own: the text is this process's, because the folder is a copy of the one it holds.
 static bool lock_folder(const Options *o, bool *own) {
     static char text[HOLDER];
     char path[PATH_LENGTH], host[256] = "", since[32], holder[HOLDER];
@@ -399,7 +404,7 @@ static bool lock_folder(const Options *o, bool *own) {
     return true;
 }
 
-// Refuses a folder with checkpoints of another run than the one that is resumed.
+// Refuses a folder with checkpoints of a run that is not the resumed one.
 static bool check_owner(const Options *o) {
     char path[PATH_LENGTH], leads_to[PATH_LENGTH];
     int64_t *steps;
@@ -413,7 +418,8 @@ static bool check_owner(const Options *o) {
                     o->save, (long long)newest);
     }
     FolderId save = folder_id(o->save);
-    bool missing = checkpoint_follow(leads_to, o->resume).inode == 0; // which opening it will say
+    bool missing = checkpoint_follow(leads_to, o->resume).inode ==
+                   0; // opening it reports that later
     path_format(path, "%s", o->resume);
     if (missing || is_folder(dirname(path), save) || is_folder(dirname(leads_to), save)) {
         return true;
@@ -423,7 +429,7 @@ static bool check_owner(const Options *o) {
                 o->save, o->resume);
 }
 
-// Ends a save that was interrupted once its folder had its name, before `latest` led to it.
+// Completes a save that was interrupted after the rename of its folder, before `latest` led to it.
 static bool finish_save(const char *save) {
     char path[PATH_LENGTH];
     int64_t step = checkpoint_linked(save, "latest.new");
@@ -475,7 +481,7 @@ bool saver_wait(Saver *saver) {
     bool pending = saver->pending;
     if (pending && saver->in_thread) { pthread_join(saver->thread, NULL); }
     saver->pending = false;
-    if (pending && saver->failed && saver->snapshot.options->rank == 0) {
+    if (pending && saver->failed && saver->snapshot.group->rank == 0) {
         warn("saving the checkpoint of step %lld failed: %s",
              (long long)saver->snapshot.progress.step, saver->why.text);
     }

@@ -7,7 +7,7 @@
 static const TokenFileKind set_kind = {CHOICES_MAGIC, "multiple-choice set",
                                        "scripts/prepare_choices makes them"};
 
-// Steps over a length and that many tokens; false when they reach past `end`, or one is outside the
+// Skips a length and that many tokens. False: they reach past `end`, or one is outside the
 // vocabulary, or there are none.
 static bool skip_tokens(const uint32_t *numbers, int64_t *at, int64_t end, int vocab) {
     if (*at >= end) { return false; }

@@ -43,7 +43,8 @@ void token_file_close(TokenFile *f) {
 
 bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out) {
     size_t size = (size_t)f->token_bytes;
-    unsigned char *from = (unsigned char *)(out + n) - (size_t)n * size; // widened in place
+    unsigned char *from = (unsigned char *)(out + n) -
+                          (size_t)n * size; // read into the end of `out`, then widened in place
     assert(begin >= 0 && n >= 0 && n <= f->count - begin);
     if (!file_read_at(f->file, f->path, from, (size_t)n * size,
                       SHARD_HEADER_BYTES + begin * (int64_t)size)) {
@@ -105,7 +106,7 @@ void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64
     header[3] = (int32_t)(uint32_t)(count >> 32);
 }
 
-// The CRC-32 of a shard, above 4 MiB that of 64 parts of it.
+// The CRC-32 of a shard; of a shard above 4 MiB, that of 64 parts of it.
 static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
     enum { PARTS = 64, PART_BYTES = 1 << 16 };
     int64_t bytes = (int64_t)shard->bytes;
@@ -116,7 +117,7 @@ static bool shard_sum(const TokenFile *shard, uint32_t *crc) {
 static const TokenFileKind mask_kind = {MASK_MAGIC, "mask of a token shard",
                                         "scripts/prepare_data makes them"};
 
-// Whether a mask's numbers are whole, and this shard's.
+// Whether a mask is undamaged and belongs to this shard.
 static bool mask_fits(const TokenFile *mask, const TokenFile *shard, uint32_t crc) {
     enum { PIECE = 1 << 20 };
     const int32_t *header = mask->header;
@@ -141,7 +142,7 @@ static bool mask_fits(const TokenFile *mask, const TokenFile *shard, uint32_t cr
             fail("%s: not what its checksum says; it is damaged", mask->path));
 }
 
-// Reads the mask of the last shard, if it has one; *crc, the shard's, goes on with the mask's.
+// Reads the mask of the last shard, if it has one. *crc: the shard's CRC-32; the mask's is added.
 static bool read_mask(Dataset *data, uint32_t *crc) {
     int last = data->num_shards - 1;
     const TokenFile *shard = &data->shards[last];
@@ -185,8 +186,8 @@ static bool identify(Dataset *data, const TokenFile *shard) {
     return true;
 }
 
-// Makes the targets that do not count -1, where targets is not NULL: the tokens [begin, begin + n)
-// of the stream. Returns how many count.
+// Counts which of the tokens [begin, begin + n) of the stream count as targets, and returns their
+// number. Sets the others to -1 in `targets`, if that is not NULL.
 static int leave_out(const Dataset *data, int64_t begin, int64_t n, int *targets) {
     int s = 0, counted = 0;
     for (int64_t i = 0; i < n; i++, begin++) {
@@ -199,12 +200,12 @@ static int leave_out(const Dataset *data, int64_t begin, int64_t n, int *targets
     return counted;
 }
 
-// The targets of a window: the tokens of the stream after `begin`.
+// The number of targets of the window at `begin`: it may lack one at the end of the stream.
 static int64_t targets_after(const Dataset *data, int64_t begin) {
     return min64(data->seq_length, data->tokens - begin - 1);
 }
 
-// Lists the windows that have a target.
+// Lists the windows that have a target which counts.
 static void list_windows(Dataset *data) {
     int64_t all = data->tokens / data->seq_length;
     data->windows = data->targets = 0;
@@ -231,7 +232,7 @@ bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab)
         if (!ok) { break; }
         data->num_shards++;
         data->tokens += shard->count;
-        // a shard of an unknown tokenizer is accepted among any
+        // a shard without a mark is accepted beside any other
         if (data->tokenizer == 0) { data->tokenizer = shard->tokenizer; }
         ok = shard->tokenizer == 0 || shard->tokenizer == data->tokenizer ||
              fail("%s: made with another tokenizer than the shards before it (%s first); give "
@@ -295,7 +296,7 @@ bool dataset_match(const Dataset *data, const char *identity, const char *whose)
 
 // ---- windows and batches ------------------------------------------------------------------------
 
-// The tokens [begin, begin + n) of the stream, across shards.
+// Reads tokens [begin, begin + n) of the stream, across shards.
 static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out) {
     const TokenFile *s = data->shards;
     for (; begin >= s->count; s++) { begin -= s->count; }
@@ -313,7 +314,7 @@ static bool read_stream(const Dataset *data, int64_t begin, int64_t n, int *out)
     return true;
 }
 
-// Which of the epoch's windows a sample is.
+// The index of a sample's window among the windows of an epoch.
 static int64_t place_of(const Loader *loader, int64_t sample) {
     int64_t windows = loader->data->windows, epoch = sample / windows, place = sample % windows;
     if (!loader->shuffle) { return place; }

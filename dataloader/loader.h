@@ -1,4 +1,5 @@
-// From token shards to batches; the files of numbers that shards and multiple-choice sets are.
+// Reads token shards and makes batches of them; reads files of numbers, which shards and
+// multiple-choice sets are.
 //
 // A token file, little-endian:
 //   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
@@ -9,24 +10,25 @@
 // tokens, both unsigned; nothing follows the tokens. llm.c's shards are version 1 with [3] zero.
 // A multiple-choice set is in choices.h.
 //
-// A mask, which lies beside its shard as SHARD.mask, says which of the shard's tokens count as
-// targets; without one all do. It is a token file of magic 20261124, always uint16: [2] and [3] are
-// the shard's count of tokens, [4] is the CRC-32 of the shard (as in Dataset.identity), [5] that of
-// the numbers, [6] the length of the windows that documents were packed into, 0 for none. Number i
-// says it of the tokens from 16 i on, the lowest bit first, 1: it counts; bits past the last token
-// are 0.
+// A mask says which of a shard's tokens count as targets. It lies beside the shard as SHARD.mask;
+// without a mask, all tokens count. It is a token file with magic 20261124, always uint16: [2] and
+// [3] are the shard's count of tokens, [4] is the CRC-32 of the shard (as in Dataset.identity), [5]
+// the CRC-32 of the numbers, [6] the length of the windows that documents were packed into, or 0.
+// Number i has a bit for each of the tokens from 16 i on, the lowest bit first; 1: the token
+// counts. Bits past the last token are 0.
 //
-// A data set is the tokens of its shards, in the order of their names, as one stream. Window w of
-// the stream is the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). Every token but the first,
-// and the at most T-1 at the end that fill no window, is a target in exactly one window. Where a
-// shard has a mask, targets that do not count are -1, windows with no other target are left out,
-// and the last window may lack the target past the stream's end, so that windows of T tokens with
-// nothing after them are all read.
+// A data set is the tokens of its shards, in the order of the shards' names, as one stream. Window
+// w of the stream has the inputs [wT, wT+T) and the targets [wT+1, wT+T+1). So every token is a
+// target in exactly one window, except the first token, and at most T-1 tokens at the end that fill
+// no window. If a shard has a mask, targets that do not count are -1, and windows without any other
+// target are skipped. The last window may then lack its last target, so that a stream of whole
+// windows of T tokens is read completely.
 //
 // A run is an endless sequence of samples, numbered from 0: sample s is in epoch s / windows, and
-// an epoch visits every window once, in an order that is a function of (seed, epoch). So the
-// position of a run is one number, the samples consumed. In micro-batch m of a step, rank r of R
-// reads B samples from consumed + (m R + r) B on; a run can be resumed with another R or B.
+// an epoch visits every window once, in an order that depends only on (seed, epoch). So the
+// position of a run is one number: how many samples it has consumed. In micro-batch m of a step,
+// rank r of R reads B samples from consumed + (m R + r) B on. So a run can be resumed with another
+// R or B.
 #pragma once
 
 #include "../base/io.h"
@@ -42,7 +44,7 @@ enum {
     MASK_SHARD = 4, // places in a mask's header
     MASK_SUM,
     MASK_WINDOW,
-    MASK_BITS = 16 // of a number
+    MASK_BITS = 16 // bits of a number
 };
 
 typedef struct {
@@ -50,37 +52,39 @@ typedef struct {
     int file;
     size_t bytes;
     int32_t header[MASK_WINDOW + 1];
-    int token_bytes;    // of a number: 2 or 4
+    int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
     uint32_t tokenizer; // the mark; 0: not known
 } TokenFile;
 
-// What messages say of a kind: "... not a NAME ...; REMEDY".
+// A kind of token file, and the words for it in messages: "... not a NAME ...; REMEDY".
 typedef struct {
     int32_t magic;
     const char *name, *remedy;
 } TokenFileKind;
 
-// Refuses a file that is missing, too short for a header, or of another magic number or version.
+// Opens a file. Refuses one that is missing or too short for a header, or has another magic number
+// or version.
 bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind);
 void token_file_close(TokenFile *f);
 
-// Numbers [begin, begin + n) of the file.
+// Reads numbers [begin, begin + n) of the file.
 bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out);
 
-// Also refuses a shard without tokens, or whose size is not what its header says.
+// As token_file_open; also refuses a shard without tokens, or whose size differs from its header.
 bool shard_open(TokenFile *shard, const char *path);
 
-// The mark of the first shard that a glob pattern matches; 0: it has none, or cannot be read.
+// The tokenizer's mark in the first shard that a glob pattern matches; 0: there is none, or the
+// shard cannot be read.
 uint32_t shards_mark(const char *pattern);
 
-// The header of a shard whose tokenizer is not known.
+// Makes the header of a shard, without a tokenizer's mark.
 void shard_header(int32_t header[SHARD_HEADER_BYTES / 4], int token_bytes, int64_t count);
 
-// The files of a kind that a glob pattern matches, at least one.
+// Lists the files that a glob pattern matches; refuses a pattern that matches none, or a folder.
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind);
 
-// A window with targets that count.
+// A window that has targets which count.
 typedef struct {
     int64_t window;
     int targets;
@@ -92,24 +96,25 @@ typedef struct {
     uint32_t **masks;        // [num_shards] the numbers of a shard's mask; NULL: all tokens count
     int64_t tokens, windows; // windows: of an epoch
     int64_t targets;         // of an epoch
-    MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, all windows are read whole
-    int cuts;                   // windows of this length were packed, and are cut; 0: none are
+    MaskedWindow *with_targets; // [windows]; NULL: no shard has a mask, and all windows are whole
+    int cuts; // documents were packed into windows of this length, which are cut; 0: none
     int seq_length, vocab;
     uint32_t tokenizer; // the mark that the shards carry; 0: not known
-    char *identity;     // a line for each shard: "CRC-32 NAME", control characters as ?; the CRC-32
-                        // goes on with the mask's
+    char *identity;     // a line for each shard: "CRC-32 NAME", with ? for control characters; the
+                        // CRC-32 includes the mask's
 } Dataset;
 
-// Opens and checks every shard that the glob pattern matches, and its mask. Refuses shards of two
-// tokenizers, and a mask of another shard.
+// Opens and checks every shard that a glob pattern matches, and its mask. Refuses shards of
+// different tokenizers, and a mask that belongs to another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
 
-// Refuses shards whose checksums are not those of `identity`, in its order, and names the first.
-// Folders and names may differ. The checksum of a shard above 4 MiB is that of 64 parts of it.
-// whose: "... that WHOSE read".
+// Refuses shards whose checksums differ from those of `identity`, or are in another order, and
+// names the first. Folders and names may differ. The checksum of a shard above 4 MiB is that of 64
+// parts of it. whose: for the message: "... that WHOSE read".
 bool dataset_match(const Dataset *data, const char *identity, const char *whose);
-// The CRC-32 of an identity's checksums, as text: the same for the same shards in the same order.
+// Writes the CRC-32 of an identity's checksums as text: it is the same for the same shards in the
+// same order.
 const char *identity_sum(const char *identity, char out[9]);
 
 typedef struct {
@@ -118,15 +123,15 @@ typedef struct {
     bool shuffle;
 } Loader;
 
-// The window of a sample.
+// The window that a sample is.
 int64_t loader_window(const Loader *loader, int64_t sample);
 
-// How many targets of `count` samples from `sample` on count.
+// The number of targets that count in `count` samples from `sample` on.
 int64_t loader_targets(const Loader *loader, int64_t sample, int64_t count);
 
-// inputs, targets: [count,T], the samples from `sample` on. A sample from `end` on (INT64_MAX: no
-// end) gets inputs 0 and targets -1, which the loss ignores. Refuses a token outside the
-// vocabulary, and says where it is.
+// Reads `count` samples from `sample` on into inputs and targets [count,T]. Samples from `end` on
+// (INT64_MAX: there is no end) get inputs 0 and targets -1, which the loss ignores. Refuses a token
+// outside the vocabulary, and says where it is.
 bool loader_batch(const Loader *loader, int64_t sample, int count, int64_t end, int *inputs,
                   int *targets);
 

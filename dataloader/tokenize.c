@@ -1,8 +1,9 @@
-// Turns text files into token shards, so that no Python is needed to make data:
+// Makes token shards from text files, without Python:
 // ./tokenize --output-prefix data/mine notes.txt book.txt
 // writes data/mine_train.bin, data/mine_val.bin and data/mine_tokenizer.bin. Each file is a
-// document: an end-of-text token, then its text; the end of each goes to the validation shard. The
-// tokens are bytes, or those of another tokenizer.bin that says how text is cut (--tokenizer).
+// document: an end-of-text token, then its text; the last part of each goes to the validation
+// shard. The tokens are bytes, or those of another tokenizer.bin that says how text is cut
+// (--tokenizer).
 #include "loader.h"
 #include "tokenizer.h"
 
@@ -39,10 +40,10 @@ static void put_token(Output *out, int token) {
     out->tokens++;
 }
 
-enum { PART = 1 << 20 }; // of a text, that is encoded on its own, at least
+enum { PART = 1 << 20 }; // the least bytes of a text that are encoded at a time
 
-// The end of a part of a text: a line's end between two visible ASCII characters, which no
-// tokenizer's words cross.
+// The end of a part of a text: a line break between two visible ASCII characters, because no
+// tokenizer has a word across such a line break.
 static size_t part_end(const unsigned char *text, size_t n) {
     for (size_t at = PART; at < n; at++) {
         if (text[at - 1] == '\n' && text[at] > ' ' && text[at] < 127 && text[at - 2] > ' ' &&
@@ -53,7 +54,7 @@ static size_t part_end(const unsigned char *text, size_t n) {
     return n;
 }
 
-// A text, open.
+// An open text file.
 typedef struct {
     const char *path;
     int file;
@@ -64,7 +65,7 @@ static void read_text(const Text *text, void *out, size_t bytes, size_t at) {
     or_die(file_read_at(text->file, text->path, out, bytes, (int64_t)at));
 }
 
-// Bytes begin..end of a text, as a document.
+// Writes bytes begin..end of a text as a document.
 static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
     size_t room = 2 * PART;
     unsigned char *bytes = malloc_or_die(room);
@@ -73,7 +74,7 @@ static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
         size_t n = end - begin < room ? end - begin : room;
         read_text(text, bytes, n, begin);
         size_t part = part_end(bytes, n);
-        if (part == n && n < end - begin) { // no end in sight
+        if (part == n && n < end - begin) { // no such line break yet
             room *= 2;
             bytes = realloc_or_die(bytes, room);
             continue;
@@ -87,23 +88,23 @@ static void put_text(Output *out, const Text *text, size_t begin, size_t end) {
     free(bytes);
 }
 
-// Deletes the files that are not complete, whatever ends the program.
+// Deletes incomplete files when the program ends for any reason.
 static void remove_unfinished(void) {
     for (int i = 0; i < 2; i++) {
         if (outputs[i].writer.path[0] != '\0') { remove(outputs[i].writer.path); }
     }
 }
 
-// Opens the file that becomes the shard once it is whole. Its lock keeps out other processes with
-// the same prefix until this one ends, since a second descriptor stays open. Leaves room for the
-// header, which needs the count of tokens.
+// Opens the file that is renamed to the shard when it is complete. Its lock keeps out other
+// processes with the same prefix until this process ends, because a second descriptor stays open.
+// The header is written at the end, because it has the count of tokens.
 static void open_output(Output *out, const char *prefix, const char *part) {
     char fresh[PATH_LENGTH];
     struct stat own, named;
     int file = -1;
     path_format(out->path, "%s_%s.bin", prefix, part);
     path_format(fresh, "%s.new", out->path);
-    do { // again where another process has renamed it meanwhile
+    do { // again, if another process has renamed the file meanwhile
         if (file >= 0) { close(file); }
         file = open(fresh, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
         if (file < 0) { die("%s: %s", fresh, strerror(errno)); }
@@ -143,7 +144,7 @@ static void close_output(Output *out) {
     }
 }
 
-// A shard without tokens is none.
+// Gives a shard its name, unless it has no tokens.
 static void publish_output(Output *out) {
     if (out->tokens == 0) { return; }
     if (rename(out->writer.path, out->path) != 0) { die("%s: %s", out->path, strerror(errno)); }
@@ -158,7 +159,7 @@ static Text open_text(const char *path) {
     return text;
 }
 
-// Where the line after `at` begins; `at` where none begins up to `end`.
+// Returns where the next line after `at` begins; `at`: none begins before `end`.
 static size_t next_line(const Text *text, size_t at, size_t end) {
     char piece[4096];
     for (size_t from = at, n; from < end; from += n) {
@@ -172,7 +173,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
-    // the validation part starts a line, unless that would cost it more than half
+    // the validation part starts at a line, unless that would halve it or worse
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
     put_text(train, &text, 0, split);
@@ -230,7 +231,7 @@ int main(int argc, char **argv) {
     if (optind >= argc) { die("no text files given (--help)"); }
     Output *train = &outputs[0], *valid = &outputs[1];
     char path[PATH_LENGTH], copy[PATH_LENGTH];
-    for (int i = optind; i < argc; i++) { // before anything is written
+    for (int i = optind; i < argc; i++) { // checks all files before anything is written
         close(open_text(argv[i]).file);
     }
     path_format(path, "%s_tokenizer.bin", prefix);
@@ -243,7 +244,7 @@ int main(int argc, char **argv) {
     for (int i = optind; i < argc; i++) { tokenize_file(argv[i], train, valid); }
     close_output(train);
     close_output(valid);
-    // a validation shard of other text never stands beside the new training shard
+    // an old validation shard never stays beside the new training shard
     bool older = remove(valid->path) == 0;
     if (older && valid->tokens == 0) { printf("%s: of earlier texts, deleted\n", valid->path); }
     publish_output(train);

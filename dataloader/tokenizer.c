@@ -6,7 +6,7 @@
 #include <zlib.h>
 
 enum { HEADER_INTS = 256, CODE_POINTS = 0x110000 };
-#define END_OF_TEXT "<|endoftext|>" // of bytes
+#define END_OF_TEXT "<|endoftext|>" // of the tokenizer of bytes
 
 // ---- ids to bytes -------------------------------------------------------------------------------
 
@@ -106,8 +106,8 @@ bool tokenizer_write_bytes(const char *path) {
     return file_replace(path, file, sizeof(file));
 }
 
-// As GPT-2's byte-level tokenizers write them in their files, each byte is a character: itself
-// where it is visible in Latin-1, one from 256 on otherwise. There are no merges.
+// In the files of GPT-2's byte-level tokenizers, each byte is written as a character: the same one
+// if it is visible in Latin-1, else one from 256 on. There are no merges.
 char *tokenizer_json(const Tokenizer *t) {
     static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
                                 "\"trim_offsets\":true,\"use_regex\":false}";
@@ -149,7 +149,7 @@ char *tokenizer_config_json(void) {
 
 // ---- tokens by their bytes ----------------------------------------------------------------------
 
-// Where these bytes are in the table, or the empty place where they belong.
+// Returns the place of these bytes in the table, or the empty place where they belong.
 static size_t find_place(const Encoder *e, const unsigned char *bytes, size_t n) {
     uint64_t hash = 14695981039346656037ull; // FNV-1a
     for (size_t i = 0; i < n; i++) { hash = (hash ^ bytes[i]) * 1099511628211ull; }
@@ -206,7 +206,8 @@ bool encoder_open(Encoder *e, const Tokenizer *t) {
             e->class_of[c] = (unsigned char)r.class_id;
         }
     }
-    e->class_of[' '] = CLASS_SPACE; // as the patterns below assume, whatever the file says
+    e->class_of[' '] =
+        CLASS_SPACE; // the patterns below assume this, even if the file says otherwise
     return true;
 }
 
@@ -224,8 +225,8 @@ typedef struct {
     CharacterClass class_id;
 } Character;
 
-// The character at p; a byte that begins no valid UTF-8 is a character of its own. At the end: no
-// bytes.
+// Returns the character at p. A byte that does not begin valid UTF-8 is a character by itself. At
+// the end of the text, the character has no bytes.
 static Character character_at(const Encoder *e, const unsigned char *p, const unsigned char *end) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     const Character stray = {1, CLASS_OTHER};
@@ -245,7 +246,7 @@ static Character character_at(const Encoder *e, const unsigned char *p, const un
 
 // ---- words --------------------------------------------------------------------------------------
 
-// The end of the run of one class from p on, of at most `most` characters.
+// Returns the end of the characters of one class from p on, at most `most` of them.
 static const unsigned char *skip_class(const Encoder *e, const unsigned char *p,
                                        const unsigned char *end, CharacterClass class_id,
                                        int64_t most) {
@@ -269,7 +270,7 @@ static size_t contraction_length(const unsigned char *p, const unsigned char *en
     return 0;
 }
 
-// \s+(?!\S)|\s+ : white space leaves its last character to the word after it.
+// \s+(?!\S)|\s+ : the last character of white space goes to the word after it.
 static const unsigned char *end_of_space(const Encoder *e, const unsigned char *p,
                                          const unsigned char *end) {
     const unsigned char *at = skip_class(e, p, end, CLASS_SPACE, INT64_MAX), *last = at - 1;
@@ -352,7 +353,8 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
         e->room = 2 * (size_t)n;
         e->end = realloc_or_die(e->end, e->room * sizeof(int));
         e->before = realloc_or_die(e->before, e->room * sizeof(int));
-        e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge)); // a merge offers two more
+        e->heap = realloc_or_die(e->heap,
+                                 3 * e->room * sizeof(Merge)); // each merge adds at most two
     }
     e->heap_count = 0;
     for (int i = 0; i < n; i++) {
@@ -363,7 +365,7 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
     while (e->heap_count > 0) {
         Merge merge = heap_pop(e);
         int left = (int)(uint32_t)merge.key, middle = e->end[left];
-        // skip a pair of which one token has merged with another in the meantime
+        // one token of the pair has merged with another token meanwhile
         if (middle <= left || middle >= n || e->end[middle] != merge.right) { continue; }
         e->end[left] = merge.right;
         e->end[middle] = -1;

@@ -1,18 +1,18 @@
-// From token ids to bytes and from text to token ids, by a tokenizer.bin: that of bytes, or the
-// byte-pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as these
-// two do).
+// Decodes token ids to bytes, and encodes text to token ids, with a tokenizer.bin: one of bytes, or
+// the byte-pair encodings of GPT-2 and Llama 3 (tiktoken's r50k_base and cl100k_base cut text as
+// these two do).
 //
-// tokenizer.bin is llm.c's, extended by what an encoder needs in fields and bytes that llm.c
-// ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2] vocabulary
-// size, [3] the end-of-text token, [4] how text is cut into words (Cut), [5] how many ranges of
-// characters follow the tokens, the rest 0; then for each id one byte of length and that many
-// bytes, the first 255 of a token that has as many or more; then the ranges, each 3 uint32: the
-// first and the last code point, and the class (CharacterClass). Special tokens other than the end
-// of text stand for no text and have length 0.
+// The format is llm.c's tokenizer.bin; what an encoder needs besides is in fields and bytes that
+// llm.c ignores. Layout, little-endian: 256 int32: [0] magic 20240328, [1] version 2, [2]
+// vocabulary size, [3] the end-of-text token, [4] how text is cut into words (Cut), [5] how many
+// ranges of characters follow the tokens, the rest 0; then for each id one byte of length and that
+// many bytes (of a token of 255 or more bytes, the first 255); then the ranges, each 3 uint32: the
+// first and the last code point, and the class (CharacterClass). Special tokens, except the end of
+// text, stand for no text and have length 0.
 //
 // The mark of a tokenizer is the CRC-32 of its tokens, from the first length to the last byte.
-// Token shards and multiple-choice sets carry it (loader.h), so that those of two tokenizers
-// are not mixed.
+// Token shards and multiple-choice sets have it in their headers (loader.h), so that files of
+// different tokenizers are not mixed.
 #pragma once
 
 #include "../base/io.h"
@@ -41,44 +41,46 @@ typedef struct {
 } Tokenizer;
 
 bool tokenizer_open(Tokenizer *tokenizer, const char *path);
-// Of the bytes of a file, which are freed with it, or at once where the result is false. NULL: they
-// could not be read.
+// Opens a tokenizer from the bytes of a file. tokenizer_close frees the bytes; if this returns
+// false, they are freed already. bytes NULL: they could not be read.
 bool tokenizer_take(Tokenizer *tokenizer, char *bytes, size_t size, const char *path);
 void tokenizer_close(Tokenizer *tokenizer);
 
-// The bytes of an id; *length is 0 for the end of text and for ids outside the vocabulary.
+// Returns the bytes of an id. *length is 0 for the end of text and for ids outside the vocabulary.
 const unsigned char *tokenizer_decode(const Tokenizer *tokenizer, int id, int *length);
 
 // Writes the tokenizer of bytes: ids 0..255 are bytes, 256 is the end of text.
 bool tokenizer_write_bytes(const char *path);
 
-// The texts of a tokenizer.json and a tokenizer_config.json, to be freed. With them Hugging
-// Face's libraries encode text as a byte tokenizer does.
+// Return the texts of a tokenizer.json and a tokenizer_config.json, which the caller frees. With
+// them Hugging Face's libraries encode text as a byte tokenizer does.
 char *tokenizer_json(const Tokenizer *tokenizer);
 char *tokenizer_config_json(void);
 
 typedef struct {
-    uint64_t key; // (id << 32) + position: the lowest comes first
-    int right;    // the token of that id would be the bytes [position, right)
+    uint64_t key; // (id << 32) + position: the lowest key is merged first
+    int right;    // the merged token has the bytes [position, right)
 } Merge;
 
 typedef struct {
     const Tokenizer *tokenizer;
-    int *table; // ids by the hash of their bytes; -1: empty
+    int *table; // hash table from bytes to ids; -1: empty
     size_t mask;
     int byte_id[256];
     unsigned char *class_of; // [0x110000] the class of each character
     size_t room;             // of the buffers below, in bytes of a word
-    int *end, *before; // of the token that begins at a byte: its end; the start of the previous
+    int *end,
+        *before; // for a token that begins at a byte: its end; where the previous token begins
     Merge *heap;
     size_t heap_count;
 } Encoder;
 
-// Refuses a tokenizer that does not say how text is cut, or has no token for some byte.
+// Refuses a tokenizer that does not say how text is cut, or that lacks a token for some byte.
 bool encoder_open(Encoder *e, const Tokenizer *tokenizer);
 void encoder_close(Encoder *e);
 
-// Writes the tokens of a text, at most one a byte, without an end of text; returns how many.
+// Writes the tokens of a text, without an end of text, and returns how many there are: at most one
+// for each byte.
 int64_t encoder_encode(Encoder *e, const unsigned char *text, size_t bytes, int *tokens);
 
 END_C

@@ -52,8 +52,8 @@ static const TensorRow table[TENSOR_COUNT] = {
 };
 // clang-format on
 
-// Tensors of a layer that the random numbers tell apart. Runs start as they always have: the
-// tensors after these are norms, which are not random.
+// The number of tensors of a layer in the keys of random numbers. It stays as it is, so that runs
+// start as before; the tensors after these are norms, which have no random values.
 enum { RANDOM_TENSORS = TENSOR_HEAD_WEIGHT + 1 };
 
 const TensorRow *tensor_row(TensorId id) {
@@ -179,7 +179,7 @@ int param_matrices(const ModelConfig *c, const Param *p, int rows[HF_PARTS]) {
     return matrix ? dim_parts(c, row->rows, rows) : 0;
 }
 
-// What threads fill in of the initial weights.
+// The initial weights that the threads compute.
 typedef struct {
     const ParamLayout *layout;
     int64_t begin, end; // elements of the parameter space

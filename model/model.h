@@ -1,10 +1,10 @@
 // What a model is made of: its dimensions, and the one table of its tensors.
 //
-// All parameters of a model lie in one flat space of elements: weights, gradients and both moments
-// are arrays over it, so an optimizer, a checkpoint or a collective works on ranges. Each tensor
-// starts at a multiple of PARAM_ALIGN, so that kernels read whole vectors; the gaps stay zero. The
-// space is cut into buckets (the embeddings, each block, the final norm with the head) in the order
-// of the forward pass.
+// All parameters of a model lie in one flat space of elements. Weights, gradients and both moments
+// are arrays over this space, so that an optimizer, a checkpoint or a collective works on ranges.
+// Each tensor starts at a multiple of PARAM_ALIGN, so that kernels read whole vectors; the gaps
+// stay zero. The space is cut into buckets (the embeddings, each block, the final norm with the
+// head) in the order of the forward pass.
 #pragma once
 
 #include "../kernels/loss_terms.h"
@@ -26,13 +26,13 @@ typedef struct {
     int seq_length;   // T
     int max_position; // longest T; the rows of GPT-2's position embedding
     int vocab;        // V
-    int padded_vocab; // rows of the embedding and the head; those from V on stay zero
+    int padded_vocab; // P, rows of the embedding and the head; those from V on stay zero
     bool tied_head;
-    bool qkv_bias; // the query, key and value have one; GPT-2's always
+    bool qkv_bias; // queries, keys and values have a bias; in GPT-2 always
     bool qk_norm;  // each head of queries and keys is normalised
     double norm_eps, init_std;
     Rope rope;
-    LossTerms loss; // but for the gradient's scale
+    LossTerms loss; // without the gradient's scale
 } ModelConfig;
 
 ModelConfig model_config(const Options *options);
@@ -73,7 +73,12 @@ typedef enum {
 typedef enum { PLACE_EMBEDDING, PLACE_BLOCK, PLACE_FINAL } TensorPlace;
 // Which models have a tensor.
 typedef enum { IN_ALL, IN_GPT2, IN_QKV_BIAS, IN_QK_NORM, IN_UNTIED } TensorIn;
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // residual: / sqrt(2L)
+typedef enum {
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_NORMAL,
+    INIT_RESIDUAL
+} TensorInit; // INIT_RESIDUAL: divided by sqrt(2L)
 
 // A dimension of a tensor, as a function of the configuration.
 typedef enum {
@@ -97,15 +102,15 @@ typedef struct {
     TensorIn in;
     Dim rows, cols;
     TensorInit init;
-    // Hugging Face's names after the layer's prefix. Llama keeps apart what we pack (dim_parts).
-    // GPT-2 stores the block's matrices as [in, out] (Conv1D), we as [out, in].
+    // Hugging Face's names after the layer's prefix. A tensor that we pack is several tensors in
+    // Llama (dim_parts). GPT-2 stores the block's matrices as [in, out] (Conv1D), we as [out, in].
     const char *gpt2_name, *llama_names[HF_PARTS];
 } TensorRow;
 
 const TensorRow *tensor_row(TensorId id);
 int dim_size(const ModelConfig *config, Dim dim);
-// The rows of what lies one below another in a dimension of rows: query, key and value; gate and
-// up; of others, the one thing that it is. Returns how many.
+// The rows of the parts that are packed in a dimension of rows: query, key and value; or gate and
+// up. Any other dimension is one part. Returns how many parts there are.
 int dim_parts(const ModelConfig *config, Dim dim, int rows[HF_PARTS]);
 
 typedef struct {
@@ -123,7 +128,7 @@ typedef struct {
     ModelConfig config;
     int count; // params, in order of offset
     Param *params;
-    int first[TENSOR_COUNT]; // index of a tensor's first param; -1 where the model lacks it
+    int first[TENSOR_COUNT]; // index of a tensor's first param; -1: the model lacks it
     int block_params;        // params of one block
     int num_buckets;         // L + 2
     Bucket *buckets;
@@ -134,30 +139,31 @@ typedef struct {
 ParamLayout param_layout(const ModelConfig *config);
 void param_layout_free(ParamLayout *layout);
 
-// The layer counts only inside the blocks. NULL when the model has no such tensor, as for
-// TENSOR_COUNT.
+// Returns NULL if the model has no such tensor, and for TENSOR_COUNT. Outside the blocks, `layer`
+// is not used.
 const Param *param_find(const ParamLayout *layout, TensorId id, int layer);
 
 static inline int64_t param_size(const Param *p) {
     return (int64_t)p->rows * p->cols;
 }
 
-// What decays its weights: --weight-decay of a matrix, nothing of a vector.
+// The weight decay of a parameter: --weight-decay for a matrix, 0 for a vector.
 float param_decay(const Param *p, const Options *options);
 
-// dim_parts of a block's matrix; 0 for vectors and outside the blocks.
+// Returns dim_parts of a block's matrix; 0 for vectors and outside the blocks.
 int param_matrices(const ModelConfig *config, const Param *p, int rows[HF_PARTS]);
 
-// The initial weights, a function of the configuration and the seed alone: N(0, init_std), residual
-// projections divided by sqrt(2L); norms 1, biases 0. Elements begin..end of the parameter space,
-// gaps zero.
+// Computes elements begin..end of the initial weights, which depend only on the configuration and
+// the seed: N(0, init_std), divided by sqrt(2L) in residual projections; norms 1, biases and gaps
+// 0.
 void model_init(const ParamLayout *layout, int64_t begin, int64_t end, float *out, uint64_t seed);
 
-// Weights that multiply activations: the head included, embeddings not.
+// The number of weights that multiply activations: with the head, without the embeddings.
 int64_t matmul_weights(const ModelConfig *config);
 
-// Floating-point operations to train on one token: 6 for each weight that multiplies, and causal
-// attention's 6 L H D T (two products forward, four backward, half of each masked away).
+// The floating-point operations to train on one token: 6 for each weight that multiplies
+// activations, and 6 L H D T for causal attention (two products forward, four backward, half of
+// each is masked).
 double flops_per_token(const ModelConfig *config);
 
 END_C

@@ -1,8 +1,8 @@
 // Every option of both trainers, one row each, under the heading (GROUP) that --help shows.
 // Included twice: options.h makes the fields of Options from it, option_table.c the table. A row is
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
-// with an OptionEffect at its end where another value changes something else than the results, and
-// NEEDS("another") where it has no effect while that option is at its default.
+// with an OptionEffect at its end if the option changes something else than the results, and
+// NEEDS("another") if the option has no effect while that other option is at its default.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",

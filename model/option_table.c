@@ -27,7 +27,7 @@
 #define NOTHING EFFECT_NOTHING
 #define ACTION EFFECT_ACTION
 
-// The largest integer that double bounds can state exactly; far beyond any count here.
+// The largest bound that a double holds exactly. It is far beyond any count here.
 #define COUNT_MAX 9007199254740992.0
 
 const OptionRow option_table[] = {
@@ -42,7 +42,7 @@ const char *const option_effects[] = {
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 
-// Of llm.c, nanoGPT, nanochat, Hugging Face, and Megatron-LM where ours is another.
+// Names in llm.c, nanoGPT, nanochat and Hugging Face, and in Megatron-LM if ours differs.
 const ForeignName foreign_names[] = {
     {"arch llama", "swiglu normalization position-embedding-type"},
     {"num-layers", "n-layer depth num-hidden-layers"},
@@ -106,8 +106,8 @@ const ForeignName foreign_names[] = {
     {NULL, NULL},
 };
 
-// A preset leaves out what the table's defaults work out from the rest of it, so that this still
-// follows where a part of the rest is given otherwise.
+// A preset leaves out values that are derived from its other values, so that they are derived again
+// when one of these is given on the command line.
 #define GPT2 "arch gpt2 vocab-size 50257 seq-length 1024 "
 #define LLAMA3 \
     "arch llama vocab-size 128256 rope-theta 500000 untie-embeddings-and-output-weights true "

@@ -55,7 +55,7 @@ static bool print_group(FILE *out, const char **group, const OptionRow *row, con
 }
 
 void options_write_config(const Options *options, FILE *out) {
-    // values of other characters are quoted
+    // a value with any other character is quoted
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
                                 "_-+.,:;/*?[]{}()@%~";
     const char *group = NULL;
@@ -105,7 +105,7 @@ void options_print(const Options *options, bool all, FILE *out) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         bool named = row->offset == offsetof(Options, model);
-        bool shown = named ? preset // or else it is of another model than this
+        bool shown = named ? preset // false: the model is not the preset's
                            : all || options->source[i] >= SOURCE_CHECKPOINT ||
                                  !is_default(options, row);
         if (row->effect == EFFECT_ACTION || !shown || *option_text(options, row, value) == '\0') {
@@ -137,7 +137,8 @@ void options_help(const Options *options, FILE *out, const char *program) {
     for (int i = 0; i < option_table_count; i++) {
         const OptionRow *row = &option_table[i];
         print_group(out, &group, row, "\n%s\n");
-        // as the row writes it: 6e-4, not 0.0006; and --help itself is not on by default
+        // a default is printed as the row has it: 6e-4, not 0.0006; an action, as --help itself, is
+        // not on by default
         bool own = options->source[i] == SOURCE_DEFAULT || row->effect == EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(options, row, value);
         bool flag = row->type == OPTION_BOOL, on = flag && strcmp(text, "true") == 0;
@@ -169,7 +170,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
           out);
 }
 
-// What may follow an option, as words of compgen.
+// Prints what may follow an option, as arguments of compgen.
 static void print_words(FILE *out, const OptionRow *row) {
     static const char *const kinds[][2] = {
         {"GLOB", " -f"}, {"FILE", " -f"}, {"DIR", " -d"}, {"latest|PATH", " -W latest -d"}};

@@ -1,5 +1,5 @@
-// Reading options: values, the command line, the --config file; then presets, derived values, the
-// model of a checkpoint, checks.
+// Reads options from the command line and the --config file; then applies presets, derived values
+// and the model of a checkpoint, and checks all.
 //
 // The file of --config has one option a line, in any order:
 //   name value      as on the command line, with or without the -- and with or without a =
@@ -23,7 +23,7 @@
 
 // ---- names --------------------------------------------------------------------------------------
 
-// Which word of a list another word is, -1: none. Its underscores stand for hyphens, as elsewhere.
+// The index of a word in a list, -1: it is not there. An underscore in the word matches a hyphen.
 static int find_word(const char *list, char separator, const char *word) {
     for (int i = 0;; i++) {
         const char *w = word;
@@ -46,14 +46,14 @@ static bool is_negated(const char *name) {
     return strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
-// The row of a name, which may be a flag's with "no-" before it; NULL: unknown.
+// The row of a name, which may begin with "no-" if it is a flag's; NULL: no option has it.
 static const OptionRow *find_option(const char *name, bool *negated) {
     const OptionRow *row = option_row(name);
     *negated = row == NULL && is_negated(name);
     return *negated ? option_row(name + 3) : row;
 }
 
-// Characters to insert, delete or replace between two names (Levenshtein).
+// The number of characters to insert, delete or replace between two names (Levenshtein).
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[LONGEST + 1][LONGEST + 1], m = (int)strlen(a), n = (int)strlen(b);
@@ -70,7 +70,7 @@ static int edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// The option that may be meant by a name that is none, as " did you mean --lr?"; or "".
+// Suggests an option for an unknown name, as "; did you mean --lr?"; or "".
 static const char *suggestion(const char *name, char out[160]) {
     bool negated = is_negated(name);
     const char *nearest = NULL, *stem = negated ? name + 3 : name;
@@ -127,7 +127,7 @@ static bool parse_value(void *field, const OptionRow *row, const char *value) {
         bool whole = row->type != OPTION_DOUBLE;
         char *end;
         errno = 0;
-        // as they are: 2^53 + 1 is none of double's numbers
+        // whole numbers do not go through double, which cannot hold 2^53 + 1
         int64_t count = whole ? strtoll(value, &end, 10) : 0;
         double number = whole ? 0 : strtod(value, &end);
         bool plain = isdigit((unsigned char)*value) || (*value != '\0' && strchr("+-.", *value));
@@ -154,7 +154,7 @@ OptionSource option_source(const Options *options, const char *name) {
 bool option_set(Options *options, const char *name, const char *value, OptionSource source) {
     const OptionRow *row = option_row(name);
     if (row == NULL) { return fail_unknown(name); }
-    Options parsed = *options; // so that a weaker source is still checked
+    Options parsed = *options; // a copy, so that the value of a weaker source is checked too
     if (!parse_value((char *)&parsed + row->offset, row, value)) { return false; }
     if (source < options->source[row - option_table]) { return true; }
     *options = parsed;
@@ -174,7 +174,8 @@ bool options_set(Options *options, OptionSource source, const char *format, ...)
     return true;
 }
 
-// option_set by a name that may be a flag's with "no-" before it. value: NULL: none was given.
+// Calls option_set for a name that may begin with "no-" if it is a flag's. value NULL: none is
+// given.
 static bool set_named(Options *options, const char *name, const char *value, OptionSource source) {
     bool negated;
     const OptionRow *row = find_option(name, &negated);
@@ -189,10 +190,10 @@ static bool set_named(Options *options, const char *name, const char *value, Opt
     return option_set(options, row->name, value, source);
 }
 
-// Finds a pattern that matches these files and no others: the one that the shell expanded, or an
-// equivalent one.
+// Finds a pattern that matches exactly these files, as the one that the shell has expanded did.
 static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **files, int count) {
-    int64_t shortest = INT64_MAX, begin = INT64_MAX, end = INT64_MAX; // what all begin and end with
+    int64_t shortest = INT64_MAX, begin = INT64_MAX,
+            end = INT64_MAX; // lengths of the common start and end
     for (int i = 0; i < count; i++) {
         const char *file = files[i], *first = files[0];
         int64_t length = (int64_t)strlen(file), first_length = (int64_t)strlen(first), same = 0;
@@ -207,7 +208,7 @@ static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **fil
         end = min64(end, same);
     }
     end = min64(end, shortest - begin);
-    for (int listed = 0; listed < 2; listed++) { // a*z, or else a{b,c}z
+    for (int listed = 0; listed < 2; listed++) { // first a*z, then a{b,c}z
         size_t used = pattern_add(pattern, 0, files[0], (size_t)begin, true);
         for (int i = 0; i < (listed ? count : 1); i++) {
             size_t own = listed ? strlen(files[i]) - (size_t)(begin + end) : 0;
@@ -232,7 +233,7 @@ static bool fold_files(char pattern[PATH_LENGTH], const char *option, char **fil
                 option, count, files[0], files[count - 1]);
 }
 
-// The option that an argument names (--name or --name=value), and its name; NULL: none.
+// The option that an argument names, as --name or --name=value, and that name; NULL: none.
 static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bool *negated) {
     size_t length = strcspn(arg, "=");
     if (strncmp(arg, "--", 2) != 0) { return NULL; }
@@ -240,7 +241,7 @@ static const OptionRow *named_option(const char *arg, char name[PATH_LENGTH], bo
     return find_option(name, negated);
 }
 
-// Reads argv[*i] (and what follows it where that is its value), moving *i to the last one read.
+// Reads argv[*i], and its value if that is a separate argument. Moves *i to the last argument read.
 static bool read_argument(Options *options, int argc, char **argv, int *i) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     char name[PATH_LENGTH] = "", near[160], pattern[PATH_LENGTH];
@@ -252,7 +253,7 @@ static bool read_argument(Options *options, int argc, char **argv, int *i) {
     const OptionRow *row = named_option(arg, name, &negated);
     const char *equals = strchr(arg, '='), *value = equals != NULL ? equals + 1 : NULL;
     bool separate = row != NULL && row->type != OPTION_BOOL && !negated && value == NULL;
-    // of `--save --quiet` a value is missing
+    // an option is no value: in `--save --quiet` the value is missing
     if (separate && *i + 1 < argc && named_option(argv[*i + 1], pattern, &ignored) == NULL) {
         char **values = argv + ++*i;
         value = *values;
@@ -291,7 +292,7 @@ static bool read_line(Options *options, char *line) {
     char *end = name + strcspn(name, BLANK "="), *value = end + strspn(end, BLANK "=");
     if (*value == '"') {
         if (!unquote(value)) { return false; }
-    } else { // without the comment, a # after a blank, and the blanks before it
+    } else { // the value ends before a comment, which is a # after a blank
         char *value_end = value;
         for (char *p = value; *p != '\0' && !(*p == '#' && isspace((unsigned char)p[-1])); p++) {
             if (!isspace((unsigned char)*p)) { value_end = p + 1; }
@@ -349,7 +350,7 @@ static bool apply_preset(Options *options) {
     return options_set(options, SOURCE_PRESET, "%s", preset->settings);
 }
 
-// Derives anew the values of a preset that do not fit the options given beside it.
+// Resets a value of a preset that does not fit the given options, so that it is derived again.
 static void yield(const Options *o, const char *name, int *value, bool fits) {
     if (*value != 0 && !fits && option_source(o, name) < SOURCE_CHECKPOINT) { *value = 0; }
 }
@@ -375,7 +376,7 @@ static void derive_values(Options *o) {
         o->ffn_hidden_size = gpt2 ? 4 * C : (int)round_up64((8 * C + 2) / 3, 128);
     }
     if (o->max_position_embeddings == 0) { o->max_position_embeddings = o->seq_length; }
-    // who asks for a sample or an evaluation reads that
+    // if only a sample or an evaluation is requested, nothing else is printed
     if (!options_train(o) && option_source(o, "quiet") == SOURCE_DEFAULT) { o->quiet = true; }
     if (o->lr_decay_iters == 0) { o->lr_decay_iters = o->train_iters; }
     if (o->lr_decay_style == DECAY_WSD && o->lr_wsd_decay_iters == 0) {
@@ -385,15 +386,16 @@ static void derive_values(Options *o) {
     if (!o->deterministic && !asked) { o->check_interval = 0; }
 }
 
-// GPT-2 learns its positions.
+// In GPT-2 the number of positions is the shape of a learned embedding.
 bool option_is_shape(const OptionRow *row, Arch arch) {
     return row->effect == EFFECT_SHAPE ||
            (arch == ARCH_GPT2 && strcmp(row->name, "max-position-embeddings") == 0);
 }
 
-// A pass over the options: takes those that are not given from a checkpoint's model. First pass:
-// the explicit values (0: derived from others). Second pass, derived: derived values that disagree.
-// shape: gathers the values that a preset of another shape had.
+// Sets the options that are not given to those of a checkpoint's model. There are two passes. The
+// first leaves out values that are 0 here, which are derived from others; the second (derived) sets
+// those whose derived value differs. shape: collects the values that replace those of a preset of
+// another shape.
 static bool take_options(Options *o, const Options *model, bool derived, char shape[256]) {
     bool named = option_source(o, "model") >= SOURCE_CONFIG,
          loads = strcmp(o->origin, o->load) == 0;
@@ -427,10 +429,11 @@ static bool take_options(Options *o, const Options *model, bool derived, char sh
     return true;
 }
 
-// The options of a checkpoint's model, where they are not given and not what a preset or other
-// options make them anyway. A preset of another shape is said where it is given, and what --load's
-// weights were not trained for. (--resume says every option that differs, once the checkpoint is
-// open.)
+// Sets the options that are not given, and that differ from the checkpoint's model, to that
+// model's. It warns if a preset of another shape is given, and if an option differs from what the
+// weights of
+// --load were trained with. (--resume prints every option that differs when it opens the
+// checkpoint.)
 static bool take_model(Options *o, const Options *model) {
     char shape[256] = "";
     if (!take_options(o, model, false, shape)) { return false; }
@@ -440,7 +443,7 @@ static bool take_model(Options *o, const Options *model) {
         warn("--model %s: the checkpoint %s is another model; its shape is taken:%s", o->model,
              o->origin, shape);
     }
-    // of no tensor's shape
+    // Llama's number of positions is no tensor's shape, so it may grow
     bool longer = o->arch == ARCH_LLAMA && o->seq_length > o->max_position_embeddings;
     if (longer && option_source(o, "max-position-embeddings") < SOURCE_CONFIG) {
         o->max_position_embeddings = o->seq_length;
@@ -448,7 +451,8 @@ static bool take_model(Options *o, const Options *model) {
     return true;
 }
 
-// Takes "4200-4300," or "5000," from the front of a list of steps, or what ends it.
+// Takes one entry, as "4200-4300," or "5000,", from the front of a list of steps. The last entry
+// has no comma.
 static bool next_steps(const char **list, int64_t *first, int64_t *last) {
     char *end;
     if (!isdigit((unsigned char)**list)) { return false; }
@@ -566,7 +570,6 @@ bool options_finish_batch(Options *o, int ranks) {
 
 bool options_read(Options *options, int argc, char **argv) {
     memset(options, 0, sizeof(*options));
-    options->ranks = 1;
     options->program = argv[0];
     for (int i = 0; i < option_table_count; i++) {
         if (!option_set(options, option_table[i].name, option_table[i].fallback, SOURCE_DEFAULT)) {
@@ -577,7 +580,7 @@ bool options_read(Options *options, int argc, char **argv) {
         if (!read_argument(options, argc, argv, &i)) { return false; }
     }
     if (options->help || options->version || options->completion) {
-        apply_preset(options); // whose values --help shows
+        apply_preset(options); // --help shows its values
         return true;
     }
     return options->config[0] == '\0' || read_config(options, options->config);
@@ -593,7 +596,6 @@ bool options_resolve(Options *o, const Options *model) {
     } else if (!take_model(o, model)) {
         return false;
     }
-    o->ranks = o->gpus;
     return check_values(o);
 }
 

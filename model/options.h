@@ -1,11 +1,10 @@
-// Every option of both trainers, from one table: parsing, --help, --config, the echo, the checks
-// and what is saved with a run all iterate over its rows. A new option is one row in
-// option_rows.h.
+// The options of both trainers. One table has a row for each: parsing, --help, --config, the echo,
+// the checks and the saved options all read its rows. A new option is one row in option_rows.h.
 //
-// Names are Megatron-LM's wherever it has one. Precedence, lowest first: the table's default, the
-// preset named by --model, the data's tokenizer (its vocabulary), the checkpoint that the run
-// starts from (its model), the file named by --config, the command line. Of a checkpoint's model,
-// the options that are given may not contradict what makes its tensors.
+// An option has Megatron-LM's name if that has one. A value comes from one of these, the last one
+// wins: the table's default, the preset named by --model, the data's tokenizer (its vocabulary),
+// the checkpoint that the run starts from (its model), the file named by --config, the command
+// line. An option that is given may not change the shape of the checkpoint's tensors.
 #pragma once
 
 #include "../base/common.h"
@@ -30,7 +29,6 @@ typedef enum { STATE_FP32, STATE_BF16 } StateType;
 typedef enum { GRADIENT_AUTO, GRADIENT_FP32, GRADIENT_BF16 } GradientType;
 
 struct Checkpoint;
-struct Group;
 
 // Where a value comes from, weakest first.
 typedef enum {
@@ -54,12 +52,9 @@ enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
 typedef struct {
 #include "option_rows.h"
     unsigned char source[OPTIONS_MAX]; // OptionSource of each row
-    char origin[PATH_LENGTH];          // the checkpoint that the model comes from; "": none
-    struct Checkpoint *start;          // the same, opened by checkpoint_model(); NULL: none
-    // Set by launch(): this process among those that train together. Until then, ranks is --gpus.
-    int rank, ranks;
-    struct Group *group;
-    const char *program; // as it was called
+    char origin[PATH_LENGTH];          // path of the checkpoint that the model comes from; "": none
+    struct Checkpoint *start;          // that checkpoint, opened by checkpoint_model(); NULL: none
+    const char *program;               // argv[0]
 } Options;
 
 typedef enum {
@@ -71,16 +66,16 @@ typedef enum {
     OPTION_CHOICE
 } OptionType;
 
-// What another value of an option changes. metrics.jsonl's run record says it to Python. An action
-// commands this process and is no property of the run: it is neither echoed nor saved.
+// What changes with the value of an option. metrics.jsonl has it in its run record, for the Python
+// scripts. An action tells this process what to do; it is neither echoed nor saved with the run.
 typedef enum {
     EFFECT_RESULTS,    // what is learned
     EFFECT_SHAPE,      // the model's tensors
     EFFECT_START,      // the weights of the first step, or how many sequences it sees
     EFFECT_DATA,       // which tokens come, or in which order
-    EFFECT_PRECISION,  // results by rounding, which is what it is for
+    EFFECT_PRECISION,  // how results are rounded, on purpose
     EFFECT_EVALUATION, // which tokens an evaluation sees
-    EFFECT_SPEED,      // time and memory; results by rounding at most
+    EFFECT_SPEED,      // time and memory; results only by rounding
     EFFECT_NOTHING,    // none of these: what is printed, kept, or waited for
     EFFECT_ACTION
 } OptionEffect;
@@ -106,7 +101,7 @@ typedef struct {
 
 typedef struct {
     const char *ours;  // an option; its value or a remark may follow
-    const char *names; // words; without two hyphens before them, with one where there is one
+    const char *names; // words, without their two hyphens; a single hyphen is kept
 } ForeignName;
 
 // option_table.c
@@ -115,39 +110,37 @@ extern const char *const option_effects[]; // their names
 extern const int option_table_count;
 extern const Preset preset_table[];
 extern const int preset_table_count;
-extern const ForeignName foreign_names[]; // that other trainers have; a NULL ends them
+extern const ForeignName foreign_names[]; // of other trainers; NULL is the end
 
-// What is given: the command line and the config file, over the defaults. Prints nothing, but for a
-// warning when the config file names options that no longer exist, with values that are not
-// followed.
+// Sets the defaults, and over them what the command line and the config file give.
 bool options_read(Options *options, int argc, char **argv);
 
-// The same; dies with one line on the first fault. Answers --help and --version by printing, as a
-// call without arguments, and exits.
+// Calls options_read; dies with one line on the first fault. For --help, --completion, --version,
+// or without any argument, it prints the answer and exits.
 void options_parse(Options *options, int argc, char **argv);
 
-// Then the rest: the preset, derived values, the model of the checkpoint options->origin, checks.
-// model: the options that the checkpoint records of it, set by option_set with SOURCE_CHECKPOINT;
-// NULL: a new model.
+// Sets the rest: the preset, the model of the checkpoint options->origin, derived values; and
+// checks all. model: the checkpoint's options of its model, set with SOURCE_CHECKPOINT; NULL: a new
+// model.
 bool options_resolve(Options *options, const Options *model);
 
 // Whether models that differ in this option have other tensors.
 bool option_is_shape(const OptionRow *row, Arch arch);
 
-// Once the number of ranks is known: fills in --global-batch-size, or refuses it.
+// Called when the number of ranks is known: sets or checks --global-batch-size.
 bool options_finish_batch(Options *options, int ranks);
 
-// Sets one option from text, unless a stronger source has set it already.
+// Sets one option from text, unless a stronger source has set it.
 bool option_set(Options *options, const char *name, const char *value, OptionSource source);
 
-// The same of several: "name value name value", of values without blanks, after printf's format.
+// Sets several options from "name value name value", formatted as by printf. No value has a blank.
 bool options_set(Options *options, OptionSource source, const char *format, ...) PRINTF_LIKE(3, 4);
 
 const OptionRow *option_row(const char *name); // NULL: no option has the name
-// The source of the value of an existing option.
+// The source of an option's value. The option must exist.
 OptionSource option_source(const Options *options, const char *name);
 
-// Whether the run trains, or only evaluates or samples; whether it saves what it trains.
+// Whether the run trains, and does not only evaluate or sample; whether it also saves.
 static inline bool options_train(const Options *o) {
     return !o->sample_only && !o->eval_only;
 }
@@ -155,34 +148,35 @@ static inline bool options_save(const Options *o) {
     return options_train(o) && o->save[0] != '\0';
 }
 
-// The first step from this one on, counted from 1, that --iterations-to-skip names; INT64_MAX:
-// none.
+// The first step that --iterations-to-skip names, from `step` on (steps count from 1). INT64_MAX:
+// there is none.
 int64_t options_next_skip(const Options *o, int64_t step);
 
 // ---- option_text.c ----
 
 enum { OPTION_TEXT = PATH_LENGTH };
 
-// A row's present value as option_set would read it.
+// Writes the value of a row as text that option_set can read.
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
 
-// An object of all their texts.
+// Makes a JSON object with the text of every option.
 struct cJSON *options_json(const Options *options);
 
-// Names the options on the command line or in the file that have no effect, without a GPU or
-// without another option.
+// Prints a note for each given option that has no effect, because there is no GPU, or because
+// another option is not given.
 void options_note_idle(const Options *options, bool gpu);
 
-// The echo, as options, by group: all of them, or those that are given or unlike the defaults.
+// Prints options by group, as a command line has them: all, or those that are given or are not at
+// their defaults.
 void options_print(const Options *options, bool all, FILE *out);
 
-// Writes a file for --config: the options that the command line and an earlier such file gave, so
-// that derived values (the decay from --train-iters, widths from --hidden-size) are derived again
-// when more options follow.
+// Writes a file for --config, with the options that the command line, a config file or a checkpoint
+// gave. Derived values (the decay from --train-iters, widths from --hidden-size) are not in it, so
+// that they follow when more options are given with the file.
 void options_write_config(const Options *options, FILE *out);
-// Prints every option, with its value in `options` as the default, or 0 where it is derived.
+// Prints every option, with its value in `options` as the default; 0 means that it is derived.
 void options_help(const Options *options, FILE *out, const char *program);
-// For bash and zsh to read.
+// Prints a script that completes the options in bash and zsh.
 void options_complete(FILE *out);
 
 END_C

@@ -5,8 +5,8 @@
 
 enum { ZONE_BYTE = 0x5a, POISON_BYTE = 0xff }; // 0xff...: NaN in FP32, BF16, E4M3 and E5M2
 
-// No machine has this much. Sums stop there: those of the largest model that options can describe
-// would overflow.
+// The limit of all sums, which no machine's memory reaches. Without it, the sums of the largest
+// model that options can describe would overflow.
 static const int64_t most_bytes = 1ll << 60;
 
 static bool guarded(void) {
@@ -14,7 +14,7 @@ static bool guarded(void) {
     return text != NULL && strcmp(text, "1") == 0;
 }
 
-// A buffer and its guard zone, which begins at the first byte that was not requested.
+// The bytes of a buffer with its guard zone, which begins directly after the requested bytes.
 static int64_t room_of(int64_t bytes) {
     return round_up64(bytes, PLAN_ALIGN) + (guarded() ? PLAN_GUARD_BYTES : 0);
 }

@@ -1,11 +1,11 @@
-// Memory is planned, then allocated once. Each buffer is requested here, under a name, in a
-// section; plan_print shows the list, and plan_assign gives every buffer its place in one
-// allocation. Nothing is allocated after that, so evaluation, sampling and saving cannot run out.
+// Memory is planned, then allocated once. Each buffer is requested here with a name, in a section.
+// plan_print shows the list, and plan_assign gives every buffer its place in one allocation.
+// Nothing is allocated after that, so evaluation, sampling and saving cannot run out of memory.
 //
-// LLM8_GUARD=1, for tests: an overrun of a buffer hits its neighbour in the same allocation, where
-// compute-sanitizer and AddressSanitizer see nothing. With it, phases share no memory, a guard zone
-// lies behind every buffer, buffers of a step are filled with NaN before the step, and a written
-// zone ends the run with the buffer's name.
+// LLM8_GUARD=1 is for tests. A write past the end of a buffer hits its neighbour in the same
+// allocation, which compute-sanitizer and AddressSanitizer do not notice. With LLM8_GUARD=1, phases
+// share no memory, each buffer has a guard zone behind it, and a step's buffers are filled with NaN
+// before the step. If a guard zone is written, the run ends with the buffer's name.
 #pragma once
 
 #include "../base/common.h"
@@ -16,15 +16,15 @@ BEGIN_C
 
 enum { PLAN_ALIGN = 256, PLAN_GUARD_BYTES = 4096 };
 
-// How long a buffer keeps its content. Only PHASE_ALWAYS outlives a step; the phases after
-// PHASE_STEP exclude each other, so their buffers share memory.
+// How long a buffer keeps its content. Only PHASE_ALWAYS lasts longer than a step. The phases after
+// PHASE_STEP never overlap in time, so their buffers share memory.
 typedef enum {
     PHASE_ALWAYS,
     PHASE_STEP,      // written anew in every forward pass, and read until the end of the step
     PHASE_LINEAR,    // a linear layer of a block, and the producers of its operands
     PHASE_ATTENTION, // the attention of a block
     PHASE_HEAD,      // the LM head and the loss
-    PHASE_SAVE,      // a checkpoint's way to the host
+    PHASE_SAVE,      // copying a checkpoint to the host
     PHASE_UPDATE,    // the optimizer's step
     PHASE_COUNT
 } PlanPhase;
@@ -47,36 +47,36 @@ typedef struct {
 typedef struct {
     int count, room;
     PlanRow *rows;
-    const char *category; // of the buffers that come next, as is phase
+    const char *category; // category and phase of the next buffers
     PlanPhase phase;
     int64_t phase_bytes[PHASE_COUNT]; // what each phase's buffers need
     int64_t bytes;                    // of the whole allocation
-    PlanMemory memory;                // without functions: the host's
+    PlanMemory memory;                // functions NULL: host memory
 } Plan;
 
-// What the buffers that come next are for, and how long they keep their content.
+// Sets the category and the phase of the buffers that are requested next.
 static inline void plan_section(Plan *plan, const char *category, PlanPhase phase) {
     plan->category = category;
     plan->phase = phase;
 }
 
-// *pointer stays NULL until plan_assign, and for good when bytes is 0.
+// Requests a buffer. *pointer is NULL until plan_assign; if bytes is 0, it stays NULL.
 void plan_buffer(Plan *plan, const char *name, int64_t bytes, void **pointer);
-// A buffer of n elements of what `pointer` points to.
+// Requests a buffer of n elements of the type that `pointer` points to.
 #define PLAN(plan, name, n, pointer) \
     plan_buffer(plan, name, (int64_t)(n) * (int64_t)sizeof(*(pointer)), (void **)&(pointer))
 
-// Buffers by category, largest first within it, and the sums.
+// Prints the buffers by category, the largest first, with their sums.
 void plan_print(const Plan *plan, const char *title, FILE *out);
 
-// Gives the buffers their addresses from base on (PLAN_ALIGN aligned, plan->bytes long), and sets
-// their guard zones.
+// Gives the buffers their addresses in the memory at base (plan->bytes long, aligned to
+// PLAN_ALIGN), and fills their guard zones.
 void plan_assign(Plan *plan, void *base);
 void plan_free(Plan *plan);
 
 // These do nothing unless LLM8_GUARD=1.
 void plan_guard_poison(const Plan *plan); // before a step
-// After the step. False: a zone was written, and err names its buffer.
+// Called after a step. False: a zone was written, and error_text() names its buffer.
 bool plan_guard_check(const Plan *plan);
 
 END_C

@@ -69,8 +69,8 @@ Precision precision_decide(const Options *o, const ModelConfig *config, NumberSu
         lp->reason = reason_against_fp8(o, config, &support, lp);
         lp->number = lp->wgrad = lp->reason == NULL ? NUMBER_FP8 : support.plain;
         if (lp->number == NUMBER_FP8) {
-            // one scale for the head's dY, from -1 to the probabilities of a large vocabulary,
-            // needs the range of E5M2
+            // the head's dY has values from -1 to the probabilities of a large vocabulary: one
+            // scale for all needs the range of E5M2
             bool wide = p.format != FP8_FORMAT_E4M3 || (head && !blocks);
             lp->type[OPERAND_X] = p.format == FP8_FORMAT_E5M2 ? FP8_E5M2 : FP8_E4M3;
             lp->type[OPERAND_W] = FP8_E4M3;
@@ -181,7 +181,8 @@ void precision_print(const Precision *p) {
            p->fast_backward ? "fast" : "split");
 }
 
-// Of a row of logits: the z-loss keeps it near 0, and gradients where it is larger still saturate.
+// The largest log-sum-exp of a row of logits that the fixed scale allows for. The z-loss keeps it
+// near 0; if it is larger, gradients saturate.
 enum { LARGEST_LSE = 100 };
 
 void fp8_fix_slot(const Precision *p, const Options *o, Fp8Slot *slots) {

@@ -1,6 +1,5 @@
-// The one place that decides precision: for each linear layer, the number formats of its operands,
-// and why. The trainers fill their layers from it at start-up; the printed table is the same
-// answer.
+// Decides the precision of each linear layer: the number formats of its operands, and the reason.
+// The trainers fill their layers from this at start-up, and the printed table shows the same.
 //
 // A linear layer has three products. With X [M,C] the input, W [N,C] the weight and dY [M,N] the
 // output's gradient: forward X W', input gradient dY W, weight gradient dY' X.
@@ -16,7 +15,7 @@ typedef enum {
     LINEAR_ATTENTION_OUT,
     LINEAR_FC1,
     LINEAR_FC2,
-    LINEAR_HEAD, // one, not one a layer
+    LINEAR_HEAD, // a model has one; the others are in every layer
     LINEAR_COUNT
 } Linear;
 
@@ -27,9 +26,9 @@ typedef enum { NUMBER_FP32, NUMBER_BF16, NUMBER_FP8 } Number;
 // What a product is computed for.
 typedef enum {
     PASS_TRAIN,
-    PASS_AGAIN,    // recomputation: by the scales of the first time
+    PASS_AGAIN,    // recomputation, with the scales of the first time
     PASS_EVAL,     // ranges are not recorded in the history
-    PASS_EVAL_BF16 // the same, and no product is in FP8
+    PASS_EVAL_BF16 // as PASS_EVAL, and no product is in FP8
 } Pass;
 
 // A linear layer, and its precision.
@@ -41,8 +40,8 @@ typedef struct {
     TensorId bias;               // [N]; TENSOR_COUNT: the head has none
     Number number;               // of the operands in the forward and input-gradient products
     Number wgrad;                // of the operands in the weight-gradient product
-    Fp8Type type[OPERAND_COUNT]; // where they are FP8
-    float target[OPERAND_COUNT]; // what amax * scale aims at
+    Fp8Type type[OPERAND_COUNT]; // if they are in FP8
+    float target[OPERAND_COUNT]; // the value that amax * scale should have
     const char *reason;          // why a product is not in FP8, or ""
 } LinearPrecision;
 
@@ -50,20 +49,21 @@ typedef struct {
     const ModelConfig *config;
     Fp8Format format;
     Fp8Recipe recipe;
-    int margin, e5m2_margin, history_length; // E5M2's margin is added to the other
+    int margin, e5m2_margin, history_length; // E5M2 has the sum of both margins
     bool power_of_two;                       // scales of blocks are powers of two
     bool fast_forward, fast_backward; // partial sums stay in the tensor cores' narrower registers
     bool possible;                    // the device has FP8, or emulates it
-    double step_tokens;               // of an optimizer step: every dY is divided by them
+    double step_tokens;               // tokens of an optimizer step: every dY is divided by them
     int count;                        // linear layers: 4 L + 1
     LinearPrecision *linear;          // [count] by linear_index
 } Precision;
 
 // What the device offers.
 typedef struct {
-    Number plain;          // what is not FP8: NUMBER_FP32 or NUMBER_BF16
+    Number plain;          // the format without FP8: NUMBER_FP32 or NUMBER_BF16
     const char *lacks_fp8; // why it has no FP8; NULL: it has FP8, or emulates it
-    double fp8_gains_from; // multiply-adds of a block's forward products, or of the head's
+    double fp8_gains_from; // multiply-adds of a block's forward products (or the head's) that FP8
+                           // needs
 } NumberSupport;
 
 // The config must outlive the result.
@@ -80,13 +80,13 @@ static inline const LinearPrecision *precision_of(const Precision *p, Linear lin
     return &p->linear[linear_index(p->config, linear, layer)];
 }
 
-// Share of the linear layers' floating-point operations done in FP8, 0 to 1.
+// The share of the linear layers' floating-point operations that are in FP8, 0 to 1.
 double precision_fp8_share(const Precision *precision);
 
-// "FP8", "BF16" or "FP32", for the step's line.
+// Returns "FP8", "BF16" or "FP32".
 const char *precision_name(const Precision *precision);
 
-// A row of the precision table: consecutive blocks whose linear layers are treated alike.
+// A row of the precision table: consecutive blocks in which a linear layer has the same precision.
 typedef struct {
     const char *linear;
     int first, blocks; // the head has 0 blocks
@@ -97,18 +97,18 @@ typedef struct {
     const char *reason;
 } PrecisionRow;
 
-// The table: rows[precision->count] has room for the longest. Returns the number of rows.
+// Fills in the table, which has at most precision->count rows. Returns the number of rows.
 int precision_rows(const Precision *precision, PrecisionRow *rows);
 void precision_print(const Precision *precision);
 
-// What an operand's scales belong to.
+// What one scale of an operand is for: the tensor, or a block of it.
 static inline Fp8Scales fp8_scales(const Precision *p, OperandId operand) {
     if (p->recipe != FP8_RECIPE_BLOCKWISE) { return SCALES_TENSOR; }
     return operand == OPERAND_W ? SCALES_SQUARE : SCALES_VECTOR;
 }
 
-// Every operand has a slot of scaling state, three to a linear layer, FP8 or not, so that a slot's
-// index does not depend on the policy.
+// Every operand of a linear layer has a slot of scaling state, even if it is not in FP8, so that a
+// slot's index does not depend on the precision.
 static inline int fp8_slot_index(const ModelConfig *config, Linear linear, int layer, OperandId o) {
     return linear_index(config, linear, layer) * OPERAND_COUNT + o;
 }
@@ -117,20 +117,21 @@ static inline int fp8_slot_count(const ModelConfig *config) {
     return (config->num_layers * LINEAR_HEAD + 1) * OPERAND_COUNT;
 }
 
-// What the slot's scale aims at.
+// The value that amax * scale of a slot should have.
 static inline float fp8_slot_target(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].target[slot % OPERAND_COUNT];
 }
 
-// The head's output gradient, (softmax - onehot) * factor, reaches the factor and never more (the
-// z-loss multiplies the softmax, a soft cap the whole by 1 at most): its scale is known without
-// measuring, and its slot fixed. Its blocks reach less: they are measured.
+// Whether a slot's scale is fixed. That is so for the head's output gradient, (softmax - onehot) *
+// factor: its largest magnitude is the factor (the z-loss multiplies the softmax; a soft cap
+// multiplies all by at most 1), so its scale needs no measuring. With scales by blocks they are
+// measured, because a block's magnitudes can be much smaller.
 static inline bool fp8_slot_is_fixed(const Precision *p, int slot) {
     return p->recipe != FP8_RECIPE_BLOCKWISE &&
            slot == fp8_slot_index(p->config, LINEAR_HEAD, 0, OPERAND_DY);
 }
 
-// Whether the slot's tensor is quantised at all; and whether by a scale that follows its ranges.
+// Whether the slot's tensor is quantised; and whether its scale follows the tensor's range.
 static inline bool fp8_slot_in_use(const Precision *p, int slot) {
     return p->linear[slot / OPERAND_COUNT].number == NUMBER_FP8;
 }
@@ -138,13 +139,13 @@ static inline bool fp8_slot_follows(const Precision *p, int slot) {
     return fp8_slot_in_use(p, slot) && !fp8_slot_is_fixed(p, slot);
 }
 
-// Sets the fixed slot among all slots, where the head is FP8.
+// Sets the fixed slot, if the head is in FP8.
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Slot *slots);
 
-// "blocks.3.qkv.x", into out, which is returned.
+// Writes a slot's name, as "blocks.3.qkv.x", into out, and returns it.
 const char *fp8_slot_name(const ModelConfig *config, int slot, char out[64]);
 
-// The pass of evaluations and samples.
+// The pass that evaluations and samples use.
 static inline Pass eval_pass(const Options *o) {
     return o->eval_precision == EVAL_BF16 ? PASS_EVAL_BF16 : PASS_EVAL;
 }

@@ -3,12 +3,12 @@
 
 #include <stdlib.h>
 
-// What a parameter takes of the space, its gap included.
+// The elements of the space that a parameter takes, with its gap.
 static int64_t extent(const Param *p) {
     return round_up64(param_size(p), PARAM_ALIGN);
 }
 
-// The parameters of a kind in a bucket, as one segment, if there are any.
+// Appends the parameters of a kind in a bucket as one segment, if there are any.
 static void append_segment(ZeroLayout *z, int bucket, const uint8_t *kinds, int kind) {
     const ParamLayout *layout = z->layout;
     Bucket b = layout->buckets[bucket];
@@ -87,7 +87,9 @@ static int compare_matrices(const void *a, const void *b) {
     const ZeroMatrix *x = a, *y = b;
     double difference = zero_matrix_flops(y) - zero_matrix_flops(x);
     if (difference != 0) { return difference > 0 ? 1 : -1; }
-    if (x->rows != y->rows) { return x->rows - y->rows; } // and columns in the other order
+    if (x->rows != y->rows) {
+        return x->rows - y->rows;
+    } // with equal FLOPs, the columns differ too
     return x->place < y->place ? -1 : 1;
 }
 

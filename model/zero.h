@@ -1,25 +1,26 @@
 // ZeRO-1: which elements of the parameter space a rank keeps, as pure functions of the layout.
 //
 // A bucket (the embeddings, a block, the final norm with the head) is cut into segments by how its
-// parameters are gathered, as FP8 codes or not, and by their optimizer, AdamW or Muon. A
-// segment's parameters lie one after another, padded at the end to ranks * PARAM_ALIGN elements,
-// and rank r keeps the r-th of its equal parts. So for every segment one reduce-scatter and one
-// all-gather of equal counts do, in place: in the gradients, in the BF16 copies, in the codes. The
-// price is that a rank's part begins and ends anywhere in a matrix, at a multiple of PARAM_ALIGN:
-// what works on parts goes by elements, not by tiles, and a transposed copy is made after
-// gathering. Muon's Newton-Schulz steps need whole matrices: each has an owner among the ranks for
-// as long as they take (ZeroMatrix).
+// parameters are gathered (as FP8 codes or not) and by their optimizer (AdamW or Muon). The
+// parameters of a segment lie one after another. The segment is padded at the end to a multiple of
+// ranks * PARAM_ALIGN elements, and rank r keeps the r-th of its equal parts. So each segment needs
+// one reduce-scatter and one all-gather with equal counts, which work in place: in the gradients,
+// in the BF16 copies, in the codes. The price is that a rank's part can begin and end inside a
+// matrix, at a multiple of PARAM_ALIGN. Therefore kernels that work on parts go by elements, not by
+// tiles, and transposed copies are made after the gathering. Muon's Newton-Schulz steps need whole
+// matrices, so each matrix has an owner among the ranks during these steps (ZeroMatrix).
 //
-// That order is the arranged space: the parameter space with each bucket's segments together, and
-// padding between. The padding stays zero, belongs to no parameter, and is in no checkpoint: what a
-// rank saves is ranges of the parameter space. One rank is arranged like any number of them.
+// The order of the segments is called the arranged space: it is the parameter space with the
+// segments of each bucket together, and padding between them. The padding stays zero, belongs to no
+// parameter, and is in no checkpoint, because a rank saves ranges of the parameter space. The space
+// of one rank is arranged in the same way.
 #pragma once
 
 #include "model.h"
 
 BEGIN_C
 
-// What sets a parameter apart from others of its bucket.
+// The kinds of parameters that a bucket is cut by.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
 
 typedef struct {
@@ -35,18 +36,18 @@ typedef struct {
     int ranks;
     int count; // segments, in order of bucket and of begin
     ZeroSegment *segments;
-    int *first;     // [num_buckets + 1] each bucket's first segment; the end
+    int *first;     // [num_buckets + 1] each bucket's first segment; last: the count of segments
     int64_t *place; // [layout->count] where a parameter begins in the arranged space
     int *segment;   // [layout->count] which segment it is in
-    int64_t size;   // of the arranged space: gradients
+    int64_t size;   // of the arranged space, which the gradients have
 } ZeroLayout;
 
 // kinds: [layout->count] ZERO_CODES and ZERO_MUON of each parameter; NULL: none.
 ZeroLayout zero_layout(const ParamLayout *layout, int ranks, const uint8_t *kinds);
 void zero_free(ZeroLayout *z);
 
-// A parameter's elements that a rank keeps, which lie together in the parameter space, in the
-// arranged one, and in what the rank keeps.
+// The elements of one parameter that a rank keeps. They lie together in the parameter space, in the
+// arranged space, and in the rank's own arrays.
 typedef struct {
     int64_t begin, end; // of the parameter space
     int64_t place;      // of `begin` in the arranged space
@@ -55,10 +56,11 @@ typedef struct {
     int param;
 } ZeroRange;
 
-// A rank's ranges, in order of `kept`: AdamW's, then Muon's; returns how many, to be freed.
+// Lists a rank's ranges in order of `kept`: AdamW's, then Muon's. Returns how many there are; the
+// caller frees *ranges.
 int zero_ranges(const ZeroLayout *z, int rank, ZeroRange **ranges);
 
-// A matrix of Muon's, and the rank that takes its Newton-Schulz steps.
+// A matrix that Muon updates, and the rank that computes its Newton-Schulz steps.
 typedef struct {
     int rows, columns;
     int64_t place; // in the arranged space
@@ -66,8 +68,9 @@ typedef struct {
     int owner;
 } ZeroMatrix;
 
-// All of them, those of one shape together; returns how many, to be freed. The largest first goes
-// to the rank that has the least to do so far: no rank has more than a matrix above the mean.
+// Lists all matrices, those of the same shape together. Returns how many there are; the caller
+// frees *matrices. In turn, largest first, each goes to the rank with the least work so far; so no
+// rank has more than the mean plus one matrix.
 int zero_matrices(const ZeroLayout *z, ZeroMatrix **matrices);
 
 // Floating-point operations of a matrix's Newton-Schulz steps.

@@ -24,12 +24,12 @@
 
 enum {
     HOST = 64,            // characters of a machine's name
-    GUESTS = 64,          // connections at once that have not said yet who they are, at the least
+    GUESTS = 64,          // connections at a time that have not said which rank they are
     HELLO_MOST = 1 << 20, // bytes
     CALL_MOST = 1 << 26,
 };
 
-// What a message is, beside data on a channel.
+// Kinds of messages other than data on a channel, whose kind is the channel's number.
 enum { KIND_BEAT = CHANNELS, KIND_BYE, KIND_LOST, KIND_HELLO = 0x4c384333 };
 
 typedef struct {
@@ -43,13 +43,13 @@ typedef struct Message {
     char data[]; // [head.bytes]
 } Message;
 
-// While ranks meet. A rank says hello, rank 0 answers, the rank says hello again with what it runs,
-// and rank 0 says, once all have come, why it refuses the meeting, or "". A hello names the number
-// that the other side has drawn for this connection, and only who has the secret can sign it: one
-// that was overheard is worth nothing on another connection.
+// The message of a meeting. A rank sends a hello, rank 0 answers, and the rank sends a second hello
+// with its identity as text. When all ranks have connected, rank 0 sends each the reason why the
+// meeting failed, or "". A hello contains the random number that the receiver has drawn for this
+// connection, and is signed with the secret, so a recorded hello is useless on another connection.
 typedef struct {
-    uint64_t signature;            // of all that follows
-    uint64_t nonce[2], answers[2]; // the sender's number; the receiver's, 0 before it is known
+    uint64_t signature;            // of all fields after it
+    uint64_t nonce[2], answers[2]; // the sender's random number; the receiver's, 0: not known yet
     int32_t rank, ranks;
     char host[HOST];
     char text[];
@@ -57,7 +57,7 @@ typedef struct {
 
 typedef struct {
     int64_t step;
-    double age; // seconds the rank has been at it
+    double age; // seconds since the rank began it
     int32_t doing;
     char what[44];
 } Beat;
@@ -65,41 +65,41 @@ typedef struct {
 typedef struct {
     int file; // -1: none
     char host[HOST];
-    uint64_t nonce[2], theirs[2]; // this side's of the connection, and the other's
-    bool known, left, closed;     // the meeting is over; has said goodbye; its connection has ended
-    bool asked, broken; // rank 0's guest has said its first hello; closed for what it has sent
+    uint64_t nonce[2], theirs[2]; // the random numbers of this side and of the other side
+    bool known, left, closed; // the meeting is over; it has said goodbye; its connection has ended
+    bool asked, broken;       // it has sent its first hello; it was closed for an invalid message
     double heard;
     Beat beat;
-    Message *coming; // of which `got` bytes, from head on, are here
+    Message *coming; // is being received: `got` bytes of it, counted from head
     size_t got;
     Message *first[CHANNELS];
-    pthread_mutex_t sending; // so that messages of several threads stay whole
+    pthread_mutex_t sending; // held for a whole message, as several threads send
 } Peer;
 
 struct Watch {
     int rank, ranks;
-    int count; // of peers: rank 0 has one a rank, its own unused; the others have rank 0
+    int count; // of peers: rank 0 has one for each rank (its own is unused), the others have rank 0
     char host[HOST];
     uint64_t secret[2];
     double limit, tick;
-    Peer *peers;          // [count]; while ranks meet, rank 0's guests besides
-    struct pollfd *polls; // by peer, and one more
-    int quit;             // eventfd: the watch's thread is to end
-    int quit_probe;       // the same for the probe's
+    Peer *peers;          // [count]; in a meeting rank 0's guests follow
+    struct pollfd *polls; // one for each peer, and one more
+    int quit;             // eventfd: tells the watchdog's thread to end
+    int quit_probe;       // the same for the probe's thread
     pthread_t thread, probe_thread;
     WatchProbe *probe;
     void *argument;
-    pthread_mutex_t mutex;  // of what follows, and of the peers but for sending
-    pthread_cond_t changed; // a message has come, or a goodbye
+    pthread_mutex_t mutex;  // protects the fields below, and the peers except `sending`
+    pthread_cond_t changed; // a message or a goodbye has arrived
     Beat mine;
-    double since; // when mine began
-    double left;  // when the last peer so far said goodbye
+    double since; // when `mine` began
+    double left;  // when a peer last said goodbye
     bool runs, leaving;
 };
 
 // ---- TCP ----------------------------------------------------------------------------------------
 
-// getaddrinfo's status; 0: *found is to be freed.
+// Returns getaddrinfo's status. 0: the caller frees *found.
 static int resolve(const char *host, int port, int flags, struct addrinfo **found) {
     char service[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
@@ -108,10 +108,10 @@ static int resolve(const char *host, int port, int flags, struct addrinfo **foun
 }
 
 static void set_option(int file, int level, int name, int value) {
-    setsockopt(file, level, name, &value, sizeof(value)); // what fails here costs no correctness
+    setsockopt(file, level, name, &value, sizeof(value)); // a failure here does no harm
 }
 
-// Of connect and send. 0: none.
+// Sets the timeout of connect and send. 0: none.
 static void set_timeout(int file, double seconds) {
     long micro = (long)(1e6 * seconds);
     struct timeval time = {.tv_sec = micro / 1000000, .tv_usec = micro % 1000000};
@@ -124,8 +124,9 @@ static bool is_loopback(const struct sockaddr *a) {
                : ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
 }
 
-// A socket that listens on an address, or on the first of a name's that is this machine's and that
-// others may know; -1: errno says why, EINVAL where there is none to try.
+// Opens a socket that listens on an address; or, for a name, on the first of its addresses that
+// belongs to this machine and is no loopback address. -1: errno says why; EINVAL: there is no such
+// address.
 static int listen_on(const char *host, int port, bool name) {
     struct addrinfo *found = NULL;
     int file = -1, why = EINVAL;
@@ -148,7 +149,7 @@ static int listen_on(const char *host, int port, bool name) {
 }
 
 int group_listen(const char *host, int *port) {
-    struct sockaddr_in6 address; // its port is where that of sockaddr_in is
+    struct sockaddr_in6 address; // sockaddr_in has its port at the same place
     socklen_t length = sizeof(address);
     int file = listen_on(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, *port, false);
     if (file < 0 && errno == EINVAL) {
@@ -172,7 +173,7 @@ int group_listen(const char *host, int *port) {
     return -1;
 }
 
-// One round over the host's addresses; *why: of the last that failed.
+// Tries each address of the host once. *why: why the last one failed.
 static int connect_once(const char *host, int port, double until, const char **why) {
     struct addrinfo *found;
     int file = -1, status = resolve(host, port, 0, &found);
@@ -195,7 +196,8 @@ static int connect_once(const char *host, int port, double until, const char **w
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// wait: until the peer has taken it. Otherwise a peer that takes no more is judged by its silence.
+// wait: blocks until the peer has taken the message. Without it, the message is dropped if the peer
+// takes no more; judge() notices that peer by its silence.
 static void send_message(Peer *p, bool wait, int kind, const void *data, size_t size) {
     Header head = {kind, (uint32_t)size};
     size_t sent = 0, bytes = sizeof(head) + size;
@@ -216,7 +218,9 @@ static void send_message(Peer *p, bool wait, int kind, const void *data, size_t 
         if (n <= 0) { break; }
         sent += (size_t)n;
     }
-    if (sent > 0 && sent < bytes) { shutdown(p->file, SHUT_WR); } // nothing fits behind a part
+    if (sent > 0 && sent < bytes) {
+        shutdown(p->file, SHUT_WR);
+    } // no other message may follow a part of one
     free(frame);
     pthread_mutex_unlock(&p->sending);
 }
@@ -242,8 +246,8 @@ static void send_hello(Watch *w, Peer *p, const char *text) {
     free(h);
 }
 
-// Until a peer or `other` can be read, or the time has come; w->polls says which. The mutex is held
-// but for the wait.
+// Waits until a peer or `other` can be read, or until the given time; w->polls says which. It
+// releases the mutex during the wait.
 static void wait_for_input(Watch *w, int peers, int other, double until) {
     for (int i = 0; i < peers; i++) {
         int file = w->peers[i].closed ? -1 : w->peers[i].file;
@@ -255,8 +259,8 @@ static void wait_for_input(Watch *w, int peers, int other, double until) {
     pthread_mutex_lock(&w->mutex);
 }
 
-// Whether a message of this kind and length can come now. Rank 0 leaves last, and it alone says who
-// is lost.
+// Whether a message of this kind and length may arrive now. Rank 0 leaves last, and only rank 0
+// says which rank is lost.
 static bool check_header(const Watch *w, const Peer *p, const Header *h) {
     if ((h->kind == KIND_HELLO) == p->known) { return false; }
     switch (h->kind) {
@@ -268,7 +272,7 @@ static bool check_header(const Watch *w, const Peer *p, const Header *h) {
     }
 }
 
-// Whether the fields that are read here are valid: texts end, and numbers are in range.
+// Whether the fields are valid: texts end with a NUL, and numbers are in range.
 static bool check_content(const Message *m) {
     const Beat *b = (const Beat *)m->data;
     const Hello *h = (const Hello *)m->data;
@@ -281,8 +285,8 @@ static bool check_content(const Message *m) {
     }
 }
 
-// The next whole message of a peer, to be freed. NULL: it has not come yet, or its connection has
-// ended, or what has come is no rank's, which ends it too.
+// Returns the next complete message of a peer, which the caller frees. NULL: it has not arrived
+// completely, or the connection has ended, or was ended here because the message is invalid.
 static Message *read_message(const Watch *w, Peer *p) {
     while (!p->closed) {
         if (p->coming == NULL) { p->coming = calloc_or_die(1, sizeof(Message)); }
@@ -318,7 +322,8 @@ static void close_peer(Peer *p) {
 
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Ends this process, and from rank 0 all. The mutex is held, so that one thread alone says why.
+// Ends this process, and on rank 0 the others too. The caller holds the mutex, so that only one
+// thread says why.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
     Error why;
     va_list args;
@@ -331,7 +336,7 @@ __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const 
     _exit(EXIT_LOST_RANK); // the main thread may hang, and exit() with it
 }
 
-// reason: with %.1f for the seconds.
+// Ends the run because of a rank. reason: has a %.1f for the seconds.
 __attribute__((noreturn)) static void end_for(Watch *w, int rank, const char *reason,
                                               double seconds) {
     const Peer *p = &w->peers[rank];
@@ -342,12 +347,13 @@ __attribute__((noreturn)) static void end_for(Watch *w, int rank, const char *re
 }
 
 void watch_lost(Watch *w, const char *fallback) {
-    nanosleep(&(struct timespec){.tv_sec = 3}, NULL); // the watch's thread ends the process first
+    nanosleep(&(struct timespec){.tv_sec = 3},
+              NULL); // the watchdog's thread should end the process first
     pthread_mutex_lock(&w->mutex);
     end_run(w, "%s", fallback);
 }
 
-// Reads what has come from a rank, and notices its end.
+// Reads the messages of a rank, and notices when it ends.
 static void read_peer(Watch *w, int rank) {
     Peer *p = &w->peers[rank];
     for (Message *m, **last; (m = read_message(w, p)) != NULL;) {
@@ -365,19 +371,20 @@ static void read_peer(Watch *w, int rank) {
     }
     if (p->broken) { end_for(w, rank, "has sent what no rank sends", 0); }
     if (!p->closed || p->left) { return; }
-    // A fault that all ranks share is said by their main threads, this one's too.
+    // if all ranks end with the same fault, this rank's main thread reports it in this time
     pthread_mutex_unlock(&w->mutex);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     pthread_mutex_lock(&w->mutex);
     end_for(w, rank, "has ended without a goodbye", 0);
 }
 
-// Ends the run if a rank is lost. Ranks other than 0 judge rank 0's silence alone, a little later,
-// for its word comes first.
+// Ends the run if a rank is lost. Ranks other than 0 only watch for the silence of rank 0, with a
+// little more time, so that a message of rank 0 arrives before.
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), silence, longest = 0;
     int quiet = -1, stuck = -1, behind = -1;
-    bool all_wait = now - w->left > limit + 2 * w->tick; // who left may be what they waited for
+    bool all_wait = now - w->left >
+                    limit + 2 * w->tick; // they may have waited for a rank that has just left
     for (int r = 0; r < w->count; r++) {
         const Peer *p = &w->peers[r];
         const Beat *b = &p->beat;
@@ -385,7 +392,7 @@ static void judge(Watch *w, double now) {
         silence = now - p->heard;
         if (silence > limit) { end_for(w, r, "has been silent for %.1f s", silence); }
         if (quiet < 0 && silence > 4 * w->tick) { quiet = r; }
-        // by its own word alone: a rank that is not heard may have gone on to something else
+        // only its reported age counts: a rank that is not heard may do something else by now
         if (b->doing == DOING_WORK && b->age > fmax(limit, longest)) {
             stuck = r, longest = b->age;
         }
@@ -395,7 +402,7 @@ static void judge(Watch *w, double now) {
     if (w->rank != 0) { return; }
     if (stuck >= 0) { end_for(w, stuck, "has not gone on for %.1f s", longest); }
     if (!all_wait || behind < 0) { return; }
-    if (quiet >= 0) { // it has stopped while it waited
+    if (quiet >= 0) { // that rank was stopped while it waited
         end_for(w, quiet, "has been silent for %.1f s", now - w->peers[quiet].heard);
     }
     end_for(w, behind, "waits, as all ranks do, for %.1f s: a GPU or the network hangs", limit);
@@ -409,7 +416,7 @@ static void *watch_thread(void *argument) {
     while (!quits) {
         double now = wall_seconds(), stopped = now - last - w->tick;
         last = now;
-        if (stopped > 1) { // nobody could be heard
+        if (stopped > 1) { // this process was stopped, and could hear nobody
             w->since += stopped;
             for (int r = 0; r < w->count; r++) { w->peers[r].heard += stopped; }
         }
@@ -417,7 +424,7 @@ static void *watch_thread(void *argument) {
             next = now + w->tick;
             w->mine.age = now - w->since;
             if (w->rank == 0) { w->peers[0].beat = w->mine, w->peers[0].heard = now; }
-            bool said = w->leaving && w->rank != 0; // nothing follows a goodbye
+            bool said = w->leaving && w->rank != 0; // a goodbye is the last message
             if (!said) { send_all(w, KIND_BEAT, &w->mine, sizeof(w->mine)); }
             judge(w, now);
         }
@@ -445,7 +452,7 @@ void watch_beat(Watch *w, int64_t step, Doing doing, const char *what) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-// In a thread of its own: a probe that hangs must not keep the other from its beats.
+// Runs in a thread of its own, because a probe that hangs must not delay the watchdog's messages.
 static void *run_probe(void *argument) {
     Watch *w = argument;
     struct pollfd quit = {.fd = w->quit_probe, .events = POLLIN};
@@ -475,8 +482,8 @@ void watch_probe(Watch *w, WatchProbe *probe, void *argument) {
 
 // ---- what ranks agree on ------------------------------------------------------------------------
 
-// Whatever the main thread is at, while it receives it waits for another rank.
-static void receive_call(Group *g, int rank, Channel channel, void *data, size_t bytes) {
+// Receives the next message of a rank. Meanwhile the main thread counts as waiting for that rank.
+static void receive_call(const Group *g, int rank, Channel channel, void *data, size_t bytes) {
     Watch *w = g->watch;
     Message **first = &w->peers[rank].first[channel], *m;
     pthread_mutex_lock(&w->mutex);
@@ -496,27 +503,28 @@ static void receive_call(Group *g, int rank, Channel channel, void *data, size_t
     free(m);
 }
 
-void group_broadcast(Group *g, Channel channel, void *data, size_t bytes) {
-    if (g != NULL && g->rank != 0) { receive_call(g, 0, channel, data, bytes); }
-    for (int r = 1; g != NULL && g->rank == 0 && r < g->ranks; r++) {
+void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes) {
+    if (g->watch == NULL) { return; }
+    if (g->rank != 0) { receive_call(g, 0, channel, data, bytes); }
+    for (int r = 1; g->rank == 0 && r < g->ranks; r++) {
         send_message(&g->watch->peers[r], true, (int)channel, data, bytes);
     }
 }
 
-void group_gather(Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
-    if (g != NULL && g->rank != 0) {
+void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all) {
+    if (g->watch != NULL && g->rank != 0) {
         send_message(&g->watch->peers[0], true, (int)channel, mine, bytes);
         return;
     }
     memcpy(all, mine, bytes);
-    for (int r = 1; g != NULL && r < g->ranks; r++) {
+    for (int r = 1; g->watch != NULL && r < g->ranks; r++) {
         receive_call(g, r, channel, (char *)all + (size_t)r * bytes, bytes);
     }
 }
 
-bool group_agree(Group *g, Channel channel, bool ok) {
+bool group_agree(const Group *g, Channel channel, bool ok) {
     Error verdict = {0}; // "": ok
-    if (g == NULL || g->ranks == 1) { return ok; }
+    if (g->watch == NULL) { return ok; }
     if (!ok) {
         snprintf(verdict.text, sizeof(verdict.text), "rank %d: %.700s", g->rank, error_text());
     }
@@ -533,7 +541,7 @@ bool group_agree(Group *g, Channel channel, bool ok) {
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// How many ranks have not come, and which: "2, 3, 5".
+// Counts the ranks that have not connected, and lists them: "2, 3, 5".
 static int list_missing(const Watch *w, char *text, size_t room) {
     int count = 0;
     size_t used = 0;
@@ -561,8 +569,9 @@ static bool is_answer(const Watch *w, const Peer *p, const Message *m) {
            memcmp(h->answers, p->nonce, sizeof(p->nonce)) == 0;
 }
 
-// A guest becomes the rank that it says it is. A rank that runs something else is told when all
-// have come: *differs is that text, unless it is another's. False: no rank can take that place.
+// Makes a guest the rank that it says it is. If its identity differs, *differs says so, unless it
+// has the text of an earlier rank; the ranks are told when all have connected. False: the guest
+// cannot be that rank.
 static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Error *differs) {
     Peer *p = &w->peers[h->rank > 0 && h->rank < w->ranks ? h->rank : 0];
     size_t line = 0, at = 0;
@@ -592,12 +601,12 @@ static bool seat(Watch *w, Peer *guest, const Hello *h, const char *identity, Er
     return true;
 }
 
-// All connections are read at once, so that one which says nothing holds up nobody. Where there are
-// too many of them, the oldest goes.
+// Reads all connections at the same time, so that a silent one delays nobody. If there are too many
+// guests, the oldest connection is closed.
 static bool meet_as_first(Watch *w, int listener, const char *place, const char *identity,
                           double seconds) {
     double now = wall_seconds(), until = now + seconds, tell = now + 10;
-    Error verdict = {0}; // why a rank cannot take part; "": all can
+    Error verdict = {0}; // why the meeting fails; "": it does not
     int all = w->ranks + w->ranks + GUESTS, guests = 0;
     char missing[600];
     bool ok = true;
@@ -621,7 +630,7 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
             if (h != NULL && i >= w->ranks && is_answer(w, p, m)) {
                 ok = seat(w, p, h, identity, &verdict);
                 if (!ok) { send_hello(w, p, error_text()); }
-            } else if (h != NULL) { // anyone may ask once for what to answer
+            } else if (h != NULL) { // each guest may send one first hello
                 p->closed = i < w->ranks || p->asked;
                 p->asked = true;
                 memcpy(p->theirs, h->nonce, sizeof(p->theirs));
@@ -633,7 +642,7 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
                 warn("a connection to %s was not a rank's with this LLM8_SECRET, and is ignored",
                      place);
             }
-            close_peer(p); // a rank that came and died may come again
+            close_peer(p); // a rank that connected and died may connect again
         }
         int file = w->polls[all].revents != 0 ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
         if (file >= 0) {
@@ -645,7 +654,7 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
         }
     }
     if (!ok) { verdict = error_kept(); }
-    for (int r = 1; r < all; r++) { // who has gone needs no answer
+    for (int r = 1; r < all; r++) { // a closed connection gets no answer
         Peer *p = &w->peers[r];
         if (r < w->ranks) { send_hello(w, p, verdict.text); }
         if (r >= w->ranks) { close_peer(p); }
@@ -653,8 +662,8 @@ static bool meet_as_first(Watch *w, int listener, const char *place, const char 
     return verdict.text[0] == '\0' || fail("%s", verdict.text);
 }
 
-// Over a connection. *itself: it has no other end, for a socket can connect to itself, on a port
-// that no one listens on.
+// Says hello to rank 0 over a new connection. *itself: the socket has connected to itself, which
+// can happen on a port where no process listens.
 static bool introduce(Watch *w, const char *host, int port, const char *identity, double patience,
                       bool *itself) {
     Peer *p = &w->peers[0];
@@ -721,9 +730,9 @@ static bool meet_as_other(Watch *w, const char *host, int port, const char *iden
     }
 }
 
-bool group_open(Group *g, int rank, int ranks, const char *host, int port, int listener,
-                const uint64_t secret[2], const char *identity, double seconds) {
-    *g = (Group){.rank = rank, .ranks = ranks};
+bool group_open(Group *g, const char *host, int port, int listener, const uint64_t secret[2],
+                const char *identity, double seconds) {
+    int rank = g->rank, ranks = g->ranks;
     if (ranks == 1) { return true; }
     Watch *w = g->watch = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = rank,
@@ -733,7 +742,7 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
                  .tick = fmin(0.25, seconds / 16),
                  .mutex = PTHREAD_MUTEX_INITIALIZER,
                  .changed = PTHREAD_COND_INITIALIZER};
-    w->limit = seconds - 3 * w->tick; // so that all ranks have ended by then
+    w->limit = seconds - 3 * w->tick; // so that all ranks have ended within `seconds`
     if (gethostname(w->host, HOST - 1) != 0) { strcpy(w->host, "?"); }
     size_t all = (size_t)(rank == 0 ? 2 * ranks + GUESTS : 1);
     w->peers = calloc_or_die(all, sizeof(Peer));
@@ -757,7 +766,7 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
         p->heard = wall_seconds();
         p->beat = (Beat){.doing = DOING_PAUSE, .what = "starting"};
         set_timeout(p->file, 0);
-        set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // small messages at once
+        set_option(p->file, IPPROTO_TCP, TCP_NODELAY, 1); // sends small messages without delay
         set_option(p->file, SOL_SOCKET, SO_KEEPALIVE, 1);
     }
     set_doing(w, DOING_WORK, "starting");
@@ -772,13 +781,13 @@ bool group_open(Group *g, int rank, int ranks, const char *host, int port, int l
 }
 
 void group_close(Group *g) {
-    Watch *w = g != NULL ? g->watch : NULL;
+    Watch *w = g->watch;
     if (w == NULL) { return; }
     watch_probe(w, NULL, NULL);
     if (w->runs) {
         pthread_mutex_lock(&w->mutex);
         w->leaving = true;
-        set_doing(w, DOING_WAIT, "ending"); // for a rank that still saves, which pauses
+        set_doing(w, DOING_WAIT, "ending"); // waits for ranks that still save
         if (w->rank != 0) { send_all(w, KIND_BYE, NULL, 0); }
         for (int r = 0; r < w->count; r++) {
             Peer *p = &w->peers[r];
@@ -794,5 +803,5 @@ void group_close(Group *g) {
     free(w->peers);
     free(w->polls);
     free(w);
-    *g = (Group){.ranks = 1};
+    g->watch = NULL;
 }

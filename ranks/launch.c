@@ -28,10 +28,10 @@ enum {
     FAMILIES = sizeof(families) / sizeof(families[0]),
     SLURM = FAMILIES - 1,
     DEFAULT_PORT = 29500,
-    AGENT_STEP = 2, // not 1: of the ports that the kernel gives out, every second is to listen on
+    AGENT_STEP = 2, // not 1: the kernel gives listening sockets every second port
 };
 
-// A variable that is set to nothing is not set.
+// A variable with an empty value counts as not set.
 static const char *variable(const char *name) {
     const char *value = name != NULL ? getenv(name) : NULL;
     return value != NULL && *value != '\0' ? value : NULL;
@@ -51,7 +51,8 @@ static bool read_int(const char *name, int min, int max, int *value) {
     return true;
 }
 
-// Slurm's list of the tasks on each node, as "2(x3),1": those on node number `node`; 0: not said.
+// Reads Slurm's list of the tasks on each node, as "2(x3),1", and returns the number on node
+// `node`; 0: the list does not say.
 static int tasks_of_node(const char *list, int node) {
     while (list != NULL && *list != '\0') {
         char *end;
@@ -68,9 +69,9 @@ static int tasks_of_node(const char *list, int node) {
 static bool read_family(Ranks *r, const Family *f) {
     int rank = -1, local = -1, local_ranks = 0, node = 0;
     bool counted = variable(f->ranks) != NULL;
-    if (!read_int(f->ranks, 1, RANKS_MAX, &r->ranks)) { return false; }
-    if (variable(f->rank) == NULL && r->ranks == 1 && counted) { return true; }
-    int most = counted ? r->ranks : RANKS_MAX;
+    if (!read_int(f->ranks, 1, RANKS_MAX, &r->group.ranks)) { return false; }
+    if (variable(f->rank) == NULL && r->group.ranks == 1 && counted) { return true; }
+    int most = counted ? r->group.ranks : RANKS_MAX;
     if (f == &families[SLURM]) {
         if (!read_int("SLURM_NODEID", 0, RANKS_MAX, &node)) { return false; }
         local_ranks = tasks_of_node(variable("SLURM_STEP_TASKS_PER_NODE"), node);
@@ -80,15 +81,15 @@ static bool read_family(Ranks *r, const Family *f) {
         !read_int(f->local_rank, 0, (local_ranks > 0 ? local_ranks : most) - 1, &local)) {
         return false;
     }
-    if (r->ranks == 1) { local = 0; }
-    *r = (Ranks){rank, r->ranks, local, local_ranks, .source = f->starter};
+    if (r->group.ranks == 1) { local = 0; }
+    *r = (Ranks){{rank, r->group.ranks, local, local_ranks, NULL}, .source = f->starter};
     return (counted && rank >= 0 && local >= 0) ||
            fail("%s, %s and %s say which of how many ranks this is, and which GPU of its "
                 "machine it takes: set all three",
                 f->rank, f->ranks, f->local_rank);
 }
 
-// Where rank 0 is met, when several ranks are.
+// Reads where several ranks meet.
 static bool read_meeting(Ranks *r) {
     const char *host = variable("MASTER_ADDR"), *list = NULL, *secret = variable("LLM8_SECRET");
     bool digits = secret != NULL && strspn(secret, "0123456789abcdefABCDEF") == 32;
@@ -111,14 +112,15 @@ static bool read_meeting(Ranks *r) {
     if (host != NULL && strlen(host) >= sizeof(r->host)) {
         return fail("MASTER_ADDR: longer than %zu characters", sizeof(r->host) - 1);
     }
-    if (host == NULL && r->local_ranks == r->ranks) { host = "127.0.0.1"; }
-    if (host != NULL) { // of IPv6 perhaps in brackets
+    if (host == NULL && r->group.local_ranks == r->group.ranks) { host = "127.0.0.1"; }
+    if (host != NULL) { // an IPv6 address may be in brackets
         int length = (int)strlen(host), bracket = *host == '[' && host[length - 1] == ']';
         snprintf(r->host, sizeof(r->host), "%.*s", length - 2 * bracket, host + bracket);
         return true;
     }
     if (list == NULL) {
-        return fail("MASTER_ADDR is not set: %d ranks need to know the host of rank 0", r->ranks);
+        return fail("MASTER_ADDR is not set: %d ranks need to know the host of rank 0",
+                    r->group.ranks);
     }
     // the first host of "node[03-05,9]-ib,other": node03-ib
     size_t prefix = strcspn(list, ",[");
@@ -130,7 +132,7 @@ static bool read_meeting(Ranks *r) {
     return true;
 }
 
-// --gpus: this process starts the ranks of its machine.
+// For --gpus: this process starts the ranks of its machine.
 static bool read_nodes(Ranks *r, int gpus) {
     int nodes = 1, node = 0;
     if (!read_int("NNODES", 1, RANKS_MAX, &nodes)) { return false; }
@@ -143,9 +145,7 @@ static bool read_nodes(Ranks *r, int gpus) {
     if ((int64_t)nodes * gpus > RANKS_MAX) {
         return fail("NNODES=%d and --gpus %d: more than %d ranks", nodes, gpus, RANKS_MAX);
     }
-    *r = (Ranks){.rank = node * gpus,
-                 .ranks = nodes * gpus,
-                 .local_ranks = gpus,
+    *r = (Ranks){.group = {.rank = node * gpus, .ranks = nodes * gpus, .local_ranks = gpus},
                  .host = "127.0.0.1",
                  .source = "--gpus",
                  .starts = nodes * gpus > 1};
@@ -153,42 +153,42 @@ static bool read_nodes(Ranks *r, int gpus) {
 }
 
 bool ranks_read(Ranks *r, const Options *options) {
-    *r = (Ranks){.ranks = 1, .local_ranks = 1, .source = "one process"};
+    *r = (Ranks){.group = {.ranks = 1, .local_ranks = 1}, .source = "one process"};
     const Family *family = NULL;
     for (int i = FAMILIES - 1; i >= 0; i--) {
         const Family *f = &families[i];
-        // of Slurm's, a batch script has SLURM_PROCID before srun starts any
+        // a Slurm batch script has SLURM_PROCID set, although srun has started no rank yet
         bool set = variable(f->ranks) != NULL || (i != SLURM && variable(f->rank) != NULL);
         if (set) { family = f; }
     }
     if (family != NULL && !read_family(r, family)) { return false; }
-    // a --config may have kept what an earlier run was started with
+    // --gpus of a --config file may be that of an earlier run
     bool typed = option_source(options, "gpus") == SOURCE_COMMAND;
     int gpus = family == NULL || typed ? options->gpus : 1;
-    bool alone = r->ranks == 1;
+    bool alone = r->group.ranks == 1;
     if (alone && !read_nodes(r, gpus)) { return false; }
     if (alone) { return true; }
-    if (gpus > 1 && gpus != r->local_ranks) {
+    if (gpus > 1 && gpus != r->group.local_ranks) {
         return fail("--gpus %d, but %d ranks are started already (%s=%s): leave --gpus out, or "
                     "start one process",
-                    gpus, r->ranks, family->ranks, variable(family->ranks));
+                    gpus, r->group.ranks, family->ranks, variable(family->ranks));
     }
     return read_meeting(r);
 }
 
-bool ranks_device(const Ranks *r, int visible, int *device) {
-    *device = visible == 1 ? 0 : r->local_rank;
+bool ranks_device(const Group *g, int visible, int *device) {
+    *device = visible == 1 ? 0 : g->local_rank;
     return *device < visible ||
            fail("rank %d is number %d on its machine, whose GPUs are 0 to %d: start no more "
                 "ranks than GPUs",
-                r->rank, r->local_rank, visible - 1);
+                g->rank, g->local_rank, visible - 1);
 }
 
 // ---- signals ------------------------------------------------------------------------------------
 
 const int stop_signals[STOP_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
 
-// A pipe without a reader, or a file that may not grow, is an error of the write, not the end.
+// A write to a pipe without a reader, or beyond the limit of file sizes, must fail, not kill.
 static void ignore_write_signals(void) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
@@ -201,19 +201,19 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
                                                   const sigset_t *signals) {
     const double GRACE = 1.5; // seconds for the others to end by themselves
     pid_t group = ids[0];
-    int running = r->local_ranks, result = 0;
+    int running = r->group.local_ranks, result = 0;
     double failed = 0;
     while (running > 0) {
         int number = sigtimedwait(signals, NULL, &(struct timespec){.tv_nsec = 200000000}), status;
         if (number > 0 && number != SIGCHLD) { kill(-group, number); }
-        for (int i = 0; i < r->local_ranks; i++) {
+        for (int i = 0; i < r->group.local_ranks; i++) {
             if (ids[i] == 0 || waitpid(ids[i], &status, WNOHANG) <= 0) { continue; }
             ids[i] = 0;
             running--;
             bool killed = WIFSIGNALED(status);
             int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
-                           code == EXIT_WRONG_RESULTS || // as all ranks do, one after another
+                           code == EXIT_WRONG_RESULTS || // all ranks end so, one after another
                            code == EXIT_STOPPED_BY_SIGNAL;
             bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
             if (i == 0 && failed == 0) { result = code; }
@@ -222,10 +222,10 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             result = code;
             const char *others = running > 0 ? "; the other ranks are ended" : "";
             if (killed) {
-                complain("rank %d was killed by signal %d (%s)%s", r->rank + i, WTERMSIG(status),
-                         strsignal(WTERMSIG(status)), others);
+                complain("rank %d was killed by signal %d (%s)%s", r->group.rank + i,
+                         WTERMSIG(status), strsignal(WTERMSIG(status)), others);
             } else {
-                complain("rank %d ended with exit status %d%s", r->rank + i, code, others);
+                complain("rank %d ended with exit status %d%s", r->group.rank + i, code, others);
             }
         }
         if (failed > 0 && wall_seconds() > failed + GRACE) {
@@ -236,59 +236,60 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
     exit(result);
 }
 
-// Forks this machine's ranks, in each of which it returns; the starter exits here. *listener: rank
-// 0's socket, made before the ranks start, so that no other process can take the port.
+// Forks the ranks of this machine. It returns in each rank; the starter exits here. *listener: rank
+// 0's socket, opened before the fork, so that no other process can take the port.
 static void start_ranks(Ranks *r, int *listener) {
     static pid_t ids[RANKS_MAX];
     pid_t starter = getpid();
     sigset_t signals, old;
-    *listener = r->rank == 0 ? group_listen(r->host, &r->port) : -1;
-    if (r->rank == 0 && *listener < 0) { die("%s", error_text()); }
-    if (r->local_ranks == r->ranks) { group_draw(r->secret); }
+    *listener = r->group.rank == 0 ? group_listen(r->host, &r->port) : -1;
+    if (r->group.rank == 0 && *listener < 0) { die("%s", error_text()); }
+    if (r->group.local_ranks == r->group.ranks) { group_draw(r->secret); }
     sigemptyset(&signals);
     for (int i = 0; i < STOP_SIGNALS; i++) { sigaddset(&signals, stop_signals[i]); }
     sigaddset(&signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals, &old);
     fflush(stdout);
-    for (int i = 0; i < r->local_ranks; i++) {
+    for (int i = 0; i < r->group.local_ranks; i++) {
         ids[i] = fork();
-        if (ids[i] < 0) { die("rank %d could not be started: %s", r->rank + i, strerror(errno)); }
-        // a group of their own: a terminal's ^C reaches the starter alone, which passes it on once
+        if (ids[i] < 0) {
+            die("rank %d could not be started: %s", r->group.rank + i, strerror(errno));
+        }
+        // ranks are in another process group: ^C reaches only the starter, which passes it on once
         setpgid(ids[i], ids[0]);
         if (ids[i] > 0) { continue; }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != starter) { _exit(EXIT_LOST_RANK); }
         sigprocmask(SIG_SETMASK, &old, NULL);
-        r->local_rank = i;
-        r->rank += i;
-        if (r->rank > 0 && *listener >= 0) { close(*listener); }
+        r->group.local_rank = i;
+        r->group.rank += i;
+        if (r->group.rank > 0 && *listener >= 0) { close(*listener); }
         return;
     }
     if (*listener >= 0) { close(*listener); }
     await_ranks(r, ids, &signals);
 }
 
-void launch(Ranks *r, Group *group, Options *options) {
-    const Options *o = options;
+void launch(Group *group, const Options *o) {
+    Ranks r;
     char *identity = NULL, value[OPTION_TEXT];
     int listener = -1;
     size_t bytes, size = 0;
     uint32_t crc = 0;
-    *group = (Group){.ranks = 1};
     ignore_write_signals();
-    or_die(ranks_read(r, o));
+    or_die(ranks_read(&r, o));
     bool alone = o->plan || o->list_checkpoints || o->verify || o->sample_only;
-    options->ranks = alone && !o->plan ? 1 : r->ranks;
-    threads_divide(alone ? 1 : r->local_ranks > 0 ? r->local_ranks : r->ranks);
-    if (alone) { return; }
-    if (r->starts) { start_ranks(r, &listener); }
-    options->rank = r->rank;
-    if (r->ranks == 1) { return; }
-    errors_name_rank(r->rank);
-    if (r->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
+    threads_divide(alone ? 1 : r.group.local_ranks > 0 ? r.group.local_ranks : r.group.ranks);
+    if (alone) { r.group.rank = 0; }
+    if (alone && !o->plan) { r.group.ranks = 1; }
+    if (!alone && r.starts) { start_ranks(&r, &listener); }
+    *group = r.group;
+    if (alone || group->ranks == 1) { return; }
+    errors_name_rank(group->rank);
+    if (group->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         die("/dev/null: %s", strerror(errno));
     }
-    // what every rank must have alike: the program, to the byte, and the options
+    // what must be the same on every rank: the program's bytes and the options
     FILE *file = open_memstream(&identity, &bytes);
     if (file == NULL) { die("out of memory"); }
     int program = file_open("/proc/self/exe", &size);
@@ -298,33 +299,32 @@ void launch(Ranks *r, Group *group, Options *options) {
     }
     fprintf(file, "program llm8.c %s, %zu bytes, checksum %08x\n", LLM8_VERSION, size, crc);
     for (const OptionRow *row = option_table; row < option_table + option_table_count; row++) {
-        // the checkpoint that the tokenizer lies in is rank 0's for all (checkpoint_share)
+        // all ranks later read the tokenizer from rank 0's checkpoint (checkpoint_share)
         bool shared = o->source[row - option_table] == SOURCE_DATA && row->type == OPTION_STRING;
         if (row->effect != EFFECT_ACTION && !shared) {
             fprintf(file, "%s %s\n", row->name, option_text(o, row, value));
         }
     }
     fclose(file);
-    if (r->rank == 0 && !o->quiet && (r->secret[0] | r->secret[1]) == 0) {
+    if (group->rank == 0 && !o->quiet && (r.secret[0] | r.secret[1]) == 0) {
         printf("note: LLM8_SECRET is not set: who reaches %s port %d while the ranks meet can take "
                "part\n",
-               r->host, r->port);
+               r.host, r.port);
         fflush(stdout);
     }
-    or_die(group_open(group, r->rank, r->ranks, r->host, r->port, listener, r->secret, identity,
-                      o->distributed_timeout));
+    or_die(group_open(group, r.host, r.port, listener, r.secret, identity, o->distributed_timeout));
     free(identity);
-    options->group = group;
 }
 
-void launch_refuse(const Options *options, const char *program) {
+void launch_refuse(Group *group, const Options *options) {
     Ranks r;
     ignore_write_signals();
     bool ok = ranks_read(&r, options);
     threads_divide(1);
-    if (r.ranks > 1) { // whatever else is wrong with them
+    if (r.group.ranks > 1) { // reported first, even if the variables are wrong
         die("%s is one process, and not one of %d ranks (%s): train_gptcu trains on several GPUs",
-            program, r.ranks, r.source);
+            options->program, r.group.ranks, r.source);
     }
     or_die(ok);
+    *group = r.group;
 }

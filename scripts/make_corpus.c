@@ -1,11 +1,11 @@
-// Writes the corpus of the quick start: plain English about one village, made from a grammar, so
-// that the repository ships no third-party text. The same bytes on every machine.
+// Writes the corpus of the quick start: plain English about one village. It is made from a grammar,
+// so that the repository contains no text of others. It is the same on every machine.
 //
 //   ./make_corpus --bytes 1500000 --seed 1 > corpus.txt
 //
-// There is something to learn at every range: spelling; pronouns; tense; who lives where, sells
-// what at which price and is whose sister; the order of days and months; sums, which are all right.
-// A small model's samples show how far it has come.
+// A model can learn something at every distance: spelling; pronouns; tense; who lives where, who
+// sells what at which price, and who is whose sister; the order of days and months; sums, which are
+// all correct. So a small model's samples show how much it has learned.
 //
 // The words and the scenes are in village.txt, which begins with a description of its language.
 #include "../base/common.h"
@@ -24,8 +24,8 @@ enum { LISTS = 100, SCENES = 200, NAMES = 4, TEXT = 8192 };
 
 typedef struct {
     char *names[NAMES];
-    int columns, rows, cell_count; // without the head, there are so many rows
-    char **cells;                  // row by row, the head first: a name, then the columns'
+    int columns, rows, cell_count; // rows: without the head
+    char **cells; // row by row. The head is first: the names, then those of columns
 } List;
 
 typedef struct {
@@ -35,17 +35,17 @@ typedef struct {
 
 static struct {
     const char *path;
-    int line; // the one being read, or that of the scene being told
+    int line; // the line that is read, or the line of the scene that is told
     int list_count, scene_count;
     List lists[LISTS];
     Scene scenes[SCENES];
 } grammar;
 
-// A scene being told.
+// A scene while it is told.
 typedef struct {
-    uint64_t key;    // of its random numbers
-    int splices;     // so far
-    char text[TEXT]; // behind a newline
+    uint64_t key;    // key of its random numbers
+    int splices;     // how many so far
+    char text[TEXT]; // begins with a newline, which is not printed
 } Story;
 
 static void __attribute__((noreturn)) give_up(const char *what, const char *why) {
@@ -111,7 +111,8 @@ static void read_grammar(const char *path) {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// The first cell of the row that a name stands for in this story; NULL: no list has the name.
+// Returns the first cell of the row that a name stands for in this story; NULL: no list has the
+// name.
 static const char *drawn(const Story *s, const char *name) {
     for (int l = 0; l < grammar.list_count; l++) {
         const List *list = &grammar.lists[l];
@@ -125,7 +126,7 @@ static const char *drawn(const Story *s, const char *name) {
     return NULL;
 }
 
-// The cell of a column in the row that begins with the word.
+// Returns the cell of a column in the row that begins with a word.
 static const char *find(const char *column, const char *word) {
     for (const List *list = grammar.lists; list < grammar.lists + grammar.list_count; list++) {
         for (int i = list->columns; i < list->cell_count; i++) {
@@ -142,8 +143,8 @@ static const char *find(const char *column, const char *word) {
 }
 
 // ---- texts --------------------------------------------------------------------------------------
-// A text is told in place, from left to right: what a mark stands for takes the place of the mark,
-// and is told next. What is to the left of `at` is done.
+// A text is told in place, from left to right. The text that a mark stands for replaces the mark,
+// and is told next. The text to the left of `at` is complete.
 
 static void splice(Story *s, char *at, const char *end, const char *text) {
     size_t n = strlen(text), rest = strlen(end) + 1;
@@ -154,7 +155,7 @@ static void splice(Story *s, char *at, const char *end, const char *text) {
     memcpy(at, text, n);
 }
 
-// (one|two): one alternative stays.
+// (one|two): keeps one alternative.
 static void tell_choice(Story *s, char *at) {
     char *from = at + 1, *end = from + strcspn(from, "()");
     uint64_t count = 1;
@@ -167,7 +168,7 @@ static void tell_choice(Story *s, char *at) {
     splice(s, at, from, "");
 }
 
-// $day, $A.home: a cell takes its place. In $7.words, where no list has the name, it is the word.
+// $day, $A.home: a cell replaces it. In $7.words no list has the name 7, so 7 itself is the word.
 static void tell_name(Story *s, char *at) {
     char word[32], *end = at;
     const char *value = NULL;
@@ -183,7 +184,7 @@ static void tell_name(Story *s, char *at) {
     splice(s, at, end, value);
 }
 
-// [5+4*2] in words, [5+4*2#] in digits, when all that is inside has been told.
+// [5+4*2]: the result in words; [5+4*2#]: in digits. The text inside has been told already.
 static void tell_sum(Story *s, char *open, const char *close) {
     const char *end = close[-1] == '#' ? close - 1 : close, *at = open;
     char text[64], sign = '+';
@@ -206,8 +207,9 @@ static void tell_sum(Story *s, char *open, const char *close) {
     splice(s, open, close + 1, text);
 }
 
-// Puts "an" for "a" before a vowel, and capital letters where sentences begin. ?" and !" end none,
-// for "asked Mila" may follow.
+// Changes "a" to "an" before a vowel, and writes the first letter of a sentence as a capital. ?"
+// and
+// !" do not end a sentence, because "asked Mila" may follow.
 static void tell_letter(Story *s, char *at) {
     const char *before = at - 1;
     int quotes = 0;
@@ -234,7 +236,7 @@ static void tell(Story *s, const char *text) {
             break;
         default:
             if (strchr("|)", *at) != NULL) { give_up(at, "has no ( before it"); }
-            if (strncmp(at, "\n ", 2) == 0) { splice(s, at, at + 1, ""); } // the line goes on
+            if (strncmp(at, "\n ", 2) == 0) { splice(s, at, at + 1, ""); } // the line continues
             tell_letter(s, at++);
         }
     }
@@ -275,7 +277,7 @@ int main(int argc, char **argv) {
     char program[PATH_LENGTH] = "", path[PATH_LENGTH];
     if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0) { program[0] = '\0'; }
     path_format(path, "%s/scripts/village.txt", dirname(program));
-    opterr = 0; // the error is ours to print
+    opterr = 0; // this program prints the error
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
         case 'b': bytes = parse_count("bytes", optarg, (int64_t)1 << 40); break;

@@ -3,7 +3,7 @@
 // Trainer options change what is timed: build/plain/bench_cpu --micro-batch-size 8 --fp8-format
 // hybrid
 //
-// Everything but the loading of real data is in a step: forward, backward, norm, update.
+// A step has all that a step of training has, except reading real data.
 #define TEST_OWN_MAIN
 #include "trainer.h"
 
@@ -29,7 +29,7 @@ static Times time_rounds(Trainer *t, void (*work)(Trainer *)) {
     return (Times){seconds[ROUNDS / 2], seconds[0], seconds[ROUNDS - 1]};
 }
 
-// Every product of one micro-batch, forward and backward, on what the last step left behind.
+// Computes every product of one micro-batch, forward and backward, on the data of the last step.
 static void run_products(Trainer *t) {
     const Run *run = &t->run;
     int M = run->options.micro_batch_size * run->options.seq_length;

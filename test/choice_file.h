@@ -18,7 +18,7 @@ static inline int put_number(ChoiceFile *f, uint32_t value) {
     return f->count++;
 }
 
-// Some tokens and before them how many; the same for the same seed.
+// Appends a count and that many tokens, which depend only on the seed.
 static inline void put_tokens_of(ChoiceFile *f, int count, int vocab, uint64_t seed) {
     put_number(f, (uint32_t)count);
     for (int i = 0; i < count; i++) {
@@ -26,7 +26,7 @@ static inline void put_tokens_of(ChoiceFile *f, int count, int vocab, uint64_t s
     }
 }
 
-// A question with answers of the lengths given.
+// Appends a question with answers of the given lengths.
 static inline void put_question(ChoiceFile *f, int label, int context, int answers,
                                 const int *lengths, int vocab) {
     int begin = put_number(f, CHOICES_START), bytes = put_number(f, 0);

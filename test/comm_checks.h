@@ -1,6 +1,6 @@
-// What train/gpu/comm.c must do, whatever is under it: NCCL on GPUs (test_gpu_comm.cu) or the
-// stand-ins (test_comm.c). Every rank makes these calls, and counts what is wrong. The values are
-// small whole numbers, so that a sum has one result in any order and in BF16.
+// What train/gpu/comm.c must do, over NCCL on GPUs (test_gpu_comm.cu) and over the stand-ins
+// (test_comm.c). Every rank makes these calls and counts wrong elements. The values are small whole
+// numbers, so that a sum is exact in any order and in BF16.
 #pragma once
 
 #include "../train/gpu/comm.h"
@@ -12,7 +12,7 @@ static inline int sample_value(int rank, int64_t i) {
     return (int)((i * 7 + rank * 3) % 4);
 }
 
-// The sum over the ranks, or the largest.
+// The sum over the ranks, or the maximum.
 static inline int sample_reduced(int ranks, CommOp op, int64_t i) {
     int all = 0;
     for (int r = 0; r < ranks; r++) {
@@ -24,7 +24,7 @@ static inline int sample_reduced(int ranks, CommOp op, int64_t i) {
 
 static const int comm_type_bytes[] = {4, 2, 8, 4, 1}; // in the order of CommType
 
-// A small whole number as an element of a type.
+// Stores a small whole number as an element of a type.
 static inline void put_element(void *array, CommType type, int64_t i, int value) {
     char *to = (char *)array + i * comm_type_bytes[type];
     float f = (float)value;
@@ -52,7 +52,7 @@ typedef struct {
 
 enum { COMM_CHECK_SLOTS = 4, JOINED };
 
-// This rank's values, and what they are reduced to.
+// This rank's values, and the expected result of their reduction.
 static inline Array array_open(Comm *c, CommType type, CommOp op, int64_t count) {
     Array a;
     a.comm = c;
@@ -71,11 +71,11 @@ static inline Array array_open(Comm *c, CommType type, CommOp op, int64_t count)
 
 static inline void array_send(Array *a) {
     cudaMemcpyAsync(a->device, a->host, a->bytes, cudaMemcpyHostToDevice, a->comm->compute);
-    cudaStreamSynchronize(a->comm->compute); // the host's memory is used again
+    cudaStreamSynchronize(a->comm->compute); // the host memory is reused
 }
 
-// Ends what comm_begin has begun, and waits, unless that is done. Whether elements begin..end are
-// not as expected.
+// Completes what comm_begin has begun, if it has begun anything. Returns whether any of the
+// elements begin..end is wrong.
 static inline int array_is_wrong(Array *a, int slot, int64_t begin, int64_t end) {
     size_t from = (size_t)(begin * comm_type_bytes[a->type]);
     size_t bytes = (size_t)(end - begin) * (size_t)comm_type_bytes[a->type];
@@ -104,7 +104,7 @@ static inline int check_all_reduce(Comm *c, CommType type, CommOp op, int64_t co
     return wrong;
 }
 
-// Reduced, scattered and gathered again is the sum everywhere; before gathering, in one's own part.
+// After the reduce-scatter a rank's own part has the sum; after the all-gather every part has it.
 static inline int check_scatter_and_gather(Comm *c, CommType type, int64_t part) {
     int64_t count = part * c->ranks, own = part * c->rank;
     Array a = array_open(c, type, COMM_SUM, count);
@@ -119,7 +119,7 @@ static inline int check_scatter_and_gather(Comm *c, CommType type, int64_t part)
     return wrong;
 }
 
-// Codes, and what goes with them, as one launch.
+// Gathers codes, and other data with them, in one launch.
 static inline int check_grouped_gathers(Comm *c, int64_t part) {
     Array codes = array_open(c, COMM_U8, COMM_SUM, part * c->ranks);
     Array copies = array_open(c, COMM_BF16, COMM_SUM, 3 * part * c->ranks);
@@ -146,8 +146,8 @@ static inline int check_grouped_gathers(Comm *c, int64_t part) {
     return wrong;
 }
 
-// Every rank's pieces go to the rank behind it, and one more to the last rank from all, in one
-// launch; then back. What was moved is there, and nothing else has changed.
+// Every rank sends pieces to the next rank, and one more piece to the last rank, in one launch;
+// then they come back. The moved pieces must arrive, and nothing else may change.
 static inline int check_moves(Comm *c, CommType type, int64_t piece) {
     int ranks = c->ranks, last = ranks - 1, wrong = 0;
     Array a = array_open(c, type, COMM_SUM, 2 * piece * ranks);
@@ -178,7 +178,7 @@ static inline int check_moves(Comm *c, CommType type, int64_t piece) {
     return wrong;
 }
 
-// The largest by bits: NaN above infinity above all numbers.
+// The maximum by bits: NaN is above infinity, and infinity above all numbers.
 static inline int check_amax(Comm *c) {
     static const uint32_t not_a_number = 0x7fc00000, infinite = 0x7f800000;
     Array a = array_open(c, COMM_U32, COMM_MAX, 4);

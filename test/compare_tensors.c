@@ -1,8 +1,8 @@
 // compare_tensors A B C K: for every tensor of safetensors file A, the relative error of A against
-// B may be at most K times that of C against B (and K * 1e-6; for a single number, whose errors can
-// cancel, 1e-3). Prints the worst; exit status 1 when
-// a tensor is over, or missing. So a GPU's gradients (A) are judged against FP32 (B) by what plain
-// low-precision arithmetic (C) loses.
+// B may be at most K times that of C against B, or K * 1e-6 (1e-3 for a single number, whose errors
+// can cancel). It prints the worst tensor, and exits with status 1 if a tensor is above the limit
+// or missing. So the error of a GPU's gradients (A) against FP32 (B) is compared with the error of
+// plain low-precision arithmetic (C).
 #define TEST_OWN_MAIN
 #include "../checkpoints/safetensors.h"
 #include "test.h"

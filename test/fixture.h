@@ -36,7 +36,7 @@ static inline void text_write(const char *path, const char *text) {
     blob_write(path, text, strlen(text));
 }
 
-// A call that uses `err` must fail with a message that has this in it.
+// Checks that a call fails, with an error text that contains `expected`.
 #define CHECK_REFUSED(call, expected)           \
     do {                                        \
         fail("%s", "");                         \
@@ -44,7 +44,7 @@ static inline void text_write(const char *path, const char *text) {
         CHECK_CONTAINS(error_text(), expected); \
     } while (0)
 
-// A text as printf makes it, for the next 15 calls.
+// Formats a text as printf does. It stays valid during the next 15 calls.
 PRINTF_LIKE(1, 2) static inline const char *text_of(const char *format, ...) {
     static char texts[16][2048];
     static unsigned next;
@@ -58,7 +58,7 @@ PRINTF_LIKE(1, 2) static inline const char *text_of(const char *format, ...) {
 
 enum { TEXT_MOST = 4096 };
 
-// A file's text; used before the next call.
+// The text of a file, valid until the next call.
 static inline const char *text_read(const char *path) {
     static char text[TEXT_MOST];
     Blob b = blob_read(path);
@@ -67,7 +67,7 @@ static inline const char *text_read(const char *path) {
     return text;
 }
 
-// The options of "--name value --name value", as a shell would split it.
+// Reads the options of "--name value --name value", split at blanks.
 static inline bool read_options(Options *options, const char *text) {
     enum { WORDS = 1024 };
     char *line = strdup_or_die(text), *argv[WORDS] = {"test"}, *state;
@@ -93,9 +93,10 @@ static inline Options options_of(const char *text) {
     "--arch llama --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-query-groups 1 " \
     "--ffn-hidden-size 32 --vocab-size 20 --make-vocab-size-divisible-by 16 --seq-length 16 "
 
-// Must stay where fixture_open has filled it in: its parts point at each other.
+// It may not be copied after fixture_open, because its parts point to each other.
 typedef struct {
     Options options;
+    Group group; // of one rank, unless a test says otherwise
     ModelConfig config;
     ParamLayout layout;
     Precision precision;
@@ -103,11 +104,11 @@ typedef struct {
     float *state; // [3, layout.size]: weights, first and second moments
     Fp8Slot *slots;
     float *history;
-    Snapshot snapshot; // of all that, as one rank
+    Snapshot snapshot; // of all the above, as one rank saves it
 } Fixture;
 
 static inline void fixture_open(Fixture *f, const char *options) {
-    *f = (Fixture){.options = options_of(options)};
+    *f = (Fixture){.options = options_of(options), .group = {.ranks = 1}};
     f->config = model_config(&f->options);
     f->layout = param_layout(&f->config);
     bool rounds = f->options.bf16 || f->options.fp8_format != FP8_FORMAT_NONE;
@@ -130,6 +131,7 @@ static inline void fixture_open(Fixture *f, const char *options) {
                    f->precision.recipe == FP8_RECIPE_DELAYED;
     f->snapshot = (Snapshot){
         .options = &f->options,
+        .group = &f->group,
         .layout = &f->layout,
         .precision = &f->precision,
         .progress = {.step = 5,

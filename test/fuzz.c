@@ -1,12 +1,12 @@
-// The fuzzer: mutates valid files, keeps what reaches new code, and keeps each input that crashed,
-// hung or ended the program. A target is fuzzed for up to 20 seconds at a time, in a process and a
-// folder of its own, until the time is over or so many inputs were run.
+// The fuzzer: it mutates valid files, keeps inputs that reach new code, and stores each input that
+// crashed, hung or ended the program. Each target is fuzzed for up to 20 seconds at a time, in its
+// own process and folder, until the time is over or the given number of inputs were run.
 //
-//   fuzz [SECONDS [JOBS [RUNS [SEED]]]]   60 seconds, a job a processor, no limit, seed 1
-//   fuzz KIND FILE                        one input again
+//   fuzz [SECONDS [JOBS [RUNS [SEED]]]]   default: 60 seconds, a job a processor, no limit, seed 1
+//   fuzz KIND FILE                        runs one input again
 //
-// The library under it is built with -fsanitize-coverage=trace-pc, so that every edge taken calls
-// __sanitizer_cov_trace_pc.
+// The library is built with -fsanitize-coverage=trace-pc, so that the code calls
+// __sanitizer_cov_trace_pc at every edge.
 #include "fuzz.h"
 #include "../base/rng.h"
 
@@ -39,8 +39,8 @@ typedef struct {
 const FuzzTarget *fuzz_target;
 
 static struct {
-    char folder[PATH_LENGTH]; // the present one
-    FILE *report;             // the terminal: what the library prints goes nowhere
+    char folder[PATH_LENGTH]; // the present folder
+    FILE *report;             // the terminal; what the library prints is discarded
     uint64_t seed, draws;
     Input *corpus;
     int count;
@@ -52,7 +52,7 @@ static struct {
     bool new_edge;
 } fuzz;
 
-// Of all processes.
+// Shared by all processes.
 static struct {
     int64_t runs, turns;
     int crashes;
@@ -74,8 +74,8 @@ void __sanitizer_cov_trace_pc(void) {
     fuzz.last_place = place >> 1;
 }
 
-// Ends the process, and keeps the input: in build/ under LLM8_ROOT where it is set, since
-// test/run.sh deletes the present folder, or else in that.
+// Stores the input and ends the process. The input goes to build/ under LLM8_ROOT if that is set,
+// because test/run.sh deletes the present folder; otherwise to the present folder.
 static void crash(void) {
     const char *root = getenv("LLM8_ROOT");
     char path[PATH_LENGTH + 64];
@@ -97,7 +97,7 @@ static void crash_by_signal(int number) {
     crash();
 }
 
-// The library's die(), which no content of a file may reach (the linker leads it here).
+// The linker replaces the library's die() by this. No content of a file may reach it.
 void __wrap_die(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
 void __wrap_die(const char *format, ...) {
     va_list args;
@@ -123,7 +123,7 @@ void fuzz_seed(const void *data, size_t size) {
     fuzz.corpus[fuzz.count++] = (Input){copy, size};
 }
 
-// Puts bytes at a place of the present input, over or between what is there.
+// Writes bytes into the present input at a place: over the bytes there, or inserted before them.
 static void put(size_t at, const void *bytes, size_t n, bool between) {
     size_t room = INPUT_MAX - at;
     n = n < room ? n : room;
@@ -136,7 +136,7 @@ static void put(size_t at, const void *bytes, size_t n, bool between) {
     fuzz.size = at + n > fuzz.size ? at + n : fuzz.size;
 }
 
-// A number that programs stumble over, as 1, 2, 4 or 8 bytes.
+// Writes a number that often causes faults, as 1, 2, 4 or 8 bytes.
 static void put_number(size_t at) {
     static const int64_t numbers[] = {
         0,     1,       -1,         16,         64,         100,       127,
@@ -146,7 +146,7 @@ static void put_number(size_t at) {
     put(at, &number, (size_t)1 << draw(4), draw(4) == 0);
 }
 
-// With bars between them; the last is a zero byte.
+// Separated by bars; the last one is a zero byte.
 static const char words[] =
     "0|-1|1e999|1e15|9007199254740993|18446744073709551616|9223372036854775807|0.5|null|true|{}|[]|"
     "[|"
@@ -202,7 +202,7 @@ static void mutate(void) {
 // ---- running ----------------------------------------------------------------------------------
 
 static void run_input(void) {
-    // at its exact size, so that reading past its end is seen
+    // a copy of exactly its size, so that AddressSanitizer sees a read past its end
     uint8_t *copy = malloc_or_die(fuzz.size);
     memcpy(copy, fuzz.now, fuzz.size);
     fuzz.new_edge = false;
@@ -231,8 +231,8 @@ static void end_target(void) {
     fuzz.corpus = NULL;
 }
 
-// Fuzzes a target until the time is over or `most` inputs of all targets were run. False when the
-// seeds are not accepted, or everything is: then nothing was tested.
+// Fuzzes a target until the time is over or `most` inputs of all targets were run. False: the seeds
+// were refused, or every input was accepted, so that nothing was tested.
 static bool fuzz_turn(const FuzzTarget *target, double seconds, int64_t most) {
     double end = wall_seconds() + seconds;
     int edges = 0;
@@ -264,7 +264,7 @@ static bool fuzz_turn(const FuzzTarget *target, double seconds, int64_t most) {
     return ok;
 }
 
-// Fuzzes one target in a process and the folder `slot`; returns its exit status.
+// Fuzzes one target in its own process and the folder `slot`. Returns the process's exit status.
 static int fuzz_apart(const FuzzTarget *target, int slot, uint64_t seed, double seconds,
                       int64_t most) {
     fflush(NULL);
@@ -287,7 +287,7 @@ static int fuzz_apart(const FuzzTarget *target, int slot, uint64_t seed, double 
     return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
-// Takes turns until the time is over. Every target has a first one, whatever the limits.
+// Fuzzes the targets in turn until the time is over. Every target gets at least one turn.
 static void take_turns(int slot, double end, double turn, int64_t most, uint64_t seed) {
     while (shared->crashes <= CRASHES_MAX) {
         int64_t next = __atomic_fetch_add(&shared->turns, 1, __ATOMIC_RELAXED);

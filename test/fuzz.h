@@ -1,4 +1,4 @@
-// A fuzzer of our own (test/fuzz.c), since libFuzzer comes with clang only, and what it is run on
+// Our own fuzzer (test/fuzz.c), because libFuzzer needs clang; and its targets
 // (test/fuzz_targets.c).
 #pragma once
 
@@ -6,18 +6,18 @@
 
 typedef struct {
     const char *name;
-    // Reads one input as a file of its kind; true when it was accepted. Must not crash, leave by
-    // die(), or take long, whatever the input.
+    // Reads one input as a file of its kind. True: the input was accepted. For no input may it
+    // crash, call die(), or take long.
     bool (*accepts)(const uint8_t *data, size_t size);
-    // Hands valid inputs to fuzz_seed.
+    // Passes valid inputs to fuzz_seed.
     void (*seeds)(void);
-    const char *file; // of a checkpoint, which an input takes the place of
+    const char *file; // the file of a checkpoint that an input replaces
 } FuzzTarget;
 
 extern const FuzzTarget *fuzz_target; // the present one
 
-// Behind the last, one whose fault the fuzzer must find, or it would find none: a reader that
-// trusts a length.
+// After the last target there is one with a planted fault, a reader that trusts a length. If the
+// fuzzer does not find that fault, it would find no other.
 extern const FuzzTarget fuzz_targets[];
 extern const int fuzz_target_count;
 

@@ -1,5 +1,5 @@
-// What the fuzzer is run on: every kind of file that the trainers read. An input becomes the
-// content of a file in memory, which a link in the current folder leads to.
+// The fuzzer's targets: every kind of file that the trainers read. An input is the content of a
+// file in memory, and a link in the current folder leads to that file.
 #define _GNU_SOURCE // memfd_create
 
 #define TEST_OWN_MAIN
@@ -20,9 +20,9 @@
     "--ffn-hidden-size 2 --vocab-size 4 --make-vocab-size-divisible-by 2 --seq-length 4 "       \
     "--fp8-format hybrid --fp8-amax-history-len 2 --save fuzz --global-batch-size 1 "
 
-static volatile unsigned char sink; // what is read is also used
+static volatile unsigned char sink; // the compiler must not remove what is read
 
-// The file in memory behind `link`, now holding the input.
+// Writes the input into the file in memory that `link` leads to.
 static void put_input(const char *link, const void *data, size_t size) {
     static int file = -1;
     static char target[64];
@@ -72,7 +72,8 @@ static void seed_shards(void) {
     }
 }
 
-// The mask of a shard, with its checksums repaired, or the fuzzer would not come past them.
+// The mask of a shard. Its checksums are repaired, because no mutated input would have the right
+// ones.
 static bool accepts_mask(const uint8_t *data, size_t size) {
     enum { TOKENS = 20, T = 3 };
     struct {
@@ -116,7 +117,7 @@ static void seed_masks(void) {
     fuzz_seed(&file, sizeof(file));
 }
 
-// The tokens' bytes must be the text's; returns how many tokens.
+// Encodes a text. The bytes of its tokens must be the text. Returns the number of tokens.
 static int64_t encode_and_decode(Encoder *e, const unsigned char *text, size_t size) {
     int *tokens = malloc_or_die(size * sizeof(int)), length;
     int64_t count = encoder_encode(e, text, size, tokens);
@@ -165,7 +166,7 @@ static void seed_tokenizers(void) {
     free(b.bytes);
 }
 
-// A text as each way of cutting takes it. Accepted: one with a token of several bytes.
+// Encodes a text with each way of cutting. It is accepted if it has a token of several bytes.
 static bool accepts_text(const uint8_t *data, size_t size) {
     static Tokenizer t;
     static Encoder e;
@@ -268,7 +269,7 @@ static bool accepts_config(const uint8_t *data, size_t size) {
     return accepts_options(3, (char *[]){"fuzz", "--config", "input.bin"});
 }
 
-// A line is an argument.
+// Each line of the input is an argument.
 static bool accepts_command(const uint8_t *data, size_t size) {
     enum { WORDS = 64 };
     char *text = malloc_or_die(size + 1), *argv[WORDS] = {"fuzz"}, *state;
@@ -327,9 +328,9 @@ static bool accepts_safetensors(const uint8_t *data, size_t size) {
 
 static const char folder[] = "fuzz/step_00000100";
 
-static Dataset shards; // what the checkpoint's run trained on
+static Dataset shards; // the training data of the checkpoint's run
 
-// A checkpoint on disk.
+// Writes a checkpoint to the disk.
 static Fixture *make_checkpoint(void) {
     static Fixture f;
     if (f.state != NULL) { return &f; }
@@ -346,8 +347,8 @@ static Fixture *make_checkpoint(void) {
     return &f;
 }
 
-// Opens the checkpoint and does with it what a run does. Files of tensors may be anything, whatever
-// checksums meta.json lists.
+// Opens the checkpoint and reads it as a run does. A file of tensors may have any content, although
+// its checksum in meta.json does not match.
 static bool accepts_file(const uint8_t *data, size_t size) {
     const char *name = fuzz_target->file;
     char path[PATH_LENGTH];
@@ -391,7 +392,7 @@ static void seed_checkpoint_file(void) {
     seed_file(path);
 }
 
-// What --load reads besides the weights.
+// Reads what --load reads besides the weights.
 static bool accepts_model_config(const uint8_t *data, size_t size) {
     Options o, model = {0};
     text_write("c.txt", "lr 1e-3");

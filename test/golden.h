@@ -19,14 +19,14 @@ static inline SafeTensors golden_open(const char *name) {
     return st;
 }
 
-// The n elements of a tensor; they stay.
+// Returns the n elements of a tensor. They are never freed.
 static inline const void *golden_data(const SafeTensors *st, const char *name, Dtype dtype,
                                       int64_t n) {
     const TensorEntry *e = safetensors_find(st, name);
     if (e == NULL || e->dtype != dtype || e->end - e->begin != n * dtype_bytes(dtype)) {
         die("%s: no tensor '%s' of %lld elements", st->path, name, (long long)n);
     }
-    static void **last; // each begins with the one before
+    static void **last; // a list: each block begins with a pointer to the previous one
     void **data = malloc_or_die(2 * sizeof(void *) + (size_t)(e->end - e->begin));
     or_die(safetensors_read(st, e, 0, n, data + 2));
     *data = last;
@@ -34,7 +34,7 @@ static inline const void *golden_data(const SafeTensors *st, const char *name, D
     return data + 2;
 }
 
-// Normal, standard deviation `size`; the same numbers for the same seed.
+// Normal numbers with standard deviation `size`, which depend only on the seed.
 static inline void fill_random(float *x, int64_t n, float size, uint64_t seed) {
     for (int64_t i = 0; i < n; i++) { x[i] = size * rng_normal(seed, (uint64_t)i); }
 }

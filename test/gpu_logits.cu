@@ -10,7 +10,6 @@ int main(int argc, char **argv) {
     if (argc < 2) { die("usage: %s OUT OPTION...", argv[0]); }
     options_parse(&options, argc - 1, argv + 1);
     run_resolve_options(&options);
-    options.ranks = 1;
     open_trainer(&t, &options);
     const ModelConfig *c = &t.run.config;
     int B = options.micro_batch_size, T = c->seq_length, M = B * T;

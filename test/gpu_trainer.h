@@ -22,15 +22,14 @@ static inline Options options_of(const char *model, const char *more) {
     Options options;
     options_parse(&options, count, words);
     run_resolve_options(&options);
-    options.ranks = 1;
     return options;
 }
 
 static inline void open_trainer(Trainer *t, const Options *options) {
-    Ranks ranks = {};
-    ranks.ranks = 1;
     *t = {};
-    trainer_open(t, options, &ranks);
+    t->run.options = *options;
+    t->run.group.ranks = t->run.group.local_ranks = 1;
+    trainer_open(t);
     trainer_restore(t);
 }
 

@@ -1,6 +1,6 @@
-// Several processes inside a test program: each runs a function and ends with what that returns.
-// What they print to stderr goes to one file, whole lines in the order in which they came. They may
-// be ranks that meet.
+// Several processes in a test program. Each runs a function, and the function's result is its exit
+// status. Their stderr goes to one file, as whole lines in order of time. They may be ranks that
+// meet.
 #pragma once
 
 #include "../ranks/group.h"
@@ -34,7 +34,7 @@ static inline void processes_start(Processes *p, int count, const char *log, Bod
         int file = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
         dup2(file, STDERR_FILENO);
         close(file);
-        _exit(body(i, argument)); // what the test program owns is not this process's to free
+        _exit(body(i, argument)); // _exit: the memory of the test program is not freed here
     }
 }
 
@@ -52,7 +52,7 @@ static inline void processes_run(Processes *p, int count, Body *body, void *argu
     processes_wait(p);
 }
 
-// The file they have written, to be freed.
+// Returns the text that they have written; the caller frees it.
 static inline char *processes_log(const Processes *p) {
     Blob b = blob_read(p->log);
     char *text = realloc_or_die(b.bytes, b.size + 1);
@@ -62,8 +62,8 @@ static inline char *processes_log(const Processes *p) {
 
 // ---- ranks --------------------------------------------------------------------------------------
 
-// A listening socket, and the ranks that are to meet there. numbers: the rank of each process, or
-// its own number.
+// A listening socket, and the ranks that meet there. numbers: the rank of each process; NULL: its
+// own number.
 typedef struct {
     int listener, port, ranks;
     const char *host;
@@ -79,19 +79,20 @@ static inline Place place_at(const char *host, int ranks, double seconds) {
     return p;
 }
 
-// In a process: one of those ranks. Only rank 0 may be left with the listening socket: a connection
-// to it must end with that process.
+// Called in a process, which becomes one of those ranks. Only rank 0 keeps the listening socket, so
+// that connections to it end when rank 0 ends.
 static inline Group *join(const Place *p, int number, const char *identity) {
     static Group g;
     int rank = p->numbers != NULL ? p->numbers[number] : number;
     errors_name_rank(rank);
     if (rank != 0) { close(p->listener); }
-    or_die(group_open(&g, rank, p->ranks, p->host, p->port, rank == 0 ? p->listener : -1, p->secret,
-                      identity, p->seconds));
+    g = (Group){.rank = rank, .ranks = p->ranks};
+    or_die(group_open(&g, p->host, p->port, rank == 0 ? p->listener : -1, p->secret, identity,
+                      p->seconds));
     return &g;
 }
 
-// What they have written, to be freed.
+// Runs the ranks, and returns what they have written; the caller frees it.
 static inline char *processes_meet(Processes *run, int count, Body *body, Place *p) {
     unlink("said");
     processes_start(run, count, "said", body, p);

@@ -1,7 +1,7 @@
-// A test program is a row of TEST(name) { ... }, which run in the order in which they stand; a test
-// fails when one of its checks does, and says which. SETUP() { ... } runs before all of them. The
-// comparators are written in the passing form, so that NaN fails; test_harness.c plants a fault in
-// front of each of them. A program with a main() of its own defines TEST_OWN_MAIN first.
+// A test program consists of TEST(name) { ... }, which run in the order of the file. A test fails
+// if one of its checks fails, and prints which. SETUP() { ... } runs before all tests. Comparisons
+// are written so that NaN fails; test_harness.c checks each of them with a planted fault. A program
+// with its own main() defines TEST_OWN_MAIN first.
 #pragma once
 
 #include <math.h>
@@ -14,9 +14,9 @@
 
 static struct {
     int passed, failed, skipped;
-    bool failing, skipping; // the test under way
+    bool failing, skipping; // of the test that runs
     bool quiet;             // a failure is expected (CAUGHT), and not shown
-    FILE *out;              // what is said, where not to stdout
+    FILE *out;              // where tests print; NULL: stdout
     void (*setup)(void);
     int count;
     struct {
@@ -41,7 +41,7 @@ static inline bool test_close(double actual, double expected, double tolerance) 
     return fabs(actual - expected) <= tolerance;
 }
 
-// ||actual - expected|| / ||expected||, in double; NaN when anything is.
+// ||actual - expected|| / ||expected||, in double; NaN if any value is NaN.
 static inline double test_relative_error(const float *actual, const float *expected, int64_t n) {
     double difference = 0, size = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -90,7 +90,7 @@ static inline double test_relative_error(const float *actual, const float *expec
         }                                                                                      \
     } while (0)
 
-// Arrays of floats, by test_relative_error.
+// Compares arrays of floats by test_relative_error.
 #define CHECK_ERROR(actual, expected, n, tolerance)                                              \
     do {                                                                                         \
         double error_ = test_relative_error(actual, expected, n), t_ = (tolerance);              \
@@ -100,7 +100,7 @@ static inline double test_relative_error(const float *actual, const float *expec
         }                                                                                        \
     } while (0)
 
-// The same bits.
+// Compares memory bit by bit.
 #define CHECK_BITS(actual, expected, bytes)                                               \
     do {                                                                                  \
         const unsigned char *a_ = (const unsigned char *)(const void *)(actual);          \
@@ -113,7 +113,7 @@ static inline double test_relative_error(const float *actual, const float *expec
         }                                                                                 \
     } while (0)
 
-// Whether a check fails, for faults planted on purpose: it prints nothing and fails no test.
+// Whether a check fails. For planted faults: the check prints nothing and the test does not fail.
 #define CAUGHT(check)                                           \
     ({                                                          \
         bool before_ = test_state.failing;                      \
@@ -124,17 +124,18 @@ static inline double test_relative_error(const float *actual, const float *expec
         caught_;                                                \
     })
 
-// How many elements an array has; a loop over them, by a pointer to each.
+// COUNT is the number of elements of an array; EACH is a loop over pointers to them.
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 #define EACH(row, array) \
     for (__typeof__(&(array)[0]) row = (array); row < (array) + COUNT(array); row++)
 
-// A row of many tables: what something is given, and what must come of it.
+// A row of many tables: an input, and what must result from it.
 typedef struct {
     const char *given, *expected;
 } Says;
 
-// In front of a declaration: what it declares is freed, or given to `close`, as its block ends.
+// Written before a declaration: at the end of the block the variable is freed, or passed to
+// `close`.
 #define FREED __attribute__((cleanup(test_free)))
 #define CLOSED(close) __attribute__((cleanup(close)))
 static inline void test_free(void *pointer) {
@@ -152,7 +153,7 @@ static inline void test_skip(const char *why) {
     fprintf(test_out(), "  skipped: %s\n", why);
 }
 
-// Ends a program whose tests cannot run here, as one skipped test.
+// Ends a program whose tests cannot run here; it counts as one skipped test.
 static inline void test_skip_all(const char *why) {
     fprintf(test_out(), "  skipped: %s\n0 passed, 0 failed, 1 skipped\n", why);
     exit(EXIT_SUCCESS);
@@ -163,7 +164,7 @@ static inline void test_add(const char *name, void (*run)(void)) {
     test_state.tests[test_state.count++].run = run;
 }
 
-// Where a function's head stands; `before` runs before main().
+// Stands for the head of a function; `before` runs before main().
 #define TEST_HEAD(name, before)                                         \
     static void name(void);                                             \
     __attribute__((constructor)) static void name##_stands_here(void) { \
@@ -173,8 +174,8 @@ static inline void test_add(const char *name, void (*run)(void)) {
 #define TEST(name) TEST_HEAD(name, test_add(#name, name))
 #define SETUP() TEST_HEAD(test_setup, test_state.setup = test_setup)
 
-// Runs all tests, or those whose names contain LLM8_TEST, and prints the line that test/run.sh adds
-// up.
+// Runs all tests, or those whose names contain LLM8_TEST, and prints the counts, which test/run.sh
+// adds up.
 static inline int run_tests(void) {
     const char *only = getenv("LLM8_TEST");
     if (test_state.setup != NULL) { test_state.setup(); }

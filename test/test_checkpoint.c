@@ -1,5 +1,5 @@
-// Checkpoints that are in order: what is saved comes back, on any number of ranks and in another
-// precision; which ones are kept; which one --resume means. test_damage.c has the others.
+// Undamaged checkpoints: what is saved is read back, with any number of ranks and in another
+// precision; which ones are kept; which one --resume takes. test_damage.c has damaged ones.
 #include "fixture.h"
 
 #include <cjson/cJSON.h>
@@ -9,7 +9,7 @@
 #define SAVED TINY "--save s --global-batch-size 8 "
 #define DELAYED SAVED "--fp8-format hybrid --fp8-amax-history-len 6 "
 
-// best: the step with a validation loss, lower than those of earlier ones.
+// best: the step that has a validation loss, which is lower than earlier ones.
 static void save_steps(const char *options, int first, int last, int best) {
     CLOSED(fixture_close) Fixture f;
     fixture_open(&f, options);
@@ -63,7 +63,8 @@ TEST(state_comes_back) {
     CHECK(!checkpoint_read(&c, "master", f.layout.size, f.layout.size + 1, &other));
 }
 
-// A bit that changed between the training and the copy that is written, whose checksum is right.
+// A bit changes between the training and the copy that is written, so that the file's checksum is
+// right for the wrong data.
 TEST(what_was_not_trained_is_not_saved) {
     static const char *const kinds[] = {"'master'", "'exp_avg'", "'exp_avg_sq'"};
     for (int kind = 0; kind < 3; kind++) {
@@ -86,7 +87,7 @@ TEST(what_was_not_trained_is_not_saved) {
     }
 }
 
-// As a GPU run saves: BF16 weights for others, FP32 master, BF16 moments.
+// What a GPU run saves: BF16 weights in model.safetensors, FP32 master weights, BF16 moments.
 TEST(bf16_moments_come_back) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
@@ -106,7 +107,7 @@ TEST(bf16_moments_come_back) {
     CHECK_TEXT(c.precision, "BF16");
 }
 
-// Of Muon's elements, the last ones here, nothing is saved; who asks for it is refused.
+// Muon's elements, the last ones here, have no second moments: reading them is refused.
 TEST(second_moments_may_end_early) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
@@ -123,7 +124,8 @@ TEST(second_moments_may_end_early) {
                   "have no 'exp_avg_sq'");
 }
 
-// Another optimizer's moments would be taken for this one's. Whoever does not train needs none.
+// A checkpoint of another optimizer is refused, because its moments mean something else. A run that
+// does not train needs no moments.
 TEST(other_optimizers_are_refused) {
     static const struct {
         const char *saved, *now, *refused;
@@ -151,8 +153,8 @@ TEST(other_optimizers_are_refused) {
     }
 }
 
-// Reads DELAYED's scaling state under other options; `factor`: how the gradients' targets differ;
-// `growth`: the gradients themselves. The head, which is not FP8, has none.
+// Reads DELAYED's scaling state under other options. factor: of the gradients' targets; growth: of
+// the gradients themselves. The head is not in FP8, and has no state.
 static void check_scaling(const char *options, float factor, float growth) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
@@ -201,7 +203,8 @@ TEST(scaling_state_adapts) {
     CHECK(checkpoint_read_scaling(&c, &plain.precision, plain.slots, plain.history));
     CHECK_BITS(&plain.slots[3], &before, sizeof(before));
     checkpoint_close(&c);
-    CHECK(fixture_save(&plain, 200)); // has none, and a delayed run keeps what it holds
+    CHECK(fixture_save(
+        &plain, 200)); // it has no scaling state, so a run with delayed scaling keeps its own
     CHECK(!path_exists("s/step_00000200/scaling.safetensors"));
     CHECK(checkpoint_open(&c, "s/step_00000200", true));
     CHECK(checkpoint_read_scaling(&c, &f.precision, f.slots, f.history));
@@ -267,7 +270,7 @@ TEST(other_models_are_refused) {
     CHECK(!checkpoint_match(&c, &f.options, &f.layout));
 }
 
-// The steps under s, oldest first, as "1 2 3", and where the two links point.
+// Lists the steps in the folder s, oldest first, as "1 2 3", and the targets of the two links.
 static const char *shown(void) {
     static char text[400];
     int64_t *steps;
@@ -301,11 +304,12 @@ TEST(newest_and_best_are_kept) {
     CHECK_TEXT(shown(), "11 12 latest 12, best 11");
     save_steps(SAVED "--keep 0", 13, 20, 0);
     CHECK_TEXT(shown(), "11 12 13 14 15 16 17 18 19 20 latest 20, best 11");
-    save_steps(SAVED "--keep 2", 15, 15, 0); // a run that went back leaves its future alone
+    save_steps(SAVED "--keep 2", 15, 15, 0); // a run that went back does not delete later steps
     CHECK_TEXT(shown(), "11 14 15 16 17 18 19 20 latest 15, best 11");
 }
 
-// Whatever evaluations between the saves have found (best_valid_loss), and never of other data.
+// Evaluations between the saves (best_valid_loss) do not matter, and losses on other data do not
+// count.
 TEST(best_is_the_lowest_of_what_is_kept) {
     static const struct {
         double loss;
@@ -349,7 +353,8 @@ static bool is_step(const char *path, int64_t step) {
     return checkpoint_open(&c, path, true) && c.progress.step == step;
 }
 
-// What a run leaves behind that goes back is neither resumed nor `best`, and not lost.
+// When a run goes back, later checkpoints are set aside: they are neither resumed nor `best`, and
+// are not lost.
 TEST(going_back_sets_newer_ones_aside) {
     folder_remove("s");
     save_steps(SAVED "--keep 0", 1, 2, 2);
@@ -365,7 +370,7 @@ TEST(going_back_sets_newer_ones_aside) {
     CHECK_TEXT(shown(), "1 latest 1, best -1");
     CHECK(is_step("s/step_00000004.aside-1", 4) && is_step("s/step_00000004.aside-2", 4));
     CHECK(is_step("s/step_00000003.aside-1", 3) && is_step("s/step_00000002.aside-1", 2));
-    // which of two of one step is the run's?
+    // there are two checkpoints of one step: it is not clear which one is the run's
     CHECK_REFUSED(go_back("s/step_00000004.aside-1"),
                   "--resume s/step_00000004.aside-1: not under the name of its step; rename it to "
                   "step_00000004, or give another --save");
@@ -382,7 +387,7 @@ TEST(going_back_sets_newer_ones_aside) {
     CHECK_TEXT(shown(), "1 2 latest 2, best 2");
 }
 
-// A link may name the step in any way.
+// A link may lead to a step by any path.
 TEST(links_name_steps_in_any_way) {
     char here[PATH_LENGTH];
     folder_remove("s");
@@ -400,7 +405,8 @@ TEST(links_name_steps_in_any_way) {
     CHECK(go_back("s/latest") && checkpoint_linked("s", "latest") == 2);
     CHECK(path_exists("s/step_00000003.aside-1") && !path_exists("s/step_00000003"));
     CHECK(unlink("s/latest") == 0 && symlink("./step_00000009", "s/latest") == 0);
-    CHECK_EQUAL(checkpoint_linked("s", "latest"), 9); // that it is there is another question
+    CHECK_EQUAL(checkpoint_linked("s", "latest"),
+                9); // whether that step exists is not checked here
 }
 
 static FolderId latest_of(const char *save) {
@@ -409,7 +415,8 @@ static FolderId latest_of(const char *save) {
                                                          : (FolderId){0, 0};
 }
 
-// The step that --resume latest begins at in the folder t; 0: none yet; -1: it is refused.
+// The step that --resume latest starts from in the folder t; 0: there is none yet; -1: it is
+// refused.
 static int64_t begins(void) {
     CLOSED(checkpoint_close) Checkpoint c;
     Options o = options_of(TINY "--save t --resume latest"), model;
@@ -420,7 +427,7 @@ static int64_t begins(void) {
     return c.path[0] != '\0' ? c.progress.step : 0;
 }
 
-// Until its first save, a run in a folder of its own begins anew where it began.
+// A run that saves in a new folder starts again from the same checkpoint until its first save.
 TEST(a_run_begins_again_where_it_began) {
     CLOSED(checkpoint_close) Checkpoint c;
     CLOSED(fixture_close) Fixture f;
@@ -432,15 +439,15 @@ TEST(a_run_begins_again_where_it_began) {
     CHECK(checkpoint_open(&c, "s/step_00000002", true) && checkpoint_go_back(&o, &c));
     CHECK(begins() == 2);
     FolderId link = latest_of("t"), same;
-    CHECK(checkpoint_go_back(&o, &c)); // nothing moves: scripts/restart.sh counts on that
+    CHECK(checkpoint_go_back(&o, &c)); // nothing changes: scripts/restart.sh relies on that
     same = latest_of("t");
     CHECK(same.inode == link.inode && begins() == 2);
-    // a file in its place
+    // a file instead of the link
     const char *target = text_of("%s/s/step_00000002\n", getcwd((char[PATH_LENGTH]){0}, 900));
     CHECK(unlink("t/latest") == 0);
     text_write("t/latest", target);
     CHECK(begins() == 2);
-    // where it is lost or damaged, nothing else takes its place
+    // if it is lost or damaged, nothing else is taken
     CHECK(rename("s/step_00000002", "s/lost") == 0 && begins() == -1);
     CHECK_CONTAINS(error_text(),
                    "--resume latest: nothing is saved yet, and where the run began: ");
@@ -449,13 +456,13 @@ TEST(a_run_begins_again_where_it_began) {
     CHECK(rename("s/step_00000002/config.json", "s/config.json") == 0 && begins() == -1);
     CHECK_CONTAINS(error_text(), "/s/step_00000002/config.json: No such file");
     CHECK(rename("s/config.json", "s/step_00000002/config.json") == 0);
-    // another run that has saved nothing begins there
+    // another run, which has saved nothing, starts there
     CHECK(checkpoint_go_back(&o, &(Checkpoint){0}) && begins() == 0 && !path_exists("t/latest"));
     CHECK(checkpoint_go_back(&o, &c) && begins() == 2);
     fixture_open(&f, TINY "--save t");
     CHECK(fixture_save(&f, 5) && begins() == 5);
     CHECK(checkpoint_linked("t", "latest") == 5);
-    // then it begins nowhere else, though a link leads there
+    // after that it starts from nothing else, although a link leads there
     CHECK(unlink("t/latest") == 0 && symlink("../s/step_00000002", "t/latest") == 0);
     CHECK(begins() == 5);
     CHECK_REFUSED(checkpoint_go_back(&o, &c), "--resume s/step_00000002: not t/step_00000002, ");
@@ -485,7 +492,7 @@ TEST(links_may_be_files) {
     CHECK_TEXT(shown(), "1 2 3 latest 3, best -1");
 }
 
-// What then gave a usual loss is kept; where that save has failed, the one before it.
+// The proven checkpoint is kept; if saving that one has failed, the one before it is kept.
 TEST(the_last_good_one_is_kept) {
     CLOSED(fixture_close) Fixture f;
     folder_remove("s");
@@ -501,7 +508,7 @@ TEST(the_last_good_one_is_kept) {
     CHECK_TEXT(shown(), "2 5 latest 5, best -1");
 }
 
-// What has a step's name already is set aside.
+// A folder that has the new step's name already is set aside.
 TEST(steps_are_saved_again) {
     CLOSED(fixture_close) Fixture f;
     CLOSED(checkpoint_close) Checkpoint c;
@@ -559,7 +566,7 @@ TEST(saving_goes_on_in_a_thread) {
     CHECK_CONTAINS(saver.why.text,
                    "s/latest/meta.json/.tmp-step_00000005: the folder could not be made");
     CHECK_CONTAINS(saver.why.text, "; earlier checkpoints are as they were");
-    CHECK(!saver_wait(&saver));     // however often it is asked
-    strcpy(f.options.save, "gone"); // a folder that was moved while a save began stays away
+    CHECK(!saver_wait(&saver));     // each time
+    strcpy(f.options.save, "gone"); // a folder that was moved when a save began is not made again
     CHECK(!checkpoint_save(&f.snapshot) && !path_exists("gone"));
 }

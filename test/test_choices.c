@@ -1,5 +1,5 @@
-// Multiple-choice sets: what was written is read, long contexts lose their beginning, what is no
-// set is refused.
+// Multiple-choice sets: what is written is read back, long contexts lose their beginning, and other
+// files are refused.
 #include "choice_file.h"
 
 #include <sys/stat.h>
@@ -33,12 +33,12 @@ TEST(what_was_written_is_read) {
         CHECK_EQUAL(answer, 4);
         for (int i = 0; i < 3; i++) { CHECK_EQUAL(tokens[i], f.numbers[6 + i]); }
         for (int i = 0; i < 4; i++) { CHECK_EQUAL(tokens[3 + i], f.numbers[12 + i]); }
-        // of the third's context there is room for the last 5
+        // there is room for the last 5 tokens of the third context
         CHECK_EQUAL(choices_row(&set, 2, 1, MOST, tokens, &answer), MOST);
         int context_end = f.count - 1 - 4 - 2;
         for (int i = 0; i < 5; i++) { CHECK_EQUAL(tokens[i], f.numbers[context_end - 5 + i]); }
         CHECK_EQUAL(choices_row(&set, 0, 1, 5, tokens, &answer), 5); // one token of context
-        CHECK_EQUAL(choices_row(&set, 0, 1, 4, tokens, &answer), 0); // none: nothing to go on from
+        CHECK_EQUAL(choices_row(&set, 0, 1, 4, tokens, &answer), 0); // no context is left
     }
 }
 

@@ -1,6 +1,6 @@
-// train/gpu/comm.c, nccl.c and verify_nccl.c as they are, over the stand-ins for NCCL and CUDA:
-// every collective with several numbers of ranks, what is refused before NCCL is asked to join
-// them, and the row of --verify.
+// train/gpu/comm.c, nccl.c and verify_nccl.c, unchanged, over the stand-ins for NCCL and CUDA:
+// every collective with several numbers of ranks, what is refused before NCCL joins the ranks, and
+// the row of --verify.
 #define TEST_OWN_MAIN
 #include "../train/gpu/support.h"
 #include "comm_checks.h"
@@ -38,14 +38,14 @@ TEST(collectives_are_right) {
     }
 }
 
-// A rank that puts in something else: every rank that gets its sum must notice.
+// One rank contributes other values: every rank that gets the sum must notice.
 static int a_wrong_value(int rank, void *argument) {
     Group *g = join_as_device(rank, argument);
     Comm c;
     open_or_die(&c, g);
     if (rank == 1) { c.rank = 0; } // as if it held rank 0's values
     int wrong = check_all_reduce(&c, COMM_F32, COMM_SUM, 100);
-    wrong += check_amax(&c) == 0; // which needs rank 2's share alone
+    wrong += check_amax(&c) == 0; // the maximum comes from rank 2 alone
     c.rank = rank;
     comm_close(&c);
     group_close(g);
@@ -88,12 +88,12 @@ static int with_one_gpu(int rank, void *argument) {
     return only_opens(rank, argument);
 }
 
-// Asynchronous errors, which no call returns, end the run through the watch.
+// Asynchronous errors, which no call returns, end the run through the watchdog.
 static int with_a_broken_network(int rank, void *argument) {
     Comm c;
     open_or_die(&c, join_as_device(rank, argument));
     if (rank == 0) { text_write("standin-error", ""); }
-    pause(); // the watch ends the process
+    pause(); // the watchdog ends the process
     return 0;
 }
 
@@ -168,7 +168,7 @@ TEST(a_hang_is_named) {
     remove("standin-hang");
 }
 
-// What LD_LIBRARY_PATH=. finds; in a process of its own, which has looked for nothing yet.
+// Loads the library from the current folder, in a new process, which has loaded none yet.
 static int loads_here(int number, void *argument) {
     (void)number, (void)argument;
     setenv("LD_LIBRARY_PATH", ".", 1);
@@ -201,7 +201,7 @@ int main(int argc, char **argv) {
     if (argc > 1) { return load(); }
     const char *root = getenv("LLM8_ROOT"), *path = getenv("LD_LIBRARY_PATH");
     const char *standin = text_of("%s/build/standin", root != NULL ? root : ".");
-    if (path == NULL || strcmp(path, standin) != 0) { // read when a program starts
+    if (path == NULL || strcmp(path, standin) != 0) { // the loader reads it when a program starts
         setenv("LD_LIBRARY_PATH", standin, 1);
         execv("/proc/self/exe", argv);
     }

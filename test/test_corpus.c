@@ -1,4 +1,5 @@
-// The quick start's corpus: as large as asked, the same everywhere, right in its sums, readable.
+// The quick start's corpus: it has the requested size, is the same everywhere, its sums are right,
+// and it is readable.
 #define main make_corpus_main
 #include "../scripts/make_corpus.c"
 #undef main
@@ -22,7 +23,7 @@ SETUP() {
 
 // ---- faults in the file -------------------------------------------------------------------------
 
-// In a process of its own, before this one has read a grammar.
+// Runs in another process, because a process can read only one grammar.
 static int read_and_write(int number, void *path) {
     (void)number;
     read_grammar(path);
@@ -30,7 +31,7 @@ static int read_and_write(int number, void *path) {
     return 0;
 }
 
-// Each is refused in one line that says which line of the file it is, and why.
+// Each fault is refused in one line, which says on which line of the file it is, and why.
 TEST(faults_are_refused) {
     static const Says faults[] = {
         {"", "--grammar bad: no text can be read"},
@@ -71,7 +72,7 @@ TEST(faults_are_refused) {
     }
 }
 
-// The village with a few bytes changed: it is read, or refused.
+// The grammar with a few changed bytes is read or refused.
 TEST(damage_is_no_crash) {
     static const char marks[] = "()[]|$:+=.\n 1A";
     for (uint64_t i = 0; i < 60; i++) {
@@ -105,8 +106,8 @@ static int compare_words(const void *a, const void *b) {
 
 // ---- sums ---------------------------------------------------------------------------------------
 
-// How the corpus states a sum, word for word: # is a number, in words or digits, * any word. The
-// last number is the first one and the second one, combined.
+// The sentences in which the corpus has sums: # is a number in words or digits, * is any word. The
+// last number is the result of the first and the second.
 static const struct {
     const char *pattern;
     char sign;
@@ -128,7 +129,7 @@ static const struct {
             {"costs # coins so * cost * coins and # cost #", '*'}};
 enum { SUMS = COUNT(sums) };
 
-// -1: no number.
+// Returns the number that a word is; -1: it is none.
 static int number_of(const char *word) {
     static const char *const names[] = {
         "no",       "one",     "two",     "three",     "four",     "five",     "six",
@@ -161,7 +162,7 @@ static int split_words(char *text, char **into) {
     return count;
 }
 
-// For the tests below.
+// Reads the corpus for the tests below.
 TEST(the_village_is_written) {
     size_t length;
     read_grammar(village);
@@ -170,7 +171,7 @@ TEST(the_village_is_written) {
     CHECK(word_count > 0);
 }
 
-// numbers: the words'.
+// Whether words match a pattern; found: its numbers. numbers: the number that each word is, or -1.
 static bool match(char **at, const int *numbers, const char *pattern, int found[3]) {
     for (size_t n; *pattern != '\0'; pattern += n + (pattern[n] == ' '), at++, numbers++) {
         n = strcspn(pattern, " ");
@@ -239,7 +240,7 @@ TEST(every_sum_is_right) {
         if (!(seen[k] >= 40)) { test_fail(__FILE__, __LINE__, "%s: %d", sums[k].pattern, seen[k]); }
     }
     for (int i = 0; i < word_count; i++) { equations += strcmp(words[i], "=") == 0; }
-    CHECK_EQUAL(equations, seen[0] + seen[1] + seen[2]); // none of a kind not looked at
+    CHECK_EQUAL(equations, seen[0] + seen[1] + seen[2]); // there is no other kind of sum
 }
 
 // ---- size, repetition, words --------------------------------------------------------------------
@@ -255,7 +256,7 @@ TEST(has_the_size_asked_for) {
     }
 }
 
-// The number below changes with the grammar, and with nothing else.
+// The checksum below may change only when the grammar changes.
 TEST(is_the_same_on_every_machine) {
     size_t length;
     FREED char *different = make_corpus(5000, 2, &length);
@@ -263,7 +264,7 @@ TEST(is_the_same_on_every_machine) {
     CHECK_EQUAL(crc32(0, (const unsigned char *)corpus, 50000), 3015969939);
 }
 
-// A terabyte was asked for; it ends with the first bytes that cannot be written.
+// A terabyte was requested: the program ends at the first bytes that cannot be written.
 TEST(stops_when_the_disk_is_full) {
     FILE *full = fopen("/dev/full", "w");
     write_corpus(full, (int64_t)1 << 40, 1);
@@ -283,7 +284,7 @@ TEST(is_plain_text_with_sentences) {
     }
 }
 
-// A word seen only a few times teaches a small model nothing.
+// A small model cannot learn a word that occurs only a few times.
 TEST(no_word_is_rare) {
     int different = 0;
     qsort(words, (size_t)word_count, sizeof(char *), compare_words);

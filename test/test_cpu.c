@@ -1,13 +1,14 @@
-// Every operation of kernels/cpu.h but the optimizer (test_train_steps.c), and kernels/rope.h.
-// First values, against the plain definitions below, gradients, against numerical derivatives of
-// those, and the same bits from 1, 2 and 3 threads; then the reductions, extreme and bad values,
-// what must stay untouched, and rotary frequencies as transformers has them.
+// Tests every operation of kernels/cpu.h except the optimizer (test_train_steps.c), and
+// kernels/rope.h. First it compares values with the plain definitions below, gradients with
+// numerical derivatives of these, and the bits of 1, 2 and 3 threads. Then it tests reductions,
+// extreme and bad values, what must not change, and rotary frequencies against those of
+// transformers.
 //
 // A gradient is compared with the derivative of (projection . definition(inputs)), for a random
 // projection, by a fourth-order central difference in double precision. Differences of the FP32
-// operation itself would be good to 1e-4 at best; these, with a step of 1e-3, are good to 1e-10, so
-// that what is left is FP32's rounding: 2.3e-7 of the norm at most in the shapes here. The bound
-// leaves a factor of four for compilers that order sums otherwise.
+// operation itself would have errors of at least 1e-4. These differences, with a step of 1e-3, have
+// errors of 1e-10, so that only FP32's rounding is left: at most 2.3e-7 of the norm in the shapes
+// here. The bound is four times that, because compilers may order sums in another way.
 #include "../kernels/cpu.h"
 #include "golden.h"
 #include "test.h"
@@ -17,13 +18,13 @@
 enum { INPUTS = 3, THREADS = 3 };
 #define BOUND 1e-6
 
-// An operation uses those it has; M = B T rows.
+// The sizes of an operation, which uses some of them; M = B T rows.
 typedef struct {
     int B, T, C, H, G, D, F, V, P;
     double eps, theta;
     float z_loss, softcap;
-    bool positions;    // the embedding has some
-    const int *tokens; // [B,T], the loss's targets too
+    bool positions;    // the embedding has positions
+    const int *tokens; // [B,T], also the targets of the loss
 } Shape;
 
 static int shape_rows(const Shape *s) {
@@ -42,8 +43,9 @@ static float *new_floats(int64_t n, float value) {
 
 // ---- the operations -----------------------------------------------------------------------------
 //
-// Of each: its definition, forward only, in double precision and as plainly as it can be written;
-// and a run, forward, then backward with dout, where out and what is not added to come in as NaN.
+// Each operation has its definition, forward only, in double precision and as plain as possible;
+// and a run, forward and then backward with dout. Before the run, outputs and gradients that are
+// not added to are NaN.
 
 // in: token embedding [V,C], position embedding [T,C]
 static void reference_embedding(double *out, double *const *in, const Shape *s) {
@@ -139,7 +141,7 @@ static void reference_qk_norm(double *out, double *const *in, const Shape *s) {
     }
 }
 
-// The gradient of qkv overwrites that of the output, the weights' are added to.
+// The gradient of qkv overwrites that of the output; the gradients of the weights are added to.
 static void run_qk_norm(float *out, float **g, float **in, const float *dout, const Shape *s) {
     int M = shape_rows(s), n = M * shape_qkv(s);
     float *rstd = new_floats(M * (s->H + s->G), NAN), *d = new_floats(n, NAN);
@@ -151,7 +153,7 @@ static void run_qk_norm(float *out, float **g, float **in, const float *dout, co
     free(d);
 }
 
-// One query's output [D]. q: its row of qkv; before: its place in the sequence.
+// The output [D] of one query. q: its row of qkv; before: its place in the sequence.
 static void reference_attend(double *out, const double *q, const double *sequence, int place,
                              int head, const Shape *s) {
     int N = shape_qkv(s), group = head / (s->H / s->G);
@@ -220,7 +222,7 @@ static double reference_capped(double x, const Shape *s) {
     return s->softcap > 0 ? s->softcap * tanh(x / s->softcap) : x;
 }
 
-// in: logits [M,P]; out: losses [M], what is minimised
+// in: logits [M,P]; out: losses [M], with the z-loss
 static void reference_cross_entropy(double *out, double *const *in, const Shape *s) {
     for (int row = 0; row < shape_rows(s); row++) {
         const double *x = in[0] + row * s->P;
@@ -239,7 +241,7 @@ static void run_cross_entropy(float *out, float **g, float **in, const float *do
     memcpy(g[0], in[0], (size_t)(M * s->P) * sizeof(float));
     LossTerms terms = {dout[0], s->z_loss, s->softcap};
     cross_entropy(out, g[0], s->tokens, M, s->V, s->P, terms);
-    for (int row = 0; row < M && s->z_loss > 0; row++) { // is not in what is reported
+    for (int row = 0; row < M && s->z_loss > 0; row++) { // the reported loss is without it
         double sum = 0;
         if (s->tokens[row] < 0) { continue; }
         for (int i = 0; i < s->V; i++) { sum += exp(reference_capped(in[0][row * s->P + i], s)); }
@@ -247,7 +249,7 @@ static void run_cross_entropy(float *out, float **g, float **in, const float *do
     }
 }
 
-// in: bias [F]; out: [M,F], every row of which it is
+// in: bias [F]; out: [M,F], each row of which is the bias
 static void reference_bias(double *out, double *const *in, const Shape *s) {
     for (int i = 0; i < shape_rows(s) * s->F; i++) { out[i] = in[0][i % s->F]; }
 }
@@ -263,9 +265,9 @@ typedef struct {
     const char *name;
     void (*reference)(double *out, double *const *in, const Shape *s);
     void (*run)(float *out, float **gradients, float **in, const float *dout, const Shape *s);
-    bool overwrites;              // the gradient, where it is not "+="
-    float uniform_projection;     // where dout cannot be random
-    const char *out, *in[INPUTS]; // their sides, a letter each
+    bool overwrites;              // the gradient is overwritten, not added to
+    float uniform_projection;     // used if dout cannot be random
+    const char *out, *in[INPUTS]; // their sizes, a letter for each side
 } Operation;
 
 #define OPERATION(name, overwrites, projection, out, ...)                   \
@@ -334,8 +336,8 @@ static double error_of(const float *actual, const float *start, const double *ex
     return sqrt(difference / size);
 }
 
-// The comparison, which then must see three faults, each in one element: a thousandth too large,
-// NaN, and (in gradients that are added to) the old value missing.
+// Compares, and then must see three planted faults, each in one element: a value too large by a
+// thousandth, NaN, and (in gradients that are added to) a missing old value.
 static void compare(const char *name, const char *what, int k, float *actual, const float *start,
                     const double *expected, int n) {
     double error = error_of(actual, start, expected, n);
@@ -424,12 +426,12 @@ static void check_operation(const Operation *op, const Shape *s) {
     free(p.out);
 }
 
-// Repeats, so that gradients of one row meet.
+// Tokens occur several times, so that their gradients are added in one row.
 static const int token_list[] = {3, 0, 3, 3, 7, 10, 0, 1, 3, 10, 5, 2, 0, 9};
-// Negative targets are left out of the loss.
+// The loss ignores negative targets.
 static const int target_list[] = {3, 0, -1, 129, -100, 130};
 
-// On odd shapes.
+// Odd shapes.
 static const struct {
     const Operation *operation;
     Shape shape;
@@ -491,7 +493,7 @@ TEST(reductions_do_not_depend_on_threads) {
     }
     x[N - 1] = NAN;
     CHECK(isnan(sum_of_squares(x, N)) && isnan(tensor_amax(x, N)));
-    x[N - 1] = 1e30f; // its square is beyond FP32, and fine in the double
+    x[N - 1] = 1e30f; // its square is too large for FP32, but not for double
     CHECK_CLOSE(sum_of_squares(x, N), 1e60, 1e53);
     CHECK(tensor_amax(x, N) == 1e30f);
 }
@@ -500,7 +502,7 @@ TEST(reductions_do_not_depend_on_threads) {
 
 enum { POINTS = 20001 }; // of [-100, 100]
 
-// Of elements that are off by more than `relative` of the value and `absolute`.
+// Counts elements whose error is larger than `relative` of the value plus `absolute`.
 static int off(const float *actual, const float *x, double (*function)(double), double relative,
                double absolute) {
     int count = 0;
@@ -511,7 +513,7 @@ static int off(const float *actual, const float *x, double (*function)(double), 
     return count;
 }
 
-// Fourth-order, good to 1e-10 here.
+// A fourth-order difference; its error is 1e-10 here.
 #define SLOPE_OF(f, x, h) ((8 * (f(x + h) - f(x - h)) - (f(x + 2 * h) - f(x - 2 * h))) / (12 * h))
 
 static double gelu_slope(double x) {
@@ -522,10 +524,10 @@ static double silu_slope(double x) {
     return SLOPE_OF(reference_silu_of, x, 1e-4);
 }
 
-// SiLU is x / (1 + exp(-x)), so it shows exp's own error: 6 roundings of 2^-24 allowed in all,
-// until exp is clamped at 88.3 and the value is below 1e-36. GELU's argument is a cubic, whose
-// rounding grows in the tail; its slope has a term x sigmoid (1 - sigmoid) 2u', where the factor
-// beside 1 - sigmoid reaches 35 (at x = 5) before that vanishes.
+// SiLU is x / (1 + exp(-x)), so it shows the error of exp: 6 roundings of 2^-24 are allowed in all,
+// until exp is clamped at 88.3, where the value is below 1e-36. GELU's argument is a cubic, whose
+// rounding error grows in the tail. Its slope has a term x sigmoid (1 - sigmoid) 2u', in which the
+// factors of (1 - sigmoid) reach 35 (at x = 5) before it becomes 0.
 TEST(activations_are_accurate_everywhere) {
     static float x[2 * POINTS], ones[POINTS], out[POINTS], slope[2 * POINTS];
     for (int i = 0; i < POINTS; i++) {
@@ -560,7 +562,8 @@ TEST(activations_keep_bad_values) {
 
 // ---- attention --------------------------------------------------------------------------------
 
-// Scores far beyond exp's range: all alike, and so the values' mean; then one that stands out.
+// Scores far outside the range of exp. First all are equal, so that the output is the mean of the
+// values; then one is larger than the others.
 TEST(attention_survives_large_scores) {
     enum { T = 9, D = 4, N = 3 * D };
     float qkv[T * N], out[T * D], lse[T], dqkv[T * N], dout[T * D];
@@ -596,7 +599,7 @@ TEST(loss_only_leaves_the_logits_alone) {
     CHECK_BITS(with, losses, sizeof(losses));
 }
 
-// Whatever stands there, NaN and the largest of all logits too.
+// The padding's logits do not matter, even if they are NaN or the largest of all.
 TEST(padding_and_left_out_rows_do_not_matter) {
     float logits[ROWS * P], clean[ROWS * P], losses[ROWS], clean_losses[ROWS];
     int targets[ROWS] = {4, -1, 12};
@@ -628,7 +631,7 @@ TEST(bad_logits_spoil_the_loss) {
         for (int i = 0; i < 4; i++) {
             float logits[ROWS * P], losses[ROWS];
             fill_random(logits, ROWS * P, 2.0f, 1);
-            int at = i < 3 ? place : targets[1]; // minus infinity only means a probability of 0
+            int at = i < 3 ? place : targets[1]; // minus infinity means a probability of 0
             logits[P + at] = i < 3 ? bad[i] : -INFINITY;
             cross_entropy(losses, logits, targets, ROWS, V, P,
                           (LossTerms){.gradient_scale = place % 2 ? 1.0f : 0.0f});
@@ -651,8 +654,8 @@ TEST(large_logits_do_not_overflow) {
 
 // ---- rotary frequencies -------------------------------------------------------------------------
 
-// Against transformers' (test/golden/rope.safetensors, made by golden.py), and the table against
-// the frequencies.
+// Compares the frequencies with those of transformers (test/golden/rope.safetensors, made by
+// golden.py), and the table with the frequencies.
 TEST(frequencies_are_transformers) {
     enum { D = 64, HALF = D / 2, T = 300 };
     static const struct {

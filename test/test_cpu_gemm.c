@@ -1,7 +1,7 @@
 // cpu_gemm against a sum in double precision, element by element.
 //
-// The bound on an element is the one that holds for any order of summation: (k + 4) roundings, each
-// of 2^-24, of the sum of the magnitudes that went into it.
+// The bound of an element's error holds for any order of summation: (k + 4) roundings of 2^-24
+// each, times the sum of the magnitudes of its terms.
 #include "../kernels/cpu.h"
 #include "golden.h"
 #include "test.h"
@@ -96,7 +96,7 @@ TEST(multiplies_every_size_and_transposition) {
     }
 }
 
-// Beyond the blocks that the product is cut into, in each direction and, in the last, in all.
+// Sizes larger than the blocks that a product is cut into: in each direction, and at last in all.
 TEST(multiplies_beyond_its_blocks) {
     static const int shapes[][3] = {
         {257, 129, 31}, {13, 7, 257}, {5, 3, 1025}, {1001, 3, 5}, {3, 1601, 5}, {261, 773, 257},
@@ -142,7 +142,7 @@ TEST(wrong_elements_are_seen) {
     free_case(&t);
 }
 
-// NaN and infinity stay in the row or column they belong to, and do not get lost there.
+// NaN and infinity appear in their whole row or column, and nowhere else.
 TEST(bad_values_stay_in_their_row) {
     for (int trans = 0; trans < 4; trans++) {
         Case t = new_case(29, 37, 19, trans % 2, trans / 2);

@@ -1,5 +1,5 @@
 // Damaged checkpoints: every kind of damage is refused with the name of the file, and --resume
-// latest falls back to the newest whole one.
+// latest takes the newest undamaged one.
 #define _GNU_SOURCE // memmem
 
 #include "fixture.h"
@@ -19,7 +19,8 @@ static void save_steps(int last) {
     for (int step = 1; step <= last; step++) { CHECK(fixture_save(&f, step)); }
 }
 
-// The step that --resume latest finds; 0: none yet; -1: it refuses. Its warnings go to "warnings".
+// The step that --resume latest finds; 0: there is none yet; -1: it is refused. Warnings go to the
+// file "warnings".
 static int64_t resumed(const char *options) {
     Options o = options_of(options);
     CLOSED(checkpoint_close) Checkpoint c;
@@ -55,7 +56,7 @@ static void check_falls_back(const char *path) {
     CHECK_CONTAINS(text_read("warnings"), "; trying an earlier checkpoint\n");
 }
 
-// Each file with one wrong bit, wherever it is; shorter or longer; missing, or a folder.
+// Each file has one wrong bit at any place, is shorter or longer, is missing, or is a folder.
 TEST(damaged_files_are_refused) {
     save_steps(2);
     for (int i = 0; i < FILES; i++) {
@@ -93,7 +94,7 @@ TEST(damaged_files_are_refused) {
     }
 }
 
-// Replaces text in meta.json, and gives it the checksum that it should then have.
+// Replaces text in meta.json, and corrects its checksum.
 static void edit_meta(Blob b, const char *from, const char *to) {
     size_t size = b.size - strlen(from) + strlen(to);
     FREED char *text = malloc_or_die(b.size + strlen(to) + 1);
@@ -157,7 +158,7 @@ TEST(meta_files_that_lie_are_refused) {
     name[sizeof(name) - 1] = '\0';
     edit_meta(meta, "model.safetensors", name);
     CHECK(!opens("s/step_00000001"));
-    edit_meta(meta, "\"step\":\t1", "\"step\":\t3"); // and an edit that is legal opens
+    edit_meta(meta, "\"step\":\t1", "\"step\":\t3"); // a valid edit can be opened
     CHECK(opens("s/step_00000001"));
     CHECK(rename("s/step_00000001/model.safetensors", "s/step_00000001/other.safetensors") == 0);
     CHECK(link("s/step_00000001/other.safetensors", "s/step_00000001/model.safetensors") == 0);
@@ -167,7 +168,7 @@ TEST(meta_files_that_lie_are_refused) {
     free(meta.bytes);
 }
 
-// What another version has written is whole: nothing older takes its place.
+// A checkpoint of another version is not damaged: no older one is taken instead.
 TEST(another_version_is_no_damage) {
     save_steps(2);
     Blob meta = blob_read("s/step_00000002/meta.json");
@@ -191,10 +192,10 @@ static void damage(int step) {
 TEST(resume_finds_what_latest_means) {
     save_steps(4);
     CHECK_EQUAL(resumed(SAVED), 4);
-    link_replace("s/latest", "step_00000002"); // 3 and 4: a run that went back
+    link_replace("s/latest", "step_00000002"); // 3 and 4 were left by a run that went back
     CHECK_EQUAL(resumed(SAVED), 2);
     CHECK(rename("s/step_00000002", "s/aside") == 0);
-    CHECK_EQUAL(resumed(SAVED), 1); // the link dangles
+    CHECK_EQUAL(resumed(SAVED), 1); // the link leads nowhere
     unlink("s/latest");
     CHECK_EQUAL(resumed(SAVED), 4);
     CHECK(rename("s/aside", "s/step_00000002") == 0);

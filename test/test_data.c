@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-// A shard of `count` tokens; token i is first + i.
+// Writes a shard of `count` tokens; token i is first + i.
 static void write_shard(const char *path, int token_bytes, int64_t first, int64_t count) {
     int32_t header[SHARD_HEADER_BYTES / 4];
     FileWriter w;
@@ -41,7 +41,7 @@ TEST(shards_of_both_versions_read_back) {
     }
 }
 
-// More than 2^32 tokens, in a file with a hole.
+// A shard of more than 2^32 tokens, as a sparse file.
 TEST(shards_may_be_larger_than_32_bits) {
     int64_t count = (1ll << 32) + 5;
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
@@ -68,7 +68,7 @@ static void refuse_shard(const char *path, const char *expected) {
     CHECK_REFUSED(shard_open(&s, path), expected);
 }
 
-// Writes a shard of 10 tokens with one number of the header changed, or cut to some bytes.
+// Writes a shard of 10 tokens, with one changed number in the header, or cut to some bytes.
 static void damage_shard(int index, int32_t value, size_t bytes) {
     write_shard("bad.bin", 2, 0, 10);
     Blob b = blob_read("bad.bin");
@@ -115,12 +115,12 @@ TEST(hostile_shards_are_refused) {
     refuse_shard("bad.bin", "without tokens");
 }
 
-// inputs[T], targets[T] of one window.
+// Reads inputs[T] and targets[T] of one window.
 static bool read_window(const Dataset *data, int64_t window, int *inputs, int *targets) {
     return loader_batch(&(Loader){.data = data}, window, 1, INT64_MAX, inputs, targets);
 }
 
-// A stream whose token i is i, over shards of both versions, some of them shorter than a window.
+// Opens a stream whose token i is i, in shards of both versions. Some are shorter than a window.
 static Dataset open_stream(int seq_length) {
     static const int64_t counts[] = {5, 1, 40, 2, 1, 30, 64, 7};
     Dataset data;
@@ -163,7 +163,7 @@ TEST(bad_data_sets_are_refused) {
     refuse_dataset("stream_*.bin", 8, 1000, "stream_4.bin: a shard without tokens");
 }
 
-// A name may be a pattern that does not match it, or of several lines.
+// A file's name may be a pattern that does not match the file, and may have line breaks.
 TEST(any_name_is_a_shard_s) {
     static const char *const names[] = {"br[1]_x.bin", "{x,y}?.bin", "a\\*b.bin",
                                         "new\nline_1.bin"};
@@ -189,19 +189,20 @@ TEST(tokens_outside_the_vocabulary_are_named) {
     CHECK_REFUSED(read_window(&data, 9, inputs, targets),
                   "stream_6.bin: token 21 is 100, outside the vocabulary of 100 (--vocab");
     dataset_close(&data);
-    write_shard("max.bin", 4, 0xfffffffeu, 2); // and never negative
+    write_shard("max.bin", 4, 0xfffffffeu, 2); // it is not taken as negative
     CHECK(dataset_open(&data, "max.bin", 1, INT32_MAX));
     CHECK_REFUSED(read_window(&data, 0, inputs, targets),
                   "max.bin: token 0 is 4294967294, outside the vocabulary");
 }
 
-// Reads two epochs as run.c does, on `ranks` ranks. Returns how many tokens were not those of the
-// sample that has this place in the step, whatever the ranks and micro-batches, and how many
-// targets were not seen exactly once an epoch. planted: one rank reads another's samples.
+// Reads two epochs as run.c does, on `ranks` ranks. The samples of a step do not depend on the
+// ranks and micro-batches: returns how many tokens were not those of the expected sample, plus how
+// many targets did not come exactly once in an epoch. planted: one rank reads another rank's
+// samples.
 static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batches, bool shuffle,
                           bool planted) {
     enum { EPOCHS = 2 };
-    Run run = {.train = {data, 42, shuffle}, .ranks = ranks};
+    Run run = {.train = {data, 42, shuffle}, .group = {.ranks = ranks}};
     int64_t W = data->windows, wrong = 0;
     int T = data->seq_length;
     FREED int *seen = calloc_or_die((size_t)(EPOCHS * data->tokens), sizeof(int));
@@ -211,10 +212,11 @@ static int64_t miscounted(const Dataset *data, int ranks, int B, int micro_batch
     run.options.micro_batch_size = B;
     run.options.train_iters = 1000;
     for (; run.progress.samples < EPOCHS * W; run.progress.samples += step) {
-        int64_t ahead = run.progress.samples / step % 2; // read in the step before
+        int64_t ahead = run.progress.samples / step %
+                        2; // every second step is read in the step before it
         for (int rank = 0; rank < ranks; rank++) {
             Run own = run;
-            own.rank = planted && rank == ranks - 1 ? 0 : rank;
+            own.group.rank = planted && rank == ranks - 1 ? 0 : rank;
             own.progress.samples -= ahead * step;
             for (int i = 0; i < micro_batches * B * T; i++) {
                 int j = i % (B * T), micro = i / (B * T);
@@ -288,18 +290,18 @@ TEST(shuffle_is_a_permutation) {
         }
         qsort(at, SAMPLED, sizeof(at[0]), compare_u64);
         for (int j = 1; j < SAMPLED; j++) { CHECK(at[j] != at[j - 1]); }
-        CHECK_CLOSE((double)above / SAMPLED, 0.5, 0.02); // four standard deviations and more
+        CHECK_CLOSE((double)above / SAMPLED, 0.5, 0.02); // at least four standard deviations
     }
 }
 
 // ---- masks --------------------------------------------------------------------------------------
 
-// Whether token i of a stream counts: rarely, and in runs.
+// Whether token i of a stream counts. Few tokens count, several in a row.
 static bool counts(int64_t i) {
     return i / 12 % 3 == 1 && i % 5 != 0;
 }
 
-// The mask of a shard whose first token is token `first` of the stream.
+// Writes the mask of a shard whose first token is token `first` of the stream.
 static void write_mask(const char *shard, int64_t first, int window) {
     int32_t header[SHARD_HEADER_BYTES / 4] = {0};
     uint16_t numbers[100] = {0};
@@ -323,7 +325,7 @@ static void write_mask(const char *shard, int64_t first, int window) {
     or_die(writer_close(&w));
 }
 
-// open_stream's, with a mask beside some shards.
+// Opens the stream of open_stream, with masks beside some shards.
 static Dataset open_masked(int seq_length) {
     int64_t first = 0;
     for (int i = 0; i < 8; i++) { remove(text_of("stream_%d.bin.mask", i)); }
@@ -336,8 +338,8 @@ static Dataset open_masked(int seq_length) {
     return data;
 }
 
-// Targets of two epochs in batches that differ from what the masks say, or from the counts of
-// loader_targets; and tokens that count and are no target. planted: another mask is meant.
+// Reads two epochs in batches. Counts targets that differ from the masks or from the counts of
+// loader_targets, and tokens that count but are no target. planted: another mask is expected.
 static int64_t masked_wrongly(const Dataset *data, int B, int planted) {
     int T = data->seq_length;
     int64_t wrong = 0, targets_seen = 0, samples = 2 * data->windows;
@@ -349,7 +351,7 @@ static int64_t masked_wrongly(const Dataset *data, int B, int planted) {
         or_die(loader_batch(&loader, sample, B, samples, inputs, targets));
         for (int i = 0; i < B * T && sample + i / T < samples; i++) {
             int64_t at = loader_window(&loader, sample + i / T) * T + i % T, next = at + 1;
-            bool masked = (next >= 46 && next < 48) || next >= 143; // shards 3 and 7 have none
+            bool masked = (next >= 46 && next < 48) || next >= 143; // shards 3 and 7 have no mask
             bool target = next < data->tokens && (masked || counts(next + planted));
             wrong += inputs[i] != at || targets[i] != (target ? next : -1);
             n += target;
@@ -364,7 +366,7 @@ TEST(masks_say_which_targets_count) {
     for (int T = 1; T <= 75; T += 1 + T / 8) {
         CLOSED(dataset_close) Dataset data = open_masked(T);
         int64_t windows = 0;
-        for (int64_t w = 0; w < 150 / T; w++) { // those without a target are left out
+        for (int64_t w = 0; w < 150 / T; w++) { // windows without a target are left out
             bool any = false;
             for (int64_t i = w * T + 1; i <= (w + 1) * T && i < 150; i++) {
                 any = any || (i >= 46 && i < 48) || i >= 143 || counts(i);
@@ -377,10 +379,10 @@ TEST(masks_say_which_targets_count) {
     }
 }
 
-// A step's targets are the same however it is split.
+// The number of a step's targets does not depend on how the step is split.
 TEST(a_step_s_targets_do_not_depend_on_its_split) {
     CLOSED(dataset_close) Dataset data = open_masked(4);
-    Run run = {.train = {&data, 42, true}, .valid = {&data, 0, false}, .ranks = 1};
+    Run run = {.train = {&data, 42, true}, .valid = {&data, 0, false}, .group = {.ranks = 1}};
     run.options.global_batch_size = 12;
     for (run.progress.samples = 0; run.progress.samples < 100; run.progress.samples += 12) {
         int64_t parts = 0;
@@ -388,11 +390,11 @@ TEST(a_step_s_targets_do_not_depend_on_its_split) {
             parts += loader_targets(&run.train, run.progress.samples + 12 + i, 3);
         }
         CHECK_EQUAL(run_step_targets(&run, 1), parts);
-        CHECK(parts >= 12 && parts < 48); // at least one a window
+        CHECK(parts >= 12 && parts < 48); // at least one in a window
     }
 }
 
-// Changes a byte of a mask, or its length, and puts it back.
+// Changes a byte of a mask, or its length, and restores it.
 static void refuse_mask(int64_t at, size_t bytes, const char *expected) {
     const char *path = "stream_2.bin.mask";
     Blob b = blob_read(path);
@@ -441,7 +443,8 @@ TEST(a_mask_changes_what_a_run_has_read) {
     CHECK_REFUSED(dataset_match(&other, plain.identity, "this run"), "stream_0.bin: not the");
 }
 
-// Documents that were packed into windows of 8 are cut by other windows, and by what lies before.
+// Documents that were packed into windows of 8 are cut by windows of another length, and by windows
+// that are moved because of earlier tokens.
 TEST(windows_that_cut_documents_are_known) {
     static const int lengths[] = {8, 16, 4, 12, 7}, cut[] = {0, 0, 8, 8, 8};
     write_shard("packed_0.bin", 2, 0, 32);
@@ -462,7 +465,7 @@ TEST(windows_that_cut_documents_are_known) {
     }
 }
 
-// How many of the first n samples two loaders place alike.
+// How many of n samples have the same window in two loaders.
 static int64_t agreement(const Loader *a, int64_t from_a, const Loader *b, int64_t from_b, int n) {
     int64_t same = 0;
     for (int i = 0; i < n; i++) {
@@ -475,9 +478,10 @@ TEST(order_depends_on_seed_and_epoch_alone) {
     Dataset data = {.windows = 1000, .seq_length = 4};
     Loader a = {&data, 1, true}, again = a, other = {&data, 2, true}, plain = {&data, 1, false};
     CHECK_EQUAL(agreement(&a, 0, &again, 0, 3000), 3000);
-    CHECK(agreement(&a, 0, &a, 1000, 1000) < 20);     // the next epoch
-    CHECK(agreement(&a, 0, &other, 0, 1000) < 20);    // another seed
-    CHECK(agreement(&a, 1000, &other, 0, 1000) < 20); // another seed's epochs are not ours, shifted
+    CHECK(agreement(&a, 0, &a, 1000, 1000) < 20);  // the next epoch
+    CHECK(agreement(&a, 0, &other, 0, 1000) < 20); // another seed
+    CHECK(agreement(&a, 1000, &other, 0, 1000) <
+          20); // epochs of another seed are not a shifted sequence
     CHECK(agreement(&a, 0, &other, 1000, 1000) < 20);
     for (int64_t i = 0; i < 3000; i++) { CHECK_EQUAL(loader_window(&plain, i), i % 1000); }
 }
@@ -499,7 +503,7 @@ TEST(reading_resumes_anywhere) {
 
 TEST(evaluation_leaves_out_what_is_past_the_end) {
     enum { B = 4, T = 4 };
-    Run run = {.ranks = 1};
+    Run run = {.group = {.ranks = 1}};
     run.valid_data = open_stream(T);
     run.valid = (Loader){&run.valid_data, 0, false};
     run.options.micro_batch_size = B;

@@ -1,6 +1,6 @@
-// A disk that fails: every system call of a save made to fail in turn, once, for good, or as a full
-// disk does. Whatever fails, an older whole checkpoint must be there to resume from, and the next
-// save must work. The linker leads these calls here (TEST_LDFLAGS in the Makefile).
+// A disk that fails: each system call of a save fails in turn, once, from then on, or as on a full
+// disk. In every case an older undamaged checkpoint must remain to resume from, and the next save
+// must work. The linker replaces these calls (TEST_LDFLAGS in the Makefile).
 #include "../kernels/cpu.h"
 #include "../train/metrics.h"
 #include "fixture.h"
@@ -16,10 +16,10 @@
 typedef enum { FAIL_ONCE, FAIL_FROM_THERE, DISK_FULL, MODES } Mode;
 
 static struct {
-    int calls, failing; // the call that fails, 0: none
+    int calls, failing; // failing: number of the call that fails, 0: none
     Mode mode;
-    const char *name;        // of the first that failed
-    void (*meanwhile)(void); // what another process does at that call, instead of a failure
+    const char *name;        // of the first call that failed
+    void (*meanwhile)(void); // called instead of the failure, as if by another process
 } fault;
 
 static void arm(Mode mode, int failing) {
@@ -29,7 +29,14 @@ static void arm(Mode mode, int failing) {
     fault.name = NULL;
 }
 
-// Counts a call; whether it is to fail. needs_room: a full disk is in its way.
+// From here on no call fails. Returns the name of the call that has failed; NULL: none has.
+static const char *disarm(void) {
+    const char *name = fault.name;
+    arm(FAIL_ONCE, 0);
+    return name;
+}
+
+// Counts a call, and returns whether it must fail. needs_room: it fails on a full disk.
 static bool fails(const char *name, bool needs_room) {
     fault.calls++;
     if (fault.failing == 0 || fault.calls < fault.failing) { return false; }
@@ -47,7 +54,7 @@ static bool fails(const char *name, bool needs_room) {
     return true;
 }
 
-// Declares NAME's replacement, which fails or calls the real one.
+// Defines the replacement of NAME, which fails or calls the real one.
 #define WRAP(type, name, failure, room, parameters, arguments)         \
     type __real_##name parameters;                                     \
     type __wrap_##name parameters;                                     \
@@ -69,8 +76,8 @@ WRAP(int, fclose, EOF, false, (FILE * file), (file))
 
 WRAP(ssize_t, readlink, -1, false, (const char *path, char *out, size_t n), (path, out, n))
 
-static bool no_links;     // as FAT and some network disks have none
-static const char *image; // a folder of a container's image: overlayfs does not rename it
+static bool no_links;     // as on FAT and some network disks
+static const char *image; // a folder of a container's image, which overlayfs cannot rename
 
 int __real_symlink(const char *to, const char *path);
 int __wrap_symlink(const char *to, const char *path);
@@ -99,7 +106,7 @@ int __wrap_openat(int folder, const char *path, int flags, mode_t mode) {
     return fails("openat", false) ? -1 : __real_openat(folder, path, flags, mode);
 }
 
-// Half of it is written before a disk is full. What a buffer takes does not fail.
+// Half of the data is written before the disk is full. Small writes go to a buffer and do not fail.
 size_t __real_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
 size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file);
 size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
@@ -109,8 +116,8 @@ size_t __wrap_fwrite(const void *bytes, size_t size, size_t count, FILE *file) {
     return __real_fwrite(bytes, size, written, file);
 }
 
-// Nothing here outlives the machine, so there is nothing to wait for. A file system may have no
-// fsync of folders.
+// It does not wait for the disk, because no test needs its files after a power cut. A file system
+// may have no fsync of folders.
 static bool no_folder_sync;
 int __wrap_fsync(int file);
 int __wrap_fsync(int file) {
@@ -121,7 +128,7 @@ int __wrap_fsync(int file) {
     return -1;
 }
 
-// Memory runs out at allocation number memory.failing, and for good.
+// From allocation number memory.failing on, there is no memory.
 static struct { int calls, failing; } memory;
 
 static bool no_memory(void) {
@@ -145,14 +152,14 @@ typedef bool Save(Fixture *f, int64_t step);
 
 static Fixture fixture;
 
-// The first weight tells which step a checkpoint is of.
+// The first weight is the step of the checkpoint.
 static bool save_step(Fixture *f, int64_t step) {
     f->state[0] = (float)step;
     f->snapshot.progress.valid_loss = 10.0 - (double)step;
     return fixture_save(f, step);
 }
 
-// A planted fault: makes room first.
+// A planted fault: it deletes the old checkpoint first.
 static bool save_carelessly(Fixture *f, int64_t step) {
     return folder_remove("s/step_00000002") && save_step(f, step);
 }
@@ -185,13 +192,13 @@ static int leftovers(void) {
     return count;
 }
 
-// What a link leads to, of either kind.
+// The target of a link of either kind.
 static const char *leads_to(const char *path) {
     static char target[PATH_LENGTH];
     return link_read(path, target);
 }
 
-// Step 3 is whole, under its name or set aside.
+// Whether step 3 is undamaged, under its name or set aside.
 static bool holds_3(void) {
     return holds("s/step_00000003", 3) || holds("s/step_00000003.aside-1", 3);
 }
@@ -203,7 +210,7 @@ static bool go_back(int64_t step) {
            checkpoint_go_back(&fixture.options, &c);
 }
 
-// A planted fault: moves `latest` when all else is done.
+// A planted fault: it sets a later step aside before `latest` moves.
 static bool go_back_carelessly(int64_t step) {
     return __real_rename("s/step_00000004", "s/step_00000004.aside-1") == 0 && go_back(step);
 }
@@ -217,8 +224,7 @@ static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const c
     fixture.options.keep = 1;
     arm(mode, n);
     bool gone = back(2);
-    *fired = fault.name;
-    arm(mode, 0);
+    *fired = disarm();
     int64_t step = resumed_step();
     if (step != 2 && (gone || step != 4)) { return "a wrong step is resumed"; }
     if (!go_back(2) || resumed_step() != 2) { return "it does not go back"; }
@@ -228,9 +234,9 @@ static const char *trouble_back(bool (*back)(int64_t), Mode mode, int n, const c
     return holds("s/step_00000001", 1) ? NULL : "step 1 is lost";
 }
 
-// Saves step 3 with a fault at the n-th call, after 1 and 2 have been saved; `again`: there is a
-// step 3 already, to which `latest` was not moved. Returns what is wrong then, or NULL; *fired:
-// which call failed, NULL when there are fewer.
+// Saves steps 1 and 2, and then step 3 with a fault at the n-th call. again: there is a step 3
+// already, to which `latest` was not moved. Returns what is wrong after that, or NULL. *fired:
+// which call failed; NULL: there are fewer calls.
 static const char *trouble(Save *save, Mode mode, int n, bool again, const char **fired) {
     arm(mode, 0);
     folder_remove("s");
@@ -239,8 +245,7 @@ static const char *trouble(Save *save, Mode mode, int n, bool again, const char 
     fail("%s", "");
     arm(mode, n);
     bool saved = save(&fixture, 3);
-    *fired = fault.name;
-    arm(mode, 0);
+    *fired = disarm();
     if (!saved && error_text()[0] == '\0') { return "no reason is given"; }
     if (!holds("s/step_00000002", 2)) { return "step 2 is lost"; }
     if (again && !holds_3()) { return "neither the old nor the new step 3 is whole"; }
@@ -268,7 +273,7 @@ TEST(a_checkpoint_survives_every_failing_call) {
                 test_fail(__FILE__, __LINE__, "mode %d, call %d (%s): %s", mode, n, fired, wrong);
             }
         }
-        CHECK(n > 50); // the calls do come this way
+        CHECK(n > 50); // the calls are really replaced
     }
     fixture_close(&fixture);
 }
@@ -289,7 +294,8 @@ TEST(a_run_goes_back_or_stays) {
     fixture_close(&fixture);
 }
 
-// Nor can a folder of a container's image be renamed: it is deleted where it is, or not set aside.
+// A disk without symbolic links; and a folder of a container's image, which cannot be renamed: it
+// is deleted under its own name, and cannot be set aside.
 TEST(disks_without_links_are_saved_to) {
     const char *fired;
     fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
@@ -329,7 +335,8 @@ TEST(a_careless_save_is_caught) {
     fixture_close(&fixture);
 }
 
-// A folder that cannot be read is not an empty one; a leftover that cannot be deleted ends no run.
+// A folder that cannot be read does not count as empty. A leftover that cannot be deleted does not
+// end the run.
 TEST(unreadable_folders_are_no_empty_ones) {
     bool fired = true;
     int refused = 0, left = 0;
@@ -340,8 +347,7 @@ TEST(unreadable_folders_are_no_empty_ones) {
         CLOSED(checkpoint_close) Checkpoint c;
         arm(FAIL_ONCE, n);
         bool ok = checkpoint_resume(&c, &fixture.options);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         CHECK(!ok || c.path[0] != '\0');
         refused += !ok;
     }
@@ -350,9 +356,8 @@ TEST(unreadable_folders_are_no_empty_ones) {
         CHECK(folder_make("s/.tmp-step_00000009/inner"));
         arm(FAIL_ONCE, n);
         bool ok = checkpoint_claim(&fixture.options);
-        const char *call = fault.name;
+        const char *call = disarm();
         fired = call != NULL;
-        arm(FAIL_ONCE, 0);
         CHECK(ok || strcmp(call, "unlink") + strcmp(call, "rmdir") != 0);
         left += ok && path_exists("s/.tmp-step_00000009");
         CHECK(checkpoint_claim(&fixture.options) && !path_exists("s/.tmp-step_00000009"));
@@ -361,7 +366,7 @@ TEST(unreadable_folders_are_no_empty_ones) {
     fixture_close(&fixture);
 }
 
-// What the system refuses is no damage: no older checkpoint takes the place of one that is whole.
+// A checkpoint that the system refuses to read is not damaged: no older one is taken instead.
 TEST(an_unreadable_checkpoint_is_not_passed_over) {
     bool fired = true;
     int refused = 0;
@@ -376,8 +381,7 @@ TEST(an_unreadable_checkpoint_is_not_passed_over) {
         arm(FAIL_ONCE, n);
         bool models = checkpoint_model(&o, &model);
         bool ok = models && checkpoint_resume(&c, &o);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         CHECK(ok ? c.progress.step == 2 : fired);
         CHECK(!models || o.start->progress.step == 2);
         if (!ok) { CHECK_CONTAINS(error_text(), "Input/output error"); }
@@ -387,7 +391,7 @@ TEST(an_unreadable_checkpoint_is_not_passed_over) {
     fixture_close(&fixture);
 }
 
-// Nor is the best one deleted because it cannot be told.
+// The best checkpoint is not deleted when a call fails that finds out which one it is.
 TEST(the_best_is_kept_through_failing_calls) {
     bool fired = true;
     fixture_open(&fixture, TINY "--save s --resume latest --keep 1");
@@ -399,10 +403,9 @@ TEST(the_best_is_kept_through_failing_calls) {
         }
         arm(FAIL_ONCE, n);
         fixture_save(&fixture, 4);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         if (!path_exists("s/step_00000001")) {
-            test_fail(__FILE__, __LINE__, "call %d, %s: the best is gone", n, fault.name);
+            test_fail(__FILE__, __LINE__, "call %d: the best is gone", n);
         }
         CHECK(fixture_save(&fixture, 5) && checkpoint_linked("s", "best") == 1);
     }
@@ -413,7 +416,7 @@ static void end_process(void) {
     _exit(0);
 }
 
-// Does this in another process, which is killed at call n; whether there are fewer calls.
+// Runs `work` in another process, which is killed at call n. Returns whether there are fewer calls.
 static bool killed_at(int n, bool (*work)(int64_t), int64_t step) {
     fflush(NULL);
     pid_t child = fork();
@@ -432,7 +435,7 @@ static bool save_to(int64_t step) {
     return save_step(&fixture, step);
 }
 
-// A planted fault: the name comes before what says that it is no step left behind.
+// A planted fault: the checkpoint gets its name before the link that marks it as new.
 static bool save_unprepared(int64_t step) {
     fixture.options.save[0] = 'u';
     bool ok = save_step(&fixture, step);
@@ -442,8 +445,8 @@ static bool save_unprepared(int64_t step) {
     return ok && rename("u/step_00000003", path) == 0 && link_replace("s/latest", path_name(path));
 }
 
-// What a save that is killed has left once it had its name is resumed, whatever had moved; what a
-// run had left behind that went back is not, wherever that is killed.
+// Kills a save at each call. If the checkpoint had its name, it must be resumed, even if `latest`
+// had not moved. Returns how many such checkpoints were lost.
 static int lost_by_kills(bool (*save)(int64_t)) {
     int lost = 0;
     bool ended = false;
@@ -493,7 +496,7 @@ TEST(a_killed_run_has_gone_back_or_not) {
     fixture_close(&fixture);
 }
 
-// A disk that cannot be read is an error, whatever is being read; and never a signal.
+// A read error is an error at every read, and never a signal.
 TEST(unreadable_checkpoints_are_errors) {
     static float weights[1 << 15];
     bool fired = true;
@@ -513,9 +516,9 @@ TEST(unreadable_checkpoints_are_errors) {
                   checkpoint_open(&c, "s/step_00000100", true) &&
                   checkpoint_read(&c, "master", 0, size, weights) &&
                   checkpoint_read_scaling(&c, &fixture.precision, fixture.slots, fixture.history);
-        fired = fault.name != NULL;
-        bool reading = fired && strcmp(fault.name, "pread") == 0;
-        arm(FAIL_ONCE, 0);
+        const char *call = disarm();
+        fired = call != NULL;
+        bool reading = fired && strcmp(call, "pread") == 0;
         CHECK(reading ? !ok && strstr(error_text(), "Input/output error") != NULL : ok || fired);
         refused += reading;
     }
@@ -538,7 +541,8 @@ static void save_second(void) {
     save_all_of(2);
 }
 
-// The step whose state a reader gets, in several pieces; 0: of none or of several.
+// Reads the state in several pieces, and returns the step that all are from; 0: reading failed, or
+// they are from several steps.
 static int64_t read_while_saving(bool load, float *out) {
     static Options o, model;
     CLOSED(checkpoint_close) Checkpoint c = {0};
@@ -554,7 +558,7 @@ static int64_t read_while_saving(bool load, float *out) {
                                     out + part * half);
         }
         for (int64_t i = 0; i < size; i++) { out[i] = out[i] == 0 ? out[size - 1] : out[i]; }
-        step = (int64_t)out[size - 1]; // what is 0 pads the vocabulary
+        step = (int64_t)out[size - 1]; // zeros are the vocabulary's padding
         ok = ok && is_all(out, size, (double)step);
     } else {
         ok = checkpoint_resume(&c, &o) && c.path[0] != '\0';
@@ -569,12 +573,12 @@ static int64_t read_while_saving(bool load, float *out) {
     return ok ? step : 0;
 }
 
-// A run saves its next checkpoint, and deletes the one before, at each call of a reader in turn:
-// the reader gets one of the two, whole.
+// During each call of a reader in turn, a run saves its next checkpoint and deletes the one before.
+// The reader must get exactly one of the two.
 TEST(a_checkpoint_is_one_while_a_run_saves) {
     static const char *const ways[] = {"--load s/latest", "--resume s/latest", "--resume latest"};
     static float out[1 << 15];
-    for (int i = 0; i < 6; i++) { // with links, and with files in their place
+    for (int i = 0; i < 6; i++) { // with symbolic links, and with files instead
         int seen[3] = {0}, n = 1;
         no_links = i >= 3;
         fixture_open(&fixture, text_of(TINY "--save s --keep 1 %s", ways[i % 3]));
@@ -584,9 +588,8 @@ TEST(a_checkpoint_is_one_while_a_run_saves) {
             arm(FAIL_ONCE, n);
             fault.meanwhile = save_second;
             seen[read_while_saving(i % 3 == 0, out)]++;
-            fired = fault.name != NULL;
             fault.meanwhile = NULL;
-            arm(FAIL_ONCE, 0);
+            fired = disarm() != NULL;
         }
         CHECK(seen[0] == 0 && seen[1] > 5 && seen[2] > 5);
         fixture_close(&fixture);
@@ -609,7 +612,7 @@ static void record(Metrics *m, int step) {
     metrics_end(m, r);
 }
 
-// Metrics miss the records of the time in which they cannot be written or opened, and no others.
+// While the metrics cannot be written or opened, records are lost; no others may be lost.
 TEST(metrics_come_back) {
     int missing = 0;
     bool fired = true;
@@ -621,8 +624,7 @@ TEST(metrics_come_back) {
         record(&m, 1);
         record(&m, 2);
         metrics_sync(&m);
-        fired = fault.name != NULL;
-        arm(FAIL_ONCE, 0);
+        fired = disarm() != NULL;
         record(&m, 3);
         const char *text = text_read("m");
         missing += strstr(text, ":2}") == NULL;
@@ -632,15 +634,11 @@ TEST(metrics_come_back) {
     CHECK(missing > 1);
 }
 
-static bool replace_file(void) {
-    return file_replace("f", "new", 3);
+static bool replace(bool link, const char *with) {
+    return link ? link_replace("f", with) : file_replace("f", with, 3);
 }
 
-static bool replace_link(void) {
-    return link_replace("f", "new");
-}
-
-// What `f` holds or points to, if it is three letters.
+// The content or the target of `f`, if it has three letters.
 static const char *content(bool link) {
     static char text[4];
     memset(text, 0, sizeof(text));
@@ -657,21 +655,21 @@ TEST(files_and_links_are_replaced_or_kept) {
         for (int n = 1; fired; n++) {
             arm(FAIL_ONCE, 0);
             unlink("f");
-            CHECK(link ? link_replace("f", "old") : file_replace("f", "old", 3));
+            CHECK(replace(link, "old"));
             arm((Mode)(variant / 2), n);
-            bool replaced = link ? replace_link() : replace_file();
-            fired = fault.name != NULL;
-            arm(FAIL_ONCE, 0);
+            bool replaced = replace(link, "new");
+            fired = disarm() != NULL;
             const char *now = content(link);
             CHECK(strcmp(now, "new") == 0 || (!replaced && strcmp(now, "old") == 0));
-            CHECK(link ? replace_link() : replace_file());
+            CHECK(replace(link, "new"));
             CHECK_TEXT(content(link), "new");
         }
     }
 }
 
-// Runs `work` in a child that has no memory from its n-th allocation on. Returns whether n is past
-// the last; otherwise the child must have said so and ended with status 1.
+// Runs `work` in a child process that gets no memory from its n-th allocation on. Returns true if
+// it makes fewer allocations. Otherwise the child must report the lack of memory and exit with
+// status 1.
 static bool survives_without_memory(void (*work)(void), int n) {
     fflush(NULL);
     pid_t child = fork();

@@ -1,10 +1,10 @@
-// E4M3, E5M2 and BF16 against ml_dtypes (test/golden/fp8.safetensors) and against a search for the
-// nearest value; then the scale rule, blocks against numpy and ml_dtypes
+// Compares E4M3, E5M2 and BF16 with ml_dtypes (test/golden/fp8.safetensors) and with a search for
+// the nearest value; then tests the rule for scales, blocks against numpy and ml_dtypes
 // (test/golden/blocks.safetensors), and the slots.
 //
-// Where ours differs from ml_dtypes, on purpose: what rounds beyond the largest finite value
-// becomes that value (ml_dtypes: NaN in E4M3, infinity in E5M2), and every NaN becomes 0x7f
-// (ml_dtypes keeps its sign, and makes E5M2's 0x7e).
+// Our rounding differs from ml_dtypes on purpose: a value above the largest finite one becomes that
+// one (in ml_dtypes NaN in E4M3, infinity in E5M2), and every NaN becomes 0x7f (ml_dtypes keeps its
+// sign, and makes it 0x7e in E5M2).
 #include "../kernels/cpu.h"
 #include "golden.h"
 #include "test.h"
@@ -47,7 +47,7 @@ TEST(decodes_every_code) {
     }
 }
 
-// ml_dtypes' code for x, made ours.
+// The code of ml_dtypes for x, changed where ours differs.
 static int expected_code(int code, float x, int f) {
     if (isnan(x)) { return 0x7f; }
     return (code & 0x7f) > golden[f].largest ? (code & 0x80) | golden[f].largest : code;
@@ -75,7 +75,7 @@ TEST(encodes_every_bf16_value) {
 
 // ---- arbitrary FP32 inputs --------------------------------------------------------------------
 
-// By search: of the codes with x's sign, the nearest to x, clamped; of two as near, the even one.
+// Searches the codes with x's sign for the one nearest to x; of two equally near, the even one.
 static int nearest_code(float x, int f) {
     if (isnan(x)) { return 0x7f; }
     int best = 0;
@@ -95,7 +95,7 @@ static bool rounds_right(float x, int code, int f) {
 TEST(rounds_any_float_to_the_nearest) {
     int errors = 0;
     for (int i = 0; i < 400000; i++) {
-        // half of them any bits, half within the formats' range
+        // half of them have any bits, half are within the formats' range
         float x = float_from_bits((uint32_t)rng_bits(1, (uint64_t)i));
         if (i % 2) {
             x = ldexpf(rng_normal(2, (uint64_t)i), (int)(rng_bits(3, (uint64_t)i) % 36) - 18);
@@ -107,7 +107,7 @@ TEST(rounds_any_float_to_the_nearest) {
     CHECK(!rounds_right(-0.0f, 0, 0));
 }
 
-// The floats at which the code changes, every one of them.
+// All floats at which the code changes.
 TEST(ties_go_to_even) {
     for (int f = 0; f < 2; f++) {
         for (int c = 0; c < golden[f].largest; c++) {
@@ -168,7 +168,8 @@ TEST(rounds_arrays_as_elements) {
         int errors = 0;
         round_to_fp8(out, x, N, scale, types[f]);
         for (int i = 0; i < N; i++) {
-            volatile float scaled = x[i] * scale; // rounded once, whatever the compiler fuses
+            volatile float scaled =
+                x[i] * scale; // volatile: rounded once, so that the compiler does not fuse it
             errors += !same_float(out[i], fp8_round(scaled, types[f]));
         }
         CHECK_EQUAL(errors, 0);
@@ -210,21 +211,21 @@ TEST(scale_follows_amax) {
     CHECK(fp8_scale(3.0f, 224.0f, 9.0f) == 224.0f / 3.0f);
     static const float bad[] = {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN};
     for (int i = 0; i < 6; i++) { CHECK(fp8_scale(bad[i], 448.0f, 9.0f) == 9.0f); }
-    // where the quotient is no normal number, the nearest that is
+    // if the quotient is no normal number, the scale is the nearest normal number
     CHECK(fp8_scale(1e-45f, 448.0f, 9.0f) == FLT_MAX);
     CHECK(fp8_scale(FLT_MIN, 57344.0f, 9.0f) == FLT_MAX);
     CHECK(fp8_scale(FLT_MAX, 448.0f, 9.0f) == 448.0f / FLT_MAX);
     CHECK(fp8_scale(FLT_MAX, fp8_target(FP8_E4M3, 32), 9.0f) == FLT_MIN);
 }
 
-// At the scale for its amax a tensor neither saturates nor wastes the top of the range, whatever
-// its size.
+// With the scale for its amax, a tensor of any magnitude does not saturate, and uses the top of the
+// range.
 TEST(scale_brings_amax_to_the_target) {
     for (int exponent = -118; exponent < 127; exponent++) {
         float amax = ldexpf(1.0f + rng_uniform(6, (uint64_t)(exponent + 200)), exponent);
         for (int f = 0; f < 2; f++) {
             float max = fp8_max(types[f]), scale = fp8_scale(amax, max, 1.0f);
-            if (scale >= FLT_MAX) { continue; } // a tensor too small to be brought there
+            if (scale >= FLT_MAX) { continue; } // the tensor is too small for that
             CHECK_CLOSE(amax * scale, max, 1.2e-7 * max);
             CHECK(fp8_round(amax * scale, types[f]) == max);
             CHECK(isnormal(scale) && isfinite(1.0f / scale));
@@ -244,7 +245,7 @@ static const struct {
     bool power_of_two;
 } kinds[] = {{"e4m3", FP8_E4M3, true}, {"e5m2", FP8_E5M2, true}, {"e4m3_fp32_scales", FP8_E4M3, 0}};
 
-// How a tensor is cut; columns: the operand is the transpose.
+// How a tensor is cut into blocks. columns: the operand is the transpose.
 static const struct {
     const char *name;
     Fp8Scales scales;
@@ -253,7 +254,7 @@ static const struct {
              {"columns", SCALES_VECTOR, FP8_BLOCK, 1},
              {"squares", SCALES_SQUARE, FP8_BLOCK, FP8_BLOCK}};
 
-// One tensor in one form, as the reference has it.
+// One tensor in one form, with the reference's results.
 typedef struct {
     Fp8Blocks blocks;
     Fp8Scales scales;
@@ -261,7 +262,8 @@ typedef struct {
     const unsigned char *codes; // of the operand
 } Reference;
 
-// The scale rule, the place of each scale, and the codes; what is left of the values, and counted.
+// Checks the rule for scales, the place of each scale, the codes, the rounded values, and the
+// counts.
 static int block_errors(const Reference *r, const float *rounded, const Fp8Counts *counts) {
     Fp8Blocks b = r->blocks;
     Fp8Counts right_counts = {0};
@@ -325,7 +327,7 @@ TEST(blocks_are_the_references) {
                                     : fp8_scale_count(r.scales, r.blocks.rows, r.blocks.columns));
         round_blocks_to_fp8(rounded, r.x, r.blocks, &counts);
         CHECK_EQUAL(block_errors(&r, rounded, &counts), 0);
-        memcpy(other, r.x, (size_t)n * sizeof(float)); // in place, and without counts
+        memcpy(other, r.x, (size_t)n * sizeof(float)); // again, in place and without counts
         round_blocks_to_fp8(other, other, r.blocks, NULL);
         CHECK_BITS(other, rounded, (size_t)n * sizeof(float));
         other[n / 2] += 1.0f;
@@ -355,7 +357,7 @@ TEST(block_scales_are_powers_of_two) {
 
 // ---- the slots --------------------------------------------------------------------------------
 
-// One slot over many steps, against a list of every amax that was ever good.
+// Compares one slot over many steps with a list of all finite amaxes so far.
 static int slot_errors(int length, float fault) {
     enum { STEPS = 60 };
     static const float bad[] = {0.0f, -0.0f, NAN, INFINITY};
@@ -384,7 +386,7 @@ static int slot_errors(int length, float fault) {
 
 TEST(slots_follow_their_history) {
     static const int lengths[] = {1, 2, 3, 16, 59};
-    // cuBLASLt reads scale_inv where it lies, and wants it 16-byte aligned
+    // cuBLASLt reads scale_inv directly, and needs it aligned to 16 bytes
     CHECK_EQUAL(sizeof(Fp8Slot), 16);
     CHECK_EQUAL(offsetof(Fp8Slot, scale_inv), 0);
     for (int l = 0; l < 5; l++) { CHECK_EQUAL(slot_errors(lengths[l], 0.0f), 0); }

@@ -1,6 +1,6 @@
-// kernels/gemm.c as it is, over a cuBLASLt of the CPU: products and epilogues against cpu_gemm,
-// what is refused by name, and which addresses an algorithm gets. And kernels/gpu.c: the profile of
-// a step.
+// Tests kernels/gemm.c over a stand-in for cuBLASLt on the CPU: products and epilogues against
+// cpu_gemm, what is refused by name, and which alignment of addresses an algorithm may assume. Also
+// the profile of a step in kernels/gpu.c.
 #include "../base/rng.h"
 #include "../kernels/cpu.h"
 #include "../kernels/fp8_format.h"
@@ -13,8 +13,7 @@
 
 enum { M = 48, N = 32, K = 64, MOST = 64 * 64 };
 
-// An operand of a product: some values, rounded, and where they lie, `shift` bytes past a multiple
-// of 256.
+// An operand of a product: rounded values, which lie `shift` bytes after a multiple of 256.
 typedef struct {
     float values[MOST];
     char *memory, *device;
@@ -50,7 +49,7 @@ static float result(const Gemm *g, int i) {
 
 enum { A, B, D, BIAS, OTHER, SAMPLES }; // OTHER: c, or aux
 
-// Samples for a product, b being `shift` bytes from an aligned address, and the plain product.
+// Makes operands of a product, with b `shift` bytes from an aligned address, and the plain product.
 static Gemm product_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
     for (int i = 0; i < SAMPLES; i++) {
         GpuType type = i == A ? a : (i == B ? b : TYPE_BF16);
@@ -63,8 +62,8 @@ static Gemm product_of(Sample x[SAMPLES], GpuType a, GpuType b, int shift) {
     return g;
 }
 
-// Makes the product, and the same by cpu_gemm: all of a batch, in whatever form. Elements may be
-// off by `relative` of their value and by `absolute`.
+// Compares a product, or a batch of them, with cpu_gemm's. The error of an element may be
+// `relative` of its value plus `absolute`.
 static void check_product(Gpu *gpu, Gemm g, const Sample *x, float relative, float absolute) {
     float expected[MOST] = {0};
     int size = g.m * g.n, batch = g.batch > 0 ? g.batch : 1;
@@ -90,8 +89,8 @@ static void check_product(Gpu *gpu, Gemm g, const Sample *x, float relative, flo
     }
 }
 
-// A product of BF16 whose addresses are multiples of `alignment` and of no larger power of two;
-// into BF16 it adds a matrix and a bias.
+// A product of BF16 whose addresses are multiples of `alignment` and of no larger power of two.
+// With a BF16 result, it adds a matrix and a bias.
 static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int alignment) {
     Sample x[SAMPLES];
     Gemm g = product_of(x, TYPE_BF16, TYPE_BF16, alignment % 256);
@@ -107,13 +106,13 @@ static void check_bf16(Gpu *gpu, bool trans_a, bool trans_b, GpuType type_d, int
     }
     float most = type_d == TYPE_BF16 ? 1e-2f : 1e-6f;
     check_product(gpu, g, x, most, most);
-    x[A].values[0] += 1.0f; // another operand is seen
+    x[A].values[0] += 1.0f; // a changed operand must be seen
     CHECK(CAUGHT(check_product(gpu, g, x, most, most)));
     release(x, SAMPLES);
 }
 
-// An algorithm that needs more alignment than a product's addresses have is not taken, neither for
-// a new plan nor for that of another product of the same shape.
+// An algorithm that needs a larger alignment than the addresses of a product have is not used: not
+// for a new plan, and not from the plan of another product of the same shape.
 TEST(products) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
@@ -130,7 +129,7 @@ TEST(products) {
     gemm_close(&gpu);
 }
 
-// Operands one behind another, in every transposition; their distance counts as an address does.
+// Batches, in every transposition. The distance between operands must be aligned as an address.
 TEST(batches) {
     Gpu gpu = {.name = "stand-in"};
     for (int transposed = 0; transposed < 4; transposed++) {
@@ -151,7 +150,7 @@ TEST(batches) {
     gemm_close(&gpu);
 }
 
-// The product times gelu' of aux.
+// The product is multiplied by gelu'(aux).
 TEST(gelu_epilogue) {
     Gpu gpu = {.name = "stand-in"};
     Sample x[SAMPLES];
@@ -184,7 +183,7 @@ TEST(fp8_products) {
     CHECK_CONTAINS(error_text(),
                    "cuBLASLt has no algorithm for a product of 40 x 32 x 64 (types 3, 2");
     g.m = M;
-    g.d = x[A].device + M * K; // right behind an operand is no fault
+    g.d = x[A].device + M * K; // directly after an operand is allowed
     gemm(&gpu, g);
     release(x, SAMPLES);
     gemm_close(&gpu);
@@ -239,7 +238,7 @@ TEST(wrong_calls_are_named) {
     }
 }
 
-// As the driver names devices.
+// The names of devices from the driver.
 TEST(peaks_are_by_whole_names) {
     static const struct {
         const char *name;
@@ -268,7 +267,7 @@ TEST(peaks_are_by_whole_names) {
     }
 }
 
-// More changes of family than the profile holds events, a millisecond each: every one is counted.
+// There are more changes of family than the profile has events, each of a millisecond: all count.
 TEST(a_profile_of_any_length) {
     enum { CHANGES = 200001 };
     Gpu gpu = {0};

@@ -178,15 +178,14 @@ static int count_devices(void) {
 
 int main(int, char **argv) {
     static Options options;
-    Ranks ranks;
     int devices = count_devices(), device;
     if (devices < 2) { test_skip_all("fewer than two GPUs"); }
     bool ok = options_read(&options, 1, argv) && options_resolve(&options, NULL);
     or_die(ok);
     options.gpus = devices;
     options.distributed_timeout = 60;
-    launch(&ranks, &group, &options);
-    or_die(ranks_device(&ranks, devices, &device));
+    launch(&group, &options);
+    or_die(ranks_device(&group, devices, &device));
     CUDA(cudaSetDevice(device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     or_die(comm_open(&comm, &group, stream, COMM_CHECK_SLOTS));

@@ -58,7 +58,8 @@ static bool has_room(const Options *options) {
     char need[32], have[32], why[160];
     size_t free_bytes, all_bytes;
     NumberSupport support = {NUMBER_BF16, NULL, 0};
-    int64_t bytes = planned_bytes(options, support) + FIT_OVERHEAD_BYTES;
+    Group alone = {.rank = 0, .ranks = 1};
+    int64_t bytes = planned_bytes(options, &alone, support) + FIT_OVERHEAD_BYTES;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     if (bytes <= (int64_t)free_bytes) { return true; }
     snprintf(why, sizeof(why), "it needs %s of device memory, and %s are free",
@@ -145,8 +146,10 @@ static void parameters(const char *precision, double allowed) {
     snprintf(narrow, sizeof(narrow), "256 %s", precision);
     Options o = options_of(deep, wide);
     static Run run;
+    run.options = o;
+    run.group.ranks = 1;
     NumberSupport support = {NUMBER_BF16, NULL, 0};
-    or_die(run_configure(&run, &o, support));
+    or_die(run_configure(&run, support));
     CHECK(run.layout.size > beyond);
     const Param *p = param_find(&run.layout, TENSOR_FC2_WEIGHT, 2);
     CHECK(p->offset + (int64_t)p->rows * p->cols > beyond); // the blocks, and the head behind them

@@ -5,6 +5,7 @@
 #include "../kernels/cpu.h"
 #include "../kernels/gemm.h"
 #include "../train/gpu/muon.h"
+#include "../train/start.h"
 #include "gpu_test.h"
 
 static const GpuType types[] = {TYPE_F32, TYPE_BF16};
@@ -146,17 +147,17 @@ static Floats steps_in_bf16(Floats x, int rows, int columns, float scale) {
 
 // A run's matrices, scratch and all, on one rank.
 struct Model {
-    Run run;
+    Run run = {};
     Muon muon;
     ZeroLayout zero;
     Plan plan = {};
     Buffer<char> *memory;
     Model(std::vector<const char *> words) {
         words.insert(words.begin(), {"test", "--optimizer", "muon"});
-        Options options;
-        bool ok = options_read(&options, (int)words.size(), (char **)words.data()) &&
-                  options_resolve(&options, NULL) &&
-                  run_configure(&run, &options, {NUMBER_BF16, NULL, 0});
+        run.group.ranks = 1;
+        bool ok = options_read(&run.options, (int)words.size(), (char **)words.data()) &&
+                  options_resolve(&run.options, NULL) &&
+                  run_configure(&run, {NUMBER_BF16, NULL, 0});
         or_die(ok);
         std::vector<uint8_t> kinds((size_t)run.layout.count);
         for (int i = 0; i < run.layout.count; i++) {

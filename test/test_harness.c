@@ -1,4 +1,4 @@
-// The comparators of test.h, each with a fault that it must catch and a case that it must pass.
+// Tests the checks of test.h: each has a fault that it must catch, and a case that it must pass.
 #include "test.h"
 
 static void expect(bool right, const char *what) {

@@ -1,5 +1,5 @@
-// What this process may use of its host, read from control groups that the test writes; and the
-// threads that divide work.
+// What this process may use of its host, from control groups that the test writes; and threads that
+// share work.
 #define _GNU_SOURCE // sched_setaffinity
 #include "../base/host.h"
 #include "fixture.h"
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// A file under the folder `root`, with the folders that lead to it.
+// Writes a file under the folder `root`, and makes its folders.
 static void place(const char *path, const char *text) {
     char at[PATH_LENGTH];
     path_format(at, "root/%s", path);
@@ -28,12 +28,12 @@ TEST(limits_of_either_version_of_control_groups_count) {
     CHECK(isinf(cgroup_cores("root")));
     place("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
     CHECK(cgroup_cores("root") == 2.5);
-    place("sys/fs/cgroup/cpu.max", "50000 100000\n"); // the lowest, wherever
+    place("sys/fs/cgroup/cpu.max", "50000 100000\n"); // the lowest limit of all groups counts
     CHECK(cgroup_cores("root") == 0.5);
     CHECK_EQUAL(host_cores("root"), 1);
     place("sys/fs/cgroup/a/b/memory.max", "1073741824\n");
     CHECK(host_memory("root") == 0x1p30);
-    place("sys/fs/cgroup/a/memory.max", "5000000\n"); // of which files are given back
+    place("sys/fs/cgroup/a/memory.max", "5000000\n"); // of these, file pages can be freed
     place("sys/fs/cgroup/a/memory.current", "4000000\n");
     place("sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_file 10\nactive_file 200\n");
     CHECK(host_memory("root") == 1000210);
@@ -51,7 +51,8 @@ TEST(limits_of_either_version_of_control_groups_count) {
     place("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n");
     place("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "50000\n");
     CHECK(cgroup_cores("root") == 3);
-    place("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"); // where a container has its own
+    place("sys/fs/cgroup/memory/memory.limit_in_bytes",
+          "4096\n"); // where a container sees its own group
     CHECK(host_memory("root") == 4096);
     place("sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
     place("sys/fs/cgroup/memory/memory.stat", "active_file 50\ntotal_active_file 100\n");
@@ -84,7 +85,7 @@ TEST(processes_of_a_host_divide_its_cores) {
     CHECK_EQUAL(omp_get_max_threads(), max64(1, cores / 2));
     threads_divide(1000000);
     CHECK_EQUAL(omp_get_max_threads(), 1);
-    setenv("OMP_NUM_THREADS", "7", 1); // honoured, as OpenMP's library has read it
+    setenv("OMP_NUM_THREADS", "7", 1); // kept, as OpenMP's library has read it already
     omp_set_num_threads(7);
     threads_divide(2);
     CHECK_EQUAL(omp_get_max_threads(), 7);
@@ -94,7 +95,7 @@ enum { TASKS = 10000 };
 
 static void count_task(void *counts, int64_t i) {
     ((int *)counts)[i]++;
-    if (i == 0) { usleep(20000); } // while the others are done
+    if (i == 0) { usleep(20000); } // the others are done in this time
 }
 
 TEST(every_task_is_done_once) {
@@ -110,7 +111,7 @@ TEST(every_task_is_done_once) {
     threads_for(0, count_task, NULL);
 }
 
-// Two tasks that wait for each other end only where two threads take them.
+// Two tasks that wait for each other can end only if two threads run them.
 static void meet_task(void *arrived, int64_t i) {
     volatile int *at = arrived;
     at[i] = 1;

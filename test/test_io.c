@@ -1,4 +1,4 @@
-// Files that are whole or not there.
+// Files are complete or not there.
 #include "fixture.h"
 
 #include <sys/stat.h>
@@ -33,7 +33,7 @@ TEST(what_is_no_file_is_refused) {
     CHECK_REFUSED(file_read(".", &bytes), ".: Is a directory");
 }
 
-// Each thread sums a part of a large file.
+// Each thread computes the checksum of a part of a large file.
 TEST(large_files_are_summed_in_parts) {
     enum { SIZE = (40 << 20) + 7 };
     FREED unsigned char *data = malloc_or_die(SIZE);
@@ -45,7 +45,7 @@ TEST(large_files_are_summed_in_parts) {
     for (int64_t n = 0; n <= SIZE; n += SIZE / 3) {
         CHECK(file_checksum(file, "f", n, &crc) && crc == crc32_z(0, data, (size_t)n));
     }
-    CHECK(truncate("f", SIZE / 2) == 0); // seen by a thread besides the first
+    CHECK(truncate("f", SIZE / 2) == 0); // a thread other than the first must see it
     CHECK_REFUSED(file_checksum(file, "f", SIZE, &crc), "f: cut short while it was read");
     close(file);
 }
@@ -72,7 +72,8 @@ TEST(files_are_replaced_at_once) {
     FILE *reader = fopen("f", "r");
     CHECK(file_replace("f", "newer", 5));
     char text[8] = "";
-    CHECK(fread(text, 1, 8, reader) == 3 && memcmp(text, "old", 3) == 0); // whoever has it open
+    CHECK(fread(text, 1, 8, reader) == 3 &&
+          memcmp(text, "old", 3) == 0); // a reader that has it open still reads it
     fclose(reader);
     CHECK(old == 0 && stat("f", &after) == 0 && before.st_ino != after.st_ino);
     Blob b = blob_read("f");
@@ -103,8 +104,8 @@ TEST(folders_are_made_and_removed) {
     CHECK(symlink("/nowhere", "a/b/dangling") == 0);
     text_write("outside", "x");
     CHECK(symlink("../outside", "a/b/link") == 0);
-    CHECK(folder_remove("a") && !path_exists("a")); // folders in it too
-    CHECK(path_exists("outside"));                  // and not what its links point to
+    CHECK(folder_remove("a") && !path_exists("a")); // with the folders in it
+    CHECK(path_exists("outside"));                  // but not the targets of its links
     CHECK(!folder_remove("a"));
     CHECK_CONTAINS(error_text(), "a: No such file");
 }

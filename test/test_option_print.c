@@ -2,6 +2,7 @@
 // rates they ask for, and the line of a step.
 
 #include "../train/run.h"
+#include "../train/start.h"
 #include "fixture.h"
 
 #include <fcntl.h>
@@ -323,9 +324,8 @@ TEST(step_lines_fit_100_columns) {
          "0s\n"},
     };
     EACH (row, rows) {
-        Run run;
-        Options o = options_of("--micro-batch-size 512");
-        CHECK(run_configure(&run, &o, (NumberSupport){NUMBER_FP32, NULL, 0}));
+        Run run = {.options = options_of("--micro-batch-size 512"), .group = {.ranks = 1}};
+        CHECK(run_configure(&run, (NumberSupport){NUMBER_FP32, NULL, 0}));
         run.progress.step = row->step - 1;
         run.options.log_interval = 1;
         run.options.train_iters = row->steps;

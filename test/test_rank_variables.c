@@ -78,10 +78,10 @@ TEST(starters_are_understood) {
         CHECK(ranks_read(&r, &o));
         CHECK_TEXT(error_text(), "");
         CHECK_TEXT(r.host, row->host);
-        CHECK_EQUAL(r.rank, row->rank);
-        CHECK_EQUAL(r.ranks, row->ranks);
-        CHECK_EQUAL(r.local_rank, row->local_rank);
-        CHECK_EQUAL(r.local_ranks, row->local_ranks);
+        CHECK_EQUAL(r.group.rank, row->rank);
+        CHECK_EQUAL(r.group.ranks, row->ranks);
+        CHECK_EQUAL(r.group.local_rank, row->local_rank);
+        CHECK_EQUAL(r.group.local_ranks, row->local_ranks);
         CHECK_EQUAL(r.port, row->port);
         CHECK_EQUAL(r.starts, row->starts);
     }
@@ -170,23 +170,23 @@ TEST(kept_gpus_give_way) {
     Ranks r;
     set_environment("");
     CHECK(ranks_read(&r, &o));
-    CHECK(r.starts && r.ranks == 8);
+    CHECK(r.starts && r.group.ranks == 8);
     set_environment(TORCH(1, 4, 1, 4));
     setenv("MASTER_ADDR", "x", 1);
     CHECK(ranks_read(&r, &o));
-    CHECK(!r.starts && r.ranks == 4);
+    CHECK(!r.starts && r.group.ranks == 4);
     set_environment(TORCH(0, 1, 0, 1));
     CHECK(ranks_read(&r, &o));
-    CHECK(!r.starts && r.ranks == 1);
+    CHECK(!r.starts && r.group.ranks == 1);
 }
 
 TEST(ranks_take_gpus) {
-    Ranks r = {.rank = 6, .ranks = 8, .local_rank = 2};
+    Group g = {.rank = 6, .ranks = 8, .local_rank = 2};
     int device;
-    CHECK(ranks_device(&r, 4, &device));
+    CHECK(ranks_device(&g, 4, &device));
     CHECK_EQUAL(device, 2);
-    CHECK(ranks_device(&r, 1, &device)); // its starter has hidden the others
+    CHECK(ranks_device(&g, 1, &device)); // its starter has hidden the others
     CHECK_EQUAL(device, 0);
-    CHECK(!ranks_device(&r, 2, &device));
+    CHECK(!ranks_device(&g, 2, &device));
     CHECK_CONTAINS(error_text(), "rank 6 is number 2 on its machine, whose GPUs are 0 to 1");
 }

@@ -87,16 +87,16 @@ TEST(ranks_share_the_questions) {
     int64_t counts[3] = {0}, sum[3] = {0};
     open_scorer(&t, "");
     run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), counts);
-    t.run.ranks = 3;
-    for (t.run.rank = 0; t.run.rank < 3; t.run.rank++) {
+    t.run.group.ranks = 3;
+    for (t.run.group.rank = 0; t.run.group.rank < 3; t.run.group.rank++) {
         int64_t part[3] = {0};
         run_score_set(&t.run, &t.run.choices.sets[0], model_of(&t), part);
         CHECK_EQUAL(part[0], QUESTIONS / 3);
         for (int i = 0; i < 3; i++) { sum[i] += part[i]; }
     }
     check_counts(sum, counts);
-    t.run.ranks = 1;
-    t.run.rank = 0;
+    t.run.group.ranks = 1;
+    t.run.group.rank = 0;
 }
 
 static void add_ten(void *trainer, int64_t *values, int n) {

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-// Below vocab, the same for the same seed.
+// Tokens below vocab, which depend only on the seed.
 static inline void write_tokens(const char *path, int count, int vocab, uint64_t seed) {
     size_t bytes = SHARD_HEADER_BYTES + (size_t)count * sizeof(uint16_t);
     int32_t *header = (int32_t *)malloc_or_die(bytes);

@@ -1,4 +1,4 @@
-// The CPU trainer inside a test program, and what a test of it needs: shards, options, silence.
+// The CPU trainer in a test program, with what its tests need: shards, options, no output.
 #pragma once
 
 #define main train_gpt_main
@@ -13,8 +13,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-// Two small models that FP8 applies to: every side of a linear layer is a multiple of 16. The
-// vocabulary is padded, and the norms' weights leave gaps in the parameter space.
+// Two small models that can use FP8, because every side of a linear layer is a multiple of 16.
+// Their vocabulary is padded, and the norms' weights leave gaps in the parameter space.
 #define SMALL_SHAPE                                                                           \
     "--vocab-size 61 --make-vocab-size-divisible-by 16 --seq-length 16 --micro-batch-size 4 " \
     "--init-method-std 0.1 --lr 3e-3 "
@@ -23,19 +23,19 @@
     "--arch llama --hidden-size 48 --num-attention-heads 6 --num-query-groups 2 " \
     "--ffn-hidden-size 80 --untie-embeddings-and-output-weights " SMALL_SHAPE
 
-// The trainer's lines go nowhere, the tests' where they went before.
+// Discards what the trainer prints. What tests print still goes to stdout.
 static inline void silence_stdout(void) {
     test_state.out = fdopen(dup(STDOUT_FILENO), "w");
     if (test_state.out == NULL || freopen("/dev/null", "w", stdout) == NULL) { die("stdout"); }
 }
 
-// Of the SETUP() of a test program: one thread, where a test does not say otherwise.
+// For the SETUP() of a test program: one thread, unless a test sets another number.
 static inline void prepare_trainer(void) {
     omp_set_num_threads(1);
     silence_stdout();
 }
 
-// As main() opens it; the training data is train.bin, which the test has written.
+// Opens the trainer as main() does. The training data are in train.bin, which the test has written.
 PRINTF_LIKE(2, 3) static inline void open_trainer(Trainer *t, const char *options, ...) {
     char text[2048] = "--data train.bin ";
     size_t begin = strlen(text);
@@ -43,18 +43,18 @@ PRINTF_LIKE(2, 3) static inline void open_trainer(Trainer *t, const char *option
     va_start(args, options);
     vsnprintf(text + begin, sizeof(text) - begin, options, args);
     va_end(args);
-    Options parsed = options_of(text);
-    trainer_open(t, &parsed);
+    *t = (Trainer){.run = {.options = options_of(text), .group = {.ranks = 1}}};
+    trainer_open(t);
     trainer_restore(t);
 }
 
-// The tokens of the step to come, or of its first micro-batch, into t->inputs and t->targets.
+// Reads the first micro-batch of the next step into t->inputs and t->targets.
 static inline void read_batch(Trainer *t) {
     run_batch(&t->run, 0, 0, t->inputs, t->targets);
 }
 
-// Forward and backward over t->inputs and t->targets, as train_step does it; returns the mean loss
-// of the `rows` that count.
+// Runs forward and backward over t->inputs and t->targets, as train_step does. Returns the mean
+// loss of the `rows` that count.
 static inline double forward_backward(Trainer *t, int rows) {
     int batch = t->run.options.micro_batch_size, length = t->run.options.seq_length;
     memset(t->gradients, 0, (size_t)t->run.layout.size * sizeof(float));
@@ -68,15 +68,15 @@ static inline void train(Trainer *t, int steps) {
     for (int i = 0; i < steps; i++) { train_step(t); }
 }
 
-// Rows of a tensor that hold something: a vocabulary's padding does not.
+// The elements of a tensor without the vocabulary's padding.
 static inline int64_t used_size(const Trainer *t, const Param *p) {
     const ModelConfig *c = &t->run.config;
     int rows = tensor_row(p->id)->rows == DIM_VOCAB ? c->vocab : p->rows;
     return (int64_t)rows * p->cols;
 }
 
-// Moves the weights away from their start, where biases are 0, norms 1 and logits near 0, so that
-// every term of the model matters.
+// Changes the weights, because at the start biases are 0, norms 1 and logits near 0, and some terms
+// of the model would not matter.
 static inline void disturb_weights(Trainer *t, float size) {
     for (int i = 0; i < t->run.layout.count; i++) {
         const Param *p = &t->run.layout.params[i];
@@ -88,7 +88,7 @@ static inline void disturb_weights(Trainer *t, float size) {
     round_weights(t);
 }
 
-// Elements of a parameter space that belong to no weight and are not 0.
+// Counts the elements of a parameter space that belong to no weight and are not 0.
 static inline int64_t stray_elements(const Trainer *t, const float *space) {
     int64_t stray = 0;
     for (int i = 0; i < t->run.layout.count; i++) {

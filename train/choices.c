@@ -1,7 +1,7 @@
-// Scoring multiple-choice sets: the answer to which the model gives the highest probability, by the
-// sum of its tokens' log-probabilities and by their mean (as llm.c does for HellaSwag). A row is a
-// context with one answer. Rows of similar length are batched together, padded to a power of two,
-// so that few shapes occur.
+// Scores multiple-choice sets. The model chooses the answer with the highest probability: by the
+// sum of its tokens' log-probabilities, and by their mean (as llm.c does for HellaSwag). A row is a
+// context with one answer. Rows of similar length are in the same batch, padded to a power of two,
+// so that there are few shapes.
 #include "choices.h"
 #include "metrics.h"
 
@@ -11,15 +11,16 @@
 enum { SHORTEST = 64 };
 
 typedef struct {
-    int question, answer_index, length, answer; // tokens: of the row, of its answer
-    double loss;                                // sum over the answer
+    int question, answer_index, length,
+        answer;  // length and answer: tokens of the row and of its answer
+    double loss; // sum over the answer's tokens
 } Row;
 
-// This rank's rows: every answer of its questions.
+// Lists this rank's rows: every answer of its questions.
 static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *num_rows) {
     int count = 0;
     Row *rows = NULL;
-    for (int q = run->rank; q < set->count; q += run->ranks) {
+    for (int q = run->group.rank; q < set->count; q += run->group.ranks) {
         for (int a = 0; a < set->questions[q].answers; a++) {
             Row row = {.question = q, .answer_index = a};
             row.length = choices_row(set, q, a, run->config.seq_length + 1, tokens, &row.answer);
@@ -36,7 +37,8 @@ static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *nu
     return rows;
 }
 
-// The losses of the rows whose length, without the last token, is in (shorter, T]: batches [B,T].
+// Computes, in batches [B,T], the losses of the rows whose length without the last token is in
+// (shorter, T].
 static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *rows, int num_rows,
                        int shorter, int T, int *tokens) {
     int B = (int)((int64_t)run->options.micro_batch_size * run->config.seq_length / T), n = 0;

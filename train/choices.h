@@ -1,4 +1,4 @@
-// Multiple-choice sets: how a trainer takes part in scoring them.
+// Scoring multiple-choice sets, and what a trainer provides for that.
 #pragma once
 
 #include "state.h"
@@ -7,17 +7,18 @@ BEGIN_C
 
 typedef struct {
     void *trainer;
-    // losses [B,T] of the targets; 0 where a target is -1. B x T is at most a micro-batch's tokens.
+    // Computes the losses [B,T] of the targets; 0 for a target of -1. B x T is at most the tokens
+    // of a micro-batch.
     void (*losses)(void *trainer, const int *inputs, const int *targets, int B, int T,
                    float *losses);
-    void (*sum)(void *trainer, int64_t *values, int n); // over the ranks; NULL: there is one
+    void (*sum)(void *trainer, int64_t *values, int n); // over all ranks; NULL: there is one rank
 } ChoiceModel;
 
-// Adds to counts: the questions, those answered rightly by the sum of an answer's losses, and by
-// their mean.
+// Adds to counts: all questions, those answered right by the sum of an answer's losses, and those
+// answered right by the mean.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
-// Scores every set of --eval-choices, prints and writes the records.
+// Scores every set of --eval-choices, prints the results and writes their records.
 void run_score_choices(Run *run, ChoiceModel model);
 
 END_C

@@ -1,12 +1,13 @@
-// metrics.jsonl: one JSON object a line, flushed as it is written, appended to when a run resumes.
+// metrics.jsonl: a JSON object on each line, flushed when it is written. A resumed run appends to
+// it.
 //
-// Their "kind": "run" (first, and again at every resume: time, options, versions, device, the
-// precision of each linear layer, the step it starts from), "step" (every optimizer step), "eval",
-// "choices" (a multiple-choice set scored), "save", "ranks" (of several, at every line: how long
-// each computes), "fp8" (--fp8-stats-interval: what each tensor lost), "profile", "end". After a
-// resume at step N, earlier records of steps beyond N are void. A line that a crash cut off is
-// removed, as are the zeros that a power cut leaves. A number that is NaN or infinite is null, and
-// the record has "nonfinite": true.
+// The "kind" of a record is "run" (the first, and again at every resume: time, options, versions,
+// device, the precision of each linear layer, the step it starts from), "step" (every optimizer
+// step), "eval", "choices" (the score of a multiple-choice set), "save", "ranks" (with several
+// ranks, at every printed line: how long each computes), "fp8" (--fp8-stats-interval: each tensor's
+// saturation and underflow), "profile" or "end". After a resume at step N, earlier records of steps
+// after N are void. A line that a crash has cut off is removed, and so are the zeros that a power
+// cut leaves. A number that is NaN or infinite is null, and the record then has "nonfinite": true.
 #include "metrics.h"
 
 #include <cjson/cJSON.h>
@@ -22,18 +23,18 @@ void metrics_close(Metrics *m) {
     m->file = NULL;
 }
 
-// Whether a text begins with another; or, where it is torn, may have been about to.
+// Whether a text begins with another. torn: the text is cut off, and a shorter match is enough.
 static bool begins(const char *text, const char *with, bool torn) {
     size_t n = strlen(with), length = strlen(text);
     return strncmp(text, with, torn && length < n ? length : n) == 0;
 }
 
-// Whether the line at a place is a record, by its kind and the field that follows: other programs'
-// files have a "kind" too. Where the file ends in it, or in zeros from there on, its beginning is
-// enough.
+// Whether the line at a place in the file is a record. It must begin with a kind and the field that
+// follows that kind, because other programs' files may have a "kind" too. If the line is cut off by
+// the end of the file or by zeros, a part of this beginning is enough.
 static bool is_record(FILE *file, off_t at) {
     static const char first[] = "{\"kind\":\"";
-    char line[80]; // without blanks, which other programs write
+    char line[80]; // without blanks, which other programs may add
     size_t used = 0;
     int letter;
     if (fseeko(file, at, SEEK_SET) != 0) { return false; }
@@ -51,9 +52,9 @@ static bool is_record(FILE *file, off_t at) {
     return begins(end, run ? "\",\"program\":\"llm8.c" : profile ? "\",\"" : "\",\"step\":", torn);
 }
 
-// A run that was killed, or ran out of disk, may have left the beginning of a line at the end; a
-// power cut may have left zeros. *ours is false where the first line is no record, or the last no
-// beginning of one: the file is another, and stays as it is.
+// Removes an incomplete last line, which a killed run or a full disk may leave, or zeros, which a
+// power cut may leave. *ours is false if the first line is no record, or the last line not the
+// beginning of one: then it is some other file, and does not change.
 static bool cut_torn_line(FILE *file, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
@@ -101,7 +102,7 @@ void metrics_text(MetricsRecord *r, const char *name, const char *value) {
     cJSON_AddStringToObject(r, name, value);
 }
 
-// Where the file cannot be written or opened anew, as on a full disk, records are left out until it
+// If the file cannot be written or opened again, as on a full disk, records are left out until it
 // can.
 void metrics_end(Metrics *m, MetricsRecord *r) {
     char path[PATH_LENGTH], *line = m->path[0] != '\0' ? cJSON_PrintUnformatted(r) : NULL;
@@ -115,7 +116,7 @@ void metrics_end(Metrics *m, MetricsRecord *r) {
     if (!ok && !m->failing) {
         warn("%s; records are missing from here on until it can", error_text());
     }
-    if (!ok) { metrics_close(m); } // what was written of the line is cut off as it is opened again
+    if (!ok) { metrics_close(m); } // opening it again removes the incomplete line
     m->failing = !ok;
 }
 
@@ -129,7 +130,7 @@ static void add_options(MetricsRecord *r, const Options *options) {
     }
 }
 
-// "linear_layers": the rows of the precision table.
+// Adds "linear_layers": the rows of the precision table.
 static void add_precision(MetricsRecord *r, const Precision *precision) {
     PrecisionRow *rows = calloc_or_die((size_t)precision->count, sizeof(PrecisionRow));
     int count = precision_rows(precision, rows);
@@ -164,7 +165,7 @@ void run_record_start(Run *run) {
     metrics_number(r, "fp8_flops_share", precision_fp8_share(&run->precision));
     if (run->peak_flops > 0) { metrics_number(r, "peak_flops", run->peak_flops); }
     if (run->memory_bytes > 0) { metrics_number(r, "memory_bytes", run->memory_bytes); }
-    metrics_number(r, "ranks", run->ranks);
+    metrics_number(r, "ranks", run->group.ranks);
     metrics_number(r, "step", (double)run->progress.step);
     metrics_number(r, "data_sequences", (double)run->train_data.windows);
     if (run->train_data.with_targets != NULL) {
@@ -188,27 +189,28 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// "compute_seconds": of each rank, a step; "slowest" and its "host", where a rank is behind.
+// The record has "compute_seconds": of each rank, for a step; and if a rank is behind, "slowest"
+// and its "host".
 void run_record_ranks(Run *run) {
     typedef struct {
         double seconds;
         char host[64];
     } Mine;
     const double BEHIND = 1.05; // times the median
-    size_t n = (size_t)run->ranks;
+    size_t n = (size_t)run->group.ranks;
     Mine mine = {.seconds = run->own_seconds}, *all = calloc_or_die(n, sizeof(Mine));
     double *seconds = calloc_or_die(2 * n, sizeof(double)), *sorted = seconds + n;
     gethostname(mine.host, sizeof(mine.host) - 1);
-    group_gather(run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
+    group_gather(&run->group, CHANNEL_MAIN, &mine, sizeof(mine), all);
     int slowest = 0;
-    for (int r = 0; r < run->ranks; r++) {
+    for (int r = 0; r < run->group.ranks; r++) {
         seconds[r] = sorted[r] = all[r].seconds / run->own_steps;
         if (seconds[r] > seconds[slowest]) { slowest = r; }
     }
     qsort(sorted, n, sizeof(double), ascending);
     MetricsRecord *r = metrics_begin("ranks");
     metrics_number(r, "step", (double)run->progress.step);
-    cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->ranks));
+    cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->group.ranks));
     if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) { // of two, the faster one
         metrics_number(r, "slowest", slowest);
         metrics_text(r, "host", all[slowest].host);
@@ -219,8 +221,8 @@ void run_record_ranks(Run *run) {
     free(seconds);
 }
 
-// "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}, of the FP8
-// tensors.
+// The record has "tensors": {"blocks.0.qkv.x": {"elements", "largest", "zero", "subnormal"}, ...}
+// for the FP8 tensors.
 void run_report_fp8(Run *run, const Fp8Counts *counts) {
     MetricsRecord *r = metrics_begin("fp8");
     metrics_number(r, "step", (double)run->progress.step);

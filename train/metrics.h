@@ -9,15 +9,15 @@ bool metrics_open(Metrics *m, const char *path);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // to the disk
 
-// A record: begin, add fields, end, which writes the line.
+// To write a record: begin it, add fields, and end it, which writes the line.
 typedef struct cJSON MetricsRecord;
 MetricsRecord *metrics_begin(const char *kind);
 void metrics_number(MetricsRecord *r, const char *name, double value);
 void metrics_text(MetricsRecord *r, const char *name, const char *value);
 void metrics_end(Metrics *m, MetricsRecord *r);
 void run_record_start(Run *run);
-void run_record_ranks(Run *run); // at a line of several ranks; all call it
-// Of --fp8-stats-interval, by slot.
+void run_record_ranks(Run *run); // all ranks call it at a step's line
+// Writes the counts of --fp8-stats-interval, by slot.
 void run_report_fp8(Run *run, const Fp8Counts *counts);
 
 END_C

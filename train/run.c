@@ -3,6 +3,7 @@
 #include "../ranks/launch.h"
 #include "metrics.h"
 #include "run_data.h"
+#include "start.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,11 +16,11 @@
 
 // ---- start --------------------------------------------------------------------------------------
 
-// What is asked for instead of training has the standard output to itself: all else goes to
-// standard error, and with --quiet nowhere.
+// If the run does not train, only its answers go to standard output; all else goes to standard
+// error. With --quiet, all else goes nowhere.
 static void part_output(Run *run) {
     const Options *o = &run->options;
-    if (run->rank > 0 || o->plan || (options_train(o) && !o->quiet)) { return; }
+    if (run->group.rank > 0 || o->plan || (options_train(o) && !o->quiet)) { return; }
     fflush(stdout);
     int rest = o->quiet ? open("/dev/null", O_WRONLY | O_CLOEXEC) : STDERR_FILENO;
     if (!options_train(o)) { run->answers = fdopen(dup(STDOUT_FILENO), "w"); }
@@ -43,7 +44,7 @@ void run_announce(Run *run) {
     options_print(o, o->plan, stdout);
     precision_print(p);
     bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
-    if (no_fp8 && run->rank == 0) {
+    if (no_fp8 && run->group.rank == 0) {
         if (o->fp8_required) {
             die("--fp8-required: no linear layer is in FP8; the table above says why");
         }
@@ -55,13 +56,14 @@ void run_announce(Run *run) {
     }
 }
 
-// Whether every rank could read its data. If not, the error text is the first such rank's.
+// Whether every rank could read its data. If not, the error text is that of the first rank that
+// could not.
 static bool agree_on_data(const Run *run) {
     const char *fault = run->data_fault.text;
-    return group_agree(run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
+    return group_agree(&run->group, CHANNEL_MAIN, fault[0] == '\0' || fail("%s", fault));
 }
 
-// metrics.jsonl, in --save or where --metrics says.
+// Opens metrics.jsonl in --save, or the file of --metrics.
 static bool open_metrics(Run *run) {
     const Options *o = &run->options;
     bool named = o->metrics[0] != '\0';
@@ -77,12 +79,12 @@ static void open_save_folder(Run *run) {
     bool saves = options_save(o);
     char lock[PATH_LENGTH];
     run_beat(run, DOING_PAUSE, "waiting for the lock of --save");
-    if (run->rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
-    group_agree(run->group, CHANNEL_MAIN, true); // the lock is there to be seen
+    if (run->group.rank == 0 && saves && !checkpoint_claim(o)) { die("--save %s", error_text()); }
+    group_agree(&run->group, CHANNEL_MAIN, true); // a barrier: now every rank must see the lock
     if (saves && !path_exists(path_format(lock, "%s/.lock", o->save))) {
         die("--save %s: this rank does not see what rank 0 writes there: " NOT_SHARED, o->save);
     }
-    if (run->rank > 0) { return; }
+    if (run->group.rank > 0) { return; }
     if (saves) { run->folder = folder_id(o->save); }
     or_die(open_metrics(run));
     if (saves && run->has_valid && o->save_interval % o->eval_interval != 0) {
@@ -92,7 +94,7 @@ static void open_save_folder(Run *run) {
     }
 }
 
-// A schedule that trains for nothing, or never at the rate that is asked for.
+// Warns of a schedule that ends with a learning rate of 0, or never reaches --lr.
 static void check_schedule(const Options *o) {
     if (o->lr > 0 && o->train_iters > 0 && learning_rate(o, o->train_iters - 1) == 0) {
         warn("--lr-decay-iters %lld: the learning rate is 0 from step %lld to %lld (--min-lr)",
@@ -111,32 +113,34 @@ void run_start(Run *run, const char *device) {
     printf("Run\n  device      %s\n  model       %lld parameters, %s, %.3g FLOPs a token\n", device,
            (long long)run->layout.num_parameters, precision_name(&run->precision),
            flops_per_token(&run->config));
-    Checkpoint none = {0}; // all ranks share, though a first one may have appeared for some alone
-    or_die(checkpoint_share(o->start != NULL ? o->start : &none, run->group));
+    Checkpoint none = {
+        0}; // all ranks call it, as a first checkpoint may have appeared for some only
+    or_die(checkpoint_share(o->start != NULL ? o->start : &none, &run->group));
     checkpoint_close(&none);
     run_beat(run, DOING_WORK, "opening the data");
     run_open_data(run);
     open_save_folder(run);
-    if (options_train(o)) { run_catch_signals(); } // else there is nothing to save
+    if (options_train(o)) { run_catch_signals(); } // others have nothing to save
     if (run->train_data.windows == 0) { return; }
-    int micro_batches = run_micro_batches(run) * run->ranks;
-    if (run->ranks > 1) { printf("  ranks       %d\n", run->ranks); }
+    int micro_batches = run_micro_batches(run) * run->group.ranks;
+    if (run->group.ranks > 1) { printf("  ranks       %d\n", run->group.ranks); }
     printf("  schedule    %lld step%s of %lld tokens (%d x %d micro-batch%s), %.2f epochs\n",
            (long long)o->train_iters, o->train_iters != 1 ? "s" : "",
            (long long)o->global_batch_size * o->seq_length, micro_batches,
            o->micro_batch_size * o->seq_length, micro_batches > 1 ? "es" : "",
            (double)o->train_iters * o->global_batch_size / (double)run->train_data.windows);
     fflush(stdout);
-    if (options_train(o) && run->rank == 0) { check_schedule(o); }
+    if (options_train(o) && run->group.rank == 0) { check_schedule(o); }
 }
 
-// Into run->progress, from the checkpoint that --resume names. Rank 0 finds and verifies it.
+// Reads run->progress from the checkpoint that --resume names. Rank 0 finds and verifies it.
 static bool restore(Run *run, Checkpoint *checkpoint) {
     const Options *o = &run->options;
-    bool finds = run->rank == 0 && o->resume[0] != '\0';
+    bool finds = run->group.rank == 0 && o->resume[0] != '\0';
     *checkpoint = (Checkpoint){0};
     run_beat(run, DOING_PAUSE, "reading the checkpoint");
-    if ((finds && !checkpoint_resume(checkpoint, o)) || !checkpoint_share(checkpoint, run->group)) {
+    if ((finds && !checkpoint_resume(checkpoint, o)) ||
+        !checkpoint_share(checkpoint, &run->group)) {
         die("%s", error_text());
     }
     if (checkpoint->path[0] == '\0') {
@@ -149,7 +153,8 @@ static bool restore(Run *run, Checkpoint *checkpoint) {
     printf("resuming from %s: step %lld, %lld tokens\n", checkpoint->path,
            (long long)run->progress.step, (long long)run->progress.tokens);
     or_die(checkpoint_match(checkpoint, o, &run->layout));
-    run->progress.samples = run->progress.tokens / o->seq_length; // of this run's length
+    run->progress.samples = run->progress.tokens /
+                            o->seq_length; // in sequences of this run's length
     if (run->train_data.windows > 0 && checkpoint->data_windows != run->train_data.windows &&
         o->shuffle) {
         printf("  --data has %lld sequences, had %lld in the checkpoint: they come in another "
@@ -182,21 +187,21 @@ static bool save_config(const Options *o) {
     return ok;
 }
 
-// Of the weights that --load names. A folder of Hugging Face's has no checksums.
+// Verifies the checkpoint that --load names. A folder of Hugging Face's has no checksums.
 static void verify_load(const Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = o->start;
     if (strcmp(o->origin, o->load) != 0) {
         die("--save %s: its checkpoints were deleted while this run started; start again", o->save);
     }
-    bool ok = run->rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
-    or_die(group_agree(run->group, CHANNEL_MAIN, ok));
+    bool ok = run->group.rank > 0 || checkpoint_verify(c) || fail("--load %s", error_text());
+    or_die(group_agree(&run->group, CHANNEL_MAIN, ok));
     printf("starting from the weights of %s%s\n", c->path,
            c->options != NULL ? ""
                               : " (it has no checksums: names, shapes and values are checked)");
 }
 
-static Run *recorded; // whose metrics have a start and no end
+static Run *recorded; // its metrics have a record of the start, and none of the end
 
 static MetricsRecord *begin_end(const Run *run, int status) {
     MetricsRecord *r = metrics_begin("end");
@@ -211,12 +216,12 @@ static void record_error(const char *error) {
     metrics_end(&recorded->metrics, r);
 }
 
-// config.txt and the record of the start are written once it is certain that the run can start:
-// before that, the files of an earlier run stay as they are.
+// config.txt and the record of the start are written when it is certain that the run can start.
+// Until then, the files of an earlier run do not change.
 bool run_restore(Run *run, Checkpoint *checkpoint) {
     bool restored = restore(run, checkpoint);
     if (!restored && run->options.load[0] != '\0') { verify_load(run); }
-    if (run->rank == 0 && options_save(&run->options)) {
+    if (run->group.rank == 0 && options_save(&run->options)) {
         or_die(checkpoint_go_back(&run->options, checkpoint));
         if (!save_config(&run->options)) { die("--save %s", error_text()); }
     }
@@ -231,8 +236,8 @@ void run_restored(Run *run, Checkpoint *checkpoint) {
     if (run->options.start != NULL) { checkpoint_close(run->options.start); }
 }
 
-// Names the first tensor with a value that is NaN or beyond `most`, of elements begin..end of the
-// parameter space.
+// Fails if one of the elements begin..end of the parameter space is NaN or larger than `most`, and
+// names the first such tensor.
 static bool check_values(const Run *run, int64_t begin, int64_t end, const float *values,
                          float most) {
     for (const Param *p = run->layout.params; p < run->layout.params + run->layout.count; p++) {
@@ -248,8 +253,8 @@ static bool check_values(const Run *run, int64_t begin, int64_t end, const float
     return true;
 }
 
-// A checkpoint of a run that diverges may have such weights: the run is resumed, and its steps are
-// skipped.
+// Bad values only cause a warning here, because the checkpoint of a run that diverges may have
+// them. The run is resumed, and its steps are skipped.
 void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64_t begin,
                     int64_t end, float *out) {
     static bool said;
@@ -260,7 +265,7 @@ void run_read_state(const Run *run, const Checkpoint *c, const char *kind, int64
 }
 
 void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
-    const float FP16_MOST = 65504; // far beyond a trained model's
+    const float FP16_MOST = 65504; // a trained model's weights are far smaller
     static bool said;
     const Options *o = &run->options;
     if (o->load[0] == '\0') {
@@ -273,7 +278,7 @@ void run_first_weights(const Run *run, int64_t begin, int64_t end, float *out) {
     if (!check_values(run, begin, end, out, FLT_MAX)) {
         die("--load %s: %s", o->start->path, error_text());
     }
-    // one wrong bit of an exponent makes such a value
+    // a wrong bit in an exponent gives such a value
     if (said || check_values(run, begin, end, out, FP16_MOST)) { return; }
     warn("--load %s: %s: is the file damaged?", o->start->path, error_text());
     said = true;
@@ -298,9 +303,9 @@ double learning_rate(const Options *o, int64_t step) {
     return o->min_lr + left * (o->lr - o->min_lr);
 }
 
-// Several ranks stop when they have agreed to; one, at the signal.
+// Several ranks stop when they have agreed to stop; a single one, when a signal has come.
 static bool is_stopping(const Run *run) {
-    return run->ranks > 1 ? run->stopping : run_stop_signal() != 0;
+    return run->group.ranks > 1 ? run->stopping : run_stop_signal() != 0;
 }
 
 bool run_goes_on(const Run *run) {
@@ -331,7 +336,7 @@ bool run_should_eval(const Run *run) {
 }
 
 bool run_should_sample(const Run *run) {
-    return !run->in_flight && run->rank == 0 && sample_is_due(run, run->progress.step);
+    return !run->in_flight && run->group.rank == 0 && sample_is_due(run, run->progress.step);
 }
 
 bool run_should_save(const Run *run) {
@@ -345,16 +350,17 @@ bool run_should_save(const Run *run) {
 static const char *const skip_reasons[] = {"", "nonfinite", "spike", "asked"};
 static const char *const skip_texts[] = {"", "SKIPPED", "SKIPPED: spike", "SKIPPED: asked"};
 
-// The line of a step that has been counted: what changes from one step to the next. On a terminal a
-// live line, drawn over by the next one, shows the steps between two of --log-interval, in one row.
-// start_seconds: from the program's start to this step, the first; 0 where it is a later one.
+// Prints the line of a step that has been counted. Every --log-interval steps there is a whole
+// line; on a terminal, the steps between are shown in a live line, which the next line overwrites.
+// start_seconds: of the first step, the time from the program's start to it; 0 for later steps.
 static void print_step(Run *run, StepResult s, double tokens_per_s, double start_seconds) {
     enum { LOSS = 1, NORM, LR, SPEED, USE, ETA, SKIPPED, FIELDS, FIELD = 64, WIDTH = 100 };
-    static const int dropped[] = {USE, LR, NORM, ETA, SPEED}; // in this order, where room is short
+    static const int dropped[] = {USE, LR, NORM, ETA,
+                                  SPEED}; // in this order, if the line is too long
     const Progress *p = &run->progress;
     int64_t iters = run->options.train_iters;
     struct winsize size;
-    int columns = 0; // of the terminal; 0 where stdout is none
+    int columns = 0; // of the terminal; 0: stdout is not a terminal
     if (isatty(STDOUT_FILENO)) {
         bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
         columns = known ? size.ws_col : 80;
@@ -365,7 +371,7 @@ static void print_step(Run *run, StepResult s, double tokens_per_s, double start
     if (!whole) { run->last_line = wall_seconds(); }
 
     char field[FIELDS][FIELD], line[FIELDS * (FIELD + 3)] = "", text[32];
-    double peak = run->peak_flops * run->ranks;
+    double peak = run->peak_flops * run->group.ranks;
     double flops = tokens_per_s * flops_per_token(&run->config);
     snprintf(field[0], FIELD, "step %5lld/%lld", (long long)p->step, (long long)iters);
     snprintf(field[LOSS], FIELD, "loss %s", format_number(text, s.loss));
@@ -393,8 +399,8 @@ static void print_step(Run *run, StepResult s, double tokens_per_s, double start
     run_flush(run);
 }
 
-// A loss is as usual within half a nat of the lowest average of about 10 steps: most batches are,
-// and one is enough; a run that has diverged guesses, or worse.
+// A loss is usual if it is at most half a nat above the lowest average over about 10 steps. Most
+// batches of a good run have a usual loss, and one is enough; a run that has diverged has none.
 static bool is_usual(double loss, double best) {
     return isfinite(loss) && !(loss > best + 0.5);
 }
@@ -416,15 +422,15 @@ void run_report(Run *run, StepResult s) {
         p->best_level = fmin(p->best_level, p->level);
         p->proven = run->saved_step;
     }
-    // for good: the GPU trainer has the next step in flight, which may be a good one
+    // never reset: the GPU trainer has the next step in flight, which may be a good one
     run->diverged = run->diverged || p->skipped_in_row >= run->options.max_skipped;
     run->stopping = run->stopping || s.stop;
-    if (s.skipped && run->ranks > 1 && !isfinite(s.own_loss)) {
+    if (s.skipped && run->group.ranks > 1 && !isfinite(s.own_loss)) {
         char loss[32];
         warn("step %lld is skipped: the loss of this rank's sequences is %s", (long long)p->step,
              format_number(loss, s.own_loss));
     }
-    bool first = run->step_seconds == 0; // of this process
+    bool first = run->step_seconds == 0; // the first step of this process
     double start_seconds = first ? process_seconds() : 0;
     run->step_seconds += (first ? 1.0 : 0.05) * (s.seconds - run->step_seconds);
     print_step(run, s, (double)tokens / s.seconds, start_seconds);
@@ -442,17 +448,18 @@ void run_report(Run *run, StepResult s) {
     if (s.skipped) { metrics_text(r, "reason", skip_reasons[s.skipped]); }
     if (first) { metrics_number(r, "start_seconds", start_seconds); }
     metrics_end(&run->metrics, r);
-    bool timed = !first && s.own_seconds > 0; // the first step loads and plans
+    bool timed = !first && s.own_seconds > 0; // the first step also loads and plans
     run->own_seconds += timed ? s.own_seconds : 0;
     run->own_steps += timed;
     bool line = p->step % o->log_interval == 0 && run->own_steps > 0;
-    if (run->ranks > 1 && line) { run_record_ranks(run); }
+    if (run->group.ranks > 1 && line) { run_record_ranks(run); }
 }
 
 void run_report_eval(Run *run, double loss, double seconds) {
     Progress *p = &run->progress;
     if (!agree_on_data(run)) {
-        run->stopping = true; // on every rank: the loss lacks what one could not read
+        run->stopping =
+            true; // on every rank, as the loss lacks the data that a rank could not read
         return;
     }
     p->valid_loss = loss;
@@ -476,14 +483,14 @@ bool run_counts_fp8(const Run *run, int64_t step) {
     return interval > 0 && step % interval == 0 && precision_fp8_share(&run->precision) > 0;
 }
 
-void run_maybe_dump(const Run *run, float *gradients, double loss) {
+void run_maybe_dump(Run *run, float *gradients, double loss) {
     const char *path = run->options.dump_gradients;
     float value = (float)loss;
     TensorEntry *tensors;
     FileWriter w;
     if (path[0] == '\0') { return; }
-    if (run->rank > 0) {
-        group_close(run->group);
+    if (run->group.rank > 0) {
+        group_close(&run->group);
         exit(EXIT_SUCCESS);
     }
     float factor = (float)(run->precision.step_tokens / (double)run_step_targets(run, 0));
@@ -497,24 +504,24 @@ void run_maybe_dump(const Run *run, float *gradients, double loss) {
     }
     free(tensors);
     printf("loss %.6f; gradients in %s\n", loss, path);
-    group_close(run->group); // once all ranks do
+    group_close(&run->group); // returns when all ranks have called it
     exit(EXIT_SUCCESS);
 }
 
-// Where --save has been moved or deleted, writes the files that a run has there anew. A copy of the
-// folder may lie there, or a link to where it was moved: the run continues in it.
+// If the folder of --save has been moved or deleted, makes it and the run's files in it again. If
+// there is a copy of the folder, or a link to its new place, the run continues in that.
 static void make_folder_anew(Run *run) {
     const Options *o = &run->options;
     if (is_folder(o->save, run->folder)) { return; }
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to what is "
          "there now",
          o->save, (long long)run->progress.step);
-    saver_wait(&run->saver); // what claiming takes for an interrupted save's may be its
+    saver_wait(&run->saver); // claiming would delete the files of a save that is under way
     if (!folder_make(o->save)) {
         warn("--save %s", error_text());
         return;
     }
-    if (!checkpoint_claim(o)) { die("--save %s", error_text()); } // it is another run's now
+    if (!checkpoint_claim(o)) { die("--save %s", error_text()); } // it belongs to another run now
     if (!save_config(o)) { warn("--save %s", error_text()); }
     run->folder = folder_id(o->save);
     if (o->metrics[0] != '\0') { return; }
@@ -527,9 +534,10 @@ void run_save(Run *run, const Snapshot *snapshot) {
     Snapshot s = *snapshot;
     Progress *p = &run->progress;
     run_beat(run, DOING_PAUSE, "waiting for the last save");
-    if (run->rank == 0) { make_folder_anew(run); }
+    if (run->group.rank == 0) { make_folder_anew(run); }
     if (is_usual(p->valid_loss, p->best_valid_loss)) { p->proven = p->step; }
     s.options = &run->options;
+    s.group = &run->group;
     s.layout = &run->layout;
     s.precision = &run->precision;
     s.progress = *p;
@@ -544,14 +552,14 @@ void run_save(Run *run, const Snapshot *snapshot) {
     MetricsRecord *r = metrics_begin("save");
     metrics_number(r, "step", (double)p->step);
     metrics_end(&run->metrics, r);
-    metrics_sync(&run->metrics); // a checkpoint has its steps' records
+    metrics_sync(&run->metrics); // the records of a checkpoint's steps are on the disk before it is
     saver_start(&run->saver, &s);
 }
 
-// What to type for the rest of a run that was saved.
+// Prints the command that resumes a saved run.
 static void print_resume(const Run *run) {
     const Options *o = &run->options;
-    bool started = run->ranks > 1 && o->gpus == 1; // by torchrun, srun, mpirun
+    bool started = run->group.ranks > 1 && o->gpus == 1; // by torchrun, srun or mpirun
     printf("; saved; resume with %s%s --config ", started ? "the same starter and " : "",
            o->program);
     bool plain = o->save[strcspn(o->save, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] == '\0';
@@ -569,7 +577,7 @@ int run_close(Run *run) {
     bool stopped = is_stopping(run) && p->step < run->options.train_iters;
     bool read = agree_on_data(run);
     Error why = error_kept();
-    int status = !saved || !read ? EXIT_FAILURE // whatever else has happened
+    int status = !saved || !read ? EXIT_FAILURE // this goes before the other reasons
                  : run->diverged ? EXIT_TOO_MANY_SKIPPED
                  : stopped       ? EXIT_STOPPED_BY_SIGNAL
                                  : EXIT_SUCCESS;
@@ -600,7 +608,7 @@ int run_close(Run *run) {
     free(run->prompt);
     free(run->held);
     run_free_configuration(run);
-    group_close(run->group);
+    group_close(&run->group);
     return status;
 }
 
@@ -608,11 +616,11 @@ void run_end_wrong(Run *run) {
     Error why = error_kept();
     run_beat(run, DOING_PAUSE, "waiting for the last save");
     saver_wait(&run->saver);
-    if (run->rank == 0) { complain("%s", why.text); }
+    if (run->group.rank == 0) { complain("%s", why.text); }
     MetricsRecord *r = begin_end(run, EXIT_WRONG_RESULTS);
     metrics_text(r, "error", why.text);
     metrics_end(&run->metrics, r);
-    group_close(run->group);
+    group_close(&run->group);
     exit(EXIT_WRONG_RESULTS);
 }
 
@@ -620,32 +628,33 @@ void run_end_wrong(Run *run) {
 
 static const char *const recompute_names[] = {"none", "activations", "block"};
 
-// 0 when not even one sequence fits.
-static int largest_micro_batch(Options o, NumberSupport support, PlannedBytes planned,
-                               int64_t memory) {
+// Returns 0 if not even one sequence fits.
+static int largest_micro_batch(Options o, const Group *group, NumberSupport support,
+                               PlannedBytes planned, int64_t memory) {
     int fits = 0;
     o.global_batch_size = 0;
     for (int step = 1 << 12; step > 0; step /= 2) {
         o.micro_batch_size = fits + step;
         bool countable = (int64_t)o.micro_batch_size * o.seq_length <= INT32_MAX;
-        if (countable && planned(&o, support) <= memory - FIT_OVERHEAD_BYTES) { fits += step; }
+        if (countable && planned(&o, group, support) <= memory - FIT_OVERHEAD_BYTES) {
+            fits += step;
+        }
     }
     return fits;
 }
 
-void fit_print(const Options *options, NumberSupport support, PlannedBytes planned,
-               int64_t memory) {
+void fit_print(const Run *run, NumberSupport support, PlannedBytes planned, int64_t memory) {
     enum { WAYS = 2 * (STATE_BF16 + 1) * (RECOMPUTE_BLOCK + 1) };
     char size[32];
     printf("What fits %s\n", format_bytes(size, (double)memory));
     for (int way = 0; way < WAYS; way++) {
-        Options o = *options;
+        Options o = run->options;
         o.recompute = way % (RECOMPUTE_BLOCK + 1);
         o.adam_dtype = way / (RECOMPUTE_BLOCK + 1) % (STATE_BF16 + 1);
         o.optimizer_cpu_offload = way >= WAYS / 2;
-        int micro = largest_micro_batch(o, support, planned, memory);
+        int micro = largest_micro_batch(o, &run->group, support, planned, memory);
         o.deterministic = false;
-        int any_order = largest_micro_batch(o, support, planned, memory);
+        int any_order = largest_micro_batch(o, &run->group, support, planned, memory);
         printf("  --recompute %-11s --adam-dtype %s %s  ", recompute_names[o.recompute],
                o.adam_dtype == STATE_BF16 ? "bf16" : "fp32",
                o.optimizer_cpu_offload ? "--optimizer-cpu-offload" : "");

@@ -1,15 +1,15 @@
-// What a run reads: shards, validation shards, multiple-choice sets, the tokenizer; and which
-// sequences of them a rank reads in a step and in an evaluation.
+// Opens the data that a run reads (shards, validation shards, multiple-choice sets), and says which
+// sequences a rank reads in a step and in an evaluation.
 #include "run_data.h"
-#include "../ranks/launch.h"
 #include "sample.h"
+#include "start.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 // ---- opening ------------------------------------------------------------------------------------
 
-// Of data with masks: how many tokens count.
+// Says how many tokens count, if the data have masks.
 static const char *say_counted(char out[64], const Loader *loader) {
     const Dataset *data = loader->data;
     out[0] = '\0';
@@ -25,7 +25,8 @@ static const char *say_counted(char out[64], const Loader *loader) {
     return out;
 }
 
-// Evaluating and sampling alone need no training data, but may use the tokenizer beside it.
+// A run that only evaluates or samples needs no training data, but may use the tokenizer beside
+// them.
 static void open_train_data(Run *run) {
     const Options *o = &run->options;
     if (o->data[0] == '\0' && !options_train(o)) { return; }
@@ -46,159 +47,7 @@ static void open_train_data(Run *run) {
            (long long)run->train_data.windows);
 }
 
-// Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
-static void find_beside(glob_t *found, const char *shards) {
-    char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
-    glob_t files = {0};
-    pattern_files(shards, &files);
-    for (size_t i = 0; i < files.gl_pathc; i++) {
-        const char *path = files.gl_pathv[i];
-        size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
-        used = pattern_add(beside, used, "*tokenizer.bin", 14, false);
-        if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
-            glob(beside, GLOB_APPEND, NULL, found);
-        }
-        path_format(last, "%s", beside);
-    }
-    globfree(&files);
-}
-
-// Whether a path is a file of the checkpoint that the run starts from, which is open already.
-static bool is_of_start(const Options *o, const char *path) {
-    size_t folder = strlen(o->origin);
-    return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&
-           path + folder + 1 == path_name(path);
-}
-
-static char *read_part(const Options *o, const char *path, size_t *bytes) {
-    return is_of_start(o, path) ? checkpoint_file(o->start, path_name(path), bytes)
-                                : file_read(path, bytes);
-}
-
-static bool open_part(Tokenizer *t, const Options *o, const char *path) {
-    size_t bytes = 0;
-    char *data = read_part(o, path, &bytes);
-    return tokenizer_take(t, data, bytes, path);
-}
-
-// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
-// shards (tokenizer.bin, PREFIX_tokenizer.bin), the one that made them, by its mark; of shards
-// without a mark, tokenizer.bin. False: there is none (path is empty), or open_tokenizer says what
-// is wrong with it.
-static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
-    glob_t found = {0};
-    path_format(path, "%s", o->tokenizer);
-    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path); }
-    path_format(path, "%s/tokenizer.bin", o->origin);
-    if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
-        return open_part(t, o, path);
-    }
-    if (shards[0] != '\0') { find_beside(&found, shards); }
-    path[0] = '\0';
-    uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
-    for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
-        const char *beside = found.gl_pathv[i];
-        if (!tokenizer_open(t, beside)) {
-            warn("%s", error_text());
-            continue;
-        }
-        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
-        if (made) {
-            path_format(path, "%s", beside);
-        } else {
-            tokenizer_close(t);
-        }
-    }
-    if (path[0] == '\0' && found.gl_pathc > 0) {
-        warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
-    }
-    globfree(&found);
-    return path[0] != '\0';
-}
-
-// Every rank that another program has started works this out, and rank 0 alone warns.
-void run_resolve_options(Options *o) {
-    static Options model;
-    Tokenizer t;
-    Ranks ranks;
-    char text[PATH_LENGTH];
-    warnings_mute(ranks_read(&ranks, o) && ranks.rank > 0); // launch() refuses bad variables
-    or_die(checkpoint_model(o, &model));
-    bool opened = find_tokenizer(&t, o, text);
-    bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);
-    if (ok && opened) {
-        ok = options_set(o, SOURCE_DATA, "vocab-size %d", t.vocab);
-        tokenizer_close(&t);
-    }
-    if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL)) {
-        die("%s", error_text());
-    }
-    warnings_mute(false);
-}
-
-static void add_companion(Run *run, const char *name, char *bytes, size_t size) {
-    run->companions[run->num_companions++] = (Companion){name, bytes, size};
-}
-
-// Adds a file as the companion of that name; false: there is no such file.
-static bool read_companion(Run *run, const char *path, const char *name) {
-    size_t size;
-    const Options *o = &run->options;
-    if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
-        return false;
-    }
-    char *bytes = read_part(o, path, &size);
-    if (bytes == NULL) { die("%s", error_text()); }
-    add_companion(run, name, bytes, size);
-    return true;
-}
-
-// What goes into every checkpoint, so that it is whole wherever it is taken: the tokenizer, with
-// Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; of bytes, our
-// own), and the generation_config.json of the checkpoint that the run starts from.
-static void read_companions(Run *run) {
-    const Options *o = &run->options;
-    char path[PATH_LENGTH], *text;
-    const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
-    int stem = (int)((end != NULL ? end : name) - o->tokenizer);
-    path_format(path, "%s/generation_config.json", o->origin);
-    if (o->start != NULL) { read_companion(run, path, "generation_config.json"); }
-    if (!run->has_tokenizer) { return; }
-    read_companion(run, o->tokenizer, "tokenizer.bin");
-    path_format(path, "%.*stokenizer.json", stem, o->tokenizer);
-    bool theirs = end != NULL && read_companion(run, path, "tokenizer.json");
-    path_format(path, "%.*stokenizer_config.json", stem, o->tokenizer);
-    if (theirs) { read_companion(run, path, "tokenizer_config.json"); }
-    path_format(path, "%.*schat_template.jinja", stem, o->tokenizer);
-    if (theirs) { read_companion(run, path, "chat_template.jinja"); }
-    if (theirs || run->tokenizer.cut != CUT_BYTES) { return; }
-    text = tokenizer_json(&run->tokenizer);
-    add_companion(run, "tokenizer.json", text, strlen(text));
-    text = tokenizer_config_json();
-    add_companion(run, "tokenizer_config.json", text, strlen(text));
-}
-
-static void open_tokenizer(Run *run) {
-    const Options *o = &run->options;
-    run->has_tokenizer = o->tokenizer[0] != '\0';
-    if (run->has_tokenizer && !open_part(&run->tokenizer, o, o->tokenizer)) {
-        die("--tokenizer %s", error_text());
-    }
-    int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
-    if (tokens > vocab) {
-        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
-            o->tokenizer, tokens, vocab);
-    }
-    if (vocab >= 2 * tokens && o->origin[0] == '\0') {
-        printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
-               "--vocab-size %d\n",
-               vocab, tokens, o->tokenizer, tokens);
-    }
-    if (options_save(o) && run->rank == 0) { read_companions(run); }
-}
-
-// A file carries a mark of the tokenizer that made it, or 0. All marks must be the same.
+// Each file has the mark of the tokenizer that made it, or 0. All marks must be the same.
 static void check_marks(const Run *run) {
     uint32_t mark = run->has_tokenizer ? run->tokenizer.mark : run->train_data.tokenizer;
     const char *other = NULL;
@@ -218,17 +67,17 @@ static void check_marks(const Run *run) {
     }
 }
 
-// Every rank must read the same.
+// Refuses data that are not the same on every rank.
 static void check_ranks(const Run *run) {
     static const char *const names[] = {"data", "valid-data"};
     const Dataset *sets[] = {&run->train_data, &run->valid_data};
-    for (int i = 0; run->ranks > 1 && i < 2; i++) {
+    for (int i = 0; run->group.ranks > 1 && i < 2; i++) {
         const char *own = sets[i]->identity != NULL ? sets[i]->identity : "";
         size_t bytes = strlen(own) + 1;
-        group_broadcast(run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
+        group_broadcast(&run->group, CHANNEL_MAIN, &bytes, sizeof(bytes));
         char *first = calloc_or_die(bytes, 1);
-        if (run->rank == 0) { memcpy(first, own, bytes); }
-        group_broadcast(run->group, CHANNEL_MAIN, first, bytes);
+        if (run->group.rank == 0) { memcpy(first, own, bytes); }
+        group_broadcast(&run->group, CHANNEL_MAIN, first, bytes);
         if (!dataset_match(sets[i], first, "rank 0")) {
             die("--%s %s; every rank needs the same shards", names[i], error_text());
         }
@@ -260,7 +109,7 @@ void run_open_data(Run *run) {
                    set->count > 1 ? "s" : "");
         }
     }
-    open_tokenizer(run);
+    run_open_tokenizer(run);
     check_marks(run);
     or_die(run_encode_prompt(run));
     check_ranks(run);
@@ -268,7 +117,7 @@ void run_open_data(Run *run) {
 
 static const char whose[] = "the checkpoint's run";
 
-// Whether an evaluation reads what the checkpoint's run read, as far as that is known.
+// Whether an evaluation reads the same as in the checkpoint's run, or that is not known.
 static bool match_valid_data(const Run *run, const Checkpoint *c) {
     int64_t tokens = run_eval_samples(run) * run->options.seq_length;
     if (!run->has_valid || c->valid_data[0] == '\0') { return true; }
@@ -289,13 +138,13 @@ void run_match_data(Run *run, const Checkpoint *checkpoint) {
         die("--data %s; --accept-data-change resumes with it", error_text());
     }
     printf("  --data changed: %s\n", error_text());
-    run->progress.level = run->progress.best_level = NAN; // of other data
+    run->progress.level = run->progress.best_level = NAN; // they were of other data
 }
 
 // ---- batches ------------------------------------------------------------------------------------
 
 int run_micro_batches(const Run *run) {
-    return run->options.global_batch_size / (run->options.micro_batch_size * run->ranks);
+    return run->options.global_batch_size / (run->options.micro_batch_size * run->group.ranks);
 }
 
 int64_t run_step_targets(const Run *run, int64_t ahead) {
@@ -303,15 +152,14 @@ int64_t run_step_targets(const Run *run, int64_t ahead) {
     return loader_targets(&run->train, run->progress.samples + ahead * batch, batch);
 }
 
-// A rank's micro-batches follow each other at a distance of `stride` samples, from step to step
-// too.
+// A rank's micro-batches are `stride` samples apart, also from one step to the next.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets) {
-    enum { STEPS_AHEAD = 2 }; // one may be in flight on several ranks, which end after it
+    enum { STEPS_AHEAD = 2 }; // several ranks may have a step in flight, and end after it
     const Options *o = &run->options;
     int B = o->micro_batch_size;
-    int64_t n = (int64_t)B * run->train.data->seq_length, stride = (int64_t)run->ranks * B;
+    int64_t n = (int64_t)B * run->train.data->seq_length, stride = (int64_t)run->group.ranks * B;
     int64_t step = run->progress.samples + ahead * o->global_batch_size; // its first sample
-    int64_t sample = step + ((int64_t)micro * run->ranks + run->rank) * B;
+    int64_t sample = step + ((int64_t)micro * run->group.ranks + run->group.rank) * B;
     int64_t slots = STEPS_AHEAD * run_micro_batches(run) + 1;
     int64_t left = max64(1, min64(STEPS_AHEAD + 1, o->train_iters - run->progress.step - ahead));
     int64_t end = min64(sample + slots * stride, step + left * o->global_batch_size);

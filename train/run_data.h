@@ -1,41 +1,37 @@
-// What a run reads, and which of it a rank reads in a step and in an evaluation.
+// The data that a run reads, and which samples a rank reads in a step and in an evaluation.
 #pragma once
 
 #include "state.h"
 
 BEGIN_C
 
-// After options_parse: the options that nobody gave, from the checkpoint that the run starts from
-// and the tokenizer of its data.
-void run_resolve_options(Options *options);
-
-// What run_start opens: shards, choices, tokenizer, prompt.
+// Opens shards, multiple-choice sets, tokenizer and prompt; run_start calls it.
 void run_open_data(Run *run);
-// inputs, targets [B,T] of micro-batch `micro` of the step `ahead` steps after the present one.
-// What the two steps after it need is read with it, so that data that cannot be read, or hold a bad
-// token, are found while there are steps to train, after which the run ends and saves.
+// Gets inputs and targets [B,T] of micro-batch `micro`, of the step that is `ahead` steps after the
+// present one. It also reads what the two steps after that need. So data that cannot be read, or a
+// bad token, are found while there are still steps to train; after these the run saves and ends.
 void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets);
-// Refuses --data other than a checkpoint's, unless --accept-data-change is given. What was best on
-// other validation data is no longer.
+// Refuses --data that differ from a checkpoint's, unless --accept-data-change is given. If the
+// validation data differ, the best loss so far is forgotten.
 void run_match_data(Run *run, const Checkpoint *checkpoint);
-int run_micro_batches(const Run *run); // a step
-// How many targets count in the step `ahead` steps after the present one, on all ranks: what its
-// loss and its gradient are divided by, so that neither depends on how a step is split. The
-// trainers go backward from the loss over all its tokens (precision.step_tokens), so that the
-// gradients of activations are as large whatever counts, and multiply the sum by tokens / targets.
+int run_micro_batches(const Run *run); // in a step, on each rank
+// The number of targets that count on all ranks, in the step `ahead` steps after the present one.
+// The step's loss and gradient are divided by it, so that they do not depend on how the step is
+// split. In the backward pass the trainers divide by all tokens instead (precision.step_tokens), so
+// that the size of activations' gradients does not depend on the masks; they multiply the sums by
+// tokens / targets afterwards.
 int64_t run_step_targets(const Run *run, int64_t ahead);
 
-// An evaluation reads the same windows whatever the batch: run_eval_samples of them, from 0.
-// Several ranks share them: each begins at run_eval_first(), advances by run_eval_stride(), and
-// they add up their sums. run_eval_batch: the batch from `sample` on; windows past the end are left
-// out.
+// An evaluation reads the windows from 0 to below run_eval_samples(), for any batch size. Several
+// ranks share them: each begins at run_eval_first() and advances by run_eval_stride(), and they add
+// up their sums. run_eval_batch reads the batch from `sample` on, without windows past the end.
 int64_t run_eval_samples(const Run *run);
-int64_t run_eval_targets(const Run *run); // of them that count, on all ranks
+int64_t run_eval_targets(const Run *run); // that count, on all ranks
 static inline int64_t run_eval_first(const Run *run) {
-    return (int64_t)run->rank * run->options.micro_batch_size;
+    return (int64_t)run->group.rank * run->options.micro_batch_size;
 }
 static inline int64_t run_eval_stride(const Run *run) {
-    return (int64_t)run->ranks * run->options.micro_batch_size;
+    return (int64_t)run->group.ranks * run->options.micro_batch_size;
 }
 void run_eval_batch(Run *run, int64_t sample, int *inputs, int *targets);
 

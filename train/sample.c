@@ -1,4 +1,4 @@
-// Samples: what they start with, choosing tokens, printing them.
+// Samples: reads the prompt, chooses tokens, prints them.
 #include "sample.h"
 #include "../base/rng.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// --sample-tokens
+// Reads --sample-tokens.
 static bool read_prompt(Run *run) {
     const char *text = run->options.sample_tokens;
     char *end;
@@ -52,7 +52,8 @@ static int compare_descending(const void *a, const void *b) {
     return x < y ? 1 : (x > y ? -1 : 0);
 }
 
-// The next token by temperature and top-k; scratch[V]. place counts the tokens of the sample.
+// Chooses the next token by temperature and top-k. scratch: [V]. place: the token's number in the
+// sample.
 static int sample_token(const Options *o, const float *logits, float *scratch, int V,
                         int64_t place) {
     int top = 0;
@@ -80,9 +81,10 @@ static int sample_token(const Options *o, const float *logits, float *scratch, i
     return top;
 }
 
-// Bytes that would command a terminal are printed as C writes them, \x1b, on one and in what a run
-// prints, which is read on one; a file that asks for a sample gets every byte. *before: the byte
-// printed last; after 0xc2, UTF-8's first byte of them, 0x80 to 0x9f are commands too.
+// Prints bytes of a sample. On a terminal, and in the output of a run that trains, control
+// characters are printed as \x1b, because a terminal would execute them. A file or pipe that
+// receives the sample of --sample-only gets every byte unchanged. *before: the byte printed last;
+// after 0xc2 in UTF-8, 0x80 to 0x9f are control characters too.
 static void print_bytes(const Run *run, const void *from, size_t n, unsigned char *before) {
     const unsigned char *bytes = from;
     FILE *out = run->answers;

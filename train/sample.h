@@ -1,19 +1,19 @@
-// Samples: text that the model continues.
+// Samples: the model continues a prompt.
 #pragma once
 
 #include "state.h"
 
 BEGIN_C
 
-// run->prompt: the tokens of --sample-tokens; or those of --sample-prompt, after the end of text
-// that every document starts with.
+// Sets run->prompt to the tokens of --sample-tokens; or to those of --sample-prompt, after an end
+// of text, as every document starts with one.
 bool run_encode_prompt(Run *run);
 
-// The logits [V] of the token after tokens[0..n), n <= seq_length, which the caller may change;
-// valid until the next call.
+// Returns the logits [V] of the token after tokens[0..n), n <= seq_length. They are valid until the
+// next call, and the caller may change them.
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
-// Prints the prompt and the model's continuation, as text, or as ids without a tokenizer.
+// Prints the prompt and the model's continuation: as text, or without a tokenizer as ids.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 END_C

@@ -1,39 +1,13 @@
 #include "state.h"
 #include "../ranks/launch.h"
 
-#include <math.h>
 #include <signal.h>
 
-bool run_configure(Run *run, const Options *options, NumberSupport support) {
-    *run = (Run){.options = *options,
-                 .rank = options->rank,
-                 .ranks = options->ranks,
-                 .group = options->group,
-                 .answers = stdout,
-                 .progress = {.loss = NAN,
-                              .valid_loss = NAN,
-                              .best_valid_loss = NAN,
-                              .level = NAN,
-                              .best_level = NAN,
-                              .proven = -1},
-                 .saved_step = -1};
-    if (!options_finish_batch(&run->options, run->ranks)) { return false; }
-    run->config = model_config(options);
-    run->layout = param_layout(&run->config);
-    run->precision = precision_decide(&run->options, &run->config, support);
-    return true;
-}
-
-void run_free_configuration(Run *run) {
-    precision_free(&run->precision);
-    param_layout_free(&run->layout);
-}
-
 void run_beat(const Run *run, Doing doing, const char *what) {
-    if (run->group != NULL) { watch_beat(run->group->watch, run->progress.step, doing, what); }
+    watch_beat(run->group.watch, run->progress.step, doing, what);
 }
 
-static volatile sig_atomic_t stop_signal; // what a handler can reach
+static volatile sig_atomic_t stop_signal; // global, so that a signal handler can set it
 
 static void request_stop(int number) {
     stop_signal = number;
@@ -51,9 +25,9 @@ void run_end_by_data(Run *run, const char *option) {
     request_stop(-1);
 }
 
-// The first of a kind requests an end after the present step, a second one ends at once; but
-// SIGHUP comes from the shell and from the terminal, and SIGXCPU every second. nohup's ignored
-// SIGHUP stays ignored.
+// The first signal of a kind requests the end after the present step; a second one ends the process
+// at once. But SIGHUP may come from both the shell and the terminal, and SIGXCPU comes every
+// second, so these never end it at once. If nohup has set SIGHUP to be ignored, it stays ignored.
 void run_catch_signals(void) {
     for (int i = 0; i < STOP_SIGNALS; i++) {
         int number = stop_signals[i];
@@ -68,7 +42,8 @@ void run_catch_signals(void) {
 
 void run_flush(Run *run) {
     if (output_flush(run->answers)) { return; }
-    or_die(options_train(&run->options)); // else it was all that was asked for
+    or_die(
+        options_train(&run->options)); // without training, these answers are all that was requested
     if (!run->mute) { warn("%s; the run continues", error_text()); }
     run->mute = true;
 }

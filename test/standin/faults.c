@@ -56,9 +56,9 @@ void __wrap_run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targ
     long long at;
     int B = run->options.micro_batch_size;
     int64_t sample = run->progress.samples + ahead * run->options.global_batch_size +
-                     ((int64_t)micro * run->ranks + run->rank) * B;
+                     ((int64_t)micro * run->group.ranks + run->group.rank) * B;
     const char *slow = getenv("SLOW_RANK");
-    if (slow != NULL) { pass_seconds = atoi(slow) == run->rank ? 0.012 : 0.010; }
+    if (slow != NULL) { pass_seconds = atoi(slow) == run->group.rank ? 0.012 : 0.010; }
     bool read = fault != NULL && sscanf(fault, "%7[a-z]:%lld", kind, &at) == 2;
     run_beat(run, DOING_WORK, "reading data");
     if (read && sample <= at && at < sample + B) { plant(kind); }

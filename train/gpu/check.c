@@ -124,7 +124,7 @@ static bool passes_agree(Check *c, const char *place, int64_t step) {
 
 // On rank 0: whether all ranks have its weights; where not, the fewest are taken to be wrong.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
-    int ranks = c->net->run->ranks, differs = 0, odd = 0, fewest = ranks;
+    int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];
 #define ROWS(rank) ((const Mine *)(all + (size_t)(rank)*bytes))->rows
     int row = c->rows;
@@ -149,16 +149,17 @@ bool check_agrees(Check *c, int64_t step) {
     const Run *run = c->net->run;
     size_t rows = (size_t)c->rows * sizeof(uint64_t), bytes = sizeof(Mine) + rows;
     Mine *mine = calloc_or_die(1, bytes);
-    char host[64] = "?", *all = run->rank == 0 ? malloc_or_die(bytes * (size_t)run->ranks) : NULL;
+    char host[64] = "?",
+         *all = run->group.rank == 0 ? malloc_or_die(bytes * (size_t)run->group.ranks) : NULL;
     gethostname(host, sizeof(host) - 1);
     snprintf(mine->place, sizeof(mine->place), "%s, %s", host, c->net->gpu->uuid);
-    bool ok = group_agree(run->group, CHANNEL_MAIN, passes_agree(c, mine->place, step));
-    if (ok && run->ranks > 1) {
+    bool ok = group_agree(&run->group, CHANNEL_MAIN, passes_agree(c, mine->place, step));
+    if (ok && run->group.ranks > 1) {
         int weights = 1 + c->params;
         memcpy(mine->rows + weights, c->host + weights, rows - (size_t)weights * sizeof(uint64_t));
-        group_gather(run->group, CHANNEL_MAIN, mine, bytes, all);
-        ok = group_agree(run->group, CHANNEL_MAIN,
-                         run->rank > 0 || weights_agree(c, all, bytes, step));
+        group_gather(&run->group, CHANNEL_MAIN, mine, bytes, all);
+        ok = group_agree(&run->group, CHANNEL_MAIN,
+                         run->group.rank > 0 || weights_agree(c, all, bytes, step));
     }
     free(mine);
     free(all);

@@ -33,7 +33,7 @@ void muon_plan(Muon *m, const Run *run, const ZeroLayout *zero, Plan *plan) {
     m->num_matrices = zero_matrices(zero, &m->matrices);
     m->own = calloc_or_die((size_t)m->num_matrices, sizeof(ZeroMatrix));
     for (int i = 0; i < m->num_matrices; i++) {
-        if (m->matrices[i].owner == run->rank) { m->own[m->num_own++] = m->matrices[i]; }
+        if (m->matrices[i].owner == run->group.rank) { m->own[m->num_own++] = m->matrices[i]; }
     }
     for (int i = 0, n; i < m->num_own; i += n) {
         n = batch_from(m, i);

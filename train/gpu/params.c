@@ -138,14 +138,14 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     *p = (Params){.run = run};
     bool trains = options_train(o);
     uint8_t *kinds = find_kinds(run);
-    p->zero = zero_layout(layout, run->ranks, kinds);
+    p->zero = zero_layout(layout, run->group.ranks, kinds);
     free(kinds);
     // evaluations in BF16 multiply by the weights in BF16: they are sent so, and every rank
     // quantises them
     for (int i = 0; i < p->zero.count && o->eval_precision == EVAL_BF16; i++) {
         p->zero.segments[i].codes = false;
     }
-    s->num_ranges = zero_ranges(&p->zero, run->rank, &s->ranges);
+    s->num_ranges = zero_ranges(&p->zero, run->group.rank, &s->ranges);
     p->saved.num_ranges = s->num_ranges;
     p->saved.ranges = calloc_or_die((size_t)p->saved.num_ranges, sizeof(Bucket));
     for (int i = 0; i < p->saved.num_ranges; i++) {
@@ -194,7 +194,7 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
     PLAN(plan, "hashes", options_save(o) ? STATE_ARRAYS : 0, p->saved.hashes);
     plan_section(host, "checkpoints", PHASE_ALWAYS);
     int64_t slots = options_save(o) && p->fp8.delayed ? p->fp8.scaling.count : 0;
-    PLAN(host, "weights in BF16", options_save(o) && run->rank == 0 ? layout->size : 0,
+    PLAN(host, "weights in BF16", options_save(o) && run->group.rank == 0 ? layout->size : 0,
          p->saved.model);
     PLAN(host, "FP8 slots", slots, p->saved.slots);
     PLAN(host, "amax history", slots * p->fp8.scaling.history_length, p->saved.history);
@@ -202,7 +202,7 @@ void params_plan(Params *p, const Run *run, Plan *plan, Plan *host, int64_t offl
 
 int64_t params_host_bytes(const Params *p, const Plan *host, int ranks) {
     const Run *run = p->run;
-    bool model = options_save(&run->options) && run->rank == 0; // rank 0 alone has it
+    bool model = options_save(&run->options) && run->group.rank == 0; // rank 0 alone has it
     int64_t model_bytes = model ? run->layout.size * (int64_t)sizeof(Bf16) : 0;
     return host->bytes * ranks - model_bytes * (ranks - 1);
 }
@@ -229,7 +229,8 @@ static void send_norm_parts(Params *p) {
     p->optimizer.num_parts = 0;
     for (int s = 0; s < z->count; s++) {
         const ZeroSegment *segment = &z->segments[s];
-        int64_t begin = segment->begin + p->run->rank * segment->part, end = begin + segment->part;
+        int64_t begin = segment->begin + p->run->group.rank * segment->part,
+                end = begin + segment->part;
         for (int64_t at = begin; at < end; at += most) {
             parts[p->optimizer.num_parts++] = (GradientPart){at, min64(most, end - at)};
         }
@@ -407,7 +408,8 @@ void params_fetch_counts(Params *p, Fp8Counts *host) {
     enum { COUNTS = sizeof(Fp8Counts) / sizeof(int64_t) };
     gpu_fetch(p->gpu, host, p->fp8.counts, (size_t)p->fp8.scaling.count * sizeof(Fp8Counts));
     CUDA_CHECK(cudaStreamSynchronize(p->gpu->stream));
-    for (int i = OPERAND_W; i < p->fp8.scaling.count && p->run->rank > 0; i += OPERAND_COUNT) {
+    for (int i = OPERAND_W; i < p->fp8.scaling.count && p->run->group.rank > 0;
+         i += OPERAND_COUNT) {
         host[i] = (Fp8Counts){0}; // every rank has all weights: rank 0's count
     }
     params_sum_counts(p, (int64_t *)host, p->fp8.scaling.count * COUNTS);

@@ -104,7 +104,7 @@ static void fetch_model(Params *p, Bf16 *to) {
             comm_end(p->comm, SLOT_AGREEMENT);
             comm_wait(p->comm, SLOT_AGREEMENT);
         }
-        for (int i = 0; i < layout->count && p->run->rank == 0; i++) {
+        for (int i = 0; i < layout->count && p->run->group.rank == 0; i++) {
             if (p->zero.segment[i] != s) { continue; }
             gpu_fetch(p->gpu, to + layout->params[i].offset,
                       weights + p->zero.place[i] - segment->begin,
@@ -119,13 +119,13 @@ static void check_scales(const Params *p, const Fp8Slot *slots) {
     int wrong = 0;
     Fp8Slot *first = malloc_or_die(bytes);
     memcpy(first, slots, bytes);
-    group_broadcast(p->run->group, CHANNEL_MAIN, first, bytes);
+    group_broadcast(&p->run->group, CHANNEL_MAIN, first, bytes);
     for (int i = 0; i < p->fp8.scaling.count; i++) {
         wrong += !(first[i].scale == slots[i].scale && first[i].count == slots[i].count);
     }
     free(first);
     bool same = wrong == 0 || fail("%d FP8 scales differ from rank 0's", wrong);
-    or_die(group_agree(p->run->group, CHANNEL_MAIN, same));
+    or_die(group_agree(&p->run->group, CHANNEL_MAIN, same));
 }
 
 // Of all that this rank keeps, on the device and in host memory.

@@ -1,7 +1,6 @@
 #include "support.h"
 #include "../../kernels/gemm.h"
 #include "../../kernels/kernels.h"
-#include "../../ranks/group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +27,8 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]) {
     return support;
 }
 
-NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]) {
+NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
+                           char reason[SUPPORT_REASON]) {
     NumberSupport support = support_of(gpu->capability, reason);
     if (o->fp8_format == FP8_FORMAT_NONE) { return support; }
     if (support.lacks_fp8 == NULL && fp8_self_check(gpu, o, support) < 0) {
@@ -41,7 +41,7 @@ NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASO
     }
     // several ranks of which one has no FP8: none uses it
     bool has = support.lacks_fp8 == NULL || fail("%s", support.lacks_fp8);
-    if (o->group != NULL && !group_agree(o->group, CHANNEL_MAIN, has)) {
+    if (!group_agree(group, CHANNEL_MAIN, has)) {
         snprintf(reason, SUPPORT_REASON, "%.*s", SUPPORT_REASON - 1, error_text());
         support.lacks_fp8 = reason;
     }

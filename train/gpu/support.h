@@ -5,6 +5,7 @@
 #include "../../kernels/gpu.h"
 #include "../../model/options.h"
 #include "../../model/precision.h"
+#include "../../ranks/group.h"
 
 BEGIN_C
 
@@ -15,7 +16,8 @@ NumberSupport support_of(int capability, char reason[SUPPORT_REASON]);
 
 // With FP8 tried out. FP8 that is requested and not available on some rank: a warning, or with
 // --fp8-required the end. All ranks call it.
-NumberSupport support_find(Gpu *gpu, const Options *o, char reason[SUPPORT_REASON]);
+NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group,
+                           char reason[SUPPORT_REASON]);
 
 // How many kinds of FP8 products a run with these options takes, all of which this device has, and
 // small ones of which, with scales, are exact; -1: one is missing or wrong.

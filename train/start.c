@@ -1,0 +1,185 @@
+// Resolves once, at start-up: the options that are not given, the tokenizer, and the model.
+#include "start.h"
+#include "../ranks/launch.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- the tokenizer ------------------------------------------------------------------------------
+
+// Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
+static void find_beside(glob_t *found, const char *shards) {
+    char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
+    glob_t files = {0};
+    pattern_files(shards, &files);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        const char *path = files.gl_pathv[i];
+        size_t used = pattern_add(beside, 0, path, (size_t)(path_name(path) - path), true);
+        used = pattern_add(beside, used, "*tokenizer.bin", 14, false);
+        if (used < PATH_LENGTH && strcmp(beside, last) != 0) {
+            glob(beside, GLOB_APPEND, NULL, found);
+        }
+        path_format(last, "%s", beside);
+    }
+    globfree(&files);
+}
+
+// Whether a path is a file of the checkpoint that the run starts from, whose files are open
+// already.
+static bool is_of_start(const Options *o, const char *path) {
+    size_t folder = strlen(o->origin);
+    return o->start != NULL && strncmp(path, o->origin, folder) == 0 &&
+           path + folder + 1 == path_name(path);
+}
+
+static char *read_part(const Options *o, const char *path, size_t *bytes) {
+    return is_of_start(o, path) ? checkpoint_file(o->start, path_name(path), bytes)
+                                : file_read(path, bytes);
+}
+
+static bool open_part(Tokenizer *t, const Options *o, const char *path) {
+    size_t bytes = 0;
+    char *data = read_part(o, path, &bytes);
+    return tokenizer_take(t, data, bytes, path);
+}
+
+// Opens the tokenizer that --tokenizer names; or the checkpoint's; or else, of those beside the
+// shards (tokenizer.bin, PREFIX_tokenizer.bin), the one that made them, by its mark; of shards
+// without a mark, tokenizer.bin. False: there is none (path is empty), or run_open_tokenizer
+// says what is wrong with it.
+static bool find_tokenizer(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
+    const char *shards = o->data[0] != '\0' ? o->data : o->valid_data;
+    glob_t found = {0};
+    path_format(path, "%s", o->tokenizer);
+    if (option_source(o, "tokenizer") > SOURCE_DATA) { return open_part(t, o, path); }
+    path_format(path, "%s/tokenizer.bin", o->origin);
+    if (o->start != NULL && checkpoint_has(o->start, "tokenizer.bin")) {
+        return open_part(t, o, path);
+    }
+    if (shards[0] != '\0') { find_beside(&found, shards); }
+    path[0] = '\0';
+    uint32_t mark = found.gl_pathc > 0 ? shards_mark(shards) : 0;
+    for (size_t i = 0; i < found.gl_pathc && path[0] == '\0'; i++) {
+        const char *beside = found.gl_pathv[i];
+        if (!tokenizer_open(t, beside)) {
+            warn("%s", error_text());
+            continue;
+        }
+        bool made = mark != 0 ? t->mark == mark : strcmp(path_name(beside), "tokenizer.bin") == 0;
+        if (made) {
+            path_format(path, "%s", beside);
+        } else {
+            tokenizer_close(t);
+        }
+    }
+    if (path[0] == '\0' && found.gl_pathc > 0) {
+        warn("no tokenizer.bin beside %s is its own (--tokenizer): samples are numbers", shards);
+    }
+    globfree(&found);
+    return path[0] != '\0';
+}
+
+static void add_companion(Run *run, const char *name, char *bytes, size_t size) {
+    run->companions[run->num_companions++] = (Companion){name, bytes, size};
+}
+
+// Adds a file as the companion with a name; false: there is no such file.
+static bool read_companion(Run *run, const char *path, const char *name) {
+    size_t size;
+    const Options *o = &run->options;
+    if (!(is_of_start(o, path) ? checkpoint_has(o->start, name) : path_exists(path))) {
+        return false;
+    }
+    char *bytes = read_part(o, path, &size);
+    if (bytes == NULL) { die("%s", error_text()); }
+    add_companion(run, name, bytes, size);
+    return true;
+}
+
+// Reads the files that go into every checkpoint, so that it can be used without other files: the
+// tokenizer, Hugging Face's files for it (PREFIX_tokenizer.json beside PREFIX_tokenizer.bin; for
+// bytes we make them), and the generation_config.json of the checkpoint that the run starts from.
+static void read_companions(Run *run) {
+    const Options *o = &run->options;
+    char path[PATH_LENGTH], *text;
+    const char *name = path_name(o->tokenizer), *end = strstr(name, "tokenizer.bin");
+    int stem = (int)((end != NULL ? end : name) - o->tokenizer);
+    path_format(path, "%s/generation_config.json", o->origin);
+    if (o->start != NULL) { read_companion(run, path, "generation_config.json"); }
+    if (!run->has_tokenizer) { return; }
+    read_companion(run, o->tokenizer, "tokenizer.bin");
+    path_format(path, "%.*stokenizer.json", stem, o->tokenizer);
+    bool theirs = end != NULL && read_companion(run, path, "tokenizer.json");
+    path_format(path, "%.*stokenizer_config.json", stem, o->tokenizer);
+    if (theirs) { read_companion(run, path, "tokenizer_config.json"); }
+    path_format(path, "%.*schat_template.jinja", stem, o->tokenizer);
+    if (theirs) { read_companion(run, path, "chat_template.jinja"); }
+    if (theirs || run->tokenizer.cut != CUT_BYTES) { return; }
+    text = tokenizer_json(&run->tokenizer);
+    add_companion(run, "tokenizer.json", text, strlen(text));
+    text = tokenizer_config_json();
+    add_companion(run, "tokenizer_config.json", text, strlen(text));
+}
+
+void run_open_tokenizer(Run *run) {
+    const Options *o = &run->options;
+    run->has_tokenizer = o->tokenizer[0] != '\0';
+    if (run->has_tokenizer && !open_part(&run->tokenizer, o, o->tokenizer)) {
+        die("--tokenizer %s", error_text());
+    }
+    int vocab = run->config.vocab, tokens = run->has_tokenizer ? run->tokenizer.vocab : vocab;
+    if (tokens > vocab) {
+        die("--tokenizer %s: vocabulary %d, larger than the model's %d (--vocab-size)",
+            o->tokenizer, tokens, vocab);
+    }
+    if (vocab >= 2 * tokens && o->origin[0] == '\0') {
+        printf("  note: --vocab-size %d is far above the %d tokens of %s: leave it out, or give "
+               "--vocab-size %d\n",
+               vocab, tokens, o->tokenizer, tokens);
+    }
+    if (options_save(o) && run->group.rank == 0) { read_companions(run); }
+}
+
+// ---- options and model --------------------------------------------------------------------------
+
+// If another program has started the ranks, all of them run this, and only rank 0 warns.
+void run_resolve_options(Options *o) {
+    static Options model;
+    Tokenizer t;
+    Ranks r;
+    char text[PATH_LENGTH];
+    warnings_mute(ranks_read(&r, o) && r.group.rank > 0); // launch() refuses bad variables
+    or_die(checkpoint_model(o, &model));
+    bool opened = find_tokenizer(&t, o, text);
+    bool ok = option_set(o, "tokenizer", text, SOURCE_DATA);
+    if (ok && opened) {
+        ok = options_set(o, SOURCE_DATA, "vocab-size %d", t.vocab);
+        tokenizer_close(&t);
+    }
+    if (!ok || !options_resolve(o, o->origin[0] != '\0' ? &model : NULL)) {
+        die("%s", error_text());
+    }
+    warnings_mute(false);
+}
+
+bool run_configure(Run *run, NumberSupport support) {
+    run->answers = stdout;
+    run->progress = (Progress){.loss = NAN,
+                               .valid_loss = NAN,
+                               .best_valid_loss = NAN,
+                               .level = NAN,
+                               .best_level = NAN,
+                               .proven = -1};
+    run->saved_step = -1;
+    if (!options_finish_batch(&run->options, run->group.ranks)) { return false; }
+    run->config = model_config(&run->options);
+    run->layout = param_layout(&run->config);
+    run->precision = precision_decide(&run->options, &run->config, support);
+    return true;
+}
+
+void run_free_configuration(Run *run) {
+    precision_free(&run->precision);
+    param_layout_free(&run->layout);
+}
