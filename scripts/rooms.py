@@ -6,6 +6,7 @@ and its source are one module.
 
 A program (a file in the top folder, scripts/ or test/) is above all rooms.
 """
+import graphlib
 import os
 import re
 import sys
@@ -37,25 +38,18 @@ def upward(files):
 
 
 def cycles(files):
-    """One line for each cycle of includes."""
-    graph, done, found = {}, set(), []
+    """A cycle of includes, if there is one."""
+    graph = {}
     for path in files:
         module = os.path.splitext(path)[0]
         targets = {os.path.splitext(target)[0] for _, target in includes(path)}
         graph.setdefault(module, set()).update(targets - {module})
-
-    def walk(path, chain):
-        if path in chain:
-            cycle = chain[chain.index(path):] + [path]
-            found.append(f"{path}: include cycle: {' -> '.join(cycle)}")
-        elif path not in done:
-            for target in sorted(graph.get(path, [])):
-                walk(target, chain + [path])
-            done.add(path)
-
-    for path in sorted(graph):
-        walk(path, [])
-    return found
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        cycle = error.args[1][::-1] # each includes the next
+        return [f"{cycle[0]}: include cycle: {' -> '.join(cycle)}"]
+    return []
 
 
 def main(files):

@@ -138,7 +138,7 @@ def the_village_needs_no_network():
     refused(made("made"), "already made, from other settings (other sources)")
     assert read(path) == text
     os.environ["LLM8_BIN"] = "nowhere"
-    refused(made("none"), "nowhere/make_corpus writes it, and is not built: run make")
+    refused(made("none"), "nowhere/make_corpus is not built: run make")
     del os.environ["LLM8_BIN"]
 
 

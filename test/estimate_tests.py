@@ -190,7 +190,7 @@ def faults_are_named():
     good = (*LLAMA, "--bench", "bench.jsonl")
     refused(call(estimate, *good, "--tokens", "20Q"), "--tokens 20Q", "10B")
     refused(call(estimate, *good, "--tokens", "0"), "--tokens 0")
-    refused(call(estimate, *good, "--tokens", "1B", "--gpus", "1,x"), "--gpus 1,x", "1 to 4096")
+    refused(call(estimate, *good, "--tokens", "1B", "--gpus", "1,x"), "--gpus x", "1 to 4096")
     refused(call(estimate, *good, "--tokens", "1B", "--gpus", "²"), "--gpus ²", "1 to 4096")
     for price in ("-3", "nan", "inf"):
         refused(call(estimate, *good, "--tokens", "1B", "--price", price),

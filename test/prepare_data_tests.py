@@ -134,7 +134,7 @@ def lines_are_read_once_in_any_cut():
     unit = sources.UNIT_BYTES
     for sources.UNIT_BYTES in (1, 7, 100, 997, 5000):
         units = sources.units_of(["a.jsonl"], False, "", False)
-        texts = [text for part in units for text in sources.documents(part, False, None)]
+        texts = [row["text"] for part in units for row in sources.documents(part, dict)]
         assert texts == TEXTS[20:60], f"units of {sources.UNIT_BYTES} bytes"
     sources.UNIT_BYTES = unit
 

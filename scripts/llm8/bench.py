@@ -18,8 +18,7 @@ A run in FP8 is compared with the call's run of the same model in BF16, which ha
 and tokens; the learning rate warms up throughout, so that they stay near each other. It is FAILED,
 and not recorded, where the gradient norm is 1.75 times as large (or as small) in the first two
 steps, or 3 times in the median of the timed ones, or the loss is 5% away in either. Where a norm is
-1.25 times as large or a loss 2% away, it is recorded, and said to be in doubt. Without a run in
-BF16 it is not judged.
+1.25 times as large or a loss 2% away, it is in doubt. Without a run in BF16 it is not judged.
 
   date, machine {gpu, driver, cublaslt, cudnn}, commit, command
   arguments: those that went on to the trainer, without --gpus, and BUSY=1 before them; "" for
@@ -54,8 +53,7 @@ import sys
 import tempfile
 
 from . import floor
-from .environment import ROOT, die
-from .environment import trainer as trainer_path
+from .environment import ROOT, built, die
 from .estimate import PRECISIONS
 from .metrics import open_run
 from .text import many, shown
@@ -81,14 +79,6 @@ def chosen(name, choices):
         if item not in choices:
             die(f"{name}={item}: must be of {' '.join(choices)}")
     return [choice for choice in choices if choice in wanted or not wanted]
-
-
-def iterations():
-    text, least = os.environ.get("ITERS") or "25", WARM_UP + LEAST_TIMED
-    if not text.isdigit() or int(text) < least:
-        die(f"ITERS={text}: must be a whole number, {least} or more: {WARM_UP} to warm up, at "
-            f"least {LEAST_TIMED} to take the median of")
-    return int(text)
 
 
 # ---- the machine --------------------------------------------------------------------------------
@@ -134,14 +124,10 @@ def machine_of(trainer):
 
 
 def commit_of_tree():
-    if os.environ.get("COMMIT"):
-        return os.environ["COMMIT"]
-    name = output_of(["git", "rev-parse", "--short=12", "HEAD"])
-    if name is None:
-        return "unknown"
+    name = output_of(["git", "rev-parse", "--short=12", "HEAD"]) or "unknown"
     changes = output_of(["git", "status", "--porcelain", "--untracked-files=no", "--",
                          ":!test/results"])
-    return name + ("" if changes == "" else "-changed")
+    return os.environ.get("COMMIT") or name + ("-changed" if changes else "")
 
 
 # ---- a run --------------------------------------------------------------------------------------
@@ -235,13 +221,7 @@ def gib(number_of_bytes):
     return number_of_bytes / 2**30 if number_of_bytes else None
 
 
-def rounded(value, digits=6):
-    """To significant digits, which is more than the clock gives."""
-    if isinstance(value, dict):
-        return {key: rounded(item, digits) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item, digits) for item in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
 
 
 def record_of(place, model, command, measured, bf16):
@@ -254,7 +234,7 @@ def record_of(place, model, command, measured, bf16):
     rate, fp8 = tokens / seconds, options["fp8-format"] != "none"
     flops = rate * run["flops_per_token"] / gpus
     floors = floor.floor_ms(device, options, run["parameters"]) if gpus == 1 else None
-    return rounded({
+    return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **place,
         "command": shlex.join([os.path.basename(command[0]), *command[1:]]),
@@ -280,7 +260,7 @@ def record_of(place, model, command, measured, bf16):
         "floors_ms": floors,
         "loss": measured.column("loss")[1][-1],
         "beside_bf16": beside(measured, bf16) if fp8 and bf16 else None,
-    })
+    }
 
 
 # ---- what it prints -----------------------------------------------------------------------------
@@ -290,22 +270,13 @@ def print_cells(model, precision, cells):
     print(f"{model:20} {precision:19}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
 
 
-def print_families(records):
-    """Each run's profiled step beside its floor, a row a family."""
-    names = [(name, record) for name, record in records if record["families_ms"]]
-    if not names:
-        return
-    print("\nms of a step by kernel family: measured / floor")
-    for start in range(0, len(names), 4):
-        part = names[start:start + 4]
-        print(f"{'':16}" + "".join(f"{name:>26}" for name, _ in part))
-        for family in part[0][1]["families_ms"]:
-            cells = []
-            for _, record in part:
-                bound = (record["floors_ms"] or {}).get(family)
-                took = record["families_ms"].get(family)
-                cells.append(f"{shown(took, '.2f')} / {shown(bound, '.2f')}")
-            print(f"  {family:14}" + "".join(f"{cell:>26}" for cell in cells))
+def print_families(record):
+    """The profiled step beside its floor."""
+    floors = record["floors_ms"] or {}
+    parts = [f"{family} {took:.2f} / {shown(floors.get(family), '.2f')}"
+             for family, took in (record["families_ms"] or {}).items()]
+    if parts:
+        print(f"  ms by kernel family, measured / floor: {'; '.join(parts)}", flush=True)
 
 
 # ---- the call -----------------------------------------------------------------------------------
@@ -316,23 +287,24 @@ def main():
         print(__doc__.strip())
         return 0
     models, precisions = chosen("MODELS", MODELS), chosen("PRECISIONS", PRECISIONS)
-    steps = iterations()
+    steps, least = os.environ.get("ITERS") or "25", WARM_UP + LEAST_TIMED
+    if not steps.isdigit() or int(steps) < least:
+        die(f"ITERS={steps}: must be a whole number, {least} or more: {WARM_UP} to warm up, at "
+            f"least {LEAST_TIMED} to take the median of")
     results = os.environ.get("RESULTS") or os.path.join(ROOT, "test", "results", "bench.jsonl")
     os.makedirs(os.path.dirname(os.path.abspath(results)), exist_ok=True)
-    trainer = os.path.abspath(trainer_path("train_gptcu"))
-    if not os.access(trainer, os.X_OK):
-        die(f"{trainer}: no such program; make train_gptcu, or LLM8_BIN=FOLDER")
+    trainer = os.path.abspath(built("train_gptcu"))
     machine, commit = machine_of(trainer), commit_of_tree()
     print(f"{machine['gpu']}, driver {machine['driver']}, cuBLASLt {machine['cublaslt']}, cuDNN "
-          f"{machine['cudnn']}; commit {commit}; the median of {steps - WARM_UP} steps")
+          f"{machine['cudnn']}; commit {commit}; the median of {int(steps) - WARM_UP} steps")
     print_cells("model", "precision", ("tokens/s", "x BF16", "TFLOP/s", "MFU", "floor", "GiB",
                                        "start", "loss", "  beside BF16"))
-    records, failed, bf16 = [], [], {} # bf16: model -> its rate and run
+    count, failed, bf16 = 0, [], {} # bf16: model -> its rate and run
     with tempfile.TemporaryDirectory() as folder:
         for model, precision in itertools.product(models, precisions):
             command = [trainer, *MODELS[model].split(), *PRECISIONS[precision],
-                       "--data", shard_for(model, folder), "--train-iters", str(steps),
-                       "--lr", "1e-4", "--lr-warmup-iters", str(steps),
+                       "--data", shard_for(model, folder), "--train-iters", steps,
+                       "--lr", "1e-4", "--lr-warmup-iters", steps,
                        "--log-interval", "5", "--profile", *sys.argv[1:]]
             measured, why = measure(command, folder)
             if measured:
@@ -358,8 +330,8 @@ def main():
                 f"{record['loss']:.4f}", "  " + said))
             with open(results, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            records.append((f"{model} {precision}", record))
-    print_families(records)
-    print(f"\n{many(len(records), 'record')} appended to {results}"
+            print_families(record)
+            count += 1
+    print(f"\n{many(count, 'record')} appended to {results}"
           + (f"; FAILED: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0

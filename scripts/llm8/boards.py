@@ -136,8 +136,5 @@ class Wandb(Board):
 
 
 def open_boards(run, tensorboard, wandb):
-    try:
-        return [board(where, run) for board, where in ((TensorBoard, tensorboard), (Wandb, wandb))
-                if where]
-    except OSError as error:
-        environment.die(f"--tensorboard {tensorboard}: {error.strerror}")
+    return [board(where, run) for board, where in ((TensorBoard, tensorboard), (Wandb, wandb))
+            if where]

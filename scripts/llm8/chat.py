@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 
-from .command_line import Parser
+from .command_line import Parser, split_words
 from .conversation import ChatTemplate, Conversation
-from .environment import ROOT, die, follow, trainer
+from .environment import built, die, follow
 from .vocabulary import open_vocabulary
 
 
@@ -25,15 +25,13 @@ def parser():
 
 
 def main():
-    words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
-    o = parser().parse_args(words[:at])
-    folder, program = follow(o.model), trainer("train_gptcu" if o.gpu else "train_gpt")
+    ours, options = split_words(sys.argv[1:])
+    o = parser().parse_args(ours)
+    folder, program = follow(o.model), built("train_gptcu" if o.gpu else "train_gpt")
     tokenizer = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
         die(f"{tokenizer}: missing; give a checkpoint of a run whose data have one")
-    if not os.path.exists(program):
-        die(f"{program} is not built: run make {os.path.basename(program)} in {ROOT}")
+
     vocabulary = open_vocabulary({"tokenizer": tokenizer})
     system = [{"role": "system", "content": o.system}] if o.system else []
     messages = [*system, {"role": "user", "content": o.message}]
@@ -44,7 +42,7 @@ def main():
         die(str(error))
     done = subprocess.run(
         [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
-         " ".join(map(str, template.encode(prompt))), *words[at + 1:]],
+         " ".join(map(str, template.encode(prompt))), *options],
         stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         return done.returncode

@@ -35,6 +35,27 @@ class Parser(argparse.ArgumentParser):
         die(f"{message} ({self.prog} --help)")
 
 
+def split_words(arguments):
+    """Ours, and what comes after --, which is for the trainer."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1:]
+
+
+def several(read):
+    """For add_argument's type: values with commas between, each read by another type."""
+    return lambda text: [read(part) for part in text.split(",")]
+
+
+def one_of(known):
+    """For add_argument's type: a word of these."""
+    def read(text):
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text}: must be of {', '.join(known)}")
+        return text
+
+    return read
+
+
 def number(kind, low, high, what, unit=""):
     """For add_argument's type: an int or float from low to high, after which the unit may stand."""
     def read(text):

@@ -28,8 +28,8 @@ import os
 import shlex
 import sys
 
-from . import environment, experiment, trainer
-from .command_line import Parser, number
+from . import environment, experiment, metrics, trainer
+from .command_line import Parser, number, split_words
 
 CANNOT_TELL = 3
 PERCENT = number(float, 0, sys.float_info.max, "a percentage, such as 0.25%", "%")
@@ -49,7 +49,7 @@ def parse(arguments):
                    "1,2,3 (1234: a first look, which cannot tell)")
     p.add_argument("--trainer", metavar="PROGRAM", help="train_gpt, train_gptcu, or a command "
                    "that starts them (the one for this machine)")
-    p.add_argument("--again", action="store_true", help="run everything anew")
+
     p.add_argument("--drop-checkpoints", dest="checkpoints", action="store_const", const="drop",
                    default="keep", help="remove a run's checkpoints when it has ended")
     p.add_argument("--no-checkpoints", dest="checkpoints", action="store_const", const="none",
@@ -62,7 +62,8 @@ def parse(arguments):
                    help="with --report-only: a run of a variant, or the log of llm.c's trainer; "
                    "any number, the baseline first")
     p.add_argument("--train-limit", metavar="PERCENT", type=PERCENT, default=1.0,
-                   help="how far the final training loss may be from the baseline's (1%%)")
+                   help="how far the final training loss, the mean of the last twentieth of the "
+                   "run's steps and of 10 at least, may be from the baseline's (1%%)")
     p.add_argument("--valid-limit", metavar="PERCENT", type=PERCENT, default=2.0,
                    help="how far the last validation loss may be (2%%)")
     p.add_argument("--speed-limit", metavar="RATIO", type=RATIO, default=1.0,
@@ -72,12 +73,9 @@ def parse(arguments):
     p.add_argument("--time-limit", metavar="RATIO", type=RATIO,
                    help="what the time to the baseline's last validation loss may be at most, "
                    "beside the baseline's (not judged)")
-    p.add_argument("--window", metavar="N",
-                   type=number(int, 1, sys.maxsize, "a number of steps, 1 or more"),
-                   help="the final training loss is the mean of the last N steps (a twentieth of "
-                   "the run, 10 at least)")
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    return p.parse_args(arguments[:split]), arguments[split + 1:]
+
+    ours, common = split_words(arguments)
+    return p.parse_args(ours), common
 
 
 def run(options, common):
@@ -95,7 +93,7 @@ def run(options, common):
     if len(seeds) == 1:
         print("one seed: a first look at speed, memory and curves; the same command with more "
               "(--seeds) later adds what a verdict on the losses takes", flush=True)
-    status = experiment.run_all(tasks, options.out, options.again, options.checkpoints)
+    status = experiment.run_all(tasks, options.out, options.checkpoints)
     folders = {name: [task.folder for task in tasks if task.variant == name]
                for name, _ in variants}
     return status, folders
@@ -123,7 +121,7 @@ def named_runs(options):
 def report_on(options, folders):
     from . import judge, report
 
-    variants = [judge.Variant(name, experiment.open_runs(paths))
+    variants = [judge.Variant(name, [metrics.open_started(path, "--run ") for path in paths])
                 for name, paths in folders.items()]
     for variant in variants:
         seeds = variant.seeds()
@@ -133,21 +131,21 @@ def report_on(options, folders):
     if not all(run.steps for variant in variants for run in variant.runs):
         environment.die("nothing to report yet: not every run has a step")
     limits = judge.Limits(options.train_limit, options.valid_limit, options.speed_limit,
-                          options.memory_limit, options.time_limit, options.window)
+                          options.memory_limit, options.time_limit)
     comparison = judge.judge(judge.Comparison(variants, limits))
     commands = [["scripts/compare", *sys.argv[1:]]]
-    commands += filter(None, (experiment.earlier_command(os.path.dirname(run.path))
-                              for variant in variants for run in variant.runs[:1]))
-    report.write(comparison, options.out, map(shlex.join, commands))
+    commands += [experiment.read_list(os.path.dirname(variant.runs[0].path), experiment.COMMAND)
+                 for variant in variants]
+    report.write(comparison, options.out, map(shlex.join, filter(None, commands)))
     report.print_verdict(comparison, options.out)
     return {judge.PASS: 0, judge.FAIL: 1, judge.UNSURE: CANNOT_TELL}[comparison.verdict]
 
 
 def main():
     options, common = parse(sys.argv[1:])
-    if options.report_only and (common or options.again or options.run_only):
+    if options.report_only and (common or options.run_only):
         environment.die("--report-only runs nothing: it takes no options for the trainer, nor "
-                        "--again or --run-only")
+                        "--run-only")
     if not options.run_only:
         from . import report  # noqa: F401  what it lacks is said before hours of training
     if options.report_only:

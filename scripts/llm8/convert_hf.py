@@ -19,7 +19,7 @@ import safetensors
 
 from . import downloads, shards
 from .command_line import Parser
-from .environment import ROOT, die, follow, trainer
+from .environment import built, die, follow
 from .vocabulary import TOKENIZER_FILES, open_vocabulary
 
 # what files of these models hold besides weights
@@ -54,11 +54,8 @@ def read_config(folder):
 
 def expected_tensors(folder):
     """{name: shape}, as the trainer reads config.json."""
-    program = trainer("train_gpt")
-    if not os.path.exists(program):
-        die(f"{program} is not built: run make in {ROOT}")
-    done = subprocess.run([program, "--load", folder, "--list-tensors"], capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run([built("train_gpt"), "--load", folder, "--list-tensors"],
+                          capture_output=True, text=True, check=False)
     if done.returncode != 0:
         die(done.stderr.strip().removeprefix("error: "))
     rows = [line.split() for line in done.stdout.splitlines()]

@@ -1,17 +1,22 @@
-"""What scripts/doctor does: finds what is wrong with a run, and says what to do. What is judged is
-what the run has recorded."""
+"""Looks a run over by its metrics.jsonl: how it ended, its losses, where FP8 is on and what it
+lost, its resumes, and what makes it slow.
 
+  scripts/doctor run/fp8
+
+Each line is `ok`, a `note` (it could be better), or `WRONG`, with what to do. Exit status: 0
+nothing is wrong, 1 something is, 2 it could not be looked at.
+"""
+
+import collections
 import math
-import sys
 import textwrap
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy
 
 from . import metrics, series
 from .command_line import Parser
-from .environment import die
 from .text import counted, duration, fixed, many, shown
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
@@ -30,13 +35,11 @@ UNEVEN = 1.5         # a step of twenty over the median
 SLOW_LINES = 20      # the newest, of which most name a slow rank
 
 
-@dataclass
-class Finding:
-    """How bad it is, about what, in a sentence, and what to do."""
+class Finding(NamedTuple):
     level: str
     about: str
     text: str
-    remedy: str = ""
+    remedy: str = "" # what to do
 
 
 well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))
@@ -46,12 +49,11 @@ def is_fp8(run):
     return metrics.number(run.start, "fp8_flops_share") > 0
 
 
-def finer(run, delayed=""):
+def finer(run, delayed):
     """What an FP8 run can do to lose less, as a remedy; delayed: what it can do with its scales."""
-    recipes = {"delayed": f"{delayed}--fp8-recipe tensorwise or blockwise, ",
-               "tensorwise": "--fp8-recipe blockwise, "}
-    recipe = recipes.get(run.option("fp8-recipe"), "")
-    return f"{recipe}{'or ' if recipe else ''}--first-last-layers-bf16"
+    recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
+               "tensorwise": "--fp8-recipe blockwise, or "}
+    return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
 
 
 # ---- how it went -------------------------------------------------------------------------------
@@ -77,14 +79,11 @@ def state(run):
     if status in (0, metrics.STOPPED_BY_SIGNAL):
         return note("state", f"{run.state}, {where}" if status else run.state,
                     "--resume latest goes on with it")
-    if status == metrics.SKIPPED_TOO_OFTEN:
-        return wrong("state", f"gave up, {where}: {run.recent_skips()} steps in a row were skipped",
-                     "resume from a checkpoint before that with a lower --lr or a longer "
-                     "--lr-warmup-iters; in FP8, see whether --bf16 does the same")
-    if status == metrics.WRONG_RESULTS:
-        return wrong("state", f"{run.state}, {where}",
-                     "take that GPU out of use; --resume latest goes on from the last checkpoint")
-    return wrong("state", f"{run.state}, {where}", "its last words on the standard error say why")
+    return wrong("state", f"{run.state}, {where}", {
+        metrics.SKIPPED_TOO_OFTEN: "resume from a checkpoint before that with a lower --lr or a "
+        "longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",
+        metrics.WRONG_RESULTS: "take that GPU out of use; --resume latest goes on from the last "
+        "checkpoint"}.get(status, "its last words on the standard error say why"))
 
 
 def skips(run):
@@ -94,21 +93,19 @@ def skips(run):
         return well("steps", "none was skipped" if not run.skipped else "only those were skipped "
                     f"that --iterations-to-skip names, {run.skipped} of {len(run.steps)}")
     spikes = sum(run.steps[step].get("reason") == "spike" for step in skipped)
-    text = (f"{len(skipped)} of {len(run.steps)} were skipped for " +
-            ("a NaN or infinite loss or norm" if not spikes else
-             f"a spike of loss or norm (--skip-spikes {run.option('skip-spikes', '?')})"
-             if spikes == len(skipped) else
-             f"a NaN or infinite loss or norm, or a spike ({spikes})") +
-            f", the last one step {max(skipped):,}")
+    why = [f"{len(skipped) - spikes} for a NaN or infinite loss or norm"] * (spikes < len(skipped))
+    why += [f"{spikes} for a spike of loss or norm (--skip-spikes "
+            f"{run.option('skip-spikes', '?')})"] * (spikes > 0)
     remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
     if is_fp8(run):
-        remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1, ')}"
-    return (wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note)("steps", text, remedy)
+        remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1')}"
+    level = wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note
+    return level("steps", f"{len(skipped)} of {len(run.steps)} were skipped, {' and '.join(why)}, "
+                 f"the last one step {max(skipped):,}", remedy)
 
 
 def losses(run):
-    steps, values = series.arrays(run, "loss")
-    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+    steps, values = series.finite(run, "loss")
     if len(values) < 20:
         return well("loss", f"{many(len(values), 'step')}, too few to judge")
     width = max(10, len(values) // 20)
@@ -140,15 +137,15 @@ def learning_rate(run):
     # the peak that suits a model (Kaplan et al., 2020, appendix D.6)
     usual = max(1e-4, 0.003239 - 0.0001395 * math.log(parameters)) if parameters >= 1 else 0
     idle = int((rates == 0)[::-1].cumprod().sum()) # at the end of the run
+    better = f"--lr {usual:.1g} is usual for so many parameters"
     if idle == len(steps):
-        return [wrong("learning rate", "it is 0: nothing is learned",
-                      f"--lr {usual:.1g} is usual for so many parameters")]
+        return [wrong("learning rate", "it is 0: nothing is learned", better)]
     if idle > max(1, IDLE_ALLOWED * len(steps)):
         return [wrong("learning rate", f"it is 0 from step {int(steps[-idle]):,} on: {idle:,} "
                       "steps learn nothing", "--lr-decay-iters as long as the run, or --min-lr")]
     if peak < usual / FAR_TOO_SMALL and not run.option("load"):
         return [wrong("learning rate", f"its peak of {peak:g} is far too small to learn much from "
-                      "the start", f"--lr {usual:.1g} is usual for so many parameters")]
+                      "the start", better)]
     return [well("learning rate", f"up to {shown(peak, 'g')}")]
 
 
@@ -163,13 +160,6 @@ def vocabulary(run):
 
 
 # ---- precision ---------------------------------------------------------------------------------
-
-
-REMEDIES = {
-    "a side is not a multiple of 16": "make --hidden-size, --ffn-hidden-size and (for the head) "
-                                      "--make-vocab-size-divisible-by multiples of 16",
-    "--seq-length is not a multiple of 16": "make --seq-length a multiple of 16",
-}
 
 
 def fp8_layers(run):
@@ -188,18 +178,21 @@ def fp8_layers(run):
             places.setdefault(formats, []).append(name)
         else:
             others.setdefault(row["reason"] or "not asked for", []).append(f"{name} in {row['x']}")
+    sides = "make --seq-length, --hidden-size, --ffn-hidden-size and (for the head) " \
+        "--make-vocab-size-divisible-by multiples of 16"
     if not share > 0:
-        known = [REMEDIES[one] for one in others if one in REMEDIES]
+        why = "; ".join(others) or "not known"
         return [wrong("precision", f"FP8 is asked for (--fp8-format {run.option('fp8-format')}) "
-                      f"and no layer is in FP8: {'; '.join(others) or 'not known'}",
-                      known[0] if known else "a GPU of compute capability 8.9 or newer "
-                      "(train_gptcu --verify); --fp8-required makes a run end instead")]
+                      f"and no layer is in FP8: {why}", sides if "multiple of 16" in why else
+                      "a GPU of compute capability 8.9 or newer (train_gptcu --verify); "
+                      "--fp8-required makes a run end instead")]
     where = "; ".join(f"{', '.join(names)} ({formats})" for formats, names in places.items())
     found = [well("precision", f"FP8, {run.option('fp8-recipe', '?')} scaling, in {share:.1f}% of "
                   f"the linear layers' operations: {where}")]
-    return found + [(note if why in REMEDIES else well)(
-        "precision", f"{', '.join(names)}: {why}", REMEDIES.get(why, ""))
-        for why, names in others.items()]
+    for why, names in others.items():
+        level, *remedy = (note, sides) if "multiple of 16" in why else (well,)
+        found.append(level("precision", f"{', '.join(names)}: {why}", *remedy))
+    return found
 
 
 def fp8_ranges(run):
@@ -211,15 +204,15 @@ def fp8_ranges(run):
                      "--fp8-stats-interval 100 counts it, at little cost")]
     found = []
     for name, high, low in shares:
-        if high > SATURATED and run.option("fp8-recipe") == "delayed": # others' scales fit
-            found.append(wrong("FP8 range", f"{name}: {100 * high:.3g}% of its codes are the "
-                               f"largest at step {step:,}",
-                               finer(run, "--fp8-margin 1, ")))
-        if low > VANISHED:
-            found.append(wrong("FP8 range", f"{name}: {100 * low:.3g}% of its codes are zero "
-                               f"at step {step:,}",
-                               finer(run, "a shorter --fp8-amax-history-len (an old spike "
-                                     "keeps the scale low), ")))
+        for share, limit, what, remedy in (
+                # others' scales fit
+                (high, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
+                 "--fp8-margin 1"),
+                (low, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the "
+                 "scale low)")):
+            if share > limit:
+                found.append(wrong("FP8 range", f"{name}: {100 * share:.3g}% of its codes are "
+                                   f"{what} at step {step:,}", finer(run, remedy)))
     worst = max(shares, key=lambda row: max(row[1:]), default=("", 0, 0))
     return found or [well("FP8 range", f"of {len(shares)} tensors at step {step:,}, the worst is "
                           f"{worst[0]}: {100 * worst[1]:.2g}% largest codes, {100 * worst[2]:.2g}% "
@@ -242,12 +235,12 @@ def changes(before, after):
     changed = changed_options(before, after)
     text = [f"--{name} {old or 'not set'} became {new or 'not set'}"
             for name, (old, new) in changed.items()]
-    sequences = [metrics.number(start, "data_sequences") for start in (before, after)]
     other_order = set(changed) & set(metrics.changing_options(after, "data"))
-    if after.get("data_crc32") and before.get("data_crc32") == after["data_crc32"]:
-        other_order -= {"data"} # the same shards elsewhere
-    if sequences[0] < sequences[1] or sequences[0] > sequences[1]:
-        text.insert(0, f"--data had {sequences[0]:,.0f} sequences and has {sequences[1]:,.0f}")
+    sums = before.get("data_crc32"), after.get("data_crc32")
+    if sums[0] == sums[1] is not None: # the same shards elsewhere
+        other_order -= {"data"}
+    elif None not in sums:
+        text.insert(0, "--data is of other shards")
         other_order.add("data")
     if other_order:
         return wrong("resume", f"{where} the data come in another order from there on: "
@@ -265,8 +258,7 @@ def changes(before, after):
 
 def jump(run, step):
     """A loss that leaps where the run was resumed. Skipped steps are left out."""
-    steps, values = series.arrays(run, "loss")
-    steps, values = steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+    steps, values = series.finite(run, "loss")
     before, after = values[steps <= step][-JUMP_STEPS:], values[steps > step][:JUMP_STEPS]
     if min(len(before), len(after)) < JUMP_STEPS:
         return []
@@ -401,8 +393,7 @@ def speed(run):
     text += f", MFU {mfu:.1f}%" if math.isfinite(mfu) else ""
     text += "" if run.on_gpu else ", on a CPU, where FP8 and BF16 are emulated"
     found = [well("speed", text)] + (option_costs(run) if run.on_gpu and not run.foreign else [])
-    seconds = series.arrays(run, "seconds")[1]
-    seconds = seconds[numpy.isfinite(seconds)]
+    seconds = series.finite(run, "seconds")[1]
     if len(seconds) < 20:
         return found
     evaluating = float(numpy.nansum(series.arrays(run, "seconds", "evals")[1]))
@@ -422,44 +413,30 @@ def speed(run):
 # ---- the program --------------------------------------------------------------------------------
 
 
-def parser():
-    p = Parser(
-        prog="scripts/doctor",
-        description="Looks a run over by its metrics.jsonl: how it ended, its losses, where FP8 is "
-                    "on and what it\nlost, its resumes, and what makes it slow.",
-        epilog="Each line is `ok`, a `note` (it could be better), or `WRONG`, with what to do.\n"
-               "Exit status: 0 nothing is wrong, 1 something is, 2 it could not be looked at.\n\n"
-               "  scripts/doctor run/fp8")
-    p.add_argument("run", metavar="RUN", help="its --save folder, or its metrics.jsonl")
-    p.add_argument("--brief", action="store_true", help="leave out what is ok")
-    return p
-
-
-def show(found, width=100):
-    for finding in found:
-        start = f"  {finding.level:6} {finding.about:13} "
-        margin = " " * len(start)
-        for text, first, rest in ((finding.text, start, margin),
-                                  (finding.remedy, margin + "-> ", margin + "   ")):
-            if text:
-                print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest,
-                                    break_on_hyphens=False, break_long_words=False))
+def show(finding):
+    start = f"  {finding.level:6} {finding.about:13} "
+    margin = " " * len(start)
+    for text, first, rest in ((finding.text, start, margin),
+                              (finding.remedy, margin + "-> ", margin + "   ")):
+        if text:
+            print(textwrap.fill(text, 100, initial_indent=first, subsequent_indent=rest,
+                                break_on_hyphens=False, break_long_words=False))
 
 
 def main():
-    words = parser().parse_args()
-    metrics.refuse_others(words.run)
-    run = metrics.open_run(words.run)
-    if not run.starts:
-        die(f"{words.run}: metrics.jsonl has no record of a run's start; give the folder that "
-            "--save names")
+    p = Parser(prog="scripts/doctor", description=__doc__)
+    p.add_argument("run", metavar="RUN", help="its --save folder, or its metrics.jsonl")
+    p.add_argument("--brief", action="store_true", help="leave out what is ok")
+    words = p.parse_args()
+    run = metrics.open_started(words.run)
     print(f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
           f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
           f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}")
     found = [state(run), skips(run), losses(run), *learning_rate(run), *vocabulary(run),
              *fp8_layers(run), *fp8_ranges(run), *resumes(run), *speed(run)]
-    show([one for one in found if one.level != OK or not words.brief])
-    count = {level: sum(one.level == level for one in found) for level in (WRONG, NOTE, OK)}
+    for finding in found:
+        if finding.level != OK or not words.brief:
+            show(finding)
+    count = collections.Counter(finding.level for finding in found)
     print(f"{count[WRONG]} wrong, {count[NOTE]} to note, {count[OK]} ok")
-    sys.stdout.flush()
     return 1 if count[WRONG] else 0

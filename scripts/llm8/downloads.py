@@ -20,7 +20,7 @@ from huggingface_hub.errors import DryRunError, GatedRepoError
 from huggingface_hub.utils import disable_progress_bars, logging
 
 from . import shards
-from .environment import die, trainer
+from .environment import built, die
 
 RAW = "https://raw.githubusercontent.com"
 SHAKESPEARE = RAW + "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -157,9 +157,7 @@ def fetch_known_set(name, words, most):
 
 
 def village(words):
-    path, program = place_of("village", words), trainer("make_corpus")
-    if not os.path.exists(program):
-        die(f"village: {program} writes it, and is not built: run make")
+    path, program = place_of("village", words), built("make_corpus")
     done = subprocess.run([program, "--bytes", "10000000"], capture_output=True, check=False)
     if done.returncode != 0:
         die(f"village: {program}: {done.stderr.decode(errors='replace').strip()}")

@@ -24,8 +24,14 @@ def die(message):
 
 
 def trainer(name):
-    """Where train_gpt or train_gptcu is: at the top of the tree, or in LLM8_BIN."""
+    """Where a program of ours in C is: at the top of the tree, or in LLM8_BIN."""
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)
+
+
+def built(name):
+    """The same, of a program that is needed."""
+    path = trainer(name)
+    return path if os.path.exists(path) else die(f"{path} is not built: run make {name} in {ROOT}")
 
 
 def follow(path):

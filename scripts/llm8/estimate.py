@@ -9,9 +9,10 @@ import math
 import os
 import re
 import sys
+from argparse import ArgumentTypeError
 
-from .command_line import Parser, number
-from .environment import ROOT, die, trainer
+from .command_line import Parser, number, one_of, several
+from .environment import ROOT, built, die, trainer
 from .trainer import plan_of
 
 PRECISIONS = {
@@ -33,6 +34,17 @@ RECOMPUTED = {"none": 0, "activations": 0.04, "block": 0.25}
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
+def count(text):
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmbt]?)", text.strip().lower())
+    try:
+        value = float(found[1]) * UNITS[found[2]]
+    except (TypeError, ValueError):
+        value = 0
+    if value < 1:
+        raise ArgumentTypeError(f"{text}: must be a number of them, like 300e6, 10B or 1.5T")
+    return value
+
+
 def parser():
     p = Parser(
         prog="scripts/estimate",
@@ -41,9 +53,12 @@ def parser():
                "  scripts/estimate --model llama-1b --tokens 20B --gpus 1,8\n"
                "  scripts/estimate --model llama-3-8b --num-layers 16 --tokens 100B --gpus 8 "
                "--recompute block")
-    p.add_argument("--tokens", required=True, metavar="N", help="to train on: 300e6, 10B, 1.5T")
-    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]")
+    p.add_argument("--tokens", required=True, metavar="N", type=count,
+                   help="to train on: 300e6, 10B, 1.5T")
+    p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
+                   type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
     p.add_argument("--precision", default="bf16,fp8", metavar="LIST",
+                   type=several(one_of(PRECISIONS)),
                    help=f"of {', '.join(PRECISIONS)} [bf16,fp8]")
     p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
                    type=number(float, 0, sys.float_info.max, "a number from 0 on"))
@@ -54,39 +69,12 @@ def parser():
     return p
 
 
-def count_of(text, option):
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmbt]?)", text.strip().lower())
-    try:
-        value = float(found[1]) * UNITS[found[2]]
-    except (TypeError, ValueError):
-        value = 0
-    if value < 1:
-        die(f"{option} {text}: must be a number of them, like 300e6, 10B or 1.5T")
-    return value
-
-
-def gpus_of(text):
-    parts = text.split(",")
-    if not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        die(f"--gpus {text}: must be whole numbers from 1 to 4096, with commas between")
-    return [int(part) for part in parts]
-
-
-def precisions_of(text):
-    for name in text.split(","):
-        if name not in PRECISIONS:
-            die(f"--precision {name}: must be of {', '.join(PRECISIONS)}")
-    return text.split(",")
-
-
 # ---- what the trainers say -----------------------------------------------------------------------
 
 
 def planned(options):
     """What the CPU trainer's --plan prints."""
-    if not os.path.exists(trainer("train_gpt")):
-        die(f"{trainer('train_gpt')} is not built: run make")
-    plan, refusal = plan_of([trainer("train_gpt"), *options])
+    plan, refusal = plan_of([built("train_gpt"), *options])
     return die(refusal) if plan is None else plan
 
 
@@ -217,8 +205,9 @@ def scaling(records, precision, gpus, flops):
 
 
 def speed(records, precision, gpus, flops):
-    """(TFLOP/s a GPU, where from, the record), None where nothing was measured. The nearest model
-    comes first, on one GPU if need be: models differ by more than what several GPUs keep."""
+    """(TFLOP/s a GPU, where from, the record, whether it is of this model on so many GPUs), None
+    where nothing was measured. The nearest model comes first, on one GPU if need be: models differ
+    by more than what several GPUs keep."""
     found = newest(records, precision, 1) | newest(records, precision, gpus)
     factor, note = 1.0, ""
     if not found:
@@ -232,26 +221,13 @@ def speed(records, precision, gpus, flops):
     return record["tflops"] * factor, where, record, same and not note
 
 
-def has_micro_batch(options):
-    return "--micro-batch-size" in " ".join(options)
-
-
-def speed_of(records, precision, gpus, options, plan):
-    """speed() with what --recompute takes of it, the options which the record was not measured
-    with, and whether it is of the same model, options and number of GPUs. A micro-batch that is
-    not given is the record's."""
-    measured = speed(records, precision, gpus, size_of(plan)[1])
-    if measured is None:
-        return None
-    rate, where, record, exact = measured
-    more = more_work(plan)
-    theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"]}
-    if has_micro_batch(options):
-        theirs["micro-batch-size"] = record["micro_batch"]
-    counted = {"recompute": f"; its {100 * more:.0f}% more work is counted"}
-    other = [f"--{name} {option_of(plan, name)} (measured: {value}{counted.get(name, '')})"
-             for name, value in theirs.items() if option_of(plan, name) != str(value)]
-    return rate / (1 + more), where, record, ", ".join(other), exact and not other
+def other_options(record, plan, names):
+    """Those of these names that a record was not measured with."""
+    theirs = {"recompute": "none", "optimizer": "adamw", "seq-length": record["seq_length"],
+              "micro-batch-size": record["micro_batch"]}
+    counted = {"recompute": f"; its {100 * more_work(plan):.0f}% more work is counted"}
+    return [f"--{name} {option_of(plan, name)} (measured: {theirs[name]}{counted.get(name, '')})"
+            for name in names if option_of(plan, name) != str(theirs[name])]
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -270,20 +246,24 @@ def row_of(records, precision, gpus, options, plan, tokens):
     found = newest(records, precision, 1)
     # a GPU waits for the starts of so small a model's kernels, not for its FLOPs
     small = bool(found) and nearest(found, flops)["flops_per_token"] > TOO_SMALL * flops
-    measured = None if small else speed_of(records, precision, gpus, options, plan)
-    words = [*options, *PRECISIONS[precision]]
-    if measured and not has_micro_batch(options):
+    measured = None if small else speed(records, precision, gpus, flops)
+    words, compared = [*options, *PRECISIONS[precision]], ["recompute", "optimizer", "seq-length"]
+    if "--micro-batch-size" in " ".join(options):
+        compared.append("micro-batch-size")
+    elif measured: # one that is not given is the record's
         words += ["--micro-batch-size", str(measured[2]["micro_batch"])]
     memory, note = memory_of(words, gpus)
     notes = [note] if note else []
     if not measured:
         why = "nothing so small was measured" if small else "no such record: make bench"
         return [precision, str(gpus), *"----", memory], why, 0, notes
-    each, where, _, other, exact = measured
-    mark = "" if exact else "~"
+    each, where, record, exact = measured
+    other = other_options(record, plan, compared)
+    each /= 1 + more_work(plan)
+    mark = "" if exact and not other else "~"
     rate = each * 1e12 * gpus / flops
     hours = tokens / rate / 3600
-    notes += [f"~: not as measured: {other}"] if other else []
+    notes += [f"~: not as measured: {', '.join(other)}"] if other else []
     return [precision, str(gpus), f"{mark}{rate:,.0f}", f"{each:.0f}", mark + duration(hours),
             f"{hours * gpus:,.{0 if hours * gpus >= 10 else 2}f}", memory], where, \
         hours * gpus, notes
@@ -291,24 +271,21 @@ def row_of(records, precision, gpus, options, plan, tokens):
 
 def main():
     o, options = parser().parse_known_args()
-    tokens = count_of(o.tokens, "--tokens")
-    gpus, precisions = gpus_of(o.gpus), precisions_of(o.precision)
     records = read_records(o.bench, o.device)
     plan = planned(options)
     size = size_of(plan)
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
-    print(f"training   {tokens:,.0f} tokens, {tokens * size[1]:.3g} FLOPs, "
-          f"{tokens / size[0]:.1f} tokens a parameter\n")
+    print(f"training   {o.tokens:,.0f} tokens, {o.tokens * size[1]:.3g} FLOPs, "
+          f"{o.tokens / size[0]:.1f} tokens a parameter\n")
     head = ["precision", "GPUs", "tokens/s", "TFLOP/s each", "time", "GPU hours", "memory each"]
     form = "{:19}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
     print(form.format(*head) + ("       cost" if o.price else "") + "  speed from")
     notes = []
-    for precision in precisions:
-        for count in gpus:
-            cells, source, hours, said = row_of(records, precision, count, options, plan, tokens)
-            cost = f"{hours * o.price:>11,.0f}" if o.price else ""
-            print(form.format(*cells) + cost + "  " + source)
-            notes += [note for note in said if note not in notes]
+    for precision, gpus in itertools.product(o.precision, o.gpus):
+        cells, source, hours, said = row_of(records, precision, gpus, options, plan, o.tokens)
+        cost = f"{hours * o.price:>11,.0f}" if o.price else ""
+        print(form.format(*cells) + cost + "  " + source)
+        notes += [note for note in said if note not in notes]
     if records:
         notes.insert(0, f"speeds are those of {records[0]['machine']['gpu']} in {o.bench}")
     print("".join(f"\n{note}" for note in notes))

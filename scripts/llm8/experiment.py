@@ -7,6 +7,7 @@ stopped goes on from its newest checkpoint.
 """
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -15,10 +16,11 @@ import shutil
 from dataclasses import dataclass
 
 from . import environment, trainer
-from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, Run, open_run, refuse_others
+from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
 OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
+COMMAND, VARIANTS = "command.json", "variants.json"
 
 
 @dataclass
@@ -38,10 +40,10 @@ def split_name(text, option, what):
 
 
 def parse_variant(text):
-    """NAME: OPTIONS, the options as for the trainer; --a=b,--c=d will do as well."""
+    """NAME: OPTIONS, the options as for the trainer."""
     name, rest = split_name(text, "--variant", "OPTIONS")
     try:
-        words = [part for word in shlex.split(rest) for part in re.split(r",(?=--)", word) if part]
+        words = shlex.split(rest)
     except ValueError as error:
         environment.die(f"--variant {text}: {error}")
     if words and not words[0].startswith("--"):
@@ -89,52 +91,32 @@ def lock(folder):
     return file
 
 
-def command_file(folder):
-    return os.path.join(folder, "command.json")
-
-
-def read_json(path):
-    """None where there is none, or a part of it."""
+def read_list(folder, name):
+    """The words of a .json file; none where it does not exist, or was cut short."""
     try:
-        with open(path) as file:
+        with open(os.path.join(folder, name)) as file:
             return json.load(file)
     except (FileNotFoundError, ValueError):
-        return None
+        return []
 
 
-def earlier_command(folder):
-    """The trainer's command line, where compare has run it; else None."""
-    return read_json(command_file(folder))
+def write_list(folder, name, words):
+    with open(os.path.join(folder, name), "w") as file:
+        json.dump(words, file)
 
 
-def order_file(folder):
-    return os.path.join(folder, "variants.json")
-
-
-def keep_order(tasks, folder):
-    """The variants of these tasks come first; those of earlier commands keep their order."""
-    names = [os.path.relpath(task.folder, folder).split(os.sep)[0] for task in tasks]
-    names = list(dict.fromkeys(names + (read_json(order_file(folder)) or [])))
-    with open(order_file(folder), "w") as file:
-        json.dump(names, file)
-
-
-def prepare(task, again):
-    """The folder, ready for the task. Whether there is anything left to do."""
-    earlier, run = earlier_command(task.folder), open_run(task.folder)
-    if again and earlier is not None:
-        shutil.rmtree(task.folder)
-        run = Run(task.folder)
-    elif earlier is None and run.starts:
+def prepare(task):
+    """Makes the folder ready for the task; returns whether there is anything left to do."""
+    earlier, run = read_list(task.folder, COMMAND), open_run(task.folder)
+    if run.starts and not earlier:
         environment.die(f"{task.folder} has a run that compare did not make: another --out")
-    elif run.starts and earlier[1:] != task.command[1:]:
+    if run.starts and earlier[1:] != task.command[1:]:
         changed = [word for word in task.command if word not in earlier] or \
                   [word for word in earlier if word not in task.command]
         environment.die(f"{task.folder} was run with other options ({' '.join(changed)} differs): "
-                        "another --out, or --again to run everything anew")
+                        "another --out, or remove that folder to run it anew")
     os.makedirs(task.folder, exist_ok=True)
-    with open(command_file(task.folder), "w") as file:
-        json.dump(task.command, file)
+    write_list(task.folder, COMMAND, task.command)
     return not run.over # one that gave up on NaN would do so again
 
 
@@ -152,7 +134,7 @@ def drop_checkpoints(folder):
             shutil.rmtree(path)
 
 
-def run_all(tasks, folder, again, checkpoints):
+def run_all(tasks, folder, checkpoints):
     """checkpoints: "keep", "drop" when a run has ended, or "none". Returns 0, or 75 where a signal
     ended it."""
     held = lock(folder)
@@ -161,8 +143,10 @@ def run_all(tasks, folder, again, checkpoints):
         if plan is None:
             environment.die(f"--variant {task.variant}: {complaint}")
     # all of them before the first starts: a refusal should not come after hours
-    left = [prepare(task, again) for task in tasks]
-    keep_order(tasks, folder)
+    left = [prepare(task) for task in tasks]
+    # these variants come first, those of earlier commands keep their order
+    names = [os.path.relpath(task.folder, folder).split(os.sep)[0] for task in tasks]
+    write_list(folder, VARIANTS, list(dict.fromkeys(names + read_list(folder, VARIANTS))))
     with trainer.Signals() as signals:
         for number, (task, to_do) in enumerate(zip(tasks, left), 1):
             label = f"[{number}/{len(tasks)}] {task.variant} seed {task.seed}"
@@ -193,24 +177,10 @@ def run_all(tasks, folder, again, checkpoints):
 def runs_under(folder):
     """variant -> folders of its runs, as make_tasks lays them out, in the order of the commands
     that ran them; by name where that is not known."""
-    found, order = {}, read_json(order_file(folder)) or []
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    for variant in sorted(names, key=lambda name: (order + [name]).index(name)):
-        parent = os.path.join(folder, variant)
-        seeds = [name for name in sorted(os.listdir(parent)) if re.fullmatch(r"seed-\d+", name)] \
-            if os.path.isdir(parent) else []
-        if seeds:
-            found[variant] = [os.path.join(parent, name)
-                              for name in sorted(seeds, key=lambda name: int(name[5:]))]
+    found, order = {}, read_list(folder, VARIANTS)
+    runs = [match.groups() for name in glob.glob("*/seed-*", root_dir=folder)
+            if (match := re.fullmatch(r"(.+)/seed-(\d+)", name))]
+    for variant, seed in sorted(runs, key=lambda run: (
+            (order + [run[0]]).index(run[0]), run[0], int(run[1]))):
+        found.setdefault(variant, []).append(os.path.join(folder, variant, f"seed-{seed}"))
     return found
-
-
-def open_runs(folders):
-    runs = []
-    for folder in folders:
-        refuse_others(folder, "--run ")
-        run = open_run(folder)
-        if not run.starts:
-            environment.die(f"{run.path}: no run's records there (metrics.jsonl, or its folder)")
-        runs.append(run)
-    return runs

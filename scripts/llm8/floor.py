@@ -8,29 +8,9 @@ twice is in it: --recompute costs share.
 
 Shapes as in train_gpt.cu: B sequences of T tokens, M = B T, C channels, L layers, H heads, G
 key/value heads, D head size, N = (H + 2 G) D, F feed-forward, F1 = F or (Llama) 2 F, P padded
-vocabulary. Bytes a token and layer; an element is 2 in BF16, and 2 as FP8 code and transposed code:
-
-| family | BF16 | FP8, delayed or blockwise | FP8, tensorwise |
-| --- | --- | --- | --- |
-| norms, forward (2) | 2 x 4C | the same, as codes | 2 x 4C |
-| norms, backward (2) | 2 x 8C | 2 x 10C: the codes of dY beside d residual | 2 x 8C |
-| activations, GPT-2 | 2 (F + N): bias gradients; GELU is in the products | 10F or, below, 0 | 10F |
-| activations, Llama: SwiGLU | 16F | 16F | 16F |
-| activations, Llama: RoPE | 8 (H + G) D | 4 (H + G) D + 4N: dQKV's codes with it | 8 (H + G) D |
-| activations, QK norm: its input again | 2 (H + G) D | 2 (H + G) D | 2 (H + G) D |
-| quantize | 0 | 4HD, GPT-2 and 4N: dQKV | 4 (4C + HD + N + F + F1) |
-
-The last of these casts and transposes the four linear layers' X (C, HD, C, F) and dY (N, C, F1, C).
-With blockwise scaling, as with delayed, the kernel that computes a tensor can write its codes; the
-scales, 1/32 of the codes' bytes, are left out. With delayed scaling and up to 768 channels GPT-2's
-FP8 products apply GELU and write the codes: fc1's forward product those beside its result, and
-fc2's input gradient reads that and leaves codes alone.
-Beyond the layers: the last norm (forward 4C, backward 6C a token), the loss (one pass over the
-logits and their gradient, 4P a token), embeddings (6C a token), and the optimizer: the gradient
-twice (norm, update), master weights and moments read and written, the new weights in BF16 or as W
-and W' in FP8 (both 2 bytes a parameter). Muon's matrices have one moment; their gradient, which
-becomes the update in place, moves three times more, and five Newton-Schulz steps of three products
-follow, on the smaller side's square.
+vocabulary. An element is 2 bytes in BF16, and 2 as FP8 code and transposed code. With delayed and
+blockwise scaling the kernel that computes a tensor can write its codes; blockwise scales, 1/32 of
+the codes' bytes, are left out.
 """
 
 import os
@@ -85,7 +65,9 @@ def linear_seconds(rates, kind, s, outputs, inputs, forward_extra=0, input_extra
 
 
 def gelu_rides(s, recipe):
-    """In the products."""
+    """Whether GPT-2's GELU is in the products: in BF16, and with delayed scaling up to 768
+    channels, where fc1's forward product writes codes beside its result, and fc2's input gradient
+    reads that and leaves codes alone."""
     return not s.llama and (recipe == "bf16"
                             or (recipe == "delayed" and s.C <= GELU_PRODUCT_MOST_K))
 
@@ -111,7 +93,8 @@ def attention(rates, s):
 
 
 def activation_bytes(s, recipe):
-    """A token and layer."""
+    """A token and layer. Llama: SwiGLU, RoPE, whose backward pass writes dQKV's codes where it
+    can, and the QK norm's input again. GPT-2: GELU, or in BF16 the gradients of biases."""
     heads = (s.H + s.G) * s.D
     if s.llama:
         rope_backward = 4 * s.N if recipe in FUSED else 4 * heads
@@ -122,7 +105,8 @@ def activation_bytes(s, recipe):
 
 
 def quantize_bytes(s, recipe):
-    """A token and layer."""
+    """A token and layer: the attention's output, and GPT-2's dQKV; with tensorwise scaling the four
+    linear layers' X (C, HD, C, F) and dY (N, C, F1, C)."""
     if recipe == "bf16":
         return 0
     if recipe in FUSED:
@@ -131,7 +115,9 @@ def quantize_bytes(s, recipe):
 
 
 def muon_seconds(rates, s, gradient, moment):
-    """The blocks' matrices by Muon, beyond what AdamW would take for them; bytes an element."""
+    """The blocks' matrices by Muon, beyond what AdamW would take for them; bytes an element. They
+    have one moment; their gradient, which becomes the update in place, moves three times more, and
+    five Newton-Schulz steps of three products follow, on the smaller side's square."""
     shapes = [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), (s.C, s.F)]
     shapes += [(s.F, s.C)] * (2 if s.llama else 1)
     elements = sum(rows * columns for rows, columns in shapes)
@@ -159,18 +145,21 @@ def floor_ms(device, options, parameters):
     def moved(count):
         return count / rates["bytes"]
 
-    codes = 4 if recipe in FUSED else 0
+    codes = 4 if recipe in FUSED else 0 # of dY, beside the residual's gradient
     kind = {"bf16": "bf16", "blockwise": "blocks"}.get(recipe, "fp8")
     seconds = {
         "products": products(rates, kind, s, recipe),
         "head products": linear_seconds(rates, kind if head_fp8 else "bf16", s, s.P, s.C),
         "attention": attention(rates, s),
+        # two a layer: forward 4C, backward 8C; the last one has no residual
         "norms": moved(layers * (24 + codes) * s.C + s.M * 10 * s.C),
         "activations": moved(layers * activation_bytes(s, recipe)),
-        "loss": moved(s.M * 4 * s.P),
+        "loss": moved(s.M * 4 * s.P), # one pass over the logits and their gradient
         "embeddings": moved(s.M * 6 * s.C),
         "quantize": moved(layers * quantize_bytes(s, recipe)
                           + (s.M * 4 * (s.C + s.P) if head_fp8 and recipe == "tensorwise" else 0)),
+        # the gradient twice (norm, update), master weights and moments read and written, the new
+        # weights in BF16, or as W and W' in FP8
         "optimizer": moved(parameters * (2 * gradient + 2 * 4 + 2 * 2 * moment + 2)),
     }
     if options.get("optimizer") == "muon":

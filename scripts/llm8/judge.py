@@ -11,6 +11,7 @@ import math
 import os
 import statistics
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from . import series
 from .metrics import changing_options, number
@@ -33,7 +34,6 @@ class Limits:
     speed: float = 1.0     # the ratio must be above
     memory: float = None   # the ratio must not be above; None: not judged
     time: float = None     # the same, of the time to the baseline's last validation loss
-    window: int = None     # steps of the final training loss; None: a twentieth of the run
 
 
 @dataclass
@@ -60,11 +60,9 @@ class Judgement:
     doubt: str = ""          # why there is no verdict
 
 
-@dataclass
-class Pair:
-    seed: str
-    baseline: object
+class Pair(NamedTuple):
     run: object
+    baseline: object
 
     @property
     def last(self):
@@ -106,7 +104,7 @@ def more_seeds(comparison):
 
 def pairs(baseline, variant):
     """Of equal seed; another program's runs with all."""
-    return [Pair(seed_of(run), base, run) for run in variant.runs for base in baseline.runs
+    return [Pair(run, base) for run in variant.runs for base in baseline.runs
             if seed_of(run) == seed_of(base) or run.foreign or base.foreign]
 
 
@@ -117,8 +115,9 @@ def differences(found, name, kind, width):
     return steps, 100 * (rows[len(found):] / rows[:len(found)] - 1)
 
 
-def window_of(limits, last):
-    return min(last, limits.window or max(10, last // 20))
+def window_of(last):
+    """The steps whose mean is the final training loss: a twentieth of the run, at least 10."""
+    return min(last, max(10, last // 20))
 
 
 def mean(values):
@@ -130,38 +129,23 @@ def percent(value, baseline):
     return 100 * (value / baseline - 1) if baseline else math.nan
 
 
-def option_of(run, name, known):
-    """As text. The same data may lie elsewhere, under another name: their checksum stands for them,
-    or else, in older records, their name and number."""
-    value = str(run.option(name, "-" if run.foreign else None))
-    if name in DATA and DATA[name] in known:
-        return f"shards {run.start[DATA[name]]}"
-    count = f" of {number(run.start, 'data_sequences'):,.0f} sequences"
-    return (os.path.basename(value) if name in DATA else value) + \
-        (count if name == "data" and "data_sequences" in known else "")
-
-
-def known_to_all(runs):
-    """The fields which all their records have; other programs' and older ones lack some."""
-    return set.intersection(*({key for key, value in run.start.items() if value is not None}
-                              for run in runs))
+def values_of(runs, name):
+    """An option of each run, as text. The same data may lie elsewhere, under another name: their
+    checksum stands for them, or else, as other programs record none, the file's name."""
+    values = [str(run.option(name, "-" if run.foreign else None)) for run in runs]
+    if name not in DATA:
+        return values
+    checksums = [run.start.get(DATA[name]) for run in runs]
+    if all(checksums):
+        return [f"shards {checksum}" for checksum in checksums]
+    return [os.path.basename(value) for value in values]
 
 
 def differing_options(runs, *effects):
     """name -> the runs' values, for the options of these effects that are not the same in all."""
-    ours, known = next((run for run in runs if not run.foreign), runs[0]), known_to_all(runs)
-    values = {name: [option_of(run, name, known) for run in runs]
-              for name in changing_options(ours.start, *effects)}
+    ours = next((run for run in runs if not run.foreign), runs[0])
+    values = {name: values_of(runs, name) for name in changing_options(ours.start, *effects)}
     return {name: row for name, row in values.items() if len({*row} - {"-"}) > 1}
-
-
-def taken_for_the_same(found, name):
-    """What a note adds where the data lie at several paths that end in the same name, and nothing
-    else is known of them."""
-    runs = [run for pair in found for run in (pair.baseline, pair.run) if not run.foreign]
-    paths = sorted({str(run.option(name, "")) for run in runs})
-    return f"; {' and '.join(paths)} are taken for the same" \
-        if len(paths) > 1 and DATA[name] not in known_to_all(runs) else ""
 
 
 def noise_of(changes):
@@ -193,11 +177,10 @@ def judge_loss(name, what, ours, theirs, limit, note):
 
 
 def judge_train(found, limits, name):
-    ours, theirs = ([series.window_mean(run, pair.last, window_of(limits, pair.last))
-                     for run, pair in zip(runs, found)]
-                    for runs in of_both(found, lambda run: run))
-    window = window_of(limits, min(pair.last for pair in found))
-    return judge_loss(name, "training loss", ours, theirs, limits.train,
+    finals = [[series.window_mean(run, pair.last, window_of(pair.last)) for run in pair]
+              for pair in found]
+    window = window_of(min(pair.last for pair in found))
+    return judge_loss(name, "training loss", *zip(*finals), limits.train,
                       f"mean of the last {window} steps")
 
 
@@ -206,42 +189,36 @@ def judge_valid(found, limits, name):
     common = [set(pair.baseline.evals) & set(pair.run.evals) for pair in found]
     if not all(common):
         return Judgement(name, what, OPEN, limit=limit, note="no evaluation (--valid-data)")
-    wrong = differing_options([run for pair in found for run in (pair.baseline, pair.run)],
-                              "evaluation")
+    wrong = differing_options([run for pair in found for run in pair], "evaluation")
     if wrong:
         return Judgement(name, what, FAIL, limit=limit,
                          note="not over the same samples: --" + " --".join(sorted(wrong)))
     last = [max(steps) for steps in common]
-    ours, theirs = ([number(run.evals[step], "valid_loss") for run, step in zip(runs, last)]
-                    for runs in of_both(found, lambda run: run))
-    return judge_loss(name, what, ours, theirs, limits.valid, "after step " +
-                      " and ".join(str(step) for step in sorted(set(last))) +
-                      taken_for_the_same(found, "valid-data"))
+    finals = [[number(run.evals[step], "valid_loss") for run in pair]
+              for pair, step in zip(found, last)]
+    return judge_loss(name, what, *zip(*finals), limits.valid, "after step " +
+                      " and ".join(str(step) for step in sorted(set(last))))
 
 
-def judge_ratio(name, what, ours, theirs, good, limit, note="", why_not=""):
-    """The ratio of the two means shown; a mean of the pairs' ratios would be above it by their
-    noise. 0: not known. why_not: there is no verdict."""
-    ratio = mean(ours) / mean(theirs) if all(ours + theirs) else math.nan
+def judge_ratio(name, what, values, good, limit, note="", why_not=""):
+    """values: of each pair's runs. The ratio is that of the two means shown; a mean of the pairs'
+    ratios would be above it by their noise. 0: not known. why_not: there is no verdict."""
+    ours, theirs = map(mean, zip(*values))
+    ratio = ours / theirs if all(map(all, values)) else math.nan
     result = OPEN if why_not or not limit else PASS if good(ratio) else FAIL
-    return Judgement(name, what, result, mean(theirs), mean(ours), ratio, limit, why_not or note)
-
-
-def of_both(found, of):
-    """A number of each pair's runs: ours, the baseline's."""
-    return [of(pair.run) for pair in found], [of(pair.baseline) for pair in found]
+    return Judgement(name, what, result, theirs, ours, ratio, limit, why_not or note)
 
 
 def judge_speed(found, limits, name):
-    why_not, devices = "", {run.start.get("device") for pair in found
-                            for run in (pair.baseline, pair.run)}
-    if not all(pair.run.on_gpu and pair.baseline.on_gpu for pair in found):
+    runs, why_not = [run for pair in found for run in pair], ""
+    devices = {str(run.start.get("device")) for run in runs}
+    if not all(run.on_gpu for run in runs):
         why_not = "on a CPU the rounding is emulated, which costs time by its nature"
     elif len(devices) > 1:
-        why_not = "not on the same device: " + "; ".join(sorted(map(str, devices)))
-    return judge_ratio(name, "speed-up", *of_both(found, series.steady_throughput),
-                       lambda ratio: ratio > limits.speed, f"above {limits.speed:g}",
-                       "median over steps", why_not)
+        why_not = "not on the same device: " + "; ".join(sorted(devices))
+    speeds = [list(map(series.steady_throughput, pair)) for pair in found]
+    return judge_ratio(name, "speed-up", speeds, lambda ratio: ratio > limits.speed,
+                       f"above {limits.speed:g}", "median over steps", why_not)
 
 
 def memory_of(run):
@@ -253,7 +230,7 @@ def at_most(limit):
 
 
 def judge_memory(found, limits, name):
-    return judge_ratio(name, "memory", *of_both(found, memory_of),
+    return judge_ratio(name, "memory", [list(map(memory_of, pair)) for pair in found],
                        lambda ratio: ratio <= limits.memory, at_most(limits.memory),
                        "" if limits.memory else "no limit given")
 
@@ -263,7 +240,7 @@ def judge_time(found, limits, name):
     if not all(pair.baseline.evals and pair.run.evals for pair in found):
         return Judgement(name, "time to loss", OPEN, note="no evaluation (--valid-data)")
     targets = [pair.baseline.last("valid_loss", "evals") for pair in found]
-    times = [[series.reach(run, target, "seconds") for run in (pair.run, pair.baseline)]
+    times = [[series.reach(run, target, "seconds") for run in pair]
              for pair, target in zip(found, targets)]
     reached = [pair for pair in times if all(map(math.isfinite, pair))]
     missed = len(times) - len(reached)
@@ -271,37 +248,34 @@ def judge_time(found, limits, name):
     if missed:
         note += f"; {len(reached)} of {len(times)} pairs of runs come to it" + \
             (", whose times these are" if reached else "")
-    return judge_ratio(name, "time to loss", *map(list, zip(*reached or times)),
+    return judge_ratio(name, "time to loss", reached or times,
                        lambda ratio: ratio <= limits.time and not missed, at_most(limits.time),
                        note)
 
 
 def judge_start(found, name):
     """Equal weights, equal data in equal order: what the options say, and the first step's loss."""
-    what, limit = "same start", "equal weights and data"
+    what, limit, result = "same start", "equal weights and data", FAIL
     wrong = set()
     for pair in found:
-        differing = differing_options([pair.baseline, pair.run], "shape", "start", "data")
+        differing = differing_options(pair[::-1], "shape", "start", "data")
         wrong |= {f"--{option} ({', '.join(row)})" for option, row in differing.items()}
     if wrong:
         return Judgement(name, what, FAIL, limit=limit,
                          note="not the same: " + " ".join(sorted(wrong)))
-    first = [(pair.baseline.column("loss"), pair.run.column("loss")) for pair in found]
-    if not all(a[0] and b[0] and a[0][0] == b[0][0] for a, b in first):
+    if any(min(pair.run.steps) != min(pair.baseline.steps) for pair in found):
         return Judgement(name, what, FAIL, limit=limit, note="not the same first step")
-    theirs, ours = [a[1][0] for a, _ in first], [b[1][0] for _, b in first]
-    apart = [abs(percent(b, a)) for a, b in zip(theirs, ours)]
-    if not all(map(math.isfinite, theirs + ours)):
-        result, note = FAIL, "no loss of the first step, or NaN or infinite"
+    ours, theirs = zip(*([run.column("loss")[1][0] for run in pair] for pair in found))
+    apart = [abs(percent(a, b)) for a, b in zip(ours, theirs)]
+    if not all(map(math.isfinite, ours + theirs)):
+        note = "no loss of the first step, or NaN or infinite"
     elif max(apart) > ROUNDING:
-        result = FAIL
         note = (f"the first step's losses are {max(apart):.2g}% apart, more than rounding explains "
                 f"({ROUNDING:g}%): other weights or data")
     else:
         result, note = PASS, "loss of the first step: apart by rounding only"
     return Judgement(name, what, result, mean(theirs), mean(ours),
-                     percent(mean(ours), mean(theirs)), limit,
-                     note + taken_for_the_same(found, "data"))
+                     percent(mean(ours), mean(theirs)), limit, note)
 
 
 def judge_end(baseline, variant):
@@ -325,7 +299,7 @@ def judge(comparison):
             out += [judge_start(found, variant.name)]
             out += [one(found, limits, variant.name) for one in (
                 judge_train, judge_valid, judge_speed, judge_memory, judge_time)]
-        if any(pair.baseline.foreign or pair.run.foreign for pair in found):
+        if any(run.foreign for pair in found for run in pair):
             for j in out:
                 if j.what == "same start" and not j.note.startswith("not the same: ") or \
                         j.what in LOSSES and math.isfinite(j.change):

@@ -19,7 +19,7 @@ import statistics
 import time
 
 from . import environment, llm_c
-from .text import shown
+from .text import counted, duration, fixed, shown
 
 LARGEST = 1e100 # what is beyond is as good as infinite
 SKIPPED_TOO_OFTEN = 3
@@ -69,6 +69,15 @@ def named_runs(paths):
     if len(set(names)) < len(names):
         environment.die("the same run twice: " + ", ".join(paths))
     return [Run(path, name) for path, name in zip(paths, names)]
+
+
+def follow(runs, seconds, once=False):
+    """{run: its new records}, once and, until all runs are over, again after so many seconds."""
+    while True:
+        yield {run: run.poll() for run in runs}
+        if once or all(run.over for run in runs):
+            return
+        time.sleep(seconds)
 
 
 def number(record, name):
@@ -212,15 +221,6 @@ class Run:
     def skipped(self):
         return sum(bool(record.get("skipped")) for record in self.steps.values())
 
-    def recent_skips(self):
-        """How many of the newest steps in a row were skipped."""
-        count = 0
-        for step in sorted(self.steps, reverse=True):
-            if not self.steps[step].get("skipped"):
-                break
-            count += 1
-        return count
-
     @property
     def foreign(self):
         """Another program's: its weights and the order of its data are its own."""
@@ -311,3 +311,35 @@ def open_run(path, name=None):
     run = Run(path, name)
     run.poll()
     return run
+
+
+def open_started(path, option=""):
+    refuse_others(path, option)
+    run = open_run(path)
+    return run if run.starts else environment.die(
+        f"{option}{path}: metrics.jsonl has no record of a run's start; give the folder that "
+        "--save names")
+
+
+def time_left(run):
+    return "-" if run.over else duration(
+        max(0, run.train_iters - run.last_step) * run.recent("seconds"))
+
+
+def state_of(run):
+    """And how long ago the file was written to, when that is long for a run that goes on."""
+    if run.end is not None or not run.starts or run.died:
+        return run.state
+    usual = run.recent("seconds")
+    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
+    return ("running" if run.steps else "starting") + \
+        (f", silent for {duration(run.silence)}" if silent else "")
+
+
+def cells(run):
+    """What is said of a run in a line: column -> text."""
+    return {"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
+            "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
+            "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
+            "tok/s": counted(run.recent("tokens_per_s")), "left": time_left(run),
+            "skipped": str(run.skipped), "state": state_of(run)}

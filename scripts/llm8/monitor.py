@@ -14,13 +14,12 @@ ones. Ends when every run has finished; Ctrl-C ends it before. In a browser: scr
 import math
 import shutil
 import sys
-import time
 
 import numpy
 
 from . import metrics, series
 from .command_line import Parser, number
-from .text import counted, duration, fixed, many, memory, shown
+from .text import counted, fixed, many, memory
 
 LETTERS = "*ox+#@" # of the curves, one a run
 DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # where it is narrow, in order
@@ -31,8 +30,7 @@ def chart(runs, width, height):
     steps = [step for run in runs for step in run.steps]
     first, last, curves = min(steps), max(steps), []
     for run in runs:
-        points = numpy.column_stack(series.arrays(run, "loss"))
-        points = points[numpy.isfinite(points[:, 1])]
+        points = numpy.column_stack(series.finite(run, "loss"))
         parts = numpy.array_split(points, min(width, len(points)) or 1)
         curves.append([part.mean(axis=0) for part in parts if len(part)])
     late = [loss for curve in curves for _, loss in curve[len(curve) // 20:]]
@@ -51,28 +49,9 @@ def chart(runs, width, height):
         " " * (wide + 2) + f"{first:,}" + f"{last:,}".rjust(width - len(f"{first:,}"))]
 
 
-def time_left(run):
-    return "-" if run.over else duration(
-        max(0, run.train_iters - run.last_step) * run.recent("seconds"))
-
-
-def state_of(run):
-    """And how long ago the file was written to, when that is long for a run that goes on."""
-    if run.end is not None or not run.starts or run.died:
-        return run.state
-    usual = run.recent("seconds")
-    silent = run.silence > max(60, 20 * usual if math.isfinite(usual) else 0)
-    return ("running" if run.steps else "starting") + \
-        (f", silent for {duration(run.silence)}" if silent else "")
-
-
 def table(runs, width):
     """A line a run, in as many columns as there is room for."""
-    rows = [{"run": run.name, "step": f"{run.last_step:,}/{run.train_iters:,}",
-             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
-             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
-             "tok/s": counted(run.recent("tokens_per_s")), "left": time_left(run),
-             "skipped": str(run.skipped), "state": state_of(run)} for run in runs]
+    rows = list(map(metrics.cells, runs))
     rows.insert(0, {name: name for name in rows[0]})
     wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
     for name in DROPPED:
@@ -140,35 +119,29 @@ def parse():
 def log_line(run, record):
     """Where there is no terminal: a start, an evaluation, the end."""
     step = f"step {int(record['step']):,}/{run.train_iters:,}"
-    if record["kind"] == "run":
-        return f"{run.name} | starts at {step}"
-    if record["kind"] == "end":
-        return f"{run.name} | {step} | {run.state} | {run.skipped} skipped"
-    return (f"{run.name} | {step} | loss {fixed(run.recent('loss'))} | valid "
-            f"{fixed(run.last('valid_loss', 'evals'))} | {counted(run.recent('tokens_per_s'))} "
-            f"tok/s | {time_left(run)} left")
+    now = metrics.cells(run)
+    return f"{run.name} | " + {
+        "run": f"starts at {step}",
+        "eval": f"{step} | loss {now['loss']} | valid {now['valid']} | {now['tok/s']} tok/s | "
+                f"{now['left']} left",
+        "end": f"{step} | {run.state} | {run.skipped} skipped"}[record["kind"]]
 
 
 def watch(options, runs, boards):
-    live = sys.stdout.isatty()
-    while True:
-        news = [(run, run.poll()) for run in runs]
-        for run, records in news:
+    for news in metrics.follow(runs, options.interval, options.once):
+        for run, records in news.items():
             for board in boards[run]:
                 board.take(records)
         width, height = shutil.get_terminal_size((120, 30))
         if options.once:
             print(frame(runs, min(width, 160), 30))
-        elif live: # from the top of the terminal, what was below it cleared
+        elif sys.stdout.isatty(): # from the top of the terminal, what was below it cleared
             print("\033[H\033[J" + frame(runs, min(width, 160), height), flush=True)
         else:
-            for run, records in news:
+            for run, records in news.items():
                 for record in records:
                     if record["kind"] in ("run", "eval", "end"):
                         print(log_line(run, record), flush=True)
-        if options.once or all(run.over for run in runs):
-            return
-        time.sleep(options.interval)
 
 
 def main():

@@ -9,14 +9,11 @@ that a resumed run does again take the place of the earlier ones.
 
 import os
 import sys
-import time
 
-from . import document, environment, judge, metrics, plots, series, style
+from . import document, environment, judge, metrics, plots, style
 from .command_line import Parser, number
 from .shards import write_durably
-from .text import counted, fixed, table
-
-COUNT = number(int, 1, sys.maxsize, "a whole number, 1 or more")
+from .text import table
 
 
 def parse():
@@ -26,37 +23,25 @@ def parse():
                    "folder)")
     p.add_argument("--x", choices=list(plots.AXES), default="step",
                    help="the horizontal axis (step)")
-    p.add_argument("--smooth", metavar="STEPS", type=COUNT,
-                   help="means over so many steps; 1: none (a hundredth of the run)")
-    p.add_argument("--follow", metavar="SECONDS", type=COUNT, nargs="?", const=10,
+    p.add_argument("--follow", metavar="SECONDS", nargs="?", const=10,
+                   type=number(int, 1, sys.maxsize, "a whole number, 1 or more"),
                    help="draw again as the runs go on, every 10 s or as given, until they have "
                    "finished; Ctrl-C ends it")
     return p.parse_args()
 
 
-def summary(runs):
-    rows = [[run.name, run.state, f"{run.last_step:,} of {run.train_iters:,}",
-             fixed(run.last("loss")), fixed(run.last("valid_loss", "evals")),
-             counted(series.steady_throughput(run)), str(run.skipped)] for run in runs]
-    return table(["run", "state", "steps", "loss", "validation loss", "tok/s", "skipped"], rows,
-                 {0, 1})
-
-
 def write(runs, options, refresh):
     form = options.out.rpartition(".")[2]
     data = style.draw(plots.draw_runs, plots.SIZE_RUNS, [judge.Variant(run.name, [run])
-                      for run in runs], options.x, options.smooth,
-                      form="png" if form == "png" else "svg")
+                      for run in runs], options.x, form="png" if form == "png" else "svg")
     if form == "html":
+        rows = list(map(metrics.cells, runs))
         data = document.page([
             "# " + ", ".join(run.name for run in runs),
             document.Picture("plot.svg", data, "Loss, learning rate, norm, throughput"),
-            "Circles: validation. Faint: each step; the others are means.", summary(runs)],
-            refresh).encode()
-    try:
-        write_durably(options.out, [data])
-    except OSError as error:
-        environment.die(f"--out {options.out}: {error.strerror}")
+            "Circles: validation. Faint: each step; the others are means.",
+            table(list(rows[0]), [row.values() for row in rows], {0, 9})], refresh).encode()
+    write_durably(options.out, [data])
 
 
 def main():
@@ -67,16 +52,12 @@ def main():
     if not options.out.endswith((".png", ".svg", ".html")):
         environment.die(f"--out {options.out}: must end in .png, .svg or .html")
     drawn = False
-    while True:
-        news = [run.poll() for run in runs]
+    for news in metrics.follow(runs, options.follow, not options.follow):
         over = not options.follow or all(run.over for run in runs)
         empty = next((run.path for run in runs if not run.steps), None)
         if over and empty:
             environment.die(f"{empty}: no step in it yet")
-        if not empty and (any(news) or over or not drawn):
+        if not empty and (any(news.values()) or over or not drawn):
             write(runs, options, None if over else options.follow)
             drawn = True
-        if over:
-            print(f"{options.out}: {', '.join(f'{run.name} {run.state}' for run in runs)}")
-            return 0
-        time.sleep(options.follow)
+    print(f"{options.out}: {', '.join(f'{run.name} {run.state}' for run in runs)}")

@@ -182,9 +182,8 @@ def speed_figure(figure, variants):
 # ---- runs, each by itself -----------------------------------------------------------------------
 
 
-def draw_runs(figure, variants, axis="step", width=None):
-    """width: of the smoothing, in steps; None: by the length of the runs."""
-    width = width or series.smoothing_width(max(variant.runs[0].last_step for variant in variants))
+def draw_runs(figure, variants, axis):
+    width = series.smoothing_width(max(variant.runs[0].last_step for variant in variants))
     grid = figure.add_gridspec(2, 3, height_ratios=[1.6, 1])
     loss = figure.add_subplot(grid[0, :])
     rate, norm, speed = (figure.add_subplot(grid[1, i]) for i in range(3))

@@ -5,7 +5,6 @@ import os
 import struct
 
 import numpy
-import pyarrow.parquet
 
 from . import downloads, shards, sources
 from .command_line import Parser
@@ -21,19 +20,17 @@ ANSWERS = ["endings", "choices", "options", "answers"]
 LABELS = ["label", "answerKey", "gold", "answer", "target"]
 
 
-class BadRow(Exception):
-    """A row that is no question."""
-
-
 def find(row, wanted, usual, what):
     for name in [wanted] if wanted else usual:
         if name in row:
             return row[name]
-    raise BadRow(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)}")
+    raise ValueError(f"no {what} under {wanted or ', '.join(usual)}; it has {', '.join(row)} "
+                     "(--context-field, --choices-field, --label-field)")
 
 
 def read_row(row, o):
-    """(context, answers, which is right) of a row in any usual form."""
+    """(context, answers, which is right) of a row in any usual form; ValueError where it is no
+    question."""
     context = find(row, o.context_field, CONTEXTS, "question")
     answers = find(row, o.choices_field, ANSWERS, "list of answers")
     label = find(row, o.label_field, LABELS, "right answer")
@@ -41,35 +38,17 @@ def read_row(row, o):
     if isinstance(answers, dict):  # ARC: {"text": [...], "label": ["A", ...]}
         names, answers = answers.get("label"), answers.get("text")
     if not isinstance(context, str) or not context.strip():
-        raise BadRow("the question is no text")
+        raise ValueError("the question is no text")
     if not isinstance(answers, list) or len(answers) < 2 or not all(
             isinstance(answer, str) and answer.strip() for answer in answers):
-        raise BadRow("the answers are no list of texts")
+        raise ValueError("the answers are no list of texts")
     names = [str(name) for name in names or range(len(answers))]
     label = str(label)
     letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
     right = names.index(label) if label in names else letter
     if right >= len(answers):
-        raise BadRow(f"the right answer is {label}, none of {', '.join(names)}")
+        raise ValueError(f"the right answer is {label}, none of {', '.join(names)}")
     return context, answers, right
-
-
-def rows_of(path):
-    """Rows of a .jsonl (also .gz, .zst) or .parquet, and where they are."""
-    kind = sources.kind_of(path)
-    if kind not in ("lines", "parquet"):
-        die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
-    with sources.reading(path):
-        if kind == "lines":
-            with sources.open_lines(path) as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield f"line {number}", sources.object_of(line) or line
-        else:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
-                for number, row in enumerate(rows, 1):
-                    yield f"row {number}", row
 
 
 def encode_row(vocabulary, row, before):
@@ -91,7 +70,7 @@ def write_set(path, questions, dtype, mark):
         size = (3 + len(numbers)) * dtype.itemsize
         longest = max(longest, size)
         if dtype.itemsize == 2 and size > 65535:
-            raise BadRow(f"question {place} has {size} bytes of tokens, more than 65535")
+            die(f"question {place} has {size} bytes of tokens, more than 65535; shorten it")
         row = [START, size, place & 65535 if dtype.itemsize == 2 else place, *numbers]
         parts.append(numpy.array(row, dtype=dtype).tobytes())
     header = struct.pack("<4iI", MAGIC, dtype.itemsize // 2, len(parts), longest, mark)
@@ -118,21 +97,7 @@ def parser():
     return p
 
 
-def read_questions(path, o, vocabulary, before):
-    questions, where = [], ""
-    try:
-        for place, row in rows_of(path):
-            where = place
-            if isinstance(row, bytes):
-                raise BadRow(f"no JSON object: {row[:40]!r}")
-            questions.append(encode_row(vocabulary, read_row(row, o), before))
-    except BadRow as bad:
-        die(f"{path}, {where}: {bad} (--context-field, --choices-field, --label-field)")
-    except sources.BadSource as bad:
-        die(str(bad))
-    if not questions:
-        die(f"{path}: no questions in it")
-    return questions
+
 
 
 def main():
@@ -142,13 +107,19 @@ def main():
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
     if not os.path.isfile(path):
         die(f"{path}: no such file; give one, or hellaswag")
+    if sources.kind_of(path) not in ("lines", "parquet"):
+        die(f"{path}: must be .jsonl (also .gz, .zst) or .parquet")
     vocabulary = open_vocabulary(words_of(o))
     before = [] if o.before == "none" else [vocabulary.special(o.before, "--before")]
-    questions = read_questions(path, o, vocabulary, before)
-    os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
     try:
-        write_set(o.output, questions, shards.token_type(vocabulary.size), vocabulary.mark())
-    except BadRow as bad:
-        die(f"{path}: {bad}; shorten it")
+        questions = [numbers for unit in sources.units_of([path], False, None, False)
+                     for numbers in sources.documents(
+                         unit, lambda row: encode_row(vocabulary, read_row(row, o), before))]
+    except sources.BadSource as bad:
+        die(str(bad))
+    if not questions:
+        die(f"{path}: no questions in it")
+    os.makedirs(os.path.dirname(os.path.abspath(o.output)), exist_ok=True)
+    write_set(o.output, questions, shards.token_type(vocabulary.size), vocabulary.mark())
     print(f"{o.output}: {many(len(questions), 'question')}, tokenizer {vocabulary.name}")
     print(f"score them with --eval-choices {o.output}, during a run or with --eval-only")

@@ -15,6 +15,7 @@ import fcntl
 import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import shutil
 import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from . import downloads, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import ChatTemplate
+from .conversation import ChatTemplate, Conversation, is_conversation
 from .environment import die
 from .text import many
 from .vocabulary import TOKENIZER_FILES, add_options, open_vocabulary, words_of
@@ -43,6 +44,7 @@ VALID_BYTES = 1 << 20  # some 200,000 tokens: an evaluation of 20 batches, 8 x 1
 FEW_TOKENS = 20 * 1024
 CHAT_WINDOW = 2048
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ANEW = "remove the folder {}, then prepare the data again"
 DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), ("hash", "<u8"),
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
 # offset, length: in the unit's tokens; padding: the tokens after it that fill its window
@@ -65,10 +67,18 @@ class Worker:
         cls.template = None
 
     @classmethod
-    def converse(cls, conversation):
-        """(its text, [its ids, whether each counts])."""
-        cls.template = cls.template or ChatTemplate(cls.vocabulary)
-        return conversation.text(), list(cls.template.samples(conversation))
+    def take(cls, row):
+        """The text of a row, or of one that is a conversation (its text, [its ids, whether each
+        counts])."""
+        field = cls.settings["text_field"]
+        if field or not is_conversation(row):
+            return sources.text_of(row, field)
+        try:
+            conversation = Conversation(row)
+            cls.template = cls.template or ChatTemplate(cls.vocabulary)
+            return conversation.text(), list(cls.template.samples(conversation))
+        except ValueError as error:
+            raise ValueError(f"{error}; mend it") from None
 
 
 def start_process(*what):
@@ -102,11 +112,15 @@ def split_tail(text, fraction):
     return [(text[:at], False), (text[at:], True)]
 
 
+def short_hash(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def unit_name(settings, unit):
     """A name that changes with what the unit's tokens depend on."""
-    words = [unit.__dict__, stamps(unit.files),
-             {key: settings[key] for key in settings if not key.endswith("sources")}]
-    return "unit_" + hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+    return "unit_" + short_hash(json.dumps([
+        unit.__dict__, stamps(unit.files),
+        {key: settings[key] for key in settings if not key.endswith("sources")}]))
 
 
 def stamps(paths):
@@ -128,24 +142,22 @@ def tokenize_unit(name, unit):
         offset += length
 
     def parts():
-        for text in sources.documents(unit, vocabulary.name == "byte",
-                                      skipped.append if settings["skip_bad"] else None,
-                                      Worker.converse):
-            for ids, counts in text[1] if isinstance(text, tuple) else []:
-                add(len(ids), text[0], unit.valid, True)
-                counted.append(numpy.array(counts, bool).tobytes())
-                yield numpy.array(ids, dtype).tobytes()
+        tails = settings["split"] == "tails" and not unit.valid
+        for text in sources.documents(unit, Worker.take, vocabulary.name == "byte",
+                                      skipped.append if settings["skip_bad"] else None):
             if isinstance(text, tuple):
+                for ids, counts in text[1]:
+                    add(len(ids), text[0], unit.valid, True)
+                    counted.append(numpy.array(counts, bool).tobytes())
+                    yield numpy.array(ids, dtype).tobytes()
                 continue
-            tails = settings["split"] == "tails" and not unit.valid
             for part, valid in (split_tail(text, settings["valid_fraction"]) if tails
                                 else [(text, unit.valid)]):
-                if not part:
-                    continue
                 tokens = before + b"".join(numpy.array(vocabulary.encode(piece), dtype).tobytes()
                                            for piece in pieces(part)) + after
-                add(len(tokens) // dtype.itemsize, part, valid, False)
-                yield tokens
+                if part:
+                    add(len(tokens) // dtype.itemsize, part, valid, False)
+                    yield tokens
 
     base, content = os.path.join(Worker.work, name), io.BytesIO()
     shards.write_durably(base + ".tokens", parts())
@@ -280,16 +292,9 @@ def open_pool(jobs, *what):
 
 
 def run_all(pool, function, tasks, what):
-    """The results of function(*task), as they end. After a fault no other task is begun."""
-    futures = [pool.submit(function, *task) for task in tasks] if pool else []
-    results = (future.result() for future in as_completed(futures))
-    if not pool:
-        results = (function(*task) for task in tasks)
-    try:
-        return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
-    finally:
-        for future in futures:
-            future.cancel()
+    """The results of function(*task). After the first fault no other task is begun."""
+    results = pool.map(function, *zip(*tasks)) if pool else itertools.starmap(function, tasks)
+    return list(tqdm(results, desc=what, total=len(tasks), unit="", disable=None))
 
 
 OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask)?")
@@ -349,9 +354,8 @@ def window_of(settings, documents):
 def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         os.remove(os.path.join(output, name))  # of a preparation that was stopped while it did this
-    for row in manifest["shards"]:
-        for name, _, _ in files_of(row):
-            os.rename(os.path.join(work, name), os.path.join(output, name))
+    for name, _, _ in itertools.chain(*map(files_of, manifest["shards"])):
+        os.rename(os.path.join(work, name), os.path.join(output, name))
     texts = zip(TOKENIZER_FILES, (vocabulary.json, vocabulary.config, vocabulary.template))
     for name, content in (("tokenizer.bin", vocabulary.tokenizer_bin()),
                           *((name, text.encode()) for name, text in texts if text),
@@ -451,7 +455,7 @@ def make_settings(o, vocabulary, files, valid_files):
         fraction = min(0.1, max(0.01, VALID_BYTES / max(1, sum(map(os.path.getsize, files)))))
     settings = {
         "version": VERSION, "tokenizer": vocabulary.name, "mark": f"{vocabulary.mark():08x}",
-        "tokenizer_json": hashlib.sha256(vocabulary.json.encode()).hexdigest()[:16],
+        "tokenizer_json": short_hash(vocabulary.json),
         "before": special(o.before or vocabulary.end_of_text_name, "--before"),
         "after": special(o.after, "--after"),
         "split": ("tails" if few else "documents") if o.split == "auto" else o.split,
@@ -460,9 +464,7 @@ def make_settings(o, vocabulary, files, valid_files):
         "text_field": o.text_field, "sources": stamps(files),
         "valid_sources": stamps(valid_files), "seq_length": o.seq_length}
     template = vocabulary.chat_template()
-    if template:
-        settings["chat_template"] = hashlib.sha256(template.encode()).hexdigest()[:16]
-    return settings
+    return settings | ({"chat_template": short_hash(template)} if template else {})
 
 
 def read_manifest(folder):
@@ -472,12 +474,8 @@ def read_manifest(folder):
             manifest = json.load(file)
         manifest["shards"], manifest["format"]
     except (ValueError, TypeError, KeyError):
-        die(f"{path}: not a manifest of prepare_data, or damaged; {anew(folder)}")
+        die(f"{path}: not a manifest of prepare_data, or damaged; {ANEW.format(folder)}")
     return manifest
-
-
-def anew(folder):
-    return f"remove the folder {folder}, then prepare the data again"
 
 
 def is_made(output, settings):
@@ -513,13 +511,12 @@ def lock(folder):
 def check_shards(folder):
     """--check: every shard against the manifest."""
     manifest = read_manifest(folder)
-    for row in manifest["shards"]:
-        for name, size, checksum in files_of(row):
-            path = os.path.join(folder, name)
-            if not os.path.exists(path):
-                die(f"{path}: missing; {anew(folder)}")
-            if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
-                die(f"{path}: damaged: not what the manifest says; {anew(folder)}")
+    for name, size, checksum in itertools.chain(*map(files_of, manifest["shards"])):
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            die(f"{path}: missing; {ANEW.format(folder)}")
+        if os.path.getsize(path) != size or shards.sha256_of(path) != checksum:
+            die(f"{path}: damaged: not what the manifest says; {ANEW.format(folder)}")
     print(f"{folder}: {many(len(manifest['shards']), 'shard')} as the manifest says, "
           f"{sum(row['tokens'] for row in manifest['shards']):,} tokens")
 

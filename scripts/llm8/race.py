@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from . import environment, experiment, trainer
-from .command_line import Parser, number
+from .command_line import Parser, number, one_of, several, split_words
 from .metrics import open_run
 
 FP8 = ["--bf16", "--fp8-format", "hybrid", "--fp8-lm-head"]
@@ -33,7 +33,8 @@ def parse(arguments):
     count = number(int, 1, sys.maxsize, "a whole number, 1 or more")
     p = Parser(prog="scripts/race", description=__doc__,
                unknown=": the trainer's own come after --")
-    p.add_argument("pieces", metavar="PIECE", nargs="*", help=" ".join(PIECES) + " (all)")
+    p.add_argument("pieces", metavar="PIECE", nargs="*", type=one_of(PIECES),
+                   help=" ".join(PIECES) + " (all)")
     p.add_argument("--data", metavar="GLOB", required=True, help="training shards")
     p.add_argument("--valid-data", metavar="FILE", required=True, help="the validation shard")
     p.add_argument("--out", metavar="DIR", default="run/race", help="(run/race)")
@@ -45,20 +46,17 @@ def parse(arguments):
     p.add_argument("--batch", metavar="N", type=count, default=64, help="sequences a step (64)")
     p.add_argument("--seq-length", metavar="N", type=count, default=1024, help="(1024)")
     p.add_argument("--seeds", metavar="LIST", default="1,2", help="of our runs (1,2)")
-    p.add_argument("--only", metavar="LIST", default=",".join(RUNS), help=f"({','.join(RUNS)})")
+    p.add_argument("--only", metavar="LIST", type=several(one_of(RUNS)), default=list(RUNS),
+                   help=f"({','.join(RUNS)})")
     p.add_argument("--rates", metavar="LIST", default="6e-4,1.2e-3,2.4e-3",
                    help="learning rates of AdamW to try (6e-4,1.2e-3,2.4e-3)")
     p.add_argument("--muon-rates", metavar="LIST", default="2e-3,4e-3,8e-3",
                    help="and of Muon (2e-3,4e-3,8e-3)")
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    o = p.parse_args(arguments[:split])
-    for words, known in ((o.pieces, PIECES), (o.only.split(","), RUNS)):
-        for word in words:
-            if word not in known:
-                environment.die(f"{word}: must be of {', '.join(known)}")
+    ours, model = split_words(arguments)
+    o = p.parse_args(ours)
     o.tune_iters = o.tune_iters or max(1, o.train_iters // 4)
-    o.model = arguments[split + 1:] or ["--model", "gpt2-124m"]
-    o.names = [name for name in o.only.split(",") if name != "llm.c" or o.llm_c]
+    o.model = model or ["--model", "gpt2-124m"]
+    o.names = [name for name in o.only if name != "llm.c" or o.llm_c]
     # both evaluate on whole batches
     tokens = (os.path.getsize(o.valid_data) - HEADER) // 2
     o.batches = min(MOST_BATCHES, tokens // (o.batch * o.seq_length))
@@ -103,19 +101,22 @@ def run_llm_c(o, rate, steps, folder):
     return experiment.STOPPED_BY_SIGNAL if signals.received else 0
 
 
-def first_failure(statuses):
-    """What comes after it is not begun."""
-    return next(filter(None, statuses), 0)
+def train(o, wanted, steps, checkpoints):
+    """wanted: (name, learning rate, seed, folder). What comes after a failure is not begun."""
+    for name, rate, _, folder in wanted:
+        if name == "llm.c" and (status := run_llm_c(o, rate, steps, folder)):
+            return status
+    tasks = [task_of(o, name, rate, steps, seed, folder)
+             for name, rate, seed, folder in wanted if name != "llm.c"]
+    return experiment.run_all(tasks, o.out, checkpoints) if tasks else 0
 
 
 def tried(o, name):
     """rate -> the last validation loss of its short run, those that have ended."""
     losses = {}
     for folder in sorted(glob.glob(os.path.join(glob.escape(o.out), "tune", name, "lr-*"))):
-        ours = os.path.exists(os.path.join(folder, "metrics.jsonl"))
-        run = open_run(folder if ours else os.path.join(folder, "console.log"))
-        if run.finished and run.evals and math.isfinite(loss := run.column("valid_loss",
-                                                                           "evals")[1][-1]):
+        run = open_run(os.path.join(folder, "console.log") if name == "llm.c" else folder)
+        if run.finished and math.isfinite(loss := run.last("valid_loss", "evals")):
             losses[os.path.basename(folder).removeprefix("lr-")] = loss
     return losses
 
@@ -124,14 +125,8 @@ def tune(o, name):
     """Short runs; where the best rate is the largest or the smallest, one beyond it."""
     rates = (o.muon_rates if name == "muon" else o.rates).split(",")
     for _ in range(2):
-        folders = {rate: os.path.join(o.out, "tune", name, f"lr-{rate}") for rate in rates}
-        if name == "llm.c":
-            status = first_failure(run_llm_c(o, rate, o.tune_iters, folder)
-                                   for rate, folder in folders.items())
-        else:
-            tasks = [task_of(o, name, rate, o.tune_iters, "1", folder)
-                     for rate, folder in folders.items()]
-            status = experiment.run_all(tasks, o.out, False, "none")
+        status = train(o, [(name, rate, "1", os.path.join(o.out, "tune", name, f"lr-{rate}"))
+                           for rate in rates], o.tune_iters, "none")
         if status:
             return status
         losses = tried(o, name)
@@ -152,14 +147,11 @@ def best_rate(o, name):
 
 
 def runs(o):
-    if "llm.c" in o.names:
-        status = run_llm_c(o, best_rate(o, "llm.c"), o.train_iters, os.path.join(o.out, "llm.c"))
-        if status:
-            return status
-    tasks = [task_of(o, name, best_rate(o, name), o.train_iters, seed,
-                     os.path.join(o.out, name, f"seed-{seed}"))
-             for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
-    return experiment.run_all(tasks, o.out, False, "drop")
+    wanted = [("llm.c", "", "llm.c")] * ("llm.c" in o.names)
+    wanted += [(name, seed, os.path.join(name, f"seed-{seed}"))
+               for seed in experiment.parse_seeds(o.seeds) for name in o.names if name != "llm.c"]
+    return train(o, [(name, best_rate(o, name), seed, os.path.join(o.out, folder))
+                     for name, seed, folder in wanted], o.train_iters, "drop")
 
 
 def report(o):
@@ -184,7 +176,7 @@ def main():
     o = parse(sys.argv[1:])
     for piece in o.pieces or PIECES:
         status = runs(o) if piece == "runs" else report(o) if piece == "report" else \
-            first_failure(tune(o, name) for name in o.names if name not in RATE_OF)
+            next(filter(None, (tune(o, name) for name in o.names if name not in RATE_OF)), 0)
         if status:
             return status
     return 0

@@ -5,26 +5,23 @@ import math
 import os
 from dataclasses import asdict
 
-import numpy
-
 from . import document, judge, plots, series, style
 from .document import Picture
 from .shards import write_durably
 from .text import counted, duration, fixed, many, memory, table
 
+# how the values of these are written, whose change is a ratio; other values are losses
+RATIOS = {"speed-up": "{:,.0f} tok/s".format, "memory": memory, "time to loss": "{:,.1f} s".format}
+
 
 def write_value(judgement, value):
-    if not math.isfinite(value):
-        return "-"
-    writers = {"speed-up": lambda speed: counted(speed) + " tok/s", "memory": memory,
-               "time to loss": lambda seconds: f"{seconds:,.1f} s"}
-    return writers.get(judgement.what, fixed)(value)
+    return RATIOS.get(judgement.what, fixed)(value) if math.isfinite(value) else "-"
 
 
 def write_change(judgement):
     if not math.isfinite(judgement.change):
         return "-"
-    if judgement.what in ("speed-up", "memory", "time to loss"):
+    if judgement.what in RATIOS:
         return f"{judgement.change:.3f}x"
     error = f" ± {judgement.error:.3f}%" if math.isfinite(judgement.error) else ""
     return f"{judgement.change:+.3f}%{error}"
@@ -84,7 +81,7 @@ def spread_text(comparison):
         return (f"One seed of {base}: nothing here says how much of a difference is chance. Give "
                 "`--seeds` several.")
     last = min(run.last_step for run in runs)
-    width = judge.window_of(comparison.limits, last)
+    width = judge.window_of(last)
     finals = [series.window_mean(run, last, width) for run in runs]
     apart = 100 * (max(finals) - min(finals)) / judge.mean(finals)
     return (f"Seeds alone: the {len(runs)} runs of {base} end between {min(finals):.4f} and "
@@ -202,25 +199,25 @@ def setting_blocks(comparison, commands):
     return blocks + (["\n".join(["```sh", *commands, "```"])] if commands else [])
 
 
-def figures_of(variant, run, limits):
-    """What the reports say of a run."""
-    return {"variant": variant.name, "seed": judge.seed_of(run), "folder":
-            os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
-            "loss": series.window_mean(run, run.last_step, judge.window_of(limits, run.last_step)),
-            "valid_loss": run.last("valid_loss", "evals"), "skipped": run.skipped,
-            "tokens_per_s": series.steady_throughput(run), "memory_bytes": judge.memory_of(run),
-            "resumes": max(len(run.starts) - 1, 0)}
+def figures_of_runs(comparison):
+    """What the reports say of each run."""
+    return [{"variant": variant.name, "seed": judge.seed_of(run),
+             "folder": os.path.dirname(run.path), "steps": run.last_step, "state": run.state,
+             "loss": series.window_mean(run, run.last_step, judge.window_of(run.last_step)),
+             "valid_loss": run.last("valid_loss", "evals"), "skipped": run.skipped,
+             "tokens_per_s": series.steady_throughput(run), "memory_bytes": judge.memory_of(run),
+             "resumes": max(len(run.starts) - 1, 0)}
+            for variant in comparison.variants for run in variant.runs]
 
 
 def run_table(comparison):
-    rows = [figures_of(variant, run, comparison.limits) for variant in comparison.variants
-            for run in variant.runs]
     writers = {"variant": str, "seed": str, "steps": "{:,}".format, "state": str, "loss": fixed,
                "valid_loss": fixed, "tokens_per_s": counted, "skipped": str, "resumes": str,
                "folder": str}
     return table(["variant", "seed", "steps", "state", "training loss", "validation loss", "tok/s",
                   "skipped", "resumes", "folder"],
-                 [[write(row[name]) for name, write in writers.items()] for row in rows], {0, 3, 9})
+                 [[write(row[name]) for name, write in writers.items()]
+                  for row in figures_of_runs(comparison)], {0, 3, 9})
 
 
 def build(comparison, commands=()):
@@ -229,16 +226,6 @@ def build(comparison, commands=()):
             *setting_blocks(comparison, list(commands)), *loss_blocks(comparison),
             *speed_blocks(comparison), *norm_blocks(comparison), *amax_blocks(comparison),
             *precision_blocks(comparison), "## The runs", run_table(comparison)]
-
-
-def plain(value):
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, (list, numpy.ndarray)):
-        return [plain(one) for one in value]
-    value = value.item() if isinstance(value, numpy.generic) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def curve(variant):
@@ -250,26 +237,27 @@ def curve(variant):
 
 
 def figures(comparison):
-    run, limits = comparison.runs[0], comparison.limits
-    return plain({
+    run = comparison.runs[0]
+    return {
         "verdict": comparison.verdict.lower(), "said": verdict_line(comparison),
         "arch": run.option("arch"), "parameters": run.start.get("parameters"),
         "steps": run.last_step, "device": run.start.get("device"),
         "batch": f"{run.option('global-batch-size')} x {run.option('seq-length')}",
         "curves": {variant.name: curve(variant) for variant in comparison.variants},
-        "limits": asdict(limits), "judgements": list(map(asdict, comparison.judgements)),
-        "runs": [figures_of(variant, run, limits) for variant in comparison.variants
-                 for run in variant.runs]})
+        "limits": asdict(comparison.limits), "judgements": list(map(asdict, comparison.judgements)),
+        "runs": figures_of_runs(comparison)}
 
 
 def write(comparison, folder, commands=()):
     blocks = build(comparison, commands)
+    held = json.dumps(figures(comparison), default=lambda values: values.tolist())
+    held = json.loads(held, parse_constant=lambda _: None) # JSON has no NaN
     os.makedirs(folder, exist_ok=True)
     for name, data in (
             *((block.file, block.data) for block in blocks if isinstance(block, Picture)),
             ("report.md", ("\n\n".join(map(str, blocks)) + "\n").encode()),
             ("report.html", document.page(blocks).encode()),
-            ("report.json", json.dumps(figures(comparison), indent=1).encode())):
+            ("report.json", json.dumps(held, indent=1).encode())):
         write_durably(os.path.join(folder, name), [data])
 
 

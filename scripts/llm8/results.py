@@ -7,9 +7,8 @@ marked `# cost:` at the top of the recipes, scripts/run_*.sh.
 The options are those of ./train_gpt --help. FOLDER (test/results) has the records:
 
   bench.jsonl      our steps, by make bench; scripts/bench says what is in a record
-  peers.jsonl      other programs' steps, where there are some: date, machine {gpu}, commit (of
-                   llm8.c, timed in the same call on the same card), program, precision (as shown),
-                   model, seq_length, micro_batch, tokens_per_s, steps
+  peers.jsonl      other programs' steps, where there are some: as in bench.jsonl, with program,
+                   precision as shown, and the commit of llm8.c that was timed in the same call
   offload.jsonl    steps with --optimizer-cpu-offload, and the same without, written by hand: as in
                    bench.jsonl, with precision as shown, global_batch, adam_dtype, recompute,
                    offload, device_memory_gib (the limit), host_memory_gib, start_seconds
@@ -31,20 +30,20 @@ import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 from . import estimate, text
 from .command_line import Parser
-from .environment import ROOT, die, trainer
+from .environment import ROOT, built, die
 from .text import many, shown
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/options.md", "docs/results.svg",
          "scripts/run_*.sh")
-PEERS = ("date", "machine", "commit", "program", "precision", "model", "seq_length", "micro_batch",
+EVERY = ("date", "machine", "commit", "precision", "model", "seq_length", "micro_batch",
          "tokens_per_s", "steps")
-OFFLOADED = ("date", "machine", "commit", "command", "precision", "model", "seq_length",
-             "micro_batch", "global_batch", "tokens_per_s")
-OURS = {*PEERS, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share", "peak_memory_gib",
-        "planned_memory_gib"} - {"program"}
+FIELDS = {"bench.jsonl": (*EVERY, "gpus", "recipe", "lm_head", "tflops", "mfu", "floor_share",
+                          "peak_memory_gib", "planned_memory_gib"),
+          "peers.jsonl": (*EVERY, "program"), "offload.jsonl": (*EVERY, "global_batch")}
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
           "llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"}
 LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
@@ -58,21 +57,14 @@ RACERS = {"llm.c": "llm.c BF16", "bf16": "AdamW BF16", "fp8": "AdamW FP8", "muon
 # ---- records ------------------------------------------------------------------------------------
 
 
-def read(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        die(f"{path}: {error.strerror}")
-
-
 def read_report(path):
     """report.json of scripts/compare."""
     try:
-        held = json.loads(read(path))
-        return held if held["said"] and held["curves"] else None
+        held = json.loads(path.read_text(encoding="utf-8"))
+        held["said"], held["curves"]
     except (ValueError, KeyError):
         die(f"{path}: not a report of this scripts/compare; --report-only writes it again")
+    return held
 
 
 def name_of(r):
@@ -92,18 +84,15 @@ class Records:
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "bench.jsonl")
-        self.bench = sorted(({"arguments": "", **r} for r in estimate.json_lines(self.path, OURS)),
-                            key=lambda r: r["date"]) or die(f"{self.path}: no records; make bench")
-        peers = os.path.join(folder, "peers.jsonl")
-        self.peers = sorted(estimate.json_lines(peers, PEERS) if os.path.exists(peers) else (),
-                            key=lambda r: r["date"])
-        offload = os.path.join(folder, "offload.jsonl")
-        self.offload = list(estimate.json_lines(offload, OFFLOADED)) if os.path.exists(offload) \
-            else []
-        race = os.path.join(folder, "race", "report.json")
-        self.race = read_report(race) if os.path.exists(race) else None
-        self.reports = {os.path.dirname(path): read_report(path) for path in
-                        sorted(glob.glob(os.path.join(folder, "fp8_*", "report.json")))}
+        bench, self.peers, self.offload = (
+            sorted(estimate.json_lines(path, fields), key=lambda r: r["date"])
+            if os.path.exists(path := os.path.join(folder, name)) or path == self.path else []
+            for name, fields in FIELDS.items())
+        self.bench = [{"arguments": "", **r} for r in bench] or \
+            die(f"{self.path}: no records; make bench")
+        self.reports = {path.parent.name: read_report(path)
+                        for path in sorted(Path(folder).glob("*/report.json"))}
+        self.race = self.reports.pop("race", None)
         self.of_place = {(r["commit"], r["machine"]["gpu"], r["model"], r["gpus"], name_of(r)): r
                          for r in self.bench}
 
@@ -309,24 +298,24 @@ def fp8(records, front=True):
     """The mean of the differences of equal seeds, and of several its standard error."""
     from . import judge  # needs packages, as the figure does; the recipes' costs need none
 
-    reports = {path: r for path, r in records.reports.items()
+    reports = {name: r for name, r in records.reports.items()
                if (len(last_losses(r, "bf16")) >= FRONT_SEEDS) == front}
     cells, lines = collections.defaultdict(dict), []
-    for path, r in reports.items():
+    for name, r in reports.items():
         base = last_losses(r, "bf16")
         for variant in r["curves"]:
             changes = [judge.percent(loss, base[seed])
                        for seed, loss in last_losses(r, variant).items()]
             error = judge.noise_of(changes)[0]
-            cells[variant][path] = f"{judge.mean(changes):+.2f}%" + \
+            cells[variant][name] = f"{judge.mean(changes):+.2f}%" + \
                 (f" ± {error:.2f}" if error == error else "")
         apart = max(base.values()) / min(base.values()) - 1
         seeds = f"its {len(base)} seeds {apart:.2%} apart" if len(base) > 1 else "one seed"
-        page = f"{'' if front else '../'}test/results/{os.path.basename(path)}/report.md"
+        page = f"{'' if front else '../'}test/results/{name}/report.md"
         lines.append(f"- [{size_of(r)}, {r['steps']:,} steps]({page}): BF16 ends at "
                      f"{judge.mean(base.values()):.4f}, {seeds}. {r['said'].split(':')[0]}, by a "
                      f"limit of {r['limits']['valid']:g}%, on {r['device'].split(',')[0]}.\n")
-    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(path, "-") for path in reports)]
+    rows = [[VARIANTS.get(variant, variant), *(cells[variant].get(name, "-") for name in reports)]
             for variant in {**VARIANTS, **cells} if variant in cells and variant != "bf16"]
     head = ["validation loss beside BF16's"] + [
         f"{size_of(r)}, {r['steps']:,} steps of {r['batch']} tokens" for r in reports.values()]
@@ -419,10 +408,9 @@ def recipe_costs(path, page, records):
 def options(_):
     """--help has a heading in column 1, then rows: an option in column 3, its text from column 37
     on, on the same line or below."""
-    program, tables, rows = trainer("train_gpt"), {}, []
-    if not os.path.exists(program):
-        die(f"{program} is not built: run make")
-    said = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([built("train_gpt"), "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    tables, rows = {}, []
     for line in said[:said.index("\nExit status")].splitlines():
         if line[:1].isupper():
             rows = tables[line] = []
@@ -455,18 +443,17 @@ def fresh(path, page, folder):
         return (figure(Records(folder)),) * 2
     if path.endswith(".sh"):
         return recipe_costs(path, page, os.path.join(folder, "bench.jsonl"))
-    found = [name for name in BLOCKS if f"<!-- {name} -->" in page]
-    if not found:
-        die(f"{path}: has none of " + ", ".join(f"<!-- {name} -->" for name in BLOCKS))
-    records = Records(folder) if found != ["options"] else None
-    made = {name: BLOCKS[name](records) for name in found}
-    for name, block in made.items():
+    found = [name for name in BLOCKS if f"<!-- {name} -->" in page] or \
+        die(f"{path}: has none of <!-- {' -->, <!-- '.join(BLOCKS)} -->")
+    records, made = Records(folder), []
+    for name in found:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        before, *after = re.split(f"{begin}|{end}", page)
+        if len(after) != 2 or page.index(begin) > page.index(end):
             die(f"{path}: needs one {begin} and, after it, one {end}")
-        before, rest = page.split(begin)
-        page = f"{before}{begin}\n{block}{end}{rest.split(end)[1]}"
-    return "".join(made.values()), page
+        made.append(BLOCKS[name](records))
+        page = f"{before}{begin}\n{made[-1]}{end}{after[1]}"
+    return "".join(made), page
 
 
 def main():
@@ -479,13 +466,12 @@ def main():
     p.add_argument("--records", metavar="FOLDER",
                    default=os.path.join(ROOT, "test", "results"))
     o = p.parse_args()
-    for path in o.pages:
-        old = read(path) if os.path.exists(path) or not path.endswith(".svg") else ""
-        made, new = fresh(path, old, o.records)
+    for page in map(Path, o.pages):
+        old = page.read_text(encoding="utf-8") if page.exists() or page.suffix != ".svg" else ""
+        made, new = fresh(str(page), old, o.records)
         if o.print:
             print(made, end="")
         elif new != old and o.check:
-            die(f"{path}: not what the records in {o.records} say; run scripts/results")
+            die(f"{page}: not what the records in {o.records} say; run scripts/results")
         elif new != old:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(new)
+            page.write_text(new, encoding="utf-8")

@@ -18,6 +18,12 @@ def arrays(run, name, kind="steps"):
     return numpy.array(steps, dtype=numpy.int64), numpy.array(values, dtype=numpy.float64)
 
 
+def finite(run, name):
+    """The steps at which a field is a number, and its values there."""
+    steps, values = arrays(run, name)
+    return steps[numpy.isfinite(values)], values[numpy.isfinite(values)]
+
+
 def smooth(values, width):
     """Running mean over `width` values around each, fewer at the ends; NaN and infinity are left
     out."""
@@ -91,9 +97,8 @@ def steady_throughput(run):
 def window_mean(run, last, width, name="loss"):
     """Mean over the `width` steps that end with step `last`; steps that were skipped are left
     out."""
-    steps, values = arrays(run, name)
+    steps, values = finite(run, name)
     inside = values[(steps > last - width) & (steps <= last)]
-    inside = inside[numpy.isfinite(inside)]
     return float(inside.mean()) if len(inside) else float("nan")
 
 

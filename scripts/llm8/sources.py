@@ -1,6 +1,5 @@
 """Where text comes from: .txt, .md, .jsonl (also .gz, .zst) and .parquet files, folders and globs
-of them; a row is a text or a conversation. Files are cut into units, which workers read one at a
-time.
+of them. Files are cut into units, which workers read one at a time.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from .conversation import Conversation, is_conversation
+from .conversation import is_conversation
 from .environment import die
 
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
@@ -38,7 +37,7 @@ class Unit:
     valid: bool = False  # of the files given for validation
     begin: int = 0
     end: int = 0
-    field: str = ""  # where the text is, if that was said
+    field: str = ""  # where the text is, if that was said; None: every column is read
 
 
 def kind_of(path):
@@ -87,6 +86,8 @@ def open_parquet(path, wanted):
     """The file, and the names of its columns: of text, or of a conversation."""
     file = pyarrow.parquet.ParquetFile(path)
     columns = file.schema_arrow.names
+    if wanted is None:
+        return file, columns
     if not wanted and is_conversation(columns):
         return file, [name for name in CHAT_FIELDS if name in columns]
     for name in [wanted] if wanted else TEXT_FIELDS:
@@ -131,12 +132,12 @@ def units_of(files, valid, wanted, skip_bad):
 # ---- documents -----------------------------------------------------------------------------------
 
 
-def documents(unit, raw, skip, converse=None):
-    """The texts of a unit, and for a Conversation what converse makes of it, which raises
-    ValueError for a bad one. raw: text files as bytes, whatever they hold. What cannot be read
-    raises BadSource, or is handed to skip, where that is not None, and left out."""
-    reader = {"text": read_texts, "lines": read_lines, "parquet": read_parquet}[unit.kind]
-    texts = reader(unit, raw, converse)
+def documents(unit, take, raw=False, skip=None):
+    """The texts of a unit, and of a row what take makes of it, which raises ValueError for a bad
+    one. raw: text files as bytes, whatever they hold. What cannot be read raises BadSource, or is
+    handed to skip, where that is not None, and left out."""
+    texts = read_texts(unit, raw) if unit.kind == "text" else \
+        {"lines": read_lines, "parquet": read_parquet}[unit.kind](unit, take)
     while True:
         try:
             with reading(unit.files[0]):
@@ -153,7 +154,7 @@ def documents(unit, raw, skip, converse=None):
             skip(text)
 
 
-def read_texts(unit, raw, _):
+def read_texts(unit, raw):
     for path in unit.files:
         try:
             with open(path, "rb") as file:
@@ -176,7 +177,7 @@ def open_lines(path):
     return open(path, "rb")
 
 
-def read_lines(unit, _, converse):
+def read_lines(unit, take):
     """Lines that begin in [begin, end); a compressed file is one unit, to its end."""
     path, place, number, before = unit.files[0], unit.begin, 0, None
     whole = not path.endswith(".jsonl")
@@ -189,12 +190,12 @@ def read_lines(unit, _, converse):
             place += len(line)
             if not line.strip():
                 continue
-            text = content_of_line(line, unit.field, converse)
-            if isinstance(text, BadSource):
+            try:
+                yield take(object_of(line))
+            except ValueError as error:
                 if before is None:
                     before = lines_before(path, place) - number
-                text = BadSource(f"{path}, line {before + number}: {text}")
-            yield text
+                yield BadSource(f"{path}, line {before + number}: {error}")
 
 
 def lines_before(path, place):
@@ -208,50 +209,33 @@ def lines_before(path, place):
 
 
 def object_of(line):
-    """A line's JSON object; None where it holds none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"no JSON object: {line[:40]!r}; mend the line")
+    return row
 
 
-def content_of_row(row, converse):
-    try:
-        return converse(Conversation(row))
-    except ValueError as error:
-        return BadSource(f"{error}; mend it")
-
-
-def content_of_line(line, wanted, converse):
-    row = object_of(line)
-    if row is None:
-        return BadSource(f"no JSON object: {line[:40]!r}; mend the line")
-    if not wanted and is_conversation(row):
-        return content_of_row(row, converse)
-    names = [wanted] if wanted else TEXT_FIELDS
-    text = next((row[name] for name in names if name in row), None)
-    if not isinstance(text, str):
-        return BadSource(f"no text under '{names[0]}', only {', '.join(list(row)[:10])}; name the "
-                         "field (--text-field)")
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
-
-
-def read_parquet(unit, _, converse):
+def read_parquet(unit, take):
     path, place = unit.files[0], 0
     file, columns = open_parquet(path, unit.field)
     with file:
         for batch in file.iter_batches(256, range(unit.begin, unit.end), columns):
-            for row in batch.to_pylist() if is_conversation(columns) else []:
-                content = content_of_row(row, converse)
-                yield content if not isinstance(content, BadSource) else BadSource(
-                    f"{path}, row group {unit.begin} and on, row {place}: {content}")
-                place += 1
-            for value in batch.column(0) if not is_conversation(columns) else []:
+            for row in batch.to_struct_array():
                 try:
-                    text = value.as_py()
-                except UnicodeDecodeError:
-                    text = None
-                yield text if isinstance(text, str) else BadSource(
-                    f"{path}: a row of '{columns[0]}' holds no text in UTF-8; name the column "
-                    "(--text-field)")
+                    yield take(row.as_py())
+                except ValueError as error:  # bytes that are no text in UTF-8 too
+                    yield BadSource(f"{path}, row group {unit.begin} and on, row {place}: {error}")
+                place += 1
+
+
+def text_of(row, wanted):
+    """Raises ValueError where a row has no text."""
+    names = [wanted] if wanted else TEXT_FIELDS
+    text = next((row[name] for name in names if name in row), None)
+    if not isinstance(text, str):
+        raise ValueError(f"no text under '{names[0]}', only {', '.join(list(row)[:10])}; name the "
+                         "field (--text-field)")
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes

@@ -12,8 +12,7 @@ import sys
 import time
 
 from . import environment
-from .metrics import Run
-from .text import counted, duration, fixed
+from .metrics import Run, cells
 
 POLL_SECONDS = 0.2
 
@@ -54,24 +53,14 @@ class Signals:
             self.process.send_signal(number)
 
 
-class Progress:
-    """One line, drawn again and again on a terminal, once at the end elsewhere."""
-
-    def __init__(self, label):
-        self.label, self.live = label, sys.stdout.isatty()
-
-    def draw(self, run, last=False):
-        if not self.live and not last:
-            return
-        steps, losses = run.column("loss")
-        line = self.label
-        if steps:
-            line += f" | step {steps[-1]}/{run.train_iters} | loss {fixed(losses[-1])}"
-            line += f" | {counted(run.recent('tokens_per_s'))} tok/s"
-            left = (run.train_iters - steps[-1]) * run.recent("seconds")
-            line += f" | {run.state}" if last else f" | {duration(left)} left"
-        end = "\n" if last else ""
-        print(("\r\033[K" if self.live else "") + line, end=end, flush=True)
+def show_progress(label, run, last=False):
+    """A line, drawn again and again on a terminal, once at the end elsewhere."""
+    run.poll()
+    now, live = cells(run), sys.stdout.isatty()
+    if live or last:
+        print(("\r\033[K" if live else "") + f"{label} | step {now['step']} | loss {now['loss']} | "
+              f"{now['tok/s']} tok/s | " + (run.state if last else f"{now['left']} left"),
+              end="\n" if last else "", flush=True)
 
 
 def last_words(lines):
@@ -89,7 +78,7 @@ def last_error(console):
 def run_trainer(command, folder, label, signals, keep_open=(), record=None):
     """Returns the exit status; the output is added to folder/console.log. record: what the run is
     followed by, where it is not the folder's metrics.jsonl."""
-    run, progress = Run(record or folder), Progress(label)
+    run = Run(record or folder)
     with open(os.path.join(folder, "console.log"), "ab") as console:
         try:
             process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT,
@@ -102,12 +91,9 @@ def run_trainer(command, folder, label, signals, keep_open=(), record=None):
             process.send_signal(signals.received)
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            if progress.live:
-                run.poll()
-                progress.draw(run)
+            show_progress(label, run)
     signals.process = None
-    run.poll()
-    progress.draw(run, last=True)
+    show_progress(label, run, last=True)
     return process.returncode
 
 
