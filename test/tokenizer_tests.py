@@ -348,9 +348,18 @@ def wrong_tokenizers_are_refused():
 
     wrong("kind_sp/tokenizer.bin", "kind_sp/tokenizer.bin: not a text file; give a tokenizer.json")
     wrong("gtp2", "--tokenizer gtp2", "byte, gpt2, llama3", "cl100k_base", "tokenizer.json")
-    wrong(write("t.json", "{}"), "--tokenizer t.json", "not a tokenizer.json")
+    wrong(write("t.json", "{}"), "t.json: not a tokenizer.json")
     wrong(write("w/tokenizer.model", b"\x0a\x0b\x05<unk>\x95" + bytes(90)),
           "w/tokenizer.model: not a text file; give a tokenizer.json")
+    config = "configured/tokenizer_config.json"
+    path = save(byte_level(), "configured")
+    for content in ("", '{"eos_', "[]", '{"eos_token": 5}', '{"bos_token": {"text": "x"}}',
+                    '{"chat_template": [{"name": "default"}]}', '{"chat_template": 5}'):
+        write(config, content)
+        wrong(path, f"{config}: damaged, or no tokenizer_config.json")
+        refused(run("scripts/chat", "configured", "x", check=False), f"{config}: damaged")
+    write(config, '{"eos_token": "<none>"}')
+    wrong(path, "eos_token in tokenizer_config.json <none>: no special token of configured")
     wrong("plain", "--tokenizer plain", "a folder without tokenizer.json")
     wrong("gpt2", "--vocab-file and --merge-file", words=("--vocab-file", "x"))
     wrong("gpt2", "--vocab-file nowhere, --merge-file nowhere: not", "No such file",

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from .command_line import Parser, split_words
-from .conversation import ChatTemplate, Conversation
+from .conversation import BadTemplate, ChatTemplate, Conversation
 from .environment import built, die, follow
 from .vocabulary import open_vocabulary
 
@@ -38,7 +38,7 @@ def main():
     try:
         template = ChatTemplate(vocabulary)
         prompt = template.render(Conversation({"messages": messages}), len(messages), True)
-    except ValueError as error:
+    except (BadTemplate, ValueError) as error:
         die(str(error))
     done = subprocess.run(
         [program, "--load", folder, "--sample-only", "--quiet", "--sample-tokens",
