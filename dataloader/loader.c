@@ -86,12 +86,19 @@ bool shard_open(TokenFile *f, const char *path) {
     return ok;
 }
 
-uint32_t shards_mark(const char *pattern) {
+uint32_t shards_mark(const char *pattern, bool masked, char path[PATH_LENGTH]) {
     glob_t found;
-    TokenFile shard = {.file = -1};
     uint32_t mark = 0;
-    if (token_files_find(&found, pattern, shard_kind)) {
-        if (shard_open(&shard, found.gl_pathv[0])) { mark = shard.tokenizer; }
+    bool open = token_files_find(&found, pattern, shard_kind), chosen = false;
+    for (size_t i = 0; open && !chosen && i < found.gl_pathc; i++) {
+        TokenFile shard;
+        open = shard_open(&shard, found.gl_pathv[i]);
+        if (!open) { break; }
+        chosen = !masked || shard.header[SHARD_MASKED] != 0;
+        if (chosen) {
+            mark = shard.tokenizer;
+            path_format(path, "%s", shard.path);
+        }
         token_file_close(&shard);
     }
     globfree(&found);

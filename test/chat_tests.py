@@ -529,6 +529,21 @@ def checkpoints_carry_the_template():
         "--micro-batch-size", 2, "--save", "again")
     os.rename("elsewhere", "e")
     assert read("again/latest/chat_template.jinja") == PLAIN.encode()
+    # of the data rather, whatever the start says: they were written by it
+    texts = write("texts.txt", "a text\n" * 500)
+    prepared("texts", "plain/tokenizer.json", texts)
+    for place, (data, template) in enumerate((
+            ("e/train_*.bin", PLAIN), ("texts/train_*.bin", THINKS),
+            ("{texts,e}/train_*.bin", PLAIN))):
+        write("carried/chat_template.jinja", THINKS)
+        run("train_gpt", "--load", "carried", "--data", data, "--train-iters", 1,
+            "--micro-batch-size", 2, "--global-batch-size", 2, "--seq-length", 96, "--save",
+            f"kept{place}")
+        assert read(f"kept{place}/latest/chat_template.jinja") == template.encode(), data
+    os.remove("carried/chat_template.jinja")  # a base model has none
+    run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
+        "--micro-batch-size", 2, "--save", "based")
+    assert read("based/latest/chat_template.jinja") == PLAIN.encode()
 
 
 GOLDEN = os.path.join(ROOT, "test", "golden", "chat")
