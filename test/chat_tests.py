@@ -467,7 +467,7 @@ def the_trainer_reads_the_masks():
                           if row["name"].startswith(split)) for split in ("train", "val")}
     assert f", {counted['train']} of them counted, " in result.out, result.out
     assert f", {counted['val']} of them counted, " in result.out
-    assert "note: documents" not in result.out
+    assert not result.err, result.err
     assert records("m.jsonl", "run")[0]["data_targets"] == counted["train"]
     one = records("m.jsonl", "step")
     assert all(0 < row["targets"] < 4 * 96 for row in one)
@@ -482,7 +482,20 @@ def the_trainer_reads_the_masks():
     assert abs(one[0]["loss"] * one[0]["targets"] / (4 * 96) - one[0]["loss"]) > 0.1
     result = run("train_gpt", *TINY[:-6], "--seq-length", 50, *DATA, "--train-iters", 1,
                  "--micro-batch-size", 2)
-    assert "note: documents were packed into sequences of 96 tokens; --seq-length 50" in result.out
+    packed = "documents were packed into sequences of 96 tokens"
+    for option in ("--data", "--valid-data"):
+        assert f"warning: {option}: {packed}; --seq-length 50 cuts some" in result.err, result.err
+    evaluates = ("train_gpt", "--load", "saved/latest", "--eval-only", "--valid-data")
+    assert f"{packed}; --seq-length 48 cuts" in run(*evaluates, DATA[3], "--seq-length", 48).err
+    # a shard of texts that sorts before them ends anywhere
+    os.makedirs("both")
+    for path in glob.glob("d/val_*"):
+        write(f"both/{os.path.basename(path)}", read(path))
+    write("both/a.bin", shards.header(numpy.dtype("<u2"), 50, 0, False) + bytes(100))
+    result = run(*evaluates, "both/*.bin")
+    assert f"{packed}, but a shard before them ends within a sequence" in result.err, result.err
+    os.rename("both/a.bin", "both/z.bin")
+    assert not run(*evaluates, "both/*.bin").err
 
 
 def dumped_gradients_are_of_the_mean():
