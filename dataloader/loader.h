@@ -104,7 +104,8 @@ typedef struct {
                         // CRC-32 includes the mask's
 } Dataset;
 
-// Opens and checks every shard that a glob pattern matches, and its mask. Refuses shards of
+// Opens and checks every shard that a glob pattern matches, and its mask; the pattern may match the
+// masks too. Refuses shards of
 // different tokenizers, and a mask that belongs to another shard.
 bool dataset_open(Dataset *data, const char *pattern, int seq_length, int vocab);
 void dataset_close(Dataset *data);
