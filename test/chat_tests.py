@@ -677,6 +677,14 @@ def a_model_that_was_tuned_answers():
     assert sum(right) >= 6, f"{sum(right)} of {len(right)} answers"
     asked = known[0][0]["content"]
     assert run(*ask, asked, *exact).out != run(*ask, asked, "--system", "No.", *exact).out
+    run(*ask, "\udce9t\udce9", *exact)  # an argument that is no UTF-8
+    short = ("--", "--sample-length", 4)
+    long = run(*ask, asked + " no?" * 1000, *short)  # in ids more than an option's text may have
+    assert "tokens, more than a sequence of 128 (--seq-length): the model does not" in long.err
+    assert not run(*ask, asked, *short).err
+    for option, part in (("--help", "--sample-tokens"), ("--version", "0.1.0"),
+                         ("--plan", "--load"), ("--list-tensors", "model.norm.weight")):
+        assert part in run(*ask, "x", "--", option).out, option
     refused(run(*ask, "x", "--no-such-option", check=False), "unknown option --no-such-option")
     refused(run("scripts/chat", "d", "x", "--gpu", check=False), "not built")
     refused(run("scripts/chat", "saved", "x", check=False), "tokenizer.json: missing")
@@ -692,6 +700,12 @@ def bad_tokens_to_continue_are_refused():
     refused(run(*words, "--sample-tokens", "1", "--sample-prompt", "x", check=False), "leave one")
     out = run(*words, "--sample-tokens", "1,2, 3").out.splitlines()[-1].split()
     assert len(out) == 4 and all(0 <= int(word) < 400 for word in out), out
+    write("ids", "1 2\n3\n")
+    assert run(*words, "--sample-tokens", "@ids").out.splitlines()[-1].split() == out
+    write("no_ids", "1 x")
+    for name, part in (("no_ids", "'x' is no token"), ("nowhere", "nowhere: No such file"),
+                       (".", "directory")):
+        refused(run(*words, "--sample-tokens", f"@{name}", check=False), "--sample-tokens", part)
 
 
 if __name__ == "__main__":
