@@ -553,6 +553,11 @@ def checkpoints_carry_the_template():
             "--micro-batch-size", 2, "--global-batch-size", 2, "--seq-length", 96, "--save",
             f"kept{place}")
         assert read(f"kept{place}/latest/chat_template.jinja") == template.encode(), data
+    os.rename("e/tokenizer.json", "aside.json")
+    run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
+        "--micro-batch-size", 2, "--save", "lacking")
+    assert read("lacking/latest/tokenizer.json") == read("carried/tokenizer.json")
+    os.rename("aside.json", "e/tokenizer.json")
     os.remove("carried/chat_template.jinja")  # a base model has none
     run("train_gpt", "--load", "carried", "--data", "e/train_*.bin", "--train-iters", 1,
         "--micro-batch-size", 2, "--save", "based")

@@ -73,14 +73,19 @@ static bool find_made(Tokenizer *t, const char *shards, uint32_t mark, char path
 // Replaces the tokenizer of a start by the same one beside the conversations that the run trains
 // on: that has the chat template by which they were written.
 static void prefer_chat(Tokenizer *t, const Options *o, char path[PATH_LENGTH]) {
-    char shard[PATH_LENGTH], beside[PATH_LENGTH];
+    char shard[PATH_LENGTH], beside[PATH_LENGTH], json[PATH_LENGTH];
     Tokenizer same;
     bool others;
     uint32_t mark = shards_mark(o->data, true, shard);
     if (mark == 0 || mark != t->mark || !find_made(&same, shard, mark, beside, &others)) { return; }
-    tokenizer_close(t);
-    *t = same;
-    path_format(path, "%s", beside);
+    path_format(json, "%.*sjson", (int)strlen(beside) - (int)strlen("bin"), beside);
+    if (path_exists(json)) {
+        tokenizer_close(t);
+        *t = same;
+        path_format(path, "%s", beside);
+    } else {
+        tokenizer_close(&same);
+    }
 }
 
 // Opens the tokenizer that --tokenizer names; or the checkpoint's; or else the one beside the
