@@ -158,7 +158,12 @@ def tokens_that_are_none_are_named():
     write("few.jsonl", lines({"messages": held} for held in TALKS[:9]))
     assert "warning: the chat template writes <|header|>, which is no token" in prepared(
         "strange_out", "strange/tokenizer.json", "few.jsonl").err
-    assert "warning" not in prepared("plain_out", "plain/tokenizer.json", "few.jsonl").err
+    for name, template in (("unused", PLAIN), ("used", "{{ pad_token }}" + PLAIN)):
+        tokenizer = make_tokenizer(name, template)
+        config = json.loads(read(f"{name}/tokenizer_config.json")) | {"pad_token": "<pad>"}
+        write(f"{name}/tokenizer_config.json", json.dumps(config))
+        warned = "writes <pad>, which" in prepared(f"{name}_out", tokenizer, "few.jsonl").err
+        assert warned == (name == "used"), name
 
 
 def windows_of(folder, split):
@@ -311,7 +316,7 @@ def bad_rows_are_refused():
     bad({"conversations": [{"from": "human", "value": "x"}]}, line, "read from 'messages'",
         "'role' and 'content'")
     refuses = PLAIN.replace("{% for", "{% if messages[0].content == 'x' %}"
-                                      "{{ raise_exception('no x here') }}{% endif %}{% for", 1)
+                                      "{{ raise_exception('no x\n here') }}{% endif %}{% for", 1)
     make_tokenizer("refuses", refuses)
     bad({"prompt": "x", "completion": "y"}, line, "the chat template refuses it: no x here",
         tokenizer="refuses/tokenizer.json")

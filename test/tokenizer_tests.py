@@ -299,6 +299,18 @@ def documents_are_bounded_as_asked():
             "--end-of-text x", "no special token", END)
 
 
+def texts_without_tokens_are_left_out():
+    strips = byte_level()
+    strips.normalizer = tokenizers.normalizers.Strip()
+    path = save(strips, "strips")
+    for place, text in enumerate((" ", "b", "  ")):  # each a part of its own
+        write(f"blank/{place}.jsonl", json.dumps({"text": text}))
+    words = ("--tokenizer", path, "--valid-fraction", 0, "--before", "none")
+    prepared("blank_out", "blank", *words)
+    assert stream("blank_out", "train") == strips.encode("b").ids
+    refused(call(prepare_data, "--output", "blanks", "blank/0.jsonl", *words), "no text at all")
+
+
 TINY = ("--model", "llama-tiny", "--micro-batch-size", 1, "--train-iters", 1, "--sample-length", 40,
         "--sample-only", "--quiet")
 
@@ -379,5 +391,6 @@ if __name__ == "__main__":
                    every_kind_of_tokenizer_reads_back,
                    other_rules_of_the_same_tokens_are_another_tokenizer,
                    large_vocabularies_have_wide_shards, documents_are_bounded_as_asked,
+                   texts_without_tokens_are_left_out,
                    samples_go_on_from_a_prompt, mixed_tokenizers_are_refused,
                    wrong_tokenizers_are_refused]))

@@ -132,8 +132,9 @@ class ChatTemplate:
 
     def foreign(self):
         """What it writes that looks like special tokens, and is none of the vocabulary's."""
-        named = [*LIKE_SPECIAL.findall(self.source), *self.specials.values()]
-        return [text for text in dict.fromkeys(named) if self.tokenizer.token_to_id(text) is None]
+        named = [text for key, text in self.specials.items() if key in self.source]
+        return [text for text in [*LIKE_SPECIAL.findall(self.source), *named]
+                if self.tokenizer.token_to_id(text) is None]
 
     def render(self, conversation, end, answers):
         """The messages before `end`; answers: and what the model answers from."""
@@ -146,7 +147,7 @@ class ChatTemplate:
                 raise ValueError("the chat template asks for today's date (strftime_now), which is "
                                  "left out so that data prepared again are the same; write a date "
                                  "into the template") from None
-            why = str(error) or type(error).__name__
+            why = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"the chat template refuses it: {why}") from None
 
     def encode(self, text):
